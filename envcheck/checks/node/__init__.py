@@ -1,0 +1,1 @@
+"""Checks that judge a Snapshot; one file each."""

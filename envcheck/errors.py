@@ -1,0 +1,50 @@
+"""What can go wrong, each with the exit code it ends the command with and what the user does next."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class EnvcheckError(Exception):
+    """Base of every error shown to a user: one line saying what and where, and `fix`, saying what to do."""
+
+    exit_code: ClassVar[int] = 3
+
+    def __init__(self, message: str, *, fix: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+    def __str__(self) -> str:
+        """Return the single line a user reads."""
+        return f"{self.message}; {self.fix}"
+
+
+class ConfigError(EnvcheckError):
+    """A file, option or selector is wrong (exit 2)."""
+
+    exit_code = 2
+
+
+class NothingLegalError(EnvcheckError):
+    """No cell of the matrix can do what was asked (exit 1)."""
+
+    exit_code = 1
+
+
+class BuildError(EnvcheckError):
+    """An image or environment could not be built (exit 1)."""
+
+    exit_code = 1
+
+
+class PromiseError(EnvcheckError):
+    """What was built is not what its spec promises (exit 1)."""
+
+    exit_code = 1
+
+
+class UnavailableError(EnvcheckError):
+    """Something needed for an answer is not there: an engine, an index, a tool (exit 3)."""
+
+    exit_code = 3

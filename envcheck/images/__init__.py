@@ -1,0 +1,1 @@
+"""Resolution -> Image: spec, lock, render, plan, engines."""

@@ -1,0 +1,1 @@
+"""Where a plan becomes an image: one module an engine."""

@@ -1,0 +1,1 @@
+"""Facts and choices, and what follows from them: matrix.yaml -> Matrix -> Resolution."""

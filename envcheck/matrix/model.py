@@ -1,0 +1,197 @@
+"""The typed form of matrix.yaml. Versions are strings; a row of facts names its sources."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+Dotted = Annotated[str, msgspec.Meta(pattern=r"^[0-9]+(\.[0-9]+)*$")]
+PythonVersion = Annotated[str, msgspec.Meta(pattern=r"^3\.[0-9]+t?$")]
+Variant = Annotated[str, msgspec.Meta(pattern=r"^(cpu|cu[0-9]{3})$")]
+HostArch = Literal["x86_64", "aarch64"]
+Target = Literal["runtime", "devel", "train", "jupyter"]
+
+_CELL: Final = re.compile(
+    r"^torch(?P<torch>[0-9]+\.[0-9]+\.[0-9]+)-(?P<variant>cpu|cu[0-9]{3})-py(?P<python>3[0-9]+t?)$"
+)
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of every row."""
+
+
+class Fact(Row, frozen=True, kw_only=True):
+    """Something true of the world; `source` holds keys of `Matrix.sources`, `verified` is false for one weak source."""
+
+    source: Annotated[list[str], msgspec.Meta(min_length=1)]
+    verified: bool = True
+    note: str | None = None
+
+
+class CudaFamily(Fact, frozen=True, kw_only=True):
+    """A CUDA major and the lowest driver any of its minors runs on (minor-version compatibility)."""
+
+    major: Dotted
+    floor: Dotted
+
+
+class CudaMinor(Fact, frozen=True, kw_only=True):
+    """A CUDA minor: its GA driver, and the driver branches its cuda-compat package works on (data-centre GPUs)."""
+
+    cuda: Dotted
+    native_driver: Dotted
+    forward_compat_branches: list[Dotted] = []
+
+
+class Capability(Fact, frozen=True, kw_only=True):
+    """A compute capability and the first CUDA that can emit code for it."""
+
+    cc: Dotted
+    min_cuda: Dotted
+
+
+class CodeTarget(Fact, frozen=True, kw_only=True):
+    """The devices that SASS `sm` runs on: `at_least` <= cc < `below` less `excluded`, or exactly `only`."""
+
+    sm: Dotted
+    at_least: Dotted | None = None
+    below: Dotted | None = None
+    excluded: list[Dotted] = []
+    only: list[Dotted] = []
+
+
+class Cuda(Row, frozen=True, kw_only=True):
+    """All that is known of CUDA releases."""
+
+    families: list[CudaFamily]
+    minors: list[CudaMinor]
+    capabilities: list[Capability]
+    code: list[CodeTarget]
+
+
+class Gpu(Fact, frozen=True, kw_only=True):
+    """A GPU model. `first_driver` maps a branch to its first driver that knows the model."""
+
+    name: str
+    architecture: str
+    cc: Dotted
+    memory_gb: list[int]
+    datacenter: bool
+    host_arch: HostArch
+    min_driver: Dotted | None = None
+    first_driver: dict[Dotted, Dotted] = {}
+    aliases: list[str] = []
+
+
+class DriverBranch(Fact, frozen=True, kw_only=True):
+    """A driver branch; `drops` are the architectures that branch and every later one no longer drive."""
+
+    branch: Dotted
+    cuda: Dotted
+    kind: str | None = None
+    end_of_life: str | None = None
+    drops: list[str] = []
+
+
+class Build(Row, frozen=True, kw_only=True):
+    """The wheels of one release and variant for one host arch. `sass` is None when unknown; for cpu it is []."""
+
+    arch: HostArch
+    python: list[PythonVersion]
+    sass: list[Dotted] | None = None
+    ptx: list[Dotted] = []
+    verified: bool = True
+
+
+class TorchVariant(Fact, frozen=True, kw_only=True):
+    """One variant of one torch release. `index` is the path below a PyTorch index ("whl/cu128")."""
+
+    variant: Variant
+    cuda: Dotted | None
+    index: str
+    builds: list[Build]
+    cudnn: str | None = None
+    nccl: str | None = None
+    triton: str | None = None
+
+
+class TorchRelease(Fact, frozen=True, kw_only=True):
+    """A torch release. `pypi` maps a host arch to the variant that the Python index's own wheel is."""
+
+    torch: Dotted
+    released: str
+    pypi: dict[HostArch, Variant]
+    torchvision: Dotted | None = None
+    torchaudio: Dotted | None = None
+    variants: list[TorchVariant]
+
+    def variant(self, name: str) -> TorchVariant | None:
+        """Return the variant called `name`, or None."""
+        return next((v for v in self.variants if v.variant == name), None)
+
+
+class Base(Row, frozen=True, kw_only=True):
+    """The distribution whose own Python this is, so that apt alone provides it. `digest` once known."""
+
+    python: PythonVersion
+    distro: Literal["debian", "ubuntu"]
+    suite: str
+    image: str
+    digest: str | None = None
+
+
+class ImageChoice(Row, frozen=True, kw_only=True):
+    """Cells this repo publishes: one torch and variant, for each of these Pythons, as each of these targets."""
+
+    torch: Dotted
+    variant: Variant
+    python: list[PythonVersion]
+    targets: list[Target]
+
+
+class Cell(Row, frozen=True, kw_only=True):
+    """torch x variant x Python; `str()` is the one identifier: directory, CI job, selector, report key."""
+
+    torch: Dotted
+    variant: Variant
+    python: PythonVersion
+
+    def __str__(self) -> str:
+        """Return e.g. torch2.8.0-cu128-py312."""
+        return f"torch{self.torch}-{self.variant}-py{self.python.replace('.', '')}"
+
+    @staticmethod
+    def parse(name: str) -> Cell | None:
+        """Return the cell called `name`, or None when that is no cell name."""
+        found = _CELL.match(name)
+        if found is None:
+            return None
+        python = found["python"]
+        return Cell(torch=found["torch"], variant=found["variant"], python=f"{python[0]}.{python[1:]}")
+
+
+class Matrix(Row, frozen=True, kw_only=True):
+    """matrix.yaml, whole: facts first, choices (`bases`, `images`) last."""
+
+    schema: Literal["envcheck/matrix/1"]
+    sources: dict[str, str]
+    cuda: Cuda
+    drivers: list[DriverBranch]
+    gpus: list[Gpu]
+    torch: list[TorchRelease]
+    bases: list[Base]
+    images: list[ImageChoice]
+
+    def release(self, torch: str) -> TorchRelease | None:
+        """Return the release, or None."""
+        return next((r for r in self.torch if r.torch == torch), None)
+
+    def base(self, python: str) -> Base | None:
+        """Return the distribution base for a Python, or None."""
+        return next((b for b in self.bases if b.python == python), None)
+
+    def cells(self) -> list[Cell]:
+        """Return every published cell, in the order of `images`."""
+        return [Cell(torch=i.torch, variant=i.variant, python=p) for i in self.images for p in i.python]

@@ -1,0 +1,1 @@
+"""Read a node: NVML, /proc, /sys, the environment, the container -> Snapshot."""

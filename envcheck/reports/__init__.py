@@ -1,0 +1,1 @@
+"""RunReport and its forms."""

@@ -1,0 +1,1 @@
+"""Fixtures every part of the tests may use."""
