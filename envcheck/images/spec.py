@@ -36,7 +36,7 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One target of one cell. `locks` are in layer order and empty for a cell without a lock.
 
     `promises` hold what the image says of itself, as strings, "none" where a variant has no such thing: cell, target,
-    torch ("2.13.0+cpu", what torch.__version__ says), cuda ("12.8"), cudnn ("9.10.2"), nccl ("2.27.5"), python ("3.11"),
+    torch ("2.13.0+cpu", as torch.__version__), cuda ("12.8"), cudnn ("9.10.2"), nccl ("2.27.5"), python ("3.11"),
     arch-list ("sm_80 sm_90"), lock (sha256 of the lock files). They are its labels, under LABEL_PREFIX.
     """
 

@@ -23,7 +23,7 @@ class HuggingFace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     endpoint: str | None = None
     etag_timeout: int = 60
     download_timeout: int = 60
-    token: Literal["never", "allow"] = "never"
+    token: Literal["never", "allow"] = "never"  # noqa: S105 (a policy)
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
