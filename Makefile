@@ -1,0 +1,48 @@
+# make demo    resolve for this machine, build, validate (sets itself up)
+# make test    everything, the engine tests included where an engine can be had (sets itself up)
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format types contracts drift bench dev-lock clean
+
+BIN := .venv/bin
+
+help:
+	@sed -n 's/^# //p' Makefile
+	@echo "make lint types contracts drift    what CI checks besides the tests"
+	@echo "make bench   benchmarks/, as ratios"
+
+setup:
+	@.ci/setup
+
+demo: setup
+	@$(BIN)/envcheck demo
+
+test: setup
+	@.ci/test
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: setup
+	$(BIN)/mypy
+
+contracts: setup
+	$(BIN)/lint-imports
+
+drift: setup
+	$(BIN)/envcheck render --check
+	$(BIN)/envcheck matrix check
+
+bench: setup
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+dev-lock: setup
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --no-annotate \
+	  --no-emit-index-url --no-emit-find-links pyproject.toml --group dev -o .ci/dev.lock
+
+clean:
+	rm -rf .venv .envcheck dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
