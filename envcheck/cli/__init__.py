@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import click
 
 from envcheck import __version__
-from envcheck.errors import EnvcheckError
+from envcheck.errors import ConfigError, EnvcheckError
 
 COMMANDS: Final = {
     "resolve": "What can run on this machine, or on the one you describe.",
@@ -73,9 +73,15 @@ def cli(ctx: click.Context, *, matrix: Path | None, verbose: bool, quiet: bool) 
 
 
 def main() -> None:
-    """Run the command line; every error of ours is one line and its exit code."""
+    """Run the command line; every error a user can cause is one line and its exit code."""
     try:
         cli(prog_name="envcheck")
     except EnvcheckError as error:
         click.echo(f"envcheck: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(
+            f"envcheck: {where}{error.strerror or error}; check the path, its rights and the free space", err=True
+        )
+        sys.exit(ConfigError.exit_code)
