@@ -1,0 +1,277 @@
+"""The docker SDK's one home: inspect, tag, push and run. It has no BuildKit, so it builds nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import docker
+import docker.context
+import docker.errors
+import docker.types
+from docker import DockerClient
+from docker.models.containers import Container
+from docker.models.images import Image
+
+from envcheck.errors import BuildError, ConfigError, UnavailableError
+
+_OWNER: Final = "envcheck.owner"
+_POLL: Final = 0.05
+_NO_GPU: Final = ("could not select device driver", "unknown or invalid runtime", "unresolvable CDI devices")
+
+
+class Mount(NamedTuple):
+    """A file or directory of this machine, seen inside the container at `target`."""
+
+    source: Path
+    target: str
+    read_only: bool = True
+
+
+class ImageInfo(NamedTuple):
+    """What the engine says of an image: its id (a sha256), bytes on disk, tags and labels."""
+
+    id: str
+    size: int
+    tags: list[str]
+    labels: dict[str, str]
+    env: dict[str, str]
+    user: str
+    architecture: str
+
+
+def client(timeout: int = 60) -> DockerClient:
+    """Return a client of the engine DOCKER_HOST or the current docker context names, which has answered a ping."""
+    try:
+        found = docker.from_env(timeout=timeout) if os.environ.get("DOCKER_HOST") else _from_context(timeout)
+        found.ping()
+    except (docker.errors.DockerException, OSError) as error:
+        message = f"no docker engine answers ({_first_line(error)})"
+        raise UnavailableError(message, fix="start one, set DOCKER_HOST, or use --engine venv") from error
+    return found
+
+
+def _from_context(timeout: int) -> DockerClient:
+    """Follow `docker context use`, as the CLI does and docker.from_env() does not."""
+    current = docker.context.ContextAPI.get_current_context()
+    host = current.Host if current is not None else None
+    return DockerClient(base_url=host, timeout=timeout) if host else docker.from_env(timeout=timeout)
+
+
+def reachable() -> bool:
+    """Tell whether a docker engine answers."""
+    try:
+        client(timeout=5).close()
+    except UnavailableError:
+        return False
+    return True
+
+
+def inspect(image: str) -> ImageInfo | None:
+    """Return what the engine holds under a reference or id, or None when it holds no such image."""
+    with _engine(f"cannot inspect {image}") as engine:
+        try:
+            return _info(engine.images.get(image))
+        except docker.errors.ImageNotFound:
+            return None
+
+
+def labels(image: str) -> dict[str, str]:
+    """Return the labels of a local image; an image that is not here is a ConfigError."""
+    found = inspect(image)
+    if found is None:
+        message = f"no image {image} in this engine"
+        raise ConfigError(message, fix=f"build it (envcheck build) or `docker pull {image}`")
+    return found.labels
+
+
+def find_labelled(label: str, value: str) -> ImageInfo | None:
+    """Return a local image that carries the label with exactly this value, or None."""
+    with _engine("cannot list images") as engine:
+        found = engine.images.list(filters={"label": f"{label}={value}"})
+        return _info(found[0]) if found else None
+
+
+def tag(image: str, reference: str) -> None:
+    """Give a local image one more reference."""
+    repository, _, name = reference.rpartition(":")
+    with _engine(f"cannot tag {reference}") as engine:
+        engine.images.get(image).tag(repository, tag=name)
+
+
+def push(reference: str) -> None:
+    """Push a reference; a registry's refusal is a BuildError with its own words."""
+    repository, _, name = reference.rpartition(":")
+    with _engine(f"cannot push {reference}", timeout=600) as engine:
+        for event in engine.images.push(repository, tag=name, stream=True, decode=True):
+            if "error" in event:
+                message = f"push of {reference} was refused: {event['error']}"
+                raise BuildError(message, fix="check the registry's address and `docker login`")
+
+
+class Running:
+    """A started container. Its stdin is a connection of this process: when this process dies, it reads end of file."""
+
+    def __init__(self, engine: DockerClient, container: Container, stdin: Any) -> None:
+        self._engine = engine
+        self._container = container
+        self._stdin = stdin
+        self.id = str(container.id)
+
+    def wait(self, timeout: float) -> int | None:
+        """Return the exit status, or None when it still runs after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while True:
+            state = self._state()
+            if state.get("Status") in {"exited", "dead"}:
+                return int(state["ExitCode"])
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(_POLL)
+
+    def out_of_memory(self) -> bool:
+        """Tell whether the kernel ended it for its memory limit."""
+        return bool(self._state().get("OOMKilled"))
+
+    def kill(self) -> None:
+        """Send SIGKILL to all of it; a container that has ended already is left alone."""
+        with suppress(docker.errors.APIError):
+            self._container.kill()
+
+    def logs(self, lines: int = 40) -> str:
+        """Return the last lines it wrote to stdout and stderr."""
+        with _told("cannot read the container's log"):
+            raw: bytes = self._container.logs(tail=lines)
+            return raw.decode(errors="replace")
+
+    def close(self) -> None:
+        """End it if it still runs, and remove it."""
+        connection = self._stdin._sock  # noqa: SLF001 (SocketIO.close alone leaves the socket open)
+        self._stdin.close()
+        connection.close()
+        with suppress(docker.errors.APIError):
+            self._container.remove(force=True)
+        self._engine.close()
+
+    def _state(self) -> dict[str, Any]:
+        with _told("cannot ask after the container"):
+            self._container.reload()
+            return dict(self._container.attrs["State"])
+
+
+def run_container(
+    image: str,
+    *,
+    argv: Sequence[str],
+    mounts: Sequence[Mount] = (),
+    env: Mapping[str, str] | None = None,
+    shm_size: str | None = None,
+    gpus: bool | Sequence[str] = False,
+    network: str | None = None,
+    user: str | None = None,
+) -> Running:
+    """Start a container of a local image. `argv` replaces the image's entrypoint and command.
+
+    `shm_size` as docker writes it ("64m"); `gpus` is all of them, or their ids. Its log is cut at 1 MB, so that a
+    flood fills no disk. Leftovers of processes that have died are removed first.
+    """
+    labels(image)
+    with ExitStack() as undo:
+        engine = undo.enter_context(closing(client()))
+        undo.enter_context(_told(f"cannot run {image}"))
+        _sweep(engine)
+        created = engine.api.create_container(
+            image,
+            list(argv[1:]),
+            entrypoint=list(argv[:1]),
+            environment=dict(env or {}),
+            user=user,
+            stdin_open=True,  # with detach unset this is StdinOnce: our end closed is end of file inside
+            labels={_OWNER: _owner()},
+            host_config=_host_config(engine, mounts, shm_size, gpus, network),
+        )
+        container = engine.containers.get(created["Id"])
+        stdin = container.attach_socket(params={"stdin": 1, "stream": 1})
+        running = Running(engine, container, stdin)
+        undo.callback(running.close)
+        container.start()
+        undo.pop_all()
+    return running
+
+
+def _host_config(
+    engine: DockerClient,
+    mounts: Sequence[Mount],
+    shm_size: str | None,
+    gpus: bool | Sequence[str],  # noqa: FBT001 (True is all of them)
+    network: str | None,
+) -> Any:
+    ids = [] if isinstance(gpus, bool) else list(gpus)
+    request = docker.types.DeviceRequest(capabilities=[["gpu"]], count=0 if ids else -1, device_ids=ids)
+    return engine.api.create_host_config(
+        mounts=[docker.types.Mount(m.target, str(m.source), type="bind", read_only=m.read_only) for m in mounts],
+        shm_size=shm_size,
+        network_mode=network,
+        device_requests=[request] if gpus else None,
+        log_config=docker.types.LogConfig(type="json-file", config={"max-size": "1m", "max-file": "1"}),
+    )
+
+
+def _owner() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _sweep(engine: DockerClient) -> None:
+    """Remove ended containers of ours whose process is gone; nobody is left to read them."""
+    host, _, _ = _owner().rpartition(":")
+    with suppress(docker.errors.APIError):
+        for old in engine.containers.list(all=True, filters={"label": _OWNER, "status": "exited"}):
+            owner, _, pid = old.labels.get(_OWNER, "").rpartition(":")
+            if owner == host and not Path("/proc", pid).exists():
+                old.remove()
+
+
+def _info(image: Image) -> ImageInfo:
+    config = image.attrs.get("Config") or {}
+    return ImageInfo(
+        id=str(image.id),
+        size=int(image.attrs.get("Size") or 0),
+        tags=list(image.tags),
+        labels=dict(config.get("Labels") or {}),
+        env=dict(pair.split("=", 1) for pair in config.get("Env") or []),
+        user=str(config.get("User") or ""),
+        architecture=str(image.attrs.get("Architecture") or ""),
+    )
+
+
+@contextmanager
+def _engine(what: str, timeout: int = 60) -> Iterator[DockerClient]:
+    with closing(client(timeout)) as engine, _told(what):
+        yield engine
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turn the SDK's errors into one line with what to do."""
+    try:
+        yield
+    except docker.errors.APIError as error:
+        said = str(error.explanation or error)
+        if any(sign in said for sign in _NO_GPU):
+            message = f"{what}: this engine has no NVIDIA runtime"
+            raise UnavailableError(message, fix="install nvidia-container-toolkit, or run without GPUs") from error
+        message = f"{what}: {_first_line(error)}"
+        raise UnavailableError(message, fix="see the engine's log") from error
+    except docker.errors.DockerException as error:
+        message = f"{what}: {_first_line(error)}"
+        raise UnavailableError(message, fix="is the engine still up? `docker info` tells") from error
+
+
+def _first_line(error: Exception) -> str:
+    said = getattr(error, "explanation", None) or str(error)
+    return str(said).strip().splitlines()[0] if str(said).strip() else type(error).__name__
