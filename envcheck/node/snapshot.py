@@ -6,6 +6,7 @@ Standard library only: the check interface, which foreign interpreters import, s
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 SCHEMA = "envcheck/snapshot/1"
@@ -48,3 +49,66 @@ class Snapshot:
     def signal(self, name: str) -> Signal:
         """Return the signal called `name`; UNREAD when it was never collected."""
         return self.signals.get(name, UNREAD)
+
+
+def to_json(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the snapshot as plain data; a signal holds its value or its reason, never both."""
+    return {
+        "schema": snapshot.schema,
+        "taken": snapshot.taken,
+        "signals": {name: _signal_to_json(signal) for name, signal in sorted(snapshot.signals.items())},
+        "gpus": [
+            {"uuid": gpu.uuid, "signals": {name: _signal_to_json(s) for name, s in sorted(gpu.signals.items())}}
+            for gpu in snapshot.gpus
+        ],
+    }
+
+
+def from_json(data: Any) -> Snapshot:
+    """Return the snapshot `to_json` wrote. Raises ValueError, naming the place, on anything else."""
+    where = _mapping(data, "snapshot")
+    if where.get("schema") != SCHEMA:
+        message = f"snapshot.schema is {where.get('schema')!r}, not {SCHEMA!r}"
+        raise ValueError(message)
+    gpus = where.get("gpus")
+    if not isinstance(gpus, list):
+        message = "snapshot.gpus is no list"
+        raise ValueError(message)  # noqa: TRY004 (malformed data, not a caller's mistake)
+    return Snapshot(
+        taken=str(where.get("taken", "")),
+        signals=_signals(where.get("signals"), "snapshot.signals"),
+        gpus=[_gpu(entry, f"snapshot.gpus[{index}]") for index, entry in enumerate(gpus)],
+    )
+
+
+def _signal_to_json(signal: Signal) -> dict[str, Any]:
+    fields = {"value": signal.value, "reason": signal.reason, "unit": signal.unit, "source": signal.source or None}
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _gpu(data: Any, where: str) -> Gpu:
+    entry = _mapping(data, where)
+    if not isinstance(entry.get("uuid"), str) or not entry["uuid"]:
+        message = f"{where}.uuid is missing"
+        raise ValueError(message)
+    return Gpu(entry["uuid"], _signals(entry.get("signals"), f"{where}.signals"))
+
+
+def _signals(data: Any, where: str) -> dict[str, Signal]:
+    return {name: _signal(entry, f"{where}.{name}") for name, entry in _mapping(data, where).items()}
+
+
+def _signal(data: Any, where: str) -> Signal:
+    entry = _mapping(data, where)
+    value, reason = entry.get("value"), entry.get("reason")
+    if (value is None) == (reason is None):
+        message = f"{where} must hold either a value or the reason why there is none"
+        raise ValueError(message)
+    return Signal(value, reason, entry.get("unit"), entry.get("source", ""))
+
+
+def _mapping(data: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        message = f"{where} is no object"
+        raise ValueError(message)  # noqa: TRY004 (malformed data, not a caller's mistake)
+    return data

@@ -1,0 +1,94 @@
+"""What Linux says of itself in text: pure parsers of /proc, /etc and the loader's cache."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+_KERNEL_MODULE: Final = re.compile(
+    r"^NVRM version:.*?Kernel Module\b.*?\s(?P<version>\d+\.\d+(?:\.\d+)?)\s", re.MULTILINE
+)
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+_LIBRARY_VERSION: Final = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
+
+
+class KernelModule(NamedTuple):
+    """The NVIDIA kernel module: its version, and whether it is the open one."""
+
+    version: str
+    open: bool
+
+
+class Mount(NamedTuple):
+    """One line of /proc/self/mounts."""
+
+    device: str
+    path: str
+    kind: str
+    options: str
+
+
+def kernel_module(text: str) -> KernelModule | None:
+    """Read /proc/driver/nvidia/version."""
+    found = _KERNEL_MODULE.search(text + "\n")
+    return KernelModule(found["version"], "Open Kernel Module" in found[0]) if found else None
+
+
+def meminfo(text: str) -> dict[str, int]:
+    """Read /proc/meminfo into bytes; lines without a kB figure are left out."""
+    fields = (line.replace(":", " ").split() for line in text.splitlines())
+    return {f[0]: int(f[1]) * 1024 for f in fields if len(f) == 3 and f[1].isdecimal() and f[2] == "kB"}  # noqa: PLR2004
+
+
+def cpu_model(text: str) -> str | None:
+    """Read the CPU's name off /proc/cpuinfo; Arm kernels give none."""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name" and value.strip():
+            return value.strip()
+    return None
+
+
+def soft_limit(text: str, name: str) -> int | str | None:
+    """Read one soft limit off /proc/self/limits, e.g. "Max locked memory"; "unlimited" stays a word."""
+    line = next((line for line in text.splitlines() if line.startswith(name)), None)
+    words = line[len(name) :].split() if line else []
+    if not words:
+        return None
+    return int(words[0]) if words[0].isdecimal() else words[0]
+
+
+def mounts(text: str) -> list[Mount]:
+    """Read /proc/self/mounts, whose paths escape blanks in octal."""
+    rows = (line.split() for line in text.splitlines())
+    return [Mount(_unescape(r[0]), _unescape(r[1]), r[2], r[3]) for r in rows if len(r) >= 4]  # noqa: PLR2004
+
+
+def _unescape(path: str) -> str:
+    return _OCTAL.sub(lambda found: chr(int(found[1], 8)), path)
+
+
+def modules(text: str) -> list[str]:
+    """Read the names off /proc/modules, sorted."""
+    return sorted({line.split()[0] for line in text.splitlines() if line.strip()})
+
+
+def os_name(text: str) -> str | None:
+    """Read PRETTY_NAME off /etc/os-release."""
+    for line in text.splitlines():
+        key, _, value = line.partition("=")
+        if key == "PRETTY_NAME" and value.strip("\"'"):
+            return value.strip("\"'")
+    return None
+
+
+def cached_libraries(cache: bytes, name: str) -> list[str]:
+    """Return the paths /etc/ld.so.cache knows for a library, in its order."""
+    ending = f"/{name}".encode()
+    return [entry.decode(errors="replace") for entry in cache.split(b"\0") if entry.endswith(ending)]
+
+
+def library_version(path: str) -> str | None:
+    """Return 535.104.05 for a resolved path …/libcuda.so.535.104.05, None where the file name has no version."""
+    found = _LIBRARY_VERSION.search(path)
+    return found[1] if found else None
