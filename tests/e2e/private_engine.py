@@ -1,0 +1,287 @@
+"""A modern docker engine of the tests' own, on a root Debian or Ubuntu: nothing of the host's is used or changed.
+
+    python tests/e2e/private_engine.py exec -- CMD...    CMD with DOCKER_HOST set; the engine ends with it
+
+The distribution's own packages are unpacked (never installed) under .envcheck/engine, once. Each start has its own
+socket, configuration, data root, exec root and pid file in a directory that is removed when it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import ipaddress
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+CACHE = Path(__file__).resolve().parents[2] / ".envcheck" / "engine"
+PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "containerd")
+# Docker before 23 has no BuildKit with heredocs; these releases run the next one's packages (they need glibc 2.34)
+# but not its runc (2.38), which stays the release's own.
+NEWER_ENGINE = {"bookworm": "trixie"}
+# From linux/sockios.h and linux/if.h: a bridge without needing iproute2.
+SIOCBRADDBR, SIOCBRDELBR, SIOCSIFADDR, SIOCSIFNETMASK, SIOCSIFFLAGS, IFF_UP = 0x89A0, 0x89A1, 0x8916, 0x891C, 0x8914, 1
+
+
+class CannotStartError(Exception):
+    """Why this machine can have no private engine."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """A running engine: where it is and the environment its clients need."""
+
+    root: Path
+    run: Path
+    pid: int
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return what to set so that docker, the SDK and envcheck use this engine and no other."""
+        return {
+            "DOCKER_HOST": f"unix://{self.run}/docker.sock",
+            "DOCKER_CONFIG": str(self.run / "config"),
+            "PATH": f"{self.root}/usr/bin:{os.environ['PATH']}:/usr/sbin:/sbin",
+        }
+
+
+@contextlib.contextmanager
+def private_engine() -> Iterator[Engine]:
+    """Start an engine, and end it and all it left when the block ends."""
+    root = unpacked()
+    _sweep()
+    run = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=CACHE))
+    with _bridge(f"envcheck{os.getpid() % 10**7}") as bridge:
+        process = _spawn(root, run, bridge)
+        try:
+            yield _ready(Engine(root, run, process.pid), process)
+        finally:
+            _stop(process)
+            _clean(run)
+
+
+def _sweep() -> None:
+    """End and remove what a start left that was killed: its process is gone, its dockerd may not be."""
+    for run in CACHE.glob("run-*"):
+        owner = run.name.split("-")[1]
+        if Path("/proc", owner).exists():
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            pid = int((run / "pid").read_text(encoding="ascii"))
+            if str(run) in Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8"):
+                os.killpg(pid, signal.SIGTERM)
+                time.sleep(5)
+        _clean(run)
+        _remove_bridge(f"envcheck{int(owner) % 10**7}")
+
+
+@contextlib.contextmanager
+def _bridge(name: str) -> Iterator[str]:
+    """Make a bridge of our own: docker0 may be another engine's, and `bridge: none` would delete it."""
+    address, netmask = _free_subnet(), "255.255.255.0"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        try:
+            fcntl.ioctl(control, SIOCBRADDBR, name.encode() + b"\0")
+            for request, value in ((SIOCSIFADDR, address), (SIOCSIFNETMASK, netmask)):
+                ifreq = struct.pack("16sHH4s8x", name.encode(), socket.AF_INET, 0, socket.inet_aton(value))
+                fcntl.ioctl(control, request, ifreq)
+            fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sh", name.encode(), IFF_UP))
+        except OSError as error:
+            message = f"this kernel makes no bridge: {error}"
+            raise CannotStartError(message) from error
+    try:
+        yield name
+    finally:
+        _remove_bridge(name)
+
+
+def _remove_bridge(name: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control, contextlib.suppress(OSError):
+        fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sh", name.encode(), 0))
+        fcntl.ioctl(control, SIOCBRDELBR, name.encode() + b"\0")
+
+
+def unpacked() -> Path:
+    """Return the root the engine's packages are unpacked in; CannotStartError says why there can be none."""
+    if os.geteuid() != 0:
+        message = "a private engine needs root"
+        raise CannotStartError(message)
+    if shutil.which("apt-get") is None:
+        message = "a private engine is unpacked from Debian's or Ubuntu's packages; this machine has no apt"
+        raise CannotStartError(message)
+    root = CACHE / "root"
+    if not (root / "usr/sbin/dockerd").exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="unpack-", dir=CACHE) as scratch:
+            _unpack(Path(scratch))
+            (Path(scratch) / "root").rename(root)
+    return root
+
+
+def _unpack(scratch: Path) -> None:
+    codename = _codename()
+    _download(scratch / "engine", NEWER_ENGINE.get(codename, codename), PACKAGES)
+    _download(scratch / "runc", codename, ("runc",))
+    for deb in sorted(scratch.glob("*/*.deb")):
+        _run("dpkg-deb", "-x", str(deb), str(scratch / "root"))
+
+
+def _codename() -> str:
+    found = re.search(r"^VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text(encoding="utf-8"), re.MULTILINE)
+    if found is None:
+        message = "/etc/os-release names no release"
+        raise CannotStartError(message)
+    return found[1]
+
+
+def _download(into: Path, suite: str, packages: tuple[str, ...]) -> None:
+    """Fetch packages of a suite from the hosts this machine's apt uses, with lists of our own."""
+    for part in ("lists/partial", "cache/archives/partial", "etc/apt.conf.d", "etc/preferences.d", "etc/trusted.gpg.d"):
+        (into / part).mkdir(parents=True)
+    (into / "status").touch()
+    for keyring in (*Path("/etc/apt/trusted.gpg.d").glob("*.*"), *Path("/usr/share/keyrings").glob("*archive*.gpg")):
+        (into / "etc/trusted.gpg.d" / keyring.name).symlink_to(keyring)
+    (into / "etc/sources.list").write_text(_sources(suite), encoding="utf-8")
+    (into / "apt.conf").write_text(
+        f'Dir::Etc "{into}/etc"; Dir::State::Lists "{into}/lists"; Dir::Cache "{into}/cache";\n'
+        f'Dir::State::status "{into}/status"; APT::Sandbox::User "root";\n',
+        encoding="utf-8",
+    )
+    apt = {**os.environ, "APT_CONFIG": str(into / "apt.conf")}
+    _run("apt-get", "-qq", "update", env=apt)
+    known = set(_run("apt-cache", "pkgnames", env=apt).split())
+    _run("apt-get", "-qq", "download", *(p for p in packages if p in known), env=apt, cwd=into)
+
+
+def _sources(suite: str) -> str:
+    """Return source lines for a suite, at the places this machine's apt has its own release from."""
+    codename = _codename()
+    template = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
+    listed = _run("apt-get", "indextargets", "--format", template, "Created-By: Packages")
+    lines = set()
+    for uri, release, component in (line.split() for line in listed.splitlines()):
+        if release == codename or (suite == codename and release == f"{codename}-updates"):
+            lines.add(f"deb {uri} {release.replace(codename, suite)} {component}\n")
+    if not lines:
+        message = f"this machine's apt sources do not name {codename}"
+        raise CannotStartError(message)
+    return "".join(sorted(lines))
+
+
+def _spawn(root: Path, run: Path, bridge: str) -> subprocess.Popen[bytes]:
+    (run / "config").mkdir()
+    plugins = json.dumps({"cliPluginsExtraDirs": [str(root / "usr/libexec/docker/cli-plugins")]})
+    (run / "config/config.json").write_text(plugins, encoding="utf-8")
+    (run / "daemon.json").write_text(json.dumps(_configuration(bridge)), encoding="utf-8")
+    binaries = f"{root}/usr/sbin:{root}/usr/bin:{os.environ['PATH']}:/usr/sbin:/sbin"
+    with (run / "log").open("wb") as log:
+        return subprocess.Popen(
+            [
+                root / "usr/sbin/dockerd",
+                *("--config-file", run / "daemon.json"),
+                *("--data-root", run / "data"),
+                *("--exec-root", run / "exec"),
+                *("--host", f"unix://{run}/docker.sock"),
+                *("--pidfile", run / "pid"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "PATH": binaries},
+            start_new_session=True,
+        )
+
+
+def _configuration(bridge: str) -> dict[str, object]:
+    """No rule of the host's firewall is touched; the outside is reached by --network host."""
+    network = {"bridge": bridge, "mtu": _mtu(), "iptables": False, "ip6tables": False}
+    return {"features": {"containerd-snapshotter": True}, **network}
+
+
+def _routes() -> list[list[str]]:
+    return [line.split() for line in Path("/proc/net/route").read_text(encoding="ascii").splitlines()[1:]]
+
+
+def _mtu() -> int:
+    """Return the default route's MTU: a bridge with a larger one loses packets where the path is narrower."""
+    device = next((fields[0] for fields in _routes() if fields[1] == "00000000"), "lo")
+    return min(1500, int(Path("/sys/class/net", device, "mtu").read_text(encoding="ascii")))
+
+
+def _free_subnet() -> str:
+    """Return the first address of a private /24 that no route of this machine covers."""
+    used = []
+    for fields in _routes():
+        address, mask = (int.from_bytes(bytes.fromhex(fields[i]), "little") for i in (1, 7))
+        if mask:
+            used.append(ipaddress.ip_network((address, mask.bit_count())))
+    candidates = [f"172.{second}.0.0/24" for second in range(30, 16, -1)]
+    free = (c for c in candidates if not any(ipaddress.ip_network(c).overlaps(u) for u in used))
+    return next(free, candidates[0]).replace(".0.0/24", ".0.1")
+
+
+def _ready(engine: Engine, process: subprocess.Popen[bytes]) -> Engine:
+    env = {**os.environ, **engine.environment}
+    for _ in range(300):
+        if process.poll() is not None:
+            break
+        if subprocess.run(["docker", "info"], env=env, capture_output=True, check=False).returncode == 0:
+            return engine
+        time.sleep(0.1)
+    tail = (engine.run / "log").read_text(errors="replace").splitlines()[-3:]
+    message = f"dockerd did not come up: {' / '.join(tail)}"
+    raise CannotStartError(message)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End dockerd, which ends its containerd; only the whole group is sure to be gone if it has to be killed."""
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _clean(run: Path) -> None:
+    mounted = [line.split()[1] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
+    for point in sorted((m for m in mounted if m.startswith(f"{run}/")), reverse=True):
+        subprocess.run(["umount", "--lazy", point], check=False)
+    shutil.rmtree(run, ignore_errors=True)
+
+
+def _run(*argv: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
+    done = subprocess.run(argv, env=env, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        message = f"{argv[0]} {argv[1]} failed: {done.stderr.strip()[-300:]}"
+        raise CannotStartError(message)
+    return done.stdout
+
+
+def main(argv: list[str]) -> int:
+    """Run a command beside an engine of its own and return its exit status."""
+    if argv[:2] != ["exec", "--"] or not argv[2:]:
+        sys.stderr.write(f"usage: {__file__} exec -- COMMAND...\n")
+        return 2
+    try:
+        with private_engine() as engine:
+            return subprocess.run(argv[2:], env={**os.environ, **engine.environment}, check=False).returncode
+    except CannotStartError as error:
+        sys.stderr.write(f"private engine: {error}\n")
+        return 3
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
