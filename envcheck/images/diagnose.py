@@ -1,0 +1,94 @@
+"""Why a build failed, read off its log: the step, its last words, the likely cause and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+_STEP: Final = re.compile(r"^#(?P<id>\d+) (?P<title>\[[^\]]+\] .*)$")
+_OUTPUT: Final = re.compile(r"^#(?P<id>\d+) (?:\d+\.\d+ )(?P<text>.*)$")
+_ERROR: Final = re.compile(r"^#(?P<id>\d+) ERROR: (?P<text>.*)$")
+LAST_LINES: Final = 15
+
+
+class Cause(NamedTuple):
+    """What most likely went wrong, and what to do."""
+
+    what: str
+    fix: str
+
+
+class Failure(NamedTuple):
+    """A failed build: the step's first line, its last lines of output, and the likely cause where one is known."""
+
+    step: str
+    lines: list[str]
+    cause: Cause | None
+
+
+_AGAIN: Final = "or `envcheck lock` the cell again"
+
+# The first that matches wins: a full disk can end in any of the others, a wrong hash in "no matching distribution".
+_CAUSES: Final[dict[str, Cause]] = {
+    r"No space left on device|ENOSPC|[Dd]isk quota exceeded": Cause(
+        "the disk is full", "free some: `docker builder prune`, `docker image prune`; a CUDA image needs 25 GB to build"
+    ),
+    r"[Hh]ash mismatch|DO NOT MATCH THE HASHES|Hash Sum mismatch": Cause(
+        "hash mismatch: a file is not the one that was locked", f"try another mirror, {_AGAIN} if its source is right"
+    ),
+    r"(?i)certificate.verify.failed|UnknownIssuer|invalid peer certificate|x509:|self.signed certificate|SSLError"
+    r"|unable to get local issuer|certificate verification failed": Cause(
+        "TLS: a certificate is not trusted", "give the CA with `ca:` in a mirror profile, or use --mirror host"
+    ),
+    r"envcheck: .* promise": Cause(
+        "version assertion failed: what was installed is not what the cell promises",
+        f"the index serves another build; try another mirror, {_AGAIN}",
+    ),
+    r"name resolution|Temporary failure resolving|Could not resolve|Name or service not known|dns error"
+    r"|failed to lookup address|no such host": Cause(
+        "a host's name does not resolve", "check the mirror's name, and that the build has a network (--network host)"
+    ),
+    r"Connection refused|Network is unreachable|No route to host|tcp connect error|Could not connect": Cause(
+        "a host cannot be reached", "check the mirror's address, the proxy and the firewall; --network host may help"
+    ),
+    r"\(40[13] |\b40[13]\s+(?:Client Error|Unauthorized|Forbidden)|error: 40[13]\b": Cause(
+        "the mirror refuses access (401/403)", "give credentials with `netrc:` in a mirror profile"
+    ),
+    r"\(404 |\b404\s+(?:Client Error|Not Found)|error: 404\b|does not have a Release file": Cause(
+        "404: the mirror does not have it", "check the index's URL and kind (simple or find-links), or another mirror"
+    ),
+    r"No matching distribution|no version of |No solution found|no wheels? with a matching"
+    r"|not found in the (?:package )?(?:registry|provided)|Unable to locate package": Cause(
+        "no matching distribution: the index has no such file for this platform", f"try another mirror, {_AGAIN}"
+    ),
+    r"(?i)timed? ?out|deadline exceeded": Cause(
+        "timed out", "the mirror is slow: try again (what was fetched is kept), or another mirror"
+    ),
+    r"failed to resolve source metadata|pull access denied|manifest unknown": Cause(
+        "the base image cannot be had", "set `registry:` in a mirror profile, or --base bootstrap"
+    ),
+    r"(?i)permission denied|operation not permitted": Cause(
+        "permission denied", "look at the step: rootless engines need subordinate ids, SELinux hosts a label"
+    ),
+}
+
+
+def diagnose(log: str) -> Cause | None:
+    """Return the likely cause of a failure, or None when nothing in the log is known."""
+    return next((cause for pattern, cause in _CAUSES.items() if re.search(pattern, log)), None)
+
+
+def explain(log: str) -> Failure:
+    """Read BuildKit's plain progress (or any log): the failing step, its last lines, the likely cause."""
+    lines = log.splitlines()
+    failed = next((found for line in lines if (found := _ERROR.match(line))), None)
+    if failed is None:
+        return Failure("the build", _tail(lines), diagnose(log))
+    output = [found["text"] for line in lines if (found := _OUTPUT.match(line)) and found["id"] == failed["id"]]
+    step = next((found["title"] for line in lines if (found := _STEP.match(line)) and found["id"] == failed["id"]), "")
+    told = [*output, failed["text"]]
+    return Failure(step or "the build", _tail(told), diagnose("\n".join(told)) or diagnose(log))
+
+
+def _tail(lines: list[str]) -> list[str]:
+    return [line.rstrip() for line in lines if line.strip()][-LAST_LINES:]

@@ -1,0 +1,39 @@
+"""Under which names an image is found: the full tag, and aliases that only ever move forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from envcheck.images.spec import LABEL_PREFIX, ImageSpec
+from envcheck.matrix.versions import key
+
+
+def full(repository: str, spec: ImageSpec) -> str:
+    """Return the reference that says every axis, e.g. REPO:2.13.0-cpu-py311-runtime."""
+    return f"{repository}:{spec.tag}"
+
+
+def aliases(repository: str, spec: ImageSpec) -> list[str]:
+    """Return the moving references: newest patch of the minor, newest torch; for `runtime` also without the target.
+
+    The first of a runtime's is the full tag without its target, which moves only when the image is rebuilt.
+    """
+    axes = f"{spec.cell.variant}-py{spec.cell.python.replace('.', '')}"
+    minor = ".".join(spec.cell.torch.split(".")[:2])
+    stems = [f"{minor}-{axes}", axes]
+    names = [f"{stem}-{spec.target}" for stem in stems]
+    if spec.target == "runtime":
+        names += [f"{spec.cell.torch}-{axes}", *stems]
+    return [f"{repository}:{name}" for name in names]
+
+
+def held_back(alias_labels: Mapping[str, str] | None, spec: ImageSpec) -> str | None:
+    """Return why an alias stays with the image it names now, given that image's labels; None when it may move."""
+    if alias_labels is None:
+        return None
+    theirs = alias_labels.get(f"{LABEL_PREFIX}torch", "").partition("+")[0]
+    if not theirs:
+        return "it names an image that is not envcheck's"
+    if key(theirs) > key(spec.cell.torch):
+        return f"it names torch {theirs}, which is newer"
+    return None

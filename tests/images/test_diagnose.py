@@ -1,0 +1,87 @@
+"""A failed build names its step, its last words and what to do; texts are what the tools really print."""
+
+from __future__ import annotations
+
+import pytest
+
+from envcheck.images.diagnose import LAST_LINES, diagnose, explain
+
+REAL = {
+    "disk": "OSError: [Errno 28] No space left on device",
+    "hash": "error: Hash mismatch for `torch==2.13.0+cpu`",
+    "hash pip": "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
+    "TLS": "  Caused by: invalid peer certificate: UnknownIssuer",
+    "TLS pip": "SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed'))",
+    "TLS apt": "Certificate verification failed: The certificate is NOT trusted.",
+    "version assertion": "envcheck: torch is 2.4.1+cu124, the image promises 2.8.0+cu128",
+    "resolve": "W: Failed to fetch http://mirror.example/debian  Temporary failure resolving 'mirror.example'",
+    "resolve uv": "  Caused by: dns error: failed to lookup address information: Name or service not known",
+    "reached": "  Caused by: tcp connect error: Connection refused (os error 111)",
+    "401": "HTTP status client error (401 Unauthorized) for url (https://mirror.example/simple/)",
+    "403 pip": "ERROR: HTTP error 403 while getting: 403 Client Error: Forbidden for url",
+    "404": "HTTP status client error (404 Not Found) for url (https://mirror.example/simple/torch/)",
+    "404 apt": "Err:1 http://mirror.example/debian bookworm Release\n  404  Not Found",
+    "matching distribution": "ERROR: No matching distribution found for torch==2.13.0+cpu",
+    "matching distribution uv": "because there is no version of torch==2.13.0+cpu",
+    "timed out": "error: operation timed out",
+    "base image": 'failed to resolve source metadata for registry.example/debian: "pull access denied"',
+    "permission": "mkdir: cannot create directory '/opt/venv': Permission denied",
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_known_failures_are_named(name: str) -> None:
+    cause = diagnose(REAL[name])
+    assert cause is not None
+    assert name.split(maxsplit=1)[0] in cause.what
+    assert cause.fix
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    ["", "Downloading torch (404.2 MiB)", "#12 403.1 Installed 40 packages in 401ms", "Compiling 4031 files"],
+)
+def test_numbers_that_are_no_status_say_nothing(harmless: str) -> None:
+    assert diagnose(harmless) is None
+
+
+def test_a_full_disk_outranks_what_follows_from_it() -> None:
+    cause = diagnose(f"{REAL['matching distribution']}\n{REAL['disk']}")
+    assert cause is not None
+    assert cause.what == "the disk is full"
+
+
+LOG = """#1 [internal] load build definition from Dockerfile
+#1 DONE 0.0s
+#7 [runtime 3/9] RUN apt-get update
+#7 1.201 connection to a slow mirror timed out, trying the next
+#7 DONE 3.0s
+#8 [runtime 4/9] RUN --mount=type=bind,target=/ctx sh /ctx/install.sh torch
+#8 0.310 looking at torch
+#8 0.900 error: Hash mismatch for `torch==2.13.0+cpu`
+#8 ERROR: process "/bin/sh -c sh /ctx/install.sh torch" did not complete successfully: exit code: 1
+------
+ > [runtime 4/9] RUN --mount=type=bind,target=/ctx sh /ctx/install.sh torch:
+------
+"""
+
+
+def test_the_failing_step_is_told_from_the_others() -> None:
+    failure = explain(LOG)
+    assert failure.step == "[runtime 4/9] RUN --mount=type=bind,target=/ctx sh /ctx/install.sh torch"
+    assert failure.lines[:2] == ["looking at torch", "error: Hash mismatch for `torch==2.13.0+cpu`"]
+    assert failure.cause is not None
+    assert failure.cause.what.startswith("hash mismatch")
+
+
+def test_no_wall_of_text() -> None:
+    flood = "\n".join(f"#8 0.{n} line {n}" for n in range(5000))
+    failure = explain(f"#8 [1/2] RUN x\n{flood}\n#8 ERROR: exit code: 1\n")
+    assert len(failure.lines) == LAST_LINES
+    assert failure.lines[-1] == "exit code: 1"
+
+
+def test_a_log_of_no_known_form_still_shows_its_end() -> None:
+    failure = explain("something\nelse entirely\n")
+    assert failure.lines == ["something", "else entirely"]
+    assert failure.cause is None

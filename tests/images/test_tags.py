@@ -1,0 +1,57 @@
+"""A tag says every axis; an alias never goes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from envcheck.images import tags
+from envcheck.images.spec import ImageSpec
+from envcheck.matrix.model import Base, Cell, Target
+
+
+def spec(torch: str = "2.13.0", target: Target = "runtime") -> ImageSpec:
+    return ImageSpec(
+        cell=Cell(torch=torch, variant="cpu", python="3.11"),
+        target=target,
+        base=Base(python="3.11", distro="debian", suite="bookworm", image="debian:bookworm-slim"),
+        arch="x86_64",
+        locks=[],
+        promises={},
+    )
+
+
+def test_full_tag_names_every_axis() -> None:
+    assert tags.full("site/torch", spec()) == "site/torch:2.13.0-cpu-py311-runtime"
+
+
+def test_aliases_of_a_runtime_also_go_without_its_target() -> None:
+    assert tags.aliases("t", spec()) == [
+        "t:2.13-cpu-py311-runtime",
+        "t:cpu-py311-runtime",
+        "t:2.13.0-cpu-py311",
+        "t:2.13-cpu-py311",
+        "t:cpu-py311",
+    ]
+
+
+def test_other_targets_never_take_the_short_names() -> None:
+    assert tags.aliases("t", spec(target="devel")) == ["t:2.13-cpu-py311-devel", "t:cpu-py311-devel"]
+
+
+@pytest.mark.parametrize("theirs", ["2.13.0+cpu", "2.12.1+cpu", "2.9.1+cpu"])
+def test_alias_moves_from_the_same_or_an_older_torch(theirs: str) -> None:
+    assert tags.held_back({"envcheck.torch": theirs}, spec()) is None
+
+
+def test_alias_that_is_free_moves() -> None:
+    assert tags.held_back(None, spec()) is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [({"envcheck.torch": "2.13.1+cpu"}, "newer"), ({"envcheck.torch": "2.14.0"}, "newer"), ({}, "not envcheck's")],
+)
+def test_alias_stays_with_a_newer_torch_or_a_stranger(labels: dict[str, str], why: str) -> None:
+    said = tags.held_back(labels, spec())
+    assert said is not None
+    assert why in said
