@@ -49,17 +49,36 @@ class Capability(Fact, frozen=True, kw_only=True):
     """A compute capability and the first CUDA that can emit code for it."""
 
     cc: Dotted
+    architecture: str
     min_cuda: Dotted
 
 
 class CodeTarget(Fact, frozen=True, kw_only=True):
-    """The devices that SASS `sm` runs on: `at_least` <= cc < `below` less `excluded`, or exactly `only`."""
+    """The devices that SASS `sm` runs on: `at_least` <= cc < `below` less `excluded`, or exactly `only`.
+
+    `excluded` holds below CUDA `excluded_below_cuda`, or always when that is None.
+    """
 
     sm: Dotted
     at_least: Dotted | None = None
     below: Dotted | None = None
     excluded: list[Dotted] = []
+    excluded_below_cuda: Dotted | None = None
     only: list[Dotted] = []
+
+
+class BaseImage(Fact, frozen=True, kw_only=True):
+    """What nvidia/cuda:`image` demands by NVIDIA_REQUIRE_CUDA before a container of it may start.
+
+    A driver passes whose own CUDA is `cuda` or newer, or whose branch is listed for the kind of GPU.
+    `complete` is false when the end of the lists could not be read.
+    """
+
+    image: Dotted
+    cuda: Dotted
+    datacenter_branches: list[Dotted] = []
+    geforce_branches: list[Dotted] = []
+    complete: bool = True
 
 
 class Cuda(Row, frozen=True, kw_only=True):
@@ -69,10 +88,14 @@ class Cuda(Row, frozen=True, kw_only=True):
     minors: list[CudaMinor]
     capabilities: list[Capability]
     code: list[CodeTarget]
+    base_images: list[BaseImage] = []
 
 
 class Gpu(Fact, frozen=True, kw_only=True):
-    """A GPU model. `first_driver` maps a branch to its first driver that knows the model."""
+    """A GPU model. `first_driver` maps a branch to its first driver that knows the model.
+
+    `min_driver` is the lowest driver said to drive it; `driver_verified` is false where these two are weak.
+    """
 
     name: str
     architecture: str
@@ -82,6 +105,7 @@ class Gpu(Fact, frozen=True, kw_only=True):
     host_arch: HostArch
     min_driver: Dotted | None = None
     first_driver: dict[Dotted, Dotted] = {}
+    driver_verified: bool = True
     aliases: list[str] = []
 
 
@@ -95,34 +119,48 @@ class DriverBranch(Fact, frozen=True, kw_only=True):
     drops: list[str] = []
 
 
-class Build(Row, frozen=True, kw_only=True):
-    """The wheels of one release and variant for one host arch. `sass` is None when unknown; for cpu it is []."""
+class Build(Fact, frozen=True, kw_only=True):
+    """The wheels of one release and variant for one host arch. `sass` is None when unknown; for cpu it is [].
+
+    `verified` is about `python`, `sass_verified` about `sass` and `ptx`.
+    """
 
     arch: HostArch
     python: list[PythonVersion]
     sass: list[Dotted] | None = None
     ptx: list[Dotted] = []
-    verified: bool = True
+    sass_verified: bool = True
 
 
 class TorchVariant(Fact, frozen=True, kw_only=True):
-    """One variant of one torch release. `index` is the path below a PyTorch index ("whl/cu128")."""
+    """One variant of one torch release. `index` is the path below a PyTorch index ("whl/cu128").
+
+    `unseen` are host archs nobody has looked at: no build is listed, yet none is known to be absent.
+    `libraries_verified` is about cudnn, nccl and triton.
+    """
 
     variant: Variant
-    cuda: Dotted | None
+    cuda: Dotted | None = None
     index: str
+    unseen: list[HostArch] = []
     builds: list[Build]
     cudnn: str | None = None
     nccl: str | None = None
     triton: str | None = None
+    libraries_verified: bool = True
 
 
 class TorchRelease(Fact, frozen=True, kw_only=True):
-    """A torch release. `pypi` maps a host arch to the variant that the Python index's own wheel is."""
+    """A torch release. `pypi` maps a host arch to the variant that the Python index's own wheel is.
+
+    `pypi_unverified` are host archs for which that is weak. `complete` is false when there may be variants not listed.
+    """
 
     torch: Dotted
     released: str
+    complete: bool = True
     pypi: dict[HostArch, Variant]
+    pypi_unverified: list[HostArch] = []
     torchvision: Dotted | None = None
     torchaudio: Dotted | None = None
     variants: list[TorchVariant]

@@ -1,0 +1,103 @@
+"""Look facts up: a matrix indexed by what the resolver asks for, whatever order its rows are in."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from envcheck.errors import ConfigError
+from envcheck.matrix.gpus import find_gpu, suggest
+from envcheck.matrix.model import Capability, CodeTarget, CudaFamily, CudaMinor, DriverBranch, Gpu, Matrix
+from envcheck.matrix.versions import branch, key
+
+_SM: Final = re.compile(r"(?:sm_|compute_)?(?:(?P<dotted>\d+\.\d)|(?P<digits>\d{2,3}))(?P<exact>[a-z]?)")
+
+
+class Device(NamedTuple):
+    """A GPU to resolve for. `architecture` and `datacenter` are None when only its compute capability is known."""
+
+    label: str
+    cc: str
+    architecture: str | None
+    datacenter: bool | None
+    gpu: Gpu | None
+    verified: bool
+
+
+class Facts:
+    """The lookups that verdicts stand on."""
+
+    def __init__(self, matrix: Matrix) -> None:
+        cuda = matrix.cuda
+        self.matrix = matrix
+        self.minors: dict[str, CudaMinor] = {row.cuda: row for row in cuda.minors}
+        self.families: dict[str, CudaFamily] = {row.major: row for row in cuda.families}
+        self.code: dict[str, CodeTarget] = {row.sm: row for row in cuda.code}
+        self.capabilities: list[Capability] = sorted(cuda.capabilities, key=lambda row: key(row.cc))
+        self.drivers: list[DriverBranch] = sorted(matrix.drivers, key=lambda row: key(row.branch))
+
+    def capability(self, cc: str) -> Capability | None:
+        """Return the row of `cc`, or of the nearest one below it in the same major, or None."""
+        below = [row for row in self.capabilities if key(row.cc) <= key(cc) and key(row.cc)[0] == key(cc)[0]]
+        return below[-1] if below else None
+
+    def dropped_by(self, architecture: str | None) -> DriverBranch | None:
+        """Return the first branch that no longer drives `architecture`, or None."""
+        return next((row for row in self.drivers if architecture in row.drops), None)
+
+    def branch(self, driver: str) -> DriverBranch | None:
+        """Return the branch of `driver`, or None when it is not in the matrix."""
+        return next((row for row in self.drivers if row.branch == branch(driver)), None)
+
+    def minor(self, cuda: str) -> CudaMinor:
+        """Return the row of a CUDA minor. Raises ConfigError when there is none."""
+        if cuda not in self.minors:
+            known = ", ".join(sorted(self.minors, key=key))
+            message = f"CUDA {cuda} is not in the matrix"
+            raise ConfigError(message, fix=f"use one of {known}")
+        return self.minors[cuda]
+
+    def device(self, name: str) -> Device:
+        """Return the GPU called `name`. Raises ConfigError, with near misses, when there is none."""
+        gpu = find_gpu(self.matrix, name)
+        if gpu is None:
+            near = suggest(self.matrix, name)
+            hint = f"did you mean {' or '.join(near)}?" if near else "`envcheck matrix show --gpus` lists them"
+            message = f"no GPU called {name!r} in the matrix"
+            raise ConfigError(message, fix=f"{hint} (or give --cc, e.g. --cc 9.0)")
+        return Device(gpu.name, gpu.cc, gpu.architecture, gpu.datacenter, gpu, gpu.verified)
+
+    def device_of(self, cc: str) -> Device:
+        """Return a GPU of which only the compute capability is known."""
+        row = self.capability(cc)
+        known = row is not None and row.cc == cc
+        return Device(f"compute capability {cc}", cc, row.architecture if row else None, None, None, known)
+
+
+def sass_runs(facts: Facts, sm: str, cc: str, cuda: str) -> bool:
+    """Return whether SASS `sm` ("sm_90", "9.0", "sm_90a") of a build with `cuda` runs on a device of `cc`."""
+    found = _SM.fullmatch(sm)
+    if found is None:
+        return False
+    target = _dotted(found)
+    if found["exact"]:
+        return target == cc
+    row = facts.code.get(target)
+    if row is None:
+        return target == cc
+    if row.only:
+        return cc in row.only
+    lifted = row.excluded_below_cuda is not None and key(cuda) >= key(row.excluded_below_cuda)
+    if cc in row.excluded and not lifted:
+        return False
+    return (row.at_least is None or key(cc) >= key(row.at_least)) and (row.below is None or key(cc) < key(row.below))
+
+
+def ptx_runs(ptx: str, cc: str) -> bool:
+    """Return whether a new enough driver can compile PTX `ptx` ("12.0", "compute_120") for a device of `cc`."""
+    found = _SM.fullmatch(ptx)
+    return found is not None and not found["exact"] and key(cc) >= key(_dotted(found))
+
+
+def _dotted(found: re.Match[str]) -> str:
+    return found["dotted"] or f"{found['digits'][:-1]}.{found['digits'][-1]}"
