@@ -70,7 +70,7 @@ def _nvidia(
 
 
 def ask(queries: tuple[nvml.Query, ...], timeout: float = NVML_TIMEOUT) -> nvml.Reading:
-    """Ask NVML on a thread of its own: a wedged driver never answers, and after `timeout` seconds that is the reason."""
+    """Ask NVML on a thread of its own: a wedged driver never answers; after `timeout` seconds that is the reason."""
     try:
         module = load_nvml()
     except ImportError as error:

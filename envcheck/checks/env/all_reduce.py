@@ -1,0 +1,123 @@
+"""An all-reduce that returns is not an all-reduce that is right.
+
+Seen in the wild: swapped chunks, a peer-to-peer path that drops writes (ACS, a broken bridge), a link that flips a bit
+now and then. A sum of ones shows almost none of it. Rank r fills x[i] = (h(i) + 3r + seed) mod 8 with the non-periodic
+h(i) = ((i * 2654435761) mod 2^32) >> 13; sums up to 7n are exact in every dtype whatever the order of adding, so the
+result must be equal to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided
+from envcheck.checks.env import _group
+
+CHECK = Check(
+    promise="an all-reduce is exact to the bit, in every dtype, on every rank",
+    level="quick",
+    seconds=3.0,
+    timeout=120.0,
+    ranks=0,
+)
+
+# Not a multiple of anything a collective cuts its buffers into.
+COUNT = (1 << 20) + 3
+SEEDS = (0, 5)
+# The largest integer up to which all are exact.
+EXACT_UP_TO = {"float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8}
+LARGEST_TERM = 7
+_BITS = {"float32": "int32", "float16": "int16", "bfloat16": "int16"}
+LIMIT = Limit(0, "wrong elements", "integers of this size are exact in the dtype, in any order of adding", "at most")
+
+
+def required(world: int, backend: str) -> list[str]:
+    """Return the dtypes that must be exact: gloo promises fp32 alone, and enough ranks outgrow a dtype's integers."""
+    dtypes = EXACT_UP_TO if backend == "nccl" else {"float32": EXACT_UP_TO["float32"]}
+    return [dtype for dtype, largest in dtypes.items() if LARGEST_TERM * world <= largest]
+
+
+def measure(rank: Rank) -> Measured:
+    """Reduce the pattern in each dtype and compare every element; say which was wrong first, and by which bits."""
+    import torch
+
+    device = _group.device_of(rank)
+    with _group.group(rank) as dist:
+        index = torch.arange(COUNT, device=device)
+        hashed = (index * 2654435761 % (1 << 32)) >> 13
+        results = {
+            dtype: _reduce(torch, dist, rank, hashed, dtype)
+            for dtype, largest in EXACT_UP_TO.items()
+            if LARGEST_TERM * rank.world <= largest
+        }
+        return {**_group.standing(rank, hashed, dist.get_backend()), "results": results}
+
+
+def _reduce(torch: Any, dist: Any, rank: Rank, hashed: Any, dtype: str) -> Measured:
+    for seed in SEEDS:
+        terms = (((hashed + 3 * r + seed) % 8) for r in range(rank.world))
+        expected = sum(terms).to(getattr(torch, dtype))
+        tensor = ((hashed + 3 * rank.rank + seed) % 8).to(getattr(torch, dtype))
+        try:
+            dist.all_reduce(tensor)
+        except RuntimeError as error:
+            if rank.backend == "gloo" and "scalar type" in str(error):
+                return {"unsupported": str(error).splitlines()[0]}
+            raise
+        if not torch.equal(tensor, expected):
+            return _difference(torch, tensor, expected, dtype)
+    return {"wrong": 0}
+
+
+def _difference(torch: Any, got: Any, expected: Any, dtype: str) -> Measured:
+    wrong = (got != expected).nonzero().flatten()
+    first = int(wrong[0])
+    bits = getattr(torch, _BITS[dtype])
+    xor = int((got.view(bits)[first] ^ expected.view(bits)[first]).item()) & 0xFFFFFFFF
+    return {
+        "wrong": len(wrong),
+        "index": first,
+        "got": float(got[first]),
+        "expected": float(expected[first]),
+        "xor": f"{xor:#x}",
+    }
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Fail on the first wrong element, naming rank, index and bits; a dtype that was not reduced is no pass."""
+    found = _group.problem(view, ranks)
+    if found is not None:
+        return found
+    if len(ranks) == 1:
+        return skipped("one rank reduces with nobody")
+    for entry in ranks:
+        for dtype in required(len(ranks), entry["backend"]):
+            if (entry.get("results") or {}).get(dtype, {}).get("wrong") is None:
+                return undecided(f"rank {entry['rank']} reduced no {dtype}", fix="see the check's log")
+    wrong = [
+        (entry["rank"], dtype, result)
+        for entry in ranks
+        for dtype, result in entry["results"].items()
+        if result.get("wrong")
+    ]
+    if wrong:
+        return _wrong(ranks, wrong)
+    exact = sorted(dtype for dtype, result in ranks[0]["results"].items() if result.get("wrong") == 0)
+    summary = f"{', '.join(exact)}: all {COUNT} elements exact on {len(ranks)} ranks over {ranks[0]['backend']}"
+    return passed(summary, value=0, unit="wrong elements", limit=LIMIT, results=ranks[0]["results"])
+
+
+def _wrong(ranks: Ranks, wrong: list[tuple[int, str, Measured]]) -> Outcome:
+    rank, dtype, first = wrong[0]
+    culprits = sorted({number for number, _, _ in wrong})
+    everywhere = "on every rank" if len(culprits) == len(ranks) else f"on rank(s) {culprits} alone"
+    return failed(
+        f"{dtype} sum is wrong {everywhere}: rank {rank}, index {first['index']}: {first['got']}, "
+        f"not {first['expected']} (bits {first['xor']})",
+        fix="try NCCL_P2P_DISABLE=1: right then, peer-to-peer is broken (ACS, bridge, link); else try NCCL_ALGO=Ring",
+        value=first["wrong"],
+        unit="wrong elements",
+        limit=LIMIT,
+        ranks=culprits,
+        first=first,
+    )

@@ -1,0 +1,143 @@
+"""Data-parallel training that runs, and trains a different model on every rank.
+
+Seen in the wild: gradients that are not averaged (a wrapper bypassed, a broken reduction), replicas that drift apart
+from the first step because the broadcast of weights was lost, all ranks on one GPU, gloo where NCCL was meant. The loss
+still falls. Ranks start from different weights, so that only DDP's broadcast can make them equal; the reference is the
+same model in one process on the whole batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from typing import Any
+
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided
+from envcheck.checks.env import _group
+
+CHECK = Check(
+    promise="DDP's gradients equal one process's on the same global batch, and replicas stay equal to the bit",
+    level="quick",
+    seconds=4.0,
+    timeout=120.0,
+    ranks=0,
+)
+
+STEPS = 3
+PER_RANK = 16
+WIDTH = 64
+RTOL, ATOL = 1e-5, 1e-6
+LIMIT = Limit(
+    1.0,
+    "of the tolerance",
+    f"|gradient - reference| <= {ATOL:g} + {RTOL:g} * |reference| in fp32: the order of adding differs, nothing else "
+    "may (ours; a gradient that was not averaged is off by thousands of tolerances)",
+    "at most",
+)
+
+
+def measure(rank: Rank) -> Measured:
+    """Train a few steps; say how far gradients are from the one-process reference, and digest the replica's weights."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    device = _group.device_of(rank)
+    with _group.group(rank) as dist:
+        torch.manual_seed(1000 + rank.rank)
+        module = _model(torch).to(device)
+        model = DistributedDataParallel(module, device_ids=[device.index] if device.type == "cuda" else None)
+        started = _digest(module)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+        errors, losses = [], []
+        for step in range(STEPS):
+            inputs, targets = _batch(torch, step, rank.world, device)
+            reference = _reference(torch, module, inputs, targets)
+            mine = slice(rank.rank * PER_RANK, (rank.rank + 1) * PER_RANK)
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(inputs[mine]), targets[mine])
+            loss.backward()
+            errors.append(max(_off(parameter.grad, grad) for parameter, grad in zip(module.parameters(), reference)))
+            losses.append(float(loss.detach()))
+            optimizer.step()
+        where = _group.standing(rank, next(module.parameters()), dist.get_backend())
+        return {**where, "started": started, "ended": _digest(module), "errors": errors, "losses": losses}
+
+
+def _model(torch: Any) -> Any:
+    layers = torch.nn
+    return layers.Sequential(layers.Linear(WIDTH, WIDTH), layers.Tanh(), layers.Linear(WIDTH, 8))
+
+
+def _batch(torch: Any, step: int, world: int, device: Any) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(step)
+    inputs = torch.randn(world * PER_RANK, WIDTH, generator=generator)
+    return inputs.to(device), torch.randn(world * PER_RANK, 8, generator=generator).to(device)
+
+
+def _reference(torch: Any, module: Any, inputs: Any, targets: Any) -> list[Any]:
+    alone = copy.deepcopy(module)
+    alone.zero_grad()
+    torch.nn.functional.mse_loss(alone(inputs), targets).backward()
+    return [parameter.grad for parameter in alone.parameters()]
+
+
+def _off(gradient: Any, reference: Any) -> float:
+    return float(((gradient - reference).abs() / (ATOL + RTOL * reference.abs())).max())
+
+
+def _digest(module: Any) -> str:
+    digest = hashlib.sha256()
+    for parameter in module.parameters():
+        digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Fail on a rank whose gradients are off, or whose replica is not the others', naming it."""
+    found = _group.problem(view, ranks)
+    if found is not None:
+        return found
+    if len(ranks) == 1:
+        return skipped("one rank averages with nobody")
+    worst = 0.0
+    for entry in ranks:
+        errors = entry.get("errors") or []
+        if len(errors) != STEPS or not entry.get("ended"):
+            return undecided(f"rank {entry['rank']} took {len(errors)} of {STEPS} steps", fix="see the check's log")
+        for step, error in enumerate(errors):
+            if not _group.finite(error) or error > LIMIT.value:
+                return _off_reference(entry, step, error)
+            worst = max(worst, error)
+    return _drifted(ranks) or passed(
+        f"gradients equal one process's and replicas are equal on {len(ranks)} ranks over {ranks[0]['backend']}",
+        value=worst,
+        unit=LIMIT.unit,
+        limit=LIMIT,
+        digest=ranks[0]["ended"],
+    )
+
+
+def _off_reference(entry: Measured, step: int, error: Any) -> Outcome:
+    return failed(
+        f"rank {entry['rank']}, step {step}: the gradients are not those of one process on the whole batch",
+        fix="run the all-reduce check: wrong there too, the link or NCCL is broken; right there, reinstall torch",
+        value=error,
+        unit=LIMIT.unit,
+        limit=LIMIT,
+        rank=entry["rank"],
+        step=step,
+    )
+
+
+def _drifted(ranks: Ranks) -> _group.Problem:
+    for moment in ("started", "ended"):
+        digests = [entry.get(moment) for entry in ranks]
+        odd = sorted(ranks[i]["rank"] for i, digest in enumerate(digests) if digests.count(digest) * 2 <= len(ranks))
+        if len(set(digests)) > 1:
+            return failed(
+                f"replicas differ when training {moment}: rank(s) {odd} disagree with the rest",
+                fix="run the all-reduce check on these ranks; drift without it points at a GPU that computes wrongly",
+                ranks=odd,
+                digests={str(entry["rank"]): entry.get(moment) for entry in ranks},
+            )
+    return None
