@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import difflib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from envcheck.matrix.model import Base, Cell, HostArch, Target
+from envcheck.data import data_path
+from envcheck.errors import ConfigError
+from envcheck.images import lock as locking
+from envcheck.images.pins import Group, Lock, Pin
+from envcheck.matrix.model import Base, Build, Cell, HostArch, Matrix, Target, TorchRelease, TorchVariant
 
-Group = Literal["nvidia", "torch", "base"]
+__all__ = ["LABEL_PREFIX", "Group", "ImageSpec", "Lock", "Pin", "load_spec", "select", "torch_index"]
+
 LABEL_PREFIX = "envcheck."
-
-
-class Pin(msgspec.Struct, frozen=True, kw_only=True):
-    """One package of a lock: exact version (local label included) and the sha256 of each file that may be it."""
-
-    name: str
-    version: str
-    sha256: list[str]
-
-
-class Lock(msgspec.Struct, frozen=True, kw_only=True):
-    """One lock file, `<group>.lock`. `index` is where all of it comes from: "pypi" or "pytorch/<variant>".
-
-    Groups are layers, rarest change first: `nvidia` (nvidia-*, cuda-*, triton), `torch` (torch and companions), `base`
-    (the rest).
-    """
-
-    group: Group
-    index: str
-    pins: list[Pin]
+ARCH: Final[HostArch] = "x86_64"
 
 
 class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One target of one cell. `locks` are in layer order and empty for a cell without a lock.
 
-    `promises` hold what the image says of itself, as strings, "none" where a variant has no such thing: cell, target,
-    torch ("2.13.0+cpu", as torch.__version__), cuda ("12.8"), cudnn ("9.10.2"), nccl ("2.27.5"), python ("3.11"),
-    arch-list ("sm_80 sm_90"), lock (sha256 of the lock files). They are its labels, under LABEL_PREFIX.
+    `promises` hold what the image says of itself, as strings, "none" where a variant has no such thing and "unknown"
+    where no fact says: cell, target, variant, torch ("2.13.0+cpu", as torch.__version__), cuda ("12.8"), cudnn
+    ("9.10.2"), nccl ("2.27.5"), python ("3.11"), arch-list ("sm_80 sm_90"), driver-floor ("525.60.13"), lock (sha256
+    of the locks). They are its labels, under LABEL_PREFIX.
     """
 
     cell: Cell
@@ -51,3 +42,108 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
     def tag(self) -> str:
         """Return the full tag, e.g. 2.8.0-cu128-py312-runtime."""
         return f"{str(self.cell).removeprefix('torch')}-{self.target}"
+
+
+def select(matrix: Matrix, selectors: Sequence[str]) -> list[Cell]:
+    """Return the published cells the selectors name (a cell's name, or a glob), all of them for no selector."""
+    cells = matrix.cells()
+    names = [str(cell) for cell in cells]
+    for selector in selectors:
+        if not any(fnmatchcase(name, selector) for name in names):
+            near = difflib.get_close_matches(selector, names, n=3, cutoff=0.5)
+            hint = f"did you mean {', '.join(near)}?" if near else "`envcheck images` lists the cells"
+            message = f"no published cell is called {selector!r}"
+            raise ConfigError(message, fix=hint)
+    return [cell for cell in cells if not selectors or any(fnmatchcase(str(cell), s) for s in selectors)]
+
+
+def load_spec(
+    matrix: Matrix, cell: Cell, target: Target = "runtime", *, images_dir: Path | None = None, arch: HostArch = ARCH
+) -> ImageSpec:
+    """Return what one target of a cell is to be, with the locks of `images_dir/<cell>/` (the shipped ones)."""
+    directory = (images_dir or data_path("images")) / str(cell)
+    return make_spec(matrix, cell, locking.read_locks(directory), target=target, arch=arch)
+
+
+def make_spec(
+    matrix: Matrix, cell: Cell, locks: list[Lock], *, target: Target = "runtime", arch: HostArch = ARCH
+) -> ImageSpec:
+    """Return the spec with these locks; refuse locks that contradict the facts."""
+    release, variant, build = facts(matrix, cell, arch)
+    base = matrix.base(cell.python)
+    if base is None:
+        message = f"{cell}: no base has Python {cell.python}"
+        raise ConfigError(message, fix="add one under `bases:` of matrix.yaml")
+    wanted = torch_version(release, variant.variant, arch)
+    locked = locking.version_of(locks, "torch")
+    if locks and locked != wanted:
+        message = f"images/{cell}: the lock holds torch {locked}, not {wanted}"
+        raise ConfigError(message, fix=f"run `envcheck lock {cell}`")
+    promises = {
+        "cell": str(cell),
+        "target": target,
+        "variant": cell.variant,
+        "torch": f"{cell.torch}+{cell.variant}",
+        "cuda": variant.cuda or "none",
+        "cudnn": _library(cell, locks, "nvidia-cudnn(-cu[0-9]+)?", variant.cudnn, 3),
+        "nccl": _library(cell, locks, "nvidia-nccl(-cu[0-9]+)?", variant.nccl, 3),
+        "python": cell.python,
+        "arch-list": arch_list(cell, build),
+        "driver-floor": driver_floor(matrix, variant.cuda),
+        "lock": locking.digest(locks) if locks else "none",
+    }
+    return ImageSpec(cell=cell, target=target, base=base, arch=arch, locks=locks, promises=promises)
+
+
+def facts(matrix: Matrix, cell: Cell, arch: HostArch) -> tuple[TorchRelease, TorchVariant, Build]:
+    """Return what the matrix knows of a cell's wheels; ConfigError when there are none."""
+    release = matrix.release(cell.torch)
+    variant = release.variant(cell.variant) if release else None
+    build = next((b for b in variant.builds if b.arch == arch and cell.python in b.python), None) if variant else None
+    if release is None or variant is None or build is None:
+        message = f"{cell}: the matrix knows no such wheel for {arch}"
+        raise ConfigError(message, fix=f"ask `envcheck resolve --torch {cell.torch} --python {cell.python} --all`")
+    return release, variant, build
+
+
+def torch_index(release: TorchRelease, variant: str, arch: HostArch = ARCH) -> str:
+    """Return where a cell's torch comes from: the Python index where its own wheel is this variant."""
+    return "pypi" if release.pypi.get(arch) == variant else f"pytorch/{variant}"
+
+
+def torch_version(release: TorchRelease, variant: str, arch: HostArch = ARCH) -> str:
+    """Return the version to pin: the Python index's files have no local label in their names."""
+    return release.torch if torch_index(release, variant, arch) == "pypi" else f"{release.torch}+{variant}"
+
+
+def arch_list(cell: Cell, build: Build) -> str:
+    """Return the architectures a wheel was built for, as torch._C._cuda_getArchFlags() names them."""
+    if cell.variant == "cpu":
+        return "none"
+    if build.sass is None:
+        return "unknown"
+    names = [f"sm_{cc.replace('.', '')}" for cc in build.sass] + [f"compute_{cc.replace('.', '')}" for cc in build.ptx]
+    return " ".join(names)
+
+
+def driver_floor(matrix: Matrix, cuda: str | None) -> str:
+    """Return the oldest driver any minor of this CUDA major runs on."""
+    if cuda is None:
+        return "none"
+    major = cuda.partition(".")[0]
+    return next((family.floor for family in matrix.cuda.families if family.major == major), "unknown")
+
+
+def _library(cell: Cell, locks: list[Lock], package: str, fact: str | None, fields: int) -> str:
+    """Return a library's version from the lock, cross-checked with the matrix; from the matrix without a lock."""
+    if cell.variant == "cpu":
+        return "none"
+    pinned = locking.version_of(locks, package)
+    if pinned is None:
+        # A wheel of before the nvidia-* packages carries the library itself: only the matrix can know its version.
+        return ".".join(fact.split(".")[:fields]) if fact else "unknown"
+    version = ".".join(pinned.split(".")[:fields])
+    if fact is not None and not f"{pinned}.".startswith(f"{fact}."):
+        message = f"images/{cell}: the lock holds {package.partition('(')[0]} {pinned}, the matrix says {fact}"
+        raise ConfigError(message, fix=f"find out which is right; then mend matrix.yaml or run `envcheck lock {cell}`")
+    return version

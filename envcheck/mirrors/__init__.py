@@ -1,1 +1,5 @@
 """Where bytes come from, and whether they are the right ones."""
+
+from envcheck.mirrors.load import load
+
+__all__ = ["load"]

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from pathlib import Path
+from typing import Final, Literal
+from urllib.parse import unquote, urlsplit
 
 import msgspec
+
+CLIENT_DEFAULT: Final = "default"
+_USERINFO: Final = re.compile(r"://[^/?#]*@")
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where wheels are. `simple` is a PEP 503 index, `find-links` a page or directory of files.
 
-    `url` is https://, http://, file:// or an absolute path. In a PyTorch index `{variant}` stands for cu128, cpu, …
+    `url` is https://, http://, file://, an absolute path, or "default": the client's own. In a PyTorch index
+    `{variant}` stands for cu128, cpu, …
     """
 
     url: str
     kind: Literal["simple", "find-links"] = "simple"
 
+    @property
+    def local(self) -> Path | None:
+        """Return the directory on this machine, or None for what is reached over a network."""
+        if self.url.startswith("file:"):
+            return Path(unquote(urlsplit(self.url).path))
+        return Path(self.url) if self.url.startswith("/") else None
+
 
 class HuggingFace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How huggingface_hub reaches models. Seconds; the hub's own 10 s break cold mirrors (reference: README)."""
+    """How huggingface_hub reaches models. Seconds; the hub's own 10 s break cold mirrors (huggingface_hub#1703)."""
 
     endpoint: str | None = None
     etag_timeout: int = 60
@@ -27,11 +41,11 @@ class HuggingFace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ordered sources; an empty list leaves the client its own default. URLs with user:password are refused.
+    """Ordered sources; a list without any remote one ends with the client's own default. URLs hold no user:password.
 
-    `apt` are base URLs (the distribution's path below them is appended by suite), or empty for the base's own sources.
-    `ca` holds every root the build trusts, PEM. `netrc` is a path, its content only ever a build secret.
-    `keep` leaves one credential-free pip.conf, uv.toml and the HF environment in the image.
+    `apt` are base URLs (the distribution's path below them is appended), or empty for the base's own sources.
+    `ca` is the path of a PEM bundle that is trusted beside this machine's roots. `netrc` is a path, its content only
+    ever a build secret. `keep` leaves one credential-free pip.conf, uv.toml and the HF environment in the image.
     """
 
     name: str
@@ -43,3 +57,39 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ca: str | None = None
     netrc: str | None = None
     keep: bool = False
+
+
+def attempts(indexes: list[Index]) -> list[Index]:
+    """Return the sources to be tried over the network, in order: at least the client's own default."""
+    remote = [index for index in indexes if index.local is None]
+    return remote or [Index(url=CLIENT_DEFAULT)]
+
+
+def has_userinfo(url: str) -> bool:
+    """Tell whether a URL carries a user or a password."""
+    return _USERINFO.search(url) is not None
+
+
+def redacted(url: str) -> str:
+    """Return the URL without what a log must not hold."""
+    return _USERINFO.sub("://***@", url)
+
+
+def hf_environment(profile: Profile) -> dict[str, str]:
+    """Return the environment that makes huggingface_hub use the profile, and only the profile.
+
+    Xet is off because its data plane ignores HF_ENDPOINT (huggingface_hub#4475); without `token: allow` no token is
+    sent, because it would go to whatever HF_ENDPOINT names.
+    """
+    hf = profile.hf
+    environment = {
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+        "HF_HUB_DOWNLOAD_TIMEOUT": str(hf.download_timeout),
+        "HF_HUB_ETAG_TIMEOUT": str(hf.etag_timeout),
+    }
+    if hf.endpoint is not None:
+        environment |= {"HF_ENDPOINT": hf.endpoint.rstrip("/"), "HF_HUB_DISABLE_XET": "1"}
+    if hf.token == "never":  # noqa: S105 (a policy)
+        environment["HF_HUB_DISABLE_IMPLICIT_TOKEN"] = "1"  # noqa: S105 (a switch)
+    return dict(sorted(environment.items()))

@@ -1,0 +1,79 @@
+"""`envcheck lock`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.matrix.model import Cell, Matrix
+    from envcheck.mirrors.profile import Profile
+
+
+@click.command("lock", epilog="Example: envcheck lock 'torch2.8*' --mirror host")
+@click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
+@click.option("--mirror", default="host", show_default=True, help="none, host, or a profile's YAML file.")
+@click.option(
+    "--images", "images_dir", type=click.Path(path_type=Path, file_okay=False), help="Where the cells are. [images/]"
+)
+@click.option("--tool", is_flag=True, help="Lock envcheck's own environment inside images (needs pyproject.toml).")
+@click.pass_obj
+def command(
+    settings: Settings, *, selectors: tuple[str, ...], mirror: str, images_dir: Path | None, tool: bool
+) -> None:
+    r"""Pin every package of a cell, with hashes.
+
+    SELECTOR is a cell's name or a glob; all cells without one. The locks hold versions and sha256 only: no URL, no
+    date, no mirror. A cell that cannot be locked keeps what it had and is named at the end (exit 3).
+    """
+    from envcheck.data import data_path
+    from envcheck.images.spec import select
+    from envcheck.matrix.load import load
+    from envcheck.mirrors import load as load_profile
+
+    profile = load_profile(mirror)
+    if tool:
+        _lock_tool(profile)
+        return
+    matrix = load(settings.matrix)
+    cells = select(matrix, selectors)
+    failed = [cell for cell in cells if not _lock(matrix, cell, profile, images_dir or data_path("images"), settings)]
+    click.echo(f"locked {len(cells) - len(failed)} of {len(cells)}; next: envcheck render")
+    if failed:
+        click.echo(f"without a new lock: {' '.join(map(str, failed))}", err=True)
+        raise SystemExit(3)
+
+
+def _lock(matrix: Matrix, cell: Cell, profile: Profile, images_dir: Path, settings: Settings) -> bool:
+    from envcheck.errors import EnvcheckError
+    from envcheck.images.resolving import companions, lock_cell
+    from envcheck.images.spec import make_spec
+    from envcheck.images.store import write_locks
+
+    try:
+        locks = lock_cell(matrix, cell, profile)
+        spec = make_spec(matrix, cell, locks)
+    except EnvcheckError as error:
+        click.echo(f"{cell}: {error}", err=True)
+        return False
+    changed = write_locks(images_dir, cell, locks)
+    if not settings.quiet:
+        what = ", ".join([*companions(locks), f"cuDNN {spec.promises['cudnn']}", f"NCCL {spec.promises['nccl']}"])
+        click.echo(f"{cell}: {'locked' if changed else 'as it was'} ({what})")
+    return True
+
+
+def _lock_tool(profile: Profile) -> None:
+    from envcheck.data import data_path
+    from envcheck.images.lock import format_lock
+    from envcheck.images.resolving import image_requirements, lock_tool
+    from envcheck.matrix.load import load
+
+    target = data_path("templates") / "envcheck.lock"
+    pythons = [base.python for base in load().bases]
+    lock = lock_tool(image_requirements(target.parent.parent / "pyproject.toml"), pythons, profile)
+    target.write_text(format_lock(lock, "envcheck's own environment in an image"))
+    click.echo(f"{len(lock.pins)} packages for Python {', '.join(pythons)}")

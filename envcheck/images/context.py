@@ -1,0 +1,226 @@
+"""A build context that plain `docker build DIR` builds: the cell, and a mirror profile made into files.
+
+What a mirror adds is under mirror/, which is only ever bind-mounted; a netrc is not in the directory at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import ssl
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+import uv
+
+from envcheck.data import data_path
+from envcheck.errors import ConfigError
+from envcheck.images.keep import keep_files
+from envcheck.images.lock import parse_lock
+from envcheck.images.pins import Lock
+from envcheck.images.render import base_reference, render_cell, render_dockerfile
+from envcheck.images.spec import ImageSpec
+from envcheck.images.wheels import local_wheels
+from envcheck.mirrors.aptconf import bases_for
+from envcheck.mirrors.host import apt_sources, system_roots
+from envcheck.mirrors.profile import CLIENT_DEFAULT, Index, Profile, attempts, hf_environment
+
+Network = Literal["none", "default", "host"]
+# Beside envcheck's own files nothing of a checkout goes along: no caches, no shipped copies of what is not needed.
+_LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "*.pyc", "_data", ".*")
+_KEYRINGS: Final = {
+    "debian": "/usr/share/keyrings/debian-archive-keyring.gpg",
+    "ubuntu": "/usr/share/keyrings/ubuntu-archive-keyring.gpg",
+}
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """A written context. `secrets` are build secrets, id -> file, to be passed beside it.
+
+    `network` is what installing needs: "none" when every wheel was carried, "host" for a mirror on this machine's
+    loopback. A base that lacks OS packages needs apt's network on top. `carried` maps a lock group to whether all of
+    its files are in the context.
+    """
+
+    path: Path
+    secrets: dict[str, Path]
+    base: str
+    network: Network
+    carried: dict[str, bool]
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of sources.tsv: where install.sh tries to get a group's files from."""
+
+    group: str
+    name: str
+    kind: Literal["carried", "simple", "find-links", "torch-backend", "default"]
+    url: str
+
+
+def write(spec: ImageSpec, profile: Profile, out: Path, *, matrix: Path | None = None) -> Context:
+    """Write the context into `out`, a new or empty directory or an earlier context, and say how to build it."""
+    _start(out)
+    tool = tool_lock()
+    wheels = local_wheels([*spec.locks, tool], [*profile.pypi, *profile.pytorch], spec.cell.python)
+    groups: dict[str, Lock] = {**{str(lock.group): lock for lock in spec.locks}, "envcheck": tool}
+    carried = {name: all(set(pin.sha256) & wheels.keys() for pin in lock.pins) for name, lock in groups.items()}
+    base = base_reference(spec, profile.registry)
+    rows = [row for name, lock in groups.items() for row in sources(name, lock, profile, carried=carried[name])]
+    _write_cell(spec, profile, base, out)
+    _write_mirror(rows, wheels.values(), profile, out / "mirror")
+    _write_apt(spec, profile, out / "mirror/apt")
+    _write_tool(out, matrix)
+    _normalise(out)
+    secrets = {"netrc": Path(profile.netrc)} if profile.netrc else {}
+    return Context(path=out, secrets=secrets, base=base, network=network(rows), carried=carried)
+
+
+def sources(group: str, lock: Lock, profile: Profile, *, carried: bool) -> list[Source]:
+    """Return what install.sh tries for a group, in order: the files in the context when they are all there."""
+    first = [Source(group=group, name="files-in-the-context", kind="carried", url="-")] if carried else []
+    variant = lock.index.rpartition("/")[2] if lock.index != "pypi" else None
+    indexes = attempts(profile.pytorch if variant else profile.pypi)
+    return first + [_source(group, number, index, variant) for number, index in enumerate(indexes, 1)]
+
+
+def _source(group: str, number: int, index: Index, variant: str | None) -> Source:
+    which = "pytorch" if variant else "pypi"
+    if index.url == CLIENT_DEFAULT and variant:
+        return Source(group=group, name="pytorch-default", kind="torch-backend", url=variant)
+    if index.url == CLIENT_DEFAULT:
+        return Source(group=group, name="pypi-default", kind="default", url="-")
+    url = index.url.replace("{variant}", variant or "")
+    return Source(group=group, name=f"{which}-{number}", kind=index.kind, url=url)
+
+
+def network(rows: Iterable[Source]) -> Network:
+    """Return the network installing needs; a first source that is carried needs none."""
+    rows = list(rows)
+    asked = [row for row in rows if not any(r.kind == "carried" for r in rows if r.group == row.group)]
+    hosts = {urlsplit(row.url).hostname for row in asked if "://" in row.url}
+    if any(host == "localhost" or (host or "").startswith("127.") or host == "::1" for host in hosts):
+        return "host"
+    return "default" if asked else "none"
+
+
+def tool_lock() -> Lock:
+    """Return the lock of the environment envcheck itself has in an image."""
+    path = data_path("templates") / "envcheck.lock"
+    if not path.is_file():
+        message = "templates/envcheck.lock is not there"
+        raise ConfigError(message, fix="run `envcheck lock --tool`, or reinstall envcheck")
+    return parse_lock(path.read_text(), "base", "templates/envcheck.lock")
+
+
+def _start(out: Path) -> None:
+    """Empty an earlier context; refuse a directory that holds anything else."""
+    if out.is_dir() and any(out.iterdir()) and not (out / "mirror/sources.tsv").is_file():
+        message = f"{out} holds something else than a build context"
+        raise ConfigError(message, fix="give --out a new or empty directory")
+    if out.exists() and not out.is_dir():
+        message = f"{out} is a file"
+        raise ConfigError(message, fix="give --out a directory")
+    if out.is_dir():
+        shutil.rmtree(out)
+    out.mkdir(parents=True)
+
+
+def _write_cell(spec: ImageSpec, profile: Profile, base: str, out: Path) -> None:
+    for name, content in render_cell(spec).items():
+        (out / name).write_bytes(content)
+    kept = hf_environment(profile) if profile.keep else None
+    (out / "Dockerfile").write_text(render_dockerfile(spec, base=base, kept=kept))
+    (out / "promises.json").write_text(json.dumps(spec.promises, indent=1, sort_keys=True) + "\n")
+    if profile.keep:
+        for path, text in keep_files(profile, spec.cell.variant).items():
+            (out / "keep" / path).parent.mkdir(parents=True, exist_ok=True)
+            (out / "keep" / path).write_text(text)
+
+
+def _write_mirror(rows: Iterable[Source], wheels: Iterable[Path], profile: Profile, mirror: Path) -> None:
+    mirror.mkdir()
+    templates = data_path("templates") / "context"
+    for name in ("install.sh", "os.sh", "prove.py"):
+        shutil.copyfile(templates / name, mirror / name)
+    lines = [f"{row.group}\t{row.name}\t{row.kind}\t{row.url}" for row in rows]
+    (mirror / "sources.tsv").write_text("\n".join(lines) + "\n")
+    wheels = list(wheels)
+    if wheels:
+        (mirror / "wheels").mkdir()
+    for path in wheels:
+        _take(path, mirror / "wheels" / path.name, 0o644)
+    roots = ca_bundle(profile)
+    if roots:
+        (mirror / "ca.pem").write_text(roots)
+
+
+def ca_bundle(profile: Profile) -> str | None:
+    """Return all roots a build trusts: this machine's and the profile's, since SSL_CERT_FILE replaces every other."""
+    if profile.ca is None:
+        return None
+    own = system_roots()
+    usual = ssl.get_default_verify_paths().cafile
+    texts = [Path(path).read_text() for path in dict.fromkeys([str(own) if own else usual, profile.ca]) if path]
+    return "\n".join(text.strip() for text in dict.fromkeys(texts)) + "\n"
+
+
+def _write_apt(spec: ImageSpec, profile: Profile, directory: Path) -> None:
+    """Write deb822 sources whose list of mirrors apt walks itself, or nothing: then the base's own count."""
+    distro, suite = spec.base.distro, spec.base.suite
+    bases = profile.apt
+    if profile.name == "host" and not bases:
+        bases = bases_for(apt_sources(), distro, suite)
+    if not bases:
+        return
+    directory.mkdir()
+    # In the base image it is the mount that this path names.
+    stanzas = []
+    for archive, suites in _archives(distro, suite).items():
+        lines = [f"{base.rstrip('/')}/{archive}\tpriority:{n}" for n, base in enumerate(bases, 1)]
+        (directory / f"{archive}.mirrors").write_text("\n".join(lines) + "\n")
+        stanzas.append(
+            f"Types: deb\nURIs: mirror+file:/run/mirror/apt/{archive}.mirrors\nSuites: {' '.join(suites)}\n"
+            f"Components: {'main universe' if distro == 'ubuntu' else 'main'}\nSigned-By: {_KEYRINGS[distro]}\n"
+        )
+    (directory / "envcheck.sources").write_text("\n".join(stanzas))
+
+
+def _archives(distro: str, suite: str) -> dict[str, list[str]]:
+    if distro == "ubuntu":
+        return {"ubuntu": [suite, f"{suite}-updates", f"{suite}-security"]}
+    return {"debian": [suite, f"{suite}-updates"], "debian-security": [f"{suite}-security"]}
+
+
+def _write_tool(out: Path, matrix: Path | None) -> None:
+    (out / "bin").mkdir()
+    _take(Path(uv.find_uv_bin()), out / "bin/uv", 0o755)
+    shutil.copyfile(data_path("templates") / "context/launcher.sh", out / "bin/envcheck")
+    shutil.copyfile(data_path("templates") / "envcheck.lock", out / "envcheck.lock")
+    shutil.copytree(Path(__file__).resolve().parents[1], out / "envcheck", ignore=_LEFT_OUT)
+    (out / "envcheck/_data").mkdir()
+    shutil.copyfile(matrix or data_path("matrix.yaml"), out / "envcheck/_data/matrix.yaml")
+
+
+def _take(source: Path, target: Path, mode: int) -> None:
+    """Hard-link a big file; copy it where the file system cannot, or where its mode would have to change."""
+    if stat.S_IMODE(source.stat().st_mode) == mode:
+        try:
+            os.link(source.resolve(), target)
+        except OSError:
+            shutil.copyfile(source, target)
+    else:
+        shutil.copyfile(source, target)
+
+
+def _normalise(out: Path) -> None:
+    """Give everything the modes an image is to have, whatever the umask; a hard link has its mode already."""
+    for path in [out, *out.rglob("*")]:
+        wanted = 0o755 if path.is_dir() or path.parent == out / "bin" else 0o644
+        if stat.S_IMODE(path.stat().st_mode) != wanted:
+            path.chmod(wanted)

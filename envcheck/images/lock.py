@@ -1,0 +1,105 @@
+"""Hash locks: read, written in one canonical form, divided into the groups that become layers."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, get_args
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from envcheck.errors import ConfigError
+from envcheck.images.pins import Group, Lock, Pin
+
+GROUPS: Final[tuple[Group, ...]] = get_args(Group)
+_TORCH: Final = frozenset({"torch", "torchvision", "torchaudio"})
+_CUDA: Final = re.compile(r"^(nvidia-|cuda-|triton$|pytorch-triton$)")
+_INDEX: Final = re.compile(r"^# index: (?P<index>pypi|pytorch/(?:cpu|cu[0-9]{3}))$")
+_PIN: Final = re.compile(r"^(?P<name>[a-z0-9]+(?:-[a-z0-9]+)*)==(?P<version>[^\s\\;]+) \\$")
+_HASH: Final = re.compile(r"^    --hash=sha256:(?P<hash>[0-9a-f]{64})(?P<more> \\)?$")
+
+
+def group_of(package: str) -> Group:
+    """Return the layer a package belongs to: the rarest changed first."""
+    if package in _TORCH:
+        return "torch"
+    return "nvidia" if _CUDA.match(package) else "base"
+
+
+def divide(pins: Iterable[Pin], torch_index: str) -> list[Lock]:
+    """Divide a cell's pins into locks in layer order; what torch's index serves of its own is the `torch` group."""
+    pins = sorted(pins, key=lambda pin: pin.name)
+    locks = []
+    for group in GROUPS:
+        members = [pin for pin in pins if group_of(pin.name) == group]
+        if members:
+            locks.append(Lock(group=group, index=torch_index if group == "torch" else "pypi", pins=members))
+    return locks
+
+
+def format_lock(lock: Lock, title: str) -> str:
+    """Return the lock file: requirements with hashes, sorted, naming no URL, no date and no mirror."""
+    lines = [f"# {title}", f"# index: {lock.index}"]
+    for pin in sorted(lock.pins, key=lambda pin: pin.name):
+        hashes = [f"    --hash=sha256:{digest}" for digest in sorted(pin.sha256)]
+        lines += [" \\\n".join([f"{pin.name}=={pin.version}", *hashes])]
+    return "\n".join(lines) + "\n"
+
+
+def parse_lock(text: str, group: Group, where: str) -> Lock:
+    """Return the lock in `text`; whatever is not an exact, hashed pin is refused with its line."""
+    index = next((m["index"] for line in text.splitlines() if (m := _INDEX.match(line))), None)
+    if index is None:
+        raise _bad(where, 1, "no `# index: …` comment says where it comes from")
+    pins: list[Pin] = []
+    hashes: list[str] | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if hashes is None and (line.startswith("#") or not line):
+            continue
+        if hashes is None:
+            pins.append(_pin(line, where, number))
+            hashes = pins[-1].sha256
+            continue
+        found = _HASH.match(line)
+        if found is None:
+            raise _bad(where, number, "no sha256 where one must be")
+        hashes.append(found["hash"])
+        hashes = hashes if found["more"] else None
+    if hashes is not None or not pins:
+        raise _bad(where, len(text.splitlines()), "ends early")
+    return Lock(group=group, index=index, pins=pins)
+
+
+def _pin(line: str, where: str, number: int) -> Pin:
+    found = _PIN.match(line)
+    if found is None:
+        raise _bad(where, number, f"{line.strip()!r} is no exact, hashed pin")
+    try:
+        Version(found["version"])
+    except InvalidVersion as error:
+        raise _bad(where, number, f"{found['version']!r} is no version") from error
+    return Pin(name=canonicalize_name(found["name"]), version=found["version"], sha256=[])
+
+
+def _bad(where: str, number: int, what: str) -> ConfigError:
+    return ConfigError(f"{where}:{number}: {what}", fix="run `envcheck lock` for the cell")
+
+
+def read_locks(directory: Path) -> list[Lock]:
+    """Return the locks of a cell's directory in layer order; a group without a file is absent."""
+    files = [(group, directory / f"{group}.lock") for group in GROUPS]
+    return [parse_lock(path.read_text(), group, str(path)) for group, path in files if path.is_file()]
+
+
+def digest(locks: Sequence[Lock]) -> str:
+    """Return the sha256 that stands for all of a cell's pins, whatever their files' comments say."""
+    text = "".join(f"{lock.group}\n{format_lock(lock, lock.group)}" for lock in locks)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def version_of(locks: Iterable[Lock], pattern: str) -> str | None:
+    """Return the version of the one package whose whole name matches, or None."""
+    return next((pin.version for lock in locks for pin in lock.pins if re.fullmatch(pattern, pin.name)), None)

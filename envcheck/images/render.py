@@ -1,0 +1,89 @@
+"""Specs to files: the one place that knows Jinja. Pure: the same spec gives the same bytes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import jinja2
+
+from envcheck.data import data_path
+from envcheck.errors import ConfigError
+from envcheck.images.spec import LABEL_PREFIX, ImageSpec
+from envcheck.images.store import lock_files
+
+# All a base must have: its own Python, roots for TLS, an init that reaps. A bootstrapped base includes them.
+OS_PACKAGES: Final = ("ca-certificates", "python3", "python3-venv", "tini")
+PROVEN: Final = ("torch", "cuda", "cudnn", "nccl", "python", "arch-list")
+
+
+def render_cell(spec: ImageSpec) -> dict[str, bytes]:
+    """Return the files of images/<cell>/: the Dockerfile and the locks."""
+    if not spec.locks:
+        message = f"{spec.cell} has no lock"
+        raise ConfigError(message, fix=f"run `envcheck lock {spec.cell}` where its index can be reached")
+    return {"Dockerfile": render_dockerfile(spec).encode(), **lock_files(spec.cell, spec.locks)}
+
+
+def render_cells(specs: Iterable[ImageSpec]) -> dict[str, bytes]:
+    """Return all of images/, path below it -> bytes."""
+    return {f"{spec.cell}/{name}": content for spec in specs for name, content in render_cell(spec).items()}
+
+
+def render_dockerfile(spec: ImageSpec, *, base: str | None = None, kept: Mapping[str, str] | None = None) -> str:
+    """Return the Dockerfile; with `kept`, the one that leaves keep/ and this environment in the image."""
+    cuda = spec.promises["cuda"]
+    return _template("Dockerfile.j2").render(
+        cell=spec.cell,
+        base=base or base_reference(spec),
+        packages=OS_PACKAGES,
+        python=spec.cell.python,
+        locks=spec.locks,
+        proof=" ".join(shlex.quote(f"{name}={spec.promises[name]}") for name in PROVEN),
+        keep=kept is not None,
+        kept_environment=dict(kept or {}),
+        cuda_major=None if cuda == "none" else cuda.partition(".")[0],
+        labels=labels(spec),
+    )
+
+
+def base_reference(spec: ImageSpec, registry: str | None = None) -> str:
+    """Return the base, by digest once known; `registry` stands in for the engine's default one."""
+    image = spec.base.image + (f"@{spec.base.digest}" if spec.base.digest else "")
+    if registry is None:
+        return image
+    return f"{registry.rstrip('/')}/{image if '/' in image else f'library/{image}'}"
+
+
+def labels(spec: ImageSpec) -> dict[str, str]:
+    """Return every label but the revision, which only a build knows, sorted."""
+    described = f"PyTorch {spec.promises['torch']}, Python {spec.cell.python}, {spec.target}"
+    oci = {
+        "org.opencontainers.image.base.name": spec.base.image,
+        "org.opencontainers.image.description": described,
+        "org.opencontainers.image.title": f"{spec.cell}-{spec.target}",
+        "org.opencontainers.image.version": spec.tag,
+    }
+    if spec.base.digest:
+        oci["org.opencontainers.image.base.digest"] = spec.base.digest
+    return dict(sorted({**oci, **{f"{LABEL_PREFIX}{name}": value for name, value in spec.promises.items()}}.items()))
+
+
+@functools.lru_cache
+def _template(name: str) -> jinja2.Template:
+    # A Dockerfile is no HTML: escaping would break it.
+    environment = jinja2.Environment(  # noqa: S701
+        loader=jinja2.FileSystemLoader(data_path("templates")),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters["json"] = _quoted
+    return environment.get_template(name)
+
+
+def _quoted(value: str) -> str:
+    """Return a Dockerfile word in double quotes, nothing in it expanded."""
+    return json.dumps(value, ensure_ascii=False).replace("$", "\\$")

@@ -1,0 +1,48 @@
+#!/bin/sh
+# install.sh GROUP VENV: GROUP's lock into VENV, from the first source that has all of it, each file held to its hash.
+# uv falls back to no second index when the first fails: this loop does. sources.tsv: GROUP, NAME, KIND, URL.
+set -u
+group=$1
+venv=$2
+here=$(cd "$(dirname "$0")" && pwd)
+uv=${ENVCHECK_UV:-/run/uv}
+lock=${ENVCHECK_LOCK:-/run/$group.lock}
+export UV_NO_CONFIG=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_HTTP_TIMEOUT=60 UV_HTTP_RETRIES=3
+export UV_CACHE_DIR="${ENVCHECK_CACHE:-/root/.cache/uv}"
+unset UV_INDEX UV_INDEX_URL UV_DEFAULT_INDEX UV_EXTRA_INDEX_URL UV_FIND_LINKS UV_TORCH_BACKEND UV_COMPILE_BYTECODE
+if [ -r "$here/ca.pem" ]; then
+    unset SSL_CERT_DIR
+    export SSL_CERT_FILE="$here/ca.pem"
+fi
+if [ -r /run/secrets/netrc ]; then export NETRC=/run/secrets/netrc; fi
+
+say() { echo "envcheck: $group: $*" >&2; }
+
+attempt() { # attempt KIND URL
+    case $1 in
+    carried) set -- --no-index ;;
+    simple) set -- --default-index "$2" ;;
+    find-links) set -- --no-index --find-links "$2" ;;
+    torch-backend) set -- --torch-backend "$2" ;;
+    default) set -- ;;
+    *) say "unknown kind of source $1"; return 2 ;;
+    esac
+    if [ -d "$here/wheels" ]; then set -- "$@" --find-links "$here/wheels"; fi
+    "$uv" pip install --python "$venv/bin/python" --no-deps --require-hashes --only-binary :all: --no-progress \
+        "$@" -r "$lock"
+}
+
+rc=1
+tab=$(printf '\t')
+while IFS="$tab" read -r for name kind url <&3; do
+    [ "$for" = "$group" ] || continue
+    rc=0
+    attempt "$kind" "$url" || rc=$?
+    if [ "$rc" = 0 ]; then
+        say "used $name"
+        exit 0
+    fi
+    say "$name failed rc=$rc"
+done 3<"$here/sources.tsv"
+say "no source had all of $group.lock"
+exit "$rc"

@@ -1,0 +1,64 @@
+# ruff: noqa: INP001, PLC0415, SLF001, T201 (a script of a build; torch is imported late; no other API works without GPU)
+"""prove.py [--installed] NAME=VALUE...: exit 1, naming each difference, unless torch is what was promised.
+
+Runs inside the RUN that installs, before the layer exists, so a wrong torch never becomes one. `--installed` reads the
+files of an installed torch that cannot be imported yet.
+"""
+
+import platform
+import runpy
+import sys
+import sysconfig
+from typing import Dict, List  # noqa: UP035 (the oldest Python of the matrix)
+
+CUDNN_9 = 90000
+
+
+def installed() -> Dict[str, str]:  # noqa: UP006 (as above)
+    """Return what torch/version.py says."""
+    says = runpy.run_path(sysconfig.get_path("purelib") + "/torch/version.py")
+    return {"torch": says["__version__"], "cuda": says["cuda"] or "none"}
+
+
+def imported() -> Dict[str, str]:  # noqa: UP006 (as above)
+    """Return what torch says once imported; without a device torch.cuda.get_arch_list() would be empty."""
+    import torch
+
+    if torch.version.cuda is None:
+        return {"torch": torch.__version__, "cuda": "none", "cudnn": "none", "nccl": "none", "arch-list": "none"}
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": dotted(torch.backends.cudnn.version()),
+        "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()[:3]),
+        "arch-list": torch._C._cuda_getArchFlags() or "none",
+    }
+
+
+def dotted(cudnn: int) -> str:
+    """Return 9.10.2 for 91002; before cuDNN 9, 8.9.2 for 8902."""
+    scale = 10000 if cudnn >= CUDNN_9 else 1000
+    return f"{cudnn // scale}.{cudnn % scale // 100}.{cudnn % 100}"
+
+
+def same(name: str, promised: str, found: str) -> bool:
+    """Compare one promise; the order of architectures means nothing, and "unknown" promises nothing."""
+    if name == "arch-list":
+        return promised == "unknown" or set(promised.split()) == set(found.split())
+    return promised in {"unknown", found}
+
+
+def main(arguments: List[str]) -> int:  # noqa: UP006 (as above)
+    """Compare, and name on stderr what differs."""
+    shallow = arguments[:1] == ["--installed"]
+    promised = dict(argument.split("=", 1) for argument in arguments[shallow:])
+    found = installed() if shallow else imported()
+    found["python"] = ".".join(platform.python_version_tuple()[:2])
+    wrong = [(name, value) for name, value in found.items() if not same(name, promised[name], value)]
+    for name, value in wrong:
+        print(f"envcheck: proof failed: {name} is {value}, promised was {promised[name]}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
