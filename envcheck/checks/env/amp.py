@@ -73,7 +73,7 @@ def _training(torch: Any, device: Any, dtype: str) -> _Training:
     # torch.amp.GradScaler came with 2.3, and the older name warns from 2.4 on.
     new = hasattr(torch.amp, "GradScaler")
     scaler = torch.amp.GradScaler("cuda", **options) if new else torch.cuda.amp.GradScaler(**options)
-    return _Training(model, torch.optim.SGD(model.parameters(), lr=1.0), scaler, inputs.to(device), targets)
+    return _Training(model, torch.optim.SGD(model.parameters(), lr=0.5), scaler, inputs.to(device), targets)
 
 
 def _train(torch: Any, device: Any, dtype: str) -> tuple[Any, Measured]:

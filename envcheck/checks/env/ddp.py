@@ -121,7 +121,7 @@ def _off_reference(entry: Measured, step: int, error: Any) -> Outcome:
     return failed(
         f"rank {entry['rank']}, step {step}: the gradients are not those of one process on the whole batch",
         fix="run the all-reduce check: wrong there too, the link or NCCL is broken; right there, reinstall torch",
-        value=error,
+        value=error if _group.finite(error) else None,
         unit=LIMIT.unit,
         limit=LIMIT,
         rank=entry["rank"],

@@ -99,7 +99,7 @@ def _wrong(entry: Measured, dtype: str, error: Any) -> Outcome:
     return failed(
         f"rank {entry['rank']} on {entry['device']}: the {dtype} product is off by {error}",
         fix="run it on another GPU: wrong on this one alone, take the GPU out; on all, reinstall torch and its CUDA",
-        value=error,
+        value=error if _group.finite(error) else None,
         unit="relative error",
         limit=Limit(bound(dtype), "relative error", BOUND_SOURCE, "at most"),
         rank=entry["rank"],

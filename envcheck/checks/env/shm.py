@@ -1,0 +1,50 @@
+"""Docker gives a container 64 MB of /dev/shm, and DataLoader workers and NCCL die in it with a bus error.
+
+Seen in the wild: "unexpected bus error encountered in worker" in the second epoch, NCCL "unable to mmap" with eight
+GPUs (NVIDIA/nccl#290, #342). It is asked inside the environment under test: the host's is another one.
+"""
+
+from __future__ import annotations
+
+import os
+
+from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned
+from envcheck.checks.env import _group
+
+CHECK = Check(promise="shared memory has room for NCCL and DataLoader workers", level="static")
+
+PATH = "/dev/shm"  # noqa: S108 (asked about, not written to)
+_FIX = "start the container with --shm-size=8g or --ipc=host; in Kubernetes mount an emptyDir with medium: Memory there"
+_EMPTY_IT = "remove what earlier jobs left in /dev/shm"
+
+
+def measure(rank: Rank) -> Measured:
+    """Return the bytes /dev/shm has, and how many of them are free."""
+    state = os.statvfs(PATH)
+    return {
+        "rank": rank.rank,
+        "total": state.f_blocks * state.f_frsize,
+        "free": state.f_bavail * state.f_frsize,
+    }
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Fail below what NCCL's guide asks for, warn on a GPU node below what many workers need, or when it is full."""
+    from envcheck.checks import limits
+
+    total, free = (ranks[0].get("total"), ranks[0].get("free")) if ranks else (None, None)
+    if total is None or free is None or not _group.finite(total) or not _group.finite(free):
+        return undecided("the size of /dev/shm was not measured", fix="mount a tmpfs at /dev/shm")
+    floor, advice, room = (
+        limits.limit("shm", "fail"),
+        limits.limit("shm", "warn"),
+        limits.limit("shm-free", "fail"),
+    )
+    told = f"{PATH} has {total / 2**20:.0f} MiB, {free / 2**20:.0f} MiB free"
+    if total < floor.value:
+        return failed(told, fix=_FIX, value=total, unit="B", limit=floor, free=free)
+    if free < room.value:
+        return failed(told, fix=_EMPTY_IT, value=free, unit="B", limit=room, total=total)
+    if view.mode == "gpu" and total < advice.value:
+        return warned(f"{told}: little for a GPU node", fix=_FIX, value=total, unit="B", limit=advice, free=free)
+    return passed(told, value=total, unit="B", limit=floor, free=free)

@@ -1,0 +1,89 @@
+"""The wheel has no code for the GPU: "no kernel image is available for execution on the device", at the first kernel.
+
+Seen in the wild: a new card with last year's wheel (RTX 50 and cu124), an old one with this year's (V100, 2.11+cu128).
+torch.cuda.is_available() is true in both. SASS runs within its major, upwards; PTX is compiled by the driver, upwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided
+from envcheck.checks.node import _facts
+from envcheck.matrix.model import TorchRelease
+from envcheck.matrix.verdict import OK, driver_verdict, runs_on
+from envcheck.matrix.versions import key
+from envcheck.node.snapshot import Gpu
+
+CHECK = Check(promise="torch carries code for every GPU of this node", level="quick", gpus=1)
+
+SOURCE = (
+    "CUDA C++ Programming Guide: binary compatibility within a major, PTX compatibility upwards; matrix.yaml: cuda.code"
+)
+
+
+def judge(view: View) -> Outcome:
+    """Fail naming the first GPU that nothing in the wheel runs on, with wheels that would."""
+    cuda, listed = view.environment.get("cuda"), view.environment.get("arch_list")
+    if not view.environment.get("torch"):
+        return skipped(f"no torch to look into: {view.environment.get('error', 'none was asked')}")
+    if not cuda:
+        return skipped("this torch carries no code for any GPU (see gpu-visible)")
+    if not listed:
+        return undecided("the wheel's arch list is empty or unread", fix="see build_facts_error in the report")
+    for gpu in view.snapshot.gpus:
+        outcome = _one(view, gpu, str(cuda), [str(code) for code in listed])
+        if outcome is not None:
+            return outcome
+    summary = f"{' '.join(listed)} covers {', '.join(sorted({_name(gpu) for gpu in view.snapshot.gpus}))}"
+    return passed(summary, value=list(listed), limit=Limit("code for every GPU", "", SOURCE, "equal"))
+
+
+def _name(gpu: Gpu) -> str:
+    return f"{gpu.signal('name').value} ({gpu.signal('compute_capability').value})"
+
+
+def _one(view: View, gpu: Gpu, cuda: str, listed: list[str]) -> Outcome | None:
+    capability = gpu.signal("compute_capability")
+    if capability.value is None:
+        return undecided(f"GPU {gpu.uuid}: its compute capability is unread: {capability.reason}", fix="look at NVML")
+    sass = [code for code in listed if code.startswith("sm_")]
+    ptx = [code for code in listed if code.startswith("compute_")]
+    cc, limit = str(capability.value), Limit(f"code for {capability.value}", "", SOURCE, "equal")
+    if runs_on(_facts.matrix(), sass, [], cc, cuda):
+        return None
+    if not runs_on(_facts.matrix(), [], ptx, cc, cuda):
+        why = f"nothing in torch {view.environment['torch']} ({' '.join(listed)}) runs on {_name(gpu)}"
+        return failed(
+            why, fix=_alternatives(str(view.environment["torch"]), cc), value=listed, limit=limit, gpu=gpu.uuid
+        )
+    driver = view.snapshot.signal("driver.version").value
+    if driver is None:
+        return undecided(
+            f"only PTX fits {_name(gpu)}, and the driver that must compile it is unread", fix="look at NVML"
+        )
+    if driver_verdict(_facts.matrix(), cuda, str(driver), _facts.datacenter(view)).verdict != OK:
+        why = f"only PTX fits {_name(gpu)}, and driver {driver} is too old to compile that of CUDA {cuda}"
+        return failed(
+            why, fix=_alternatives(str(view.environment["torch"]), cc), value=listed, limit=limit, gpu=gpu.uuid
+        )
+    return None
+
+
+def _alternatives(torch: str, cc: str) -> str:
+    """Return the wheels with SASS for this GPU: of the same torch, else of the newest one that has any."""
+    releases = sorted(_facts.matrix().torch, key=lambda row: key(row.torch), reverse=True)
+    same = [row for row in releases if row.torch == torch.partition("+")[0]]
+    for release in (*same, *releases):
+        variants = _covering(release, cc)
+        if variants:
+            return f"install torch {release.torch} as {' or '.join(variants)}; see `envcheck resolve --cc {cc}`"
+    return f"no wheel runs on compute capability {cc}: build torch for it, or use another GPU"
+
+
+def _covering(release: TorchRelease, cc: str) -> Sequence[str]:
+    return [
+        variant.variant
+        for variant in release.variants
+        if variant.cuda and any(runs_on(_facts.matrix(), b.sass or [], [], cc, variant.cuda) for b in variant.builds)
+    ]

@@ -1,0 +1,37 @@
+"""An unattended upgrade replaced the driver's libraries under a kernel module that is still the old one.
+
+Seen in the wild as "Failed to initialize NVML: Driver/library version mismatch" on a node that worked yesterday, and in
+containers that were started before the upgrade (NVIDIA/nvidia-container-toolkit#394). Nothing on the GPU starts.
+"""
+
+from __future__ import annotations
+
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided
+
+CHECK = Check(promise="the kernel module and the driver's libraries are of one version", level="quick")
+
+_FIX = "reboot, or unload and load the nvidia modules with no GPU process left; then restart the containers"
+_SOURCE = "NVML_ERROR_LIB_RM_VERSION_MISMATCH: the NVML and the kernel module of a driver only work together"
+
+
+def judge(view: View) -> Outcome:
+    """Compare /proc/driver/nvidia/version with the libraries; NVML's own word for a mismatch is as good."""
+    kernel = view.snapshot.signal("driver.kernel")
+    libraries = {name: view.snapshot.signal(f"driver.{name}") for name in ("library", "libcuda")}
+    limit = Limit(kernel.value, "driver version", _SOURCE, "equal")
+    said = view.snapshot.signal("nvml.latency").reason or ""
+    if "version mismatch" in said.lower():
+        here = f"kernel module {kernel.value or 'unknown'}, NVML {libraries['library'].value or 'unknown'}"
+        return failed(f"{here}: {said}", fix=_FIX, value=libraries["library"].value, limit=limit)
+    nvml = libraries["library"]
+    if kernel.value is None and nvml.value is None:
+        return skipped(f"no NVIDIA driver here: {kernel.reason}; {nvml.reason}")
+    if kernel.value is None or nvml.value is None:
+        return undecided(
+            f"one side is unknown: {kernel.reason or nvml.reason}", fix="mount /proc and the driver's files"
+        )
+    if nvml.value != kernel.value:
+        why = f"the kernel module is {kernel.value}, libnvidia-ml is {nvml.value}"
+        return failed(why, fix=_FIX, value=nvml.value, limit=limit)
+    summary = f"kernel module and NVML are {kernel.value}"
+    return passed(summary, value=nvml.value, limit=limit, libcuda=libraries["libcuda"].value)
