@@ -1,0 +1,90 @@
+"""From measurements to outcomes, and from outcomes to one verdict. Pure, and fails closed."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Outcome, Ranks, View, failed, skipped, undecided
+from envcheck.runner.discover import Found
+from envcheck.runner.record import Mode, OutcomeRow, Verdict, VerdictStatus
+
+_STATUSES: Final = (PASS, WARN, FAIL, SKIP, ERROR)
+_VERDICTS: Final[dict[int, VerdictStatus]] = {0: "pass", 1: "fail", 3: "error"}
+_WORDS: Final = {1: "FAIL", 3: "COULD NOT BE TOLD"}
+_BUGS: Final = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, AssertionError)
+GPU_FIX: Final = "check `nvidia-smi`, the torch variant (`envcheck resolve`) and, in a container, `--gpus all`"
+
+
+def decide(found: Found, view: View, ranks: Ranks | None = None) -> Outcome:
+    """Judge one check; what cannot be told, and a judge that breaks or contradicts itself, is an error."""
+    unread = [(n, view.snapshot.signal(n).reason) for n in found.check.signals if view.snapshot.signal(n).reason]
+    if unread:
+        told = "; ".join(f"{name}: {reason}" for name, reason in unread)
+        return undecided(f"cannot be told without {told}", fix="run where these can be read, or --skip it")
+    try:
+        outcome = found.judge(view) if found.kind == "node" else found.judge(view, ranks)
+    except _BUGS as error:
+        return undecided(f"bug in the check: {type(error).__name__}: {error}", fix=f"report it, with {found.path.name}")
+    return _sound(outcome)
+
+
+def _sound(outcome: Any) -> Outcome:
+    if not isinstance(outcome, Outcome) or outcome.status not in _STATUSES:
+        return undecided(f"bug in the check: its judge returned {type(outcome).__name__}")
+    bound = outcome.limit.value if outcome.limit else None
+    if not _finite(outcome.value) or not _finite(bound):
+        summary = f"measured {outcome.value} against {bound}: {outcome.summary}"
+        return Outcome(ERROR, summary, remedy=outcome.remedy, details=outcome.details)
+    if outcome.status in (FAIL, WARN) and not outcome.remedy:
+        return undecided(f"bug in the check: {outcome.status} without a remedy: {outcome.summary}")
+    return outcome
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_finite(v) for v in value)
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def without_gpu(found: Found, available: int, why: str, *, require_gpu: bool) -> Outcome | None:
+    """Return the outcome of a check that needs more GPUs than there are, or None when it can run."""
+    needed = found.check.gpus
+    if needed <= available:
+        return None
+    reason = f"needs {needed} GPU{'s' * (needed > 1)}, {available or 'none'} to be had"
+    if available == 0 and require_gpu:
+        return failed(f"{reason}: {why}", fix=GPU_FIX, value=0, unit="GPUs")
+    return skipped(f"{reason}: {why}" if available == 0 else reason)
+
+
+def exit_code(statuses: Sequence[str]) -> int:
+    """Return 1 when anything failed, else 3 when something could not be told or nothing passed, else 0."""
+    if FAIL in statuses:
+        return 1
+    return 3 if ERROR in statuses or PASS not in statuses else 0
+
+
+def verdict(outcomes: Sequence[OutcomeRow], mode: Mode, *, complete: bool = True) -> Verdict:
+    """Say what a run came to; one that was cut short is never a pass."""
+    code = exit_code([o.status for o in outcomes])
+    code = code or (0 if complete else 3)
+    counts = collections.Counter(str(o.status) for o in outcomes)
+    culprits = [o.id for o in outcomes if o.status == (FAIL if code == 1 else ERROR)]
+    return Verdict(
+        status=_VERDICTS[code],
+        exit_code=code,
+        sentence=_sentence(code, counts[PASS], mode, culprits if complete or code == 1 else [*culprits, "cut short"]),
+        counts={status: counts[status] for status in _STATUSES},
+    )
+
+
+def _sentence(code: int, passes: int, mode: Mode, culprits: list[str]) -> str:
+    """Say in every sentence of a CPU run that it is one, so that none of them is taken for a GPU's."""
+    if code == 0:
+        where = "on the GPUs of this node" if mode == "gpu" else "on CPU and gloo; no GPU was tested"
+        return f"PASS: {passes} promise{'s' * (passes != 1)} proved {where}"
+    where = "" if mode == "gpu" else " (on CPU and gloo; no GPU was tested)"
+    return f"{_WORDS[code]}: {', '.join(culprits) or 'nothing passed'}{where}"

@@ -1,0 +1,71 @@
+"""Which of the checks a run will do, in which order, and for how long."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from envcheck.checks import LEVELS
+from envcheck.errors import ConfigError
+from envcheck.runner.discover import Found
+from envcheck.runner.record import Plan, Planned
+
+
+def select(found: Sequence[Found], level: str, only: Iterable[str] = (), skip: Iterable[str] = ()) -> list[Found]:
+    """Return the checks of a level (each level holds the ones before it), or those of `only`; less `skip`."""
+    wanted, unwanted = _known(found, only), _known(found, skip)
+    upto = LEVELS[: LEVELS.index(level) + 1]
+    chosen = [f for f in found if (f.id in wanted if wanted else f.check.level in upto) and f.id not in unwanted]
+    if not chosen:
+        message = "no check is left to run"
+        raise ConfigError(message, fix="take one out of --skip, or ask for a higher --level")
+    return chosen
+
+
+def plan(
+    chosen: Iterable[Found], *, level: str, nproc: int, require_gpu: bool = False, timeout: float | None = None
+) -> Plan:
+    """Return the plan; `timeout` replaces every check's own limit."""
+    return Plan(
+        level=level,
+        checks=[_planned(f, timeout) for f in chosen],
+        nproc=nproc,
+        require_gpu=require_gpu,
+    )
+
+
+def worker_plan(
+    plan: Plan, sources: dict[str, str], *, ours: bool, spawn: bool, import_timeout: float
+) -> dict[str, object]:
+    """Return what the worker is told. `ours`: its scratch lies beside the plan, and goes with it."""
+    checks = [
+        {"id": c.id, "source": sources[c.id], "ranks": c.ranks, "gpus": c.gpus, "timeout": c.timeout}
+        for c in plan.checks
+        if c.kind == "env"
+    ]
+    return {"checks": checks, "nproc": plan.nproc, "ours": ours, "spawn": spawn, "import_timeout": import_timeout}
+
+
+def _planned(found: Found, timeout: float | None) -> Planned:
+    check = found.check
+    return Planned(
+        id=found.id,
+        kind=found.kind,
+        level=check.level,
+        promise=check.promise,
+        seconds=check.seconds,
+        timeout=timeout or check.timeout,
+        gpus=check.gpus,
+        ranks=check.ranks,
+        performance=check.performance,
+    )
+
+
+def _known(found: Sequence[Found], ids: Iterable[str]) -> set[str]:
+    names = [f.id for f in found]
+    wanted = {i.replace("_", "-") for i in ids}
+    for name in sorted(wanted - set(names)):
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        message = f"no check is called {name}"
+        raise ConfigError(message, fix=f"did you mean {' or '.join(near)}?" if near else "see `envcheck checks`")
+    return wanted

@@ -1,0 +1,89 @@
+"""One worker from start to end: its plan written, its events read, its silence not waited for for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from envcheck.runner.target import Handle, Target
+
+Event = dict[str, Any]
+
+IMPORT_TIMEOUT: Final = 180.0
+LAST: Final = ("end", "died", "silent")
+# What the worker itself may need before it says what the environment is: the import, then two probes.
+_FIRST: Final = IMPORT_TIMEOUT + 2 * 95.0
+_OVER: Final = 20.0  # what it may need beyond a check's own limit to end its group
+_POLL: Final = 0.01
+
+
+@contextlib.contextmanager
+def working_directory(plan: Mapping[str, Any], site: Path | None) -> Iterator[Path]:
+    """Yield a directory with the plan in it, which any user of a container may write to but none of this machine."""
+    outer = Path(tempfile.mkdtemp(prefix="envcheck-run-"))
+    try:
+        inner = outer / "plan"
+        inner.mkdir()
+        inner.chmod(0o777)
+        (inner / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+        if site is not None and (site / "env").is_dir():
+            shutil.copytree(site / "env", inner / "site")
+        yield inner
+    finally:
+        shutil.rmtree(outer, ignore_errors=True)
+
+
+def events(target: Target, directory: Path, limits: Mapping[str, float]) -> Iterator[Event]:
+    """Yield the worker's events; the last is always `end`, `died` or `silent`, and nothing of it runs after that.
+
+    `limits` is each check's timeout. What a worker says that is no event is skipped: its checks count as unfinished.
+    """
+    handle = target.start(directory)
+    groups: list[int] = []
+    try:
+        for event in _follow(handle, directory / "events.jsonl", limits):
+            groups = [event["group"]] if event["event"] == "started" else []
+            yield event
+    finally:
+        handle.end(groups)
+
+
+def _follow(handle: Handle, path: Path, limits: Mapping[str, float]) -> Iterator[Event]:
+    position, patience = 0, time.monotonic() + _FIRST
+    while True:
+        code = handle.poll()
+        found, position = _read(path, position)
+        for event in found:
+            yield event
+            if event["event"] in LAST:
+                return
+            patience = time.monotonic() + _OVER + limits.get(str(event.get("id")), _OVER)
+        if code is not None and not found:
+            yield {"event": "died", **_manner(code), "log": handle.log()}
+            return
+        if time.monotonic() > patience:
+            yield {"event": "silent", "log": handle.log()}
+            return
+        time.sleep(_POLL)
+
+
+def _manner(code: int) -> Event:
+    return {"signal": signal.Signals(-code).name} if code < 0 else {"code": code}
+
+
+def _read(path: Path, position: int) -> tuple[list[Event], int]:
+    """Return the whole lines after `position`, and where they end."""
+    if not path.exists():
+        return [], position
+    with path.open("rb") as stream:
+        stream.seek(position)
+        text = stream.read()
+    whole = text[: text.rfind(b"\n") + 1]
+    return [json.loads(line) for line in whole.splitlines()], position + len(whole)

@@ -1,0 +1,94 @@
+"""What the target's Python and torch say of themselves.
+
+python "3.11.2", executable, prefix        always
+error                                      why torch cannot be imported (then nothing below is there)
+torch "2.13.0+cpu", cuda "12.8" | None, cudnn "9.10.2" | None, nccl "2.27.5" | None, hip, git_version,
+arch_list ["sm_80", ...]                   what it was built with; build_facts_error when even asking crashed
+device_count, devices [{index, name, capability "9.0", uuid, memory (bytes)}], device_error
+                                           what CUDA shows; device_facts_error when asking crashed or hung
+"""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import sys
+from typing import Any
+
+
+def python_facts() -> dict[str, Any]:
+    """Return what is known before torch is imported."""
+    return {
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "prefix": sys.prefix,
+        "device_count": 0,
+        "devices": [],
+    }
+
+
+def cuda_is_up() -> bool:
+    """Return whether importing torch has already initialised CUDA, which no fork survives."""
+    torch = sys.modules.get("torch")
+    return bool(torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized())
+
+
+def dotted_cudnn(number: int | None) -> str | None:
+    """Return 91002 as "9.10.2"; before 9, 8902 was 8.9.2."""
+    if number is None:
+        return None
+    major, minor, patch = (
+        (number // 10000, number // 100 % 100, number % 100)
+        if number >= 10000  # noqa: PLR2004 (where cuDNN changed its formula)
+        else (number // 1000, number // 100 % 10, number % 100)
+    )
+    return f"{major}.{minor}.{patch}"
+
+
+def dotted_nccl(number: Any) -> str | None:
+    """Return (2, 27, 5) or the 2.x integer form as "2.27.5"."""
+    if isinstance(number, int):
+        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+    return ".".join(str(part) for part in number[:3]) if number else None
+
+
+def build_facts(_rank: object = None) -> dict[str, Any]:
+    """Return what torch was built with; needs no device."""
+    torch = importlib.import_module("torch")
+    with_cuda = torch.version.cuda is not None
+    distributed = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+    # torch.cuda.get_arch_list() is empty without a device; the flags it is made from are not.
+    flags = getattr(torch._C, "_cuda_getArchFlags", lambda: None)() if with_cuda else None  # noqa: SLF001
+    return {
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "hip": getattr(torch.version, "hip", None),
+        "git_version": getattr(torch.version, "git_version", None),
+        "cudnn": dotted_cudnn(torch.backends.cudnn.version()) if with_cuda else None,
+        "nccl": dotted_nccl(torch.cuda.nccl.version()) if with_cuda and distributed else None,
+        "arch_list": flags.split() if flags else [],
+    }
+
+
+def device_facts(_rank: object = None) -> dict[str, Any]:
+    """Return what CUDA shows this process, or in `device_error` why it shows nothing."""
+    torch = importlib.import_module("torch")
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError, AttributeError) as error:
+        return {"device_count": 0, "devices": [], "device_error": str(error).strip().splitlines()[0]}
+    count = torch.cuda.device_count()
+    return {"device_count": count, "devices": [_device(torch, index) for index in range(count)]}
+
+
+def _device(torch: Any, index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    uuid = str(getattr(properties, "uuid", "") or "")
+    return {
+        "index": index,
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        # NVML writes GPU-1a2b..., torch (from 2.4 on) the bare UUID.
+        "uuid": f"GPU-{uuid}" if uuid and not uuid.startswith(("GPU-", "MIG-")) else uuid or None,
+        "memory": properties.total_memory,
+    }

@@ -1,0 +1,114 @@
+"""The nursery: imports torch once, says what the environment is, and runs one group of ranks after the other."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from envcheck.runner import worker_facts, worker_group, worker_kernel
+
+_PROBE_TIMEOUT = 90.0
+
+
+class Events:
+    """The one way out: a line a fact, whole or not at all."""
+
+    def __init__(self, directory: Path) -> None:
+        self._fd = os.open(str(directory / "events.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def emit(self, event: str, **facts: Any) -> None:
+        """Append one event."""
+        os.write(self._fd, (json.dumps({"event": event, **facts}) + "\n").encode())
+
+    def close(self) -> None:
+        """Let go of it: what a rank writes is never an event."""
+        os.close(self._fd)
+
+
+def exit_status(status: int) -> int:
+    """Return a wait status as the exit code, or as the negated signal."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def how(status: int) -> dict[str, Any]:
+    """Say how a process ended: its `signal` by name, or its exit `code`."""
+    return {"signal": signal.Signals(-status).name} if status < 0 else {"code": status}
+
+
+def run(directory: Path, plan: dict[str, Any]) -> None:
+    """Carry out a plan; every result is an event."""
+    worker_kernel.adopt_orphans()
+    os.chdir(directory)  # where temporary files go when nothing else can be written to
+    # NVML counts by PCI bus; CUDA's own default counts by speed.
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    nursery = _Nursery(directory, plan)
+    facts = nursery.environment()
+    nursery.events.emit("environment", facts=facts)
+    for check in plan["checks"]:
+        if check["gpus"] <= facts["device_count"]:
+            nursery.check(check, facts)
+    nursery.events.emit("end")
+
+
+class _Nursery:
+    def __init__(self, directory: Path, plan: dict[str, Any]) -> None:
+        self.directory, self.plan = directory, plan
+        self.events = Events(directory)
+        self.scratch = Path(tempfile.mkdtemp(prefix="envcheck-", dir=str(directory) if plan["ours"] else None))
+
+    def environment(self) -> dict[str, Any]:
+        """Import torch, and have children ask it what must not be asked here."""
+        facts = {**worker_facts.python_facts(), **self._import()}
+        facts["start"] = "spawn" if self.plan["spawn"] or worker_facts.cuda_is_up() else "fork"
+        if "error" not in facts:
+            facts.update(self._probe("build_facts", facts["start"]))
+        if facts.get("cuda"):
+            facts.update(self._probe("device_facts", facts["start"]))
+        return facts
+
+    def check(self, check: dict[str, Any], facts: dict[str, Any]) -> None:
+        """Run one check's group; say when it starts and what came of it."""
+        job = worker_group.Job(
+            source=check["source"].replace("file:", f"file:{self.directory}/", 1),
+            world=check["ranks"] or facts["device_count"] or self.plan["nproc"],
+            gpu=facts["device_count"] > 0,
+            start=facts["start"],
+        )
+
+        def started(group: int) -> None:
+            self.events.emit("started", id=check["id"], group=group)
+
+        done = worker_group.run_group(job, self.scratch / check["id"], check["timeout"], self.events.close, started)
+        self.events.emit("done", id=check["id"], **done)
+
+    def _import(self) -> dict[str, Any]:
+        begun = time.monotonic()
+        # A hang inside an import holds the interpreter: only the kernel can end it, and the guard reports SIGALRM.
+        signal.alarm(int(self.plan["import_timeout"]))
+        try:
+            importlib.import_module("torch")
+        except Exception as error:  # noqa: BLE001 (a broken torch raises anything; it is reported, not hidden)
+            return {"error": f"{type(error).__name__}: {error}"}
+        finally:
+            signal.alarm(0)
+        return {"import_seconds": round(time.monotonic() - begun, 3)}
+
+    def _probe(self, name: str, start: str) -> dict[str, Any]:
+        job = worker_group.Job(source=f"module:envcheck.runner.worker_facts:{name}", start=start)
+        done = worker_group.run_group(job, self.scratch / name, _PROBE_TIMEOUT, self.events.close)
+        if done["error"]:
+            return {f"{name}_error": done["error"]["text"]}
+        facts: dict[str, Any] = done["ranks"][0]
+        return facts
+
+
+def rank_main(argv: list[str]) -> None:
+    """Be one rank in a fresh interpreter, where a fork was not safe; never returns."""
+    job, rank, directory = json.loads(argv[0])
+    worker_group.be_rank(worker_group.Job(**job), rank, Path(directory))
