@@ -1,4 +1,4 @@
-"""The one canonical form of matrix.yaml: sorted, a row a line where it fits, so that a diff shows the fact that changed."""
+"""The one canonical form of matrix.yaml: sorted, a row a line where it fits, so that a diff shows what changed."""
 
 from __future__ import annotations
 

@@ -57,6 +57,14 @@ class Facts:
             raise ConfigError(message, fix=f"use one of {known}")
         return self.minors[cuda]
 
+    def family(self, cuda: str) -> CudaFamily:
+        """Return the family row of a CUDA minor. Raises ConfigError when there is none."""
+        major = cuda.split(".", maxsplit=1)[0]
+        if major not in self.families:
+            message = f"CUDA {major}.x has no driver floor in the matrix"
+            raise ConfigError(message, fix="add it to cuda.families")
+        return self.families[major]
+
     def device(self, name: str) -> Device:
         """Return the GPU called `name`. Raises ConfigError, with near misses, when there is none."""
         gpu = find_gpu(self.matrix, name)

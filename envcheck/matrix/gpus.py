@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Final
 
@@ -24,6 +23,8 @@ def find_gpu(matrix: Matrix, name: str) -> Gpu | None:
 
 def suggest(matrix: Matrix, name: str) -> list[str]:
     """Return up to three names that `name` may have been meant to be, nearest first."""
+    import difflib  # noqa: PLC0415 (only for a name that is wrong)
+
     names = {_key(known): gpu.name for gpu in matrix.gpus for known in (gpu.name, *gpu.aliases)}
     wanted = _key(name)
     near = difflib.get_close_matches(wanted, names, n=6, cutoff=0.6)

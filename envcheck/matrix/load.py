@@ -44,7 +44,7 @@ def load(path: Path | None = None) -> Matrix:
 
 def loads(raw: bytes, name: str = "matrix.yaml") -> Matrix:
     """Return the matrix in the YAML text `raw`. `name` is what errors call the file. Raises ConfigError."""
-    from envcheck.matrix.yamlfile import parse
+    from envcheck.matrix.yamlfile import parse  # noqa: PLC0415 (a cached matrix needs no YAML)
 
     try:
         text = raw.decode()

@@ -126,7 +126,7 @@ class Build(Fact, frozen=True, kw_only=True):
     """
 
     arch: HostArch
-    python: list[PythonVersion]
+    python: Annotated[list[PythonVersion], msgspec.Meta(min_length=1)]
     sass: list[Dotted] | None = None
     ptx: list[Dotted] = []
     sass_verified: bool = True

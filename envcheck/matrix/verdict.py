@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from envcheck.matrix.facts import Device, Facts, ptx_runs, sass_runs
-from envcheck.matrix.model import Build, Gpu, Matrix, TorchVariant
+from envcheck.matrix.model import Build, CudaMinor, Gpu, Matrix, TorchVariant
 from envcheck.matrix.versions import branch, key
 
 OK: Final = "ok"
@@ -31,12 +31,12 @@ class Answer(NamedTuple):
     verified: bool = True
 
 
-def driver_verdict(matrix: Matrix, cuda: str, driver: str, datacenter: bool | None) -> Answer:
+def driver_verdict(matrix: Matrix, cuda: str, driver: str, datacenter: bool | None) -> Answer:  # noqa: FBT001 (a fact)
     """Return what `driver` means for binaries of a CUDA minor, GPUs aside. `datacenter` None: unknown, so no claim.
 
     Raises ConfigError for a CUDA minor that is not in the matrix.
     """
-    return _cuda_floor(Facts(matrix), cuda, driver, datacenter)
+    return _cuda_floor(Facts(matrix), cuda, driver, Device("", "", None, datacenter, None, verified=True))
 
 
 def runs_on(matrix: Matrix, sass: list[str], ptx: list[str], cc: str, cuda: str) -> bool:
@@ -59,7 +59,7 @@ def judge_gpu(facts: Facts, variant: TorchVariant, build: Build, device: Device 
         answers.append(_any_driver(facts, cuda))
     else:
         only_ptx = device is not None and not any(sass_runs(facts, sm, device.cc, cuda) for sm in build.sass or [])
-        answers.append(_cuda_floor(facts, cuda, driver, device.datacenter if device else None, only_ptx=only_ptx))
+        answers.append(_cuda_floor(facts, cuda, driver, device, only_ptx=only_ptx))
     return _first_wrong(answers)
 
 
@@ -68,15 +68,13 @@ def _first_wrong(answers: list[Answer]) -> Answer:
         if answer.verdict not in LEGAL:
             return answer
     worst = min(answers, key=lambda answer: ORDER.index(answer.verdict))
-    reasons = [answer.reason for answer in answers if answer.reason and answer.verdict == worst.verdict]
+    reasons = [answer.reason for answer in answers if answer.reason]
     return Answer(worst.verdict, "; ".join(reasons), all(answer.verified for answer in answers))
 
 
 def _code(facts: Facts, cuda: str, build: Build, device: Device) -> Answer:
     if build.sass is None:
-        reason = (
-            f"what the {build.arch} wheel was compiled for is not known, so it is not counted on for {device.label}"
-        )
+        reason = f"what the {build.arch} wheel was compiled for is not known: not counted on for {device.label}"
         return Answer(NO_CODE, reason, verified=False)
     verified = device.verified and build.sass_verified
     for sm in build.sass:
@@ -99,7 +97,8 @@ def _dropped(facts: Facts, device: Device, driver: str) -> Answer:
     gone = facts.dropped_by(device.architecture)
     if gone is None or key(branch(driver)) < key(gone.branch):
         return Answer(OK, "", known and device.architecture is not None)
-    reason = f"driver branch R{branch(driver)} no longer drives {device.architecture} ({device.label}): R{gone.branch} ended it"
+    what = f"{device.architecture} ({device.label})"
+    reason = f"driver {driver} no longer drives {what}: branches from R{gone.branch} on dropped it"
     return Answer(DROPPED, reason, gone.verified)
 
 
@@ -146,21 +145,13 @@ def _of_capability(facts: Facts, cc: str) -> str | None:
 
 
 def _any_driver(facts: Facts, cuda: str) -> Answer:
-    minor, family = facts.minor(cuda), facts.families[cuda.split(".", maxsplit=1)[0]]
+    minor, family = facts.minor(cuda), facts.family(cuda)
     reason = f"CUDA {cuda} runs on drivers >= {family.floor}, without limits >= {minor.native_driver}"
     return Answer(OK, reason, minor.verified and family.verified)
 
 
-def _cuda_floor(
-    facts: Facts,
-    cuda: str,
-    driver: str,
-    datacenter: bool | None,
-    *,
-    only_ptx: bool = False,
-) -> Answer:
-    minor = facts.minor(cuda)
-    family = facts.families[cuda.split(".", maxsplit=1)[0]]
+def _cuda_floor(facts: Facts, cuda: str, driver: str, device: Device | None, *, only_ptx: bool = False) -> Answer:
+    minor, family = facts.minor(cuda), facts.family(cuda)
     if key(driver) >= key(minor.native_driver):
         return Answer(OK, f"driver {driver} >= {minor.native_driver}, the driver of CUDA {cuda}", minor.verified)
     verified = minor.verified and family.verified
@@ -168,32 +159,23 @@ def _cuda_floor(
         reason = f"only PTX fits, and driver {driver} < {minor.native_driver} cannot compile that of CUDA {cuda}"
         return Answer(TOO_OLD, reason, verified)
     if key(driver) >= key(family.floor):
-        reason = f"{family.floor} <= driver {driver} < {minor.native_driver}: CUDA {family.major}.x minor-version compatibility"
-        return Answer(MINOR, reason, verified)
-    return _below_floor(minor.forward_compat_branches, family.floor, driver, datacenter, cuda, verified=verified)
+        between = f"{family.floor} <= driver {driver} < {minor.native_driver}"
+        return Answer(MINOR, f"{between}: CUDA {family.major}.x minor-version compatibility", verified)
+    verdict, reason = _below_floor(minor, branch(driver), device.datacenter if device else None)
+    below = f"driver {driver} < {family.floor}, the lowest for CUDA {family.major}.x"
+    return Answer(verdict, f"{below}{reason}", verified)
 
 
-def _below_floor(
-    branches: list[str],
-    floor: str,
-    driver: str,
-    datacenter: bool | None,
-    cuda: str,
-    *,
-    verified: bool,
-) -> Answer:
-    below = f"driver {driver} < {floor}, the lowest for CUDA {cuda.split('.', maxsplit=1)[0]}.x"
-    package = f"cuda-compat-{cuda.replace('.', '-')}"
-    if branch(driver) not in branches:
-        listed = ", ".join(f"R{name}" for name in branches) or "none"
-        return Answer(TOO_OLD, f"{below}, and R{branch(driver)} is no branch {package} works on ({listed})", verified)
+def _below_floor(minor: CudaMinor, driver_branch: str, datacenter: bool | None) -> tuple[str, str]:  # noqa: FBT001 (a fact)
+    package = f"cuda-compat-{minor.cuda.replace('.', '-')}"
+    if driver_branch not in minor.forward_compat_branches:
+        listed = ", ".join(f"R{name}" for name in minor.forward_compat_branches) or "none"
+        return TOO_OLD, f", and R{driver_branch} is no branch {package} works on ({listed})"
     if datacenter:
-        return Answer(FORWARD, f"{below}: install {package} and put it first on the loader path", verified)
+        return FORWARD, f": install {package} and put it first on the loader path"
     if datacenter is None:
-        return Answer(
-            TOO_OLD, f"{below}; {package} works on R{branch(driver)}, but only with a data-centre GPU", verified
-        )
-    return Answer(TOO_OLD, f"{below}, and {package} is for data-centre GPUs only", verified)
+        return TOO_OLD, f"; {package} works on R{driver_branch}, but only with a data-centre GPU"
+    return TOO_OLD, f", and {package} is for data-centre GPUs only"
 
 
 def _sm(cc: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 import yaml
@@ -10,7 +11,7 @@ import yaml
 from envcheck.errors import ConfigError
 
 _SEGMENT: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
-_SCALARS: Final = {
+_SCALARS: Final[dict[str, Callable[[str], Any]]] = {
     "tag:yaml.org,2002:int": int,
     "tag:yaml.org,2002:float": float,
     "tag:yaml.org,2002:bool": lambda text: text.lower() in ("true", "yes", "on"),
