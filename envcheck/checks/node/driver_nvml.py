@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided
 
-CHECK = Check(promise="the kernel module and the driver's libraries are of one version", level="quick")
+CHECK = Check(promise="NVML opens; the kernel module and the driver's libraries are of one version", level="quick")
 
 _FIX = "reboot, or unload and load the nvidia modules with no GPU process left; then restart the containers"
+_REOPEN = "look at `dmesg` for the nvidia modules; in a container, restart it (systemd may have revoked its devices)"
 _SOURCE = "NVML_ERROR_LIB_RM_VERSION_MISMATCH: the NVML and the kernel module of a driver only work together"
 
 
@@ -24,6 +25,8 @@ def judge(view: View) -> Outcome:
         here = f"kernel module {kernel.value or 'unknown'}, NVML {libraries['library'].value or 'unknown'}"
         return failed(f"{here}: {said}", fix=_FIX, value=libraries["library"].value, limit=limit)
     nvml = libraries["library"]
+    if nvml.value is not None and said:
+        return failed(f"NVML does not open: {said}", fix=_REOPEN, value=None, limit=limit)
     if kernel.value is None and nvml.value is None:
         return skipped(f"no NVIDIA driver here: {kernel.reason}; {nvml.reason}")
     if kernel.value is None or nvml.value is None:

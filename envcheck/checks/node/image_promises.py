@@ -1,7 +1,8 @@
 """A tag is a string: nothing keeps `2.8.0-cu128` from holding something else.
 
 Seen in the wild: a requirements file that quietly pulled torch up or down, a rebuilt base with another CUDA, a CPU
-wheel in a CUDA image because the index had nothing else. What the environment says of itself is compared with its labels.
+wheel in a CUDA image because the index had nothing else. What the environment says of itself is compared with
+its labels.
 """
 
 from __future__ import annotations

@@ -1,0 +1,21 @@
+"""A driver on its way to hanging answers slowly first.
+
+Seen in the wild: `nvidia-smi` that takes ten seconds, then a minute, and jobs that time out while they start; often one
+GPU with a stuck process, or persistence mode off, so that each question wakes every GPU up.
+"""
+
+from __future__ import annotations
+
+from envcheck.checks import Check, Outcome, View, limits, passed, warned
+
+CHECK = Check(promise="NVML answers promptly", level="quick", gpus=1, signals=("nvml.latency",))
+
+
+def judge(view: View) -> Outcome:
+    """Warn above the limit: it is a symptom, and persistence mode may be all there is to it."""
+    seconds, limit = float(view.snapshot.signal("nvml.latency").value), limits.limit("nvml-latency", "warn")
+    told = f"NVML took {seconds:.2f} s to describe {len(view.snapshot.gpus)} GPU(s)"
+    if not seconds <= limit.value:
+        fix = "switch persistence mode on (nvidia-persistenced); if it stays slow, drain the node and look at `dmesg`"
+        return warned(told, fix=fix, value=seconds, unit="s", limit=limit)
+    return passed(told, value=seconds, unit="s", limit=limit)

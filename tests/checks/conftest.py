@@ -1,0 +1,49 @@
+"""Machines and views to judge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.checks import View
+from envcheck.node.snapshot import Snapshot, from_json
+
+SNAPSHOTS = Path(__file__).parents[1] / "data" / "snapshots"
+
+# What envcheck's worker says of a CUDA environment.
+TORCH_CU128 = {
+    "python": "3.12.3",
+    "torch": "2.8.0+cu128",
+    "cuda": "12.8",
+    "cudnn": "9.10.2",
+    "nccl": "2.27.3",
+    "arch_list": ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"],
+}
+
+
+@pytest.fixture
+def machine() -> Callable[[str], Snapshot]:
+    """Load a snapshot of tests/data/snapshots by its name."""
+    return lambda name: from_json(json.loads((SNAPSHOTS / f"{name}.json").read_text()))
+
+
+@pytest.fixture
+def node(machine: Callable[[str], Snapshot]) -> Callable[..., View]:
+    """Build the view of a GPU machine, all of whose GPUs torch sees; anything of its environment can be overridden."""
+
+    def build(name: str, promises: dict[str, str] | None = None, **environment: Any) -> View:
+        snapshot = machine(name)
+        seen = {"device_count": len(snapshot.gpus), "devices": [{"uuid": gpu.uuid} for gpu in snapshot.gpus]}
+        return View(snapshot, {**TORCH_CU128, **seen, **environment}, promises or {}, "gpu")
+
+    return build
+
+
+@pytest.fixture
+def cpu(machine: Callable[[str], Snapshot]) -> View:
+    """Return the view of a machine without a GPU."""
+    return View(machine("cpu"), {"torch": "2.13.0+cpu", "cuda": None, "device_count": 0, "python": "3.11.2"})

@@ -1,0 +1,169 @@
+"""What torch was built for and what it says it is, against the machine and the labels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
+from envcheck.checks.node import arch_list, gpu_visible, image_promises
+from envcheck.node.snapshot import Gpu, Signal
+
+Node = Callable[..., View]
+KEPT = {
+    "cell": "torch2.8.0-cu128-py312",
+    "torch": "2.8.0+cu128",
+    "cuda": "12.8",
+    "cudnn": "9.10.2",
+    "nccl": "2.27.3",
+    "python": "3.12",
+    "arch_list": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120",
+}
+
+
+def visible(view: View, **environ: str) -> View:
+    signals = {**view.snapshot.signals, "env": Signal(environ)}
+    return dataclasses.replace(view, snapshot=dataclasses.replace(view.snapshot, signals=signals))
+
+
+def test_sass_of_the_same_major_covers_a_gpu(node: Node) -> None:
+    assert arch_list.judge(node("h100x8")).status == PASS
+    assert arch_list.judge(node("rtx4090", arch_list=["sm_86"])).status == PASS
+
+
+def test_a_gpu_that_nothing_runs_on_is_named_with_wheels_that_do(node: Node) -> None:
+    outcome = arch_list.judge(node("v100x4"))
+    assert outcome.status == FAIL
+    assert "Tesla V100-SXM2-32GB (7.0)" in outcome.summary
+    assert "2.8.0 as cu126" in outcome.remedy
+
+
+def test_the_second_gpu_of_a_mixed_node_counts_too(node: Node) -> None:
+    outcome = arch_list.judge(node("mixed", arch_list=["sm_90"]))
+    assert outcome.status == FAIL
+    assert "RTX 4090" in outcome.summary
+
+
+@pytest.mark.parametrize(("driver", "status"), [("570.26", PASS), ("570.25", FAIL), (None, ERROR)])
+def test_ptx_alone_needs_a_driver_that_can_compile_it(node: Node, driver: str | None, status: str) -> None:
+    view = node("rtx4090", arch_list=["sm_75", "compute_80"])
+    signal = Signal(driver) if driver else Signal(reason="NVML: Unknown Error")
+    signals = {**view.snapshot.signals, "driver.version": signal}
+    view = dataclasses.replace(view, snapshot=dataclasses.replace(view.snapshot, signals=signals))
+    assert arch_list.judge(view).status == status
+
+
+def test_an_empty_arch_list_and_an_unread_capability_are_errors(node: Node) -> None:
+    assert arch_list.judge(node("t4", arch_list=[])).status == ERROR
+    lost = [Gpu("lost-0", {"compute_capability": Signal(reason="NVML: GPU is lost")})]
+    view = node("t4")
+    blind = dataclasses.replace(view, snapshot=dataclasses.replace(view.snapshot, gpus=lost))
+    assert arch_list.judge(blind).status == ERROR
+
+
+def test_no_torch_and_a_cpu_wheel_have_no_code_to_look_at(node: Node) -> None:
+    assert arch_list.judge(node("t4", torch=None, error="No module named 'torch'")).status == SKIP
+    assert arch_list.judge(node("t4", cuda=None)).status == SKIP
+
+
+def test_every_kept_promise_passes(node: Node) -> None:
+    assert image_promises.judge(node("h100x8", KEPT)).status == PASS
+
+
+@pytest.mark.parametrize(
+    ("key", "real"),
+    [
+        ("torch", "2.7.1+cu128"),
+        ("cuda", "12.6"),
+        ("cudnn", None),
+        ("nccl", "2.27.5"),
+        ("python", "3.11.9"),
+        ("arch_list", ["sm_90"]),
+    ],
+)
+def test_each_lie_is_named(node: Node, key: str, real: Any) -> None:
+    outcome = image_promises.judge(node("h100x8", KEPT, **{key: real}))
+    assert outcome.status == FAIL
+    assert outcome.summary.startswith(f"{key.replace('_', '-')}: promised")
+    assert len(outcome.details["lies"]) == 1
+
+
+def test_a_cpu_image_promises_none_and_keeps_it(node: Node) -> None:
+    promised = {"torch": "2.13.0+cpu", "cuda": "none", "cudnn": "none", "nccl": "none", "arch_list": "none"}
+    real: dict[str, Any] = {"torch": "2.13.0+cpu", "cuda": None, "cudnn": None, "nccl": None, "arch_list": []}
+    assert image_promises.judge(node("cpu", promised, **real)).status == PASS
+    assert image_promises.judge(node("cpu", promised, **{**real, "cuda": "12.8"})).status == FAIL
+
+
+def test_no_promise_is_no_pass_and_a_torch_that_does_not_import_breaks_one(cpu: View) -> None:
+    assert image_promises.judge(cpu).status == SKIP
+    broken = dataclasses.replace(cpu, promises=KEPT, environment={"error": "libcudart.so.12: cannot open"})
+    assert image_promises.judge(broken).status == FAIL
+    assert image_promises.judge(dataclasses.replace(broken, environment={})).status == ERROR
+
+
+def test_all_gpus_seen_is_a_pass(node: Node) -> None:
+    assert gpu_visible.judge(node("h100x8")).status == PASS
+
+
+def test_a_cpu_wheel_on_a_gpu_machine_fails_by_name(node: Node) -> None:
+    outcome = gpu_visible.judge(node("h100x8", torch="2.8.0+cpu", cuda=None, device_count=0, devices=[]))
+    assert outcome.status == FAIL
+    assert "CPU wheel" in outcome.summary
+    assert "CUDA wheel" in outcome.remedy
+
+
+@pytest.mark.parametrize("value", ["", "-1", "NoDevFiles"])
+def test_gpus_hidden_from_torch_altogether_fail_naming_the_variable(node: Node, value: str) -> None:
+    outcome = gpu_visible.judge(visible(node("h100x8", device_count=0, devices=[]), CUDA_VISIBLE_DEVICES=value))
+    assert outcome.status == FAIL
+    assert "CUDA_VISIBLE_DEVICES" in outcome.summary
+
+
+def test_a_subset_chosen_on_purpose_passes_and_says_so(node: Node) -> None:
+    outcome = gpu_visible.judge(visible(node("h100x8", device_count=2, devices=[]), CUDA_VISIBLE_DEVICES="0,3"))
+    assert outcome.status == PASS
+    assert "6 hidden" in outcome.summary
+
+
+def test_an_index_that_does_not_exist_is_named(node: Node) -> None:
+    outcome = gpu_visible.judge(visible(node("h100x8", device_count=1, devices=[]), CUDA_VISIBLE_DEVICES="0,9,1"))
+    assert outcome.status == WARN
+    assert "9, 1" in outcome.summary
+
+
+def test_one_gpu_less_than_nvml_sees_fails_with_cudas_own_error(node: Node) -> None:
+    outcome = gpu_visible.judge(node("h100x8", device_count=7, devices=[], device_error="CUDA unknown error"))
+    assert outcome.status == FAIL
+    assert "CUDA unknown error" in outcome.summary
+
+
+def test_a_container_without_gpus_is_told_by_its_variable(node: Node) -> None:
+    outcome = gpu_visible.judge(visible(node("t4", device_count=0, devices=[]), NVIDIA_VISIBLE_DEVICES="void"))
+    assert "NVIDIA_VISIBLE_DEVICES" in outcome.summary
+
+
+def test_more_or_other_gpus_than_nvml_knows_are_no_pass(node: Node) -> None:
+    assert gpu_visible.judge(node("t4", device_count=2)).status == ERROR
+    assert gpu_visible.judge(node("t4", devices=[{"uuid": "GPU-feedface"}])).status == ERROR
+
+
+def test_under_mig_the_instance_has_its_own_uuid(node: Node) -> None:
+    assert gpu_visible.judge(node("mig", devices=[{"uuid": "MIG-1"}])).status == PASS
+    assert gpu_visible.judge(node("mig", device_count=0, devices=[])).status == FAIL
+
+
+def test_no_torch_is_a_skip_and_unasked_devices_an_error(node: Node) -> None:
+    assert gpu_visible.judge(node("t4", torch=None)).status == SKIP
+    assert gpu_visible.judge(node("t4", device_count=None)).status == ERROR
+
+
+@pytest.mark.parametrize(
+    ("value", "gpus"),
+    [(None, 2), ("", 0), ("1", 1), ("1,0", 2), ("0,2,1", 1), ("GPU-a", 1), ("GPU-", 0), ("MIG-x", 1), ("-1,0", 0)],
+)
+def test_cuda_visible_devices_as_cuda_reads_it(value: str | None, gpus: int) -> None:
+    assert gpu_visible.wanted(value, ["GPU-a1", "GPU-b2"]).gpus == gpus
