@@ -146,7 +146,7 @@ def _write_cell(spec: ImageSpec, profile: Profile, base: str, out: Path) -> None
 def _write_mirror(rows: Iterable[Source], wheels: Iterable[Path], profile: Profile, mirror: Path) -> None:
     mirror.mkdir()
     templates = data_path("templates") / "context"
-    for name in ("install.sh", "os.sh", "prove.py"):
+    for name in ("bytecode.py", "install.sh", "os.sh", "prove.py"):
         shutil.copyfile(templates / name, mirror / name)
     lines = [f"{row.group}\t{row.name}\t{row.kind}\t{row.url}" for row in rows]
     (mirror / "sources.tsv").write_text("\n".join(lines) + "\n")

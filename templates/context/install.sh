@@ -40,7 +40,7 @@ while IFS="$tab" read -r for name kind url <&3; do
     attempt "$kind" "$url" || rc=$?
     if [ "$rc" = 0 ]; then
         say "used $name"
-        exit 0
+        exec "$venv/bin/python" -I "$here/bytecode.py" "$venv/lib"
     fi
     say "$name failed rc=$rc"
 done 3<"$here/sources.tsv"
