@@ -133,7 +133,7 @@ def _unmeasured(run: Run, found: Found) -> Outcome | None:
     if found.kind == "env" and "device_count" not in run.environment:
         return None
     gpus = len(run.snapshot.gpus) if found.kind == "node" else int(run.environment["device_count"])
-    why = run.environment.get("device_error") or run.environment.get("device_facts_error") or _no_gpu(run.environment)
+    why = _no_nvml(run.snapshot) if found.kind == "node" else _no_gpu(run.environment)
     lacking = judge.without_gpu(found, gpus, why, require_gpu=run.plan.require_gpu)
     if lacking is None and found.kind == "node":
         return judge.decide(found, run.view)
@@ -141,9 +141,16 @@ def _unmeasured(run: Run, found: Found) -> Outcome | None:
 
 
 def _no_gpu(environment: dict[str, Any]) -> str:
+    for key in ("device_error", "device_facts_error"):
+        if key in environment:
+            return str(environment[key])
     if "error" in environment:
         return f"torch cannot be imported ({environment['error']})"
     return "CUDA shows none" if environment.get("cuda") else "this torch is built without CUDA"
+
+
+def _no_nvml(snapshot: Snapshot) -> str:
+    return snapshot.signal("driver.version").reason or "NVML shows none"
 
 
 def _measured(run: Run, found: Found, event: session.Event) -> Outcome:
@@ -161,7 +168,7 @@ def _require_gpu(run: Run) -> None:
         id="require-gpu",
         kind="env",
         status="fail",
-        summary=f"torch sees no GPU: {run.environment.get('device_error') or _no_gpu(run.environment)}",
+        summary=f"torch sees no GPU: {_no_gpu(run.environment)}",
         value=0,
         unit="GPUs",
         limit=LimitRow(value=1, unit="GPUs", source="--require-gpu", kind="at least"),

@@ -1,0 +1,135 @@
+"""`envcheck run`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from envcheck.checks import LEVELS
+from envcheck.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from envcheck.runner.drive import Run
+    from envcheck.runner.target import Target
+
+_DEFAULT = Path("envcheck-report.json")
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+@click.command(short_help="Validate an environment: this one, another Python's, or an image's.")
+@click.option("--python", metavar="PATH", help="The interpreter, or environment, to validate (with --image: in it).")
+@click.option("--image", metavar="REF", help="A local image to validate, ours or not.")
+@click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How much to check.")
+@click.option("--only", multiple=True, metavar="ID", help="Run this check alone, whatever its level. Repeatable.")
+@click.option("--skip", multiple=True, metavar="ID", help="Leave this check out. Repeatable.")
+@click.option(
+    "--checks", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Your own node/ and env/."
+)
+@click.option("--require-gpu", is_flag=True, help="Fail where there is no GPU, instead of skipping.")
+@click.option("--nproc", type=click.IntRange(1), default=2, show_default=True, help="Ranks of a group on a CPU.")
+@click.option("--timeout", type=click.FloatRange(0.1), help="End a check after so many seconds, not its own limit.")
+@click.option("--shm-size", default="8g", show_default=True, help="Shared memory of the container (with --image).")
+@click.option("--spawn", is_flag=True, help="Start every rank in a fresh Python instead of forking it.")
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help=f"The report [default: {_DEFAULT}].")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--dry-run", is_flag=True, help="Print what would be run, and for how long.")
+@click.pass_context
+def command(  # noqa: PLR0913 (one for each option)
+    ctx: click.Context,
+    *,
+    python: str | None,
+    image: str | None,
+    level: str,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    checks: Path | None,
+    require_gpu: bool,
+    nproc: int,
+    timeout: float | None,
+    shm_size: str,
+    spawn: bool,
+    output: Path | None,
+    as_json: bool,
+    dry_run: bool,
+) -> None:
+    r"""Validate an environment, and say with numbers whether it is fit.
+
+    \b
+    envcheck run                                 the active environment
+    envcheck run --python /opt/venv              any other on this machine
+    envcheck run --image REF --require-gpu       an image, on this node's GPUs
+
+    Nothing is installed in the environment. Exit 0: what was required passed;
+    1: a check failed; 2: wrong usage; 3: it could not be told.
+    """
+    from rich.console import Console
+
+    from envcheck.reports import terminal
+    from envcheck.runner.discover import discover
+    from envcheck.runner.drive import Run
+    from envcheck.runner.plan import plan, select
+
+    chosen = select(discover(checks), level, only, skip)
+    planned = plan(chosen, level=level, nproc=nproc, require_gpu=require_gpu, timeout=timeout)
+    target = _target(python, image, shm_size)
+    # Beside --json, what people read goes where a pipe does not.
+    console = Console(width=terminal.WIDTH, highlight=False, stderr=as_json, quiet=as_json and ctx.obj.quiet)
+    if dry_run:
+        terminal.show_plan(planned, target.facts, console)
+        return
+    run = Run(plan=planned, chosen=chosen, target=target, site=checks, spawn=spawn)
+    if not ctx.obj.quiet:
+        click.echo(terminal.announcement(planned, target.facts), err=as_json)
+    ctx.exit(_run(run, _destination(output), console, as_json=as_json, quiet=ctx.obj.quiet))
+
+
+def _target(python: str | None, image: str | None, shm_size: str) -> Target:
+    if image is not None:
+        from envcheck.runner.container import ContainerTarget
+
+        return ContainerTarget(image, python=python, shm_size=shm_size)
+    from envcheck.runner.processes import LocalPython
+    from envcheck.runner.target import choose_python
+
+    return LocalPython(choose_python(Path(python) if python else None))
+
+
+def _run(run: Run, output: Path | None, console: Console, *, as_json: bool, quiet: bool) -> int:
+    from envcheck.node.collect import collect
+    from envcheck.reports import terminal
+    from envcheck.reports.model import encode, report_of
+    from envcheck.reports.watch import Keeper
+    from envcheck.runner.drive import validate
+
+    interrupted = False
+    with terminal.Progress(run.plan) as progress:
+        try:
+            validate(run, collect, Keeper(run, output, progress))
+        except KeyboardInterrupt:
+            interrupted = True
+    report = report_of(run)
+    if as_json:
+        click.echo(encode(report), nl=False)
+    elif quiet:
+        click.echo(report.verdict.sentence)
+    else:
+        terminal.show(report, console)
+        click.echo(f"report: {output}" if output else "no report written: this directory is read-only; give --output")
+    return _INTERRUPTED if interrupted else report.verdict.exit_code
+
+
+def _destination(output: Path | None) -> Path | None:
+    """Return where the report goes; None where the default place cannot be written to."""
+    path = output or _DEFAULT
+    if os.access(path.parent, os.W_OK | os.X_OK):
+        return path
+    if output is None:
+        return None
+    message = f"cannot write to {path.parent}"
+    raise ConfigError(message, fix="give --output a file in a directory that exists and is yours")

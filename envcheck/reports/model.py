@@ -1,0 +1,115 @@
+"""The report of one run: a typed document with a published JSON Schema, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from envcheck import __version__
+from envcheck.errors import ConfigError
+from envcheck.node.snapshot import Snapshot
+from envcheck.runner.drive import Run
+from envcheck.runner.place import Place, place
+from envcheck.runner.record import Mode, OutcomeRow, Plan, Row, TargetFacts, Verdict, plain
+
+
+class HostFacts(Row, frozen=True, kw_only=True):
+    """The machine that envcheck ran on, and its place in a launcher's group."""
+
+    name: str
+    system: str
+    kernel: str
+    arch: str
+    cpus: int
+    place: Place
+
+
+class RunReport(Row, frozen=True, kw_only=True):
+    """One run. Times are UTC, ISO 8601; `ended` is empty and `verdict` never a pass while it is not over.
+
+    `resolution` is what the resolver said of this machine and torch, when it was asked.
+    """
+
+    schema: Literal["envcheck/report/1"] = "envcheck/report/1"
+    tool: str
+    started: str
+    ended: str
+    host: HostFacts
+    target: TargetFacts
+    mode: Mode
+    plan: Plan
+    environment: dict[str, Any]
+    promises: dict[str, str]
+    snapshot: Snapshot
+    outcomes: list[OutcomeRow]
+    verdict: Verdict
+    resolution: str | None = None
+
+
+def report_of(run: Run, resolution: str | None = None) -> RunReport:
+    """Return the report of a run, over or not."""
+    return RunReport(
+        tool=__version__,
+        started=run.started,
+        ended=run.ended,
+        host=_host(),
+        target=run.target.facts,
+        mode=run.mode,
+        plan=run.plan,
+        environment=plain(run.environment),
+        promises=run.promises,
+        snapshot=run.snapshot,
+        outcomes=run.ordered,
+        verdict=run.verdict,
+        resolution=resolution,
+    )
+
+
+def encode(report: RunReport) -> bytes:
+    """Return the report as indented JSON with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+
+
+def write(report: RunReport, path: Path) -> None:
+    """Replace `path` by the report: a reader, or a crash, finds the old one or the new one."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
+        stream.write(encode(report))
+        stream.flush()
+        os.fsync(stream.fileno())
+    unfinished = Path(stream.name)
+    unfinished.chmod(0o644)
+    unfinished.replace(path)
+
+
+def load(path: Path) -> RunReport:
+    """Return a report read back; a file that is none is a ConfigError naming the field."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunReport)
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}"
+        raise ConfigError(message, fix="give the file that `envcheck run --output` wrote") from error
+    except msgspec.DecodeError as error:
+        message = f"{path} is no report: {error}"
+        raise ConfigError(message, fix="give the file that `envcheck run --output` wrote") from error
+
+
+def json_schema() -> bytes:
+    """Return the JSON Schema of a report."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(RunReport)}
+    return msgspec.json.format(msgspec.json.encode(schema, order="sorted"), indent=2) + b"\n"
+
+
+def _host() -> HostFacts:
+    return HostFacts(
+        name=platform.node(),
+        system=platform.system(),
+        kernel=platform.release(),
+        arch=platform.machine(),
+        cpus=len(os.sched_getaffinity(0)),
+        place=place(os.environ),
+    )

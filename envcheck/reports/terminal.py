@@ -1,0 +1,184 @@
+"""A report, a plan and a run's progress as people read them, at 80 columns. The one reports module that knows rich."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from typing import Any, Final
+
+from rich.console import Console, RenderableType
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from envcheck.reports.model import RunReport
+from envcheck.runner.record import OutcomeRow, Plan, TargetFacts
+
+WIDTH: Final = 80
+_STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim", "error": "bold magenta"}
+_SIGNS: Final = {"at least": "≥", "at most": "≤", "equal": "="}
+_BYTES: Final = ("B", "byte", "bytes")
+_LOG_LINES: Final = 12
+
+
+def show(report: RunReport, console: Console) -> None:
+    """Print what ran on what, a line a check, each failure with value, limit, source and remedy, and the verdict."""
+    console.print(_heading(report))
+    console.print()
+    console.print(_lines(report.outcomes))
+    for same in _alike(report.outcomes):
+        if same[0].status in ("fail", "error", "warn"):
+            console.print()
+            console.print(_finding(same))
+    console.print()
+    console.print(Text(report.verdict.sentence, style=_STYLES[report.verdict.status]))
+
+
+def show_plan(plan: Plan, target: TargetFacts, console: Console) -> None:
+    """Print what a run would do, and for how long."""
+    console.print(Text(announcement(plan, target)))
+    table = _grid((14, None, None, None))
+    for check in plan.checks:
+        table.add_row(check.id, check.level, _duration(check.seconds), check.promise)
+    console.print(table)
+
+
+def announcement(plan: Plan, target: TargetFacts) -> str:
+    """Return the line a run begins with."""
+    count = len(plan.checks)
+    took = _duration(plan.seconds)
+    return f"{count} check{'s' * (count != 1)} of level {plan.level} in {target.name} ({target.chosen}), about {took}"
+
+
+class Progress:
+    """What runs now, on a terminal's stderr; nothing where that is no terminal."""
+
+    def __init__(self, plan: Plan) -> None:
+        console = Console(stderr=True, highlight=False)
+        self._status: Status | None = console.status("", spinner="line") if console.is_terminal else None
+        self._total = len(plan.checks)
+
+    def __enter__(self) -> Progress:  # noqa: PYI034 (typing.Self is Python 3.11)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def running(self, check: str, done: int) -> None:
+        """Show which check runs; "" is the start of Python and torch."""
+        if self._status is not None:
+            self._status.update(f"{done}/{self._total} {check or 'starting Python and torch'}")
+            self._status.start()
+
+
+def quantity(value: Any, unit: str) -> str:
+    """Return a value as a person reads it: four digits, bytes in MiB."""
+    if unit in _BYTES and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return f"{value / 2**20:,.0f} MiB" if value >= 2**20 else f"{value} B"
+    if isinstance(value, float):
+        return f"{value:.4g} {unit}".strip()
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {quantity(v, unit)}" for key, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return f"{', '.join(str(v) for v in value)} {unit}".strip()
+    return f"{value} {unit}".strip()
+
+
+def _heading(report: RunReport) -> RenderableType:
+    table = _grid((8, None))
+    host, target, facts = report.host, report.target, report.environment
+    table.add_row("envcheck", f"{report.tool}, {report.started}, {host.name} ({host.system} {host.kernel} {host.arch})")
+    table.add_row("target", f"{target.name} ({target.chosen})")
+    table.add_row("", _environment(facts))
+    table.add_row("ran on", _hardware(report))
+    if report.resolution:
+        table.add_row("resolved", report.resolution)
+    return table
+
+
+def _environment(facts: dict[str, Any]) -> str:
+    parts = [f"Python {facts['python']}"] if "python" in facts else []
+    parts += [f"torch {facts['torch']}"] if "torch" in facts else []
+    parts += [f"{title} {facts[key]}" for key, title in _LIBRARIES.items() if facts.get(key)]
+    if facts.get("error"):
+        parts.append(f"torch cannot be imported: {facts['error']}" if "python" in facts else facts["error"])
+    return ", ".join(parts)
+
+
+_LIBRARIES: Final = {"cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL"}
+
+
+def _hardware(report: RunReport) -> str:
+    if report.mode == "gpu":
+        names = collections.Counter(str(d.get("name")) for d in report.environment.get("devices", []))
+        driver = report.snapshot.signal("driver.version").value
+        gpus = ", ".join(f"{count} x {name}" for name, count in names.items())
+        return f"{gpus} (nccl), driver {driver}" if driver else f"{gpus} (nccl)"
+    if report.mode == "cpu":
+        return f"CPU: gloo, {report.plan.nproc} ranks, {report.host.cpus} cores. No GPU was tested."
+    return "nothing: it is not known what the environment sees"
+
+
+def _lines(outcomes: Iterable[OutcomeRow]) -> Table:
+    """Return a line a check, skips last; checks that came to the very same share one."""
+    table = _grid((5, None, None))
+    for same in sorted(_alike(outcomes), key=lambda group: group[0].status == "skip"):
+        first = same[0]
+        names = Text("\n".join(o.id for o in same))
+        table.add_row(Text(first.status, style=_STYLES[first.status]), names, _summary(first))
+    return table
+
+
+def _alike(outcomes: Iterable[OutcomeRow]) -> list[list[OutcomeRow]]:
+    groups: dict[tuple[str, str, str], list[OutcomeRow]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.status, outcome.summary, outcome.remedy), []).append(outcome)
+    return list(groups.values())
+
+
+def _summary(outcome: OutcomeRow) -> Text:
+    """Say the limit beside what was found; a summary without one holds all there is."""
+    numbers = isinstance(outcome.value, (int, float)) and outcome.limit is not None
+    unit = "" if outcome.limit and outcome.unit == outcome.limit.unit and outcome.unit not in _BYTES else outcome.unit
+    limit = f" ({quantity(outcome.value, unit)}; limit {_bound(outcome)})" if numbers else ""
+    return Text.assemble((outcome.summary, "dim" if outcome.status == "skip" else ""), (limit, "dim"))
+
+
+def _finding(same: list[OutcomeRow]) -> Table:
+    table = _grid((8, None))
+    table.add_row(Text(same[0].status, style=_STYLES[same[0].status]), Text(", ".join(o.id for o in same), "bold"))
+    for title, text in _particulars(same[0]):
+        table.add_row(Text(title, style="dim"), Text(text))
+    return table
+
+
+def _particulars(outcome: OutcomeRow) -> Iterable[tuple[str, str]]:
+    yield "why", outcome.summary
+    if outcome.value is not None:
+        yield "value", quantity(outcome.value, outcome.unit)
+    if len(outcome.attempts) > 1:
+        yield "measured", ", then ".join(quantity(a.value, outcome.unit) for a in outcome.attempts)
+    if outcome.limit is not None:
+        yield "limit", _bound(outcome)
+        yield "source", outcome.limit.source
+    if outcome.remedy:
+        yield "remedy", outcome.remedy
+    if outcome.status == "error" and outcome.log:
+        yield "log", "\n".join(outcome.log.splitlines()[-_LOG_LINES:])
+
+
+def _bound(outcome: OutcomeRow) -> str:
+    limit = outcome.limit
+    return f"{_SIGNS.get(limit.kind, limit.kind)} {quantity(limit.value, limit.unit)}" if limit else ""
+
+
+def _grid(widths: tuple[int | None, ...]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0), expand=False)
+    for index, width in enumerate(widths):
+        table.add_column(min_width=width, overflow="fold", no_wrap=index < len(widths) - 1)
+    return table
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 1 else "<1 s"

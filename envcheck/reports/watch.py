@@ -1,0 +1,28 @@
+"""Keeps a run's report on disk as it grows, so that a kill loses only what was not known yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from envcheck.reports.model import report_of, write
+from envcheck.reports.terminal import Progress
+from envcheck.runner.drive import Run
+
+
+class Keeper:
+    """A run's watcher: shows its progress, and writes the report after each check to `path` (None: nowhere)."""
+
+    def __init__(self, run: Run, path: Path | None, progress: Progress) -> None:
+        self._run, self._path, self._progress = run, path, progress
+        self._written = (0, "")
+
+    def running(self, check: str) -> None:
+        """Show which check runs."""
+        self._progress.running(check, len(self._run.outcomes))
+
+    def learned(self, run: Run) -> None:
+        """Write the report when it says more than the last one."""
+        known = (sum(len(o.attempts) for o in run.outcomes.values()), run.ended)
+        if self._path is not None and known != self._written:
+            write(report_of(run), self._path)
+            self._written = known

@@ -1,0 +1,108 @@
+"""An image as a target: the worker runs in a container of it, mounted in and never installed."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from envcheck.errors import UnavailableError
+from envcheck.images.engines import sdk
+from envcheck.images.spec import LABEL_PREFIX
+from envcheck.runner.processes import PACKAGE
+from envcheck.runner.record import TargetFacts
+from envcheck.runner.target import IMAGE_PREFIX
+
+_STAGING: Final = "/run/envcheck"
+_WORKER: Final = f"{_STAGING}/envcheck/runner/worker.py"
+_PLAN: Final = "/run/envcheck-plan"
+_NO_PYTHON: Final = 97
+_POLL: Final = 0.2
+# The first that has torch; else the first there is, so that the report can say what it lacks.
+_FIND: Final = """
+first=
+for p in "$VIRTUAL_ENV/bin/python" {venv}/bin/python /opt/conda/bin/python python3 python; do
+  p=$(command -v "$p") || continue
+  first=${{first:-$p}}
+  "$p" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' && exec "$p" -B {worker} {plan}
+done
+[ -n "$first" ] || {{ echo "no Python in this image"; exit {code}; }}
+exec "$first" -B {worker} {plan}
+"""
+
+
+class ContainerTarget:
+    """A local image, with this machine's GPUs where it has any. Its labels are what it promises."""
+
+    ours = False
+
+    def __init__(self, image: str, *, python: str | None = None, shm_size: str = "8g", user: str | None = None) -> None:
+        self._image, self._python, self._shm_size, self._user = image, python, shm_size, user
+        self._labels = sdk.labels(image)
+        found = sdk.inspect(image)
+        self.facts = TargetFacts(
+            kind="image", name=image, chosen=python or "the image's Python", image_id=found.id if found else None
+        )
+
+    def start(self, directory: Path) -> ContainerHandle:
+        """Start a container with the package mounted read-only and the plan's directory writable by any user."""
+        running = sdk.run_container(
+            self._image,
+            argv=self.argv(),
+            mounts=[
+                sdk.Mount(PACKAGE, f"{_STAGING}/envcheck"),
+                sdk.Mount(directory, _PLAN, read_only=False),
+            ],
+            shm_size=self._shm_size,
+            gpus=has_gpus(),
+            user=self._user,
+        )
+        return ContainerHandle(running)
+
+    def argv(self) -> list[str]:
+        """Return what the container runs: --python, the Python of an image of ours, or the one a shell finds."""
+        python = self._python or (f"{IMAGE_PREFIX}/bin/python" if f"{LABEL_PREFIX}cell" in self._labels else None)
+        if python is not None:
+            return [python, "-B", _WORKER, _PLAN]
+        names = {"venv": IMAGE_PREFIX, "worker": _WORKER, "plan": _PLAN, "code": _NO_PYTHON}
+        return ["/bin/sh", "-c", _FIND.format(**{k: shlex.quote(str(v)) for k, v in names.items()})]
+
+    def promises(self, environment: Mapping[str, Any]) -> dict[str, str]:  # noqa: ARG002 (labels need no look inside)
+        """Return the image's labels of ours."""
+        ours = {k: v for k, v in self._labels.items() if k.startswith(LABEL_PREFIX)}
+        return {k.removeprefix(LABEL_PREFIX).replace("-", "_"): v for k, v in ours.items()}
+
+
+class ContainerHandle:
+    """A worker in a container."""
+
+    def __init__(self, running: sdk.Running) -> None:
+        self._running = running
+        self._asked = 0.0
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs; one killed for its memory is told apart."""
+        # Each question is a round trip to the engine.
+        if time.monotonic() - self._asked < _POLL:
+            return None
+        self._asked = time.monotonic()
+        code = self._running.wait(0)
+        if code is not None and self._running.out_of_memory():
+            message = "the container ran out of memory"
+            raise UnavailableError(message, fix="give the engine more, or run fewer ranks (--nproc)")
+        return code
+
+    def log(self) -> str:
+        """Return the last lines the worker printed."""
+        return self._running.logs()
+
+    def end(self, groups: list[int]) -> None:  # noqa: ARG002 (they end with the container)
+        """Close its stdin, kill all of it and remove it."""
+        self._running.close()
+
+
+def has_gpus() -> bool:
+    """Tell whether this machine has NVIDIA devices to pass in (on WSL: the paravirtual one)."""
+    return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
