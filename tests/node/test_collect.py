@@ -1,0 +1,122 @@
+"""Reading a node: this one, and small trees that look like others."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.node import collect, nvml
+from envcheck.node.snapshot import to_json
+
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\n"
+
+
+@pytest.fixture
+def gpu_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_nvml: Callable[..., Any]) -> Path:
+    library = tmp_path / "usr/lib/x86_64-linux-gnu"
+    library.mkdir(parents=True)
+    for name in ("libnvidia-ml.so", "libcuda.so"):
+        (library / f"{name}.570.124.06").touch()
+        (library / f"{name}.1").symlink_to(f"{name}.570.124.06")
+    version = tmp_path / "proc/driver/nvidia/version"
+    version.parent.mkdir(parents=True)
+    version.write_text(OPEN)
+    (tmp_path / "dev/shm").mkdir(parents=True)  # of the tree under test
+    monkeypatch.setattr(collect, "load_nvml", fake_nvml)
+    return tmp_path
+
+
+def test_this_machine_is_read_and_every_signal_has_exactly_one_of_value_and_reason() -> None:
+    snapshot = collect.collect()
+    everything = [*snapshot.signals.items(), *(s for gpu in snapshot.gpus for s in gpu.signals.items())]
+    assert [name for name, signal in everything if (signal.value is None) == (signal.reason is None)] == []
+    assert snapshot.signal("host.memory_total").value > 0
+    json.dumps(to_json(snapshot))
+
+
+def test_a_gpu_node_shows_driver_libraries_and_gpus(gpu_node: Path) -> None:
+    snapshot = collect.collect(gpu_node, {})
+    assert snapshot.signal("driver.version").value == "570.124.06"
+    assert snapshot.signal("driver.kernel").value == "570.124.06"
+    assert snapshot.signal("driver.kernel_flavour").value == "open"
+    assert snapshot.signal("driver.library").value == "570.124.06"
+    assert [gpu.signal("compute_capability").value for gpu in snapshot.gpus] == ["9.0"]
+
+
+def test_identify_reads_only_what_resolving_needs(gpu_node: Path) -> None:
+    snapshot = collect.identify(gpu_node, {})
+    assert snapshot.signal("host.arch").value
+    assert snapshot.signal("driver.cuda").value == "12.8"
+    assert "memory_total" not in snapshot.gpus[0].signals
+    assert "env" not in snapshot.signals
+
+
+def test_the_loaders_path_comes_first(gpu_node: Path) -> None:
+    compat = gpu_node / "usr/local/cuda/compat"
+    compat.mkdir(parents=True)
+    (compat / "libcuda.so.580.65.06").touch()
+    (compat / "libcuda.so.1").symlink_to("libcuda.so.580.65.06")
+    snapshot = collect.collect(gpu_node, {"LD_LIBRARY_PATH": "/nowhere:/usr/local/cuda/compat"})
+    assert snapshot.signal("driver.libcuda").value == "580.65.06"
+
+
+def test_without_the_library_nvml_is_not_even_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "load_nvml", lambda: pytest.fail("imported"))
+    snapshot = collect.collect(tmp_path, {})
+    assert snapshot.gpus == []
+    assert "not on the loader's path" in str(snapshot.signal("driver.version").reason)
+    assert "No such file" in str(snapshot.signal("shm.free").reason)
+
+
+def test_when_nvml_does_not_open_the_kernel_still_says_its_version(
+    gpu_node: Path, monkeypatch: pytest.MonkeyPatch, fake_nvml: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(collect, "load_nvml", lambda: fake_nvml({"nvmlInit": "Driver/library version mismatch"}))
+    snapshot = collect.collect(gpu_node, {})
+    assert snapshot.signal("driver.version").value == "570.124.06"
+    assert snapshot.signal("driver.cuda").reason == "NVML: Driver/library version mismatch"
+
+
+def test_a_wedged_driver_is_a_reason_and_not_a_hang(
+    monkeypatch: pytest.MonkeyPatch, fake_nvml: Callable[..., Any]
+) -> None:
+    wedged = fake_nvml()
+    wedged.nvmlInit = lambda: time.sleep(2)
+    monkeypatch.setattr(collect, "load_nvml", lambda: wedged)
+    signals, gpus = collect.ask(nvml.IDENTITY, timeout=0.05)
+    assert gpus == []
+    assert signals["driver.version"].reason == "NVML gave no answer in 0.05 s"
+
+
+def test_no_nvidia_ml_py_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise ModuleNotFoundError("No module named 'pynvml'")  # noqa: EM101, TRY003 (Python's own words)
+
+    monkeypatch.setattr(collect, "load_nvml", missing)
+    assert "pynvml" in str(collect.ask(nvml.IDENTITY).signals["driver.version"].reason)
+
+
+def test_secrets_are_kept_by_name_only(tmp_path: Path) -> None:
+    environ = {"HF_TOKEN": "hf_canary", "NCCL_P2P_DISABLE": "1", "TORCH_API_KEY": "canary", "HOME": "/root"}
+    snapshot = collect.collect(tmp_path, environ)
+    assert snapshot.signal("env").value == {"NCCL_P2P_DISABLE": "1"}
+    assert snapshot.signal("env.secret_names").value == ["HF_TOKEN", "TORCH_API_KEY"]
+    assert "canary" not in json.dumps(to_json(snapshot))
+
+
+def test_a_groups_own_limit_is_read_before_the_tops(tmp_path: Path) -> None:
+    own = tmp_path / "proc/self/cgroup"
+    own.parent.mkdir(parents=True)
+    own.write_text("0::/job\n")
+    job = tmp_path / "sys/fs/cgroup/job"
+    job.mkdir(parents=True)
+    (job / "memory.max").write_text("1073741824\n")
+    (job / "cpu.max").write_text("nonsense\n")
+    snapshot = collect.collect(tmp_path, {})
+    assert snapshot.signal("container.memory_limit").value == 1 << 30
+    assert snapshot.signal("container.cpu_limit").reason is not None
