@@ -77,7 +77,7 @@ def _missing(ranks: Ranks) -> Problem:
     worlds = {entry.get("world") for entry in ranks}
     world = max((w for w in worlds if isinstance(w, int)), default=0)
     numbers = sorted(entry["rank"] for entry in ranks if isinstance(entry.get("rank"), int))
-    if len(worlds) != 1 or numbers != list(range(world)):
+    if not world or len(worlds) != 1 or numbers != list(range(world)):
         return undecided(
             f"of {world} ranks these reported: {numbers or 'none'}", fix="see the log of the ranks that did not"
         )

@@ -1,0 +1,341 @@
+"""What groups of ranks report, judged: the truth passes, and each lie is caught by name."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
+from envcheck.checks.env import all_reduce, all_reduce_bandwidth, amp, ddp, matmul, shm
+from envcheck.node.snapshot import Signal
+
+Node = Callable[..., View]
+Entry = dict[str, Any]
+NAN = float("nan")
+
+
+def standing(rank: int, world: int, *, gpu: bool) -> Entry:
+    where = {"is_cuda": True, "device": f"GPU-{rank}", "backend": "nccl", "capability": [9, 0]}
+    here = {"is_cuda": False, "device": "cpu", "backend": "gloo", "capability": []}
+    return {"rank": rank, "world": world, "host": "node1", **(where if gpu else here)}
+
+
+def training(dtype: str) -> Entry:
+    run: Entry = {"dtype": dtype, "losses": [1.0 - 0.03 * step for step in range(amp.STEPS)]}
+    if dtype == "float16":
+        run["scales"] = [1024.0 * 2 ** (step // 4) for step in range(amp.STEPS)]
+        run["overflow"] = {"before": 65536.0, "after": 32768.0, "weights_untouched": True}
+    return run
+
+
+def curve(busbw: float, world: int) -> list[Entry]:
+    sizes = all_reduce_bandwidth.SIZES["cuda"]
+    return [{"bytes": size, "seconds": size * 2 * (world - 1) / world / busbw / 1e9, "right": True} for size in sizes]
+
+
+MEASURED: dict[Any, Callable[[int], Entry]] = {
+    matmul: lambda _: {"errors": {"float32": 1e-7, "float16": 3e-4, "bfloat16": 2e-3, "tf32": 4e-4}},
+    amp: lambda _: {"runs": {dtype: training(dtype) for dtype in ("float32", "bfloat16", "float16")}},
+    ddp: lambda _: {"started": "a", "ended": "b", "errors": [0.01] * ddp.STEPS, "losses": [1.0, 0.9, 0.8]},
+    all_reduce: lambda _: {"results": {dtype: {"wrong": 0} for dtype in all_reduce.EXACT_UP_TO}},
+    all_reduce_bandwidth: lambda world: {"curve": curve(470.0, world)},
+}
+CHECKS = pytest.mark.parametrize("check", MEASURED, ids=lambda check: check.__name__.rpartition(".")[2])
+
+
+def report(check: Any, world: int = 8, *, gpu: bool = True) -> list[Entry]:
+    return copy.deepcopy([{**standing(r, world, gpu=gpu), **MEASURED[check](world)} for r in range(world)])
+
+
+@pytest.fixture
+def h100(node: Node) -> View:
+    return node("h100x8")
+
+
+@CHECKS
+def test_the_truth_passes_on_gpus_and_on_a_cpu(check: Any, h100: View, cpu: View) -> None:
+    assert check.judge(h100, report(check)).status == PASS
+    assert check.judge(cpu, report(check, 2, gpu=False)).status == PASS
+
+
+@CHECKS
+def test_nothing_measured_is_an_error(check: Any, h100: View) -> None:
+    assert check.judge(h100, []).status == ERROR
+    assert check.judge(h100, [{} for _ in range(8)]).status == ERROR
+    bare = [standing(r, 8, gpu=True) for r in range(8)]
+    assert check.judge(h100, bare).status == ERROR
+
+
+@CHECKS
+def test_a_rank_that_died_is_an_error_naming_who_is_left(check: Any, h100: View) -> None:
+    outcome = check.judge(h100, report(check)[:5])
+    assert outcome.status == ERROR
+    assert "[0, 1, 2, 3, 4]" in outcome.summary
+
+
+@CHECKS
+def test_a_cpu_dressed_as_a_gpu_fails(check: Any, h100: View) -> None:
+    ranks = report(check)
+    ranks[3] |= {"is_cuda": False, "device": "cpu"}
+    outcome = check.judge(h100, ranks)
+    assert outcome.status == FAIL
+    assert "rank 3 computed on cpu" in outcome.summary
+
+
+@CHECKS
+def test_two_ranks_on_one_gpu_fail(check: Any, h100: View) -> None:
+    ranks = report(check)
+    ranks[5]["device"] = "GPU-2"
+    outcome = check.judge(h100, ranks)
+    assert outcome.status == FAIL
+    assert "ranks 2 and 5 share GPU GPU-2" in outcome.summary
+
+
+@pytest.mark.parametrize("check", [ddp, all_reduce, all_reduce_bandwidth])
+def test_gloo_on_gpus_fails(check: Any, h100: View) -> None:
+    ranks = report(check)
+    ranks[0]["backend"] = "gloo"
+    assert check.judge(h100, ranks).status == FAIL
+
+
+@pytest.mark.parametrize("check", [ddp, all_reduce, all_reduce_bandwidth])
+def test_one_rank_alone_is_a_skip(check: Any, h100: View, cpu: View) -> None:
+    assert check.judge(h100, report(check, 1)).status == SKIP
+    assert check.judge(cpu, report(check, 1, gpu=False)).status == SKIP
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("off", "status"), [(1.0, PASS), (1.001, FAIL), (NAN, FAIL), (None, FAIL)])
+def test_a_product_may_be_off_by_its_bound_and_no_more(h100: View, dtype: str, off: float | None, status: str) -> None:
+    ranks = report(matmul)
+    ranks[6]["errors"][dtype] = off and off * matmul.bound(dtype)
+    outcome = matmul.judge(h100, ranks)
+    assert outcome.status == status
+    if status == FAIL:
+        assert f"rank 6 on GPU-6: the {dtype} product" in outcome.summary
+
+
+def test_tf32_in_place_of_fp32_fails_and_a_missing_dtype_is_an_error(h100: View) -> None:
+    ranks = report(matmul)
+    ranks[0]["errors"]["float32"] = ranks[0]["errors"]["tf32"]
+    assert matmul.judge(h100, ranks).status == FAIL
+    del ranks[0]["errors"]["float32"]
+    assert matmul.judge(h100, ranks).status == ERROR
+
+
+def test_a_volta_owes_no_bfloat16(h100: View) -> None:
+    ranks = report(matmul)
+    for entry in ranks:
+        entry["capability"] = [7, 0]
+        del entry["errors"]["bfloat16"]
+    assert matmul.judge(h100, ranks).status == PASS
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        (lambda runs: runs["bfloat16"].update(dtype="float32"), "the activation is float32"),
+        (lambda runs: runs["bfloat16"]["losses"].__setitem__(9, NAN), "not finite"),
+        (lambda runs: runs["float16"]["losses"].__setitem__(9, None), "not finite"),
+        (lambda runs: runs["float32"].update(losses=[1.0] * amp.STEPS), "does not fall"),
+        (lambda runs: runs["bfloat16"]["losses"].__setitem__(-1, 0.331), "as fp32's does"),
+        (lambda runs: runs["float16"].update(scales=[1024.0] * amp.STEPS), "never grew"),
+        (lambda runs: runs["float16"].update(scales=[2.0**-s for s in range(amp.STEPS)]), "skipped as overflows"),
+        (lambda runs: runs["float16"].update(scales=[]), "no number"),
+        (lambda runs: runs["float16"]["scales"].__setitem__(3, NAN), "no number"),
+        (lambda runs: runs["float16"]["overflow"].update(weights_untouched=False), "overflow was not skipped"),
+        (lambda runs: runs["float16"]["overflow"].update(after=65536.0), "overflow was not skipped"),
+        (lambda runs: runs["float16"].pop("overflow"), "overflow was not skipped"),
+    ],
+)
+def test_each_way_mixed_precision_lies_is_named(h100: View, lie: Callable[[Any], Any], said: str) -> None:
+    ranks = report(amp)
+    lie(ranks[4]["runs"])
+    outcome = amp.judge(h100, ranks)
+    assert outcome.status == FAIL
+    assert "rank 4" in outcome.summary
+    assert said in outcome.summary
+
+
+def test_a_loss_just_within_the_tolerance_passes(h100: View) -> None:
+    ranks = report(amp)
+    ranks[4]["runs"]["bfloat16"]["losses"][-1] += 0.0199
+    assert amp.judge(h100, ranks).status == PASS
+
+
+def test_fp16_is_owed_on_gpus_alone(h100: View, cpu: View) -> None:
+    ranks = report(amp, 2, gpu=False)
+    for entry in ranks:
+        entry["runs"]["float16"] = {"not_applicable": "GradScaler and fp16 autocast belong to GPUs"}
+    assert amp.judge(cpu, ranks).status == PASS
+    ranks = report(amp)
+    ranks[0]["runs"]["float16"] = {"not_applicable": "no"}
+    assert amp.judge(h100, ranks).status == ERROR
+
+
+@pytest.mark.parametrize(("error", "status"), [(1.0, PASS), (1.001, FAIL), (NAN, FAIL), (None, FAIL), (5000.0, FAIL)])
+def test_a_gradient_may_be_off_by_its_tolerance_and_no_more(h100: View, error: float, status: str) -> None:
+    ranks = report(ddp)
+    ranks[2]["errors"][1] = error
+    outcome = ddp.judge(h100, ranks)
+    assert outcome.status == status
+    if status == FAIL:
+        assert "rank 2, step 1" in outcome.summary
+
+
+@pytest.mark.parametrize("moment", ["started", "ended"])
+def test_a_replica_that_drifts_is_named(h100: View, moment: str) -> None:
+    ranks = report(ddp)
+    ranks[7][moment] = "different"
+    outcome = ddp.judge(h100, ranks)
+    assert outcome.status == FAIL
+    assert outcome.details["ranks"] == [7]
+
+
+def test_of_two_ranks_that_disagree_both_are_named(cpu: View) -> None:
+    ranks = report(ddp, 2, gpu=False)
+    ranks[1]["ended"] = "different"
+    assert ddp.judge(cpu, ranks).details["ranks"] == [0, 1]
+
+
+def test_fewer_steps_than_asked_for_are_an_error(h100: View) -> None:
+    ranks = report(ddp)
+    ranks[1]["errors"].pop()
+    assert ddp.judge(h100, ranks).status == ERROR
+
+
+def test_one_flipped_bit_is_named_by_rank_index_and_bit(h100: View) -> None:
+    ranks = report(all_reduce)
+    ranks[3]["results"]["bfloat16"] = {"wrong": 1, "index": 77, "got": 13.0, "expected": 12.0, "xor": "0x8"}
+    outcome = all_reduce.judge(h100, ranks)
+    assert outcome.status == FAIL
+    for part in ("bfloat16", "rank(s) [3] alone", "index 77", "0x8"):
+        assert part in outcome.summary
+    assert outcome.value == 1
+
+
+def test_a_sum_that_is_wrong_everywhere_says_so(h100: View) -> None:
+    ranks = report(all_reduce)
+    for entry in ranks:
+        entry["results"]["float32"] = {"wrong": 4, "index": 0, "got": NAN, "expected": 1.0, "xor": "0x1"}
+    assert "on every rank" in all_reduce.judge(h100, ranks).summary
+
+
+def test_a_dtype_that_was_not_reduced_is_no_pass_on_gpus_and_none_of_gloos_business(h100: View, cpu: View) -> None:
+    ranks = report(all_reduce)
+    ranks[0]["results"]["float16"] = {"unsupported": "Invalid scalar type"}
+    assert all_reduce.judge(h100, ranks).status == ERROR
+    ranks = report(all_reduce, 2, gpu=False)
+    for entry in ranks:
+        entry["results"]["float16"] = {"unsupported": "Invalid scalar type"}
+    assert all_reduce.judge(cpu, ranks).status == PASS
+
+
+@pytest.mark.parametrize(("world", "dtypes"), [(36, 3), (37, 2), (292, 2), (293, 1)])
+def test_a_dtype_is_owed_as_long_as_it_holds_the_sum(world: int, dtypes: int) -> None:
+    assert len(all_reduce.required(world, "nccl")) == dtypes
+
+
+@pytest.mark.parametrize(
+    ("busbw", "status"),
+    [(425.1, PASS), (424.9, WARN), (375.1, WARN), (374.9, FAIL), (699.9, PASS), (700.1, ERROR), (NAN, ERROR)],
+)
+def test_bandwidth_of_eight_h100s_on_each_side_of_each_limit(h100: View, busbw: float, status: str) -> None:
+    ranks = report(all_reduce_bandwidth)
+    for entry in ranks:
+        entry["curve"] = curve(busbw, 8)
+    outcome = all_reduce_bandwidth.judge(h100, ranks)
+    assert outcome.status == status
+    if status in (WARN, FAIL):
+        assert outcome.limit is not None
+        assert "AI-benchmarking-guide" in outcome.limit.source
+
+
+def with_env(view: View, **environ: str) -> View:
+    signals = {**view.snapshot.signals, "env": Signal(environ)}
+    return dataclasses.replace(view, snapshot=dataclasses.replace(view.snapshot, signals=signals))
+
+
+def test_with_nvls_off_the_rings_own_limits_hold(h100: View) -> None:
+    ranks = report(all_reduce_bandwidth)
+    for entry in ranks:
+        entry["curve"] = curve(365.0, 8)
+    assert all_reduce_bandwidth.judge(h100, ranks).status == FAIL
+    assert all_reduce_bandwidth.judge(with_env(h100, NCCL_NVLS_ENABLE="0"), ranks).status == PASS
+
+
+def test_fewer_gpus_have_their_own_limit(h100: View) -> None:
+    ranks = report(all_reduce_bandwidth, 4)
+    for entry in ranks:
+        entry["curve"] = curve(363.0, 4)
+    assert all_reduce_bandwidth.judge(h100, ranks).status == PASS
+
+
+@pytest.mark.parametrize("name", ["mixed", "rtx4090", "cpu"])
+def test_where_no_limit_is_known_the_figure_is_reported_and_says_so(node: Node, name: str) -> None:
+    view = dataclasses.replace(node(name), mode="cpu" if name == "cpu" else "gpu")
+    outcome = all_reduce_bandwidth.judge(view, report(all_reduce_bandwidth, 2, gpu=name != "cpu"))
+    assert outcome.status == PASS
+    assert "reported, not judged" in outcome.summary
+    assert outcome.limit is None
+
+
+def test_a_group_over_two_hosts_is_not_judged_by_one_nodes_limit(h100: View) -> None:
+    ranks = report(all_reduce_bandwidth)
+    ranks[7]["host"] = "node2"
+    assert "between hosts" in all_reduce_bandwidth.judge(h100, ranks).summary
+
+
+def test_a_curve_without_its_plateau_or_of_different_sizes_is_not_judged(h100: View) -> None:
+    ranks = report(all_reduce_bandwidth)
+    for entry in ranks:
+        entry["curve"] = entry["curve"][:-2]
+    assert all_reduce_bandwidth.judge(h100, ranks).status == ERROR
+    ranks[0]["curve"] = ranks[0]["curve"][:-1]
+    assert all_reduce_bandwidth.judge(h100, ranks).status == ERROR
+
+
+def test_a_wrong_sum_is_no_bandwidth(h100: View) -> None:
+    ranks = report(all_reduce_bandwidth)
+    ranks[1]["curve"][2]["right"] = False
+    outcome = all_reduce_bandwidth.judge(h100, ranks)
+    assert outcome.status == FAIL
+    assert "rank(s) [1]" in outcome.summary
+
+
+def test_the_slowest_rank_is_in_the_curve(h100: View) -> None:
+    ranks = report(all_reduce_bandwidth)
+    ranks[5]["curve"][6]["seconds"] *= 1.1
+    assert all_reduce_bandwidth.judge(h100, ranks).details["curve"][6]["slowest_rank"] == 5
+
+
+def test_bus_bandwidth_by_its_formula() -> None:
+    assert all_reduce_bandwidth.busbw(1e9, 0.01, 8) == pytest.approx(175.0)
+    assert all_reduce_bandwidth.busbw(1e9, 0.01, 2) == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "mode", "status"),
+    [
+        (64 << 20, 64 << 20, "cpu", FAIL),
+        ((1 << 30) - 1, (1 << 30) - 1, "cpu", FAIL),
+        (1 << 30, 1 << 30, "cpu", PASS),
+        (1 << 30, 512 << 20, "cpu", PASS),
+        (1 << 30, (512 << 20) - 1, "cpu", FAIL),
+        ((8 << 30) - 1, 1 << 30, "gpu", WARN),
+        (8 << 30, 1 << 30, "gpu", PASS),
+        (NAN, 1 << 30, "gpu", ERROR),
+        (1 << 30, None, "gpu", ERROR),
+    ],
+)
+def test_shared_memory_on_each_side_of_each_limit(cpu: View, total: Any, free: Any, mode: str, status: str) -> None:
+    outcome = shm.judge(dataclasses.replace(cpu, mode=mode), [{"rank": 0, "total": total, "free": free}])
+    assert outcome.status == status
+    if total == 64 << 20:
+        assert "--shm-size" in outcome.remedy
+        assert outcome.limit is not None
+        assert "NCCL" in outcome.limit.source
