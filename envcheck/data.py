@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -11,3 +12,12 @@ def data_path(name: str) -> Path:
     """Return the shipped `matrix.yaml`, `templates` or `images`, preferring the wheel's copy."""
     packed = _PACKAGE / "_data" / name
     return packed if packed.exists() else _PACKAGE.parent / name
+
+
+def state_path(*parts: str) -> Path:
+    """Return a path below where environments and logs are kept: $ENVCHECK_HOME, else the user's data directory."""
+    home = os.environ.get("ENVCHECK_HOME")
+    if home:
+        return Path(home, *parts)
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share"
+    return Path(data, "envcheck", *parts)

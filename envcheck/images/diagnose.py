@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 _STEP: Final = re.compile(r"^#(?P<id>\d+) (?P<title>\[[^\]]+\] .*)$")
 _OUTPUT: Final = re.compile(r"^#(?P<id>\d+) (?:\d+\.\d+ )(?P<text>.*)$")
 _ERROR: Final = re.compile(r"^#(?P<id>\d+) ERROR: (?P<text>.*)$")
+_MOUNT: Final = re.compile(r"--mount=\S+\s+")
 LAST_LINES: Final = 15
 
 
@@ -40,7 +41,7 @@ _CAUSES: Final[dict[str, Cause]] = {
     r"|unable to get local issuer|certificate verification failed": Cause(
         "TLS: a certificate is not trusted", "give the CA with `ca:` in a mirror profile, or use --mirror host"
     ),
-    r"envcheck: .* promise": Cause(
+    r"envcheck: proof failed": Cause(
         "version assertion failed: what was installed is not what the cell promises",
         f"the index serves another build; try another mirror, {_AGAIN}",
     ),
@@ -85,9 +86,22 @@ def explain(log: str) -> Failure:
     if failed is None:
         return Failure("the build", _tail(lines), diagnose(log))
     output = [found["text"] for line in lines if (found := _OUTPUT.match(line)) and found["id"] == failed["id"]]
-    step = next((found["title"] for line in lines if (found := _STEP.match(line)) and found["id"] == failed["id"]), "")
+    begun = (line for line in lines if (found := _STEP.match(line)) and found["id"] == failed["id"])
+    step = next(filter(None, map(step_of, begun)), "")
     told = [*output, failed["text"]]
     return Failure(step or "the build", _tail(told), diagnose("\n".join(told)) or diagnose(log))
+
+
+def step_of(line: str) -> str | None:
+    """Return the step a line of progress begins, without its mounts, e.g. "[runtime 3/9] RUN ...", or None."""
+    found = _STEP.match(line)
+    return _MOUNT.sub("", found["title"]) if found and not found["title"].startswith("[internal]") else None
+
+
+def said_of(line: str) -> str:
+    """Return a line of progress without its number and time."""
+    found = _OUTPUT.match(line)
+    return found["text"] if found else line
 
 
 def _tail(lines: list[str]) -> list[str]:

@@ -14,11 +14,12 @@ import docker
 import docker.context
 import docker.errors
 import docker.types
+import requests
 from docker import DockerClient
 from docker.models.containers import Container
 from docker.models.images import Image
 
-from envcheck.errors import BuildError, ConfigError, UnavailableError
+from envcheck.errors import ConfigError, UnavailableError
 
 _OWNER: Final = "envcheck.owner"
 _POLL: Final = 0.05
@@ -42,7 +43,7 @@ class ImageInfo(NamedTuple):
     labels: dict[str, str]
     env: dict[str, str]
     user: str
-    architecture: str
+    layers: list[str]
 
 
 def client(timeout: int = 60) -> DockerClient:
@@ -104,14 +105,20 @@ def tag(image: str, reference: str) -> None:
         engine.images.get(image).tag(repository, tag=name)
 
 
-def push(reference: str) -> None:
-    """Push a reference; a registry's refusal is a BuildError with its own words."""
-    repository, _, name = reference.rpartition(":")
-    with _engine(f"cannot push {reference}", timeout=600) as engine:
-        for event in engine.images.push(repository, tag=name, stream=True, decode=True):
-            if "error" in event:
-                message = f"push of {reference} was refused: {event['error']}"
-                raise BuildError(message, fix="check the registry's address and `docker login`")
+def untag(reference: str) -> None:
+    """Take a reference away; the image stays while it has another."""
+    with _engine(f"cannot untag {reference}") as engine, suppress(docker.errors.ImageNotFound):
+        engine.images.remove(reference, noprune=True)
+
+
+def registry_has(reference: str) -> bool:
+    """Tell whether the engine can reach this image in its registry, within ten seconds."""
+    try:
+        with _engine(f"cannot ask for {reference}", timeout=10) as engine:
+            engine.images.get_registry_data(reference)
+    except UnavailableError:
+        return False
+    return True
 
 
 class Running:
@@ -245,7 +252,7 @@ def _info(image: Image) -> ImageInfo:
         labels=dict(config.get("Labels") or {}),
         env=dict(pair.split("=", 1) for pair in config.get("Env") or []),
         user=str(config.get("User") or ""),
-        architecture=str(image.attrs.get("Architecture") or ""),
+        layers=list((image.attrs.get("RootFS") or {}).get("Layers") or []),
     )
 
 
@@ -267,7 +274,7 @@ def _told(what: str) -> Iterator[None]:
             raise UnavailableError(message, fix="install nvidia-container-toolkit, or run without GPUs") from error
         message = f"{what}: {_first_line(error)}"
         raise UnavailableError(message, fix="see the engine's log") from error
-    except docker.errors.DockerException as error:
+    except (docker.errors.DockerException, requests.RequestException) as error:
         message = f"{what}: {_first_line(error)}"
         raise UnavailableError(message, fix="is the engine still up? `docker info` tells") from error
 

@@ -1,0 +1,74 @@
+"""Docker: builds by its command line, which speaks BuildKit; everything else by the SDK."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from envcheck.errors import UnavailableError
+from envcheck.images.engines import base as bases
+from envcheck.images.engines import command, sdk
+from envcheck.images.engines.command import Done
+from envcheck.images.engines.sdk import ImageInfo
+from envcheck.images.plan import KEY_LABEL, BuildPlan
+from envcheck.images.spec import ImageSpec
+from envcheck.mirrors.profile import Profile
+
+_PULL_TIMEOUT: Final = 1800.0
+_IMPORT_TIMEOUT: Final = 600.0
+
+
+class Docker:
+    """The docker engine of DOCKER_HOST or the current context."""
+
+    name: Final = "docker"
+
+    def __init__(self) -> None:
+        sdk.client().close()
+
+    def frontend(self) -> list[str]:
+        """Return the build command: buildx where there is such a plugin, else the client's own BuildKit."""
+        if command.stream(["docker", "buildx", "version"], timeout=30).status == 0:
+            # Provenance would make an index of the image, and tell of the machine that built it.
+            return ["docker", "buildx", "build", "--progress=plain", "--provenance=false", "--load"]
+        return ["docker", "build", "--progress=plain"]
+
+    def inspect(self, reference: str) -> ImageInfo | None:
+        """Return what this engine holds under a reference, or None."""
+        return sdk.inspect(reference)
+
+    def find(self, key: str) -> ImageInfo | None:
+        """Return the image that was built with this key, or None."""
+        return sdk.find_labelled(KEY_LABEL, key)
+
+    def has_remote(self, reference: str) -> bool:
+        """Tell whether a registry that answers within ten seconds has the image."""
+        return sdk.registry_has(reference)
+
+    def pull(self, reference: str) -> None:
+        """Fetch an image from its registry."""
+        if command.stream(["docker", "pull", "--quiet", reference], timeout=_PULL_TIMEOUT).status != 0:
+            message = f"{reference} could not be pulled"
+            raise UnavailableError(message, fix="try `docker pull` by hand, or --base bootstrap")
+
+    def import_base(self, spec: ImageSpec, profile: Profile) -> str:
+        """Bootstrap the spec's base, import it and return its reference."""
+        with tempfile.TemporaryDirectory(prefix="envcheck-base-") as scratch:
+            tar = Path(scratch) / "rootfs.tar"
+            how = bases.bootstrap(spec.base, spec.arch, profile, tar)
+            command.output(["docker", "import", str(tar), how.reference], timeout=_IMPORT_TIMEOUT)
+        return how.reference
+
+    def build(self, plan: BuildPlan, *, on_line: Callable[[str], None], timeout: float) -> Done:
+        """Run the plan's command, handing over each line of BuildKit's plain progress."""
+        return command.stream(plan.argv, timeout=timeout, on_line=on_line, env={"DOCKER_BUILDKIT": "1"})
+
+    def tag(self, image: str, reference: str) -> None:
+        """Give an image one more reference."""
+        sdk.tag(image, reference)
+
+    def untag(self, reference: str) -> None:
+        """Take a reference away."""
+        sdk.untag(reference)

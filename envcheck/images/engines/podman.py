@@ -1,0 +1,91 @@
+"""Podman: the same interface by its command line. Its builder is Buildah, so there is no BuildKit progress."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from envcheck.errors import UnavailableError
+from envcheck.images.engines import base as bases
+from envcheck.images.engines import command
+from envcheck.images.engines.command import Done
+from envcheck.images.engines.sdk import ImageInfo
+from envcheck.images.plan import KEY_LABEL, BuildPlan
+from envcheck.images.spec import ImageSpec
+from envcheck.mirrors.profile import Profile
+
+_PULL_TIMEOUT: Final = 1800.0
+_IMPORT_TIMEOUT: Final = 600.0
+
+
+class Podman:
+    """The podman of this user."""
+
+    name: Final = "podman"
+
+    def __init__(self) -> None:
+        done = command.stream(["podman", "info"], timeout=30)
+        if done.status != 0:
+            message = "podman does not work here (`podman info` fails)"
+            raise UnavailableError(message, fix="run it by hand to see why, or use --engine docker or venv")
+
+    def frontend(self) -> list[str]:
+        """Return the build command; the docker format keeps what the OCI format has no place for."""
+        return ["podman", "build", "--format=docker", "--pull=missing"]
+
+    def inspect(self, reference: str) -> ImageInfo | None:
+        """Return what podman holds under a reference, or None."""
+        done = command.stream(["podman", "image", "inspect", reference], timeout=60)
+        return image_info(json.loads(done.output)[0]) if done.status == 0 else None
+
+    def find(self, key: str) -> ImageInfo | None:
+        """Return the image that was built with this key, or None."""
+        listed = command.output(["podman", "images", "--quiet", "--no-trunc", "--filter", f"label={KEY_LABEL}={key}"])
+        return self.inspect(listed.split()[0]) if listed.split() else None
+
+    def has_remote(self, reference: str) -> bool:
+        """Tell whether a registry that answers within ten seconds has the image."""
+        return command.stream(["podman", "manifest", "inspect", reference], timeout=10).status == 0
+
+    def pull(self, reference: str) -> None:
+        """Fetch an image from its registry."""
+        if command.stream(["podman", "pull", "--quiet", reference], timeout=_PULL_TIMEOUT).status != 0:
+            message = f"{reference} could not be pulled"
+            raise UnavailableError(message, fix="try `podman pull` by hand, or --base bootstrap")
+
+    def import_base(self, spec: ImageSpec, profile: Profile) -> str:
+        """Bootstrap the spec's base, import it and return its reference."""
+        with tempfile.TemporaryDirectory(prefix="envcheck-base-") as scratch:
+            tar = Path(scratch) / "rootfs.tar"
+            how = bases.bootstrap(spec.base, spec.arch, profile, tar)
+            command.output(["podman", "import", "--quiet", str(tar), how.reference], timeout=_IMPORT_TIMEOUT)
+        return how.reference
+
+    def build(self, plan: BuildPlan, *, on_line: Callable[[str], None], timeout: float) -> Done:
+        """Run the plan's command, handing over each line it writes."""
+        return command.stream(plan.argv, timeout=timeout, on_line=on_line)
+
+    def tag(self, image: str, reference: str) -> None:
+        """Give an image one more reference."""
+        command.output(["podman", "tag", image, reference])
+
+    def untag(self, reference: str) -> None:
+        """Take a reference away."""
+        command.stream(["podman", "untag", reference, reference], timeout=60)
+
+
+def image_info(said: dict[str, Any]) -> ImageInfo:
+    """Read one entry of `podman image inspect`."""
+    config = said.get("Config") or {}
+    return ImageInfo(
+        id=str(said.get("Id", "")),
+        size=int(said.get("Size") or 0),
+        tags=list(said.get("RepoTags") or []),
+        labels=dict(said.get("Labels") or {}),
+        env=dict(pair.split("=", 1) for pair in config.get("Env") or []),
+        user=str(config.get("User") or ""),
+        layers=list((said.get("RootFS") or {}).get("Layers") or []),
+    )

@@ -1,0 +1,118 @@
+"""What a build will do, as data: printed by --dry-run, handed to the engine unchanged, written as bake JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from envcheck.images import tags
+from envcheck.images.spec import LABEL_PREFIX, ImageSpec
+from envcheck.matrix.model import HostArch
+
+Network = Literal["host", "default", "none"]
+KEY_LABEL: Final = f"{LABEL_PREFIX}key"
+PLATFORMS: Final[dict[HostArch, str]] = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+
+
+class BuildPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One image build. `key` is None while its base does not exist yet. `secrets` map ids to files, never values.
+
+    The image is built as `candidate` and gets `tag` and `aliases` only once it has been read back.
+    """
+
+    schema: Literal["envcheck/build-plan/1"] = "envcheck/build-plan/1"
+    engine: Literal["docker", "podman"]
+    cell: str
+    target: str
+    platform: str
+    base: str
+    key: str | None
+    candidate: str
+    tag: str
+    aliases: list[str]
+    context: str
+    network: Network
+    secrets: dict[str, str]
+    build_args: dict[str, str]
+    labels: dict[str, str]
+    argv: list[str] = []
+
+
+class Options(NamedTuple):
+    """How to build. `frontend` is the client's build command; `epoch` becomes the image's date."""
+
+    engine: Literal["docker", "podman"]
+    frontend: Sequence[str]
+    repository: str
+    network: Network
+    epoch: int
+    revision: str
+
+
+class Inputs(NamedTuple):
+    """What is built from. `key` is None while the base does not exist; `labels` are over those of the Dockerfile."""
+
+    base: str
+    key: str | None
+    context: Path
+    secrets: Mapping[str, Path]
+    labels: Mapping[str, str] = MappingProxyType({})
+
+
+def make(spec: ImageSpec, options: Options, inputs: Inputs) -> BuildPlan:
+    """Return the plan of one build."""
+    plan = BuildPlan(
+        engine=options.engine,
+        cell=str(spec.cell),
+        target=spec.target,
+        platform=PLATFORMS[spec.arch],
+        base=inputs.base,
+        key=inputs.key,
+        candidate=f"envcheck/candidate:{(inputs.key or 'dry-run')[:16]}",
+        tag=tags.full(options.repository, spec),
+        aliases=tags.aliases(options.repository, spec),
+        context=str(inputs.context),
+        network=options.network,
+        secrets={name: str(path) for name, path in sorted(inputs.secrets.items())},
+        build_args={
+            "BASE": inputs.base,
+            "REVISION": options.revision,
+            "SOURCE_DATE_EPOCH": str(options.epoch),
+        },
+        labels={**({KEY_LABEL: inputs.key} if inputs.key else {}), **inputs.labels},
+    )
+    return msgspec.structs.replace(plan, argv=[*options.frontend, *_options(plan), plan.context])
+
+
+def _options(plan: BuildPlan) -> list[str]:
+    named = {
+        "build-arg": [f"{name}={value}" for name, value in plan.build_args.items()],
+        "label": [f"{name}={value}" for name, value in plan.labels.items()],
+        "secret": [f"id={name},src={path}" for name, path in plan.secrets.items()],
+    }
+    options = [f"--platform={plan.platform}", f"--target={plan.target}", f"--tag={plan.candidate}"]
+    options += [f"--network={plan.network}"]
+    return options + [f"--{option}={value}" for option, values in named.items() for value in values]
+
+
+def bake(plan: BuildPlan) -> dict[str, Any]:
+    """Return the plan as the JSON that `docker buildx bake -f` reads; a host network needs `--allow network.host`."""
+    target: dict[str, Any] = {
+        "context": plan.context,
+        "dockerfile": "Dockerfile",
+        "target": plan.target,
+        "platforms": [plan.platform],
+        "args": plan.build_args,
+        "labels": plan.labels,
+        "secret": [f"id={name},src={path}" for name, path in plan.secrets.items()],
+        "tags": [plan.tag, *plan.aliases],
+        "output": ["type=docker"],
+    }
+    if plan.network != "default":
+        target["network"] = plan.network
+    name = f"{plan.cell}-{plan.target}".replace(".", "_")
+    return {"group": {"default": {"targets": [name]}}, "target": {name: target}}
