@@ -240,6 +240,12 @@ def test_a_dtype_is_owed_as_long_as_it_holds_the_sum(world: int, dtypes: int) ->
     assert len(all_reduce.required(world, "nccl")) == dtypes
 
 
+@pytest.mark.parametrize("distance", [1 << bit for bit in range(29)])
+def test_the_pattern_is_unlike_itself_at_any_distance(distance: int) -> None:
+    same = sum(all_reduce.pattern(i) == all_reduce.pattern(i + distance) for i in range(4096))
+    assert same < 0.9 * 4096
+
+
 @pytest.mark.parametrize(
     ("busbw", "status"),
     [(425.1, PASS), (424.9, WARN), (375.1, WARN), (374.9, FAIL), (699.9, PASS), (700.1, ERROR), (NAN, ERROR)],

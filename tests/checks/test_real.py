@@ -1,0 +1,57 @@
+"""Real processes of a real torch, once honest and once sabotaged, through the runner that users have."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SABOTAGE = Path(__file__).parent / "sabotage"
+HONEST = ("matmul", "amp", "ddp", "all-reduce", "all-reduce-bandwidth", "shm")
+LIES = {
+    "sum-wrong-after": ("fail", "on rank(s) [1] alone: rank 1, index 12345"),
+    "sum-wrong-before": ("fail", "on every rank: rank 0, index 7"),
+    "sum-swapped": ("fail", "float32 sum is wrong on rank(s) [1] alone"),
+    "not-averaged": ("fail", "step 0: the gradients are not those of one process"),
+    "drifts": ("fail", "replicas differ when training ended"),
+    "no-autocast": ("fail", "the activation is float32"),
+    "wrong-product": ("fail", "rank 1 on cpu: the float32 product"),
+    "nan-product": ("fail", "rank 1 on cpu: the float32 product is off by nan"),
+    "does-nothing": ("fail", "the sum of ones is wrong"),
+}
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def outcomes(torch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Run every check once, the sabotaged ones beside the honest."""
+    output = tmp_path_factory.mktemp("real") / "report.json"
+    chosen = [option for check in (*HONEST, *LIES) for option in ("--only", check)]
+    command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(torch_python), "--nproc", "2"]
+    command += ["--checks", str(SABOTAGE), *chosen, "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    return {row["id"]: row for row in json.loads(output.read_text())["outcomes"]}
+
+
+def test_every_sabotage_is_told(outcomes: dict[str, Any]) -> None:
+    lies = {path.stem.replace("_", "-") for path in (SABOTAGE / "env").glob("*.py")}
+    assert lies == set(LIES) <= set(outcomes)
+
+
+@pytest.mark.parametrize("check", HONEST)
+def test_an_honest_environment_passes(outcomes: dict[str, Any], check: str) -> None:
+    assert outcomes[check]["status"] == "pass", outcomes[check]
+    assert outcomes[check]["value"] is not None
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_each_lie_fails_naming_its_culprit(outcomes: dict[str, Any], lie: str) -> None:
+    status, said = LIES[lie]
+    assert outcomes[lie]["status"] == status, outcomes[lie]
+    assert said in outcomes[lie]["summary"]
+    assert outcomes[lie]["remedy"]
