@@ -1,0 +1,34 @@
+"""RDMA registers memory, registered memory is locked, and most systems let a user lock 8 MB.
+
+Seen in the wild: NCCL over InfiniBand dies with "ibv_reg_mr failed: Cannot allocate memory" in a container or a Slurm
+job started without the limit, though the same node is fine from a root shell.
+"""
+
+from __future__ import annotations
+
+import resource
+
+from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, passed, undecided, warned
+from envcheck.checks.env import _group
+
+CHECK = Check(promise="enough memory may be locked for RDMA", level="quick", gpus=1)
+
+
+def measure(rank: Rank) -> Measured:
+    """Return the bytes this environment may lock; -1 is no limit."""
+    return {"rank": rank.rank, "bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]}
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
+    """Warn below the limit: a node without RDMA does not need it."""
+    from envcheck.checks import limits
+
+    allowed, limit = (ranks[0].get("bytes") if ranks else None), limits.limit("memlock", "warn")
+    if allowed is None or not _group.finite(allowed):
+        return undecided("the limit was not read", fix="see the check's log")
+    if allowed == -1:
+        return passed("memory may be locked without limit", value="unlimited", unit="B", limit=limit)
+    if allowed < limit.value:
+        fix = "start the container with --ulimit memlock=-1, or raise memlock in limits.conf or the Slurm unit"
+        return warned(f"{allowed / 2**20:.0f} MiB may be locked", fix=fix, value=allowed, unit="B", limit=limit)
+    return passed(f"{allowed / 2**30:.0f} GiB may be locked", value=allowed, unit="B", limit=limit)
