@@ -14,7 +14,7 @@ class Keeper:
 
     def __init__(self, run: Run, path: Path | None, progress: Progress) -> None:
         self._run, self._path, self._progress = run, path, progress
-        self._written = (0, "")
+        self._written = (False, 0, "")
 
     def running(self, check: str) -> None:
         """Show which check runs."""
@@ -22,7 +22,7 @@ class Keeper:
 
     def learned(self, run: Run) -> None:
         """Write the report when it says more than the last one."""
-        known = (sum(len(o.attempts) for o in run.outcomes.values()), run.ended)
+        known = (bool(run.environment), sum(len(o.attempts) for o in run.outcomes.values()), run.ended)
         if self._path is not None and known != self._written:
             write(report_of(run), self._path)
             self._written = known

@@ -49,7 +49,7 @@ def events(target: Target, directory: Path, limits: Mapping[str, float]) -> Iter
     groups: list[int] = []
     try:
         for event in _follow(handle, directory / "events.jsonl", limits):
-            groups = [event["group"]] if event["event"] == "started" else []
+            groups = {"started": [event.get("group", 0)], "done": []}.get(event["event"], groups)
             yield event
     finally:
         handle.end(groups)

@@ -1,0 +1,119 @@
+"""Small checks of a site's own, run by real processes in this interpreter; none of them needs torch."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envcheck.node.snapshot import Snapshot
+from envcheck.runner.discover import discover
+from envcheck.runner.drive import Run, validate
+from envcheck.runner.plan import plan
+from envcheck.runner.processes import LocalPython
+from envcheck.runner.record import OutcomeRow
+from envcheck.runner.target import Chosen, Target
+
+HEAD = '''"""Goes wrong in a test."""
+import ctypes, faulthandler, json, os, signal, subprocess, sys, time
+from envcheck.checks import Check, failed, passed
+CHECK = Check(promise="holds", level="quick", {options})
+'''
+JUDGE = """
+def judge(view, ranks):
+    return passed("all ranks spoke", value=len(ranks), unit="ranks")
+"""
+
+AddCheck = Callable[..., Path]
+RunSite = Callable[..., Run]
+
+
+class Silent:
+    """A watcher that only remembers."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.known: list[int] = []
+
+    def running(self, check: str) -> None:
+        """Remember it."""
+        self.ran.append(check)
+
+    def learned(self, run: Run) -> None:
+        """Remember how much was known."""
+        self.known.append(len(run.outcomes))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Return an empty directory of a site's own checks."""
+    (tmp_path / "site" / "env").mkdir(parents=True)
+    (tmp_path / "site" / "node").mkdir()
+    return tmp_path / "site"
+
+
+@pytest.fixture
+def add(site: Path) -> AddCheck:
+    """Return what writes one env check into the site: its measure's body, its options, its judge."""
+
+    def write(name: str, measure: str, options: str = "ranks=2, timeout=5", judge: str = JUDGE) -> Path:
+        body = textwrap.indent(textwrap.dedent(measure).strip(), "    ")
+        path = site / "env" / f"{name}.py"
+        path.write_text(HEAD.format(options=options) + f"def measure(rank):\n{body}\n" + textwrap.dedent(judge))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def run_site(site: Path) -> RunSite:
+    """Return what runs all of the site's checks for real, and returns the run."""
+
+    def run(
+        *,
+        spawn: bool = False,
+        require_gpu: bool = False,
+        timeout: float | None = None,
+        snapshot: Snapshot | None = None,
+        target: Target | None = None,
+        watcher: Silent | None = None,
+    ) -> Run:
+        chosen = [f for f in discover(site) if f.path.is_relative_to(site)]
+        planned = plan(chosen, level="full", nproc=2, require_gpu=require_gpu, timeout=timeout)
+        ours = target or LocalPython(Chosen(Path(sys.executable), "--python"))
+        result = Run(planned, chosen, ours, site=site, spawn=spawn)
+        validate(result, lambda: snapshot or Snapshot(), watcher or Silent(), pause=0.0)
+        return result
+
+    return run
+
+
+@pytest.fixture
+def outcome(add: AddCheck, run_site: RunSite) -> Callable[..., OutcomeRow]:
+    """Return what runs one check with this measure, beside a sound one that must not suffer for it."""
+
+    def run(measure: str, *, spawn: bool = False, **check: str) -> OutcomeRow:
+        add("sabotaged", measure, **check)
+        add("sound", "return {'rank': rank.rank}")
+        found = run_site(spawn=spawn).outcomes
+        assert found["sound"].status == "pass"
+        assert found["sound"].ranks == [{"rank": 0}, {"rank": 1}]
+        return found["sabotaged"]
+
+    return run
+
+
+@pytest.fixture
+def run_real(add: AddCheck, run_site: RunSite) -> Callable[[Path], Run]:
+    """Return what runs one check that uses torch in another Python."""
+
+    def run(python: Path) -> Run:
+        add(
+            "uses_torch", "import torch\nreturn {'sum': float(torch.ones(3).sum()), 'threads': torch.get_num_threads()}"
+        )
+        return run_site(target=LocalPython(Chosen(python, "--python")))
+
+    return run

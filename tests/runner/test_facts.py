@@ -1,0 +1,191 @@
+"""What a target's torch says of itself, asked without ever touching CUDA where ranks are forked from."""
+
+from __future__ import annotations
+
+import subprocess
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envcheck.runner.drive import Run
+from envcheck.runner.worker_facts import dotted_cudnn, dotted_nccl
+
+Torch = Callable[..., None]
+
+FAKE = """
+import os, sys
+__version__ = "{version}"
+class _Bag:
+    def __init__(self, **kw): self.__dict__.update(kw)
+version = _Bag(cuda={cuda!r}, hip=None, git_version="abc")
+backends = _Bag(cudnn=_Bag(version=lambda: 91002))
+distributed = _Bag(is_available=lambda: True, is_nccl_available=lambda: True)
+_C = _Bag(_cuda_getArchFlags=lambda: "sm_80 sm_90")
+set_num_threads = lambda n: None
+def _init():
+{init}
+def _device(index):
+    return _Bag(name="NVIDIA H100 80GB HBM3", major=9, minor=0, uuid="1a-%d" % index, total_memory=80 << 30)
+cuda = _Bag(
+    is_initialized=lambda: {initialized},
+    init=_init,
+    device_count=lambda: {gpus},
+    get_device_properties=_device,
+    nccl=_Bag(version=lambda: (2, 27, 5)),
+)
+{more}
+"""
+
+
+@pytest.fixture
+def torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Torch:
+    """Return what puts a stand-in for torch where the target's Python finds it."""
+
+    def write(
+        *,
+        cuda: str | None = "12.8",
+        gpus: int = 2,
+        version: str = "2.9.1+cu128",
+        init: str = "pass",
+        initialized: bool = False,
+        more: str = "",
+    ) -> None:
+        package = tmp_path / "path" / "torch"
+        package.mkdir(parents=True)
+        body = textwrap.indent(init, "    ")
+        (package / "__init__.py").write_text(
+            FAKE.format(cuda=cuda, gpus=gpus, version=version, init=body, initialized=initialized, more=more)
+        )
+        monkeypatch.setenv("PYTHONPATH", str(package.parent))
+
+    return write
+
+
+def test_a_torch_that_sees_gpus_is_told_whole(
+    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run]
+) -> None:
+    torch()
+    add("where", "return {'device': rank.device, 'backend': rank.backend}", "gpus=1, ranks=0")
+    run = run_site()
+    facts = run.environment
+    assert (facts["torch"], facts["cuda"], facts["cudnn"], facts["nccl"]) == ("2.9.1+cu128", "12.8", "9.10.2", "2.27.5")
+    assert facts["arch_list"] == ["sm_80", "sm_90"]
+    assert facts["devices"][1] == {
+        "index": 1,
+        "name": "NVIDIA H100 80GB HBM3",
+        "capability": "9.0",
+        "uuid": "GPU-1a-1",
+        "memory": 80 << 30,
+    }
+    assert (run.mode, run.view.mode, facts["start"]) == ("gpu", "gpu", "fork")
+    assert run.outcomes["where"].ranks == [{"device": f"cuda:{r}", "backend": "nccl"} for r in (0, 1)]
+
+
+def test_cuda_that_sees_nothing_says_why_and_is_no_gpu(
+    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run]
+) -> None:
+    torch(init="raise RuntimeError('Found no NVIDIA driver on your system.')")
+    add("needs_gpu", "return {}", "gpus=1")
+    add("plain", "return {'device': rank.device}")
+    run = run_site()
+    assert run.environment["device_error"] == "Found no NVIDIA driver on your system."
+    assert run.mode == "cpu"
+    assert run.outcomes["needs-gpu"].status == "skip"
+    assert "Found no NVIDIA driver" in run.outcomes["needs-gpu"].summary
+    assert run.outcomes["plain"].ranks == [{"device": "cpu"}] * 2
+    required = run_site(require_gpu=True)
+    assert required.outcomes["needs-gpu"].status == "fail"
+    assert required.verdict.exit_code == 1
+
+
+def test_require_gpu_fails_even_where_no_check_would_have_used_one(
+    add: Callable[..., Path], run_site: Callable[..., Run]
+) -> None:
+    add("plain", "return {}")
+    run = run_site(require_gpu=True)
+    assert run.ordered[-1].id == "require-gpu"
+    assert run.ordered[-1].remedy
+    assert run.verdict.exit_code == 1
+
+
+def test_a_cuda_that_hangs_or_crashes_when_asked_costs_only_its_own_answer(
+    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run]
+) -> None:
+    torch(init="os.abort()")
+    add("plain", "return {}")
+    run = run_site()
+    assert run.environment["device_facts_error"] == "died of SIGABRT"
+    assert run.environment["torch"] == "2.9.1+cu128"
+    assert (run.mode, run.outcomes["plain"].status) == ("cpu", "pass")
+
+
+def test_a_torch_that_cannot_be_imported_is_named(
+    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run]
+) -> None:
+    torch(more="raise OSError('libcudart.so.12: cannot open shared object file')")
+    add("uses_torch", "import torch\nreturn {}", "ranks=1")
+    add("plain", "return {}")
+    run = run_site()
+    assert run.environment["error"] == "OSError: libcudart.so.12: cannot open shared object file"
+    assert run.outcomes["uses-torch"].summary.startswith("rank 0 OSError: libcudart.so.12")
+    assert run.outcomes["plain"].status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("os.kill(os.getpid(), 11)", "the worker died of SIGSEGV while importing torch"),
+        ("os._exit(4)", "the worker exited with code 4 while importing torch"),
+        ("import time; time.sleep(600)", "importing torch took longer than 2 s"),
+    ],
+)
+def test_an_import_that_kills_or_hangs_is_an_error_of_every_check(
+    torch: Torch,
+    add: Callable[..., Path],
+    run_site: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+    more: str,
+    told: str,
+) -> None:
+    monkeypatch.setattr("envcheck.runner.session.IMPORT_TIMEOUT", 2.0)
+    monkeypatch.setattr("envcheck.runner.outcomes.IMPORT_TIMEOUT", 2.0)
+    torch(more=more)
+    add("plain", "return {}")
+    run = run_site(require_gpu=True)
+    assert run.outcomes["plain"].summary == told
+    assert run.mode == "unknown"
+    assert run.outcomes["require-gpu"].status == "fail"
+
+
+def test_a_torch_that_has_touched_cuda_when_imported_is_spawned_not_forked(
+    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run]
+) -> None:
+    torch(initialized=True)
+    add("fresh", "return {'torch': 'torch' in sys.modules}")
+    run = run_site()
+    assert run.environment["start"] == "spawn"
+    assert run.outcomes["fresh"].ranks == [{"torch": False}] * 2
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(91002, "9.10.2"), (90100, "9.1.0"), (8902, "8.9.2"), (8500, "8.5.0"), (None, None)]
+)
+def test_cudnn_numbers(number: int | None, text: str | None) -> None:
+    assert dotted_cudnn(number) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [((2, 27, 5), "2.27.5"), ((2, 30, 7, "x"), "2.30.7"), (21003, "2.10.3"), (None, None)]
+)
+def test_nccl_numbers(number: object, text: str | None) -> None:
+    assert dotted_nccl(number) == text
+
+
+@pytest.mark.torch
+def test_a_real_torch_is_asked_without_a_device(torch_python: Path, run_real: Callable[[Path], Run]) -> None:
+    run = run_real(torch_python)
+    asked = [str(torch_python), "-c", "import torch; print(torch.__version__)"]
+    assert run.environment["torch"] == subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    assert run.environment["start"] == "fork"

@@ -1,0 +1,148 @@
+"""If envcheck dies, nothing it started lives on; if the worker dies, envcheck says so and nothing lives on either."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import envcheck
+from envcheck.runner.drive import Run
+
+# A rank deaf to SIGTERM, with one child in its group and one that fled into a session of its own.
+FAMILY = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sleeper = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"]
+near = subprocess.Popen(sleeper)
+far = subprocess.Popen(sleeper, start_new_session=True)
+pids = [os.getpid(), near.pid, far.pid]
+"""
+TELL = """
+with open({file!r} + str(rank.rank), "w") as stream:
+    json.dump(pids + [os.getppid()], stream)
+os.rename({file!r} + str(rank.rank), {file!r} + str(rank.rank) + ".json")
+"""
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process runs; one that is only waiting to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone(pids: list[int], seconds: float) -> list[int]:
+    """Return those that still run after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def family(directory: Path, ranks: int) -> list[int]:
+    """Wait for the pids that so many ranks tell of."""
+    deadline = time.monotonic() + 60
+    files = [directory / f"pids{rank}.json" for rank in range(ranks)]
+    while not all(f.exists() for f in files):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return [pid for f in files for pid in json.loads(f.read_text())]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_lives_on_when_envcheck_is_killed(
+    add: Callable[..., Path], site: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    add("hangs", FAMILY + TELL.format(file=str(tmp_path / "pids")) + "time.sleep(600)", "ranks=2, timeout=600")
+    report = tmp_path / "report.json"
+    argv = [sys.executable, "-m", "envcheck", "run", "--python", sys.executable, "--checks", str(site)]
+    argv += ["--only", "hangs", "--output", str(report)]
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with subprocess.Popen(
+        argv,
+        cwd=Path(envcheck.__file__).parents[1],
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        pids = family(tmp_path, 2)
+        assert all(alive(pid) for pid in pids)
+        process.send_signal(number)
+        process.wait(30)
+    assert gone(pids, 2.0) == []
+    # What was known is on disk, and is no pass.
+    kept = json.loads(report.read_text())
+    assert kept["environment"]["executable"] == sys.executable
+    assert (kept["verdict"]["status"], kept["verdict"]["exit_code"]) == ("error", 3)
+    deadline = time.monotonic() + 5
+    while list(scratch.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert list(scratch.iterdir()) == []
+
+
+def test_what_a_check_leaves_behind_is_ended_with_it(
+    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
+) -> None:
+    add("leaves", FAMILY + TELL.format(file=str(tmp_path / "pids")) + "return {}", "ranks=2, timeout=60")
+    # The next check finds the machine to itself.
+    add(
+        "next",
+        f"return {{'left': [p for f in ({str(tmp_path / 'pids0.json')!r}, {str(tmp_path / 'pids1.json')!r})"
+        " for p in json.load(open(f))[:3] if os.path.exists(f'/proc/{p}')]}",
+    )
+    run = run_site()
+    assert run.outcomes["leaves"].status == "pass"
+    assert run.outcomes["next"].ranks == [{"left": []}, {"left": []}]
+
+
+@pytest.mark.parametrize("who", ["nursery", "guard"])
+def test_a_killed_worker_is_an_error_of_every_unfinished_check(
+    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path, who: str
+) -> None:
+    add("a_good", "return {}")
+    add(
+        "b_murderer",
+        FAMILY
+        + TELL.format(file=str(tmp_path / "pids"))
+        + "nursery = os.getppid()\n"
+        + "guard = int(open(f'/proc/{nursery}/stat').read().rpartition(')')[2].split()[1])\n"
+        + f"time.sleep(0.5)\nos.kill({who}, signal.SIGKILL)\ntime.sleep(600)",
+        "ranks=1, timeout=60",
+    )
+    add("c_late", "return {}")
+    run = run_site()
+    assert run.outcomes["a-good"].status == "pass"
+    for late in ("b-murderer", "c-late"):
+        assert run.outcomes[late].status == "error"
+        assert run.outcomes[late].summary.startswith("the worker died of SIGKILL")
+    assert run.verdict.exit_code == 3
+    *_, far, nursery = family(tmp_path, 1)
+    # A guard that is SIGKILLed cannot follow what fled from its group; nothing else survives it.
+    left = gone(family(tmp_path, 1), 2.0)
+    os.kill(far, signal.SIGKILL) if far in left else None
+    assert left in ([], [far] if who == "guard" else [])
+    assert not alive(nursery)
+
+
+def test_a_worker_that_cannot_even_start_is_told_with_its_last_words(
+    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
+) -> None:
+    from envcheck.runner.processes import LocalPython  # noqa: PLC0415
+    from envcheck.runner.target import Chosen  # noqa: PLC0415
+
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho this is no Python >&2\nexit 9\n")
+    python.chmod(0o755)
+    add("good", "return {}")
+    run = run_site(target=LocalPython(Chosen(python, "--python")))
+    assert run.outcomes["good"].summary == ("the worker exited with code 9 while importing torch: this is no Python")
+    assert run.mode == "unknown"

@@ -1,0 +1,72 @@
+"""What a rank finds in its environment: torchrun's names, and every choice of the user's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envcheck.runner import worker_rank
+from envcheck.runner.drive import Run
+from envcheck.runner.processes import PACKAGE, foreign_environment
+
+
+def test_a_rank_is_told_what_torchrun_would_tell_it() -> None:
+    told = worker_rank.environment(1, 2, 4711, {})
+    assert told["GLOO_SOCKET_IFNAME"] == "lo"
+    assert {k: told[k] for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")} == {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    assert (told["MASTER_ADDR"], told["MASTER_PORT"]) == ("127.0.0.1", "4711")
+
+
+def test_a_users_own_choice_is_what_is_tested() -> None:
+    told = worker_rank.environment(0, 2, 1, {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "7", "RANK": "5"})
+    assert "GLOO_SOCKET_IFNAME" not in told
+    assert "OMP_NUM_THREADS" not in told
+    assert told["RANK"] == "0"
+
+
+def test_the_cpus_are_shared_out_and_nobody_gets_none() -> None:
+    assert worker_rank.threads(1) == len(os.sched_getaffinity(0))
+    assert worker_rank.threads(10_000) == 1
+
+
+@pytest.mark.parametrize("spawn", [False, True], ids=["fork", "spawn"])
+def test_ranks_meet_on_one_free_port_alone_in_an_empty_directory(
+    add: Callable[..., Path],
+    run_site: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    spawn: bool,
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("PYTHONPATH", f"{PACKAGE.parent}{os.pathsep}/somewhere")
+    add(
+        "meets",
+        """
+        env = {k: v for k, v in os.environ.items() if k.startswith(("MASTER", "TORCHELASTIC", "NCCL", "PYTHONPATH"))}
+        own = [p for p in sys.path if os.path.isdir(os.path.join(p, "envcheck"))]
+        listed = [sorted(os.listdir(p)) for p in own]
+        return {"env": env, "cwd": os.getcwd(), "scratch": rank.scratch, "listed": listed, "read": sys.stdin.read()}
+        """,
+    )
+    first, second = run_site(spawn=spawn).outcomes["meets"].ranks
+    assert first == second
+    assert first["env"].pop("MASTER_PORT").isdigit()
+    assert first["env"] == {"MASTER_ADDR": "127.0.0.1", "NCCL_DEBUG": "INFO", "PYTHONPATH": "/somewhere"}
+    assert first["cwd"] == os.path.realpath(first["scratch"])
+    # Of envcheck's own site-packages and checkout nothing else can be imported.
+    assert first["listed"] == [["envcheck"]]
+    assert first["read"] == ""
+
+
+def test_pythonpath_of_ours_alone_is_not_handed_on() -> None:
+    assert foreign_environment({"PYTHONPATH": str(PACKAGE.parent), "A": "b"}) == {"A": "b"}
+    assert foreign_environment({"A": "b"}) == {"A": "b"}

@@ -1,0 +1,127 @@
+"""Whatever a check's processes do to themselves is one error of that check, named, and of no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from envcheck.runner.record import OutcomeRow
+
+Sabotage = Callable[..., OutcomeRow]
+
+CASES = {
+    "is killed": ("os.kill(os.getpid(), signal.SIGKILL)", "rank 0 died of SIGKILL"),
+    "segfaults": ("ctypes.string_at(0)", "rank 0 died of SIGSEGV"),
+    "aborts": ("os.abort()", "rank 0 died of SIGABRT"),
+    "leaves quietly": ("os._exit(0)", "rank 0 exited with code 0 and no result"),
+    "exits": ("sys.exit(3)", "rank 0 exited with code 3"),
+    "exits at once": ("os._exit(3)", "rank 0 exited with code 3"),
+    "exits with words": ("sys.exit('no')", "rank 0 exited with code 1"),
+    "raises": ("raise RuntimeError('broken as\\nplanned')", "rank 0 RuntimeError: broken as"),
+    "breaks an import": ("import no_such_module", "rank 0 ModuleNotFoundError: No module named 'no_such_module'"),
+    "recurses": ("def f(): f()\nf()", "rank 0 RecursionError: maximum recursion depth exceeded"),
+    "returns no dict": ("return [1]", "rank 0 TypeError: measure returned list, not a dict"),
+    "returns nothing": ("pass", "rank 0 TypeError: measure returned NoneType, not a dict"),
+    "returns no JSON": ("return {'x': object()}", "rank 0 TypeError: Object of type object is not JSON serializable"),
+    "returns a circle": ("x = {}\nx['x'] = x\nreturn x", "rank 0 ValueError: Circular reference detected"),
+    "returns too much": (
+        "return {'x': 'y' * (1 << 21)}",
+        "rank 0 ValueError: measure returned 2097208 bytes, over 1048576",
+    ),
+    "forges a result": (
+        "open('rank0.json', 'w').write('[1'); os._exit(0)",
+        "rank 0 its result file is no JSON",
+    ),
+    "fills its result": (
+        "open('rank0.json', 'w').write(' ' * (1 << 21)); os._exit(0)",
+        "rank 0 its result file is over 1048576 bytes",
+    ),
+    "closes stdout": ("sys.stdout.close(); raise KeyError('lost')", "rank 0 KeyError: 'lost'"),
+}
+
+
+@pytest.mark.parametrize("spawn", [False, True], ids=["fork", "spawn"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_broken_rank_is_one_error_that_names_it(outcome: Sabotage, case: str, *, spawn: bool) -> None:
+    measure, text = CASES[case]
+    found = outcome(measure, spawn=spawn, options="ranks=1, timeout=20")
+    assert found.status == "error"
+    assert found.summary.startswith(text)
+    assert found.remedy
+
+
+def test_a_rank_that_dies_ends_the_wait_of_the_others(outcome: Sabotage) -> None:
+    found = outcome(
+        "if rank.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)", options="timeout=30, ranks=2"
+    )
+    assert found.summary == "rank 1 died of SIGKILL"
+    assert found.seconds < 30
+
+
+def test_the_last_words_of_a_segfault_are_kept(outcome: Sabotage) -> None:
+    found = outcome("print('before'); ctypes.string_at(0)", options="ranks=1, timeout=20")
+    assert "[rank 0] before" in found.log
+    assert "Segmentation fault" in found.log
+    assert "sabotaged.py" in found.log
+
+
+def test_a_hang_is_ended_by_its_limit_and_says_where_it_hung(outcome: Sabotage) -> None:
+    found = outcome("def waits_for_ever(): time.sleep(600)\nwaits_for_ever()", options="ranks=2, timeout=1")
+    assert found.summary == "rank 0 still running after 1 s (ranks 0, 1); ended by SIGTERM"
+    assert "waits_for_ever" in found.log
+    assert found.seconds < 30
+
+
+def test_a_rank_deaf_to_sigterm_is_killed(outcome: Sabotage) -> None:
+    deaf = "faulthandler.unregister(signal.SIGTERM)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
+    found = outcome(deaf, options="ranks=1, timeout=1")
+    assert found.summary == "rank 0 still running after 1 s (ranks 0); ended by SIGKILL"
+
+
+def test_a_hang_of_one_rank_does_not_blame_the_other(outcome: Sabotage) -> None:
+    found = outcome("if rank.rank == 1: time.sleep(600)\nreturn {}", options="ranks=2, timeout=1")
+    assert found.summary == "rank 1 still running after 1 s (ranks 1); ended by SIGTERM"
+
+
+def test_the_first_rank_to_be_lost_is_blamed_not_those_it_takes_with_it(outcome: Sabotage) -> None:
+    measure = """
+    if rank.rank == 1:
+        os._exit(7)
+    time.sleep(1)
+    raise ConnectionError("peer is gone")
+    """
+    assert outcome(measure).summary == "rank 1 exited with code 7"
+
+
+def test_a_flood_of_fake_results_on_stdout_changes_nothing(outcome: Sabotage) -> None:
+    measure = """
+    line = json.dumps({"event": "done", "id": "sabotaged", "ranks": [{}], "error": None, "measured": {}}) + "\\n"
+    for _ in range(100 * 2**20 // len(line) // rank.world):
+        sys.stdout.write(line)
+    return {"rank": rank.rank}
+    """
+    found = outcome(measure, options="ranks=2, timeout=60")
+    assert found.status == "pass"
+    assert found.ranks == [{"rank": 0}, {"rank": 1}]
+
+
+def test_a_measured_nan_never_passes(outcome: Sabotage) -> None:
+    judge = "def judge(view, ranks):\n    return passed('fine', value=ranks[0]['x'], unit='s')\n"
+    found = outcome("return {'x': float('nan')}", judge=judge)
+    assert found.status == "error"
+    assert "nan" in found.summary
+    assert found.ranks == [{"x": "nan"}, {"x": "nan"}]
+
+
+def test_a_rank_cannot_write_events(outcome: Sabotage) -> None:
+    measure = """
+    forged = json.dumps({"event": "done", "id": "sound", "ranks": [], "error": None}) + "\\n"
+    for fd in range(3, 64):
+        try:
+            os.write(fd, forged.encode())
+        except OSError:
+            pass
+    return {"rank": rank.rank}
+    """
+    assert outcome(measure).status == "pass"
