@@ -7,14 +7,15 @@ venv=$2
 here=$(cd "$(dirname "$0")" && pwd)
 uv=${ENVCHECK_UV:-/run/uv}
 lock=${ENVCHECK_LOCK:-/run/$group.lock}
-export UV_NO_CONFIG=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_HTTP_TIMEOUT=60 UV_HTTP_RETRIES=3
+export UV_NO_CONFIG=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_HTTP_TIMEOUT=60 UV_HTTP_RETRIES="${UV_HTTP_RETRIES:-3}"
 export UV_CACHE_DIR="${ENVCHECK_CACHE:-/root/.cache/uv}"
 unset UV_INDEX UV_INDEX_URL UV_DEFAULT_INDEX UV_EXTRA_INDEX_URL UV_FIND_LINKS UV_TORCH_BACKEND UV_COMPILE_BYTECODE
 if [ -r "$here/ca.pem" ]; then
     unset SSL_CERT_DIR
     export SSL_CERT_FILE="$here/ca.pem"
 fi
-if [ -r /run/secrets/netrc ]; then export NETRC=/run/secrets/netrc; fi
+netrc=${ENVCHECK_NETRC:-/run/secrets/netrc}
+if [ -r "$netrc" ]; then export NETRC="$netrc"; fi
 
 say() { echo "envcheck: $group: $*" >&2; }
 

@@ -1,0 +1,203 @@
+"""A tiny matrix, wheels made on the spot, and an index on the loopback: real uv, no network."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import http.server
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from envcheck.images.pins import Lock, Pin
+from envcheck.matrix.model import Matrix
+
+Wheel = Callable[..., Path]
+_SOURCES = {"source": ["s"]}
+# What prove.py asks of a torch: versions and the architectures of its kernels.
+_FAKE_TORCH = {
+    "torch/version.py": "__version__ = '2.8.0+cu128'\ncuda = '12.8'\n",
+    "torch/__init__.py": (
+        "from types import SimpleNamespace as N\nfrom torch import version\n__version__ = version.__version__\n"
+        "backends = N(cudnn=N(version=lambda: 91002))\ncuda = N(nccl=N(version=lambda: (2, 27, 3)))\n"
+        "_C = N(_cuda_getArchFlags=lambda: 'sm_90 sm_80')\n"
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let uv give a dead index up at once."""
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+
+
+@pytest.fixture
+def matrix() -> Matrix:
+    """Return two torch releases, two variants, two cells."""
+    cu128 = {
+        "variant": "cu128",
+        "cuda": "12.8",
+        "index": "whl/cu128",
+        "cudnn": "9.10.2.21",
+        "nccl": "2.27.3",
+        "builds": [{"arch": "x86_64", "python": ["3.10", "3.11", "3.12"], "sass": ["8.0", "9.0"]} | _SOURCES],
+    }
+    cpu = {
+        "variant": "cpu",
+        "cuda": None,
+        "index": "whl/cpu",
+        "builds": [{"arch": "x86_64", "python": ["3.10", "3.11", "3.12"], "sass": []} | _SOURCES],
+    }
+    release = {"torch": "2.8.0", "released": "2025-08-06", "pypi": {"x86_64": "cu128"}, "torchvision": "0.23.0"}
+    data: dict[str, Any] = {
+        "schema": "envcheck/matrix/1",
+        "sources": {"s": "made up"},
+        "cuda": {
+            "families": [{"major": "12", "floor": "525.60.13"} | _SOURCES],
+            "minors": [],
+            "capabilities": [],
+            "code": [],
+        },
+        "drivers": [],
+        "gpus": [],
+        "torch": [release | _SOURCES | {"variants": [cpu | _SOURCES, cu128 | _SOURCES]}],
+        "bases": [
+            {"python": "3.11", "distro": "debian", "suite": "bookworm", "image": "debian:bookworm-slim"},
+            {"python": "3.12", "distro": "ubuntu", "suite": "noble", "image": "ubuntu:24.04"},
+        ],
+        "images": [
+            {"torch": "2.8.0", "variant": "cu128", "python": ["3.11", "3.12"], "targets": ["runtime"]},
+            {"torch": "2.8.0", "variant": "cpu", "python": ["3.11"], "targets": ["runtime"]},
+        ],
+    }
+    return msgspec.convert(data, Matrix)
+
+
+@pytest.fixture
+def locks() -> list[Lock]:
+    """Return made-up locks of the cu128 cell."""
+
+    def pins(*named: tuple[str, str]) -> list[Pin]:
+        return [Pin(name=n, version=v, sha256=[hashlib.sha256(n.encode()).hexdigest()]) for n, v in named]
+
+    nvidia = pins(("nvidia-cudnn-cu12", "9.10.2.21"), ("nvidia-nccl-cu12", "2.27.3"))
+    return [
+        Lock(group="nvidia", index="pypi", pins=nvidia),
+        Lock(group="torch", index="pypi", pins=pins(("torch", "2.8.0"))),
+        Lock(group="base", index="pypi", pins=pins(("numpy", "2.5.5"))),
+    ]
+
+
+@pytest.fixture
+def make_wheel() -> Wheel:
+    """Return a maker of small pure wheels: (directory, name, version, requires, files) -> path."""
+
+    def make(
+        directory: Path, name: str, version: str, requires: tuple[str, ...] = (), files: dict[str, str] | None = None
+    ) -> Path:
+        stem = f"{name.replace('-', '_')}-{version}"
+        info = f"{stem}.dist-info"
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        content = dict(files or {f"{name.replace('-', '_')}.py": f"VERSION = {version!r}\n"})
+        content[f"{info}/METADATA"] = metadata + "".join(f"Requires-Dist: {line}\n" for line in requires)
+        content[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        record = [f"{path},{_record(text)},{len(text)}" for path, text in content.items()]
+        content[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,"]) + "\n"
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"{stem}-py3-none-any.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name_, text in content.items():
+                archive.writestr(zipfile.ZipInfo(name_), text)
+        return path
+
+    return make
+
+
+def _record(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+@pytest.fixture
+def torch_wheels(tmp_path: Path, make_wheel: Wheel) -> Path:
+    """Return a directory with a whole made-up cu128 cell in it."""
+    where = tmp_path / "wheels"
+    needs = ("nvidia-cudnn-cu12==9.10.2.21", "nvidia-nccl-cu12==2.27.3", "sympy")
+    make_wheel(where, "torch", "2.8.0", needs, _FAKE_TORCH)
+    make_wheel(where, "torchvision", "0.23.0", ("torch==2.8.0",))
+    make_wheel(where, "nvidia-cudnn-cu12", "9.10.2.21")
+    make_wheel(where, "nvidia-nccl-cu12", "2.27.3")
+    make_wheel(where, "sympy", "1.14.0")
+    make_wheel(where, "numpy", "2.5.5")
+    return where
+
+
+@pytest.fixture
+def simple_index(tmp_path: Path) -> Callable[[Path], Path]:
+    """Return a maker of a PEP 503 tree over a directory of wheels."""
+
+    def make(wheels: Path) -> Path:
+        root = tmp_path / "index"
+        for path in sorted(wheels.glob("*.whl")):
+            page = root / "simple" / path.name.split("-")[0].replace("_", "-") / "index.html"
+            page.parent.mkdir(parents=True, exist_ok=True)
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            (root / path.name).write_bytes(path.read_bytes())
+            with page.open("a") as file:
+                file.write(f'<a href="../../{path.name}#sha256={digest}">{path.name}</a>\n')
+        return root / "simple"
+
+    return make
+
+
+class Site(msgspec.Struct):
+    """A served directory: `url`, the paths asked for, and the Authorization header it insists on, if any."""
+
+    url: str
+    asked: list[str]
+    insists: str | None = None
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Path], Site]]:
+    """Return a server of directories on the loopback; all end with the test."""
+    servers: list[http.server.ThreadingHTTPServer] = []
+
+    def start(directory: Path) -> Site:
+        site = Site(url="", asked=[])
+        handler = functools.partial(_Handler, directory=str(directory), site=site)
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        site.url = f"http://127.0.0.1:{server.server_address[1]}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return site
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    def __init__(self, *args: Any, site: Site, **kwargs: Any) -> None:
+        self.site = site
+        super().__init__(*args, **kwargs)
+
+    def do_GET(self) -> None:
+        self.site.asked.append(self.path)
+        if self.site.insists and self.headers.get("Authorization") != self.site.insists:
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="test"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        super().do_GET()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (http.server's name)
+        """Keep the tests' output to the tests."""

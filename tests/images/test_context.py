@@ -1,0 +1,342 @@
+"""A build context is self-contained, mirror-configured, and leaks nothing; its scripts hold every file to its hash."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from envcheck.errors import ConfigError
+from envcheck.images import context as contexts
+from envcheck.images.context import Context, ca_bundle, network, sources, write
+from envcheck.images.pins import Lock, Pin
+from envcheck.images.resolving import lock_cell
+from envcheck.images.spec import ImageSpec, make_spec
+from envcheck.images.wheels import local_wheels
+from envcheck.matrix.model import Cell, Matrix
+from envcheck.mirrors.profile import HuggingFace, Index, Profile
+
+CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
+CANARY = "hunter2-canary"
+DEAD = Index(url="http://127.0.0.1:9/simple")
+
+
+@pytest.fixture
+def spec(matrix: Matrix, locks: list[Lock]) -> ImageSpec:
+    return make_spec(matrix, CELL, locks)
+
+
+@pytest.fixture
+def site(torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[[Path], Any]) -> Any:
+    return serve(simple_index(torch_wheels).parent)
+
+
+@pytest.fixture
+def locked(matrix: Matrix, site: Any) -> ImageSpec:
+    profile = Profile(name="t", pypi=[Index(url=f"{site.url}/simple")])
+    return make_spec(matrix, CELL, lock_cell(matrix, CELL, profile))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """Return an empty virtual environment."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    return tmp_path / "venv"
+
+
+def install(context: Context, group: str, target: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "ENVCHECK_UV": str(context.path / "bin/uv"),
+        "ENVCHECK_LOCK": str(context.path / f"{group}.lock"),
+        "ENVCHECK_CACHE": str(target.parent / "cache"),
+        "UV_HTTP_RETRIES": "0",
+    }
+    command = ["sh", str(context.path / "mirror/install.sh"), group, str(target)]
+    return subprocess.run(command, env=environment | more, capture_output=True, text=True, check=False)
+
+
+def installed(target: Path) -> set[str]:
+    return {path.name.split("-")[0] for path in target.glob("lib/*/site-packages/*.dist-info")}
+
+
+def prove(context: Context, target: Path, *promises: str) -> subprocess.CompletedProcess[str]:
+    command = [str(target / "bin/python"), "-I", "-B", str(context.path / "mirror/prove.py"), *promises]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_it_holds_all_that_a_build_copies_or_mounts(spec: ImageSpec, tmp_path: Path) -> None:
+    context = write(spec, Profile(name="none"), tmp_path / "ctx")
+    here = sorted(str(p.relative_to(context.path)) for p in context.path.rglob("*") if p.is_file())
+    for name in ("Dockerfile", "nvidia.lock", "torch.lock", "base.lock", "envcheck.lock", "promises.json", "bin/uv"):
+        assert name in here
+    assert "envcheck/__main__.py" in here
+    assert "envcheck/_data/matrix.yaml" in here
+    assert not [name for name in here if "__pycache__" in name or name.endswith(".pyc")]
+    assert (context.secrets, context.base, context.network) == ({}, "debian:bookworm-slim", "default")
+    text = (context.path / "Dockerfile").read_text()
+    assert text == (tmp_path / "ctx/Dockerfile").read_text()
+    assert "keep" not in text
+    assert not (context.path / "mirror/apt").exists()
+    assert not (context.path / "mirror/ca.pem").exists()
+
+
+def test_modes_do_not_depend_on_the_umask_nor_change_the_sites_files(
+    locked: ImageSpec, torch_wheels: Path, tmp_path: Path
+) -> None:
+    wheel = torch_wheels / "torch-2.8.0-py3-none-any.whl"
+    wheel.chmod(0o600)
+    before = os.umask(0o077)
+    try:
+        context = write(
+            locked, Profile(name="t", pypi=[Index(url=str(torch_wheels), kind="find-links")]), tmp_path / "c"
+        )
+    finally:
+        os.umask(before)
+    modes = {p: stat.S_IMODE(p.stat().st_mode) for p in context.path.rglob("*")}
+    assert modes[context.path / "bin/envcheck"] == 0o755
+    assert {mode for path, mode in modes.items() if path.is_file() and path.parent.name != "bin"} == {0o644}
+    assert stat.S_IMODE(wheel.stat().st_mode) == 0o600
+
+
+def test_only_files_with_a_locked_hash_are_carried(
+    locked: ImageSpec, torch_wheels: Path, tmp_path: Path, make_wheel: Callable[..., Path]
+) -> None:
+    other = tmp_path / "other"
+    make_wheel(other, "sympy", "1.14.0", files={"sympy.py": "import os  # not what was locked\n"})
+    shutil.copy(torch_wheels / "numpy-2.5.5-py3-none-any.whl", other)
+    context = write(locked, Profile(name="t", pypi=[Index(url=str(other), kind="find-links")]), tmp_path / "ctx")
+    assert [path.name for path in (context.path / "mirror/wheels").iterdir()] == ["numpy-2.5.5-py3-none-any.whl"]
+    assert context.carried == {"nvidia": False, "torch": False, "base": False, "envcheck": False}
+
+
+def test_a_file_index_is_read_and_its_word_for_a_hash_is_not_taken(
+    locked: ImageSpec, simple_index: Any, torch_wheels: Path
+) -> None:
+    root = simple_index(torch_wheels)
+    found = local_wheels(locked.locks, [Index(url=root.as_uri())], "3.11")
+    assert len(found) == len({pin.name for lock in locked.locks for pin in lock.pins})
+    (root.parent / "sympy-1.14.0-py3-none-any.whl").write_bytes(b"poison")
+    found = local_wheels(locked.locks, [Index(url=root.as_uri())], "3.11")
+    assert "sympy" not in {path.name.split("-")[0] for path in found.values()}
+
+
+@pytest.mark.parametrize(
+    ("name", "python", "fits"),
+    [
+        ("x-1-cp311-cp311-manylinux_2_28_x86_64.whl", "3.11", True),
+        ("x-1-cp311-cp311-manylinux_2_28_x86_64.whl", "3.12", False),
+        ("x-1-cp39-abi3-manylinux_2_28_x86_64.whl", "3.12", True),
+        ("x-1-cp313-abi3-manylinux_2_28_x86_64.whl", "3.12", False),
+        ("x-1-py2.py3-none-any.whl", "3.10", True),
+        ("x-1.whl", "3.10", False),
+        ("x-2-py3-none-any.whl", "3.10", False),
+    ],
+)
+def test_a_file_for_another_python_is_not_carried(tmp_path: Path, name: str, python: str, *, fits: bool) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    pin = Pin(name="x", version="1", sha256=[hashlib.sha256(b"x").hexdigest()])
+    lock = Lock(group="base", index="pypi", pins=[pin])
+    assert bool(local_wheels([lock], [Index(url=str(tmp_path), kind="find-links")], python)) is fits
+
+
+def test_everything_carried_needs_no_network(
+    locked: ImageSpec, torch_wheels: Path, tmp_path: Path, target: Path
+) -> None:
+    links = Index(url=str(torch_wheels), kind="find-links")
+    context = write(locked, Profile(name="t", pypi=[DEAD, links]), tmp_path / "ctx")
+    assert context.carried == {"nvidia": True, "torch": True, "base": True, "envcheck": False}
+    for group in ("nvidia", "torch", "base"):
+        done = install(context, group, target)
+        assert done.returncode == 0, done.stderr
+        assert f"envcheck: {group}: used files-in-the-context" in done.stderr
+    assert "torch" in installed(target)
+    assert list(target.glob("lib/*/site-packages/torch/__pycache__/*.pyc"))
+
+
+def test_the_next_source_is_tried_when_one_fails(locked: ImageSpec, site: Any, tmp_path: Path, target: Path) -> None:
+    profile = Profile(name="t", pypi=[DEAD, Index(url=f"{site.url}/simple")])
+    context = write(locked, profile, tmp_path / "ctx")
+    assert context.network == "host"
+    done = install(context, "nvidia", target)
+    assert done.returncode == 0, done.stderr
+    assert "envcheck: nvidia: pypi-1 failed rc=" in done.stderr
+    assert "envcheck: nvidia: used pypi-2" in done.stderr
+    assert installed(target) == {"nvidia_cudnn_cu12", "nvidia_nccl_cu12"}
+
+
+def test_when_every_source_fails_the_install_fails(locked: ImageSpec, tmp_path: Path, target: Path) -> None:
+    context = write(locked, Profile(name="t", pypi=[DEAD, DEAD]), tmp_path / "ctx")
+    done = install(context, "base", target)
+    assert done.returncode != 0
+    assert "no source had all of base.lock" in done.stderr
+    assert installed(target) == set()
+
+
+def test_a_wrong_hash_is_refused_and_nothing_is_installed(
+    locked: ImageSpec, site: Any, tmp_path: Path, target: Path
+) -> None:
+    context = write(locked, Profile(name="t", pypi=[Index(url=f"{site.url}/simple")]), tmp_path / "ctx")
+    lock = context.path / "torch.lock"
+    digest = locked.locks[1].pins[0].sha256[0]
+    lock.write_text(lock.read_text().replace(digest, "0" * 64))
+    done = install(context, "torch", target)
+    assert done.returncode != 0
+    assert "Hash mismatch" in done.stderr
+    assert installed(target) == set()
+
+
+def test_a_poisoned_mirror_is_refused_and_the_good_one_used(
+    locked: ImageSpec, site: Any, tmp_path: Path, target: Path, serve: Callable[[Path], Any], torch_wheels: Path
+) -> None:
+    poison = tmp_path / "poison"
+    shutil.copytree(torch_wheels.parent / "index", poison)
+    for path in poison.glob("*.whl"):
+        path.write_bytes(path.read_bytes() + b"x")
+    bad = serve(poison)
+    context = write(
+        locked,
+        Profile(name="t", pypi=[Index(url=f"{bad.url}/simple"), Index(url=f"{site.url}/simple")]),
+        tmp_path / "ctx",
+    )
+    done = install(context, "base", target)
+    assert done.returncode == 0, done.stderr
+    assert "pypi-1 failed" in done.stderr
+    assert installed(target) == {"numpy", "sympy"}
+
+
+def test_the_proof_passes_for_what_was_promised_and_names_what_was_not(
+    locked: ImageSpec, torch_wheels: Path, tmp_path: Path, target: Path
+) -> None:
+    links = Index(url=str(torch_wheels), kind="find-links")
+    context = write(locked, Profile(name="t", pypi=[links]), tmp_path / "ctx")
+    for group in ("nvidia", "torch", "base"):
+        install(context, group, target)
+    good = [f"{name}={locked.promises[name]}" for name in ("torch", "cuda", "cudnn", "nccl", "arch-list")]
+    good.append(f"python={sys.version_info[0]}.{sys.version_info[1]}")
+    assert prove(context, target, *good).returncode == 0
+    assert prove(context, target, "--installed", *good).returncode == 0
+    lies = ["torch=2.8.0+cu126", "cuda=12.6", "cudnn=9.10.3", "nccl=2.27.5", "arch-list=sm_80", "python=3.9"]
+    for lie in lies:
+        name = lie.partition("=")[0]
+        told = prove(context, target, *(lie if promise.startswith(f"{name}=") else promise for promise in good))
+        assert (told.returncode, f"envcheck: proof failed: {name} is" in told.stderr) == (1, True), lie
+    assert prove(context, target, "--installed", "torch=2.9.0", *good[1:]).returncode == 1
+
+
+def test_a_netrc_gets_in_but_never_lies_in_the_context(
+    locked: ImageSpec, site: Any, tmp_path: Path, target: Path
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text(f"machine 127.0.0.1 login site password {CANARY}\n")
+    netrc.chmod(0o600)
+    site.insists = "Basic " + base64.b64encode(f"site:{CANARY}".encode()).decode()
+    profile = Profile(name="t", pypi=[Index(url=f"{site.url}/simple")], netrc=str(netrc))
+    context = write(locked, profile, tmp_path / "ctx")
+    assert context.secrets == {"netrc": netrc}
+    assert [p for p in context.path.rglob("*") if p.is_file() and CANARY.encode() in p.read_bytes()] == []
+    assert install(context, "base", target).returncode != 0
+    assert install(context, "base", target, ENVCHECK_NETRC=str(netrc)).returncode == 0
+
+
+def test_the_profiles_roots_are_added_to_the_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, site = tmp_path / "own.pem", tmp_path / "site.pem"
+    own.write_text("-----BEGIN CERTIFICATE-----\nown\n")
+    site.write_text("-----BEGIN CERTIFICATE-----\nsite\n")
+    monkeypatch.setattr(contexts, "system_roots", lambda: own)
+    assert ca_bundle(Profile(name="t")) is None
+    assert ca_bundle(Profile(name="t", ca=str(site))) == own.read_text() + site.read_text()
+    assert ca_bundle(Profile(name="t", ca=str(own))) == own.read_text()
+
+
+def test_apt_walks_the_profiles_mirrors_in_order_and_nothing_of_it_is_copied(spec: ImageSpec, tmp_path: Path) -> None:
+    profile = Profile(name="t", apt=["https://a.example/", "https://b.example"])
+    context = write(spec, profile, tmp_path / "ctx")
+    mirrors = (context.path / "mirror/apt/debian.mirrors").read_text()
+    assert mirrors == "https://a.example/debian\tpriority:1\nhttps://b.example/debian\tpriority:2\n"
+    assert "debian-security" in (context.path / "mirror/apt/envcheck.sources").read_text()
+    copied = [
+        line.split()[1] for line in (context.path / "Dockerfile").read_text().splitlines() if line.startswith("COPY")
+    ]
+    assert copied == ["envcheck", "bin/envcheck", "promises.json"]
+    assert "example" not in (context.path / "Dockerfile").read_text()
+
+
+def test_ubuntu_keeps_its_own_archive_and_key(matrix: Matrix, locks: list[Lock], tmp_path: Path) -> None:
+    noble = make_spec(matrix, Cell(torch="2.8.0", variant="cu128", python="3.12"), locks)
+    context = write(noble, Profile(name="t", apt=["https://a.example"]), tmp_path / "ctx")
+    text = (context.path / "mirror/apt/envcheck.sources").read_text()
+    assert "Suites: noble noble-updates noble-security\n" in text
+    assert "ubuntu-archive-keyring.gpg" in text
+
+
+def test_keep_leaves_one_configuration_without_credentials_and_only_when_asked(spec: ImageSpec, tmp_path: Path) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text(CANARY)
+    profile = Profile(
+        name="t",
+        pypi=[Index(url="/srv/wheels", kind="find-links"), Index(url="https://a.example/simple")],
+        pytorch=[Index(url="https://a.example/whl/{variant}")],
+        hf=HuggingFace(endpoint="https://hf.example/"),
+        netrc=str(netrc),
+        keep=True,
+    )
+    context = write(spec, profile, tmp_path / "ctx")
+    text = (context.path / "Dockerfile").read_text()
+    assert text.count("COPY keep /") == 1
+    assert 'HF_ENDPOINT="https://hf.example"' in text
+    assert 'HF_HUB_DISABLE_XET="1"' in text
+    assert (context.path / "keep/etc/pip.conf").read_text() == "[global]\nindex-url = https://a.example/simple\n"
+    kept = msgspec.toml.decode((context.path / "keep/etc/uv/uv.toml").read_bytes())
+    assert [(i["url"], i.get("default", False)) for i in kept["index"]] == [
+        ("https://a.example/simple", True),
+        ("https://a.example/whl/cu128", False),
+    ]
+    assert CANARY not in text
+
+
+def test_a_registry_stands_before_the_base_and_the_committed_file_stays(spec: ImageSpec, tmp_path: Path) -> None:
+    context = write(spec, Profile(name="t", registry="registry.example"), tmp_path / "ctx")
+    assert context.base == "registry.example/library/debian:bookworm-slim"
+    assert f"ARG BASE={context.base}\n" in (context.path / "Dockerfile").read_text()
+
+
+def test_an_earlier_context_is_replaced_and_anything_else_is_not(spec: ImageSpec, tmp_path: Path) -> None:
+    out = tmp_path / "ctx"
+    write(spec, Profile(name="none"), out)
+    (out / "mirror/left-over").touch()
+    write(spec, Profile(name="none"), out)
+    assert not (out / "mirror/left-over").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").touch()
+    for taken in (tmp_path / "mine", tmp_path / "mine/thesis.tex"):
+        with pytest.raises(ConfigError, match="give --out"):
+            write(spec, Profile(name="none"), taken)
+    assert (tmp_path / "mine/thesis.tex").exists()
+
+
+def test_torch_of_its_own_index_goes_through_the_profile_or_the_clients_default() -> None:
+    lock = Lock(group="torch", index="pytorch/cu126", pins=[])
+    mirror = Index(url="https://a.example/whl/{variant}")
+    flat = Index(url="https://a.example/flat", kind="find-links")
+    rows = sources("torch", lock, Profile(name="t", pytorch=[mirror, flat, Index(url="default")]), carried=True)
+    assert [(row.kind, row.url) for row in rows] == [
+        ("carried", "-"),
+        ("simple", "https://a.example/whl/cu126"),
+        ("find-links", "https://a.example/flat"),
+        ("torch-backend", "cu126"),
+    ]
+    assert [row.kind for row in sources("torch", lock, Profile(name="none"), carried=False)] == ["torch-backend"]
+    assert network(rows) == "none"
+    assert network(rows[1:]) == "default"

@@ -1,0 +1,149 @@
+"""Rendered files are pure, complete, and hold nothing they must not."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from envcheck.data import data_path
+from envcheck.errors import ConfigError
+from envcheck.images.pins import Lock
+from envcheck.images.render import base_reference, labels, render_cell, render_cells, render_dockerfile
+from envcheck.images.spec import ImageSpec, load_spec, make_spec
+from envcheck.images.store import Drift, drift, remove_orphans, write
+from envcheck.matrix.load import load
+from envcheck.matrix.model import Cell, Matrix
+
+CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
+# What no rendered file may hold, each with a line that must be caught.
+FORBIDDEN = {
+    r"--extra-index-url": "RUN pip install --extra-index-url x torch",
+    r"://": "RUN uv pip install --index-url https://mirror.example/simple torch",
+    r"(?m)^\s*ADD\s": "ADD http://mirror.example/tini /tini",
+    r"(?i)#\s*syntax\s*=": "# syntax=docker/dockerfile:1",
+    r"(?im)^\s*(ARG|ENV)\s.*(token|password|secret|netrc|index|proxy)": "ARG HF_TOKEN",
+    r"(?m)^FROM [^$\s]*:latest": "FROM debian:latest AS os",
+    r"chown\s+-R": "RUN chown -R 1000 /opt/venv",
+    r"mirror\.example|[0-9]{4}-[0-9]{2}-[0-9]{2}": "# written 2026-11-21",
+}
+
+
+@pytest.fixture
+def spec(matrix: Matrix, locks: list[Lock]) -> ImageSpec:
+    return make_spec(matrix, CELL, locks)
+
+
+def offences(text: str) -> list[str]:
+    return [pattern for pattern in FORBIDDEN if re.search(pattern, text)]
+
+
+@pytest.mark.parametrize(("pattern", "line"), FORBIDDEN.items())
+def test_the_lint_catches_what_it_is_for(spec: ImageSpec, pattern: str, line: str) -> None:
+    assert pattern in offences(f"{render_dockerfile(spec)}\n{line}\n")
+
+
+def test_committed_images_are_what_rendering_gives_no_more_and_no_less() -> None:
+    facts = load()
+    specs = [load_spec(facts, cell) for cell in facts.cells()]
+    assert drift(data_path("images"), render_cells(spec for spec in specs if spec.locks)) == []
+
+
+def test_committed_images_name_no_url_no_mirror_no_date_and_no_secret() -> None:
+    files = [path for path in data_path("images").rglob("*") if path.is_file()]
+    assert {str(path): offences(path.read_text()) for path in files if offences(path.read_text())} == {}
+
+
+def test_rendering_is_pure(spec: ImageSpec) -> None:
+    assert render_cell(spec) == render_cell(msgspec.convert(msgspec.to_builtins(spec), ImageSpec))
+
+
+def test_a_cell_without_a_lock_is_refused_with_what_to_do(matrix: Matrix) -> None:
+    with pytest.raises(ConfigError, match="envcheck lock torch2"):
+        render_cell(make_spec(matrix, CELL, []))
+
+
+def test_layers_are_ordered_by_how_rarely_they_change_and_labels_come_last(spec: ImageSpec) -> None:
+    text = render_dockerfile(spec)
+    steps = ["os.sh", "install.sh nvidia", "install.sh torch", "install.sh base", "install.sh envcheck", "LABEL"]
+    found = [text.index(step) for step in steps]
+    assert found == sorted(found)
+    assert not re.search(r"(?m)^(RUN|COPY|ENV)", text[text.index("LABEL") :])
+
+
+def test_the_torch_is_proven_inside_the_runs_that_install_it(spec: ImageSpec) -> None:
+    runs = re.findall(r"(?m)^RUN (?:.*\\\n)*.*$", render_dockerfile(spec))
+    torch = next(run for run in runs if "install.sh torch" in run)
+    last = next(run for run in runs if "install.sh base" in run)
+    assert "&& python3 -I -B /run/mirror/prove.py --installed torch=2.8.0+cu128" in torch
+    assert "prove.py torch=2.8.0+cu128 cuda=12.8 cudnn=9.10.2 nccl=2.27.3 python=3.11 'arch-list=sm_80 sm_90'" in last
+
+
+def test_the_driver_gate_is_the_wheels_major(spec: ImageSpec, matrix: Matrix, locks: list[Lock]) -> None:
+    assert 'NVIDIA_REQUIRE_CUDA="cuda>=12.0"' in render_dockerfile(spec)
+    cpu = make_spec(matrix, Cell(torch="2.8.0", variant="cpu", python="3.11"), [])
+    assert "NVIDIA_" not in render_dockerfile(msgspec.structs.replace(cpu, locks=locks[1:]))
+
+
+def test_every_promise_is_a_label(spec: ImageSpec) -> None:
+    written = dict(re.findall(r'([\w.-]+)="([^"]*)"', render_dockerfile(spec).partition("LABEL ")[2]))
+    assert {f"envcheck.{name}": value for name, value in spec.promises.items()}.items() <= written.items()
+    assert labels(spec).items() <= written.items()
+
+
+def test_a_digest_pins_the_base_through_a_registry_too(spec: ImageSpec) -> None:
+    pinned = msgspec.structs.replace(spec, base=msgspec.structs.replace(spec.base, digest="sha256:" + "0" * 64))
+    assert base_reference(pinned) == "debian:bookworm-slim@sha256:" + "0" * 64
+    assert base_reference(spec, "registry.example:5000/") == "registry.example:5000/library/debian:bookworm-slim"
+
+
+def test_a_kept_value_reaches_the_image_as_it_is(spec: ImageSpec) -> None:
+    text = render_dockerfile(spec, kept={"HF_ENDPOINT": 'https://hf.example/$x"y'})
+    assert 'ENV HF_ENDPOINT="https://hf.example/\\$x\\"y"\n' in text
+
+
+def test_missing_stale_and_orphan_files_are_each_found(spec: ImageSpec, tmp_path: Path) -> None:
+    wanted = render_cells([spec])
+    write(tmp_path, wanted)
+    assert drift(tmp_path, wanted) == []
+    (tmp_path / str(CELL) / "Dockerfile").write_text("FROM x\n")
+    (tmp_path / str(CELL) / "torch.lock").unlink()
+    (tmp_path / "torch1.0.0-cpu-py39").mkdir()
+    (tmp_path / "torch1.0.0-cpu-py39/Dockerfile").touch()
+    assert drift(tmp_path, wanted) == [
+        Drift(path="torch1.0.0-cpu-py39/Dockerfile", kind="orphan"),
+        Drift(path=f"{CELL}/Dockerfile", kind="stale"),
+        Drift(path=f"{CELL}/torch.lock", kind="missing"),
+    ]
+    assert remove_orphans(tmp_path, wanted) == ["torch1.0.0-cpu-py39/Dockerfile"]
+    write(tmp_path, wanted)
+    assert drift(tmp_path, wanted) == []
+    assert [path.name for path in tmp_path.iterdir()] == [str(CELL)]
+
+
+def _hadolint(files: list[Path]) -> subprocess.CompletedProcess[str]:
+    tool = Path(sysconfig.get_path("scripts")) / "hadolint"
+    return subprocess.run([tool, "--no-color", *files], capture_output=True, text=True, check=False)
+
+
+def test_hadolint_finds_nothing(spec: ImageSpec, tmp_path: Path) -> None:
+    kept = tmp_path / "Dockerfile"
+    kept.write_text(render_dockerfile(spec, kept={"HF_ENDPOINT": "https://hf.example"}))
+    found = _hadolint([*sorted(data_path("images").glob("*/Dockerfile")), kept])
+    assert (found.returncode, found.stdout) == (0, "")
+    kept.write_text(kept.read_text().replace("USER 1000:1000\n", "USER root\n"))
+    assert _hadolint([kept]).returncode == 1
+
+
+@pytest.mark.parametrize("script", ["install.sh", "os.sh", "launcher.sh"])
+def test_scripts_are_posix_sh(script: str) -> None:
+    shell: Callable[[str], str | None] = shutil.which
+    checker = shell("dash") or shell("sh")
+    assert checker is not None
+    subprocess.run([checker, "-n", data_path("templates") / "context" / script], check=True)

@@ -1,0 +1,86 @@
+"""Locking asks a real uv, against an index on the loopback."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.errors import UnavailableError
+from envcheck.images.resolving import lock_cell, lock_tool, parse_pylock, requirements
+from envcheck.images.spec import make_spec
+from envcheck.matrix.model import Cell, Matrix
+from envcheck.mirrors.profile import Index, Profile
+
+CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
+CPU = Cell(torch="2.8.0", variant="cpu", python="3.11")
+
+
+@pytest.fixture
+def index(torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[[Path], Any]) -> str:
+    return f"{serve(simple_index(torch_wheels).parent).url}/simple"
+
+
+def _profile(url: str, *torch: Index) -> Profile:
+    return Profile(name="test", pypi=[Index(url=url)], pytorch=list(torch))
+
+
+def test_a_cell_is_locked_with_what_the_index_serves(matrix: Matrix, index: str, torch_wheels: Path) -> None:
+    locks = lock_cell(matrix, CELL, _profile(index))
+    assert [(lock.group, lock.index, [pin.name for pin in lock.pins]) for lock in locks] == [
+        ("nvidia", "pypi", ["nvidia-cudnn-cu12", "nvidia-nccl-cu12"]),
+        ("torch", "pypi", ["torch", "torchvision"]),
+        ("base", "pypi", ["numpy", "sympy"]),
+    ]
+    wheel = torch_wheels / "torch-2.8.0-py3-none-any.whl"
+    assert locks[1].pins[0].sha256 == [hashlib.sha256(wheel.read_bytes()).hexdigest()]
+    assert make_spec(matrix, CELL, locks).promises["cudnn"] == "9.10.2"
+
+
+def test_a_companion_without_a_wheel_is_left_out(
+    matrix: Matrix, torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[[Path], Any]
+) -> None:
+    (torch_wheels / "torchvision-0.23.0-py3-none-any.whl").unlink()
+    served = f"{serve(simple_index(torch_wheels).parent).url}/simple"
+    assert [pin.name for pin in lock_cell(matrix, CELL, _profile(served))[1].pins] == ["torch"]
+
+
+def test_a_local_cpu_file_never_stands_in_for_the_indexs_cuda_torch(
+    matrix: Matrix, index: str, tmp_path: Path, make_wheel: Callable[..., Path]
+) -> None:
+    make_wheel(tmp_path / "links", "torch", "2.8.0+cpu")
+    links = Index(url=str(tmp_path / "links"), kind="find-links")
+    assert lock_cell(matrix, CELL, _profile(index, links))[1].pins[0].version == "2.8.0"
+    cpu = lock_cell(matrix, CPU, _profile(index, links))
+    assert [(lock.group, lock.index) for lock in cpu] == [("torch", "pytorch/cpu"), ("base", "pypi")]
+    assert cpu[0].pins[0].version == "2.8.0+cpu"
+
+
+def test_a_dead_index_is_passed_over_and_only_dead_ones_are_an_error(matrix: Matrix, index: str) -> None:
+    dead = Index(url="http://127.0.0.1:9/simple")
+    alive = Profile(name="test", pypi=[dead, Index(url=index)])
+    assert lock_cell(matrix, CELL, alive)[1].pins[0].version == "2.8.0"
+    with pytest.raises(UnavailableError, match=r"cu128-py311 cannot be locked: .*127"):
+        lock_cell(matrix, CELL, Profile(name="test", pypi=[dead]))
+
+
+def test_companions_follow_the_torch_label(matrix: Matrix) -> None:
+    assert requirements(matrix, CELL)[0] == ["torch==2.8.0", "numpy", "torchvision==0.23.0"]
+    assert requirements(matrix, CPU) == [["torch==2.8.0+cpu", "numpy"]]
+
+
+def test_the_tools_lock_has_one_version_and_the_files_of_every_python(index: str) -> None:
+    lock = lock_tool(["numpy"], ["3.10", "3.12"], _profile(index))
+    assert [(pin.name, pin.version, len(pin.sha256)) for pin in lock.pins] == [("numpy", "2.5.5", 1)]
+
+
+def test_a_file_without_a_hash_is_refused() -> None:
+    package = b'[[packages]]\nname = "six"\nversion = "1.17.0"\n'
+    good = package + b'wheels = [{ url = "x", hashes = { sha256 = "%s" } }]\n' % (b"a" * 64)
+    assert parse_pylock(good)[0].sha256 == ["a" * 64]
+    for bad in (package, good.replace(b"sha256", b"md5")):
+        with pytest.raises(UnavailableError, match=r"no sha256 for six 1\.17\.0"):
+            parse_pylock(bad)

@@ -1,0 +1,107 @@
+"""A spec says what an image is to be, and refuses locks that contradict the facts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from envcheck.errors import ConfigError
+from envcheck.images.lock import digest, format_lock
+from envcheck.images.pins import Lock, Pin
+from envcheck.images.spec import load_spec, make_spec, select
+from envcheck.matrix.load import load
+from envcheck.matrix.model import Cell, Matrix
+
+CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
+
+
+def test_a_spec_promises_what_torch_will_say_of_itself(matrix: Matrix, locks: list[Lock]) -> None:
+    spec = make_spec(matrix, CELL, locks)
+    assert spec.tag == "2.8.0-cu128-py311-runtime"
+    assert spec.promises == {
+        "cell": "torch2.8.0-cu128-py311",
+        "target": "runtime",
+        "variant": "cu128",
+        "torch": "2.8.0+cu128",
+        "cuda": "12.8",
+        "cudnn": "9.10.2",
+        "nccl": "2.27.3",
+        "python": "3.11",
+        "arch-list": "sm_80 sm_90",
+        "driver-floor": "525.60.13",
+        "lock": digest(locks),
+    }
+
+
+def test_a_cpu_cell_says_none_where_it_has_no_such_thing(matrix: Matrix) -> None:
+    promises = make_spec(matrix, Cell(torch="2.8.0", variant="cpu", python="3.11"), []).promises
+    assert {promises[name] for name in ("cuda", "cudnn", "nccl", "arch-list", "driver-floor", "lock")} == {"none"}
+    assert promises["torch"] == "2.8.0+cpu"
+
+
+def test_architectures_that_no_fact_gives_are_not_promised(matrix: Matrix) -> None:
+    data = msgspec.to_builtins(matrix)
+    for build in data["torch"][0]["variants"][1]["builds"]:
+        del build["sass"]
+    assert make_spec(msgspec.convert(data, Matrix), CELL, []).promises["arch-list"] == "unknown"
+
+
+@pytest.mark.parametrize(("package", "version"), [("nvidia-cudnn-cu12", "9.10.3.1"), ("nvidia-nccl-cu12", "2.27.30")])
+def test_a_lock_that_contradicts_the_facts_is_refused(
+    matrix: Matrix, locks: list[Lock], package: str, version: str
+) -> None:
+    others = [pin for pin in locks[0].pins if pin.name != package]
+    wrong = [*others, Pin(name=package, version=version, sha256=["0" * 64])]
+    with pytest.raises(ConfigError, match=version):
+        make_spec(matrix, CELL, [msgspec.structs.replace(locks[0], pins=wrong), *locks[1:]])
+
+
+def test_a_lock_of_another_torch_is_refused(matrix: Matrix, locks: list[Lock]) -> None:
+    torch = msgspec.structs.replace(locks[1], pins=[Pin(name="torch", version="2.7.1", sha256=["0" * 64])])
+    with pytest.raises(ConfigError, match=r"torch 2\.7\.1, not 2\.8\.0"):
+        make_spec(matrix, CELL, [locks[0], torch, locks[2]])
+
+
+def test_a_cell_without_wheels_or_base_is_refused(matrix: Matrix) -> None:
+    with pytest.raises(ConfigError, match="no such wheel"):
+        make_spec(matrix, Cell(torch="2.8.0", variant="cu118", python="3.11"), [])
+    with pytest.raises(ConfigError, match="no such wheel"):
+        make_spec(matrix, Cell(torch="2.8.0", variant="cu128", python="3.13"), [])
+    with pytest.raises(ConfigError, match=r"no base has Python 3\.10"):
+        make_spec(matrix, Cell(torch="2.8.0", variant="cu128", python="3.10"), [])
+
+
+def test_locks_are_read_from_the_cells_directory(matrix: Matrix, locks: list[Lock], tmp_path: Path) -> None:
+    assert load_spec(matrix, CELL, images_dir=tmp_path).locks == []
+    directory = tmp_path / str(CELL)
+    directory.mkdir()
+    for lock in locks:
+        (directory / f"{lock.group}.lock").write_text(format_lock(lock, "t"))
+    assert load_spec(matrix, CELL, images_dir=tmp_path).locks == locks
+
+
+def test_selectors_are_names_or_globs_and_none_means_all(matrix: Matrix) -> None:
+    def names(*selectors: str) -> list[str]:
+        return [str(cell) for cell in select(matrix, selectors)]
+
+    assert names() == ["torch2.8.0-cu128-py311", "torch2.8.0-cu128-py312", "torch2.8.0-cpu-py311"]
+    assert names("*-py311") == ["torch2.8.0-cu128-py311", "torch2.8.0-cpu-py311"]
+    assert names("torch2.8.0-cpu-py311", "*cpu*") == ["torch2.8.0-cpu-py311"]
+
+
+def test_an_unknown_selector_names_what_is_near(matrix: Matrix) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean .*torch2\.8\.0-cu128-py312"):
+        select(matrix, ["torch2.8.0-cu128-py3.12"])
+    with pytest.raises(ConfigError, match="envcheck images"):
+        select(matrix, ["tensorflow"])
+
+
+def test_every_published_cell_has_a_spec_and_its_lock_agrees_with_the_facts() -> None:
+    facts = load()
+    for cell in facts.cells():
+        spec = load_spec(facts, cell)
+        assert spec.promises["cudnn"] != "unknown", cell
+        assert spec.promises["nccl"] != "unknown", cell
+        assert spec.promises["arch-list"] != "unknown", cell
