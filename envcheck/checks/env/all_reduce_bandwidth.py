@@ -32,7 +32,7 @@ from envcheck.checks.env import _group
 CHECK = Check(
     promise="all-reduce completes at every size, and as fast as this GPU, link and count do where that is known",
     level="standard",
-    seconds=10.0,
+    seconds=5.0,
     timeout=240.0,
     ranks=0,
     performance=True,

@@ -16,7 +16,7 @@ from envcheck.checks.env import _group
 CHECK = Check(
     promise="mixed-precision training computes in its dtype, stays finite and learns; the gradient scaler works",
     level="quick",
-    seconds=3.0,
+    seconds=2.0,
     timeout=120.0,
     ranks=0,
 )

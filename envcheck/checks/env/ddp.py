@@ -18,7 +18,7 @@ from envcheck.checks.env import _group
 CHECK = Check(
     promise="DDP's gradients equal one process's on the same global batch, and replicas stay equal to the bit",
     level="quick",
-    seconds=4.0,
+    seconds=2.0,
     timeout=120.0,
     ranks=0,
 )
