@@ -46,7 +46,7 @@ def measure(rank: Rank) -> Measured:
         torch.manual_seed(1000 + rank.rank)
         module = _model(torch).to(device)
         model = DistributedDataParallel(module, device_ids=[device.index] if device.type == "cuda" else None)
-        started = _digest(module)
+        started = _digest(torch, module)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
         errors, losses = [], []
         for step in range(STEPS):
@@ -60,7 +60,7 @@ def measure(rank: Rank) -> Measured:
             losses.append(float(loss.detach()))
             optimizer.step()
         where = _group.standing(rank, next(module.parameters()), dist.get_backend())
-        return {**where, "started": started, "ended": _digest(module), "errors": errors, "losses": losses}
+        return {**where, "started": started, "ended": _digest(torch, module), "errors": errors, "losses": losses}
 
 
 def _model(torch: Any) -> Any:
@@ -85,10 +85,11 @@ def _off(gradient: Any, reference: Any) -> float:
     return float(((gradient - reference).abs() / (ATOL + RTOL * reference.abs())).max())
 
 
-def _digest(module: Any) -> str:
+def _digest(torch: Any, module: Any) -> str:
+    """Digest the weights' bytes, without numpy, which an environment need not have."""
     digest = hashlib.sha256()
     for parameter in module.parameters():
-        digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+        digest.update(bytes(parameter.detach().cpu().contiguous().view(torch.uint8).flatten().tolist()))
     return digest.hexdigest()
 
 
