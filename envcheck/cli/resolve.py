@@ -9,7 +9,6 @@ import click
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.cli._here import Here
     from envcheck.matrix.model import HostArch, Matrix
     from envcheck.matrix.resolve import Wanted
 
@@ -67,8 +66,8 @@ def command(  # noqa: PLR0913 (click passes every option by name)
         torch=torch, variant=variant, cuda=cuda, python=python, driver=driver, gpus=[*gpus], cc=[*cc], arch=host
     )
     matrix = load(settings.matrix)
-    asked = _from_here(matrix, spoken(words), here=here)
-    answer = resolve(matrix, asked.wanted, base_cuda=base_cuda, read_here=asked.read, notes=asked.notes)
+    wanted, read, notes = _from_here(matrix, spoken(words), here=here)
+    answer = resolve(matrix, wanted, base_cuda=base_cuda, read_here=read, notes=notes)
     if as_json:
         import msgspec
 
@@ -80,12 +79,11 @@ def command(  # noqa: PLR0913 (click passes every option by name)
     sys.exit(0 if answer.legal else 1)
 
 
-def _from_here(matrix: Matrix, wanted: Wanted, *, here: bool | None) -> Here:
-    from envcheck.cli._here import Here, active_python, fill
-
+def _from_here(matrix: Matrix, wanted: Wanted, *, here: bool | None) -> tuple[Wanted, dict[str, str], list[str]]:
     another = bool(wanted.driver or wanted.gpus or wanted.cc or wanted.arch)
     if here is False or (here is None and another):
-        return Here(wanted, {}, [])
+        return wanted, {}, []
+    from envcheck.cli._here import active_python, fill
     from envcheck.node.collect import identify
 
     return fill(matrix, wanted, identify(), active_python())

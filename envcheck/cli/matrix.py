@@ -1,0 +1,203 @@
+"""`envcheck matrix`: show and lint the facts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.table import Table
+
+    from envcheck.cli import Settings
+    from envcheck.matrix.lint import Finding
+    from envcheck.matrix.model import Matrix
+    from envcheck.matrix.show import Row
+
+
+@click.group()
+def command() -> None:
+    r"""Show and lint the facts that every answer stands on.
+
+    \b
+    envcheck matrix show --torch 2.8
+    envcheck matrix check
+    """
+
+
+@command.command()
+@click.option("--torch", metavar="REQ", help='A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".')
+@click.option("--variant", metavar="cuNNN|cpu", help="One variant, e.g. cu128.")
+@click.option("--python", metavar="X.Y", help="Only wheels for this Python.")
+@click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="Judge for this GPU.")
+@click.option("--driver", metavar="VERSION", help="Judge for this driver.")
+@click.option("--arch", type=click.Choice(["x86_64", "aarch64"]), help="Host architecture.")
+@click.option("--gpus", "only_gpus", is_flag=True, help="List the GPUs instead.")
+@click.option("--drivers", "only_drivers", is_flag=True, help="List the driver branches and CUDA minors instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
+@click.pass_obj
+def show(settings: Settings, /, *, only_gpus: bool, only_drivers: bool, as_json: bool, **axes: Any) -> None:
+    r"""Show the facts, filtered.
+
+    \b
+    envcheck matrix show --torch 2.8
+    envcheck matrix show --gpu V100 --driver 570.124.06
+    envcheck matrix show --gpus
+    """
+    from envcheck.matrix.load import load
+    from envcheck.matrix.show import rows
+    from envcheck.matrix.wanted import Wanted, spoken
+
+    matrix = load(settings.matrix)
+    if only_gpus:
+        _print(matrix.gpus, as_json=as_json, table=lambda: _gpu_table(matrix))
+    elif only_drivers:
+        _print({"drivers": matrix.drivers, "cuda": matrix.cuda}, as_json=as_json, table=lambda: _driver_table(matrix))
+    else:
+        axes["gpus"] = list(axes["gpus"])
+        found = rows(matrix, spoken(Wanted(**axes)))
+        _print(found, as_json=as_json, table=lambda: _row_table(found))
+
+
+def _print(value: object, *, as_json: bool, table: Callable[[], Table]) -> None:
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(table())
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=column != columns[-1])
+    return table
+
+
+def _row_table(found: list[Row]) -> Table:
+    judged = any(row.verdict for row in found)
+    table = _table("torch", "variant", "Python", "verdict" if judged else "GPU code")
+    for row in found:
+        code = " ".join(["unknown"] if row.sass is None else [*row.sass, *(f"{ptx}+PTX" for ptx in row.ptx)])
+        weak = "" if row.verified else " (weak)"
+        name = f"{row.variant}{' *' if row.pypi else ''}"
+        table.add_row(row.torch, name, _span(row.python), f"{row.verdict if judged else code}{weak}")
+    table.caption = "* what the default Python index has"
+    table.caption_justify = "left"
+    return table
+
+
+def _span(pythons: list[str]) -> str:
+    plain = [python for python in pythons if not python.endswith("t")]
+    free = [python for python in pythons if python.endswith("t")]
+    ends = plain[:1] + (plain[-1:] if len(plain) > 1 else [])
+    return " ".join([" - ".join(ends), *free])
+
+
+def _gpu_table(matrix: Matrix) -> Table:
+    table = _table("GPU", "cc", "host", "centre", "drivers from")
+    for gpu in matrix.gpus:
+        low = gpu.min_driver or "unknown"
+        weak = "" if gpu.verified and gpu.driver_verified else " (weak)"
+        table.add_row(gpu.name, gpu.cc, gpu.host_arch, "yes" if gpu.datacenter else "no", f"{low}{weak}")
+    return table
+
+
+def _driver_table(matrix: Matrix) -> Table:
+    native = {minor.cuda: minor for minor in matrix.cuda.minors}
+    table = _table("branch", "CUDA", "first driver", "kind", "until", "drops")
+    for row in matrix.drivers:
+        minor = native.get(row.cuda)
+        first = minor.native_driver if minor else ""
+        drops = ", ".join(row.drops)
+        table.add_row(f"R{row.branch}", row.cuda, first, row.kind or "", row.end_of_life or "", drops)
+    return table
+
+
+@command.command()
+@click.option("--online", is_flag=True, help="Also ask the package index, through uv as it is configured here.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.pass_obj
+def check(settings: Settings, *, online: bool, as_json: bool) -> None:
+    r"""Lint the facts: sources, floors, orders, companions, bases and images, and the file's form.
+
+    Exit status: 0 nothing found, 1 findings, 2 the file cannot be read, 3 the index cannot be asked.
+
+    \b
+    envcheck matrix check
+    envcheck matrix check --online
+    """
+    from envcheck.matrix.lint import lint
+    from envcheck.matrix.load import load
+
+    matrix = load(settings.matrix)
+    findings = [*lint(matrix), *_form(settings.matrix, matrix)]
+    if online:
+        from envcheck.matrix.index import check_online
+
+        findings += check_online(matrix, progress=_progress)
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode([row._asdict() for row in findings])).decode())
+    else:
+        _tell(findings, matrix)
+    sys.exit(1 if findings else 0)
+
+
+def _form(path: Path | None, matrix: Matrix) -> list[Finding]:
+    from envcheck.data import data_path
+    from envcheck.matrix.dump import dump
+    from envcheck.matrix.lint import Finding
+
+    file = path or data_path("matrix.yaml")
+    if file.read_text() == dump(matrix):
+        return []
+    return [Finding(file.name, "is not in its canonical form: run `envcheck matrix format`")]
+
+
+def _progress(what: str) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{what}", nl=False, err=True)
+
+
+def _tell(findings: list[Finding], matrix: Matrix) -> None:
+    if sys.stderr.isatty():
+        click.echo("\r\x1b[K", nl=False, err=True)
+    for where, what in findings:
+        click.echo(f"{where}: {what}")
+    counts = f"{len(matrix.torch)} torch releases, {len(matrix.gpus)} GPUs, {len(matrix.drivers)} driver branches"
+    click.echo(f"{len(findings)} findings" if findings else f"nothing wrong with {counts}")
+
+
+@command.command()
+def schema() -> None:
+    """Print the JSON Schema of matrix.yaml, for editors: envcheck matrix schema > matrix.schema.json."""
+    from envcheck.matrix.schema import schema as text
+
+    click.echo(text(), nl=False)
+
+
+@command.command(name="format")
+@click.pass_obj
+def rewrite(settings: Settings) -> None:
+    """Write matrix.yaml in its canonical form: envcheck --matrix my.yaml matrix format."""
+    from envcheck.data import data_path
+    from envcheck.matrix.dump import dump
+    from envcheck.matrix.load import load
+
+    file = settings.matrix or data_path("matrix.yaml")
+    text = dump(load(settings.matrix))
+    changed = file.read_text() != text
+    if changed:
+        file.write_text(text)
+    click.echo(f"{file.name}: {'rewritten' if changed else 'already canonical'}")
