@@ -1,0 +1,117 @@
+"""`envcheck demo`: the main job for this machine, end to end."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.matrix.model import Cell, Matrix
+    from envcheck.matrix.resolve import Resolution
+
+
+@click.command(epilog="Example: envcheck demo --engine venv")
+@click.option("--mirror", default="host", show_default=True, help="none, host, or a profile's YAML file.")
+@click.option(
+    "--engine",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "docker", "podman", "venv"]),
+    help="auto: docker if one answers, else podman, else venv.",
+)
+@click.option("--output", default="envcheck-report.json", show_default=True, type=click.Path(path_type=Path))
+@click.pass_context
+def command(ctx: click.Context, *, mirror: str, engine: str, output: Path) -> None:
+    """Resolve for this machine, build the best published cell, validate it.
+
+    With a container engine that is an image, otherwise a virtual environment.
+    Exit as `envcheck run`: 0 proven, 1 a check failed, 3 could not be told.
+    """
+    from envcheck.cli import build, run
+    from envcheck.images import engines
+    from envcheck.matrix.load import load
+
+    settings: Settings = ctx.obj
+    found = engines.find(engine)
+    _step(1, "resolve: what can run on this machine?")
+    matrix = load(settings.matrix)
+    answer = _resolve(matrix)
+    cell = _choose(matrix, answer, found)
+    _step(2, f"build: {cell} with {found}, through mirror profile {mirror}")
+    click.echo("the newest published cell that is legal here (`envcheck images` lists them)")
+    ctx.invoke(build.command, selector=str(cell), mirror=mirror, engine=found)
+    _step(3, "validate: is it what it says, and does it compute?")
+    if found == "venv":
+        from envcheck.data import state_path
+
+        ctx.invoke(run.command, python=str(state_path("venvs", str(cell))), output=output)
+    else:
+        ctx.invoke(run.command, image=_image(matrix, cell), output=output)
+
+
+def _step(number: int, title: str) -> None:
+    click.echo(click.style(f"\n[{number}/3] {title}", bold=True))
+    sys.stdout.flush()
+
+
+def _resolve(matrix: Matrix) -> Resolution:
+    from envcheck.cli import _answer
+    from envcheck.cli._here import fill
+    from envcheck.matrix.resolve import Wanted, resolve
+    from envcheck.node.collect import identify
+
+    here = fill(matrix, Wanted(), identify(), "any")
+    answer = resolve(matrix, here.wanted.but(python=None), notes=here.notes)
+    _answer.show(answer)
+    return answer
+
+
+def _choose(matrix: Matrix, answer: Resolution, engine: str) -> Cell:
+    """Return the best legal cell that is published with a lock and whose Python this engine can provide."""
+    from envcheck.errors import NothingLegalError, UnavailableError
+    from envcheck.images.spec import load_spec
+
+    published = {str(cell): cell for cell in matrix.cells()}
+    legal = [published[row.cell] for row in answer.ranked if row.cell in published]
+    if not legal:
+        message = "no published cell is legal on this machine"
+        raise NothingLegalError(message, fix="see the reasons above, and `envcheck images` for what is published")
+    best = [cell for cell in legal if cell.torch == legal[0].torch and cell.variant == legal[0].variant]
+    own = _own_suite()
+    best.sort(key=lambda cell: getattr(matrix.base(cell.python), "suite", None) != own)
+    usable = [c for c in best if load_spec(matrix, c).locks and (engine != "venv" or _has_python(c.python))]
+    if not usable:
+        pythons = ", ".join(cell.python for cell in best)
+        message = f"{best[0]} and its siblings cannot be built here"
+        raise UnavailableError(message, fix=f"install one of Python {pythons}, or use a container engine")
+    return usable[0]
+
+
+def _own_suite() -> str | None:
+    """Return this machine's release: its base can be bootstrapped where no registry answers."""
+    try:
+        return platform.freedesktop_os_release().get("VERSION_CODENAME")
+    except OSError:
+        return None
+
+
+def _has_python(version: str) -> bool:
+    from envcheck.errors import UnavailableError
+    from envcheck.images.engines.venv import find_python
+
+    try:
+        find_python(version)
+    except UnavailableError:
+        return False
+    return True
+
+
+def _image(matrix: Matrix, cell: Cell) -> str:
+    from envcheck.images.spec import load_spec
+
+    return f"envcheck/torch:{load_spec(matrix, cell).tag}"
