@@ -20,6 +20,7 @@ _WORKER: Final = f"{_STAGING}/envcheck/runner/worker.py"
 _PLAN: Final = "/run/envcheck-plan"
 _NO_PYTHON: Final = 97
 _POLL: Final = 0.2
+_DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")
 # The first that has torch; else the first there is, so that the report can say what it lacks.
 _FIND: Final = """
 first=
@@ -105,4 +106,4 @@ class ContainerHandle:
 
 def has_gpus() -> bool:
     """Tell whether this machine has NVIDIA devices to pass in (on WSL: the paravirtual one)."""
-    return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
+    return any(Path(device).exists() for device in _DEVICES)

@@ -1,0 +1,189 @@
+"""A run as a whole: node and environment together, a lost performance measured twice, nothing left undecided."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.node.snapshot import Gpu, Signal, Snapshot
+from envcheck.runner import session
+from envcheck.runner.drive import Run
+from envcheck.runner.processes import LocalPython
+from envcheck.runner.record import TargetFacts, plain
+from envcheck.runner.target import Chosen
+
+SPEED = """
+def judge(view, ranks):
+    speed = ranks[0]["speed"]
+    return passed("fast", value=speed, unit="GB/s") if speed >= 100 else failed("slow", fix="wait", value=speed)
+"""
+
+
+def speeds(file: Path, *values: float) -> str:
+    """Return a measure that gives one value after the other."""
+    return (
+        f"count = len(os.listdir({str(file)!r}))\n"
+        f"open(os.path.join({str(file)!r}, str(count)), 'w').close()\n"
+        f"return {{'speed': {values!r}[count]}}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("measured", "status", "kept"),
+    [((100.0,), "pass", [100.0]), ((99.0, 100.0), "pass", [99.0, 100.0]), ((99.0, 98.0), "fail", [99.0, 98.0])],
+)
+def test_a_performance_that_falls_short_is_measured_again_before_it_fails(
+    add: Callable[..., Path],
+    run_site: Callable[..., Run],
+    tmp_path: Path,
+    measured: tuple[float, ...],
+    status: str,
+    kept: list[float],
+) -> None:
+    (tmp_path / "seen").mkdir()
+    add("speed", speeds(tmp_path / "seen", *measured), "ranks=1, performance=True", SPEED)
+    found = run_site().outcomes["speed"]
+    assert (found.status, found.value, [a.value for a in found.attempts]) == (status, kept[-1], kept)
+
+
+def test_a_second_look_that_cannot_look_takes_nothing_away(
+    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
+) -> None:
+    (tmp_path / "seen").mkdir()
+    add("speed", speeds(tmp_path / "seen", 99.0), "ranks=1, performance=True", SPEED)
+    found = run_site().outcomes["speed"]
+    assert (found.status, found.value) == ("fail", 99.0)
+    assert [a.status for a in found.attempts] == ["fail", "error"]
+
+
+def test_a_correctness_that_fails_fails_at_once(
+    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
+) -> None:
+    (tmp_path / "seen").mkdir()
+    add("exact", speeds(tmp_path / "seen", 99.0, 100.0), "ranks=1", SPEED)
+    assert [a.value for a in run_site().outcomes["exact"].attempts] == [99.0]
+
+
+def test_a_node_check_counts_the_gpus_nvml_shows_not_those_torch_sees(site: Path, run_site: Callable[..., Run]) -> None:
+    (site / "node" / "seen.py").write_text(
+        '"""Doc."""\nfrom envcheck.checks import Check, passed\nCHECK = Check(promise="p", level="quick", gpus=1)\n'
+        "def judge(view):\n    return passed('seen', value=len(view.snapshot.gpus))\n"
+    )
+    blind = Snapshot(signals={"driver.version": Signal(reason="no library")})
+    skipped = run_site(snapshot=blind).outcomes["seen"]
+    assert (skipped.status, skipped.summary) == ("skip", "needs 1 GPU, none to be had: no library")
+    assert run_site(snapshot=Snapshot(gpus=[Gpu("GPU-1")])).outcomes["seen"].value == 1
+
+
+class Scripted:
+    """A target whose worker is a script of events, one for each start."""
+
+    ours = True
+    facts = TargetFacts(kind="python", name="scripted", chosen="test")
+
+    def __init__(self, events: list[dict[str, Any]], code: int | None) -> None:
+        self.events, self.code, self.ended = events, code, 0
+
+    def start(self, directory: Path) -> Scripted:
+        """Write the events at once."""
+        (directory / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in self.events) + '{"event": "don')
+        return self
+
+    def promises(self, environment: object) -> dict[str, str]:  # noqa: ARG002 (the contract's)
+        """Promise nothing."""
+        return {}
+
+    def poll(self) -> int | None:
+        """Return the code."""
+        return self.code
+
+    def log(self) -> str:
+        """Return the last words."""
+        return "last words\n"
+
+    def end(self, groups: list[int]) -> None:  # noqa: ARG002 (the contract's)
+        """Remember it."""
+        self.ended += 1
+
+
+FACTS = {"event": "environment", "facts": {"device_count": 0, "python": "3.11.2"}}
+DONE: dict[str, Any] = {
+    "event": "done",
+    "id": "one",
+    "ranks": [{}],
+    "error": None,
+    "seconds": 1.0,
+    "body": 0.5,
+    "logs": [""],
+}
+
+
+@pytest.mark.parametrize(
+    ("events", "code", "summary"),
+    [
+        ([FACTS], 0, "the worker exited with code 0: last words"),
+        ([FACTS], -9, "the worker died of SIGKILL: last words"),
+        ([FACTS, {"event": "end"}], None, "the worker ended without a word about it"),
+        ([FACTS, {"event": "started", "id": "two", "group": 0}], None, "the worker went silent and was ended"),
+        ([FACTS, {"event": "died", "signal": "SIGABRT"}], None, "the worker died of SIGABRT"),
+        ([], 3, "the worker exited with code 3 while importing torch: last words"),
+    ],
+)
+def test_however_a_worker_ends_every_check_has_its_outcome_and_it_is_ended(
+    add: Callable[..., Path],
+    run_site: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+    events: list[dict[str, Any]],
+    code: int | None,
+    summary: str,
+) -> None:
+    monkeypatch.setattr(session, "_OVER", 0.2)
+    add("two", "return {}", "timeout=0.1")
+    target = Scripted(events, code)
+    run = run_site(target=target)
+    assert run.outcomes["two"].summary == summary
+    assert target.ended == 1
+    assert run.verdict.exit_code == 3
+
+
+def test_what_was_done_before_the_worker_died_is_kept(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
+    add("one", "return {}")
+    add("two", "return {}")
+    run = run_site(target=Scripted([FACTS, DONE], 1))
+    assert (run.outcomes["one"].status, run.outcomes["two"].status) == ("pass", "error")
+    assert run.verdict.exit_code == 3
+
+
+def test_measurements_that_json_cannot_hold_are_told_not_nulled() -> None:
+    assert plain({"x": [float("nan"), float("inf")], 1: (2.5, None, True), "o": {"s"}}) == {
+        "x": ["nan", "inf"],
+        "1": [2.5, None, True],
+        "o": ["s"],
+    }
+
+
+def pythons() -> Iterator[str]:
+    """Yield one interpreter of each minor version on PATH or under pyenv."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    for minor in range(9, 16):
+        found = [*sorted(map(str, root.glob(f"versions/3.{minor}.*/bin/python"))), shutil.which(f"python3.{minor}")]
+        yield from [python for python in found if python][:1]
+
+
+@pytest.mark.parametrize("spawn", [False, True], ids=["fork", "spawn"])
+@pytest.mark.parametrize("python", [*pythons()] or [sys.executable])
+def test_the_worker_runs_in_every_python_there_is(
+    add: Callable[..., Path], run_site: Callable[..., Run], python: str, *, spawn: bool
+) -> None:
+    add("version", "return {'python': list(sys.version_info[:2])}")
+    add("raises", "raise ValueError('as planned')", "ranks=1")
+    run = run_site(target=LocalPython(Chosen(Path(python), "--python")), spawn=spawn)
+    assert run.environment["python"].startswith(".".join(map(str, run.outcomes["version"].ranks[0]["python"])))
+    assert run.outcomes["raises"].summary == "rank 0 ValueError: as planned"
