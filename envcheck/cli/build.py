@@ -57,6 +57,9 @@ class Choice(NamedTuple):
     help="Where the base is from. auto: bootstrapped where no registry has it.",
 )
 @click.option("--timeout", default=7200.0, show_default=True, type=click.FloatRange(min=1), help="Seconds.")
+@click.option(
+    "--images", "images_dir", type=click.Path(path_type=Path, file_okay=False), help="Where the locks are. [images/]"
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--bake", is_flag=True, help="Print the plan as bake JSON and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -73,6 +76,7 @@ def command(  # noqa: PLR0913 (one argument an option)
     network: str,
     base: str,
     timeout: float,
+    images_dir: Path | None,
     dry_run: bool,
     bake: bool,
     as_json: bool,
@@ -86,7 +90,7 @@ def command(  # noqa: PLR0913 (one argument an option)
     from envcheck.mirrors import load as load_profile
 
     choice = Choice(engines.find(engine), repository, dest, network, base, timeout)
-    spec = _spec(settings, selector, target)
+    spec = _spec(settings, selector, target, images_dir)
     profile = load_profile(mirror)
     if choice.engine == "venv":
         _venv(spec, profile, choice, as_json=as_json, quiet=settings.quiet, dry=dry_run or bake)
@@ -98,7 +102,7 @@ def command(  # noqa: PLR0913 (one argument an option)
     _image(wish, choice.engine, as_json=as_json, quiet=settings.quiet)
 
 
-def _spec(settings: Settings, selector: str, target: Any) -> ImageSpec:
+def _spec(settings: Settings, selector: str, target: Any, images_dir: Path | None) -> ImageSpec:
     from envcheck.errors import ConfigError
     from envcheck.images.spec import load_spec, select
     from envcheck.matrix.load import load
@@ -108,7 +112,7 @@ def _spec(settings: Settings, selector: str, target: Any) -> ImageSpec:
     if len(cells) != 1:
         message = f"{selector!r} names {len(cells)} cells"
         raise ConfigError(message, fix=f"build one at a time, e.g. {cells[0]}")
-    spec = load_spec(matrix, cells[0], target)
+    spec = load_spec(matrix, cells[0], target, images_dir=images_dir)
     if not spec.locks:
         message = f"{spec.cell} has no lock"
         raise ConfigError(message, fix=f"run `envcheck lock {spec.cell}` where its index can be reached")

@@ -1,0 +1,127 @@
+"""One engine, one machine configuration with canaries in it and one image built with it, for all tests here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.private_engine import CannotStartError, private_engine
+from tests.e2e.private_index import Index, private_index
+
+ROOT = Path(__file__).resolve().parents[2]
+CELL = "torch2.13.0-cpu-py311"
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """This machine as an engineer of a site would find it: an engine, an index of the site's own, secrets."""
+
+    env: dict[str, str]
+    canaries: dict[str, str]
+    index: Index
+
+    def docker(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run docker against the private engine."""
+        return subprocess.run(
+            ["docker", *arguments], env=self.env, input=stdin, capture_output=True, text=True, check=False, timeout=600
+        )
+
+    def envcheck(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run envcheck as a user does."""
+        return subprocess.run(
+            [sys.executable, "-m", "envcheck", *arguments],
+            env={**self.env, **env},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=1200,
+        )
+
+    def derive(self, tag: str, *lines: str, image: str) -> str:
+        """Build an image from another and these instructions."""
+        done = self.docker("build", "--quiet", "--tag", tag, "-", stdin="\n".join([f"FROM {image}", *lines]))
+        assert done.returncode == 0, done.stderr
+        return tag
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """The image that was built: what envcheck said of it, and the build's whole log."""
+
+    reference: str
+    result: dict[str, Any]
+    log: str
+
+
+@pytest.fixture(scope="session")
+def engine_env() -> Iterator[dict[str, str]]:
+    """Return the environment of a private engine; it ends with the tests."""
+    try:
+        with private_engine() as engine:
+            yield {**os.environ, **engine.environment}
+    except CannotStartError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the files of the small locks, fetched through this machine's own pip configuration."""
+    into = tmp_path_factory.mktemp("wheels")
+    locks = [ROOT / "images" / CELL / "base.lock", ROOT / "templates/envcheck.lock"]
+    platforms = [f"--platform={name}_x86_64" for name in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
+    for lock in locks:
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
+                *("--no-deps", "--only-binary=:all:", "--python-version=3.11", "--implementation=cp", *platforms),
+                *("--require-hashes", "--dest", into, "--requirement", lock),
+            ],
+            check=True,
+        )
+    return into
+
+
+@pytest.fixture(scope="session")
+def machine(engine_env: dict[str, str], wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """Return a machine whose pip configuration, CA bundle and netrc are a site's, each with a canary in it."""
+    scratch = tmp_path_factory.mktemp("machine")
+    canaries = {name: f"canary-{name}-{secrets.token_hex(8)}" for name in ("path", "login", "password", "comment")}
+    with private_index(
+        wheels, scratch, path=canaries["path"], login=canaries["login"], password=canaries["password"]
+    ) as index:
+        bundle = scratch / "bundle.pem"
+        own = Path(os.environ.get("SSL_CERT_FILE", "/etc/ssl/certs/ca-certificates.crt"))
+        bundle.write_text(f"{own.read_text()}\n# {canaries['comment']}\n{index.certificate.read_text()}")
+        netrc = scratch / "netrc"
+        netrc.write_text(f"machine localhost login {canaries['login']} password {canaries['password']}\n")
+        pip = scratch / "pip.conf"
+        pip.write_text(f"# {canaries['comment']}\n[global]\nindex-url = {index.url}\ncert = {bundle}\n")
+        canaries["certificate"] = index.certificate.read_text().splitlines()[7]
+        site = {
+            **{name: str(bundle) for name in ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")},
+            "PIP_CONFIG_FILE": str(pip),
+            "NETRC": str(netrc),
+            "ENVCHECK_HOME": str(scratch / "home"),
+            "NO_PROXY": "localhost",
+            "NO_COLOR": "1",
+        }
+        yield Machine({**engine_env, **site}, canaries, index)
+
+
+@pytest.fixture(scope="session")
+def image(machine: Machine) -> Image:
+    """Return the image of the main job: base bootstrapped, built through the machine's own configuration."""
+    done = machine.envcheck("build", CELL, "--mirror", "host", "--engine", "docker", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    return Image(result["image"], result, Path(result["log"]).read_text())

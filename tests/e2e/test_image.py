@@ -1,0 +1,88 @@
+"""The main job on a real engine: bootstrap a base, build through the machine's mirror, prove, find no trace of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import layers
+from tests.e2e.conftest import CELL, Image, Machine
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+
+
+def test_the_build_went_through_the_machines_index_ca_and_netrc(image: Image, machine: Machine) -> None:
+    assert "base: used pypi-1" in image.log
+    assert "envcheck: used pypi-1" in image.log
+    fetched = [line for line in machine.index.served if line.startswith("200 ") and "/files/" in line]
+    assert any("/numpy-" in line for line in fetched)
+    assert any("/click-" in line for line in fetched)
+
+
+def test_no_layer_label_or_history_holds_a_mirror_a_certificate_or_a_secret(
+    image: Image, machine: Machine, tmp_path: Path
+) -> None:
+    pair = f"{machine.canaries['login']}:{machine.canaries['password']}"
+    needles = [*machine.canaries.values(), base64.b64encode(pair.encode()).decode(), machine.index.url]
+    # What is in the image is found, so that finding nothing means something: a file's content, and a file's name.
+    there = ['"python": "3.11"', "torch/_C.cpython-311", f"envcheck.cell={CELL}"]
+    found = layers.search(image.reference, [*needles, *there], machine.env, tmp_path)
+    assert set(found) == set(there), found
+
+
+def test_labels_are_the_specs_promises(image: Image, machine: Machine) -> None:
+    said = layers.labels(image.reference, machine.env)
+    assert {name: said.get(f"envcheck.{name}") for name in image.result["promises"]} == image.result["promises"]
+    assert said["envcheck.torch"] == "2.13.0+cpu"
+    assert said["org.opencontainers.image.base.name"].startswith("envcheck/base:bookworm-")
+
+
+def test_the_image_carries_an_envcheck_that_its_user_does_not_see(image: Image, machine: Machine) -> None:
+    assert "envcheck, version" in machine.docker("run", "--rm", image.reference, "envcheck", "--version").stdout
+    listed = machine.docker("run", "--rm", image.reference, "pip", "list", "--format=freeze").stdout.lower()
+    assert "torch==2.13.0+cpu" in listed
+    assert not {"envcheck", "click", "msgspec", "rich"} & {line.partition("=")[0] for line in listed.splitlines()}
+
+
+@pytest.mark.parametrize("user", [None, "12345:12345"])
+def test_nobody_is_root_and_any_user_can_work(image: Image, machine: Machine, user: str | None) -> None:
+    program = (
+        "import os, pathlib, torch; pathlib.Path.home().joinpath('x').touch(); print(os.getuid(), torch.ones(2).sum())"
+    )
+    chosen = ["--user", user] if user else []
+    done = machine.docker("run", "--rm", *chosen, image.reference, "python", "-c", program)
+    assert done.stdout.split() == [user.partition(":")[0] if user else "1000", "tensor(2.)"], done.stderr
+
+
+def test_the_same_key_is_not_built_again(image: Image, machine: Machine) -> None:
+    again = machine.envcheck("build", CELL, "--mirror", "host", "--engine", "docker", "--json", "--tag", "other/name")
+    result = json.loads(again.stdout)
+    assert result["skipped"] is True
+    assert result["id"] == image.result["id"]
+    assert result["image"] == "other/name:2.13.0-cpu-py311-runtime"
+
+
+def test_validation_from_the_inside_passes_with_two_ranks(image: Image, machine: Machine, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = machine.envcheck("run", "--image", image.reference, "--output", str(report))
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcomes = {outcome["check"]: outcome for outcome in json.loads(report.read_text())["outcomes"]}
+    assert outcomes["image-promises"]["status"] == "pass"
+    assert outcomes["ddp"]["status"] == "pass"
+    assert "2 ranks over gloo" in outcomes["ddp"]["message"]
+
+
+def test_the_image_validates_itself_as_it_is(image: Image, machine: Machine) -> None:
+    done = machine.docker("run", "--rm", "--shm-size=2g", image.reference, "envcheck", "run", "--level", "quick")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_alias_never_goes_back(image: Image, machine: Machine) -> None:
+    newer = machine.derive("site/torch:cpu-py311", 'LABEL envcheck.torch="2.14.0+cpu"', image=image.reference)
+    done = machine.envcheck("build", CELL, "--mirror", "host", "--engine", "docker", "--json", "--tag", "site/torch")
+    result = json.loads(done.stdout)
+    assert result["held_back"] == {newer: "it names torch 2.14.0, which is newer"}
+    assert layers.labels(newer, machine.env)["envcheck.torch"] == "2.14.0+cpu"

@@ -1,0 +1,82 @@
+"""Each promise broken once on a real engine: the build or the validation fails, and names the culprit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.images.diagnose import explain
+from tests.e2e.conftest import CELL, ROOT, Image, Machine
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+
+
+def outcome(machine: Machine, tmp_path: Path, check: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run envcheck and return its exit status and what it said of one check."""
+    report = tmp_path / "report.json"
+    done = machine.envcheck("run", "--output", str(report), *arguments)
+    assert report.exists(), done.stderr
+    outcomes = json.loads(report.read_text())["outcomes"]
+    return done.returncode, next(o for o in outcomes if o["check"] == check)
+
+
+@pytest.mark.usefixtures("image")
+def test_a_lock_with_a_wrong_hash_is_not_installed(machine: Machine, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "images" / CELL, tmp_path / CELL)
+    lock = tmp_path / CELL / "base.lock"
+    right = next(line for line in lock.read_text().splitlines() if "--hash" in line)
+    lock.write_text(lock.read_text().replace(right.strip(" \\"), f"    --hash=sha256:{'0' * 64}".strip()))
+    done = machine.envcheck("build", CELL, "--mirror", "host", "--engine", "docker", "--images", str(tmp_path))
+    assert done.returncode == 1
+    assert "hash mismatch" in done.stderr.lower()
+    assert "install.sh base" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) < 45
+
+
+@pytest.mark.usefixtures("image")
+def test_a_torch_that_differs_from_its_tag_never_becomes_a_layer(machine: Machine, tmp_path: Path) -> None:
+    context = tmp_path / "context"
+    assert machine.envcheck("render", CELL, "--mirror", "host", "--out", str(context)).returncode == 0
+    dockerfile = context / "Dockerfile"
+    dockerfile.write_text(dockerfile.read_text().replace("torch=2.13.0+cpu", "torch=2.12.1+cpu"))
+    base = machine.docker("images", "--format", "{{.Repository}}:{{.Tag}}", "envcheck/base").stdout.split()[0]
+    netrc = f"id=netrc,src={machine.env['NETRC']}"
+    build = ["build", "--progress=plain", "--network=host", "--build-arg", f"BASE={base}", "--secret", netrc]
+    done = machine.docker(*build, "--tag", "lie:1", str(context))
+    assert done.returncode != 0
+    failure = explain(done.stderr)
+    assert failure.cause is not None
+    assert failure.cause.what.startswith("version assertion failed")
+    assert any("torch is 2.13.0+cpu, promised was 2.12.1+cpu" in line for line in failure.lines)
+    assert machine.docker("image", "inspect", "lie:1").returncode != 0
+
+
+def test_a_label_that_lies_is_named(image: Image, machine: Machine, tmp_path: Path) -> None:
+    liar = machine.derive("liar:1", 'LABEL envcheck.torch="2.12.1+cpu"', image=image.reference)
+    status, said = outcome(machine, tmp_path, "image-promises", "--image", liar, "--only", "image-promises")
+    assert status == 1
+    assert said["status"] == "fail"
+    assert "torch" in said["message"]
+    assert "2.12.1+cpu" in json.dumps(said)
+
+
+def test_64_mb_of_shared_memory_are_too_few(image: Image, machine: Machine, tmp_path: Path) -> None:
+    arguments = ("--image", image.reference, "--only", "shm", "--shm-size")
+    status, said = outcome(machine, tmp_path, "shm", *arguments, "64m")
+    assert (status, said["status"]) == (1, "fail")
+    status, said = outcome(machine, tmp_path, "shm", *arguments, "8g")
+    assert (status, said["status"]) == (0, "pass")
+
+
+def test_an_image_without_envcheck_is_validated_all_the_same(image: Image, machine: Machine, tmp_path: Path) -> None:
+    strip = "RUN rm -rf /opt/envcheck /usr/local/bin/envcheck /etc/envcheck"
+    foreign = machine.derive("foreign:1", "USER root", strip, "ENTRYPOINT []", image=image.reference)
+    assert machine.docker("run", "--rm", foreign, "envcheck", "--version").returncode != 0
+    status, said = outcome(machine, tmp_path, "ddp", "--image", foreign, "--level", "quick")
+    assert status == 0
+    assert said["status"] == "pass"

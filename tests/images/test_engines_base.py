@@ -1,0 +1,76 @@
+"""A bootstrapped base: the same recipe has the same name, and its mirror is no part of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envcheck.errors import UnavailableError
+from envcheck.images.engines import base as bases
+from envcheck.matrix.model import Base
+from envcheck.mirrors.aptconf import AptSource
+from envcheck.mirrors.profile import Profile
+
+BOOKWORM = Base(python="3.11", distro="debian", suite="bookworm", image="debian:bookworm-slim")
+JAMMY = Base(python="3.10", distro="ubuntu", suite="jammy", image="ubuntu:22.04")
+MIRROR = "http://mirror.example"
+HOST = [AptSource(uris=[f"{MIRROR}/debian"], suites=["bookworm", "bookworm-updates"])]
+
+
+def test_the_name_depends_on_suite_and_architecture() -> None:
+    names = {bases.reference(base, arch) for base in (BOOKWORM, JAMMY) for arch in ("x86_64", "aarch64")}
+    assert len(names) == 4
+    assert bases.reference(BOOKWORM, "x86_64").startswith("envcheck/base:bookworm-")
+
+
+def test_release_updates_and_security_are_used_where_they_are_served() -> None:
+    lines = bases.source_lines(BOOKWORM, [MIRROR], serves=lambda _: True)
+    assert lines == [
+        f"deb {MIRROR}/debian bookworm main",
+        f"deb {MIRROR}/debian bookworm-updates main",
+        f"deb {MIRROR}/debian-security bookworm-security main",
+    ]
+    assert bases.source_lines(BOOKWORM, [MIRROR], serves=lambda url: url.endswith("/bookworm")) == lines[:1]
+
+
+def test_the_first_mirror_that_serves_it_counts() -> None:
+    lines = bases.source_lines(JAMMY, ["http://dead.example", MIRROR], serves=lambda url: url.startswith(MIRROR))
+    assert lines[0] == f"deb {MIRROR}/ubuntu jammy main universe"
+    assert lines[2] == f"deb {MIRROR}/ubuntu jammy-security main universe"
+
+
+@pytest.mark.parametrize("mirrors", [[], [MIRROR]])
+def test_a_suite_nobody_serves_says_what_to_do(mirrors: list[str]) -> None:
+    with pytest.raises(
+        UnavailableError, match=r"no apt mirror known here serves jammy; name a registry or an apt mirror"
+    ):
+        bases.source_lines(JAMMY, mirrors, serves=lambda _: False)
+
+
+def test_the_profiles_mirrors_come_before_this_machines_own() -> None:
+    assert bases.mirrors_for(BOOKWORM, Profile(name="p", apt=["http://site.example"]), HOST) == ["http://site.example"]
+    assert bases.mirrors_for(BOOKWORM, Profile(name="p"), HOST) == [MIRROR]
+
+
+def test_another_suite_of_the_same_distribution_is_looked_for_where_this_one_is_from() -> None:
+    trixie = Base(python="3.13", distro="debian", suite="trixie", image="debian:trixie-slim")
+    assert bases.mirrors_for(trixie, Profile(name="p"), HOST) == [MIRROR]
+    assert bases.mirrors_for(JAMMY, Profile(name="p"), HOST) == []
+
+
+def test_the_recipe_holds_all_a_base_must_have_and_drops_the_mirror() -> None:
+    how = bases.recipe(BOOKWORM, "x86_64", [f"deb {MIRROR}/debian bookworm main"], None, Path("/t/rootfs.tar"))
+    assert how.argv[0] == "mmdebstrap"
+    assert "--include=ca-certificates,python3,python3-venv,tini" in how.argv
+    assert "--architectures=amd64" in how.argv
+    hook = next(word for word in how.argv if word.startswith("--customize-hook="))
+    assert "rm -f etc/apt/sources.list" in hook
+    assert MIRROR not in hook
+    assert how.argv[-3:] == ["bookworm", "/t/rootfs.tar", f"deb {MIRROR}/debian bookworm main"]
+
+
+def test_a_private_ca_reaches_apt_and_leaves_no_file() -> None:
+    how = bases.recipe(BOOKWORM, "x86_64", [], "/site/ca.pem", Path("/t/rootfs.tar"))
+    assert '--aptopt=Acquire::https::CAInfo "/site/ca.pem"' in how.argv
+    assert any("rm -f" in word and "99mmdebstrap" in word for word in how.argv)

@@ -1,0 +1,131 @@
+"""Without an engine: the same lock and promises as a virtual environment, complete or not at all. Real uv."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from envcheck.errors import ConfigError, UnavailableError
+from envcheck.images.engines import venv
+from envcheck.images.engines.build import FailedError
+from envcheck.images.engines.venv import Environment
+from envcheck.images.pins import Lock, Pin
+from envcheck.images.resolving import lock_cell
+from envcheck.images.spec import ImageSpec, make_spec
+from envcheck.matrix.model import Cell, Matrix
+from envcheck.mirrors.profile import Index, Profile
+
+Build = Callable[..., Environment]
+
+
+def _python() -> str:
+    for version in ("3.11", "3.12"):
+        try:
+            venv.find_python(version)
+        except UnavailableError:
+            continue
+        return version
+    pytest.skip("neither Python 3.11 nor 3.12 is on this machine")
+
+
+@pytest.fixture
+def profile(torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[[Path], Any]) -> Profile:
+    site = serve(simple_index(torch_wheels).parent)
+    return Profile(name="t", pypi=[Index(url=f"{site.url}/simple")])
+
+
+@pytest.fixture
+def spec(matrix: Matrix, profile: Profile) -> ImageSpec:
+    cell = Cell(torch="2.8.0", variant="cu128", python=_python())
+    return make_spec(matrix, cell, lock_cell(matrix, cell, profile))
+
+
+@pytest.fixture
+def build(spec: ImageSpec, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
+    monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+
+    def run(spec: ImageSpec = spec) -> Environment:
+        return venv.build(spec, profile, tmp_path / "env", timeout=120, on_line=lambda _: None)
+
+    return run
+
+
+def imported(built: Environment) -> str:
+    program = "import torch, numpy; print(torch.__version__)"
+    return subprocess.run([built.python, "-c", program], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_it_is_what_it_promises(build: Build, spec: ImageSpec) -> None:
+    built = build()
+    assert imported(built) == spec.promises["torch"] == "2.8.0+cu128"
+    assert json.loads((Path(built.path) / "envcheck-promises.json").read_text()) == spec.promises
+    assert "used pypi-1" in Path(built.log or "").read_text()
+
+
+def test_what_is_there_already_is_not_built_again(build: Build) -> None:
+    assert build().skipped is False
+    again = build()
+    assert again.skipped is True
+    assert again.log is None
+
+
+def test_another_lock_is_another_environment(build: Build, spec: ImageSpec) -> None:
+    built = build()
+    (Path(built.path) / "lib/mine").touch()
+    fewer = msgspec.structs.replace(spec, locks=[lock for lock in spec.locks if lock.group != "base"])
+    other = build(fewer)
+    assert other.skipped is False
+    assert other.key != built.key
+    assert not (Path(built.path) / "lib/mine").exists()
+
+
+def _with_wrong_hash(lock: Lock) -> Lock:
+    pins = [Pin(name=pin.name, version=pin.version, sha256=["0" * 64]) for pin in lock.pins]
+    return msgspec.structs.replace(lock, pins=pins)
+
+
+def test_a_wrong_hash_ends_it_and_the_next_build_starts_afresh(build: Build, spec: ImageSpec) -> None:
+    wrong = [_with_wrong_hash(lock) if lock.group == "torch" else lock for lock in spec.locks]
+    with pytest.raises(FailedError, match="hash mismatch") as failed:
+        build(msgspec.structs.replace(spec, locks=wrong))
+    assert failed.value.detail[0] == "in install torch"
+    assert failed.value.exit_code == 1
+    assert build().skipped is False
+
+
+def test_a_torch_that_is_not_the_promised_one_is_refused(build: Build, spec: ImageSpec) -> None:
+    lied = msgspec.structs.replace(spec, promises={**spec.promises, "cudnn": "9.99.0"})
+    with pytest.raises(FailedError, match="version assertion failed") as failed:
+        build(lied)
+    assert any("cudnn is 9.10.2, promised was 9.99.0" in line for line in failed.value.detail)
+
+
+def test_a_half_built_one_is_not_taken_for_complete(build: Build) -> None:
+    built = build()
+    (Path(built.path) / "envcheck-partial").touch()
+    assert build().skipped is False
+
+
+def test_a_directory_of_someone_else_is_left_alone(build: Build, tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env/thesis.tex").touch()
+    with pytest.raises(ConfigError, match="was not made by envcheck build; give another --dest"):
+        build()
+    assert (tmp_path / "env/thesis.tex").exists()
+    shutil.rmtree(tmp_path / "env")
+    (tmp_path / "env").write_text("a file")
+    with pytest.raises(ConfigError, match="was not made by envcheck build"):
+        build()
+
+
+def test_a_python_that_is_not_here_says_what_to_do() -> None:
+    with pytest.raises(UnavailableError, match=r"no Python 3\.77 on this machine; install python3\.77"):
+        venv.find_python("3.77")

@@ -1,0 +1,77 @@
+"""A key changes with content and with nothing else: not with a mirror, a date or a secret's value."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from envcheck.images.keys import context_digest, key
+
+FILES = {
+    "Dockerfile": "ARG BASE=debian:x\nFROM ${BASE}\nRUN true\n",
+    "torch.lock": "torch==2.8.0",
+    "bin/uv": "binary",
+    "mirror/install.sh": "echo",
+    "mirror/sources.tsv": "torch\tpypi-1\tsimple\thttps://mirror.example/simple\n",
+    "mirror/ca.pem": "certificate",
+    "mirror/wheels/torch.whl": "wheel",
+    "mirror/apt/debian.mirrors": "http://mirror.example/debian",
+}
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["torch.lock", "bin/uv", "mirror/install.sh"])
+def test_content_changes_it(context: Path, name: str) -> None:
+    before = context_digest(context)
+    (context / name).write_text("other")
+    assert context_digest(context) != before
+
+
+@pytest.mark.parametrize("name", ["mirror/sources.tsv", "mirror/ca.pem", "mirror/wheels/torch.whl", "mirror/apt/x"])
+def test_the_mirror_does_not(context: Path, name: str) -> None:
+    before = context_digest(context)
+    (context / name).write_text("other")
+    assert context_digest(context) == before
+
+
+def test_the_bases_name_does_not_but_the_rest_of_the_dockerfile_does(context: Path) -> None:
+    before = context_digest(context)
+    dockerfile = context / "Dockerfile"
+    dockerfile.write_text(FILES["Dockerfile"].replace("debian:x", "mirror.example/debian:x"))
+    assert context_digest(context) == before
+    dockerfile.write_text(FILES["Dockerfile"].replace("true", "false"))
+    assert context_digest(context) != before
+
+
+def test_dates_do_not_but_names_and_executable_bits_do(context: Path) -> None:
+    before = context_digest(context)
+    os.utime(context / "bin/uv", (1, 1))
+    assert context_digest(context) == before
+    (context / "bin/uv").chmod(0o755)
+    executable = context_digest(context)
+    assert executable != before
+    (context / "bin/uv").rename(context / "bin/uv2")
+    assert context_digest(context) != executable
+
+
+BASIC = {"context": "c", "base": "b", "platform": "linux/amd64", "target": "runtime", "secrets": ["netrc"]}
+
+
+@pytest.mark.parametrize("part", BASIC)
+def test_every_part_counts(part: str) -> None:
+    changed = {**BASIC, part: "other" if part != "secrets" else []}
+    assert key(**changed) != key(**BASIC)  # type: ignore[arg-type]  # keys of BASIC are its parameters
+
+
+def test_the_order_of_secrets_does_not() -> None:
+    one, other = ({**BASIC, "secrets": order} for order in (["a", "b"], ["b", "a"]))
+    assert key(**one) == key(**other)  # type: ignore[arg-type]  # keys of BASIC are its parameters

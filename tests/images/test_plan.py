@@ -1,0 +1,93 @@
+"""The plan is exactly what the engine runs, and holds no secret's value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envcheck.images import plan
+from envcheck.images.pins import Lock
+from envcheck.images.plan import Inputs, Options
+from envcheck.images.spec import ImageSpec, make_spec
+from envcheck.matrix.model import Cell, Matrix
+
+CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
+
+
+@pytest.fixture
+def spec(matrix: Matrix, locks: list[Lock]) -> ImageSpec:
+    return make_spec(matrix, CELL, locks)
+
+
+OPTIONS = Options(
+    engine="docker",
+    frontend=["docker", "buildx", "build"],
+    repository="site/torch",
+    network="host",
+    epoch=1700000000,
+    revision="abc",
+)
+
+
+def inputs(tmp_path: Path, key: str | None = "f" * 64) -> Inputs:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine mirror.example login me password canary")
+    return Inputs("envcheck/base:bookworm-1", key, tmp_path / "context", {"netrc": netrc}, {"x": "y"})
+
+
+def test_the_argv_is_all_of_it(spec: ImageSpec, tmp_path: Path) -> None:
+    made = plan.make(spec, OPTIONS, inputs(tmp_path))
+    assert made.argv == [
+        "docker",
+        "buildx",
+        "build",
+        "--platform=linux/amd64",
+        "--target=runtime",
+        f"--tag=envcheck/candidate:{'f' * 16}",
+        "--network=host",
+        "--build-arg=BASE=envcheck/base:bookworm-1",
+        "--build-arg=REVISION=abc",
+        "--build-arg=SOURCE_DATE_EPOCH=1700000000",
+        f"--label=envcheck.key={'f' * 64}",
+        "--label=x=y",
+        f"--secret=id=netrc,src={tmp_path}/netrc",
+        f"{tmp_path}/context",
+    ]
+
+
+def test_no_final_tag_is_given_before_the_image_was_read_back(spec: ImageSpec, tmp_path: Path) -> None:
+    made = plan.make(spec, OPTIONS, inputs(tmp_path))
+    assert made.tag == "site/torch:2.8.0-cu128-py311-runtime"
+    assert not [word for word in made.argv if "site/torch" in word]
+
+
+def test_no_secret_is_in_it(spec: ImageSpec, tmp_path: Path) -> None:
+    made = plan.make(spec, OPTIONS, inputs(tmp_path))
+    assert "canary" not in str(made)
+    assert "canary" not in str(plan.bake(made))
+
+
+def test_without_a_base_there_is_no_key_and_no_label_of_one(spec: ImageSpec, tmp_path: Path) -> None:
+    made = plan.make(spec, OPTIONS, inputs(tmp_path, key=None))
+    assert made.key is None
+    assert made.labels == {"x": "y"}
+
+
+def test_bake_says_the_same(spec: ImageSpec, tmp_path: Path) -> None:
+    made = plan.make(spec, OPTIONS, inputs(tmp_path))
+    baked = plan.bake(made)
+    (name,) = baked["group"]["default"]["targets"]
+    target = baked["target"][name]
+    assert target["context"] == made.context
+    assert target["args"] == made.build_args
+    assert target["labels"] == made.labels
+    assert target["tags"] == [made.tag, *made.aliases]
+    assert target["secret"] == [f"id=netrc,src={tmp_path}/netrc"]
+    assert target["network"] == "host"
+
+
+def test_the_default_network_needs_no_entitlement(spec: ImageSpec, tmp_path: Path) -> None:
+    made = plan.make(spec, OPTIONS._replace(network="default"), inputs(tmp_path))
+    (target,) = plan.bake(made)["target"].values()
+    assert "network" not in target

@@ -1,0 +1,37 @@
+"""An image whose labels are not its spec's promises gets no tag, and the lie is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from envcheck.errors import PromiseError
+from envcheck.images.pins import Lock
+from envcheck.images.spec import ImageSpec, make_spec
+from envcheck.images.verify import demand, lies
+from envcheck.matrix.model import Cell, Matrix
+
+
+@pytest.fixture
+def spec(matrix: Matrix, locks: list[Lock]) -> ImageSpec:
+    return make_spec(matrix, Cell(torch="2.8.0", variant="cu128", python="3.11"), locks)
+
+
+@pytest.fixture
+def labels(spec: ImageSpec) -> dict[str, str]:
+    return {f"envcheck.{name}": value for name, value in spec.promises.items()}
+
+
+def test_the_truth_passes_whatever_else_is_said(spec: ImageSpec, labels: dict[str, str]) -> None:
+    demand(spec, {**labels, "maintainer": "site"}, "x:1")
+
+
+@pytest.mark.parametrize("name", ["cell", "target", "torch", "cuda", "cudnn", "nccl", "python", "arch-list", "lock"])
+def test_each_lie_is_named(spec: ImageSpec, labels: dict[str, str], name: str) -> None:
+    with pytest.raises(PromiseError, match=rf"envcheck\.{name} is 0\.0, promised was "):
+        demand(spec, {**labels, f"envcheck.{name}": "0.0"}, "x:1")
+
+
+def test_saying_nothing_is_a_lie(spec: ImageSpec, labels: dict[str, str]) -> None:
+    del labels["envcheck.torch"]
+    assert lies(spec, labels) == ["envcheck.torch is absent, promised was 2.8.0+cu128"]
+    assert len(lies(spec, {})) == len(spec.promises)
