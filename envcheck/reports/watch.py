@@ -14,7 +14,7 @@ class Keeper:
 
     def __init__(self, run: Run, path: Path | None, progress: Progress) -> None:
         self._run, self._path, self._progress = run, path, progress
-        self._written = (False, 0, "")
+        self._written: tuple[bool, int, str] | None = None
 
     def running(self, check: str) -> None:
         """Show which check runs."""

@@ -78,14 +78,16 @@ def validate(run: Run, collect: Callable[[], Snapshot], watcher: Watcher, pause:
     """Carry out a run's plan; on return every planned check has its outcome."""
     run.started = _now()
     watcher.running("")
-    _measure(run, run.plan, collect, watcher)
-    again = [c for c in run.plan.checks if c.performance and run.outcomes[c.id].status == FAIL]
-    if again:
-        time.sleep(pause)
-        _measure(run, structs.replace(run.plan, checks=again), lambda: run.snapshot, watcher)
-    _require_gpu(run)
-    run.ended = _now()
-    watcher.learned(run)
+    try:
+        _measure(run, run.plan, collect, watcher)
+        again = [c for c in run.plan.checks if c.performance and run.outcomes[c.id].status == FAIL]
+        if again:
+            time.sleep(pause)
+            _measure(run, structs.replace(run.plan, checks=again), lambda: run.snapshot, watcher)
+        _require_gpu(run)
+        run.ended = _now()
+    finally:
+        watcher.learned(run)
 
 
 def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Watcher) -> None:

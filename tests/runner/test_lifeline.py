@@ -75,6 +75,8 @@ def test_nothing_lives_on_when_envcheck_is_killed(
         stderr=subprocess.DEVNULL,
     ) as process:
         pids = family(tmp_path, 2)
+        while not report.exists():
+            time.sleep(0.02)
         assert all(alive(pid) for pid in pids)
         process.send_signal(number)
         process.wait(30)

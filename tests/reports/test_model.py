@@ -1,0 +1,86 @@
+"""The report as programs read it: its schema is published, and it is on disk whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.errors import ConfigError
+from envcheck.reports import model
+from envcheck.reports.model import RunReport, encode, json_schema, load, write
+from envcheck.runner.record import LimitRow, OutcomeRow
+
+MakeReport = Callable[..., RunReport]
+SCHEMA = Path(model.__file__).with_name("report.schema.json")
+
+FAIL = OutcomeRow(
+    id="speed",
+    kind="env",
+    status="fail",
+    summary="slow",
+    value=1.0,
+    unit="GB/s",
+    limit=LimitRow(value=2.0, unit="GB/s", source="a test", kind="at least"),
+    remedy="wait",
+    details={"curve": [[1, 2.0]]},
+    ranks=[{"x": "nan"}, None],
+)
+
+
+def test_the_committed_schema_is_todays() -> None:
+    assert SCHEMA.read_bytes() == json_schema(), "run `envcheck report schema > envcheck/reports/report.schema.json`"
+
+
+def conforms(text: str, directory: Path) -> bool:
+    (directory / "instance.json").write_text(text)
+    argv = [str(Path(sys.executable).with_name("check-jsonschema")), "--schemafile", str(SCHEMA)]
+    return subprocess.run([*argv, str(directory / "instance.json")], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("mode", ["gpu", "cpu", "unknown"])
+def test_a_report_conforms_to_the_schema(report: MakeReport, tmp_path: Path, mode: str) -> None:
+    assert conforms(encode(report(FAIL, mode=mode)).decode(), tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"schema": "envcheck/report/2"}, {"mode": "tpu"}, {"outcomes": [{}]}, {"more": 1}])
+def test_what_is_no_report_does_not_conform_and_is_not_read(
+    report: MakeReport, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    text = json.dumps({**json.loads(encode(report(FAIL))), **change})
+    assert not conforms(text, tmp_path)
+    with pytest.raises(ConfigError, match=r"instance\.json is no report"):
+        load(tmp_path / "instance.json")
+
+
+def test_a_report_is_read_back_as_it_was(report: MakeReport, tmp_path: Path) -> None:
+    made = report(FAIL)
+    write(made, tmp_path / "r.json")
+    assert load(tmp_path / "r.json") == made
+    assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_a_write_that_breaks_leaves_the_old_report(
+    report: MakeReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.json"
+    write(report(FAIL), path)
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(report(), path)
+    assert path.read_bytes() == before
+
+
+def test_a_report_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        load(tmp_path / "none.json")

@@ -1,0 +1,122 @@
+"""The report as people read it: 80 columns, what failed and what to do, and never a CPU that looks like a GPU."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from envcheck.reports.model import RunReport
+from envcheck.reports.terminal import announcement, quantity, show, show_plan
+from envcheck.runner.record import Attempt, LimitRow, OutcomeRow
+
+MakeReport = Callable[..., RunReport]
+
+
+def text(report: RunReport) -> str:
+    stream = io.StringIO()
+    show(report, Console(width=80, file=stream, highlight=False))
+    return stream.getvalue()
+
+
+def row(identity: str, status: str, summary: str, **more: object) -> OutcomeRow:
+    return OutcomeRow(id=identity, kind="env", status=status, summary=summary, **more)  # type: ignore[arg-type]
+
+
+SLOW = row(
+    "all-reduce-bandwidth",
+    "fail",
+    "busbw 312.2 GB/s over 8 ranks",
+    value=312.2,
+    unit="GB/s",
+    limit=LimitRow(value=380.0, unit="GB/s", source="measured on 8 x H100 SXM, 2026-01", kind="at least"),
+    remedy="restart nvidia-fabricmanager",
+    attempts=[
+        Attempt(status="fail", value=311.04, seconds=4.0, body=3.5),
+        Attempt(status="fail", value=312.2, seconds=4.0, body=3.5),
+    ],
+)
+GOOD = row("ddp", "pass", "gradients equal one process's")
+BROKEN = row("amp", "error", "rank 1 died of SIGSEGV", remedy="see the log", log="[rank 1] Fatal Python error")
+
+
+def test_no_line_is_wider_than_80_columns(report: MakeReport) -> None:
+    long = row("x" * 30, "warn", "word " * 60, remedy="do " * 60, log="y" * 300)
+    for line in text(report(GOOD, SLOW, BROKEN, long)).splitlines():
+        assert len(line) <= 80
+
+
+def test_it_says_what_ran_on_what(report: MakeReport) -> None:
+    told = text(report(GOOD))
+    assert "registry.example/torch:1" in told
+    assert "Python 3.12.3, torch 2.9.1+cu128, CUDA 12.8, cuDNN 9.10.2, NCCL 2.27.5" in told
+    assert "8 x NVIDIA H100 80GB HBM3 (nccl), driver 570.124.06" in told
+    assert told.splitlines()[-1] == "PASS: 1 promise proved on the GPUs of this node"
+
+
+def test_a_failure_shows_value_limit_source_remedy_and_both_measurements(report: MakeReport) -> None:
+    told = text(report(GOOD, SLOW))
+    finding = told[told.index("why ") :]
+    assert [line.strip().split(maxsplit=1) for line in finding.splitlines() if line][:-1] == [
+        ["why", "busbw 312.2 GB/s over 8 ranks"],
+        ["value", "312.2 GB/s"],
+        ["measured", "311 GB/s, then 312.2 GB/s"],
+        ["limit", "≥ 380 GB/s"],
+        ["source", "measured on 8 x H100 SXM, 2026-01"],
+        ["remedy", "restart nvidia-fabricmanager"],
+    ]
+    assert told.splitlines()[-1] == "FAIL: all-reduce-bandwidth"
+
+
+def test_an_error_shows_the_last_words(report: MakeReport) -> None:
+    told = text(report(BROKEN))
+    assert "[rank 1] Fatal Python error" in told
+    assert told.splitlines()[-1] == "COULD NOT BE TOLD: amp"
+
+
+@pytest.mark.parametrize("outcome", [GOOD, SLOW, BROKEN])
+def test_the_last_line_of_a_cpu_run_says_that_no_gpu_was_tested(report: MakeReport, outcome: OutcomeRow) -> None:
+    told = text(report(outcome, mode="cpu"))
+    assert "no GPU was tested" in " ".join(told.split("\n\n")[-1].split())
+
+
+def test_checks_that_came_to_the_very_same_share_a_line(report: MakeReport) -> None:
+    told = text(report(GOOD, row("a", "skip", "needs 1 GPU"), row("b", "skip", "needs 1 GPU")))
+    assert told.count("needs 1 GPU") == 1
+    assert told.index("ddp") < told.index("needs 1 GPU")
+
+
+def test_nothing_in_a_message_is_taken_for_markup(report: MakeReport) -> None:
+    assert "[/red] and [bold]" in text(report(row("a", "pass", "[/red] and [bold]")))
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "told"),
+    [
+        (1.23456, "GB/s", "1.235 GB/s"),
+        (64 << 20, "B", "64 MiB"),
+        (10, "bytes", "10 B"),
+        (True, "", "True"),
+        ([1, 2], "ms", "1, 2 ms"),
+        ({"torch": "2.8.0", "cuda": "12.8"}, "", "torch 2.8.0, cuda 12.8"),
+        (None, "", "None"),
+        ("nan", "s", "nan s"),
+    ],
+)
+def test_quantities(value: object, unit: str, told: str) -> None:
+    assert quantity(value, unit) == told
+
+
+def test_a_plan_says_how_long_it_takes_before_anything_runs(report: MakeReport) -> None:
+    made = report(GOOD, SLOW)
+    stream = io.StringIO()
+    show_plan(made.plan, made.target, Console(width=80, file=stream))
+    assert "2 checks of level quick in registry.example/torch:1 (--image), about 4 s" in stream.getvalue()
+    assert announcement(made.plan, made.target).endswith("about 4 s")
+    assert max(map(len, stream.getvalue().splitlines())) <= 80
+
+
+def test_what_is_no_terminal_gets_no_colours(report: MakeReport) -> None:
+    assert "\x1b" not in text(report(GOOD, SLOW, BROKEN))
