@@ -26,8 +26,9 @@ GROWTH_INTERVAL = 4
 BFLOAT16_SINCE = (8, 0)
 FALL = Limit(
     0.02,
-    "of the first loss, away from fp32's last loss",
-    "ours: bf16 ends 0.00004 away on a CPU; 2 % leaves room for any rounding to 8 bits and none for a broken kernel",
+    "of the first loss",
+    "distance of the last loss from fp32's; ours: bf16 ends 0.00004 away on a CPU, so that 2 % leaves room for any rounding "
+    "to 8 bits and none for a broken kernel",
     "at most",
 )
 _SCALER_FIX = "update torch; if it persists on this GPU alone, the GPU computes fp16 wrongly"
@@ -47,9 +48,9 @@ def measure(rank: Rank) -> Measured:
 
     device = _group.device_of(rank)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
-    activation, reference = _train(torch, device, "float32")
+    activation, reference = train(torch, device, "float32")
     entry = {**_group.standing(rank, activation), "capability": list(capability)}
-    runs = {"float32": reference, **{dtype: _train(torch, device, dtype)[1] for dtype in required(entry)}}
+    runs = {"float32": reference, **{dtype: train(torch, device, dtype)[1] for dtype in required(entry)}}
     if device.type != "cuda":
         runs["float16"] = {"not_applicable": "GradScaler and fp16 autocast belong to GPUs"}
     return {**entry, "runs": runs}
@@ -72,11 +73,11 @@ def _training(torch: Any, device: Any, dtype: str) -> _Training:
     options = {"init_scale": 1024.0, "growth_interval": GROWTH_INTERVAL, "enabled": dtype == "float16"}
     # torch.amp.GradScaler came with 2.3, and the older name warns from 2.4 on.
     new = hasattr(torch.amp, "GradScaler")
-    scaler = torch.amp.GradScaler("cuda", **options) if new else torch.cuda.amp.GradScaler(**options)
+    scaler = torch.amp.GradScaler(device.type, **options) if new else torch.cuda.amp.GradScaler(**options)
     return _Training(model, torch.optim.SGD(model.parameters(), lr=0.5), scaler, inputs.to(device), targets)
 
 
-def _train(torch: Any, device: Any, dtype: str) -> tuple[Any, Measured]:
+def train(torch: Any, device: Any, dtype: str) -> tuple[Any, Measured]:
     """Return an activation, which shows where and in which dtype the model computed, and how the training went."""
     training = _training(torch, device, dtype)
     seen: list[Any] = []
@@ -123,13 +124,13 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         for dtype in ["float32", *required(entry)]:
             if not (runs.get(dtype) or {}).get("losses"):
                 return undecided(f"rank {entry['rank']} did not train in {dtype}", fix="see the check's log")
-            found = _untrained(entry["rank"], dtype, runs)
+            found = untrained(entry["rank"], dtype, runs)
             if found is not None:
                 return found
             worst = max(worst, _distance(runs, dtype))
     dtypes = ", ".join(required(ranks[0]))
     return passed(
-        f"{dtypes}: autocast computes in it, the loss falls as in fp32, on {len(ranks)} device(s)",
+        f"{dtypes}: autocast computes in it, the loss falls as in fp32, on {len(ranks)} rank(s)",
         value=worst,
         unit=FALL.unit,
         limit=FALL,
@@ -142,7 +143,8 @@ def _distance(runs: Measured, dtype: str) -> float:
     return float(abs(runs[dtype]["losses"][-1] - reference[-1]) / reference[0])
 
 
-def _untrained(rank: int, dtype: str, runs: Measured) -> _group.Problem:
+def untrained(rank: int, dtype: str, runs: Measured) -> _group.Problem:
+    """Return what is wrong with one dtype's training, or None."""
     run = runs[dtype]
     losses, where = run["losses"], f"rank {rank}, {dtype}"
     if run.get("dtype") != dtype:

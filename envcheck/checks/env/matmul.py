@@ -87,7 +87,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
             margins.append((errors[dtype] / bound(dtype), dtype, errors[dtype]))
     _, dtype, error = max(margins)
     return passed(
-        f"products agree with float64 on {len(ranks)} device(s); closest to its bound: {dtype}",
+        f"products agree with float64 on {len(ranks)} rank(s); closest to its bound: {dtype}",
         value=error,
         unit="relative error",
         limit=Limit(bound(dtype), "relative error", BOUND_SOURCE, "at most"),
