@@ -49,19 +49,30 @@ class ImageInfo(NamedTuple):
 def client(timeout: int = 60) -> DockerClient:
     """Return a client of the engine DOCKER_HOST or the current docker context names, which has answered a ping."""
     try:
-        found = docker.from_env(timeout=timeout) if os.environ.get("DOCKER_HOST") else _from_context(timeout)
+        host = _host()
+        _knock(host)
+        found = docker.from_env(timeout=timeout) if host is None else DockerClient(base_url=host, timeout=timeout)
         found.ping()
-    except (docker.errors.DockerException, OSError) as error:
+    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
         message = f"no docker engine answers ({_first_line(error)})"
         raise UnavailableError(message, fix="start one, set DOCKER_HOST, or use --engine venv") from error
     return found
 
 
-def _from_context(timeout: int) -> DockerClient:
-    """Follow `docker context use`, as the CLI does and docker.from_env() does not."""
+def _host() -> str | None:
+    """Return what `docker context use` chose, which docker.from_env() does not follow; None where that does right."""
+    if os.environ.get("DOCKER_HOST"):
+        return None
     current = docker.context.ContextAPI.get_current_context()
-    host = current.Host if current is not None else None
-    return DockerClient(base_url=host, timeout=timeout) if host else docker.from_env(timeout=timeout)
+    return current.Host if current is not None else None
+
+
+def _knock(host: str | None) -> None:
+    """Raise OSError where no one listens on the engine's socket; the SDK would leave a socket of its own open."""
+    address = os.environ.get("DOCKER_HOST") or host or "unix:///var/run/docker.sock"
+    if address.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as door:
+            door.connect(address.removeprefix("unix://"))
 
 
 def reachable() -> bool:

@@ -1,0 +1,219 @@
+"""From spec to tag, against an engine that keeps its images in a dict: what is skipped, refused, tagged, held back."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from envcheck import __version__
+from envcheck.errors import PromiseError, UnavailableError
+from envcheck.images import engines
+from envcheck.images.engines import base as bases
+from envcheck.images.engines import build as building
+from envcheck.images.engines import docker, sdk
+from envcheck.images.engines.build import Built, FailedError, Wish
+from envcheck.images.engines.command import Done
+from envcheck.images.engines.sdk import ImageInfo
+from envcheck.images.pins import Lock
+from envcheck.images.plan import KEY_LABEL, BuildPlan
+from envcheck.images.spec import ImageSpec, make_spec
+from envcheck.matrix.model import Cell, Matrix
+from envcheck.mirrors.profile import Profile
+
+
+class _Shelf:
+    """An engine without a machine: `labels` are what its builds say of themselves, `status` how they end."""
+
+    name: Literal["docker"] = "docker"
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        self.labels = labels
+        self.status: int | None = 0
+        self.images: dict[str, ImageInfo] = {}
+        self.registry: set[str] = set()
+        self.builds: list[BuildPlan] = []
+
+    def put(self, reference: str, labels: dict[str, str], number: int = 0) -> None:
+        self.images[reference] = ImageInfo(f"sha256:{number}", 1, [], labels, {}, "", [f"sha256:{reference}"])
+
+    def frontend(self) -> list[str]:
+        return ["docker", "build"]
+
+    def inspect(self, reference: str) -> ImageInfo | None:
+        return self.images.get(reference)
+
+    def find(self, key: str) -> ImageInfo | None:
+        return next((i for i in self.images.values() if i.labels.get(KEY_LABEL) == key), None)
+
+    def has_remote(self, reference: str) -> bool:
+        return reference in self.registry
+
+    def pull(self, reference: str) -> None:
+        self.put(reference, {})
+
+    def import_base(self, spec: ImageSpec, profile: Profile) -> str:
+        assert profile.name
+        self.put(bases.reference(spec.base, spec.arch), {})
+        return bases.reference(spec.base, spec.arch)
+
+    def build(self, plan: BuildPlan, *, on_line: Callable[[str], None], timeout: float) -> Done:
+        assert timeout > 0
+        self.builds.append(plan)
+        on_line("#1 [1/1] RUN true")
+        if self.status == 0:
+            self.put(plan.candidate, {**self.labels, **plan.labels}, len(self.builds))
+        return Done(self.status, "#1 [1/1] RUN true\n#1 0.1 error: Hash mismatch for `numpy`\n#1 ERROR: exit code: 1\n")
+
+    def tag(self, image: str, reference: str) -> None:
+        self.images[reference] = next(i for i in self.images.values() if i.id == image)
+
+    def untag(self, reference: str) -> None:
+        self.images.pop(reference, None)
+
+
+@pytest.fixture
+def spec(matrix: Matrix, locks: list[Lock]) -> ImageSpec:
+    return make_spec(matrix, Cell(torch="2.8.0", variant="cu128", python="3.11"), locks)
+
+
+@pytest.fixture
+def shelf(spec: ImageSpec) -> _Shelf:
+    return _Shelf({f"envcheck.{name}": value for name, value in spec.promises.items()})
+
+
+@pytest.fixture
+def wish(spec: ImageSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wish:
+    monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path))
+    return Wish(spec, Profile(name="t"), "site/torch", None, "auto", 60.0, "abc", 0)
+
+
+def build(shelf: _Shelf, wish: Wish) -> Built:
+    return building.build(shelf, wish, say=lambda _: None, on_line=lambda _: None)
+
+
+def test_a_built_image_gets_its_tag_its_aliases_and_no_other_name(shelf: _Shelf, wish: Wish) -> None:
+    built = build(shelf, wish)
+    assert built.tags[0] == built.image == "site/torch:2.8.0-cu128-py311-runtime"
+    assert len(built.tags) == 6
+    assert all(tag in shelf.images for tag in built.tags)
+    assert not any(name.startswith("envcheck/candidate") for name in shelf.images)
+
+
+def test_an_image_that_lies_gets_no_tag_at_all(shelf: _Shelf, wish: Wish) -> None:
+    shelf.labels["envcheck.torch"] = "2.4.1+cu124"
+    with pytest.raises(PromiseError, match=r"envcheck\.torch is 2\.4\.1\+cu124, promised was 2\.8\.0\+cu128"):
+        build(shelf, wish)
+    assert [name for name in shelf.images if not name.startswith("envcheck/base")] == []
+
+
+def test_the_same_key_is_not_built_again_but_tagged(shelf: _Shelf, wish: Wish) -> None:
+    first = build(shelf, wish)
+    again = build(shelf, wish._replace(repository="other"))
+    assert (len(shelf.builds), again.skipped, again.key) == (1, True, first.key)
+    assert again.image in shelf.images
+
+
+def test_another_base_is_another_key(shelf: _Shelf, wish: Wish) -> None:
+    first = build(shelf, wish)
+    shelf.registry.add("debian:bookworm-slim")
+    again = build(shelf, wish)
+    assert again.base == "debian:bookworm-slim"
+    assert again.key != first.key
+
+
+def test_an_alias_never_goes_back(shelf: _Shelf, wish: Wish) -> None:
+    shelf.put("site/torch:cu128-py311", {"envcheck.torch": "2.9.1+cu128"}, 99)
+    built = build(shelf, wish)
+    assert built.held_back == {"site/torch:cu128-py311": "it names torch 2.9.1, which is newer"}
+    assert shelf.images["site/torch:cu128-py311"].id == "sha256:99"
+
+
+def test_a_failed_build_names_step_cause_and_log(shelf: _Shelf, wish: Wish) -> None:
+    shelf.status = 1
+    with pytest.raises(FailedError, match="hash mismatch") as failed:
+        build(shelf, wish)
+    assert failed.value.detail[:2] == ["in [1/1] RUN true", "error: Hash mismatch for `numpy`"]
+    log = building.log_path(f"{wish.spec.cell}-runtime")
+    assert str(log) in str(failed.value)
+    assert "Hash mismatch" in log.read_text()
+    assert "\n" not in str(failed.value)
+
+
+def test_a_build_past_its_limit_is_a_failure(shelf: _Shelf, wish: Wish) -> None:
+    shelf.status = None
+    with pytest.raises(FailedError):
+        build(shelf, wish)
+    assert "timed out" in building.FailedError("x", "timed out after 60 s", Path("log")).message
+
+
+@pytest.mark.parametrize(
+    ("policy", "registry", "base"),
+    [
+        ("auto", True, "debian:bookworm-slim"),
+        ("auto", False, "envcheck/base"),
+        ("bootstrap", True, "envcheck/base"),
+        ("registry", True, "debian:bookworm-slim"),
+    ],
+)
+def test_where_the_base_comes_from(
+    shelf: _Shelf,
+    wish: Wish,
+    policy: building.BasePolicy,
+    registry: bool,  # noqa: FBT001 (a parameter of the test)
+    base: str,
+) -> None:
+    shelf.registry |= {"debian:bookworm-slim"} if registry else set()
+    chosen = building.choose_base(shelf, wish._replace(base=policy), lambda _: None)
+    assert chosen.partition(":")[0] in base
+    assert chosen in shelf.images
+    assert building.dry_run(shelf, wish._replace(base=policy)).base == chosen
+
+
+def test_a_dry_run_changes_nothing(shelf: _Shelf, wish: Wish) -> None:
+    planned = building.dry_run(shelf, wish)
+    assert (shelf.images, shelf.builds, planned.key) == ({}, [], None)
+    assert planned.argv[0] == "docker"
+
+
+def test_a_network_is_given_where_something_must_be_fetched(shelf: _Shelf, wish: Wish) -> None:
+    assert building.dry_run(shelf, wish).network == "host"
+    assert building.dry_run(shelf, wish._replace(network="none")).network == "none"
+
+
+def test_the_label_names_the_base_that_was_used(shelf: _Shelf, wish: Wish) -> None:
+    assert building.dry_run(shelf, wish).labels["org.opencontainers.image.base.name"].startswith("envcheck/base:")
+    shelf.registry.add("debian:bookworm-slim")
+    assert "org.opencontainers.image.base.name" not in building.dry_run(shelf, wish).labels
+
+
+def test_an_image_of_this_checkout_says_its_commit() -> None:
+    revision, epoch = building.origin()
+    top = Path(building.__file__).parents[3]
+    head = subprocess.run(["git", "-C", top, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    assert revision == (head.stdout.strip() or __version__)
+    assert epoch > 0 or not head.stdout
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Leave no engine to be found."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("nobody")
+def test_without_an_engine_auto_is_venv_and_docker_says_what_to_do() -> None:
+    assert engines.find("auto") == "venv"
+    assert engines.find("venv") == "venv"
+    assert sdk.reachable() is False
+    with pytest.raises(UnavailableError, match=r"no docker engine answers .*; start one, set DOCKER_HOST, or use"):
+        engines.find("docker")
+
+
+def test_auto_prefers_docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker.Docker, "__init__", lambda _: None)
+    assert engines.find("auto") == "docker"
