@@ -33,6 +33,7 @@ def discover(site: Path | None = None) -> list[Found]:
     """Return every check, ordered as it would run: by level, node before env, then by id. `site` is a user's own."""
     found = [f for kind in _KINDS for f in _shipped(kind)]
     if site is not None:
+        site = site.absolute()
         found += [f for kind in _KINDS for f in _own(site, kind)]
         if not any(f.path.is_relative_to(site) for f in found):
             message = f"{site} holds no check"

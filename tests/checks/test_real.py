@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from envcheck.runner.discover import discover
+
 SABOTAGE = Path(__file__).parent / "sabotage"
 HONEST = ("matmul", "amp", "ddp", "all-reduce", "all-reduce-bandwidth", "shm")
 # fp16 with its scaler, which the check itself trains on GPUs only.
@@ -21,12 +23,11 @@ LIES = {
     "not-averaged": ("fail", "step 0: the gradients are not those of one process"),
     "drifts": ("fail", "replicas differ when training ended"),
     "no-autocast": ("fail", "the activation is float32"),
-    "scaler-stuck": ("fail", "rank 1, float16: the gradient scale never grew"),
+    "scaler-stuck": ("fail", "rank 1, float16: the gradient scaler never grew"),
     "wrong-product": ("fail", "rank 1 on cpu: the float32 product"),
     "nan-product": ("fail", "rank 1 on cpu: the float32 product is off by nan"),
     "does-nothing": ("fail", "the sum of ones is wrong"),
 }
-pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +47,22 @@ def test_every_sabotage_is_told() -> None:
     assert lies == {TRUTH, *LIES}
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("check", [*HONEST, TRUTH])
 def test_an_honest_environment_passes(outcomes: dict[str, Any], check: str) -> None:
     assert outcomes[check]["status"] == "pass", outcomes[check]
     assert outcomes[check]["value"] is not None
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("lie", LIES)
 def test_each_lie_fails_naming_its_culprit(outcomes: dict[str, Any], lie: str) -> None:
     status, said = LIES[lie]
     assert outcomes[lie]["status"] == status, outcomes[lie]
     assert said in outcomes[lie]["summary"]
     assert outcomes[lie]["remedy"]
+
+
+def test_a_sites_own_checks_are_found_by_a_relative_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(SABOTAGE.parent)
+    assert "drifts" in {found.id for found in discover(Path(SABOTAGE.name))}

@@ -27,8 +27,8 @@ BFLOAT16_SINCE = (8, 0)
 FALL = Limit(
     0.02,
     "of the first loss",
-    "distance of the last loss from fp32's; ours: bf16 ends 0.00004 away on a CPU, so that 2 % leaves room for any rounding "
-    "to 8 bits and none for a broken kernel",
+    "distance of the last loss from fp32's; ours: bf16 ends 0.00004 away on a CPU, so that 2 % leaves room for any "
+    "rounding to 8 bits and none for a broken kernel",
     "at most",
 )
 _SCALER_FIX = "update torch; if it persists on this GPU alone, the GPU computes fp16 wrongly"
