@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,10 +125,15 @@ def _run(run: Run, output: Path | None, console: Console, *, as_json: bool, quie
 
 def _destination(output: Path | None) -> Path | None:
     """Return where the report goes; None where the default place cannot be written to."""
+    import tempfile
+
     path = output or _DEFAULT
-    if os.access(path.parent, os.W_OK | os.X_OK):
-        return path
-    if output is None:
-        return None
-    message = f"cannot write to {path.parent}"
-    raise ConfigError(message, fix="give --output a file in a directory that exists and is yours")
+    try:
+        # To try is the one way to know: root may write to everything but a read-only filesystem.
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        if output is None:
+            return None
+        message = f"cannot write to {path.parent}: {error.strerror}"
+        raise ConfigError(message, fix="give --output a file in a directory that exists and is yours") from error
+    return path

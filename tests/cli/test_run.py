@@ -1,0 +1,208 @@
+"""`envcheck run`, `checks` and `report`, as typed: exit codes, what is on stdout, and nothing run unasked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import envcheck
+
+CHECK = '''"""A check of this site."""
+from envcheck.checks import Check, failed, passed, skipped, warned
+CHECK = Check(promise="it holds", level="{level}", ranks=1, timeout=20, {options})
+def measure(rank):
+    {measure}
+def judge(view, ranks):
+    return {outcome}
+'''
+
+Envcheck = Callable[..., "subprocess.CompletedProcess[str]"]
+Add = Callable[..., None]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Envcheck:
+    """Return what runs envcheck in an empty directory, outside any environment but the given one."""
+
+    def start(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        kept = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
+        (tmp_path / "cwd").mkdir(exist_ok=True)
+        return subprocess.run(
+            [sys.executable, "-m", "envcheck", *argv],
+            cwd=tmp_path / "cwd",
+            env={**kept, "PYTHONPATH": str(Path(envcheck.__file__).parents[1]), **environ},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return start
+
+
+@pytest.fixture
+def add(tmp_path: Path) -> Add:
+    """Return what adds a check to the site's own."""
+    (tmp_path / "site" / "env").mkdir(parents=True)
+
+    def write(name: str, outcome: str, *, measure: str = "return {}", level: str = "quick", options: str = "") -> None:
+        text = CHECK.format(level=level, options=options, measure=measure, outcome=outcome)
+        (tmp_path / "site" / "env" / f"{name}.py").write_text(text)
+
+    return write
+
+
+def own(tmp_path: Path, *only: str) -> list[str]:
+    """Return the arguments of a run of these checks of the site, in this interpreter."""
+    chosen = [word for name in only for word in ("--only", name)]
+    return ["run", "--python", sys.executable, "--checks", str(tmp_path / "site"), *chosen]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "last"),
+    [
+        ("passed('fine')", 0, "PASS: 1 promise proved on CPU and gloo; no GPU was tested"),
+        ("failed('not fine', fix='mend it')", 1, "FAIL: mine (on CPU and gloo; no GPU was tested)"),
+        ("warned('hm', fix='look')", 3, "COULD NOT BE TOLD: nothing passed (on CPU and gloo; no GPU was tested)"),
+        ("skipped('not here')", 3, "COULD NOT BE TOLD: nothing passed (on CPU and gloo; no GPU was tested)"),
+        ("1 / 0", 3, "COULD NOT BE TOLD: mine (on CPU and gloo; no GPU was tested)"),
+    ],
+)
+def test_the_exit_code_and_the_last_words_say_the_same(
+    run: Envcheck, add: Add, tmp_path: Path, outcome: str, code: int, last: str
+) -> None:
+    add("mine", outcome)
+    done = run(*own(tmp_path, "mine"))
+    assert done.returncode == code
+    *_, verdict, where = done.stdout.splitlines()
+    assert (verdict.strip(), where) == (last, "report: envcheck-report.json")
+    assert json.loads((tmp_path / "cwd" / "envcheck-report.json").read_text())["verdict"]["exit_code"] == code
+    assert max(map(len, done.stdout.splitlines()[1:])) <= 80
+    assert done.stderr == ""
+    quiet = run("--quiet", *own(tmp_path, "mine"))
+    assert quiet.stdout.splitlines() == [last]
+
+
+def test_a_failure_outweighs_an_error(run: Envcheck, add: Add, tmp_path: Path) -> None:
+    add("good", "passed('fine')")
+    add("bad", "failed('not fine', fix='mend it')")
+    add("ugly", "passed('never')", measure="import os; os.abort()")
+    done = run(*own(tmp_path, "good", "bad", "ugly"))
+    assert done.returncode == 1
+    assert "mend it" in done.stdout
+    assert "died of SIGABRT" in done.stdout
+
+
+def test_json_is_alone_on_stdout_and_the_same_as_in_the_file(run: Envcheck, add: Add, tmp_path: Path) -> None:
+    add("mine", "passed('fine', value=ranks[0]['x'], unit='s')", measure="print('{}'); return {'x': 2.5}")
+    done = run(*own(tmp_path, "mine"), "--json", "--output", str(tmp_path / "mine.json"))
+    report = json.loads(done.stdout)
+    assert report == json.loads((tmp_path / "mine.json").read_text())
+    assert (report["schema"], report["outcomes"][0]["value"]) == ("envcheck/report/1", 2.5)
+    assert report["target"]["name"] == sys.executable
+    assert "1 check of level standard" in done.stderr
+    shown = run("report", "show", str(tmp_path / "mine.json"))
+    assert "PASS: 1 promise proved" in shown.stdout
+
+
+def test_a_dry_run_says_what_it_would_do_and_does_nothing(run: Envcheck, add: Add, tmp_path: Path) -> None:
+    add("mine", "passed('fine')", measure=f"open({str(tmp_path / 'ran')!r}, 'w'); return {{}}", options="seconds=70")
+    done = run(*own(tmp_path, "mine"), "--dry-run")
+    assert done.returncode == 0
+    assert "about 70 s" in done.stdout
+    assert "it holds" in done.stdout
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "cwd" / "envcheck-report.json").exists()
+
+
+def test_a_level_leaves_the_dearer_checks_out_and_skip_one_more(run: Envcheck, add: Add, tmp_path: Path) -> None:
+    for level in ("static", "quick", "standard", "full"):
+        add(f"my_{level}", "passed('fine')", level=level)
+    planned = run(*own(tmp_path), "--level", "quick", "--skip", "my-static", "--dry-run").stdout
+    assert [level for level in ("static", "quick", "standard", "full") if f"my-{level}" in planned] == ["quick"]
+
+
+def test_require_gpu_is_a_failure_that_says_why(run: Envcheck, add: Add, tmp_path: Path) -> None:
+    add("plain", "passed('fine')")
+    add("on_gpu", "passed('fine')", options="gpus=1")
+    assert run(*own(tmp_path, "plain", "on-gpu")).returncode == 0
+    done = run(*own(tmp_path, "plain", "on-gpu"), "--require-gpu")
+    assert done.returncode == 1
+    assert "needs 1 GPU, none to be had: torch cannot be imported" in " ".join(done.stdout.split())
+
+
+def test_a_timeout_replaces_a_checks_own(run: Envcheck, add: Add, tmp_path: Path) -> None:
+    add("slow", "passed('fine')", measure="import time; time.sleep(600)")
+    done = run(*own(tmp_path, "slow"), "--timeout", "0.5")
+    assert done.returncode == 3
+    assert "still running after 0.5 s" in done.stdout
+
+
+def test_every_option_has_its_variable(run: Envcheck, add: Add, tmp_path: Path) -> None:
+    add("mine", "passed('fine')")
+    done = run("run", "--only", "mine", ENVCHECK_RUN_PYTHON=sys.executable, ENVCHECK_RUN_CHECKS=str(tmp_path / "site"))
+    assert (done.returncode, f"target    {sys.executable}" in done.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--only", "dpp"], "envcheck: no check is called dpp; did you mean ddp?"),
+        (["--python", "/none"], "envcheck: no Python at /none; give --python the path"),
+        (
+            ["--output", "/none/report.json"],
+            "envcheck: cannot write to /none: No such file or directory; give --output a file",
+        ),
+        (["--checks", "."], "/cwd holds no check; put files into its node/ and env/"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(run: Envcheck, argv: list[str], line: str) -> None:
+    done = run("run", *argv)
+    assert done.returncode == 2
+    assert line in done.stderr
+    assert done.stderr.startswith("envcheck: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_where_nothing_can_be_written_it_still_runs_and_says_so(add: Add, tmp_path: Path) -> None:
+    add("mine", "passed('fine')")
+    argv = [sys.executable, "-m", "envcheck", *own(tmp_path, "mine")]
+    env = {**os.environ, "PYTHONPATH": str(Path(envcheck.__file__).parents[1])}
+    done = subprocess.run(argv, cwd="/proc", env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "no report written" in done.stdout
+
+
+def test_checks_lists_what_there_is_and_tells_all_about_one(run: Envcheck) -> None:
+    listed = json.loads(run("checks", "--json").stdout)
+    table = run("checks").stdout
+    assert {c["id"] for c in listed} <= set(table.split())
+    assert max(map(len, table.splitlines())) <= 80
+    for check in listed:
+        about = run("checks", check["id"]).stdout
+        assert check["promise"] in about
+        assert check["doc"] in about
+
+
+def test_report_schema_is_json(run: Envcheck) -> None:
+    assert "$defs" in json.loads(run("report", "schema").stdout)
+
+
+@pytest.mark.torch
+def test_a_foreign_environment_passes_its_quick_level_and_nothing_is_installed_in_it(
+    run: Envcheck, torch_python: Path
+) -> None:
+    before = sorted(p.name for p in torch_python.parents[1].glob("lib/python*/site-packages/*"))
+    done = run("run", "--python", str(torch_python), "--level", "quick", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["mode"] == "cpu"
+    statuses = {o["id"]: o["status"] for o in report["outcomes"]}
+    assert statuses["ddp"] == statuses["all-reduce"] == statuses["matmul"] == statuses["amp"] == "pass"
+    assert sorted(p.name for p in torch_python.parents[1].glob("lib/python*/site-packages/*")) == before
+    assert not [p for p in Path(torch_python.parents[1]).rglob("envcheck*") if p.name != "envcheck-promises.json"]
