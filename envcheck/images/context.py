@@ -25,6 +25,7 @@ from envcheck.images.lock import parse_lock
 from envcheck.images.pins import Lock
 from envcheck.images.render import base_reference, render_cell, render_dockerfile
 from envcheck.images.spec import ImageSpec
+from envcheck.images.store import write as write_files
 from envcheck.images.wheels import local_wheels
 from envcheck.mirrors.aptconf import bases_for
 from envcheck.mirrors.host import apt_sources, system_roots
@@ -65,14 +66,16 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 def write(spec: ImageSpec, profile: Profile, out: Path, *, matrix: Path | None = None) -> Context:
     """Write the context into `out`, a new or empty directory or an earlier context, and say how to build it."""
-    _start(out)
+    cell = render_cell(spec)
     tool = tool_lock()
+    _start(out)
     wheels = local_wheels([*spec.locks, tool], [*profile.pypi, *profile.pytorch], spec.cell.python)
     groups: dict[str, Lock] = {**{str(lock.group): lock for lock in spec.locks}, "envcheck": tool}
     carried = {name: all(set(pin.sha256) & wheels.keys() for pin in lock.pins) for name, lock in groups.items()}
     base = base_reference(spec, profile.registry)
     rows = [row for name, lock in groups.items() for row in sources(name, lock, profile, carried=carried[name])]
-    _write_cell(spec, profile, base, out)
+    write_files(out, cell)
+    _write_spec(spec, profile, base, out)
     _write_mirror(rows, wheels.values(), profile, out / "mirror")
     _write_apt(spec, profile, out / "mirror/apt")
     _write_tool(out, matrix)
@@ -131,9 +134,7 @@ def _start(out: Path) -> None:
     out.mkdir(parents=True)
 
 
-def _write_cell(spec: ImageSpec, profile: Profile, base: str, out: Path) -> None:
-    for name, content in render_cell(spec).items():
-        (out / name).write_bytes(content)
+def _write_spec(spec: ImageSpec, profile: Profile, base: str, out: Path) -> None:
     kept = hf_environment(profile) if profile.keep else None
     (out / "Dockerfile").write_text(render_dockerfile(spec, base=base, kept=kept))
     (out / "promises.json").write_text(json.dumps(spec.promises, indent=1, sort_keys=True) + "\n")

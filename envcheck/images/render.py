@@ -6,7 +6,7 @@ import functools
 import json
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import jinja2
 
@@ -35,19 +35,26 @@ def render_cells(specs: Iterable[ImageSpec]) -> dict[str, bytes]:
 
 def render_dockerfile(spec: ImageSpec, *, base: str | None = None, kept: Mapping[str, str] | None = None) -> str:
     """Return the Dockerfile; with `kept`, the one that leaves keep/ and this environment in the image."""
+    return _template("Dockerfile.j2").render(template_context(spec, base=base, kept=kept))
+
+
+def template_context(
+    spec: ImageSpec, *, base: str | None = None, kept: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return what the Dockerfile's template is given."""
     cuda = spec.promises["cuda"]
-    return _template("Dockerfile.j2").render(
-        cell=spec.cell,
-        base=base or base_reference(spec),
-        packages=OS_PACKAGES,
-        python=spec.cell.python,
-        locks=spec.locks,
-        proof=" ".join(shlex.quote(f"{name}={spec.promises[name]}") for name in PROVEN),
-        keep=kept is not None,
-        kept_environment=dict(kept or {}),
-        cuda_major=None if cuda == "none" else cuda.partition(".")[0],
-        labels=labels(spec),
-    )
+    return {
+        "cell": spec.cell,
+        "base": base or base_reference(spec),
+        "packages": OS_PACKAGES,
+        "python": spec.cell.python,
+        "locks": spec.locks,
+        "proof": " ".join(shlex.quote(f"{name}={spec.promises[name]}") for name in PROVEN),
+        "keep": kept is not None,
+        "kept_environment": dict(kept or {}),
+        "cuda_major": None if cuda == "none" else cuda.partition(".")[0],
+        "labels": labels(spec),
+    }
 
 
 def base_reference(spec: ImageSpec, registry: str | None = None) -> str:

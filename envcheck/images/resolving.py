@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -103,7 +104,9 @@ def _compile(options: list[str], wanted: str, profile: Profile) -> tuple[list[Pi
         out = Path(scratch) / "pylock.toml"
         (Path(scratch) / "wanted.in").write_text(wanted + "\n")
         # pylock, because it names the one file per package that fits the platform; the other form hashes them all.
+        # An interpreter is named because uv would otherwise download the one it is asked to resolve for.
         command = [uv.find_uv_bin(), "pip", "compile", "--no-config", "--quiet", "--only-binary", ":all:"]
+        command += ["--python", sys.executable]
         command += ["--format", "pylock.toml", *options, str(Path(scratch) / "wanted.in"), "-o", str(out)]
         try:
             ended = subprocess.run(
@@ -119,6 +122,7 @@ def _compile(options: list[str], wanted: str, profile: Profile) -> tuple[list[Pi
 def environment(profile: Profile) -> dict[str, str]:
     """Return the environment uv runs in: this one, with the profile's sources and certificates and no others."""
     kept = {key: value for key, value in os.environ.items() if key not in _SOURCE_VARIABLES}
+    kept["UV_PYTHON_DOWNLOADS"] = "never"
     if profile.ca is not None:
         kept["SSL_CERT_FILE"] = profile.ca
     if profile.netrc is not None:

@@ -32,9 +32,9 @@ def merge(uv: ClientConfig, pip: ClientConfig, *, ca: str | None, netrc: str | N
     default = uv.index or pip.index or CLIENT_DEFAULT
     extra = list(dict.fromkeys([*uv.extra, *pip.extra]))
     links = [Index(url=url, kind="find-links") for url in dict.fromkeys([*uv.find_links, *pip.find_links])]
-    for url in [default, *extra, *(link.url for link in links)]:
+    for url in [default, *extra, *(link.url for link in links), hf.endpoint or ""]:
         if has_userinfo(url):
-            message = f"this machine's pip or uv configuration has a password in {redacted(url)}"
+            message = f"this machine's pip, uv or HF configuration has a password in {redacted(url)}"
             raise ConfigError(message, fix="move user and password to ~/.netrc, which reaches a build as a secret only")
     torch = [Index(url=_TORCH_INDEX.sub("/whl/{variant}", url)) for url in extra if _TORCH_INDEX.search(url)]
     simple = [Index(url=url) for url in [default, *(u for u in extra if not _TORCH_INDEX.search(u))]]

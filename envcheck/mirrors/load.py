@@ -10,7 +10,7 @@ import yaml
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.host import host_profile
-from envcheck.mirrors.profile import CLIENT_DEFAULT, Profile, has_userinfo, redacted
+from envcheck.mirrors.profile import CLIENT_DEFAULT, HuggingFace, Index, Profile, has_userinfo, redacted
 
 PRESETS: Final = ("none", "host")
 
@@ -89,13 +89,15 @@ def _located(error: msgspec.ValidationError, lines: dict[str, int], path: Path) 
     what, _, at = str(error).partition(" - at `")
     at = at.rstrip("`") or "$"
     unknown = what.partition("unknown field `")[2].rstrip("`")
-    at = f"{at}.{unknown}" if unknown else at
-    said = "no such key" if unknown else what
-    return ConfigError(f"{_where(at, lines, path)}: {said}", fix=f"the keys are {', '.join(_keys())}")
+    if unknown:
+        fix = f"the keys there are {', '.join(_keys(at))}"
+        return ConfigError(f"{_where(f'{at}.{unknown}', lines, path)}: no such key", fix=fix)
+    return ConfigError(f"{_where(at, lines, path)}: {what}", fix="see the example in `envcheck render --help`")
 
 
-def _keys() -> list[str]:
-    return [field.name for field in msgspec.structs.fields(Profile)]
+def _keys(at: str) -> list[str]:
+    struct = HuggingFace if at == "$.hf" else Index if at.startswith(("$.pypi", "$.pytorch")) else Profile
+    return [field.name for field in msgspec.structs.fields(struct)]
 
 
 def _resolved(profile: Profile, path: Path) -> Profile:

@@ -1,0 +1,144 @@
+"""`envcheck images`, `lock` and `render`: what they print, where they stop, how they end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from envcheck.cli import cli
+from envcheck.data import data_path
+from envcheck.errors import ConfigError
+from envcheck.images import resolving
+from envcheck.images.pins import Lock
+
+CELL = "torch2.13.0-cpu-py311"
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Return an images directory with one locked cell."""
+    (tmp_path / CELL).mkdir()
+    for path in (data_path("images") / CELL).glob("*.lock"):
+        (tmp_path / CELL / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+@pytest.fixture
+def run(images: Path) -> Callable[..., Result]:
+    """Return a runner of a command on that directory."""
+
+    def call(command: str, *arguments: str) -> Result:
+        return CliRunner().invoke(cli, [command, "--images", str(images), *arguments])
+
+    return call
+
+
+def test_cells_without_a_lock_are_named_with_what_to_do(run: Callable[..., Result]) -> None:
+    shown = run("images", "torch2.13.0-*py311")
+    assert shown.exit_code == 0
+    lines = shown.output.splitlines()
+    assert lines[1].split() == [CELL, "debian:bookworm-slim", "yes", "none", "runtime"]
+    assert "torch2.13.0-cu130-py311    debian:bookworm-slim NO" in shown.output
+    assert "  torch2.13.0-cu130-py311: run `envcheck lock torch2.13.0-cu130-py311` where" in shown.output
+    assert max(len(line) for line in lines[:-1]) <= 80
+
+
+def test_the_list_is_also_for_programs(run: Callable[..., Result]) -> None:
+    shown: dict[str, Any] = json.loads(run("images", "--json", "torch2.13.0-*py311").output)
+    assert shown["schema"] == "envcheck/images/1"
+    assert [(cell["cell"], cell["locked"], cell["tags"]) for cell in shown["cells"]] == [
+        (CELL, True, ["2.13.0-cpu-py311-runtime"]),
+        ("torch2.13.0-cu130-py311", False, ["2.13.0-cu130-py311-runtime"]),
+    ]
+
+
+def test_rendering_writes_compares_and_removes(run: Callable[..., Result], images: Path) -> None:
+    before = run("render", "--check", CELL)
+    assert (before.exit_code, before.output.splitlines()[0]) == (1, f"missing: images/{CELL}/Dockerfile")
+    assert run("render", CELL).exit_code == 0
+    assert (images / CELL / "Dockerfile").read_bytes() == (data_path("images") / CELL / "Dockerfile").read_bytes()
+    assert run("render", "--check", CELL).exit_code == 0
+    (images / CELL / "Dockerfile").write_text("FROM x\n")
+    (images / CELL / "notes.txt").touch()
+    stale = run("render", "--check", CELL)
+    assert stale.exit_code == 1
+    assert stale.output.splitlines()[:2] == [f"stale: images/{CELL}/Dockerfile", f"orphan: images/{CELL}/notes.txt"]
+    assert run("render", CELL).exit_code == 0
+    assert (images / CELL / "notes.txt").exists()
+    (images / "torch0.1.0-cpu-py36").mkdir()
+    assert run("render", "--check").exit_code == 1
+    assert f"removed images/{CELL}/notes.txt" in run("render").output
+    assert sorted(path.name for path in images.iterdir()) == [CELL]
+    assert run("render", "--check").exit_code == 0
+
+
+def test_a_context_is_written_and_the_command_that_builds_it_printed(
+    run: Callable[..., Result], tmp_path: Path
+) -> None:
+    profile = tmp_path / "site.yaml"
+    (tmp_path / "netrc").touch()
+    profile.write_text("netrc: netrc\npypi: [{url: 'http://127.0.0.1:9/simple'}]\n")
+    out = tmp_path / "ctx"
+    shown = run("render", CELL, "--mirror", str(profile), "--out", str(out))
+    assert shown.exit_code == 0, shown.output
+    secret = f"--secret id=netrc,src={tmp_path / 'netrc'}"
+    assert shown.output.splitlines()[-1] == f"docker build --network host {secret} -t 2.13.0-cpu-py311-runtime {out}"
+    assert (out / "mirror/sources.tsv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--mirror", "none"], "go together"),
+        (["--out", "x"], "go together"),
+        (["--mirror", "none", "--out", "x", "--check"], "give one of them"),
+        (["torch2.13*", "--mirror", "none", "--out", "x"], "one cell, and 5 are selected"),
+        (["torch2.13.0-cpu"], f"did you mean .*{CELL}"),
+        (["torch2.13.0-cu130-py311", "--mirror", "none", "--out", "x"], "envcheck lock torch2.13.0-cu130-py311"),
+        ([CELL, "--mirror", "nun", "--out", "x"], "none or host"),
+    ],
+)
+def test_bad_input_is_one_error_that_says_what_to_do_and_writes_nothing(
+    run: Callable[..., Result], arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = run("render", *arguments)
+    assert isinstance(ended.exception, ConfigError)
+    with pytest.raises(ConfigError, match=said):
+        raise ended.exception
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_cell_that_cannot_be_locked_keeps_its_lock_and_is_named(
+    run: Callable[..., Result], images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    profile = tmp_path / "dead.yaml"
+    profile.write_text("pypi: [{url: 'http://127.0.0.1:9/simple'}]\n")
+    before = {path: path.read_bytes() for path in (images / CELL).iterdir()}
+    ended = run("lock", "--mirror", str(profile), CELL)
+    assert ended.exit_code == 3
+    assert f"without a new lock: {CELL}" in ended.output
+    assert {path: path.read_bytes() for path in (images / CELL).iterdir()} == before
+
+
+def test_a_new_lock_replaces_the_whole_of_the_old_one(
+    run: Callable[..., Result], images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from envcheck.images.lock import read_locks  # noqa: PLC0415 (only this test reads them)
+
+    locks = read_locks(images / CELL)
+
+    def found(*_: object) -> list[Lock]:
+        return locks[:1]
+
+    monkeypatch.setattr(resolving, "lock_cell", found)
+    ended = run("lock", "--mirror", "none", CELL)
+    assert (ended.exit_code, ended.output.splitlines()[-1]) == (0, "locked 1 of 1; next: envcheck render")
+    assert [path.name for path in (images / CELL).iterdir()] == ["torch.lock"]
+    assert "as it was" in run("lock", "--mirror", "none", CELL).output

@@ -1,0 +1,139 @@
+"""A site's own profile: what is wrong in it is named with key and line, and no password gets past."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from envcheck.errors import ConfigError
+from envcheck.mirrors import load
+from envcheck.mirrors.load import parse
+from envcheck.mirrors.profile import HuggingFace, Index, Profile
+
+WHOLE = """\
+name: site
+pypi:
+  - url: https://mirror.example/pypi/simple
+  - {url: /srv/wheels, kind: find-links}
+  - {url: default}
+pytorch:
+  - url: "https://mirror.example/whl/{variant}"
+hf:
+  endpoint: https://hf.mirror.example
+  token: allow
+apt: [https://mirror.example]
+registry: registry.example:5000
+ca: ca.pem
+netrc: netrc
+keep: true
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Return a directory with a profile and the files it names."""
+    (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
+    (tmp_path / "netrc").touch()
+    (tmp_path / "site.yaml").write_text(WHOLE)
+    return tmp_path
+
+
+def test_a_whole_profile_is_read_and_its_paths_are_relative_to_it(site: Path) -> None:
+    assert load(site / "site.yaml") == Profile(
+        name="site",
+        pypi=[
+            Index(url="https://mirror.example/pypi/simple"),
+            Index(url="/srv/wheels", kind="find-links"),
+            Index(url="default"),
+        ],
+        pytorch=[Index(url="https://mirror.example/whl/{variant}")],
+        hf=HuggingFace(endpoint="https://hf.mirror.example", token="allow"),  # noqa: S106 (a policy)
+        apt=["https://mirror.example"],
+        registry="registry.example:5000",
+        ca=str(site / "ca.pem"),
+        netrc=str(site / "netrc"),
+        keep=True,
+    )
+
+
+def test_none_is_every_clients_own_default() -> None:
+    assert load("none") == Profile(name="none")
+
+
+def test_an_unnamed_profile_is_called_as_its_file() -> None:
+    assert parse(b"keep: true", Path("x/lab.yaml")).name == "lab"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("keep: true", "kepp: true"), "site.yaml:15: kepp: no such key"),
+        (("keep: true", "keep: 1"), "site.yaml:15: keep: Expected `bool`, got `int`"),
+        (("kind: find-links", "kind: flat"), "site.yaml:4: pypi[1].kind: Invalid enum value 'flat'"),
+        (("kind: find-links", "sort: flat"), "site.yaml:4: pypi[1].sort: no such key"),
+        (("token: allow", "token: hf_abc"), "site.yaml:10: hf.token: Invalid enum value 'hf_abc'"),
+        (("https://mirror.example/pypi", "ftp://mirror.example/pypi"), "site.yaml:3: pypi[0].url: 'ftp://"),
+        (("[https://mirror.example]", "[/srv/apt]"), "site.yaml:11: apt[0]: '/srv/apt' is no URL"),
+        (("https://mirror.example/pypi/simple", "https://mirror.example/a b"), "site.yaml:3: pypi[0].url: a blank"),
+        (("hf:", "hf: ["), "site.yaml:10: not YAML"),
+        (("ca: ca.pem", "ca: other.pem"), "site.yaml: ca: "),
+        (("netrc: netrc", "netrc: other"), "site.yaml: netrc: "),
+        ((WHOLE, "- a\n"), "site.yaml: a mirror profile is a mapping"),
+        ((WHOLE, ""), "site.yaml: a mirror profile is a mapping"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_key_and_line(site: Path, change: tuple[str, str], said: str) -> None:
+    (site / "site.yaml").write_text(WHOLE.replace(*change))
+    with pytest.raises(ConfigError) as refused:
+        load(site / "site.yaml")
+    assert refused.value.message.removeprefix(f"{site}/").startswith(said)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        (b"x: 1", "name, pypi, pytorch, hf"),
+        (b"hf: {x: 1}", "endpoint, etag_timeout"),
+        (b"apt: []\npypi: [{x: 1}]", "url, kind"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_known_ones_of_its_place(text: bytes, keys: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(text, Path("x.yaml"))
+    assert refused.value.fix.startswith(f"the keys there are {keys}")
+
+
+@pytest.mark.parametrize(
+    "at", ["https://mirror.example/pypi", "https://mirror.example/whl", "https://hf.", "[https://mirror"]
+)
+def test_a_password_in_a_url_is_refused_and_not_repeated(site: Path, at: str) -> None:
+    (site / "site.yaml").write_text(WHOLE.replace(at, at.replace("https://", "https://joe:hunter2@")))
+    with pytest.raises(ConfigError, match="user or password") as refused:
+        load(site / "site.yaml")
+    assert "hunter2" not in str(refused.value)
+    assert "netrc" in refused.value.fix
+
+
+def test_a_certificate_file_must_hold_certificates_and_no_key(site: Path) -> None:
+    for content in ("", "-----BEGIN CERTIFICATE-----\n-----BEGIN PRIVATE KEY-----\n"):
+        (site / "ca.pem").write_text(content)
+        with pytest.raises(ConfigError, match="no private key"):
+            load(site / "site.yaml")
+
+
+def test_an_unknown_profile_says_what_there_is() -> None:
+    with pytest.raises(ConfigError, match="none or host"):
+        load("hosst")
+
+
+def test_the_example_in_the_help_is_a_profile(tmp_path: Path) -> None:
+    from envcheck.cli.render import _EPILOG  # noqa: PLC0415 (only this test reads the help)
+
+    lines = _EPILOG.partition("of your own:\n")[2].replace("~/.netrc", "netrc")
+    shutil.copyfile("/dev/null", tmp_path / "netrc")
+    (tmp_path / "site-ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
+    text = "\n".join(line.removeprefix("  ") for line in lines.splitlines())
+    assert parse(text.encode(), tmp_path / "x.yaml").registry == "registry.example:5000"

@@ -1,0 +1,61 @@
+"""What a profile means to the clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envcheck.mirrors.profile import HuggingFace, Index, Profile, attempts, has_userinfo, hf_environment, redacted
+
+
+def test_without_an_endpoint_xet_stays_and_no_token_is_sent() -> None:
+    assert hf_environment(Profile(name="t")) == {
+        "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+        "HF_HUB_DOWNLOAD_TIMEOUT": "60",
+        "HF_HUB_ETAG_TIMEOUT": "60",
+    }
+
+
+def test_an_endpoint_turns_xet_off_because_its_data_would_go_elsewhere() -> None:
+    found = hf_environment(Profile(name="t", hf=HuggingFace(endpoint="https://hf.example/", etag_timeout=90)))
+    assert (found["HF_ENDPOINT"], found["HF_HUB_DISABLE_XET"]) == ("https://hf.example", "1")
+    assert (found["HF_HUB_ETAG_TIMEOUT"], found["HF_HUB_DOWNLOAD_TIMEOUT"]) == ("90", "60")
+
+
+def test_only_an_explicit_allow_lets_the_token_go_to_the_endpoint() -> None:
+    allowed = Profile(name="t", hf=HuggingFace(endpoint="https://hf.example", token="allow"))  # noqa: S106 (a policy)
+    assert "HF_HUB_DISABLE_IMPLICIT_TOKEN" not in hf_environment(allowed)
+    assert not [name for name in hf_environment(allowed) if name == "HF_TOKEN"]
+
+
+def test_local_sources_add_to_the_default_and_do_not_replace_it() -> None:
+    local = [Index(url="/srv/wheels", kind="find-links"), Index(url="file:///srv/simple")]
+    assert attempts(local) == [Index(url="default")]
+    remote = Index(url="https://a.example/simple")
+    assert attempts([*local, remote]) == [remote]
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [("/srv/w", "/srv/w"), ("file:///srv/a%20b", "/srv/a b"), ("https://a.example/x", None), ("default", None)],
+)
+def test_what_lies_on_this_machine_is_known_as_such(url: str, path: str | None) -> None:
+    assert Index(url=url).local == (None if path is None else Path(path))
+
+
+@pytest.mark.parametrize(
+    ("url", "has"),
+    [
+        ("https://joe:pw@a.example/x", True),
+        ("https://token@a.example", True),
+        ("https://a.example/@scope/x", False),
+        ("https://a.example/x?mail=a@b", False),
+        ("/srv/a@b", False),
+    ],
+)
+def test_a_user_or_password_in_a_url_is_seen_and_hidden(url: str, *, has: bool) -> None:
+    assert has_userinfo(url) is has
+    assert redacted(url) == ("https://***@a.example" + ("/x" if url.endswith("/x") else "") if has else url)
