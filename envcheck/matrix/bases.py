@@ -49,6 +49,6 @@ def _branches(image: BaseImage, *, datacenter: bool | None) -> list[str]:
 
 def _exceptions(image: BaseImage) -> str:
     def listed(branches: list[str]) -> str:
-        return ", ".join(f"R{name}" for name in branches) or "no older branch"
+        return ", ".join(f"R{name}" for name in sorted(branches, key=key)) or "no older branch"
 
     return f"{listed(image.datacenter_branches)} with data-centre GPUs, {listed(image.geforce_branches)} with others"

@@ -77,13 +77,13 @@ def _code(facts: Facts, cuda: str, build: Build, device: Device) -> Answer:
         reason = f"what the {build.arch} wheel was compiled for is not known: not counted on for {device.label}"
         return Answer(NO_CODE, reason, verified=False)
     verified = device.verified and build.sass_verified
-    for sm in build.sass:
+    for sm in sorted(build.sass, key=key):
         if sass_runs(facts, sm, device.cc, cuda):
             return Answer(OK, f"its {_sm(sm)} code runs on {_named(device)}", verified)
     if any(ptx_runs(code, device.cc) for code in build.ptx):
         return Answer(OK, f"its PTX is compiled for {_named(device)} by the driver", verified)
     row = facts.capability(device.cc)
-    has = " ".join(_sm(sm) for sm in build.sass)
+    has = " ".join(_sm(sm) for sm in sorted(build.sass, key=key))
     if row is None or key(cuda) < key(row.min_cuda):
         since = f"which needs CUDA {row.min_cuda}" if row else "which no CUDA of the matrix knows"
         reason = f"CUDA {cuda} predates {_named(device)}, {since}; the wheel has {has}"
@@ -110,7 +110,7 @@ def _gpu_floor(facts: Facts, device: Device, driver: str) -> Answer:
     needed = floors.get(branch(driver))
     if needed is None and key(branch(driver)) > key(listed[-1]):
         return Answer(OK, "")
-    weak = not verified and key(branch(driver)) <= key(listed[0])
+    weak = facts.branch(driver) is None or (not verified and key(branch(driver)) <= key(listed[0]))
     if needed is not None and key(driver) >= key(needed):
         return Answer(OK, "", not weak)
     if needed is None:
@@ -169,7 +169,7 @@ def _cuda_floor(facts: Facts, cuda: str, driver: str, device: Device | None, *, 
 def _below_floor(minor: CudaMinor, driver_branch: str, datacenter: bool | None) -> tuple[str, str]:  # noqa: FBT001 (a fact)
     package = f"cuda-compat-{minor.cuda.replace('.', '-')}"
     if driver_branch not in minor.forward_compat_branches:
-        listed = ", ".join(f"R{name}" for name in minor.forward_compat_branches) or "none"
+        listed = ", ".join(f"R{name}" for name in sorted(minor.forward_compat_branches, key=key)) or "none"
         return TOO_OLD, f", and R{driver_branch} is no branch {package} works on ({listed})"
     if datacenter:
         return FORWARD, f": install {package} and put it first on the loader path"

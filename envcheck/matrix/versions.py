@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 
+
+@lru_cache(maxsize=4096)
 def key(version: str) -> tuple[int, ...]:
     """Return the sort key: 570.26 < 570.124, and 12.8 < 12.10. Raises ValueError on anything but dotted digits."""
     return tuple(int(field) for field in version.split("."))

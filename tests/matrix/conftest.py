@@ -1,0 +1,35 @@
+"""The shipped matrix, and ways to ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.matrix.load import loads
+from envcheck.matrix.model import Matrix
+from envcheck.matrix.resolve import Resolution, Wanted, resolve
+
+SHIPPED = Path(__file__).parents[2] / "matrix.yaml"
+
+Ask = Callable[..., Resolution]
+
+
+@pytest.fixture(scope="session")
+def shipped() -> Path:
+    return SHIPPED
+
+
+@pytest.fixture(scope="session")
+def matrix() -> Matrix:
+    return loads(SHIPPED.read_bytes())
+
+
+@pytest.fixture(scope="session")
+def ask(matrix: Matrix) -> Ask:
+    def answer(**axes: Any) -> Resolution:
+        return resolve(matrix, Wanted(**axes))
+
+    return answer

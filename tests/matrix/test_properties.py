@@ -1,0 +1,124 @@
+"""What holds for every question, not only for the ones we thought of."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envcheck.matrix.load import loads
+from envcheck.matrix.model import Cell, Matrix
+from envcheck.matrix.resolve import Wanted, resolve
+from envcheck.matrix.verdict import LEGAL
+from envcheck.matrix.versions import branch, key
+
+MATRIX = loads((Path(__file__).parents[2] / "matrix.yaml").read_bytes())
+CUDA_CELLS = [(release.torch, v.variant) for release in MATRIX.torch for v in release.variants if v.cuda]
+THRESHOLDS = sorted(
+    {row.floor for row in MATRIX.cuda.families}
+    | {row.native_driver for row in MATRIX.cuda.minors if row.native_driver.count(".")}
+    | {first for gpu in MATRIX.gpus for first in gpu.first_driver.values()},
+    key=key,
+)
+DRIVERS = st.sampled_from(
+    [*THRESHOLDS, *(f"{row.branch}.{patch}" for row in MATRIX.drivers for patch in ("10", "99.99", "250.01"))]
+)
+CELLS = st.sampled_from(CUDA_CELLS)
+GPUS = st.sampled_from(MATRIX.gpus)
+
+
+@settings(max_examples=200, deadline=None)
+@given(cell=CELLS, gpu=GPUS, drivers=st.tuples(DRIVERS, DRIVERS))
+def test_a_newer_driver_takes_nothing_away_but_a_dropped_generation(
+    cell: tuple[str, str], gpu: Any, drivers: tuple[str, str]
+) -> None:
+    older, newer = sorted(drivers, key=key)
+    wanted = Wanted(torch=cell[0], variant=cell[1], gpus=[gpu.name], driver=older)
+    before, after = resolve(MATRIX, wanted), resolve(MATRIX, wanted.but(driver=newer))
+    if before.verdict not in LEGAL or after.verdict in LEGAL:
+        return
+    # Two facts of NVIDIA's own are not monotone: a later branch may have been cut before a GPU was added to an earlier
+    # one, and the branches that a cuda-compat package works on have gaps.
+    listed = sorted(gpu.first_driver, key=key)
+    first = gpu.first_driver.get(branch(newer))
+    cut_before = first is not None and key(newer) < key(first)
+    skipped = first is None and bool(listed) and key(branch(newer)) < key(listed[-1])
+    needed_package = before.verdict == "forward-compat-required"
+    assert after.verdict == "gpu-dropped-by-driver" or cut_before or skipped or needed_package
+
+
+@settings(max_examples=80, deadline=None)
+@given(cell=CELLS, drivers=st.tuples(DRIVERS, DRIVERS))
+def test_without_a_gpu_a_newer_driver_takes_nothing_away(cell: tuple[str, str], drivers: tuple[str, str]) -> None:
+    older, newer = sorted(drivers, key=key)
+    wanted = Wanted(torch=cell[0], variant=cell[1], driver=older)
+    if resolve(MATRIX, wanted).verdict in LEGAL:
+        assert resolve(MATRIX, wanted.but(driver=newer)).verdict in LEGAL
+
+
+@pytest.mark.parametrize("cell", [str(cell) for cell in MATRIX.cells()])
+def test_every_published_cell_resolves(cell: str) -> None:
+    found = Cell.parse(cell)
+    assert found is not None
+    answer = resolve(MATRIX, Wanted(torch=found.torch, variant=found.variant, python=found.python, arch="x86_64"))
+    assert (answer.verdict, answer.cell) == ("ok", cell)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    cell=CELLS, gpus=st.lists(GPUS, max_size=2), driver=DRIVERS, python=st.sampled_from([None, "3.8", "3.11", "3.14"])
+)
+def test_every_alternative_is_legal_when_asked_for(
+    cell: tuple[str, str], gpus: list[Any], driver: str, python: str | None
+) -> None:
+    names = [gpu.name for gpu in gpus]
+    wanted = Wanted(torch=cell[0], variant=cell[1], gpus=names, driver=driver, python=python, arch="x86_64")
+    for offered in resolve(MATRIX, wanted).alternatives:
+        found = Cell.parse(offered.cell)
+        assert found is not None
+        changed = wanted.but(torch=found.torch, variant=found.variant, python=found.python)
+        version = re.search(r"driver (?:>= )?([0-9.]+)$", offered.change)
+        if version:
+            changed = changed.but(driver=version[1])
+        if offered.change.startswith("without the "):
+            gone = offered.change.removeprefix("without the ")
+            changed = changed.but(gpus=[name for name in names if name != gone])
+        again = resolve(MATRIX, changed)
+        assert (again.verdict, again.cell) == (offered.verdict, offered.cell)
+        assert again.verdict in LEGAL
+
+
+def _shuffled(matrix: Matrix, seed: int) -> Matrix:
+    order = random.Random(seed)  # noqa: S311 (an order, no secret)
+
+    def mixed(value: Any) -> Any:
+        if isinstance(value, dict):
+            names = list(value)
+            order.shuffle(names)
+            return {name: mixed(value[name]) for name in names}
+        if isinstance(value, list):
+            order.shuffle(rows := [mixed(item) for item in value])
+            return rows
+        return value
+
+    return msgspec.convert(mixed(msgspec.to_builtins(matrix)), Matrix)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    gpus=st.lists(GPUS, max_size=2),
+    driver=DRIVERS,
+    torch=st.sampled_from([None, "2.8", "<2.7"]),
+)
+def test_the_answer_does_not_depend_on_the_order_of_facts(
+    seed: int, gpus: list[Any], driver: str, torch: str | None
+) -> None:
+    wanted = Wanted(torch=torch, gpus=[gpu.name for gpu in gpus], driver=driver, arch="x86_64")
+    assert resolve(_shuffled(MATRIX, seed), wanted) == resolve(MATRIX, wanted)

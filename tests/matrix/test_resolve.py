@@ -1,0 +1,305 @@
+"""What the resolver promises beyond single facts: ranking, mixed nodes, alternatives, doubt, form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from envcheck.errors import ConfigError
+from envcheck.matrix.model import Cell, Matrix
+from envcheck.matrix.resolve import Resolution, Wanted, driver_verdict, resolve, runs_on
+from envcheck.matrix.versions import key
+from envcheck.matrix.wanted import spoken
+
+Ask = Callable[..., Resolution]
+
+
+def test_the_json_form(ask: Ask) -> None:
+    plain = msgspec.to_builtins(ask(torch="2.8.0", gpus=["H100"], driver="550.54.14", python="3.12", variant="cu128"))
+    assert list(plain)[:7] == ["schema", "wanted", "verdict", "cell", "reasons", "alternatives", "verified"]
+    assert plain["schema"] == "envcheck/resolution/1"
+    assert plain["cell"] == "torch2.8.0-cu128-py312"
+    assert plain["wanted"] == {
+        "torch": "2.8.0", "variant": "cu128", "cuda": None, "python": "3.12", "driver": "550.54.14",
+        "gpus": ["H100"], "cc": [], "arch": None,
+    }  # fmt: skip
+    assert [set(row) for row in plain["alternatives"]] == [{"cell", "change", "verdict"}] * len(plain["alternatives"])
+    assert plain["verified"] is True
+
+
+def test_newest_torch_first_then_native_then_pypis_own(ask: Ask) -> None:
+    answer = ask(gpus=["H100"], driver="570.124.06", torch=">=2.7,<2.9", python="3.12")
+    assert [row.cell for row in answer.ranked] == [
+        "torch2.8.0-cu128-py312",  # native, and PyPI's own
+        "torch2.8.0-cu126-py312",  # native
+        "torch2.8.0-cu129-py312",  # minor-version compatibility
+        "torch2.7.1-cu126-py312",
+        "torch2.7.1-cu128-py312",
+        "torch2.7.1-cu118-py312",
+        "torch2.7.0-cu126-py312",
+        "torch2.7.0-cu128-py312",
+        "torch2.7.0-cu118-py312",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("requirement", "newest"),
+    [
+        ("2.8", "2.8.0"),
+        ("2.7", "2.7.1"),
+        ("2.7.*", "2.7.1"),
+        ("2.7.0", "2.7.0"),
+        (">=2.6,<2.9", "2.8.0"),
+        ("torch==2.8.0", "2.8.0"),
+        ("~=2.9.0", "2.9.1"),
+    ],
+)
+def test_torch_is_a_pep_440_requirement(ask: Ask, requirement: str, newest: str) -> None:
+    answer = ask(torch=requirement)
+    assert answer.cell is not None
+    found = Cell.parse(answer.cell)
+    assert found is not None
+    assert found.torch == newest
+
+
+def test_2_1_is_not_2_10(ask: Ask) -> None:
+    assert {row.cell.split("-")[0] for row in ask(torch="2.1").ranked} == {"torch2.1.0", "torch2.1.1", "torch2.1.2"}
+
+
+def test_a_mixed_node_needs_what_runs_on_all_and_names_the_culprit(ask: Ask) -> None:
+    both = ask(gpus=["H100", "V100"], driver="570.124.06", torch="2.13.0", variant="cu130")
+    assert both.verdict == "arch-not-in-wheel"
+    assert "V100" in both.reasons[0]
+    assert "H100" not in both.reasons[0]
+    without = [row for row in both.alternatives if row.change == "without the V100"]
+    assert [row.cell.rpartition("-")[0] for row in without] == ["torch2.13.0-cu130"]
+    free = ask(gpus=["H100", "V100"], driver="570.124.06", torch="2.13.0")
+    assert free.cell is not None
+    assert "cu126" in free.cell
+
+
+def test_a_mixed_node_names_the_gpu_that_rules_out_cuda_compat(ask: Ask) -> None:
+    answer = ask(gpus=["H100", "RTX 4090"], driver="570.124.06", torch="2.13.0", variant="cu130")
+    assert answer.verdict == "driver-too-old"
+    assert answer.reasons[0].startswith("RTX 4090: ")
+
+
+def test_gpus_of_two_host_architectures_are_no_node(ask: Ask) -> None:
+    with pytest.raises(ConfigError, match="different host architectures"):
+        ask(gpus=["GB200", "H100"])
+
+
+def test_the_gpu_brings_its_host_architecture(ask: Ask) -> None:
+    assert ask(gpus=["GH200"]).arch == "aarch64"
+    assert ask(gpus=["H100"]).arch == "x86_64"
+
+
+def test_the_cpu_variant_runs_under_any_driver_and_none(ask: Ask) -> None:
+    for driver in (None, "390.157", "595.45.04"):
+        answer = ask(torch="2.8.0", variant="cpu", driver=driver)
+        assert (answer.verdict, answer.index) == ("ok", "whl/cpu")
+
+
+def test_a_gpu_is_never_answered_with_the_cpu_variant(ask: Ask) -> None:
+    answer = ask(gpus=["V100"], driver="590.44.01")
+    assert answer.verdict == "gpu-dropped-by-driver"
+    assert not answer.ranked
+    changes = {row.change: row.cell for row in answer.alternatives}
+    assert "cpu" in changes["without the GPU: cpu"]
+    assert "keep cu126: driver 580.65.06" in changes
+
+
+def test_nearest_alternatives_per_axis(ask: Ask) -> None:
+    answer = ask(torch="2.8.0", variant="cu128", gpus=["RTX 4090"], driver="470.256.02")
+    assert answer.verdict == "driver-too-old"
+    changes = [row.change for row in answer.alternatives]
+    assert "keep cu128: driver >= 525.78.01" in changes  # the first R525 that drives it, above the family's floor
+    answer = ask(torch="2.8.0", variant="cu128", gpus=["A100"], driver="460.32.03")
+    assert "keep cu128: driver >= 525.60.13" in [row.change for row in answer.alternatives]
+    answer = ask(torch="2.8.0", gpus=["H100"], driver="570.124.06", python="3.14")
+    assert answer.verdict == "python-unsupported"
+    assert "keep torch 2.8.0+cu128: Python 3.13" in [row.change for row in answer.alternatives]
+
+
+def test_compat_offers_what_makes_it_native(ask: Ask) -> None:
+    answer = ask(torch="2.8.0", variant="cu128", gpus=["H100"], driver="565.57.01")
+    assert answer.verdict == "driver-ok-via-minor-compat"
+    assert {row.change: row.verdict for row in answer.alternatives} == {
+        "keep cu128: driver >= 570.86.15": "ok",
+        "keep the driver: cu126": "ok",
+    }
+
+
+def test_only_a_capability_known_no_cuda_compat_is_claimed(ask: Ask) -> None:
+    answer = ask(cc=["9.0"], driver="570.124.06", torch="2.13.0", variant="cu130")
+    assert answer.verdict == "driver-too-old"
+    assert any("data-centre" in note for note in answer.notes)
+
+
+def test_a_capability_no_wheel_knows_is_too_new(ask: Ask) -> None:
+    assert ask(cc=["13.0"], torch="2.8.0", variant="cu128").verdict == "gpu-too-new-for-cuda"
+
+
+def test_ptx_counts_only_under_a_driver_that_can_compile_it(ask: Ask) -> None:
+    wanted = {"cc": ["13.0"], "torch": "2.8.0", "variant": "cu129"}  # the only code for it is 12.0+PTX
+    assert ask(driver="575.51.03", **wanted).verdict == "ok"
+    older = ask(driver="575.51.02", **wanted)
+    assert older.verdict == "driver-too-old"
+    assert "only PTX fits" in older.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("axes", "verified"),
+    [
+        ({"torch": "2.8.0", "variant": "cu128", "gpus": ["H100"], "driver": "570.124.06"}, True),
+        ({"torch": "2.13.0", "variant": "cpu"}, False),  # Pythons inferred
+        ({"torch": "2.14.1", "variant": "cu126"}, False),  # variant inferred
+        ({"torch": "2.8.0", "variant": "cu128", "gpus": ["H20"], "driver": "570.124.06"}, False),  # capability inferred
+        ({"torch": "2.7.0", "variant": "cu118", "gpus": ["H100"]}, False),  # code list second-hand
+        ({"torch": "2.7.0", "variant": "cu118"}, True),  # which does not matter without a GPU
+        ({"torch": "2.8.0", "variant": "cu126", "gpus": ["A100"], "driver": "570.124.06"}, True),
+        ({"torch": "2.0.1", "variant": "cu118", "gpus": ["A100"], "driver": "450.80.02"}, False),  # its first branch
+        (
+            {"torch": "2.8.0", "variant": "cu128", "driver": "585.10.01", "gpus": ["H100"]},
+            False,
+        ),  # no such branch known
+    ],
+)
+def test_an_answer_on_a_weak_fact_says_so(ask: Ask, axes: dict[str, object], verified: bool) -> None:  # noqa: FBT001
+    assert ask(**axes).verified is verified
+
+
+def test_unknown_code_is_not_counted_on(ask: Ask) -> None:
+    answer = ask(torch="2.9.1", variant="cu129", gpus=["GH200"], driver="580.65.06")
+    assert (answer.verdict, answer.verified) == ("arch-not-in-wheel", False)
+
+
+def test_wheels_nobody_looked_for_are_not_counted_on(ask: Ask) -> None:
+    answer = ask(torch="2.12.0", variant="cu126", arch="aarch64")
+    assert (answer.verdict, answer.verified) == ("no-wheel", False)
+    assert "nobody has looked" in answer.reasons[0]
+
+
+def test_a_torch_that_is_not_in_the_matrix(ask: Ask) -> None:
+    answer = ask(torch="2.16")
+    assert (answer.verdict, answer.cell, answer.verified) == ("no-wheel", None, False)
+    assert [row.change for row in answer.alternatives] == ["torch 2.15.0 with cu132"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"gpus": ["H10"]}, "no GPU called 'H10'.*did you mean H100"),
+        ({"variant": "cu999"}, "ever built as 'cu999'.*use one of cpu, cu116"),
+        ({"cuda": "12.7"}, r"CUDA 12\.7 is not in the matrix.*12\.6, 12\.8"),
+        ({"variant": "cu128", "cuda": "12.6"}, "cu128 has CUDA 12.8, --cuda says 12.6"),
+        ({"variant": "cpu", "cuda": "12.6"}, "no CUDA at all"),
+        ({"driver": "R570"}, "no driver version.*570.124.06"),
+        ({"driver": "570"}, "no driver version"),
+        ({"python": "py312"}, "no Python version"),
+        ({"cc": ["sm_90"]}, "no compute capability"),
+        ({"torch": "latest"}, "no version requirement"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(ask: Ask, axes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        ask(**axes)
+    assert "\n" not in str(caught.value)
+
+
+def test_words_as_people_write_them() -> None:
+    meant = spoken(Wanted(torch="2.8.0+cu121", python="3.12.4", cuda="12.1.1"))
+    assert (meant.torch, meant.variant, meant.python, meant.cuda) == ("2.8.0", "cu121", "3.12", "12.1")
+    with pytest.raises(ConfigError, match=r"\+cu121, --variant says cu128"):
+        spoken(Wanted(torch="2.8.0+cu121", variant="cu128"))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "driver", "verdict"),
+    [
+        ("L4", "520.61.05", "driver-too-old"),  # older than any branch that has it
+        ("L4", "525.105.16", "driver-too-old"),
+        ("L4", "525.105.17", "ok"),
+        ("L4", "530.30.02", "driver-too-old"),  # a later branch, cut before the L4
+        ("L4", "530.41.03", "ok"),
+        ("L20", "545.29.06", "driver-too-old"),  # a branch that never got it
+        ("L20", "550.40.07", "ok"),
+        ("L4", "610.43.02", "ok"),  # newer than all that are listed
+        ("GB200", "570.133.19", "driver-too-old"),
+    ],
+)
+def test_the_first_driver_of_each_branch_that_knows_the_gpu(ask: Ask, gpu: str, driver: str, verdict: str) -> None:
+    variant = "cu128" if gpu == "GB200" else "cu118"
+    torch = "2.9.1" if gpu == "GB200" else "2.6.0"
+    assert ask(torch=torch, variant=variant, gpus=[gpu], driver=driver).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("base", "driver", "gpu", "says"),
+    [
+        ("12.8", "570.26", "RTX 4090", "nvidia/cuda:12.8.1 starts: driver 570.26 is of CUDA 12.8"),
+        ("12.8", "550.54.14", "RTX 4090", "nvidia/cuda:12.8.1 refuses to start"),
+        ("12.8", "550.54.14", "H100", "nvidia/cuda:12.8.1 starts: driver 550.54.14 is of CUDA 12.4 < 12.8"),
+        ("12.4", "525.105.17", "RTX 4090", "nvidia/cuda:12.4.1 starts"),
+        ("13.3", "570.26", "H100", "the end of its list is not known"),
+    ],
+)
+def test_what_an_nvidia_base_would_refuse(matrix: Matrix, base: str, driver: str, gpu: str, says: str) -> None:
+    answer = resolve(matrix, Wanted(driver=driver, gpus=[gpu]), base_cuda=base)
+    assert says in answer.notes[-1]
+
+
+def test_a_base_nobody_has_read_is_refused(matrix: Matrix) -> None:
+    with pytest.raises(ConfigError, match=r"nvidia/cuda of CUDA 13\.1.*use one of 11\.4"):
+        resolve(matrix, Wanted(), base_cuda="13.1")
+
+
+def test_driver_verdict_for_a_node_check(matrix: Matrix) -> None:
+    assert driver_verdict(matrix, "12.8", "570.26", None).verdict == "ok"
+    assert driver_verdict(matrix, "12.8", "550.54.14", None).verdict == "driver-ok-via-minor-compat"
+    assert driver_verdict(matrix, "13.0", "550.54.14", datacenter=True).verdict == "forward-compat-required"
+    assert driver_verdict(matrix, "13.0", "550.54.14", datacenter=False).verdict == "driver-too-old"
+    assert driver_verdict(matrix, "13.0", "550.54.14", None).verdict == "driver-too-old"
+    with pytest.raises(ConfigError, match=r"CUDA 14\.0 is not in the matrix"):
+        driver_verdict(matrix, "14.0", "550.54.14", None)
+
+
+@pytest.mark.parametrize(
+    ("sass", "ptx", "cc", "cuda", "runs"),
+    [
+        (["sm_80", "sm_90"], [], "8.9", "12.8", True),
+        (["8.0", "9.0"], [], "8.9", "12.8", True),
+        (["sm_90"], [], "8.9", "12.8", False),
+        (["sm_86"], [], "8.0", "12.8", False),
+        (["sm_90"], [], "10.0", "12.8", False),
+        (["sm_90a"], [], "9.0", "12.8", True),
+        (["sm_100a"], [], "10.3", "12.9", False),
+        (["sm_100"], [], "10.3", "12.9", True),
+        (["sm_120"], [], "12.1", "13.0", True),
+        (["sm_80"], [], "8.7", "13.0", False),  # Orin, until CUDA 13.2
+        (["sm_80"], [], "8.7", "13.2", True),
+        (["sm_70"], [], "7.2", "13.0", False),
+        (["sm_70"], [], "7.2", "13.2", True),
+        (["sm_100"], [], "10.1", "13.2", False),  # this exception stays
+        (["sm_90"], ["compute_90"], "12.0", "12.8", True),
+        (["sm_90"], ["12.0"], "12.1", "12.8", True),
+        (["sm_90"], ["12.0"], "10.0", "12.8", False),
+        ([], [], "9.0", "12.8", False),
+        (["nonsense"], [], "9.0", "12.8", False),
+    ],
+)
+def test_which_code_runs_on_which_device(
+    matrix: Matrix,
+    sass: list[str],
+    ptx: list[str],
+    cc: str,
+    cuda: str,
+    runs: bool,  # noqa: FBT001
+) -> None:
+    assert runs_on(matrix, sass, ptx, cc, cuda) is runs
+
+
+def test_versions_compare_per_field() -> None:
+    assert key("570.26") < key("570.86.15") < key("570.124.06")
