@@ -69,10 +69,10 @@ def test_validation_from_the_inside_passes_with_two_ranks(image: Image, machine:
     report = tmp_path / "report.json"
     done = machine.envcheck("run", "--image", image.reference, "--output", str(report))
     assert done.returncode == 0, done.stdout + done.stderr
-    outcomes = {outcome["check"]: outcome for outcome in json.loads(report.read_text())["outcomes"]}
+    outcomes = {outcome["id"]: outcome for outcome in json.loads(report.read_text())["outcomes"]}
     assert outcomes["image-promises"]["status"] == "pass"
     assert outcomes["ddp"]["status"] == "pass"
-    assert "2 ranks over gloo" in outcomes["ddp"]["message"]
+    assert "2 ranks over gloo" in outcomes["ddp"]["summary"]
 
 
 def test_the_image_validates_itself_as_it_is(image: Image, machine: Machine) -> None:

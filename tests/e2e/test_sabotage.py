@@ -21,7 +21,7 @@ def outcome(machine: Machine, tmp_path: Path, check: str, *arguments: str) -> tu
     done = machine.envcheck("run", "--output", str(report), *arguments)
     assert report.exists(), done.stderr
     outcomes = json.loads(report.read_text())["outcomes"]
-    return done.returncode, next(o for o in outcomes if o["check"] == check)
+    return done.returncode, next(o for o in outcomes if o["id"] == check)
 
 
 @pytest.mark.usefixtures("image")
@@ -61,7 +61,7 @@ def test_a_label_that_lies_is_named(image: Image, machine: Machine, tmp_path: Pa
     status, said = outcome(machine, tmp_path, "image-promises", "--image", liar, "--only", "image-promises")
     assert status == 1
     assert said["status"] == "fail"
-    assert "torch" in said["message"]
+    assert "torch" in said["summary"]
     assert "2.12.1+cpu" in json.dumps(said)
 
 
