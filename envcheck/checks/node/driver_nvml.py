@@ -12,6 +12,7 @@ CHECK = Check(promise="NVML opens; the kernel module and the driver's libraries 
 
 _FIX = "reboot, or unload and load the nvidia modules with no GPU process left; then restart the containers"
 _REOPEN = "look at `dmesg` for the nvidia modules; in a container, restart it (systemd may have revoked its devices)"
+_HALF = "in a container, pass the driver in whole: --gpus all with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 _SOURCE = "NVML_ERROR_LIB_RM_VERSION_MISMATCH: the NVML and the kernel module of a driver only work together"
 
 

@@ -1,0 +1,26 @@
+"""On a machine with an NVIDIA GPU: the whole quick level, on the GPU, with nothing fallen back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envcheck.node.collect import collect
+
+
+@pytest.mark.gpu
+def test_a_gpu_machine_passes_on_its_gpus(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    if not collect().gpus:
+        pytest.skip("no NVIDIA GPU here: what runs on GPUs alone is not tested")
+    python, output = request.getfixturevalue("torch_python"), tmp_path / "report.json"
+    command = [sys.executable, "-m", "envcheck", "run", "--python", str(python), "--require-gpu"]
+    done = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, check=False)
+    report = {row["id"]: row for row in json.loads(output.read_text())["outcomes"]}
+    assert done.returncode == 0, done.stdout
+    for check in ("matmul", "amp", "driver-cuda", "gpu-visible", "arch-list"):
+        assert report[check]["status"] == "pass", report[check]
+    assert all(rank["is_cuda"] for rank in report["matmul"]["ranks"])
