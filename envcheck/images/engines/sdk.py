@@ -172,7 +172,7 @@ class Running:
         connection = self._stdin._sock  # noqa: SLF001 (SocketIO.close alone leaves the socket open)
         self._stdin.close()
         connection.close()
-        with suppress(docker.errors.APIError):
+        with suppress(docker.errors.APIError, requests.RequestException):  # an engine that is gone has ended it
             self._container.remove(force=True)
         self._engine.close()
 
