@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,21 @@ def test_each_lie_fails_naming_its_culprit(outcomes: dict[str, Any], lie: str) -
     assert outcomes[lie]["status"] == status, outcomes[lie]
     assert said in outcomes[lie]["summary"]
     assert outcomes[lie]["remedy"]
+
+
+def test_the_64_mb_that_docker_gives_fail_with_the_remedy(torch_python: Path, tmp_path: Path) -> None:
+    shrink = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh"]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*shrink, "true"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("needs the right to mount a small /dev/shm over its own")
+    output = tmp_path / "report.json"
+    command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(torch_python), "--only", "shm"]
+    done = subprocess.run([*shrink, *command, "--output", str(output)], capture_output=True, check=False)
+    [row] = json.loads(output.read_text())["outcomes"]
+    assert (done.returncode, row["status"], row["value"]) == (1, "fail", 64 << 20)
+    assert "--shm-size" in row["remedy"]
 
 
 def test_a_sites_own_checks_are_found_by_a_relative_path(monkeypatch: pytest.MonkeyPatch) -> None:
