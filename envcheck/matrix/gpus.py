@@ -27,7 +27,7 @@ def suggest(matrix: Matrix, name: str) -> list[str]:
 
     names = {_key(known): gpu.name for gpu in matrix.gpus for known in (gpu.name, *gpu.aliases)}
     wanted = _key(name)
-    near = difflib.get_close_matches(wanted, names, n=6, cutoff=0.6)
+    near = difflib.get_close_matches(wanted, names, n=6, cutoff=0.65)
     near += [known for known in sorted(names) if wanted and wanted in known and known not in near]
     return list(dict.fromkeys(names[known] for known in near))[:3]
 

@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from envcheck.matrix.candidates import candidates
 from envcheck.matrix.facts import Facts
 from envcheck.matrix.gpus import find_gpu
 from envcheck.matrix.model import Gpu, Matrix, TorchRelease, TorchVariant
 from envcheck.matrix.versions import branch, key
-from envcheck.matrix.wanted import Wanted
 
 
 class Finding(NamedTuple):
@@ -164,6 +162,7 @@ def _choices(facts: Facts) -> Iterator[Finding]:
     for cell in facts.matrix.cells():
         if facts.matrix.base(cell.python) is None:
             yield Finding(f"image {cell}", f"there is no base for Python {cell.python}")
-        wanted = Wanted(torch=cell.torch, variant=cell.variant, python=cell.python)
-        if not any(found.legal for found in candidates(facts, wanted, [], "x86_64")):
+        release = facts.matrix.release(cell.torch)
+        variant = release.variant(cell.variant) if release else None
+        if variant is None or not any(cell.python in build.python for build in variant.builds):
             yield Finding(f"image {cell}", "no such wheel is in the matrix")

@@ -44,7 +44,7 @@ def rows(matrix: Matrix, wanted: Wanted) -> list[Row]:
         release = matrix.release(candidate.torch)
         variant = release.variant(candidate.variant) if release else None
         build = next((build for build in variant.builds if build.arch == arch), None) if variant else None
-        if release is None or variant is None or build is None:
+        if release is None or variant is None or build is None or wanted.python not in (None, *build.python):
             continue
         found.append(
             Row(

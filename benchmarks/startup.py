@@ -1,0 +1,65 @@
+"""Time a question asked from the shell against a bare `import click`.
+
+    python benchmarks/startup.py [--runs 15] [--json]
+
+Runs both as whole processes, turn about, after one run of each that warms the bytecode and the matrix cache. Prints the
+ratio of the medians and of the minima. The goal is a ratio of at most 3: a tool asked in a shell prompt or a CI step
+must not be felt. Nothing is asserted: machines differ, ratios hardly do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+BARE = [sys.executable, "-c", "import click"]
+QUESTION = [sys.executable, "-m", "envcheck", "resolve"]
+QUESTION += ["--torch", "2.8.0", "--gpu", "H100", "--driver", "570.124.06"]
+GOAL = 3.0
+
+
+def seconds(command: list[str]) -> float:
+    """Return how long `command` takes as a process. Raises CalledProcessError when it fails: that is no measurement."""
+    start = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def measure(runs: int) -> dict[str, float]:
+    """Return medians, minima (seconds) and their ratios over `runs` pairs."""
+    for command in (BARE, QUESTION):
+        seconds(command)
+    pairs = [(seconds(BARE), seconds(QUESTION)) for _ in range(runs)]
+    bare, question = ([pair[at] for pair in pairs] for at in (0, 1))
+    return {
+        "bare_median_s": statistics.median(bare),
+        "resolve_median_s": statistics.median(question),
+        "ratio_median": statistics.median(question) / statistics.median(bare),
+        "bare_min_s": min(bare),
+        "resolve_min_s": min(question),
+        "ratio_min": min(question) / min(bare),
+        "goal": GOAL,
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    found = measure(options.runs)
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    print(f"import click      {found['bare_median_s']:.3f} s (min {found['bare_min_s']:.3f})")
+    print(f"envcheck resolve  {found['resolve_median_s']:.3f} s (min {found['resolve_min_s']:.3f})")
+    print(f"ratio             {found['ratio_median']:.2f} (min {found['ratio_min']:.2f}; goal <= {GOAL:.0f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""`envcheck matrix` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envcheck.cli import main
+from envcheck.errors import UnavailableError
+from envcheck.matrix import index
+from envcheck.matrix.lint import Finding
+
+Run = Callable[..., tuple[int, str, str]]
+SHIPPED = Path(__file__).parents[2] / "matrix.yaml"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def call(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["envcheck", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        assert code is None or isinstance(code, int)
+        said = capsys.readouterr()
+        return code or 0, said.out, said.err
+
+    return call
+
+
+def test_show_one_release(run: Run) -> None:
+    code, out, _ = run("matrix", "show", "--torch", "2.8.0")
+    assert code == 0
+    assert [line.split()[1] for line in out.splitlines()[1:5]] == ["cu129", "cu128", "cu126", "cpu"]
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_show_judges_for_a_gpu_and_driver(run: Run) -> None:
+    _, out, _ = run("matrix", "show", "--variant", "cu128", "--gpu", "V100", "--driver", "570.124.06", "--json")
+    verdicts = {row["torch"]: row["verdict"] for row in json.loads(out)}
+    assert verdicts == {
+        "2.7.0": "arch-not-in-wheel",
+        "2.7.1": "arch-not-in-wheel",
+        "2.8.0": "ok",
+        "2.9.0": "ok",
+        "2.9.1": "ok",
+        "2.10.0": "ok",
+        "2.11.0": "arch-not-in-wheel",
+    }
+
+
+def test_show_filters_by_python(run: Run) -> None:
+    _, out, _ = run("matrix", "show", "--python", "3.7", "--json")
+    assert {row["torch"] for row in json.loads(out)} == {"1.13.1"}
+
+
+@pytest.mark.parametrize(("option", "count", "part"), [("--gpus", 31, "H100"), ("--drivers", 26, "R570")])
+def test_show_gpus_and_drivers(run: Run, option: str, count: int, part: str) -> None:
+    _, out, _ = run("matrix", "show", option)
+    assert part in out
+    _, out, _ = run("matrix", "show", option, "--json")
+    rows = json.loads(out)
+    assert len(rows if isinstance(rows, list) else rows["drivers"]) == count
+
+
+def test_show_refuses_an_unknown_gpu(run: Run) -> None:
+    code, out, err = run("matrix", "show", "--gpu", "H10")
+    assert (code, out) == (2, "")
+    assert "did you mean H100" in err
+
+
+def test_check_passes_on_what_is_shipped(run: Run) -> None:
+    code, out, _ = run("matrix", "check")
+    assert (code, out) == (0, "nothing wrong with 29 torch releases, 31 GPUs, 26 driver branches\n")
+
+
+def test_check_finds_and_exits_1(run: Run, tmp_path: Path) -> None:
+    broken = tmp_path / "matrix.yaml"
+    broken.write_text(SHIPPED.read_text().replace('floor: "525.60.13"', 'floor: "425.60.13"'))
+    code, out, _ = run("--matrix", str(broken), "matrix", "check")
+    assert code == 1
+    assert "CUDA 12.x: floor 425.60.13 is not above 450.80.02 of 11.x" in out
+    code, out, _ = run("--matrix", str(broken), "matrix", "check", "--json")
+    assert code == 1
+    assert json.loads(out)[0]["where"] == "CUDA 12.x"
+
+
+def test_format_brings_a_file_into_its_canonical_form(run: Run, tmp_path: Path) -> None:
+    mine = tmp_path / "matrix.yaml"
+    mine.write_text(SHIPPED.read_text().replace("# Facts first", "# facts first"))
+    code, out, _ = run("--matrix", str(mine), "matrix", "check")
+    assert code == 1
+    assert "is not in its canonical form: run `envcheck matrix format`" in out
+    assert run("--matrix", str(mine), "matrix", "format")[:2] == (0, "matrix.yaml: rewritten\n")
+    assert mine.read_bytes() == SHIPPED.read_bytes()
+    assert run("--matrix", str(mine), "matrix", "format")[:2] == (0, "matrix.yaml: already canonical\n")
+
+
+def test_schema_is_the_committed_one(run: Run) -> None:
+    committed = SHIPPED.parent / "envcheck" / "matrix" / "matrix.schema.json"
+    assert run("matrix", "schema") == (0, committed.read_text(), "")
+
+
+def test_online_mismatch_is_exit_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "check_online", lambda *_, **__: [Finding("torch 2.8.0", "requires CUDA 13.0")])
+    code, out, _ = run("matrix", "check", "--online")
+    assert (code, out) == (1, "torch 2.8.0: requires CUDA 13.0\n1 findings\n")
+
+
+def test_online_without_an_index_is_exit_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        message = "the package index cannot be asked"
+        raise UnavailableError(message, fix="check it")
+
+    monkeypatch.setattr(index, "check_online", refuse)
+    code, out, err = run("matrix", "check", "--online")
+    assert (code, out, err) == (3, "", "envcheck: the package index cannot be asked; check it\n")
+
+
+def test_help_has_an_example_for_each_part(run: Run) -> None:
+    for part in ("show", "check", "schema", "format"):
+        code, out, _ = run("matrix", part, "--help")
+        assert code == 0
+        assert "envcheck" in out.split("Options:")[0].split("\n", 1)[1]
+
+
+def test_a_copy_elsewhere_is_as_good(run: Run, tmp_path: Path) -> None:
+    shutil.copy(SHIPPED, tmp_path / "copy.yaml")
+    assert run("--matrix", str(tmp_path / "copy.yaml"), "matrix", "check")[0] == 0

@@ -1,0 +1,221 @@
+"""`envcheck resolve` as a user meets it: the answer, its exit code, and one line for whatever is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.cli import _here, main
+from envcheck.errors import UnavailableError
+from envcheck.matrix.load import load
+from envcheck.matrix.resolve import Wanted
+from envcheck.node import collect
+from envcheck.node.snapshot import Gpu, Signal, Snapshot
+
+Run = Callable[..., tuple[int, str, str]]
+
+NO_GPU = Snapshot(
+    signals={"host.arch": Signal("x86_64"), "driver.version": Signal(reason="libnvidia-ml.so.1 is not there")}
+)
+
+
+def node(*gpus: dict[str, Signal], driver: Signal | None = None) -> Snapshot:
+    signals = {"host.arch": Signal("x86_64"), "driver.version": driver or Signal("570.124.06")}
+    return Snapshot(signals=signals, gpus=[Gpu(f"GPU-{at}", gpu) for at, gpu in enumerate(gpus)])
+
+
+def h100() -> dict[str, Signal]:
+    return {"name": Signal("NVIDIA H100 80GB HBM3"), "compute_capability": Signal("9.0")}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(collect, "identify", lambda: NO_GPU)
+    monkeypatch.setattr(_here, "active_python", lambda: "3.11")
+
+    def call(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["envcheck", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        assert code is None or isinstance(code, int)
+        said = capsys.readouterr()
+        return code or 0, said.out, said.err
+
+    return call
+
+
+def test_the_answer_comes_first_then_why(run: Run) -> None:
+    code, out, _ = run("resolve", "--torch", "2.8.0", "--gpu", "H100", "--driver", "570.124.06", "--python", "3.12")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == "torch2.8.0-cu128-py312: ok"
+    assert lines[1] == "  pip install torch==2.8.0 torchvision==0.23.0 torchaudio==2.8.0"
+    assert out.index("Why") > out.index("pip install")
+    assert "driver 570.124.06 >= 570.26" in out
+    assert max(map(len, lines)) <= 80
+    assert "read off this node" not in out
+
+
+def test_another_index_is_named_without_a_host(run: Run) -> None:
+    _, out, _ = run("resolve", "--torch", "2.8.0", "--variant", "cu126", "--no-here")
+    assert "pip install torch==2.8.0+cu126" in out
+    assert "--index-url $PYTORCH_INDEX/whl/cu126" in out
+    assert "http" not in out
+
+
+def test_nothing_legal_is_exit_1_with_what_could_be_done(run: Run) -> None:
+    code, out, _ = run("resolve", "--torch", "2.8.0+cu121", "--no-here")
+    assert code == 1
+    assert out.startswith("nothing that was asked for can run: no-wheel")
+    assert "keep cu121: torch 2.5.1" in out
+
+
+def test_json_is_the_resolution(run: Run) -> None:
+    code, out, _ = run("resolve", "--gpu", "V100", "--driver", "590.44.01", "--json")
+    answer = json.loads(out)
+    assert code == 1
+    assert answer["schema"] == "envcheck/resolution/1"
+    assert (answer["verdict"], answer["cell"]) == ("gpu-dropped-by-driver", None)
+    assert all(set(row) == {"cell", "change", "verdict"} for row in answer["alternatives"])
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--gpu", "H10"], "no GPU called 'H10' in the matrix; did you mean H100"),
+        (["--driver", "R570"], "--driver R570 is no driver version; give it whole"),
+        (["--variant", "cu999"], "was ever built as 'cu999'; use one of cpu,"),
+        (["--variant", "cu128", "--cuda", "12.6"], "--variant cu128 has CUDA 12.8, --cuda says 12.6; give one"),
+        (["--torch", "newest"], "--torch 'newest' is no version requirement; write 2.8"),
+        (["--python", "three"], "--python three is no Python version; write it as 3.12"),
+        (["--cc", "90"], "--cc 90 is no compute capability; write it as 9.0"),
+        (["--gpu", "H100", "--gpu", "GB200"], "are on different host architectures"),
+        (["--base-cuda", "1.0"], "what nvidia/cuda of CUDA 1.0 demands is not in the matrix; use one of 11.4"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(run: Run, args: list[str], says: str) -> None:
+    code, out, err = run("resolve", "--no-here", *args)
+    assert (code, out) == (2, "")
+    assert err.startswith("envcheck: ")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_a_matrix_that_is_not_there(run: Run) -> None:
+    code, _, err = run("--matrix", "nowhere.yaml", "resolve")
+    assert code == 2
+    assert err == "envcheck: nowhere.yaml: No such file or directory; give a readable file with --matrix\n"
+
+
+def test_a_machine_without_a_gpu_gets_the_cpu_variant_and_is_told(run: Run) -> None:
+    code, out, _ = run("resolve", "--torch", "2.13.0")
+    assert code == 0
+    assert out.startswith("torch2.13.0-cpu-py311: ok")
+    assert "no NVIDIA GPU on this node" in out
+    assert "read off this node: python 3.11" in out
+
+
+def test_a_gpu_node_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "identify", lambda: node(h100(), h100()))
+    code, out, _ = run("resolve", "--torch", "2.8", "--json")
+    answer = json.loads(out)
+    assert (code, answer["cell"]) == (0, "torch2.8.0-cu128-py311")
+    assert answer["wanted"]["gpus"] == ["NVIDIA H100 80GB HBM3"]
+    assert answer["read_here"]["driver"] == "570.124.06"
+
+
+def test_another_machine_is_asked_about_without_this_nodes_facts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "identify", lambda: node(h100()))
+    _, out, _ = run("resolve", "--gpu", "V100", "--json")
+    assert json.loads(out)["read_here"] == {}
+    _, out, _ = run("resolve", "--gpu", "V100", "--here", "--json")
+    answer = json.loads(out)
+    assert answer["wanted"]["gpus"] == ["V100"]
+    assert answer["read_here"] == {"python": "3.11", "driver": "570.124.06"}
+
+
+def test_all_lists_every_cell_with_its_verdict(run: Run) -> None:
+    _, out, _ = run("resolve", "--torch", "2.8.0", "--gpu", "RTX 5090", "--python", "3.12", "--all")
+    assert "torch2.8.0-cu129-py312" in out
+    assert "torch2.8.0-cu126" in out
+    assert "gpu-too-new-for-cuda" in out
+
+
+def test_quiet_is_only_the_answer(run: Run) -> None:
+    _, out, _ = run("--quiet", "resolve", "--torch", "2.8.0", "--no-here")
+    assert "Why" not in out
+
+
+@pytest.fixture
+def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., _here.Here]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return lambda snapshot, **axes: _here.fill(load(), Wanted(**axes), snapshot, "3.12")
+
+
+def test_an_unknown_name_is_resolved_by_its_capability(fill: Callable[..., _here.Here]) -> None:
+    gpu = {"name": Signal("NVIDIA A10G"), "compute_capability": Signal("8.6")}
+    assert fill(node(gpu)).wanted.cc == ["8.6"]
+    assert fill(node(gpu)).wanted.gpus == []
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "says"),
+    [
+        (node(h100(), driver=Signal(reason="no answer in 2 s")), "driver version could not be read: no answer in 2 s"),
+        (node({"name": Signal(reason="Unknown Error")}), "GPU GPU-0 cannot be identified: not collected"),
+        (node({"name": Signal(""), "compute_capability": Signal(reason="lost")}), "cannot be identified: lost"),
+    ],
+)
+def test_a_gpu_that_cannot_be_read_is_never_left_free(
+    fill: Callable[..., _here.Here], snapshot: Snapshot, says: str
+) -> None:
+    with pytest.raises(UnavailableError, match=says):
+        fill(snapshot)
+
+
+def test_a_driver_without_a_gpu_is_said(fill: Callable[..., _here.Here]) -> None:
+    found = fill(node())
+    assert found.wanted.variant == "cpu"
+    assert "driver 570.124.06 is there, but NVML lists no GPU" in found.notes[0]
+
+
+def test_what_was_asked_for_is_kept(fill: Callable[..., _here.Here]) -> None:
+    found = fill(NO_GPU, variant="cu128", python="3.13")
+    assert (found.wanted.variant, found.wanted.python) == ("cu128", "3.13")
+    assert "left free" in found.notes[0]
+
+
+def make(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def test_the_active_python(tmp_path: Path) -> None:
+    make(tmp_path / "path" / "python3.10")
+    (tmp_path / "path" / "python3").symlink_to("python3.10")
+    path = {"PATH": str(tmp_path / "path")}
+    assert _here.active_python(path) == "3.10"
+    make(tmp_path / "venv" / "pyvenv.cfg", "home = /usr/bin\nversion = 3.12.4\n")
+    make(tmp_path / "venv" / "bin" / "python3")
+    assert _here.active_python({**path, "VIRTUAL_ENV": str(tmp_path / "venv")}) == "3.12"
+    make(tmp_path / "free" / "bin" / "python3.13t")
+    (tmp_path / "free" / "bin" / "python3").symlink_to("python3.13t")
+    assert _here.active_python({**path, "VIRTUAL_ENV": str(tmp_path / "free")}) == "3.13t"
+    assert _here.active_python({"PATH": ""}) == f"3.{sys.version_info.minor}"
+
+
+def test_arguments_come_from_the_environment_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENVCHECK_RESOLVE_TORCH", "2.5.1")
+    _, out, _ = run("resolve", "--no-here", "--json")
+    answer: dict[str, Any] = json.loads(out)
+    assert answer["wanted"]["torch"] == "2.5.1"

@@ -1,0 +1,58 @@
+"""The file has one form, and the schema that editors use is the model's."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from envcheck.matrix.dump import HEADER, canonical, dump
+from envcheck.matrix.load import loads
+from envcheck.matrix.model import Matrix
+from envcheck.matrix.schema import schema
+
+
+def test_the_shipped_file_is_canonical_byte_for_byte(shipped: Path, matrix: Matrix) -> None:
+    assert dump(matrix).encode() == shipped.read_bytes()
+
+
+def test_what_is_dumped_loads_again(matrix: Matrix) -> None:
+    assert loads(dump(matrix).encode()) == canonical(matrix)
+
+
+def test_the_order_of_rows_is_not_the_writers(matrix: Matrix) -> None:
+    mixed = msgspec.structs.replace(
+        matrix,
+        gpus=random.Random(1).sample(matrix.gpus, len(matrix.gpus)),  # noqa: S311
+        torch=random.Random(2).sample(matrix.torch, len(matrix.torch)),  # noqa: S311
+    )
+    assert dump(mixed) == dump(matrix)
+
+
+def test_every_version_is_quoted(shipped: Path) -> None:
+    def numbers(value: Any) -> list[Any]:
+        if isinstance(value, dict):
+            return [found for item in value.values() for found in numbers(item)]
+        if isinstance(value, list):
+            return [found for item in value for found in numbers(item)]
+        return [value] if isinstance(value, float) else []
+
+    assert numbers(yaml.safe_load(shipped.read_text())) == []
+
+
+def test_the_file_names_its_schema_and_that_is_the_models(shipped: Path) -> None:
+    named = re.match(r"# yaml-language-server: \$schema=(\S+)\n", HEADER)
+    assert named is not None
+    assert (shipped.parent / named[1]).read_text() == schema()
+
+
+def test_the_schema_refuses_unknown_keys_and_numbers_for_versions() -> None:
+    found = msgspec.json.decode(schema())
+    gpu = found["$defs"]["Gpu"]
+    assert gpu["additionalProperties"] is False
+    assert gpu["properties"]["cc"]["type"] == "string"
+    assert {"name", "cc", "source"} <= set(gpu["required"])

@@ -1,0 +1,88 @@
+"""The online check: what the index contradicts is a finding; an index that cannot be asked is no pass."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envcheck.errors import UnavailableError
+from envcheck.matrix import index
+from envcheck.matrix.index import Question, Reply, check_online
+from envcheck.matrix.model import Matrix
+
+
+def honest(matrix: Matrix) -> Callable[[Question], Reply]:
+    def answer(question: Question) -> Reply:
+        release = matrix.release(question.torch)
+        variant = release.variant(release.pypi["x86_64"]) if release else None
+        assert variant is not None
+        return Reply(f"nvidia-cuda-runtime-cu12=={variant.cuda}.99\ntorch=={question.torch}\n")
+
+    return answer
+
+
+def test_an_index_that_agrees(matrix: Matrix) -> None:
+    seen: list[str] = []
+    assert check_online(matrix, honest(matrix), seen.append) == []
+    assert len(seen) == 2 * len(matrix.torch)
+
+
+def test_another_cuda_is_found(matrix: Matrix) -> None:
+    found = check_online(matrix, lambda question: Reply(f"nvidia-cuda-runtime==13.0.96\ntorch=={question.torch}"))
+    said = {finding.where: finding.what for finding in found}
+    assert said["torch 2.8.0"] == "the index's wheel requires CUDA 13.0, the matrix says 12.8"
+    assert "torch 2.13.0" not in said
+
+
+def test_a_wheel_without_cuda_is_found(matrix: Matrix) -> None:
+    found = check_online(matrix, lambda _: Reply("torch==1\n"))
+    assert len(found) == len(matrix.torch)
+    assert "requires no CUDA runtime" in found[0].what
+
+
+def test_a_missing_wheel_is_found(matrix: Matrix) -> None:
+    found = check_online(matrix, lambda _: Reply(None, "No solution found"))
+    assert len(found) == 2 * len(matrix.torch)
+    assert "no wheel for Python 3." in found[0].what
+
+
+def fake_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    uv = tmp_path / "uv"
+    uv.write_text(f"#!/bin/sh\n{script}\n")
+    uv.chmod(uv.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(index, "_beside", lambda: tmp_path)
+
+
+def test_uv_is_asked_for_a_linux_wheel_of_that_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, matrix: Matrix
+) -> None:
+    fake_uv(tmp_path, monkeypatch, f'echo "$@ < $(cat)" >> {tmp_path}/asked; exit 0')
+    check_online(matrix)
+    asked = (tmp_path / "asked").read_text()
+    assert "--python-version 3.13 --python-platform x86_64-manylinux_2_28 - < torch==2.8.0" in asked
+    assert "--only-binary :all:" in asked
+
+
+def test_an_index_that_cannot_be_reached_is_not_a_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, matrix: Matrix
+) -> None:
+    fake_uv(tmp_path, monkeypatch, "cat >/dev/null; echo 'error: Failed to fetch' >&2; exit 2")
+    with pytest.raises(UnavailableError, match="cannot be asked: error: Failed to fetch"):
+        check_online(matrix)
+
+
+def test_a_client_that_says_there_is_none_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, matrix: Matrix
+) -> None:
+    fake_uv(tmp_path, monkeypatch, "cat >/dev/null; echo 'x No solution found when resolving' >&2; exit 1")
+    assert len(check_online(matrix)) == 2 * len(matrix.torch)
+
+
+def test_no_uv_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, matrix: Matrix) -> None:
+    monkeypatch.setattr(index, "_beside", lambda: tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnavailableError, match="uv is not on PATH"):
+        check_online(matrix)

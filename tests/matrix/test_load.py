@@ -1,0 +1,54 @@
+"""Each way a matrix file can be wrong: one line with file, line, key path and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envcheck.errors import ConfigError
+from envcheck.matrix.load import load, loads
+from envcheck.matrix.model import Matrix
+
+BAD = Path(__file__).parents[1] / "data" / "bad"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("file", sorted(BAD.glob("*.yaml")), ids=lambda file: file.stem)
+def test_a_bad_file_is_one_line_that_says_what_to_do(file: Path) -> None:
+    raw = file.read_bytes()
+    expected = raw.decode().splitlines()[0].removeprefix("# expect: ")
+    with pytest.raises(ConfigError) as caught:
+        loads(raw, file.name)
+    assert str(caught.value).startswith(expected)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file or directory; give a readable file with --matrix"):
+        load(tmp_path / "none.yaml")
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load(tmp_path)
+
+
+def test_bytes_that_are_no_text() -> None:
+    with pytest.raises(ConfigError, match=r"matrix\.yaml:2: not UTF-8 text"):
+        loads(b"schema: envcheck/matrix/1\n\xff\n")
+
+
+def test_a_nul_byte() -> None:
+    with pytest.raises(ConfigError, match=r"m\.yaml.*not YAML"):
+        loads(b"schema: \x00\n", "m.yaml")
+
+
+def test_what_is_loaded_from_the_cache_is_what_the_file_says(shipped: Path, matrix: Matrix, tmp_path: Path) -> None:
+    assert load(shipped) == matrix
+    assert list((tmp_path / "envcheck").glob("matrix-*.msgpack"))
+    assert load(shipped) == matrix
