@@ -46,8 +46,8 @@ def show_plan(plan: Plan, target: TargetFacts, console: Console) -> None:
 def announcement(plan: Plan, target: TargetFacts) -> str:
     """Return the line a run begins with."""
     count = len(plan.checks)
-    took = _duration(plan.seconds)
-    return f"{count} check{'s' * (count != 1)} of level {plan.level} in {target.name} ({target.chosen}), about {took}"
+    took = f"about {_duration(plan.seconds)}" if plan.seconds >= 1 else "under a second"
+    return f"{count} check{'s' * (count != 1)} of level {plan.level} in {target.name} ({target.chosen}), {took}"
 
 
 class Progress:

@@ -159,6 +159,9 @@ def _measured(run: Run, found: Found, event: session.Event) -> Outcome:
     error = event["error"]
     if error is None:
         return judge.decide(found, run.view, event["ranks"])
+    if error["text"] == run.environment.get("error"):
+        fix = "give --python an interpreter that has torch; `envcheck build` makes one"
+        return undecided(f"torch cannot be imported: {error['text']}", fix=fix)
     return undecided(f"rank {error['rank']} {error['text']}", fix="see the log in the report", rank=error["rank"])
 
 

@@ -129,7 +129,8 @@ def test_a_torch_that_cannot_be_imported_is_named(
     add("plain", "return {}")
     run = run_site()
     assert run.environment["error"] == "OSError: libcudart.so.12: cannot open shared object file"
-    assert run.outcomes["uses-torch"].summary.startswith("rank 0 OSError: libcudart.so.12")
+    assert run.outcomes["uses-torch"].summary == f"torch cannot be imported: {run.environment['error']}"
+    assert "--python" in run.outcomes["uses-torch"].remedy
     assert run.outcomes["plain"].status == "pass"
 
 
