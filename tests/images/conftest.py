@@ -6,6 +6,8 @@ import base64
 import functools
 import hashlib
 import http.server
+import ssl
+import subprocess
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -165,15 +167,19 @@ class Site(msgspec.Struct):
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[Path], Site]]:
-    """Return a server of directories on the loopback; all end with the test."""
+def serve() -> Iterator[Callable[..., Site]]:
+    """Return a server of (directory, PEM of certificate and key, or none) on the loopback; all end with the test."""
     servers: list[http.server.ThreadingHTTPServer] = []
 
-    def start(directory: Path) -> Site:
+    def start(directory: Path, certificate: Path | None = None) -> Site:
         site = Site(url="", asked=[])
         handler = functools.partial(_Handler, directory=str(directory), site=site)
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        site.url = f"http://127.0.0.1:{server.server_address[1]}"
+        if certificate is not None:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(certificate)
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        site.url = f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_address[1]}"
         threading.Thread(target=server.serve_forever, daemon=True).start()
         servers.append(server)
         return site
@@ -201,3 +207,23 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (http.server's name)
         """Keep the tests' output to the tests."""
+
+
+@pytest.fixture
+def private_ca(tmp_path: Path) -> tuple[Path, Path]:
+    """Return the PEM of a CA nobody knows, and of a server's certificate and key signed by it."""
+    ca, key, server = tmp_path / "ca.pem", tmp_path / "ca.key", tmp_path / "server.pem"
+    subject = ["-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj"]
+    _openssl("req", "-x509", *subject, "/CN=Site CA", "-keyout", str(key), "-out", str(ca))
+    request, own = tmp_path / "server.csr", tmp_path / "server.key"
+    _openssl("req", *subject[:-3], "-subj", "/CN=mirror", "-keyout", str(own), "-out", str(request))
+    names = tmp_path / "names"
+    names.write_text("subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n")
+    signed = ["-CA", str(ca), "-CAkey", str(key), "-CAcreateserial", "-days", "2", "-extfile", str(names)]
+    _openssl("x509", "-req", "-in", str(request), *signed, "-out", str(server))
+    server.write_text(server.read_text() + own.read_text())
+    return ca, server
+
+
+def _openssl(*arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)

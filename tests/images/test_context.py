@@ -250,6 +250,26 @@ def test_a_netrc_gets_in_but_never_lies_in_the_context(
     assert install(context, "base", target, ENVCHECK_NETRC=str(netrc)).returncode == 0
 
 
+def test_a_mirror_behind_a_private_ca_is_trusted_only_with_the_profiles_ca(
+    locked: ImageSpec,
+    torch_wheels: Path,
+    serve: Callable[..., Any],
+    private_ca: tuple[Path, Path],
+    tmp_path: Path,
+    target: Path,
+) -> None:
+    ca, certificate = private_ca
+    site = serve(torch_wheels.parent / "index", certificate)
+    profile = Profile(name="t", pypi=[Index(url=f"{site.url}/simple")])
+    refused = install(write(locked, profile, tmp_path / "without"), "base", target)
+    assert refused.returncode != 0
+    assert "certificate" in refused.stderr
+    trusting = msgspec.structs.replace(profile, ca=str(ca))
+    done = install(write(locked, trusting, tmp_path / "with"), "base", target)
+    assert done.returncode == 0, done.stderr
+    assert installed(target) == {"numpy", "sympy"}
+
+
 def test_the_profiles_roots_are_added_to_the_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, site = tmp_path / "own.pem", tmp_path / "site.pem"
     own.write_text("-----BEGIN CERTIFICATE-----\nown\n")
