@@ -11,7 +11,7 @@ from envcheck.matrix.bases import what_base_refuses
 from envcheck.matrix.candidates import Candidate, candidates
 from envcheck.matrix.facts import Device, Facts
 from envcheck.matrix.gpus import find_gpu, suggest
-from envcheck.matrix.model import HostArch, Matrix
+from envcheck.matrix.model import HostArch, Matrix, TorchRelease
 from envcheck.matrix.verdict import LEGAL, NO_WHEEL, Answer, driver_verdict, runs_on
 from envcheck.matrix.versions import key
 from envcheck.matrix.wanted import Wanted, devices, host_arch, refuse_nonsense
@@ -105,7 +105,7 @@ def resolve(
         verified=best.answer.verified,
         arch=arch,
         install=_install(matrix, best) if best.legal else [],
-        index="" if best.pypi or release is None else f"whl/{best.variant}",
+        index="" if release is None or _default_index(release, best, arch) else f"whl/{best.variant}",
         notes=[*(notes or []), *_notes(facts, wanted, asked, arch, base_cuda)],
         read_here=read_here or {},
         ranked=[
@@ -134,6 +134,10 @@ def _reasons(found: list[Candidate]) -> list[str]:
         return best.answer.reason.split("; ")
     same = [row for row in found if row.torch == best.torch]
     return [f"{row.variant}: {row.answer.reason}" if len(same) > 1 else row.answer.reason for row in same]
+
+
+def _default_index(release: TorchRelease, best: Candidate, arch: HostArch) -> bool:
+    return best.pypi and arch not in release.pypi_unverified
 
 
 def _install(matrix: Matrix, best: Candidate) -> list[str]:

@@ -96,6 +96,11 @@ def test_the_gpu_brings_its_host_architecture(ask: Ask) -> None:
     assert ask(gpus=["H100"]).arch == "x86_64"
 
 
+def test_a_weak_default_is_not_relied_on_for_what_to_install(ask: Ask) -> None:
+    assert ask(torch="2.11.0", variant="cu130", arch="aarch64").index == ""
+    assert ask(torch="2.13.0", variant="cu130", arch="aarch64").index == "whl/cu130"
+
+
 def test_the_cpu_variant_runs_under_any_driver_and_none(ask: Ask) -> None:
     for driver in (None, "390.157", "595.45.04"):
         answer = ask(torch="2.8.0", variant="cpu", driver=driver)
