@@ -201,7 +201,9 @@ def _show(built: Built | Environment, what: str, *, as_json: bool) -> None:
     click.echo(f"{'skipped, its key is built already' if built.skipped else 'built and proven'}: {what}")
     promised = {name: built.promises[name] for name in ("torch", "cuda", "cudnn", "nccl", "python")}
     click.echo(f"proof   {', '.join(f'{name} {value}' for name, value in promised.items())}")
-    click.echo(f"took    {built.seconds:.1f} s" + (f"   log {built.log}" if built.log else ""))
+    click.echo(f"took    {built.seconds:.1f} s")
+    if built.log:
+        click.echo(f"log     {built.log}")
 
 
 @contextmanager
@@ -226,7 +228,7 @@ def _progress(*, quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[
         return
 
     def message(line: str) -> None:
-        click.echo(f"  {line}"[:100], err=True)
+        click.echo(f"  {line}"[:80], err=True)
 
     def step(line: str) -> None:
         title = step_of(line)

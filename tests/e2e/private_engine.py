@@ -2,8 +2,9 @@
 
     python tests/e2e/private_engine.py exec -- CMD...    CMD with DOCKER_HOST set; the engine ends with it
 
-The distribution's own packages are unpacked (never installed) under .envcheck/engine, once. Each start has its own
-socket, configuration, data root, exec root and pid file in a directory that is removed when it ends.
+The distribution's own packages are unpacked (not installed) under .envcheck/engine, once. Each start has its own
+socket, configuration, data root, exec root and pid file in a directory that is removed when it ends. Only mmdebstrap,
+which makes the base of an image and cannot be run unpacked, is installed where it is missing.
 """
 
 from __future__ import annotations
@@ -121,6 +122,9 @@ def unpacked() -> Path:
     if shutil.which("apt-get") is None:
         message = "a private engine is unpacked from Debian's or Ubuntu's packages; this machine has no apt"
         raise CannotStartError(message)
+    if shutil.which("mmdebstrap") is None:
+        _run("apt-get", "-qq", "update")
+        _run("apt-get", "-qq", "install", "--yes", "--no-install-recommends", "mmdebstrap")
     root = CACHE / "root"
     if not (root / "usr/sbin/dockerd").exists():
         CACHE.mkdir(parents=True, exist_ok=True)

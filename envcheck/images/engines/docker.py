@@ -32,7 +32,7 @@ class Docker:
         """Return the build command: buildx where there is such a plugin, else the client's own BuildKit."""
         if command.stream(["docker", "buildx", "version"], timeout=30).status == 0:
             # Provenance would make an index of the image, and tell of the machine that built it.
-            return ["docker", "buildx", "build", "--progress=plain", "--provenance=false", "--load"]
+            return ["docker", "buildx", "build", *_builder(), "--progress=plain", "--provenance=false", "--load"]
         return ["docker", "build", "--progress=plain"]
 
     def inspect(self, reference: str) -> ImageInfo | None:
@@ -72,3 +72,9 @@ class Docker:
     def untag(self, reference: str) -> None:
         """Take a reference away."""
         sdk.untag(reference)
+
+
+def _builder() -> list[str]:
+    """Choose the engine's own builder, named like its context: only that one sees a base that is in no registry."""
+    done = command.stream(["docker", "context", "show"], timeout=30)
+    return [f"--builder={done.output.strip()}"] if done.status == 0 else []
