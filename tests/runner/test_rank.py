@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from envcheck.runner import worker_rank
 from envcheck.runner.drive import Run
-from envcheck.runner.processes import PACKAGE, foreign_environment
+from envcheck.runner.processes import PACKAGE, LocalPython, foreign_environment
+from envcheck.runner.target import Chosen
 
 
 def test_a_rank_is_told_what_torchrun_would_tell_it() -> None:
@@ -57,7 +59,9 @@ def test_ranks_meet_on_one_free_port_alone_in_an_empty_directory(
         return {"env": env, "cwd": os.getcwd(), "scratch": rank.scratch, "listed": listed, "read": sys.stdin.read()}
         """,
     )
-    first, second = run_site(spawn=spawn).outcomes["meets"].ranks
+    # Not this interpreter: envcheck may well be installed in its environment.
+    bare = LocalPython(Chosen(Path(sys.base_prefix, "bin", "python3"), "--python"))
+    first, second = run_site(spawn=spawn, target=bare).outcomes["meets"].ranks
     assert first == second
     assert first["env"].pop("MASTER_PORT").isdigit()
     assert first["env"] == {"MASTER_ADDR": "127.0.0.1", "NCCL_DEBUG": "INFO", "PYTHONPATH": "/somewhere"}
