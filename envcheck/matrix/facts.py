@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from envcheck.errors import ConfigError
@@ -40,6 +41,20 @@ class Facts:
         """Return the row of `cc`, or of the nearest one below it in the same major, or None."""
         below = [row for row in self.capabilities if key(row.cc) <= key(cc) and key(row.cc)[0] == key(cc)[0]]
         return below[-1] if below else None
+
+    @cached_property
+    def _built(self) -> dict[str, str]:
+        """The oldest CUDA that a well-sourced wheel has code of each capability from."""
+        found: dict[str, str] = {}
+        for variant in (variant for release in self.matrix.torch for variant in release.variants if variant.cuda):
+            for build in (build for build in variant.builds if build.sass_verified):
+                for sm in build.sass or []:
+                    found[sm] = min(variant.cuda or "", found.get(sm, variant.cuda or ""), key=key)
+        return found
+
+    def can_build(self, row: Capability, cuda: str) -> bool:
+        """Return whether it is well sourced that `cuda` could have built for the capability: some wheel is proof."""
+        return row.verified or (row.cc in self._built and key(cuda) >= key(self._built[row.cc]))
 
     def dropped_by(self, architecture: str | None) -> DriverBranch | None:
         """Return the first branch that no longer drives `architecture`, or None."""

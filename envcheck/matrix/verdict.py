@@ -89,7 +89,7 @@ def _code(facts: Facts, cuda: str, build: Build, device: Device) -> Answer:
         reason = f"CUDA {cuda} predates {_named(device)}, {since}; the wheel has {has}"
         return Answer(TOO_NEW, reason, verified and row is not None and row.verified)
     reason = f"the wheel has {has} and no usable PTX: nothing that runs on {_named(device)}"
-    return Answer(NO_CODE, reason, verified and row.verified)
+    return Answer(NO_CODE, reason, verified and facts.can_build(row, cuda))
 
 
 def _dropped(facts: Facts, device: Device, driver: str) -> Answer:

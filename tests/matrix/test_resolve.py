@@ -163,6 +163,8 @@ def test_ptx_counts_only_under_a_driver_that_can_compile_it(ask: Ask) -> None:
         ({"torch": "2.14.1", "variant": "cu126"}, False),  # variant inferred
         ({"torch": "2.8.0", "variant": "cu128", "gpus": ["H20"], "driver": "570.124.06"}, False),  # capability inferred
         ({"torch": "2.7.0", "variant": "cu118", "gpus": ["H100"]}, False),  # code list second-hand
+        ({"torch": "2.7.1", "variant": "cu128", "gpus": ["V100"]}, True),  # other wheels prove that 12.8 could
+        ({"torch": "2.0.1", "variant": "cu117", "gpus": ["H100"]}, False),  # that 11.7 could not is from memory
         ({"torch": "2.7.0", "variant": "cu118"}, True),  # which does not matter without a GPU
         ({"torch": "2.8.0", "variant": "cu126", "gpus": ["A100"], "driver": "570.124.06"}, True),
         ({"torch": "2.0.1", "variant": "cu118", "gpus": ["A100"], "driver": "450.80.02"}, False),  # its first branch
