@@ -13,12 +13,21 @@ from concurrent.futures import ProcessPoolExecutor
 
 
 def missing(directory: str) -> "list[str]":
-    """Return the sources without bytecode, sorted."""
+    """Return the sources without bytecode of the hashed kind, sorted; any start of Python leaves some of the other."""
     found = []
     for where, _, names in os.walk(directory):
         sources = [os.path.join(where, name) for name in names if name.endswith(".py")]  # noqa: PTH118 (thousands)
-        found += [path for path in sources if not os.path.exists(importlib.util.cache_from_source(path))]  # noqa: PTH110
+        found += [path for path in sources if not hashed(importlib.util.cache_from_source(path))]
     return sorted(found)
+
+
+def hashed(bytecode: str) -> bool:
+    """Tell whether a .pyc is there and holds a hash that is checked (PEP 552: flags 3)."""
+    try:
+        with open(bytecode, "rb") as file:  # noqa: PTH123 (as above)
+            return file.read(8)[4:] == b"\x03\x00\x00\x00"
+    except FileNotFoundError:
+        return False
 
 
 def compile_one(path: str) -> None:

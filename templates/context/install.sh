@@ -41,7 +41,7 @@ while IFS="$tab" read -r for name kind url <&3; do
     attempt "$kind" "$url" || rc=$?
     if [ "$rc" = 0 ]; then
         say "used $name"
-        exec "$venv/bin/python" -I "$here/bytecode.py" "$venv/lib"
+        exec "$venv/bin/python" -I -B "$here/bytecode.py" "$venv/lib"
     fi
     say "$name failed rc=$rc"
 done 3<"$here/sources.tsv"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import py_compile
 import shutil
 import stat
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.images import context as contexts
 from envcheck.images.context import Context, ca_bundle, network, sources, write
@@ -163,6 +165,17 @@ def test_everything_carried_needs_no_network(
         assert f"envcheck: {group}: used files-in-the-context" in done.stderr
     assert "torch" in installed(target)
     assert list(target.glob("lib/*/site-packages/torch/__pycache__/*.pyc"))
+
+
+def test_bytecode_holds_hashes_so_that_two_builds_are_equal(tmp_path: Path) -> None:
+    for name, text in {"a": "A = 1\n", "b": "def f[\n", "c": "C = 3\n"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    py_compile.compile(str(tmp_path / "a.py"))
+    script = data_path("templates") / "context/bytecode.py"
+    for _ in range(2):
+        subprocess.run([sys.executable, "-I", "-B", script, tmp_path], check=True)
+    compiled = {path.name.partition(".")[0]: path.read_bytes()[4:8] for path in tmp_path.glob("__pycache__/*")}
+    assert compiled == {"a": b"\x03\0\0\0", "c": b"\x03\0\0\0"}
 
 
 def test_the_next_source_is_tried_when_one_fails(locked: ImageSpec, site: Any, tmp_path: Path, target: Path) -> None:
