@@ -67,8 +67,8 @@ class Outcome:
 class View:
     """All a judge may look at, plain data, so that an old report can be judged again.
 
-    `environment` is what the target's Python says of itself (see `runner/worker.py`: python, torch, cuda, cudnn, nccl,
-    arch_list, device_count, devices …; empty when there is none or torch cannot be imported).
+    `environment` is what the target's Python says of itself, as listed in `runner/worker_facts.py`; of a torch that
+    cannot be imported it holds `error` alone.
     `promises` are an image's labels or a venv's file, without their prefix (cell, torch, cuda, cudnn, nccl, python,
     arch_list); empty for an environment that promises nothing. `mode` is "gpu" or "cpu".
     """

@@ -14,6 +14,11 @@ from envcheck.runner.record import Mode, OutcomeRow, Verdict, VerdictStatus
 _STATUSES: Final = (PASS, WARN, FAIL, SKIP, ERROR)
 _VERDICTS: Final[dict[int, VerdictStatus]] = {0: "pass", 1: "fail", 3: "error"}
 _WORDS: Final = {1: "FAIL", 3: "COULD NOT BE TOLD"}
+_WHERE: Final[dict[Mode, str]] = {
+    "gpu": "on the GPUs of this node",
+    "cpu": "on CPU and gloo; no GPU was tested",
+    "unknown": "without a word from torch; no GPU was tested",
+}
 _BUGS: Final = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, AssertionError)
 GPU_FIX: Final = "check `nvidia-smi`, the torch variant (`envcheck resolve`) and, in a container, `--gpus all`"
 
@@ -83,8 +88,7 @@ def verdict(outcomes: Sequence[OutcomeRow], mode: Mode, *, complete: bool = True
 
 def _sentence(code: int, passes: int, mode: Mode, culprits: list[str]) -> str:
     """Say in every sentence of a CPU run that it is one, so that none of them is taken for a GPU's."""
+    where = _WHERE[mode]
     if code == 0:
-        where = "on the GPUs of this node" if mode == "gpu" else "on CPU and gloo; no GPU was tested"
         return f"PASS: {passes} promise{'s' * (passes != 1)} proved {where}"
-    where = "" if mode == "gpu" else " (on CPU and gloo; no GPU was tested)"
-    return f"{_WORDS[code]}: {', '.join(culprits) or 'nothing passed'}{where}"
+    return f"{_WORDS[code]}: {', '.join(culprits) or 'nothing passed'}{'' if mode == 'gpu' else f' ({where})'}"

@@ -49,12 +49,17 @@ def row(found: Found, outcome: Outcome, event: Event, before: OutcomeRow | None)
         unit=outcome.unit,
         limit=_limit(outcome),
         remedy=outcome.remedy,
-        details=plain(dict(outcome.details)),
+        details=plain({**outcome.details, **_survivors(event)}),
         seconds=attempt.seconds,
         attempts=[*(before.attempts if before else []), attempt],
         ranks=plain(event["ranks"]) if measured else [],
         log="" if outcome.status == PASS or not measured else _last_lines(event["logs"]),
     )
+
+
+def _survivors(event: Event) -> dict[str, Any]:
+    """Name what no signal could end: it is left, and whoever looks after the node must know."""
+    return {"survivors": event["survivors"]} if event.get("survivors") else {}
 
 
 def _limit(outcome: Outcome) -> LimitRow | None:

@@ -21,6 +21,8 @@ class Events:
 
     def __init__(self, directory: Path) -> None:
         self._fd = os.open(str(directory / "events.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        # Another user's envcheck reads it when this is a container, whatever the umask in there.
+        os.fchmod(self._fd, 0o644)
 
     def emit(self, event: str, **facts: Any) -> None:
         """Append one event."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.runner import session
 from envcheck.runner.drive import Run
-from envcheck.runner.processes import LocalPython
+from envcheck.runner.processes import PACKAGE, LocalPython
 from envcheck.runner.record import TargetFacts, plain
 from envcheck.runner.target import Chosen
 
@@ -159,6 +160,40 @@ def test_what_was_done_before_the_worker_died_is_kept(add: Callable[..., Path], 
     run = run_site(target=Scripted([FACTS, DONE], 1))
     assert (run.outcomes["one"].status, run.outcomes["two"].status) == ("pass", "error")
     assert run.verdict.exit_code == 3
+
+
+def test_a_process_that_no_signal_ends_is_named_in_the_report(
+    add: Callable[..., Path], run_site: Callable[..., Run]
+) -> None:
+    add("one", "return {}")
+    stuck = [{"pid": 4711, "state": "D"}]
+    run = run_site(target=Scripted([FACTS, {**DONE, "survivors": stuck}, {"event": "end"}], None))
+    assert run.outcomes["one"].details == {"survivors": stuck}
+
+
+IMMORTAL = """
+import json, os, pathlib, signal, sys
+sys.path.insert(0, {root!r})
+from envcheck.runner import worker_group, worker_kernel
+worker_kernel.adopt_orphans()
+worker_group._GRACE = 0.3
+kill = worker_kernel.signal_quietly
+worker_kernel.signal_quietly = lambda pid, number: None
+done = worker_group.run_group(worker_group.Job(source="file:{check}"), pathlib.Path({scratch!r}), 0.3, lambda: None)
+print(json.dumps(done))
+worker_kernel.signal_quietly = kill
+worker_kernel._survivors.clear()
+worker_kernel.end_descendants(5)
+"""
+
+
+def test_a_process_that_survives_sigkill_is_reported_and_left(add: Callable[..., Path], tmp_path: Path) -> None:
+    check = add("immortal", "time.sleep(600)")
+    code = IMMORTAL.format(root=str(PACKAGE.parent), check=check, scratch=str(tmp_path / "scratch"))
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    done = json.loads(told)
+    assert done["error"]["text"] == "still running after 0.3 s (ranks 0); ended by nothing: it survives SIGKILL"
+    assert [s["state"] for s in done["survivors"]] == ["S"]
 
 
 def test_measurements_that_json_cannot_hold_are_told_not_nulled() -> None:

@@ -108,6 +108,7 @@ def test_a_verdict_on_a_cpu_never_reads_like_a_gpus() -> None:
         outcomes = [row("a", s) for s in statuses]
         assert "no GPU was tested" in verdict(outcomes, "cpu").sentence
         assert "no GPU was tested" not in verdict(outcomes, "gpu").sentence
+        assert verdict(outcomes, "unknown").sentence.count("without a word from torch; no GPU was tested") == 1
     assert verdict([row("a", "pass")], "cpu").sentence == "PASS: 1 promise proved on CPU and gloo; no GPU was tested"
 
 
