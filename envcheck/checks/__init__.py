@@ -68,7 +68,7 @@ class View:
     """All a judge may look at, plain data, so that an old report can be judged again.
 
     `environment` is what the target's Python says of itself, as listed in `runner/worker_facts.py`; of a torch that
-    cannot be imported it holds `error` alone.
+    cannot be imported it holds `error`, and what Python alone can say.
     `promises` are an image's labels or a venv's file, without their prefix (cell, torch, cuda, cudnn, nccl, python,
     arch_list); empty for an environment that promises nothing. `mode` is "gpu" or "cpu".
     """
