@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import signal
 import sys
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -47,6 +49,14 @@ class _LazyGroup(click.Group):
             raise TypeError(message)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        near = difflib.get_close_matches(args[0], COMMANDS, 1) if args and args[0] not in COMMANDS else []
+        if near:
+            ctx.fail(f"No such command {args[0]!r} (did you mean {near[0]!r}?)")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -62,7 +72,7 @@ class _LazyGroup(click.Group):
 @click.option("--quiet", is_flag=True, help="Say only the result.")
 @click.pass_context
 def cli(ctx: click.Context, *, matrix: Path | None, verbose: bool, quiet: bool) -> None:
-    r"""PyTorch/CUDA environments that are proven, not hoped for.
+    """PyTorch/CUDA environments that are proven, not hoped for.
 
     \b
     envcheck resolve --gpu H100 --driver 550.54.14
@@ -75,13 +85,32 @@ def cli(ctx: click.Context, *, matrix: Path | None, verbose: bool, quiet: bool) 
 def main() -> None:
     """Run the command line; every error a user can cause is one line and its exit code."""
     try:
-        cli(prog_name="envcheck")
-    except EnvcheckError as error:
-        click.echo(f"envcheck: {error}", err=True)
+        status = cli(prog_name="envcheck", standalone_mode=False)
+    except click.Abort:
+        click.echo("envcheck: interrupted", err=True)
+        sys.exit(128 + signal.SIGINT)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
         sys.exit(error.exit_code)
+    except click.ClickException as error:
+        sys.exit(_say(_usage(error), error.exit_code))
+    except EnvcheckError as error:
+        sys.exit(_say(str(error), error.exit_code))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        click.echo(
-            f"envcheck: {where}{error.strerror or error}; check the path, its rights and the free space", err=True
-        )
-        sys.exit(ConfigError.exit_code)
+        what = f"{where}{error.strerror or error}; check the path, its rights and the free space"
+        sys.exit(_say(what, ConfigError.exit_code))
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _say(line: str, status: int) -> int:
+    click.echo(f"envcheck: {line}", err=True)
+    return status
+
+
+def _usage(error: click.ClickException) -> str:
+    """Return click's own message on one line, and whose help to read."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "envcheck"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    return f"{message}; see `{path} --help`"

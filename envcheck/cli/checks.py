@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def command(check: str | None, checks: Path | None, *, as_json: bool) -> None:
-    r"""List every check, or say all about one.
+    """List every check, or say all about one.
 
     \b
     envcheck checks

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def command(
     settings: Settings, *, selectors: tuple[str, ...], mirror: str, images_dir: Path | None, tool: bool
 ) -> None:
-    r"""Pin every package of a cell, with hashes.
+    """Pin every package of a cell, with hashes.
 
     SELECTOR is a cell's name or a glob; all cells without one. The locks hold versions and sha256 only: no URL, no
     date, no mirror. A cell that cannot be locked keeps what it had and is named at the end (exit 3).

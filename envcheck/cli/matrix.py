@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def command() -> None:
-    r"""Show and lint the facts that every answer stands on.
+    """Show and lint the facts that every answer stands on.
 
     \b
     envcheck matrix show --torch 2.8
@@ -41,7 +41,7 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
 @click.pass_obj
 def show(settings: Settings, /, *, only_gpus: bool, only_drivers: bool, as_json: bool, **axes: Any) -> None:
-    r"""Show the facts, filtered.
+    """Show the facts, filtered.
 
     \b
     envcheck matrix show --torch 2.8
@@ -128,7 +128,7 @@ def _driver_table(matrix: Matrix) -> Table:
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_obj
 def check(settings: Settings, *, online: bool, as_json: bool) -> None:
-    r"""Lint the facts: sources, floors, orders, companions, bases and images, and the file's form.
+    """Lint the facts: sources, floors, orders, companions, bases and images, and the file's form.
 
     Exit status: 0 nothing found, 1 findings, 2 the file cannot be read, 3 the index cannot be asked.
 

@@ -9,7 +9,7 @@ import click
 
 @click.group(short_help="Show a report again; its JSON Schema.")
 def command() -> None:
-    r"""Read what `envcheck run` wrote.
+    """Read what `envcheck run` wrote.
 
     \b
     envcheck report show envcheck-report.json
@@ -20,7 +20,7 @@ def command() -> None:
 @command.command()
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def show(file: Path) -> None:
-    r"""Print a report as `envcheck run` printed it.
+    """Print a report as `envcheck run` printed it.
 
     \b
     envcheck report show envcheck-report.json
@@ -36,7 +36,7 @@ def show(file: Path) -> None:
 
 @command.command()
 def schema() -> None:
-    r"""Print the JSON Schema of a report.
+    """Print the JSON Schema of a report.
 
     \b
     envcheck report schema > report.schema.json

@@ -45,7 +45,7 @@ def command(  # noqa: PLR0913 (click passes every option by name)
     here: bool | None,
     as_json: bool,
 ) -> None:
-    r"""Say which torch, CUDA variant and Python can run, why, and what else could.
+    """Say which torch, CUDA variant and Python can run, why, and what else could.
 
     With no driver, GPU or --arch given, this node is asked about: its driver, GPUs, architecture and active Python are
     read. With one of them given another machine is meant, and nothing is read unless --here says so.

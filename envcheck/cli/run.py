@@ -57,7 +57,7 @@ def command(  # noqa: PLR0913 (one for each option)
     as_json: bool,
     dry_run: bool,
 ) -> None:
-    r"""Validate an environment, and say with numbers whether it is fit.
+    """Validate an environment, and say with numbers whether it is fit.
 
     \b
     envcheck run                                 the active environment

@@ -44,8 +44,16 @@ def test_each_command_has_help_with_an_example(name: str) -> None:
 def test_an_unknown_command_is_a_usage_error() -> None:
     done = run("resolv")
     assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert "resolve" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "did you mean 'resolve'" in done.stderr.lower()
+
+
+def test_a_wrong_option_is_one_line_that_says_where_to_look() -> None:
+    done = run("run", "--level", "everything")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "'standard'" in done.stderr
+    assert "envcheck run --help" in done.stderr
 
 
 def test_an_unreadable_file_is_one_line() -> None:
