@@ -45,6 +45,7 @@ def command(ctx: click.Context, *, mirror: str, engine: str, output: Path) -> No
     _step(2, f"build: {cell} with {found}, through mirror profile {mirror}")
     click.echo("the newest published cell that is legal here (`envcheck images` lists them)")
     ctx.invoke(build.command, selector=str(cell), mirror=mirror, engine=found)
+    ctx.meta["envcheck.resolution"] = f"{_said(answer, cell)}; built by {found} through mirror profile {mirror}"
     _step(3, "validate: is it what it says, and does it compute?")
     if found == "venv":
         from envcheck.data import state_path
@@ -90,6 +91,14 @@ def _choose(matrix: Matrix, answer: Resolution, engine: str) -> Cell:
         message = f"{best[0]} and its siblings cannot be built here"
         raise UnavailableError(message, fix=f"install one of Python {pythons}, or use a container engine")
     return usable[0]
+
+
+def _said(answer: Resolution, cell: Cell) -> str:
+    """Return what the report says of the choice: the cell, its verdict, and the machine it is for."""
+    verdict = next(row.verdict for row in answer.ranked if row.cell == str(cell))
+    machine = [*answer.wanted.gpus, *answer.wanted.cc] or ["no NVIDIA GPU"]
+    driver = f", driver {answer.wanted.driver}" if answer.wanted.driver else ""
+    return f"{cell}: {verdict} ({', '.join(machine)}{driver}, {answer.arch})"
 
 
 def _own_suite() -> str | None:

@@ -83,6 +83,7 @@ def command(  # noqa: PLR0913 (one for each option)
         terminal.show_plan(planned, target.facts, console)
         return
     run = Run(plan=planned, chosen=chosen, target=target, site=checks, spawn=spawn)
+    run.resolution = ctx.meta.get("envcheck.resolution")
     if not ctx.obj.quiet:
         click.echo(terminal.announcement(planned, target.facts), err=as_json)
     ctx.exit(_run(run, _destination(output), console, as_json=as_json, quiet=ctx.obj.quiet))

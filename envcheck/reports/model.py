@@ -51,7 +51,7 @@ class RunReport(Row, frozen=True, kw_only=True):
     resolution: str | None = None
 
 
-def report_of(run: Run, resolution: str | None = None) -> RunReport:
+def report_of(run: Run) -> RunReport:
     """Return the report of a run, over or not."""
     return RunReport(
         tool=__version__,
@@ -66,7 +66,7 @@ def report_of(run: Run, resolution: str | None = None) -> RunReport:
         snapshot=run.snapshot,
         outcomes=run.ordered,
         verdict=run.verdict,
-        resolution=resolution,
+        resolution=run.resolution,
     )
 
 

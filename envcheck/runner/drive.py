@@ -36,7 +36,10 @@ class Watcher(Protocol):
 
 @dataclasses.dataclass
 class Run:
-    """All that is known of a run so far. `chosen` are the checks of `plan`, in its order."""
+    """All that is known of a run so far. `chosen` are the checks of `plan`, in its order.
+
+    `resolution` is what the resolver said of this machine and the target's torch, when it was asked.
+    """
 
     plan: Plan
     chosen: Sequence[Found]
@@ -45,6 +48,7 @@ class Run:
     ended: str = ""
     site: Path | None = None
     spawn: bool = False
+    resolution: str | None = None
     snapshot: Snapshot = dataclasses.field(default_factory=Snapshot)
     environment: dict[str, Any] = dataclasses.field(default_factory=dict)
     promises: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -1,0 +1,74 @@
+"""`envcheck demo`: the cell it takes for a machine, and the whole main job for real without an engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envcheck.cli import demo
+from envcheck.errors import NothingLegalError, UnavailableError
+from envcheck.matrix.load import load
+from envcheck.matrix.resolve import Wanted, resolve
+
+MATRIX = load()
+H100 = Wanted(gpus=["H100"], driver="550.54.14")
+
+
+def test_the_newest_published_legal_cell_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "_own_suite", lambda: None)
+    answer = resolve(MATRIX, H100)
+    published = [str(cell) for cell in MATRIX.cells()]
+    first = next(row.cell for row in answer.ranked if row.cell in published)
+    assert demo._choose(MATRIX, answer, "docker") == next(c for c in MATRIX.cells() if str(c) == first)
+
+
+def test_of_its_pythons_the_one_whose_base_is_this_release_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "_own_suite", lambda: "bookworm")
+    assert demo._choose(MATRIX, resolve(MATRIX, H100), "docker").python == "3.11"
+    monkeypatch.setattr(demo, "_own_suite", lambda: "trixie")
+    assert demo._choose(MATRIX, resolve(MATRIX, H100), "docker").python == "3.13"
+
+
+def test_without_a_gpu_it_is_the_cpu_cell() -> None:
+    assert str(demo._choose(MATRIX, resolve(MATRIX, Wanted(variant="cpu")), "docker")) == "torch2.13.0-cpu-py311"
+
+
+def test_a_machine_no_published_cell_is_legal_on_is_told_so() -> None:
+    with pytest.raises(NothingLegalError, match="envcheck images"):
+        demo._choose(MATRIX, resolve(MATRIX, Wanted(gpus=["K80"], driver="470.57.02")), "docker")
+
+
+def test_a_venv_needs_the_cells_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "_has_python", lambda _: False)
+    with pytest.raises(UnavailableError, match=r"install one of Python 3\.11"):
+        demo._choose(MATRIX, resolve(MATRIX, Wanted(variant="cpu")), "venv")
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("torch_python")
+def test_the_main_job_without_an_engine(tmp_path: Path) -> None:
+    home = {"ENVCHECK_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, "-m", "envcheck", "demo", "--engine", "venv"],
+        cwd=tmp_path,
+        env={**os.environ, **home},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "envcheck-report.json").read_text(encoding="utf-8"))
+    assert "built by venv through mirror profile host" in report["resolution"]
+    assert report["promises"]["torch"] == report["environment"]["torch"]
+    assert {row["id"] for row in report["outcomes"] if row["status"] == "pass"} >= {
+        "ddp",
+        "amp",
+        "matmul",
+        "all-reduce",
+    }
+    assert "PASS" in done.stdout
