@@ -1,6 +1,7 @@
 """A modern docker engine of the tests' own, on a root Debian or Ubuntu: nothing of the host's is used or changed.
 
-    python tests/e2e/private_engine.py exec -- CMD...    CMD with DOCKER_HOST set; the engine ends with it
+    python tests/e2e/private_engine.py exec -- CMD...     CMD with DOCKER_HOST set; the engine ends with it
+    python tests/e2e/private_engine.py offer -- CMD...    the same, or just CMD where an engine answers or none can be
 
 The distribution's own packages are unpacked (not installed) under .envcheck/engine, once. Each start has its own
 socket, configuration, data root, exec root and pid file in a directory that is removed when it ends. Only mmdebstrap,
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 CACHE = Path(__file__).resolve().parents[2] / ".envcheck" / "engine"
@@ -46,7 +47,6 @@ class Engine:
 
     root: Path
     run: Path
-    pid: int
 
     @property
     def environment(self) -> dict[str, str]:
@@ -67,7 +67,7 @@ def private_engine() -> Iterator[Engine]:
     with _bridge(f"envcheck{os.getpid() % 10**7}") as bridge:
         process = _spawn(root, run, bridge)
         try:
-            yield _ready(Engine(root, run, process.pid), process)
+            yield _ready(Engine(root, run), process)
         finally:
             _stop(process)
             _clean(run)
@@ -189,7 +189,7 @@ def _spawn(root: Path, run: Path, bridge: str) -> subprocess.Popen[bytes]:
     plugins = json.dumps({"cliPluginsExtraDirs": [str(root / "usr/libexec/docker/cli-plugins")]})
     (run / "config/config.json").write_text(plugins, encoding="utf-8")
     (run / "daemon.json").write_text(json.dumps(_configuration(bridge)), encoding="utf-8")
-    binaries = f"{root}/usr/sbin:{root}/usr/bin:{os.environ['PATH']}:/usr/sbin:/sbin"
+    path = f"{root}/usr/sbin:{root}/usr/bin:{os.environ['PATH']}:/usr/sbin:/sbin"
     with (run / "log").open("wb") as log:
         return subprocess.Popen(
             [
@@ -203,15 +203,15 @@ def _spawn(root: Path, run: Path, bridge: str) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**os.environ, "PATH": binaries},
+            env={**os.environ, "PATH": path},
             start_new_session=True,
         )
 
 
 def _configuration(bridge: str) -> dict[str, object]:
     """No rule of the host's firewall is touched; the outside is reached by --network host."""
-    network = {"bridge": bridge, "mtu": _mtu(), "iptables": False, "ip6tables": False}
-    return {"features": {"containerd-snapshotter": True}, **network}
+    features = {"containerd-snapshotter": True}
+    return {"features": features, "bridge": bridge, "mtu": _mtu(), "iptables": False, "ip6tables": False}
 
 
 def _routes() -> list[list[str]]:
@@ -231,9 +231,8 @@ def _free_subnet() -> str:
         address, mask = (int.from_bytes(bytes.fromhex(fields[i]), "little") for i in (1, 7))
         if mask:
             used.append(ipaddress.ip_network((address, mask.bit_count())))
-    candidates = [f"172.{second}.0.0/24" for second in range(30, 16, -1)]
-    free = (c for c in candidates if not any(ipaddress.ip_network(c).overlaps(u) for u in used))
-    return next(free, candidates[0]).replace(".0.0/24", ".0.1")
+    candidates = [ipaddress.ip_network(f"172.{second}.0.0/24") for second in range(30, 16, -1)]
+    return str(next((c for c in candidates if not any(c.overlaps(u) for u in used)), candidates[0])[1])
 
 
 def _ready(engine: Engine, process: subprocess.Popen[bytes]) -> Engine:
@@ -241,11 +240,10 @@ def _ready(engine: Engine, process: subprocess.Popen[bytes]) -> Engine:
     for _ in range(300):
         if process.poll() is not None:
             break
-        if subprocess.run(["docker", "info"], env=env, capture_output=True, check=False).returncode == 0:
+        if _answers(env):
             return engine
         time.sleep(0.1)
-    tail = (engine.run / "log").read_text(errors="replace").splitlines()[-3:]
-    message = f"dockerd did not come up: {' / '.join(tail)}"
+    message = f"dockerd did not come up: {(engine.run / 'log').read_text(errors='replace')[-300:]}"
     raise CannotStartError(message)
 
 
@@ -268,23 +266,36 @@ def _clean(run: Path) -> None:
 
 def _run(*argv: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
     done = subprocess.run(argv, env=env, cwd=cwd, capture_output=True, text=True, check=False)
-    if done.returncode:
-        message = f"{argv[0]} {argv[1]} failed: {done.stderr.strip()[-300:]}"
-        raise CannotStartError(message)
-    return done.stdout
+    if done.returncode == 0:
+        return done.stdout
+    message = f"{argv[0]} {argv[1]} failed: {done.stderr.strip()[-300:]}"
+    raise CannotStartError(message)
 
 
 def main(argv: list[str]) -> int:
     """Run a command beside an engine of its own and return its exit status."""
-    if argv[:2] != ["exec", "--"] or not argv[2:]:
-        sys.stderr.write(f"usage: {__file__} exec -- COMMAND...\n")
+    if argv[:1] not in (["exec"], ["offer"]) or argv[1:2] != ["--"] or not argv[2:]:
+        sys.stderr.write(f"usage: {__file__} exec|offer -- COMMAND...\n")
         return 2
-    try:
-        with private_engine() as engine:
-            return subprocess.run(argv[2:], env={**os.environ, **engine.environment}, check=False).returncode
-    except CannotStartError as error:
-        sys.stderr.write(f"private engine: {error}\n")
-        return 3
+    env: dict[str, str] = {}
+    if argv[0] == "offer" and _answers(os.environ):
+        return subprocess.run(argv[2:], check=False).returncode
+    with contextlib.ExitStack() as running:
+        try:
+            env = running.enter_context(private_engine()).environment
+        except CannotStartError as error:
+            sys.stderr.write(f"no private container engine: {error}\n")
+            if argv[0] == "exec":
+                return 3
+        return subprocess.run(argv[2:], env={**os.environ, **env}, check=False).returncode
+
+
+def _answers(env: Mapping[str, str]) -> bool:
+    there = shutil.which("docker", path=env.get("PATH"))
+    return (
+        bool(there)
+        and subprocess.run(["docker", "info"], env=env, capture_output=True, check=False, timeout=30).returncode == 0
+    )
 
 
 if __name__ == "__main__":
