@@ -41,7 +41,7 @@ def command(ctx: click.Context, *, mirror: str, engine: str, output: Path) -> No
     _step(1, "resolve: what can run on this machine?")
     matrix = load(settings.matrix)
     answer = _resolve(matrix)
-    cell = _choose(matrix, answer, found)
+    cell = choose(matrix, answer, found)
     _step(2, f"build: {cell} with {found}, through mirror profile {mirror}")
     click.echo("the newest published cell that is legal here (`envcheck images` lists them)")
     ctx.invoke(build.command, selector=str(cell), mirror=mirror, engine=found)
@@ -72,7 +72,7 @@ def _resolve(matrix: Matrix) -> Resolution:
     return answer
 
 
-def _choose(matrix: Matrix, answer: Resolution, engine: str) -> Cell:
+def choose(matrix: Matrix, answer: Resolution, engine: str) -> Cell:
     """Return the best legal cell that is published with a lock and whose Python this engine can provide."""
     from envcheck.errors import NothingLegalError, UnavailableError
     from envcheck.images.spec import load_spec
