@@ -174,10 +174,11 @@ def _sources(suite: str) -> str:
     codename = _codename()
     template = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
     listed = _run("apt-get", "indextargets", "--format", template, "Created-By: Packages")
-    lines = set()
-    for uri, release, component in (line.split() for line in listed.splitlines()):
-        if release == codename or (suite == codename and release == f"{codename}-updates"):
-            lines.add(f"deb {uri} {release.replace(codename, suite)} {component}\n")
+    wanted = {codename, f"{codename}-updates"} if suite == codename else {codename}
+    rows = (line.split() for line in listed.splitlines())
+    lines = {
+        f"deb {uri} {release.replace(codename, suite)} {part}\n" for uri, release, part in rows if release in wanted
+    }
     if not lines:
         message = f"this machine's apt sources do not name {codename}"
         raise CannotStartError(message)
@@ -221,7 +222,7 @@ def _routes() -> list[list[str]]:
 def _mtu() -> int:
     """Return the default route's MTU: a bridge with a larger one loses packets where the path is narrower."""
     device = next((fields[0] for fields in _routes() if fields[1] == "00000000"), "lo")
-    return min(1500, int(Path("/sys/class/net", device, "mtu").read_text(encoding="ascii")))
+    return min(1500, int(Path(f"/sys/class/net/{device}/mtu").read_text(encoding="ascii")))
 
 
 def _free_subnet() -> str:
@@ -236,12 +237,11 @@ def _free_subnet() -> str:
 
 
 def _ready(engine: Engine, process: subprocess.Popen[bytes]) -> Engine:
-    env = {**os.environ, **engine.environment}
     for _ in range(300):
+        if _answers({**os.environ, **engine.environment}):
+            return engine
         if process.poll() is not None:
             break
-        if _answers(env):
-            return engine
         time.sleep(0.1)
     message = f"dockerd did not come up: {(engine.run / 'log').read_text(errors='replace')[-300:]}"
     raise CannotStartError(message)
@@ -250,15 +250,15 @@ def _ready(engine: Engine, process: subprocess.Popen[bytes]) -> Engine:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """End dockerd, which ends its containerd; only the whole group is sure to be gone if it has to be killed."""
     process.terminate()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(30)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        return
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _clean(run: Path) -> None:
-    mounted = [line.split()[1] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
+    mounted = (line.split()[1] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines())
     for point in sorted((m for m in mounted if m.startswith(f"{run}/")), reverse=True):
         subprocess.run(["umount", "--lazy", point], check=False)
     shutil.rmtree(run, ignore_errors=True)
