@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from envcheck.errors import ConfigError
+
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -12,6 +14,14 @@ def data_path(name: str) -> Path:
     """Return the shipped `matrix.yaml`, `templates` or `images`, preferring the wheel's copy."""
     packed = _PACKAGE / "_data" / name
     return packed if packed.exists() else _PACKAGE.parent / name
+
+
+def own_images() -> Path:
+    """Return the images/ that may be written: the checkout's. An installed package's own data is left as it is."""
+    if (_PACKAGE / "_data").exists():
+        message = "this envcheck is installed, its images/ are not yours to change"
+        raise ConfigError(message, fix="give --images DIR, or work in a checkout")
+    return data_path("images")
 
 
 def state_path(*parts: str) -> Path:

@@ -29,7 +29,7 @@ def command(
     SELECTOR is a cell's name or a glob; all cells without one. The locks hold versions and sha256 only: no URL, no
     date, no mirror. A cell that cannot be locked keeps what it had and is named at the end (exit 3).
     """
-    from envcheck.data import data_path
+    from envcheck.data import own_images
     from envcheck.images.spec import select
     from envcheck.matrix.load import load
     from envcheck.mirrors import load as load_profile
@@ -40,7 +40,8 @@ def command(
         return
     matrix = load(settings.matrix)
     cells = select(matrix, selectors)
-    failed = [cell for cell in cells if not _lock(matrix, cell, profile, images_dir or data_path("images"), settings)]
+    directory = images_dir or own_images()
+    failed = [cell for cell in cells if not _lock(matrix, cell, profile, directory, settings)]
     click.echo(f"locked {len(cells) - len(failed)} of {len(cells)}; next: envcheck render")
     if failed:
         click.echo(f"without a new lock: {' '.join(map(str, failed))}", err=True)

@@ -52,7 +52,7 @@ def command(
     SELECTOR is a cell's name or a glob; all cells without one. Without a selector, files that belong to no cell are
     removed.
     """
-    from envcheck.data import data_path
+    from envcheck.data import data_path, own_images
     from envcheck.errors import ConfigError
 
     if (mirror is None) != (out is None):
@@ -61,7 +61,7 @@ def command(
     if check and out is not None:
         message = "--check compares images/, and --out writes elsewhere"
         raise ConfigError(message, fix="give one of them")
-    directory = images_dir or data_path("images")
+    directory = images_dir or (data_path("images") if check or out is not None else own_images())
     specs = _specs(settings, selectors, directory)
     if mirror is not None and out is not None:
         _context(specs, mirror, out, settings)

@@ -1,0 +1,25 @@
+"""Where the shipped files are, and that an installed package's own are not written to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envcheck import data
+from envcheck.errors import ConfigError
+
+
+def test_a_checkout_uses_its_own_files() -> None:
+    assert data.data_path("matrix.yaml") == Path(__file__).parents[1] / "matrix.yaml"
+    assert data.own_images().is_dir()
+
+
+def test_an_installed_package_uses_its_copies_and_leaves_them_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "_data/images").mkdir(parents=True)
+    monkeypatch.setattr(data, "_PACKAGE", tmp_path)
+    assert data.data_path("images") == tmp_path / "_data/images"
+    with pytest.raises(ConfigError, match="--images DIR"):
+        data.own_images()
