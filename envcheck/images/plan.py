@@ -15,13 +15,15 @@ from envcheck.matrix.model import HostArch
 
 Network = Literal["host", "default", "none"]
 KEY_LABEL: Final = f"{LABEL_PREFIX}key"
+# By its label alone an image could not be told from those derived from it, which inherit the label.
+BUILDS: Final = "envcheck/build"
 PLATFORMS: Final[dict[HostArch, str]] = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 
 class BuildPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One image build. `key` is None while its base does not exist yet. `secrets` map ids to files, never values.
 
-    The image is built as `candidate` and gets `tag` and `aliases` only once it has been read back.
+    The image is built as `name`, which its key names, and gets `tag` and `aliases` only once it has been read back.
     """
 
     schema: Literal["envcheck/build-plan/1"] = "envcheck/build-plan/1"
@@ -31,7 +33,7 @@ class BuildPlan(msgspec.Struct, frozen=True, kw_only=True):
     platform: str
     base: str
     key: str | None
-    candidate: str
+    name: str
     tag: str
     aliases: list[str]
     context: str
@@ -72,7 +74,7 @@ def make(spec: ImageSpec, options: Options, inputs: Inputs) -> BuildPlan:
         platform=PLATFORMS[spec.arch],
         base=inputs.base,
         key=inputs.key,
-        candidate=f"envcheck/candidate:{(inputs.key or 'dry-run')[:16]}",
+        name=f"{BUILDS}:{(inputs.key or 'key-not-known-yet')[:32]}",
         tag=tags.full(options.repository, spec),
         aliases=tags.aliases(options.repository, spec),
         context=str(inputs.context),
@@ -94,7 +96,7 @@ def _options(plan: BuildPlan) -> list[str]:
         "label": [f"{name}={value}" for name, value in plan.labels.items()],
         "secret": [f"id={name},src={path}" for name, path in plan.secrets.items()],
     }
-    options = [f"--platform={plan.platform}", f"--target={plan.target}", f"--tag={plan.candidate}"]
+    options = [f"--platform={plan.platform}", f"--target={plan.target}", f"--tag={plan.name}"]
     options += [f"--network={plan.network}"]
     return options + [f"--{option}={value}" for option, values in named.items() for value in values]
 

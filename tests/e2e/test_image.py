@@ -63,6 +63,8 @@ def test_nobody_is_root_and_any_user_can_work(image: Image, machine: Machine, us
 def test_the_same_key_is_not_built_again_but_tagged(machine: Machine) -> None:
     arguments = ("build", CELL, "--mirror", "host", "--engine", "docker", "--json", "--tag")
     first = json.loads(machine.envcheck(*arguments, "one/name").stdout)
+    # What is derived from it inherits its key's label, and is another image all the same.
+    machine.derive("my/own:1", "LABEL mine=1", image=first["image"])
     again = json.loads(machine.envcheck(*arguments, "other/name").stdout)
     assert again["skipped"] is True
     assert (again["key"], again["id"]) == (first["key"], first["id"])

@@ -19,7 +19,7 @@ from envcheck.images.engines.build import Built, FailedError, Wish
 from envcheck.images.engines.command import Done
 from envcheck.images.engines.sdk import ImageInfo
 from envcheck.images.pins import Lock
-from envcheck.images.plan import KEY_LABEL, BuildPlan
+from envcheck.images.plan import BuildPlan
 from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.model import Cell, Matrix
 from envcheck.mirrors.profile import Profile
@@ -46,9 +46,6 @@ class _Shelf:
     def inspect(self, reference: str) -> ImageInfo | None:
         return self.images.get(reference)
 
-    def find(self, key: str) -> ImageInfo | None:
-        return next((i for i in self.images.values() if i.labels.get(KEY_LABEL) == key), None)
-
     def has_remote(self, reference: str) -> bool:
         return reference in self.registry
 
@@ -65,7 +62,7 @@ class _Shelf:
         self.builds.append(plan)
         on_line("#1 [1/1] RUN true")
         if self.status == 0:
-            self.put(plan.candidate, {**self.labels, **plan.labels}, len(self.builds))
+            self.put(plan.name, {**self.labels, **plan.labels}, len(self.builds))
         return Done(self.status, "#1 [1/1] RUN true\n#1 0.1 error: Hash mismatch for `numpy`\n#1 ERROR: exit code: 1\n")
 
     def tag(self, image: str, reference: str) -> None:
@@ -95,12 +92,12 @@ def build(shelf: _Shelf, wish: Wish) -> Built:
     return building.build(shelf, wish, say=lambda _: None, on_line=lambda _: None)
 
 
-def test_a_built_image_gets_its_tag_its_aliases_and_no_other_name(shelf: _Shelf, wish: Wish) -> None:
+def test_a_built_image_gets_its_keys_name_its_tag_and_its_aliases(shelf: _Shelf, wish: Wish) -> None:
     built = build(shelf, wish)
     assert built.tags[0] == built.image == "site/torch:2.8.0-cu128-py311-runtime"
     assert len(built.tags) == 6
     assert all(tag in shelf.images for tag in built.tags)
-    assert not any(name.startswith("envcheck/candidate") for name in shelf.images)
+    assert shelf.images[f"envcheck/build:{built.key[:32]}"].id == built.id
 
 
 def test_an_image_that_lies_gets_no_tag_at_all(shelf: _Shelf, wish: Wish) -> None:
@@ -115,6 +112,14 @@ def test_the_same_key_is_not_built_again_but_tagged(shelf: _Shelf, wish: Wish) -
     again = build(shelf, wish._replace(repository="other"))
     assert (len(shelf.builds), again.skipped, again.key) == (1, True, first.key)
     assert again.image in shelf.images
+
+
+def test_an_image_derived_from_it_is_not_taken_for_it(shelf: _Shelf, wish: Wish) -> None:
+    first = build(shelf, wish)
+    shelf.put("my/own:1", shelf.images[first.image].labels, 99)
+    assert build(shelf, wish).id == first.id
+    shelf.untag(f"envcheck/build:{first.key[:32]}")
+    assert build(shelf, wish).skipped is False
 
 
 def test_another_base_is_another_key(shelf: _Shelf, wish: Wish) -> None:

@@ -44,7 +44,7 @@ def test_the_argv_is_all_of_it(spec: ImageSpec, tmp_path: Path) -> None:
         "build",
         "--platform=linux/amd64",
         "--target=runtime",
-        f"--tag=envcheck/candidate:{'f' * 16}",
+        f"--tag=envcheck/build:{'f' * 32}",
         "--network=host",
         "--build-arg=BASE=envcheck/base:bookworm-1",
         "--build-arg=REVISION=abc",

@@ -30,9 +30,6 @@ class Engine(Protocol):
     def inspect(self, reference: str) -> ImageInfo | None:
         """Return what the engine holds under a reference or id, or None."""
 
-    def find(self, key: str) -> ImageInfo | None:
-        """Return the image that was built with this key, or None."""
-
     def has_remote(self, reference: str) -> bool:
         """Tell whether a registry that answers within ten seconds has the image."""
 

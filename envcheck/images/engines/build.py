@@ -13,7 +13,7 @@ import msgspec
 
 from envcheck import __version__
 from envcheck.data import data_path, state_path
-from envcheck.errors import BuildError
+from envcheck.errors import BuildError, PromiseError
 from envcheck.images import context as contexts
 from envcheck.images import diagnose, keys, tags, verify
 from envcheck.images.engines import Engine, command
@@ -121,9 +121,9 @@ def build(engine: Engine, wish: Wish, *, say: Callable[[str], None], on_line: Ca
     base = choose_base(engine, wish, say)
     with tempfile.TemporaryDirectory(prefix="envcheck-build-") as scratch:
         plan = prepare(engine, wish, base, Path(scratch))
-        found = engine.find(plan.key) if plan.key else None
+        found = engine.inspect(plan.name) if plan.key else None
         log = None if found else _run(engine, plan, wish.timeout, on_line)
-    image = found or engine.inspect(plan.candidate)
+    image = found or engine.inspect(plan.name)
     if image is None:
         message = f"the build of {plan.tag} ended without an image"
         raise BuildError(message, fix=f"see {log}")
@@ -147,20 +147,21 @@ def build(engine: Engine, wish: Wish, *, say: Callable[[str], None], on_line: Ca
 
 
 def _approve(engine: Engine, spec: ImageSpec, plan: BuildPlan, image: ImageInfo) -> tuple[list[str], dict[str, str]]:
-    """Read the image back; give it its tags if it is what it says, and never leave it its candidate's."""
+    """Read the image back; give it its tags if it is what it says, and take its name away if it is not."""
     try:
-        verify.demand(spec, image.labels, plan.candidate)
-        held_back = {}
-        engine.tag(image.id, plan.tag)
-        for alias in plan.aliases:
-            holder = engine.inspect(alias)
-            why = tags.held_back(holder.labels if holder else None, spec)
-            if why:
-                held_back[alias] = why
-            else:
-                engine.tag(image.id, alias)
-    finally:
-        engine.untag(plan.candidate)
+        verify.demand(spec, image.labels, plan.name)
+    except PromiseError:
+        engine.untag(plan.name)
+        raise
+    engine.tag(image.id, plan.tag)
+    held_back = {}
+    for alias in plan.aliases:
+        holder = engine.inspect(alias)
+        why = tags.held_back(holder.labels if holder else None, spec)
+        if why:
+            held_back[alias] = why
+        else:
+            engine.tag(image.id, alias)
     return [plan.tag, *(a for a in plan.aliases if a not in held_back)], held_back
 
 

@@ -12,7 +12,7 @@ from envcheck.images.engines import base as bases
 from envcheck.images.engines import command, sdk
 from envcheck.images.engines.command import Done
 from envcheck.images.engines.sdk import ImageInfo
-from envcheck.images.plan import KEY_LABEL, BuildPlan
+from envcheck.images.plan import BuildPlan
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profile import Profile
 
@@ -38,10 +38,6 @@ class Docker:
     def inspect(self, reference: str) -> ImageInfo | None:
         """Return what this engine holds under a reference, or None."""
         return sdk.inspect(reference)
-
-    def find(self, key: str) -> ImageInfo | None:
-        """Return the image that was built with this key, or None."""
-        return sdk.find_labelled(KEY_LABEL, key)
 
     def has_remote(self, reference: str) -> bool:
         """Tell whether a registry that answers within ten seconds has the image."""

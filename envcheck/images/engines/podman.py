@@ -13,7 +13,7 @@ from envcheck.images.engines import base as bases
 from envcheck.images.engines import command
 from envcheck.images.engines.command import Done
 from envcheck.images.engines.sdk import ImageInfo
-from envcheck.images.plan import KEY_LABEL, BuildPlan
+from envcheck.images.plan import BuildPlan
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profile import Profile
 
@@ -40,11 +40,6 @@ class Podman:
         """Return what podman holds under a reference, or None."""
         done = command.stream(["podman", "image", "inspect", reference], timeout=60)
         return image_info(json.loads(done.output)[0]) if done.status == 0 else None
-
-    def find(self, key: str) -> ImageInfo | None:
-        """Return the image that was built with this key, or None."""
-        listed = command.output(["podman", "images", "--quiet", "--no-trunc", "--filter", f"label={KEY_LABEL}={key}"])
-        return self.inspect(listed.split()[0]) if listed.split() else None
 
     def has_remote(self, reference: str) -> bool:
         """Tell whether a registry that answers within ten seconds has the image."""

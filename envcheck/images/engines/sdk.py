@@ -102,13 +102,6 @@ def labels(image: str) -> dict[str, str]:
     return found.labels
 
 
-def find_labelled(label: str, value: str) -> ImageInfo | None:
-    """Return a local image that carries the label with exactly this value, or None."""
-    with _engine("cannot list images") as engine:
-        found = engine.images.list(filters={"label": f"{label}={value}"})
-        return _info(found[0]) if found else None
-
-
 def tag(image: str, reference: str) -> None:
     """Give a local image one more reference."""
     repository, _, name = reference.rpartition(":")
