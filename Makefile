@@ -1,7 +1,8 @@
 # make demo    resolve for this machine, build, validate (sets itself up)
+# make engine  a shell beside the private container engine that the demo started
 # make test    everything, the engine tests included where an engine can be had (sets itself up)
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types contracts drift bench dev-lock clean
+.PHONY: help setup demo engine test lint format types contracts drift bench dev-lock clean
 
 BIN := .venv/bin
 
@@ -14,7 +15,10 @@ setup:
 	@.ci/setup
 
 demo: setup
-	@$(BIN)/envcheck demo
+	@$(BIN)/python tests/e2e/private_engine.py offer -- $(BIN)/envcheck demo
+
+engine: setup
+	@$(BIN)/python tests/e2e/private_engine.py offer -- $${SHELL:-sh}
 
 test: setup
 	@.ci/test

@@ -1,11 +1,12 @@
 """A modern docker engine of the tests' own, on a root Debian or Ubuntu: nothing of the host's is used or changed.
 
     python tests/e2e/private_engine.py exec -- CMD...     CMD with DOCKER_HOST set; the engine ends with it
-    python tests/e2e/private_engine.py offer -- CMD...    the same, or just CMD where an engine answers or none can be
+    python tests/e2e/private_engine.py offer -- CMD...    the same, its images kept for the next; where an engine
+                                                          answers already or none can be had, just CMD
 
 The distribution's own packages are unpacked (not installed) under .envcheck/engine, once. Each start has its own
-socket, configuration, data root, exec root and pid file in a directory that is removed when it ends. Only mmdebstrap,
-which makes the base of an image and cannot be run unpacked, is installed where it is missing.
+socket, configuration, exec root and pid file in a directory that is removed when it ends, and so is the data root
+of `exec`. Only mmdebstrap, which makes the base of an image and cannot be run unpacked, is installed where missing.
 """
 
 from __future__ import annotations
@@ -59,18 +60,33 @@ class Engine:
 
 
 @contextlib.contextmanager
-def private_engine() -> Iterator[Engine]:
-    """Start an engine, and end it and all it left when the block ends."""
+def private_engine(*, keep: bool = False) -> Iterator[Engine]:
+    """Start an engine, and end it and all it left when the block ends; `keep` what it holds for the next that does."""
     root = unpacked()
     _sweep()
     run = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=CACHE))
-    with _bridge(f"envcheck{os.getpid() % 10**7}") as bridge:
-        process = _spawn(root, run, bridge)
+    with _data(run, keep=keep) as data, _bridge(f"envcheck{os.getpid() % 10**7}") as bridge:
+        process = _spawn(root, run, data, bridge)
         try:
             yield _ready(Engine(root, run), process)
         finally:
             _stop(process)
             _clean(run)
+
+
+@contextlib.contextmanager
+def _data(run: Path, *, keep: bool) -> Iterator[Path]:
+    """Give the data root: the kept one, which one engine at a time may have, or one that goes with the engine."""
+    if not keep:
+        yield run / "data"
+        return
+    with (CACHE / "data.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            message = "another command has the private engine whose images are kept"
+            raise CannotStartError(message) from error
+        yield CACHE / "data"
 
 
 def _sweep() -> None:
@@ -185,7 +201,7 @@ def _sources(suite: str) -> str:
     return "".join(sorted(lines))
 
 
-def _spawn(root: Path, run: Path, bridge: str) -> subprocess.Popen[bytes]:
+def _spawn(root: Path, run: Path, data: Path, bridge: str) -> subprocess.Popen[bytes]:
     (run / "config").mkdir()
     plugins = json.dumps({"cliPluginsExtraDirs": [str(root / "usr/libexec/docker/cli-plugins")]})
     (run / "config/config.json").write_text(plugins, encoding="utf-8")
@@ -196,7 +212,7 @@ def _spawn(root: Path, run: Path, bridge: str) -> subprocess.Popen[bytes]:
             [
                 root / "usr/sbin/dockerd",
                 *("--config-file", run / "daemon.json"),
-                *("--data-root", run / "data"),
+                *("--data-root", data),
                 *("--exec-root", run / "exec"),
                 *("--host", f"unix://{run}/docker.sock"),
                 *("--pidfile", run / "pid"),
@@ -282,12 +298,15 @@ def main(argv: list[str]) -> int:
         return subprocess.run(argv[2:], check=False).returncode
     with contextlib.ExitStack() as running:
         try:
-            env = running.enter_context(private_engine()).environment
+            env = running.enter_context(private_engine(keep=argv[0] == "offer")).environment
         except CannotStartError as error:
             sys.stderr.write(f"no private container engine: {error}\n")
             if argv[0] == "exec":
                 return 3
-        return subprocess.run(argv[2:], env={**os.environ, **env}, check=False).returncode
+        status = subprocess.run(argv[2:], env={**os.environ, **env}, check=False).returncode
+        if env and argv[0] == "offer":
+            sys.stderr.write("the private engine ends here; `make engine` opens a shell beside it, with its images\n")
+        return status
 
 
 def _answers(env: Mapping[str, str]) -> bool:

@@ -59,6 +59,17 @@ def test_what_a_killed_start_left_is_ended_by_the_next() -> None:
     assert not Path(f"/proc/{pid}/exe").exists()
 
 
+@pytest.mark.usefixtures("startable")
+def test_what_an_offered_engine_holds_is_there_for_the_next_offer(tmp_path: Path) -> None:
+    none = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    name = f"envcheck/kept:{os.getpid()}"
+    made = run("offer", "--", "sh", "-c", f"tar -c --files-from /dev/null | docker import - {name}", env=none)
+    assert made.returncode == 0, made.stderr
+    assert "make engine" in made.stderr
+    found = run("offer", "--", "docker", "image", "rm", name, env=none)
+    assert found.returncode == 0, found.stderr
+
+
 def test_where_no_engine_can_be_the_command_is_run_all_the_same(tmp_path: Path) -> None:
     env = {**os.environ, "PATH": str(tmp_path), "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
     done = run("offer", "--", sys.executable, "-c", "print('ran')", env=env)
