@@ -70,13 +70,15 @@ class View:
     `environment` is what the target's Python says of itself, as listed in `runner/worker_facts.py`; of a torch that
     cannot be imported it holds `error`, and what Python alone can say.
     `promises` are an image's labels or a venv's file, without their prefix (cell, torch, cuda, cudnn, nccl, python,
-    arch_list); empty for an environment that promises nothing. `mode` is "gpu" or "cpu".
+    arch_list); empty for an environment that promises nothing. `mode` is "gpu" or "cpu". `matrix` is the Matrix that
+    node checks compare with; None for the shipped one.
     """
 
     snapshot: Snapshot
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     promises: Mapping[str, str] = dataclasses.field(default_factory=dict)
     mode: str = "cpu"
+    matrix: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,6 +69,7 @@ def command(  # noqa: PLR0913 (one for each option)
     """
     from rich.console import Console
 
+    from envcheck.matrix.load import load
     from envcheck.reports import terminal
     from envcheck.runner.discover import discover
     from envcheck.runner.drive import Run
@@ -83,6 +84,7 @@ def command(  # noqa: PLR0913 (one for each option)
         terminal.show_plan(planned, target.facts, console)
         return
     run = Run(plan=planned, chosen=chosen, target=target, site=checks, spawn=spawn)
+    run.matrix = load(ctx.obj.matrix) if ctx.obj.matrix else None
     run.resolution = ctx.meta.get("envcheck.resolution")
     if not ctx.obj.quiet:
         click.echo(terminal.announcement(planned, target.facts), err=as_json)

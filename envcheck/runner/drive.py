@@ -38,7 +38,8 @@ class Watcher(Protocol):
 class Run:
     """All that is known of a run so far. `chosen` are the checks of `plan`, in its order.
 
-    `resolution` is what the resolver said of this machine and the target's torch, when it was asked.
+    `resolution` is what the resolver said of this machine and the target's torch, when it was asked; `matrix` the
+    Matrix to judge by, None for the shipped one.
     """
 
     plan: Plan
@@ -49,6 +50,7 @@ class Run:
     site: Path | None = None
     spawn: bool = False
     resolution: str | None = None
+    matrix: Any = None
     snapshot: Snapshot = dataclasses.field(default_factory=Snapshot)
     environment: dict[str, Any] = dataclasses.field(default_factory=dict)
     promises: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -64,7 +66,7 @@ class Run:
     @property
     def view(self) -> View:
         """Return what judges may look at."""
-        return View(self.snapshot, self.environment, self.promises, "gpu" if self.mode == "gpu" else "cpu")
+        return View(self.snapshot, self.environment, self.promises, "gpu" if self.mode == "gpu" else "cpu", self.matrix)
 
     @property
     def ordered(self) -> list[OutcomeRow]:

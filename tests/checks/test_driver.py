@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.node import driver_branch, driver_cuda, driver_nvml, nvml_latency
+from envcheck.matrix.load import load
+from envcheck.matrix.model import Matrix
 from envcheck.node.snapshot import Signal
 
 Node = Callable[..., View]
@@ -119,3 +122,12 @@ def test_an_unknown_branch_is_an_error_and_an_unknown_end_is_told(node: Node) ->
 @pytest.mark.parametrize(("seconds", "status"), [(5.0, PASS), (5.01, WARN), (float("nan"), WARN)])
 def test_a_slow_nvml_is_a_warning(node: Node, seconds: float, status: str) -> None:
     assert nvml_latency.judge(with_signal(node("t4"), nvml__latency=Signal(seconds))).status == status
+
+
+def test_the_runs_own_matrix_is_what_is_compared_with(node: Node) -> None:
+    view = with_driver(node("h100x8", device_count=0), "550.54.14")
+    strict = msgspec.to_builtins(load())
+    for family in strict["cuda"]["families"]:
+        family["floor"] = "999.99"
+    assert driver_cuda.judge(view).status == PASS
+    assert driver_cuda.judge(dataclasses.replace(view, matrix=msgspec.convert(strict, Matrix))).status == FAIL

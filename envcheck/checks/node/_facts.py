@@ -10,9 +10,13 @@ from envcheck.matrix.load import load
 from envcheck.matrix.model import Matrix
 
 
+def matrix(view: View) -> Matrix:
+    """Return the matrix the run was given, else the shipped one."""
+    return view.matrix if isinstance(view.matrix, Matrix) else _shipped()
+
+
 @functools.cache
-def matrix() -> Matrix:
-    """Return the shipped matrix, read once a process."""
+def _shipped() -> Matrix:
     return load()
 
 
@@ -27,7 +31,7 @@ def wheel_cuda(view: View) -> str | None:
 
 def datacenter(view: View) -> bool | None:
     """Return whether every GPU here is a data-centre one; None when a model is unknown."""
-    known = [find_gpu(matrix(), str(gpu.signal("name").value)) for gpu in view.snapshot.gpus]
+    known = [find_gpu(matrix(view), str(gpu.signal("name").value)) for gpu in view.snapshot.gpus]
     if not known or None in known:
         return None
     return all(gpu.datacenter for gpu in known if gpu is not None)

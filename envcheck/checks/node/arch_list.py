@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided
 from envcheck.checks.node import _facts
-from envcheck.matrix.model import TorchRelease
+from envcheck.matrix.model import Matrix, TorchRelease
 from envcheck.matrix.verdict import OK, driver_verdict, runs_on
 from envcheck.matrix.versions import key
 from envcheck.node.snapshot import Gpu
@@ -44,46 +44,46 @@ def _name(gpu: Gpu) -> str:
 
 
 def _one(view: View, gpu: Gpu, cuda: str, listed: list[str]) -> Outcome | None:
-    capability = gpu.signal("compute_capability")
+    matrix, capability = _facts.matrix(view), gpu.signal("compute_capability")
     if capability.value is None:
         return undecided(f"GPU {gpu.uuid}: its compute capability is unread: {capability.reason}", fix="look at NVML")
     sass = [code for code in listed if code.startswith("sm_")]
     ptx = [code for code in listed if code.startswith("compute_")]
     cc, limit = str(capability.value), Limit(f"code for {capability.value}", "", SOURCE, "equal")
-    if runs_on(_facts.matrix(), sass, [], cc, cuda):
+    if runs_on(matrix, sass, [], cc, cuda):
         return None
-    if not runs_on(_facts.matrix(), [], ptx, cc, cuda):
+    if not runs_on(matrix, [], ptx, cc, cuda):
         why = f"nothing in torch {view.environment['torch']} ({' '.join(listed)}) runs on {_name(gpu)}"
         return failed(
-            why, fix=_alternatives(str(view.environment["torch"]), cc), value=listed, limit=limit, gpu=gpu.uuid
+            why, fix=_alternatives(matrix, str(view.environment["torch"]), cc), value=listed, limit=limit, gpu=gpu.uuid
         )
     driver = view.snapshot.signal("driver.version").value
     if driver is None:
         return undecided(
             f"only PTX fits {_name(gpu)}, and the driver that must compile it is unread", fix="look at NVML"
         )
-    if driver_verdict(_facts.matrix(), cuda, str(driver), _facts.datacenter(view)).verdict != OK:
+    if driver_verdict(matrix, cuda, str(driver), _facts.datacenter(view)).verdict != OK:
         why = f"only PTX fits {_name(gpu)}, and driver {driver} is too old to compile that of CUDA {cuda}"
         return failed(
-            why, fix=_alternatives(str(view.environment["torch"]), cc), value=listed, limit=limit, gpu=gpu.uuid
+            why, fix=_alternatives(matrix, str(view.environment["torch"]), cc), value=listed, limit=limit, gpu=gpu.uuid
         )
     return None
 
 
-def _alternatives(torch: str, cc: str) -> str:
+def _alternatives(matrix: Matrix, torch: str, cc: str) -> str:
     """Return the wheels with SASS for this GPU: of the same torch, else of the newest one that has any."""
-    releases = sorted(_facts.matrix().torch, key=lambda row: key(row.torch), reverse=True)
+    releases = sorted(matrix.torch, key=lambda row: key(row.torch), reverse=True)
     same = [row for row in releases if row.torch == torch.partition("+")[0]]
     for release in (*same, *releases):
-        variants = _covering(release, cc)
+        variants = _covering(matrix, release, cc)
         if variants:
             return f"install torch {release.torch} as {' or '.join(variants)}; see `envcheck resolve --cc {cc}`"
     return f"no wheel runs on compute capability {cc}: build torch for it, or use another GPU"
 
 
-def _covering(release: TorchRelease, cc: str) -> Sequence[str]:
+def _covering(matrix: Matrix, release: TorchRelease, cc: str) -> Sequence[str]:
     return [
         variant.variant
         for variant in release.variants
-        if variant.cuda and any(runs_on(_facts.matrix(), b.sass or [], [], cc, variant.cuda) for b in variant.builds)
+        if variant.cuda and any(runs_on(matrix, b.sass or [], [], cc, variant.cuda) for b in variant.builds)
     ]

@@ -20,7 +20,7 @@ CHECK = Check(
 def judge(view: View) -> Outcome:
     """Warn from the month after the branch's last; a branch whose end nobody published is reported as such."""
     driver, month = str(view.snapshot.signal("driver.version").value), view.snapshot.taken[:7]
-    row = Facts(_facts.matrix()).branch(driver)
+    row = Facts(_facts.matrix(view)).branch(driver)
     if row is None or not month:
         return undecided(f"driver {driver} at {month or 'no date'}: its branch is not in the matrix", fix="refresh it")
     if row.end_of_life is None:

@@ -32,24 +32,24 @@ def judge(view: View) -> Outcome:
             "this torch carries no CUDA (see gpu-visible)" if view.environment else "no torch to compare with"
         )
     try:
-        answer = driver_verdict(_facts.matrix(), cuda, driver, _facts.datacenter(view))
+        answer = driver_verdict(_facts.matrix(view), cuda, driver, _facts.datacenter(view))
     except (ConfigError, ValueError) as error:
         return undecided(f"driver {driver}, CUDA {cuda}: {error}", fix="refresh matrix.yaml: `envcheck matrix check`")
     if answer.verdict in (OK, MINOR):
         note = ": new PTX-only features need the newer driver" if answer.verdict == MINOR else ""
-        return passed(f"{answer.reason}{note}", value=driver, limit=_limit(cuda), verdict=answer.verdict)
+        return passed(f"{answer.reason}{note}", value=driver, limit=_limit(view, cuda), verdict=answer.verdict)
     return _below(view, cuda, driver, answer)
 
 
-def _limit(cuda: str) -> Limit:
-    facts = _facts.matrix().cuda
+def _limit(view: View, cuda: str) -> Limit:
+    facts = _facts.matrix(view).cuda
     family = next(row for row in facts.families if row.major == cuda.partition(".")[0])
     return Limit(family.floor, "driver version", SOURCE)
 
 
 def _below(view: View, cuda: str, driver: str, answer: Answer) -> Outcome:
     seen = view.environment.get("device_count")
-    floor = _limit(cuda)
+    floor = _limit(view, cuda)
     compat = f"cuda-compat-{cuda.replace('.', '-')}"
     install = f"install {compat} and put its directory first in LD_LIBRARY_PATH, or a driver >= {floor.value}"
     upgrade = f"install a driver >= {floor.value}, or a wheel this driver runs: `envcheck resolve --driver {driver}`"
