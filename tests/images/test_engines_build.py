@@ -182,6 +182,7 @@ def test_a_dry_run_changes_nothing(shelf: _Shelf, wish: Wish) -> None:
     planned = building.dry_run(shelf, wish)
     assert (shelf.images, shelf.builds, planned.key) == ({}, [], None)
     assert planned.argv[0] == "docker"
+    assert (Path(planned.context) / "Dockerfile").is_file()
 
 
 def test_a_network_is_given_where_something_must_be_fetched(shelf: _Shelf, wish: Wish) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -107,12 +108,17 @@ def prepare(engine: Engine, wish: Wish, base: str, scratch: Path) -> BuildPlan:
 
 
 def dry_run(engine: Engine, wish: Wish) -> BuildPlan:
-    """Return the plan as `build` would carry it out, fetching, importing and building nothing."""
+    """Return the plan as `build` would carry it out, fetching, importing and building nothing.
+
+    Its context is left in place, so that what is printed of the plan can be run.
+    """
     remote = base_reference(wish.spec, wish.profile.registry)
     there = wish.base == "registry" or (wish.base == "auto" and (engine.inspect(remote) or engine.has_remote(remote)))
     base = remote if there else bases.reference(wish.spec.base, wish.spec.arch)
-    with tempfile.TemporaryDirectory(prefix="envcheck-build-") as scratch:
-        return prepare(engine, wish, base, Path(scratch))
+    place = state_path("plans", f"{wish.spec.cell}-{wish.spec.target}")
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    return prepare(engine, wish, base, place)
 
 
 def build(engine: Engine, wish: Wish, *, say: Callable[[str], None], on_line: Callable[[str], None]) -> Built:
