@@ -197,12 +197,11 @@ def test_report_schema_is_json(run: Envcheck) -> None:
 def test_a_foreign_environment_passes_its_quick_level_and_nothing_is_installed_in_it(
     run: Envcheck, torch_python: Path
 ) -> None:
-    before = sorted(p.name for p in torch_python.parents[1].glob("lib/python*/site-packages/*"))
+    before = sorted(torch_python.parents[1].rglob("*"))
     done = run("run", "--python", str(torch_python), "--level", "quick", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert report["mode"] == "cpu"
     statuses = {o["id"]: o["status"] for o in report["outcomes"]}
     assert statuses["ddp"] == statuses["all-reduce"] == statuses["matmul"] == statuses["amp"] == "pass"
-    assert sorted(p.name for p in torch_python.parents[1].glob("lib/python*/site-packages/*")) == before
-    assert not [p for p in Path(torch_python.parents[1]).rglob("envcheck*") if p.name != "envcheck-promises.json"]
+    assert sorted(torch_python.parents[1].rglob("*")) == before
