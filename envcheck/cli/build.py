@@ -171,7 +171,9 @@ def _image(wish: Wish, engine: str, *, as_json: bool, quiet: bool) -> None:
             click.echo(f"alias   {tag}")
         for alias, why in built.held_back.items():
             click.echo(f"stays   {alias}: {why}")
-        click.echo(f"next    envcheck run --image {built.image}")
+        # `run --image` speaks docker's API, which podman offers on a socket that is seldom on.
+        inside = f"podman run --rm --shm-size 8g {built.image} envcheck run"
+        click.echo(f"next    {inside if engine == 'podman' else f'envcheck run --image {built.image}'}")
 
 
 def _venv(spec: ImageSpec, profile: Profile, choice: Choice, *, as_json: bool, quiet: bool, dry: bool) -> None:
