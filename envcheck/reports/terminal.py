@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console, RenderableType
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from envcheck.reports import words
 from envcheck.reports.model import RunReport
 from envcheck.runner.record import OutcomeRow, Plan, TargetFacts
 
 WIDTH: Final = 80
 _STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim", "error": "bold magenta"}
-_SIGNS: Final = {"at least": "≥", "at most": "≤", "equal": "="}
-_BYTES: Final = ("B", "byte", "bytes")
-_LOG_LINES: Final = 12
 
 
 def show(report: RunReport, console: Console) -> None:
@@ -26,7 +23,7 @@ def show(report: RunReport, console: Console) -> None:
     console.print(_heading(report))
     console.print()
     console.print(_lines(report.outcomes))
-    for same in _alike(report.outcomes):
+    for same in words.alike(report.outcomes):
         if same[0].status in ("fail", "error", "warn"):
             console.print()
             console.print(_finding(same))
@@ -72,105 +69,44 @@ class Progress:
             self._status.start()
 
 
-def quantity(value: Any, unit: str) -> str:
-    """Return a value as a person reads it: four digits, bytes in MiB."""
-    if unit in _BYTES and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return f"{value / 2**20:,.0f} MiB" if value >= 2**20 else f"{value} B"
-    if isinstance(value, float):
-        return f"{value:.4g} {unit}".strip()
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {quantity(v, unit)}" for key, v in value.items())
-    if isinstance(value, (list, tuple)):
-        return f"{', '.join(str(v) for v in value)} {unit}".strip()
-    return f"{value} {unit}".strip()
-
-
 def _heading(report: RunReport) -> RenderableType:
     table = _grid((8, None))
     host, target, facts = report.host, report.target, report.environment
     table.add_row("envcheck", f"{report.tool}, {report.started}, {host.name} ({host.system} {host.kernel} {host.arch})")
     table.add_row("target", f"{target.name} ({target.chosen})")
-    table.add_row("", _environment(facts))
-    table.add_row("ran on", _hardware(report))
+    table.add_row("", words.environment(facts))
+    table.add_row("ran on", words.hardware(report))
     if report.resolution:
         table.add_row("resolved", report.resolution)
     return table
 
 
-def _environment(facts: dict[str, Any]) -> str:
-    parts = [f"Python {facts['python']}"] if "python" in facts else []
-    parts += [f"torch {facts['torch']}"] if "torch" in facts else []
-    parts += [f"{title} {facts[key]}" for key, title in _LIBRARIES.items() if facts.get(key)]
-    if facts.get("error"):
-        parts.append(f"torch cannot be imported: {facts['error']}" if "python" in facts else facts["error"])
-    return ", ".join(parts)
-
-
-_LIBRARIES: Final = {"cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL"}
-
-
-def _hardware(report: RunReport) -> str:
-    if report.mode == "gpu":
-        names = collections.Counter(str(d.get("name")) for d in report.environment.get("devices", []))
-        driver = report.snapshot.signal("driver.version").value
-        gpus = ", ".join(f"{count} x {name}" for name, count in names.items())
-        return f"{gpus} (nccl), driver {driver}" if driver else f"{gpus} (nccl)"
-    if report.mode == "cpu":
-        return f"CPU: gloo, {report.plan.nproc} ranks, {report.host.cpus} cores. No GPU was tested."
-    return "nothing: it is not known what the environment sees"
-
-
 def _lines(outcomes: Iterable[OutcomeRow]) -> Table:
     """Return a line a check, skips last; checks that came to the very same share one."""
     table = _grid((5, None, None))
-    for same in sorted(_alike(outcomes), key=lambda group: group[0].status == "skip"):
+    for same in sorted(words.alike(outcomes), key=lambda group: group[0].status == "skip"):
         first = same[0]
         names = Text("\n".join(o.id for o in same))
         table.add_row(Text(first.status, style=_STYLES[first.status]), names, _summary(first))
     return table
 
 
-def _alike(outcomes: Iterable[OutcomeRow]) -> list[list[OutcomeRow]]:
-    groups: dict[tuple[str, str, str], list[OutcomeRow]] = {}
-    for outcome in outcomes:
-        groups.setdefault((outcome.status, outcome.summary, outcome.remedy), []).append(outcome)
-    return list(groups.values())
-
-
 def _summary(outcome: OutcomeRow) -> Text:
     """Say the limit beside what was found; a summary without one holds all there is."""
     numbers = isinstance(outcome.value, (int, float)) and outcome.limit is not None
-    unit = "" if outcome.limit and outcome.unit == outcome.limit.unit and outcome.unit not in _BYTES else outcome.unit
-    limit = f" ({quantity(outcome.value, unit)}; limit {_bound(outcome)})" if numbers else ""
+    unit = (
+        "" if outcome.limit and outcome.unit == outcome.limit.unit and outcome.unit not in words.BYTES else outcome.unit
+    )
+    limit = f" ({words.quantity(outcome.value, unit)}; limit {words.bound(outcome)})" if numbers else ""
     return Text.assemble((outcome.summary, "dim" if outcome.status == "skip" else ""), (limit, "dim"))
 
 
 def _finding(same: list[OutcomeRow]) -> Table:
     table = _grid((8, None))
     table.add_row(Text(same[0].status, style=_STYLES[same[0].status]), Text(", ".join(o.id for o in same), "bold"))
-    for title, text in _particulars(same[0]):
+    for title, text in words.particulars(same[0]):
         table.add_row(Text(title, style="dim"), Text(text))
     return table
-
-
-def _particulars(outcome: OutcomeRow) -> Iterable[tuple[str, str]]:
-    yield "why", outcome.summary
-    if outcome.value is not None:
-        yield "value", quantity(outcome.value, outcome.unit)
-    if len(outcome.attempts) > 1:
-        yield "measured", ", then ".join(quantity(a.value, outcome.unit) for a in outcome.attempts)
-    if outcome.limit is not None:
-        yield "limit", _bound(outcome)
-        yield "source", outcome.limit.source
-    if outcome.remedy:
-        yield "remedy", outcome.remedy
-    if outcome.status == "error" and outcome.log:
-        yield "log", "\n".join(outcome.log.splitlines()[-_LOG_LINES:])
-
-
-def _bound(outcome: OutcomeRow) -> str:
-    limit = outcome.limit
-    return f"{_SIGNS.get(limit.kind, limit.kind)} {quantity(limit.value, limit.unit)}" if limit else ""
 
 
 def _grid(widths: tuple[int | None, ...]) -> Table:

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from envcheck.reports.model import RunReport
-from envcheck.reports.terminal import announcement, quantity, show, show_plan
+from envcheck.reports.terminal import announcement, show, show_plan
+from envcheck.reports.words import quantity
 from envcheck.runner.record import Attempt, LimitRow, OutcomeRow
 
 MakeReport = Callable[..., RunReport]

@@ -1,0 +1,94 @@
+"""What every form of a report says in the same words: quantities, bounds, what ran on what, what alike checks share."""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from envcheck.reports.model import RunReport
+from envcheck.runner.record import OutcomeRow
+
+BYTES: Final = ("B", "byte", "bytes")
+_SIGNS: Final = {"at least": "≥", "at most": "≤", "equal": "="}
+_LIBRARIES: Final = {"cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL"}
+_LOG_LINES: Final = 12
+_ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+_UNPRINTABLE: Final = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def quantity(value: Any, unit: str) -> str:
+    """Return a value as a person reads it: four digits, bytes in MiB."""
+    if unit in BYTES and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return f"{value / 2**20:,.0f} MiB" if value >= 2**20 else f"{value} B"
+    if isinstance(value, float):
+        return f"{value:.4g} {unit}".strip()
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {quantity(v, unit)}" for key, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return f"{', '.join(str(v) for v in value)} {unit}".strip()
+    return f"{value} {unit}".strip()
+
+
+def bound(outcome: OutcomeRow) -> str:
+    """Return the limit an outcome was judged by, e.g. "≥ 380 GB/s"; "" where there was none."""
+    limit = outcome.limit
+    return f"{_SIGNS.get(limit.kind, limit.kind)} {quantity(limit.value, limit.unit)}" if limit else ""
+
+
+def particulars(outcome: OutcomeRow) -> Iterable[tuple[str, str]]:
+    """Yield what is known of a finding, each with its title: why, value, limit, source, remedy, last words."""
+    yield "why", outcome.summary
+    if outcome.value is not None:
+        yield "value", quantity(outcome.value, outcome.unit)
+    if len(outcome.attempts) > 1:
+        yield "measured", ", then ".join(quantity(a.value, outcome.unit) for a in outcome.attempts)
+    if outcome.limit is not None:
+        yield "limit", bound(outcome)
+        yield "source", outcome.limit.source
+    if outcome.remedy:
+        yield "remedy", outcome.remedy
+    if outcome.status == "error" and outcome.log:
+        yield "log", "\n".join(outcome.log.splitlines()[-_LOG_LINES:])
+
+
+def alike(outcomes: Iterable[OutcomeRow]) -> list[list[OutcomeRow]]:
+    """Return the outcomes in groups that came to the very same."""
+    groups: dict[tuple[str, str, str], list[OutcomeRow]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.status, outcome.summary, outcome.remedy), []).append(outcome)
+    return list(groups.values())
+
+
+def environment(facts: dict[str, Any]) -> str:
+    """Return what ran, e.g. "Python 3.12.3, torch 2.9.1+cu128, CUDA 12.8"."""
+    parts = [f"Python {facts['python']}"] if "python" in facts else []
+    parts += [f"torch {facts['torch']}"] if "torch" in facts else []
+    parts += [f"{title} {facts[key]}" for key, title in _LIBRARIES.items() if facts.get(key)]
+    if facts.get("error"):
+        parts.append(f"torch cannot be imported: {facts['error']}" if "python" in facts else facts["error"])
+    return ", ".join(parts)
+
+
+def hardware(report: RunReport) -> str:
+    """Return what it ran on, and of a CPU that it was no GPU."""
+    if report.mode == "gpu":
+        names = collections.Counter(str(d.get("name")) for d in report.environment.get("devices", []))
+        driver = report.snapshot.signal("driver.version").value
+        gpus = ", ".join(f"{count} x {name}" for name, count in names.items())
+        return f"{gpus} (nccl), driver {driver}" if driver else f"{gpus} (nccl)"
+    if report.mode == "cpu":
+        return f"CPU: gloo, {report.plan.nproc} ranks, {report.host.cpus} cores. No GPU was tested."
+    return "nothing: it is not known what the environment sees"
+
+
+def unfinished(report: RunReport) -> list[str]:
+    """Return the planned checks that came to nothing: the run was cut short."""
+    done = {outcome.id for outcome in report.outcomes}
+    return [check.id for check in report.plan.checks if check.id not in done]
+
+
+def printable(text: str) -> str:
+    """Return the text without colours and without what XML, HTML and terminals cannot hold."""
+    return _UNPRINTABLE.sub("", _ESCAPES.sub("", text))
