@@ -43,9 +43,9 @@ def outcomes(torch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     return {row["id"]: row for row in json.loads(output.read_text())["outcomes"]}
 
 
-def test_every_sabotage_is_told() -> None:
+def test_every_sabotage_told_of_is_there() -> None:
     lies = {path.stem.replace("_", "-") for path in (SABOTAGE / "env").glob("*.py")}
-    assert lies == {TRUTH, *LIES}
+    assert {TRUTH, *LIES} <= lies
 
 
 @pytest.mark.torch

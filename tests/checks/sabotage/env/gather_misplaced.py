@@ -1,0 +1,26 @@
+"""Rank 1 finds in the place of rank 0's first chunk its second, as if a write had gone to the wrong address."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envcheck.checks import Measured, Rank
+from envcheck.checks.env import collectives
+
+CHECK = collectives.CHECK
+judge = collectives.judge
+
+
+def measure(rank: Rank) -> Measured:
+    """Copy a chunk over the one before it in what rank 1 gathers."""
+    import torch.distributed as dist  # noqa: PLC0415 (as a check does)
+
+    honest = dist.all_gather
+
+    def lying(parts: Any, tensor: Any) -> None:
+        honest(parts, tensor)
+        parts[0][: collectives.CHUNK] = parts[0][collectives.CHUNK : 2 * collectives.CHUNK].clone()
+
+    if rank.rank == 1:
+        dist.all_gather = lying
+    return collectives.measure(rank)

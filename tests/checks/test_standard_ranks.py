@@ -1,0 +1,124 @@
+"""What the groups of level standard report, judged: the truth passes, and each lie is caught by name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
+from envcheck.checks.env import collectives
+
+Node = Callable[..., View]
+Entry = dict[str, Any]
+NAN = float("nan")
+MEASURED: dict[Any, Callable[[], Entry]] = {
+    collectives: lambda: {"results": {name: {"wrong": 0, "elements": 9} for name in collectives.COLLECTIVES}},
+}
+COMMUNICATING = [collectives]
+
+
+def name_of(check: Any) -> str:
+    return str(check.__name__.rpartition(".")[2])
+
+
+CHECKS = pytest.mark.parametrize("check", MEASURED, ids=name_of)
+TOGETHER = pytest.mark.parametrize("check", COMMUNICATING, ids=name_of)
+
+
+def report(check: Any, world: int = 8, *, gpu: bool = True) -> list[Entry]:
+    there = {"is_cuda": True, "backend": "nccl", "capability": [9, 0], "host": "node1"}
+    here = {"is_cuda": False, "backend": "gloo", "capability": [], "host": "node1"}
+    return [
+        {
+            "rank": rank,
+            "world": world,
+            **(there if gpu else here),
+            "device": f"GPU-{rank}" if gpu else "cpu",
+            **copy.deepcopy(MEASURED[check]()),
+        }
+        for rank in range(world)
+    ]
+
+
+@pytest.fixture
+def h100(node: Node) -> View:
+    return node("h100x8")
+
+
+@CHECKS
+def test_the_truth_passes_on_gpus_and_on_a_cpu(check: Any, h100: View, cpu: View) -> None:
+    assert check.judge(h100, report(check)).status == PASS
+    assert check.judge(cpu, report(check, 2, gpu=False)).status == PASS
+
+
+@CHECKS
+def test_nothing_measured_is_an_error(check: Any, h100: View) -> None:
+    assert check.judge(h100, []).status == ERROR
+    assert check.judge(h100, [{} for _ in range(8)]).status == ERROR
+    measured = set(MEASURED[check]())
+    bare = [{key: value for key, value in entry.items() if key not in measured} for entry in report(check)]
+    assert check.judge(h100, bare).status == ERROR
+
+
+@CHECKS
+def test_a_rank_that_died_is_an_error_naming_who_is_left(check: Any, h100: View) -> None:
+    outcome = check.judge(h100, report(check)[:5])
+    assert outcome.status == ERROR
+    assert "[0, 1, 2, 3, 4]" in outcome.summary
+
+
+@CHECKS
+def test_a_cpu_dressed_as_a_gpu_fails(check: Any, h100: View) -> None:
+    ranks = report(check)
+    ranks[3] |= {"is_cuda": False, "device": "cpu"}
+    outcome = check.judge(h100, ranks)
+    assert outcome.status == FAIL
+    assert "rank 3 computed on cpu" in outcome.summary
+
+
+@TOGETHER
+def test_gloo_on_gpus_fails_and_one_rank_alone_is_a_skip(check: Any, h100: View, cpu: View) -> None:
+    ranks = report(check)
+    ranks[0]["backend"] = "gloo"
+    assert check.judge(h100, ranks).status == FAIL
+    assert check.judge(cpu, report(check, 1, gpu=False)).status == SKIP
+
+
+@pytest.mark.parametrize("name", collectives.COLLECTIVES)
+def test_a_wrong_element_of_a_collective_is_named(h100: View, name: str) -> None:
+    ranks = report(collectives)
+    wrong = {"wrong": 2, "elements": 9, "which": "from rank 4", "index": 77, "got": 5003 << 10, "expected": 4002 << 10}
+    ranks[6]["results"][name] = wrong
+    outcome = collectives.judge(h100, ranks)
+    assert (outcome.status, outcome.value, outcome.details["ranks"]) == (FAIL, 2, [6])
+    for part in (f"{name} is wrong on rank(s) [6] alone", "rank 6, from rank 4, index 77"):
+        assert part in outcome.summary
+    assert ("rank 5's chunk 3, place 0, not rank 4's chunk 2" in outcome.summary) is (name != "reduce-scatter")
+
+
+@pytest.mark.parametrize("result", [{}, {"wrong": None, "elements": 9}, {"wrong": NAN, "elements": 9}, {"wrong": 0}])
+def test_a_collective_that_compared_nothing_is_no_pass(h100: View, result: Entry) -> None:
+    ranks = report(collectives)
+    ranks[2]["results"]["all-to-all"] = result
+    outcome = collectives.judge(h100, ranks)
+    assert outcome.status == ERROR
+    assert "rank 2 ran no all-to-all" in outcome.summary
+
+
+def test_what_gloo_may_lack_is_named_and_what_nccl_lacks_is_no_pass(h100: View, cpu: View) -> None:
+    for view, gpu, status in ((cpu, False, PASS), (h100, True, ERROR)):
+        ranks = report(collectives, 2, gpu=gpu)
+        for entry in ranks:
+            entry["results"]["reduce-scatter"] = {"unsupported": "gloo does not support it"}
+        outcome = collectives.judge(view, ranks)
+        assert outcome.status == status
+        assert "no reduce-scatter" in outcome.summary
+
+
+def test_an_all_gather_that_gloo_refuses_is_no_pass(cpu: View) -> None:
+    ranks = report(collectives, 2, gpu=False)
+    ranks[1]["results"]["all-gather"] = {"unsupported": "it does not support it"}
+    assert collectives.judge(cpu, ranks).status == ERROR

@@ -1,0 +1,53 @@
+"""Level standard and full with real processes of a real torch, once honest and once sabotaged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SABOTAGE = Path(__file__).parent / "sabotage"
+HONEST = ("collectives",)
+LIES = {
+    "gather-misplaced": "all-gather is wrong on rank(s) [1] alone: rank 1, from rank 0, index 0",
+    "recv-flips-a-bit": "send/recv is wrong on rank(s) [0] alone: rank 0, from rank 1, index 777",
+    "scatter-forgets": "reduce-scatter is wrong on rank(s) [1] alone",
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(torch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Run every check once, the sabotaged ones beside the honest."""
+    output = tmp_path_factory.mktemp("real") / "report.json"
+    chosen = [option for check in (*HONEST, *LIES) for option in ("--only", check)]
+    command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(torch_python), "--nproc", "2"]
+    command += ["--checks", str(SABOTAGE), *chosen, "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    return {row["id"]: row for row in json.loads(output.read_text())["outcomes"]}
+
+
+def test_every_sabotage_is_run_by_a_test() -> None:
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*real.py"))
+    lies = [path.stem.replace("_", "-") for path in (SABOTAGE / "env").glob("*.py")]
+    assert lies
+    assert [lie for lie in lies if f'"{lie}"' not in tests] == []
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("check", HONEST)
+def test_an_honest_environment_passes(outcomes: dict[str, Any], check: str) -> None:
+    assert outcomes[check]["status"] == "pass", outcomes[check]
+    assert outcomes[check]["value"] is not None
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("lie", LIES)
+def test_each_lie_fails_naming_its_culprit(outcomes: dict[str, Any], lie: str) -> None:
+    assert outcomes[lie]["status"] == "fail", outcomes[lie]
+    assert LIES[lie] in outcomes[lie]["summary"]
+    assert outcomes[lie]["remedy"]
