@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
+import os
 import signal
 import sys
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -23,7 +25,7 @@ COMMANDS: Final = {
     "build": "Build a cell's image or environment and prove it is what its tag says.",
     "run": "Validate an environment: this one, another Python's, or an image's.",
     "checks": "What each check promises, needs and costs.",
-    "report": "Show a report again; its JSON Schema.",
+    "report": "A report in other forms, or compared with another.",
     "demo": "Resolve for this machine, build, validate.",
 }
 
@@ -34,6 +36,16 @@ class Settings(NamedTuple):
     matrix: Path | None
     verbose: bool
     quiet: bool
+
+
+class PipeClosedError(Exception):
+    """Whoever read our output has gone."""
+
+
+class _Listed(click.types.StringParamType):
+    """Text of a repeatable option; in an environment variable its values stand between commas, as GPUs have spaces."""
+
+    envvar_list_splitter = ","
 
 
 class _LazyGroup(click.Group):
@@ -47,6 +59,7 @@ class _LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             message = f"envcheck.cli.{cmd_name}.command is no click command"
             raise TypeError(message)
+        _name_variables(command, f"ENVCHECK_{cmd_name.upper()}")
         return command
 
     def resolve_command(
@@ -60,6 +73,26 @@ class _LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            # click would exit 1, which here says that something was found wrong.
+            raise PipeClosedError from error
+
+
+def _name_variables(command: click.Command, prefix: str) -> None:
+    """Give every option the variable that its name on the command line says: --gpu of resolve, ENVCHECK_RESOLVE_GPU."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            longest = max(parameter.opts, key=len)
+            parameter.envvar = f"{prefix}_{longest.lstrip('-').replace('-', '_').upper()}"
+            if parameter.multiple and isinstance(parameter.type, click.types.StringParamType):
+                parameter.type = _Listed()
+    if isinstance(command, click.Group):
+        for name, child in command.commands.items():
+            _name_variables(child, f"{prefix}_{name.upper()}")
 
 
 @click.group(
@@ -84,23 +117,37 @@ def cli(ctx: click.Context, *, matrix: Path | None, verbose: bool, quiet: bool) 
 
 def main() -> None:
     """Run the command line; every error a user can cause is one line and its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without a sign gets another, not a traceback
+    sys.exit(_closed(_status()))
+
+
+def _status() -> int:
     try:
         status = cli(prog_name="envcheck", standalone_mode=False)
     except click.Abort:
-        click.echo("envcheck: interrupted", err=True)
-        sys.exit(128 + signal.SIGINT)
+        return _say("interrupted", 128 + signal.SIGINT)
+    except PipeClosedError:
+        return 128 + signal.SIGPIPE
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        sys.exit(_say(_usage(error), error.exit_code))
-    except EnvcheckError as error:
-        sys.exit(_say(str(error), error.exit_code))
+        return error.exit_code
+    except (click.ClickException, EnvcheckError, OSError) as error:
+        return _say(*_told(error))
+    return status if isinstance(status, int) else 0
+
+
+def _closed(status: int) -> int:
+    """Write what is still held back; where it cannot be written, the interpreter's end must not try again."""
+    try:
+        sys.stdout.flush()
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        what = f"{where}{error.strerror or error}; check the path, its rights and the free space"
-        sys.exit(_say(what, ConfigError.exit_code))
-    sys.exit(status if isinstance(status, int) else 0)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return 128 + signal.SIGPIPE
+        return status or _say(f"standard output: {error.strerror}; give it room", ConfigError.exit_code)
+    return status
 
 
 def _say(line: str, status: int) -> int:
@@ -108,9 +155,15 @@ def _say(line: str, status: int) -> int:
     return status
 
 
-def _usage(error: click.ClickException) -> str:
-    """Return click's own message on one line, and whose help to read."""
+def _told(error: click.ClickException | EnvcheckError | OSError) -> tuple[str, int]:
+    """Return the line a user reads, and the exit code."""
+    if isinstance(error, EnvcheckError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        what = f"{where}{error.strerror or error}; check the path, its rights and the free space"
+        return what, ConfigError.exit_code
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "envcheck"
     message = " ".join(error.format_message().split()).rstrip(".")
-    return f"{message}; see `{path} --help`"
+    return f"{message}; see `{path} --help`", error.exit_code

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -14,8 +16,15 @@ from envcheck.cli import COMMANDS, cli
 from envcheck.errors import EnvcheckError
 
 
-def run(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "envcheck", *args], capture_output=True, text=True, check=False)
+def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "envcheck", *args],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
 
 
 def subclasses(error: type[EnvcheckError]) -> list[type[EnvcheckError]]:
@@ -70,3 +79,52 @@ def test_exit_codes_are_the_documented_ones() -> None:
 def test_a_command_module_is_a_click_command() -> None:
     for name in COMMANDS:
         assert isinstance(cli.get_command(click.Context(cli), name), click.Command)
+
+
+def options(command: click.Command, name: str) -> list[tuple[str, click.Option]]:
+    own = [(name, p) for p in command.params if isinstance(p, click.Option)]
+    children = command.commands.items() if isinstance(command, click.Group) else ()
+    return own + [found for child, sub in children for found in options(sub, f"{name} {child}")]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_the_variable_its_flag_says(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    for path, option in options(command, name):
+        flag = max(option.opts, key=len).lstrip("-")
+        assert option.envvar == f"ENVCHECK_{path} {flag}".replace(" ", "_").replace("-", "_").upper()
+
+
+def test_a_repeatable_options_variable_is_split_at_commas_as_gpus_have_spaces() -> None:
+    done = run("resolve", "--json", ENVCHECK_RESOLVE_GPU="RTX 4090,Tesla V100-SXM2-16GB")
+    assert '"RTX 4090"' in done.stdout
+    assert "V100" in done.stdout
+
+
+def test_a_reader_that_goes_is_no_verdict() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "envcheck", "resolve", "--all", "--no-here"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.wait() == 141
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "envcheck", "resolve", "--no-here"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_terminal_without_our_signs_gets_others() -> None:
+    done = run("checks", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
