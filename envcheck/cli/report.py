@@ -6,19 +6,24 @@ from pathlib import Path
 
 import click
 
+# A file that is not there is told by the loader, with what to do.
+_REPORT = click.Path(path_type=Path, dir_okay=False)
+_FORMS = ("junit",)
 
-@click.group(short_help="Show a report again; its JSON Schema.")
+
+@click.group(short_help="A report in other forms, or compared with another.")
 def command() -> None:
     """Read what `envcheck run` wrote.
 
     \b
     envcheck report show envcheck-report.json
+    envcheck report convert envcheck-report.json --to html --out report.html
     envcheck report schema > report.schema.json
     """
 
 
 @command.command()
-@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("file", type=_REPORT)
 def show(file: Path) -> None:
     """Print a report as `envcheck run` printed it.
 
@@ -32,6 +37,28 @@ def show(file: Path) -> None:
     from envcheck.reports.terminal import show as print_report
 
     print_report(load(file), Console(width=WIDTH, highlight=False))
+
+
+@command.command()
+@click.argument("file", type=_REPORT)
+@click.option("--to", "form", type=click.Choice(_FORMS), required=True, help="The form.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The file [default: print it].")
+def convert(file: Path, form: str, out: Path | None) -> None:
+    """Tell a report in another form.
+
+    \b
+    envcheck report convert envcheck-report.json --to junit --out junit.xml
+
+    A file is replaced whole or not at all, as scrapers need it.
+    """
+    from envcheck.reports.forms import FORMS
+    from envcheck.reports.model import load, put
+
+    text = FORMS[form](load(file))
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        put(text.encode(), out)
 
 
 @command.command()

@@ -15,7 +15,7 @@ from envcheck.errors import ConfigError
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner.drive import Run
 from envcheck.runner.place import Place, place
-from envcheck.runner.record import Mode, OutcomeRow, Plan, Row, TargetFacts, Verdict, plain
+from envcheck.runner.record import Mode, OutcomeRow, Plan, Row, TargetFacts, Timing, Verdict, plain
 
 
 class HostFacts(Row, frozen=True, kw_only=True):
@@ -32,7 +32,8 @@ class HostFacts(Row, frozen=True, kw_only=True):
 class RunReport(Row, frozen=True, kw_only=True):
     """One run. Times are UTC, ISO 8601; `ended` is empty and `verdict` never a pass while it is not over.
 
-    `resolution` is what the resolver said of this machine and torch, when it was asked.
+    `resolution` is what the resolver said of this machine and torch, when it was asked; `boot` the kernel's name for
+    the boot it ran in; `resumed` when it was gone on with after it was cut short.
     """
 
     schema: Literal["envcheck/report/1"] = "envcheck/report/1"
@@ -49,6 +50,9 @@ class RunReport(Row, frozen=True, kw_only=True):
     outcomes: list[OutcomeRow]
     verdict: Verdict
     resolution: str | None = None
+    boot: str = ""
+    resumed: list[str] = []
+    timing: Timing | None = None
 
 
 def report_of(run: Run) -> RunReport:
@@ -67,6 +71,9 @@ def report_of(run: Run) -> RunReport:
         outcomes=run.ordered,
         verdict=run.verdict,
         resolution=run.resolution,
+        boot=run.boot,
+        resumed=run.resumed,
+        timing=run.timing,
     )
 
 
@@ -77,8 +84,13 @@ def encode(report: RunReport) -> bytes:
 
 def write(report: RunReport, path: Path) -> None:
     """Replace `path` by the report: a reader, or a crash, finds the old one or the new one."""
+    put(encode(report), path)
+
+
+def put(content: bytes, path: Path) -> None:
+    """Replace `path` by the content, whole or not at all."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
-        stream.write(encode(report))
+        stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
     unfinished = Path(stream.name)

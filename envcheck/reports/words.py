@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import datetime as dt
 import re
 from collections.abc import Iterable
 from typing import Any, Final
@@ -87,6 +88,15 @@ def unfinished(report: RunReport) -> list[str]:
     """Return the planned checks that came to nothing: the run was cut short."""
     done = {outcome.id for outcome in report.outcomes}
     return [check.id for check in report.plan.checks if check.id not in done]
+
+
+def seconds(report: RunReport) -> float:
+    """Return how long the run took; what its checks took where it was cut short."""
+    try:
+        over = dt.datetime.fromisoformat(report.ended) - dt.datetime.fromisoformat(report.started)
+    except ValueError:
+        return sum(outcome.seconds for outcome in report.outcomes)
+    return over.total_seconds()
 
 
 def printable(text: str) -> str:

@@ -1,0 +1,11 @@
+"""The forms a report can be told in, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from envcheck.reports.junit import junit
+from envcheck.reports.model import RunReport
+
+FORMS: Final[dict[str, Callable[[RunReport], str]]] = {"junit": junit}

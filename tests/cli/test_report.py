@@ -1,0 +1,95 @@
+"""`envcheck report`, as typed: files in, forms out, one line for what is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+import envcheck
+from envcheck.node.snapshot import Snapshot
+from envcheck.reports.model import HostFacts, RunReport, write
+from envcheck.runner.judge import verdict
+from envcheck.runner.place import Place
+from envcheck.runner.record import OutcomeRow, Plan, TargetFacts
+
+Envcheck = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Envcheck:
+    """Return what runs envcheck in an empty directory."""
+
+    def start(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "envcheck", *argv],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(Path(envcheck.__file__).parents[1]), **environ},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return start
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., Path]:
+    """Return what saves a small report under a name."""
+
+    def save(name: str, *outcomes: OutcomeRow) -> Path:
+        made = RunReport(
+            tool="0.1.0",
+            started="2026-01-02T03:04:05+00:00",
+            ended="2026-01-02T03:05:05+00:00",
+            host=HostFacts(name="rack7-n1", system="Linux", kernel="6.1", arch="x86_64", cpus=8, place=Place()),
+            target=TargetFacts(kind="python", name="/home/ada/venv/bin/python", chosen="--python"),
+            mode="cpu",
+            plan=Plan(level="quick", checks=[], nproc=2),
+            environment={"python": "3.12.3", "device_count": 0, "devices": []},
+            promises={},
+            snapshot=Snapshot(),
+            outcomes=list(outcomes),
+            verdict=verdict(outcomes, "cpu"),
+        )
+        write(made, tmp_path / name)
+        return tmp_path / name
+
+    return save
+
+
+GOOD = OutcomeRow(id="ddp", kind="env", status="pass", summary="gradients are equal")
+
+
+def test_a_form_is_printed_or_written(run: Envcheck, saved: Callable[..., Path], tmp_path: Path) -> None:
+    path = saved("r.json", GOOD)
+    printed = run("report", "convert", str(path), "--to", "junit")
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert ET.fromstring(printed.stdout).get("tests") == "1"  # noqa: S314 (our own)
+    written = run("report", "convert", str(path), "--to", "junit", "--out", "j.xml")
+    assert (written.returncode, written.stdout) == (0, "")
+    assert (tmp_path / "j.xml").read_text() == printed.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["none.json", "--to", "junit"], "cannot read none.json"),
+        (["bad.json", "--to", "junit"], "bad.json is no report"),
+        (["r.json", "--to", "pdf"], "'pdf'"),
+        (["r.json", "--to", "junit", "--out", "no/such/j.xml"], "no/such"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    run: Envcheck, saved: Callable[..., Path], tmp_path: Path, argv: list[str], told: str
+) -> None:
+    saved("r.json", GOOD)
+    (tmp_path / "bad.json").write_text("{}")
+    done = run("report", "convert", *argv)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert told in done.stderr

@@ -1,0 +1,144 @@
+"""JUnit as CI viewers read it: the shape that the common schema (Jenkins' junit-10.xsd) and its readers agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from envcheck.reports.junit import junit
+from envcheck.reports.model import RunReport
+from envcheck.runner.judge import verdict
+from envcheck.runner.record import Attempt, LimitRow, OutcomeRow, Plan, Planned
+
+MakeReport = Callable[..., RunReport]
+
+# What may stand in what, and which attributes each may bear.
+CHILDREN = {
+    "testsuites": {"testsuite"},
+    "testsuite": {"properties", "testcase", "system-out", "system-err"},
+    "properties": {"property"},
+    "property": set(),
+    "testcase": {"skipped", "error", "failure", "system-out", "system-err"},
+    **{name: set() for name in ("skipped", "error", "failure", "system-out", "system-err")},
+}
+COUNTS = {"tests", "failures", "errors", "time", "name"}
+ATTRIBUTES = {
+    "testsuites": COUNTS | {"skipped"},
+    "testsuite": COUNTS | {"skipped", "id", "package", "hostname", "timestamp"},
+    "testcase": {"classname", "name", "time"},
+    "property": {"name", "value"},
+    "failure": {"message", "type"},
+    "error": {"message", "type"},
+    "skipped": {"message"},
+}
+
+
+def row(identity: str, status: Any, **more: Any) -> OutcomeRow:
+    return OutcomeRow(id=identity, kind="env", status=status, summary=f"{identity} said so", **more)
+
+
+SLOW = row(
+    "slow",
+    "fail",
+    value=1.0,
+    unit="GB/s",
+    limit=LimitRow(value=2.0, unit="GB/s", source="a data sheet", kind="at least"),
+    remedy="reseat it",
+    seconds=1.5,
+    attempts=[Attempt(status="fail", value=v, seconds=1.5, body=1.0) for v in (0.9, 1.0)],
+)
+ALL = [row("good", "pass"), row("odd", "warn", remedy="look"), SLOW, row("none", "skip"), row("lost", "error")]
+
+
+def parsed(report: RunReport) -> ET.Element:
+    root = ET.fromstring(junit(report))  # noqa: S314 (our own)
+    _shape(root)
+    return root
+
+
+def _shape(element: ET.Element) -> None:
+    assert {child.tag for child in element} <= CHILDREN[element.tag]
+    assert set(element.attrib) <= ATTRIBUTES.get(element.tag, set())
+    for child in element:
+        _shape(child)
+
+
+def case(root: ET.Element, name: str) -> ET.Element:
+    (found,) = (c for c in root.iter("testcase") if c.get("name") == name)
+    return found
+
+
+def test_each_status_becomes_what_a_viewer_shows(report: MakeReport) -> None:
+    root = parsed(report(*ALL))
+    assert [[child.tag for child in case(root, o.id)] for o in ALL] == [
+        ["system-out"],
+        ["system-out"],
+        ["failure"],
+        ["skipped"],
+        ["error"],
+    ]
+    assert {k: root[0].get(k) for k in ("tests", "failures", "errors", "skipped", "time")} == {
+        "tests": "5",
+        "failures": "1",
+        "errors": "1",
+        "skipped": "1",
+        "time": "60.000",
+    }
+    assert case(root, "slow").get("time") == "3.000"
+
+
+def test_a_failure_says_value_limit_source_and_remedy(report: MakeReport) -> None:
+    failure = case(parsed(report(*ALL)), "slow")[0]
+    assert failure.get("message") == "slow said so"
+    assert (failure.text or "").splitlines() == [
+        "fail: slow said so",
+        "value: 1 GB/s",
+        "measured: 0.9 GB/s, then 1 GB/s",
+        "limit: ≥ 2 GB/s",
+        "source: a data sheet",
+        "remedy: reseat it",
+    ]
+
+
+def test_a_warning_passes_and_is_told(report: MakeReport) -> None:
+    assert (case(parsed(report(*ALL)), "odd")[0].text or "").startswith("warn: odd said so")
+
+
+@pytest.mark.parametrize("character", ["\x00", "\x08", "\x0b", "\x1f", "\ufffe", "\ud800", "\x1b[31m", "\x1b]0;t\x07"])
+def test_what_xml_cannot_hold_is_left_out_of_a_log(report: MakeReport, character: str) -> None:
+    crashed = row("crash", "error", log=f"Fatal{character} error <&>]]> é 漢")
+    error = case(parsed(report(crashed)), "crash")
+    assert [child.text for child in error if child.tag == "system-err"] == ["Fatal error <&>]]> é 漢"]
+
+
+def test_a_check_that_never_ran_is_an_error(report: MakeReport) -> None:
+    whole = report(row("good", "pass"))
+    lost = Planned(
+        id="lost",
+        kind="env",
+        level="quick",
+        promise="holds",
+        seconds=1,
+        timeout=1,
+        gpus=0,
+        ranks=1,
+        performance=False,
+    )
+    plan = Plan(level="quick", checks=[*whole.plan.checks, lost], nproc=2)
+    cut = report(row("good", "pass"), plan=plan, ended="", verdict=verdict(whole.outcomes, "gpu", complete=False))
+    root = parsed(cut)
+    assert case(root, "lost")[0].tag == "error"
+    assert root.get("errors") == "1"
+
+
+@pytest.mark.parametrize("outcomes", [[], [row("none", "skip")]])
+def test_a_run_that_proved_nothing_is_not_green(report: MakeReport, outcomes: list[OutcomeRow]) -> None:
+    error = case(parsed(report(*outcomes)), "verdict")[0]
+    assert (error.tag, error.get("message")) == ("error", "COULD NOT BE TOLD: nothing passed")
+
+
+def test_a_pass_has_no_case_but_its_checks(report: MakeReport) -> None:
+    assert [c.get("name") for c in parsed(report(row("good", "pass"))).iter("testcase")] == ["good"]
