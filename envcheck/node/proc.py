@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 _KERNEL_MODULE: Final = re.compile(
     r"^NVRM version:.*?Kernel Module\b.*?\s(?P<version>\d+\.\d+(?:\.\d+)?)\s", re.MULTILINE
 )
+_KERNEL_THREAD: Final = 0x00200000  # PF_KTHREAD
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 _LIBRARY_VERSION: Final = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
 
@@ -26,6 +27,14 @@ class Mount(NamedTuple):
     path: str
     kind: str
     options: str
+
+
+class Process(NamedTuple):
+    """A process as /proc/PID/stat shows it. `kernel`: a thread of the kernel's own."""
+
+    name: str
+    state: str
+    kernel: bool
 
 
 def kernel_module(text: str) -> KernelModule | None:
@@ -66,6 +75,21 @@ def mounts(text: str) -> list[Mount]:
 
 def _unescape(path: str) -> str:
     return _OCTAL.sub(lambda found: chr(int(found[1], 8)), path)
+
+
+def process_stat(text: str) -> Process | None:
+    """Read /proc/PID/stat, whose name stands in parentheses and may hold anything."""
+    name, rest = text.partition("(")[2].rpartition(")")[::2]
+    fields = rest.split()
+    if len(fields) < 7 or not fields[6].isdecimal():  # noqa: PLR2004 (state, ppid, pgrp, session, tty, tpgid, flags)
+        return None
+    return Process(name, fields[0], bool(int(fields[6]) & _KERNEL_THREAD))
+
+
+def aer_total(text: str) -> int | None:
+    """Read the TOTAL line of aer_dev_fatal and its like; None where the kernel does not count."""
+    words = next((line.split() for line in reversed(text.splitlines()) if line.startswith("TOTAL")), [])
+    return int(words[1]) if len(words) > 1 and words[1].isdecimal() else None
 
 
 def modules(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,36 @@ class NVMLError(Exception):
     """What nvidia-ml-py raises."""
 
 
+class Structure(ctypes.Structure):
+    """What NVML fills in where it is given a place to write to."""
+
+    _fields_ = (
+        ("aggregateUncParity", ctypes.c_ulonglong),
+        ("aggregateUncSecDed", ctypes.c_ulonglong),
+        ("bThresholdExceeded", ctypes.c_uint),
+        ("state", ctypes.c_uint),
+        ("status", ctypes.c_uint),
+        ("healthSummary", ctypes.c_uint8),
+    )
+
+
+def filled(**values: int) -> Callable[..., int]:
+    """Return a function of NVML that writes `values` where its last argument points to."""
+
+    def write(*arguments: Any) -> int:
+        place = arguments[-1]._obj  # noqa: SLF001 (what ctypes.byref was given)
+        for name, value in values.items():
+            setattr(place, name, value)
+        return 0
+
+    return write
+
+
+def field(*, kind: int = 1, code: int = 0, **value: int) -> SimpleNamespace:
+    """Return a field's value as NVML gives it: with its own type and return code."""
+    return SimpleNamespace(nvmlReturn=code, valueType=kind, value=SimpleNamespace(**value))
+
+
 class FakeNvml:
     """NVML with one H100, whose answers are `answers` by function name; a function in `refused` raises."""
 
@@ -20,7 +51,22 @@ class FakeNvml:
     NVML_CLOCK_SM = 1
     NVML_CLOCK_MEM = 2
     NVML_TEMPERATURE_GPU = 0
+    NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = 1
     NVML_NVLINK_MAX_LINKS = 4
+    NVML_MEMORY_ERROR_TYPE_CORRECTED = 0
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
+    NVML_VOLATILE_ECC = 0
+    NVML_AGGREGATE_ECC = 1
+    NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS = 0
+    NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR = 1
+    NVML_VALUE_TYPE_UNSIGNED_INT = 1
+    NVML_VALUE_TYPE_SIGNED_LONG_LONG = 4
+    NVML_VALUE_TYPE_SIGNED_INT = 5
+    NVML_VALUE_TYPE_UNSIGNED_SHORT = 6
+    NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON = 90
+    NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
+    c_nvmlEccSramErrorStatus_v1_t = Structure  # noqa: N815 (NVML's name)
+    c_nvmlGpuFabricInfo_v3_t = Structure  # noqa: N815 (NVML's name)
 
     def __init__(self, refused: dict[str, str], **answers: Any) -> None:
         self.refused = refused
@@ -53,18 +99,34 @@ class FakeNvml:
             "nvmlDeviceGetBrand": 14,
             "nvmlDeviceGetRemappedRows": (0, 1, 0, 0),
             "nvmlDeviceGetNvLinkState": 1,
+            "nvmlDeviceGetNvLinkErrorCounter": 2,
+            "nvmlDeviceGetBAR1MemoryInfo": SimpleNamespace(bar1Total=128 << 30),
+            "nvmlDeviceGetCurrentClocksEventReasons": 0x1,
+            "nvmlDeviceGetPcieReplayCounter": 0,
+            "nvmlDeviceGetTotalEccErrors": 0,
+            "nvmlDeviceGetRetiredPages": [],
+            "nvmlDeviceGetRetiredPagesPendingStatus": 0,
+            "nvmlDeviceGetComputeMode": 0,
+            "nvmlDeviceGetComputeRunningProcesses": [],
+            "nvmlDeviceGetMarginTemperature": 52,
+            "nvmlDeviceGetVbiosVersion": "96.00.74.00.01",
+            "nvmlDeviceGetVirtualizationMode": 0,
+            "nvmlDeviceGetFieldValues": [field(uiVal=0)],
+            "nvmlDeviceGetSramEccErrorStatus": filled(aggregateUncSecDed=1, aggregateUncParity=2),
+            "nvmlDeviceGetGpuFabricInfoV": filled(state=3, status=0, healthSummary=1),
             **answers,
         }
 
     def __getattr__(self, name: str) -> Any:
         if name not in self.answers:
             raise AttributeError(name)
-        return lambda *_arguments: self._answer(name)
+        return lambda *arguments: self._answer(name, arguments)
 
-    def _answer(self, name: str) -> Any:
+    def _answer(self, name: str, arguments: tuple[Any, ...]) -> Any:
         if name in self.refused:
             raise NVMLError(self.refused[name])
-        return self.answers[name]
+        answer = self.answers[name]
+        return answer(*arguments) if callable(answer) else answer
 
 
 @pytest.fixture

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from envcheck.node import nvml
+from envcheck.node import nvml, queries
 
 Fake = Callable[..., Any]
 
@@ -29,7 +32,9 @@ def test_every_query_has_its_value_with_its_unit(fake_nvml: Fake) -> None:
     [
         ("nvmlDeviceGetRemappedRows", "remapped_rows"),
         ("nvmlDeviceGetMigMode", "mig_mode"),
-        ("nvmlDeviceGetNvLinkState", "nvlinks_active"),
+        ("nvmlDeviceGetPcieReplayCounter", "pcie_replays"),
+        ("nvmlDeviceGetGpuFabricInfoV", "fabric"),
+        ("nvmlDeviceGetSramEccErrorStatus", "ecc_sram"),
         ("nvmlDeviceGetName", "name"),
     ],
 )
@@ -37,6 +42,69 @@ def test_one_refused_query_is_one_reason(fake_nvml: Fake, function: str, signal:
     _, [gpu] = nvml.read(fake_nvml({function: "Not Supported"}))
     assert gpu.signal(signal).reason == "NVML: Not Supported"
     assert [name for name, s in gpu.signals.items() if s.value is None] == [signal]
+
+
+def test_a_gpu_without_nvlink_says_so_of_all_that_is_asked_of_links(fake_nvml: Fake) -> None:
+    _, [gpu] = nvml.read(fake_nvml({"nvmlDeviceGetNvLinkState": "Not Supported"}))
+    assert {gpu.signal(name).reason for name in ("nvlinks", "nvlinks_active", "nvlink_errors")} == {
+        "NVML: Not Supported"
+    }
+
+
+def test_links_that_are_down_are_told_from_links_that_are_not_there(fake_nvml: Fake) -> None:
+    fake = fake_nvml()
+
+    def state(_gpu: object, link: int) -> int:
+        if link == 3:
+            raise fake.NVMLError("Invalid Argument")  # noqa: EM101, TRY003 (NVML's own words)
+        return int(link != 1)
+
+    fake.answers["nvmlDeviceGetNvLinkState"] = state
+    _, [gpu] = nvml.read(fake)
+    assert gpu.signal("nvlinks").value == ["up", "down", "up"]
+    assert gpu.signal("nvlinks_active").value == 2
+    assert gpu.signal("nvlink_errors").value == {"replay": 6, "recovery": 6, "crc": 6}
+
+
+def test_what_is_written_into_structures_is_read_from_them(fake_nvml: Fake) -> None:
+    _, [gpu] = nvml.read(fake_nvml())
+    assert gpu.signal("ecc_sram").value == {"uncorrectable": 3, "threshold_exceeded": False}
+    assert gpu.signal("fabric").value == {"state": "completed", "status": "ok", "health": "healthy"}
+
+
+def test_clock_reasons_have_names_under_both_of_nvmls_names_for_them(fake_nvml: Fake) -> None:
+    fake = fake_nvml(nvmlDeviceGetCurrentClocksEventReasons=0x1044)
+    _, [gpu] = nvml.read(fake)
+    assert gpu.signal("clock_reasons").value == ["software power cap", "hardware thermal slowdown", "unknown 0x1000"]
+    old = fake_nvml(
+        {"nvmlDeviceGetCurrentClocksEventReasons": "Function Not Found"}, nvmlDeviceGetCurrentClocksThrottleReasons=0x8
+    )
+    _, [gpu] = nvml.read(old)
+    assert gpu.signal("clock_reasons").value == ["hardware slowdown"]
+
+
+def test_the_margin_is_computed_where_it_cannot_be_asked_for(fake_nvml: Fake) -> None:
+    _, [gpu] = nvml.read(
+        fake_nvml({"nvmlDeviceGetMarginTemperature": "Not Supported"}, nvmlDeviceGetTemperatureThreshold=90)
+    )
+    assert gpu.signal("temperature_margin").value == 90 - 33
+
+
+def test_a_fields_own_return_code_counts(fake_nvml: Fake) -> None:
+    answered = SimpleNamespace(nvmlReturn=0, valueType=1, value=SimpleNamespace(uiVal=4))
+    _, [gpu] = nvml.read(fake_nvml(nvmlDeviceGetFieldValues=[answered]))
+    assert gpu.signal("recovery_action").value == "drain and reset"
+    refused = SimpleNamespace(nvmlReturn=3, valueType=1, value=SimpleNamespace(uiVal=0))
+    _, [gpu] = nvml.read(fake_nvml(nvmlDeviceGetFieldValues=[refused]))
+    assert gpu.signal("recovery_action").value is None
+
+
+def test_every_name_asked_of_nvml_is_one_that_nvidia_ml_py_has() -> None:
+    import pynvml  # noqa: PLC0415 (only this test needs the real one)
+
+    asked = re.findall(r"\b(?:nvml|n)\.((?:c_)?(?:nvml|NVML)\w+)", inspect.getsource(queries))
+    assert len(set(asked)) > 30
+    assert [name for name in sorted(set(asked)) if not hasattr(pynvml, name)] == []
 
 
 def test_a_function_newer_than_nvidia_ml_py_is_a_reason(fake_nvml: Fake) -> None:

@@ -1,0 +1,122 @@
+"""The host around the GPUs: PCI devices, processes, disks, NUMA, the clock. Files and system calls only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from envcheck.node import proc
+from envcheck.node.snapshot import Signal
+
+_NVIDIA: Final = "0x10de"
+_DISPLAY: Final = ("0x0300", "0x0302")  # VGA and 3D controllers: GPUs, not their audio or switches
+_AER: Final = ("fatal", "nonfatal", "correctable")
+_LOOK_AGAIN: Final = 0.3
+_TIME_ERROR: Final = 5  # adjtimex(2): TIME_ERROR, the clock is not synchronised
+
+
+def signals(root: Path, environ: Mapping[str, str]) -> dict[str, Signal]:
+    """Read pci.gpus, host.numa_nodes, host.stuck_processes, host.hugepages, clock.synchronized and disk.*.free."""
+    return {
+        "pci.gpus": _listed(root / "sys/bus/pci/devices", _gpus),
+        "host.numa_nodes": _listed(root / "sys/devices/system/node", _numa_nodes),
+        "host.stuck_processes": _listed(root / "proc", _stuck),
+        "host.hugepages": _hugepages(root),
+        "clock.synchronized": clock_synchronized(),
+        **_disks(root, environ),
+    }
+
+
+def _listed(path: Path, read: Callable[[Path], Any]) -> Signal:
+    try:
+        return Signal(read(path), source=str(path))
+    except OSError as error:
+        return Signal(reason=f"{path}: {error.strerror}", source=str(path))
+
+
+def _gpus(devices: Path) -> list[dict[str, Any]]:
+    """Return NVIDIA's display controllers: bus_id, driver, numa_node and, where the kernel counts them, AER errors."""
+    mine = [d for d in sorted(devices.iterdir()) if _word(d / "vendor") == _NVIDIA]
+    return [_gpu(d) for d in mine if (_word(d / "class") or "").startswith(_DISPLAY)]
+
+
+def _gpu(device: Path) -> dict[str, Any]:
+    driver, numa = device / "driver", _word(device / "numa_node")
+    return {
+        "bus_id": device.name.lower(),
+        "driver": driver.resolve().name if driver.exists() else None,
+        "numa_node": int(numa) if numa and numa.lstrip("-").isdecimal() else None,
+        "aer": {kind: proc.aer_total(_word(device / f"aer_dev_{kind}") or "") for kind in _AER},
+    }
+
+
+def _word(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _numa_nodes(nodes: Path) -> int:
+    return sum(1 for node in nodes.iterdir() if node.name.startswith("node") and node.name[4:].isdecimal())
+
+
+def _stuck(processes: Path) -> list[dict[str, Any]]:
+    """Return processes in uninterruptible sleep on two looks, by pid and name; kernel threads are left out.
+
+    Every process that waits for a disk is there for a moment: one look says nothing.
+    """
+    first = _asleep(processes, (p.name for p in processes.iterdir() if p.name.isdecimal()))
+    if not first:
+        return []
+    time.sleep(_LOOK_AGAIN)
+    return [{"pid": int(pid), "name": name} for pid, name in _asleep(processes, first).items()]
+
+
+def _asleep(processes: Path, pids: Iterable[str]) -> dict[str, str]:
+    stats = ((pid, proc.process_stat(_word(processes / pid / "stat") or "")) for pid in pids)
+    return {pid: s.name for pid, s in stats if s and s.state == "D" and not s.kernel}
+
+
+def _hugepages(root: Path) -> Signal:
+    path = root / "sys/kernel/mm/transparent_hugepage/enabled"
+    word = _word(path)
+    chosen = word.partition("[")[2].partition("]")[0] if word else ""
+    return Signal(chosen, source=str(path)) if chosen else Signal(reason=f"{path} does not say", source=str(path))
+
+
+class _Timex(ctypes.Structure):
+    """As much of struct timex as nobody looks into; the kernel writes no more than 208 bytes."""
+
+    _fields_ = (("modes", ctypes.c_uint), ("rest", ctypes.c_char * 508))
+
+
+def clock_synchronized() -> Signal:
+    """Ask the kernel (adjtimex) whether something keeps its clock; asking changes nothing."""
+    try:
+        state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(_Timex()))
+    except (OSError, AttributeError) as error:
+        return Signal(reason=f"adjtimex: {error}", source="adjtimex")
+    if state < 0:
+        return Signal(reason=f"adjtimex: {os.strerror(ctypes.get_errno())}", source="adjtimex")
+    return Signal(state != _TIME_ERROR, source="adjtimex")
+
+
+def _disks(root: Path, environ: Mapping[str, str]) -> dict[str, Signal]:
+    """Read the bytes free where work and caches go."""
+    home = environ.get("HOME", "/root").lstrip("/")
+    places = {"tmp": Path(environ.get("TMPDIR", "/tmp")), "home": Path("/", home), "cwd": Path.cwd()}  # noqa: S108
+    return {f"disk.{name}.free": _free(root, place) for name, place in places.items()}
+
+
+def _free(root: Path, place: Path) -> Signal:
+    path = root / str(place).lstrip("/")
+    try:
+        return Signal(shutil.disk_usage(path).free, unit="B", source=str(place))
+    except OSError as error:
+        return Signal(reason=f"{place}: {error.strerror}", unit="B", source=str(place))
