@@ -51,7 +51,7 @@ class RunReport(Row, frozen=True, kw_only=True):
     verdict: Verdict
     resolution: str | None = None
     boot: str = ""
-    resumed: list[str] = []
+    resumed: tuple[str, ...] = ()
     timing: Timing | None = None
 
 
@@ -72,7 +72,7 @@ def report_of(run: Run) -> RunReport:
         verdict=run.verdict,
         resolution=run.resolution,
         boot=run.boot,
-        resumed=run.resumed,
+        resumed=tuple(run.resumed),
         timing=run.timing,
     )
 

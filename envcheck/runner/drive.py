@@ -8,20 +8,21 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec import structs
 
 from envcheck.checks import FAIL, Outcome, View, undecided
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner import judge, session
+from envcheck.runner import budget, judge, resume, session, soak
 from envcheck.runner.discover import Found
 from envcheck.runner.outcomes import ending, row
 from envcheck.runner.plan import worker_plan
-from envcheck.runner.record import LimitRow, Mode, OutcomeRow, Plan, Verdict
+from envcheck.runner.record import LimitRow, Mode, OutcomeRow, Plan, Planned, Timing, Verdict
 from envcheck.runner.target import Target
 
 _PAUSE = 3.0
+_SAME: Final = "same-environment"
 
 
 class Watcher(Protocol):
@@ -39,7 +40,8 @@ class Run:
     """All that is known of a run so far. `chosen` are the checks of `plan`, in its order.
 
     `resolution` is what the resolver said of this machine and the target's torch, when it was asked; `matrix` the
-    Matrix to judge by, None for the shipped one.
+    Matrix to judge by, None for the shipped one. `known` are the outcomes of earlier rounds, or of the run that this
+    one goes on with (then `resumed` says when, and `report` which file that was); `current` those of this round.
     """
 
     plan: Plan
@@ -54,7 +56,48 @@ class Run:
     snapshot: Snapshot = dataclasses.field(default_factory=Snapshot)
     environment: dict[str, Any] = dataclasses.field(default_factory=dict)
     promises: dict[str, str] = dataclasses.field(default_factory=dict)
-    outcomes: dict[str, OutcomeRow] = dataclasses.field(default_factory=dict)
+    known: dict[str, OutcomeRow] = dataclasses.field(default_factory=dict)
+    current: dict[str, OutcomeRow] = dataclasses.field(default_factory=dict)
+    boot: str = dataclasses.field(default_factory=resume.boot_id)
+    resumed: list[str] = dataclasses.field(default_factory=list)
+    report: Path | None = None
+    taken: float = 0.0
+    starting: float = 0.0
+    _since: float = dataclasses.field(default_factory=time.monotonic)
+    _before: float = 0.0
+
+    def go_on(self, earlier: resume.Earlier, where: Path, tool: str) -> None:
+        """Take over what a run that was cut short came to. Raises ConfigError where this is not the same run."""
+        resume.refuse_unlike(earlier, self.plan, self.target.facts, tool, where)
+        kept = {row.id: row for row in earlier.outcomes}
+        second = {i: row for i, row in kept.items() if not self.plan.soak and resume.unfinished(row, self.plan)}
+        self.known, self.current = {i: row for i, row in kept.items() if i not in second}, second
+        self.environment, self.snapshot = dict(earlier.environment), earlier.snapshot
+        self.started, self.resumed, self.report = earlier.started, [*earlier.resumed, _now()], where
+        if earlier.timing is not None:
+            self._before, self.starting = earlier.timing.taken, earlier.timing.starting
+
+    def begin(self) -> None:
+        """Start the clock."""
+        self.started, self._since = self.started or _now(), time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        """Return the seconds since it began, less those in which it was not running."""
+        return self._before + time.monotonic() - self._since
+
+    @property
+    def outcomes(self) -> dict[str, OutcomeRow]:
+        """Return what each check came to, over all rounds."""
+        if not self.plan.soak:
+            return {**self.known, **self.current}
+        over = {i: row for i, row in self.current.items() if not resume.unfinished(row, self.plan)}
+        return {**self.known, **{i: soak.fold(self.known.get(i), row) for i, row in over.items()}}
+
+    @property
+    def timing(self) -> Timing:
+        """Return the seconds planned and taken, as they were when a watcher was last told."""
+        return Timing(planned=self.plan.seconds, taken=round(self.taken, 3), starting=round(self.starting, 3))
 
     @property
     def mode(self) -> Mode:
@@ -71,8 +114,8 @@ class Run:
     @property
     def ordered(self) -> list[OutcomeRow]:
         """Return the outcomes there are, in the order of the plan; then what belongs to no check."""
-        ids = [c.id for c in self.plan.checks]
-        return [self.outcomes[i] for i in [*ids, *(o for o in self.outcomes if o not in ids)] if i in self.outcomes]
+        ids, outcomes = [c.id for c in self.plan.checks], self.outcomes
+        return [outcomes[i] for i in [*ids, *(o for o in outcomes if o not in ids)] if i in outcomes]
 
     @property
     def verdict(self) -> Verdict:
@@ -81,22 +124,46 @@ class Run:
 
 
 def validate(run: Run, collect: Callable[[], Snapshot], watcher: Watcher, pause: float = _PAUSE) -> None:
-    """Carry out a run's plan; on return every planned check has its outcome."""
-    run.started = _now()
-    watcher.running("")
+    """Carry out a run's plan; on return every planned check has its outcome.
+
+    Raises ConfigError, and tells the watcher nothing, where it is to go on with another environment's run.
+    """
+    run.begin()
     try:
-        _measure(run, run.plan, collect, watcher)
-        again = [c for c in run.plan.checks if c.performance and run.outcomes[c.id].status == FAIL]
-        if again:
-            time.sleep(pause)
-            _measure(run, structs.replace(run.plan, checks=again), lambda: run.snapshot, watcher)
+        while checks := soak.to_do(run.plan, run.known, run.elapsed):
+            _round(run, checks, collect, watcher, pause)
         _require_gpu(run)
         run.ended = _now()
     finally:
+        _tell(run, watcher)
+
+
+def _round(run: Run, checks: list[Planned], collect: Callable[[], Snapshot], watcher: Watcher, pause: float) -> None:
+    # What waits for its second look, in a run that is gone on with, has had its first.
+    first = [c for c in checks if c.id not in run.current]
+    watcher.running("")
+    if first:
+        left = None if run.plan.budget is None else run.plan.budget - run.elapsed
+        _measure(run, structs.replace(run.plan, checks=first, budget=left), collect, watcher)
+    again = [c for c in checks if c.id in run.current and resume.unfinished(run.current[c.id], run.plan)]
+    if again:
+        time.sleep(pause)
+        before = run.snapshot
+        reread = collect if run.report is not None else lambda: before
+        # A check that has begun is not cut short by a budget.
+        _measure(run, structs.replace(run.plan, checks=again, budget=None), reread, watcher)
+    run.known, run.current = run.outcomes, {}
+
+
+def _tell(run: Run, watcher: Watcher) -> None:
+    # Until it is known to be the same environment, the report of the run that was cut short stays as it is.
+    if run.report is None:
+        run.taken = run.elapsed
         watcher.learned(run)
 
 
 def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Watcher) -> None:
+    begun = time.monotonic()
     told = worker_plan(
         plan,
         {f.id: f.source for f in run.chosen},
@@ -111,13 +178,33 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
     with session.working_directory(told, run.site) as directory, ThreadPoolExecutor(1) as beside:
         reading = beside.submit(collect)
         for event in session.events(run.target, directory, limits):
-            run.snapshot = reading.result()
+            if event["event"] == "environment":
+                run.starting += time.monotonic() - begun
+                _compare(run, event["facts"], reading.result())
+            if run.plan.soak or not run.snapshot.taken:
+                run.snapshot = reading.result()
             for identity, outcome in _told(run, event, found, unfinished):
                 unfinished.discard(identity)
-                run.outcomes[identity] = row(found[identity], outcome, event, run.outcomes.get(identity))
+                run.current[identity] = row(found[identity], outcome, event, run.current.get(identity))
             if event["event"] == "started":
                 watcher.running(event["id"])
-            watcher.learned(run)
+            _tell(run, watcher)
+
+
+def _compare(run: Run, facts: dict[str, Any], snapshot: Snapshot) -> None:
+    """Hold an environment that was known before against what it is now: what changed meanwhile was not validated."""
+    found = resume.changed(run.environment, facts, run.snapshot, snapshot)
+    if run.report is not None:
+        resume.refuse(found, run.report)
+        run.report = None
+    elif found:
+        run.current[_SAME] = OutcomeRow(
+            id=_SAME,
+            kind="env",
+            status="fail",
+            summary=f"it changed while it was validated: {'; '.join(found)}",
+            remedy="look at the kernel log and at who else works on this node, then run again",
+        )
 
 
 def _told(run: Run, event: session.Event, found: dict[str, Found], unfinished: set[str]) -> list[tuple[str, Outcome]]:
@@ -128,7 +215,11 @@ def _told(run: Run, event: session.Event, found: dict[str, Found], unfinished: s
         return [(i, o) for i in sorted(unfinished) if (o := _unmeasured(run, found[i])) is not None]
     if event["event"] == "done":
         return [(event["id"], _measured(run, found[event["id"]], event))]
+    if event["event"] == "left-out":
+        seconds = found[event["id"]].check.seconds
+        return [(event["id"], budget.left_out(seconds, event["left"], run.plan.budget))]
     if event["event"] in session.LAST:
+        run.report = None
         why = ending(event, importing=not run.environment)
         run.environment = run.environment or {"error": why}
         lost = undecided(why, fix="see the log, and try `--only` with one check")
@@ -175,7 +266,7 @@ def _require_gpu(run: Run) -> None:
     """Without a GPU, --require-gpu is a failure even where no check of the plan would have used one."""
     if not run.plan.require_gpu or run.mode == "gpu" or FAIL in {o.status for o in run.outcomes.values()}:
         return
-    run.outcomes["require-gpu"] = OutcomeRow(
+    run.known["require-gpu"] = OutcomeRow(
         id="require-gpu",
         kind="env",
         status="fail",

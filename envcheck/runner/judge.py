@@ -81,9 +81,18 @@ def verdict(outcomes: Sequence[OutcomeRow], mode: Mode, *, complete: bool = True
     return Verdict(
         status=_VERDICTS[code],
         exit_code=code,
-        sentence=_sentence(code, counts[PASS], mode, culprits if complete or code == 1 else [*culprits, "cut short"]),
+        sentence=_sentence(code, counts[PASS], mode, culprits if complete or code == 1 else [*culprits, "cut short"])
+        + _extent(outcomes),
         counts={status: counts[status] for status in _STATUSES},
     )
+
+
+def _extent(outcomes: Sequence[OutcomeRow]) -> str:
+    """Say how often it was done, and how much of it was not."""
+    times = max([o.spread.rounds for o in outcomes if o.spread], default=0)
+    left = sum(o.left_out for o in outcomes)
+    told = f"; {times} round{'s' * (times != 1)}" if times else ""
+    return told + (f"; {left} check{'s' * (left != 1)} left out by the budget" if left else "")
 
 
 def _sentence(code: int, passes: int, mode: Mode, culprits: list[str]) -> str:

@@ -50,10 +50,12 @@ def row(found: Found, outcome: Outcome, event: Event, before: OutcomeRow | None)
         limit=_limit(outcome),
         remedy=outcome.remedy,
         details=plain({**outcome.details, **_survivors(event)}),
+        planned=found.check.seconds,
         seconds=attempt.seconds,
         attempts=[*(before.attempts if before else []), attempt],
         ranks=plain(event["ranks"]) if measured else [],
         log="" if outcome.status == PASS or not measured else _last_lines(event["logs"]),
+        left_out=event["event"] == "left-out",
     )
 
 

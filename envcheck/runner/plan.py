@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from envcheck.checks import LEVELS
 from envcheck.errors import ConfigError
@@ -22,28 +23,21 @@ def select(found: Sequence[Found], level: str, only: Iterable[str] = (), skip: I
     return chosen
 
 
-def plan(
-    chosen: Iterable[Found], *, level: str, nproc: int, require_gpu: bool = False, timeout: float | None = None
-) -> Plan:
-    """Return the plan; `timeout` replaces every check's own limit."""
-    return Plan(
-        level=level,
-        checks=[_planned(f, timeout) for f in chosen],
-        nproc=nproc,
-        require_gpu=require_gpu,
-    )
+def plan(chosen: Iterable[Found], *, level: str, nproc: int, timeout: float | None = None, **choices: Any) -> Plan:
+    """Return the plan; `timeout` replaces every check's own limit, `choices` are fields of Plan."""
+    return Plan(level=level, checks=[_planned(f, timeout) for f in chosen], nproc=nproc, **choices)
 
 
 def worker_plan(
     plan: Plan, sources: dict[str, str], *, ours: bool, spawn: bool, import_timeout: float
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Return what the worker is told. `ours`: its scratch lies beside the plan, and goes with it."""
+    fields = ("id", "ranks", "gpus", "seconds", "timeout")
     checks = [
-        {"id": c.id, "source": sources[c.id], "ranks": c.ranks, "gpus": c.gpus, "timeout": c.timeout}
-        for c in plan.checks
-        if c.kind == "env"
+        {"source": sources[c.id], **{name: getattr(c, name) for name in fields}} for c in plan.checks if c.kind == "env"
     ]
-    return {"checks": checks, "nproc": plan.nproc, "ours": ours, "spawn": spawn, "import_timeout": import_timeout}
+    told = {"nproc": plan.nproc, "budget": plan.budget, "ours": ours, "spawn": spawn, "import_timeout": import_timeout}
+    return {"checks": checks, **told}
 
 
 def _planned(found: Found, timeout: float | None) -> Planned:

@@ -32,17 +32,29 @@ class Planned(Row, frozen=True, kw_only=True):
 
 
 class Plan(Row, frozen=True, kw_only=True):
-    """What a run will do, printable before it does it."""
+    """What a run will do, printable before it does it.
+
+    `budget` is the seconds within which checks are begun. A soak does all of it `repeat` times, or begins again until
+    `duration` seconds are over.
+    """
 
     level: str
     checks: list[Planned]
     nproc: int
     require_gpu: bool = False
+    budget: float | None = None
+    repeat: int = 1
+    duration: float | None = None
 
     @property
     def seconds(self) -> float:
         """Return how long the checks themselves are expected to take."""
-        return sum(check.seconds for check in self.checks)
+        return max(sum(check.seconds for check in self.checks) * self.repeat, self.duration or 0.0)
+
+    @property
+    def soak(self) -> bool:
+        """Tell whether it is done more than once."""
+        return self.repeat > 1 or self.duration is not None
 
 
 class TargetFacts(Row, frozen=True, kw_only=True):
@@ -72,8 +84,36 @@ class Attempt(Row, frozen=True, kw_only=True):
     body: float
 
 
+class Spread(Row, frozen=True, kw_only=True):
+    """What a check came to over a soak: rounds by status, and the smallest, middle and largest of its values.
+
+    `told_in` is the round, from 1, whose outcome the row shows: the first of the worst status. `values` are those that
+    are numbers, in the order of the rounds; without one there is no smallest.
+    """
+
+    rounds: int
+    statuses: dict[str, int]
+    told_in: int
+    values: list[float] = []
+    smallest: float | None = None
+    median: float | None = None
+    largest: float | None = None
+
+
+class Timing(Row, frozen=True, kw_only=True):
+    """Seconds of a run: planned for its checks, taken in all, and of these until Python and torch had started."""
+
+    planned: float
+    taken: float
+    starting: float
+
+
 class OutcomeRow(Row, frozen=True, kw_only=True):
-    """What a check came to. `ranks` are the measurements it was judged by, `log` what its processes said last."""
+    """What a check came to. `ranks` are the measurements it was judged by, `log` what its processes said last.
+
+    `planned` is what one attempt was expected to take, `seconds` what the last one took. `left_out`: it applies here,
+    and there was no time for it.
+    """
 
     id: str
     kind: Literal["node", "env"]
@@ -84,10 +124,13 @@ class OutcomeRow(Row, frozen=True, kw_only=True):
     limit: LimitRow | None = None
     remedy: str = ""
     details: dict[str, Any] = {}
+    planned: float = 0.0
     seconds: float = 0.0
     attempts: list[Attempt] = []
     ranks: list[Any] = []
     log: str = ""
+    left_out: bool = False
+    spread: Spread | None = None
 
 
 class Verdict(Row, frozen=True, kw_only=True):

@@ -53,7 +53,12 @@ def run(directory: Path, plan: dict[str, Any]) -> None:
     facts = nursery.environment()
     nursery.events.emit("environment", facts=facts)
     for check in plan["checks"]:
-        if check["gpus"] <= facts["device_count"]:
+        left = nursery.left()
+        if check["gpus"] > facts["device_count"]:
+            continue
+        if check["seconds"] > left:
+            nursery.events.emit("left-out", id=check["id"], left=round(left, 1))
+        else:
             nursery.check(check, facts)
     nursery.events.emit("end")
 
@@ -63,6 +68,12 @@ class _Nursery:
         self.directory, self.plan = directory, plan
         self.events = Events(directory)
         self.scratch = Path(tempfile.mkdtemp(prefix="envcheck-", dir=str(directory) if plan["ours"] else None))
+        self.begun = time.monotonic()
+
+    def left(self) -> float:
+        """Return the seconds of the budget that are left; infinite without one."""
+        budget = self.plan["budget"]
+        return float("inf") if budget is None else float(budget) - (time.monotonic() - self.begun)
 
     def environment(self) -> dict[str, Any]:
         """Import torch, and have children ask it what must not be asked here."""

@@ -55,7 +55,8 @@ def test_the_worker_is_told_of_env_checks_alone() -> None:
     node = ALL[0]._replace(kind="node", id="node")
     made = plan([node, ALL[1]], level="full", nproc=3)
     told = worker_plan(made, {"a-quick": "module:q"}, ours=True, spawn=False, import_timeout=9.0)
-    assert told["checks"] == [{"id": "a-quick", "source": "module:q", "ranks": 0, "gpus": 1, "timeout": 30.0}]
+    [check] = told["checks"]
+    assert check == {"id": "a-quick", "source": "module:q", "ranks": 0, "gpus": 1, "seconds": 2.0, "timeout": 30.0}
     assert told["nproc"] == 3
 
 
