@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -18,6 +19,9 @@ from envcheck.runner.target import Chosen, read_promises
 PACKAGE: Final = Path(envcheck.__file__).resolve().parent
 _GRACE: Final = 6.0
 _LOG_TAIL: Final = 4096
+_OLDEST: Final = (3, 9)  # what the worker is written for
+_SPEAK: Final = "import sys; print('Python-%d.%d' % sys.version_info[:2])"
+_SPEAK_TIMEOUT: Final = 60.0  # a cold network filesystem needs tens of seconds for a Python
 
 
 class LocalPython:
@@ -81,6 +85,39 @@ class LocalHandle:
                 os.killpg(group, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE)
+
+
+def answering(chosen: Chosen) -> Chosen:
+    """Return the interpreter once it has answered as a Python that the worker runs on; else a ConfigError says why."""
+    said = _said(chosen.python)
+    version = re.search(r"^Python-(\d+)\.(\d+)$", said, re.MULTILINE)
+    if version is None:
+        last = f': it said "{said.strip().splitlines()[-1][:200]}"' if said.strip() else ", for it says nothing"
+        message = f"{chosen.python} is not a Python{last}"
+        raise ConfigError(message, fix="give --python a working interpreter, or an environment that has one")
+    if (int(version[1]), int(version[2])) < _OLDEST:
+        message = f"{chosen.python} is Python {version[1]}.{version[2]}"
+        raise ConfigError(message, fix=f"give --python one of {_OLDEST[0]}.{_OLDEST[1]} or newer")
+    return chosen
+
+
+def _said(python: Path) -> str:
+    try:
+        done = subprocess.run(
+            [str(python), "-S", "-c", _SPEAK],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=foreign_environment(os.environ),
+            timeout=_SPEAK_TIMEOUT,
+            check=False,
+        )
+    except OSError as error:
+        message = f"{python} cannot be started: {error.strerror}"
+        raise ConfigError(message, fix="give --python the path of a working interpreter") from error
+    except subprocess.TimeoutExpired:
+        return f"nothing for {_SPEAK_TIMEOUT:g} s"
+    return done.stdout.decode(errors="replace")
 
 
 def foreign_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -154,6 +154,12 @@ def test_every_option_has_its_variable(run: Envcheck, add: Add, tmp_path: Path) 
     [
         (["--only", "dpp"], "envcheck: no check is called dpp; did you mean ddp?"),
         (["--python", "/none"], "envcheck: no Python at /none; give --python the path"),
+        (["--python", "/bin/ls"], "envcheck: /bin/ls is not a Python: it said "),
+        (
+            ["--python", "/bin/true"],
+            "envcheck: /bin/true is not a Python, for it says nothing; give --python a working",
+        ),
+        (["--python", "/bin/echo"], "envcheck: /bin/echo is not a Python: it said "),
         (
             ["--output", "/none/report.json"],
             "envcheck: cannot write to /none: No such file or directory; give --output a file",

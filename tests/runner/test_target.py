@@ -15,7 +15,7 @@ from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.engines import sdk
 from envcheck.runner import container, target
 from envcheck.runner.container import ContainerHandle, ContainerTarget
-from envcheck.runner.processes import PACKAGE, LocalPython
+from envcheck.runner.processes import PACKAGE, LocalPython, answering
 from envcheck.runner.target import Chosen, choose_python, parse_promises, read_promises
 
 
@@ -64,6 +64,18 @@ def test_no_python_and_no_program_are_refused_in_one_line(tmp_path: Path) -> Non
     (tmp_path / "binary").chmod(0o755)
     with pytest.raises(ConfigError, match="cannot be started"):
         LocalPython(Chosen(tmp_path / "binary", "--python")).start(tmp_path)
+
+
+@pytest.mark.parametrize(("version", "fine"), [("3.8", False), ("3.9", True), ("3.14", True), ("2.7", False)])
+def test_a_python_too_old_for_the_worker_is_refused(tmp_path: Path, version: str, *, fine: bool) -> None:
+    (tmp_path / "python").write_text(f"#!/bin/sh\necho noise of a wrapper\necho Python-{version}\n")
+    (tmp_path / "python").chmod(0o755)
+    chosen = Chosen(tmp_path / "python", "--python")
+    if fine:
+        assert answering(chosen) == chosen
+    else:
+        with pytest.raises(ConfigError, match=rf"is Python {version}; give --python one of 3\.9 or newer"):
+            answering(chosen)
 
 
 def test_promises_are_read_beside_the_python_they_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
