@@ -43,10 +43,13 @@ class _Search:
 def alternatives(
     facts: Facts, wanted: Wanted, asked: list[Device], arch: HostArch, best: Candidate
 ) -> list[Alternative]:
-    """Return the nearest legal alternatives; for a compat verdict those that make it native; none for `ok`."""
-    if best.answer.verdict == OK:
-        return []
+    """Return the nearest legal alternatives; for a compat verdict those that make it native.
+
+    For what runs as it is also the newer torch that a cuda-compat package would allow.
+    """
     search = _Search(facts, wanted, asked, arch, best)
+    if best.answer.verdict == OK:
+        return list(_with_package(search))
     found = [*_drivers(search), *_variants(search)]
     if not best.legal:
         found += [*_torches(search), *_pythons(search)]
@@ -54,6 +57,8 @@ def alternatives(
         found += _fewer_gpus(search)
     elif best.answer.verdict == FORWARD:
         found += _without_package(search)
+    else:
+        found += _with_package(search)
     return list({alternative.cell + alternative.change: alternative for alternative in found}.values())
 
 
@@ -145,6 +150,15 @@ def _without_package(search: _Search) -> Iterator[Alternative]:
         if candidate.answer.verdict in (OK, MINOR):
             yield _made(
                 candidate, f"keep the driver, without cuda-compat: torch {candidate.torch} with {candidate.variant}"
+            )
+            return
+
+
+def _with_package(search: _Search) -> Iterator[Alternative]:
+    for candidate in search.legal(search.wanted):
+        if candidate.answer.verdict == FORWARD and key(candidate.torch) > key(search.best.torch):
+            yield _made(
+                candidate, f"keep the driver, with cuda-compat: torch {candidate.torch} with {candidate.variant}"
             )
             return
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from envcheck.matrix.facts import Device, Facts
 from envcheck.matrix.model import Build, Cell, HostArch, TorchRelease, TorchVariant
-from envcheck.matrix.verdict import LEGAL, NO_PYTHON, NO_WHEEL, OK, ORDER, Answer, judge_gpu
+from envcheck.matrix.verdict import FORWARD, LEGAL, NO_PYTHON, NO_WHEEL, OK, ORDER, Answer, judge_gpu
 from envcheck.matrix.versions import key, python_key
 from envcheck.matrix.wanted import Wanted, matching
 
@@ -32,7 +32,11 @@ class Candidate(NamedTuple):
 
 
 def candidates(facts: Facts, wanted: Wanted, asked: list[Device], arch: HostArch) -> list[Candidate]:
-    """Return all candidates, the legal ones first: newest torch, native before compat, PyPI's own before others."""
+    """Return all candidates, best first.
+
+    What runs as the node is comes first, then what needs a cuda-compat package installed, then what cannot run. Within
+    each: newest torch, native before minor-version compatibility, PyPI's own variant before others.
+    """
     found = [
         candidate
         for release in matching(facts.matrix.torch, wanted.torch)
@@ -48,7 +52,8 @@ def _rank(candidate: Candidate, wanted: Wanted) -> tuple[object, ...]:
     last = candidate.variant == "cpu" and wanted.variant is None
     if not candidate.legal:
         return (1, verdict, newest, last, not candidate.pypi, cuda, candidate.variant)
-    return (0, newest, last, verdict, not candidate.pypi, cuda, candidate.variant)
+    needs_package = candidate.answer.verdict == FORWARD
+    return (0, needs_package, newest, last, verdict, not candidate.pypi, cuda, candidate.variant)
 
 
 def _of_release(

@@ -44,6 +44,23 @@ def test_newest_torch_first_then_native_then_pypis_own(ask: Ask) -> None:
     ]
 
 
+@pytest.mark.parametrize("gpu", ["A100", "H100", "L40S", "T4", "GH200"])
+def test_what_runs_as_it_is_comes_before_what_needs_a_package(ask: Ask, gpu: str) -> None:
+    answer = ask(gpus=[gpu], driver="570.124.06")
+    verdicts = [row.verdict for row in answer.ranked]
+    assert answer.verdict in ("ok", "driver-ok-via-minor-compat")
+    first = verdicts.index("forward-compat-required")
+    assert set(verdicts[first:]) == {"forward-compat-required"}
+    offered = {row.change: row.verdict for row in answer.alternatives}
+    assert offered["keep the driver, with cuda-compat: torch 2.15.0 with cu132"] == "forward-compat-required"
+
+
+def test_an_old_driver_gets_the_old_torch_that_runs_on_it(ask: Ask) -> None:
+    answer = ask(gpus=["A100"], driver="470.57.02")
+    assert answer.cell is not None
+    assert (answer.cell.rpartition("-")[0], answer.verdict) == ("torch2.7.1-cu118", "driver-ok-via-minor-compat")
+
+
 @pytest.mark.parametrize(
     ("requirement", "newest"),
     [
