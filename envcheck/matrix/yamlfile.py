@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import yaml
 
 from envcheck.errors import ConfigError
 
+_DEEPEST: Final = 32
 _SEGMENT: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
 _SCALARS: Final[dict[str, Callable[[str], Any]]] = {
     "tag:yaml.org,2002:int": int,
@@ -42,6 +43,7 @@ def parse(text: str, name: str) -> Document:
     """Return the document in `text`. `name` is what errors call the file. Raises ConfigError."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
+        _refuse_shape(yaml.parse(text, Loader=loader), name)
         root = yaml.compose(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
@@ -54,6 +56,20 @@ def parse(text: str, name: str) -> Document:
         message = f"{name}: the file is empty"
         raise ConfigError(message, fix="give a file like the shipped matrix.yaml")
     return Document(root, name)
+
+
+def _refuse_shape(events: Iterable[yaml.Event], name: str) -> None:
+    """Refuse aliases, which can hold themselves and have no line of their own, and nesting no fact needs."""
+    depth = 0
+    for event in events:
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            message = f"{name}:{line}: the alias *{event.anchor}: aliases are not read here"
+            raise ConfigError(message, fix="write the value out")
+        if depth > _DEEPEST:
+            message = f"{name}:{line}: nested more than {_DEEPEST} deep"
+            raise ConfigError(message, fix="close the brackets, or mend the indentation")
 
 
 def _one_line(error: Exception) -> str:

@@ -43,6 +43,27 @@ def test_bytes_that_are_no_text() -> None:
         loads(b"schema: envcheck/matrix/1\n\xff\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("schema: x\na: &a [*a]\n", "m.yaml:2: the alias *a: aliases are not read here; write the value out"),
+        ("a: &a {b: *a}\n", "m.yaml:1: the alias *a"),
+        ("a: &a x\nb: 1\nc: *a\n", "m.yaml:3: the alias *a"),
+        ("a: " + "[" * 20000 + "]" * 20000, "m.yaml:1: nested more than 32 deep"),
+        ("a: " + "[" * 32 + "]" * 32, "m.yaml:1: nested more than 32 deep"),
+    ],
+)
+def test_what_could_hold_itself_or_has_no_end_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loads(text.encode(), "m.yaml")
+    assert str(caught.value).startswith(says)
+
+
+def test_nesting_up_to_the_limit_is_read() -> None:
+    with pytest.raises(ConfigError, match="missing required field"):
+        loads(("a: " + "[" * 31 + "]" * 31).encode(), "m.yaml")
+
+
 def test_a_nul_byte() -> None:
     with pytest.raises(ConfigError, match=r"m\.yaml.*not YAML"):
         loads(b"schema: \x00\n", "m.yaml")
