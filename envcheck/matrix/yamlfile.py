@@ -63,7 +63,7 @@ def _refuse_shape(events: Iterable[yaml.Event], name: str) -> None:
     depth = 0
     for event in events:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.AliasEvent):
             message = f"{name}:{line}: the alias *{event.anchor}: aliases are not read here"
             raise ConfigError(message, fix="write the value out")
