@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 SABOTAGE = Path(__file__).parent / "sabotage"
-HONEST = ("collectives",)
+HONEST = ("collectives", "ddp-no-sync", "ddp-hooks")
 LIES = {
     "gather-misplaced": "all-gather is wrong on rank(s) [1] alone: rank 1, from rank 0, index 0",
     "recv-flips-a-bit": "send/recv is wrong on rank(s) [0] alone: rank 0, from rank 1, index 777",
     "scatter-forgets": "reduce-scatter is wrong on rank(s) [1] alone",
+    "no-sync-sends": "rank 0, step 0: gradients under no_sync are not the rank's own sum",
+    "no-sync-stays": "rank 0, step 0: the accumulated gradients are not those of one process",
+    "hook-rounds-apart": "replicas differ after training under the fp16 hook",
+    "powersgd-coarse": "rank 0, powersgd hook, step 2: the gradient is off by",
 }
 
 

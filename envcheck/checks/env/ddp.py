@@ -8,12 +8,10 @@ same model in one process on the whole batch.
 
 from __future__ import annotations
 
-import copy
-import hashlib
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided
-from envcheck.checks.env import _group
+from envcheck.checks.env import _group, _replicas
 
 CHECK = Check(
     promise="DDP's gradients equal one process's on the same global batch, and replicas stay equal to the bit",
@@ -39,19 +37,18 @@ LIMIT = Limit(
 def measure(rank: Rank) -> Measured:
     """Train a few steps; say how far gradients are from the one-process reference, and digest the replica's weights."""
     import torch
-    from torch.nn.parallel import DistributedDataParallel
 
     device = _group.device_of(rank)
     with _group.group(rank) as dist:
         torch.manual_seed(1000 + rank.rank)
         module = _model(torch).to(device)
-        model = DistributedDataParallel(module, device_ids=[device.index] if device.type == "cuda" else None)
-        started = _digest(torch, module)
+        model = _replicas.wrap(rank, module)
+        started = _replicas.digest(torch, module.parameters())
         optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
         errors, losses = [], []
         for step in range(STEPS):
             inputs, targets = _batch(torch, step, rank.world, device)
-            reference = _reference(torch, module, inputs, targets)
+            reference = _replicas.reference(torch, module, inputs, targets)
             mine = slice(rank.rank * PER_RANK, (rank.rank + 1) * PER_RANK)
             optimizer.zero_grad()
             loss = torch.nn.functional.mse_loss(model(inputs[mine]), targets[mine])
@@ -60,7 +57,13 @@ def measure(rank: Rank) -> Measured:
             losses.append(float(loss.detach()))
             optimizer.step()
         where = _group.standing(rank, next(module.parameters()), dist.get_backend())
-        return {**where, "started": started, "ended": _digest(torch, module), "errors": errors, "losses": losses}
+        return {
+            **where,
+            "started": started,
+            "ended": _replicas.digest(torch, module.parameters()),
+            "errors": errors,
+            "losses": losses,
+        }
 
 
 def _model(torch: Any) -> Any:
@@ -74,23 +77,8 @@ def _batch(torch: Any, step: int, world: int, device: Any) -> tuple[Any, Any]:
     return inputs.to(device), torch.randn(world * PER_RANK, 8, generator=generator).to(device)
 
 
-def _reference(torch: Any, module: Any, inputs: Any, targets: Any) -> list[Any]:
-    alone = copy.deepcopy(module)
-    alone.zero_grad()
-    torch.nn.functional.mse_loss(alone(inputs), targets).backward()
-    return [parameter.grad for parameter in alone.parameters()]
-
-
 def _off(gradient: Any, reference: Any) -> float:
     return float(((gradient - reference).abs() / (ATOL + RTOL * reference.abs())).max())
-
-
-def _digest(torch: Any, module: Any) -> str:
-    """Digest the weights' bytes, without numpy, which an environment need not have."""
-    digest = hashlib.sha256()
-    for parameter in module.parameters():
-        digest.update(bytes(parameter.detach().cpu().contiguous().view(torch.uint8).flatten().tolist()))
-    return digest.hexdigest()
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
@@ -109,12 +97,17 @@ def judge(view: View, ranks: Ranks) -> Outcome:
             if not _group.finite(error) or error > LIMIT.value:
                 return _off_reference(entry, step, error)
             worst = max(worst, error)
-    return _drifted(ranks) or passed(
-        f"gradients equal one process's and replicas are equal on {len(ranks)} ranks over {ranks[0]['backend']}",
-        value=worst,
-        unit=LIMIT.unit,
-        limit=LIMIT,
-        digest=ranks[0]["ended"],
+    drifted = _replicas.drifted(ranks, "started", "when training started")
+    return (
+        drifted
+        or _replicas.drifted(ranks, "ended", "when training ended")
+        or passed(
+            f"gradients equal one process's and replicas are equal on {len(ranks)} ranks over {ranks[0]['backend']}",
+            value=worst,
+            unit=LIMIT.unit,
+            limit=LIMIT,
+            digest=ranks[0]["ended"],
+        )
     )
 
 
@@ -128,17 +121,3 @@ def _off_reference(entry: Measured, step: int, error: Any) -> Outcome:
         rank=entry["rank"],
         step=step,
     )
-
-
-def _drifted(ranks: Ranks) -> _group.Problem:
-    for moment in ("started", "ended"):
-        digests = [entry.get(moment) for entry in ranks]
-        odd = sorted(ranks[i]["rank"] for i, digest in enumerate(digests) if digests.count(digest) * 2 <= len(ranks))
-        if len(set(digests)) > 1:
-            return failed(
-                f"replicas differ when training {moment}: rank(s) {odd} disagree with the rest",
-                fix="run the all-reduce check on these ranks; drift without it points at a GPU that computes wrongly",
-                ranks=odd,
-                digests={str(entry["rank"]): entry.get(moment) for entry in ranks},
-            )
-    return None

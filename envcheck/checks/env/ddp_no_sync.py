@@ -1,0 +1,133 @@
+"""Accumulated gradients that forget a micro-batch, or that are sent at every one of them.
+
+Seen in the wild: `no_sync()` left around the last micro-batch too, so that ranks step with their own gradients and
+drift; a wrapper whose no_sync does nothing, so that accumulation costs a collective each time. The reference is one
+process on the whole batch; that nothing was sent meanwhile shows in gradients that still are the rank's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided
+from envcheck.checks.env import _group, _replicas
+
+CHECK = Check(
+    promise="gradients accumulated under no_sync stay local, and then equal one process's on the whole batch",
+    level="standard",
+    seconds=2.0,
+    timeout=120.0,
+    ranks=0,
+)
+
+STEPS = 2
+MICRO_BATCHES = 4
+PER_MICRO = 8
+WIDTH = 48
+RTOL, ATOL = 1e-5, 1e-6
+LIMIT = Limit(
+    1.0,
+    "of the tolerance",
+    f"|gradient - reference| <= {ATOL:g} + {RTOL:g} * |reference| in fp32: the order of adding differs, nothing else "
+    "may (ours; a micro-batch left out is off by thousands of tolerances)",
+    "at most",
+)
+
+
+def measure(rank: Rank) -> Measured:
+    """Accumulate a few micro-batches, then synchronise; say how far gradients are from both references."""
+    import torch
+
+    device = _group.device_of(rank)
+    with _group.group(rank) as dist:
+        torch.manual_seed(2000 + rank.rank)
+        module = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 8))
+        model = _replicas.wrap(rank, module.to(device))
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+        local, synchronised = [], []
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            inputs, targets = _batch(torch, step, rank.world, device)
+            errors = _accumulate(torch, rank, model, inputs, targets)
+            local.append(errors[0])
+            synchronised.append(errors[1])
+            optimizer.step()
+        where = _group.standing(rank, next(module.parameters()), dist.get_backend())
+        ended = _replicas.digest(torch, module.parameters())
+        return {**where, "local": local, "synchronised": synchronised, "ended": ended}
+
+
+def _batch(torch: Any, step: int, world: int, device: Any) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(40 + step)
+    count = world * MICRO_BATCHES * PER_MICRO
+    inputs = torch.randn(count, WIDTH, generator=generator)
+    return inputs.to(device), torch.randn(count, 8, generator=generator).to(device)
+
+
+def _accumulate(torch: Any, rank: Rank, model: Any, inputs: Any, targets: Any) -> tuple[float, float]:
+    """Return the errors of the gradients before and after they are synchronised, in tolerances."""
+    module, mine = model.module, MICRO_BATCHES * PER_MICRO
+    whole = _replicas.reference(torch, module, inputs, targets)
+    inputs = inputs[rank.rank * mine : (rank.rank + 1) * mine]
+    targets = targets[rank.rank * mine : (rank.rank + 1) * mine]
+    last = mine - PER_MICRO
+    kept = _replicas.reference(torch, module, inputs[:last], targets[:last])
+    with model.no_sync():
+        for start in range(0, last, PER_MICRO):
+            _backward(torch, model, inputs, targets, start)
+    share = last / mine
+    before = max(_off(p.grad, grad * share) for p, grad in zip(module.parameters(), kept))
+    _backward(torch, model, inputs, targets, last)
+    return before, max(_off(p.grad, grad) for p, grad in zip(module.parameters(), whole))
+
+
+def _backward(torch: Any, model: Any, inputs: Any, targets: Any, start: int) -> None:
+    micro = slice(start, start + PER_MICRO)
+    (torch.nn.functional.mse_loss(model(inputs[micro]), targets[micro]) / MICRO_BATCHES).backward()
+
+
+def _off(gradient: Any, reference: Any) -> float:
+    return float(((gradient - reference).abs() / (ATOL + RTOL * reference.abs())).max())
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Fail on a rank whose gradients were sent too early, are not the whole batch's, or whose replica drifted."""
+    found = _group.problem(view, ranks)
+    if found is not None:
+        return found
+    if len(ranks) == 1:
+        return skipped("one rank averages with nobody")
+    worst = 0.0
+    for entry in ranks:
+        for kind in ("local", "synchronised"):
+            errors = entry.get(kind) or []
+            if len(errors) != STEPS or not entry.get("ended"):
+                return undecided(f"rank {entry['rank']} took {len(errors)} of {STEPS} steps", fix="see the check's log")
+            for step, error in enumerate(errors):
+                if not _group.finite(error) or error > LIMIT.value:
+                    return _off_reference(entry["rank"], step, kind, error)
+                worst = max(worst, error)
+    return _replicas.drifted(ranks, "ended", "after accumulating") or passed(
+        f"{MICRO_BATCHES} micro-batches under no_sync equal one process's batch on {len(ranks)} ranks over "
+        f"{ranks[0]['backend']}",
+        value=worst,
+        unit=LIMIT.unit,
+        limit=LIMIT,
+        digest=ranks[0]["ended"],
+    )
+
+
+def _off_reference(rank: int, step: int, kind: str, error: Any) -> Outcome:
+    what = {
+        "local": "gradients under no_sync are not the rank's own sum: they were sent, or a micro-batch is lost",
+        "synchronised": "the accumulated gradients are not those of one process on the whole batch",
+    }[kind]
+    return failed(
+        f"rank {rank}, step {step}: {what}",
+        fix="run the ddp check: right there, reinstall torch, as its no_sync is broken; wrong there, run all-reduce",
+        value=error if _group.finite(error) else None,
+        unit=LIMIT.unit,
+        limit=LIMIT,
+        rank=rank,
+        step=step,
+    )
