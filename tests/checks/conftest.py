@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envcheck.checks import View
-from envcheck.node.snapshot import Snapshot, from_json
+from envcheck.node.snapshot import Signal, Snapshot, from_json
 
 SNAPSHOTS = Path(__file__).parents[1] / "data" / "snapshots"
 
@@ -47,3 +48,34 @@ def node(machine: Callable[[str], Snapshot]) -> Callable[..., View]:
 def cpu(machine: Callable[[str], Snapshot]) -> View:
     """Return the view of a machine without a GPU."""
     return View(machine("cpu"), {"torch": "2.13.0+cpu", "cuda": None, "device_count": 0, "python": "3.11.2"})
+
+
+@pytest.fixture
+def put() -> Callable[..., View]:
+    """Change signals of a node: `put(view, kernel__xids=[...])`; a Signal stands as it is, anything else is a value."""
+
+    def change(view: View, **signals: Any) -> View:
+        named = {name.replace("__", "."): _signal(value) for name, value in signals.items()}
+        snapshot = dataclasses.replace(view.snapshot, signals={**view.snapshot.signals, **named})
+        return dataclasses.replace(view, snapshot=snapshot)
+
+    return change
+
+
+@pytest.fixture
+def put_gpu() -> Callable[..., View]:
+    """Change signals of the GPUs with these indices: `put_gpu(view, [3], temperature=99)`."""
+
+    def change(view: View, indices: Sequence[int], **signals: Any) -> View:
+        named = {name: _signal(value) for name, value in signals.items()}
+        gpus = [
+            dataclasses.replace(gpu, signals={**gpu.signals, **named}) if index in indices else gpu
+            for index, gpu in enumerate(view.snapshot.gpus)
+        ]
+        return dataclasses.replace(view, snapshot=dataclasses.replace(view.snapshot, gpus=gpus))
+
+    return change
+
+
+def _signal(value: Any) -> Signal:
+    return value if isinstance(value, Signal) else Signal(value)

@@ -43,7 +43,7 @@ COMPARED: Mapping[str, Callable[[Any], str]] = {
 
 def judge(view: View) -> Outcome:
     """Fail naming every promise that is not kept; an environment that cannot be asked keeps none."""
-    promised = {key: view.promises[key] for key in COMPARED if view.promises.get(key)}
+    promised = {key: view.promises[key] for key in COMPARED if view.promises.get(key, "unknown") != "unknown"}
     if not promised:
         return skipped("this environment promises nothing (no labels of ours)")
     if not view.environment.get("torch"):

@@ -1,0 +1,133 @@
+"""Xids and SXids: what calls for action is a failure while it is fresh, what a user's own program did is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
+from envcheck.checks.node import sxid, xid
+from envcheck.node.snapshot import Signal
+
+Node = Callable[..., View]
+DAY = 24 * 3600.0
+
+
+def event(code: int, text: str = "", age: float = 60.0, bus: str = "0000:12:00") -> dict[str, Any]:
+    return {"code": code, "text": text, "age": age, "bus_id": bus}
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (79, FAIL),
+        (48, FAIL),
+        (74, FAIL),
+        (64, FAIL),
+        (119, FAIL),
+        (94, WARN),
+        (44, WARN),
+        (31, PASS),
+        (43, PASS),
+        (45, PASS),
+        (63, PASS),
+        (9999, WARN),
+    ],
+)
+def test_each_kind_of_xid_has_its_verdict(node: Node, put: Node, code: int, status: str) -> None:
+    outcome = xid.judge(put(node("h100x8"), kernel__xids=[event(code)]))
+    assert outcome.status == status
+    if status != PASS:
+        assert f"Xid {code} " in outcome.summary
+        assert "0000:12:00" in outcome.summary
+        assert outcome.remedy
+
+
+def test_a_quiet_log_passes_and_says_how_far_it_goes_back(node: Node) -> None:
+    outcome = xid.judge(node("h100x8"))
+    assert (outcome.status, outcome.value) == (PASS, 0)
+    assert "72 h" in outcome.summary
+
+
+@pytest.mark.parametrize(("age", "status"), [(DAY, FAIL), (DAY + 1, WARN)])
+def test_what_is_older_than_a_day_is_a_warning(node: Node, put: Node, age: float, status: str) -> None:
+    assert xid.judge(put(node("h100x8"), kernel__xids=[event(79, age=age)])).status == status
+    fatal = event(20034, "Fatal, Link 30 LTSSM Fault Up", age=age)
+    assert sxid.judge(put(node("h100x8"), kernel__sxids=[fatal])).status == status
+
+
+@pytest.mark.parametrize(("times", "status"), [(4, PASS), (5, WARN)])
+def test_an_applications_fault_five_times_on_one_gpu_is_suspicious(
+    node: Node, put: Node, times: int, status: str
+) -> None:
+    wild = [event(13 if n % 2 else 31) for n in range(times)]
+    assert xid.judge(put(node("h100x8"), kernel__xids=wild)).status == status
+    spread = [event(31, bus=f"0000:{n:02x}:00") for n in range(times)]
+    assert xid.judge(put(node("h100x8"), kernel__xids=spread)).status == PASS
+
+
+@pytest.mark.parametrize(("other", "words"), [(63, "its row was remapped"), (64, "could NOT be remapped")])
+def test_a_double_bit_error_is_told_with_what_became_of_its_row(node: Node, put: Node, other: int, words: str) -> None:
+    outcome = xid.judge(put(node("h100x8"), kernel__xids=[event(48), event(other)]))
+    assert outcome.status == FAIL
+    assert words in outcome.summary
+    elsewhere = xid.judge(put(node("h100x8"), kernel__xids=[event(48), event(other, bus="0000:13:00")]))
+    assert words not in elsewhere.summary
+
+
+def test_xid_154_carries_the_drivers_own_action_and_its_end(node: Node, put: Node) -> None:
+    drain = event(154, "GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)", age=100)
+    outcome = xid.judge(put(node("h100x8"), kernel__xids=[drain]))
+    assert outcome.status == FAIL
+    assert "Drain and Reset" in outcome.remedy
+    over = event(154, "GPU recovery action changed from 0x4 (Drain and Reset) to 0x0 (None)", age=10)
+    assert xid.judge(put(node("h100x8"), kernel__xids=[drain, over])).status == PASS
+    assert xid.judge(put(node("h100x8"), kernel__xids=[event(154, "something new")])).status == WARN
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "status"),
+    [
+        (20034, "Fatal, Link 30 LTSSM Fault Up", FAIL),
+        (12028, "Non-fatal, Link 32 egress non-posted PRIV error (First)", WARN),
+        (10003, "Non-fatal, whatever it says", FAIL),
+        (11012, "Non-fatal, Link 1 single bit ECC", PASS),
+    ],
+)
+def test_a_switchs_errors(node: Node, put: Node, code: int, text: str, status: str) -> None:
+    assert sxid.judge(put(node("h100x8"), kernel__sxids=[event(code, text)])).status == status
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [
+        ("/dev/kmsg: Operation not permitted", SKIP),
+        ("/dev/kmsg: No such file or directory", SKIP),
+        ("/dev/kmsg: Input/output error", ERROR),
+    ],
+)
+def test_a_log_that_was_not_read_is_never_a_quiet_one(node: Node, put: Node, reason: str, status: str) -> None:
+    unread = put(node("h100x8"), kernel__xids=Signal(reason=reason), kernel__sxids=Signal(reason=reason))
+    for judge in (xid.judge, sxid.judge):
+        outcome = judge(unread)
+        assert outcome.status == status
+        assert reason in outcome.summary
+
+
+def test_a_gpu_that_fell_off_is_found_though_nvml_shows_none(node: Node, put: Node) -> None:
+    assert xid.judge(put(node("mismatch"), kernel__xids=[event(79)])).status == FAIL
+
+
+def test_no_driver_is_a_skip(cpu: View) -> None:
+    assert xid.judge(cpu).status == SKIP
+    assert sxid.judge(cpu).status == SKIP
+
+
+def test_the_catalogue_names_an_action_for_every_code_and_a_reason_for_every_override() -> None:
+    data = xid.catalogue()
+    assert {row["action"] for row in data["xids"].values()} <= set(data["actions"])
+    assert {row["status"] for row in data["actions"].values()} <= {PASS, WARN, FAIL}
+    assert all(row["because"] for row in data["overrides"].values())
+    assert [int(code) for code in data["xids"]] == list(range(1, 173))
