@@ -167,3 +167,9 @@ def test_no_torch_is_a_skip_and_unasked_devices_an_error(node: Node) -> None:
 )
 def test_cuda_visible_devices_as_cuda_reads_it(value: str | None, gpus: int) -> None:
     assert gpu_visible.wanted(value, ["GPU-a1", "GPU-b2"]).gpus == gpus
+
+
+def test_what_an_image_says_it_does_not_know_is_no_lie(node: Node) -> None:
+    view = node("h100x8", promises={"torch": "2.8.0+cu128", "nccl": "unknown"})
+    assert image_promises.judge(view).status == PASS
+    assert "1 of 1" in image_promises.judge(view).summary

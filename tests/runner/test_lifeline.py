@@ -73,6 +73,7 @@ def test_nothing_lives_on_when_envcheck_is_killed(
         env={**os.environ, "TMPDIR": str(scratch)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 (one thread; nohup ignores it)
     ) as process:
         pids = family(tmp_path, 2)
         while not report.exists():
@@ -90,6 +91,26 @@ def test_nothing_lives_on_when_envcheck_is_killed(
     while list(scratch.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert list(scratch.iterdir()) == []
+
+
+def test_ranks_die_with_their_parents_even_when_nobody_is_left_to_end_them(
+    add: Callable[..., Path], site: Path, tmp_path: Path
+) -> None:
+    add("hangs", FAMILY + TELL.format(file=str(tmp_path / "pids")) + "time.sleep(600)", "ranks=1, timeout=600")
+    argv = [sys.executable, "-m", "envcheck", "run", "--python", sys.executable, "--checks", str(site)]
+    argv += ["--only", "hangs", "--output", str(tmp_path / "report.json")]
+    with subprocess.Popen(
+        argv, cwd=Path(envcheck.__file__).parents[1], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        rank, near, far, nursery = family(tmp_path, 1)
+        guard = int(Path(f"/proc/{nursery}/stat").read_text().rpartition(")")[2].split()[1])
+        process.send_signal(signal.SIGSTOP)  # so that it cannot see the guard die
+        os.kill(guard, signal.SIGKILL)
+        process.kill()
+    left = gone([rank, nursery, guard], 2.0)
+    for orphan in (near, far):
+        os.kill(orphan, signal.SIGKILL)
+    assert left == []
 
 
 def test_what_a_check_leaves_behind_is_ended_with_it(

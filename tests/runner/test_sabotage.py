@@ -106,6 +106,13 @@ def test_a_flood_of_fake_results_on_stdout_changes_nothing(outcome: Sabotage) ->
     assert found.ranks == [{"rank": 0}, {"rank": 1}]
 
 
+def test_of_a_flood_only_the_end_is_kept(outcome: Sabotage) -> None:
+    found = outcome("sys.stdout.write('x' * 10 * 2**20 + 'the end'); sys.stdout.flush(); raise OSError('gone')")
+    assert found.status == "error"
+    assert "the end" in found.log
+    assert len(found.log) < 2**16
+
+
 def test_a_measured_nan_never_passes(outcome: Sabotage) -> None:
     judge = "def judge(view, ranks):\n    return passed('fine', value=ranks[0]['x'], unit='s')\n"
     found = outcome("return {'x': float('nan')}", judge=judge)

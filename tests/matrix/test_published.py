@@ -1,0 +1,21 @@
+"""The published cells are what was promised: each torch minor's newest patch from 2.4 on, as plain pip gives it."""
+
+from __future__ import annotations
+
+from envcheck.matrix.load import load
+from envcheck.matrix.versions import key
+
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+
+
+def test_the_cells_follow_from_the_facts() -> None:
+    matrix = load()
+    newest = {key(release.torch)[:2]: release for release in sorted(matrix.torch, key=lambda row: key(row.torch))}
+    expected = {"torch2.13.0-cpu-py311"}
+    for minor, release in newest.items():
+        variant = release.variant(release.pypi["x86_64"])
+        assert variant is not None
+        pythons = {python for build in variant.builds if build.arch == "x86_64" for python in build.python}
+        wanted = [p for p in PYTHONS if p in pythons and matrix.base(p)] if minor >= (2, 4) else []
+        expected |= {f"torch{release.torch}-{variant.variant}-py{p.replace('.', '')}" for p in wanted}
+    assert {str(cell) for cell in matrix.cells()} == expected
