@@ -10,7 +10,7 @@ import os
 import shutil
 import ssl
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
@@ -26,7 +26,7 @@ from envcheck.images.pins import Lock
 from envcheck.images.render import base_reference, render_cell, render_dockerfile
 from envcheck.images.spec import ImageSpec
 from envcheck.images.store import write as write_files
-from envcheck.images.wheels import local_wheels
+from envcheck.images.wheels import local_wheels, refused_wheels
 from envcheck.mirrors.aptconf import bases_for
 from envcheck.mirrors.host import apt_sources, system_roots
 from envcheck.mirrors.profile import CLIENT_DEFAULT, Index, Profile, attempts, hf_environment
@@ -69,14 +69,17 @@ def write(spec: ImageSpec, profile: Profile, out: Path, *, matrix: Path | None =
     cell = render_cell(spec)
     tool = tool_lock()
     _start(out)
-    wheels = local_wheels([*spec.locks, tool], [*profile.pypi, *profile.pytorch], spec.cell.python)
+    indexes = [*profile.pypi, *profile.pytorch]
+    wheels = local_wheels([*spec.locks, tool], indexes, spec.cell.python)
     groups: dict[str, Lock] = {**{str(lock.group): lock for lock in spec.locks}, "envcheck": tool}
+    refused = {name: refused_wheels(lock, indexes, spec.cell.python, wheels) for name, lock in groups.items()}
     carried = {name: all(set(pin.sha256) & wheels.keys() for pin in lock.pins) for name, lock in groups.items()}
     base = base_reference(spec, profile.registry)
     rows = [row for name, lock in groups.items() for row in sources(name, lock, profile, carried=carried[name])]
     write_files(out, cell)
     _write_spec(spec, profile, base, out)
     _write_mirror(rows, wheels.values(), profile, out / "mirror")
+    _write_refused(refused, out / "mirror/refused.tsv")
     _write_apt(spec, profile, out / "mirror/apt")
     _write_tool(out, matrix)
     _normalise(out)
@@ -159,6 +162,11 @@ def _write_mirror(rows: Iterable[Source], wheels: Iterable[Path], profile: Profi
     roots = ca_bundle(profile)
     if roots:
         (mirror / "ca.pem").write_text(roots)
+
+
+def _write_refused(refused: Mapping[str, list[str]], path: Path) -> None:
+    """Write which local files were left out for their hash: what install.sh says when nothing else has them either."""
+    path.write_text("".join(f"{group}\t{name}\n" for group, names in refused.items() for name in names))
 
 
 def ca_bundle(profile: Profile) -> str | None:

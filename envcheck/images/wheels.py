@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from html import unescape
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,14 @@ def local_wheels(locks: Iterable[Lock], indexes: Iterable[Index], python: str) -
             if _may_be(path, pin, python) and (digest := sha256(path)) in pin.sha256:
                 found.setdefault(digest, path)
     return found
+
+
+def refused_wheels(lock: Lock, indexes: Iterable[Index], python: str, found: Mapping[str, Path]) -> list[str]:
+    """Return the names of local files that a lock asks for by name but not by hash, `found` being those it takes."""
+    indexes = [index for index in indexes if index.local is not None]
+    missing = [pin for pin in lock.pins if not set(pin.sha256) & found.keys()]
+    files = ((pin, path) for pin in missing for index in indexes for path in _files(index, pin.name))
+    return sorted({path.name for pin, path in files if _may_be(path, pin, python)})
 
 
 def _files(index: Index, package: str) -> Iterator[Path]:

@@ -45,5 +45,9 @@ while IFS="$tab" read -r for name kind url <&3; do
     fi
     say "$name failed rc=$rc"
 done 3<"$here/sources.tsv"
+# Why the local file was not taken outranks why the last mirror did not answer.
+while IFS="$tab" read -r for name <&3; do
+    if [ "$for" = "$group" ]; then say "hash mismatch: the local $name is not the file that was locked"; fi
+done 3<"$here/refused.tsv"
 say "no source had all of $group.lock"
 exit "$rc"

@@ -22,6 +22,7 @@ from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.images import context as contexts
 from envcheck.images.context import Context, ca_bundle, network, sources, write
+from envcheck.images.diagnose import diagnose
 from envcheck.images.pins import Lock, Pin
 from envcheck.images.resolving import lock_cell
 from envcheck.images.spec import ImageSpec, make_spec
@@ -208,6 +209,21 @@ def test_a_wrong_hash_is_refused_and_nothing_is_installed(
     assert done.returncode != 0
     assert "Hash mismatch" in done.stderr
     assert installed(target) == set()
+
+
+def test_a_local_file_with_another_hash_is_named_when_no_source_has_the_right_one(
+    locked: ImageSpec, tmp_path: Path, target: Path, make_wheel: Callable[..., Path]
+) -> None:
+    other = tmp_path / "other"
+    make_wheel(other, "sympy", "1.14.0", files={"sympy.py": "import os  # not what was locked\n"})
+    context = write(locked, Profile(name="t", pypi=[Index(url=str(other), kind="find-links"), DEAD]), tmp_path / "ctx")
+    done = install(context, "base", target)
+    assert done.returncode != 0
+    assert "hash mismatch: the local sympy-1.14.0-py3-none-any.whl is not the file that was locked" in done.stderr
+    cause = diagnose(done.stderr)
+    assert cause is not None
+    assert cause.what.startswith("hash mismatch")
+    assert "hash mismatch" not in install(context, "nvidia", target).stderr
 
 
 def test_a_poisoned_mirror_is_refused_and_the_good_one_used(
