@@ -113,6 +113,8 @@ def _gpu_floor(facts: Facts, device: Device, driver: str) -> Answer:
     weak = facts.branch(driver) is None or (not verified and key(branch(driver)) <= key(listed[0]))
     if needed is not None and key(driver) >= key(needed):
         return Answer(OK, "", not weak)
+    if needed is None and _before_listed(device, driver, listed[0]):
+        return Answer(OK, "", verified=False)
     if needed is None:
         later = [floors[name] for name in listed if key(name) > key(branch(driver))]
         reason = f"no driver of branch R{branch(driver)} drives {device.label}: it needs {later[0]}"
@@ -120,6 +122,12 @@ def _gpu_floor(facts: Facts, device: Device, driver: str) -> Answer:
     return Answer(
         TOO_OLD, f"driver {driver} < {needed}, the first of R{branch(driver)} that drives {device.label}", not weak
     )
+
+
+def _before_listed(device: Device, driver: str, first: str) -> bool:
+    """Return whether `driver` is said to drive the GPU though no list of its branch does: weak, but better than no."""
+    lowest = device.gpu.min_driver if device.gpu is not None else None
+    return lowest is not None and key(branch(driver)) < key(first) and key(driver) >= key(lowest)
 
 
 def _floors(facts: Facts, device: Device) -> tuple[dict[str, str], bool]:

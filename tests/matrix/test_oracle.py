@@ -17,7 +17,17 @@ from envcheck.matrix.wanted import Wanted
 PLAIN = yaml.safe_load((Path(__file__).parents[2] / "matrix.yaml").read_text())
 CUDA = PLAIN["cuda"]
 DRIVERS = [
-    *("418.40.04", "450.80.01", "450.80.02", "470.256.02", "515.43.04", "520.61.05", "525.60.12", "525.60.13"),
+    *(
+        "418.40.04",
+        "450.80.01",
+        "450.80.02",
+        "470.256.02",
+        "515.43.04",
+        "520.56.06",
+        "520.61.05",
+        "525.60.12",
+        "525.60.13",
+    ),
     *("525.105.17", "530.30.02", "535.54.03", "535.161.07", "545.23.06", "550.54.14", "550.90.07", "560.28.03"),
     *("565.57.01", "570.25", "570.26", "570.86.15", "570.86.16", "570.124.06", "575.51.03", "580.65.05", "580.65.06"),
     *("580.82.07", "580.119.02", "590.44.01", "595.45.03", "595.45.04", "610.43.02"),
@@ -53,6 +63,8 @@ def too_old_for_gpu(gpu: dict[str, Any], driver: str) -> bool:
     mine = branch(driver)
     if mine in first:
         return number(driver) < number(first[mine])
+    if int(mine) < min(map(int, first)) and "min_driver" in gpu:
+        return number(driver) < number(gpu["min_driver"])
     return int(mine) < max(map(int, first))
 
 

@@ -252,12 +252,22 @@ def test_words_as_people_write_them() -> None:
         ("L20", "550.40.07", "ok"),
         ("L4", "610.43.02", "ok"),  # newer than all that are listed
         ("GB200", "570.133.19", "driver-too-old"),
+        ("RTX 4090", "520.56.05", "driver-too-old"),
+        ("RTX 4090", "520.56.06", "driver-ok-via-minor-compat"),  # said to, before the first branch that is listed
+        ("RTX 4090", "525.78.00", "driver-too-old"),
+        ("RTX 4090", "525.78.01", "ok"),
     ],
 )
 def test_the_first_driver_of_each_branch_that_knows_the_gpu(ask: Ask, gpu: str, driver: str, verdict: str) -> None:
     variant = "cu128" if gpu == "GB200" else "cu118"
     torch = "2.9.1" if gpu == "GB200" else "2.6.0"
     assert ask(torch=torch, variant=variant, gpus=[gpu], driver=driver).verdict == verdict
+
+
+def test_a_driver_below_the_listed_branches_is_never_verified(ask: Ask) -> None:
+    wanted = {"torch": "2.5.1", "variant": "cu118", "gpus": ["RTX 4090"]}
+    assert ask(driver="520.61.05", **wanted).verified is False
+    assert ask(driver="530.30.02", **wanted).verified is True
 
 
 @pytest.mark.parametrize(
