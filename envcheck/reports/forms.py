@@ -7,5 +7,6 @@ from typing import Final
 
 from envcheck.reports.junit import junit
 from envcheck.reports.model import RunReport
+from envcheck.reports.prometheus import prometheus
 
-FORMS: Final[dict[str, Callable[[RunReport], str]]] = {"junit": junit}
+FORMS: Final[dict[str, Callable[[RunReport], str]]] = {"junit": junit, "prometheus": prometheus}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import datetime as dt
+import math
 import re
 from collections.abc import Iterable
 from typing import Any, Final
@@ -30,6 +31,16 @@ def quantity(value: Any, unit: str) -> str:
     if isinstance(value, (list, tuple)):
         return f"{', '.join(str(v) for v in value)} {unit}".strip()
     return f"{value} {unit}".strip()
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number as one; None for words, truth, nothing and what no float can hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 def bound(outcome: OutcomeRow) -> str:
@@ -68,14 +79,20 @@ def environment(facts: dict[str, Any]) -> str:
     parts += [f"torch {facts['torch']}"] if "torch" in facts else []
     parts += [f"{title} {facts[key]}" for key, title in _LIBRARIES.items() if facts.get(key)]
     if facts.get("error"):
-        parts.append(f"torch cannot be imported: {facts['error']}" if "python" in facts else facts["error"])
+        parts.append(f"torch cannot be imported: {facts['error']}" if "python" in facts else str(facts["error"]))
     return ", ".join(parts)
+
+
+def devices(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the GPUs that torch saw, as its facts describe them."""
+    listed = facts.get("devices")
+    return [device for device in listed if isinstance(device, dict)] if isinstance(listed, list) else []
 
 
 def hardware(report: RunReport) -> str:
     """Return what it ran on, and of a CPU that it was no GPU."""
     if report.mode == "gpu":
-        names = collections.Counter(str(d.get("name")) for d in report.environment.get("devices", []))
+        names = collections.Counter(str(device.get("name")) for device in devices(report.environment))
         driver = report.snapshot.signal("driver.version").value
         gpus = ", ".join(f"{count} x {name}" for name, count in names.items())
         return f"{gpus} (nccl), driver {driver}" if driver else f"{gpus} (nccl)"
@@ -94,7 +111,7 @@ def seconds(report: RunReport) -> float:
     """Return how long the run took; what its checks took where it was cut short."""
     try:
         over = dt.datetime.fromisoformat(report.ended) - dt.datetime.fromisoformat(report.started)
-    except ValueError:
+    except (ValueError, TypeError):  # TypeError: one of them names no time zone
         return sum(outcome.seconds for outcome in report.outcomes)
     return over.total_seconds()
 

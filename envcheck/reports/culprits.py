@@ -1,0 +1,48 @@
+"""Which GPU a finding is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from envcheck.checks import ERROR, FAIL, WARN
+from envcheck.reports import words
+from envcheck.reports.model import RunReport
+from envcheck.runner.record import OutcomeRow
+
+FINDINGS: Final = (FAIL, ERROR, WARN)
+_NAMING: Final = ("device", "devices", "gpu", "gpus", "uuid", "uuids", "culprit", "culprits")
+
+
+def uuids(report: RunReport) -> list[str]:
+    """Return the node's GPUs as NVML orders them, then those that only torch saw."""
+    seen = [gpu.uuid for gpu in report.snapshot.gpus]
+    told = [device.get("uuid") for device in words.devices(report.environment)]
+    return list(dict.fromkeys([*seen, *(str(uuid) for uuid in told if uuid)]))
+
+
+def culprits(report: RunReport) -> dict[str, list[OutcomeRow]]:
+    """Return for each GPU the findings that name it: in their summary, their details, or by its rank."""
+    known = uuids(report)
+    findings = [(o, _named(o)) for o in report.outcomes if o.status in FINDINGS]
+    return {uuid: [o for o, named in findings if any(uuid in text for text in named)] for uuid in known}
+
+
+def _named(outcome: OutcomeRow) -> list[str]:
+    details = outcome.details
+    rank = details.get("rank")
+    at = [
+        entry for entry in outcome.ranks if isinstance(entry, dict) and rank is not None and entry.get("rank") == rank
+    ]
+    told = [details[key] for key in _NAMING if key in details] + [entry.get("device") for entry in at]
+    return [outcome.summary, *(text for value in told for text in _texts(value))]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from map(str, value)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)

@@ -1,0 +1,133 @@
+"""A report as Prometheus text, for node_exporter's textfile collector: base units, one family a quantity."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from envcheck import __version__
+from envcheck.reports import words
+from envcheck.reports.culprits import culprits
+from envcheck.reports.model import RunReport
+from envcheck.runner.record import OutcomeRow
+
+# Prometheus wants base units, named in full (prometheus.io/docs/practices/naming).
+_UNITS: Final = {
+    "s": ("seconds", 1.0),
+    "ms": ("seconds", 1e-3),
+    "us": ("seconds", 1e-6),
+    "B": ("bytes", 1.0),
+    "MiB": ("bytes", 2.0**20),
+    "GiB": ("bytes", 2.0**30),
+    "GB/s": ("bytes_per_second", 1e9),
+    "Gb/s": ("bytes_per_second", 1.25e8),
+    "TFLOP/s": ("flop_per_second", 1e12),
+    "W": ("watts", 1.0),
+    "MHz": ("hertz", 1e6),
+    "C": ("celsius", 1.0),
+    "°C": ("celsius", 1.0),
+    "%": ("ratio", 1e-2),
+}
+_STATUSES: Final = ("pass", "warn", "fail", "skip", "error")
+_VERDICTS: Final = ("pass", "fail", "error")
+Sample = tuple[str, dict[str, str], float, str]
+
+
+def prometheus(report: RunReport) -> str:
+    """Return the exposition text; every sample is a gauge, and what could not be read is not there."""
+    families: dict[str, dict[str, str]] = {}
+    told: dict[str, str] = {}
+    for name, labels, value, doc in [*_run(report), *_checks(report), *_gpus(report)]:
+        told.setdefault(name, f"# HELP {name} {_escaped(doc)}\n# TYPE {name} gauge\n")
+        # A series told twice makes the collector refuse the whole file.
+        families.setdefault(name, {}).setdefault(_labels(labels), repr(value))
+    lines = {
+        name: "".join(f"{name}{at} {value}\n" for at, value in family.items()) for name, family in families.items()
+    }
+    return "".join(told[name] + lines[name] for name in families)
+
+
+def _run(report: RunReport) -> Iterable[Sample]:
+    facts, driver = report.environment, report.snapshot.signal("driver.version").value
+    told = {
+        "version": report.tool or __version__,
+        "level": report.plan.level,
+        "mode": report.mode,
+        "target": report.target.name,
+        "cell": report.promises.get("cell"),
+        "torch": facts.get("torch"),
+        "cuda": facts.get("cuda"),
+        "driver": driver,
+    }
+    yield "envcheck_run_info", {k: str(v or "") for k, v in told.items()}, 1.0, "What the last run validated, and how."
+    for verdict in _VERDICTS:
+        doc = "1 for what the last run came to: pass, fail, or error (could not be told)."
+        yield "envcheck_run_verdict", {"verdict": verdict}, float(report.verdict.status == verdict), doc
+    yield "envcheck_run_complete", {}, float(bool(report.ended)), "Whether the last run reached its end."
+    yield "envcheck_run_duration_seconds", {}, words.seconds(report), "How long the last run took."
+    for name, moment in (("start", report.started), ("end", report.ended)):
+        since = _since(moment)
+        if since is not None:
+            yield f"envcheck_run_{name}_timestamp_seconds", {}, since, f"When the last run had its {name}."
+
+
+def _checks(report: RunReport) -> Iterable[Sample]:
+    levels = {check.id: check.level for check in report.plan.checks}
+    never = [OutcomeRow(id=i, kind="env", status="error", summary="") for i in words.unfinished(report)]
+    for outcome in [*report.outcomes, *never]:
+        labels = {"check": outcome.id}
+        for status in _STATUSES:
+            whole = {**labels, "level": levels.get(outcome.id, report.plan.level), "status": status}
+            doc = "1 for what the check came to; only pass is a pass."
+            yield "envcheck_check_status", whole, float(outcome.status == status), doc
+        if outcome.attempts:
+            yield "envcheck_check_duration_seconds", labels, outcome.seconds, "How long the check took."
+        yield from _quantity("envcheck_check_value", labels, outcome.value, outcome.unit, "What the check measured")
+        if outcome.limit:
+            bound = {**labels, "kind": outcome.limit.kind}
+            doc = "What the check's value was held against"
+            yield from _quantity("envcheck_check_limit", bound, outcome.limit.value, outcome.limit.unit, doc)
+
+
+def _gpus(report: RunReport) -> Iterable[Sample]:
+    blamed = culprits(report)
+    for number, gpu in enumerate(report.snapshot.gpus):
+        index = gpu.signal("index").value
+        labels = {"uuid": gpu.uuid, "gpu": str(number if index is None else index)}
+        doc = "A GPU of this node."
+        yield "envcheck_gpu_info", {**labels, "name": str(gpu.signal("name").value or "")}, 1.0, doc
+        doc = "How many findings (warn, fail, error) of the last run name this GPU."
+        yield "envcheck_gpu_findings", labels, float(len(blamed[gpu.uuid])), doc
+        for name, signal in gpu.signals.items():
+            if signal.unit in _UNITS:
+                stem = f"envcheck_gpu_{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_')}"
+                yield from _quantity(stem, labels, signal.value, signal.unit, f"Read off the GPU: {name}")
+
+
+def _quantity(stem: str, labels: dict[str, str], value: Any, unit: str | None, doc: str) -> Iterable[Sample]:
+    """Yield the value in its base unit; with its unit as a label where that is none Prometheus knows."""
+    known = words.number(value)
+    if known is not None and unit in _UNITS:
+        suffix, factor = _UNITS[unit]
+        yield f"{stem}_{suffix}", labels, known * factor, f"{doc}, in {suffix.replace('_', ' ')}."
+    elif known is not None:
+        yield stem, {**labels, "unit": unit or ""}, known, f"{doc}, in the unit it has."
+
+
+def _since(moment: str) -> float | None:
+    try:
+        return dt.datetime.fromisoformat(moment).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _labels(labels: dict[str, str]) -> str:
+    told = ",".join(f'{name}="{_escaped(value, quote=True)}"' for name, value in labels.items())
+    return f"{{{told}}}" if told else ""
+
+
+def _escaped(text: str, *, quote: bool = False) -> str:
+    text = words.printable(text).replace("\\", r"\\").replace("\r", "").replace("\n", r"\n")
+    return text.replace('"', r"\"") if quote else text

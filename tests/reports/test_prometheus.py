@@ -1,0 +1,113 @@
+"""The textfile form: what an alert can rely on, by the format's own grammar and by promtool."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
+from envcheck.reports.model import RunReport
+from envcheck.reports.prometheus import prometheus
+from envcheck.runner.record import LimitRow, OutcomeRow, Plan
+
+MakeReport = Callable[..., RunReport]
+SNAPSHOT = Path(__file__).parents[1] / "data" / "snapshots" / "h100x8.json"
+SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\})? (\S+)')
+
+
+def row(identity: str, status: Any, **more: Any) -> OutcomeRow:
+    return OutcomeRow(id=identity, kind="env", status=status, summary="said so", **more)
+
+
+def samples(text: str) -> dict[str, float]:
+    """Return every sample by its name and labels; HELP and TYPE stand once and before their family."""
+    found: dict[str, float] = {}
+    typed: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            assert line.split()[2] not in typed
+            continue
+        if line.startswith("# TYPE "):
+            typed.append(line.split()[2])
+            continue
+        match = SAMPLE.fullmatch(line)
+        assert match, line
+        assert match[1] == typed[-1]
+        key = f"{match[1]}{{{match[2] or ''}}}"
+        assert key not in found
+        found[key] = float(match[3])
+    return found
+
+
+SLOW = row(
+    "nccl",
+    "fail",
+    value=312.5,
+    unit="GB/s",
+    limit=LimitRow(value=380.0, unit="GB/s", source="a test", kind="at least"),
+    remedy="look",
+    details={"gpu": "GPU-1"},
+)
+
+
+def test_statuses_are_a_set_of_which_one_is_set(report: MakeReport) -> None:
+    found = samples(prometheus(report(row("a", "pass"), SLOW)))
+    at = 'envcheck_check_status{{check="{}",level="quick",status="{}"}}'
+    assert [found[at.format("nccl", s)] for s in ("pass", "warn", "fail", "skip", "error")] == [0, 0, 1, 0, 0]
+    assert found[at.format("a", "pass")] == 1
+    assert found['envcheck_run_verdict{verdict="fail"}'] == 1
+    assert found['envcheck_run_verdict{verdict="pass"}'] == 0
+
+
+def test_values_and_limits_are_in_base_units(report: MakeReport) -> None:
+    found = samples(prometheus(report(SLOW, row("b", "pass", value=3, unit="wrong elements"))))
+    assert found['envcheck_check_value_bytes_per_second{check="nccl"}'] == 312.5e9
+    assert found['envcheck_check_limit_bytes_per_second{check="nccl",kind="at least"}'] == 380e9
+    assert found['envcheck_check_value{check="b",unit="wrong elements"}'] == 3
+
+
+def test_gpus_are_told_by_uuid_and_findings_name_theirs(report: MakeReport) -> None:
+    gpus = [
+        Gpu(f"GPU-{i}", {"power_draw": Signal(70.0, unit="W"), "clock_sm": Signal(reason="hidden")}) for i in (1, 2)
+    ]
+    found = samples(prometheus(report(SLOW, snapshot=Snapshot("", {}, gpus))))
+    assert found['envcheck_gpu_power_draw_watts{uuid="GPU-1",gpu="0"}'] == 70
+    assert found['envcheck_gpu_findings{uuid="GPU-1",gpu="0"}'] == 1
+    assert found['envcheck_gpu_findings{uuid="GPU-2",gpu="1"}'] == 0
+    assert not any("clock_sm" in name for name in found)
+
+
+@pytest.mark.parametrize("value", [None, True, "nan", [1.0], {"a": 1}, 10**400])
+def test_what_is_no_number_is_no_sample(report: MakeReport, value: Any) -> None:
+    assert "check_value" not in prometheus(report(row("a", "pass", value=value, unit="s")))
+
+
+def test_a_check_that_never_ran_is_an_error_and_the_run_not_complete(report: MakeReport) -> None:
+    whole = report(row("a", "pass"))
+    plan = Plan(level="quick", checks=whole.plan.checks, nproc=2)
+    found = samples(prometheus(report(plan=plan, ended="")))
+    assert found['envcheck_check_status{check="a",level="quick",status="error"}'] == 1
+    assert found["envcheck_run_complete{}"] == 0
+    assert not any("end_timestamp" in name for name in found)
+
+
+def test_labels_are_escaped(report: MakeReport) -> None:
+    text = prometheus(report(row("a", "pass", value=1.0, unit='q"\\\n\x00')))
+    assert r'envcheck_check_value{check="a",unit="q\"\\\n"} 1.0' in text.splitlines()
+
+
+def test_promtool_finds_nothing_to_say(report: MakeReport) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool here (Debian: apt-get install prometheus)")
+    snapshot = from_json(json.loads(SNAPSHOT.read_text()))
+    text = prometheus(report(SLOW, row("b", "pass", value=3, unit="wrong elements"), snapshot=snapshot))
+    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
