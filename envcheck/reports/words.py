@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from envcheck.reports.model import RunReport
+from envcheck.runner.judge import group_size
 from envcheck.runner.record import OutcomeRow
 
 BYTES: Final = ("B", "byte", "bytes")
@@ -90,14 +91,15 @@ def devices(facts: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def hardware(report: RunReport) -> str:
-    """Return what it ran on, and of a CPU that it was no GPU."""
+    """Return what it ran on, and of a CPU that it was no GPU; gloo and nccl only where a group of ranks ran."""
+    ranks = group_size(report.outcomes)
     if report.mode == "gpu":
         names = collections.Counter(str(device.get("name")) for device in devices(report.environment))
         driver = report.snapshot.signal("driver.version").value
         gpus = ", ".join(f"{count} x {name}" for name, count in names.items())
-        return f"{gpus} (nccl), driver {driver}" if driver else f"{gpus} (nccl)"
+        return f"{gpus}{' (nccl)' if ranks else ''}{f', driver {driver}' if driver else ''}"
     if report.mode == "cpu":
-        return f"CPU: gloo, {report.plan.nproc} ranks, {report.host.cpus} cores. No GPU was tested."
+        return f"CPU{f': gloo, {ranks} ranks' if ranks else ''}, {report.host.cpus} cores. No GPU was tested."
     return "nothing: it is not known what the environment sees"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Outcome, Ranks, View, failed, skipped, undecided
@@ -16,7 +16,7 @@ _VERDICTS: Final[dict[int, VerdictStatus]] = {0: "pass", 1: "fail", 3: "error"}
 _WORDS: Final = {1: "FAIL", 3: "COULD NOT BE TOLD"}
 _WHERE: Final[dict[Mode, str]] = {
     "gpu": "on the GPUs of this node",
-    "cpu": "on CPU and gloo; no GPU was tested",
+    "cpu": "on CPU{gloo}; no GPU was tested",
     "unknown": "without a word from torch; no GPU was tested",
 }
 _BUGS: Final = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, AssertionError)
@@ -81,7 +81,12 @@ def verdict(outcomes: Sequence[OutcomeRow], mode: Mode, *, complete: bool = True
     return Verdict(
         status=_VERDICTS[code],
         exit_code=code,
-        sentence=_sentence(code, counts[PASS], mode, culprits if complete or code == 1 else [*culprits, "cut short"])
+        sentence=_sentence(
+            code,
+            counts[PASS],
+            _WHERE[mode].format(gloo=" and gloo" if group_size(outcomes) else ""),
+            culprits if complete or code == 1 else [*culprits, "cut short"],
+        )
         + _extent(outcomes),
         counts={status: counts[status] for status in _STATUSES},
     )
@@ -95,9 +100,13 @@ def _extent(outcomes: Sequence[OutcomeRow]) -> str:
     return told + (f"; {left} check{'s' * (left != 1)} left out by the budget" if left else "")
 
 
-def _sentence(code: int, passes: int, mode: Mode, culprits: list[str]) -> str:
+def group_size(outcomes: Iterable[OutcomeRow]) -> int:
+    """Return how many ranks the largest group had of those that measured something; 0 where each was alone."""
+    return max((len(o.ranks) for o in outcomes if len(o.ranks) > 1 and any(r is not None for r in o.ranks)), default=0)
+
+
+def _sentence(code: int, passes: int, where: str, culprits: list[str]) -> str:
     """Say in every sentence of a CPU run that it is one, so that none of them is taken for a GPU's."""
-    where = _WHERE[mode]
     if code == 0:
         return f"PASS: {passes} promise{'s' * (passes != 1)} proved {where}"
-    return f"{_WORDS[code]}: {', '.join(culprits) or 'nothing passed'}{'' if mode == 'gpu' else f' ({where})'}"
+    return f"{_WORDS[code]}: {', '.join(culprits) or 'nothing passed'}{'' if where == _WHERE['gpu'] else f' ({where})'}"

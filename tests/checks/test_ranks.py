@@ -12,6 +12,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.env import all_reduce, all_reduce_bandwidth, amp, ddp, matmul, shm
 from envcheck.node.snapshot import Signal
+from envcheck.reports.words import quantity
 
 Node = Callable[..., View]
 Entry = dict[str, Any]
@@ -341,6 +342,8 @@ def test_bus_bandwidth_by_its_formula() -> None:
 def test_shared_memory_on_each_side_of_each_limit(cpu: View, total: Any, free: Any, mode: str, status: str) -> None:
     outcome = shm.judge(dataclasses.replace(cpu, mode=mode), [{"rank": 0, "total": total, "free": free}])
     assert outcome.status == status
+    # Value and limit are shown beside the summary; it does not say them again.
+    assert quantity(outcome.value, outcome.unit) not in outcome.summary
     if total == 64 << 20:
         assert "--shm-size" in outcome.remedy
         assert outcome.limit is not None

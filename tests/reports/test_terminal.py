@@ -40,6 +40,7 @@ SLOW = row(
     ],
 )
 GOOD = row("ddp", "pass", "gradients equal one process's")
+GROUP = row("all-reduce", "pass", "exact", ranks=[{}] * 8)
 BROKEN = row("amp", "error", "rank 1 died of SIGSEGV", remedy="see the log", log="[rank 1] Fatal Python error")
 
 
@@ -50,11 +51,20 @@ def test_no_line_is_wider_than_80_columns(report: MakeReport) -> None:
 
 
 def test_it_says_what_ran_on_what(report: MakeReport) -> None:
-    told = text(report(GOOD))
+    told = text(report(GROUP))
     assert "registry.example/torch:1" in told
     assert "Python 3.12.3, torch 2.9.1+cu128, CUDA 12.8, cuDNN 9.10.2, NCCL 2.27.5" in told
     assert "8 x NVIDIA H100 80GB HBM3 (nccl), driver 570.124.06" in told
     assert told.splitlines()[-1] == "PASS: 1 promise proved on the GPUs of this node"
+
+
+def test_gloo_and_nccl_are_named_only_where_a_group_of_ranks_ran(report: MakeReport) -> None:
+    assert "8 x NVIDIA H100 80GB HBM3, driver 570.124.06" in text(report(GOOD))
+    pair, alone = (row("a", "pass", "fine", ranks=[{}] * count) for count in (2, 1))
+    assert "CPU: gloo, 2 ranks, 8 cores. No GPU was tested." in text(report(pair, mode="cpu"))
+    assert "gloo" not in text(report(alone, mode="cpu"))
+    lost = row("a", "error", "rank 0 ImportError: no", ranks=[None, None])
+    assert "ran on    CPU, 8 cores. No GPU was tested." in text(report(lost, mode="cpu"))
 
 
 def test_a_failure_shows_value_limit_source_remedy_and_both_measurements(report: MakeReport) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned
 from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.runner.discover import Found
-from envcheck.runner.judge import decide, exit_code, verdict, without_gpu
+from envcheck.runner.judge import decide, exit_code, group_size, verdict, without_gpu
 from envcheck.runner.record import OutcomeRow
 
 VIEW = View(Snapshot(signals={"read": Signal(1), "unread": Signal(reason="permission denied")}))
@@ -109,7 +110,18 @@ def test_a_verdict_on_a_cpu_never_reads_like_a_gpus() -> None:
         assert "no GPU was tested" in verdict(outcomes, "cpu").sentence
         assert "no GPU was tested" not in verdict(outcomes, "gpu").sentence
         assert verdict(outcomes, "unknown").sentence.count("without a word from torch; no GPU was tested") == 1
-    assert verdict([row("a", "pass")], "cpu").sentence == "PASS: 1 promise proved on CPU and gloo; no GPU was tested"
+    assert verdict([row("a", "pass")], "cpu").sentence == "PASS: 1 promise proved on CPU; no GPU was tested"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size"),
+    [([], 0), ([{}], 0), ([None, None], 0), ([{}, None], 2), ([{}, {}], 2), ([{"x": 1}] * 8, 8)],
+)
+def test_gloo_is_named_only_where_a_group_of_ranks_ran(ranks: list[Any], size: int) -> None:
+    outcomes = [row("a", "pass"), structs.replace(row("b", "pass"), ranks=ranks)]
+    assert group_size(outcomes) == size
+    told = "PASS: 2 promises proved on CPU and gloo; no" if size else "PASS: 2 promises proved on CPU; no"
+    assert verdict(outcomes, "cpu").sentence.startswith(told)
 
 
 def test_a_verdict_names_what_failed_and_counts_everything() -> None:

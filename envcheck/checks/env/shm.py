@@ -40,11 +40,17 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         limits.limit("shm", "warn"),
         limits.limit("shm-free", "fail"),
     )
-    told = f"{PATH} has {total / 2**20:.0f} MiB, {free / 2**20:.0f} MiB free"
     if total < floor.value:
-        return failed(told, fix=_FIX, value=total, unit="B", limit=floor, free=free)
+        return failed(f"{PATH} is too small", fix=_FIX, value=total, unit="B", limit=floor, free=free)
     if free < room.value:
-        return failed(told, fix=_EMPTY_IT, value=free, unit="B", limit=room, total=total)
+        return failed(
+            f"too little of the {total / 2**20:,.0f} MiB of {PATH} is free",
+            fix=_EMPTY_IT,
+            value=free,
+            unit="B",
+            limit=room,
+            total=total,
+        )
     if view.mode == "gpu" and total < advice.value:
-        return warned(f"{told}: little for a GPU node", fix=_FIX, value=total, unit="B", limit=advice, free=free)
-    return passed(told, value=total, unit="B", limit=floor, free=free)
+        return warned(f"{PATH} is small for a GPU node", fix=_FIX, value=total, unit="B", limit=advice, free=free)
+    return passed(f"{PATH} has room", value=total, unit="B", limit=floor, free=free)
