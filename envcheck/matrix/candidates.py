@@ -132,7 +132,8 @@ def _absent(release: TorchRelease, variant: TorchVariant, arch: HostArch) -> Ans
 
 def _node(facts: Facts, variant: TorchVariant, build: Build, driver: str | None, asked: list[Device]) -> Answer:
     each: list[Device | None] = [*asked] or [None]
-    answers = [judge_gpu(facts, variant, build, device, driver) for device in each]
+    newest = facts.newest_branch(asked) if driver is None else None
+    answers = [judge_gpu(facts, variant, build, device, driver, newest) for device in each]
     worst, culprit = min(zip(answers, each, strict=True), key=lambda pair: ORDER.index(pair[0].verdict))
     if worst.verdict != OK and len(each) > 1 and culprit is not None and culprit.label not in worst.reason:
         worst = worst._replace(reason=f"{culprit.label}: {worst.reason}")

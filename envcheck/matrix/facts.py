@@ -60,6 +60,12 @@ class Facts:
         """Return the first branch that no longer drives `architecture`, or None."""
         return next((row for row in self.drivers if architecture in row.drops), None)
 
+    def newest_branch(self, asked: list[Device]) -> str | None:
+        """Return the newest driver branch that still drives every GPU, or None when none of them was dropped."""
+        gone = [row.branch for device in asked if (row := self.dropped_by(device.architecture)) is not None]
+        older = [row.branch for row in self.drivers if gone and key(row.branch) < min(map(key, gone))]
+        return older[-1] if older else None
+
     def branch(self, driver: str) -> DriverBranch | None:
         """Return the branch of `driver`, or None when it is not in the matrix."""
         return next((row for row in self.drivers if row.branch == branch(driver)), None)

@@ -22,6 +22,9 @@ NO_WHEEL: Final = "no-wheel"
 ORDER: Final = (NO_WHEEL, NO_PYTHON, TOO_NEW, NO_CODE, DROPPED, TOO_OLD, FORWARD, MINOR, OK)
 LEGAL: Final = frozenset({OK, MINOR, FORWARD})
 
+# Stands for the last driver of a branch, which is at least any that a fact names.
+_LAST: Final = "999.99"
+
 
 class Answer(NamedTuple):
     """A verdict, the sentence that says why, and whether every fact under it is well sourced."""
@@ -45,11 +48,28 @@ def runs_on(matrix: Matrix, sass: list[str], ptx: list[str], cc: str, cuda: str)
     return any(sass_runs(facts, sm, cc, cuda) for sm in sass) or any(ptx_runs(code, cc) for code in ptx)
 
 
-def judge_gpu(facts: Facts, variant: TorchVariant, build: Build, device: Device | None, driver: str | None) -> Answer:
-    """Return the verdict for one GPU (None: any) under `driver` (None: any)."""
-    cuda = variant.cuda
-    if cuda is None:
+def judge_gpu(
+    facts: Facts,
+    variant: TorchVariant,
+    build: Build,
+    device: Device | None,
+    driver: str | None,
+    newest_branch: str | None = None,
+) -> Answer:
+    """Return the verdict for one GPU (None: any) under `driver` (None: any of `newest_branch` or older)."""
+    if variant.cuda is None:
         return Answer(OK, "the cpu variant needs no GPU and no driver")
+    if driver is not None or newest_branch is None:
+        return _under(facts, variant.cuda, build, device, driver)
+    free = _under(facts, variant.cuda, build, device, None)
+    best = _under(facts, variant.cuda, build, device, f"{newest_branch}.{_LAST}")
+    if best.verdict in (OK, free.verdict):
+        return free
+    reason = best.reason.replace(f"driver {newest_branch}.{_LAST}", f"the last R{newest_branch}")
+    return best._replace(reason=f"branches after R{newest_branch} dropped a GPU of this node; {reason}")
+
+
+def _under(facts: Facts, cuda: str, build: Build, device: Device | None, driver: str | None) -> Answer:
     answers = [Answer(OK, "", verified=True)]
     if device is not None:
         answers.append(_code(facts, cuda, build, device))
@@ -77,7 +97,7 @@ def _code(facts: Facts, cuda: str, build: Build, device: Device) -> Answer:
         reason = f"what the {build.arch} wheel was compiled for is not known: not counted on for {device.label}"
         return Answer(NO_CODE, reason, verified=False)
     verified = device.verified and build.sass_verified
-    for sm in sorted(build.sass, key=key):
+    for sm in sorted(build.sass, key=key, reverse=True):
         if sass_runs(facts, sm, device.cc, cuda):
             return Answer(OK, f"its {_sm(sm)} code runs on {_named(device)}", verified)
     if any(ptx_runs(code, device.cc) for code in build.ptx):

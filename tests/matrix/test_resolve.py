@@ -264,6 +264,26 @@ def test_the_first_driver_of_each_branch_that_knows_the_gpu(ask: Ask, gpu: str, 
     assert ask(torch=torch, variant=variant, gpus=[gpu], driver=driver).verdict == verdict
 
 
+def test_a_free_driver_is_still_one_that_drives_the_gpu(ask: Ask) -> None:
+    kepler = ask(gpus=["K80"])
+    assert kepler.verdict == "driver-ok-via-minor-compat"
+    assert "450.80.02 <= the last R470 < 520.61.05" in " ".join(kepler.reasons)
+    assert {row.verdict for row in kepler.ranked} == {"driver-ok-via-minor-compat"}
+    assert ask(gpus=["V100"]).verdict == "ok"  # R580 drives it, and is newer than any CUDA with code for it needs
+
+
+def test_gpus_without_a_driver_in_common_are_no_node_to_install_on(ask: Ask) -> None:
+    both = ask(gpus=["K80", "H100"])
+    assert (both.verdict, both.cell) == ("driver-too-old", None)
+    assert "no driver of branch R470 drives H100" in both.reasons[0]
+    assert {"without the K80", "without the H100"} <= {row.change for row in both.alternatives}
+
+
+@pytest.mark.parametrize(("gpu", "code"), [("RTX 4090", "sm_86"), ("A100", "sm_80"), ("B300", "sm_100")])
+def test_the_nearest_code_is_the_one_that_is_named(ask: Ask, gpu: str, code: str) -> None:
+    assert ask(torch="2.13.0", variant="cu130", gpus=[gpu]).reasons[0].startswith(f"its {code} code runs on {gpu}")
+
+
 def test_a_driver_below_the_listed_branches_is_never_verified(ask: Ask) -> None:
     wanted = {"torch": "2.5.1", "variant": "cu118", "gpus": ["RTX 4090"]}
     assert ask(driver="520.61.05", **wanted).verified is False
