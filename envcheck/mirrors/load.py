@@ -30,14 +30,7 @@ def load(name: str | Path) -> Profile:
 
 def parse(data: bytes, path: Path) -> Profile:
     """Return the profile in YAML `data`. An error names the key path and the line."""
-    try:
-        node = yaml.compose(data, Loader=yaml.SafeLoader)
-        value = yaml.safe_load(data)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f"{path}:{mark.line + 1}" if mark else str(path)
-        message = f"{line}: not YAML: {getattr(error, 'problem', None) or 'unreadable'}"
-        raise ConfigError(message, fix="mend the line") from error
+    node, value = _read(data, path)
     if not isinstance(value, dict):
         message = f"{path}: a mirror profile is a mapping"
         raise ConfigError(message, fix="see `envcheck render --help` for an example")
@@ -49,6 +42,25 @@ def parse(data: bytes, path: Path) -> Profile:
     except msgspec.ValidationError as error:
         raise _located(error, lines, path) from error
     return _checked_files(_check_urls(_resolved(profile, path), lines, path), path)
+
+
+def _read(data: bytes, path: Path) -> tuple[yaml.Node | None, Any]:
+    """Return the document as nodes, which know their lines, and as values. An alias is refused: it can hold itself."""
+    try:
+        for event in yaml.parse(data, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                line = f"{path}:{event.start_mark.line + 1}" if event.start_mark else str(path)
+                message = f"{line}: the alias *{event.anchor}"
+                raise ConfigError(message, fix="write out what it stands for")
+        return yaml.compose(data, Loader=yaml.SafeLoader), yaml.safe_load(data)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"{path}:{mark.line + 1}" if mark else str(path)
+        message = f"{line}: not YAML: {getattr(error, 'problem', None) or 'unreadable'}"
+        raise ConfigError(message, fix="mend the line") from error
+    except (ValueError, RecursionError) as error:
+        message = f"{path}: not YAML: {str(error).splitlines()[0]}"
+        raise ConfigError(message, fix="mend it: a profile holds text, true or false, lists and mappings") from error
 
 
 def _lines(node: yaml.Node | None, at: str = "$") -> dict[str, int]:
