@@ -42,7 +42,8 @@ drift: setup
 	$(BIN)/envcheck matrix check
 
 bench: setup
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+	@$(BIN)/envcheck build torch2.13.0-cpu-py311 --engine venv --mirror host --dest .envcheck/test-venv >/dev/null
+	@failed=0; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || failed=1; done; exit $$failed
 
 dev-lock: setup
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --no-annotate \

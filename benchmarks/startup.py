@@ -55,10 +55,11 @@ def main() -> None:
     found = measure(options.runs)
     if options.json:
         print(json.dumps(found, indent=2))
-        return
+        raise SystemExit(0 if found["ratio_median"] <= GOAL else 1)
     print(f"import click      {found['bare_median_s']:.3f} s (min {found['bare_min_s']:.3f})")
     print(f"envcheck resolve  {found['resolve_median_s']:.3f} s (min {found['resolve_min_s']:.3f})")
     print(f"ratio             {found['ratio_median']:.2f} (min {found['ratio_min']:.2f}; goal <= {GOAL:.0f})")
+    raise SystemExit(0 if found["ratio_median"] <= GOAL else 1)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,10 @@ COMMANDS: Final = {
 }
 
 
+# What the envcheck of an image comes without (pyproject.toml, the group `image`).
+_HOST_ONLY: Final = {"docker", "jinja2", "uv"}
+
+
 class Settings(NamedTuple):
     """The global options, found at `ctx.obj`."""
 
@@ -133,6 +137,10 @@ def _status() -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name not in _HOST_ONLY:
+            raise
+        return _say("inside an image envcheck only validates; run this command on the host", ConfigError.exit_code)
     except (click.ClickException, EnvcheckError, OSError) as error:
         return _say(*_told(error))
     return status if isinstance(status, int) else 0

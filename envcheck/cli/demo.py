@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     help="auto: docker if one answers, else podman, else venv.",
 )
 @click.option("--output", default="envcheck-report.json", show_default=True, type=click.Path(path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Stop at the cell that would be built; its name is the last line.")
 @click.pass_context
-def command(ctx: click.Context, *, mirror: str, engine: str, output: Path) -> None:
+def command(ctx: click.Context, *, mirror: str, engine: str, output: Path, dry_run: bool) -> None:
     """Resolve for this machine, build the best published cell, validate it.
 
     With a container engine that is an image, otherwise a virtual environment.
@@ -42,6 +43,9 @@ def command(ctx: click.Context, *, mirror: str, engine: str, output: Path) -> No
     matrix = load(settings.matrix)
     answer = _resolve(matrix)
     cell = choose(matrix, answer, found)
+    if dry_run:
+        click.echo(f"\n{cell}")
+        return
     _step(2, f"build: {cell} with {found}, through mirror profile {mirror}")
     click.echo("the newest published cell that is legal here (`envcheck images` lists them)")
     ctx.invoke(build.command, selector=str(cell), mirror=mirror, engine=found)
@@ -52,7 +56,7 @@ def command(ctx: click.Context, *, mirror: str, engine: str, output: Path) -> No
 
         ctx.invoke(run.command, python=str(state_path("venvs", str(cell))), output=output)
     else:
-        ctx.invoke(run.command, image=_image(matrix, cell), output=output)
+        ctx.invoke(run.command, image=_image(matrix, cell, found), output=output)
 
 
 def _step(number: int, title: str) -> None:
@@ -120,7 +124,8 @@ def _has_python(version: str) -> bool:
     return True
 
 
-def _image(matrix: Matrix, cell: Cell) -> str:
+def _image(matrix: Matrix, cell: Cell, engine: str) -> str:
+    from envcheck.images.engines import local_name
     from envcheck.images.spec import load_spec
 
-    return f"envcheck/torch:{load_spec(matrix, cell).tag}"
+    return local_name(engine, f"envcheck/torch:{load_spec(matrix, cell).tag}")

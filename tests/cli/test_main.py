@@ -125,6 +125,31 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
     assert done.stderr.count(b"\n") == 1
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["build", "torch2.13.0-cpu-py311", "--engine", "docker"],
+        ["render", "--check"],
+        ["lock", "torch2.13.0-cpu-py311"],
+        ["run", "--image", "x:1"],
+        ["demo"],
+    ],
+)
+def test_inside_an_image_what_only_a_host_can_do_is_one_line(command: list[str], tmp_path: Path) -> None:
+    for name in ("docker", "jinja2", "uv"):
+        (tmp_path / name).mkdir()
+        missing = f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')"
+        (tmp_path / name / "__init__.py").write_text(missing, encoding="utf-8")
+    done = run(*command, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2, done.stderr
+    assert done.stderr == "envcheck: inside an image envcheck only validates; run this command on the host\n"
+
+
+def test_the_readme_has_a_line_for_every_command() -> None:
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"| `envcheck {name}` |" not in readme] == []
+
+
 def test_a_terminal_without_our_signs_gets_others() -> None:
     done = run("checks", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr

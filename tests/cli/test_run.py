@@ -204,7 +204,8 @@ def test_a_foreign_environment_passes_its_quick_level_and_nothing_is_installed_i
     run: Envcheck, torch_python: Path
 ) -> None:
     before = sorted(torch_python.parents[1].rglob("*"))
-    done = run("run", "--python", str(torch_python), "--level", "quick", "--json")
+    # On a machine with a GPU this torch, which has no CUDA, is rightly refused by one check.
+    done = run("run", "--python", str(torch_python), "--level", "quick", "--skip", "gpu-visible", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert report["mode"] == "cpu"
