@@ -12,7 +12,7 @@ from typing import Final
 from envcheck.errors import ConfigError
 from envcheck.mirrors.aptconf import AptSource, parse_sources
 from envcheck.mirrors.pipconf import ClientConfig, pip_config, uv_config
-from envcheck.mirrors.profile import CLIENT_DEFAULT, HuggingFace, Index, Profile, has_userinfo, redacted
+from envcheck.mirrors.profile import CLIENT_DEFAULT, HuggingFace, Index, Profile, has_userinfo, redacted, without_query
 
 _CA_VARIABLES: Final = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _TORCH_INDEX: Final = re.compile(r"/whl/(cpu|cu[0-9]+)/?$")
@@ -36,6 +36,11 @@ def merge(uv: ClientConfig, pip: ClientConfig, *, ca: str | None, netrc: str | N
         if has_userinfo(url):
             message = f"this machine's pip, uv or HF configuration has a password in {redacted(url)}"
             raise ConfigError(message, fix="move user and password to ~/.netrc, which reaches a build as a secret only")
+        if without_query(url) != url:
+            message = f"this machine's pip, uv or HF configuration has a query in {without_query(url)}?..."
+            raise ConfigError(
+                message, fix="leave it out; move a token to ~/.netrc, which reaches a build as a secret only"
+            )
     torch = [Index(url=_TORCH_INDEX.sub("/whl/{variant}", url)) for url in extra if _TORCH_INDEX.search(url)]
     simple = [Index(url=url) for url in [default, *(u for u in extra if not _TORCH_INDEX.search(u))]]
     return Profile(name="host", pypi=[*simple, *links], pytorch=[*torch, *links], ca=ca, netrc=netrc, hf=hf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ import yaml
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.host import host_profile
-from envcheck.mirrors.profile import CLIENT_DEFAULT, HuggingFace, Index, Profile, has_userinfo, redacted
+from envcheck.mirrors.profile import CLIENT_DEFAULT, HuggingFace, Index, Profile, has_userinfo, redacted, without_query
 
 PRESETS: Final = ("none", "host")
 
@@ -133,10 +134,23 @@ def _check_urls(profile: Profile, lines: dict[str, int], path: Path) -> Profile:
         if not url.startswith(kinds) and not (url == CLIENT_DEFAULT and at.endswith(".url")):
             message = f"{_where(at, lines, path)}: {url!r} is no URL"
             raise ConfigError(message, fix=f"begin it with {', '.join(kinds)}")
-        if any(character.isspace() for character in url):
-            message = f"{_where(at, lines, path)}: a blank in the URL {url!r}"
-            raise ConfigError(message, fix="write blanks as %20")
+        _check_url(at, url, _where(at, lines, path))
     return profile
+
+
+def _check_url(at: str, url: str, where: str) -> None:
+    """Refuse in a URL what no client would make sense of, and what may be a credential."""
+    if any(character.isspace() for character in url):
+        message = f"{where}: a blank in the URL {url!r}"
+        raise ConfigError(message, fix="write blanks as %20")
+    if without_query(url) != url:
+        message = f"{where}: a query in the URL {without_query(url)}?..."
+        raise ConfigError(message, fix="leave it out; move a token to a netrc file and name that under `netrc:`")
+    known = {"variant"} if at.startswith("$.pytorch") else set()
+    unknown = next((name for name in re.findall(r"\{([^{}]*)\}", url) if name not in known), None)
+    if unknown is not None:
+        message = f"{where}: nothing is put in for {{{unknown}}}"
+        raise ConfigError(message, fix="the one placeholder is {variant}, in the URLs under `pytorch:`")
 
 
 def _checked_files(profile: Profile, path: Path) -> Profile:

@@ -70,6 +70,11 @@ def has_userinfo(url: str) -> bool:
     return _USERINFO.search(url) is not None
 
 
+def without_query(url: str) -> str:
+    """Return the URL up to its `?`: what follows is often a token, and a path appended to it would not be one."""
+    return url.partition("?")[0]
+
+
 def redacted(url: str) -> str:
     """Return the URL without what a log must not hold."""
     return _USERINFO.sub("://***@", url)

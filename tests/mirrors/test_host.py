@@ -65,6 +65,12 @@ def test_pip_without_configuration_files_is_obeyed(machine: Path) -> None:
     assert profile.pypi == [Index(url="https://b.example")]
 
 
+def test_a_query_in_the_machines_configuration_is_refused_and_not_repeated(machine: Path) -> None:
+    with pytest.raises(ConfigError, match="query") as refused:
+        host_profile(_environ(machine, PIP_INDEX_URL="https://a.example/simple?token=hunter2"), machine)
+    assert "hunter2" not in str(refused.value)
+
+
 @pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "UV_INDEX", "PIP_FIND_LINKS", "HF_ENDPOINT"])
 def test_a_password_in_the_machines_configuration_is_refused_and_not_repeated(machine: Path, variable: str) -> None:
     with pytest.raises(ConfigError, match=r"netrc") as refused:

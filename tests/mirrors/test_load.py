@@ -77,6 +77,8 @@ def test_an_unnamed_profile_is_called_as_its_file() -> None:
         (("https://mirror.example/pypi", "ftp://mirror.example/pypi"), "site.yaml:3: pypi[0].url: 'ftp://"),
         (("[https://mirror.example]", "[/srv/apt]"), "site.yaml:11: apt[0]: '/srv/apt' is no URL"),
         (("https://mirror.example/pypi/simple", "https://mirror.example/a b"), "site.yaml:3: pypi[0].url: a blank"),
+        (("{variant}", "{varient}"), "site.yaml:7: pytorch[0].url: nothing is put in for {varient}"),
+        (("pypi/simple", "pypi/{variant}"), "site.yaml:3: pypi[0].url: nothing is put in for {variant}"),
         (("hf:", "hf: ["), "site.yaml:10: not YAML"),
         (("[https://mirror.example]", "&a [*a]"), "site.yaml:11: the alias *a"),
         ((WHOLE, "[" * 5000 + "]" * 5000), "site.yaml: not YAML"),
@@ -117,6 +119,14 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(site: Path, at: str) ->
     with pytest.raises(ConfigError, match="user or password") as refused:
         load(site / "site.yaml")
     assert "hunter2" not in str(refused.value)
+    assert "netrc" in refused.value.fix
+
+
+def test_a_token_in_a_query_is_refused_and_not_repeated(site: Path) -> None:
+    (site / "site.yaml").write_text(WHOLE.replace("/pypi/simple", "/pypi/simple?token=abcd"))
+    with pytest.raises(ConfigError, match=r"site\.yaml:3: pypi\[0\]\.url: a query in the URL .*simple\?") as refused:
+        load(site / "site.yaml")
+    assert "abcd" not in str(refused.value)
     assert "netrc" in refused.value.fix
 
 
