@@ -10,7 +10,7 @@ from envcheck.matrix.candidates import Candidate, candidates
 from envcheck.matrix.facts import Device, Facts
 from envcheck.matrix.model import HostArch
 from envcheck.matrix.verdict import DROPPED, FORWARD, MINOR, NO_WHEEL, OK, TOO_OLD
-from envcheck.matrix.versions import key, python_key
+from envcheck.matrix.versions import branch, key, python_key
 from envcheck.matrix.wanted import Wanted
 
 _WHOLE_DRIVER = 2
@@ -50,7 +50,7 @@ def alternatives(
     search = _Search(facts, wanted, asked, arch, best)
     if best.answer.verdict == OK:
         return list(_with_package(search))
-    found = [*_drivers(search), *_variants(search)]
+    found = [*_drivers(search), *_smallest_upgrade(search), *_variants(search)]
     if not best.legal:
         found += [*_torches(search), *_pythons(search)]
         found = found or list(_torch_and_more(search))
@@ -59,7 +59,15 @@ def alternatives(
         found += _without_package(search)
     else:
         found += _with_package(search)
-    return list({alternative.cell + alternative.change: alternative for alternative in found}.values())
+    return _each_once(found)
+
+
+def _each_once(found: list[Alternative]) -> list[Alternative]:
+    """Drop what was offered already: the same cell under the same driver, in whatever words."""
+    seen: dict[tuple[str, str], Alternative] = {}
+    for row in found:
+        seen.setdefault((row.cell, row.change.rpartition(": ")[2]), row)
+    return list(seen.values())
 
 
 def _made(candidate: Candidate, change: str) -> Alternative:
@@ -80,6 +88,26 @@ def _drivers(search: _Search) -> Iterator[Alternative]:
             version, candidate = found
             bound = f">= {version}" if key(version) > key(driver) else version
             yield _made(candidate, f"keep {best.variant}: driver {bound}")
+
+
+def _smallest_upgrade(search: _Search) -> Iterator[Alternative]:
+    """Offer the lowest newer driver under which anything that was asked for runs as it is."""
+    driver = search.wanted.driver
+    if driver is None or search.best.legal:
+        return
+    for version in _thresholds(search):
+        if key(version) <= key(driver) or not all(_is_listed(device, version) for device in search.asked):
+            continue
+        for candidate in search.legal(search.wanted.but(driver=version)):
+            if candidate.cuda and candidate.answer.verdict in (OK, MINOR):
+                yield _made(candidate, f"torch {candidate.torch} with {candidate.variant}: driver >= {version}")
+                return
+
+
+def _is_listed(device: Device, version: str) -> bool:
+    """Return whether the branch is one that the GPU's facts list, as far as they list any, or a later one."""
+    listed = device.gpu.first_driver if device.gpu is not None else {}
+    return not listed or key(branch(version)) >= min(map(key, listed))
 
 
 def _first(search: _Search, drivers: list[str], goals: set[str]) -> tuple[str, Candidate] | None:

@@ -145,6 +145,28 @@ def test_nearest_alternatives_per_axis(ask: Ask) -> None:
     assert "keep torch 2.8.0+cu128: Python 3.13" in [row.change for row in answer.alternatives]
 
 
+@pytest.mark.parametrize(
+    ("gpu", "driver", "change"),
+    [
+        ("RTX 4090", "470.57.02", "torch 2.14.1 with cu126: driver >= 525.78.01"),
+        ("RTX 5090", "565.57.01", "torch 2.13.0 with cu129: driver >= 570.86.16"),
+        ("T4", "418.40.04", "torch 2.7.1 with cu118: driver >= 450.80.02"),
+    ],
+)
+def test_the_smallest_upgrade_is_offered_beside_the_newest(ask: Ask, gpu: str, driver: str, change: str) -> None:
+    offered = [row.change for row in ask(gpus=[gpu], driver=driver).alternatives]
+    assert offered[0] == "keep cu132: driver >= 580.65.06"
+    assert change in offered
+
+
+def test_the_same_upgrade_is_offered_once(ask: Ask) -> None:
+    answer = ask(torch="2.8.0", variant="cu128", gpus=["RTX 4090"], driver="470.57.02")
+    assert [row.change for row in answer.alternatives] == [
+        "keep cu128: driver >= 525.78.01",
+        "keep cu128: driver >= 570.86.15",
+    ]
+
+
 def test_compat_offers_what_makes_it_native(ask: Ask) -> None:
     answer = ask(torch="2.8.0", variant="cu128", gpus=["H100"], driver="565.57.01")
     assert answer.verdict == "driver-ok-via-minor-compat"
