@@ -9,14 +9,17 @@ _STEP: Final = re.compile(r"^#(?P<id>\d+) (?P<title>\[[^\]]+\] .*)$")
 _OUTPUT: Final = re.compile(r"^#(?P<id>\d+) (?:\d+\.\d+ )(?P<text>.*)$")
 _ERROR: Final = re.compile(r"^#(?P<id>\d+) ERROR: (?P<text>.*)$")
 _MOUNT: Final = re.compile(r"--mount=\S+\s+")
+_URL: Final = re.compile(r"https?://(?:[^/\s@]*@)?([^/\s)\"'?]+)")
+_QUOTED_HOST: Final = re.compile(r"['\"]([\w-]+(?:\.[\w-]+)+)['\"]")
 LAST_LINES: Final = 15
 
 
 class Cause(NamedTuple):
-    """What most likely went wrong, and what to do."""
+    """What most likely went wrong, and what to do; `contained` is more to do, where the build is in a container."""
 
     what: str
     fix: str
+    contained: str = ""
 
 
 class Failure(NamedTuple):
@@ -47,10 +50,12 @@ _CAUSES: Final[dict[str, Cause]] = {
     ),
     r"name resolution|Temporary failure resolving|Could not resolve|Name or service not known|dns error"
     r"|failed to lookup address|no such host": Cause(
-        "a host's name does not resolve", "check the mirror's name, and that the build has a network (--network host)"
+        "{host} does not resolve", "check the mirror's name", ", and that the build has a network (--network host)"
     ),
     r"Connection refused|Network is unreachable|No route to host|tcp connect error|Could not connect": Cause(
-        "a host cannot be reached", "check the mirror's address, the proxy and the firewall; --network host may help"
+        "{host} cannot be reached",
+        "check the mirror's address, the proxy and the firewall",
+        "; --network host may help",
     ),
     r"\(40[13] |\b40[13]\s+(?:Client Error|Unauthorized|Forbidden)|error: 40[13]\b": Cause(
         "the mirror refuses access (401/403)", "give credentials with `netrc:` in a mirror profile"
@@ -76,7 +81,19 @@ _CAUSES: Final[dict[str, Cause]] = {
 
 def diagnose(log: str) -> Cause | None:
     """Return the likely cause of a failure, or None when nothing in the log is known."""
-    return next((cause for pattern, cause in _CAUSES.items() if re.search(pattern, log)), None)
+    found = ((cause, re.search(pattern, log)) for pattern, cause in _CAUSES.items())
+    cause, match = next(((cause, match) for cause, match in found if match), (None, None))
+    if cause is None or match is None:
+        return None
+    return cause._replace(what=cause.what.replace("{host}", _host(log, match)))
+
+
+def _host(log: str, match: re.Match[str]) -> str:
+    """Return the host a message is about: of the URL in its line or last before it, else what a tool quotes there."""
+    line_end = log.find("\n", match.end())
+    told = log[: line_end if line_end >= 0 else len(log)]
+    hosts = _URL.findall(told) or _QUOTED_HOST.findall(told[match.start() :])
+    return hosts[-1] if hosts else "a host"
 
 
 def explain(log: str) -> Failure:

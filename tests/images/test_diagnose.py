@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from envcheck.images.diagnose import LAST_LINES, diagnose, explain
+from envcheck.images.engines.build import FailedError
 
 REAL = {
     "disk": "OSError: [Errno 28] No space left on device",
@@ -35,6 +38,30 @@ def test_known_failures_are_named(name: str) -> None:
     assert cause is not None
     assert name.split(maxsplit=1)[0] in cause.what
     assert cause.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (REAL["resolve"], "mirror.example does not resolve"),
+        (REAL["resolve uv"], "a host does not resolve"),
+        ("E: Could not resolve 'deb.example'", "deb.example does not resolve"),
+        ("Failed to fetch: https://joe@a.example/x\n  tcp connect error: Connection refused", "a.example cannot be"),
+        (
+            "from http://a.example/x\nat http://b.example:81/y\ndns error\nused http://c.example",
+            "b.example:81 does not",
+        ),
+    ],
+)
+def test_the_host_that_does_not_answer_is_named(text: str, what: str) -> None:
+    cause = diagnose(text)
+    assert cause is not None
+    assert cause.what.startswith(what)
+
+
+def test_only_a_build_in_a_container_is_told_of_its_network() -> None:
+    assert "--network host" in str(FailedError("x", REAL["reached"], Path("log")))
+    assert "--network" not in str(FailedError("x", REAL["reached"], Path("log"), step="install torch"))
 
 
 @pytest.mark.parametrize(

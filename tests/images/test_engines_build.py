@@ -215,9 +215,24 @@ def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_without_an_engine_auto_is_venv_and_docker_says_what_to_do() -> None:
     assert engines.find("auto") == "venv"
     assert engines.find("venv") == "venv"
-    assert sdk.reachable() is False
-    with pytest.raises(UnavailableError, match=r"no docker engine answers .*; start one, set DOCKER_HOST, or use"):
+    with pytest.raises(
+        UnavailableError, match=r"no docker engine answers at unix://.*no\.sock; start one, or .* or use --engine"
+    ):
         engines.find("docker")
+    with pytest.raises(UnavailableError) as told:
+        sdk.client()
+    assert "--engine" not in str(told.value)
+    assert "Errno" not in str(told.value)
+
+
+@pytest.mark.usefixtures("nobody")
+def test_an_engine_of_others_is_not_called_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(sdk, "_knock", closed)
+    with pytest.raises(UnavailableError, match="this user may not speak to it; have the user added to the docker"):
+        sdk.client()
 
 
 def test_auto_prefers_docker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,12 +189,16 @@ def log_path(name: str) -> Path:
 
 
 class FailedError(BuildError):
-    """A build that failed: one line names the cause and what to do; `detail` is the step and its last lines."""
+    """A build that failed: one line names the cause and what to do; `detail` is the step and its last lines.
+
+    `step` is named for a build that is not in a container, whose log does not tell its steps.
+    """
 
     def __init__(self, what: str, text: str, log: Path, *, step: str | None = None) -> None:
         found = diagnose.explain(text)
         cause = found.cause or diagnose.Cause("no known cause", "read its last lines above, or the whole log")
-        super().__init__(f"{what} could not be built: {cause.what} (log: {log})", fix=cause.fix)
+        fix = cause.fix + ("" if step else cause.contained)
+        super().__init__(f"{what} could not be built: {cause.what} (log: {log})", fix=fix)
         self.detail = [f"in {step or found.step}", *found.lines]
 
 

@@ -26,7 +26,10 @@ class Docker:
     name: Final = "docker"
 
     def __init__(self) -> None:
-        sdk.client().close()
+        try:
+            sdk.client().close()
+        except UnavailableError as error:
+            raise UnavailableError(error.message, fix=f"{error.fix}, or use --engine venv") from error
 
     def frontend(self) -> list[str]:
         """Return the build command: buildx where there is such a plugin, else the client's own BuildKit."""

@@ -21,7 +21,9 @@ from docker.models.images import Image
 
 from envcheck.errors import ConfigError, UnavailableError
 
-_OWNER: Final = "envcheck.owner"
+OWNER: Final = "envcheck.owner"
+_USUAL: Final = "unix:///var/run/docker.sock"
+_ABSENT: Final = ("Connection refused", "No such file or directory")
 _POLL: Final = 0.05
 _NO_GPU: Final = ("could not select device driver", "unknown or invalid runtime", "unresolvable CDI devices")
 
@@ -48,15 +50,25 @@ class ImageInfo(NamedTuple):
 
 def client(timeout: int = 60) -> DockerClient:
     """Return a client of the engine DOCKER_HOST or the current docker context names, which has answered a ping."""
+    host = None
     try:
         host = _host()
         _knock(host)
         found = docker.from_env(timeout=timeout) if host is None else DockerClient(base_url=host, timeout=timeout)
         found.ping()
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-        message = f"no docker engine answers ({_first_line(error)})"
-        raise UnavailableError(message, fix="start one, set DOCKER_HOST, or use --engine venv") from error
+        raise _nobody(error, host) from error
     return found
+
+
+def _nobody(error: Exception, host: str | None) -> UnavailableError:
+    """Say where an engine was looked for; what the system calls its absence helps nobody."""
+    address = os.environ.get("DOCKER_HOST") or host or _USUAL
+    if isinstance(error, PermissionError):
+        message = f"no docker engine answers at {address}: this user may not speak to it"
+        return UnavailableError(message, fix="have the user added to the docker group, or set DOCKER_HOST")
+    why = "" if any(sign in str(error) for sign in _ABSENT) else f" ({_first_line(error)})"
+    return UnavailableError(f"no docker engine answers at {address}{why}", fix="start one, or set DOCKER_HOST")
 
 
 def _host() -> str | None:
@@ -69,19 +81,10 @@ def _host() -> str | None:
 
 def _knock(host: str | None) -> None:
     """Raise OSError where no one listens on the engine's socket; the SDK would leave a socket of its own open."""
-    address = os.environ.get("DOCKER_HOST") or host or "unix:///var/run/docker.sock"
+    address = os.environ.get("DOCKER_HOST") or host or _USUAL
     if address.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as door:
             door.connect(address.removeprefix("unix://"))
-
-
-def reachable() -> bool:
-    """Tell whether a docker engine answers."""
-    try:
-        client(timeout=5).close()
-    except UnavailableError:
-        return False
-    return True
 
 
 def inspect(image: str) -> ImageInfo | None:
@@ -203,7 +206,7 @@ def run_container(
             environment=dict(env or {}),
             user=user,
             stdin_open=True,  # with detach unset this is StdinOnce: our end closed is end of file inside
-            labels={_OWNER: _owner()},
+            labels={OWNER: owner()},
             host_config=_host_config(engine, mounts, shm_size, gpus, network),
         )
         container = engine.containers.get(created["Id"])
@@ -233,17 +236,22 @@ def _host_config(
     )
 
 
-def _owner() -> str:
+def owner() -> str:
+    """Return what a container of this process is labelled with."""
     return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def is_orphan(label: str) -> bool:
+    """Tell whether the process of this machine that a container was labelled with is gone."""
+    host, _, pid = label.rpartition(":")
+    return host == socket.gethostname() and not Path("/proc", pid).exists()
 
 
 def _sweep(engine: DockerClient) -> None:
     """Remove ended containers of ours whose process is gone; nobody is left to read them."""
-    host, _, _ = _owner().rpartition(":")
     with suppress(docker.errors.APIError):
-        for old in engine.containers.list(all=True, filters={"label": _OWNER, "status": "exited"}):
-            owner, _, pid = old.labels.get(_OWNER, "").rpartition(":")
-            if owner == host and not Path("/proc", pid).exists():
+        for old in engine.containers.list(all=True, filters={"label": OWNER, "status": "exited"}):
+            if is_orphan(old.labels.get(OWNER, "")):
                 old.remove()
 
 
