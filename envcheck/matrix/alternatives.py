@@ -78,9 +78,9 @@ def _drivers(search: _Search) -> Iterator[Alternative]:
     driver, best = search.wanted.driver, search.best
     if driver is None or best.answer.verdict not in (DROPPED, TOO_OLD, FORWARD, MINOR):
         return
-    thresholds = _thresholds(search)
-    newer = [version for version in thresholds if key(version) > key(driver)]
-    older = [version for version in reversed(thresholds) if key(version) < key(driver)]
+    known = thresholds(search.facts, search.asked)
+    newer = [version for version in known if key(version) > key(driver)]
+    older = [version for version in reversed(known) if key(version) < key(driver)]
     goal = {OK} if best.answer.verdict == MINOR else {OK, MINOR}
     for goals in (goal, {OK}):
         found = _first(search, newer, goals) or (None if best.legal else _first(search, older, goals))
@@ -95,7 +95,7 @@ def _smallest_upgrade(search: _Search) -> Iterator[Alternative]:
     driver = search.wanted.driver
     if driver is None or search.best.legal:
         return
-    for version in _thresholds(search):
+    for version in thresholds(search.facts, search.asked):
         if key(version) <= key(driver) or not all(_is_listed(device, version) for device in search.asked):
             continue
         for candidate in search.legal(search.wanted.but(driver=version)):
@@ -118,12 +118,12 @@ def _first(search: _Search, drivers: list[str], goals: set[str]) -> tuple[str, C
     return None
 
 
-def _thresholds(search: _Search) -> list[str]:
+def thresholds(facts: Facts, asked: list[Device]) -> list[str]:
     """Return every driver at which some verdict can change, oldest first."""
-    cuda = search.facts.matrix.cuda
+    cuda = facts.matrix.cuda
     found = {row.floor for row in cuda.families} | {row.native_driver for row in cuda.minors}
-    for gpu in search.facts.matrix.gpus:
-        if gpu.cc in {device.cc for device in search.asked}:
+    for gpu in facts.matrix.gpus:
+        if gpu.cc in {device.cc for device in asked}:
             found |= set(gpu.first_driver.values()) | ({gpu.min_driver} if gpu.min_driver else set())
     return sorted((version for version in found if len(key(version)) >= _WHOLE_DRIVER), key=key)
 

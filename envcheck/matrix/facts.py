@@ -7,10 +7,11 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from envcheck.errors import ConfigError
-from envcheck.matrix.gpus import find_gpu, suggest
+from envcheck.matrix.gpus import capability_of_series, find_gpu, suggest
 from envcheck.matrix.model import Capability, CodeTarget, CudaFamily, CudaMinor, DriverBranch, Gpu, Matrix
 from envcheck.matrix.versions import branch, key
 
+READ_CC: Final = "`nvidia-smi --query-gpu=compute_cap --format=csv,noheader`"
 _SM: Final = re.compile(r"(?:sm_|compute_)?(?:(?P<dotted>\d+\.\d)|(?P<digits>\d{2,3}))(?P<exact>[a-z]?)")
 
 
@@ -92,8 +93,10 @@ class Facts:
         if gpu is None:
             near = suggest(self.matrix, name)
             hint = f"did you mean {' or '.join(near)}?" if near else "`envcheck matrix show --gpus` lists them"
+            series = capability_of_series(self.matrix, name)
+            cc = f"--cc {series[0]}, as {series[1]} has" if series else "--cc"
             message = f"no GPU called {name!r} in the matrix"
-            raise ConfigError(message, fix=f"{hint} (or give --cc, e.g. --cc 9.0)")
+            raise ConfigError(message, fix=f"{hint} (or give {cc}; {READ_CC} prints it)")
         return Device(gpu.name, gpu.cc, gpu.architecture, gpu.datacenter, gpu, gpu.verified)
 
     def device_of(self, cc: str) -> Device:

@@ -11,6 +11,9 @@ from envcheck.matrix.model import Gpu, Matrix
 _MAKER: Final = frozenset({"NVIDIA", "TESLA", "GEFORCE", "GRAPHICS", "DEVICE"})
 _FORM: Final = re.compile(r"\d+(\.\d+)?GB?|G?HBM\d\w*|GDDR\d\w*|SXM\d*|PCI-?E|NVL\d*|OAM|AC|LC|HGX|DGX|MIG")
 
+# A GeForce series is the first two of four digits. NVIDIA's RTX 4000 and 6000 of any generation end in 00.
+_SERIES: Final = re.compile(r"(?P<kind>[RG]TX)(?P<series>\d\d)[1-9]\d")
+
 
 def find_gpu(matrix: Matrix, name: str) -> Gpu | None:
     """Return the GPU that `name` means ("H100", "NVIDIA H100 80GB HBM3", "4090"), or None; never a guess."""
@@ -30,6 +33,22 @@ def suggest(matrix: Matrix, name: str) -> list[str]:
     near = difflib.get_close_matches(wanted, names, n=6, cutoff=0.65)
     near += [known for known in sorted(names) if wanted and wanted in known and known not in near]
     return list(dict.fromkeys(names[known] for known in near))[:3]
+
+
+def capability_of_series(matrix: Matrix, name: str) -> tuple[str, str] | None:
+    """Return the compute capability that a GPU of this name's series or generation has, and a GPU that says so.
+
+    None where the matrix has no such GPU, or several that differ.
+    """
+    wanted, words = _SERIES.match(_key(name)), name.upper().split()
+    siblings = [
+        gpu
+        for gpu in matrix.gpus
+        if (wanted and (own := _SERIES.match(_key(gpu.name))) and own.groups() == wanted.groups())
+        or gpu.architecture.upper() in words
+    ]
+    capabilities = {gpu.cc for gpu in siblings}
+    return (siblings[0].cc, siblings[0].name) if len(capabilities) == 1 else None
 
 
 def _key(name: str) -> str:

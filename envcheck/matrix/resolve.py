@@ -7,11 +7,11 @@ from typing import Literal
 import msgspec
 
 from envcheck.matrix.alternatives import Alternative, alternatives
-from envcheck.matrix.bases import what_base_refuses
 from envcheck.matrix.candidates import Candidate, candidates
-from envcheck.matrix.facts import Device, Facts
+from envcheck.matrix.facts import Facts
 from envcheck.matrix.gpus import find_gpu, suggest
 from envcheck.matrix.model import HostArch, Matrix, TorchRelease
+from envcheck.matrix.notes import notes as noted
 from envcheck.matrix.verdict import LEGAL, NO_WHEEL, Answer, driver_verdict, runs_on
 from envcheck.matrix.versions import key
 from envcheck.matrix.wanted import Wanted, devices, host_arch, refuse_nonsense
@@ -95,18 +95,19 @@ def resolve(
     arch = host_arch(wanted, asked)
     found = candidates(facts, wanted, asked, arch) or [_no_release(matrix, wanted)]
     best = found[0]
+    offered = alternatives(facts, wanted, asked, arch, best)
     release = matrix.release(best.torch)
     return Resolution(
         wanted=wanted,
         verdict=best.answer.verdict,
         cell=str(best.cells()[0]) if best.legal else None,
         reasons=_reasons(found),
-        alternatives=alternatives(facts, wanted, asked, arch, best),
+        alternatives=offered,
         verified=best.answer.verified,
         arch=arch,
         install=_install(matrix, best) if best.legal else [],
         index="" if release is None or _default_index(release, best, arch) else f"whl/{best.variant}",
-        notes=[*(notes or []), *_notes(facts, wanted, asked, arch, base_cuda)],
+        notes=[*(notes or []), *noted(facts, wanted, asked, arch, best, offered, base_cuda)],
         read_here=read_here or {},
         ranked=[
             Ranked(cell=str(cell), verdict=row.answer.verdict, verified=row.answer.verified)
@@ -144,12 +145,3 @@ def _install(matrix: Matrix, best: Candidate) -> list[str]:
     release = matrix.release(best.torch)
     companions = {"torchvision": release.torchvision, "torchaudio": release.torchaudio} if release else {}
     return [f"torch=={best.torch}", *(f"{name}=={version}" for name, version in companions.items() if version)]
-
-
-def _notes(facts: Facts, wanted: Wanted, asked: list[Device], arch: HostArch, base_cuda: str | None) -> list[str]:
-    notes = [f"host architecture not given: {arch}"] if wanted.arch is None and not asked else []
-    if wanted.cc and not wanted.gpus and wanted.driver:
-        notes.append("only the compute capability is known, so cuda-compat (data-centre GPUs) is not counted on")
-    if base_cuda is not None:
-        notes.append(what_base_refuses(facts, base_cuda, wanted.driver, asked))
-    return notes

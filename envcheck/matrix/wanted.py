@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from envcheck.errors import ConfigError
-from envcheck.matrix.facts import Device, Facts
+from envcheck.matrix.facts import READ_CC, Device, Facts
 from envcheck.matrix.model import HostArch, TorchRelease
 from envcheck.matrix.versions import key
 
@@ -56,8 +56,16 @@ def spoken(words: Wanted) -> Wanted:
 
 
 def refuse_nonsense(facts: Facts, wanted: Wanted) -> None:
-    """Raise ConfigError for a version that is none, an unknown variant or CUDA, or two that contradict each other."""
+    """Raise ConfigError for a version that is none, an unknown variant or CUDA, or two that contradict each other.
+
+    A compute capability above all that are known is a newer GPU; another one that no fact is near is a mistake.
+    """
     _refuse_bad_form(wanted)
+    known = [row.cc for row in facts.capabilities]
+    for cc in wanted.cc:
+        if facts.capability(cc) is None and key(cc) < key(known[-1]):
+            message = f"--cc {cc}: no fact of the matrix is near it, but of {', '.join(known)}"
+            raise ConfigError(message, fix=f"read it with {READ_CC}")
     variants = {v.variant: v.cuda for release in facts.matrix.torch for v in release.variants}
     if wanted.variant is not None and wanted.variant not in variants:
         message = f"no torch of the matrix was ever built as {wanted.variant!r}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envcheck.matrix.gpus import find_gpu, suggest
+from envcheck.matrix.gpus import capability_of_series, find_gpu, suggest
 from envcheck.matrix.model import Matrix
 
 
@@ -76,3 +76,26 @@ def test_near_misses_are_suggested(matrix: Matrix, written: str, near: str) -> N
 
 def test_nothing_is_suggested_for_nothing_like_it(matrix: Matrix) -> None:
     assert suggest(matrix, "MI300X") == []
+
+
+@pytest.mark.parametrize(
+    ("written", "cc"),
+    [
+        ("RTX 3060", "8.6"),
+        ("NVIDIA GeForce RTX 3080 Ti", "8.6"),
+        ("RTX 4070", "8.9"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "8.9"),
+        ("rtx5080", "12.0"),
+        ("GTX 1060", "6.1"),
+        ("NVIDIA RTX 6000 Ada Generation", "8.9"),
+    ],
+)
+def test_a_series_tells_its_capability(matrix: Matrix, written: str, cc: str) -> None:
+    found = capability_of_series(matrix, written)
+    assert found is not None
+    assert found[0] == cc
+
+
+@pytest.mark.parametrize("written", ["A6000", "RTX 4000", "Quadro RTX 6000", "GTX 960", "RTX 5000 Blackwell", "MI300X"])
+def test_a_name_that_fixes_no_capability_tells_none(matrix: Matrix, written: str) -> None:
+    assert capability_of_series(matrix, written) is None

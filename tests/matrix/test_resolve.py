@@ -246,6 +246,9 @@ def test_a_torch_that_is_not_in_the_matrix(ask: Ask) -> None:
         ({"driver": "570"}, "no driver version"),
         ({"python": "py312"}, "no Python version"),
         ({"cc": ["sm_90"]}, "no compute capability"),
+        ({"cc": ["0.1"]}, r"--cc 0\.1: no fact of the matrix is near it, but of 3\.7.*nvidia-smi"),
+        ({"gpus": ["RTX 4070"]}, r"did you mean RTX 4090.*--cc 8\.9, as RTX 4090 has; `nvidia-smi --query-gpu=compute"),
+        ({"gpus": ["MI300X"]}, r"show --gpus` lists them \(or give --cc; `nvidia-smi"),
         ({"torch": "latest"}, "no version requirement"),
     ],
 )
@@ -304,6 +307,45 @@ def test_gpus_without_a_driver_in_common_are_no_node_to_install_on(ask: Ask) -> 
 @pytest.mark.parametrize(("gpu", "code"), [("RTX 4090", "sm_86"), ("A100", "sm_80"), ("B300", "sm_100")])
 def test_the_nearest_code_is_the_one_that_is_named(ask: Ask, gpu: str, code: str) -> None:
     assert ask(torch="2.13.0", variant="cu130", gpus=[gpu]).reasons[0].startswith(f"its {code} code runs on {gpu}")
+
+
+@pytest.mark.parametrize(
+    ("axes", "note"),
+    [
+        ({"torch": "2.8.0"}, "driver not given: needs >= 525.60.13"),
+        ({"torch": "2.8.0", "gpus": ["RTX 5090"]}, "driver not given: needs >= 570.86.16"),
+        ({"gpus": ["K80"]}, "driver not given: needs >= 450.80.02, R470 at most"),
+        (
+            {"gpus": ["GH200"], "arch": "x86_64"},
+            "x86_64 was asked for, but the matrix knows GH200 in aarch64 hosts only",
+        ),
+        (
+            {"gpus": ["H100"], "arch": "aarch64"},
+            "aarch64 was asked for, but the matrix knows H100 in x86_64 hosts only",
+        ),
+        ({"cc": ["13.0"]}, "compute capability 13.0, and it is newer than all it knows"),
+        ({"cc": ["8.1"]}, "compute capability 8.1: judged as Ampere, after 8.0"),
+        (
+            {"torch": "2.8.0", "variant": "cu128", "gpus": ["H100"], "driver": "565.57.01"},
+            "driver 570.86.15 is the first of R570 that drives H100",
+        ),
+    ],
+)
+def test_what_is_left_open_or_taken_for_granted_is_said(ask: Ask, axes: dict[str, object], note: str) -> None:
+    assert any(said.endswith(note) for said in ask(**axes).notes)
+
+
+@pytest.mark.parametrize(
+    ("axes", "word"),
+    [
+        ({"torch": "2.8.0", "driver": "570.124.06"}, "driver"),
+        ({"torch": "2.8.0", "variant": "cpu"}, "driver"),
+        ({"gpus": ["GH200"]}, "hosts"),
+        ({"cc": ["9.0"]}, "no fact"),
+    ],
+)
+def test_what_is_not_open_is_not(ask: Ask, axes: dict[str, object], word: str) -> None:
+    assert not any(word in said for said in ask(**axes).notes)
 
 
 def test_a_driver_below_the_listed_branches_is_never_verified(ask: Ask) -> None:
