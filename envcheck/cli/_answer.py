@@ -42,7 +42,13 @@ def _pip(answer: Resolution) -> list[str]:
     if not answer.index:
         return [f"pip install {' '.join(answer.install)}", f"(the default index has this wheel for {answer.arch})"]
     words = " ".join([f"{torch}+{variant}" if answer.arch == "x86_64" else torch, *companions])
-    return [f"pip install {words} \\", f"    --index-url $PYTORCH_INDEX/{answer.index}"]
+    return [
+        f"pip install {words} \\",
+        f"    --index-url $PYTORCH_INDEX/{answer.index}",
+        "(PYTORCH_INDEX: the PyTorch wheel index, or your mirror of it), or without it:",
+        f"uv pip install {' '.join(answer.install)} \\",
+        f"    --torch-backend={variant}",
+    ]
 
 
 def _section(title: str, items: list[str]) -> None:

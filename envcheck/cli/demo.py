@@ -41,7 +41,7 @@ def command(ctx: click.Context, *, mirror: str, engine: str, output: Path, dry_r
     found = engines.find(engine)
     _step(1, "resolve: what can run on this machine?")
     matrix = load(settings.matrix)
-    answer = _resolve(matrix)
+    answer = _resolve(matrix, quiet=settings.quiet)
     cell = choose(matrix, answer, found)
     if dry_run:
         click.echo(f"\n{cell}")
@@ -64,16 +64,16 @@ def _step(number: int, title: str) -> None:
     sys.stdout.flush()
 
 
-def _resolve(matrix: Matrix) -> Resolution:
+def _resolve(matrix: Matrix, *, quiet: bool) -> Resolution:
+    """Print what `envcheck resolve` would, and return the answer for any Python: the image brings its own."""
     from envcheck.cli import _answer
-    from envcheck.cli._here import fill
+    from envcheck.cli._here import active_python, fill
     from envcheck.matrix.resolve import Wanted, resolve
     from envcheck.node.collect import identify
 
-    here = fill(matrix, Wanted(), identify(), "any")
-    answer = resolve(matrix, here.wanted.but(python=None), notes=here.notes)
-    _answer.show(answer)
-    return answer
+    here = fill(matrix, Wanted(), identify(), active_python())
+    _answer.show(resolve(matrix, here.wanted, read_here=here.read, notes=here.notes), quiet=quiet)
+    return resolve(matrix, here.wanted.but(python=None), notes=here.notes)
 
 
 def choose(matrix: Matrix, answer: Resolution, engine: str) -> Cell:

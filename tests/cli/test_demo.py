@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
-from envcheck.cli import demo
+from envcheck.cli import _here, demo
 from envcheck.errors import NothingLegalError, UnavailableError
 from envcheck.matrix.load import load
 from envcheck.matrix.resolve import Wanted, resolve
+from envcheck.node import collect
+from envcheck.node.snapshot import Signal, Snapshot
 
 MATRIX = load()
 H100 = Wanted(gpus=["H100"], driver="550.54.14")
@@ -47,6 +50,19 @@ def test_a_venv_needs_the_cells_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "_has_python", lambda _: False)
     with pytest.raises(UnavailableError, match=r"install one of Python 3\.11"):
         demo.choose(MATRIX, resolve(MATRIX, Wanted(variant="cpu")), "venv")
+
+
+def test_its_first_step_says_what_resolve_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    no_gpu = Snapshot(signals={"host.arch": Signal("x86_64"), "driver.version": Signal(reason="no library")})
+    monkeypatch.setattr(collect, "identify", lambda: no_gpu)
+    monkeypatch.setattr(_here, "active_python", lambda: "3.12")
+    answer = demo._resolve(MATRIX, quiet=False)  # noqa: SLF001 (the step, without the build that follows it)
+    said = capsys.readouterr().out
+    assert click.unstyle(said).startswith("torch2.15.0-cpu-py312: ok")
+    assert "read off this node: python 3.12" in said
+    assert {"torch2.13.0-cpu-py311", "torch2.13.0-cpu-py312"} <= {row.cell for row in answer.ranked}
 
 
 @pytest.mark.torch

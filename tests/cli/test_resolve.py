@@ -68,6 +68,10 @@ def test_another_index_is_named_without_a_host(run: Run) -> None:
     _, out, _ = run("resolve", "--torch", "2.8.0", "--variant", "cu126", "--no-here")
     assert "pip install torch==2.8.0+cu126" in out
     assert "--index-url $PYTORCH_INDEX/whl/cu126" in out
+    assert "(PYTORCH_INDEX: the PyTorch wheel index, or your mirror of it" in out
+    assert "uv pip install torch==2.8.0 torchvision==0.23.0 torchaudio==2.8.0" in out
+    assert "--torch-backend=cu126" in out
+    assert max(map(len, out.splitlines())) <= 80
     assert "http" not in out
 
 
