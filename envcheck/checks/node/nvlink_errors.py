@@ -1,0 +1,34 @@
+"""An NVLink that recovers from errors all the time is up, and slow.
+
+Seen in the wild: one link with millions of replays among seventeen clean ones, and an all-reduce at half its speed.
+Counters begin with the driver's load or the GPU's reset. GPUs that count in another way (Blackwell) say so.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from envcheck.checks import Check, Limit, Outcome, View, passed, warned
+from envcheck.checks.node import _gpus
+
+CHECK = Check(promise="the NVLinks carry data without errors", level="quick", gpus=2)
+
+_RECOVERY: Final = Limit(0, "recoveries", "NVIDIA/DCGM diag, pcie test: no NVLink recovery error", "at most")
+_CRC: Final = Limit(100, "errors", "NVIDIA/DCGM diag: 100 NVLink CRC errors a second; here of all time", "at most")
+_FIX: Final = "reset all GPUs of the node together; if it comes back, look at the bridge, the board or the switch"
+
+
+def judge(view: View) -> Outcome:
+    """Warn on recoveries, and on many repairs: the counters do not say when, and bandwidth is measured elsewhere."""
+    errors = _gpus.read(view, "nvlink_errors")
+    recovered = {gpu: counts["recovery"] for gpu, counts in errors.values.items()}
+    noisy = {gpu: counts["crc"] + counts["replay"] for gpu, counts in errors.values.items()}
+    for counts, limit in ((recovered, _RECOVERY), (noisy, _CRC)):
+        bad = {gpu: count for gpu, count in counts.items() if not count <= limit.value}
+        if bad:
+            told = f"NVLink errors: {_gpus.told(bad, limit.unit)}"
+            return warned(
+                told, fix=_FIX, value=max(bad.values()), unit=limit.unit, limit=limit, gpus=_gpus.uuids(view, bad)
+            )
+    lacking = errors.lacking()
+    return lacking or passed("no recoveries, few repeats", value=max(noisy.values()), unit=_CRC.unit, limit=_CRC)

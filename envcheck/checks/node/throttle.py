@@ -1,0 +1,33 @@
+"""A GPU that slows itself down answers every question correctly, late.
+
+Seen in the wild: one GPU of eight at half its clocks for weeks, with a fan or a power feed gone, and a training run as
+fast as its slowest rank. Idle, a power cap and set clocks are reasons too, and no faults.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned
+from envcheck.checks.node import _gpus
+
+CHECK = Check(promise="no GPU is being slowed down by heat or power faults", level="quick", gpus=1)
+
+_FAULTS: Final = frozenset({"hardware thermal slowdown", "power brake"})
+_SYMPTOMS: Final = frozenset({"hardware slowdown", "software thermal slowdown"})
+_SOURCE: Final = "NVML clocks event reasons; leptonai/gpud clock_events.go: bits 0x8, 0x20, 0x40 and 0x80 are faults"
+_FIX: Final = "look at fans, inlet temperature, power cables and the power supplies; run the full level under load"
+
+
+def judge(view: View) -> Outcome:
+    """Fail on what the board itself does about heat or power, warn on what the driver does."""
+    reasons = _gpus.read(view, "clock_reasons")
+    limit = Limit("none of " + ", ".join(sorted(_FAULTS | _SYMPTOMS)), "", _SOURCE, "equal")
+    for bad, verdict in ((_FAULTS, failed), (_FAULTS | _SYMPTOMS, warned)):
+        slowed = {gpu: sorted(bad & set(said)) for gpu, said in reasons.values.items() if bad & set(said)}
+        if slowed:
+            told = "; ".join(f"{gpu}: {', '.join(why)}" for gpu, why in slowed.items())
+            seen = sorted({word for why in slowed.values() for word in why})
+            return verdict(told, fix=_FIX, value=seen, limit=limit, gpus=_gpus.uuids(view, slowed))
+    said = sorted({word for why in reasons.values.values() for word in why}) or ["none"]
+    return reasons.lacking() or passed(f"reasons now: {', '.join(said)}", value=said, limit=limit)

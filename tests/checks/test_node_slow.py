@@ -1,0 +1,113 @@
+"""What makes a GPU slow: throttles, caps, heat, lost lanes. A choice and an idle GPU are no faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
+from envcheck.checks.node import pcie_errors, pcie_link, power_limit, temperature, throttle
+from envcheck.node.snapshot import Signal
+
+Node = Callable[..., View]
+Judge = Callable[[View], Any]
+UNSUPPORTED = Signal(reason="NVML: Not Supported")
+UNREAD = Signal(reason="NVML: Unknown Error")
+HEALTHY = ("h100x8", "a100x8", "v100x4", "t4", "rtx4090", "mig", "mixed")
+EACH: list[tuple[Judge, str]] = [
+    (throttle.judge, "clock_reasons"),
+    (power_limit.judge, "power_limit"),
+    (temperature.judge, "temperature_margin"),
+    (pcie_link.judge, "pcie_width"),
+    (pcie_link.judge, "pcie_gen"),
+    (pcie_errors.judge, "pcie_replays"),
+]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("judge", dict.fromkeys(judge for judge, _ in EACH))
+def test_a_healthy_machine_passes(node: Node, judge: Judge, name: str) -> None:
+    assert judge(node(name)).status == PASS
+
+
+@pytest.mark.parametrize(("judge", "name"), EACH)
+def test_unread_is_an_error_and_unsupported_a_skip(node: Node, put_gpu: Node, judge: Judge, name: str) -> None:
+    assert judge(put_gpu(node("h100x8"), [0], **{name: UNREAD})).status == ERROR
+    assert judge(put_gpu(node("h100x8"), range(8), **{name: UNSUPPORTED})).status == SKIP
+
+
+@pytest.mark.parametrize(
+    ("reasons", "status"),
+    [
+        ([], PASS),
+        (["idle"], PASS),
+        (["software power cap", "applications clocks", "sync boost"], PASS),
+        (["hardware slowdown"], WARN),
+        (["software thermal slowdown"], WARN),
+        (["hardware slowdown", "hardware thermal slowdown"], FAIL),
+        (["power brake"], FAIL),
+    ],
+)
+def test_each_reason_to_be_slow(node: Node, put_gpu: Node, reasons: list[str], status: str) -> None:
+    outcome = throttle.judge(put_gpu(node("h100x8"), [6], clock_reasons=reasons))
+    assert outcome.status == status
+    if status != PASS:
+        assert "GPU 6" in outcome.summary
+
+
+@pytest.mark.parametrize(("watts", "status"), [(700.0, PASS), (693.0, PASS), (692.0, WARN), (500.0, WARN)])
+def test_a_cap_is_named_with_what_it_should_be(node: Node, put_gpu: Node, watts: float, status: str) -> None:
+    outcome = power_limit.judge(put_gpu(node("h100x8"), [1], power_limit=watts))
+    assert outcome.status == status
+    if status == WARN:
+        assert f"GPU 1 {watts:g} of 700 W" in outcome.summary
+        assert "--power-limit=700" in outcome.remedy
+
+
+@pytest.mark.parametrize(("margin", "status"), [(10, PASS), (9, WARN), (1, WARN), (0, FAIL), (-2, FAIL)])
+def test_the_margin_is_the_gpus_own(node: Node, put_gpu: Node, margin: int, status: str) -> None:
+    assert temperature.judge(put_gpu(node("h100x8"), [2], temperature_margin=margin)).status == status
+
+
+def test_lost_lanes_fail_on_a_datacentre_gpu_and_warn_elsewhere(node: Node, put_gpu: Node) -> None:
+    outcome = pcie_link.judge(put_gpu(node("h100x8"), [4], pcie_width=8))
+    assert (outcome.status, outcome.value) == (FAIL, 8)
+    assert "GPU 4 8 of 16" in outcome.summary
+    assert pcie_link.judge(put_gpu(node("rtx4090"), [0], pcie_width=8)).status == WARN
+    assert pcie_link.judge(put_gpu(node("rtx4090"), [0], pcie_width=8, pcie_width_max=8)).status == PASS
+
+
+@pytest.mark.parametrize(("reasons", "status"), [(["idle"], PASS), ([], WARN), (["software power cap"], WARN)])
+def test_a_low_generation_is_normal_in_an_idle_gpu_only(
+    node: Node, put_gpu: Node, reasons: list[str], status: str
+) -> None:
+    assert pcie_link.judge(put_gpu(node("h100x8"), [4], pcie_gen=1, clock_reasons=reasons)).status == status
+
+
+def test_a_slot_that_allows_less_than_its_neighbours_is_named(node: Node, put_gpu: Node) -> None:
+    outcome = pcie_link.judge(put_gpu(node("h100x8"), [4], pcie_gen_max=3))
+    assert outcome.status == WARN
+    assert "GPU 4 3" in outcome.summary
+
+
+@pytest.mark.parametrize(("count", "status"), [(80, PASS), (81, WARN)])
+def test_replays_on_each_side(node: Node, put_gpu: Node, count: int, status: str) -> None:
+    assert pcie_errors.judge(put_gpu(node("h100x8"), [0], pcie_replays=count)).status == status
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "status"),
+    [
+        ("correctable", 480, PASS),
+        ("correctable", 481, WARN),
+        ("nonfatal", 1, WARN),
+        ("fatal", 1, FAIL),
+        ("fatal", None, PASS),
+    ],
+)
+def test_the_kernels_counters_on_each_side(node: Node, put: Node, kind: str, count: int | None, status: str) -> None:
+    aer = {"fatal": 0, "nonfatal": 0, "correctable": 0, kind: count}
+    gpus = [{"bus_id": "0000:10:00.0", "driver": "nvidia", "numa_node": 0, "aer": aer}]
+    assert pcie_errors.judge(put(node("h100x8"), pci__gpus=gpus)).status == status
