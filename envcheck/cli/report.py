@@ -8,7 +8,7 @@ import click
 
 # A file that is not there is told by the loader, with what to do.
 _REPORT = click.Path(path_type=Path, dir_okay=False)
-_FORMS = ("junit", "prometheus")
+_FORMS = ("junit", "prometheus", "html")
 
 
 @click.group(short_help="A report in other forms, or compared with another.")

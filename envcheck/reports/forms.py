@@ -7,6 +7,7 @@ from typing import Final
 
 from envcheck.reports.junit import junit
 from envcheck.reports.model import RunReport
+from envcheck.reports.page import page
 from envcheck.reports.prometheus import prometheus
 
-FORMS: Final[dict[str, Callable[[RunReport], str]]] = {"junit": junit, "prometheus": prometheus}
+FORMS: Final[dict[str, Callable[[RunReport], str]]] = {"junit": junit, "prometheus": prometheus, "html": page}

@@ -121,3 +121,11 @@ def seconds(report: RunReport) -> float:
 def printable(text: str) -> str:
     """Return the text without colours and without what XML, HTML and terminals cannot hold."""
     return _UNPRINTABLE.sub("", _ESCAPES.sub("", text))
+
+
+def size(count: float) -> str:
+    """Return a count of bytes on an axis, e.g. "64 MiB"."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            return f"{count / factor:.4g} {unit}"
+    return f"{count:.4g} B"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html.parser
 import re
 from typing import Any, Final
 from xml.etree import ElementTree as ET
@@ -19,6 +20,11 @@ from envcheck.runner.record import Attempt, LimitRow, OutcomeRow, Plan, Planned,
 
 SAMPLE: Final = re.compile(r'[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-z_]+="([^"\\\n]|\\[\\n"])*",?)*\})? \S+')
 
+TAGS: Final = re.findall(
+    r"\w+",
+    "html head meta title style body header h1 h2 h3 p span dl dt dd section table tr th td br div figure figcaption "
+    "svg line text polyline circle rect details summary pre footer",
+)
 TEXT = st.text(max_size=30) | st.sampled_from(
     ["<b>&\"'", "\x1b[31m\x00", "| a |\n`", "]]>", "\ufffe", "</script>", "--"]
 )
@@ -126,7 +132,36 @@ def exposition(text: str) -> None:
     assert all(float(line.rpartition(" ")[2]) is not None for line in lines)
 
 
-READERS = {"junit": xml, "prometheus": exposition}
+class Balanced(html.parser.HTMLParser):
+    """What is opened is closed, in its order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002 (html.parser's)
+        """Keep it."""
+        assert tag in TAGS
+        self.opened += [tag] if tag not in ("meta", "br") else []
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002 (html.parser's)
+        """Nothing is left open."""
+        assert tag in TAGS
+
+    def handle_endtag(self, tag: str) -> None:
+        """Hold it against what was opened last."""
+        assert self.opened.pop() == tag
+
+
+def hypertext(text: str) -> None:
+    """Read it as HTML: only our own elements, each closed."""
+    reader = Balanced()
+    reader.feed(text)
+    reader.close()
+    assert reader.opened == []
+
+
+READERS = {"junit": xml, "prometheus": exposition, "html": hypertext}
 
 
 def test_every_form_has_a_reader_here() -> None:
