@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from envcheck.checks import LEVELS
+from envcheck.cli._duration import Duration
 from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from envcheck.runner.discover import Found
     from envcheck.runner.drive import Run
     from envcheck.runner.target import Target
 
@@ -36,6 +38,12 @@ _INTERRUPTED = 128 + signal.SIGINT
 @click.option("--shm-size", default="8g", show_default=True, help="Shared memory of the container (with --image).")
 @click.option("--spawn", is_flag=True, help="Start every rank in a fresh Python instead of forking it.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help=f"The report [default: {_DEFAULT}].")
+@click.option(
+    "--budget", type=Duration(), help="Begin no check that is not planned to fit, e.g. 60s; name what is left."
+)
+@click.option("--repeat", type=click.IntRange(1), default=1, help="Soak: do all of it so many times; the worst counts.")
+@click.option("--duration", type=Duration(), help="Soak: begin again until this time is over, e.g. 10m.")
+@click.option("--resume", is_flag=True, help="Go on where a run that was cut short stopped, from its report.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--dry-run", is_flag=True, help="Print what would be run, and for how long.")
 @click.pass_context
@@ -54,6 +62,10 @@ def command(  # noqa: PLR0913 (one for each option)
     shm_size: str,
     spawn: bool,
     output: Path | None,
+    budget: float | None,
+    repeat: int,
+    duration: float | None,
+    resume: bool,
     as_json: bool,
     dry_run: bool,
 ) -> None:
@@ -63,20 +75,25 @@ def command(  # noqa: PLR0913 (one for each option)
     envcheck run                                 the active environment
     envcheck run --python /opt/venv              any other on this machine
     envcheck run --image REF --require-gpu       an image, on this node's GPUs
+    envcheck run --budget 60s                    the most telling that fits
+    envcheck run --level full --duration 10m     again and again: a soak
 
     Nothing is installed in the environment. Exit 0: what was required passed;
-    1: a check failed; 2: wrong usage; 3: it could not be told.
+    1: a check failed; 2: wrong usage; 3: it could not be told. What a budget
+    leaves out is a skip, and the last line counts it: the exit code is that of
+    what was run, so 3 where nothing fits.
     """
     from rich.console import Console
 
     from envcheck.matrix.load import load
     from envcheck.reports import terminal
-    from envcheck.runner.discover import discover
     from envcheck.runner.drive import Run
-    from envcheck.runner.plan import plan, select
+    from envcheck.runner.plan import plan
 
-    chosen = select(discover(checks), level, only, skip)
-    planned = plan(chosen, level=level, nproc=nproc, require_gpu=require_gpu, timeout=timeout)
+    chosen = _chosen(checks, level, only, skip, budget)
+    _exclusive(budget=budget, repeat=repeat > 1, duration=duration)
+    times = {"budget": budget, "repeat": repeat, "duration": duration}
+    planned = plan(chosen, level=level, nproc=nproc, timeout=timeout, require_gpu=require_gpu, **times)
     target = _target(python, image, shm_size)
     # Beside --json, what people read goes where a pipe does not.
     console = Console(width=terminal.WIDTH, highlight=False, stderr=as_json, quiet=as_json and ctx.obj.quiet)
@@ -88,7 +105,40 @@ def command(  # noqa: PLR0913 (one for each option)
     run.resolution = ctx.meta.get("envcheck.resolution")
     if not ctx.obj.quiet:
         click.echo(terminal.announcement(planned, target.facts), err=as_json)
+    if resume:
+        told = _go_on(run, output or _DEFAULT)
+        if not ctx.obj.quiet:
+            click.echo(told, err=as_json)
     ctx.exit(_run(run, _destination(output), console, as_json=as_json, quiet=ctx.obj.quiet))
+
+
+def _chosen(
+    checks: Path | None, level: str, only: tuple[str, ...], skip: tuple[str, ...], budget: float | None
+) -> list[Found]:
+    from envcheck.runner.budget import most_telling_first
+    from envcheck.runner.discover import discover
+    from envcheck.runner.plan import select
+
+    chosen = select(discover(checks), level, only, skip)
+    return chosen if budget is None else most_telling_first(chosen)
+
+
+def _exclusive(**given: object) -> None:
+    names = [f"--{name}" for name, value in given.items() if value]
+    if len(names) > 1:
+        message = f"{' and '.join(names)} exclude each other"
+        raise ConfigError(message, fix="give one of them")
+
+
+def _go_on(run: Run, path: Path) -> str:
+    """Take over what is known from a report that was cut short; return what is said of it."""
+    from envcheck import __version__
+    from envcheck.reports.model import load
+
+    if not path.exists():
+        return f"no report at {path} to go on with: from the beginning"
+    run.go_on(load(path), path, __version__)
+    return f"going on with {path}: {run.done} of {len(run.plan.checks)} checks are done"
 
 
 def _target(python: str | None, image: str | None, shm_size: str) -> Target:

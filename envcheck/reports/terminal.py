@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Final
 
@@ -10,8 +11,10 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from envcheck.reports import words
+from envcheck.reports import times, words
 from envcheck.reports.model import RunReport
+from envcheck.runner.budget import expected_to_fit
+from envcheck.runner.drive import Run
 from envcheck.runner.record import OutcomeRow, Plan, TargetFacts
 
 WIDTH: Final = 80
@@ -28,6 +31,11 @@ def show(report: RunReport, console: Console) -> None:
             console.print()
             console.print(_finding(same))
     console.print()
+    if report.plan.soak:
+        console.print(_soak(report.outcomes))
+        console.print()
+    if took := times.taken(report):
+        console.print(Text(f"took {took}", style="dim"))
     console.print(Text(report.verdict.sentence, style=_STYLES[report.verdict.status]))
 
 
@@ -35,16 +43,18 @@ def show_plan(plan: Plan, target: TargetFacts, console: Console) -> None:
     """Print what a run would do, and for how long."""
     console.print(Text(announcement(plan, target)))
     table = _grid((14, None, None, None))
+    fitting = expected_to_fit(plan)
     for check in plan.checks:
-        table.add_row(check.id, check.level, _duration(check.seconds), check.promise)
+        cost = times.duration(check.seconds) if check.id in fitting else "left out"
+        table.add_row(check.id, check.level, cost, check.promise)
     console.print(table)
 
 
 def announcement(plan: Plan, target: TargetFacts) -> str:
     """Return the line a run begins with."""
     count = len(plan.checks)
-    took = f"about {_duration(plan.seconds)}" if plan.seconds >= 1 else "under a second"
-    return f"{count} check{'s' * (count != 1)} of level {plan.level} in {target.name} ({target.chosen}), {took}"
+    checks = f"{count} check{'s' * (count != 1)} of level {plan.level}"
+    return f"{checks} in {target.name} ({target.chosen}), {times.extent(plan)}"
 
 
 class Progress:
@@ -52,8 +62,9 @@ class Progress:
 
     def __init__(self, plan: Plan) -> None:
         console = Console(stderr=True, highlight=False)
-        self._status: Status | None = console.status("", spinner="line") if console.is_terminal else None
-        self._total = len(plan.checks)
+        shown = console.is_terminal
+        self._status: Status | None = console.status("", spinner="line", refresh_per_second=4) if shown else None
+        self._plan = plan
 
     def __enter__(self) -> Progress:  # noqa: PYI034 (typing.Self is Python 3.11)
         return self
@@ -62,11 +73,24 @@ class Progress:
         if self._status is not None:
             self._status.stop()
 
-    def running(self, check: str, done: int) -> None:
-        """Show which check runs; "" is the start of Python and torch."""
+    def running(self, check: str, run: Run) -> None:
+        """Show which check runs, and the time going by; "" is the start of Python and torch."""
         if self._status is not None:
-            self._status.update(f"{done}/{self._total} {check or 'starting Python and torch'}")
+            self._status.update(_Line(self._plan, check, run))
             self._status.start()
+
+
+class _Line:
+    """The progress line, drawn anew as often as rich asks."""
+
+    def __init__(self, plan: Plan, check: str, run: Run) -> None:
+        self._plan, self._check, self._run = plan, check, run
+        self._since = time.monotonic()
+
+    def __rich__(self) -> Text:
+        spent = (time.monotonic() - self._since, self._run.elapsed)
+        line = times.progress(self._plan, self._run.done, self._check, spent, self._run.number)
+        return Text(line, no_wrap=True, overflow="ellipsis")
 
 
 def _heading(report: RunReport) -> RenderableType:
@@ -101,6 +125,19 @@ def _summary(outcome: OutcomeRow) -> Text:
     return Text.assemble((outcome.summary, "dim" if outcome.status == "skip" else ""), (limit, "dim"))
 
 
+def _soak(outcomes: Iterable[OutcomeRow]) -> Table:
+    """Return a line a check: how often it came to what, and the smallest, middle and largest of its values."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(3):
+        table.add_column()
+    table.add_row(*(Text(title, style="dim") for title in ("check", "rounds", "smallest / median / largest")))
+    for outcome in outcomes:
+        often, sizes = times.spread(outcome)
+        if often:
+            table.add_row(Text(outcome.id), Text(often, style=_STYLES[outcome.status]), Text(sizes))
+    return table
+
+
 def _finding(same: list[OutcomeRow]) -> Table:
     table = _grid((8, None))
     table.add_row(Text(same[0].status, style=_STYLES[same[0].status]), Text(", ".join(o.id for o in same), "bold"))
@@ -114,7 +151,3 @@ def _grid(widths: tuple[int | None, ...]) -> Table:
     for index, width in enumerate(widths):
         table.add_column(min_width=width, overflow="fold", no_wrap=index < len(widths) - 1)
     return table
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds >= 1 else "<1 s"

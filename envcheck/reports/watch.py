@@ -14,15 +14,16 @@ class Keeper:
 
     def __init__(self, run: Run, path: Path | None, progress: Progress) -> None:
         self._run, self._path, self._progress = run, path, progress
-        self._written: tuple[bool, int, str] | None = None
+        self._written: tuple[bool, int, int, str] | None = None
 
     def running(self, check: str) -> None:
         """Show which check runs."""
-        self._progress.running(check, len(self._run.outcomes))
+        self._progress.running(check, self._run)
 
     def learned(self, run: Run) -> None:
         """Write the report when it says more than the last one."""
-        known = (bool(run.environment), sum(len(o.attempts) for o in run.outcomes.values()), run.ended)
+        attempts = sum(len(o.attempts) for rows in (run.known, run.current) for o in rows.values())
+        known = (bool(run.environment), run.number, attempts, run.ended)
         if self._path is not None and known != self._written:
             write(report_of(run), self._path)
             self._written = known

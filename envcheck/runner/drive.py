@@ -87,6 +87,17 @@ class Run:
         return self._before + time.monotonic() - self._since
 
     @property
+    def number(self) -> int:
+        """Return which round this is, from 1."""
+        return 1 + min(soak.rounds(self.known.get(check.id)) for check in self.plan.checks)
+
+    @property
+    def done(self) -> int:
+        """Return how many checks of this round have come to something."""
+        number, known = self.number, self.known
+        return sum(c.id in self.current or soak.rounds(known.get(c.id)) >= number for c in self.plan.checks)
+
+    @property
     def outcomes(self) -> dict[str, OutcomeRow]:
         """Return what each check came to, over all rounds."""
         if not self.plan.soak:

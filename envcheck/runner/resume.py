@@ -111,7 +111,7 @@ def _plans(before: Plan, now: Plan) -> list[str]:
     found = [
         line
         for name in ("level", "nproc", "require_gpu", "budget", "repeat", "duration")
-        for line in _told(f"--{name.replace('_', '-')}", getattr(before, name), getattr(now, name))
+        for line in _told(f"--{name.replace('_', '-')}", _given(before, name), _given(now, name))
     ]
     ids = {check.id for check in before.checks} ^ {check.id for check in now.checks}
     if ids:
@@ -122,12 +122,18 @@ def _plans(before: Plan, now: Plan) -> list[str]:
     return found
 
 
+def _given(plan: Plan, name: str) -> Any:
+    value = getattr(plan, name)
+    return "not given" if value is None else value
+
+
 def _targets(before: TargetFacts, now: TargetFacts) -> list[str]:
     return [*_told("target", before.name, now.name), *_told("image", before.image_id, now.image_id)]
 
 
 def _told(name: str, before: Any, now: Any) -> list[str]:
-    return [] if before == now else [f"{name} was {before if before is not None else 'unknown'}, is {now}"]
+    then, today = ("unknown" if value is None else value for value in (before, now))
+    return [] if before == now else [f"{name} was {then}, is {today}"]
 
 
 def _devices(environment: Mapping[str, Any]) -> str:

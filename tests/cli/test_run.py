@@ -143,6 +143,36 @@ def test_a_timeout_replaces_a_checks_own(run: Envcheck, add: Add, tmp_path: Path
     assert "still running after 0.5 s" in done.stdout
 
 
+def test_a_budget_names_what_did_not_fit_and_the_exit_code_is_that_of_what_ran(
+    run: Envcheck, add: Add, tmp_path: Path
+) -> None:
+    add("good", "passed('fine')", options="seconds=0.1")
+    add("dear", "passed('never')", options="seconds=500")
+    planned = " ".join(run(*own(tmp_path), "--budget", "1m", "--only", "dear", "--dry-run").stdout.split())
+    assert "0 expected to fit into 60 s" in planned
+    assert "dear quick left out it holds" in planned
+    done = run(*own(tmp_path, "good", "dear"), "--budget", "60s")
+    told = " ".join(done.stdout.split())
+    assert done.returncode == 0
+    assert "skip dear left out: planned for 500 s" in told
+    assert "; 1 check left out by the budget" in told
+    nothing = run(*own(tmp_path, "dear"), "--budget", "60s")
+    assert nothing.returncode == 3
+
+
+def test_a_soak_shows_its_spread_and_what_it_took(run: Envcheck, add: Add, tmp_path: Path) -> None:
+    add("mine", "passed('fine', value=2.5, unit='s')")
+    done = run(*own(tmp_path, "mine"), "--repeat", "2")
+    told = " ".join(done.stdout.split())
+    assert "2 times, under a second" in told
+    assert "mine 2 pass 2.5 / 2.5 / 2.5 s" in told
+    assert "s, checks planned for 0.2 s: starting Python and torch" in told
+    report = json.loads((tmp_path / "cwd" / "envcheck-report.json").read_text())
+    assert report["outcomes"][0]["spread"]["values"] == [2.5, 2.5]
+    assert report["outcomes"][0]["planned"] == 0.1
+    assert report["timing"]["taken"] >= report["timing"]["starting"] > 0
+
+
 def test_every_option_has_its_variable(run: Envcheck, add: Add, tmp_path: Path) -> None:
     add("mine", "passed('fine')")
     done = run("run", "--only", "mine", ENVCHECK_RUN_PYTHON=sys.executable, ENVCHECK_RUN_CHECKS=str(tmp_path / "site"))
@@ -165,6 +195,10 @@ def test_every_option_has_its_variable(run: Envcheck, add: Add, tmp_path: Path) 
             "envcheck: cannot write to /none: No such file or directory; give --output a file",
         ),
         (["--checks", "."], "/cwd holds no check; put files into its node/ and env/"),
+        (["--budget", "60s", "--repeat", "2"], "envcheck: --budget and --repeat exclude each other; give one of them"),
+        (["--repeat", "2", "--duration", "1m"], "envcheck: --repeat and --duration exclude each other"),
+        (["--budget", "0s"], "envcheck: Invalid value for '--budget': '0s' is no time: write 90s, 10m or 2h"),
+        (["--duration", "soon"], "envcheck: Invalid value for '--duration': 'soon' is no time"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(run: Envcheck, argv: list[str], line: str) -> None:

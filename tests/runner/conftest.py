@@ -80,9 +80,10 @@ def run_site(site: Path) -> RunSite:
         snapshot: Snapshot | None = None,
         target: Target | None = None,
         watcher: Silent | None = None,
+        **choices: float,
     ) -> Run:
         chosen = [f for f in discover(site) if f.path.is_relative_to(site)]
-        planned = plan(chosen, level="full", nproc=2, require_gpu=require_gpu, timeout=timeout)
+        planned = plan(chosen, level="full", nproc=2, require_gpu=require_gpu, timeout=timeout, **choices)
         ours = target or LocalPython(Chosen(Path(sys.executable), "--python"))
         result = Run(planned, chosen, ours, site=site, spawn=spawn)
         validate(result, lambda: snapshot or Snapshot(), watcher or Silent(), pause=0.0)

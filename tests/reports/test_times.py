@@ -1,0 +1,103 @@
+"""How long, how often and how evenly, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from envcheck.reports import times
+from envcheck.reports.model import RunReport
+from envcheck.runner.record import Attempt, OutcomeRow, Plan, Planned, Spread, Timing
+
+MakeReport = Callable[..., RunReport]
+
+
+def row(identity: str, seconds: float, planned: float, **more: Any) -> OutcomeRow:
+    attempt = Attempt(status="pass", value=None, seconds=seconds, body=seconds)
+    fields = {"status": "pass", "summary": "", "planned": planned, "attempts": [attempt], **more}
+    return OutcomeRow(id=identity, kind="env", **fields)
+
+
+def plan(*seconds: float, **choices: Any) -> Plan:
+    checks = [
+        Planned(
+            id=f"c{number}",
+            kind="env",
+            level="quick",
+            promise="holds",
+            seconds=each,
+            timeout=30.0,
+            gpus=0,
+            ranks=1,
+            performance=False,
+        )
+        for number, each in enumerate(seconds)
+    ]
+    return Plan(level="quick", checks=checks, nproc=2, **choices)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.4, "<1 s"), (1.0, "1 s"), (119.4, "119 s"), (120.0, "2 min"), (605.0, "10 min 5 s"), (3600.0, "60 min")],
+)
+def test_durations(seconds: float, said: str) -> None:
+    assert times.duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        ({}, "about 12 s"),
+        ({"repeat": 3}, "3 times, about 36 s"),
+        ({"duration": 600.0}, "again and again for 10 min"),
+        ({"budget": 10.0}, "about 12 s if all; 1 expected to fit into 10 s"),
+    ],
+)
+def test_what_is_said_before_it_begins(choices: dict[str, Any], said: str) -> None:
+    assert times.extent(plan(2.0, 10.0, **choices)) == said
+
+
+def test_time_taken_stands_beside_time_planned(report: MakeReport) -> None:
+    rows = [row("short", 0.2, 0.5), row("over", 7.04, 2.0), row("under", 0.9, 5.0)]
+    rows += [row("not-run", 0.0, 9.0, attempts=[]), row("left", 0.0, 9.0, left_out=True)]
+    made = report(*rows, timing=Timing(planned=25.5, taken=12.06, starting=2.91))
+    assert times.taken(made) == (
+        "12.1 s, checks planned for 25.5 s: starting Python and torch 2.9 s; "
+        "over 7.0 s (planned 2 s); under 0.9 s (planned 5 s)"
+    )
+    assert times.taken(structs.replace(made, timing=None)) == ""
+
+
+def test_a_second_look_is_time_too(report: MakeReport) -> None:
+    twice = row("slow", 3.0, 3.0)
+    twice = structs.replace(twice, attempts=twice.attempts * 2)
+    assert "slow 6.0 s" in times.taken(report(twice, timing=Timing(planned=3.0, taken=7.0, starting=1.0)))
+
+
+def test_a_spread_says_how_often_what_and_from_where_to_where() -> None:
+    spread = Spread(rounds=3, statuses={"pass": 2, "fail": 1}, told_in=2, smallest=0.5, median=1.0, largest=2.25)
+    assert times.spread(row("a", 1.0, 1.0, status="fail", unit="GB/s", spread=spread)) == (
+        "2 pass, 1 fail (first in round 2)",
+        "0.5 / 1 / 2.25 GB/s",
+    )
+    memory = Spread(rounds=1, statuses={"pass": 1}, told_in=1, smallest=1 << 20, median=1 << 21, largest=1 << 30)
+    assert times.spread(row("a", 1.0, 1.0, unit="B", spread=memory)) == ("1 pass", "1 MiB / 2 MiB / 1,024 MiB")
+    assert times.spread(row("a", 1.0, 1.0, spread=Spread(rounds=1, statuses={"pass": 1}, told_in=1))) == ("1 pass", "")
+    assert times.spread(row("a", 1.0, 1.0)) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("choices", "now", "said"),
+    [
+        ({}, "", "0/2 done; starting Python and torch 3 s; 4 s of about 12 s in all"),
+        ({}, "c1", "0/2 done; c1 3 s of about 10 s; 4 s of about 12 s in all"),
+        ({"repeat": 2}, "c1", "round 1 of 2, 0/2 done; c1 3 s of about 10 s; 4 s of about 24 s in all"),
+        ({"duration": 60.0}, "c1", "round 1, 0/2 done; c1 3 s of about 10 s; 4 s of about 60 s in all"),
+        ({"budget": 8.0}, "c1", "0/2 done; c1 3 s of about 10 s; 4 s of about 8 s in all"),
+    ],
+)
+def test_the_progress_line(choices: dict[str, Any], now: str, said: str) -> None:
+    assert times.progress(plan(2.0, 10.0, **choices), 0, now, (3.0, 4.0), 1) == said
