@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envcheck.cli._archs import ARCHS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.table import Table
 
     from envcheck.cli import Settings
+    from envcheck.errors import NothingLegalError
+    from envcheck.matrix.index import Step
     from envcheck.matrix.lint import Finding
     from envcheck.matrix.model import Matrix
     from envcheck.matrix.show import Row
@@ -35,13 +39,14 @@ def command() -> None:
 @click.option("--python", metavar="X.Y", help="Only wheels for this Python.")
 @click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="Judge for this GPU.")
 @click.option("--driver", metavar="VERSION", help="Judge for this driver.")
-@click.option("--arch", type=click.Choice(["x86_64", "aarch64"]), help="Host architecture.")
+@click.option("--cc", multiple=True, metavar="X.Y", help="Judge for this compute capability.")
+@click.option("--arch", type=click.Choice(list(ARCHS)), help="Host architecture.")
 @click.option("--gpus", "only_gpus", is_flag=True, help="List the GPUs instead.")
 @click.option("--drivers", "only_drivers", is_flag=True, help="List the driver branches and CUDA minors instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
 @click.pass_obj
 def show(settings: Settings, /, *, only_gpus: bool, only_drivers: bool, as_json: bool, **axes: Any) -> None:
-    """Show the facts, filtered.
+    """Show the facts, filtered. Exit status: 1 when no row is left, 2 on bad input.
 
     \b
     envcheck matrix show --torch 2.8
@@ -58,9 +63,27 @@ def show(settings: Settings, /, *, only_gpus: bool, only_drivers: bool, as_json:
     elif only_drivers:
         _print({"drivers": matrix.drivers, "cuda": matrix.cuda}, as_json=as_json, table=lambda: _driver_table(matrix))
     else:
-        axes["gpus"] = list(axes["gpus"])
+        asked = {name: value for name, value in axes.items() if value}
+        axes |= {"gpus": [*axes["gpus"]], "cc": [*axes["cc"]], "arch": ARCHS.get(axes["arch"])}
         found = rows(matrix, spoken(Wanted(**axes)))
-        _print(found, as_json=as_json, table=lambda: _row_table(found))
+        if as_json or found:
+            _print(found, as_json=as_json, table=lambda: _row_table(found))
+        if not found:
+            raise _no_row(asked)
+        if not as_json and any(row.pypi for row in found):
+            click.echo("* what the default Python index has")
+
+
+def _no_row(asked: dict[str, Any]) -> NothingLegalError:
+    from envcheck.errors import NothingLegalError
+
+    words = " ".join(
+        f"--{name.removesuffix('s')} {item}"
+        for name, value in asked.items()
+        for item in (value if isinstance(value, tuple) else [value])
+    )
+    message = f"no row of the matrix meets {words}"
+    return NothingLegalError(message, fix="ask for less; `envcheck matrix show` lists them all")
 
 
 def _print(value: object, *, as_json: bool, table: Callable[[], Table]) -> None:
@@ -91,8 +114,6 @@ def _row_table(found: list[Row]) -> Table:
         weak = "" if row.verified else " (weak)"
         name = f"{row.variant}{' *' if row.pypi else ''}"
         table.add_row(row.torch, name, _span(row.python), f"{row.verdict if judged else code}{weak}")
-    table.caption = "* what the default Python index has"
-    table.caption_justify = "left"
     return table
 
 
@@ -130,6 +151,8 @@ def _driver_table(matrix: Matrix) -> Table:
 def check(settings: Settings, *, online: bool, as_json: bool) -> None:
     """Lint the facts: sources, floors, orders, companions, bases and images, and the file's form.
 
+    --online takes minutes: it asks for every release, and says what it asked and what it did not.
+
     Exit status: 0 nothing found, 1 findings, 2 the file cannot be read, 3 the index cannot be asked.
 
     \b
@@ -141,17 +164,32 @@ def check(settings: Settings, *, online: bool, as_json: bool) -> None:
 
     matrix = load(settings.matrix)
     findings = [*lint(matrix), *_form(settings.matrix, matrix)]
-    if online:
-        from envcheck.matrix.index import check_online
-
-        findings += check_online(matrix, progress=_progress)
+    asked = _ask(matrix, findings, quiet=settings.quiet) if online else []
     if as_json:
         import msgspec
 
         click.echo(msgspec.json.format(msgspec.json.encode([row._asdict() for row in findings])).decode())
     else:
         _tell(findings, matrix)
+    for line in asked:
+        click.echo(line, err=as_json)
     sys.exit(1 if findings else 0)
+
+
+def _ask(matrix: Matrix, findings: list[Finding], *, quiet: bool) -> list[str]:
+    """Add what the index contradicts, and return what was asked and what was not."""
+    from envcheck.matrix.index import AT_ONCE, check_online, scope
+
+    what = scope(matrix)
+    if not quiet:
+        start = f"asking the default Python index through uv: {what.questions} questions, {AT_ONCE} at a time"
+        click.echo(start, err=True)
+    findings += check_online(matrix, progress=(lambda _: None) if quiet else _progress)
+    about = f"the x86_64 wheels of {what.releases} releases (oldest and newest Python, the newest one's CUDA)"
+    return [
+        f"asked of the default Python index, through uv: {what.questions} questions on {about}",
+        *(f"not asked: {left}" for left in what.left_out),
+    ]
 
 
 def _form(path: Path | None, matrix: Matrix) -> list[Finding]:
@@ -165,9 +203,13 @@ def _form(path: Path | None, matrix: Matrix) -> list[Finding]:
     return [Finding(file.name, "is not in its canonical form: run `envcheck matrix format`")]
 
 
-def _progress(what: str) -> None:
+def _progress(step: Step) -> None:
+    """Overwrite one line of a terminal; elsewhere write one line a release."""
+    text = f"{step.done} of {step.total} answered: torch {step.torch}"
     if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{what}", nl=False, err=True)
+        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+    elif step.release_done:
+        click.echo(text, err=True)
 
 
 def _tell(findings: list[Finding], matrix: Matrix) -> None:
@@ -176,7 +218,8 @@ def _tell(findings: list[Finding], matrix: Matrix) -> None:
     for where, what in findings:
         click.echo(f"{where}: {what}")
     counts = f"{len(matrix.torch)} torch releases, {len(matrix.gpus)} GPUs, {len(matrix.drivers)} driver branches"
-    click.echo(f"{len(findings)} findings" if findings else f"nothing wrong with {counts}")
+    found = "1 finding" if len(findings) == 1 else f"{len(findings)} findings"
+    click.echo(found if findings else f"nothing wrong with {counts}")
 
 
 @command.command()

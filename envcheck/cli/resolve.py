@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from envcheck.cli._archs import ARCHS
+
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.matrix.model import HostArch, Matrix
     from envcheck.matrix.resolve import Wanted
-
-_ARCHS = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 
 
 @click.command(no_args_is_help=False)
@@ -23,7 +23,7 @@ _ARCHS = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": 
 @click.option("--driver", metavar="VERSION", help="NVIDIA driver, whole: 570.124.06.")
 @click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="GPU model; again for a node of several.")
 @click.option("--cc", multiple=True, metavar="X.Y", help="Compute capability, for a GPU without a name.")
-@click.option("--arch", type=click.Choice(list(_ARCHS)), help="Host architecture.")
+@click.option("--arch", type=click.Choice(list(ARCHS)), help="Host architecture.")
 @click.option("--base-cuda", metavar="X.Y", help="Also say what an nvidia/cuda base image of that CUDA refuses.")
 @click.option("--all", "everything", is_flag=True, help="List every cell with its verdict.")
 @click.option("--here/--no-here", default=None, help="Read off this node what is not given, or leave it free.")
@@ -61,7 +61,7 @@ def command(  # noqa: PLR0913 (click passes every option by name)
     from envcheck.matrix.resolve import Wanted, resolve
     from envcheck.matrix.wanted import spoken
 
-    host: HostArch | None = _ARCHS[arch] if arch else None  # type: ignore[assignment]
+    host: HostArch | None = ARCHS[arch] if arch else None  # type: ignore[assignment]
     words = Wanted(
         torch=torch, variant=variant, cuda=cuda, python=python, driver=driver, gpus=[*gpus], cc=[*cc], arch=host
     )

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,7 +19,7 @@ from envcheck.matrix.model import Matrix
 _RUNTIME: Final = re.compile(r"^nvidia-cuda-runtime(?:-cu\d+)?==(\d+\.\d+)", re.MULTILINE)
 _REFUSED: Final = "No solution found"
 _TIMEOUT: Final = 300.0
-_AT_ONCE: Final = 4
+AT_ONCE: Final = 8
 
 
 class Question(NamedTuple):
@@ -37,24 +37,78 @@ class Reply(NamedTuple):
     why: str = ""
 
 
+class Step(NamedTuple):
+    """How far it is: `done` of `total` questions, the last one on `torch`, and whether that was the release's last."""
+
+    torch: str
+    done: int
+    total: int
+    release_done: bool
+
+
+class Scope(NamedTuple):
+    """What an online check asks: `questions` about the default index's wheel of `releases`; and what it leaves out.
+
+    `left_out` are sentences, each with how many rows (a variant's wheels for one host architecture) and why.
+    """
+
+    questions: int
+    releases: int
+    left_out: list[str]
+
+
 Client = Callable[[Question], Reply]
 
 
+def scope(matrix: Matrix) -> Scope:
+    """Return what is asked and what is not."""
+    questions = list(_questions(matrix))
+    rows = [
+        (release.pypi.get(build.arch) == variant.variant, variant.variant, build.arch)
+        for release in matrix.torch
+        for variant in release.variants
+        for build in variant.builds
+    ]
+    elsewhere = [variant for on_default, variant, _ in rows if not on_default]
+    other_arch = sum(on_default and arch != "x86_64" for on_default, _, arch in rows)
+    names = ", ".join(sorted(set(elsewhere)))
+    return Scope(
+        len(questions),
+        len({question.torch for question in questions}),
+        [
+            f"{len(elsewhere)} rows of {names}: they are on PyTorch's own indexes, and uv is asked for its default one",
+            f"{other_arch} rows of aarch64: uv is asked for x86_64",
+            "free-threaded Pythons and 3.7: uv resolves for none of them",
+        ],
+    )
+
+
 def check_online(
-    matrix: Matrix, client: Client | None = None, progress: Callable[[str], None] = lambda _: None
+    matrix: Matrix, client: Client | None = None, progress: Callable[[Step], None] = lambda _: None
 ) -> list[Finding]:
     """Return where the index contradicts the matrix on PyPI's own x86_64 wheels: their CUDA, oldest and newest Python.
 
     Raises UnavailableError when the index cannot be reached: then nothing is known, which is not the same as right.
     """
-    ask = client or _uv
     questions = list(_questions(matrix))
-    findings: list[Finding] = []
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for question, reply in zip(questions, pool.map(ask, questions), strict=True):
-            progress(f"torch {question.torch} for Python {question.python}")
-            findings += _compare(question, reply)
-    return findings
+    replies = _ask_all(questions, client or _uv, progress)
+    return [finding for question in questions for finding in _compare(question, replies[question])]
+
+
+def _ask_all(questions: list[Question], ask: Client, progress: Callable[[Step], None]) -> dict[Question, Reply]:
+    replies: dict[Question, Reply] = {}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        asked = {pool.submit(ask, question): question for question in questions}
+        try:
+            for future in as_completed(asked):
+                question = asked[future]
+                replies[question] = future.result()
+                open_ones = any(other.torch == question.torch and other not in replies for other in questions)
+                progress(Step(question.torch, len(replies), len(questions), not open_ones))
+        except UnavailableError:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return replies
 
 
 def _questions(matrix: Matrix) -> Iterator[Question]:

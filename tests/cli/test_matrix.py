@@ -13,7 +13,9 @@ import pytest
 from envcheck.cli import main
 from envcheck.errors import UnavailableError
 from envcheck.matrix import index
+from envcheck.matrix.index import Step
 from envcheck.matrix.lint import Finding
+from envcheck.matrix.model import Matrix
 
 Run = Callable[..., tuple[int, str, str]]
 SHIPPED = Path(__file__).parents[2] / "matrix.yaml"
@@ -76,6 +78,25 @@ def test_show_refuses_an_unknown_gpu(run: Run) -> None:
     assert "did you mean H100" in err
 
 
+@pytest.mark.parametrize("args", [("--torch", "9"), ("--python", "3.99"), ("--torch", "2.8", "--variant", "cu132")])
+def test_show_says_when_no_row_is_left(run: Run, args: tuple[str, ...]) -> None:
+    code, out, err = run("matrix", "show", *args)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"envcheck: no row of the matrix meets {' '.join(args)}; ask for less")
+    assert err.count("\n") == 1
+    code, out, _ = run("matrix", "show", *args, "--json")
+    assert (code, json.loads(out)) == (1, [])
+
+
+def test_show_takes_what_resolve_takes(run: Run) -> None:
+    _, arm, _ = run("matrix", "show", "--torch", "2.13.0", "--arch", "arm64")
+    assert arm == run("matrix", "show", "--torch", "2.13.0", "--arch", "aarch64")[1]
+    _, out, _ = run("matrix", "show", "--torch", "2.8.0", "--cc", "12.0", "--json")
+    verdicts = {row["variant"]: row["verdict"] for row in json.loads(out)}
+    assert (verdicts["cu126"], verdicts["cu128"]) == ("gpu-too-new-for-cuda", "ok")
+    assert "* what the default Python index has" in arm.splitlines()
+
+
 def test_check_passes_on_what_is_shipped(run: Run) -> None:
     code, out, _ = run("matrix", "check")
     assert (code, out) == (0, "nothing wrong with 29 torch releases, 31 GPUs, 26 driver branches\n")
@@ -111,7 +132,35 @@ def test_schema_is_the_committed_one(run: Run) -> None:
 def test_online_mismatch_is_exit_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "check_online", lambda *_, **__: [Finding("torch 2.8.0", "requires CUDA 13.0")])
     code, out, _ = run("matrix", "check", "--online")
-    assert (code, out) == (1, "torch 2.8.0: requires CUDA 13.0\n1 findings\n")
+    assert (code, out.splitlines()[:2]) == (1, ["torch 2.8.0: requires CUDA 13.0", "1 finding"])
+
+
+def answer_all(matrix: Matrix, progress: Callable[[Step], None]) -> list[Finding]:
+    """Stand in for the index: one release of two questions."""
+    del matrix
+    progress(Step("2.8.0", 1, 2, release_done=False))
+    progress(Step("2.8.0", 2, 2, release_done=True))
+    return []
+
+
+def test_online_says_what_it_asks_how_far_it_is_and_what_it_left_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "check_online", answer_all)
+    code, out, err = run("matrix", "check", "--online")
+    assert code == 0
+    assert err.splitlines() == [
+        "asking the default Python index through uv: 58 questions, 8 at a time",
+        "2 of 2 answered: torch 2.8.0",
+    ]
+    assert "asked of the default Python index, through uv: 58 questions on the x86_64 wheels of 29 releases" in out
+    assert out.count("not asked: ") == 3
+
+
+def test_online_in_quiet_and_json_keeps_its_streams_clean(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "check_online", answer_all)
+    assert run("--quiet", "matrix", "check", "--online")[2] == ""
+    code, out, err = run("matrix", "check", "--online", "--json")
+    assert (code, json.loads(out)) == (0, [])
+    assert "not asked: " in err
 
 
 def test_online_without_an_index_is_exit_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +170,8 @@ def test_online_without_an_index_is_exit_3(run: Run, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(index, "check_online", refuse)
     code, out, err = run("matrix", "check", "--online")
-    assert (code, out, err) == (3, "", "envcheck: the package index cannot be asked; check it\n")
+    assert (code, out) == (3, "")
+    assert err.endswith("\nenvcheck: the package index cannot be asked; check it\n")
 
 
 def test_help_has_an_example_for_each_part(run: Run) -> None:

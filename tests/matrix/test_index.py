@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from envcheck.errors import UnavailableError
 from envcheck.matrix import index
-from envcheck.matrix.index import Question, Reply, check_online
+from envcheck.matrix.index import Question, Reply, Step, check_online, scope
 from envcheck.matrix.model import Matrix
 
 
@@ -25,9 +26,45 @@ def honest(matrix: Matrix) -> Callable[[Question], Reply]:
 
 
 def test_an_index_that_agrees(matrix: Matrix) -> None:
-    seen: list[str] = []
+    seen: list[Step] = []
     assert check_online(matrix, honest(matrix), seen.append) == []
-    assert len(seen) == 2 * len(matrix.torch)
+    assert [step.done for step in seen] == list(range(1, 2 * len(matrix.torch) + 1))
+    assert {step.torch for step in seen if step.release_done} == {release.torch for release in matrix.torch}
+    assert sum(step.release_done for step in seen) == len(matrix.torch)
+
+
+def test_what_is_not_asked_is_counted_with_the_reason(matrix: Matrix) -> None:
+    what = scope(matrix)
+    assert (what.questions, what.releases) == (2 * len(matrix.torch), len(matrix.torch))
+    builds = [build for release in matrix.torch for variant in release.variants for build in variant.builds]
+    indexes, arch, pythons = what.left_out
+    assert "cpu, cu116" in indexes
+    assert "PyTorch's own indexes" in indexes
+    assert what.releases + int(indexes.split()[0]) + int(arch.split()[0]) == len(builds)
+    assert "free-threaded" in pythons
+
+
+def test_findings_keep_the_order_of_the_matrix_whatever_answers_first(matrix: Matrix) -> None:
+    found = check_online(matrix, lambda _: Reply(None, "none"))
+    order = [release.torch for release in matrix.torch]
+    assert [finding.where.removeprefix("torch ") for finding in found] == [name for name in order for _ in range(2)]
+
+
+def test_what_is_still_to_be_asked_is_given_up_when_the_index_is_gone(
+    matrix: Matrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "AT_ONCE", 1)
+    asked: list[Question] = []
+
+    def gone(question: Question) -> Reply:
+        time.sleep(0.01 if asked else 0)
+        asked.append(question)
+        message = "gone"
+        raise UnavailableError(message, fix="none")
+
+    with pytest.raises(UnavailableError):
+        check_online(matrix, gone)
+    assert 1 <= len(asked) < 2 * len(matrix.torch)
 
 
 def test_another_cuda_is_found(matrix: Matrix) -> None:
