@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 SABOTAGE = Path(__file__).parent / "sabotage"
-HONEST = ("collectives", "ddp-no-sync", "ddp-hooks")
+HONEST = ("collectives", "ddp-no-sync", "ddp-hooks", "checkpoint", "dataloader")
 LIES = {
     "gather-misplaced": "all-gather is wrong on rank(s) [1] alone: rank 1, from rank 0, index 0",
     "recv-flips-a-bit": "send/recv is wrong on rank(s) [0] alone: rank 0, from rank 1, index 777",
@@ -19,6 +20,11 @@ LIES = {
     "no-sync-sends": "rank 0, step 0: gradients under no_sync are not the rank's own sum",
     "no-sync-stays": "rank 0, step 0: the accumulated gradients are not those of one process",
     "hook-rounds-apart": "replicas differ after training under the fp16 hook",
+    "checkpoint-loses-a-buffer": "the checkpoint lacks 1.running_mean",
+    "checkpoint-random-again": "the resumed training is another one from step 4 on",
+    "optimizer-starts-afresh": "the resumed training is another one from step 5 on",
+    "loader-reuses-pages": "item 9, element 5000 arrived as -1",
+    "loader-hides-a-death": "a killed worker was not reported",
     "powersgd-coarse": "rank 0, powersgd hook, step 2: the gradient is off by",
 }
 
@@ -55,3 +61,21 @@ def test_each_lie_fails_naming_its_culprit(outcomes: dict[str, Any], lie: str) -
     assert outcomes[lie]["status"] == "fail", outcomes[lie]
     assert LIES[lie] in outcomes[lie]["summary"]
     assert outcomes[lie]["remedy"]
+
+
+@pytest.mark.torch
+def test_workers_die_in_the_64_mb_that_docker_gives_and_the_remedy_is_named(torch_python: Path, tmp_path: Path) -> None:
+    shrink = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh"]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*shrink, "true"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("needs the right to mount a small /dev/shm over its own")
+    output = tmp_path / "report.json"
+    command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(torch_python)]
+    command += ["--only", "dataloader", "--output", str(output)]
+    done = subprocess.run([*shrink, *command], capture_output=True, check=False)
+    [row] = json.loads(output.read_text())["outcomes"]
+    assert (done.returncode, row["status"]) == (1, "fail"), row
+    assert "the loader broke" in row["summary"]
+    assert "--shm-size" in row["remedy"]

@@ -1,0 +1,158 @@
+"""Data that reaches the model through shared memory as something else, late, or never.
+
+Seen in the wild: workers that die of "bus error" in a /dev/shm of 64 MB, a worker killed for memory whose loader waits
+for ever, batches whose shared pages were reused before they were read. Two workers send more than Docker's 64 MB; every
+element is compared where the model would read it. Then a worker kills itself: the loader has to say so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided
+from envcheck.checks.env import _group
+
+CHECK = Check(
+    promise="DataLoader workers deliver every element through shared memory, and a worker that dies is reported",
+    level="standard",
+    seconds=2.0,
+    timeout=120.0,
+)
+
+WORKERS, PREFETCH = 2, 2
+ITEMS, BATCH = 24, 4
+ELEMENTS = 1 << 20
+FATAL_ITEM = 9
+_PATIENCE = 30.0
+_SETTLE = 0.3
+LIMIT = Limit(0, "wrong elements", "what a worker made has to be what the model reads", "at most")
+_SHM_FIX = "give the container more shared memory (--shm-size=8g, --ipc=host; in Kubernetes an emptyDir in Memory)"
+
+
+class Items:
+    """A dataset whose items say which they are: element j of item i is 1000 i + j mod 997."""
+
+    def __init__(self, fatal: int = -1) -> None:
+        self.fatal = fatal
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> Any:
+        import torch
+
+        if index == self.fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.arange(ELEMENTS, dtype=torch.int32) % 997 + 1000 * index
+
+
+def measure(rank: Rank) -> Measured:
+    """Read every batch through workers and compare it; then read from a worker that kills itself."""
+    import torch
+
+    device = _group.device_of(rank)
+    base = torch.arange(ELEMENTS, dtype=torch.int32, device=device) % 997
+    where = _group.standing(rank, base)
+    read: Measured = {"batches": 0, "wrong": 0, "shared": True}
+
+    # 96 MiB that are held at a time: Docker gives 64 for all.
+    held = []
+
+    def honest() -> None:
+        for number, batch in enumerate(_loader(torch, rank, Items())):
+            held.append(batch)
+            read["shared"] = read["shared"] and bool(batch.is_shared() or batch.is_pinned())
+            _compare(torch, batch.to(device, non_blocking=True), base, number, read)
+
+    def deadly() -> None:
+        for _ in _loader(torch, rank, Items(FATAL_ITEM)):
+            pass
+
+    died = _broken(honest)
+    return {**where, **read, "died": died, "death": None if died else _broken(deadly)}
+
+
+def _broken(reading: Callable[[], None]) -> str | None:
+    """Return what breaks the reading, or None. The loader tells of a death by a signal, wherever that arrives."""
+    told = []
+    try:
+        try:
+            reading()
+        except (RuntimeError, OSError, EOFError) as error:
+            told.append(_first_line(error))
+            # A connection to the dead worker broke first, perhaps; what the loader itself says comes after.
+            time.sleep(_SETTLE)
+    except RuntimeError as error:
+        told.append(_first_line(error))
+    return told[-1] if told else None
+
+
+def _loader(torch: Any, rank: Rank, items: Items) -> Any:
+    return torch.utils.data.DataLoader(
+        items,
+        batch_size=BATCH,
+        num_workers=WORKERS,
+        prefetch_factor=PREFETCH,
+        pin_memory=rank.device != "cpu",
+        timeout=_PATIENCE,
+        # What Linux does up to Python 3.13, and what a training script there gets.
+        multiprocessing_context="fork",
+    )
+
+
+def _compare(torch: Any, batch: Any, base: Any, number: int, read: Measured) -> None:
+    read["batches"] += 1
+    for row, item in enumerate(batch):
+        index = number * BATCH + row
+        if not torch.equal(item, base + 1000 * index):
+            wrong = (item != base + 1000 * index).nonzero().flatten()
+            if not read["wrong"]:
+                read |= {"item": index, "index": int(wrong[0]), "got": int(item[int(wrong[0])])}
+            read["wrong"] += len(wrong)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Fail on a worker that died by itself, an element that is wrong, or a death that was kept quiet."""
+    found = _group.problem(view, ranks, backend=False)
+    if found is not None:
+        return found
+    entry = ranks[0]
+    if entry.get("died"):
+        return failed(f"the loader broke: {entry['died']}", fix=_SHM_FIX, batches=entry.get("batches"))
+    if not _group.finite(entry.get("wrong")) or entry.get("batches") != ITEMS // BATCH:
+        told = f"{entry.get('batches', 0)} of {ITEMS // BATCH} batches were compared"
+        return undecided(told, fix="see the check's log")
+    if entry["wrong"]:
+        return failed(
+            f"item {entry.get('item')}, element {entry.get('index')} arrived as {entry.get('got')}",
+            fix="test this machine's memory; look for what else writes to /dev/shm",
+            value=entry["wrong"],
+            unit=LIMIT.unit,
+            limit=LIMIT,
+        )
+    return _kept_quiet(entry) or passed(
+        f"{ITEMS * ELEMENTS * 4 >> 20} MiB through {WORKERS} workers arrived as they were made; a killed worker was "
+        "reported",
+        value=0,
+        unit=LIMIT.unit,
+        limit=LIMIT,
+        death=entry["death"],
+    )
+
+
+def _kept_quiet(entry: Measured) -> _group.Problem:
+    death = str(entry.get("death") or "")
+    if not death or "timed out" in death:
+        told = f"a killed worker was not reported{f', the loader waited: {death}' if death else ''}"
+        return failed(told, fix="update torch; set a timeout on your DataLoaders until then", death=death)
+    if entry.get("shared") is not True:
+        return undecided("the batches did not come through shared memory", fix="see the check's log")
+    return None

@@ -1,0 +1,101 @@
+"""What one process reports at levels standard and full, judged: the truth passes, and each lie is caught by name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, View
+from envcheck.checks.env import checkpoint, dataloader
+
+Node = Callable[..., View]
+Entry = dict[str, Any]
+NAN = float("nan")
+LOSSES = [1.0, 0.9, 0.8, 0.7]
+MEASURED: dict[Any, Entry] = {
+    checkpoint: {
+        "bytes": 71759,
+        "lacking": [],
+        "losses": [LOSSES, LOSSES],
+        "saved": {"0.weight": "a", "1.running_mean": "b"},
+        "resumed": {"0.weight": "a", "1.running_mean": "b"},
+    },
+    dataloader: {
+        "batches": 6,
+        "wrong": 0,
+        "shared": True,
+        "died": None,
+        "death": "DataLoader worker (pid 7) is killed",
+    },
+}
+CHECKS = pytest.mark.parametrize("check", MEASURED, ids=lambda check: check.__name__.rpartition(".")[2])
+
+
+def report(check: Any, *, gpu: bool = False, **changes: Any) -> list[Entry]:
+    where = {"rank": 0, "world": 1, "host": "node1", "is_cuda": gpu, "device": "GPU-0" if gpu else "cpu"}
+    return [{**where, "backend": None, **copy.deepcopy(MEASURED[check]), **changes}]
+
+
+@CHECKS
+def test_the_truth_passes_on_a_gpu_and_on_a_cpu(check: Any, node: Node, cpu: View) -> None:
+    assert check.judge(node("h100x8"), report(check, gpu=True)).status == PASS
+    assert check.judge(cpu, report(check)).status == PASS
+
+
+@CHECKS
+def test_nothing_measured_is_an_error(check: Any, cpu: View) -> None:
+    assert check.judge(cpu, []).status == ERROR
+    assert check.judge(cpu, [{}]).status == ERROR
+    bare = {key: value for key, value in report(check)[0].items() if key not in MEASURED[check]}
+    assert check.judge(cpu, [bare]).status == ERROR
+
+
+@CHECKS
+def test_a_cpu_dressed_as_a_gpu_fails(check: Any, node: Node) -> None:
+    outcome = check.judge(node("h100x8"), report(check))
+    assert outcome.status == FAIL
+    assert "rank 0 computed on cpu" in outcome.summary
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "said"),
+    [
+        ({"lacking": ["1.running_mean"]}, FAIL, "lacks 1.running_mean"),
+        (
+            {"resumed": {"0.weight": "a", "1.running_mean": "c"}},
+            FAIL,
+            "in what no loss shows; 1 tensors differ: 1.runn",
+        ),
+        ({"resumed": {"0.weight": "a"}}, FAIL, "1 tensors differ"),
+        ({"losses": [LOSSES, [1.0, 0.9, 0.8, 0.71]]}, FAIL, "another one from step 7 on"),
+        ({"losses": [LOSSES, [1.0, NAN, 0.8, 0.7]]}, FAIL, "not finite"),
+        ({"losses": [LOSSES, LOSSES[:2]]}, ERROR, "not resumed"),
+        ({"saved": {}, "resumed": {}}, ERROR, "not resumed"),
+    ],
+)
+def test_each_way_a_checkpoint_lies_is_named(cpu: View, changes: Entry, status: str, said: str) -> None:
+    outcome = checkpoint.judge(cpu, report(checkpoint, **changes))
+    assert outcome.status == status
+    assert said in outcome.summary
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "said"),
+    [
+        ({"died": "DataLoader worker (pid 5) is killed by signal: Bus error."}, FAIL, "Bus error"),
+        ({"wrong": 3, "item": 9, "index": 5, "got": -1}, FAIL, "item 9, element 5 arrived as -1"),
+        ({"wrong": NAN}, ERROR, "6 of 6"),
+        ({"batches": 5}, ERROR, "5 of 6"),
+        ({"batches": 0}, ERROR, "0 of 6"),
+        ({"death": None}, FAIL, "was not reported"),
+        ({"death": "DataLoader timed out after 30 seconds"}, FAIL, "the loader waited"),
+        ({"shared": False}, ERROR, "shared memory"),
+    ],
+)
+def test_each_way_a_loader_lies_is_named(cpu: View, changes: Entry, status: str, said: str) -> None:
+    outcome = dataloader.judge(cpu, report(dataloader, **changes))
+    assert outcome.status == status
+    assert said in outcome.summary
