@@ -23,6 +23,7 @@ PLATFORMS: Final[dict[HostArch, str]] = {"x86_64": "linux/amd64", "aarch64": "li
 class BuildPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One image build. `key` is None while its base does not exist yet. `secrets` map ids to files, never values.
 
+    `skipped`: the key has an image already, so that a build would only tag it.
     The image is built as `name`, which its key names, and gets `tag` and `aliases` only once it has been read back.
     """
 
@@ -42,6 +43,7 @@ class BuildPlan(msgspec.Struct, frozen=True, kw_only=True):
     build_args: dict[str, str]
     labels: dict[str, str]
     argv: list[str] = []
+    skipped: bool = False
 
 
 class Options(NamedTuple):
@@ -102,7 +104,10 @@ def _options(plan: BuildPlan) -> list[str]:
 
 
 def bake(plan: BuildPlan) -> dict[str, Any]:
-    """Return the plan as the JSON that `docker buildx bake -f` reads; a host network needs `--allow network.host`."""
+    """Return the plan as the JSON that `docker buildx bake -f` reads; a host network needs `--allow network.host`.
+
+    It makes the image under the name of its key only: `envcheck build` finds it there, reads it back and tags it.
+    """
     target: dict[str, Any] = {
         "context": plan.context,
         "dockerfile": "Dockerfile",
@@ -111,7 +116,7 @@ def bake(plan: BuildPlan) -> dict[str, Any]:
         "args": plan.build_args,
         "labels": plan.labels,
         "secret": [f"id={name},src={path}" for name, path in plan.secrets.items()],
-        "tags": [plan.tag, *plan.aliases],
+        "tags": [plan.name],
         "output": ["type=docker"],
     }
     if plan.network != "default":

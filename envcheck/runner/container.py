@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from envcheck.errors import UnavailableError
-from envcheck.images.engines import sdk
+from envcheck.images.engines import Running, holder
+from envcheck.images.engines.sdk import Mount
 from envcheck.images.spec import LABEL_PREFIX
 from envcheck.runner.processes import PACKAGE
 from envcheck.runner.record import TargetFacts
@@ -41,20 +42,18 @@ class ContainerTarget:
 
     def __init__(self, image: str, *, python: str | None = None, shm_size: str = "8g", user: str | None = None) -> None:
         self._image, self._python, self._shm_size, self._user = image, python, shm_size, user
-        self._labels = sdk.labels(image)
-        found = sdk.inspect(image)
-        self.facts = TargetFacts(
-            kind="image", name=image, chosen=python or "the image's Python", image_id=found.id if found else None
-        )
+        self._containers, found = holder(image)
+        self._labels = found.labels
+        self.facts = TargetFacts(kind="image", name=image, chosen=python or "the image's Python", image_id=found.id)
 
     def start(self, directory: Path) -> ContainerHandle:
         """Start a container with the package mounted read-only and the plan's directory writable by any user."""
-        running = sdk.run_container(
+        running = self._containers.run_container(
             self._image,
             argv=self.argv(),
             mounts=[
-                sdk.Mount(PACKAGE, f"{_STAGING}/envcheck"),
-                sdk.Mount(directory, _PLAN, read_only=False),
+                Mount(PACKAGE, f"{_STAGING}/envcheck"),
+                Mount(directory, _PLAN, read_only=False),
             ],
             shm_size=self._shm_size,
             gpus=has_gpus(),
@@ -79,7 +78,7 @@ class ContainerTarget:
 class ContainerHandle:
     """A worker in a container."""
 
-    def __init__(self, running: sdk.Running) -> None:
+    def __init__(self, running: Running) -> None:
         self._running = running
         self._asked = 0.0
 

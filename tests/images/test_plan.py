@@ -82,7 +82,7 @@ def test_bake_says_the_same(spec: ImageSpec, tmp_path: Path) -> None:
     assert target["context"] == made.context
     assert target["args"] == made.build_args
     assert target["labels"] == made.labels
-    assert target["tags"] == [made.tag, *made.aliases]
+    assert target["tags"] == [made.name]
     assert target["secret"] == [f"id=netrc,src={tmp_path}/netrc"]
     assert target["network"] == "host"
 

@@ -129,8 +129,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         asked.update(options, image=image)
         return FakeContainer(None)
 
-    monkeypatch.setattr(sdk, "labels", lambda _: asked["labels"])
-    monkeypatch.setattr(sdk, "inspect", lambda _: SimpleNamespace(id="sha256:1"))
+    monkeypatch.setattr(sdk, "inspect", lambda _: SimpleNamespace(id="sha256:1", labels=asked["labels"]))
     monkeypatch.setattr(sdk, "run_container", run_container)
     return asked
 
@@ -195,14 +194,14 @@ def test_in_a_foreign_image_the_first_python_with_torch_is_found(
 
 
 def test_a_container_ended_for_its_memory_is_told_apart() -> None:
-    assert ContainerHandle(FakeContainer(137)).poll() == 137  # type: ignore[arg-type]
+    assert ContainerHandle(FakeContainer(137)).poll() == 137
     with pytest.raises(UnavailableError, match="out of memory"):
-        ContainerHandle(FakeContainer(137, oom=True)).poll()  # type: ignore[arg-type]
+        ContainerHandle(FakeContainer(137, oom=True)).poll()
 
 
 def test_the_end_of_a_run_is_the_end_of_its_container() -> None:
     running = FakeContainer(None)
-    handle = ContainerHandle(running)  # type: ignore[arg-type]
+    handle = ContainerHandle(running)
     assert handle.poll() is None
     assert handle.log() == "last words"
     handle.end([os.getpid()])

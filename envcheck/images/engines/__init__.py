@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from envcheck.errors import UnavailableError
+from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.engines.command import Done
 from envcheck.images.plan import BuildPlan
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profile import Profile
 
 if TYPE_CHECKING:
-    from envcheck.images.engines.sdk import ImageInfo
+    from envcheck.images.engines.sdk import ImageInfo, Mount
 
 EngineName = Literal["docker", "podman", "venv"]
 
@@ -47,6 +48,75 @@ class Engine(Protocol):
 
     def untag(self, reference: str) -> None:
         """Take a reference away."""
+
+
+class Running(Protocol):
+    """A started container. When this process dies it reads end of file."""
+
+    def wait(self, timeout: float) -> int | None:
+        """Return the exit status, or None when it still runs after `timeout` seconds."""
+
+    def out_of_memory(self) -> bool:
+        """Tell whether the kernel ended it for its memory limit."""
+
+    def logs(self) -> str:
+        """Return the last lines it wrote."""
+
+    def close(self) -> None:
+        """End it if it still runs, and remove it."""
+
+
+class Containers(Protocol):
+    """Runs containers of local images: the SDK for docker, the command line for podman."""
+
+    def inspect(self, image: str) -> ImageInfo | None:
+        """Return what is held under a reference or id, or None."""
+
+    def run_container(
+        self,
+        image: str,
+        *,
+        argv: Sequence[str],
+        mounts: Sequence[Mount],
+        shm_size: str | None,
+        gpus: bool,
+        user: str | None,
+    ) -> Running:
+        """Start a container; `argv` replaces the image's entrypoint and command."""
+
+
+# What makes an engine pass a node's GPUs in.
+GPUS: Final = {"docker": "--gpus all", "podman": "--device nvidia.com/gpu=all"}
+
+
+def local_name(engine: str, image: str) -> str:
+    """Return an image's name as this engine alone has it: podman keeps what it built under localhost/."""
+    first = image.partition("/")[0]
+    hosted = "." in first or ":" in first or first == "localhost"
+    return f"localhost/{image}" if engine == "podman" and not hosted else image
+
+
+def holder(image: str) -> tuple[Containers, ImageInfo]:
+    """Return what can run a local image, and what it says of it: docker where it holds it, else podman."""
+    from envcheck.images.engines import podman_run, sdk  # noqa: PLC0415 (the SDK takes a third of a second)
+
+    silent: UnavailableError | None = None
+    try:
+        found = sdk.inspect(image)
+    except UnavailableError as error:
+        silent = error
+    else:
+        if found is not None:
+            return sdk, found
+    with suppress(UnavailableError):
+        found = podman_run.inspect(image)
+        if found is not None:
+            return podman_run, found
+        silent = None
+    if silent is not None:
+        raise silent
+    message = f"no image {image} in this machine's engine"
+    raise ConfigError(message, fix=f"build it (envcheck build) or `docker pull {image}`")
 
 
 def find(name: str = "auto") -> EngineName:

@@ -64,15 +64,27 @@ def output(argv: Sequence[str], *, timeout: float = 60) -> str:
     return done.output
 
 
-def _start(argv: Sequence[str], env: Mapping[str, str] | None, cwd: Path | None) -> subprocess.Popen[bytes]:
+def attach(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a program that reads end of file when this process ends, however it does. What it writes is dropped."""
+    return _start(argv, None, None, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+
+
+def _start(
+    argv: Sequence[str],
+    env: Mapping[str, str] | None,
+    cwd: Path | None,
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:
     program = which(argv[0])
     if program is None:
         message = f"{argv[0]} is not installed"
         raise UnavailableError(message, fix=f"install {argv[0]}, or choose another --engine")
     return subprocess.Popen(
         [program, *argv[1:]],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdin=stdin,
+        stdout=stdout,
         stderr=subprocess.STDOUT,
         env={**os.environ, **env} if env else None,
         cwd=cwd,

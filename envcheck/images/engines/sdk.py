@@ -21,7 +21,7 @@ from docker.models.images import Image
 
 from envcheck.errors import ConfigError, UnavailableError
 
-_OWNER: Final = "envcheck.owner"
+OWNER: Final = "envcheck.owner"
 _USUAL: Final = "unix:///var/run/docker.sock"
 _ABSENT: Final = ("Connection refused", "No such file or directory")
 _POLL: Final = 0.05
@@ -85,15 +85,6 @@ def _knock(host: str | None) -> None:
     if address.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as door:
             door.connect(address.removeprefix("unix://"))
-
-
-def reachable() -> bool:
-    """Tell whether a docker engine answers."""
-    try:
-        client(timeout=5).close()
-    except UnavailableError:
-        return False
-    return True
 
 
 def inspect(image: str) -> ImageInfo | None:
@@ -215,7 +206,7 @@ def run_container(
             environment=dict(env or {}),
             user=user,
             stdin_open=True,  # with detach unset this is StdinOnce: our end closed is end of file inside
-            labels={_OWNER: _owner()},
+            labels={OWNER: owner()},
             host_config=_host_config(engine, mounts, shm_size, gpus, network),
         )
         container = engine.containers.get(created["Id"])
@@ -245,17 +236,22 @@ def _host_config(
     )
 
 
-def _owner() -> str:
+def owner() -> str:
+    """Return what a container of this process is labelled with."""
     return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def is_orphan(label: str) -> bool:
+    """Tell whether the process of this machine that a container was labelled with is gone."""
+    host, _, pid = label.rpartition(":")
+    return host == socket.gethostname() and not Path("/proc", pid).exists()
 
 
 def _sweep(engine: DockerClient) -> None:
     """Remove ended containers of ours whose process is gone; nobody is left to read them."""
-    host, _, _ = _owner().rpartition(":")
     with suppress(docker.errors.APIError):
-        for old in engine.containers.list(all=True, filters={"label": _OWNER, "status": "exited"}):
-            owner, _, pid = old.labels.get(_OWNER, "").rpartition(":")
-            if owner == host and not Path("/proc", pid).exists():
+        for old in engine.containers.list(all=True, filters={"label": OWNER, "status": "exited"}):
+            if is_orphan(old.labels.get(OWNER, "")):
                 old.remove()
 
 
