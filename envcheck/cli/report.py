@@ -8,7 +8,7 @@ import click
 
 # A file that is not there is told by the loader, with what to do.
 _REPORT = click.Path(path_type=Path, dir_okay=False)
-_FORMS = ("junit", "prometheus", "html")
+_FORMS = ("junit", "prometheus", "html", "markdown")
 
 
 @click.group(short_help="A report in other forms, or compared with another.")
@@ -48,6 +48,9 @@ def convert(file: Path, form: str, out: Path | None) -> None:
 
     \b
     envcheck report convert envcheck-report.json --to junit --out junit.xml
+    envcheck report convert r.json --to markdown >> "$GITHUB_STEP_SUMMARY"
+    envcheck report convert r.json --to prometheus \\
+        --out /var/lib/node_exporter/textfile/envcheck.prom
 
     A file is replaced whole or not at all, as scrapers need it.
     """

@@ -78,7 +78,9 @@ def _gpus(report: RunReport) -> str:
         return ""
     head = "".join(f"<th>{_text(title)}</th>" for title in titles)
     body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>\n" for row in rows)
-    return f'<h2>GPUs</h2>\n<div class="wide"><table class="gpus"><tr>{head}</tr>\n{body}</table></div>\n'
+    return (
+        f'<h2>GPUs</h2>\n<div class="wide"><table class="gpus"><thead><tr>{head}</tr></thead>\n{body}</table></div>\n'
+    )
 
 
 def _cell(cell: gpus.Cell) -> str:
@@ -90,8 +92,8 @@ def _cell(cell: gpus.Cell) -> str:
 def _checks(report: RunReport) -> str:
     groups = sorted(words.alike(report.outcomes), key=lambda same: _ORDER.index(same[0].status))
     rows = "".join(_row(same) for same in groups)
-    head = '<tr><th>status</th><th>check</th><th>what was found</th><th class="number">value</th>'
-    head += '<th class="number">limit</th><th class="number">seconds</th></tr>'
+    head = '<thead><tr><th>status</th><th>check</th><th>what was found</th><th class="number">value</th>'
+    head += '<th class="number">limit</th><th class="number">seconds</th></tr></thead>'
     return f'<h2>Checks</h2>\n<div class="wide"><table class="checks">{head}\n{rows}</table></div>\n'
 
 

@@ -22,8 +22,8 @@ SAMPLE: Final = re.compile(r'[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-z_]+="([^"\\\n]|\\[\
 
 TAGS: Final = re.findall(
     r"\w+",
-    "html head meta title style body header h1 h2 h3 p span dl dt dd section table tr th td br div figure figcaption "
-    "svg line text polyline circle rect details summary pre footer",
+    "html head meta title style body header h1 h2 h3 p span dl dt dd section table thead tr th td br div "
+    "figure figcaption svg line text polyline circle rect details summary pre footer",
 )
 TEXT = st.text(max_size=30) | st.sampled_from(
     ["<b>&\"'", "\x1b[31m\x00", "| a |\n`", "]]>", "\ufffe", "</script>", "--"]
@@ -161,7 +161,17 @@ def hypertext(text: str) -> None:
     assert reader.opened == []
 
 
-READERS = {"junit": xml, "prometheus": exposition, "html": hypertext}
+def summary(text: str) -> None:
+    """Read the table and what could end it or a heading: every row has the columns of the first."""
+    lines = text.split("\n")
+    rows = [line for line in lines if line.startswith("| ")]
+    assert rows
+    assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) for row in rows} == {6}
+    outside = [line for line in lines if not line.startswith("      ")]
+    assert not any(re.search(r"(?<!\\)<(?!br>)", line.replace("\\\\", "")) for line in outside)
+
+
+READERS = {"junit": xml, "prometheus": exposition, "html": hypertext, "markdown": summary}
 
 
 def test_every_form_has_a_reader_here() -> None:

@@ -1,0 +1,61 @@
+"""The step summary as GitHub shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from envcheck.reports.markdown import markdown
+from envcheck.reports.model import RunReport
+from envcheck.runner.record import LimitRow, OutcomeRow
+
+MakeReport = Callable[..., RunReport]
+
+
+def row(identity: str, status: Any, **more: Any) -> OutcomeRow:
+    return OutcomeRow(**{"id": identity, "kind": "env", "status": status, "summary": f"{identity} said so", **more})
+
+
+SLOW = row(
+    "nccl",
+    "fail",
+    value=312.5,
+    unit="GB/s",
+    limit=LimitRow(value=380.0, unit="GB/s", source="a data sheet", kind="at least"),
+    remedy="restart it",
+)
+
+
+def test_the_verdict_then_what_is_wrong_then_the_table(report: MakeReport) -> None:
+    lines = markdown(report(row("good", "pass"), SLOW)).splitlines()
+    assert lines[0] == "## ❌ FAIL: nccl"
+    assert "- ran on: 8 x NVIDIA H100 80GB HBM3, driver 570.124.06" in [line.replace(" (nccl)", "") for line in lines]
+    at = lines.index("### ❌ fail: nccl")
+    assert lines[at + 2 : at + 7] == [
+        "- why: nccl said so",
+        "- value: 312.5 GB/s",
+        "- limit: ≥ 380 GB/s",
+        "- source: a data sheet",
+        "- remedy: restart it",
+    ]
+    assert lines[-2:] == [
+        "| ❌ fail | nccl | nccl said so | 312.5 GB/s | ≥ 380 GB/s |",
+        "| ✅ pass | good | good said so |  |  |",
+    ]
+
+
+def test_what_markdown_would_take_for_its_own_is_escaped(report: MakeReport) -> None:
+    text = markdown(report(row("x", "warn", summary="a|b\n# no <img> `c` $d$", remedy="none")))
+    assert r"a\|b \# no \<img\> \`c\` \$d\$" in text
+
+
+def test_a_log_stands_apart_and_cannot_end_what_it_stands_in(report: MakeReport) -> None:
+    text = markdown(report(row("x", "error", log="```\n</details>\n# big")))
+    assert "\n      ```\n      </details>\n      # big\n" in text
+
+
+def test_a_summary_never_passes_what_github_takes(report: MakeReport) -> None:
+    text = markdown(report(*(row(f"c{i}", "fail", summary=f"{i}" + "é" * 20000, remedy="x") for i in range(40))))
+    assert len(text.encode()) < 1 << 20
+    assert text.endswith("(cut here: see the report itself)\n")
+    assert "<br>" not in text.splitlines()[-1]
