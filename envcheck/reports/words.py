@@ -62,8 +62,15 @@ def particulars(outcome: OutcomeRow) -> Iterable[tuple[str, str]]:
         yield "source", outcome.limit.source
     if outcome.remedy:
         yield "remedy", outcome.remedy
-    if outcome.status == "error" and outcome.log:
-        yield "log", "\n".join(outcome.log.splitlines()[-_LOG_LINES:])
+    # Of a torch that cannot be imported the reason is all there is to say; every rank's traceback says it again.
+    if outcome.status == "error" and outcome.log and "unimportable" not in outcome.details:
+        yield "log", "\n".join(_culprits(outcome)[-_LOG_LINES:])
+
+
+def _culprits(outcome: OutcomeRow) -> list[str]:
+    """Return the log of the rank that was lost first; all of it where none is named."""
+    lines = outcome.log.splitlines()
+    return [line for line in lines if line.startswith(f"[rank {outcome.details.get('rank')}] ")] or lines
 
 
 def alike(outcomes: Iterable[OutcomeRow]) -> list[list[OutcomeRow]]:

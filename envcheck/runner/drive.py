@@ -16,7 +16,7 @@ from envcheck.checks import FAIL, Outcome, View, undecided
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner import budget, judge, resume, session, soak
 from envcheck.runner.discover import Found
-from envcheck.runner.outcomes import ending, row
+from envcheck.runner.outcomes import BY_HAND, ending, lost, row
 from envcheck.runner.plan import worker_plan
 from envcheck.runner.record import LimitRow, Mode, OutcomeRow, Plan, Planned, Timing, Verdict
 from envcheck.runner.target import Target
@@ -231,10 +231,11 @@ def _told(run: Run, event: session.Event, found: dict[str, Found], unfinished: s
         return [(event["id"], budget.left_out(seconds, event["left"], run.plan.budget))]
     if event["event"] in session.LAST:
         run.report = None
-        why = ending(event, importing=not run.environment)
+        importing = not run.environment
+        why = ending(event, importing=importing)
         run.environment = run.environment or {"error": why}
-        lost = undecided(why, fix="see the log, and try `--only` with one check")
-        return [(i, _unmeasured(run, found[i]) or lost) for i in sorted(unfinished)]
+        gone = undecided(why, fix=BY_HAND if importing else "see the log, and try `--only` with one check")
+        return [(i, _unmeasured(run, found[i]) or gone) for i in sorted(unfinished)]
     return []
 
 
@@ -267,10 +268,7 @@ def _measured(run: Run, found: Found, event: session.Event) -> Outcome:
     error = event["error"]
     if error is None:
         return judge.decide(found, run.view, event["ranks"])
-    if error["text"] == run.environment.get("error"):
-        fix = "give --python an interpreter that has torch; `envcheck build` makes one"
-        return undecided(f"torch cannot be imported: {error['text']}", fix=fix)
-    return undecided(f"rank {error['rank']} {error['text']}", fix="see the log in the report", rank=error["rank"])
+    return lost(error, run.environment.get("error"))
 
 
 def _require_gpu(run: Run) -> None:

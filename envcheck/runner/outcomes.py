@@ -6,13 +6,17 @@ from typing import Any, Final
 
 from msgspec import convert, structs
 
-from envcheck.checks import FAIL, PASS, WARN, Outcome
+from envcheck.checks import ERROR, FAIL, PASS, WARN, Outcome, undecided
 from envcheck.runner.discover import Found
+from envcheck.runner.logs import last_lines
 from envcheck.runner.record import Attempt, LimitRow, OutcomeRow, Status, plain
 from envcheck.runner.session import IMPORT_TIMEOUT
+from envcheck.runner.worker_group import HUNG
 
 Event = dict[str, Any]
-_LOG_LINES: Final = 20
+BY_HAND: Final = "import torch with that Python by hand, and see what it does"
+_NO_TORCH: Final = "ModuleNotFoundError: No module named 'torch'"
+_SEE_LOG: Final = "see the log in the report"
 
 
 def ending(event: Event, *, importing: bool) -> str:
@@ -26,6 +30,24 @@ def ending(event: Event, *, importing: bool) -> str:
     manner = f"died of {event['signal']}" if "signal" in event else f"exited with code {event['code']}"
     last = str(event.get("log", "")).strip().splitlines()[-1:]
     return f"the worker {manner}{' while importing torch' if importing else ''}{': ' + last[0] if last else ''}"
+
+
+def lost(error: dict[str, Any], torch: str | None) -> Outcome:
+    """Return the outcome of a check of which a rank ended badly, or not at all; `torch` is why it is not imported."""
+    hung = error["text"].startswith(HUNG)
+    # What half of an import left behind makes the next one raise something else.
+    if torch is not None and (error["text"] == torch or (torch != _NO_TORCH and not hung)):
+        return _without_torch(torch)
+    fix = "the log says where it hung; if this machine is only slow, give a longer --timeout" if hung else _SEE_LOG
+    return undecided(f"rank {error['rank']} {error['text']}", fix=fix, rank=error["rank"])
+
+
+def _without_torch(error: str) -> Outcome:
+    fix = "give --python an interpreter that has torch, or --image an image; `envcheck build` makes both"
+    if error != _NO_TORCH:
+        raised = error.partition(":")[0]
+        fix = f"torch is there but broken ({raised}): install it again, or give --python another; the JSON has the log"
+    return undecided(f"torch cannot be imported: {error}", fix=fix, unimportable="torch")
 
 
 def row(found: Found, outcome: Outcome, event: Event, before: OutcomeRow | None) -> OutcomeRow:
@@ -54,7 +76,7 @@ def row(found: Found, outcome: Outcome, event: Event, before: OutcomeRow | None)
         seconds=attempt.seconds,
         attempts=[*(before.attempts if before else []), attempt],
         ranks=plain(event["ranks"]) if measured else [],
-        log="" if outcome.status == PASS or not measured else _last_lines(event["logs"]),
+        log="" if outcome.status == PASS else _last_words(event, lost=outcome.status == ERROR),
         left_out=event["event"] == "left-out",
     )
 
@@ -71,6 +93,8 @@ def _limit(outcome: Outcome) -> LimitRow | None:
     return LimitRow(value=plain(limit.value), unit=limit.unit, source=limit.source, kind=limit.kind)
 
 
-def _last_lines(logs: list[str]) -> str:
-    lines = [f"[rank {rank}] {line}" for rank, log in enumerate(logs) for line in log.splitlines()[-_LOG_LINES:]]
-    return "\n".join(lines)
+def _last_words(event: Event, *, lost: bool) -> str:
+    """Return what each rank said last; of a check that was lost with the worker, what the worker did."""
+    if event["event"] == "done":
+        return "\n".join(f"[rank {rank}] {line}" for rank, log in enumerate(event["logs"]) for line in last_lines(log))
+    return "\n".join(last_lines(str(event.get("log", "")))) if lost else ""

@@ -61,7 +61,7 @@ def _follow(handle: Handle, path: Path, limits: Mapping[str, float]) -> Iterator
         code = handle.poll()
         found, position = _read(path, position)
         for event in found:
-            yield event
+            yield {**event, "log": handle.log()} if event["event"] == "died" else event
             if event["event"] in LAST:
                 return
             patience = time.monotonic() + _OVER + limits.get(str(event.get("id")), _OVER)

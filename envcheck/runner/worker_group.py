@@ -18,7 +18,8 @@ from typing import Any
 
 from envcheck.runner import worker_kernel, worker_rank
 
-LOG_LIMIT = 1 << 14
+LOG_LIMIT = 1 << 16  # a dump of 100 frames is 15 KiB, and its head says where it hangs
+HUNG = "still running after"
 _GRACE = 2.0  # what a group has left once one of its ranks is lost, and after SIGTERM
 _TICK = 0.05
 
@@ -233,7 +234,7 @@ def _hang(hung: list[_Member], manner: str, timeout: float) -> dict[str, Any] | 
     if not hung:
         return None
     ranks = ", ".join(str(m.rank) for m in hung)
-    return {"rank": hung[0].rank, "text": f"still running after {timeout:g} s (ranks {ranks}); ended by {manner}"}
+    return {"rank": hung[0].rank, "text": f"{HUNG} {timeout:g} s (ranks {ranks}); ended by {manner}"}
 
 
 def _lost(results: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -81,6 +81,23 @@ def test_a_failure_shows_value_limit_source_remedy_and_both_measurements(report:
     assert told.splitlines()[-1] == "FAIL: all-reduce-bandwidth"
 
 
+def test_the_log_that_is_shown_is_of_the_rank_that_was_lost(report: MakeReport) -> None:
+    log = "[rank 0] I wait\n[rank 1] I hang\n[rank 2] I wait too"
+    hung = row("ddp", "error", "rank 1 still running after 1 s", details={"rank": 1}, log=log)
+    told = text(report(hung))
+    assert "I hang" in told
+    assert "I wait" not in told
+
+
+def test_a_torch_that_cannot_be_imported_is_told_in_one_line_not_in_a_traceback(report: MakeReport) -> None:
+    why, log = "torch cannot be imported: ImportError: no lib", "[rank 0] Traceback (most recent call last):"
+    facts = {"details": {"unimportable": "torch"}, "log": log, "ranks": [None, None]}
+    told = text(report(*(row(name, "error", why, **facts) for name in ("ddp", "amp")), mode="cpu"))
+    assert told.count("why ") == 1
+    assert "Traceback" not in told
+    assert "gloo" not in told
+
+
 def test_an_error_shows_the_last_words(report: MakeReport) -> None:
     told = text(report(BROKEN))
     assert "[rank 1] Fatal Python error" in told

@@ -133,7 +133,7 @@ DONE: dict[str, Any] = {
         ([FACTS], -9, "the worker died of SIGKILL: last words"),
         ([FACTS, {"event": "end"}], None, "the worker ended without a word about it"),
         ([FACTS, {"event": "started", "id": "two", "group": 0}], None, "the worker went silent and was ended"),
-        ([FACTS, {"event": "died", "signal": "SIGABRT"}], None, "the worker died of SIGABRT"),
+        ([FACTS, {"event": "died", "signal": "SIGABRT"}], None, "the worker died of SIGABRT: last words"),
         ([], 3, "the worker exited with code 3 while importing torch: last words"),
     ],
 )
@@ -150,6 +150,7 @@ def test_however_a_worker_ends_every_check_has_its_outcome_and_it_is_ended(
     target = Scripted(events, code)
     run = run_site(target=target)
     assert run.outcomes["two"].summary == summary
+    assert run.outcomes["two"].log == ("" if events[1:] == [{"event": "end"}] else "last words")
     assert target.ended == 1
     assert run.verdict.exit_code == 3
 

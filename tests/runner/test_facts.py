@@ -131,6 +131,8 @@ def test_a_torch_that_cannot_be_imported_is_named(
     assert run.environment["error"] == "OSError: libcudart.so.12: cannot open shared object file"
     assert run.outcomes["uses-torch"].summary == f"torch cannot be imported: {run.environment['error']}"
     assert "--python" in run.outcomes["uses-torch"].remedy
+    assert "broken (OSError)" in run.outcomes["uses-torch"].remedy
+    assert run.outcomes["uses-torch"].log.endswith(f"[rank 0] {run.environment['error']}")
     assert run.outcomes["plain"].status == "pass"
 
 

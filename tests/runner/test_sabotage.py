@@ -70,6 +70,8 @@ def test_a_hang_is_ended_by_its_limit_and_says_where_it_hung(outcome: Sabotage) 
     found = outcome("def waits_for_ever(): time.sleep(600)\nwaits_for_ever()", options="ranks=2, timeout=1")
     assert found.summary == "rank 0 still running after 1 s (ranks 0, 1); ended by SIGTERM"
     assert "waits_for_ever" in found.log
+    assert "envcheck/runner/" not in found.log
+    assert "--timeout" in found.remedy
     assert found.seconds < 30
 
 
