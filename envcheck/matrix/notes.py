@@ -27,7 +27,7 @@ def notes(
     found = [*_arch(wanted, asked, arch), *_capabilities(facts, wanted)]
     if wanted.driver is None and best.legal and best.cuda is not None:
         found += _driver(facts, wanted, asked, arch, best)
-    found += _first_of_branch(asked, offered)
+    found += _first_of_branch(facts, asked, offered)
     if base_cuda is not None:
         found.append(what_base_refuses(facts, base_cuda, wanted.driver, asked))
     return found
@@ -63,9 +63,10 @@ def _driver(facts: Facts, wanted: Wanted, asked: list[Device], arch: HostArch, b
             return
 
 
-def _first_of_branch(asked: list[Device], offered: list[Alternative]) -> Iterator[str]:
+def _first_of_branch(facts: Facts, asked: list[Device], offered: list[Alternative]) -> Iterator[str]:
     """Explain an offered driver that is above what CUDA alone needs."""
-    versions = {row.change.rpartition("driver >= ")[2] for row in offered}
+    of_cuda = {row.floor for row in facts.families.values()} | {row.native_driver for row in facts.minors.values()}
+    versions = {row.change.rpartition("driver >= ")[2] for row in offered} - of_cuda
     for device in asked:
         listed = device.gpu.first_driver.values() if device.gpu is not None else []
         for version in sorted(versions.intersection(listed), key=key):

@@ -342,6 +342,7 @@ def test_what_is_left_open_or_taken_for_granted_is_said(ask: Ask, axes: dict[str
         ({"torch": "2.8.0", "variant": "cpu"}, "driver"),
         ({"gpus": ["GH200"]}, "hosts"),
         ({"cc": ["9.0"]}, "no fact"),
+        ({"gpus": ["H100"], "driver": "570.124.06", "torch": "2.15.0"}, "is the first of"),  # CUDA's own floor
     ],
 )
 def test_what_is_not_open_is_not(ask: Ask, axes: dict[str, object], word: str) -> None:
