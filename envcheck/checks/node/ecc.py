@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned
-from envcheck.checks.node import _gpus
+from envcheck.checks.node import _facts, _gpus
+from envcheck.matrix.gpus import find_gpu
 
-CHECK = Check(promise="no GPU memory has errors that could not be corrected", level="quick", gpus=1)
+CHECK = Check(promise="no GPU memory has errors that could not be corrected", level="quick", seconds=0.01, gpus=1)
 
 _RESET: Final = "drain the node and reset these GPUs; replace one that does it again"
 _REPLACE: Final = "have these GPUs replaced: NVML says that their SRAM is past its threshold"
@@ -26,7 +27,7 @@ _SRAM: Final = Limit(
 def judge(view: View) -> Outcome:
     """Fail on uncorrected errors since the driver was loaded and on worn SRAM, warn on a history of them."""
     now, ever = _gpus.read(view, "ecc_volatile_uncorrected"), _gpus.read(view, "ecc_aggregate_uncorrected")
-    sram, mode = _gpus.read(view, "ecc_sram"), _gpus.read(view, "ecc_mode")
+    sram = _gpus.read(view, "ecc_sram")
     worn = sram.where(lambda s: s["threshold_exceeded"] or not s["uncorrectable"] <= _SRAM.value)
     if worn:
         counts = {gpu: state["uncorrectable"] for gpu, state in worn.items()}
@@ -34,22 +35,33 @@ def judge(view: View) -> Outcome:
     fresh = now.where(lambda count: not count <= 0)
     if fresh:
         return _bad(view, f"uncorrected errors since the driver's load: {_gpus.told(fresh)}", _RESET, fresh, _LIMIT)
-    lacking = now.lacking()
-    if lacking is not None:
-        return lacking
-    off, old = mode.where(lambda word: word == "off"), ever.where(lambda count: not count <= 0)
+    return (now.lacking() if now.unread else None) or _past(view, now, ever)
+
+
+def _past(view: View, now: _gpus.Reading, ever: _gpus.Reading) -> Outcome:
+    off, old = _switched_off(view), ever.where(lambda count: not count <= 0)
     if off:
         fix = "nvidia-smi --ecc-config=1, then reset; or say with --skip ecc that you want it so"
         return warned(f"ECC is off on {', '.join(off)}", fix=fix, value=len(off), unit="GPUs")
     if old:
         fix = "watch it; run the full level on these GPUs"
-        told = f"uncorrected errors in the past: {_gpus.told(old)}"
-        return warned(
-            told, fix=fix, value=max(old.values()), unit=_LIMIT.unit, limit=_LIMIT, gpus=_gpus.uuids(view, old)
-        )
+        told, gpus = f"uncorrected errors in the past: {_gpus.told(old)}", _gpus.uuids(view, old)
+        return warned(told, fix=fix, value=max(old.values()), unit=_LIMIT.unit, limit=_LIMIT, gpus=gpus)
+    lacking = now.lacking()
+    if lacking is not None:
+        return lacking
     corrected = sum(_gpus.read(view, "ecc_volatile_corrected").values.values())
     summary = f"no uncorrected error on {len(now.values)} GPU(s), {corrected} corrected"
     return passed(summary, value=0, unit=_LIMIT.unit, limit=_LIMIT)
+
+
+def _switched_off(view: View) -> list[str]:
+    """Return the data-centre GPUs whose ECC is off; a GeForce comes with it off, or without it."""
+    off = _gpus.read(view, "ecc_mode").where(lambda word: word == "off")
+    known = {
+        _gpus.label(gpu): find_gpu(_facts.matrix(view), str(gpu.signal("name").value)) for gpu in view.snapshot.gpus
+    }
+    return [gpu for gpu in off if (model := known[gpu]) is None or model.datacenter]
 
 
 def _bad(view: View, why: str, fix: str, counts: dict[str, int], limit: Limit) -> Outcome:

@@ -11,7 +11,9 @@ from typing import Final
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned
 from envcheck.checks.node import _gpus
 
-CHECK = Check(promise="the NVSwitch fabric has registered every GPU and is healthy", level="quick", gpus=1)
+CHECK = Check(
+    promise="the NVSwitch fabric has registered every GPU and is healthy", level="quick", seconds=0.01, gpus=1
+)
 
 _LIMIT: Final = Limit("completed", "", "NVML: NVML_GPU_FABRIC_STATE_COMPLETED, status success, not unhealthy", "equal")
 _FIX: Final = "start nvidia-fabricmanager of the driver's very version (Blackwell: and nvlsm); read its log"

@@ -11,7 +11,7 @@ from typing import Any, Final
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned
 from envcheck.checks.node import _gpus
 
-CHECK = Check(promise="the PCIe links carry data without errors", level="quick", gpus=1)
+CHECK = Check(promise="the PCIe links carry data without errors", level="quick", seconds=0.01, gpus=1)
 
 _REPLAYS: Final = Limit(80, "replays", "NVIDIA/DCGM diag, pcie test: at most 80 replays", "at most")
 _AER: Final = Limit(480, "errors", "NVIDIA/DCGM diag, pcie test: at most 480 correctable AER errors", "at most")

@@ -12,7 +12,9 @@ from typing import Any, Final
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned
 from envcheck.checks.node import _facts, _gpus
 
-CHECK = Check(promise="every GPU has the PCIe lanes and the generation it can have", level="quick", gpus=1)
+CHECK = Check(
+    promise="every GPU has the PCIe lanes and the generation it can have", level="quick", seconds=0.01, gpus=1
+)
 
 _WIDTH: Final = "NVML: the most lanes this GPU can have in this system"
 _GEN: Final = "NVML: the newest generation this GPU can have in this system"

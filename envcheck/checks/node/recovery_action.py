@@ -10,7 +10,7 @@ from typing import Final
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed
 from envcheck.checks.node import _gpus
 
-CHECK = Check(promise="the driver asks for no recovery of any GPU", level="quick", gpus=1)
+CHECK = Check(promise="the driver asks for no recovery of any GPU", level="quick", seconds=0.01, gpus=1)
 
 _LIMIT: Final = Limit("none", "", "NVML: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION (R570 and later)", "equal")
 

@@ -11,7 +11,9 @@ from typing import Any, Final
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned
 from envcheck.checks.node import _gpus
 
-CHECK = Check(promise="no memory row or page waits for its replacement, and spares are left", level="quick", gpus=1)
+CHECK = Check(
+    promise="no memory row or page waits for its replacement, and spares are left", level="quick", seconds=0.01, gpus=1
+)
 
 _DCGM: Final = "NVIDIA/DCGM diag: rows remapped for uncorrectable errors below 512, retired pages below 63"
 _ROWS: Final = Limit(512, "rows", _DCGM, "at most")

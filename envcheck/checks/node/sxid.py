@@ -11,7 +11,7 @@ from typing import Any, Final
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned
 from envcheck.checks.node import _log
 
-CHECK = Check(promise="the kernel's log has no NVSwitch error that calls for action", level="quick")
+CHECK = Check(promise="the kernel's log has no NVSwitch error that calls for action", level="quick", seconds=0.01)
 
 _SOURCE: Final = "NVIDIA Fabric Manager user guide, appendix D: NVSwitch SXid errors (always fatal: D.6)"
 _ALWAYS_FATAL: Final = (10003,)

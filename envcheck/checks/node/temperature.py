@@ -11,7 +11,9 @@ from typing import Final
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned
 from envcheck.checks.node import _gpus
 
-CHECK = Check(promise="every GPU is well below the temperature at which it slows down", level="quick", gpus=1)
+CHECK = Check(
+    promise="every GPU is well below the temperature at which it slows down", level="quick", seconds=0.01, gpus=1
+)
 
 _OVER: Final = Limit(1, "C", "NVML: the GPU's own slowdown threshold")
 _NEAR: Final = Limit(10, "C", "ours: leptonai/gpud keeps a margin to the GPU's own slowdown threshold too")

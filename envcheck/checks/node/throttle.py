@@ -11,7 +11,7 @@ from typing import Final
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned
 from envcheck.checks.node import _gpus
 
-CHECK = Check(promise="no GPU is being slowed down by heat or power faults", level="quick", gpus=1)
+CHECK = Check(promise="no GPU is being slowed down by heat or power faults", level="quick", seconds=0.01, gpus=1)
 
 _FAULTS: Final = frozenset({"hardware thermal slowdown", "power brake"})
 _SYMPTOMS: Final = frozenset({"hardware slowdown", "software thermal slowdown"})

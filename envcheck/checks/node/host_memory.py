@@ -1,0 +1,35 @@
+"""A checkpoint, a DataLoader and a CPU offload live in host memory, and the kernel ends whoever is largest.
+
+Seen in the wild: a model that fits its GPU and whose loading is killed on the host; a container whose limit is a tenth
+of the machine.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from envcheck.checks import Check, Limit, Outcome, View, passed, warned
+from envcheck.checks.node import _gpus
+
+CHECK = Check(
+    promise="host memory holds what the GPUs hold", level="quick", seconds=0.01, gpus=1, signals=("host.memory_total",)
+)
+
+_SOURCE: Final = "ours: a checkpoint is loaded through host memory; NVIDIA's DGX systems have twice that of their GPUs"
+
+
+def judge(view: View) -> Outcome:
+    """Warn where memory, or the container's limit of it, is less than that of all GPUs together."""
+    total = int(view.snapshot.signal("host.memory_total").value)
+    allowed = view.snapshot.signal("container.memory_limit").value
+    own = min(total, int(allowed)) if isinstance(allowed, int) else total
+    sizes = _gpus.read(view, "memory_total")
+    lacking = sizes.lacking()
+    if lacking is not None:
+        return lacking
+    limit = Limit(sum(sizes.values.values()), "B", _SOURCE)
+    told = f"{own / 2**30:.0f} GiB" + (" (the container's limit)" if own < total else "")
+    if not own >= limit.value:
+        fix = "raise the container's memory limit" if own < total else "load checkpoints in parts (mmap), or add memory"
+        return warned(f"{told} for {limit.value / 2**30:.0f} GiB of GPUs", fix=fix, value=own, unit="B", limit=limit)
+    return passed(told, value=own, unit="B", limit=limit)

@@ -1,0 +1,27 @@
+"""Each DataLoader worker, socket and shared tensor is a file descriptor, and 1024 of them are soon used up.
+
+Seen in the wild: "Too many open files" in the middle of an epoch, or "received 0 items of ancdata" from a worker.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from envcheck.checks import Check, Limit, Outcome, View, passed, warned
+
+CHECK = Check(promise="a process may open enough files", level="quick", seconds=0.01, signals=("limits.nofile",))
+
+_LIMIT: Final = Limit(
+    4096, "files", "ours: four times Linux' usual 1024, which DataLoader users run into (pytorch#973)"
+)
+
+
+def judge(view: View) -> Outcome:
+    """Warn below the limit; only many workers and ranks need so many."""
+    most = view.snapshot.signal("limits.nofile").value
+    if most == "unlimited":
+        return passed("unlimited", value=most, limit=_LIMIT)
+    if not int(most) >= _LIMIT.value:
+        fix = "ulimit -n 65536, --ulimit nofile=65536 for a container, or limits.conf"
+        return warned(f"{most} files may be open", fix=fix, value=most, unit="files", limit=_LIMIT)
+    return passed(f"{most} files may be open", value=most, unit="files", limit=_LIMIT)

@@ -1,0 +1,61 @@
+"""The host around the GPUs: files, memory, room, clock, stuck processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envcheck.checks import PASS, SKIP, WARN, View
+from envcheck.checks.node import clock_sync, disk_space, host_memory, open_files, stuck_processes
+from envcheck.node.snapshot import Signal
+
+Node = Callable[..., View]
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(("most", "status"), [(4096, PASS), (4095, WARN), ("unlimited", PASS)])
+def test_open_files(cpu: View, put: Node, most: Any, status: str) -> None:
+    assert open_files.judge(put(cpu, limits__nofile=most)).status == status
+
+
+@pytest.mark.parametrize(
+    ("total", "allowed", "status"),
+    [
+        (640 * GIB, "unlimited", PASS),
+        (640 * GIB - 1, "unlimited", WARN),
+        (1024 * GIB, 64 * GIB, WARN),
+        (1024 * GIB, 1 << 50, PASS),
+    ],
+)
+def test_host_memory_holds_what_the_gpus_hold(node: Node, put: Node, total: int, allowed: Any, status: str) -> None:
+    view = put(node("h100x8"), host__memory_total=total, container__memory_limit=allowed)
+    outcome = host_memory.judge(view)
+    assert outcome.status == status
+    assert ("container's limit" in outcome.summary) == (isinstance(allowed, int) and allowed < total)
+
+
+@pytest.mark.parametrize("name", ["disk.tmp.free", "disk.home.free", "disk.cwd.free"])
+def test_room_on_each_side_and_in_each_place(cpu: View, put: Node, name: str) -> None:
+    assert disk_space.judge(put(cpu, **{name: 10 * GIB})).status == PASS
+    assert disk_space.judge(put(cpu, **{name: 10 * GIB - 1})).status == WARN
+    outcome = disk_space.judge(put(cpu, **{name: Signal(reason="/nonexistent: No such file or directory")}))
+    assert outcome.status == WARN
+    assert "/nonexistent" in outcome.summary
+
+
+def test_the_clock(node: Node, put: Node) -> None:
+    assert clock_sync.judge(node("h100x8")).status == PASS
+    loose = put(node("h100x8"), clock__synchronized=False)
+    assert clock_sync.judge(loose).status == WARN
+    assert clock_sync.judge(put(loose, container__runtime="docker")).status == SKIP
+
+
+def test_stuck_processes_are_named(cpu: View, put: Node) -> None:
+    assert stuck_processes.judge(cpu).status == PASS
+    many = [{"pid": pid, "name": "python3"} for pid in range(100, 106)]
+    outcome = stuck_processes.judge(put(cpu, host__stuck_processes=many))
+    assert (outcome.status, outcome.value) == (WARN, 6)
+    assert "python3 (100)" in outcome.summary
+    assert "2 more" in outcome.summary
