@@ -55,7 +55,17 @@ def _table(found: list[Found]) -> None:
 def _all_about(f: Found) -> str:
     head = f"{f.id} ({f.kind}, level {f.check.level}, {f.check.seconds:g} s, at most {f.check.timeout:g} s)"
     needs = f"needs: {_needs(f)}" + (f"; signals {', '.join(f.check.signals)}" if f.check.signals else "")
-    return f"{head}\npromises: {f.check.promise}\n{needs}\n\n{f.doc}"
+    facts = [_wrapped(told, indent="  ") for told in (head, f"promises: {f.check.promise}", needs)]
+    return "\n".join(facts) + "\n\n" + "\n\n".join(_wrapped(told) for told in f.doc.split("\n\n"))
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    import textwrap
+
+    from envcheck.reports.terminal import WIDTH
+
+    # An option, a repository or a path that is cut at its hyphen cannot be copied.
+    return textwrap.fill(" ".join(text.split()), WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _needs(f: Found) -> str:

@@ -19,6 +19,8 @@ def command() -> None:
     envcheck report show envcheck-report.json
     envcheck report convert envcheck-report.json --to html --out report.html
     envcheck report schema > report.schema.json
+
+    Exit 0: done, whatever the report says; 2: no report there, or wrong usage.
     """
 
 

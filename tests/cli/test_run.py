@@ -225,8 +225,19 @@ def test_checks_lists_what_there_is_and_tells_all_about_one(run: Envcheck) -> No
     assert max(map(len, table.splitlines())) <= 80
     for check in listed:
         about = run("checks", check["id"]).stdout
-        assert check["promise"] in about
-        assert check["doc"] in about
+        assert max(map(len, about.splitlines())) <= 80
+        assert " ".join(check["promise"].split()) in " ".join(about.split())
+        assert " ".join(check["doc"].split()) in " ".join(about.split())
+
+
+def test_a_report_is_printed_whatever_it_says_and_its_help_says_the_exit_statuses(
+    run: Envcheck, add: Add, tmp_path: Path
+) -> None:
+    add("mine", "failed('not fine', fix='mend it')")
+    assert run(*own(tmp_path, "mine")).returncode == 1
+    assert "Exit 0: done, whatever the report says; 2:" in run("report", "--help").stdout
+    assert run("report", "show", "envcheck-report.json").returncode == 0
+    assert run("report", "show", "none.json").returncode == 2
 
 
 def test_report_schema_is_json(run: Envcheck) -> None:
