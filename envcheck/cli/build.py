@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from envcheck.cli import _complete
+from envcheck.images.tags import REPOSITORY
+
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.images.engines.build import Built, Wish
-    from envcheck.images.engines.venv import Environment
+    from envcheck.images.engines.venv import Environment, EnvironmentPlan
     from envcheck.images.spec import ImageSpec
     from envcheck.mirrors.profile import Profile
 
@@ -30,7 +30,7 @@ class Choice(NamedTuple):
 
 
 @click.command("build", epilog="Example: envcheck build torch2.13.0-cpu-py311 --mirror host")
-@click.argument("selector")
+@click.argument("selector", shell_complete=_complete.cells)
 @click.option("--mirror", default="none", show_default=True, help="none, host, or a profile's YAML file.")
 @click.option("--target", default="runtime", show_default=True, type=click.Choice(["runtime"]))
 @click.option(
@@ -40,7 +40,7 @@ class Choice(NamedTuple):
     type=click.Choice(["auto", "docker", "podman", "venv"]),
     help="auto: docker if one answers, else podman, else venv.",
 )
-@click.option("--tag", "repository", default="envcheck/torch", show_default=True, metavar="REPO", help="Image name.")
+@click.option("--tag", "repository", default=REPOSITORY, show_default=True, metavar="REPO", help="Image name.")
 @click.option("--dest", type=click.Path(path_type=Path), help="Where the venv engine puts the environment.")
 @click.option(
     "--network",
@@ -58,11 +58,14 @@ class Choice(NamedTuple):
 )
 @click.option("--timeout", default=7200.0, show_default=True, type=click.FloatRange(min=1), help="Seconds.")
 @click.option(
-    "--images", "images_dir", type=click.Path(path_type=Path, file_okay=False), help="Where the locks are. [images/]"
+    "--images",
+    "images_dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Where the locks are. [images/]",
 )
-@click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
-@click.option("--bake", is_flag=True, help="Print the plan as bake JSON and stop.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and stop. A named engine must answer: it is asked.")
+@click.option("--bake", is_flag=True, help="Print the plan as bake JSON and stop (docker only).")
+@click.option("--json", "as_json", is_flag=True, help="Print the result, or with --dry-run the plan, as JSON.")
 @click.pass_obj
 def command(  # noqa: PLR0913 (one argument an option)
     settings: Settings,
@@ -84,22 +87,42 @@ def command(  # noqa: PLR0913 (one argument an option)
     """Build a cell and prove that it is what its tag says.
 
     Versions are asserted inside the build, before a layer exists; the labels are read back before a tag is given.
-    A cell whose key has an image already is not built again.
+    A cell whose key has an image already is not built again. With `envcheck --verbose` the build's own output is
+    shown, with `--quiet` only the result.
+
+    Exit 0: built, or built already; 1: the build failed, or is not what it promises; 2: wrong usage; 3: an engine, a
+    Python or an index that is needed is not there.
     """
-    from envcheck.images import engines
     from envcheck.mirrors import load as load_profile
 
-    choice = Choice(engines.find(engine), repository, dest, network, base, timeout)
+    choice = Choice(_engine(engine, dry=dry_run or bake, bake=bake), repository, dest, network, base, timeout)
     spec = _spec(settings, selector, target, images_dir)
     profile = load_profile(mirror)
     if choice.engine == "venv":
-        _venv(spec, profile, choice, as_json=as_json, quiet=settings.quiet, dry=dry_run or bake)
+        _venv(spec, profile, choice, settings, as_json=as_json, dry=dry_run)
         return
     wish = _wish(settings, spec, profile, choice)
     if dry_run or bake:
         _plan(wish, choice.engine, bake=bake, as_json=as_json)
         return
-    _image(wish, choice.engine, as_json=as_json, quiet=settings.quiet)
+    _image(wish, choice.engine, settings, as_json=as_json)
+
+
+def _engine(name: str, *, dry: bool, bake: bool) -> str:
+    from envcheck.errors import ConfigError, UnavailableError
+    from envcheck.images import engines
+
+    try:
+        found = engines.find(name)
+    except UnavailableError as error:
+        if not dry:
+            raise
+        message = f"{error.message}, and a plan asks it which bases and images it holds"
+        raise UnavailableError(message, fix=error.fix) from error
+    if bake and found != "docker":
+        message = f"--bake is for docker's buildx, and the engine is {found}"
+        raise ConfigError(message, fix="give --engine docker, or --dry-run --json for this engine's plan")
+    return found
 
 
 def _spec(settings: Settings, selector: str, target: Any, images_dir: Path | None) -> ImageSpec:
@@ -156,110 +179,73 @@ def _plan(wish: Wish, engine: str, *, bake: bool, as_json: bool) -> None:
     for secret in planned.secrets:
         click.echo(f"secret  {secret}")
     click.echo(f"run     {shlex.join(planned.argv)}")
+    if planned.skipped:
+        click.echo("skip    this key has an image already: a build would run nothing and tag that")
 
 
-def _image(wish: Wish, engine: str, *, as_json: bool, quiet: bool) -> None:
+def _image(wish: Wish, engine: str, settings: Settings, *, as_json: bool) -> None:
+    from envcheck.cli._progress import details, listeners
     from envcheck.images import engines
     from envcheck.images.engines import build
 
-    with _progress(quiet=quiet) as (say, on_line), _details():
+    with listeners(settings) as (say, on_line), details():
         built = build.build(engines.connect(engine), wish, say=say, on_line=on_line)
-    _show(built, built.image, as_json=as_json)
-    if not as_json:
+    _show(built, built.image, settings, as_json=as_json)
+    if not as_json and not settings.quiet:
         click.echo(f"size    {built.bytes / 1e6:.0f} MB   id {built.id[:19]}")
         for tag in built.tags[1:]:
             click.echo(f"alias   {tag}")
         for alias, why in built.held_back.items():
             click.echo(f"stays   {alias}: {why}")
-        # `run --image` speaks docker's API, which podman offers on a socket that is seldom on.
-        inside = f"podman run --rm --shm-size 8g {built.image} envcheck run"
-        click.echo(f"next    {inside if engine == 'podman' else f'envcheck run --image {built.image}'}")
+        click.echo(f"next    envcheck run --image {engines.local_name(engine, built.image)}")
+        gpus = "" if built.promises["cuda"] == "none" else f"{engines.GPUS[engine]} "
+        click.echo(f"or      {engine} run --rm {gpus}--shm-size 8g {built.image} envcheck run")
 
 
-def _venv(spec: ImageSpec, profile: Profile, choice: Choice, *, as_json: bool, quiet: bool, dry: bool) -> None:
+def _venv(spec: ImageSpec, profile: Profile, choice: Choice, settings: Settings, *, as_json: bool, dry: bool) -> None:
+    from envcheck.cli._progress import details, listeners
     from envcheck.data import state_path
     from envcheck.images.engines import venv
 
     dest = choice.dest or state_path("venvs", str(spec.cell))
     if dry:
-        click.echo(f"path    {dest.absolute()}")
-        click.echo(f"python  {venv.find_python(spec.cell.python)}")
-        for lock in spec.locks:
-            click.echo(f"install {len(lock.pins)} packages of {lock.group}.lock")
+        _show_venv_plan(venv.plan(spec, dest), as_json=as_json)
         return
-    with _progress(quiet=quiet) as (_, on_line), _details():
+    with listeners(settings) as (_, on_line), details():
         built = venv.build(spec, profile, dest, timeout=choice.timeout, on_line=on_line)
-    _show(built, built.path, as_json=as_json)
-    if not as_json:
+    _show(built, built.path, settings, as_json=as_json)
+    if not as_json and not settings.quiet:
         click.echo(f"next    envcheck run --python {built.python}")
 
 
-def _show(built: Built | Environment, what: str, *, as_json: bool) -> None:
+def _show_venv_plan(planned: EnvironmentPlan, *, as_json: bool) -> None:
+    import msgspec
+
+    from envcheck.cli._words import counted
+
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(planned)))
+        return
+    click.echo(f"key     {planned.key}")
+    click.echo(f"path    {planned.path}")
+    click.echo(f"python  {planned.python}")
+    for group, packages in planned.installs.items():
+        click.echo(f"install {counted(packages, 'package')} of {group}.lock")
+    if planned.skipped:
+        click.echo("skip    this key is built there already: a build would run nothing")
+
+
+def _show(built: Built | Environment, what: str, settings: Settings, *, as_json: bool) -> None:
     import msgspec
 
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(built)))
         return
     click.echo(f"{'skipped, its key is built already' if built.skipped else 'built and proven'}: {what}")
+    if settings.quiet:
+        return
     promised = {name: built.promises[name] for name in ("torch", "cuda", "cudnn", "nccl", "python")}
     click.echo(f"proof   {', '.join(f'{name} {value}' for name, value in promised.items())}")
     click.echo(f"took    {built.seconds:.1f} s")
     if built.log:
         click.echo(f"log     {built.log}")
-
-
-@contextmanager
-def _details() -> Iterator[None]:
-    """Print the step and its last lines before the one line that every error gets."""
-    from envcheck.images.engines.build import FailedError
-
-    try:
-        yield
-    except FailedError as error:
-        for line in error.detail:
-            click.echo(f"  {line}", err=True)
-        raise
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """Give the two listeners, for messages and for the build's lines: one live line on a terminal, else the steps."""
-    from envcheck.images.diagnose import step_of
-
-    def nothing(_: str) -> None:
-        return
-
-    def message(line: str) -> None:
-        click.echo(f"  {line}"[:80], err=True)
-
-    def step(line: str) -> None:
-        title = step_of(line)
-        if title:
-            message(title)
-
-    if quiet:
-        yield nothing, nothing
-    elif not sys.stderr.isatty():
-        yield message, step
-    else:
-        with _live() as update:
-            yield update, update
-
-
-@contextmanager
-def _live() -> Iterator[Callable[[str], None]]:
-    from rich.console import Console
-    from rich.markup import escape
-
-    from envcheck.images.diagnose import said_of, step_of
-
-    console = Console(stderr=True)
-    current = ["", ""]
-    with console.status("building") as status:
-
-        def update(line: str) -> None:
-            title = step_of(line)
-            current[:] = [title, ""] if title else [current[0], said_of(line)]
-            status.update(escape(" ".join(part for part in current if part)[: console.width - 4]))
-
-        yield update

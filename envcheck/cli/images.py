@@ -8,20 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envcheck.cli import _complete
+from envcheck.cli._words import counted
+
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.images.spec import ImageSpec
 
 
 @click.command("images", epilog="Example: envcheck images 'torch2.8*' --json")
-@click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
+@click.argument("selectors", nargs=-1, metavar="[SELECTOR]...", shell_complete=_complete.cells)
 @click.option("--json", "as_json", is_flag=True, help="For programs: envcheck/images/1.")
 @click.option(
-    "--images", "images_dir", type=click.Path(path_type=Path, file_okay=False), help="Where the cells are. [images/]"
+    "--images",
+    "images_dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Where the cells are. [images/]",
 )
 @click.pass_obj
 def command(settings: Settings, *, selectors: tuple[str, ...], as_json: bool, images_dir: Path | None) -> None:
-    """List the published cells: targets, base, tag, and which still lack a lock."""
+    """List the published cells: base, driver floor, targets, and which still lack a lock.
+
+    With --json also their tags and all that they promise. Exit 0: listed, whatever lacks a lock; 2: wrong usage.
+    """
     from envcheck.data import data_path
     from envcheck.images.spec import load_spec, select
     from envcheck.matrix.load import load
@@ -57,9 +66,7 @@ def _table(rows: list[dict[str, Any]]) -> None:
         floor = row["promises"]["driver-floor"]
         click.echo(layout.format(row["cell"], row["base"], lock, floor, " ".join(row["targets"])).rstrip())
     unlocked = [row["cell"] for row in rows if not row["locked"]]
-    click.echo(
-        f"\n{len(rows)} cells, {len(rows) - len(unlocked)} locked; a tag is a cell without `torch`, and a target"
-    )
+    click.echo(f"\n{counted(len(rows), 'cell')}, {len(rows) - len(unlocked)} locked; tagged like {rows[0]['tags'][0]}")
     if unlocked:
         click.echo("without a lock, so `envcheck build` refuses them:")
         for cell in unlocked:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from envcheck.cli import _complete
+from envcheck.cli._words import counted
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("lock", epilog="Example: envcheck lock 'torch2.8*' --mirror host")
-@click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
+@click.argument("selectors", nargs=-1, metavar="[SELECTOR]...", shell_complete=_complete.cells)
 @click.option("--mirror", default="host", show_default=True, help="none, host, or a profile's YAML file.")
 @click.option(
     "--images", "images_dir", type=click.Path(path_type=Path, file_okay=False), help="Where the cells are. [images/]"
@@ -27,7 +31,9 @@ def command(
     """Pin every package of a cell, with hashes.
 
     SELECTOR is a cell's name or a glob; all cells without one. The locks hold versions and sha256 only: no URL, no
-    date, no mirror. A cell that cannot be locked keeps what it had and is named at the end (exit 3).
+    date, no mirror. A cell that cannot be locked keeps what it had and is named at the end.
+
+    Exit 0: all are locked; 2: wrong usage; 3: a cell could not be locked.
     """
     from envcheck.data import own_images
     from envcheck.images.spec import select
@@ -42,7 +48,8 @@ def command(
     cells = select(matrix, selectors)
     directory = images_dir or own_images()
     failed = [cell for cell in cells if not _lock(matrix, cell, profile, directory, settings)]
-    click.echo(f"locked {len(cells) - len(failed)} of {len(cells)}; next: envcheck render")
+    then = "; next: envcheck render" if len(failed) < len(cells) else ""
+    click.echo(f"locked {len(cells) - len(failed)} of {len(cells)}{then}")
     if failed:
         click.echo(f"without a new lock: {' '.join(map(str, failed))}", err=True)
         raise SystemExit(3)
@@ -56,9 +63,11 @@ def _lock(matrix: Matrix, cell: Cell, profile: Profile, images_dir: Path, settin
 
     try:
         locks = lock_cell(matrix, cell, profile)
-        spec = make_spec(matrix, cell, locks)
+        spec = make_spec(matrix, cell, locks, where=str(images_dir / str(cell)))
     except EnvcheckError as error:
-        click.echo(f"{cell}: {error}", err=True)
+        told = str(error) if str(cell) in str(error) else f"{cell}: {error}"
+        lines = textwrap.wrap(told, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        click.echo("\n".join(lines), err=True)
         return False
     changed = write_locks(images_dir, cell, locks)
     if not settings.quiet:
@@ -77,4 +86,4 @@ def _lock_tool(profile: Profile) -> None:
     pythons = [base.python for base in load().bases]
     lock = lock_tool(image_requirements(target.parent.parent / "pyproject.toml"), pythons, profile)
     target.write_text(format_lock(lock, "envcheck's own environment in an image"))
-    click.echo(f"{len(lock.pins)} packages for Python {', '.join(pythons)}")
+    click.echo(f"{counted(len(lock.pins), 'package')} for Python {', '.join(pythons)}")

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from envcheck.cli import _complete
+from envcheck.cli._words import counted
+
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.images.spec import ImageSpec
@@ -30,12 +33,15 @@ A mirror profile of your own:
 
 
 @click.command("render", epilog=_EPILOG)
-@click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
+@click.argument("selectors", nargs=-1, metavar="[SELECTOR]...", shell_complete=_complete.cells)
 @click.option("--check", is_flag=True, help="Change nothing; exit 1 naming every missing, stale and orphan file.")
 @click.option("--mirror", help="none, host, or a profile's YAML file; with --out.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write one cell's whole build context here.")
 @click.option(
-    "--images", "images_dir", type=click.Path(path_type=Path, file_okay=False), help="Where the cells are. [images/]"
+    "--images",
+    "images_dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Where the cells are. [images/]",
 )
 @click.pass_obj
 def command(
@@ -51,6 +57,8 @@ def command(
 
     SELECTOR is a cell's name or a glob; all cells without one. Without a selector, files that belong to no cell are
     removed.
+
+    Exit 0: written, or with --check nothing differs; 1: files differ; 2: wrong usage.
     """
     from envcheck.data import data_path, own_images
     from envcheck.errors import ConfigError
@@ -97,9 +105,11 @@ def _check(specs: list[ImageSpec], images_dir: Path, *, whole: bool) -> None:
     for difference in found:
         click.echo(f"{difference.kind}: images/{difference.path}")
     if found:
-        click.echo(f"{len(found)} of {len(wanted)} files differ; run `envcheck render` and commit what it writes")
+        click.echo(
+            f"{len(found)} of {counted(len(wanted), 'file')} differ; run `envcheck render` and commit what it writes"
+        )
         raise SystemExit(1)
-    click.echo(f"{len(wanted)} files in {len(cells)} cells are what rendering gives")
+    click.echo(f"{counted(len(wanted), 'file')} in {counted(len(cells), 'cell')} are what rendering gives")
 
 
 def _render(specs: list[ImageSpec], images_dir: Path, settings: Settings, *, whole: bool) -> None:
@@ -113,11 +123,12 @@ def _render(specs: list[ImageSpec], images_dir: Path, settings: Settings, *, who
             click.echo(f"wrote images/{path}")
         for path in removed:
             click.echo(f"removed images/{path}")
-    click.echo(f"{len(changed)} of {len(wanted)} files written, {len(removed)} removed")
+    click.echo(f"{len(changed)} of {counted(len(wanted), 'file')} written, {len(removed)} removed")
 
 
 def _context(specs: list[ImageSpec], mirror: str, out: Path, settings: Settings) -> None:
     from envcheck.errors import ConfigError
+    from envcheck.images import tags
     from envcheck.images.context import write
     from envcheck.mirrors import load
 
@@ -130,4 +141,4 @@ def _context(specs: list[ImageSpec], mirror: str, out: Path, settings: Settings)
     carried = [group for group, all_there in context.carried.items() if all_there]
     if not settings.quiet:
         click.echo(f"base {context.base}; carried whole: {', '.join(carried) or 'no group'}; network {context.network}")
-    click.echo(f"docker build{host}{secrets} -t {specs[0].tag} {out}")
+    click.echo(f"docker build{host}{secrets} -t {tags.full(tags.REPOSITORY, specs[0])} {out}")

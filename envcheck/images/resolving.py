@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ import uv
 from packaging.utils import canonicalize_name
 
 from envcheck.errors import UnavailableError
+from envcheck.images.diagnose import diagnose
 from envcheck.images.lock import divide, group_of
 from envcheck.images.pins import Lock, Pin
 from envcheck.images.spec import ARCH, facts, torch_index, torch_version
@@ -131,9 +133,12 @@ def environment(profile: Profile) -> dict[str, str]:
 
 
 def _gist(stderr: str) -> str:
-    """Return uv's reason in one line."""
+    """Return uv's reason in one line: why nothing fits, or in a word what did not answer."""
+    cause = diagnose(stderr)
+    if cause is not None and "No solution found" not in stderr:
+        return cause.what
     lines = [line.strip(_DRAWN) for line in stderr.splitlines()]
-    return " ".join(line for line in lines if line)[:400]
+    return textwrap.shorten(" ".join(line for line in lines if line), 400, placeholder=" ...")
 
 
 def parse_pylock(data: bytes) -> list[Pin]:

@@ -20,6 +20,7 @@ __all__ = ["LABEL_PREFIX", "Group", "ImageSpec", "Lock", "Pin", "load_spec", "se
 
 LABEL_PREFIX = "envcheck."
 ARCH: Final[HostArch] = "x86_64"
+_FIELDS: Final = 3  # of a library's version: what it says of itself when it runs
 
 
 class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,13 +63,21 @@ def load_spec(
 ) -> ImageSpec:
     """Return what one target of a cell is to be, with the locks of `images_dir/<cell>/` (the shipped ones)."""
     directory = (images_dir or data_path("images")) / str(cell)
-    return make_spec(matrix, cell, locking.read_locks(directory), target=target, arch=arch)
+    where = str(directory) if images_dir else None
+    return make_spec(matrix, cell, locking.read_locks(directory), target=target, arch=arch, where=where)
 
 
 def make_spec(
-    matrix: Matrix, cell: Cell, locks: list[Lock], *, target: Target = "runtime", arch: HostArch = ARCH
+    matrix: Matrix,
+    cell: Cell,
+    locks: list[Lock],
+    *,
+    target: Target = "runtime",
+    arch: HostArch = ARCH,
+    where: str | None = None,
 ) -> ImageSpec:
-    """Return the spec with these locks; refuse locks that contradict the facts."""
+    """Return the spec with these locks, which lie in `where`; refuse locks that contradict the facts."""
+    where = where or f"images/{cell}"
     release, variant, build = facts(matrix, cell, arch)
     base = matrix.base(cell.python)
     if base is None:
@@ -77,7 +86,7 @@ def make_spec(
     wanted = torch_version(release, variant.variant, arch)
     locked = locking.version_of(locks, "torch")
     if locks and locked != wanted:
-        message = f"images/{cell}: the lock holds torch {locked}, not {wanted}"
+        message = f"{where}: the lock holds torch {locked}, not {wanted}"
         raise ConfigError(message, fix=f"run `envcheck lock {cell}`")
     promises = {
         "cell": str(cell),
@@ -85,8 +94,8 @@ def make_spec(
         "variant": cell.variant,
         "torch": f"{cell.torch}+{cell.variant}",
         "cuda": variant.cuda or "none",
-        "cudnn": _library(cell, locks, "nvidia-cudnn(-cu[0-9]+)?", variant.cudnn, 3),
-        "nccl": _library(cell, locks, "nvidia-nccl(-cu[0-9]+)?", variant.nccl, 3),
+        "cudnn": _library(cell, locks, "nvidia-cudnn(-cu[0-9]+)?", variant.cudnn, where),
+        "nccl": _library(cell, locks, "nvidia-nccl(-cu[0-9]+)?", variant.nccl, where),
         "python": cell.python,
         "arch-list": arch_list(cell, build),
         "driver-floor": driver_floor(matrix, variant.cuda),
@@ -134,16 +143,16 @@ def driver_floor(matrix: Matrix, cuda: str | None) -> str:
     return next((family.floor for family in matrix.cuda.families if family.major == major), "unknown")
 
 
-def _library(cell: Cell, locks: list[Lock], package: str, fact: str | None, fields: int) -> str:
+def _library(cell: Cell, locks: list[Lock], package: str, fact: str | None, where: str) -> str:
     """Return a library's version from the lock, cross-checked with the matrix; from the matrix without a lock."""
     if cell.variant == "cpu":
         return "none"
     pinned = locking.version_of(locks, package)
     if pinned is None:
         # A wheel of before the nvidia-* packages carries the library itself: only the matrix can know its version.
-        return ".".join(fact.split(".")[:fields]) if fact else "unknown"
-    version = ".".join(pinned.split(".")[:fields])
+        return ".".join(fact.split(".")[:_FIELDS]) if fact else "unknown"
+    version = ".".join(pinned.split(".")[:_FIELDS])
     if fact is not None and not f"{pinned}.".startswith(f"{fact}."):
-        message = f"images/{cell}: the lock holds {package.partition('(')[0]} {pinned}, the matrix says {fact}"
+        message = f"{where}: the lock holds {package.partition('(')[0]} {pinned}, the matrix says {fact}"
         raise ConfigError(message, fix=f"find out which is right; then mend matrix.yaml or run `envcheck lock {cell}`")
     return version

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from envcheck.images.spec import LABEL_PREFIX, ImageSpec
 from envcheck.matrix.versions import key
+
+REPOSITORY: Final = "envcheck/torch"
 
 
 def full(repository: str, spec: ImageSpec) -> str:

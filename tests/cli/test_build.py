@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from envcheck.cli import Settings, cli
+from envcheck.cli._progress import listeners
+from envcheck.errors import UnavailableError
+from envcheck.images.engines import venv
+from envcheck.images.spec import load_spec, select
+from envcheck.matrix.load import load
 
 
 @pytest.fixture
@@ -29,7 +39,13 @@ def build(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
         (("torch2*", "--engine", "venv"), 2, "build one at a time"),
         (("torch2.13.0-cpu-py311", "--engine", "venv", "--mirror", "nosuch"), 2, "no mirror profile 'nosuch'"),
         (("torch2.13.0-cpu-py311", "--engine", "docker"), 3, "no docker engine answers"),
-        (("torch2.13.0-cpu-py311", "--engine", "docker", "--dry-run"), 3, "no docker engine answers"),
+        (("torch2.13.0-cpu-py311", "--engine", "docker", "--dry-run"), 3, "and a plan asks it which bases"),
+        (
+            ("torch2.13.0-cpu-py311", "--engine", "venv", "--bake"),
+            2,
+            "--bake is for docker's buildx, and the engine is",
+        ),
+        (("torch2.13.0-cpu-py311", "--engine", "venv", "--images", "/no/such"), 2, "'/no/such' does not exist"),
     ],
 )
 def test_what_cannot_be_built_is_one_line(
@@ -64,5 +80,80 @@ def test_the_plan_of_an_environment_is_printed_and_nothing_made(nowhere: dict[st
         pytest.skip("Python 3.11 is not on this machine")
     assert done.returncode == 0
     assert f"path    {dest}" in done.stdout
-    assert "install 1 packages of torch.lock" in done.stdout
+    assert "install 1 package of torch.lock" in done.stdout
+    assert "skip" not in done.stdout
     assert not dest.exists()
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Path:
+    """Return a directory that holds an environment's key, as a build leaves it."""
+    matrix = load()
+    (cell,) = select(matrix, ["torch2.13.0-cpu-py311"])
+    try:
+        planned = venv.plan(load_spec(matrix, cell), tmp_path / "env")
+    except UnavailableError:
+        pytest.skip("Python 3.11 is not on this machine")
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env/envcheck-key").write_text(planned.key)
+    return tmp_path / "env"
+
+
+def test_a_plan_says_that_nothing_would_be_built(nowhere: dict[str, str], held: Path) -> None:
+    common = ("torch2.13.0-cpu-py311", "--engine", "venv", "--dest", str(held), "--dry-run")
+    assert "skip    this key is built there already" in build(nowhere, *common).stdout
+    told = json.loads(build(nowhere, *common, "--json").stdout)
+    assert (told["schema"], told["engine"], told["skipped"]) == ("envcheck/build-plan/1", "venv", True)
+    assert told["installs"]["torch"] == 1
+
+
+def test_quiet_prints_the_result_alone(nowhere: dict[str, str], held: Path) -> None:
+    argv = ["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--dest", str(held)]
+    loud = subprocess.run(
+        [sys.executable, "-m", "envcheck", *argv], env=nowhere, capture_output=True, text=True, check=True
+    )
+    quiet = subprocess.run(
+        [sys.executable, "-m", "envcheck", "--quiet", *argv], env=nowhere, capture_output=True, text=True, check=True
+    )
+    assert loud.stdout.splitlines()[-1].startswith("next    envcheck run")
+    assert (quiet.stdout, quiet.stderr) == (f"skipped, its key is built already: {held}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("verbose", "quiet", "heard"),
+    [
+        (False, False, ["  pulling", "  [1/1] RUN true"]),
+        (True, False, ["  pulling", "#1 [1/1] RUN true", "#1 0.1 hello"]),
+        (False, True, []),
+    ],
+)
+def test_what_is_heard_of_a_build(
+    capsys: pytest.CaptureFixture[str], *, verbose: bool, quiet: bool, heard: list[str]
+) -> None:
+    with listeners(Settings(None, verbose, quiet)) as (say, on_line):
+        say("pulling")
+        on_line("#1 [1/1] RUN true")
+        on_line("#1 0.1 hello")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.splitlines()) == ("", heard)
+
+
+def test_the_shell_completes_cells() -> None:
+    spoken = {**os.environ, "_ENVCHECK_COMPLETE": "bash_complete", "COMP_CWORD": "2"}
+    for command in ("build", "images", "lock", "render"):
+        env = {**spoken, "COMP_WORDS": f"envcheck {command} torch2.13.0-cp"}
+        done = subprocess.run(
+            [sys.executable, "-c", "from envcheck.cli import cli; cli(prog_name='envcheck')"],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout == "plain,torch2.13.0-cpu-py311\n"
+
+
+@pytest.mark.parametrize("command", ["build", "images", "lock", "render"])
+def test_help_says_how_it_ends(command: str) -> None:
+    told = CliRunner().invoke(cli, [command, "--help"]).output
+    assert re.search(r"Exit 0: .*2:\s+wrong\s+usage", told, re.DOTALL)
+    assert max(map(len, told.splitlines())) <= 80

@@ -48,6 +48,25 @@ def test_cells_without_a_lock_are_named_with_what_to_do(run: Callable[..., Resul
     assert max(len(line) for line in lines[:-1]) <= 80
 
 
+def test_one_cell_is_no_plural_and_shows_its_tag(run: Callable[..., Result]) -> None:
+    assert run("images", CELL).output.splitlines()[-1] == "1 cell, 1 locked; tagged like 2.13.0-cpu-py311-runtime"
+
+
+def test_a_directory_that_is_not_there_is_no_empty_list(tmp_path: Path) -> None:
+    for command in ("images", "render"):
+        ended = CliRunner().invoke(cli, [command, "--images", str(tmp_path / "none")])
+        assert ended.exit_code == 2
+        assert "does not exist" in ended.output
+
+
+def test_a_lock_that_contradicts_the_facts_is_named_where_it_lies(run: Callable[..., Result], images: Path) -> None:
+    lock = images / CELL / "torch.lock"
+    lock.write_text(lock.read_text().replace("torch==2.13.0+cpu", "torch==2.12.1+cpu"))
+    ended = run("images", CELL)
+    assert isinstance(ended.exception, ConfigError)
+    assert ended.exception.message == f"{images / CELL}: the lock holds torch 2.12.1+cpu, not 2.13.0+cpu"
+
+
 def test_the_list_is_also_for_programs(run: Callable[..., Result]) -> None:
     shown: dict[str, Any] = json.loads(run("images", "--json", "torch2.13.0-*py311").output)
     assert shown["schema"] == "envcheck/images/1"
@@ -87,7 +106,10 @@ def test_a_context_is_written_and_the_command_that_builds_it_printed(
     shown = run("render", CELL, "--mirror", str(profile), "--out", str(out))
     assert shown.exit_code == 0, shown.output
     secret = f"--secret id=netrc,src={tmp_path / 'netrc'}"
-    assert shown.output.splitlines()[-1] == f"docker build --network host {secret} -t 2.13.0-cpu-py311-runtime {out}"
+    assert (
+        shown.output.splitlines()[-1]
+        == f"docker build --network host {secret} -t envcheck/torch:2.13.0-cpu-py311-runtime {out}"
+    )
     assert (out / "mirror/sources.tsv").is_file()
 
 
@@ -124,6 +146,9 @@ def test_a_cell_that_cannot_be_locked_keeps_its_lock_and_is_named(
     ended = run("lock", "--mirror", str(profile), CELL)
     assert ended.exit_code == 3
     assert f"without a new lock: {CELL}" in ended.output
+    assert "next" not in ended.output
+    assert ended.output.startswith(f"{CELL} cannot be locked: 127.0.0.1:9 cannot be reached;")
+    assert max(map(len, ended.output.splitlines())) <= 80
     assert {path: path.read_bytes() for path in (images / CELL).iterdir()} == before
 
 

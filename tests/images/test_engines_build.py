@@ -185,6 +185,13 @@ def test_a_dry_run_changes_nothing(shelf: _Shelf, wish: Wish) -> None:
     assert (Path(planned.context) / "Dockerfile").is_file()
 
 
+def test_a_dry_run_says_that_the_key_is_built(shelf: _Shelf, wish: Wish) -> None:
+    assert building.dry_run(shelf, wish).skipped is False
+    built = build(shelf, wish)
+    planned = building.dry_run(shelf, wish)
+    assert (planned.key, planned.skipped) == (built.key, True)
+
+
 def test_a_network_is_given_where_something_must_be_fetched(shelf: _Shelf, wish: Wish) -> None:
     assert building.dry_run(shelf, wish).network == "host"
     assert building.dry_run(shelf, wish._replace(network="none")).network == "none"

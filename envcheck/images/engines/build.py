@@ -118,7 +118,8 @@ def dry_run(engine: Engine, wish: Wish) -> BuildPlan:
     place = state_path("plans", f"{wish.spec.cell}-{wish.spec.target}")
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    return prepare(engine, wish, base, place)
+    planned = prepare(engine, wish, base, place)
+    return msgspec.structs.replace(planned, skipped=bool(planned.key and engine.inspect(planned.name)))
 
 
 def build(engine: Engine, wish: Wish, *, say: Callable[[str], None], on_line: Callable[[str], None]) -> Built:

@@ -14,12 +14,14 @@ from typing import Final, Literal
 import msgspec
 import uv
 
+from envcheck.data import data_path
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images import context as contexts
 from envcheck.images import keys, render
 from envcheck.images.engines import command
 from envcheck.images.engines.build import FailedError, log_path
 from envcheck.images.spec import ImageSpec
+from envcheck.images.store import lock_files
 from envcheck.mirrors.profile import Profile
 
 PROMISES: Final = "envcheck-promises.json"
@@ -43,6 +45,35 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class EnvironmentPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a build would do: `installs` are packages per lock; `skipped`: `path` holds this key already."""
+
+    schema: Literal["envcheck/build-plan/1"] = "envcheck/build-plan/1"
+    engine: Literal["venv"] = "venv"
+    cell: str
+    target: str
+    path: str
+    python: str
+    key: str
+    installs: dict[str, int]
+    skipped: bool
+
+
+def plan(spec: ImageSpec, dest: Path) -> EnvironmentPlan:
+    """Return what `build` would do, making nothing."""
+    interpreter = find_python(spec.cell.python)
+    key = _key(interpreter, spec)
+    return EnvironmentPlan(
+        cell=str(spec.cell),
+        target=spec.target,
+        path=str(dest.absolute()),
+        python=interpreter,
+        key=key,
+        installs={str(lock.group): len(lock.pins) for lock in spec.locks},
+        skipped=_holds(dest.absolute()) == key,
+    )
+
+
 def build(
     spec: ImageSpec, profile: Profile, dest: Path, *, timeout: float, on_line: Callable[[str], None]
 ) -> Environment:
@@ -53,12 +84,12 @@ def build(
     began = time.monotonic()
     dest = dest.absolute()
     interpreter = find_python(spec.cell.python)
-    with tempfile.TemporaryDirectory(prefix="envcheck-venv-", dir=_scratch(dest)) as scratch:
-        context = contexts.write(spec, profile, Path(scratch) / "context")
-        key = _key(context.path, interpreter, spec)
-        skipped = _holds(dest) == key
-        log = None if skipped else log_path(f"{spec.cell}-venv")
-        if log is not None:
+    key = _key(interpreter, spec)
+    skipped = _holds(dest) == key
+    log = None if skipped else log_path(f"{spec.cell}-venv")
+    if log is not None:
+        with tempfile.TemporaryDirectory(prefix="envcheck-venv-", dir=_scratch(dest)) as scratch:
+            context = contexts.write(spec, profile, Path(scratch) / "context")
             steps = _Steps(context, dest, spec, log, timeout, on_line)
             _fill(dest, interpreter, steps, key)
     return Environment(
@@ -90,9 +121,10 @@ def _scratch(dest: Path) -> Path:
     return dest.parent
 
 
-def _key(context: Path, interpreter: str, spec: ImageSpec) -> str:
-    locks = hashlib.sha256(b"".join((context / f"{lock.group}.lock").read_bytes() for lock in spec.locks))
-    scripts = b"".join((context / "mirror" / name).read_bytes() for name in ("install.sh", "prove.py"))
+def _key(interpreter: str, spec: ImageSpec) -> str:
+    locks = hashlib.sha256(b"".join(lock_files(spec.cell, spec.locks).values()))
+    templates = data_path("templates") / "context"
+    scripts = b"".join((templates / name).read_bytes() for name in ("install.sh", "prove.py"))
     return keys.key(
         context=hashlib.sha256(scripts + locks.digest()).hexdigest(),
         base=str(Path(interpreter).resolve()),
