@@ -1,0 +1,210 @@
+"""Speeds of GPUs on each side of each limit, the culprit named; CUDA's events and the GPUs are stood in for."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, WARN, View
+from envcheck.checks.env import _speed, gemm_throughput, memory_bandwidth
+from envcheck.node.snapshot import Signal
+
+Node = Callable[..., View]
+Entry = dict[str, Any]
+NAN = float("nan")
+H100 = "NVIDIA H100 80GB HBM3"
+MEASURED: dict[Any, Entry] = {
+    gemm_throughput: {
+        "values": {"bfloat16": 700.0, "float16": 690.0, "tf32": 380.0, "float32": 50.0, "float8": 1300.0},
+        "errors": dict.fromkeys(gemm_throughput.DTYPES, 1e-5),
+        "unsupported": {},
+    },
+    memory_bandwidth: {
+        "values": {"HBM copy": 2900.0, "host to GPU": 52.0, "GPU to host": 52.0},
+        "right": dict.fromkeys(memory_bandwidth.PATHS, True),
+    },
+}
+CHECKS = pytest.mark.parametrize("check", MEASURED, ids=lambda check: check.__name__.rpartition(".")[2])
+
+
+def report(check: Any, view: View, name: str = H100) -> list[Entry]:
+    gpus = view.snapshot.gpus
+    where = {"world": len(gpus), "host": "node1", "is_cuda": True, "backend": "nccl", "name": name}
+    return [
+        {"rank": rank, **where, "device": gpu.uuid, **copy.deepcopy(MEASURED[check])} for rank, gpu in enumerate(gpus)
+    ]
+
+
+@pytest.fixture
+def h100(node: Node) -> View:
+    return node("h100x8")
+
+
+@CHECKS
+def test_a_healthy_node_passes_and_nothing_measured_is_an_error(check: Any, h100: View) -> None:
+    assert check.judge(h100, report(check, h100)).status == PASS
+    assert check.judge(h100, []).status == ERROR
+    assert check.judge(h100, report(check, h100)[:7]).status == ERROR
+    for nothing in (dict[str, float](), None):
+        ranks = report(check, h100)
+        ranks[3]["values"] = nothing
+        assert check.judge(h100, ranks).status == ERROR
+
+
+@CHECKS
+@pytest.mark.parametrize("value", [NAN, 0.0, -1.0, None, float("inf")])
+def test_a_value_that_is_no_speed_is_an_error(check: Any, h100: View, value: float | None) -> None:
+    ranks = report(check, h100)
+    name = next(iter(ranks[6]["values"]))
+    ranks[6]["values"][name] = value
+    outcome = check.judge(h100, ranks)
+    assert outcome.status == ERROR
+    assert f"rank 6 measured no {name}" in outcome.summary
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "fail", "warn", "ceiling"),
+    [
+        (gemm_throughput, "bfloat16", 555, 635, 1137.3),
+        (gemm_throughput, "float16", 555, 635, 1137.3),
+        (gemm_throughput, "float8", 980, 1120, 2275.8),
+        (memory_bandwidth, "HBM copy", 2320, 2610, 3350),
+        (memory_bandwidth, "host to GPU", 41, 46, 63),
+        (memory_bandwidth, "GPU to host", 41, 46, 63),
+    ],
+)
+def test_each_limit_holds_on_both_sides(
+    h100: View, check: Any, name: str, fail: float, warn: float, ceiling: float
+) -> None:
+    for value, status in ((fail - 0.1, FAIL), (fail, WARN), (warn - 0.1, WARN), (warn, PASS), (ceiling + 0.1, ERROR)):
+        ranks = report(check, h100)
+        for entry in ranks:
+            entry["values"][name] = value
+        ranks[5]["values"][name] = value
+        outcome = check.judge(h100, ranks)
+        assert outcome.status == status, (value, outcome)
+        if status in (FAIL, WARN):
+            assert name in outcome.summary
+            assert outcome.limit is not None
+            assert outcome.remedy
+
+
+@CHECKS
+def test_one_slow_gpu_of_eight_is_named(check: Any, h100: View) -> None:
+    ranks = report(check, h100)
+    name = next(iter(ranks[2]["values"]))
+    ranks[2]["values"][name] *= 0.3
+    outcome = check.judge(h100, ranks)
+    assert outcome.status == FAIL
+    assert f"rank 2 ({H100}, {h100.snapshot.gpus[2].uuid})" in outcome.summary
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.901, PASS), (0.899, WARN)])
+def test_a_gpu_that_meets_its_limit_and_lags_behind_its_peers_is_named(h100: View, share: float, status: str) -> None:
+    ranks = report(gemm_throughput, h100)
+    ranks[4]["values"]["tf32"] *= share
+    outcome = gemm_throughput.judge(h100, ranks)
+    assert outcome.status == status
+    if status == WARN:
+        assert (outcome.details["rank"], outcome.value) == (4, 0.899)
+
+
+def test_a_power_cap_is_named_and_is_no_failure(h100: View) -> None:
+    ranks = report(gemm_throughput, h100)
+    ranks[1]["values"]["bfloat16"] = 500.0
+    h100.snapshot.gpus[1].signals["power_limit"] = Signal(500.0)
+    outcome = gemm_throughput.judge(h100, ranks)
+    assert outcome.status == WARN
+    assert "capped at 500 of 700 W" in outcome.summary
+
+
+@CHECKS
+def test_a_model_without_limits_is_reported_and_not_judged(check: Any, h100: View) -> None:
+    ranks = report(check, h100, "NVIDIA X9000")
+    for entry in ranks:
+        entry["values"] = dict.fromkeys(entry["values"], 1.0)
+    outcome = check.judge(h100, ranks)
+    assert (outcome.status, outcome.limit) == (PASS, None)
+    assert "reported, not judged (no limit known for NVIDIA X9000)" in outcome.summary
+
+
+@pytest.mark.parametrize(("error", "status"), [(1e-4, PASS), (1.1e-4, FAIL), (NAN, FAIL), (None, FAIL)])
+def test_a_fast_product_that_is_wrong_fails(h100: View, error: float | None, status: str) -> None:
+    ranks = report(gemm_throughput, h100)
+    ranks[7]["errors"]["float32"] = error
+    outcome = gemm_throughput.judge(h100, ranks)
+    assert outcome.status == status
+    if status == FAIL:
+        assert "rank 7" in outcome.summary
+
+
+@pytest.mark.parametrize("path", memory_bandwidth.PATHS)
+def test_a_copy_that_loses_bytes_fails(h100: View, path: str) -> None:
+    for right in (False, None):
+        ranks = report(memory_bandwidth, h100)
+        ranks[3]["right"][path] = right
+        outcome = memory_bandwidth.judge(h100, ranks)
+        assert outcome.status == FAIL
+        assert f"{path} did not bring every byte" in outcome.summary
+
+
+def test_a_dtype_the_gpu_lacks_is_named_and_not_owed(node: Node) -> None:
+    view = node("a100x8")
+    ranks = report(gemm_throughput, view, "NVIDIA A100-SXM4-80GB")
+    for entry in ranks:
+        entry["values"] = {"bfloat16": 250.0, "float16": 250.0, "tf32": 130.0, "float32": 18.0}
+        entry["unsupported"] = {"float8": "not in this GPU"}
+    outcome = gemm_throughput.judge(view, ranks)
+    assert outcome.status == PASS
+    assert "not here: float8" in outcome.summary
+
+
+def test_dtypes_follow_the_gpu_and_the_torch() -> None:
+    def lacking(capability: tuple[int, int], version: str) -> set[str]:
+        torch = SimpleNamespace(__version__=version)
+        why = gemm_throughput._lacking  # noqa: SLF001 (no GPU to ask)
+        return {dtype for dtype in gemm_throughput.DTYPES if why(torch, dtype, capability)}
+
+    assert lacking((7, 0), "2.8.0+cu128") == {"bfloat16", "tf32", "float8"}
+    assert lacking((8, 0), "2.8.0+cu128") == {"float8"}
+    assert lacking((8, 9), "2.8.0+cu128") == set()
+    assert lacking((9, 0), "2.4.1+cu121") == {"float8"}
+
+
+def test_tflops_are_two_per_element_of_the_product() -> None:
+    assert gemm_throughput.tflops(2 * 8192**3 / 700e12) == pytest.approx(700)
+
+
+class Event:
+    """A CUDA event on a stream whose clock the work moves on, in milliseconds."""
+
+    clock = 0.0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at = 0.0
+
+    def record(self) -> None:
+        """Take the stream's time."""
+        self.at = Event.clock
+
+    def elapsed_time(self, later: Event) -> float:
+        """Return the milliseconds to a later event."""
+        return later.at - self.at
+
+
+def test_what_runs_before_each_product_is_not_timed_and_warmup_does_not_count() -> None:
+    durations = iter([50.0, 50.0, 2.0, 3.0, 4.0])
+    synchronized = []
+    torch = SimpleNamespace(cuda=SimpleNamespace(Event=Event, synchronize=lambda: synchronized.append(1)))
+
+    def advance(milliseconds: float) -> None:
+        Event.clock += milliseconds
+
+    took = _speed.seconds(torch, lambda: advance(next(durations)), lambda: advance(100.0), 2, 3)
+    assert took == pytest.approx(0.003)
+    assert synchronized == [1]
