@@ -105,7 +105,7 @@ def _name_variables(command: click.Command, prefix: str) -> None:
 )
 @click.version_option(__version__, prog_name="envcheck")
 @click.option("--matrix", type=click.Path(path_type=Path), help="Facts and choices to use instead of the shipped ones.")
-@click.option("--verbose", is_flag=True, help="Say more.")
+@click.option("--verbose", is_flag=True, help="Say more: the whole output of a build.")
 @click.option("--quiet", is_flag=True, help="Say only the result.")
 @click.pass_context
 def cli(ctx: click.Context, *, matrix: Path | None, verbose: bool, quiet: bool) -> None:

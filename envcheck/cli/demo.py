@@ -127,5 +127,6 @@ def _has_python(version: str) -> bool:
 def _image(matrix: Matrix, cell: Cell, engine: str) -> str:
     from envcheck.images.engines import local_name
     from envcheck.images.spec import load_spec
+    from envcheck.images.tags import REPOSITORY, full
 
-    return local_name(engine, f"envcheck/torch:{load_spec(matrix, cell).tag}")
+    return local_name(engine, full(REPOSITORY, load_spec(matrix, cell)))

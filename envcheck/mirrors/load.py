@@ -42,7 +42,8 @@ def parse(data: bytes, path: Path) -> Profile:
         profile = msgspec.convert(value, Profile)
     except msgspec.ValidationError as error:
         raise _located(error, lines, path) from error
-    return _checked_files(_check_urls(_resolved(profile, path), lines, path), path)
+    profile = _check_registry(_check_urls(_resolved(profile, path), lines, path), lines, path)
+    return _checked_files(profile, path)
 
 
 def _read(data: bytes, path: Path) -> tuple[yaml.Node | None, Any]:
@@ -135,6 +136,13 @@ def _check_urls(profile: Profile, lines: dict[str, int], path: Path) -> Profile:
             message = f"{_where(at, lines, path)}: {url!r} is no URL"
             raise ConfigError(message, fix=f"begin it with {', '.join(kinds)}")
         _check_url(at, url, _where(at, lines, path))
+    return profile
+
+
+def _check_registry(profile: Profile, lines: dict[str, int], path: Path) -> Profile:
+    if "@" in (profile.registry or ""):
+        message = f"{_where('$.registry', lines, path)}: a user or password before the registry's name"
+        raise ConfigError(message, fix="name the registry alone, and log the engine in to it (`docker login`)")
     return profile
 
 

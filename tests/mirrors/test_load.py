@@ -122,6 +122,13 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(site: Path, at: str) ->
     assert "netrc" in refused.value.fix
 
 
+def test_a_password_before_the_registry_is_refused_and_not_repeated(site: Path) -> None:
+    (site / "site.yaml").write_text(WHOLE.replace("registry.example", "joe:hunter2@registry.example"))
+    with pytest.raises(ConfigError, match=r"site\.yaml:12: registry: a user or password") as refused:
+        load(site / "site.yaml")
+    assert "hunter2" not in str(refused.value)
+
+
 def test_a_token_in_a_query_is_refused_and_not_repeated(site: Path) -> None:
     (site / "site.yaml").write_text(WHOLE.replace("/pypi/simple", "/pypi/simple?token=abcd"))
     with pytest.raises(ConfigError, match=r"site\.yaml:3: pypi\[0\]\.url: a query in the URL .*simple\?") as refused:
