@@ -16,3 +16,14 @@ def cells(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     except (EnvcheckError, OSError):
         return []
     return [str(cell) for cell in published if str(cell).startswith(incomplete)]
+
+
+def checks(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Return the checks that begin so, a site's own with them; none where that site's are no checks."""
+    from envcheck.runner.discover import discover
+
+    try:
+        found = discover(ctx.params.get("checks"))
+    except (EnvcheckError, OSError):
+        return []
+    return [f.id for f in found if f.id.startswith(incomplete)]

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envcheck.cli import _complete
+
 if TYPE_CHECKING:
     from envcheck.runner.discover import Found
 
 
 @click.command(short_help="What each check promises, needs and costs.")
-@click.argument("check", metavar="[ID]", required=False)
+@click.argument("check", metavar="[ID]", required=False, shell_complete=_complete.checks)
 @click.option(
     "--checks", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Your own node/ and env/."
 )

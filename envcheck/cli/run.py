@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from envcheck.checks import LEVELS
+from envcheck.cli import _complete
 from envcheck.cli._duration import Duration
 from envcheck.errors import ConfigError
 
@@ -27,8 +28,16 @@ _INTERRUPTED = 128 + signal.SIGINT
 @click.option("--python", metavar="PATH", help="The interpreter, or environment, to validate (with --image: in it).")
 @click.option("--image", metavar="REF", help="A local image to validate, ours or not.")
 @click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How much to check.")
-@click.option("--only", multiple=True, metavar="ID", help="Run this check alone, whatever its level. Repeatable.")
-@click.option("--skip", multiple=True, metavar="ID", help="Leave this check out. Repeatable.")
+@click.option(
+    "--only",
+    multiple=True,
+    shell_complete=_complete.checks,
+    metavar="ID",
+    help="Run this check alone, whatever its level. Repeatable.",
+)
+@click.option(
+    "--skip", multiple=True, shell_complete=_complete.checks, metavar="ID", help="Leave this check out. Repeatable."
+)
 @click.option(
     "--checks", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Your own node/ and env/."
 )
@@ -94,6 +103,9 @@ def command(  # noqa: PLR0913 (one for each option)
     _exclusive(budget=budget, repeat=repeat > 1, duration=duration)
     times = {"budget": budget, "repeat": repeat, "duration": duration}
     planned = plan(chosen, level=level, nproc=nproc, timeout=timeout, require_gpu=require_gpu, **times)
+    if image is None and ctx.get_parameter_source("shm_size") is click.core.ParameterSource.COMMANDLINE:
+        message = "--shm-size is a container's, and there is none without --image"
+        raise ConfigError(message, fix="give --image, or leave it out")
     target = _target(python, image, shm_size)
     # Beside --json, what people read goes where a pipe does not.
     console = Console(width=terminal.WIDTH, highlight=False, stderr=as_json, quiet=as_json and ctx.obj.quiet)

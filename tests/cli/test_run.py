@@ -182,6 +182,10 @@ def test_every_option_has_its_variable(run: Envcheck, add: Add, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
+        (
+            ["--shm-size", "1g"],
+            "envcheck: --shm-size is a container's, and there is none without --image; give",
+        ),
         (["--only", "dpp"], "envcheck: no check is called dpp; did you mean ddp?"),
         (["--python", "/none"], "envcheck: no Python at /none; give --python the path"),
         (["--python", "/bin/ls"], "envcheck: /bin/ls is not a Python: it said "),
@@ -238,6 +242,24 @@ def test_a_report_is_printed_whatever_it_says_and_its_help_says_the_exit_statuse
     assert "Exit 0: done, whatever the report says; 2:" in run("report", "--help").stdout
     assert run("report", "show", "envcheck-report.json").returncode == 0
     assert run("report", "show", "none.json").returncode == 2
+
+
+@pytest.mark.parametrize("words", ["envcheck run --only my-", "envcheck run --skip my-", "envcheck checks my-"])
+def test_a_shell_is_offered_the_checks_that_begin_so(run: Envcheck, add: Add, tmp_path: Path, words: str) -> None:
+    add("my_one", "passed('fine')")
+    add("my_other", "passed('fine')")
+    command, incomplete = words.rsplit(" ", 1)
+    first, _, rest = command.removeprefix("envcheck ").partition(" ")
+    typed = f"envcheck {first} --checks {tmp_path / 'site'} {rest}".split()
+
+    def offered(word: str) -> set[str]:
+        environ = {"_ENVCHECK_COMPLETE": "bash_complete", "COMP_CWORD": str(len(typed))}
+        return set(run(COMP_WORDS=" ".join([*typed, word]), **environ).stdout.split())
+
+    assert offered(incomplete) == {"plain,my-one", "plain,my-other"}
+    assert {"plain,ddp", "plain,shm"} <= offered("")
+    (tmp_path / "site" / "env" / "my_one.py").write_text("no check")
+    assert offered(incomplete) == set()
 
 
 def test_report_schema_is_json(run: Envcheck) -> None:
