@@ -67,6 +67,33 @@ def convert(file: Path, form: str, out: Path | None) -> None:
 
 
 @command.command()
+@click.argument("before", type=_REPORT)
+@click.argument("after", type=_REPORT)
+@click.option("--threshold", type=click.FloatRange(0, 1), metavar="SHARE", help="Slower by less is the same [0.05].")
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
+@click.pass_context
+def compare(ctx: click.Context, before: Path, after: Path, *, threshold: float | None, as_json: bool) -> None:
+    """Say what changed between two runs, and what got slower.
+
+    \b
+    envcheck report compare last-week.json envcheck-report.json
+
+    A GPU is the same one by its UUID. A speed is slower when the median over its
+    curve fell by more than the threshold (5 % on GPUs, 30 % on a CPU), by more
+    than 4 standard errors of that median, and by more than either run's own
+    repeats are apart. Exit 0: nothing got worse; 1: something did; 3: the two
+    have nothing in common.
+    """
+    from envcheck.reports.compare import compare as compared
+    from envcheck.reports.compare import encode, lines
+    from envcheck.reports.model import load
+
+    found = compared(load(before), load(after), threshold)
+    click.echo(encode(found) if as_json else "\n".join(lines(found)), nl=not as_json)
+    ctx.exit(found.exit_code)
+
+
+@command.command()
 def schema() -> None:
     """Print the JSON Schema of a report.
 

@@ -13,7 +13,7 @@ from envcheck.runner.record import OutcomeRow
 _WIDTH, _HEIGHT = 620, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 30, 16, 40
 _TICKS: Final = 4
-_CELL, _ROW = 56, 24
+_CELL, _ROW = 62, 24
 _SIDE: Final = 150
 _MOST: Final = 64
 # A rank this much slower than the middle one gets the darkest cell.
@@ -99,6 +99,26 @@ def _lateness(seconds: float | None, middle: float) -> tuple[float, str]:
         return 0.0, "?"
     late = seconds / middle - 1
     return min(max(late / _DARKEST, 0), 1), f"{late:+.0%}" if round(late, 2) else "0%"
+
+
+def values_map(outcome: OutcomeRow) -> str:
+    """Return a heat map of what each rank reached of each of its `values`, the furthest below the best darkest."""
+    reached = {}
+    for entry in outcome.ranks:
+        values = entry.get("values") if isinstance(entry, dict) else None
+        if isinstance(values, dict):
+            known = {str(name): words.number(value) for name, value in values.items()}
+            reached[f"rank {entry.get('rank')} {_short(entry.get('device'))}"] = known
+    names = sorted({name for values in reached.values() for name in values})
+    best = {name: max((values.get(name) or 0.0 for values in reached.values()), default=0.0) for name in names}
+    if not 1 < len(reached) <= _MOST or not names or min(best.values()) <= 0 or not outcome.unit.endswith("/s"):
+        return ""
+    rows = {owner: [_behind(values.get(name), best[name]) for name in names] for owner, values in reached.items()}
+    return heat_map(names, rows, f"{outcome.unit} of each rank")
+
+
+def _behind(value: float | None, best: float) -> tuple[float, str]:
+    return (0.0, "?") if value is None else (min(max((1 - value / best) / _DARKEST, 0), 1), f"{value:.4g}")
 
 
 def matrix(rows: Any, title: str) -> str:

@@ -126,6 +126,9 @@ def _figure(outcome: OutcomeRow) -> Iterable[str]:
     slow = drawings.ranks_map(outcome)
     if slow:
         yield _captioned(slow, f"{outcome.id}: time of each rank against the middle one, by message size")
+    reached = drawings.values_map(outcome)
+    if reached:
+        yield _captioned(reached, f"{outcome.id}: {outcome.unit} of each rank (dark: behind the best)")
     for name, value in outcome.details.items():
         square = drawings.matrix(value, f"{outcome.id} {name}")
         if square:

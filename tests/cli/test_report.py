@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -93,3 +94,13 @@ def test_what_is_wrong_is_one_line(
     done = run("report", "convert", *argv)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert told in done.stderr
+
+
+def test_compare_exits_1_when_something_got_worse(run: Envcheck, saved: Callable[..., Path]) -> None:
+    bad = OutcomeRow(id="ddp", kind="env", status="fail", summary="replicas differ", remedy="look")
+    saved("a.json", GOOD)
+    saved("b.json", bad)
+    worse, same = run("report", "compare", "a.json", "b.json"), run("report", "compare", "a.json", "a.json", "--json")
+    assert (worse.returncode, same.returncode) == (1, 0)
+    assert "fail: replicas differ" in worse.stdout
+    assert json.loads(same.stdout)["changes"] == []

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
+from envcheck.reports.compare import compare, lines
 from envcheck.reports.forms import FORMS
 from envcheck.reports.model import HostFacts, RunReport
 from envcheck.runner.judge import verdict
@@ -183,3 +184,12 @@ def test_every_form_has_a_reader_here() -> None:
 @given(report=REPORTS)
 def test_a_form_is_read_back_whatever_the_report_holds(form: str, report: RunReport) -> None:
     READERS[form](FORMS[form](report))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(before=REPORTS, after=REPORTS)
+def test_any_two_reports_are_compared(before: RunReport, after: RunReport) -> None:
+    assert compare(before, before).changes == []
+    found = compare(before, after)
+    assert found.exit_code in (0, 1, 3)
+    assert max(map(len, lines(found))) <= 80

@@ -1,0 +1,245 @@
+"""Two reports of one machine: what changed, and what got slower by more than its own noise.
+
+A speed's shift is the median over the points of its curve of ln(after / before), turned so that slower is positive.
+It counts when it passes the larger of
+
+- the floor, as ln(1 + floor): 5 % where both ran on GPUs, 30 % on a CPU (`--threshold`), and
+- the noise: 4 standard errors of that median, 4 x 1.2533 x s / sqrt(n), with s the standard deviation of the n points
+  (of two equal curves of 7 normal points it calls 0.4 % different, of 4 points 1.5 %); and the spread of the repeats,
+  where either run repeated the check.
+
+A GPU is the same one when its UUID is.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import textwrap
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+import msgspec
+
+from envcheck.reports import words
+from envcheck.reports.culprits import uuids
+from envcheck.reports.model import RunReport
+from envcheck.reports.series import Key, Series, speeds
+from envcheck.runner.record import OutcomeRow, Row
+
+FLOOR: Final = {"gpu": 0.05, "cpu": 0.30}
+# From the best to the worst; only pass is a pass, so a skip where there was one is worse.
+_WORSE: Final = ("pass", "warn", "skip", "error", "fail")
+_COLUMNS: Final = 80
+_HUGE: Final = 300.0
+_STANDARD_ERRORS: Final = 4.0
+_OF_MEDIAN: Final = 1.2533  # standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)
+_FACTS: Final = ("python", "torch", "cuda", "cudnn", "nccl", "arch_list")
+_SIGNALS: Final = ("driver.version", "host.kernel", "host.os", "nvml.version")
+
+Kind = Literal["status", "speed", "gpu", "fact", "verdict"]
+
+
+class Change(Row, frozen=True, kw_only=True):
+    """One thing that differs. `worse` is a regression, None where neither is better.
+
+    `shift` is the relative change of a speed's value, -0.1 for a tenth less, `threshold` what it had to pass.
+    """
+
+    kind: Kind
+    what: str
+    gpu: str = ""
+    before: str
+    after: str
+    worse: bool | None = None
+    shift: float | None = None
+    threshold: float | None = None
+
+
+class Comparison(Row, frozen=True, kw_only=True):
+    """What differs between two reports. `compared` counts checks and speeds both have; `notes` say what was not."""
+
+    schema: Literal["envcheck/comparison/1"] = "envcheck/comparison/1"
+    changes: list[Change]
+    compared: int
+    notes: list[str]
+
+    @property
+    def regressions(self) -> list[Change]:
+        """Return what got worse."""
+        return [change for change in self.changes if change.worse]
+
+    @property
+    def exit_code(self) -> int:
+        """Return 1 when anything got worse, else 3 when there was nothing to compare, else 0."""
+        return 1 if self.regressions else 0 if self.compared else 3
+
+
+def compare(before: RunReport, after: RunReport, floor: float | None = None) -> Comparison:
+    """Return what differs; `floor` is the relative change below which a speed is the same."""
+    old, new = ({o.id: o for o in report.outcomes} for report in (before, after))
+    both = [identity for identity in old if identity in new]
+    notes = [*_unlike(before, after), *_only(after, old, new)]
+    least = floor if floor is not None else FLOOR["gpu" if before.mode == after.mode == "gpu" else "cpu"]
+    shifts: list[Change | None] = []
+    if before.mode == after.mode:
+        shifts = [change for identity in both for change in _shifts(old[identity], new[identity], least)]
+    changes = [
+        *_gpus(before, after),
+        *(_status(old[i], new[i]) for i in both if old[i].status != new[i].status),
+        *(_lost(old[i]) for i in words.unfinished(after) if i in old and old[i].status == "pass"),
+        *(change for change in shifts if change is not None),
+        *_facts(before, after),
+    ]
+    return Comparison(changes=changes, compared=len(both) + len(shifts), notes=notes)
+
+
+def _unlike(before: RunReport, after: RunReport) -> Iterator[str]:
+    if before.host.name != after.host.name:
+        yield f"two machines: {before.host.name} and {after.host.name}"
+    if before.mode != after.mode:
+        yield f"one ran on {before.mode}, the other on {after.mode}: no speed was compared"
+    for name, report in (("first", before), ("second", after)):
+        if not report.ended:
+            yield f"the {name} run was cut short"
+
+
+def _only(after: RunReport, old: dict[str, OutcomeRow], new: dict[str, OutcomeRow]) -> Iterator[str]:
+    planned = {check.id for check in after.plan.checks}
+    for name, ids in (
+        ("first", [i for i in old if i not in new and i not in planned]),
+        ("second", [i for i in new if i not in old]),
+    ):
+        if ids:
+            yield f"only in the {name}: {', '.join(ids)}"
+
+
+def _gpus(before: RunReport, after: RunReport) -> Iterator[Change]:
+    old, new = uuids(before), uuids(after)
+    # Two nodes have no GPU in common; a node that has one of its own left has lost the others.
+    same = before.host.name == after.host.name or bool(set(old) & set(new))
+    if same:
+        for uuid in old:
+            if uuid not in new:
+                yield Change(kind="gpu", what="GPU", gpu=uuid, before="there", after="gone", worse=True)
+        for uuid in new:
+            if uuid not in old:
+                yield Change(kind="gpu", what="GPU", gpu=uuid, before="not there", after="there")
+
+
+def _status(old: OutcomeRow, new: OutcomeRow) -> Change:
+    worse = _WORSE.index(new.status) > _WORSE.index(old.status)
+    told = [f"{o.status}: {o.summary}" for o in (old, new)]
+    return Change(kind="status", what=old.id, before=told[0], after=told[1], worse=worse)
+
+
+def _lost(old: OutcomeRow) -> Change:
+    return Change(kind="status", what=old.id, before=f"pass: {old.summary}", after="never ran", worse=True)
+
+
+def _shifts(old: OutcomeRow, new: OutcomeRow, floor: float) -> Iterator[Change | None]:
+    earlier, later = speeds(old), speeds(new)
+    for key, series in earlier.items():
+        if key in later and series.unit == later[key].unit and set(series.points) & set(later[key].points):
+            yield _shift(key, series, later[key], floor)
+
+
+def _shift(key: Key, old: Series, new: Series, floor: float) -> Change | None:
+    points = [point for point in old.points if point in new.points]
+    sign = -1.0 if old.higher else 1.0
+    ratios = [sign * (math.log(new.points[point]) - math.log(old.points[point])) for point in points]
+    shift = statistics.median(ratios)
+    threshold = max(math.log1p(floor), _noise(ratios), math.log1p(max(old.noise, new.noise)))
+    if abs(shift) <= threshold:
+        return None
+    largest = points[-1]
+    return Change(
+        kind="speed",
+        what=f"{key.check} {key.quantity}{f' ({len(points)} sizes)' if len(points) > 1 else ''}",
+        gpu=key.gpu,
+        before=_told(old, largest),
+        after=_told(new, largest),
+        worse=shift > 0,
+        shift=_share(sign * shift),
+        threshold=_share(threshold),
+    )
+
+
+def _share(shift: float) -> float:
+    return round(math.expm1(min(shift, _HUGE)), 4)
+
+
+def _noise(ratios: list[float]) -> float:
+    if len(ratios) == 1:
+        return 0.0
+    return _STANDARD_ERRORS * _OF_MEDIAN * statistics.stdev(ratios) / math.sqrt(len(ratios))
+
+
+def _told(series: Series, point: str) -> str:
+    return f"{words.quantity(series.points[point], series.unit)}{f' at {point}' if point else ''}"
+
+
+def _facts(before: RunReport, after: RunReport) -> Iterator[Change]:
+    pairs: list[tuple[str, Any, Any]] = [("verdict", before.verdict.sentence, after.verdict.sentence)]
+    pairs += [("envcheck", before.tool, after.tool), ("target", before.target.name, after.target.name)]
+    pairs += [(name, before.environment.get(name), after.environment.get(name)) for name in _FACTS]
+    pairs += [(name, before.snapshot.signal(name).value, after.snapshot.signal(name).value) for name in _SIGNALS]
+    for name, old, new in pairs:
+        if old != new:
+            kind: Kind = "verdict" if name == "verdict" else "fact"
+            yield Change(kind=kind, what=name, before=_fact(old), after=_fact(new))
+
+
+def _fact(value: Any) -> str:
+    return "nothing" if value is None else words.quantity(value, "")
+
+
+def encode(found: Comparison) -> bytes:
+    """Return the comparison as indented JSON with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+
+
+def lines(found: Comparison) -> list[str]:
+    """Return what people read, at 80 columns: what got worse, what got better, what else changed, and the sum of it."""
+    sections = {
+        "Worse": found.regressions,
+        "Better": [change for change in found.changes if change.worse is False],
+        "Changed": [change for change in found.changes if change.worse is None],
+    }
+    told = []
+    for title, changes in sections.items():
+        told += [title, *(line for same in _by_what(changes) for line in _said(same)), ""] if changes else []
+    told += [line for note in found.notes for line in _wrapped(f"note: {note}", "  ")]
+    worse = len(found.regressions)
+    end = f"{worse} regression{'s' * (worse != 1)}" if worse else "nothing got worse" if found.compared else "no match"
+    return [*told, f"{end}; {found.compared} checks and speeds compared"]
+
+
+def _by_what(changes: list[Change]) -> list[list[Change]]:
+    groups: dict[tuple[str, str], list[Change]] = {}
+    for change in changes:
+        groups.setdefault((change.kind, change.what), []).append(change)
+    return list(groups.values())
+
+
+def _said(same: list[Change]) -> list[str]:
+    """Return a change with what was and what is; those of several GPUs under one head, a line each."""
+    first = same[0]
+    shifts = [change.shift for change in same if change.shift is not None]
+    far = " to ".join(f"{shift:+.1%}" for shift in sorted({min(shifts), max(shifts)})) if shifts else ""
+    noise = f" (noise {max(change.threshold or 0.0 for change in same):.1%})" if shifts else ""
+    whose = first.gpu if len(same) == 1 else f"{len(same)} GPUs or ranks" if shifts else ""
+    head = f"{first.what}{f' on {whose}' if whose else ''}{f': {far}{noise}' if far else ''}"
+    if len(same) > 1:
+        each = (f"{change.gpu}: {change.before} -> {change.after}" for change in same)
+        return [*_wrapped(head, "    ", "  "), *(line for text in each for line in _wrapped(text, " " * 8, " " * 6))]
+    return [
+        *_wrapped(head, "    ", "  "),
+        *_wrapped(f"before  {first.before}", " " * 14, " " * 6),
+        *_wrapped(f"after   {first.after}", " " * 14, " " * 6),
+    ]
+
+
+def _wrapped(text: str, later: str, first: str = "") -> list[str]:
+    clean = words.printable(text)
+    return textwrap.wrap(clean, _COLUMNS, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
