@@ -1,0 +1,143 @@
+"""Machines with a fault put in, and the real runner that has to find it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
+from envcheck.runner.discover import Found, discover
+from envcheck.runner.drive import Run, validate
+from envcheck.runner.plan import plan
+from envcheck.runner.record import TargetFacts
+
+SNAPSHOTS = Path(__file__).parents[1] / "data" / "snapshots"
+CHECKS = {found.id: found for found in discover()}
+Row = Mapping[str, Any]
+
+# What a sound torch says of itself; the machine's own GPUs are added.
+TORCH: dict[str, Any] = {
+    "python": "3.12.3",
+    "torch": "2.8.0+cu128",
+    "cuda": "12.8",
+    "cudnn": "9.10.2",
+    "nccl": "2.27.3",
+    "arch_list": ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"],
+}
+
+
+def catalogue() -> list[dict[str, Any]]:
+    """Return the faults."""
+    rows: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text(encoding="utf-8"))
+    return rows
+
+
+def machine(name: str) -> Snapshot:
+    """Return a machine of tests/data/snapshots."""
+    return from_json(json.loads((SNAPSHOTS / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def broken(row: Row) -> Snapshot:
+    """Return a machine with the row's edits."""
+    sound = machine(row.get("machine", "h100x8"))
+    changes, gone = row.get("gpus", {}), row.get("gone", [])
+    gpus = [
+        Gpu(gpu.uuid, {**gpu.signals, **_signals(changes.get("all", {})), **_signals(changes.get(index, {}))})
+        for index, gpu in enumerate(sound.gpus)
+        if index not in gone
+    ]
+    return dataclasses.replace(sound, signals={**sound.signals, **_signals(row.get("node", {}))}, gpus=gpus)
+
+
+def _signals(edits: Mapping[str, Any]) -> dict[str, Signal]:
+    unread = {n: Signal(reason=v["reason"]) for n, v in edits.items() if isinstance(v, dict) and [*v] == ["reason"]}
+    return {**{name: Signal(value) for name, value in edits.items()}, **unread}
+
+
+class Told:
+    """A target whose worker says what the row says, and nothing of whose processes is started."""
+
+    ours = True
+    facts = TargetFacts(kind="python", name="told", chosen="test")
+
+    def __init__(self, environment: Mapping[str, Any], promises: Mapping[str, str], done: Mapping[str, Any]) -> None:
+        self._promises = dict(promises)
+        self._events = [{"event": "environment", "facts": dict(environment)}]
+        self._events += [{"event": "done", "id": check, **_measured(ranks)} for check, ranks in done.items()]
+
+    def start(self, directory: Path) -> Told:
+        """Say it all at once."""
+        lines = [json.dumps(event) for event in [*self._events, {"event": "end"}]]
+        (directory / "events.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return self
+
+    def promises(self, environment: object) -> dict[str, str]:  # noqa: ARG002 (the contract's)
+        """Return the labels."""
+        return self._promises
+
+    def poll(self) -> int | None:
+        """Run for ever."""
+        return None
+
+    def log(self) -> str:
+        """Print nothing."""
+        return ""
+
+    def end(self, groups: list[int]) -> None:
+        """Have nothing to end."""
+
+    def running(self, check: str) -> None:
+        """Watch nothing."""
+
+    def learned(self, run: Run) -> None:
+        """Learn nothing."""
+
+
+def _measured(ranks: list[Any]) -> dict[str, Any]:
+    return {"ranks": ranks, "error": None, "seconds": 0.1, "body": 0.1, "logs": [""] * len(ranks), "survivors": []}
+
+
+@pytest.fixture
+def judged() -> Callable[..., Run]:
+    """Return what runs all checks of the node, and those that a row has measurements for."""
+
+    def run(row: Row) -> Run:
+        snapshot = broken(row)
+        seen = {"device_count": len(snapshot.gpus), "devices": [{"uuid": gpu.uuid} for gpu in snapshot.gpus]}
+        told = {row["check"]: row["measured"]} if "measured" in row else {}
+        chosen: list[Found] = [f for f in CHECKS.values() if f.kind == "node" or f.id in told]
+        target = Told({**TORCH, **seen, **row.get("environment", {})}, row.get("promises", {}), told)
+        made = Run(plan(chosen, level="full", nproc=2), chosen, target)
+        validate(made, lambda: snapshot, target, pause=0.0)
+        return made
+
+    return run
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make one test of each row of the catalogue, by how the fault is put in."""
+    rows = catalogue()
+    for name, mine in (
+        ("fault", [row for row in rows if "sabotage" not in row]),
+        ("lie", [row for row in rows if "sabotage" in row]),
+    ):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, mine, ids=[row["fault"] for row in mine])
+
+
+@pytest.fixture(scope="session")
+def rows() -> list[dict[str, Any]]:
+    """Return the whole catalogue."""
+    return catalogue()
+
+
+@pytest.fixture
+def checks() -> dict[str, Found]:
+    """Return the checks there are."""
+    return CHECKS
