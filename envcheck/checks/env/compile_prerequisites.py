@@ -1,0 +1,81 @@
+"""torch.compile needs a compiler, Python's headers, ptxas and libcuda to link against; slim images leave them out.
+
+Seen in the wild: "Failed to find C compiler" or "Python.h: No such file" minutes into a job in a runtime image
+(pytorch/pytorch#116696, #170235, #107960); each is named here by itself. What runs eagerly needs none of it.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib.util
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, passed, skipped, undecided, warned
+
+CHECK = Check(promise="torch.compile finds what it compiles with", level="static")
+
+LIMIT = Limit("all", "", "pytorch/pytorch#116696, #107960, #103417; triton's own build step", "equal")
+FIXES = {
+    "C compiler": "install gcc, or set CC",
+    "C++ compiler": "install g++, or set CXX",
+    "Python.h": "install Python's headers (python3-dev, or the -dev package of this very Python)",
+    "triton": "install the triton that this torch names",
+    "ptxas": "reinstall triton, which brings it, or set TRITON_PTXAS_PATH",
+    "libcuda.so.1": "run ldconfig after the driver was mounted, or set TRITON_LIBCUDA_PATH",
+}
+
+
+def measure(rank: Rank) -> Measured:
+    """Return which of the prerequisites are there, by name; what is there is told by path."""
+    triton = importlib.util.find_spec("triton")
+    return {
+        "rank": rank.rank,
+        "found": {
+            "C compiler": _compiler("CC", ("gcc", "clang", "cc")),
+            "C++ compiler": _compiler("CXX", ("g++", "clang++", "c++")),
+            "Python.h": _file(Path(sysconfig.get_paths()["include"]) / "Python.h"),
+            "triton": triton.origin if triton else None,
+            "ptxas": _ptxas(triton.origin if triton else None),
+            "libcuda.so.1": os.environ.get("TRITON_LIBCUDA_PATH") or ctypes.util.find_library("cuda"),
+        },
+    }
+
+
+def _compiler(variable: str, names: tuple[str, ...]) -> str | None:
+    chosen = os.environ.get(variable, "").split()
+    if chosen:
+        return shutil.which(chosen[0])
+    return next((path for path in map(shutil.which, names) if path), None)
+
+
+def _file(path: Path) -> str | None:
+    return str(path) if path.is_file() else None
+
+
+def _ptxas(triton: str | None) -> str | None:
+    """Return triton's own ptxas, as it would look for it: its variable, its wheel, then PATH."""
+    chosen = os.environ.get("TRITON_PTXAS_PATH")
+    if chosen:
+        return _file(Path(chosen))
+    shipped = _file(Path(triton).parent / "backends" / "nvidia" / "bin" / "ptxas") if triton else None
+    return shipped or shutil.which("ptxas")
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Warn naming each that is missing; a CPU wheel needs the first three, the driver's library only a GPU."""
+    if not view.environment.get("torch"):
+        return skipped(f"no torch to compile for: {view.environment.get('error', 'none was asked')}")
+    found = ranks[0].get("found") if ranks else None
+    if not isinstance(found, dict):
+        return undecided("the prerequisites were not looked for", fix="see the check's log")
+    needed = ["C compiler", "C++ compiler", "Python.h"]
+    needed += ["triton", "ptxas"] if view.environment.get("cuda") else []
+    needed += ["libcuda.so.1"] if view.mode == "gpu" else []
+    missing = [name for name in needed if not found.get(name)]
+    if missing:
+        fix = "; ".join(FIXES[name] for name in missing) + "; or use a devel image where torch.compile is wanted"
+        return warned(f"torch.compile misses {', '.join(missing)}", fix=fix, value=missing, limit=LIMIT, found=found)
+    return passed(f"{', '.join(needed)} are there", value=[], limit=LIMIT, found=found)

@@ -1,0 +1,68 @@
+"""A setting that nothing reads looks like a mirror, and the download goes to the public host, or nowhere.
+
+Seen in the wild: HF_MIRROR and PYTORCH_MIRROR in images of whole companies (the one that is read is HF_ENDPOINT; torch
+has none), TRANSFORMERS_CACHE after it lost its meaning, HF_HUB_ENABLE_HF_TRANSFER without the package it needs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, passed, undecided, warned
+
+CHECK = Check(promise="every mirror and cache setting of the environment is one that something reads", level="static")
+
+LIMIT = Limit(0, "settings", "huggingface_hub, pip, uv and conda: their own lists of environment variables", "equal")
+# Read by nothing, and what is read instead.
+IGNORED = {
+    "HF_MIRROR": "HF_ENDPOINT",
+    "HUGGINGFACE_MIRROR": "HF_ENDPOINT",
+    "HF_MIRROR_URL": "HF_ENDPOINT",
+    "HUGGINGFACE_ENDPOINT": "HF_ENDPOINT",
+    "PYTORCH_MIRROR": "an index in pip.conf or uv.toml",
+    "TORCH_MIRROR": "an index in pip.conf or uv.toml",
+    "PIP_MIRROR": "PIP_INDEX_URL",
+    "PYPI_MIRROR": "PIP_INDEX_URL",
+    "PIP_INDEX": "PIP_INDEX_URL",
+    "UV_MIRROR": "UV_DEFAULT_INDEX",
+    "CONDA_MIRROR": "channel_alias in .condarc",
+    "TORCH_CACHE": "TORCH_HOME",
+}
+# Read no more, or not for long.
+OUTDATED = {
+    "TRANSFORMERS_CACHE": "HF_HOME",
+    "PYTORCH_TRANSFORMERS_CACHE": "HF_HOME",
+    "PYTORCH_PRETRAINED_BERT_CACHE": "HF_HOME",
+    "HUGGINGFACE_HUB_CACHE": "HF_HUB_CACHE",
+    "UV_INDEX_URL": "UV_DEFAULT_INDEX",
+}
+TRANSFER = "HF_HUB_ENABLE_HF_TRANSFER"
+TRUE = ("1", "true", "yes", "on")
+
+
+def measure(rank: Rank) -> Measured:
+    """Return the names that are set; no value of any."""
+    wanted = os.environ.get(TRANSFER, "").lower() in TRUE
+    return {
+        "rank": rank.rank,
+        "ignored": [name for name in IGNORED if name in os.environ],
+        "outdated": [name for name in OUTDATED if name in os.environ],
+        "transfer_missing": wanted and importlib.util.find_spec("hf_transfer") is None,
+    }
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
+    """Warn naming each, with what is read instead."""
+    entry = ranks[0] if ranks else {}
+    if not isinstance(entry.get("ignored"), list) or not isinstance(entry.get("outdated"), list):
+        return undecided("the environment was not read", fix="see the check's log")
+    told = [f"nothing reads {name}" for name in entry["ignored"]]
+    told += [f"{name} is outdated" for name in entry["outdated"]]
+    fixes = [f"{name} -> {(IGNORED.get(name) or OUTDATED[name])}" for name in entry["ignored"] + entry["outdated"]]
+    if entry.get("transfer_missing"):
+        told.append(f"{TRANSFER} is set, and hf_transfer is not installed: downloads fail")
+        fixes.append(f"unset {TRANSFER}, or install hf_transfer")
+    if told:
+        return warned("; ".join(told), fix="; ".join(fixes), value=len(told), unit=LIMIT.unit, limit=LIMIT)
+    return passed("every such setting is read by something", value=0, unit=LIMIT.unit, limit=LIMIT)

@@ -1,0 +1,143 @@
+"""The loader takes the first library of a name, wherever that is, and torch was built against one of them.
+
+Seen in the wild: a wheel whose nvidia-cudnn was removed to save room; a base image's libcudnn beside the wheel's
+("cuDNN version incompatibility"); the stub libcuda of a devel image on the loader's path, which every CUDA call then
+reaches ("CUDA driver is a stub library").
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from envcheck.checks import (
+    Check,
+    Limit,
+    Measured,
+    Outcome,
+    Rank,
+    Ranks,
+    View,
+    failed,
+    passed,
+    skipped,
+    undecided,
+    warned,
+)
+
+CHECK = Check(
+    promise="every library of torch resolves, none is there twice, and libcuda is no stub",
+    level="static",
+    seconds=1.0,
+    timeout=60.0,
+)
+
+LIMIT = Limit(0, "libraries", "ld.so(8): the first library of a name is taken", "equal")
+COMPANIONS = ("torchvision", "torchaudio")
+TWICE = re.compile(r"^(lib(?:cublas|cublasLt|cudnn\w*|nccl|cusparse|cufft|cusolver))\.so")
+CACHE = "/etc/ld.so.cache"
+# Brought by the driver: an image on a build machine has none.
+DRIVER = ("libcuda.so", "libnvidia-ml.so")
+_NO_FILE = re.compile(r"^(\S+): cannot open shared object file")
+
+
+def measure(rank: Rank) -> Measured:
+    """Load every library of torch and its companions, then say what failed and what is there more than once."""
+    import torch
+
+    libraries = sorted((Path(torch.__file__).parent / "lib").glob("lib*.so*"))
+    for name in COMPANIONS:
+        spec = importlib.util.find_spec(name)
+        libraries += sorted(Path(spec.origin).parent.glob("*.so")) if spec and spec.origin else []
+    broken = {path.name: why for path in libraries if (why := _load(path))}
+    cached = _cached()
+    return {
+        "rank": rank.rank,
+        "tried": len(libraries),
+        "broken": broken,
+        "loaded_twice": {name: paths for name, paths in _by_name(_mapped()).items() if len(paths) > 1},
+        "beside": sorted(path for path in cached if TWICE.match(Path(path).name) and not path.startswith(sys.prefix)),
+        "stubs": sorted({path for path in [*cached, *_on_path()] if "/stubs/" in path and "/libcuda.so" in path}),
+    }
+
+
+def _load(path: Path) -> str | None:
+    """Return the loader's complaint about a library, None when it is content."""
+    try:
+        ctypes.CDLL(str(path), mode=os.RTLD_LAZY)
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _mapped() -> list[str]:
+    lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    return [line.split(maxsplit=5)[5] for line in lines if ".so" in line and line.count("/")]
+
+
+def _by_name(paths: Iterable[str]) -> dict[str, list[str]]:
+    """Return the files behind each name that must not be there twice; a symbolic link is no second file."""
+    names: dict[str, list[str]] = {}
+    for path in sorted({os.path.realpath(path) for path in paths}):
+        found = TWICE.match(Path(path).name)
+        if found:
+            names.setdefault(found[1], []).append(path)
+    return names
+
+
+def _cached() -> list[str]:
+    try:
+        entries = Path(CACHE).read_bytes().split(b"\0")
+    except OSError:
+        return []
+    return [entry.decode(errors="replace") for entry in entries if entry.startswith(b"/") and b".so" in entry]
+
+
+def _on_path() -> list[str]:
+    directories = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
+    return [str(path) for directory in directories for path in Path(directory).glob("libcuda.so*")]
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Fail on what does not load, is loaded twice or is a stub; warn on a second copy that the loader knows of."""
+    if not view.environment.get("torch"):
+        return skipped(f"no torch to look into: {view.environment.get('error', 'none was asked')}")
+    entry = ranks[0] if ranks else {}
+    if not entry.get("tried") or not isinstance(entry.get("broken"), dict):
+        return undecided("no library of torch was looked at", fix="see the check's log")
+    broken = {name: why for name, why in entry["broken"].items() if not _drivers(why)}
+    if broken:
+        name, why = next(iter(broken.items()))
+        told = f"{len(broken)} of {entry['tried']} libraries do not load, {name}: {why}"
+        fix = "reinstall torch with the very packages it names (the lock has them); remove nothing from site-packages"
+        return failed(told, fix=fix, value=len(broken), unit=LIMIT.unit, limit=LIMIT, broken=broken)
+    return _several(view, entry) or passed(
+        f"{entry['tried']} libraries load, none twice", value=0, unit=LIMIT.unit, limit=LIMIT
+    )
+
+
+def _several(view: View, entry: Measured) -> Outcome | None:
+    twice, stubs, beside = entry.get("loaded_twice") or {}, entry.get("stubs") or [], entry.get("beside") or []
+    if stubs:
+        fix = "take the stubs directory out of LD_LIBRARY_PATH and ld.so.conf; it is for linking only"
+        return failed(f"a stub libcuda: {stubs[0]}", fix=fix, value=len(stubs), unit=LIMIT.unit, limit=LIMIT)
+    if twice:
+        name, paths = next(iter(twice.items()))
+        fix = "remove one of them: the wheel's own is the one torch was built with"
+        told = f"{name} is loaded twice: {', '.join(paths)}"
+        return failed(told, fix=fix, value=len(twice), unit=LIMIT.unit, limit=LIMIT, twice=twice)
+    if beside and view.environment.get("cuda"):
+        fix = "use a base without CUDA: the wheels bring theirs"
+        told = f"the system has its own {', '.join(beside[:3])} beside the wheel's"
+        return warned(told, fix=fix, value=len(beside), unit=LIMIT.unit, limit=LIMIT, beside=beside)
+    return None
+
+
+def _drivers(why: str) -> bool:
+    found = _NO_FILE.match(why)
+    return found is not None and found[1].startswith(DRIVER)

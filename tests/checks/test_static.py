@@ -1,0 +1,266 @@
+"""What can be told of an image without a GPU: libraries, requirements, a compiler, dead settings, credentials."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
+from envcheck.checks.env import (
+    compile_prerequisites,
+    credentials,
+    ignored_settings,
+    requirements,
+    shared_libraries,
+)
+
+Node = Callable[..., View]
+RANK = Rank(0, 1, 0, "cpu", "gloo", "")
+FOUND = dict.fromkeys(compile_prerequisites.FIXES, "/usr/bin/x")
+LOADED = {"rank": 0, "tried": 30, "broken": {}, "loaded_twice": {}, "beside": [], "stubs": []}
+CUDNN = "libcudnn.so.9: cannot open shared object file: No such file or directory"
+NO_DRIVER = "libcuda.so.1: cannot open shared object file: No such file or directory"
+
+
+@pytest.mark.parametrize("missing", compile_prerequisites.FIXES)
+def test_each_prerequisite_is_named_with_its_own_remedy(node: Node, missing: str) -> None:
+    outcome = compile_prerequisites.judge(node("h100x8"), [{"rank": 0, "found": {**FOUND, missing: None}}])
+    assert (outcome.status, outcome.value) == (WARN, [missing])
+    assert compile_prerequisites.FIXES[missing] in outcome.remedy
+
+
+def test_a_cpu_wheel_needs_a_compiler_and_headers_only(cpu: View) -> None:
+    bare = {**FOUND, "triton": None, "ptxas": None, "libcuda.so.1": None}
+    assert compile_prerequisites.judge(cpu, [{"rank": 0, "found": bare}]).status == PASS
+    outcome = compile_prerequisites.judge(cpu, [{"rank": 0, "found": {**bare, "C++ compiler": None}}])
+    assert outcome.value == ["C++ compiler"]
+
+
+def test_prerequisites_are_looked_for_where_their_variables_point(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert compile_prerequisites.measure(RANK)["found"]["C compiler"] is None
+    (tmp_path / "mycc").touch(mode=0o755)
+    monkeypatch.setenv("CC", f"{tmp_path / 'mycc'} -O2")
+    assert compile_prerequisites.measure(RANK)["found"]["C compiler"] == str(tmp_path / "mycc")
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in (*ignored_settings.IGNORED, *ignored_settings.OUTDATED, ignored_settings.TRANSFER):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("name", [*ignored_settings.IGNORED, *ignored_settings.OUTDATED])
+def test_each_setting_that_nothing_reads_is_named_with_the_one_that_is(
+    cpu: View, clean: pytest.MonkeyPatch, name: str
+) -> None:
+    assert ignored_settings.judge(cpu, [ignored_settings.measure(RANK)]).status == PASS
+    clean.setenv(name, "https://user:canary@mirror.example")
+    measured = ignored_settings.measure(RANK)
+    assert "canary" not in json.dumps(measured)
+    outcome = ignored_settings.judge(cpu, [measured])
+    assert (outcome.status, outcome.value) == (WARN, 1)
+    assert name in outcome.summary
+    assert f"{name} -> " in outcome.remedy
+
+
+def test_a_fast_download_without_its_package_is_named(cpu: View, clean: pytest.MonkeyPatch) -> None:
+    clean.setenv(ignored_settings.TRANSFER, "1")
+    assert "hf_transfer" in ignored_settings.judge(cpu, [ignored_settings.measure(RANK)]).summary
+    clean.setenv(ignored_settings.TRANSFER, "0")
+    assert ignored_settings.judge(cpu, [ignored_settings.measure(RANK)]).status == PASS
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a home of our own, in an environment without a secret in it."""
+    for name, value in os.environ.items():
+        if credentials._secret(name, value):  # noqa: SLF001 (whatever the machine has)
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    return tmp_path
+
+
+def leave(home: Path, name: str, text: str) -> None:
+    (home / name).parent.mkdir(parents=True, exist_ok=True)
+    (home / name).write_text(text)
+
+
+@pytest.mark.parametrize("name", credentials.FILES)
+def test_each_file_that_is_a_credential_is_named_and_not_read_out(cpu: View, home: Path, name: str) -> None:
+    assert credentials.judge(cpu, [credentials.measure(RANK)]).status == PASS
+    leave(home, name, "canary")
+    measured = credentials.measure(RANK)
+    assert "canary" not in json.dumps(measured)
+    assert name in credentials.judge(cpu, [measured]).summary
+
+
+@pytest.mark.parametrize(
+    ("name", "harmless", "secret"),
+    [
+        (
+            ".config/pip/pip.conf",
+            "index-url = https://mirror.example/simple",
+            "https://me:canary@mirror.example/simple",
+        ),
+        (".config/uv/uv.toml", "url = 'https://mirror.example'", "url = 'https://me:canary@mirror.example'"),
+        (".condarc", "channels: [https://mirror.example/c]", "channels: [https://mirror.example/t/canary/c]"),
+        (".docker/config.json", '{"auths": {"mirror.example": {}}}', '{"auths": {"m": {"auth": "canary"}}}'),
+    ],
+    ids=["pip", "uv", "conda", "docker"],  # pytest puts the id into a variable, where a URL would be found
+)
+def test_a_setting_is_a_credential_only_with_one_in_it(
+    cpu: View, home: Path, name: str, harmless: str, secret: str
+) -> None:
+    leave(home, name, harmless)
+    assert credentials.judge(cpu, [credentials.measure(RANK)]).status == PASS
+    leave(home, name, secret)
+    assert credentials.judge(cpu, [credentials.measure(RANK)]).status == WARN
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("HF_TOKEN", "canary", True),
+        ("AWS_SECRET_ACCESS_KEY", "canary", True),
+        ("OPENAI_API_KEY", "canary", True),
+        ("PIP_INDEX_URL", "https://me:canary@mirror.example/simple", True),
+        ("PIP_INDEX_URL", "https://mirror.example/simple", False),
+        ("TOKENIZERS_PARALLELISM", "false", False),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/token", False),
+        ("HF_TOKEN", "", False),
+        ("SSH_ASKPASS", "/usr/bin/ask", False),
+    ],
+    ids=[f"variable{n}" for n in range(9)],
+)
+def test_variables_that_hold_secrets_are_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, *, secret: bool
+) -> None:
+    assert home
+    monkeypatch.setenv(name, value)
+    measured = credentials.measure(RANK)
+    assert (name in measured["variables"]) == secret
+    assert "canary" not in json.dumps(measured)
+
+
+def test_an_image_that_holds_a_credential_fails_and_a_machine_is_warned(cpu: View) -> None:
+    found = {"rank": 0, "image": False, "prefix": "/venv", "files": ["/root/.netrc"], "variables": []}
+    assert credentials.judge(cpu, [found]).status == WARN
+    assert credentials.judge(cpu, [{**found, "image": True}]).status == FAIL
+    assert credentials.judge(cpu, [{**found, "files": ["/venv/pip.conf"]}]).status == FAIL
+    assert credentials.judge(cpu, []).status == ERROR
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "word"),
+    [
+        ({}, PASS, "30 libraries load"),
+        ({"broken": {"libtorch_cuda.so": CUDNN}}, FAIL, "libcudnn.so.9"),
+        ({"broken": {"libx.so": NO_DRIVER}}, PASS, "30 libraries load"),
+        ({"loaded_twice": {"libcudnn": ["/a/libcudnn.so.9", "/b/libcudnn.so.9"]}}, FAIL, "/b/libcudnn.so.9"),
+        ({"stubs": ["/usr/local/cuda/lib64/stubs/libcuda.so"]}, FAIL, "stub"),
+        ({"beside": ["/usr/lib/libnccl.so.2"]}, WARN, "/usr/lib/libnccl.so.2"),
+        ({"tried": 0}, ERROR, "no library"),
+        ({"broken": None}, ERROR, "no library"),
+    ],
+)
+def test_libraries_on_each_side(node: Node, change: dict[str, Any], status: str, word: str) -> None:
+    outcome = shared_libraries.judge(node("h100x8"), [{**LOADED, **change}])
+    assert outcome.status == status
+    assert word in outcome.summary
+
+
+def test_a_systems_own_cuda_does_not_matter_to_a_cpu_wheel(cpu: View) -> None:
+    assert shared_libraries.judge(cpu, [{**LOADED, "beside": ["/usr/lib/libnccl.so.2"]}]).status == PASS
+
+
+def test_no_torch_is_a_skip(node: Node) -> None:
+    bare = node("h100x8", torch=None)
+    assert shared_libraries.judge(bare, []).status == SKIP
+    assert compile_prerequisites.judge(bare, []).status == SKIP
+
+
+def test_a_library_the_loader_refuses_is_said_in_its_words(tmp_path: Path) -> None:
+    library = tmp_path / "libbroken.so"
+    library.write_bytes(b"not a library")
+    assert "invalid ELF header" in str(shared_libraries._load(library)) or "too short" in str(  # noqa: SLF001
+        shared_libraries._load(library)  # noqa: SLF001 (the loader's own complaint)
+    )
+
+
+def test_a_link_is_no_second_copy(tmp_path: Path) -> None:
+    (tmp_path / "libcudnn.so.9.1").touch()
+    (tmp_path / "libcudnn.so.9").symlink_to("libcudnn.so.9.1")
+    other = tmp_path / "other" / "libcudnn.so.9"
+    other.parent.mkdir()
+    other.touch()
+    once = shared_libraries._by_name([str(tmp_path / "libcudnn.so.9"), str(tmp_path / "libcudnn.so.9.1")])  # noqa: SLF001
+    assert [len(paths) for paths in once.values()] == [1]
+    twice = shared_libraries._by_name([str(tmp_path / "libcudnn.so.9"), str(other)])  # noqa: SLF001
+    assert [len(paths) for paths in twice.values()] == [2]
+
+
+def package(site: Path, name: str, version: str, *requires: str) -> None:
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {r}" for r in requires)]
+    (info / "METADATA").write_text("\n".join(lines) + "\n")
+
+
+def measured_in(site: Path) -> dict[str, Any]:
+    """Measure in an interpreter of its own that sees these packages, and packaging to read them with."""
+    import packaging  # noqa: PLC0415 (where it lies is all that is asked)
+
+    code = (
+        "import json, sys\n"
+        "from envcheck.checks import Rank\n"
+        "from envcheck.checks.env import requirements\n"
+        "import packaging.requirements\n"
+        f"sys.path[:] = [{str(site)!r}]\n"
+        "print(json.dumps(requirements.measure(Rank(0, 1, 0, 'cpu', 'gloo', ''))))\n"
+    )
+    paths = [str(Path(requirements.__file__).parents[3]), str(Path(packaging.__file__).parents[1])]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    measured: dict[str, Any] = json.loads(done.stdout)
+    return measured
+
+
+@pytest.mark.parametrize(
+    ("packages", "status", "word"),
+    [
+        ([("a", "1.0", "b>=1"), ("b", "1.2")], PASS, "2 packages agree"),
+        ([("a", "1.0", "b>=2"), ("b", "1.2")], WARN, "a 1.0 needs b>=2, and has 1.2"),
+        ([("a", "1.0", "b")], WARN, "which is not installed"),
+        ([("torch", "2.8", "triton==3.4"), ("triton", "3.3")], FAIL, "torch 2.8 needs triton==3.4"),
+        ([("a", "1.0", 'b; extra == "x"', 'c; python_version < "3"')], PASS, "1 packages agree"),
+        ([("a", "1.0", "B_c.d>=1"), ("b-c-d", "1.0rc1")], WARN, "and has 1.0rc1"),
+        ([("a", "1.0", "this is no requirement (")], PASS, "agree"),
+    ],
+)
+def test_requirements_on_each_side(
+    cpu: View, tmp_path: Path, packages: list[tuple[str, ...]], status: str, word: str
+) -> None:
+    for name, version, *requires in packages:
+        package(tmp_path, name, version, *requires)
+    outcome = requirements.judge(cpu, [measured_in(tmp_path)])
+    assert outcome.status == status
+    assert word in outcome.summary
+
+
+def test_without_a_reader_of_requirements_it_is_a_skip_and_without_packages_an_error(cpu: View) -> None:
+    assert requirements.judge(cpu, [{"rank": 0, "packages": 5, "reader": None}]).status == SKIP
+    assert requirements.judge(cpu, [{"rank": 0, "packages": 0}]).status == ERROR
+    assert requirements.judge(cpu, [{"rank": 0, "packages": 5, "reader": "packaging"}]).status == ERROR
