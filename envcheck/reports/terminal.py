@@ -19,6 +19,7 @@ from envcheck.runner.record import OutcomeRow, Plan, TargetFacts
 
 WIDTH: Final = 80
 _STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim", "error": "bold magenta"}
+_NAMES: Final = 6
 
 
 def show(report: RunReport, console: Console) -> None:
@@ -109,9 +110,12 @@ def _lines(outcomes: Iterable[OutcomeRow]) -> Table:
     """Return a line a check, skips last; checks that came to the very same share one."""
     table = _grid((5, None, None))
     for same in sorted(words.alike(outcomes), key=lambda group: group[0].status == "skip"):
-        first = same[0]
+        first, summary = same[0], _summary(same[0])
         names = Text("\n".join(o.id for o in same))
-        table.add_row(Text(first.status, style=_STYLES[first.status]), names, _summary(first))
+        if len(same) > _NAMES:
+            names = Text(f"{len(same)} checks")
+            summary.append(f": {', '.join(o.id for o in same)}", _STYLES[first.status])
+        table.add_row(Text(first.status, style=_STYLES[first.status]), names, summary)
     return table
 
 

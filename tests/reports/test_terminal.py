@@ -148,3 +148,10 @@ def test_a_plan_says_how_long_it_takes_before_anything_runs(report: MakeReport) 
 
 def test_what_is_no_terminal_gets_no_colours(report: MakeReport) -> None:
     assert "\x1b" not in text(report(GOOD, SLOW, BROKEN))
+
+
+def test_a_long_list_of_skips_is_counted_and_named_in_prose(report: MakeReport) -> None:
+    told = text(report(GOOD, *(row(f"check-{n}", "skip", "needs 1 GPU") for n in range(20))))
+    assert "20 checks" in told
+    assert all(f"check-{n}" in told for n in range(20))
+    assert told.count("\n") < 30
