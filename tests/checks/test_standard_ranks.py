@@ -9,15 +9,22 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
-from envcheck.checks.env import collectives, ddp_hooks, ddp_no_sync
+from envcheck.checks.env import attention, collectives, convolution, ddp_hooks, ddp_no_sync, fingerprint
 
 Node = Callable[..., View]
 Entry = dict[str, Any]
 NAN = float("nan")
+DTYPES = ("float32", "float16", "bfloat16")
 MEASURED: dict[Any, Callable[[], Entry]] = {
     collectives: lambda: {"results": {name: {"wrong": 0, "elements": 9} for name in collectives.COLLECTIVES}},
     ddp_no_sync: lambda: {"local": [0.01, 0.0], "synchronised": [0.02, 0.1], "ended": "a"},
     ddp_hooks: lambda: {"runs": {hook: compressed(hook) for hook in ddp_hooks.HOOKS}},
+    convolution: lambda: {"cudnn": True, "errors": {dtype: dict.fromkeys(convolution.PARTS, 1e-5) for dtype in DTYPES}},
+    attention: lambda: {
+        "errors": {f"{kernel} {dtype}": 1e-5 for kernel in ("math", "flash") for dtype in DTYPES},
+        "lacking": {"cudnn float32": "No available kernel"},
+    },
+    fingerprint: lambda: {"model": "X", "repeats": 3, "digests": ["a", "a", "a"]},
 }
 COMMUNICATING = [collectives, ddp_no_sync, ddp_hooks]
 
@@ -190,3 +197,66 @@ def test_a_hook_no_rank_has_is_named_and_one_that_some_lack_is_no_pass(cpu: View
     for entry in ranks:
         entry["runs"] = {hook: {"unsupported": "no"} for hook in ddp_hooks.HOOKS}
     assert ddp_hooks.judge(cpu, ranks).status == SKIP
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("part", convolution.PARTS)
+@pytest.mark.parametrize(("off", "status"), [(1.0, PASS), (1.001, FAIL), (NAN, FAIL), (None, FAIL)])
+def test_a_convolution_may_be_off_by_its_bound(h100: View, dtype: str, part: str, off: Any, status: str) -> None:
+    ranks = report(convolution)
+    ranks[6]["errors"][dtype][part] = off and off * convolution.limit(dtype).value
+    outcome = convolution.judge(h100, ranks)
+    assert outcome.status == status
+    if status == FAIL:
+        assert f"rank 6 on GPU-6: the {part} of a {dtype} convolution" in outcome.summary
+
+
+def test_a_convolution_that_was_not_made_or_not_by_cudnn_is_no_pass(h100: View) -> None:
+    ranks = report(convolution)
+    del ranks[2]["errors"]["bfloat16"]["weight gradient"]
+    assert convolution.judge(h100, ranks).status == ERROR
+    ranks[0]["cudnn"] = False
+    assert convolution.judge(h100, ranks).status == FAIL
+
+
+@pytest.mark.parametrize("kernel", ["math float32", "flash bfloat16", "flash float16"])
+@pytest.mark.parametrize(("off", "status"), [(1.0, PASS), (1.001, FAIL), (NAN, FAIL), (None, FAIL)])
+def test_attention_may_be_off_by_its_bound(h100: View, kernel: str, off: float | None, status: str) -> None:
+    ranks = report(attention)
+    ranks[1]["errors"][kernel] = off and off * attention.limit(kernel.split()[1]).value
+    outcome = attention.judge(h100, ranks)
+    assert outcome.status == status
+    if status == FAIL:
+        assert f"rank 1 on GPU-1: {kernel} attention" in outcome.summary
+
+
+def test_an_absent_kernel_is_named_and_an_absent_math_backend_is_no_pass(h100: View) -> None:
+    ranks = report(attention)
+    assert "not here: memory-efficient, cudnn" in attention.judge(h100, ranks).summary
+    del ranks[3]["errors"]["math float16"]
+    assert attention.judge(h100, ranks).status == ERROR
+
+
+def test_a_torch_that_cannot_choose_a_backend_is_a_skip(h100: View) -> None:
+    ranks = [{**entry, "unsupported": "torch 2.2 cannot"} for entry in report(attention)]
+    outcome = attention.judge(h100, ranks)
+    assert (outcome.status, outcome.summary) == (SKIP, "torch 2.2 cannot")
+
+
+def test_bits_that_differ_once_or_always_name_their_gpu(h100: View) -> None:
+    ranks = report(fingerprint)
+    ranks[5]["digests"] = ["a", "b", "a"]
+    assert "rank 5 on GPU-5: repeats [1]" in fingerprint.judge(h100, ranks).summary
+    ranks[5]["digests"] = ["b", "b", "b"]
+    outcome = fingerprint.judge(h100, ranks)
+    assert (outcome.status, outcome.details["ranks"]) == (FAIL, [5])
+    assert "than the rest, every time" in outcome.summary
+    ranks[5]["model"] = "Y"
+    assert fingerprint.judge(h100, ranks).status == PASS
+
+
+@pytest.mark.parametrize("digests", [[], ["a"], ["a", "a"], ["a", "a", None], ["a", "a", ""]])
+def test_a_fingerprint_of_too_few_repeats_is_no_pass(h100: View, digests: list[Any]) -> None:
+    ranks = report(fingerprint)
+    ranks[4]["digests"] = digests
+    assert fingerprint.judge(h100, ranks).status == ERROR

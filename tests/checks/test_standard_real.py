@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 SABOTAGE = Path(__file__).parent / "sabotage"
-HONEST = ("collectives", "ddp-no-sync", "ddp-hooks", "checkpoint", "dataloader")
+HONEST = (
+    "collectives",
+    "ddp-no-sync",
+    "ddp-hooks",
+    "checkpoint",
+    "dataloader",
+    "convolution",
+    "attention",
+    "fingerprint",
+)
 LIES = {
     "gather-misplaced": "all-gather is wrong on rank(s) [1] alone: rank 1, from rank 0, index 0",
     "recv-flips-a-bit": "send/recv is wrong on rank(s) [0] alone: rank 0, from rank 1, index 777",
@@ -25,6 +34,10 @@ LIES = {
     "optimizer-starts-afresh": "the resumed training is another one from step 5 on",
     "loader-reuses-pages": "item 9, element 5000 arrived as -1",
     "loader-hides-a-death": "a killed worker was not reported",
+    "convolution-shifts": "rank 1 on cpu: the output of a float32 convolution is off by",
+    "attention-sees-the-future": "rank 1 on cpu: math float32 attention is off by",
+    "corrupts-silently": "rank 1 on cpu: repeats [1] gave other bits",
+    "corrupts-always": "rank(s) 0 (cpu), 1 (cpu) gave other bits than one another, every time",
     "powersgd-coarse": "rank 0, powersgd hook, step 2: the gradient is off by",
 }
 

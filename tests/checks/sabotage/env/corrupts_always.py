@@ -1,0 +1,27 @@
+"""Rank 1 gives the same wrong bits every time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envcheck.checks import Measured, Rank
+from envcheck.checks.env import fingerprint
+
+CHECK = fingerprint.CHECK
+judge = fingerprint.judge
+
+
+def measure(rank: Rank) -> Measured:
+    """Flip the lowest bit of one element of every product."""
+    import torch  # noqa: PLC0415 (as a check does)
+
+    honest = torch.Tensor.__matmul__
+
+    def lying(left: Any, right: Any) -> Any:
+        product = honest(left, right)
+        product.view(torch.int32)[7, 9] ^= 1
+        return product
+
+    if rank.rank == 1:
+        torch.Tensor.__matmul__ = lying
+    return fingerprint.measure(rank)
