@@ -97,14 +97,20 @@ def check_online(
 
 def _ask_all(questions: list[Question], ask: Client, progress: Callable[[Step], None]) -> dict[Question, Reply]:
     replies: dict[Question, Reply] = {}
+
+    def take(question: Question, reply: Reply) -> None:
+        replies[question] = reply
+        open_ones = any(other.torch == question.torch and other not in replies for other in questions)
+        progress(Step(question.torch, len(replies), len(questions), not open_ones))
+
+    # The first alone: uv's processes retry a dead index one after the other, as they share a cache and its locks.
+    for question in questions[:1]:
+        take(question, ask(question))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        asked = {pool.submit(ask, question): question for question in questions}
+        asked = {pool.submit(ask, question): question for question in questions[1:]}
         try:
             for future in as_completed(asked):
-                question = asked[future]
-                replies[question] = future.result()
-                open_ones = any(other.torch == question.torch and other not in replies for other in questions)
-                progress(Step(question.torch, len(replies), len(questions), not open_ones))
+                take(asked[future], future.result())
         except UnavailableError:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -50,21 +50,36 @@ def test_findings_keep_the_order_of_the_matrix_whatever_answers_first(matrix: Ma
     assert [finding.where.removeprefix("torch ") for finding in found] == [name for name in order for _ in range(2)]
 
 
-def test_what_is_still_to_be_asked_is_given_up_when_the_index_is_gone(
+def test_a_dead_index_is_asked_once(matrix: Matrix) -> None:
+    asked: list[Question] = []
+
+    def dead(question: Question) -> Reply:
+        asked.append(question)
+        message = "dead"
+        raise UnavailableError(message, fix="none")
+
+    with pytest.raises(UnavailableError):
+        check_online(matrix, dead)
+    assert len(asked) == 1
+
+
+def test_what_is_still_to_be_asked_is_given_up_when_the_index_goes_away(
     matrix: Matrix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index, "AT_ONCE", 1)
     asked: list[Question] = []
 
-    def gone(question: Question) -> Reply:
-        time.sleep(0.01 if asked else 0)
+    def going(question: Question) -> Reply:
         asked.append(question)
+        if len(asked) == 1:
+            return Reply("")
+        time.sleep(0.01)
         message = "gone"
         raise UnavailableError(message, fix="none")
 
     with pytest.raises(UnavailableError):
-        check_online(matrix, gone)
-    assert 1 <= len(asked) < 2 * len(matrix.torch)
+        check_online(matrix, going)
+    assert 2 <= len(asked) < 2 * len(matrix.torch)
 
 
 def test_another_cuda_is_found(matrix: Matrix) -> None:
