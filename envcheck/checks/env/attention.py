@@ -7,6 +7,7 @@ float64 softmax(Q K^T / sqrt d) V on the CPU; what is not there is named, and th
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -63,12 +64,16 @@ def measure(rank: Rank) -> Measured:
         from torch.nn.attention import SDPBackend, sdpa_kernel
     except ImportError:
         return {**entry, "unsupported": f"torch {torch.__version__} cannot be asked for a backend (2.3 can)"}
-    errors, lacking = {}, {}
+    errors: dict[str, float] = {}
+    lacking: dict[str, str] = {}
     for name, member in BACKENDS.items():
-        backend = getattr(SDPBackend, member, None)
+        only = functools.partial(sdpa_kernel, getattr(SDPBackend, member, None))
         for dtype in dtypes(entry):
-            told = _tried(torch, device, dtype, lambda backend=backend: sdpa_kernel(backend))
-            (lacking if isinstance(told, str) else errors)[f"{name} {dtype}"] = told
+            told = _tried(torch, device, dtype, only)
+            if isinstance(told, str):
+                lacking[f"{name} {dtype}"] = told
+            else:
+                errors[f"{name} {dtype}"] = told
     return {**entry, "errors": errors, "lacking": lacking}
 
 
