@@ -21,6 +21,13 @@ SNAPSHOTS = Path(__file__).parents[1] / "data" / "snapshots"
 CHECKS = {found.id: found for found in discover()}
 Row = Mapping[str, Any]
 
+# Snapshots that are of faulty machines.
+FAULTY = {"mismatch", "mixed"}
+# The wheels of those that the default one is not for.
+WHEELS: dict[str, dict[str, Any]] = {
+    "v100x4": {"torch": "2.8.0+cu126", "cuda": "12.6", "arch_list": ["sm_50", "sm_60", "sm_70", "sm_75"]},
+    "cpu": {"torch": "2.13.0+cpu", "cuda": None, "cudnn": None, "nccl": None, "arch_list": []},
+}
 # What a sound torch says of itself; the machine's own GPUs are added.
 TORCH: dict[str, Any] = {
     "python": "3.12.3",
@@ -32,10 +39,17 @@ TORCH: dict[str, Any] = {
 }
 
 
-def catalogue() -> list[dict[str, Any]]:
-    """Return the faults."""
-    rows: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text(encoding="utf-8"))
+def catalogue(name: str) -> list[dict[str, Any]]:
+    """Return the rows of faults.yaml or of machines.yaml."""
+    rows: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
     return rows
+
+
+def sound() -> list[dict[str, Any]]:
+    """Return the sound machines: those of machines.yaml, and the snapshots that are of one."""
+    names = sorted(path.stem for path in SNAPSHOTS.glob("*.json") if path.stem not in FAULTY)
+    kept = [{"name": name, "machine": name, "environment": WHEELS.get(name, {})} for name in names]
+    return [*kept, *catalogue("machines.yaml")]
 
 
 def machine(name: str) -> Snapshot:
@@ -110,7 +124,7 @@ def judged() -> Callable[..., Run]:
     def run(row: Row) -> Run:
         snapshot = broken(row)
         seen = {"device_count": len(snapshot.gpus), "devices": [{"uuid": gpu.uuid} for gpu in snapshot.gpus]}
-        told = {row["check"]: row["measured"]} if "measured" in row else {}
+        told: dict[str, Any] = {row["check"]: row["measured"]} if "measured" in row else {}
         chosen: list[Found] = [f for f in CHECKS.values() if f.kind == "node" or f.id in told]
         target = Told({**TORCH, **seen, **row.get("environment", {})}, row.get("promises", {}), told)
         made = Run(plan(chosen, level="full", nproc=2), chosen, target)
@@ -122,19 +136,26 @@ def judged() -> Callable[..., Run]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one test of each row of the catalogue, by how the fault is put in."""
-    rows = catalogue()
-    for name, mine in (
-        ("fault", [row for row in rows if "sabotage" not in row]),
-        ("lie", [row for row in rows if "sabotage" in row]),
+    rows = catalogue("faults.yaml")
+    for name, mine, key in (
+        ("fault", [row for row in rows if "sabotage" not in row], "fault"),
+        ("lie", [row for row in rows if "sabotage" in row], "fault"),
+        ("sane", sound(), "name"),
     ):
         if name in metafunc.fixturenames:
-            metafunc.parametrize(name, mine, ids=[row["fault"] for row in mine])
+            metafunc.parametrize(name, mine, ids=[row[key] for row in mine])
 
 
 @pytest.fixture(scope="session")
 def rows() -> list[dict[str, Any]]:
-    """Return the whole catalogue."""
-    return catalogue()
+    """Return the whole catalogue of faults."""
+    return catalogue("faults.yaml")
+
+
+@pytest.fixture(scope="session")
+def machines() -> list[dict[str, Any]]:
+    """Return every sound machine."""
+    return sound()
 
 
 @pytest.fixture
