@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "build": "Build a cell's image or environment and prove it is what its tag says.",
     "run": "Validate an environment: this one, another Python's, or an image's.",
     "checks": "What each check promises, needs and costs.",
+    "judge": "Judge a report's evidence again, by today's rules.",
     "report": "A report in other forms, or compared with another.",
     "demo": "Resolve for this machine, build, validate.",
 }

@@ -30,10 +30,10 @@ def culprits(report: RunReport) -> dict[str, list[OutcomeRow]]:
 
 def _named(outcome: OutcomeRow) -> list[str]:
     details = outcome.details
-    rank = details.get("rank")
-    at = [
-        entry for entry in outcome.ranks if isinstance(entry, dict) and rank is not None and entry.get("rank") == rank
-    ]
+    listed = details.get("ranks")
+    numbers = [details.get("rank"), *(listed if isinstance(listed, list) else [])]
+    blamed = [number for number in numbers if number is not None]
+    at = [entry for entry in outcome.ranks if isinstance(entry, dict) and entry.get("rank") in blamed]
     told = [details[key] for key in _NAMING if key in details] + [entry.get("device") for entry in at]
     return [outcome.summary, *(text for value in told for text in _texts(value))]
 

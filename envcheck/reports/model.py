@@ -33,7 +33,8 @@ class RunReport(Row, frozen=True, kw_only=True):
     """One run. Times are UTC, ISO 8601; `ended` is empty and `verdict` never a pass while it is not over.
 
     `resolution` is what the resolver said of this machine and torch, when it was asked; `boot` the kernel's name for
-    the boot it ran in; `resumed` when it was gone on with after it was cut short.
+    the boot it ran in; `resumed` when it was gone on with after it was cut short; `judged_by` the version of envcheck
+    that judged its evidence again.
     """
 
     schema: Literal["envcheck/report/1"] = "envcheck/report/1"
@@ -53,6 +54,7 @@ class RunReport(Row, frozen=True, kw_only=True):
     boot: str = ""
     resumed: tuple[str, ...] = ()
     timing: Timing | None = None
+    judged_by: str = ""
 
 
 def report_of(run: Run) -> RunReport:

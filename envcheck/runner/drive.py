@@ -143,7 +143,7 @@ def validate(run: Run, collect: Callable[[], Snapshot], watcher: Watcher, pause:
     try:
         while checks := soak.to_do(run.plan, run.known, run.elapsed):
             _round(run, checks, collect, watcher, pause)
-        _require_gpu(run)
+        insist_on_gpu(run)
         run.ended = _now()
     finally:
         _tell(run, watcher)
@@ -223,7 +223,7 @@ def _told(run: Run, event: session.Event, found: dict[str, Found], unfinished: s
     if event["event"] == "environment":
         run.environment = event["facts"]
         run.promises = run.target.promises(run.environment)
-        return [(i, o) for i in sorted(unfinished) if (o := _unmeasured(run, found[i])) is not None]
+        return [(i, o) for i in sorted(unfinished) if (o := unmeasured(run, found[i])) is not None]
     if event["event"] == "done":
         return [(event["id"], _measured(run, found[event["id"]], event))]
     if event["event"] == "left-out":
@@ -235,11 +235,11 @@ def _told(run: Run, event: session.Event, found: dict[str, Found], unfinished: s
         why = ending(event, importing=importing)
         run.environment = run.environment or {"error": why}
         gone = undecided(why, fix=BY_HAND if importing else "see the log, and try `--only` with one check")
-        return [(i, _unmeasured(run, found[i]) or gone) for i in sorted(unfinished)]
+        return [(i, unmeasured(run, found[i]) or gone) for i in sorted(unfinished)]
     return []
 
 
-def _unmeasured(run: Run, found: Found) -> Outcome | None:
+def unmeasured(run: Run, found: Found) -> Outcome | None:
     """Return the outcome of a check that needs nothing measured, or cannot be; None for one that must be."""
     if found.kind == "env" and "device_count" not in run.environment:
         return None
@@ -271,7 +271,7 @@ def _measured(run: Run, found: Found, event: session.Event) -> Outcome:
     return lost(error, run.environment.get("error"))
 
 
-def _require_gpu(run: Run) -> None:
+def insist_on_gpu(run: Run) -> None:
     """Without a GPU, --require-gpu is a failure even where no check of the plan would have used one."""
     if not run.plan.require_gpu or run.mode == "gpu" or FAIL in {o.status for o in run.outcomes.values()}:
         return

@@ -69,7 +69,7 @@ def row(found: Found, outcome: Outcome, event: Event, before: OutcomeRow | None)
         summary=outcome.summary,
         value=attempt.value,
         unit=outcome.unit,
-        limit=_limit(outcome),
+        limit=limit_row(outcome),
         remedy=outcome.remedy,
         details=plain({**outcome.details, **_survivors(event)}),
         planned=found.check.seconds,
@@ -86,7 +86,8 @@ def _survivors(event: Event) -> dict[str, Any]:
     return {"survivors": event["survivors"]} if event.get("survivors") else {}
 
 
-def _limit(outcome: Outcome) -> LimitRow | None:
+def limit_row(outcome: Outcome) -> LimitRow | None:
+    """Return the bound an outcome was judged by, as it is kept."""
     limit = outcome.limit
     if limit is None:
         return None

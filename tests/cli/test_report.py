@@ -104,3 +104,13 @@ def test_compare_exits_1_when_something_got_worse(run: Envcheck, saved: Callable
     assert (worse.returncode, same.returncode) == (1, 0)
     assert "fail: replicas differ" in worse.stdout
     assert json.loads(same.stdout)["changes"] == []
+
+
+def test_judge_exits_as_run_would(run: Envcheck, saved: Callable[..., Path], tmp_path: Path) -> None:
+    saved("good.json", GOOD)
+    saved("bad.json", OutcomeRow(id="of-a-site", kind="env", status="fail", summary="no", remedy="look"))
+    good, bad = run("judge", "good.json"), run("judge", "bad.json", "--output", "again.json", "--json")
+    assert (good.returncode, bad.returncode) == (0, 1)
+    assert good.stdout.splitlines()[-1] == json.loads((tmp_path / "good.json").read_text())["verdict"]["sentence"]
+    assert (tmp_path / "again.json").read_text() == bad.stdout
+    assert json.loads(bad.stdout)["judged_by"] == envcheck.__version__

@@ -1,0 +1,37 @@
+"""A report judged again: today's rules on its own evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import structs
+
+from envcheck import __version__
+from envcheck.reports.model import RunReport
+from envcheck.runner.again import Past
+from envcheck.runner.again import rejudge as judge_again
+from envcheck.runner.discover import discover
+from envcheck.runner.drive import Run
+
+
+class Rejudged(NamedTuple):
+    """The report with today's outcomes; `changed` are (check, before, after), `unknown` what has no check today."""
+
+    report: RunReport
+    changed: Sequence[tuple[str, str, str]]
+    unknown: list[str]
+
+
+def rejudge(report: RunReport, matrix: Any = None, site: Path | None = None) -> Rejudged:
+    """Judge what the report holds by today's rules, and by `matrix` (None: the shipped one)."""
+    planned = {check.id for check in report.plan.checks}
+    chosen = [found for found in discover(site) if found.id in planned]
+    run = Run(report.plan, chosen, Past(report.target), report.started, report.ended, matrix=matrix)
+    run.snapshot, run.environment, run.promises = report.snapshot, report.environment, report.promises
+    unknown = judge_again(run, report.outcomes)
+    before = {outcome.id: outcome.status for outcome in report.outcomes}
+    new = structs.replace(report, outcomes=run.ordered, verdict=run.verdict, judged_by=__version__)
+    changed = [(o.id, str(before.get(o.id, "nothing")), o.status) for o in new.outcomes if o.status != before.get(o.id)]
+    return Rejudged(new, changed, unknown)

@@ -1,0 +1,38 @@
+"""Which GPU a finding is about: by its UUID in words or details, or by its rank; a pass blames nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envcheck.node.snapshot import Gpu, Snapshot
+from envcheck.reports.culprits import culprits
+from envcheck.reports.model import RunReport
+from envcheck.runner.record import OutcomeRow
+
+RANKS = [{"rank": i, "device": f"GPU-{i}"} for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("finding", "blamed"),
+    [
+        ({"summary": "GPU-1 lost 3 rows"}, ["GPU-1"]),
+        ({"details": {"device": "GPU-2"}}, ["GPU-2"]),
+        ({"details": {"gpus": ["GPU-0", "GPU-2"]}}, ["GPU-0", "GPU-2"]),
+        ({"details": {"gpus": {"GPU-0": 3}}}, ["GPU-0"]),
+        ({"details": {"rank": 1}, "ranks": RANKS}, ["GPU-1"]),
+        ({"details": {"ranks": [0, 2]}, "ranks": RANKS}, ["GPU-0", "GPU-2"]),
+        ({"ranks": RANKS}, []),
+        ({"details": {"curve": "GPU-1"}}, []),
+    ],
+)
+@pytest.mark.parametrize("status", ["warn", "fail", "error", "pass", "skip"])
+def test_findings_blame_the_gpus_they_name(
+    report: Callable[..., RunReport], finding: dict[str, Any], blamed: list[str], status: str
+) -> None:
+    outcome = OutcomeRow(**{"id": "x", "kind": "env", "status": status, "summary": "", **finding})
+    found = culprits(report(outcome, snapshot=Snapshot("", {}, [Gpu(f"GPU-{i}") for i in range(3)])))
+    expected = blamed if status in ("warn", "fail", "error") else []
+    assert [uuid for uuid, outcomes in found.items() if outcomes] == expected

@@ -1,0 +1,111 @@
+"""Today's rules on stored evidence: what was edited is found, and what broke stays broken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
+from envcheck.reports.model import RunReport
+from envcheck.reports.rejudge import rejudge
+from envcheck.runner.discover import discover
+from envcheck.runner.plan import plan
+from envcheck.runner.record import OutcomeRow
+
+MakeReport = Callable[..., RunReport]
+SNAPSHOT = from_json(json.loads((Path(__file__).parents[1] / "data" / "snapshots" / "h100x8.json").read_text()))
+DEVICES = [{"index": i, "name": g.signal("name").value, "uuid": g.uuid} for i, g in enumerate(SNAPSHOT.gpus)]
+SEEN = {"device_count": 8, "devices": DEVICES, "python": "3.12.3", "torch": "2.8.0+cu128", "cuda": "12.8"}
+
+
+def row(identity: str, status: Any, **more: Any) -> OutcomeRow:
+    kind = next((f.kind for f in discover() if f.id == identity), "env")
+    return OutcomeRow(**{"id": identity, "kind": kind, "status": status, "summary": "then", **more})
+
+
+@pytest.fixture
+def past(report: MakeReport) -> Callable[..., RunReport]:
+    """Return what makes the report of a run of these checks on eight H100."""
+
+    def make(*outcomes: OutcomeRow, require_gpu: bool = False, **facts: Any) -> RunReport:
+        chosen = [f for f in discover() if f.id in {o.id for o in outcomes}]
+        planned = plan(chosen, level="quick", nproc=2, require_gpu=require_gpu)
+        return report(*outcomes, **{"plan": planned, "snapshot": SNAPSHOT, "environment": SEEN, **facts})
+
+    return make
+
+
+def ranks(wrong: int = 0) -> list[dict[str, Any]]:
+    results = {dtype: {"wrong": 0} for dtype in ("float32", "float16", "bfloat16")}
+    standing = {"world": 8, "host": "n1", "is_cuda": True, "backend": "nccl"}
+    made = [{"rank": i, "device": d["uuid"], "results": results, **standing} for i, d in enumerate(DEVICES)]
+    first = {"wrong": wrong, "index": 7, "got": 1.0, "expected": 2.0, "xor": "0x1"}
+    made[3] = {**made[3], "results": {**results, "float32": first}}
+    return made
+
+
+def test_a_snapshot_is_judged_by_todays_rules(past: Callable[..., RunReport]) -> None:
+    bad = Snapshot(SNAPSHOT.taken, {**SNAPSHOT.signals, "driver.library": Signal("550.54.14")}, SNAPSHOT.gpus)
+    found = rejudge(past(row("driver-nvml", "pass"), snapshot=bad))
+    assert found.changed == [("driver-nvml", "pass", "fail")]
+    assert (found.report.verdict.status, found.report.verdict.exit_code) == ("fail", 1)
+    assert found.report.outcomes[0].remedy
+    assert found.report.judged_by
+
+
+@pytest.mark.parametrize(("wrong", "status"), [(0, "pass"), (1, "fail")])
+@pytest.mark.parametrize("then", ["pass", "fail"])
+def test_measurements_are_judged_again(past: Callable[..., RunReport], wrong: int, status: str, then: str) -> None:
+    found = rejudge(past(row("all-reduce", then, ranks=ranks(wrong), remedy="r")))
+    assert found.report.outcomes[0].status == status
+    assert found.report.outcomes[0].ranks == ranks(wrong)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        row("all-reduce", "error", summary="rank 3 died of SIGSEGV", details={"rank": 3}, ranks=ranks()),
+        row("all-reduce", "error", summary="took longer than 120 s", ranks=[*ranks()[:7], None]),
+        row("all-reduce", "error", summary="the worker went silent and was ended"),
+        row("all-reduce", "skip", summary="did not fit into the budget", left_out=True),
+    ],
+)
+def test_what_was_not_measured_whole_stays_what_it_was(past: Callable[..., RunReport], broken: OutcomeRow) -> None:
+    found = rejudge(past(broken))
+    assert found.report.outcomes == [broken]
+    assert found.report.verdict.exit_code == 3
+
+
+def test_a_check_there_is_no_more_stays_and_is_named(past: Callable[..., RunReport]) -> None:
+    gone = row("of-a-site", "fail", remedy="r")
+    found = rejudge(past(gone))
+    assert (found.report.outcomes, found.unknown) == ([gone], ["of-a-site"])
+
+
+def test_a_gpu_that_had_to_be_there_has_to_be_there_again(past: Callable[..., RunReport]) -> None:
+    none = {"python": "3.12.3", "torch": "2.8.0+cu128", "cuda": "12.8", "device_count": 0, "devices": []}
+    shm = row("shm", "pass", ranks=[{"rank": 0, "total": 64 << 30, "free": 64 << 30}])
+    found = rejudge(past(shm, mode="cpu", environment=none, snapshot=Snapshot(), require_gpu=True))
+    assert [(o.id, o.status) for o in found.report.outcomes] == [("shm", "pass"), ("require-gpu", "fail")]
+
+
+def test_a_run_that_was_cut_short_is_no_pass_now(past: Callable[..., RunReport]) -> None:
+    found = rejudge(past(row("driver-nvml", "pass"), ended=""))
+    assert found.report.verdict.exit_code == 3
+
+
+def test_to_judge_twice_is_to_judge_once(past: Callable[..., RunReport]) -> None:
+    once = rejudge(past(*(row(f.id, "pass") for f in discover() if f.kind == "node"))).report
+    again = rejudge(once)
+    assert (again.report, list(again.changed)) == (once, [])
+
+
+def test_every_node_check_of_an_edited_snapshot_is_judged(past: Callable[..., RunReport]) -> None:
+    empty = structs.replace(past(*(row(f.id, "pass") for f in discover() if f.kind == "node" and f.check.signals)))
+    unread = structs.replace(empty, snapshot=Snapshot("", {}, [Gpu("GPU-1")]))
+    assert {o.status for o in rejudge(unread).report.outcomes} <= {"error", "skip"}
