@@ -138,7 +138,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one test of each row of the catalogue, by how the fault is put in."""
     rows = catalogue("faults.yaml")
     for name, mine, key in (
-        ("fault", [row for row in rows if "sabotage" not in row], "fault"),
+        ("fault", [row for row in rows if not {"sabotage", "rank"} & row.keys()], "fault"),
+        ("process", [row for row in rows if "rank" in row], "fault"),
         ("lie", [row for row in rows if "sabotage" in row], "fault"),
         ("sane", sound(), "name"),
     ):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,44 @@ def test_a_rank_that_lies_is_caught_and_named(lie: Row, outcomes: dict[str, Any]
     assert found["remedy"]
 
 
+CHECK = '''"""Breaks as the catalogue says."""
+import ctypes, os, signal, time
+from envcheck.checks import Check, passed
+CHECK = Check(promise="holds", level="quick", ranks=2, timeout=5)
+def measure(rank):
+{measure}
+def judge(view, ranks):
+    return passed("fine", value=ranks[0].get("x"))
+'''
+
+
+@pytest.fixture(scope="session")
+def processes(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> dict[str, Any]:
+    """Run every process that breaks, in one run of the command in this interpreter, beside a sound one."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "env").mkdir()
+    bodies = {row["fault"]: row["rank"] for row in rows if "rank" in row} | {"sound": "return {}"}
+    for fault, body in bodies.items():
+        (site / "env" / f"{_name(fault)}.py").write_text(CHECK.format(measure=textwrap.indent(body, "    ")))
+    command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", sys.executable, "--nproc", "2"]
+    command += ["--checks", str(site), "--output", str(site / "report.json")]
+    command += [word for fault in bodies for word in ("--only", _name(fault).replace("_", "-"))]
+    done = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    return {row["id"]: row for row in json.loads((site / "report.json").read_text())["outcomes"]}
+
+
+def _name(fault: str) -> str:
+    return re.sub("[^a-z]+", "_", fault.lower())
+
+
+def test_a_process_that_breaks_is_one_error_that_names_it(process: Row, processes: dict[str, Any]) -> None:
+    found = processes[_name(process["fault"]).replace("_", "-")]
+    assert found["status"] == process["status"], found
+    assert process["culprit"] in found["summary"]
+    assert processes["sound"]["status"] == "pass"
+
+
 def test_a_sound_machine_raises_no_alarm(sane: Row, judged: Callable[..., Run]) -> None:
     outcomes = judged(sane).outcomes.values()
     assert {o.id: o.summary for o in outcomes if o.status in ("fail", "error")} == {}
@@ -80,11 +120,11 @@ def test_the_table_of_what_was_found_missed_and_falsely_alarmed(
     request: pytest.FixtureRequest,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    mine = [row for row in rows if "sabotage" not in row]
+    mine = [row for row in rows if not {"sabotage", "rank"} & row.keys()]
     found = [row for row in mine if judged(row).outcomes[row["check"]].status == row["status"]]
     alarmed = [row for row in machines if judged(row).verdict.status == "fail"]
     table = f"{len(mine)} faults of node and environment: {len(found)} found, {len(mine) - len(found)} missed; "
-    table += f"{len(rows) - len(mine)} lies of ranks; {len(machines)} sound machines: {len(alarmed)} false alarms"
+    table += f"{len(rows) - len(mine)} of ranks; {len(machines)} sound machines: {len(alarmed)} false alarms"
     reporter = request.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:  # a worker of xdist has none
         with capsys.disabled():
@@ -97,9 +137,9 @@ def test_the_table_of_what_was_found_missed_and_falsely_alarmed(
 def test_the_catalogue_is_large_enough_and_says_each_thing_once(rows: list[Row], checks: dict[str, Found]) -> None:
     names = [row["fault"] for row in rows]
     assert len(set(names)) == len(names) >= 60
-    assert {row["check"] for row in rows} <= set(checks)
+    assert {row["check"] for row in rows} <= {*checks, "runner"}
     assert {row["status"] for row in rows} <= {"fail", "warn", "error"}
-    fields = {"fault", "machine", "node", "gpus", "gone", "environment", "promises", "measured", "sabotage"}
+    fields = {"fault", "machine", "node", "gpus", "gone", "environment", "promises", "measured", "sabotage", "rank"}
     assert {key for row in rows for key in row} <= fields | {"check", "status", "culprit", "also"}
 
 
