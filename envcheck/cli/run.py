@@ -42,6 +42,7 @@ _INTERRUPTED = 128 + signal.SIGINT
     "--checks", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Your own node/ and env/."
 )
 @click.option("--require-gpu", is_flag=True, help="Fail where there is no GPU, instead of skipping.")
+@click.option("--require", metavar="FILE", help="Fail where the node lacks what this TOML asks for (or: hgx-h100).")
 @click.option("--nproc", type=click.IntRange(1), default=2, show_default=True, help="Ranks of a group on a CPU.")
 @click.option("--timeout", type=click.FloatRange(0.1), help="End a check after so many seconds, not its own limit.")
 @click.option("--shm-size", default="8g", show_default=True, help="Shared memory of the container (with --image).")
@@ -66,6 +67,7 @@ def command(  # noqa: PLR0913 (one for each option)
     skip: tuple[str, ...],
     checks: Path | None,
     require_gpu: bool,
+    require: str | None,
     nproc: int,
     timeout: float | None,
     shm_size: str,
@@ -99,7 +101,7 @@ def command(  # noqa: PLR0913 (one for each option)
     from envcheck.runner.drive import Run
     from envcheck.runner.plan import plan
 
-    chosen = _chosen(checks, level, only, skip, budget)
+    chosen = [*_demands(require, ctx.obj.matrix), *_chosen(checks, level, only, skip, budget)]
     _exclusive(budget=budget, repeat=repeat > 1, duration=duration)
     times = {"budget": budget, "repeat": repeat, "duration": duration}
     planned = plan(chosen, level=level, nproc=nproc, timeout=timeout, require_gpu=require_gpu, **times)
@@ -122,6 +124,14 @@ def command(  # noqa: PLR0913 (one for each option)
         if not ctx.obj.quiet:
             click.echo(told, err=as_json)
     ctx.exit(_run(run, _destination(output), console, as_json=as_json, quiet=ctx.obj.quiet))
+
+
+def _demands(require: str | None, matrix: Path | None) -> list[Found]:
+    """Return a check for each demand of a site's file."""
+    from envcheck.matrix.load import load
+    from envcheck.runner import requirements
+
+    return requirements.checks(requirements.read(require, load(matrix) if matrix else None)) if require else []
 
 
 def _chosen(

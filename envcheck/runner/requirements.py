@@ -1,0 +1,190 @@
+"""What a site demands of a node, written down in TOML, and each demand as a check of the run."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, undecided
+from envcheck.errors import ConfigError
+from envcheck.matrix.gpus import find_gpu, suggest
+from envcheck.matrix.load import load
+from envcheck.matrix.model import Matrix
+from envcheck.matrix.versions import key
+from envcheck.node.snapshot import Signal
+from envcheck.runner.discover import Found
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PROFILES: Final = Path(__file__).with_name("profiles")
+_GIB: Final = 1 << 30
+_FIX: Final = "compare the node with what was ordered; correct the file if it asks for too much"
+Signals = list[Signal]
+
+
+class GpuDemand(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """At least so many GPUs, each of them of this model and with at least so much of everything."""
+
+    count: int = 1
+    model: str | None = None
+    memory_gib: float | None = None
+    pcie_gen: int | None = None
+    pcie_width: int | None = None
+    nvlinks: int | None = None
+
+
+class DriverDemand(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A driver of at least `min`, and lower than `below`."""
+
+    min: str | None = None
+    below: str | None = None
+
+
+class HostDemand(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """At least so much RAM, so many CPUs, so much free disk in the working directory."""
+
+    ram_gib: float | None = None
+    cpus: int | None = None
+    disk_gib: float | None = None
+
+
+class Requirements(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A whole file."""
+
+    name: str = "requirements"
+    gpu: GpuDemand | None = None
+    driver: DriverDemand | None = None
+    host: HostDemand | None = None
+
+
+def read(given: str, matrix: Matrix | None = None) -> Requirements:
+    """Read a file, or a shipped profile by its name. Raises ConfigError on what is no such thing."""
+    path = Path(given) if Path(given).exists() else PROFILES / f"{given}.toml"
+    if not path.is_file():
+        names = ", ".join(sorted(p.stem for p in PROFILES.glob("*.toml")))
+        message = f"no requirements at {given}"
+        raise ConfigError(message, fix=f"give a TOML file, or one of {names}")
+    try:
+        wanted = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Requirements)
+    except (OSError, UnicodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        message = f"{path}: {error}"
+        raise ConfigError(message, fix=f"see {PROFILES / 'hgx-h100.toml'} for all that can be asked") from error
+    _versions(wanted.driver, path)
+    model = wanted.gpu.model if wanted.gpu else None
+    known = matrix or load()
+    if model and find_gpu(known, model) is None:
+        message = f"{path}: gpu.model {model} is not known"
+        near = suggest(known, model)
+        raise ConfigError(message, fix=f"did you mean {' or '.join(near)}?" if near else "see `envcheck matrix show`")
+    return wanted
+
+
+def _versions(driver: DriverDemand | None, path: Path) -> None:
+    given = [version for version in (driver.min, driver.below) if version] if driver else []
+    try:
+        [key(version) for version in given]
+    except ValueError as error:
+        message = f"{path}: driver {' or '.join(given)} is no version"
+        raise ConfigError(message, fix='write it as NVIDIA does, in quotes: "570.124.06"') from error
+
+
+def checks(wanted: Requirements) -> list[Found]:
+    """Return a check for each demand, to be run with the others."""
+    gpu, driver, host = wanted.gpu, wanted.driver, wanted.host
+    source, found = wanted.name, []
+
+    def add(name: str, promise: str, judge: Callable[[View], Outcome]) -> None:
+        check = Check(promise=promise, level="static", seconds=0.01)
+        found.append(Found(f"require-{name}", "node", check, judge, f"Asked for by {source}.", "", PROFILES))
+
+    if gpu:
+        add("gpus", f"{gpu.count} GPUs at least", functools.partial(_count, source, gpu.count))
+        if gpu.model:
+            add("model", f"every GPU is a {gpu.model}", functools.partial(_model, source, gpu.model))
+        for name, signal, unit, least in (
+            ("gpu-memory", "memory_total", "B", gpu.memory_gib and gpu.memory_gib * _GIB),
+            ("pcie-gen", "pcie_gen_max", "", gpu.pcie_gen),
+            ("pcie-width", "pcie_width", "lanes", gpu.pcie_width),
+            ("nvlinks", "nvlinks_active", "links", gpu.nvlinks),
+        ):
+            if least is not None:
+                limit = Limit(least, unit, source)
+                what = f"{signal} of every GPU"
+                add(name, what, functools.partial(_least, what, limit, functools.partial(_each, signal)))
+    if host:
+        for name, signal, unit, least in (
+            ("ram", "host.memory_total", "B", host.ram_gib and host.ram_gib * _GIB),
+            ("cpus", "host.cpus", "CPUs", host.cpus),
+            ("disk", "disk.cwd.free", "B", host.disk_gib and host.disk_gib * _GIB),
+        ):
+            if least is not None:
+                limit = Limit(least, unit, source)
+                add(name, signal, functools.partial(_least, signal, limit, _one(signal)))
+    if driver and (driver.min or driver.below):
+        add("driver", f"driver from {driver.min or 'any'}", functools.partial(_driver, source, driver))
+    return found
+
+
+def _each(signal: str, view: View) -> Signals:
+    return [gpu.signal(signal) for gpu in view.snapshot.gpus] or [_no_gpu(view)]
+
+
+def _one(signal: str) -> Callable[[View], Signals]:
+    return lambda view: [view.snapshot.signal(signal)]
+
+
+def _no_gpu(view: View) -> Signal:
+    return Signal(reason=f"no GPU: {view.snapshot.signal('driver.version').reason or 'NVML shows none'}")
+
+
+def _least(what: str, limit: Limit, signals: Callable[[View], Signals], view: View) -> Outcome:
+    """Fail where the least of what was read is too little; what was not read is an error."""
+    read_off = signals(view)
+    unread = [signal.reason for signal in read_off if signal.value is None]
+    if unread:
+        return undecided(f"cannot be told: {unread[0]}", fix=_FIX)
+    least = min(signal.value for signal in read_off)
+    verdict = passed if least >= limit.value else functools.partial(failed, fix=_FIX)
+    return verdict(f"{what}, for {limit.source}", value=least, unit=limit.unit, limit=limit)
+
+
+def _count(source: str, count: int, view: View) -> Outcome:
+    seen, limit = len(view.snapshot.gpus), Limit(count, "GPUs", source)
+    if not seen >= count:
+        why = f"{seen} GPU(s)" if seen else str(_no_gpu(view).reason)
+        return failed(why, fix=_FIX, value=seen, unit="GPUs", limit=limit)
+    return passed(f"{seen} GPU(s)", value=seen, unit="GPUs", limit=limit)
+
+
+def _model(source: str, model: str, view: View) -> Outcome:
+    matrix = view.matrix if isinstance(view.matrix, Matrix) else load()
+    wanted, limit = find_gpu(matrix, model), Limit(model, "", source, "equal")
+    names = [gpu.signal("name") for gpu in view.snapshot.gpus] or [_no_gpu(view)]
+    unread = [signal.reason for signal in names if signal.value is None]
+    if unread:
+        return undecided(f"cannot be told: {unread[0]}", fix=_FIX)
+    others = sorted({str(signal.value) for signal in names if find_gpu(matrix, str(signal.value)) != wanted})
+    if others:
+        return failed(f"not a {model}: {', '.join(others)}", fix=_FIX, value=others, limit=limit)
+    return passed(f"{len(names)} x {model}", value=model, limit=limit)
+
+
+def _driver(source: str, wanted: DriverDemand, view: View) -> Outcome:
+    driver = view.snapshot.signal("driver.version")
+    if driver.value is None:
+        return undecided(f"cannot be told: {driver.reason}", fix=_FIX)
+    mine, span = key(str(driver.value)), f"{wanted.min or ''}..{wanted.below or ''}"
+    limit = Limit(span, "driver version", source, "equal")
+    low = wanted.min is not None and mine < key(wanted.min)
+    high = wanted.below is not None and mine >= key(wanted.below)
+    if low or high:
+        return failed(f"driver {driver.value} is outside {span}", fix=_FIX, value=driver.value, limit=limit)
+    return passed(f"driver {driver.value}", value=driver.value, limit=limit)
