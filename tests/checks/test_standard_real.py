@@ -38,6 +38,8 @@ LIES = {
     "attention-sees-the-future": "rank 1 on cpu: math float32 attention is off by",
     "corrupts-silently": "rank 1 on cpu: repeats [1] gave other bits",
     "corrupts-always": "rank(s) 0 (cpu), 1 (cpu) gave other bits than one another, every time",
+    "compiles-nothing": "torch.compile wrote no code: the model ran in eager mode",
+    "compiler-breaks": "torch.compile broke: ",
     "powersgd-coarse": "rank 0, powersgd hook, step 2: the gradient is off by",
 }
 

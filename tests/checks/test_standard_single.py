@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks import ERROR, FAIL, PASS, View
-from envcheck.checks.env import checkpoint, dataloader
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
+from envcheck.checks.env import checkpoint, compiled, dataloader
 
 Node = Callable[..., View]
 Entry = dict[str, Any]
@@ -30,6 +30,7 @@ MEASURED: dict[Any, Entry] = {
         "died": None,
         "death": "DataLoader worker (pid 7) is killed",
     },
+    compiled: {"missing": [], "errors": {"output": 4e-7, "0.weight": 1e-7}, "code": {".so": 3}},
 }
 CHECKS = pytest.mark.parametrize("check", MEASURED, ids=lambda check: check.__name__.rpartition(".")[2])
 
@@ -97,5 +98,24 @@ def test_each_way_a_checkpoint_lies_is_named(cpu: View, changes: Entry, status: 
 )
 def test_each_way_a_loader_lies_is_named(cpu: View, changes: Entry, status: str, said: str) -> None:
     outcome = dataloader.judge(cpu, report(dataloader, **changes))
+    assert outcome.status == status
+    assert said in outcome.summary
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "said"),
+    [
+        ({"missing": ["a C compiler", "Python.h"]}, SKIP, "needs a C compiler and Python.h"),
+        ({"broke": "InductorError: no ptxas"}, FAIL, "no ptxas"),
+        ({"code": {}}, FAIL, "wrote no code"),
+        ({"errors": {}}, ERROR, "nothing was compiled"),
+        ({"errors": {"output": 1e-4}}, PASS, "agree"),
+        ({"errors": {"output": 1.1e-4}}, FAIL, "the output is off by"),
+        ({"errors": {"output": 0.0, "0.weight": NAN}}, FAIL, "the gradient of 0.weight is off by nan"),
+        ({"errors": {"output": None}}, FAIL, "the output is off by None"),
+    ],
+)
+def test_each_way_a_compiler_fails_is_named(cpu: View, changes: Entry, status: str, said: str) -> None:
+    outcome = compiled.judge(cpu, report(compiled, **changes))
     assert outcome.status == status
     assert said in outcome.summary
