@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,26 @@ from envcheck.images.engines.sdk import Mount
 from tests.e2e.conftest import ROOT, Image, Machine
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+SLEEPS = '''
+"""A rank that never comes back."""
+
+import ctypes
+import time
+
+from envcheck.checks import Check, passed
+
+CHECK = Check(promise="it sleeps", level="static", ranks=0, timeout=600)
+
+
+def measure(rank):
+    ctypes.CDLL(None).prctl(15, b"{name}")
+    time.sleep(600)
+    return {{}}
+
+
+def judge(view, ranks):
+    return passed("slept")
+'''
 
 
 @pytest.fixture
@@ -30,7 +54,6 @@ def base(image: Image, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> str
 
 def test_the_engine_is_found(base: str) -> None:
     assert base
-    assert sdk.reachable()
     assert engines.find("auto") == "docker"
 
 
@@ -85,6 +108,30 @@ def test_the_container_reads_end_of_file_when_envcheck_is_killed(base: str, tmp_
     assert _appears(tmp_path / "eof")
 
 
+def test_no_rank_in_a_container_outlives_a_killed_envcheck(image: Image, machine: Machine, tmp_path: Path) -> None:
+    name = f"rank-{secrets.token_hex(4)}"
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env/sleeps.py").write_text(SLEEPS.lstrip().format(name=name))
+    arguments = ["run", "--image", image.reference, "--checks", str(tmp_path), "--only", "sleeps"]
+    output = ["--output", str(tmp_path / "report.json")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "envcheck", *arguments, *output],
+        cwd=ROOT,
+        env=machine.env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert _within(60, lambda: len(_named(name)) == 2)
+    mine = f"label=envcheck.owner={socket.gethostname()}:{process.pid}"
+    container = machine.docker("ps", "--quiet", "--filter", mine).stdout.strip()
+    top = machine.docker("top", container, "-eo", "pid").stdout.split()[1:]
+    assert set(_named(name)) < set(top)
+    process.kill()
+    process.wait()
+    assert _within(5, lambda: not any(Path("/proc", pid).exists() for pid in top))
+    assert not _named(name)
+
+
 def test_what_a_killed_envcheck_left_is_swept_by_the_next(base: str, machine: Machine) -> None:
     program = f"from envcheck.images.engines import sdk; print(sdk.run_container({base!r}, argv=['true']).id)"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -113,8 +160,22 @@ def test_gpus_that_are_not_there_and_images_that_are_not_are_said_so(base: str) 
 
 
 def _appears(path: Path) -> bool:
-    for _ in range(300):
-        if path.exists():
-            return True
+    return _within(30, path.exists)
+
+
+def _named(name: str) -> list[str]:
+    """Return the processes of this machine, those in containers too, that call themselves so."""
+    found = []
+    for comm in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            found += [comm.parent.name] if comm.read_text().strip() == name else []
+    return found
+
+
+def _within(seconds: float, true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.1)
-    return False
+    return True

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from envcheck.mirrors.host import apt_sources
 from tests.e2e import layers
-from tests.e2e.conftest import CELL, ROOT, Image, Machine
+from tests.e2e.conftest import BUILD, CELL, ROOT, Image, Machine
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -29,6 +31,7 @@ def test_no_layer_label_or_history_holds_a_mirror_a_certificate_or_a_secret(
 ) -> None:
     pair = f"{machine.canaries['login']}:{machine.canaries['password']}"
     needles = [*machine.canaries.values(), base64.b64encode(pair.encode()).decode(), machine.index.url]
+    needles += mirrors_of_apt(image.result["base"], machine)
     # What is in the image is found, so that finding nothing means something: a file's content, and a file's name.
     there = ['"python": "3.11"', "torch/_C.cpython-311", f"envcheck.cell={CELL}"]
     found = layers.search(image.reference, [*needles, *there], machine.env, tmp_path)
@@ -61,7 +64,7 @@ def test_nobody_is_root_and_any_user_can_work(image: Image, machine: Machine, us
 
 @pytest.mark.usefixtures("image")
 def test_the_same_key_is_not_built_again_but_tagged(machine: Machine) -> None:
-    arguments = ("build", CELL, "--mirror", "host", "--engine", "docker", "--json", "--tag")
+    arguments = (*BUILD, "--json", "--tag")
     first = json.loads(machine.envcheck(*arguments, "one/name").stdout)
     # What is derived from it inherits its key's label, and is another image all the same.
     machine.derive("my/own:1", "LABEL mine=1", image=first["image"])
@@ -82,16 +85,55 @@ def test_validation_from_the_inside_passes_with_two_ranks(image: Image, machine:
     assert "2 ranks over gloo" in outcomes["ddp"]["summary"]
 
 
-def test_the_image_validates_itself_as_it_is(image: Image, machine: Machine) -> None:
-    chosen = ("--only", "image-promises", "--only", "ddp")
-    done = machine.docker("run", "--rm", image.reference, "envcheck", "run", *chosen)
+def test_the_image_validates_itself_as_documented(image: Image, machine: Machine) -> None:
+    done = machine.docker("run", "--rm", "--shm-size", "8g", image.reference, "envcheck", "run")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks over gloo" in " ".join(done.stdout.split())
 
 
+def test_in_the_64_mb_that_docker_gives_unasked_nothing_but_shared_memory_fails(image: Image, machine: Machine) -> None:
+    done = machine.docker("run", "--rm", image.reference, "envcheck", "run", "--level", "quick", "--json")
+    assert done.returncode == 1, done.stderr
+    outcomes = json.loads(done.stdout)["outcomes"]
+    assert [o["id"] for o in outcomes if o["status"] in {"fail", "error"}] == ["shm"]
+
+
+def test_a_rendered_context_is_built_by_docker_alone(image: Image, machine: Machine, tmp_path: Path) -> None:
+    rendered = machine.envcheck("render", CELL, "--mirror", "host", "--out", str(tmp_path / "context"))
+    command = shlex.split(rendered.stdout.splitlines()[-1])
+    assert command[:2] == ["docker", "build"]
+    # No registry is asked for the base; the rest is the command as it was printed.
+    done = machine.docker("build", f"--build-arg=BASE={image.result['base']}", *command[2:])
+    assert done.returncode == 0, done.stderr
+    built = command[command.index("-t") + 1]
+    said = machine.docker("run", "--rm", built, "python", "-c", "import torch; print(torch.__version__)")
+    assert said.stdout.strip() == "2.13.0+cpu", said.stderr
+
+
+@pytest.mark.usefixtures("image")
+def test_docker_reads_the_plan_that_bake_prints(machine: Machine) -> None:
+    printed = machine.envcheck(*BUILD, "--bake").stdout
+    done = machine.docker("buildx", "bake", "--file", "-", "--print", stdin=printed)
+    assert done.returncode == 0, done.stderr
+    (read,) = json.loads(done.stdout)["target"].values()
+    (said,) = json.loads(printed)["target"].values()
+    # buildx 0.13, bookworm's next, passes over the network.
+    assert said.keys() - read.keys() <= {"network"}
+    assert {name: read[name] for name in said if name in read} == {n: said[n] for n in said if n in read}
+    # Only what is read back gets the tag of the cell.
+    assert read["tags"] == [f"envcheck/build:{read['labels']['envcheck.key'][:32]}"]
+
+
 def test_an_alias_never_goes_back(image: Image, machine: Machine) -> None:
     newer = machine.derive("site/torch:cpu-py311", 'LABEL envcheck.torch="2.14.0+cpu"', image=image.reference)
-    done = machine.envcheck("build", CELL, "--mirror", "host", "--engine", "docker", "--json", "--tag", "site/torch")
+    done = machine.envcheck(*BUILD, "--json", "--tag", "site/torch")
     result = json.loads(done.stdout)
     assert result["held_back"] == {newer: "it names torch 2.14.0, which is newer"}
     assert layers.labels(newer, machine.env)["envcheck.torch"] == "2.14.0+cpu"
+
+
+def mirrors_of_apt(base: str, machine: Machine) -> list[str]:
+    """Return where this machine has its packages from, but for what the distribution's own files name."""
+    own = machine.docker("run", "--rm", base, "sh", "-c", "cat /etc/apt/sources.list /etc/apt/sources.list.d/*").stdout
+    assert "bookworm" in own
+    return [uri for source in apt_sources() for uri in source.uris if uri.rstrip("/") not in own]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from envcheck.images.diagnose import explain
-from tests.e2e.conftest import CELL, ROOT, Image, Machine
+from tests.e2e import layers
+from tests.e2e.conftest import BUILD, CELL, ROOT, Image, Machine
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -30,7 +31,7 @@ def test_a_lock_with_a_wrong_hash_is_not_installed(machine: Machine, tmp_path: P
     lock = tmp_path / CELL / "base.lock"
     right = next(line for line in lock.read_text().splitlines() if "--hash" in line)
     lock.write_text(lock.read_text().replace(right.strip(" \\"), f"    --hash=sha256:{'0' * 64}".strip()))
-    done = machine.envcheck("build", CELL, "--mirror", "host", "--engine", "docker", "--images", str(tmp_path))
+    done = machine.envcheck(*BUILD, "--images", str(tmp_path))
     assert done.returncode == 1
     assert "hash mismatch" in done.stderr.lower()
     assert "install.sh base" in done.stderr
@@ -73,10 +74,20 @@ def test_64_mb_of_shared_memory_are_too_few(image: Image, machine: Machine, tmp_
     assert (status, said["status"]) == (0, "pass")
 
 
-def test_an_image_without_envcheck_is_validated_all_the_same(image: Image, machine: Machine, tmp_path: Path) -> None:
-    strip = "RUN rm -rf /opt/envcheck /usr/local/bin/envcheck /etc/envcheck"
-    foreign = machine.derive("foreign:1", "USER root", strip, "ENTRYPOINT []", image=image.reference)
-    assert machine.docker("run", "--rm", foreign, "envcheck", "--version").returncode != 0
-    status, said = outcome(machine, tmp_path, "ddp", "--image", foreign, "--only", "ddp")
-    assert status == 0
-    assert said["status"] == "pass"
+def test_another_torch_than_the_tag_says_is_found(image: Image, machine: Machine, tmp_path: Path) -> None:
+    torch = "/opt/venv/lib/python3.11/site-packages/torch"
+    swap = f"RUN sed -i s/2.13.0+cpu/2.12.1+cpu/ {torch}/version.py && rm {torch}/__pycache__/version.*.pyc"
+    swapped = machine.derive("swapped:1", "USER 0", swap, "USER 1000", image=image.reference)
+    status, said = outcome(machine, tmp_path, "image-promises", "--image", swapped, "--only", "image-promises")
+    assert (status, said["status"]) == (1, "fail")
+    assert said["summary"] == "torch: promised 2.13.0+cpu, is 2.12.1+cpu"
+
+
+def test_an_image_that_is_not_ours_is_validated_all_the_same(image: Image, machine: Machine, tmp_path: Path) -> None:
+    lines = [f"COPY --from={image.reference} /opt/venv /srv/torch", "ENV PATH=/srv/torch/bin:/usr/bin:/bin"]
+    foreign = machine.derive("foreign:1", *lines, image=str(image.result["base"]))
+    assert not layers.labels(foreign, machine.env)
+    status, said = outcome(machine, tmp_path, "image-promises", "--image", foreign, "--level", "quick")
+    assert (status, said["status"]) == (0, "skip")
+    outcomes = json.loads((tmp_path / "report.json").read_text())["outcomes"]
+    assert next(o for o in outcomes if o["id"] == "ddp")["status"] == "pass"
