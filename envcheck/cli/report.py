@@ -94,6 +94,30 @@ def compare(ctx: click.Context, before: Path, after: Path, *, threshold: float |
 
 
 @command.command()
+@click.argument("file", type=_REPORT)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The file [default: print it].")
+@click.option("--key", default="", metavar="TEXT", help="Same pseudonyms in every report of this key; keep it secret.")
+def redact(file: Path, out: Path | None, key: str) -> None:
+    """Take the names out of a report: hosts, users, UUIDs, serials, paths.
+
+    \b
+    envcheck report redact envcheck-report.json --out to-share.json
+    ENVCHECK_REPORT_REDACT_KEY=... envcheck report redact envcheck-report.json
+
+    Each name gets one pseudonym. Both reports are judged again: where any check
+    would come to something else without its names, nothing is written.
+    """
+    from envcheck.reports.model import encode, load, put
+    from envcheck.reports.redact import redact as redacted
+
+    told = encode(redacted(load(file), key))
+    if out is None:
+        click.echo(told, nl=False)
+    else:
+        put(told, out)
+
+
+@command.command()
 def schema() -> None:
     """Print the JSON Schema of a report.
 

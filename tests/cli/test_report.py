@@ -114,3 +114,13 @@ def test_judge_exits_as_run_would(run: Envcheck, saved: Callable[..., Path], tmp
     assert good.stdout.splitlines()[-1] == json.loads((tmp_path / "good.json").read_text())["verdict"]["sentence"]
     assert (tmp_path / "again.json").read_text() == bad.stdout
     assert json.loads(bad.stdout)["judged_by"] == envcheck.__version__
+
+
+def test_redact_writes_a_report_that_can_be_read_and_judged(run: Envcheck, saved: Callable[..., Path]) -> None:
+    saved("r.json", GOOD)
+    done = run("report", "redact", "r.json", "--out", "to-share.json")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    shown = run("judge", "to-share.json")
+    assert shown.returncode == 0
+    assert "ada" not in shown.stdout
+    assert "rack7" not in shown.stdout

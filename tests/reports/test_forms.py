@@ -15,6 +15,8 @@ from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.compare import compare, lines
 from envcheck.reports.forms import FORMS
 from envcheck.reports.model import HostFacts, RunReport
+from envcheck.reports.redact import RedactError, redact
+from envcheck.reports.rejudge import rejudge
 from envcheck.runner.judge import verdict
 from envcheck.runner.place import Place
 from envcheck.runner.record import Attempt, LimitRow, OutcomeRow, Plan, Planned, TargetFacts, plain
@@ -193,3 +195,14 @@ def test_any_two_reports_are_compared(before: RunReport, after: RunReport) -> No
     found = compare(before, after)
     assert found.exit_code in (0, 1, 3)
     assert max(map(len, lines(found))) <= 80
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(report=REPORTS)
+def test_any_report_is_judged_again_and_redacted_to_the_same(report: RunReport) -> None:
+    again = rejudge(report).report
+    try:
+        redacted = redact(report)
+    except RedactError:
+        return
+    assert [(o.id, o.status) for o in rejudge(redacted).report.outcomes] == [(o.id, o.status) for o in again.outcomes]

@@ -1,0 +1,185 @@
+"""A report without names: hosts, users, UUIDs, serials, addresses and paths become pseudonyms, and no verdict changes.
+
+Within one report a name has one pseudonym, numbered as names come; with a key it has the same one in every report of
+that key (HMAC-SHA256), so that redacted reports can still be compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from envcheck.errors import EnvcheckError
+from envcheck.reports.model import RunReport
+from envcheck.reports.rejudge import rejudge
+
+# What no name stands in; a check's id or a GPU's model may look like one.
+_KEPT: Final = ("schema", "tool", "started", "ended", "mode", "plan", "verdict", "judged_by", "resumed", "timing")
+_KEPT_KEYS: Final = ("id", "kind", "status", "unit", "image_id", "launcher", "arch", "system")
+# Where versions and models stand: "570.124.06" there is a driver, whatever the host is called.
+_TECHNICAL: Final = ("name", "arch_list", "torch", "cuda", "cudnn", "nccl", "python", "backend", "capability")
+_UUID: Final = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?:/\d+/\d+)?")
+_HOME: Final = re.compile(r"/(?:home|Users)/([^/\s:'\"]+)")
+_URL: Final = re.compile(r"\b(https?|ssh|tcp|git)://[^\s'\",;)]+")
+_IMAGE: Final = re.compile(r"^([\w-]+(?:\.[\w-]+)*(?:\.[\w-]+|:\d+))/")
+_ADDRESS: Final = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?=[:/\]])|(?<=[\[@/])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
+_HARDWARE: Final = re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b|\b(?:[0-9a-fA-F]{4}:){3}[0-9a-fA-F]{4}\b")
+_PATH: Final = re.compile(r"(?<![\w/.<])/(?!/)[^\s'\":;,()\[\]<>|]+")
+_SYSTEM: Final = ("usr", "lib", "lib64", "proc", "sys", "dev", "etc", "run", "bin", "sbin")
+# Parts of a path that say what a thing is, and not whose: checks look at them.
+_COMMON: Final = re.compile(
+    r"home|Users|user|\.dockerenv|root|opt|srv|mnt|tmp|var|bin|lib|lib64|share|local|include|python3?(\.\d+)*|(site|dist)-packages|\.?v?envs?|"
+    r"\.local|\.cache|\.config|torch[\w.+-]*|nvidia|cuda[-\d.]*|stubs|compat|triton|envcheck[\w.-]*|x86_64-linux(-gnu)?|"
+    r"aarch64-linux(-gnu)?|lib[\w+-]*\.so[\w.]*|pip\.conf|\.netrc|conda|(mini|ana)conda3|dir-\w+(\.\w+)?|user-\w+"
+)
+_SUFFIX: Final = re.compile(r"\.(py|so|json|conf|toml|yaml|txt|pth|img)$")
+_WORDS: Final = re.compile(r"[\d.-]")
+_LOOPBACK: Final = ("127.0.0.1", "0.0.0.0")  # noqa: S104 (no name of anybody's)
+_NAMELESS: Final = ("root", "localhost", "nobody", "user", "none", "None")
+
+
+class RedactError(EnvcheckError):
+    """What was redacted would be judged otherwise (exit 3)."""
+
+
+class Pseudonyms:
+    """One pseudonym a name, by kind."""
+
+    def __init__(self, key: str = "") -> None:
+        self._key, self._known = key.encode(), dict[tuple[str, str], str]()
+
+    def of(self, kind: str, name: str) -> str:
+        """Return the name's pseudonym, e.g. host-1; of a UUID a UUID."""
+        if (kind, name) not in self._known:
+            self._known[kind, name] = self._new(kind, name)
+        return self._known[kind, name]
+
+    def names(self, kind: str) -> list[str]:
+        """Return the names known of a kind, the longest first."""
+        return sorted((name for known, name in self._known if known == kind), key=len, reverse=True)
+
+    def _new(self, kind: str, name: str) -> str:
+        number = sum(known == kind for known, _ in self._known) + 1
+        digest = hmac.new(self._key, f"{kind}:{name}".encode(), hashlib.sha256).hexdigest()
+        if kind in ("GPU", "MIG"):
+            d = digest if self._key else f"{number:032x}"
+            return f"{kind}-{d[:8]}-{d[8:12]}-{d[12:16]}-{d[16:20]}-{d[20:32]}"
+        return f"{kind}-{digest[:10] if self._key else number}"
+
+
+def redact(report: RunReport, key: str = "") -> RunReport:
+    """Return the report without names. Raises RedactError where any check would be judged otherwise then."""
+    data, names = msgspec.to_builtins(report), Pseudonyms(key)
+    for kind, name in _names(data, ""):
+        names.of(kind, name)
+    told = {part: value if part in _KEPT else _walk(value, part, names) for part, value in data.items()}
+    redacted = msgspec.convert(told, RunReport)
+    before, after = ({o.id: o.status for o in rejudge(made).report.outcomes} for made in (report, redacted))
+    changed = sorted(identity for identity in before if after.get(identity) != before[identity])
+    if changed:
+        message = f"without its names, {', '.join(changed)} would be judged otherwise"
+        raise RedactError(message, fix="report it, and do not pass this report on")
+    return redacted
+
+
+def _names(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Yield the names that stand where names stand; they are replaced wherever else they are too."""
+    if isinstance(value, dict):
+        for inner, held in value.items():
+            # A signal's value is called what the signal is called.
+            yield from _names(
+                held, key if inner == "value" else "host.name" if key == "host" and inner == "name" else inner
+            )
+            yield from (("GPU", inner) for _ in range(1) if _UUID.fullmatch(inner))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _names(item, key)
+    elif isinstance(value, str) and value:
+        yield from ((match[1], match[0]) for match in _UUID.finditer(value))
+        yield from (("user", match[1]) for match in _HOME.finditer(value) if match[1] not in _NAMELESS)
+        kind = _kind(key)
+        if kind and value not in _NAMELESS and "/" not in value and " " not in value:
+            yield kind, value
+            if kind == "host" and "." in value:
+                yield kind, value.partition(".")[0]
+
+
+def _kind(key: str) -> str:
+    last = key.rpartition(".")[2].lower()
+    if key == "host.name" or last in (
+        "host",
+        "hostname",
+        "node",
+        "nodename",
+        "slurmd_nodename",
+        "node_name",
+        "master_addr",
+    ):
+        return "host"
+    if last in ("user", "logname", "username"):
+        return "user"
+    if "serial" in last:
+        return "serial"
+    if last == "uuid":
+        return "GPU"
+    return "boot" if last in ("boot", "boot_id", "machine_id") else ""
+
+
+def _walk(value: Any, key: str, names: Pseudonyms) -> Any:
+    if isinstance(value, dict):
+        return {
+            _text(inner, "", names) if inner.startswith("/") or _UUID.search(inner) else inner: _walk(
+                held, key if inner == "value" else "host.name" if key == "host" and inner == "name" else inner, names
+            )
+            for inner, held in value.items()
+        }
+    if isinstance(value, list):
+        return [_walk(item, key, names) for item in value]
+    return _text(value, key, names) if isinstance(value, str) and key not in _KEPT_KEYS else value
+
+
+def _text(text: str, key: str, names: Pseudonyms) -> str:
+    kind = _kind(key)
+    if kind and text in names.names(kind):
+        return names.of(kind, text)
+    for known in ("GPU", "MIG", "serial", "boot"):
+        for name in names.names(known):
+            text = text.replace(name, names.of(known, name))
+    text = _URL.sub(lambda match: f"{match[1]}://{names.of('url', match[0])}.example", text)
+    text = _IMAGE.sub(lambda match: f"{names.of('registry', match[1])}.example/", text)
+    text = _PATH.sub(lambda match: _path(match[0], names), text)
+    text = _HARDWARE.sub(lambda match: names.of("address", match[0]), text)
+    text = _ADDRESS.sub(lambda m: m[0] if m[0] in _LOOPBACK else names.of("ip", m[0]), text)
+    return text if key in _TECHNICAL or key.startswith("driver.") else _people(text, key, names)
+
+
+def _people(text: str, key: str, names: Pseudonyms) -> str:
+    """Replace hosts and users as words; those that are common words only in prose, where no check looks."""
+    prose = key in ("summary", "remedy", "log", "reason", "resolution", "error", "chosen")
+    for kind in ("host", "user"):
+        for name in names.names(kind):
+            if prose or _WORDS.search(name):
+                text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", names.of(kind, name), text)
+    return text
+
+
+def _path(path: str, names: Pseudonyms) -> str:
+    root, *parts = path[1:].split("/")
+    if root in _SYSTEM:
+        return path
+    users = names.names("user")
+    return "/" + "/".join(_part(part, names, part in users) for part in (root, *parts))
+
+
+def _part(part: str, names: Pseudonyms, user: bool) -> str:  # noqa: FBT001 (one caller)
+    if user:
+        return names.of("user", part)
+    if not part or _COMMON.fullmatch(part):
+        return part
+    suffix = _SUFFIX.search(part)
+    return names.of("dir", part) + (suffix[0] if suffix else "")

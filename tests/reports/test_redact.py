@@ -1,0 +1,139 @@
+"""A report that can be passed on: no name of the site is left in it, and every check still comes to the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
+from envcheck.reports import redact as redacting
+from envcheck.reports.model import HostFacts, RunReport, encode
+from envcheck.reports.redact import RedactError, redact
+from envcheck.reports.rejudge import rejudge
+from envcheck.runner.discover import discover
+from envcheck.runner.place import Place
+from envcheck.runner.plan import plan
+from envcheck.runner.record import OutcomeRow, TargetFacts
+
+MakeReport = Callable[..., RunReport]
+SNAPSHOT = from_json(json.loads((Path(__file__).parents[1] / "data" / "snapshots" / "h100x8.json").read_text()))
+UUID = "GPU-5f3e9a52-3b1c-4c57-9d0b-{:012d}"
+RESULTS = {dtype: {"wrong": 0} for dtype in ("float32", "float16", "bfloat16")}
+
+
+def site(report: MakeReport, host: str = "rack7-n1.corp.example", user: str = "ada") -> RunReport:
+    """Return the report of eight H100 whose every corner holds a name."""
+    gpus = [
+        Gpu(UUID.format(i), {**g.signals, "uuid": Signal(UUID.format(i)), "serial": Signal(f"165242{i}")})
+        for i, g in enumerate(SNAPSHOT.gpus)
+    ]
+    signals = {**SNAPSHOT.signals, "host.name": Signal(host), "host.boot_id": Signal("c0ffee00-1234")}
+    signals["env"] = Signal({"LD_LIBRARY_PATH": f"/home/{user}/sim/lib:/usr/lib", "SLURMD_NODENAME": host})
+    signals["shm.kind"] = Signal(reason=f"/data/{user}/x: not permitted to {user} on {host}")
+    standing = {"world": 8, "host": host, "is_cuda": True, "backend": "nccl"}
+    ranks = [{"rank": i, "device": g.uuid, "results": RESULTS, **standing} for i, g in enumerate(gpus)]
+    devices = [{"index": i, "name": "NVIDIA H100 80GB HBM3", "uuid": g.uuid} for i, g in enumerate(gpus)]
+    outcomes = [
+        OutcomeRow(id=f.id, kind=f.kind, status="pass", summary=f"{UUID.format(3)} of {host} is fine")
+        for f in discover()
+        if f.kind == "node"
+    ]
+    log = f"[rank 0] File /home/{user}/sim/train.py\nconnect to [10.4.7.9]:29500 failed, mac 0c:42:a1:2b:3c:4d"
+    outcomes.append(OutcomeRow(id="all-reduce", kind="env", status="pass", summary="", ranks=ranks, log=log))
+    chosen = [f for f in discover() if f.id in {o.id for o in outcomes}]
+    return report(
+        *outcomes,
+        plan=plan(chosen, level="quick", nproc=2),
+        host=HostFacts(name=host, system="Linux", kernel="6.1", arch="x86_64", cpus=8, place=Place(node=host)),
+        target=TargetFacts(kind="python", name=f"/home/{user}/sim/venv/bin/python3.12", chosen="--python"),
+        snapshot=Snapshot("", signals, gpus),
+        environment={
+            "python": "3.12.3",
+            "torch": "2.8.0+cu128",
+            "cuda": "12.8",
+            "arch_list": ["sm_90"],
+            "prefix": f"/home/{user}/sim/venv",
+            "device_count": 8,
+            "devices": devices,
+        },
+        boot="c0ffee00-1234",
+    )
+
+
+def judged(report: RunReport) -> dict[str, str]:
+    return {o.id: o.status for o in rejudge(report).report.outcomes}
+
+
+def test_no_name_is_left(report: MakeReport) -> None:
+    text = encode(redact(site(report))).decode()
+    for name in ("rack7", "corp.example", "ada", "sim", "train", "5f3e9a52", "165242", "c0ffee", "10.4.7.9", "0c:42"):
+        assert name not in text, name
+
+
+def test_what_says_what_a_thing_is_stays(report: MakeReport) -> None:
+    made = redact(site(report))
+    assert made.target.name.endswith("/venv/bin/python3.12")
+    assert made.environment["prefix"] == made.target.name.removesuffix("/bin/python3.12")
+    assert {g.signal("name").value for g in made.snapshot.gpus} == {"NVIDIA H100 80GB HBM3"}
+    assert made.snapshot.signal("driver.version").value == "570.124.06"
+    assert made.snapshot.signal("env").value["LD_LIBRARY_PATH"].endswith("/lib:/usr/lib")
+
+
+def test_one_name_has_one_pseudonym_and_another_another(report: MakeReport) -> None:
+    made = redact(site(report))
+    gpus = [gpu.uuid for gpu in made.snapshot.gpus]
+    assert len(set(gpus)) == 8
+    assert [device["uuid"] for device in made.environment["devices"]] == gpus
+    assert [rank["device"] for rank in made.outcomes[-1].ranks] == gpus
+    assert {rank["host"] for rank in made.outcomes[-1].ranks} == {made.host.name}
+
+
+def test_a_key_gives_the_same_pseudonyms_in_another_report(report: MakeReport) -> None:
+    one, other = site(report), site(report, user="bob")
+    again = redact(one, "k1").snapshot.gpus[0].uuid
+    assert redact(other, "k1").snapshot.gpus[0].uuid == again
+    assert redact(other, "k2").snapshot.gpus[0].uuid != again
+
+
+# Names that are words of the report itself.
+WORDS = (
+    "nccl gloo cpu cuda H100 pass GPU sm_90 570.124.06 torch 9.0 on x86_64 linux usr lib open tmpfs 12.8 float32 "
+    "NVIDIA name host a.b 1980"
+)
+NAMES = st.sampled_from(WORDS.split()) | st.from_regex("n[a-z0-9]{0,6}-[0-9]{1,3}", fullmatch=True)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(host=NAMES, user=NAMES, key=st.sampled_from(["", "secret"]))
+def test_no_verdict_changes_whatever_the_names_are(report: MakeReport, host: str, user: str, key: str) -> None:
+    made = site(report, host, user)
+    try:
+        redacted = redact(made, key)
+    except RedactError:
+        # A name that a check's own evidence consists of: better no report than another verdict.
+        assert {host, user} & set(WORDS.split())
+        return
+    assert judged(redacted) == judged(made)
+    assert (redacted.verdict, [o.status for o in redacted.outcomes]) == (
+        made.verdict,
+        [o.status for o in made.outcomes],
+    )
+    assert redacted.host.name != host
+
+
+def test_a_redaction_that_would_change_a_verdict_is_refused(
+    report: MakeReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(text: str, key: str, names: Any) -> str:
+        del names
+        return "1.2.3" if key == "driver.kernel" else text
+
+    monkeypatch.setattr(redacting, "_text", spoil)
+    with pytest.raises(RedactError, match="driver-nvml would be judged otherwise"):
+        redact(site(report))
