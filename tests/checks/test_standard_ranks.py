@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
-from envcheck.checks.env import attention, collectives, convolution, ddp_hooks, ddp_no_sync, fingerprint
+from envcheck.checks.env import attention, collectives, convolution, ddp_hooks, ddp_no_sync, fingerprint, fsdp
 
 Node = Callable[..., View]
 Entry = dict[str, Any]
@@ -25,13 +25,18 @@ MEASURED: dict[Any, Callable[[], Entry]] = {
         "lacking": {"cudnn float32": "No available kernel"},
     },
     fingerprint: lambda: {"model": "X", "repeats": 3, "digests": ["a", "a", "a"]},
+    fsdp: lambda: {"errors": [1e-8], "gathered": [1e-8], "losses": [1.0] * fsdp.STEPS, "ended": "a", **shares()},
 }
-COMMUNICATING = [collectives, ddp_no_sync, ddp_hooks]
+COMMUNICATING = [collectives, ddp_no_sync, ddp_hooks, fsdp]
 
 
 def compressed(hook: str) -> Entry:
     run: Entry = {"errors": [1e-6] * ddp_hooks.STEPS, "ended": "a"}
     return {**run, "compression": 4.27} if hook == "powersgd" else run
+
+
+def shares() -> Entry:
+    return {"held": 10, "total": 80}
 
 
 def name_of(check: Any) -> str:
@@ -52,6 +57,7 @@ def report(check: Any, world: int = 8, *, gpu: bool = True) -> list[Entry]:
             **(there if gpu else here),
             "device": f"GPU-{rank}" if gpu else "cpu",
             **copy.deepcopy(MEASURED[check]()),
+            **({"total": 10 * world} if check is fsdp else {}),
         }
         for rank in range(world)
     ]
@@ -260,3 +266,35 @@ def test_a_fingerprint_of_too_few_repeats_is_no_pass(h100: View, digests: list[A
     ranks = report(fingerprint)
     ranks[4]["digests"] = digests
     assert fingerprint.judge(h100, ranks).status == ERROR
+
+
+@pytest.mark.parametrize("kind", ["errors", "gathered"])
+@pytest.mark.parametrize(("error", "status"), [(1e-5, PASS), (1.1e-5, FAIL), (NAN, FAIL), (None, FAIL)])
+def test_sharded_weights_may_be_off_by_rounding(h100: View, kind: str, error: float | None, status: str) -> None:
+    ranks = report(fsdp)
+    ranks[3][kind] = [1e-8, error]
+    outcome = fsdp.judge(h100, ranks)
+    assert outcome.status == status
+    if status == FAIL:
+        assert "rank 3: " in outcome.summary
+
+
+def test_weights_that_were_never_sharded_or_are_gathered_apart_fail(h100: View) -> None:
+    ranks = report(fsdp)
+    for entry in ranks:
+        entry["held"] = entry["total"]
+    assert "they were not sharded" in fsdp.judge(h100, ranks).summary
+    ranks = report(fsdp)
+    ranks[6]["held"] = None
+    assert fsdp.judge(h100, ranks).status == FAIL
+    ranks[6] |= {"held": 10, "ended": "b"}
+    outcome = fsdp.judge(h100, ranks)
+    assert (outcome.status, outcome.details["ranks"]) == (FAIL, [6])
+
+
+def test_a_torch_without_fsdp2_is_a_skip_and_too_few_steps_are_no_pass(h100: View) -> None:
+    ranks = report(fsdp)
+    ranks[1]["losses"].pop()
+    assert fsdp.judge(h100, ranks).status == ERROR
+    ranks = [{**entry, "unsupported": "torch 1.13 has no FSDP2"} for entry in ranks]
+    assert fsdp.judge(h100, ranks).status == SKIP

@@ -40,6 +40,7 @@ LIES = {
     "corrupts-always": "rank(s) 0 (cpu), 1 (cpu) gave other bits than one another, every time",
     "compiles-nothing": "torch.compile wrote no code: the model ran in eager mode",
     "compiler-breaks": "torch.compile broke: ",
+    "shards-train-apart": "rank 1: its shard of the weights is off by",
     "powersgd-coarse": "rank 0, powersgd hook, step 2: the gradient is off by",
 }
 
