@@ -16,6 +16,7 @@ from envcheck.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from envcheck.reports.model import RunReport
     from envcheck.runner.discover import Found
     from envcheck.runner.drive import Run
     from envcheck.runner.target import Target
@@ -54,6 +55,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 @click.option("--repeat", type=click.IntRange(1), default=1, help="Soak: do all of it so many times; the worst counts.")
 @click.option("--duration", type=Duration(), help="Soak: begin again until this time is over, e.g. 10m.")
 @click.option("--resume", is_flag=True, help="Go on where a run that was cut short stopped, from its report.")
+@click.option("--baseline", type=click.Path(path_type=Path, dir_okay=False), help="Fail where this report was better.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--dry-run", is_flag=True, help="Print what would be run, and for how long.")
 @click.pass_context
@@ -77,6 +79,7 @@ def command(  # noqa: PLR0913 (one for each option)
     repeat: int,
     duration: float | None,
     resume: bool,
+    baseline: Path | None,
     as_json: bool,
     dry_run: bool,
 ) -> None:
@@ -88,6 +91,7 @@ def command(  # noqa: PLR0913 (one for each option)
     envcheck run --image REF --require-gpu       an image, on this node's GPUs
     envcheck run --budget 60s                    the most telling that fits
     envcheck run --level full --duration 10m     again and again: a soak
+    envcheck run --baseline good.json            held against an earlier run
 
     Nothing is installed in the environment. Exit 0: what was required passed;
     1: a check failed; 2: wrong usage; 3: it could not be told. What a budget
@@ -114,6 +118,7 @@ def command(  # noqa: PLR0913 (one for each option)
     if dry_run:
         terminal.show_plan(planned, target.facts, console)
         return
+    earlier = _baseline(baseline)
     run = Run(plan=planned, chosen=chosen, target=target, site=checks, spawn=spawn)
     run.matrix = load(ctx.obj.matrix) if ctx.obj.matrix else None
     run.resolution = ctx.meta.get("envcheck.resolution")
@@ -123,7 +128,7 @@ def command(  # noqa: PLR0913 (one for each option)
         told = _go_on(run, output or _DEFAULT)
         if not ctx.obj.quiet:
             click.echo(told, err=as_json)
-    ctx.exit(_run(run, _destination(output), console, as_json=as_json, quiet=ctx.obj.quiet))
+    ctx.exit(_run(run, _destination(output), console, earlier, as_json=as_json, quiet=ctx.obj.quiet))
 
 
 def _demands(require: str | None, matrix: Path | None) -> list[Found]:
@@ -174,7 +179,26 @@ def _target(python: str | None, image: str | None, shm_size: str) -> Target:
     return LocalPython(answering(choose_python(Path(python) if python else None)))
 
 
-def _run(run: Run, output: Path | None, console: Console, *, as_json: bool, quiet: bool) -> int:
+def _baseline(path: Path | None) -> RunReport | None:
+    """Read what the run is to be held against before anything is measured, or this report is written over it."""
+    from envcheck.reports.model import load
+
+    return load(path) if path else None
+
+
+def _held_against(earlier: RunReport, report: RunReport, *, as_json: bool, quiet: bool) -> int:
+    """Print what changed since the baseline; return 1 where anything got worse, and else the run's own code."""
+    from envcheck.reports.compare import compare, lines
+
+    found = compare(earlier, report)
+    told = lines(found)
+    click.echo("\n".join(told[-1:] if quiet else ["", "Since the baseline", *told]), err=as_json)
+    return 1 if found.regressions else report.verdict.exit_code
+
+
+def _run(
+    run: Run, output: Path | None, console: Console, earlier: RunReport | None, *, as_json: bool, quiet: bool
+) -> int:
     from envcheck.node.collect import collect
     from envcheck.reports import terminal
     from envcheck.reports.model import encode, report_of
@@ -195,7 +219,9 @@ def _run(run: Run, output: Path | None, console: Console, *, as_json: bool, quie
     else:
         terminal.show(report, console)
         click.echo(f"report: {output}" if output else "no report written: this directory is read-only; give --output")
-    return _INTERRUPTED if interrupted else report.verdict.exit_code
+    if interrupted:
+        return _INTERRUPTED
+    return _held_against(earlier, report, as_json=as_json, quiet=quiet) if earlier else report.verdict.exit_code
 
 
 def _destination(output: Path | None) -> Path | None:

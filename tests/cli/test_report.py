@@ -124,3 +124,20 @@ def test_redact_writes_a_report_that_can_be_read_and_judged(run: Envcheck, saved
     assert shown.returncode == 0
     assert "ada" not in shown.stdout
     assert "rack7" not in shown.stdout
+
+
+def test_a_run_is_held_against_its_baseline(run: Envcheck, tmp_path: Path) -> None:
+    (tmp_path / "site" / "node").mkdir(parents=True)
+    check = tmp_path / "site" / "node" / "speed.py"
+    text = '"""Slow."""\nfrom envcheck.checks import Check, passed\nCHECK = Check(promise="fast", level="quick")\n'
+    text += 'def judge(view):\n    return passed("ran", value={}, unit="GB/s")\n'
+    check.write_text(text.format(100.0))
+    argv = ("run", "--checks", "site", "--only", "speed")
+    assert run(*argv, "--output", "good.json").returncode == 0
+    assert run(*argv, "--baseline", "good.json").returncode == 0
+    check.write_text(text.format(40.0))
+    slower = run(*argv, "--baseline", "good.json")
+    assert slower.returncode == 1
+    assert "speed value: -60.0%" in slower.stdout
+    broken = run(*argv, "--baseline", "none.json")
+    assert (broken.returncode, len(broken.stderr.splitlines())) == (2, 1)
