@@ -12,6 +12,28 @@ from envcheck.node.snapshot import Gpu
 _NOT_OFFERED: Final = ("Not Supported", "Function Not Found", "nvidia-ml-py:")
 
 
+# No GPU has more of anything: bytes, errors, MHz.
+_MOST: Final = 1e15
+_SWITCHES: Final = ("ecc_mode", "mig_mode", "persistence")
+_TEXTS: Final = ("name", "compute_capability", "compute_mode", "recovery_action", "vbios")
+_LISTS: Final = {"clock_reasons": str, "nvlinks": str, "processes": dict}
+_RECORDS: Final = ("ecc_sram", "retired_pages", "remapped_rows", "nvlink_errors", "fabric")
+
+
+def plausible(name: str, value: Any) -> bool:
+    """Return whether a value has its signal's shape: an edited or half-written snapshot must not pass for health."""
+    if name in _SWITCHES:
+        return value in ("on", "off")
+    if name in _TEXTS:
+        return isinstance(value, str) and bool(value)
+    if name in _LISTS:
+        return isinstance(value, list) and all(isinstance(entry, _LISTS[name]) for entry in value)
+    if name in _RECORDS:
+        return isinstance(value, dict)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and (0 if name != "temperature_margin" else -_MOST) <= value < _MOST
+
+
 class Reading(NamedTuple):
     """What every GPU of a view said of one signal, by the GPU's label."""
 
@@ -46,8 +68,10 @@ def read(view: View, name: str) -> Reading:
     values, silent, unread = {}, {}, {}
     for gpu in view.snapshot.gpus:
         signal = gpu.signal(name)
-        if signal.value is not None:
+        if signal.value is not None and plausible(name, signal.value):
             values[label(gpu)] = signal.value
+        elif signal.value is not None:
+            unread[label(gpu)] = f"nonsense: {str(signal.value)[:40]}"
         elif any(word in (signal.reason or "") for word in _NOT_OFFERED):
             silent[label(gpu)] = signal.reason or ""
         else:

@@ -20,9 +20,9 @@ def events(view: View, name: str) -> list[dict[str, Any]] | Outcome:
     log = view.snapshot.signal(name)
     if log.reason and any(word in log.reason for word in _NO_RIGHT):
         return skipped(f"the kernel's log may not be read ({log.reason}): {_FIX}")
-    if log.value is None:
-        return undecided(f"the kernel's log cannot be read: {log.reason}", fix=_FIX)
-    return list(log.value)
+    if not isinstance(log.value, list):
+        return undecided(f"the kernel's log cannot be read: {log.reason or 'nonsense'}", fix=_FIX)
+    return log.value
 
 
 def ago(age: float) -> str:

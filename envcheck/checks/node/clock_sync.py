@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, warned
+from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
 
 CHECK = Check(
     promise="something keeps this node's clock", level="quick", seconds=0.01, gpus=1, signals=("clock.synchronized",)
@@ -18,7 +18,10 @@ _LIMIT: Final = Limit(True, "", "adjtimex(2): TIME_ERROR means that the clock is
 
 def judge(view: View) -> Outcome:
     """Warn on a machine whose kernel clock nobody disciplines; a guest's may be kept by its host."""
-    if view.snapshot.signal("clock.synchronized").value:
+    state = view.snapshot.signal("clock.synchronized").value
+    if not isinstance(state, bool):
+        return undecided(f"clock.synchronized is nonsense: {state!r}")
+    if state:
         return passed("the kernel's clock is synchronised", value=True, limit=_LIMIT)
     if view.snapshot.signal("container.runtime").value not in (None, "none"):
         return skipped("not synchronised by this kernel's word; a container cannot see who keeps the host's clock")

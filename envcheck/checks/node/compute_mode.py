@@ -21,7 +21,7 @@ def judge(view: View) -> Outcome:
     """Fail where no process may use the GPU, warn where only one may."""
     mode = _gpus.read(view, "compute_mode")
     shut = mode.where(lambda word: word == "prohibited")
-    single = mode.where(lambda word: word.startswith("exclusive"))
+    single = mode.where(lambda word: word not in ("default", "prohibited"))
     for bad, verdict in ((shut, failed), (single, warned)):
         if bad:
             words = sorted(set(bad.values()))

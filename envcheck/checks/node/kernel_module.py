@@ -25,6 +25,8 @@ _SOURCE: Final = (
 def judge(view: View) -> Outcome:
     """Warn on open below Turing and on proprietary from Blackwell on (and on Grace Hopper): it runs, unsupported."""
     flavour = view.snapshot.signal("driver.kernel_flavour")
+    if flavour.value not in ("open", "proprietary", None):
+        return undecided(f"driver.kernel_flavour is nonsense: {flavour.value!r}")
     capability, names = _gpus.read(view, "compute_capability"), _gpus.read(view, "name").values
     too_old = capability.where(lambda cc: key(str(cc)) < key(_OPEN_FROM))
     too_new = capability.where(lambda cc: key(str(cc)) >= key(_OPEN_ONLY_FROM))

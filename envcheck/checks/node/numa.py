@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, warned
+from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
 
 CHECK = Check(
     promise="the system knows to which NUMA node each GPU belongs",
@@ -24,6 +24,8 @@ _LIMIT: Final = Limit(0, "GPUs", "Linux: numa_node is -1 where the firmware does
 def judge(view: View) -> Outcome:
     """Warn on a system of several nodes where a GPU has none; with one node there is nothing to get wrong."""
     nodes, gpus = view.snapshot.signal("host.numa_nodes").value, view.snapshot.signal("pci.gpus").value
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
+        return undecided(f"host.numa_nodes is nonsense: {nodes!r}")
     if nodes == 1:
         return skipped("one NUMA node: every GPU is near")
     if not gpus:

@@ -21,7 +21,8 @@ _FIX: Final = "reseat the board or its riser; exchange it with a good one to see
 
 def judge(view: View) -> Outcome:
     """Fail on fatal AER errors; warn on replays and correctable errors past what DCGM allows, and on nonfatal ones."""
-    aer = {str(gpu["bus_id"]): gpu["aer"] for gpu in view.snapshot.signal("pci.gpus").value or []}
+    bus = view.snapshot.signal("pci.gpus").value
+    aer = {str(gpu["bus_id"]): gpu["aer"] for gpu in ([] if bus is None else bus)}
     replays = _gpus.read(view, "pcie_replays")
     rules: tuple[tuple[str, dict[str, Any], Limit], ...] = (
         ("fatal AER errors", _counts(aer, "fatal"), _NONE),

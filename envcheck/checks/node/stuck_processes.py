@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, warned
+from envcheck.checks import Check, Limit, Outcome, View, passed, undecided, warned
 
 CHECK = Check(
     promise="no process is stuck in the kernel", level="quick", seconds=0.01, signals=("host.stuck_processes",)
@@ -21,6 +21,8 @@ _SHOWN: Final = 4
 def judge(view: View) -> Outcome:
     """Warn naming them; a busy disk holds a process for moments, so only a stay is worth a word."""
     stuck: list[dict[str, Any]] = view.snapshot.signal("host.stuck_processes").value
+    if not isinstance(stuck, list):
+        return undecided(f"host.stuck_processes is nonsense: {stuck!r}")
     if stuck:
         told = ", ".join(f"{process['name']} ({process['pid']})" for process in stuck[:_SHOWN])
         more = f" and {len(stuck) - _SHOWN} more" if len(stuck) > _SHOWN else ""
