@@ -38,7 +38,7 @@ def page(report: RunReport) -> str:
 
 def _verdict(report: RunReport) -> str:
     counts = "".join(
-        f'<span><span class="status {status}">{report.verdict.counts.get(status, 0)} {status}</span></span>'
+        f'<span class="status {status}">{report.verdict.counts.get(status, 0)} {status}</span>'
         for status in _ORDER
         if report.verdict.counts.get(status)
     )
@@ -128,13 +128,14 @@ def _figure(outcome: OutcomeRow) -> Iterable[str]:
         yield _captioned(slow, f"{outcome.id}: time of each rank against the middle one, by message size")
     reached = drawings.values_map(outcome)
     if reached:
-        yield _captioned(reached, f"{outcome.id}: {outcome.unit} of each rank (dark: behind the best)")
+        yield _captioned(
+            reached, f"{outcome.id}: {outcome.unit} of each rank (the stronger, the further behind the best)"
+        )
     for name, value in outcome.details.items():
         square = drawings.matrix(value, f"{outcome.id} {name}")
         if square:
-            yield _captioned(
-                square, f"{outcome.id}: {name}{f', {outcome.unit}' if outcome.unit else ''} (dark: far below the best)"
-            )
+            unit = f", {outcome.unit}" if outcome.unit else ""
+            yield _captioned(square, f"{outcome.id}: {name}{unit} (the stronger, the further below the best)")
 
 
 def _captioned(svg: str, caption: str) -> str:
