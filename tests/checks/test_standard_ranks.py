@@ -8,8 +8,17 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
-from envcheck.checks.env import attention, collectives, convolution, ddp_hooks, ddp_no_sync, fingerprint, fsdp
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
+from envcheck.checks.env import (
+    attention,
+    collectives,
+    convolution,
+    ddp_hooks,
+    ddp_no_sync,
+    fingerprint,
+    fsdp,
+    straggler,
+)
 
 Node = Callable[..., View]
 Entry = dict[str, Any]
@@ -26,8 +35,9 @@ MEASURED: dict[Any, Callable[[], Entry]] = {
     },
     fingerprint: lambda: {"model": "X", "repeats": 3, "digests": ["a", "a", "a"]},
     fsdp: lambda: {"errors": [1e-8], "gathered": [1e-8], "losses": [1.0] * fsdp.STEPS, "ended": "a", **shares()},
+    straggler: lambda: {"seconds": 0.001},
 }
-COMMUNICATING = [collectives, ddp_no_sync, ddp_hooks, fsdp]
+COMMUNICATING = [collectives, ddp_no_sync, ddp_hooks, fsdp, straggler]
 
 
 def compressed(hook: str) -> Entry:
@@ -298,3 +308,25 @@ def test_a_torch_without_fsdp2_is_a_skip_and_too_few_steps_are_no_pass(h100: Vie
     assert fsdp.judge(h100, ranks).status == ERROR
     ranks = [{**entry, "unsupported": "torch 1.13 has no FSDP2"} for entry in ranks]
     assert fsdp.judge(h100, ranks).status == SKIP
+
+
+@pytest.mark.parametrize(
+    ("ratio", "on_gpus", "on_a_cpu"), [(1.1, PASS, PASS), (1.11, WARN, PASS), (1.25, WARN, PASS), (1.251, FAIL, WARN)]
+)
+def test_a_slow_rank_is_named_on_each_side_of_the_limits(
+    h100: View, cpu: View, ratio: float, on_gpus: str, on_a_cpu: str
+) -> None:
+    for view, gpu, status in ((h100, True, on_gpus), (cpu, False, on_a_cpu)):
+        ranks = report(straggler, 8 if gpu else 2, gpu=gpu)
+        ranks[1]["seconds"] = 0.001 * ratio
+        outcome = straggler.judge(view, ranks)
+        assert outcome.status == status
+        assert outcome.details["ranks"] == [1]
+        assert status == PASS or "rank 1 (" in outcome.summary
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, NAN, None])
+def test_a_time_that_is_none_is_no_pass(h100: View, seconds: float | None) -> None:
+    ranks = report(straggler)
+    ranks[2]["seconds"] = seconds
+    assert straggler.judge(h100, ranks).status == ERROR

@@ -49,7 +49,7 @@ LIES = {
 def outcomes(torch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run every check once, the sabotaged ones beside the honest."""
     output = tmp_path_factory.mktemp("real") / "report.json"
-    chosen = [option for check in (*HONEST, *LIES) for option in ("--only", check)]
+    chosen = [option for check in (*HONEST, "slow-rank", *LIES) for option in ("--only", check)]
     command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(torch_python), "--nproc", "2"]
     command += ["--checks", str(SABOTAGE), *chosen, "--output", str(output)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -69,6 +69,14 @@ def test_every_sabotage_is_run_by_a_test() -> None:
 def test_an_honest_environment_passes(outcomes: dict[str, Any], check: str) -> None:
     assert outcomes[check]["status"] == "pass", outcomes[check]
     assert outcomes[check]["value"] is not None
+
+
+@pytest.mark.torch
+def test_a_rank_slow_by_30_percent_is_named(outcomes: dict[str, Any]) -> None:
+    slow = outcomes["slow-rank"]
+    assert slow["status"] == "warn", slow
+    assert "rank 1 (cpu of " in slow["summary"]
+    assert slow["value"] > 1.25
 
 
 @pytest.mark.torch
