@@ -70,6 +70,8 @@ def _remapped_rows(nvml: Any, gpu: Any) -> dict[str, int]:
 def _field(nvml: Any, gpu: Any, field: int, scope: int = 0) -> int:
     """Read one field value: its own return code counts, not only the call's."""
     [value] = nvml.nvmlDeviceGetFieldValues(gpu, [(field, scope)])
+    if value.nvmlReturn == nvml.NVML_ERROR_INVALID_ARGUMENT:  # a field that is newer than the driver
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
     if value.nvmlReturn != 0:
         raise nvml.NVMLError(value.nvmlReturn)
     name = {
@@ -146,13 +148,20 @@ def _nvlink_errors(nvml: Any, gpu: Any) -> dict[str, int]:
 
 
 def _fabric(nvml: Any, gpu: Any) -> dict[str, str]:
-    info = nvml.c_nvmlGpuFabricInfo_v3_t()
-    nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))  # the wrapper hands it on as it is
+    try:
+        info = _fabric_info(nvml, gpu, nvml.c_nvmlGpuFabricInfo_v3_t())
+    except nvml.NVMLError:  # a driver that knows the older structure only, which has no summary of its health
+        info = _fabric_info(nvml, gpu, nvml.c_nvmlGpuFabricInfo_v2_t())
     return {
         "state": _word(_FABRIC_STATES, info.state),
         "status": "ok" if info.status == 0 else str(nvml.NVMLError(info.status)),
-        "health": _word(_FABRIC_SUMMARIES, info.healthSummary),
+        "health": _word(_FABRIC_SUMMARIES, getattr(info, "healthSummary", 0)),
     }
+
+
+def _fabric_info(nvml: Any, gpu: Any, info: Any) -> Any:
+    nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))  # the wrapper hands it on as it is
+    return info
 
 
 def _processes(nvml: Any, gpu: Any) -> list[dict[str, Any]]:

@@ -27,6 +27,12 @@ class Structure(ctypes.Structure):
     )
 
 
+class Older(ctypes.Structure):
+    """The fabric's structure before it had a summary of its health."""
+
+    _fields_ = (("state", ctypes.c_uint), ("status", ctypes.c_uint))
+
+
 def filled(**values: int) -> Callable[..., int]:
     """Return a function of NVML that writes `values` where its last argument points to."""
 
@@ -67,6 +73,9 @@ class FakeNvml:
     NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
     c_nvmlEccSramErrorStatus_v1_t = Structure  # noqa: N815 (NVML's name)
     c_nvmlGpuFabricInfo_v3_t = Structure  # noqa: N815 (NVML's name)
+    c_nvmlGpuFabricInfo_v2_t = Older  # noqa: N815 (NVML's name)
+    NVML_ERROR_INVALID_ARGUMENT = 2
+    NVML_ERROR_NOT_SUPPORTED = 3
 
     def __init__(self, refused: dict[str, str], **answers: Any) -> None:
         self.refused = refused

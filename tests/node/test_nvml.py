@@ -99,6 +99,26 @@ def test_a_fields_own_return_code_counts(fake_nvml: Fake) -> None:
     assert gpu.signal("recovery_action").value is None
 
 
+def test_a_field_newer_than_the_driver_is_not_supported_and_no_fault(fake_nvml: Fake) -> None:
+    unknown = SimpleNamespace(nvmlReturn=2, valueType=1, value=SimpleNamespace(uiVal=0))
+    _, [gpu] = nvml.read(fake_nvml(nvmlDeviceGetFieldValues=[unknown]))
+    assert gpu.signal("recovery_action").reason == "NVML: 3"
+
+
+def test_a_driver_with_the_older_fabric_structure_is_asked_with_that(fake_nvml: Fake) -> None:
+    fake = fake_nvml()
+
+    def older_only(_gpu: object, place: Any) -> int:
+        if hasattr(place._obj, "healthSummary"):  # noqa: SLF001 (what ctypes.byref was given)
+            raise fake.NVMLError("Argument Version Mismatch")  # noqa: EM101, TRY003 (NVML's own words)
+        place._obj.state = 2  # noqa: SLF001 (what ctypes.byref was given)
+        return 0
+
+    fake.answers["nvmlDeviceGetGpuFabricInfoV"] = older_only
+    _, [gpu] = nvml.read(fake)
+    assert gpu.signal("fabric").value == {"state": "in progress", "status": "ok", "health": "not supported"}
+
+
 def test_every_name_asked_of_nvml_is_one_that_nvidia_ml_py_has() -> None:
     import pynvml  # noqa: PLC0415 (only this test needs the real one)
 

@@ -15,7 +15,7 @@ CHECK = Check(
     promise="host memory holds what the GPUs hold", level="quick", seconds=0.01, gpus=1, signals=("host.memory_total",)
 )
 
-_SOURCE: Final = "ours: a checkpoint is loaded through host memory; NVIDIA's DGX systems have twice that of their GPUs"
+_SOURCE: Final = "ours: a checkpoint is loaded through host memory; a DGX H100 has 2 TB for 640 GB of GPUs"
 
 
 def judge(view: View) -> Outcome:
