@@ -36,16 +36,19 @@ def extent(plan: Plan) -> str:
 
 
 def taken(report: RunReport) -> str:
-    """Return the seconds taken against those planned: in all, of the start, and of each check worth telling.
+    """Return the seconds taken against those planned: in all, of the start, and of each measured check worth telling.
 
-    That is one which took a second or more, or for which a second or more was planned. Empty for an old report.
+    That is one which took a second or more, or for which a second or more was planned; in a soak, in the round that is
+    shown. Empty for an old report.
     """
     if report.timing is None:
         return ""
-    telling = [o for o in report.outcomes if max(_seconds(o), o.planned if o.attempts else 0.0) >= _TELLING]
+    measured = [o for o in report.outcomes if _seconds(o) > 0]
+    planned = sum(o.planned * (o.spread.rounds if o.spread else 1) for o in measured)
+    telling = [o for o in measured if max(_seconds(o), o.planned) >= _TELLING]
     parts = [f"starting Python and torch {report.timing.starting:.1f} s"]
-    parts += [f"{o.id} {_seconds(o):.1f} s (planned {o.planned:g} s)" for o in telling if not o.left_out]
-    return f"{report.timing.taken:.1f} s, checks planned for {report.timing.planned:.1f} s: {'; '.join(parts)}"
+    parts += [f"{o.id} {_seconds(o):.1f} s (planned {o.planned:g} s)" for o in telling]
+    return f"{report.timing.taken:.1f} s, what was measured planned for {planned:.1f} s: {'; '.join(parts)}"
 
 
 def _seconds(outcome: OutcomeRow) -> float:

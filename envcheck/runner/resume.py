@@ -110,7 +110,8 @@ def unfinished(row: OutcomeRow, plan: Plan) -> bool:
 def _plans(before: Plan, now: Plan) -> list[str]:
     found = [
         line
-        for name in ("level", "nproc", "require_gpu", "budget", "repeat", "duration")
+        for name in before.__struct_fields__
+        if name != "checks"
         for line in _told(f"--{name.replace('_', '-')}", _given(before, name), _given(now, name))
     ]
     ids = {check.id for check in before.checks} ^ {check.id for check in now.checks}

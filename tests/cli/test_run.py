@@ -166,7 +166,7 @@ def test_a_soak_shows_its_spread_and_what_it_took(run: Envcheck, add: Add, tmp_p
     told = " ".join(done.stdout.split())
     assert "2 times, under a second" in told
     assert "mine 2 pass 2.5 / 2.5 / 2.5 s" in told
-    assert "s, checks planned for 0.2 s: starting Python and torch" in told
+    assert "s, what was measured planned for 0.2 s: starting Python and torch" in told
     report = json.loads((tmp_path / "cwd" / "envcheck-report.json").read_text())
     assert report["outcomes"][0]["spread"]["values"] == [2.5, 2.5]
     assert report["outcomes"][0]["planned"] == 0.1
@@ -186,7 +186,7 @@ def test_every_option_has_its_variable(run: Envcheck, add: Add, tmp_path: Path) 
             ["--shm-size", "1g"],
             "envcheck: --shm-size is a container's, and there is none without --image; give",
         ),
-        (["--only", "dpp"], "envcheck: no check is called dpp; did you mean ddp?"),
+        (["--only", "dpp"], "envcheck: no check is called dpp; did you mean ddp"),
         (["--python", "/none"], "envcheck: no Python at /none; give --python the path"),
         (["--python", "/bin/ls"], "envcheck: /bin/ls is not a Python: it said "),
         (

@@ -62,10 +62,10 @@ def test_what_is_said_before_it_begins(choices: dict[str, Any], said: str) -> No
 
 def test_time_taken_stands_beside_time_planned(report: MakeReport) -> None:
     rows = [row("short", 0.2, 0.5), row("over", 7.04, 2.0), row("under", 0.9, 5.0)]
-    rows += [row("not-run", 0.0, 9.0, attempts=[]), row("left", 0.0, 9.0, left_out=True)]
+    rows += [row("skipped", 0.0, 9.0), row("left", 0.0, 9.0, left_out=True)]
     made = report(*rows, timing=Timing(planned=25.5, taken=12.06, starting=2.91))
     assert times.taken(made) == (
-        "12.1 s, checks planned for 25.5 s: starting Python and torch 2.9 s; "
+        "12.1 s, what was measured planned for 7.5 s: starting Python and torch 2.9 s; "
         "over 7.0 s (planned 2 s); under 0.9 s (planned 5 s)"
     )
     assert times.taken(structs.replace(made, timing=None)) == ""
