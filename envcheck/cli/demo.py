@@ -51,12 +51,13 @@ def command(ctx: click.Context, *, mirror: str, engine: str, output: Path, dry_r
     ctx.invoke(build.command, selector=str(cell), mirror=mirror, engine=found)
     ctx.meta["envcheck.resolution"] = f"{_said(answer, cell)}; built by {found} through mirror profile {mirror}"
     _step(3, "validate: is it what it says, and does it compute?")
+    page = output.with_suffix(".html")
     if found == "venv":
         from envcheck.data import state_path
 
-        ctx.invoke(run.command, python=str(state_path("venvs", str(cell))), output=output)
+        ctx.invoke(run.command, python=str(state_path("venvs", str(cell))), output=output, html=page)
     else:
-        ctx.invoke(run.command, image=_image(matrix, cell, found), output=output)
+        ctx.invoke(run.command, image=_image(matrix, cell, found), output=output, html=page)
 
 
 def _step(number: int, title: str) -> None:

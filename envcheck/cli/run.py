@@ -56,6 +56,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 @click.option("--duration", type=Duration(), help="Soak: begin again until this time is over, e.g. 10m.")
 @click.option("--resume", is_flag=True, help="Go on where a run that was cut short stopped, from its report.")
 @click.option("--baseline", type=click.Path(path_type=Path, dir_okay=False), help="Fail where this report was better.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the report as one page, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--dry-run", is_flag=True, help="Print what would be run, and for how long.")
 @click.pass_context
@@ -80,6 +81,7 @@ def command(  # noqa: PLR0913 (one for each option)
     duration: float | None,
     resume: bool,
     baseline: Path | None,
+    html: Path | None,
     as_json: bool,
     dry_run: bool,
 ) -> None:
@@ -128,7 +130,8 @@ def command(  # noqa: PLR0913 (one for each option)
         told = _go_on(run, output or _DEFAULT)
         if not ctx.obj.quiet:
             click.echo(told, err=as_json)
-    ctx.exit(_run(run, _destination(output), console, earlier, as_json=as_json, quiet=ctx.obj.quiet))
+    files = (_destination(output), _destination(html) if html else None)
+    ctx.exit(_run(run, files, console, earlier, as_json=as_json, quiet=ctx.obj.quiet))
 
 
 def _demands(require: str | None, matrix: Path | None) -> list[Found]:
@@ -197,7 +200,13 @@ def _held_against(earlier: RunReport, report: RunReport, *, as_json: bool, quiet
 
 
 def _run(
-    run: Run, output: Path | None, console: Console, earlier: RunReport | None, *, as_json: bool, quiet: bool
+    run: Run,
+    files: tuple[Path | None, Path | None],
+    console: Console,
+    earlier: RunReport | None,
+    *,
+    as_json: bool,
+    quiet: bool,
 ) -> int:
     from envcheck.node.collect import collect
     from envcheck.reports import terminal
@@ -205,6 +214,7 @@ def _run(
     from envcheck.reports.watch import Keeper
     from envcheck.runner.drive import validate
 
+    output, html = files
     interrupted = False
     with terminal.Progress(run.plan) as progress:
         try:
@@ -212,6 +222,8 @@ def _run(
         except KeyboardInterrupt:
             interrupted = True
     report = report_of(run)
+    if html is not None:
+        _write_page(report, html)
     if as_json:
         click.echo(encode(report), nl=False)
     elif quiet:
@@ -219,9 +231,18 @@ def _run(
     else:
         terminal.show(report, console)
         click.echo(f"report: {output}" if output else "no report written: this directory is read-only; give --output")
+        if html is not None:
+            click.echo(f"page: {html}")
     if interrupted:
         return _INTERRUPTED
     return _held_against(earlier, report, as_json=as_json, quiet=quiet) if earlier else report.verdict.exit_code
+
+
+def _write_page(report: RunReport, path: Path) -> None:
+    from envcheck.reports.model import put
+    from envcheck.reports.page import page
+
+    put(page(report).encode(), path)
 
 
 def _destination(output: Path | None) -> Path | None:

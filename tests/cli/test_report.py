@@ -133,7 +133,8 @@ def test_a_run_is_held_against_its_baseline(run: Envcheck, tmp_path: Path) -> No
     text += 'def judge(view):\n    return passed("ran", value={}, unit="GB/s")\n'
     check.write_text(text.format(100.0))
     argv = ("run", "--checks", "site", "--only", "speed")
-    assert run(*argv, "--output", "good.json").returncode == 0
+    assert run(*argv, "--output", "good.json", "--html", "good.html").returncode == 0
+    assert (tmp_path / "good.html").read_text().startswith("<!DOCTYPE html>")
     assert run(*argv, "--baseline", "good.json").returncode == 0
     check.write_text(text.format(40.0))
     slower = run(*argv, "--baseline", "good.json")
