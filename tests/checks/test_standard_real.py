@@ -21,6 +21,9 @@ HONEST = (
     "convolution",
     "attention",
     "fingerprint",
+    "compiled",
+    "fsdp",
+    "straggler",
 )
 LIES = {
     "gather-misplaced": "all-gather is wrong on rank(s) [1] alone: rank 1, from rank 0, index 0",

@@ -18,7 +18,7 @@ from envcheck.checks.env import _group
 CHECK = Check(
     promise="each attention kernel that is there equals the float64 reference, causal or not",
     level="standard",
-    seconds=0.5,
+    seconds=1.0,
     timeout=90.0,
     ranks=0,
 )

@@ -15,7 +15,7 @@ from envcheck.checks.env import _group
 CHECK = Check(
     promise="a convolution and its gradients equal the float64 reference, in every dtype the device has",
     level="standard",
-    seconds=0.5,
+    seconds=1.0,
     timeout=90.0,
     ranks=0,
 )
