@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -23,6 +23,32 @@ if TYPE_CHECKING:
 
 _DEFAULT = Path("envcheck-report.json")
 _INTERRUPTED = 128 + signal.SIGINT
+
+
+class Given(NamedTuple):
+    """The options, as given."""
+
+    python: str | None
+    image: str | None
+    level: str
+    only: tuple[str, ...]
+    skip: tuple[str, ...]
+    checks: Path | None
+    require_gpu: bool
+    require: str | None
+    nproc: int
+    timeout: float | None
+    shm_size: str
+    spawn: bool
+    output: Path | None
+    budget: float | None
+    repeat: int
+    duration: float | None
+    resume: bool
+    baseline: Path | None
+    html: Path | None
+    as_json: bool
+    dry_run: bool
 
 
 @click.command(short_help="Validate an environment: this one, another Python's, or an image's.")
@@ -60,31 +86,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--dry-run", is_flag=True, help="Print what would be run, and for how long.")
 @click.pass_context
-def command(  # noqa: PLR0913 (one for each option)
-    ctx: click.Context,
-    *,
-    python: str | None,
-    image: str | None,
-    level: str,
-    only: tuple[str, ...],
-    skip: tuple[str, ...],
-    checks: Path | None,
-    require_gpu: bool,
-    require: str | None,
-    nproc: int,
-    timeout: float | None,
-    shm_size: str,
-    spawn: bool,
-    output: Path | None,
-    budget: float | None,
-    repeat: int,
-    duration: float | None,
-    resume: bool,
-    baseline: Path | None,
-    html: Path | None,
-    as_json: bool,
-    dry_run: bool,
-) -> None:
+def command(ctx: click.Context, /, **options: Any) -> None:
     """Validate an environment, and say with numbers whether it is fit.
 
     \b
@@ -102,36 +104,54 @@ def command(  # noqa: PLR0913 (one for each option)
     """
     from rich.console import Console
 
-    from envcheck.matrix.load import load
     from envcheck.reports import terminal
+
+    given = Given(**options)
+    run = _prepare(ctx, given)
+    # Beside --json, what people read goes where a pipe does not.
+    quiet, apart = ctx.obj.quiet, given.as_json
+    console = Console(width=terminal.WIDTH, highlight=False, stderr=apart, quiet=apart and quiet)
+    if given.dry_run:
+        terminal.show_plan(run.plan, run.target.facts, console)
+        return
+    earlier = _baseline(given.baseline)
+    if not quiet:
+        click.echo(terminal.announcement(run.plan, run.target.facts), err=apart)
+    if given.resume:
+        told = _go_on(run, given.output or _DEFAULT)
+        if not quiet:
+            click.echo(told, err=apart)
+    files = (_destination(given.output), _destination(given.html) if given.html else None)
+    ctx.exit(_run(run, files, console, earlier, as_json=apart, quiet=quiet))
+
+
+def _prepare(ctx: click.Context, given: Given) -> Run:
+    """Return the run that was asked for, with its plan and its target; nothing is measured yet."""
+    from envcheck.matrix.load import load
     from envcheck.runner.drive import Run
     from envcheck.runner.plan import plan
 
-    chosen = [*_demands(require, ctx.obj.matrix), *_chosen(checks, level, only, skip, budget)]
-    _exclusive(budget=budget, repeat=repeat > 1, duration=duration)
-    times = {"budget": budget, "repeat": repeat, "duration": duration}
-    planned = plan(chosen, level=level, nproc=nproc, timeout=timeout, require_gpu=require_gpu, **times)
-    if image is None and ctx.get_parameter_source("shm_size") is click.core.ParameterSource.COMMANDLINE:
+    matrix = ctx.obj.matrix
+    chosen = [*_demands(given.require, matrix), *_chosen(given)]
+    _exclusive(budget=given.budget, repeat=given.repeat > 1, duration=given.duration)
+    planned = plan(
+        chosen,
+        level=given.level,
+        nproc=given.nproc,
+        timeout=given.timeout,
+        require_gpu=given.require_gpu,
+        budget=given.budget,
+        repeat=given.repeat,
+        duration=given.duration,
+    )
+    if given.image is None and ctx.get_parameter_source("shm_size") is click.core.ParameterSource.COMMANDLINE:
         message = "--shm-size is a container's, and there is none without --image"
         raise ConfigError(message, fix="give --image, or leave it out")
-    target = _target(python, image, shm_size)
-    # Beside --json, what people read goes where a pipe does not.
-    console = Console(width=terminal.WIDTH, highlight=False, stderr=as_json, quiet=as_json and ctx.obj.quiet)
-    if dry_run:
-        terminal.show_plan(planned, target.facts, console)
-        return
-    earlier = _baseline(baseline)
-    run = Run(plan=planned, chosen=chosen, target=target, site=checks, spawn=spawn)
-    run.matrix = load(ctx.obj.matrix) if ctx.obj.matrix else None
+    target = _target(given.python, given.image, given.shm_size)
+    run = Run(plan=planned, chosen=chosen, target=target, site=given.checks, spawn=given.spawn)
+    run.matrix = load(matrix) if matrix else None
     run.resolution = ctx.meta.get("envcheck.resolution")
-    if not ctx.obj.quiet:
-        click.echo(terminal.announcement(planned, target.facts), err=as_json)
-    if resume:
-        told = _go_on(run, output or _DEFAULT)
-        if not ctx.obj.quiet:
-            click.echo(told, err=as_json)
-    files = (_destination(output), _destination(html) if html else None)
-    ctx.exit(_run(run, files, console, earlier, as_json=as_json, quiet=ctx.obj.quiet))
+    return run
 
 
 def _demands(require: str | None, matrix: Path | None) -> list[Found]:
@@ -142,15 +162,13 @@ def _demands(require: str | None, matrix: Path | None) -> list[Found]:
     return requirements.checks(requirements.read(require, load(matrix) if matrix else None)) if require else []
 
 
-def _chosen(
-    checks: Path | None, level: str, only: tuple[str, ...], skip: tuple[str, ...], budget: float | None
-) -> list[Found]:
+def _chosen(given: Given) -> list[Found]:
     from envcheck.runner.budget import most_telling_first
     from envcheck.runner.discover import discover
     from envcheck.runner.plan import select
 
-    chosen = select(discover(checks), level, only, skip)
-    return chosen if budget is None else most_telling_first(chosen)
+    chosen = select(discover(given.checks), given.level, given.only, given.skip)
+    return chosen if given.budget is None else most_telling_first(chosen)
 
 
 def _exclusive(**given: object) -> None:
