@@ -1,0 +1,54 @@
+"""The example reports are reports, say where they come from, and are what today's judges make of their evidence."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envcheck.reports import model
+from envcheck.reports.model import load
+from envcheck.reports.rejudge import rejudge
+
+SCHEMA = Path(model.__file__).with_name("report.schema.json")
+DATA = Path(__file__).parents[1] / "data"
+REPORTS = sorted((DATA / "reports").glob("*.json"))
+EACH = pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
+
+
+@EACH
+def test_an_example_is_what_todays_judges_make_of_it(path: Path) -> None:
+    report = load(path)
+    found = rejudge(report)
+    assert (list(found.changed), found.unknown) == ([], [])
+    assert found.report.verdict == report.verdict
+
+
+def test_the_examples_conform_to_the_published_schema() -> None:
+    argv = [str(Path(sys.executable).with_name("check-jsonschema")), "--schemafile", str(SCHEMA), *map(str, REPORTS)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, len(REPORTS) >= 2) == (0, True), done.stdout
+
+
+def test_the_examples_name_the_slow_gpu_and_pass_the_sound_one() -> None:
+    slow, sound = (load(DATA / "reports" / f"{name}.json") for name in ("h100x8-slow-gpu", "h200x1"))
+    culprit = slow.snapshot.gpus[5].uuid
+    told = {o.id: o.summary for o in slow.outcomes if o.status == "fail"}
+    assert set(told) == {"throttle", "gemm-throughput", "straggler"}
+    assert "GPU 5" in told["throttle"]
+    assert all(culprit in told[check] for check in ("gemm-throughput", "straggler"))
+    assert (sound.verdict.status, sound.verdict.counts["fail"], sound.verdict.counts["error"]) == ("pass", 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["reports", "snapshots"])
+def test_the_readme_says_of_each_whether_it_was_recorded(kind: str) -> None:
+    told = dict(re.findall(r"^\| ([\w-]+) \|.*\| ([\w ]+) \|$", (DATA / kind / "README.md").read_text(), re.MULTILINE))
+    told.pop(kind[:-1])
+    files = {path.stem: json.loads(path.read_text()) for path in (DATA / kind).glob("*.json")}
+    snapshots = {name: data.get("snapshot", data) for name, data in files.items()}
+    assert told == {name: data["signals"]["origin"]["value"] for name, data in snapshots.items()}
+    assert set(told.values()) <= {"recorded", "made from documentation"}
