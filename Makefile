@@ -2,13 +2,14 @@
 # make engine  a shell beside the private container engine that the demo started
 # make test    everything, the engine tests included where an engine can be had (sets itself up)
 .DEFAULT_GOAL := help
-.PHONY: help setup demo engine test lint format types contracts drift bench dev-lock clean
+.PHONY: help setup demo engine test lint format types contracts drift checks bench dev-lock clean
 
 BIN := .venv/bin
 
 help:
 	@sed -n 's/^# //p' Makefile
 	@echo "make lint types contracts drift    what CI checks besides the tests"
+	@echo "make checks  the README's table of checks, and which have met a GPU"
 	@echo "make bench   benchmarks/, as ratios"
 
 setup:
@@ -40,6 +41,9 @@ contracts: setup
 drift: setup
 	$(BIN)/envcheck render --check
 	$(BIN)/envcheck matrix check
+
+checks: setup
+	$(BIN)/python .ci/checks
 
 bench: setup
 	@$(BIN)/envcheck build torch2.13.0-cpu-py311 --engine venv --mirror host --dest .envcheck/test-venv >/dev/null

@@ -2,79 +2,162 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from envcheck.checks import LEVELS
 from envcheck.cli import _complete
 
 if TYPE_CHECKING:
     from envcheck.runner.discover import Found
 
+_WIDTH: Final = 80
+_BOUNDS: Final = ("fail", "warn")
+_MISSED: Final = {"at least": "below", "at most": "above", "equal": "unless"}
+
 
 @click.command(short_help="What each check promises, needs and costs.")
 @click.argument("check", metavar="[ID]", required=False, shell_complete=_complete.checks)
+@click.option("--level", type=click.Choice(LEVELS), help="Only what this level runs, the levels before it included.")
 @click.option(
     "--checks", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Your own node/ and env/."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def command(check: str | None, checks: Path | None, *, as_json: bool) -> None:
-    """List every check, or say all about one.
+@click.option("--markdown", is_flag=True, help="Print the README's table.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON, limits and all.")
+def command(check: str | None, level: str | None, checks: Path | None, *, markdown: bool, as_json: bool) -> None:
+    """List every check, or say all about one: promise, needs, cost, limits.
 
     \b
     envcheck checks
-    envcheck checks ddp
+    envcheck checks --level quick
+    envcheck checks gemm-throughput
     """
     import json
 
+    from envcheck.reports import catalogue
     from envcheck.runner.discover import discover
     from envcheck.runner.plan import select
 
-    found = discover(checks)
-    if check is not None:
-        found = select(found, "full", only=[check])
+    found = select(discover(checks), level or LEVELS[-1], only=[check] if check else [])
     if as_json:
         click.echo(json.dumps([_facts(f) for f in found], indent=2))
+    elif markdown:
+        click.echo(catalogue.markdown(found), nl=False)
     elif check is not None:
-        click.echo(_all_about(found[0]))
+        click.echo("\n".join(_all_about(found[0])))
     else:
         _table(found)
 
 
 def _table(found: list[Found]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from envcheck.reports import catalogue
 
-    from envcheck.reports.terminal import WIDTH
-
-    table = Table("check", "level", "needs", "takes", "promise", box=None, pad_edge=False)
-    for f in found:
-        table.add_row(f.id, f.check.level, _needs(f), f"{f.check.seconds:g} s", f.check.promise)
-    Console(width=WIDTH, highlight=False).print(table)
-
-
-def _all_about(f: Found) -> str:
-    head = f"{f.id} ({f.kind}, level {f.check.level}, {f.check.seconds:g} s, at most {f.check.timeout:g} s)"
-    needs = f"needs: {_needs(f)}" + (f"; signals {', '.join(f.check.signals)}" if f.check.signals else "")
-    facts = [_wrapped(told, indent="  ") for told in (head, f"promises: {f.check.promise}", needs)]
-    return "\n".join(facts) + "\n\n" + "\n\n".join(_wrapped(told) for told in f.doc.split("\n\n"))
+    widest = max(len(f.id) for f in found)
+    for level, checks in catalogue.levels(found).items():
+        count, cost = len(checks), sum(f.check.seconds for f in checks)
+        head = f"{level}: {count} check{'s' * (count != 1)}, {_cost(cost)}: {catalogue.FOR[level]}"
+        click.echo(_wrapped(head, "  "))
+        for f in checks:
+            start = f"  {f.id:<{widest}}  {catalogue.runs_on(f):<8}  {f'{f.check.seconds:g} s':<6}  "
+            click.echo(start + _wrapped(f.check.promise, " " * len(start), len(start)))
+        click.echo()
+    for line in _legend(found):
+        click.echo(line)
 
 
-def _wrapped(text: str, indent: str = "") -> str:
+def _legend(found: list[Found]) -> Iterator[str]:
+    from envcheck.reports import catalogue
+
+    for name in dict.fromkeys(catalogue.runs_on(f) for f in found):
+        yield f"{name:<8}  {catalogue.RUNS[name]}"
+    seen = sum(bool(catalogue.met(f.id)) for f in found)
+    yield f"{seen} of {len(found)} have met a real GPU; `envcheck checks ID` says all about one."
+
+
+def _cost(seconds: float) -> str:
+    from envcheck.reports.times import duration
+
+    return "under a second" if seconds < 1 else f"about {duration(seconds)}"
+
+
+def _all_about(f: Found) -> Iterator[str]:
+    from envcheck.reports import catalogue
+
+    runs = catalogue.runs_on(f)
+    yield from (f"{f.id}: level {f.check.level}", f"  promises  {_wrapped(f.check.promise, ' ' * 12, 12)}")
+    yield f"  runs on   {runs}: {catalogue.RUNS[runs]}"
+    if f.check.gpus > 1:
+        yield f"  needs     {f.check.gpus} GPUs"
+    if f.check.signals:
+        yield f"  signals   {_wrapped(', '.join(f.check.signals), ' ' * 12, 12)}"
+    again = "; a value that falls short is measured again" if f.check.performance else ""
+    yield f"  takes     {f.check.seconds:g} s, ended after {f.check.timeout:g} s{again}"
+    models = [f"{row['gpu']} on {row['date']} ({row['report']})" for row in catalogue.met(f.id)]
+    yield f"  met       {'; '.join(models) or 'no real GPU yet'}"
+    for part in f.doc.split("\n\n"):
+        yield from ("", part if _is_block(part) else _wrapped(part))
+    limits = [*_rows(f), *_constants(f)]
+    if limits:
+        yield from ("", "limits", *limits)
+
+
+def _is_block(part: str) -> bool:
+    """Tell code and tables, which keep their lines, from prose."""
+    return all(line.startswith("  ") for line in part.splitlines())
+
+
+def _rows(f: Found) -> Iterator[str]:
+    from envcheck.reports import catalogue, words
+
+    for row in catalogue.rows(f):
+        beyond = _MISSED[row.get("kind", "at least")]
+        bounds = [f"{word}s {beyond} {words.quantity(row[word], row['unit'])}" for word in _BOUNDS if word in row]
+        yield _wrapped(f"  {_where(row, f.id)}{', '.join(bounds)}", "    ")
+        yield _wrapped(f"    {row['source']} ({row['date']})", "    ")
+
+
+def _where(row: dict[str, Any], identity: str) -> str:
+    models = row.get("gpu", [])
+    count = [f"{row['gpus']} x"] if "gpus" in row else []
+    link = row.get("transport", [])
+    ways = ["over " + "/".join([link] if isinstance(link, str) else link)] if link else []
+    named = [] if row["check"] == identity else [row["check"]]
+    told = " ".join([*named, *count, " or ".join([models] if isinstance(models, str) else models), *ways]).strip()
+    return f"{told}: " if told else ""
+
+
+def _constants(f: Found) -> Iterator[str]:
+    from envcheck.reports import catalogue, words
+
+    for limit in catalogue.constants(f):
+        yield _wrapped(f"  {limit.kind} {words.quantity(limit.value, limit.unit)}", "    ")
+        yield _wrapped(f"    {limit.source}", "    ")
+
+
+def _wrapped(text: str, indent: str = "", used: int = 0) -> str:
+    """Return the text at 80 columns; `used` columns of the first line are taken already."""
     import textwrap
 
-    from envcheck.reports.terminal import WIDTH
-
+    lead = len(text) - len(text.lstrip())
     # An option, a repository or a path that is cut at its hyphen cannot be copied.
-    return textwrap.fill(" ".join(text.split()), WIDTH, subsequent_indent=indent, break_on_hyphens=False)
-
-
-def _needs(f: Found) -> str:
-    return f"{f.check.gpus} GPU{'s' * (f.check.gpus > 1)}" if f.check.gpus else "-"
+    filled = textwrap.fill(
+        " ".join(text.split()),
+        _WIDTH,
+        initial_indent=" " * max(lead, used),
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
+    return filled[used:]
 
 
 def _facts(f: Found) -> dict[str, Any]:
     import dataclasses
 
-    return {"id": f.id, "kind": f.kind, **dataclasses.asdict(f.check), "doc": f.doc}
+    from envcheck.reports import catalogue
+
+    told = {"runs_on": catalogue.runs_on(f), "doc": f.doc, "met": catalogue.met(f.id)}
+    constants = [dataclasses.asdict(limit) for limit in catalogue.constants(f)]
+    return {"id": f.id, "kind": f.kind, **dataclasses.asdict(f.check), **told, "limits": catalogue.rows(f) + constants}

@@ -1,0 +1,87 @@
+"""`envcheck checks`: what a reader is told of each check, and that the README and the limits tell the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from envcheck.checks import LEVELS, limits
+from envcheck.cli import Settings
+from envcheck.cli.checks import command
+from envcheck.reports import catalogue
+from envcheck.reports.model import load
+from envcheck.runner.discover import discover
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+REPORTS = ROOT / "tests" / "data" / "reports"
+
+
+def told(*argv: str) -> str:
+    done = CliRunner().invoke(command, argv, obj=Settings(None, verbose=False, quiet=False), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_readme_has_the_checks_of_today() -> None:
+    [table] = re.findall(r"(?s)<!-- checks -->\n\n(.*)\n<!-- /checks -->", README.read_text(encoding="utf-8"))
+    assert table == told("--markdown"), "run `make checks`"
+
+
+def test_which_checks_have_met_a_gpu_is_what_recorded_reports_say() -> None:
+    reports = [(path.relative_to(ROOT).as_posix(), load(path)) for path in sorted(REPORTS.glob("*.json"))]
+    written = json.loads(catalogue.MET.read_text(encoding="utf-8"))["met"]
+    assert written == catalogue.met_in(reports), "run `make checks`"
+
+
+def test_the_list_is_by_level_and_fits_80_columns() -> None:
+    lines = told().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.partition(":")[0] for line in lines if re.match(r"\w+: \d+ check", line)] == list(LEVELS)
+    assert not any(line != line.rstrip() for line in lines)
+    assert lines[-1].startswith(f"{sum(bool(catalogue.met(f.id)) for f in discover())} of {len(discover())} have met")
+
+
+def test_a_level_holds_those_before_it() -> None:
+    ids = [check["id"] for check in json.loads(told("--level", "static", "--json"))]
+    assert ids == [found.id for found in discover() if found.check.level == "static"]
+
+
+@pytest.mark.parametrize(
+    ("identity", "lines"),
+    [
+        ("driver-cuda", ["level quick", "runs on   GPU node: what", "signals   driver.version"]),
+        ("shm", ["runs on   Python: one process", "fails below 1,024 MiB, warns below 8,192 MiB"]),
+        ("shm", ["shm-free: fails below"]),
+        ("nvml-latency", ["warns above 5 s", "awsome-distributed-training"]),
+        ("gemm-throughput", ["s; a value that falls short is measured again", "gemm-float8 NVIDIA H200: fails below"]),
+        ("gemm-throughput", ["at least 0.9 of the best GPU"]),
+        ("all-reduce-bandwidth", ["8 x NVIDIA H100 80GB HBM3 over nvls: fails below 375 GB/s", "nccl-tests"]),
+    ],
+)
+def test_all_about_one_says_what_it_needs_costs_and_is_judged_by(identity: str, lines: list[str]) -> None:
+    text = " ".join(told(identity).split())
+    assert [line for line in lines if " ".join(line.split()) not in text] == []
+
+
+def test_every_limit_belongs_to_a_check_that_tells_it() -> None:
+    shown = {row["check"] for found in discover() for row in catalogue.rows(found)}
+    assert {row["check"] for row in limits.rows()} == shown
+
+
+def test_every_check_says_where_it_runs_in_known_words() -> None:
+    assert {catalogue.runs_on(found) for found in discover()} <= set(catalogue.RUNS)
+
+
+def test_a_site_has_its_own_checks_told(tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir()
+    text = '"""Ours."""\nfrom envcheck.checks import Check, Limit, passed\nCHECK = Check("ours holds", "quick")\n'
+    text += 'BOUND = Limit(3, "W", "the contract")\ndef judge(view):\n    return passed("x")\n'
+    (tmp_path / "node" / "ours.py").write_text(text)
+    about = told("ours", "--checks", str(tmp_path))
+    assert "runs on   node: what was read off the node" in about
+    assert "  at least 3 W\n    the contract\n" in about
