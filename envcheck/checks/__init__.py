@@ -70,8 +70,9 @@ class View:
     `environment` is what the target's Python says of itself, as listed in `runner/worker_facts.py`; of a torch that
     cannot be imported it holds `error`, and what Python alone can say.
     `promises` are an image's labels or a venv's file, without their prefix (cell, torch, cuda, cudnn, nccl, python,
-    arch_list); empty for an environment that promises nothing. `mode` is "gpu" or "cpu". `matrix` is the Matrix that
-    node checks compare with; None for the shipped one.
+    arch_list …), and `packages` ("a==1 b==2") where the lock they name is at hand; empty for an environment that
+    promises nothing. `mode` is "gpu" or "cpu". `matrix` is the Matrix that node checks compare with; None for the
+    shipped one.
     """
 
     snapshot: Snapshot

@@ -20,6 +20,7 @@ __all__ = ["LABEL_PREFIX", "Group", "ImageSpec", "Lock", "Pin", "load_spec", "se
 
 LABEL_PREFIX = "envcheck."
 ARCH: Final[HostArch] = "x86_64"
+_COMPANIONS: Final = {"triton": "(pytorch-)?triton", "torchvision": "torchvision", "torchaudio": "torchaudio"}
 _FIELDS: Final = 3  # of a library's version: what it says of itself when it runs
 
 
@@ -28,8 +29,8 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `promises` hold what the image says of itself, as strings, "none" where a variant has no such thing and "unknown"
     where no fact says: cell, target, variant, torch ("2.13.0+cpu", as torch.__version__), cuda ("12.8"), cudnn
-    ("9.10.2"), nccl ("2.27.5"), python ("3.11"), arch-list ("sm_80 sm_90"), driver-floor ("525.60.13"), lock (sha256
-    of the locks). They are its labels, under LABEL_PREFIX.
+    ("9.10.2"), nccl ("2.27.5"), triton, torchvision and torchaudio (as locked), python ("3.11"), arch-list ("sm_80
+    sm_90"), driver-floor ("525.60.13"), lock (sha256 of the locks). They are its labels, under LABEL_PREFIX.
     """
 
     cell: Cell
@@ -96,6 +97,7 @@ def make_spec(
         "cuda": variant.cuda or "none",
         "cudnn": _library(cell, locks, "nvidia-cudnn(-cu[0-9]+)?", variant.cudnn, where),
         "nccl": _library(cell, locks, "nvidia-nccl(-cu[0-9]+)?", variant.nccl, where),
+        **{name: _locked(locks, pattern) for name, pattern in _COMPANIONS.items()},
         "python": cell.python,
         "arch-list": arch_list(cell, build),
         "driver-floor": driver_floor(matrix, variant.cuda),
@@ -141,6 +143,11 @@ def driver_floor(matrix: Matrix, cuda: str | None) -> str:
         return "none"
     major = cuda.partition(".")[0]
     return next((family.floor for family in matrix.cuda.families if family.major == major), "unknown")
+
+
+def _locked(locks: list[Lock], pattern: str) -> str:
+    """Return a package's locked version: "none" where the lock leaves it out, "unknown" where there is no lock."""
+    return (locking.version_of(locks, pattern) or "none") if locks else "unknown"
 
 
 def _library(cell: Cell, locks: list[Lock], package: str, fact: str | None, where: str) -> str:

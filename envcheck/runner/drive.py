@@ -14,7 +14,7 @@ from msgspec import structs
 
 from envcheck.checks import FAIL, Outcome, View, undecided
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner import budget, judge, resume, session, soak
+from envcheck.runner import budget, judge, locked, resume, session, soak
 from envcheck.runner.discover import Found
 from envcheck.runner.outcomes import BY_HAND, ending, lost, row
 from envcheck.runner.plan import worker_plan
@@ -222,7 +222,7 @@ def _told(run: Run, event: session.Event, found: dict[str, Found], unfinished: s
     """Return the outcomes that an event makes known."""
     if event["event"] == "environment":
         run.environment = event["facts"]
-        run.promises = run.target.promises(run.environment)
+        run.promises = locked.with_packages(run.target.promises(run.environment))
         return [(i, o) for i in sorted(unfinished) if (o := unmeasured(run, found[i])) is not None]
     if event["event"] == "done":
         return [(event["id"], _measured(run, found[event["id"]], event))]

@@ -1,6 +1,8 @@
 """What the target's Python and torch say of themselves.
 
 python "3.11.2", executable, prefix        always
+packages {"torch": "2.13.0", ...}          installed distributions, by normalised name: all of them in an environment
+                                           that envcheck made, elsewhere only torch's family and NVIDIA's
 error                                      why torch cannot be imported (then nothing below is there)
 torch "2.13.0+cpu", cuda "12.8" | None, cudnn "9.10.2" | None, nccl "2.27.5" | None, hip, git_version,
 arch_list ["sm_80", ...]                   what it was built with; build_facts_error when even asking crashed
@@ -11,9 +13,16 @@ device_count, devices [{index, name, capability "9.0", uuid, memory (bytes)}], d
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import os
 import platform
+import re
 import sys
 from typing import Any
+
+# Where an environment made by envcheck says so: beside its Python, or in its image.
+_OURS = ("{prefix}/envcheck-promises.json", "/etc/envcheck/promises.json")
+_FAMILY = re.compile(r"(pytorch-)?(torch|triton)(-\w+)?|torch(vision|audio|text|data|ao|codec)|nvidia-.+")
 
 
 def python_facts() -> dict[str, Any]:
@@ -22,9 +31,22 @@ def python_facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "executable": sys.executable,
         "prefix": sys.prefix,
+        "packages": _packages(),
         "device_count": 0,
         "devices": [],
     }
+
+
+def _packages() -> dict[str, str]:
+    """Return the installed versions; names of a stranger's own packages are nobody's business."""
+    ours = any(os.path.exists(place.format(prefix=sys.prefix)) for place in _OURS)  # noqa: PTH110 (no Path is made here)
+    found = {}
+    for distribution in importlib.metadata.distributions():
+        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
+        # The first of a name on sys.path is the one that is imported.
+        if name and name not in found and (ours or _FAMILY.fullmatch(name)):
+            found[name] = distribution.version
+    return dict(sorted(found.items()))
 
 
 def cuda_is_up() -> bool:

@@ -15,6 +15,7 @@ from envcheck.matrix.load import load
 from envcheck.matrix.model import Cell, Matrix
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
+COMPANIONS = {"triton": "3.4.0", "torchvision": "0.23.0", "torchaudio": "2.8.0"}
 
 
 def test_a_spec_promises_what_torch_will_say_of_itself(matrix: Matrix, locks: list[Lock]) -> None:
@@ -28,6 +29,9 @@ def test_a_spec_promises_what_torch_will_say_of_itself(matrix: Matrix, locks: li
         "cuda": "12.8",
         "cudnn": "9.10.2",
         "nccl": "2.27.3",
+        "triton": "none",
+        "torchvision": "none",
+        "torchaudio": "none",
         "python": "3.11",
         "arch-list": "sm_80 sm_90",
         "driver-floor": "525.60.13",
@@ -39,6 +43,13 @@ def test_a_cpu_cell_says_none_where_it_has_no_such_thing(matrix: Matrix) -> None
     promises = make_spec(matrix, Cell(torch="2.8.0", variant="cpu", python="3.11"), []).promises
     assert {promises[name] for name in ("cuda", "cudnn", "nccl", "arch-list", "driver-floor", "lock")} == {"none"}
     assert promises["torch"] == "2.8.0+cpu"
+
+
+def test_companions_are_promised_as_locked_and_unknown_without_a_lock(matrix: Matrix, locks: list[Lock]) -> None:
+    pins = [Pin(name=name, version=version, sha256=["0" * 64]) for name, version in COMPANIONS.items()]
+    more = [msgspec.structs.replace(locks[0], pins=[*locks[0].pins, *pins]), *locks[1:]]
+    assert COMPANIONS.items() <= make_spec(matrix, CELL, more).promises.items()
+    assert {make_spec(matrix, CELL, []).promises[name] for name in COMPANIONS} == {"unknown"}
 
 
 def test_architectures_that_no_fact_gives_are_not_promised(matrix: Matrix) -> None:

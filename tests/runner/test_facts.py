@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from envcheck.runner import worker_facts
 from envcheck.runner.drive import Run
 from envcheck.runner.worker_facts import dotted_cudnn, dotted_nccl
 
@@ -184,6 +185,33 @@ def test_cudnn_numbers(number: int | None, text: str | None) -> None:
 )
 def test_nccl_numbers(number: object, text: str | None) -> None:
     assert dotted_nccl(number) == text
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_only_an_environment_of_ours_tells_all_its_packages(
+    torch: Torch,
+    add: Callable[..., Path],
+    run_site: Callable[..., Run],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    ours: bool,
+) -> None:
+    torch()
+    for name in ("nvidia_nccl.cu12", "Torch_Vision", "torchvision", "secret-project"):
+        info = tmp_path / "path" / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    marker = tmp_path / "promises.json"
+    marker.touch()
+    monkeypatch.setattr(worker_facts, "_OURS", (str(marker),) if ours else ())
+    monkeypatch.syspath_prepend(tmp_path / "path")
+    found = worker_facts.python_facts()["packages"]
+    assert {"nvidia-nccl-cu12": "1.0", "torchvision": "1.0"}.items() <= found.items()
+    assert ("secret-project" in found) == ours
+    assert ("pytest" in found) == ours
+    add("plain", "return {}")
+    assert run_site().environment["packages"]["nvidia-nccl-cu12"] == "1.0"
 
 
 @pytest.mark.torch

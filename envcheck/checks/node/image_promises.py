@@ -1,8 +1,8 @@
 """A tag is a string: nothing keeps `2.8.0-cu128` from holding something else.
 
 Seen in the wild: a requirements file that quietly pulled torch up or down, a rebuilt base with another CUDA, a CPU
-wheel in a CUDA image because the index had nothing else. What the environment says of itself is compared with
-its labels.
+wheel in a CUDA image because the index had nothing else, a layer on top that moved one package of the lock. What the
+environment says of itself is compared with its labels, and what is installed with its lock.
 """
 
 from __future__ import annotations
@@ -10,12 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
+
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided
 
-CHECK = Check(promise="torch, CUDA, cuDNN, NCCL, Python and arch list are what the image's labels say", level="static")
+CHECK = Check(
+    promise="torch, CUDA, cuDNN, NCCL, triton, companions, Python, arch list and packages are as labels and lock say",
+    level="static",
+)
 
-SOURCE = "the environment's own labels, or its envcheck-promises.json"
+SOURCE = "the environment's own labels, or its envcheck-promises.json; the lock whose digest they hold"
 _FIX = "rebuild it from its lock (`envcheck build CELL`), or correct the label; do not deploy it"
+_SHOWN = 3
 
 
 def _minor(version: Any) -> str:
@@ -38,12 +44,21 @@ COMPARED: Mapping[str, Callable[[Any], str]] = {
     "nccl": _word,
     "python": _minor,
     "arch_list": _codes,
+    "triton": _word,
+    "torchvision": _word,
+    "torchaudio": _word,
+}
+# Of these torch says nothing: their packages do.
+_PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "triton": ("triton", "pytorch-triton"),
+    "torchvision": ("torchvision",),
+    "torchaudio": ("torchaudio",),
 }
 
 
 def judge(view: View) -> Outcome:
     """Fail naming every promise that is not kept; an environment that cannot be asked keeps none."""
-    promised = {key: view.promises[key] for key in COMPARED if view.promises.get(key, "unknown") != "unknown"}
+    promised = {key: view.promises[key] for key in COMPARED if _promises(key, view.promises.get(key, "unknown"))}
     if not promised:
         return skipped("this environment promises nothing (no labels of ours)")
     if not view.environment.get("torch"):
@@ -53,19 +68,54 @@ def judge(view: View) -> Outcome:
                 f"it promises torch, which cannot be imported: {why}", fix=_FIX, value=None, limit=_limit(promised)
             )
         return undecided(f"what torch says of itself is unread: {why}", fix="see the worker's log")
-    lies = [_lie(key, value, view.environment) for key, value in promised.items()]
-    told = [lie for lie in lies if lie]
-    seen = {key: view.environment.get(key) for key in promised}
-    if told:
-        return failed("; ".join(told), fix=_FIX, value=seen, limit=_limit(promised), lies=told)
-    return passed(f"{len(promised)} of {len(promised)} promises kept", value=seen, limit=_limit(promised))
+    if not isinstance(view.environment.get("packages"), Mapping):
+        # A report of before packages were listed is judged by what it has.
+        promised = {key: said for key, said in promised.items() if key not in _PACKAGES}
+    seen = {key: _seen(key, view.environment) for key in promised}
+    lies = [lie for key, said in promised.items() if (lie := _lie(key, said, seen[key]))]
+    off, lock = _lock(view)
+    if lies or off:
+        told = [*lies, *off[:_SHOWN], *([f"{len(off) - _SHOWN} more"] if len(off) > _SHOWN else [])]
+        return failed("; ".join(told), fix=_FIX, value=seen, limit=_limit(promised), lies=[*lies, *off])
+    return passed(f"{len(promised)} of {len(promised)} promises kept{lock}", value=seen, limit=_limit(promised))
+
+
+def _promises(key: str, said: str) -> bool:
+    # A companion that the lock leaves out may be added by whoever wants it.
+    return said != "unknown" and not (said == "none" and key in _PACKAGES)
 
 
 def _limit(promised: Mapping[str, str]) -> Limit:
     return Limit(dict(promised), "", SOURCE, "equal")
 
 
-def _lie(key: str, promise: str, environment: Mapping[str, Any]) -> str | None:
-    normal = COMPARED[key]
-    real, said = normal(environment.get(key)), normal(promise)
+def _seen(key: str, environment: Mapping[str, Any]) -> Any:
+    if key not in _PACKAGES:
+        return environment.get(key)
+    return next((environment["packages"][name] for name in _PACKAGES[key] if name in environment["packages"]), None)
+
+
+def _lie(key: str, promise: str, found: Any) -> str | None:
+    real, said = COMPARED[key](found), COMPARED[key](promise)
     return None if real == said else f"{key.replace('_', '-')}: promised {said}, is {real}"
+
+
+def _lock(view: View) -> tuple[list[str], str]:
+    """Return what is not installed as it is locked; and of a lock that is kept, or that cannot be looked into, so."""
+    installed, locked = view.environment.get("packages"), view.promises.get("packages", "").split()
+    if not locked or not isinstance(installed, Mapping):
+        return [], "" if view.promises.get("lock", "none") == "none" else "; its lock is not at hand to compare with"
+    pins = dict(pin.split("==", 1) for pin in locked)
+    off = [
+        f"{name}: locked {version}, is {_word(installed.get(name))}"
+        for name, version in pins.items()
+        if not _same(version, installed.get(name))
+    ]
+    return off, f", and {len(pins)} packages are as locked"
+
+
+def _same(locked: str, found: Any) -> bool:
+    try:
+        return Version(locked) == Version(str(found))
+    except InvalidVersion:
+        return bool(locked == found)
