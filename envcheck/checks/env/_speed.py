@@ -61,7 +61,7 @@ def judge(view: View, ranks: Ranks, limits_of: Mapping[str, str], unit: str, fix
     worst = sorted(bad, key=lambda outcome: (ERROR, FAIL, WARN).index(outcome.status))
     if worst:
         return worst[0]
-    return _behind(ranks, limits_of, unit, fix) or _passed(ranks, unit, [row for row in told if isinstance(row, Limit)])
+    return behind(ranks, limits_of, unit, fix) or _passed(ranks, unit, [row for row in told if isinstance(row, Limit)])
 
 
 def _positive(value: Any) -> bool:
@@ -98,7 +98,7 @@ def _power_cap(view: View, device: str) -> str:
     return ""
 
 
-def _behind(ranks: Ranks, names: Iterable[str], unit: str, fix: str) -> _group.Problem:
+def behind(ranks: Ranks, names: Iterable[str], unit: str, fix: str) -> _group.Problem:
     """Return the warning naming the GPU that is furthest behind the best of its model, or None."""
     for name in names:
         measured = [(float(entry["values"][name]), entry) for entry in ranks if name in entry["values"]]

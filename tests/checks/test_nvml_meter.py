@@ -1,0 +1,169 @@
+"""A GPU asked through the driver's library, which is stood in for: values, units, what is not offered, what fails."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from envcheck.checks.env import _nvml
+from envcheck.node.queries import CLOCK_REASONS
+
+UUID = "GPU-00000000-1111-4000-8000-000000000000"
+ANSWERS = {
+    "nvmlDeviceGetClockInfo": 1755,
+    "nvmlDeviceGetMaxClockInfo": 1980,
+    "nvmlDeviceGetPowerUsage": 698123,
+    "nvmlDeviceGetEnforcedPowerLimit": 700000,
+    "nvmlDeviceGetTemperature": 61,
+    "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
+    "nvmlDeviceGetUtilizationRates": (99, 40),
+}
+TEXTS = {3: b"Not Supported", 6: b"Not Found", 15: b"GPU is lost"}
+
+
+def answering(value: Any, status: int = 0) -> Any:
+    def call(_device: Any, *arguments: Any) -> int:
+        if not status:
+            filled = arguments[-1]._obj  # noqa: SLF001 (what byref() points at)
+            if isinstance(value, tuple):
+                filled[:] = value
+            else:
+                filled.value = value
+        return status
+
+    return call
+
+
+def library(known: str = UUID, mig: int | None = None, **changes: Any) -> Any:
+    """Return NVML as ctypes shows it; a change is a value, or the status that a function gives."""
+
+    def find(name: bytes, device: Any) -> int:
+        device._obj.value = 7  # noqa: SLF001 (as above)
+        return 0 if name.decode() == known else 6
+
+    told: dict[str, Any] = {name: answering(value) for name, value in ANSWERS.items()}
+    told |= {
+        "nvmlInit_v2": lambda: 0,
+        "nvmlDeviceGetHandleByUUID": find,
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": answering(mig, 0 if mig is not None else 2),
+        "nvmlErrorString": lambda status: TEXTS.get(status),  # noqa: PLW0108 (ctypes sets its restype)
+    }
+    return SimpleNamespace(**{**told, **changes})
+
+
+def read(**changes: Any) -> dict[str, Any]:
+    return _nvml.Meter(library(**changes), (UUID,)).read()
+
+
+def test_what_a_gpu_says_is_in_the_units_promised() -> None:
+    assert read() == {
+        "clock": 1755,
+        "clock_max": 1980,
+        "power": 698.1,
+        "power_limit": 700.0,
+        "temperature": 61,
+        "reasons": ["software power cap"],
+        "utilization": 99,
+    }
+
+
+def test_an_older_driver_is_asked_by_the_older_name() -> None:
+    old = library(nvmlDeviceGetCurrentClocksThrottleReasons=answering(0x48))
+    del old.nvmlDeviceGetCurrentClocksEventReasons
+    assert _nvml.Meter(old, (UUID,)).read()["reasons"] == ["hardware slowdown", "hardware thermal slowdown"]
+
+
+def test_what_is_not_offered_is_told_and_nothing_else_is_lost() -> None:
+    gpu = _nvml.Meter(library(nvmlDeviceGetPowerUsage=answering(0, 3)), (UUID,))
+    assert "power" not in gpu.read()
+    assert gpu.not_offered == {"power": "NVML: Not Supported"}
+
+
+def test_a_gpu_that_fails_is_unreadable() -> None:
+    with pytest.raises(_nvml.Unreadable, match="GPU is lost"):
+        read(nvmlDeviceGetTemperature=answering(0, 15))
+    with pytest.raises(_nvml.Unreadable, match="error 999"):
+        read(nvmlInit_v2=lambda: 999)
+
+
+def test_a_gpu_that_nvml_does_not_list_is_unreadable() -> None:
+    with pytest.raises(_nvml.Unreadable, match="Not Found"):
+        _nvml.Meter(library(), ("GPU-other", "MIG-other"))
+
+
+def test_a_slice_is_asked_of_the_gpu_it_is_cut_from() -> None:
+    asked = []
+
+    def temperature(device: Any, *arguments: Any) -> int:
+        asked.append(device.value)
+        return int(answering(50)(device, *arguments))
+
+    found = library(known="MIG-1", mig=9, nvmlDeviceGetTemperature=temperature)
+    assert _nvml.Meter(found, ("GPU-1", "MIG-1")).read()["temperature"] == 50
+    assert asked == [9]
+
+
+def test_reasons_are_those_of_the_snapshot() -> None:
+    assert _nvml.REASONS == CLOCK_REASONS
+    assert _nvml.words(0x400 | 0x8) == ["hardware slowdown", "unknown 0x400"]
+    assert _nvml.words(0) == []
+
+
+def test_names_and_codes_are_those_of_nvidia() -> None:
+    pynvml = importlib.import_module("pynvml")
+    for name in ANSWERS:
+        assert hasattr(pynvml, name), name
+    codes = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    assert codes == (_nvml._NOT_SUPPORTED, _nvml._NOT_FOUND, _nvml._NO_FUNCTION)  # noqa: SLF001 (compared with NVIDIA's)
+    assert (pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU) == (_nvml._CLOCK_SM, _nvml._GPU_SENSOR)  # noqa: SLF001
+
+
+def test_a_machine_without_the_library_says_what_a_container_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_nvml, "LIBRARY", "libnvidia-ml-that-is-not-there.so.1")
+    with pytest.raises(_nvml.Unreadable, match="utility"):
+        _nvml.meter(UUID, 0)
+    with _nvml.Sampler(UUID, 0, 0.01) as sampler:
+        pass
+    assert "utility" in sampler.told()["unread"]
+    assert sampler.told()["samples"] == []
+
+
+def sampled(found: Any, monkeypatch: pytest.MonkeyPatch, samples: int) -> dict[str, Any]:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: found)
+    with _nvml.Sampler(UUID, 0, 0.01) as sampler:
+        until = time.monotonic() + 20
+        while len(sampler.told()["samples"]) < samples and not sampler.told()["unread"] and time.monotonic() < until:
+            time.sleep(0.01)
+    return sampler.told()
+
+
+def test_samples_are_taken_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = sampled(library(nvmlDeviceGetPowerUsage=answering(0, 3)), monkeypatch, 3)
+    assert len(told["samples"]) >= 3
+    assert told["unread"] is None
+    assert told["not_offered"] == {"power": "NVML: Not Supported"}
+    assert [s["at"] for s in told["samples"]] == sorted(s["at"] for s in told["samples"])
+
+
+def test_a_gpu_lost_under_load_is_the_reason_for_no_more_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = sampled(library(nvmlDeviceGetClockInfo=answering(0, 15)), monkeypatch, 1)
+    assert told["unread"] == "NVML: GPU is lost"
+
+
+def test_a_torch_that_tells_no_uuid_has_cuda_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def uuid(raw: Any, _device: Any) -> int:
+        raw._obj[:] = bytes.fromhex("00000000111140008000000000000000")  # noqa: SLF001 (what byref() points at)
+        return 0
+
+    found = library()
+    found.cuDeviceGet, found.cuDeviceGetUuid = lambda *_: 0, uuid
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: found)
+    assert _nvml.meter("node1/all/0", 0).read()["clock"] == 1755
+    found.cuDeviceGet = lambda *_: 101
+    with pytest.raises(_nvml.Unreadable, match="device 0"):
+        _nvml.meter("node1/all/0", 0)
