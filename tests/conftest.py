@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import collections
+import fcntl
 import os
-from collections.abc import Generator
+import subprocess
+import sys
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+
+from envcheck.runner.discover import discover
 
 REQUIRE_ALL = bool(os.environ.get("ENVCHECK_REQUIRE_ALL"))
 
@@ -20,6 +27,60 @@ def torch_python() -> Path:
     return Path(python)
 
 
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Return what does something dear once for all workers of pytest-xdist: the directory that `make` has filled."""
+    mine = tmp_path_factory.getbasetemp()
+    shared = mine.parent if "PYTEST_XDIST_WORKER" in os.environ else mine
+
+    def get(name: str, make: Callable[[Path], None]) -> Path:
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (shared / name).exists():
+                (shared / name).mkdir()
+                make(shared / name)
+        return shared / name
+
+    return get
+
+
+SABOTAGE = Path(__file__).parent / "checks" / "sabotage"
+_PARTS = {"quick": ("static", "quick"), "full": ("standard", "full")}
+
+
+class Sabotaged(NamedTuple):
+    """A run of the command: its report, exit code and printed text; `site` holds the checks that lie."""
+
+    report: Path
+    code: int
+    printed: str
+    site: Path = SABOTAGE
+
+
+@pytest.fixture(scope="session")
+def sabotaged(torch_python: Path, once: Callable[..., Path]) -> Callable[[str], Sabotaged]:
+    """Return what runs a check in two ranks of a real torch, with every other one of its levels, honest and lying."""
+    levels = {found.id: found.check.level for found in discover(SABOTAGE) if found.kind == "env"}
+
+    def run(directory: Path, mine: list[str]) -> None:
+        output = directory / "report.json"
+        command = [sys.executable, "-m", "envcheck", "run", "--python", str(torch_python), "--nproc", "2"]
+        command += ["--checks", str(SABOTAGE), "--output", str(output), *(w for i in mine for w in ("--only", i))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        (directory / "printed.txt").write_text(done.stdout)
+        (directory / "code.txt").write_text(f"{done.returncode} {done.stderr}")
+
+    def get(identity: str) -> Sabotaged:
+        part, of = next(item for item in _PARTS.items() if levels[identity] in item[1])
+        mine = [i for i, level in levels.items() if level in of]
+        directory = once(f"sabotaged-{part}", lambda made: run(made, mine))
+        code, _, errors = (directory / "code.txt").read_text().partition(" ")
+        assert (directory / "report.json").exists(), errors
+        return Sabotaged(directory / "report.json", int(code), (directory / "printed.txt").read_text())
+
+    return get
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Under `.ci/run` fail what could not run for want of an engine or of torch."""
@@ -29,3 +90,32 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         report.outcome = "failed"
         report.longrepr = f"skipped where everything is required: {report.longrepr}"
     return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what became of the fault catalogue, where its tests were run: found, missed, false alarms."""
+    told = collections.defaultdict[str, dict[tuple[str, str], str]](dict)
+    for report in [r for kept in terminalreporter.stats.values() for r in kept if hasattr(r, "user_properties")]:
+        for what, about in report.user_properties:
+            if what in ("fault", "quiet", "sound machine") and (report.when == "call" or report.outcome != "passed"):
+                told[what][tuple(about)] = report.outcome
+    if told["fault"]:
+        terminalreporter.section("fault catalogue")
+        terminalreporter.write_line("\n".join(_table(told)))
+
+
+def _table(told: dict[str, dict[tuple[str, str], str]]) -> list[str]:
+    faults, quiet, sound = told["fault"], told["quiet"], told["sound machine"]
+    row = "{:<32} {:>7} {:>7} {:>7} {:>7}".format
+    lines = [row("faults, by how they are put in", "put in", "found", "missed", "not run")]
+    for kind in [*dict.fromkeys(kind for _, kind in faults), None]:
+        mine = collections.Counter(outcome for (_, how), outcome in faults.items() if kind in (how, None))
+        counts = (mine.total(), mine["passed"], mine["failed"], mine["skipped"])
+        lines.append(row(kind or "all", *map(str, counts)))
+    lines += [f"missed: {fault}" for (fault, _), outcome in faults.items() if outcome == "failed"]
+    lines += [f"something else blamed for: {fault}" for (fault, _), outcome in quiet.items() if outcome == "failed"]
+    lines += ["", "{:<58} {:<24} {}".format("sound machines", "the snapshot is", "false alarm")]
+    lines += [f"{name:<58} {origin:<24} {'ALARM' if o == 'failed' else 'none'}" for (name, origin), o in sound.items()]
+    alarms = collections.Counter([*quiet.values(), *sound.values()])["failed"]
+    lines.append(f"{len(sound)} sound machines and {len(quiet)} judged faults: {alarms} false alarms")
+    return lines

@@ -1,21 +1,27 @@
-"""Machines with a fault put in, and the real runner that has to find it."""
+"""Machines with a fault put in, and the public command line that has to find it."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import io
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
+from envcheck.cli import main
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
+from envcheck.reports.model import HostFacts, RunReport, write
 from envcheck.runner.discover import Found, discover
-from envcheck.runner.drive import Run, validate
+from envcheck.runner.judge import verdict
+from envcheck.runner.place import Place
 from envcheck.runner.plan import plan
-from envcheck.runner.record import TargetFacts
+from envcheck.runner.record import OutcomeRow, TargetFacts
 
 SNAPSHOTS = Path(__file__).parents[1] / "data" / "snapshots"
 CHECKS = {found.id: found for found in discover()}
@@ -37,12 +43,34 @@ TORCH: dict[str, Any] = {
     "nccl": "2.27.3",
     "arch_list": ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"],
 }
+# How a fault is put in, by the first of these fields that its row has.
+KINDS = {
+    "sabotage": "real ranks that lie",
+    "rank": "processes that break",
+    "measured": "measurements made by hand",
+    "fault": "a node, its torch, its labels",
+}
 
 
+class Told(NamedTuple):
+    """What a user is told: the exit code, the printed text without its blanks, and the outcomes of the JSON."""
+
+    code: int
+    printed: str
+    outcomes: dict[str, dict[str, Any]]
+    verdict: dict[str, Any]
+
+
+@functools.cache
 def catalogue(name: str) -> list[dict[str, Any]]:
     """Return the rows of faults.yaml or of machines.yaml."""
     rows: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
     return rows
+
+
+def kind(row: Row) -> str:
+    """Return how a fault is put in."""
+    return next(told for field, told in KINDS.items() if field in row)
 
 
 def sound() -> list[dict[str, Any]]:
@@ -50,6 +78,12 @@ def sound() -> list[dict[str, Any]]:
     names = sorted(path.stem for path in SNAPSHOTS.glob("*.json") if path.stem not in FAULTY)
     kept = [{"name": name, "machine": name, "environment": WHEELS.get(name, {})} for name in names]
     return [*kept, *catalogue("machines.yaml")]
+
+
+def origin(row: Row) -> str:
+    """Return whether a sound machine was recorded; one that was edited is what the edits make it."""
+    edited = {"gpus", "node", "gone"} & row.keys()
+    return "made from documentation" if edited else str(machine(row.get("machine", "h100x8")).signal("origin").value)
 
 
 def machine(name: str) -> Snapshot:
@@ -74,64 +108,58 @@ def _signals(edits: Mapping[str, Any]) -> dict[str, Signal]:
     return {**{name: Signal(value) for name, value in edits.items()}, **unread}
 
 
-class Told:
-    """A target whose worker says what the row says, and nothing of whose processes is started."""
-
-    ours = True
-    facts = TargetFacts(kind="python", name="told", chosen="test")
-
-    def __init__(self, environment: Mapping[str, Any], promises: Mapping[str, str], done: Mapping[str, Any]) -> None:
-        self._promises = dict(promises)
-        self._events = [{"event": "environment", "facts": dict(environment)}]
-        self._events += [{"event": "done", "id": check, **_measured(ranks)} for check, ranks in done.items()]
-
-    def start(self, directory: Path) -> Told:
-        """Say it all at once."""
-        lines = [json.dumps(event) for event in [*self._events, {"event": "end"}]]
-        (directory / "events.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return self
-
-    def promises(self, environment: object) -> dict[str, str]:  # noqa: ARG002 (the contract's)
-        """Return the labels."""
-        return self._promises
-
-    def poll(self) -> int | None:
-        """Run for ever."""
-        return None
-
-    def log(self) -> str:
-        """Print nothing."""
-        return ""
-
-    def end(self, groups: list[int]) -> None:
-        """Have nothing to end."""
-
-    def running(self, check: str) -> None:
-        """Watch nothing."""
-
-    def learned(self, run: Run) -> None:
-        """Learn nothing."""
+def evidence(row: Row) -> RunReport:
+    """Return the report of a run on the row's machine that nobody has judged: every check of the node, and its own."""
+    snapshot = broken(row)
+    seen = {"device_count": len(snapshot.gpus), "devices": [{"uuid": gpu.uuid} for gpu in snapshot.gpus]}
+    chosen = [found for found in CHECKS.values() if found.kind == "node"]
+    chosen += [CHECKS[row["check"]]] if "measured" in row else []
+    unjudged = [
+        OutcomeRow(id=f.id, kind=f.kind, status="error", summary="not judged", ranks=row.get("measured", []))
+        for f in chosen
+    ]
+    return RunReport(
+        tool="0",
+        started="2026-01-02T03:04:05+00:00",
+        ended="2026-01-02T03:05:05+00:00",
+        host=HostFacts(name="node1", system="Linux", kernel="6.1", arch="x86_64", cpus=96, place=Place()),
+        target=TargetFacts(kind="python", name="/opt/venv/bin/python", chosen="--python"),
+        mode="unknown",
+        plan=plan(chosen, level="full", nproc=2),
+        environment={**TORCH, **seen, **row.get("environment", {})},
+        promises=row.get("promises", {}),
+        snapshot=snapshot,
+        outcomes=unjudged,
+        verdict=verdict(unjudged, "unknown"),
+    )
 
 
-def _measured(ranks: list[Any]) -> dict[str, Any]:
-    return {"ranks": ranks, "error": None, "seconds": 0.1, "body": 0.1, "logs": [""] * len(ranks), "survivors": []}
+def blankless(text: str) -> str:
+    """Return the text without its blanks: how long lines are broken is no matter here."""
+    return "".join(text.split())
 
 
 @pytest.fixture
-def judged() -> Callable[..., Run]:
-    """Return what runs all checks of the node, and those that a row has measurements for."""
+def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Told]:
+    """Return what writes a report and has `envcheck judge` judge it, as if typed."""
 
-    def run(row: Row) -> Run:
-        snapshot = broken(row)
-        seen = {"device_count": len(snapshot.gpus), "devices": [{"uuid": gpu.uuid} for gpu in snapshot.gpus]}
-        told: dict[str, Any] = {row["check"]: row["measured"]} if "measured" in row else {}
-        chosen: list[Found] = [f for f in CHECKS.values() if f.kind == "node" or f.id in told]
-        target = Told({**TORCH, **seen, **row.get("environment", {})}, row.get("promises", {}), told)
-        made = Run(plan(chosen, level="full", nproc=2), chosen, target)
-        validate(made, lambda: snapshot, target, pause=0.0)
-        return made
+    def run(report: RunReport, *options: str) -> Told:
+        write(report, tmp_path / "evidence.json")
+        argv = ["envcheck", "judge", str(tmp_path / "evidence.json"), "--output", str(tmp_path / "judged.json")]
+        monkeypatch.setattr("sys.argv", [*argv, *options])
+        with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit) as ended:
+            main()
+        judged = json.loads((tmp_path / "judged.json").read_text(encoding="utf-8"))
+        outcomes = {row["id"]: row for row in judged["outcomes"]}
+        return Told(int(str(ended.value.code)), blankless(printed.getvalue()), outcomes, judged["verdict"])
 
     return run
+
+
+@pytest.fixture
+def judged(judge: Callable[..., Told]) -> Callable[[Row], Told]:
+    """Return what judges a row's machine: all checks of the node, and the one that the row has measurements for."""
+    return lambda row: judge(evidence(row))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -145,6 +173,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ):
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, mine, ids=[row[key] for row in mine])
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Have each test of a row say so to tests/conftest.py, which prints the table."""
+    for name, row in (
+        item.callspec.params.items() if isinstance(item, pytest.Function) and "callspec" in vars(item) else ()
+    ):
+        if name == "sane":
+            item.user_properties.append(("sound machine", (row["name"], origin(row))))
+        else:
+            quiet = "nothing_else" in item.name
+            item.user_properties.append(("quiet" if quiet else "fault", (row["fault"], kind(row))))
 
 
 @pytest.fixture(scope="session")
@@ -163,3 +203,9 @@ def machines() -> list[dict[str, Any]]:
 def checks() -> dict[str, Found]:
     """Return the checks there are."""
     return CHECKS
+
+
+@pytest.fixture
+def shape() -> Callable[[Row], list[str]]:
+    """Return what says which GPUs a machine has, by NVML's names."""
+    return lambda row: [str(gpu.signal("name").value) for gpu in broken(row).gpus]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,60 +12,60 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from envcheck.reports.model import load
 from envcheck.runner.discover import Found
-from envcheck.runner.drive import Run
 
 TESTS = Path(__file__).parents[1]
-SABOTAGE = TESTS / "checks" / "sabotage"
 # What a sound machine may rightly be warned of: the calendar moves on.
 TIMELY = {"driver-branch"}
 ALARMS = ("fail", "error", "warn")
+EXIT = {"fail": 1, "error": 3, "warn": 0}
 Row = dict[str, Any]
 
 
-def test_a_fault_is_caught_by_its_check_and_blamed_on_nothing_else(fault: Row, judged: Callable[..., Run]) -> None:
-    run = judged(fault)
-    found = run.outcomes[fault["check"]]
-    assert found.status == fault["status"], found
-    assert fault["culprit"] in found.summary
-    if fault["status"] != "error":
-        assert found.remedy
-    others = {o.id for o in run.outcomes.values() if o.status in ALARMS} - {fault["check"]}
+def blankless(text: str) -> str:
+    """Return the text without its blanks, as the printed text is looked at."""
+    return "".join(text.split())
+
+
+def told_rightly(row: Row, identity: str, told: Any) -> None:
+    """Hold what is printed, the JSON and the exit code against the row."""
+    found = told.outcomes[identity]
+    assert found["status"] == row["status"], found
+    assert row["culprit"] in found["summary"]
+    assert blankless(row["culprit"]) in told.printed
+    assert found["remedy"] or row["status"] == "error", found
+    assert blankless(found["remedy"]) in told.printed
+    assert (told.code, told.verdict["exit_code"]) == (row.get("exit", EXIT[row["status"]]),) * 2
+    assert identity in told.verdict["sentence"] or EXIT[row["status"]] != told.code or not told.code
+    assert blankless(told.verdict["sentence"]) in told.printed
+
+
+def test_a_fault_is_found_by_its_check_and_its_culprit_is_named(fault: Row, judged: Callable[..., Any]) -> None:
+    told_rightly(fault, fault["check"], judged(fault))
+
+
+def test_nothing_else_is_blamed_for_a_fault(fault: Row, judged: Callable[..., Any]) -> None:
+    others = {i for i, found in judged(fault).outcomes.items() if found["status"] in ALARMS} - {fault["check"]}
     assert others - TIMELY == {*fault.get("also", [])} - TIMELY
 
 
-def test_a_fault_that_fails_fails_the_run_by_name(fault: Row, judged: Callable[..., Run]) -> None:
-    verdict = judged(fault).verdict
-    code = {"fail": 1, "error": 3}.get(fault["status"])
-    if code is None:
-        assert verdict.counts["warn"] > 0
-        return
-    assert verdict.exit_code in {1, code}
-    assert verdict.exit_code != code or fault["check"] in verdict.sentence
-
-
-@pytest.fixture(scope="session")
-def outcomes(torch_python: Path, tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> dict[str, Any]:
-    """Run every sabotaged check once, in one run of the command as users have it."""
-    if not os.environ.get("ENVCHECK_REQUIRE_ALL"):
-        pytest.skip("tests/checks runs each sabotage; with ENVCHECK_REQUIRE_ALL=1 all of them are run here too")
-    lies = [row["sabotage"] for row in rows if "sabotage" in row]
-    output = tmp_path_factory.mktemp("faults") / "report.json"
-    command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(torch_python), "--nproc", "2"]
-    command += ["--checks", str(SABOTAGE), "--output", str(output)]
-    command += [word for lie in lies for word in ("--only", lie)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    return {row["id"]: row for row in json.loads(output.read_text())["outcomes"]}
-
-
 @pytest.mark.torch
-def test_a_rank_that_lies_is_caught_and_named(lie: Row, outcomes: dict[str, Any]) -> None:
-    found = outcomes[lie["sabotage"]]
-    assert found["status"] == lie["status"], found
-    assert lie["culprit"] in found["summary"]
-    assert found["remedy"]
+def test_a_rank_that_lies_is_found_and_named(
+    lie: Row, sabotaged: Callable[..., Any], judge: Callable[..., Any]
+) -> None:
+    run = sabotaged(lie["sabotage"])
+    assert run.code == 1
+    assert blankless(lie["culprit"]) in blankless(run.printed)
+    everything = load(run.report)
+    # Judged alone, on the measurements that the lying ranks made: the exit code is that of this fault.
+    [mine] = [row for row in everything.outcomes if row.id == lie["sabotage"]]
+    plan = structs.replace(everything.plan, checks=[c for c in everything.plan.checks if c.id == mine.id])
+    told = judge(structs.replace(everything, plan=plan, outcomes=[mine]), "--checks", str(run.site))
+    assert (mine.status, mine.summary) == (lie["status"], told.outcomes[mine.id]["summary"])
+    told_rightly({"exit": EXIT[lie["status"]] or 3, **lie}, mine.id, told)
 
 
 CHECK = '''"""Breaks as the catalogue says."""
@@ -81,57 +80,76 @@ def judge(view, ranks):
 
 
 @pytest.fixture(scope="session")
-def processes(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> dict[str, Any]:
+def processes(once: Callable[..., Path], rows: list[Row]) -> tuple[str, dict[str, Any]]:
     """Run every process that breaks, in one run of the command in this interpreter, beside a sound one."""
-    site = tmp_path_factory.mktemp("site")
-    (site / "env").mkdir()
     bodies = {row["fault"]: row["rank"] for row in rows if "rank" in row} | {"sound": "return {}"}
-    for fault, body in bodies.items():
-        (site / "env" / f"{_name(fault)}.py").write_text(CHECK.format(measure=textwrap.indent(body, "    ")))
-    command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", sys.executable, "--nproc", "2"]
-    command += ["--checks", str(site), "--output", str(site / "report.json")]
-    command += [word for fault in bodies for word in ("--only", _name(fault).replace("_", "-"))]
-    done = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False)
-    assert done.returncode == 3, done.stderr
-    return {row["id"]: row for row in json.loads((site / "report.json").read_text())["outcomes"]}
+
+    def run(site: Path) -> None:
+        (site / "env").mkdir()
+        for fault, body in bodies.items():
+            (site / "env" / f"{_name(fault)}.py").write_text(CHECK.format(measure=textwrap.indent(body, "    ")))
+        command = [sys.executable, "-m", "envcheck", "run", "--python", sys.executable, "--nproc", "2"]
+        command += ["--checks", str(site), "--output", str(site / "report.json")]
+        command += [word for fault in bodies for word in ("--only", _name(fault).replace("_", "-"))]
+        done = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False)
+        assert done.returncode == 3, done.stderr
+        (site / "printed.txt").write_text(done.stdout)
+
+    site = once("processes", run)
+    outcomes = json.loads((site / "report.json").read_text())["outcomes"]
+    return blankless((site / "printed.txt").read_text()), {row["id"]: row for row in outcomes}
 
 
 def _name(fault: str) -> str:
     return re.sub("[^a-z]+", "_", fault.lower())
 
 
-def test_a_process_that_breaks_is_one_error_that_names_it(process: Row, processes: dict[str, Any]) -> None:
-    found = processes[_name(process["fault"]).replace("_", "-")]
+def test_a_process_that_breaks_is_one_error_that_names_it(process: Row, processes: tuple[str, dict[str, Any]]) -> None:
+    printed, outcomes = processes
+    found = outcomes[_name(process["fault"]).replace("_", "-")]
     assert found["status"] == process["status"], found
     assert process["culprit"] in found["summary"]
-    assert processes["sound"]["status"] == "pass"
+    assert blankless(process["culprit"]) in printed
+    assert blankless(found["remedy"]) in printed
+    assert outcomes["sound"]["status"] == "pass"
 
 
-def test_a_sound_machine_raises_no_alarm(sane: Row, judged: Callable[..., Run]) -> None:
-    outcomes = judged(sane).outcomes.values()
-    assert {o.id: o.summary for o in outcomes if o.status in ("fail", "error")} == {}
-    assert {o.id for o in outcomes if o.status == "warn"} - TIMELY == {*sane.get("warns", [])}
+def test_a_sound_machine_raises_no_alarm(sane: Row, judged: Callable[..., Any]) -> None:
+    told = judged(sane)
+    assert {i: o["summary"] for i, o in told.outcomes.items() if o["status"] in ("fail", "error")} == {}
+    assert {i for i, o in told.outcomes.items() if o["status"] == "warn"} - TIMELY == {*sane.get("warns", [])}
+    # A machine without a GPU has nothing that a check of the node could pass or fail, but what holds for any.
+    assert (told.code, told.verdict["status"]) == (0, "pass")
 
 
-def test_the_table_of_what_was_found_missed_and_falsely_alarmed(
-    rows: list[Row],
-    machines: list[Row],
-    judged: Callable[..., Run],
-    request: pytest.FixtureRequest,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    mine = [row for row in rows if not {"sabotage", "rank"} & row.keys()]
-    found = [row for row in mine if judged(row).outcomes[row["check"]].status == row["status"]]
-    alarmed = [row for row in machines if judged(row).verdict.status == "fail"]
-    table = f"{len(mine)} faults of node and environment: {len(found)} found, {len(mine) - len(found)} missed; "
-    table += f"{len(rows) - len(mine)} of ranks; {len(machines)} sound machines: {len(alarmed)} false alarms"
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None:  # a worker of xdist has none
-        with capsys.disabled():
-            reporter.write_line(f"\n{table}")
-    assert found == mine
-    assert alarmed == []
+SHAPES = (
+    {"H100": 8},
+    {"H200": 8},
+    {"A100": 8},
+    {"B200": 8},
+    {"L40S": 4},
+    {"V100": 4},
+    {"RTX 4090": 1},
+    {"GH200": 1},
+    {"T4": 1},
+    {},
+)
+
+
+def test_every_shape_of_machine_that_users_have_is_among_the_sound_ones(machines: list[Row], shape: Any) -> None:
     assert len(machines) >= 20
+    got = [shape(row) for row in machines]
+    missing = [wanted for wanted in SHAPES if not any(_is(wanted, names) for names in got)]
+    assert missing == []
+    named = " ".join(row["name"] for row in machines).lower()
+    assert [word for word in ("mig", "virtual machine", "wsl", "container", "cpu") if word not in named] == []
+
+
+def _is(wanted: dict[str, int], names: list[str]) -> bool:
+    if not wanted:
+        return not names
+    [(model, count)] = wanted.items()
+    return len(names) == count and all(model in name for name in names)
 
 
 def test_the_catalogue_is_large_enough_and_says_each_thing_once(rows: list[Row], checks: dict[str, Found]) -> None:
@@ -140,7 +158,7 @@ def test_the_catalogue_is_large_enough_and_says_each_thing_once(rows: list[Row],
     assert {row["check"] for row in rows} <= {*checks, "runner"}
     assert {row["status"] for row in rows} <= {"fail", "warn", "error"}
     fields = {"fault", "machine", "node", "gpus", "gone", "environment", "promises", "measured", "sabotage", "rank"}
-    assert {key for row in rows for key in row} <= fields | {"check", "status", "culprit", "also"}
+    assert {key for row in rows for key in row} <= fields | {"check", "status", "culprit", "also", "exit"}
 
 
 def test_every_check_of_the_node_has_a_fault_that_it_catches(rows: list[Row], checks: dict[str, Found]) -> None:
