@@ -122,7 +122,7 @@ def test_a_sound_machine_raises_no_alarm(sane: Row, judged: Callable[..., Any]) 
     assert (told.code, told.verdict["status"]) == (0, "pass")
 
 
-SHAPES = (
+SHAPES: tuple[dict[str, int], ...] = (
     {"H100": 8},
     {"H200": 8},
     {"A100": 8},
