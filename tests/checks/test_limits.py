@@ -12,7 +12,7 @@ from envcheck.checks import limits
 
 ROWS = limits.rows()
 BANDWIDTHS = [row for row in ROWS if "spec" in row]
-UNITS = {"B", "s", "GB/s", "TFLOP/s", "of the start"}
+UNITS = {"B", "s", "GB/s", "TFLOP/s", "link losses", "of the start"}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=json.dumps)

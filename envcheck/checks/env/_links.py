@@ -1,0 +1,95 @@
+"""What ranks talk over: proven by NCCL's own log where it was read, else what NVML shows that they could."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from envcheck.checks import Measured, Ranks, View
+from envcheck.checks.env import _group, _nccl
+
+# GB/s of one lane, one way, after its encoding (PCI-SIG).
+_PCIE_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+
+
+@dataclasses.dataclass(frozen=True)
+class Links:
+    """Between the ranks of a group: `judged` is pcie, nvlink or nvls, as limits.json has it; "" without GPUs.
+
+    `ways` are what NCCL's logs name ("P2P/CUMEM", "NVLS"), empty where nothing is proven. `rate` is what the fastest
+    GPU's links carry one way, in GB/s, None where NVML does not say.
+    """
+
+    judged: str
+    ways: tuple[str, ...]
+    backend: str
+    ranks: int
+    rate: float | None
+
+    def __str__(self) -> str:
+        return f"{self.backend} ({', '.join(self.ways)})" if self.ways else self.backend
+
+    def told(self) -> Measured:
+        """Return it as an outcome's detail."""
+        return {"judged_as": self.judged, "proven": list(self.ways), "backend": self.backend}
+
+    def ceiling(self, name: str) -> float | None:
+        """Return the bus bandwidth in GB/s that these links cannot pass in a collective, None where none is known.
+
+        Where the switch adds, an all-reduce sends and receives each byte once: rate * 2 (n - 1) / (n + 1).
+        """
+        if self.rate is None:
+            return None
+        switched = name == "all-reduce" and self.judged == "nvls"
+        return self.rate * max(1.0, 2 * (self.ranks - 1) / (self.ranks + 1)) if switched else self.rate
+
+
+def of(view: View, ranks: Ranks) -> Links:
+    """Return what these ranks talked over."""
+    backend = str(ranks[0].get("backend"))
+    logs = {entry["rank"]: entry.get("nccl") for entry in ranks}
+    ways = sorted(set().union(*_nccl.edges(logs).values()))
+    switched = any(((log or {}).get("nvls") or {}).get("used") is True for log in logs.values())
+    proven = (*ways, "NVLS") if switched else tuple(ways)
+    hosts = {entry.get("host") for entry in ranks}
+    if view.mode != "gpu":
+        return Links("", (), backend, len(ranks), None)
+    return Links(_judged(view, proven), proven, backend, len(ranks), _rate(view) if len(hosts) == 1 else None)
+
+
+def _judged(view: View, proven: tuple[str, ...]) -> str:
+    """Return the kind of link to judge by: what GPUs with NVLink talk over that is slower is no excuse for them."""
+    if not linked(view):
+        return "pcie"
+    if proven:
+        return "nvls" if "NVLS" in proven else "nvlink"
+    environment = view.snapshot.signal("env").value or {}
+    return "nvlink" if str(environment.get("NCCL_NVLS_ENABLE")) == "0" else "nvls"
+
+
+def linked(view: View) -> bool:
+    """Return whether every GPU has NVLinks that are up."""
+    gpus = view.snapshot.gpus
+    return bool(gpus) and all(_group.finite(n := gpu.signal("nvlinks_active").value) and n > 0 for gpu in gpus)
+
+
+def _rate(view: View) -> float | None:
+    rates = [rate for gpu in view.snapshot.gpus if (rate := _of_one(gpu)) is not None]
+    return max(rates) if rates and len(rates) == len(view.snapshot.gpus) else None
+
+
+def _of_one(gpu: Any) -> float | None:
+    """Return what a GPU's NVLinks together, or else its PCIe slot, carry one way in GB/s; None where NVML cannot tell.
+
+    A virtual machine's slot is what its hypervisor made up.
+    """
+    read = gpu.signal("nvlinks_active")
+    links, speed, gen, width = (
+        gpu.signal(name).value for name in ("nvlinks_active", "nvlink_speed", "pcie_gen_max", "pcie_width_max")
+    )
+    if _group.finite(links) and links > 0:
+        return links * speed / 1000 if _group.finite(speed) and speed > 0 else None
+    unlinked = links == 0 or "Not Supported" in str(read.reason)
+    if not unlinked or gpu.signal("virtualization").value != "none":
+        return None
+    return _PCIE_LANE[gen] * width if gen in _PCIE_LANE and _group.finite(width) and width > 0 else None

@@ -1,0 +1,45 @@
+"""All-reduce at full speed says little of the collectives that sharded and expert-parallel training waits for.
+
+Seen in the wild: on the same two nodes 488 GB/s of all-reduce, 339 of all-gather and 79 of all-to-all
+(NVIDIA/cluster-readiness-engine, validation results); NVLS that helps all-reduce alone; one slow peer-to-peer pair
+that only all-to-all and send/recv use. Each collective has its own curve (1 MiB up), latency (8 B to 32 KiB, p50 and
+p99) and limit; where none is known its bus bandwidth is reported. None may pass what the links carry.
+
+algbw = S / t; busbw = algbw * (n - 1) / n for all-gather, reduce-scatter and all-to-all, algbw for broadcast and
+send/recv; S is the total bytes, GB = 1e9 (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+"""
+
+from __future__ import annotations
+
+from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View
+from envcheck.checks.env import _bandwidth, _curves, _group, _nccl
+
+CHECK = Check(
+    promise="every collective but all-reduce too is as fast as this GPU, link and count make it, where that is known",
+    level="standard",
+    seconds=6.0,
+    timeout=300.0,
+    ranks=0,
+    performance=True,
+)
+
+NAMES = ("all-gather", "reduce-scatter", "all-to-all", "broadcast", "send/recv")
+# What every gloo has; the others came to it later.
+GLOO_HAS = ("broadcast", "send/recv")
+
+
+def measure(rank: Rank) -> Measured:
+    """Time each collective over small messages and a curve of large ones, as this rank sees them."""
+    import torch
+
+    device = _group.device_of(rank)
+    _nccl.ask(rank)
+    with _group.group(rank) as dist:
+        found = _bandwidth.curves(torch, dist, rank, device, NAMES)
+        probe = torch.zeros(1, device=device)
+        return {**_group.standing(rank, probe, dist.get_backend()), **found, "nccl": _nccl.read(rank)}
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Judge each collective's best bus bandwidth; the worst of them is the outcome."""
+    return _curves.judge(view, ranks, GLOO_HAS if view.mode == "cpu" else NAMES)
