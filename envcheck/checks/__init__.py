@@ -72,7 +72,8 @@ class View:
     `promises` are an image's labels or a venv's file, without their prefix (cell, torch, cuda, cudnn, nccl, python,
     arch_list …), and `packages` ("a==1 b==2") where the lock they name is at hand; empty for an environment that
     promises nothing. `mode` is "gpu" or "cpu". `matrix` is the Matrix that node checks compare with; None for the
-    shipped one.
+    shipped one. `image` is what the engine says of an image (user, program, history, secrets: see ImageFacts in
+    `runner/record.py`); empty for what is none.
     """
 
     snapshot: Snapshot
@@ -80,6 +81,7 @@ class View:
     promises: Mapping[str, str] = dataclasses.field(default_factory=dict)
     mode: str = "cpu"
     matrix: Any = None
+    image: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

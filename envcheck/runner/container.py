@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from envcheck.checks.env import _secrets
 from envcheck.errors import UnavailableError
 from envcheck.images.engines import Running, holder
-from envcheck.images.engines.sdk import Mount
+from envcheck.images.engines.sdk import ImageInfo, Mount
 from envcheck.images.spec import LABEL_PREFIX
 from envcheck.runner.processes import PACKAGE
-from envcheck.runner.record import TargetFacts
+from envcheck.runner.record import ImageFacts, TargetFacts
 from envcheck.runner.target import IMAGE_PREFIX
 
 _STAGING: Final = "/run/envcheck"
@@ -44,7 +45,13 @@ class ContainerTarget:
         self._image, self._python, self._shm_size, self._user = image, python, shm_size, user
         self._containers, found = holder(image)
         self._labels = found.labels
-        self.facts = TargetFacts(kind="image", name=image, chosen=python or "the image's Python", image_id=found.id)
+        self.facts = TargetFacts(
+            kind="image",
+            name=image,
+            chosen=python or "the image's Python",
+            image_id=found.id,
+            image=image_facts(found, self._containers.history(image)),
+        )
 
     def start(self, directory: Path) -> ContainerHandle:
         """Start a container with the package mounted read-only and the plan's directory writable by any user."""
@@ -73,6 +80,19 @@ class ContainerTarget:
         """Return the image's labels of ours."""
         ours = {k: v for k, v in self._labels.items() if k.startswith(LABEL_PREFIX)}
         return {k.removeprefix(LABEL_PREFIX).replace("-", "_"): v for k, v in ours.items()}
+
+
+def image_facts(found: ImageInfo, history: list[str]) -> ImageFacts:
+    """Return what is kept of an image's configuration: of what may hold a credential, whether it does and where."""
+    places = {f"history, {number} from the last": line for number, line in enumerate(history)}
+    places |= {f"label {name}": value for name, value in found.labels.items()}
+    places |= {"what it starts": " ".join(found.command)}
+    return ImageFacts(
+        user=found.user,
+        program=Path(found.command[0]).name if found.command else "",
+        history=len(history),
+        secrets=[f"{place}: {name}" for place, text in places.items() for name in _secrets.line(text)],
+    )
 
 
 class ContainerHandle:

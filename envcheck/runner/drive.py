@@ -120,7 +120,9 @@ class Run:
     @property
     def view(self) -> View:
         """Return what judges may look at."""
-        return View(self.snapshot, self.environment, self.promises, "gpu" if self.mode == "gpu" else "cpu", self.matrix)
+        mode, image = "gpu" if self.mode == "gpu" else "cpu", self.target.facts.image
+        told = structs.asdict(image) if image else {}
+        return View(self.snapshot, self.environment, self.promises, mode, self.matrix, told)
 
     @property
     def ordered(self) -> list[OutcomeRow]:

@@ -57,13 +57,30 @@ class Plan(Row, frozen=True, kw_only=True):
         return self.repeat > 1 or self.duration is not None
 
 
+class ImageFacts(Row, frozen=True, kw_only=True):
+    """What the engine says of an image. `program` is the name of what it starts, "" for nothing.
+
+    `history` is how many instructions made it, and `secrets` where in them, in its labels or in what it starts a
+    credential stands: by its name, never its value.
+    """
+
+    user: str
+    program: str
+    history: int
+    secrets: list[str]
+
+
 class TargetFacts(Row, frozen=True, kw_only=True):
-    """Whose environment was run. `chosen` says why this one; `image_id` is the engine's sha256 of an image."""
+    """Whose environment was run. `chosen` says why this one.
+
+    Of an image, `image_id` is the engine's sha256 and `image` what else the engine says of it.
+    """
 
     kind: Literal["python", "image"]
     name: str
     chosen: str
     image_id: str | None = None
+    image: ImageFacts | None = None
 
 
 class LimitRow(Row, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.env import (
+    _image,
+    _secrets,
     compile_prerequisites,
     credentials,
     ignored_settings,
@@ -24,6 +27,7 @@ from envcheck.checks.env import (
 Node = Callable[..., View]
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
 FOUND = dict.fromkeys(compile_prerequisites.FIXES, "/usr/bin/x")
+SHARED = credentials.SHARED
 LOADED = {"rank": 0, "tried": 30, "broken": {}, "loaded_twice": {}, "beside": [], "stubs": []}
 CUDNN = "libcudnn.so.9: cannot open shared object file: No such file or directory"
 NO_DRIVER = "libcuda.so.1: cannot open shared object file: No such file or directory"
@@ -86,9 +90,12 @@ def test_a_fast_download_without_its_package_is_named(cpu: View, clean: pytest.M
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a home of our own, in an environment without a secret in it."""
     for name, value in os.environ.items():
-        if credentials._secret(name, value):  # noqa: SLF001 (whatever the machine has)
+        if _secrets.variable(name, value):  # whatever the machine has
             monkeypatch.delenv(name)
+    for name in (*(name for name, _ in credentials.NAMED), "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(credentials, "SHARED", ())
     monkeypatch.setattr(os, "access", lambda *_: False)
     return tmp_path
 
@@ -118,8 +125,19 @@ def test_each_file_that_is_a_credential_is_named_and_not_read_out(cpu: View, hom
         (".config/uv/uv.toml", "url = 'https://mirror.example'", "url = 'https://me:canary@mirror.example'"),
         (".condarc", "channels: [https://mirror.example/c]", "channels: [https://mirror.example/t/canary/c]"),
         (".docker/config.json", '{"auths": {"mirror.example": {}}}', '{"auths": {"m": {"auth": "canary"}}}'),
+        (".config/containers/auth.json", '{"auths": {}}', '{"auths": {"m": {"identitytoken": "canary"}}}'),
+        (".npmrc", "_authToken=${NPM_TOKEN}", "_authToken=canary"),
+        (".gitconfig", "[user] name = me", "[http] extraheader = AUTHORIZATION: basic canary"),
     ],
-    ids=["pip", "uv", "conda", "docker"],  # pytest puts the id into a variable, where a URL would be found
+    ids=[
+        "pip",
+        "uv",
+        "conda",
+        "docker",
+        "podman",
+        "npm",
+        "git",
+    ],  # pytest puts the id into a variable, where a URL would be found
 )
 def test_a_setting_is_a_credential_only_with_one_in_it(
     cpu: View, home: Path, name: str, harmless: str, secret: str
@@ -128,6 +146,71 @@ def test_a_setting_is_a_credential_only_with_one_in_it(
     assert credentials.judge(cpu, [credentials.measure(RANK)]).status == PASS
     leave(home, name, secret)
     assert credentials.judge(cpu, [credentials.measure(RANK)]).status == WARN
+
+
+@pytest.mark.parametrize(
+    ("place", "harmless", "secret"),
+    [
+        ("/etc/pip.conf", "index-url = https://mirror.example", "index-url = https://me:canary@mirror.example"),
+        ("/etc/uv/uv.toml", "offline = true", "url = 'https://me:canary@mirror.example'"),
+        ("/etc/apt/auth.conf.d/*", "", "machine m login me password canary"),
+        ("/etc/apt/sources.list.d/*", "deb https://mirror.example x", "deb https://me:canary@mirror.example x"),
+    ],
+    ids=["pip", "uv", "apt", "sources"],
+)
+def test_what_is_for_all_users_is_looked_into_too(
+    cpu: View, home: Path, monkeypatch: pytest.MonkeyPatch, place: str, harmless: str, secret: str
+) -> None:
+    [pattern] = [found for name, found in SHARED if name == place]
+    monkeypatch.setattr(credentials, "SHARED", ((f"{home}{place}", pattern),))
+    name = f"{place[1:].rstrip('*')}{'mine' if place.endswith('*') else ''}"
+    leave(home, name, harmless)
+    assert credentials.judge(cpu, [credentials.measure(RANK)]).status == PASS
+    leave(home, name, secret)
+    measured = credentials.measure(RANK)
+    assert "canary" not in json.dumps(measured)
+    assert name in credentials.judge(cpu, [measured]).summary
+
+
+@pytest.mark.parametrize("name", [*(name for name, _ in credentials.NAMED), "HF_HOME"])
+def test_a_file_that_a_variable_names_is_looked_into(
+    cpu: View, home: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, str(home / "elsewhere"))
+    assert credentials.judge(cpu, [credentials.measure(RANK)]).status == PASS
+    leave(
+        home, "elsewhere/token" if name == "HF_HOME" else "elsewhere", "_authToken=canary https://me:canary@m.example"
+    )
+    measured = credentials.measure(RANK)
+    assert "canary" not in json.dumps(measured)
+    assert "elsewhere" in credentials.judge(cpu, [measured]).summary
+
+
+@pytest.mark.parametrize("at", ["image", "machine"])
+def test_every_home_is_looked_into_in_an_image_and_only_ones_own_on_a_machine(
+    home: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    monkeypatch.setattr(_image, "is_image", lambda: at == "image")
+    seen: list[str] = []
+
+    def glob(path: Path, _: str) -> list[Path]:
+        seen.append(str(path))
+        return []
+
+    monkeypatch.setattr(Path, "glob", glob)
+    credentials.measure(RANK)
+    assert home
+    assert ("/home" in seen) == (at == "image")
+
+
+@pytest.mark.parametrize("secrets", [[], ["history, 3 from the last: HF_TOKEN"]])
+def test_an_images_history_is_judged_and_its_reading_told(cpu: View, secrets: list[str]) -> None:
+    image = {"user": "1000", "program": "tini", "history": 14, "secrets": secrets}
+    view = dataclasses.replace(cpu, image=image)
+    clean = {"rank": 0, "image": True, "prefix": "/venv", "files": [], "variables": []}
+    outcome = credentials.judge(view, [clean])
+    assert outcome.status == (FAIL if secrets else PASS)
+    assert (secrets[0] if secrets else "14 instructions") in outcome.summary
 
 
 @pytest.mark.parametrize(
@@ -142,8 +225,12 @@ def test_a_setting_is_a_credential_only_with_one_in_it(
         ("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/token", False),
         ("HF_TOKEN", "", False),
         ("SSH_ASKPASS", "/usr/bin/ask", False),
+        ("MAX_TOKENS", "4096", False),
+        ("USE_AUTH_TOKEN", "true", False),
+        ("MODEL", "hf_" + "canary" * 6, True),
+        ("REMOTE", "https://" + "canary" * 4 + "@git.example/x", True),
     ],
-    ids=[f"variable{n}" for n in range(9)],
+    ids=[f"variable{n}" for n in range(13)],
 )
 def test_variables_that_hold_secrets_are_named(
     home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, *, secret: bool

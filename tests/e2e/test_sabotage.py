@@ -66,6 +66,29 @@ def test_a_label_that_lies_is_named(image: Image, machine: Machine, tmp_path: Pa
     assert "2.12.1+cpu" in json.dumps(said)
 
 
+def test_what_an_image_was_built_with_is_found_in_its_history_and_files(
+    image: Image, machine: Machine, tmp_path: Path
+) -> None:
+    only = ("--only", "credentials", "--only", "image-config")
+    assert outcome(machine, tmp_path, "credentials", "--image", image.reference, *only)[1]["status"] == "pass"
+    assert outcome(machine, tmp_path, "image-config", "--image", image.reference, *only)[1]["status"] == "pass"
+    lines = (
+        "ARG HF_TOKEN=canary",
+        "RUN true",
+        'ENTRYPOINT ["/usr/bin/env"]',
+        "USER 0",
+        "RUN echo canary > /root/.netrc",
+    )
+    leaky = machine.derive("leaky:1", *lines, image=image.reference)
+    status, said = outcome(machine, tmp_path, "credentials", "--image", leaky, *only)
+    assert (status, said["status"]) == (1, "fail")
+    assert "HF_TOKEN" in said["summary"]
+    assert "/root/.netrc" in said["summary"]
+    assert "canary" not in (tmp_path / "report.json").read_text()
+    said = outcome(machine, tmp_path, "image-config", "--image", leaky, *only)[1]
+    assert (said["status"], said["summary"]) == ("warn", "it runs as root; PID 1 is env, which is no init")
+
+
 def test_64_mb_of_shared_memory_are_too_few(image: Image, machine: Machine, tmp_path: Path) -> None:
     arguments = ("--image", image.reference, "--only", "shm", "--shm-size")
     status, said = outcome(machine, tmp_path, "shm", *arguments, "64m")

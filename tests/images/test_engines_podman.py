@@ -13,13 +13,15 @@ from envcheck.images.engines.podman import Podman, image_info
 
 # `podman image inspect` of 4.3, cut to what is read.
 SAID = """[{"Id": "86cd", "RepoTags": ["localhost/x:1"], "Size": 231, "Labels": {"envcheck.torch": "2.8.0"},
-  "Config": {"User": "1000:1000", "Env": ["A=b=c"]}, "RootFS": {"Type": "layers", "Layers": ["sha256:1"]}}]"""
+  "Config": {"User": "1000:1000", "Env": ["A=b=c"], "Entrypoint": ["tini"], "Cmd": null},
+  "RootFS": {"Type": "layers", "Layers": ["sha256:1"]}}]"""
 
 
 def test_an_image_is_read() -> None:
     info = image_info(json.loads(SAID)[0])
     assert info.labels == {"envcheck.torch": "2.8.0"}
     assert info.env == {"A": "b=c"}
+    assert info.command == ("tini",)
     assert (info.id, info.user, info.size, info.layers) == ("86cd", "1000:1000", 231, ["sha256:1"])
 
 

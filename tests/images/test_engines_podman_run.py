@@ -51,6 +51,18 @@ def podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Podman:
     return answer
 
 
+def test_an_images_history_comes_last_instruction_first(podman: Podman) -> None:
+    podman(
+        image=(
+            json.dumps([{"History": [{"created_by": "FROM x"}, {"empty_layer": True}, {"created_by": "ENV A=b"}]}]),
+            0,
+        )
+    )
+    assert podman_run.history("i:1") == ["ENV A=b", "", "FROM x"]
+    podman(image=(json.dumps([{}]), 0))
+    assert podman_run.history("i:1") == []
+
+
 def test_a_container_is_asked_for_as_documented(podman: Podman, tmp_path: Path) -> None:
     mounts = [Mount(tmp_path, "/in"), Mount(tmp_path, "/out", read_only=False)]
     podman_run.run_container("i:1", argv=["sh", "-c", "x"], mounts=mounts, shm_size="8g", user="1:2").close()

@@ -16,6 +16,7 @@ from envcheck.images.engines import sdk
 from envcheck.runner import container, target
 from envcheck.runner.container import ContainerHandle, ContainerTarget
 from envcheck.runner.processes import PACKAGE, LocalPython, answering
+from envcheck.runner.record import ImageFacts
 from envcheck.runner.target import Chosen, choose_python, parse_promises, read_promises
 
 
@@ -123,13 +124,17 @@ class FakeContainer:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return what the engine is asked to start, once it is; its images carry `labels`."""
-    asked: dict[str, Any] = {"labels": {}}
+    asked: dict[str, Any] = {"labels": {}, "history": [], "command": (), "user": ""}
 
     def run_container(image: str, **options: Any) -> FakeContainer:
         asked.update(options, image=image)
         return FakeContainer(None)
 
-    monkeypatch.setattr(sdk, "inspect", lambda _: SimpleNamespace(id="sha256:1", labels=asked["labels"]))
+    told = ("labels", "command", "user")
+    monkeypatch.setattr(
+        sdk, "inspect", lambda _: SimpleNamespace(id="sha256:1", **{name: asked[name] for name in told})
+    )
+    monkeypatch.setattr(sdk, "history", lambda _: asked["history"])
     monkeypatch.setattr(sdk, "run_container", run_container)
     return asked
 
@@ -161,6 +166,19 @@ def test_labels_of_ours_are_promises_and_say_where_python_is(started: dict[str, 
     assert wanted.promises({}) == {"cell": "c", "arch_list": "sm_80"}
     assert wanted.argv()[0] == "/opt/venv/bin/python"
     assert ContainerTarget("i", python="/usr/bin/python3").argv()[0] == "/usr/bin/python3"
+
+
+def test_what_an_image_is_and_where_it_holds_a_credential_is_told_without_its_value(started: dict[str, Any]) -> None:
+    started.update(user="1000", command=("/usr/bin/tini", "-g", "--", "serve", "--token", "canary"))
+    started["labels"] = {"build": "HF_TOKEN=canary", "maintainer": "x"}
+    started["history"] = ["CMD x", "RUN |1 API_KEY=canary /bin/sh -c true", "RUN pip install x"]
+    facts = ContainerTarget("i").facts.image
+    assert facts is not None
+    assert "canary" not in str(facts)
+    assert (facts.user, facts.program, facts.history) == ("1000", "tini", 3)
+    assert facts.secrets == ["history, 1 from the last: API_KEY", "label build: HF_TOKEN", "what it starts: --token"]
+    started.update(command=(), labels={}, history=[])
+    assert ContainerTarget("i").facts.image == ImageFacts(user="1000", program="", history=0, secrets=[])
 
 
 @pytest.mark.parametrize(

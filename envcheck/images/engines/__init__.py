@@ -72,6 +72,9 @@ class Containers(Protocol):
     def inspect(self, image: str) -> ImageInfo | None:
         """Return what is held under a reference or id, or None."""
 
+    def history(self, image: str) -> list[str]:
+        """Return how a local image was made: the instruction of each layer, the last one first."""
+
     def run_container(
         self,
         image: str,

@@ -83,4 +83,5 @@ def image_info(said: dict[str, Any]) -> ImageInfo:
         env=dict(pair.split("=", 1) for pair in config.get("Env") or []),
         user=str(config.get("User") or ""),
         layers=list((said.get("RootFS") or {}).get("Layers") or []),
+        command=(*(config.get("Entrypoint") or ()), *(config.get("Cmd") or ())),
     )

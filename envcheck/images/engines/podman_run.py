@@ -76,6 +76,12 @@ def inspect(image: str) -> ImageInfo | None:
     return Podman().inspect(image)
 
 
+def history(image: str) -> list[str]:
+    """Return how a local image was made: the instruction of each layer, the last one first."""
+    said = json.loads(_podman("image", "inspect", image))[0]
+    return [str(layer.get("created_by") or "") for layer in reversed(said.get("History") or [])]
+
+
 def run_container(
     image: str,
     *,

@@ -37,7 +37,10 @@ class Mount(NamedTuple):
 
 
 class ImageInfo(NamedTuple):
-    """What the engine says of an image: its id (a sha256), bytes on disk, tags and labels."""
+    """What the engine says of an image: its id (a sha256), bytes on disk, tags and labels.
+
+    `command` is what it starts, ENTRYPOINT and CMD.
+    """
 
     id: str
     size: int
@@ -46,6 +49,7 @@ class ImageInfo(NamedTuple):
     env: dict[str, str]
     user: str
     layers: list[str]
+    command: tuple[str, ...] = ()
 
 
 def client(timeout: int = 60) -> DockerClient:
@@ -94,6 +98,12 @@ def inspect(image: str) -> ImageInfo | None:
             return _info(engine.images.get(image))
         except docker.errors.ImageNotFound:
             return None
+
+
+def history(image: str) -> list[str]:
+    """Return how a local image was made: the instruction of each layer, the last one first."""
+    with _engine(f"cannot read the history of {image}") as engine:
+        return [str(layer.get("CreatedBy") or "") for layer in engine.images.get(image).history()]
 
 
 def labels(image: str) -> dict[str, str]:
@@ -265,6 +275,7 @@ def _info(image: Image) -> ImageInfo:
         env=dict(pair.split("=", 1) for pair in config.get("Env") or []),
         user=str(config.get("User") or ""),
         layers=list((image.attrs.get("RootFS") or {}).get("Layers") or []),
+        command=(*(config.get("Entrypoint") or ()), *(config.get("Cmd") or ())),
     )
 
 

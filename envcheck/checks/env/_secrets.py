@@ -1,0 +1,55 @@
+"""What a credential looks like in a line of text: by what it is called, where it stands, or its issuer's own prefix.
+
+What is returned are names, never values.
+"""
+
+from __future__ import annotations
+
+import re
+
+NAMED = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY)S?(?:_|$)", re.IGNORECASE)
+_HARMLESS_NAME = re.compile(r"TOKENIZERS|_FILE$|_PATH$|_DIR$", re.IGNORECASE)
+# A switch, a count, a reference to a secret that is elsewhere, nothing.
+_HARMLESS_VALUE = re.compile(
+    r"""["']?(?:[\d.]*|true|false|yes|no|none|null|[$`].*|id=.*|/[\w./-]*)["']?""", re.IGNORECASE
+)
+IN_URL = re.compile(r"//[^/:@\s]+:[^/@\s]+@|https?://[^/:@\s]{16,}@")
+# Issuers mark their tokens so that they can be found.
+_ISSUED = {
+    "a Hugging Face token": r"\bhf_[A-Za-z0-9]{30,}",
+    "a GitHub token": r"\b(?:gh[opsru]_[A-Za-z0-9]{36}|github_pat_\w{22,})",
+    "a GitLab token": r"\bglpat-[\w-]{20,}",
+    "an AWS key": r"\bAKIA[0-9A-Z]{16}\b",
+    "an NVIDIA key": r"\bnvapi-[\w-]{40,}",
+    "a package index token": r"\bpypi-AgE[\w-]{50,}",
+    "a Docker token": r"\bdckr_pat_[\w-]{20,}",
+    "a Slack token": r"\bxox[abprs]-[\w-]{10,}",
+    "a private key": "-----BEGIN [A-Z ]*PRIVATE KEY-----",
+}
+_ISSUERS = tuple((name, re.compile(pattern)) for name, pattern in _ISSUED.items())
+_ASSIGNED = re.compile(r"""(?<![\w$./-])(?P<name>[A-Za-z_]\w*)=(?P<value>"[^"]*"|'[^']*'|[^\s;&|]*)""")
+_OPTION = re.compile(r"(?<!\S)--(?P<name>[a-z-]*(?:token|password|passwd|api-key|secret))[= ](?P<value>[^-\s]\S*)")
+_HEADER = re.compile(r"authorization:\s*(?:bearer|basic|token)\s+[^\s$\"']", re.IGNORECASE)
+
+
+def variable(name: str, value: str) -> bool:
+    """Return whether a variable of this name and value holds a credential."""
+    called = NAMED.search(name) is not None and _HARMLESS_NAME.search(name) is None
+    return (called and _HARMLESS_VALUE.fullmatch(value.strip()) is None) or bool(marked(value))
+
+
+def marked(text: str) -> list[str]:
+    """Return what stands in a text by its place or its issuer's mark: names, no values."""
+    placed = ["a password in a URL"] if IN_URL.search(text) else []
+    placed += ["an Authorization header"] if _HEADER.search(text) else []
+    return placed + [name for name, pattern in _ISSUERS if pattern.search(text)]
+
+
+def line(text: str) -> list[str]:
+    """Return the credentials in a line of a Dockerfile: its variables and options by name, else what is marked."""
+    assigned = [found["name"] for found in _ASSIGNED.finditer(text) if variable(found["name"], found["value"])]
+    options = [
+        f"--{found['name']}" for found in _OPTION.finditer(text) if not _HARMLESS_VALUE.fullmatch(found["value"])
+    ]
+    named = [*assigned, *options]
+    return list(dict.fromkeys(named)) or marked(text)

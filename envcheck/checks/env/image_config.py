@@ -1,0 +1,84 @@
+"""What an image runs as, and what it starts, nobody looks at until a job writes files of root's or will not end.
+
+Seen in the wild: training as root, so that a mounted home fills with files its owner cannot remove; a Python as PID 1,
+which reaps no orphan and ignores SIGTERM: dead DataLoader workers stay as zombies, and every stop takes the grace
+period.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, passed, skipped, undecided, warned
+from envcheck.checks.env import _image
+
+CHECK = Check(
+    promise="the image runs as a user of its own, under an init that reaps and hands signals on", level="static"
+)
+
+LIMIT = Limit(
+    "an ordinary user under an init", "", "Docker: USER and `docker run --init`; tini's README on PID 1", "equal"
+)
+INITS = (
+    "tini",
+    "docker-init",
+    "dumb-init",
+    "catatonit",
+    "s6-svscan",
+    "s6-overlay",
+    "init",
+    "systemd",
+    "runit",
+    "pause",
+    "podman-init",
+)
+ROOT = ("", "0", "root")
+_USER_FIX = "give the Dockerfile a USER, or start it with --user"
+_INIT_FIX = 'have ENTRYPOINT ["/usr/bin/tini", "-g", "--"], or start it with --init'
+
+
+def measure(rank: Rank) -> Measured:
+    """Return who this process is, whether its root is the machine's, and what PID 1 is."""
+    return {
+        "rank": rank.rank,
+        "image": _image.is_image(),
+        "contained": _image.contained(),
+        "uid": os.getuid(),
+        "mapped": _mapped(_read("/proc/self/uid_map")),
+        "init": _read("/proc/1/comm").strip(),
+    }
+
+
+def _mapped(text: str) -> bool:
+    """Return whether uid 0 in here is somebody else outside, as in a rootless container."""
+    first = text.split()[:2]
+    return len(first) == 2 and first != ["0", "0"]  # noqa: PLR2004 (inside and outside)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Warn of root and of a PID 1 that is no init; of an image as it is configured, for envcheck starts its own."""
+    entry = ranks[0] if ranks else {}
+    if not isinstance(entry.get("contained"), bool) or not isinstance(entry.get("uid"), int):
+        return undecided("the process was not looked at", fix="see the check's log")
+    if not entry["contained"]:
+        return skipped("no container: this machine's user and init are its own")
+    if entry.get("image") and not view.image:
+        return undecided("the image's configuration was not read", fix="see `docker image inspect`")
+    user = str(view.image.get("user", "")).partition(":")[0] if view.image else str(entry["uid"])
+    program = str(view.image.get("program", "") if view.image else entry.get("init", ""))
+    root = user in ROOT and (bool(view.image) or not entry.get("mapped"))
+    value = {"user": user or "root", "starts": program or "nothing"}
+    told = ["it runs as root"] if root else []
+    told += [] if program in INITS else [f"PID 1 is {program or 'not known'}, which is no init"]
+    if told:
+        fix = "; ".join([*([_USER_FIX] if root else []), *([_INIT_FIX] if program not in INITS else [])])
+        return warned("; ".join(told), fix=fix, value=value, limit=LIMIT)
+    return passed(f"user {value['user']}, under {program}", value=value, limit=LIMIT)

@@ -1,0 +1,133 @@
+"""NVIDIA_* variables of an image tell the container runtime what to pass in, and which drivers to refuse.
+
+Seen in the wild: NVIDIA_VISIBLE_DEVICES=void left in a base, NVIDIA_DRIVER_CAPABILITIES=utility ("nvidia-smi works,
+torch sees no GPU": libcuda is not mounted), a cu126 wheel on a base that requires CUDA 12.9 and refuses drivers the
+wheel would run on, a cu128 wheel on a base that requires 11.8 and starts where the wheel cannot.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+from envcheck.checks import (
+    Check,
+    Limit,
+    Measured,
+    Outcome,
+    Rank,
+    Ranks,
+    View,
+    failed,
+    passed,
+    skipped,
+    undecided,
+    warned,
+)
+from envcheck.checks.env import _image
+
+CHECK = Check(promise="the image's NVIDIA_* variables ask for what torch's CUDA needs, and no more", level="static")
+
+READ = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_DISABLE_REQUIRE")
+SOURCE = "NVIDIA Container Toolkit: environment variables (visible devices, driver capabilities, requirements)"
+LIMIT = Limit(0, "settings", SOURCE, "equal")
+NOTHING = ("", "void", "none")
+_ATOM = re.compile(r"(cuda|driver|arch|brand)(>=|<=|!=|=|>|<)([\w.-]+)")
+
+
+class Demand(NamedTuple):
+    """A requirement: the lowest CUDA of each alternative, "" where one names none, and what no runtime reads."""
+
+    lowest: list[str]
+    unread: list[str]
+
+
+def measure(rank: Rank) -> Measured:
+    """Return the variables that NVIDIA's container runtimes read, with their values."""
+    names = [*READ, *sorted(name for name in os.environ if name.startswith("NVIDIA_REQUIRE_"))]
+    return {
+        "rank": rank.rank,
+        "image": _image.is_image(),
+        "contained": _image.contained(),
+        "variables": {name: os.environ[name] for name in names if name in os.environ},
+    }
+
+
+def demand(text: str) -> Demand:
+    """Read a requirement: alternatives are set apart by blanks, what must hold together by commas."""
+    alternatives = [alternative.split(",") for alternative in text.split()]
+    unread = [atom for atoms in alternatives for atom in atoms if _ATOM.fullmatch(atom) is None]
+    read = [[found for atom in atoms if (found := _ATOM.fullmatch(atom))] for atoms in alternatives]
+    lowest = [next((f[3] for f in atoms if f[1] == "cuda" and f[2] in (">=", ">", "=")), "") for atoms in read]
+    return Demand(lowest, unread)
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Fail an image that keeps CUDA out; warn of another CUDA, and of a container whose owner may mean it so."""
+    entry = ranks[0] if ranks else {}
+    variables, cuda = entry.get("variables"), view.environment.get("cuda")
+    if not isinstance(variables, dict):
+        return undecided("the variables were not read", fix="see the check's log")
+    if not entry.get("contained"):
+        return skipped("no container: nothing reads them here")
+    if not cuda:
+        return skipped("torch has no CUDA here: whatever is passed in, it uses none")
+    keeps_out = [] if view.mode == "gpu" else _keeps_out(variables)
+    odd = [*_disagrees(variables, str(cuda)), *_lacks(variables, seen=view.mode == "gpu")]
+    told = [*keeps_out, *odd]
+    if not told:
+        return passed(f"they suit CUDA {cuda}", value=0, unit=LIMIT.unit, limit=LIMIT, variables=variables)
+    major = str(cuda).partition(".")[0]
+    fix = (
+        "set NVIDIA_VISIBLE_DEVICES=all, NVIDIA_DRIVER_CAPABILITIES=compute,utility and "
+        f'NVIDIA_REQUIRE_CUDA="cuda>={major}.0" in the image, and no other NVIDIA_REQUIRE_*'
+    )
+    verdict = failed if keeps_out and entry.get("image") else warned
+    return verdict("; ".join(told), fix=fix, value=len(told), unit=LIMIT.unit, limit=LIMIT, variables=variables)
+
+
+def _capabilities(variables: dict[str, str]) -> list[str]:
+    """Return what is asked for; the runtime's own default holds where nothing is."""
+    named = [word.strip() for word in variables.get("NVIDIA_DRIVER_CAPABILITIES", "").split(",")]
+    return [word for word in named if word] or ["compute", "utility"]
+
+
+def _keeps_out(variables: dict[str, str]) -> list[str]:
+    """Return what keeps every GPU, or libcuda, or the container itself from starting; where a GPU is seen, nothing."""
+    devices = variables.get("NVIDIA_VISIBLE_DEVICES")
+    found = [f"NVIDIA_VISIBLE_DEVICES={devices or '(empty)'} passes no GPU in"] if devices in NOTHING else []
+    if not {"compute", "all"} & set(_capabilities(variables)):
+        found.append(f"NVIDIA_DRIVER_CAPABILITIES={variables['NVIDIA_DRIVER_CAPABILITIES']} leaves libcuda out")
+    unread = {n: atoms for n, v in variables.items() if n.startswith("NVIDIA_REQUIRE_") and (atoms := demand(v).unread)}
+    return found + [f"{name} holds {atoms[0]}, which no runtime understands" for name, atoms in unread.items()]
+
+
+def _lacks(variables: dict[str, str], *, seen: bool) -> list[str]:
+    """Return what makes GPUs depend on how the container is started, or blinds what watches them."""
+    found = []
+    if "NVIDIA_VISIBLE_DEVICES" not in variables and not seen:
+        found.append("NVIDIA_VISIBLE_DEVICES is not set: a GPU is passed in only where the start asks for one (--gpus)")
+    if not {"utility", "all"} & set(_capabilities(variables)):
+        found.append("NVIDIA_DRIVER_CAPABILITIES leaves NVML and nvidia-smi out")
+    return found
+
+
+def _disagrees(variables: dict[str, str], cuda: str) -> list[str]:
+    """Compare what is required of the driver with what the wheel needs of it: a driver of the same CUDA major."""
+    text = variables.get("NVIDIA_REQUIRE_CUDA", "")
+    lowest = [_numbers(number) for number in demand(text).lowest if number]
+    if not lowest or variables.get("NVIDIA_DISABLE_REQUIRE", "").lower() in ("1", "true"):
+        return []
+    wanted, required = _numbers(cuda), ".".join(map(str, min(lowest)))
+    if min(lowest) > wanted:
+        return [f"NVIDIA_REQUIRE_CUDA wants CUDA {required}, and refuses drivers that torch's CUDA {cuda} runs on"]
+    if min(lowest)[0] < wanted[0]:
+        return [
+            f"NVIDIA_REQUIRE_CUDA is content with CUDA {required}, and starts on drivers too old for torch's {cuda}"
+        ]
+    return []
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit()) or (0,)

@@ -1,0 +1,79 @@
+"""Who an image runs as and what it starts: of an image as it is configured, of a container as it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, PASS, SKIP, WARN, Rank, View
+from envcheck.checks.env import _image, image_config
+
+RANK = Rank(0, 1, 0, "cpu", "gloo", "")
+RUNNING = {"rank": 0, "image": False, "contained": True, "uid": 1000, "mapped": False, "init": "tini"}
+IMAGE = {"user": "1000:1000", "program": "tini", "history": 3, "secrets": []}
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "word"),
+    [
+        ({}, PASS, "user 1000, under tini"),
+        ({"uid": 0}, WARN, "runs as root"),
+        ({"uid": 0, "mapped": True}, PASS, "under tini"),
+        ({"init": "docker-init"}, PASS, "docker-init"),
+        ({"init": "python3"}, WARN, "PID 1 is python3"),
+        ({"init": ""}, WARN, "not known"),
+        ({"uid": 0, "init": "sleep"}, WARN, "it runs as root; PID 1 is sleep"),
+        ({"contained": False, "uid": 0, "init": "x"}, SKIP, "no container"),
+        ({"image": True}, ERROR, "was not read"),
+        ({"uid": None}, ERROR, "not looked at"),
+    ],
+)
+def test_a_container_on_each_side(cpu: View, change: dict[str, Any], status: str, word: str) -> None:
+    outcome = image_config.judge(cpu, [{**RUNNING, **change}])
+    assert outcome.status == status, outcome
+    assert word in outcome.summary
+    assert bool(outcome.remedy) == (status in (WARN, ERROR))
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "word"),
+    [
+        ({}, PASS, "user 1000, under tini"),
+        ({"user": ""}, WARN, "runs as root"),
+        ({"user": "0:0"}, WARN, "runs as root"),
+        ({"user": "root"}, WARN, "runs as root"),
+        ({"program": ""}, WARN, "PID 1 is not known"),
+        ({"program": "entrypoint.sh"}, WARN, "entrypoint.sh, which is no init"),
+    ],
+)
+def test_an_image_is_judged_as_it_is_configured(cpu: View, change: dict[str, Any], status: str, word: str) -> None:
+    started = {**RUNNING, "image": True, "uid": 0, "init": "python", "mapped": True}
+    outcome = image_config.judge(dataclasses.replace(cpu, image={**IMAGE, **change}), [started])
+    assert outcome.status == status, outcome
+    assert word in outcome.summary
+
+
+def test_nothing_measured_is_no_pass(cpu: View) -> None:
+    assert image_config.judge(cpu, []).status == ERROR
+
+
+@pytest.mark.parametrize(("text", "mapped"), [("0 0 4294967295", False), ("0 100000 65536", True), ("", False)])
+def test_a_rootless_containers_root_is_nobody(text: str, *, mapped: bool) -> None:
+    assert image_config._mapped(text) == mapped  # noqa: SLF001 (a parser of /proc)
+
+
+def test_this_process_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_image, "contained", lambda: True)
+    measured = image_config.measure(RANK)
+    assert measured["init"]
+    assert (measured["image"], measured["contained"]) == (False, True)
+
+
+def test_kubernetes_is_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_image, "_MARKS", ())
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert not _image.contained()
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert _image.contained()
