@@ -50,23 +50,27 @@ def levels(found: Iterable[Found]) -> dict[str, list[Found]]:
 
 
 def rows(found: Found) -> list[dict[str, Any]]:
-    """Return the rows of limits.json that the check's file names."""
-    names = _constants(found.path)
+    """Return the rows of limits.json that bear the check's id, or that its file or a helper that it uses names."""
+    files = [found.path, *(Path(helper.__file__ or "") for helper in _helpers(found))]
+    names = frozenset({found.id}).union(*map(_words, files))
     return [row for row in limits.rows() if row["check"] in names]
 
 
 @functools.cache
-def _constants(path: Path) -> frozenset[str]:
+def _words(path: Path) -> frozenset[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return frozenset(n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
 
 
 def constants(found: Found) -> list[Limit]:
-    """Return the limits that stand in the check's own file, and in the helpers of its kind that it uses."""
-    space = found.judge.__globals__
-    helpers = [m for m in space.values() if isinstance(m, ModuleType) and "._" in m.__name__]
-    spaces = [space, *(vars(helper) for helper in helpers)]
+    """Return the limits that stand in the check's own file, and in the helpers that it uses."""
+    spaces = [found.judge.__globals__, *map(vars, _helpers(found))]
     return [value for names in spaces for value in names.values() if isinstance(value, Limit)]
+
+
+def _helpers(found: Found) -> list[ModuleType]:
+    held = found.judge.__globals__.values()
+    return [module for module in held if isinstance(module, ModuleType) and "._" in module.__name__]
 
 
 @functools.cache

@@ -1,219 +1,184 @@
-"""Curves and heat maps of what was measured, as inline SVG that follows the page's colours."""
+"""Charts and heat maps as inline SVG that follows the page's colours; numbers in, drawing out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from envcheck.reports import words
-from envcheck.runner.record import OutcomeRow
 
-_WIDTH, _HEIGHT = 620, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 30, 16, 40
+_WIDTH, _HEIGHT = 480, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 24, 16, 40
 _TICKS: Final = 4
-_CELL, _ROW = 62, 24
-_SIDE: Final = 150
-_MOST: Final = 64
-# A rank this much slower than the middle one gets the darkest cell.
-_DARKEST: Final = 0.3
-_RATES: Final = ("busbw", "algbw")
+_ROW: Final = 24
+_LETTER: Final = 6.6
+_LABELS: Final = 7
+# More points than this are drawn as a line without a dot each.
+_DOTTED: Final = 24
+COLOURS: Final = 6
 
 
 class Line(NamedTuple):
-    """A curve: its name and its points (bytes, GB/s)."""
+    """A curve: its name, its points in the units of the axes, and whether it is the one to look at."""
 
     name: str
     points: list[tuple[float, float]]
+    hot: bool = False
 
 
-def lines(details: dict[str, Any]) -> list[Line]:
-    """Return the curves in an outcome's details: every list of {bytes, busbw or algbw}, at any depth of names."""
-    found = []
-    for name, value in details.items():
-        if isinstance(value, list):
-            found += _read(name, [point for point in value if isinstance(point, dict)])
-        if isinstance(value, dict):
-            found += [Line(f"{name} {line.name}", line.points) for line in lines(value)]
-    return found
+class Drawing(NamedTuple):
+    """An SVG and how wide it is, in pixels."""
+
+    svg: str
+    width: float
 
 
-def _read(name: str, points: list[dict[str, Any]]) -> list[Line]:
-    for rate in _RATES:
-        pairs = [(words.number(point.get("bytes")), words.number(point.get(rate))) for point in points]
-        good = sorted((x, y) for x, y in pairs if x is not None and y is not None and x >= 1 and y > 0)
-        if len({x for x, _ in good}) > 1:
-            return [Line(rate if name == "curve" else f"{name} {rate}", good)]
-    return []
+class Axis(NamedTuple):
+    """The axis along which points lie: what it shows, its labels, and whether equal steps are equal factors."""
+
+    title: str
+    label: Callable[[float], str]
+    logarithmic: bool = False
+
+    def place(self, value: float) -> float:
+        """Return where a value lies, before it is scaled to the drawing."""
+        return math.log2(value) if self.logarithmic else value
 
 
-def curve(drawn: Sequence[Line], bound: float | None, title: str) -> str:
-    """Return the curves over a logarithmic size axis, with the limit as a dashed line."""
-    xs = [x for line in drawn for x, _ in line.points]
-    low, high = math.log2(min(xs)), math.log2(max(xs))
-    top = _round_up(max([y for line in drawn for _, y in line.points] + ([bound] if bound else [])))
+SIZES: Final = Axis("message size", words.size, logarithmic=True)
+SECONDS: Final = Axis("seconds", lambda value: f"{value:.4g}")
+ROUNDS: Final = Axis("round", lambda value: f"{value:.0f}")
+
+
+class Cell(NamedTuple):
+    """A cell of a heat map: how strong it is, from 0 to 1, and its text."""
+
+    share: float
+    text: str
+
+
+def chart(lines: Sequence[Line], axis: Axis, unit: str, bound: float | None, title: str) -> Drawing:
+    """Return the curves over their axis from zero on, with the limit as a dashed line."""
+    xs = sorted({x for line in lines for x, _ in line.points})
+    top = _round_up(max([y for line in lines for _, y in line.points] + ([bound] if bound else [])))
+    low, high = axis.place(xs[0]), axis.place(xs[-1])
 
     def at(x: float, y: float) -> tuple[float, float]:
-        across = (math.log2(x) - low) / (high - low or 1)
-        return (
-            _LEFT + across * (_WIDTH - _LEFT - _RIGHT),
-            _HEIGHT - _BOTTOM - min(y / top, 1) * (_HEIGHT - _TOP - _BOTTOM),
-        )
+        across = (axis.place(x) - low) / (high - low or 1)
+        left = _LEFT + across * (_WIDTH - _LEFT - _RIGHT)
+        return left, _HEIGHT - _BOTTOM - min(max(y / top, 0), 1) * (_HEIGHT - _TOP - _BOTTOM)
 
-    parts = [_grid(top), *(_size(x, at(x, 0)[0]) for x in _spread(sorted(set(xs))))]
+    parts = [_grid(top, unit), _axis_title(axis.title)]
+    parts += [_below(axis.label(x), at(x, 0)[0]) for x in _marks(axis, xs)]
+    # What has to be looked at is drawn last, over the others.
+    order = sorted(range(len(lines)), key=lambda number: lines[number].hot)
+    parts += [_curve(lines[n], colour(n, lines), [at(*point) for point in lines[n].points], axis, unit) for n in order]
     if bound:
-        y = at(min(xs), bound)[1]
-        parts.append(f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="limit-text" x="{_LEFT + 6}" y="{y - 5:.1f}">limit {bound:g} GB/s</text>')
-    parts += [_line(number, line, [at(x, y) for x, y in line.points]) for number, line in enumerate(drawn)]
+        parts.append(_limit(at(xs[0], bound)[1], bound, unit))
     return _svg(_WIDTH, _HEIGHT, title, "".join(parts))
 
 
-def ranks_map(outcome: OutcomeRow) -> str:
-    """Return a heat map of how much slower than the middle one each rank was, by size; "" where it was not measured."""
-    rows = {}
-    for entry in outcome.ranks:
-        points = entry.get("curve") if isinstance(entry, dict) else None
-        if isinstance(points, list):
-            times = {
-                words.number(p.get("bytes")): words.number(p.get("seconds")) for p in points if isinstance(p, dict)
-            }
-            rows[f"rank {entry.get('rank')} {_short(entry.get('device'))}"] = times
-    sizes = sorted({x for times in rows.values() for x in times if x and x > 0})
-    if len(rows) < 2 or not sizes or len(rows) > _MOST:  # noqa: PLR2004 (one rank is compared with none)
-        return ""
-    return heat_map([words.size(x) for x in sizes], _late(rows, sizes), "seconds of each rank over the middle rank's")
+def colour(number: int, lines: Sequence[Line]) -> str:
+    """Return the class a curve is drawn in: its own colour; where one is to be looked at, that one's or the others'."""
+    if any(line.hot for line in lines):
+        return "hot" if lines[number].hot else "calm"
+    return f"c{number % COLOURS}{' dashed' if number >= COLOURS else ''}"
 
 
-def _late(rows: dict[str, dict[float | None, float | None]], sizes: list[float]) -> dict[str, list[tuple[float, str]]]:
-    middles = {}
-    for size in sizes:
-        known = sorted(t for times in rows.values() if (t := times.get(size)) and t > 0)
-        middles[size] = known[len(known) // 2] if known else 0.0
-    return {name: [_lateness(times.get(size), middles[size]) for size in sizes] for name, times in rows.items()}
+def legend(lines: Sequence[Line]) -> list[tuple[str, str]]:
+    """Return (class, name) of what is drawn: of many alike only the one to look at, and the others in one."""
+    if not any(line.hot for line in lines):
+        return [(colour(number, lines), line.name) for number, line in enumerate(lines)] if len(lines) > 1 else []
+    told = [("hot", line.name) for line in lines if line.hot]
+    rest = len(lines) - len(told)
+    return [*told, ("calm", f"{rest} other{'s' * (rest != 1)}")] if rest else told
 
 
-def _lateness(seconds: float | None, middle: float) -> tuple[float, str]:
-    if not seconds or not middle:
-        return 0.0, "?"
-    late = seconds / middle - 1
-    return min(max(late / _DARKEST, 0), 1), f"{late:+.0%}" if round(late, 2) else "0%"
-
-
-def values_map(outcome: OutcomeRow) -> str:
-    """Return a heat map of what each rank reached of each of its `values`, the furthest below the best darkest."""
-    reached = {}
-    for entry in outcome.ranks:
-        values = entry.get("values") if isinstance(entry, dict) else None
-        if isinstance(values, dict):
-            known = {str(name): words.number(value) for name, value in values.items()}
-            reached[f"rank {entry.get('rank')} {_short(entry.get('device'))}"] = known
-    names = sorted({name for values in reached.values() for name in values})
-    best = {name: max((values.get(name) or 0.0 for values in reached.values()), default=0.0) for name in names}
-    if not 1 < len(reached) <= _MOST or not names or min(best.values()) <= 0 or not outcome.unit.endswith("/s"):
-        return ""
-    rows = {owner: [_behind(values.get(name), best[name]) for name in names] for owner, values in reached.items()}
-    return heat_map(names, rows, f"{outcome.unit} of each rank")
-
-
-def _behind(value: float | None, best: float) -> tuple[float, str]:
-    return (0.0, "?") if value is None else (min(max((1 - value / best) / _DARKEST, 0), 1), f"{value:.4g}")
-
-
-def matrix(rows: Any, title: str) -> str:
-    """Return a heat map of a square of numbers, e.g. GB/s from GPU to GPU, the weakest darkest; else ""."""
-    if not isinstance(rows, list) or not 1 < len(rows) <= _MOST or not all(isinstance(row, list) for row in rows):
-        return ""
-    if any(len(row) != len(rows) for row in rows):
-        return ""
-    numbers = [[words.number(value) for value in row] for row in rows]
-    off = [v for i, row in enumerate(numbers) for j, v in enumerate(row) if v is not None and i != j]
-    best = max(off, default=0.0)
-    if best <= 0:
-        return ""
-    cells = {
-        f"from {i}": [_weakness(value, best, own=i == j) for j, value in enumerate(row)]
-        for i, row in enumerate(numbers)
-    }
-    return heat_map([f"to {j}" for j in range(len(rows))], cells, title)
-
-
-def _weakness(value: float | None, best: float, *, own: bool) -> tuple[float, str]:
-    if own or value is None:
-        return 0.0, "-" if own else "?"
-    return min(max(1 - value / best, 0), 1), f"{value:.3g}"
-
-
-def heat_map(columns: Sequence[str], rows: dict[str, list[tuple[float, str]]], title: str) -> str:
-    """Return cells with their text, each as dark as its share of 1."""
-    width, height = _SIDE + _CELL * len(columns) + 2, _ROW * (len(rows) + 1) + 4
-    parts = [
-        f'<text class="axis" x="{_SIDE + (i + 0.5) * _CELL:.0f}" y="15" text-anchor="middle">{escape(c)}</text>'
-        for i, c in enumerate(columns)
-    ]
+def heat_map(columns: Sequence[str], rows: Mapping[str, Sequence[Cell]], title: str) -> Drawing:
+    """Return cells with their text, each as strong as its share of 1."""
+    width = max(52.0, *(len(column) * _LETTER + 10 for column in columns))
+    side = max(60.0, *(len(name) * _LETTER + 16 for name in rows))
+    parts = [_axis_text(column, side + (i + 0.5) * width, 15, "middle") for i, column in enumerate(columns)]
     for number, (name, cells) in enumerate(rows.items(), start=1):
-        y = number * _ROW
-        parts.append(
-            f'<text class="axis" x="{_SIDE - 8}" y="{y + 16}" text-anchor="end">{escape(words.printable(name))}</text>'
-        )
-        parts += [_cell(_SIDE + i * _CELL, y, share, text) for i, (share, text) in enumerate(cells)]
-    return _svg(width, height, title, "".join(parts))
+        parts.append(_axis_text(name, side - 8, number * _ROW + 16, "end"))
+        parts += [_cell(side + i * width, number * _ROW, width, cell) for i, cell in enumerate(cells)]
+    return _svg(side + width * len(columns) + 2, _ROW * (len(rows) + 1) + 4, title, "".join(parts))
 
 
-def _cell(x: float, y: float, share: float, text: str) -> str:
-    box = f'x="{x}" y="{y}" width="{_CELL - 2}" height="{_ROW - 2}"'
+def _cell(x: float, y: float, width: float, cell: Cell) -> str:
+    box = f'x="{x:.0f}" y="{y}" width="{width - 2:.0f}" height="{_ROW - 2}"'
+    text = escape(words.printable(cell.text))
     return (
-        f'<rect class="cell" {box}/><rect class="heat" {box} fill-opacity="{share * 0.75:.2f}"/>'
-        f'<text class="number" x="{x + _CELL / 2 - 1}" y="{y + 15}" text-anchor="middle">{escape(text)}</text>'
+        f'<rect class="cell" {box}/><rect class="heat" {box} fill-opacity="{cell.share * 0.75:.2f}"/>'
+        f'<text class="number" x="{x + width / 2 - 1:.0f}" y="{y + 15}" text-anchor="middle">{text}</text>'
     )
 
 
-def _grid(top: float) -> str:
+def _grid(top: float, unit: str) -> str:
     parts = []
     for tick in range(_TICKS + 1):
         y = _HEIGHT - _BOTTOM - tick / _TICKS * (_HEIGHT - _TOP - _BOTTOM)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        label = f"{top * tick / _TICKS:.4g}"
-        parts.append(f'<text class="axis" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+        parts.append(_axis_text(f"{top * tick / _TICKS:.4g}", _LEFT - 8, y + 4, "end"))
     middle = (_HEIGHT - _BOTTOM + _TOP) / 2
     turned = f'transform="rotate(-90 14 {middle})"'
-    return "".join(parts) + f'<text class="axis" x="14" y="{middle}" text-anchor="middle" {turned}>GB/s</text>'
+    title = escape(words.printable(unit))
+    return "".join(parts) + f'<text class="axis" x="14" y="{middle}" text-anchor="middle" {turned}>{title}</text>'
 
 
-def _size(size: float, x: float) -> str:
-    return f'<text class="axis" x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{words.size(size)}</text>'
+def _axis_title(title: str) -> str:
+    return _axis_text(title, (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 4, "middle")
 
 
-def _line(number: int, line: Line, points: list[tuple[float, float]]) -> str:
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    dots = "".join(
-        f'<circle class="dot c{number % 4}" cx="{x:.1f}" cy="{y:.1f}" r="3">'
-        f"<title>{escape(words.printable(line.name))} {words.size(size)}: {rate:.4g} GB/s</title></circle>"
-        for (x, y), (size, rate) in zip(points, line.points, strict=True)
+def _below(label: str, x: float) -> str:
+    return _axis_text(label, x, _HEIGHT - _BOTTOM + 18, "middle")
+
+
+def _axis_text(text: str, x: float, y: float, anchor: str) -> str:
+    inner = escape(words.printable(text))
+    return f'<text class="axis" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{inner}</text>'
+
+
+def _limit(y: float, bound: float, unit: str) -> str:
+    told = escape(words.printable(f"limit {bound:g} {unit}"))
+    return (
+        f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<text class="limit-text" x="{_LEFT + 6}" y="{y - 5 if y > _TOP + 16 else y + 14:.1f}">{told}</text>'
     )
-    x, y = points[-1]
-    name = escape(words.printable(line.name))
-    label = f'<text class="axis" x="{x:.1f}" y="{max(y - 8, 10):.1f}" text-anchor="end">{name}</text>'
-    return f'<polyline class="curve c{number % 4}" points="{path}"/>{dots}{label}'
 
 
-def _svg(width: float, height: float, title: str, inner: str) -> str:
+def _curve(line: Line, kind: str, points: Sequence[tuple[float, float]], axis: Axis, unit: str) -> str:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    drawn = f'<polyline class="curve {kind}" points="{path}"/>'
+    if len(points) > _DOTTED:
+        return drawn
+    return drawn + "".join(
+        f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="3"><title>'
+        f"{escape(words.printable(f'{line.name} {axis.label(at)}: {value:.4g} {unit}'))}</title></circle>"
+        for (x, y), (at, value) in zip(points, line.points, strict=True)
+    )
+
+
+def _svg(width: float, height: float, title: str, inner: str) -> Drawing:
     label = escape(words.printable(title), quote=True)
-    size = f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px"'
-    return f'<svg role="img" aria-label="{label}" {size}>{inner}</svg>'
+    size = f'viewBox="0 0 {width:.0f} {height:.0f}" style="width:{width:.0f}px"'
+    return Drawing(f'<svg role="img" aria-label="{label}" {size}>{inner}</svg>', width)
 
 
 def _round_up(value: float) -> float:
-    """Return the next of 1, 2, 4, 5, 8, 10 times a power of ten, so that four ticks are round numbers."""
+    """Return the next of 1, 2, 4, 6, 8, 10 times a power of ten, so that four ticks are round numbers."""
+    if value <= 0:
+        return 1.0
     power = 10.0 ** math.floor(math.log10(value))
-    return next((step * power for step in (1, 2, 4, 5, 6, 8) if step * power >= value), 10 * power)
+    return next((step * power for step in (1, 2, 4, 6, 8) if step * power >= value), 10 * power)
 
 
-def _spread(sizes: list[float]) -> list[float]:
-    return sizes[:: max(1, math.ceil(len(sizes) / 9))]
-
-
-def _short(device: Any) -> str:
-    text = str(device or "")
-    return text[:12] if text.startswith(("GPU-", "MIG-")) else text[-12:]
+def _marks(axis: Axis, values: list[float]) -> list[float]:
+    """Return where the axis is labelled: at sizes that were measured, else at round numbers."""
+    if axis.logarithmic:
+        return values[:: math.ceil(len(values) / _LABELS)]
+    step = max(_round_up((values[-1] - values[0]) / (_LABELS - 1)), 1.0)
+    first = math.ceil(values[0] / step)
+    return [number * step for number in range(first, math.floor(values[-1] / step) + 1)] or values[:1]

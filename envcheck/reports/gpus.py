@@ -52,6 +52,12 @@ def table(report: RunReport) -> tuple[list[str], list[list[Cell]]]:
     return titles, rows
 
 
+def title(report: RunReport, uuid: str) -> str:
+    """Return a GPU as people point at it: its number on this node, and its UUID."""
+    known = {gpu.uuid: gpu for gpu in report.snapshot.gpus}
+    return f"GPU {_index(known[uuid], list(known).index(uuid))} ({uuid})" if uuid in known else uuid
+
+
 def _index(gpu: Gpu, number: int) -> Any:
     index = gpu.signal("index").value
     return number if index is None else index

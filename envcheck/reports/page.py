@@ -11,28 +11,33 @@ from typing import Any, Final
 import msgspec
 
 from envcheck.node import snapshot
-from envcheck.reports import drawings, gpus, words
-from envcheck.reports.culprits import FINDINGS
+from envcheck.reports import gpus, words
+from envcheck.reports.culprits import FINDINGS, culprits
+from envcheck.reports.figures import Figure, figures
 from envcheck.reports.model import RunReport
 from envcheck.runner.record import OutcomeRow
 
 _CSS: Final = Path(__file__).with_name("page.css")
 _ORDER: Final = ("fail", "error", "warn", "pass", "skip")
+_NAMES: Final = 6
+# A drawing wider than this, in pixels, gets the page's whole width.
+_COLUMN: Final = 560
 # Nothing may be fetched, whatever a log smuggles in.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(report: RunReport) -> str:
-    """Return the page: the verdict, what is wrong, the GPUs, all checks, the curves; evidence folded away."""
+    """Return the page: the verdict, what is wrong, the GPUs, the curves, all checks; evidence folded away."""
     title = f"{report.verdict.status}: {report.host.name}, {report.target.name}"
-    body = [_verdict(report), _findings(report), _gpus(report), _checks(report), _figures(report), _evidence(report)]
+    body = [_findings(report), _gpus(report), _figures(report), _checks(report), _evidence(report)]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{_text(f'envcheck {title}')}</title>\n"
         f"<style>\n{_CSS.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n"
-        f"{''.join(body)}<footer>envcheck {_text(report.tool)}, {_text(report.schema)}</footer>\n</body>\n</html>\n"
+        f"{_verdict(report)}<main>\n{''.join(body)}</main>\n"
+        f"<footer>envcheck {_text(report.tool)}, {_text(report.schema)}</footer>\n</body>\n</html>\n"
     )
 
 
@@ -56,7 +61,21 @@ def _verdict(report: RunReport) -> str:
     ]
     sentence = f"<h1>{_text(report.verdict.sentence)}</h1>"
     shown = _list((title, value) for title, value in facts if value)
-    return f'<header class="verdict {report.verdict.status}">{sentence}<p class="counts">{counts}</p>{shown}</header>\n'
+    first = "".join(f"<p>{_text(line)}</p>" for line in _first(report))
+    head = f'{sentence}<p class="counts">{counts}</p>{first}{shown}'
+    return f'<header class="verdict {report.verdict.status}">{head}</header>\n'
+
+
+def _first(report: RunReport) -> Iterable[str]:
+    """Yield what to look at first: the check that decided, and the one GPU that most findings name."""
+    why = words.conclusion(report).removeprefix(report.verdict.sentence).removeprefix(".").strip()
+    if why:
+        yield why
+    blamed = {uuid: [o.id for o in found] for uuid, found in culprits(report).items() if found}
+    most = max(blamed.values(), key=len, default=[])
+    named = [uuid for uuid, found in blamed.items() if len(found) == len(most)]
+    if len(named) == 1 and len(most) > 1:
+        yield f"{', '.join(most)} name one GPU: {gpus.title(report, named[0])}."
 
 
 def _findings(report: RunReport) -> str:
@@ -76,11 +95,15 @@ def _gpus(report: RunReport) -> str:
     titles, rows = gpus.table(report)
     if not rows:
         return ""
-    head = "".join(f"<th>{_text(title)}</th>" for title in titles)
+    head = "".join(f'<th scope="col">{_text(title)}</th>' for title in titles)
     body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>\n" for row in rows)
-    return (
-        f'<h2>GPUs</h2>\n<div class="wide"><table class="gpus"><thead><tr>{head}</tr></thead>\n{body}</table></div>\n'
-    )
+    table = f'<table class="gpus"><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>'
+    return f"<h2>GPUs</h2>\n{_wide(table, 'GPUs')}\n"
+
+
+def _wide(inner: str, title: str) -> str:
+    """Return what may be wider than the screen: it scrolls alone, by keyboard too."""
+    return f'<div class="wide" role="region" aria-label="{_text(title)}" tabindex="0">{inner}</div>'
 
 
 def _cell(cell: gpus.Cell) -> str:
@@ -92,54 +115,44 @@ def _cell(cell: gpus.Cell) -> str:
 def _checks(report: RunReport) -> str:
     groups = sorted(words.alike(report.outcomes), key=lambda same: _ORDER.index(same[0].status))
     rows = "".join(_row(same) for same in groups)
-    head = '<thead><tr><th>status</th><th>check</th><th>what was found</th><th class="number">value</th>'
-    head += '<th class="number">limit</th><th class="number">seconds</th></tr></thead>'
-    return f'<h2>Checks</h2>\n<div class="wide"><table class="checks">{head}\n{rows}</table></div>\n'
+    plain = "".join(f'<th scope="col">{title}</th>' for title in ("status", "check", "what was found"))
+    numbers = "".join(f'<th scope="col" class="number">{title}</th>' for title in ("value", "limit", "seconds"))
+    head = f"<thead><tr>{plain}{numbers}</tr></thead>"
+    table = f'<table class="checks">{head}\n<tbody>{rows}</tbody></table>'
+    return f"<h2>Checks</h2>\n{_wide(table, 'Checks')}\n"
 
 
 def _row(same: list[OutcomeRow]) -> str:
     first = same[0]
-    names = "<br>".join(_text(outcome.id) for outcome in same)
     value = words.quantity(first.value, first.unit) if words.number(first.value) is not None else ""
-    limit = words.bound(first) if value else ""
+    limit = words.bound(first, unit=first.limit is not None and first.limit.unit != first.unit) if value else ""
     timed = first.kind == "env" and first.attempts and first.status != "skip" and len(same) == 1
     seconds = f"{first.seconds:.1f}" if timed else ""
     numbers = "".join(f'<td class="number">{_text(text)}</td>' for text in (value, limit, seconds))
     soft = ' class="soft"' if first.status == "skip" else ""
-    cells = f'<td>{_status(first.status)}</td><td class="id">{names}</td><td{soft}>{_text(first.summary)}</td>{numbers}'
+    names, found = _named(same)
+    cells = f'<td>{_status(first.status)}</td><td class="id">{names}</td><td{soft}>{_text(found)}</td>{numbers}'
     return f"<tr>{cells}</tr>\n"
 
 
+def _named(same: list[OutcomeRow]) -> tuple[str, str]:
+    """Return the checks' names and what was found; of many the names stand in prose."""
+    if len(same) <= _NAMES:
+        return "<br>".join(_text(outcome.id) for outcome in same), same[0].summary
+    return f"{len(same)} checks", f"{same[0].summary}: {', '.join(outcome.id for outcome in same)}"
+
+
 def _figures(report: RunReport) -> str:
-    drawn = "".join(figure for outcome in report.outcomes for figure in _figure(outcome))
-    return f"<h2>Measured</h2>\n{drawn}" if drawn else ""
+    drawn = "".join(_figure(figure) for outcome in report.outcomes for figure in figures(outcome))
+    return f'<h2>Measured</h2>\n<div class="figures">{drawn}</div>\n' if drawn else ""
 
 
-def _figure(outcome: OutcomeRow) -> Iterable[str]:
-    curves = drawings.lines(outcome.details)
-    if curves:
-        judged = outcome.limit if outcome.unit == "GB/s" and outcome.limit and outcome.limit.unit == "GB/s" else None
-        bound = words.number(judged.value) if judged else None
-        yield _captioned(
-            drawings.curve(curves, bound, f"{outcome.id} by size"), f"{outcome.id}: bandwidth by message size"
-        )
-    slow = drawings.ranks_map(outcome)
-    if slow:
-        yield _captioned(slow, f"{outcome.id}: time of each rank against the middle one, by message size")
-    reached = drawings.values_map(outcome)
-    if reached:
-        yield _captioned(
-            reached, f"{outcome.id}: {outcome.unit} of each rank (the stronger, the further behind the best)"
-        )
-    for name, value in outcome.details.items():
-        square = drawings.matrix(value, f"{outcome.id} {name}")
-        if square:
-            unit = f", {outcome.unit}" if outcome.unit else ""
-            yield _captioned(square, f"{outcome.id}: {name}{unit} (the stronger, the further below the best)")
-
-
-def _captioned(svg: str, caption: str) -> str:
-    return f'<figure><figcaption>{_text(caption)}</figcaption><div class="wide">{svg}</div></figure>\n'
+def _figure(figure: Figure) -> str:
+    keys = "".join(f'<li><i class="key {kind}"></i>{_text(name)}</li>' for kind, name in figure.legend)
+    legend = f'<ul class="legend">{keys}</ul>' if keys else ""
+    caption = f"<figcaption>{_text(figure.caption)}</figcaption>"
+    broad = ' class="broad"' if figure.drawing.width > _COLUMN else ""
+    return f"<figure{broad}>{caption}{_wide(figure.drawing.svg, figure.caption)}{legend}</figure>\n"
 
 
 def _evidence(report: RunReport) -> str:

@@ -44,10 +44,17 @@ def number(value: Any) -> float | None:
         return None
 
 
-def bound(outcome: OutcomeRow) -> str:
-    """Return the limit an outcome was judged by, e.g. "≥ 380 GB/s"; "" where there was none."""
+def bound(outcome: OutcomeRow, *, unit: bool = True) -> str:
+    """Return the limit an outcome was judged by, e.g. "≥ 380 GB/s", or without its unit; "" where there was none."""
     limit = outcome.limit
-    return f"{_SIGNS.get(limit.kind, limit.kind)} {quantity(limit.value, limit.unit)}" if limit else ""
+    if limit is None:
+        return ""
+    return f"{_SIGNS.get(limit.kind, limit.kind)} {quantity(limit.value, _shown(limit.unit, unit=unit))}"
+
+
+def _shown(unit_of: str, *, unit: bool) -> str:
+    """Return the unit to tell a value in; bytes are always told in theirs."""
+    return unit_of if unit or unit_of in BYTES else ""
 
 
 def particulars(outcome: OutcomeRow) -> Iterable[tuple[str, str]]:
@@ -108,6 +115,22 @@ def hardware(report: RunReport) -> str:
     if report.mode == "cpu":
         return f"CPU{f': gloo, {ranks} ranks' if ranks else ''}, {report.host.cpus} cores. No GPU was tested."
     return "nothing: it is not known what the environment sees"
+
+
+def conclusion(report: RunReport) -> str:
+    """Return the verdict, and of the first check that decided it why, and what to do: the line a run ends with."""
+    sentence = report.verdict.sentence
+    decided = [o for o in report.outcomes if o.status == report.verdict.status != "pass"]
+    if not decided:
+        return sentence
+    first = decided[0]
+    others = f"{first.id}: " if len(decided) > 1 else ""
+    remedy = f" What to do: {_sentence(first.remedy)}" if first.remedy else ""
+    return f"{_sentence(sentence)} {_sentence(others + first.summary)}{remedy}"
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def unfinished(report: RunReport) -> list[str]:

@@ -70,7 +70,7 @@ def test_all_about_one_says_what_it_needs_costs_and_is_judged_by(identity: str, 
 
 def test_every_limit_belongs_to_a_check_that_tells_it() -> None:
     shown = {row["check"] for found in discover() for row in catalogue.rows(found)}
-    assert {row["check"] for row in limits.rows()} == shown
+    assert {row["check"] for row in limits.rows()} == shown, "name the row in the file of the check that judges by it"
 
 
 def test_every_check_says_where_it_runs_in_known_words() -> None:

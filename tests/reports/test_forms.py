@@ -26,7 +26,7 @@ SAMPLE: Final = re.compile(r'[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-z_]+="([^"\\\n]|\\[\
 TAGS: Final = re.findall(
     r"\w+",
     "html head meta title style body header h1 h2 h3 p span dl dt dd section table thead tr th td br div "
-    "figure figcaption svg line text polyline circle rect details summary pre footer",
+    "main tbody ul li i figure figcaption svg line text polyline circle rect details summary pre footer",
 )
 TEXT = st.text(max_size=30) | st.sampled_from(
     ["<b>&\"'", "\x1b[31m\x00", "| a |\n`", "]]>", "\ufffe", "</script>", "--"]

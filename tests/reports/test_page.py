@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
+from envcheck.reports import page as page_module
 from envcheck.reports.model import RunReport
 from envcheck.reports.page import page
 from envcheck.runner.record import LimitRow, OutcomeRow, Plan
@@ -143,7 +144,7 @@ def test_a_curve_is_drawn_to_scale_with_its_limit(report: MakeReport) -> None:
     text = page(report(SLOW))
     at = heights(text)
     assert at == sorted(at, reverse=True)
-    zero, limit = 250 - 40, float(re.findall(r'<line class="limit" x1="\d+" x2="\d+" y1="([\d.]+)"', text)[0])
+    zero, limit = 240 - 40, float(re.findall(r'<line class="limit" x1="\d+" x2="\d+" y1="([\d.]+)"', text)[0])
     assert (zero - at[2]) / (zero - limit) == pytest.approx(312.5 / 380, abs=0.01)
     assert (zero - at[0]) / (zero - at[1]) == pytest.approx(0.1, abs=0.02)
 
@@ -175,3 +176,65 @@ def test_a_run_that_was_cut_short_says_so(report: MakeReport) -> None:
     text = page(report(plan=Plan(level="quick", checks=whole.plan.checks, nproc=2), ended=""))
     assert "cut short" in text
     assert "<dt>never ran</dt><dd>a</dd>" in text
+
+
+def test_what_decided_and_the_gpu_that_most_findings_name_stand_at_the_top(report: MakeReport) -> None:
+    gpus = [Gpu(f"GPU-{i}", {"index": Signal(i)}) for i in (0, 1)]
+    bad = [row(name, "fail", remedy="cool it", summary=f"{name}: GPU-1 is hot") for name in ("heat", "gemm")]
+    text = page(report(*bad, snapshot=Snapshot("", {}, gpus)))
+    head = text[: text.index("<main>")]
+    assert "<p>heat: heat: GPU-1 is hot. What to do: cool it.</p>" in head
+    assert "<p>heat, gemm name one GPU: GPU 1 (GPU-1).</p>" in head
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of #rrggbb or #rgb (WCAG 2.1)."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of two colours (WCAG 2.1)."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def blend(over: str, under: str, share: float) -> str:
+    """Return what is seen of a colour that covers a share of another."""
+    pairs = [(int(over[i : i + 2], 16), int(under[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(a * share + b * (1 - share)):02x}" for a, b in pairs)
+
+
+@pytest.mark.parametrize("theme", [0, 1, 2], ids=["light", "dark", "print"])
+def test_every_text_can_be_read_on_its_ground(theme: int) -> None:
+    css = Path(page_module.__file__).with_name("page.css").read_text(encoding="utf-8")
+    themes = [dict(re.findall(r"--(\w+): (#[0-9a-f]+)", block)) for block in re.findall(r":root \{([^}]*)\}", css)]
+    colours = themes[theme]
+    for ground in ("page", "card"):
+        for text in ("text", "soft", "pass", "warn", "fail", "error", "skip"):
+            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+    # Curves are graphics, which want 3:1; a heat map's text stands on its strongest cell.
+    assert min(contrast(colours[f"c{n}"], colours["page"]) for n in range(6)) >= 3
+    card = colours["card"] if len(colours["card"]) == 7 else "#" + "".join(2 * d for d in colours["card"][1:])
+    assert contrast(colours["text"], blend(colours["heat"], card, 0.75)) >= 4.5
+
+
+def test_what_is_wider_than_the_screen_can_be_reached_by_keyboard(report: MakeReport) -> None:
+    read = Page(page(report(SLOW)))
+    wide = [attributes for tag, attributes in read.tags if tag == "div" and attributes.get("class") == "wide"]
+    assert wide
+    assert all(a["tabindex"] == "0" and a["aria-label"] for a in wide)
+    assert all(a["aria-label"] for tag, a in read.tags if tag == "svg")
+    assert all(a.get("scope") == "col" for tag, a in read.tags if tag == "th")
+    assert ("html", {"lang": "en"}) in read.tags
+
+
+def test_many_alike_share_a_row_and_a_limit_in_the_values_unit_does_not_repeat_it(report: MakeReport) -> None:
+    skipped = [row(f"c{n}", "skip", summary="needs 1 GPU") for n in range(9)]
+    read = Page(page(report(SLOW, *skipped)))
+    cells = read.all("td")
+    assert "9 checks" in cells
+    assert "needs 1 GPU: c0, c1, c2, c3, c4, c5, c6, c7, c8" in cells
+    assert {"312.5 GB/s", "≥ 380"} <= set(cells)
