@@ -1,0 +1,186 @@
+"""Memory that forgets one bit in a trillion, in the one place where nobody looked.
+
+Seen in the wild: a cell stuck at 1 on a GPU without ECC, an address line that makes two places one, rows that forget
+under a neighbour's traffic. Patterns are written over nearly all free memory, wholly, and then read back: zeros, ones,
+alternating bits, each word's own address, random words; at last the alternating bits are inverted word by word upwards
+and back downwards (moving inversions, as memtest86 and DCGM's memtest do). The first wrong word is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned
+from envcheck.checks.env import _group
+
+CHECK = Check(
+    promise="every free word of memory holds each pattern that is written into it",
+    level="full",
+    seconds=15.0,
+    timeout=300.0,
+    ranks=0,
+)
+
+# Of what is free on a GPU, what is written and compared with together; the rest is for torch's own temporaries.
+SHARE = 0.9
+MIB = 1 << 20
+CHUNK = {"cuda": 256 * MIB, "cpu": MIB}
+CPU_BYTES = 8 * MIB
+WORD = 8
+LIMIT = Limit(0, "words", "what is read back is what was written", "at most")
+TESTED = Limit(0.75, "of the GPU's memory", "NVIDIA/DCGM nvvs: its memory test has to get 75 % of a GPU's memory")
+_FIX = "take this GPU out and test it alone (dcgmi diag -r 4); rows that stay wrong after a reset mean replace it"
+Fill = Callable[[Any, int], None]
+
+
+def measure(rank: Rank) -> Measured:
+    """Write and read back every pattern; say how much was tested and what was wrong in each pass."""
+    import torch
+
+    device = _group.device_of(rank)
+    free, total = torch.cuda.mem_get_info(device) if device.type == "cuda" else (CPU_BYTES, CPU_BYTES)
+    chunks = _chunks(torch, device, int(free * SHARE))
+    scratch = chunks.pop()
+    passes = {name: _pass(chunks, scratch, fill) for name, fill in fills(torch).items()}
+    passes["moving inversions"] = _inversions(chunks, scratch)
+    return {
+        **_group.standing(rank, scratch),
+        "tested": sum(chunk.numel() for chunk in chunks) * WORD,
+        "total": total,
+        "passes": passes,
+    }
+
+
+def _chunks(torch: Any, device: Any, wanted: int) -> list[Any]:
+    """Return tensors that fill `wanted` bytes, as far as there is that much; two at least, or torch raises."""
+    size, found = CHUNK[device.type], list[Any]()
+    while len(found) * size < max(wanted, 2 * size):
+        more = _allocated(torch, device, size // WORD, needed=len(found) < 2)  # noqa: PLR2004 (as promised)
+        if more is None:
+            return found
+        found.append(more)
+    return found
+
+
+def _allocated(torch: Any, device: Any, words: int, *, needed: bool) -> Any:
+    try:
+        return torch.empty(words, dtype=torch.int64, device=device)
+    except torch.cuda.OutOfMemoryError:  # others took what was free a moment ago
+        if needed:
+            raise
+        return None
+
+
+def fills(torch: Any) -> dict[str, Fill]:
+    """Return what fills the n-th chunk, by the pattern's name; the same words each time it is called."""
+
+    def address(chunk: Any, number: int) -> None:
+        torch.arange(number * chunk.numel(), (number + 1) * chunk.numel(), out=chunk)
+
+    def noise(chunk: Any, number: int) -> None:
+        generator = torch.Generator(device=chunk.device).manual_seed(number)
+        chunk.random_(-(2**63), 2**63 - 1, generator=generator)
+
+    same = {"zeros": 0, "ones": -1, "0x55": 0x5555555555555555, "0xaa": ~0x5555555555555555}
+    constant = {name: lambda chunk, _, word=word: chunk.fill_(word) for name, word in same.items()}
+    return {**constant, "address": address, "random": noise}
+
+
+def _pass(chunks: list[Any], scratch: Any, fill: Fill) -> Measured:
+    """Fill everything, and only then read it back: a write that lands elsewhere too shows."""
+    for number, chunk in enumerate(chunks):
+        fill(chunk, number)
+    found = _nothing()
+    for number, chunk in enumerate(chunks):
+        fill(scratch, number)
+        _compare(found, chunk, scratch, number)
+    return found
+
+
+def _inversions(chunks: list[Any], scratch: Any) -> Measured:
+    found, word, order = _nothing(), 0x5555555555555555, list(enumerate(chunks))
+    for chunk in chunks:
+        chunk.fill_(word)
+    for walk in (order, order[::-1]):
+        scratch.fill_(word)
+        word = ~word
+        for number, chunk in walk:
+            _compare(found, chunk, scratch, number)
+            chunk.fill_(word)
+    scratch.fill_(word)
+    for number, chunk in order:
+        _compare(found, chunk, scratch, number)
+    return found
+
+
+def _nothing() -> Measured:
+    return {"wrong": 0, "first": None}
+
+
+def _compare(found: Measured, chunk: Any, expected: Any, number: int) -> None:
+    """Count the words that are not as expected, and keep the first: its offset in bytes, its address, its bits."""
+    differs = chunk != expected
+    wrong = int(differs.sum())
+    if wrong and found["first"] is None:
+        index = int(differs.nonzero()[0])
+        flipped = (int(chunk[index]) ^ int(expected[index])) & (2**64 - 1)
+        at = {"offset": (number * chunk.numel() + index) * WORD, "address": hex(chunk.data_ptr() + index * WORD)}
+        found["first"] = {**at, "xor": f"0x{flipped:016x}"}
+    found["wrong"] += wrong
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Fail naming the GPU, the pattern, the first wrong word and its bits; warn where little of a GPU was free."""
+    found = _group.problem(view, ranks, backend=False)
+    if found is not None:
+        return found
+    owed = [*fills(None), "moving inversions"]
+    for entry in ranks:
+        passes = entry.get("passes") or {}
+        missing = [name for name in owed if not _group.finite((passes.get(name) or {}).get("wrong"))]
+        if missing or not _group.finite(entry.get("tested")) or entry["tested"] <= 0:
+            return undecided(f"rank {entry['rank']} tested no {', '.join(missing) or 'memory'}", fix="see the log")
+        wrong = {name: passes[name] for name in owed if passes[name]["wrong"] != 0}
+        if wrong:
+            return _wrong(entry, wrong)
+    return (_little(ranks) if view.mode == "gpu" else None) or passed(
+        f"{sum(entry['tested'] for entry in ranks) / MIB:,.0f} MiB on {len(ranks)} rank(s) held {len(owed)} patterns",
+        value=0,
+        unit=LIMIT.unit,
+        limit=LIMIT,
+        tested={str(entry["rank"]): entry["tested"] for entry in ranks},
+    )
+
+
+def _wrong(entry: Measured, wrong: dict[str, Measured]) -> Outcome:
+    name, told = next(iter(wrong.items()))
+    first = told.get("first") or {}
+    count = sum(one["wrong"] for one in wrong.values())
+    return failed(
+        f"rank {entry['rank']} on {entry['device']}: {count} words came back wrong, the first under {name}: "
+        f"byte {first.get('offset')} (address {first.get('address')}), bits {first.get('xor')}",
+        fix=_FIX,
+        value=count,
+        unit=LIMIT.unit,
+        limit=LIMIT,
+        rank=entry["rank"],
+        device=entry["device"],
+        passes=wrong,
+    )
+
+
+def _little(ranks: Ranks) -> _group.Problem:
+    for entry in ranks:
+        total: Any = entry.get("total")
+        share = entry["tested"] / total if _group.finite(total) and total > 0 else 0.0
+        if share < TESTED.value:
+            return warned(
+                f"rank {entry['rank']} on {entry['device']}: {share:.0%} of its memory was free to be tested",
+                fix="end what holds memory on this GPU (nvidia-smi), and run it again",
+                value=round(share, 4),
+                unit=TESTED.unit,
+                limit=TESTED,
+                rank=entry["rank"],
+            )
+    return None

@@ -1,0 +1,62 @@
+"""Checks of what GPUs compute and keep, with real processes of a real torch: once honest, and once for each lie."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SABOTAGE = Path(__file__).parent / "sabotage"
+HONEST = ("memory-patterns", "fp8-training")
+LIES = {
+    "memory-flips-a-bit": "rank 1 on cpu: 4 words came back wrong, the first under zeros: byte 2097768",
+    "memory-aliases": "rank 0 on cpu: 524288 words came back wrong, the first under address: byte 1048576",
+    "fp8-scales-once": "rank 1 on cpu: the loss is not finite",
+    "fp8-in-name-only": "rank 0 on cpu multiplied bfloat16 x bfloat16, not in FP8",
+}
+ON_GPUS_ONLY = ("sustained-gemm",)
+
+
+@pytest.fixture(scope="module")
+def outcomes(torch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Run every check once, the sabotaged ones beside the honest."""
+    output = tmp_path_factory.mktemp("compute") / "report.json"
+    chosen = [option for check in (*HONEST, *LIES, *ON_GPUS_ONLY) for option in ("--only", check)]
+    command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(torch_python), "--nproc", "2"]
+    command += ["--checks", str(SABOTAGE), *chosen, "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    return {row["id"]: row for row in json.loads(output.read_text())["outcomes"]}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("check", HONEST)
+def test_an_honest_environment_passes(outcomes: dict[str, Any], check: str) -> None:
+    row = outcomes[check]
+    if check == "fp8-training" and row["status"] == "skip":
+        assert "on a CPU" in row["summary"]
+        return
+    assert row["status"] == "pass", row
+    assert row["value"] is not None
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("lie", LIES)
+def test_each_lie_fails_naming_its_culprit(outcomes: dict[str, Any], lie: str) -> None:
+    row = outcomes[lie]
+    if lie.startswith("fp8") and outcomes["fp8-training"]["status"] == "skip":
+        pytest.skip(outcomes["fp8-training"]["summary"])
+    assert row["status"] == "fail", row
+    assert LIES[lie] in row["summary"]
+    assert row["remedy"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("check", ON_GPUS_ONLY)
+def test_what_a_cpu_cannot_show_is_skipped_with_its_reason(outcomes: dict[str, Any], check: str) -> None:
+    assert outcomes[check]["status"] == "skip"
+    assert "GPU" in outcomes[check]["summary"]

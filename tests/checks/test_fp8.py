@@ -1,0 +1,136 @@
+"""FP8: which torch and GPU owe it, and a training judged on both sides of its limits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
+from envcheck.checks.env import _fp8, fp8_training
+
+Node = Callable[..., View]
+Entry = dict[str, Any]
+NAN = float("nan")
+STEPS = fp8_training.STEPS
+LOSSES = [1.0, *[0.05] * (STEPS - 1)]
+
+
+def report(view: View, **changes: Any) -> list[Entry]:
+    where = {"world": len(view.snapshot.gpus), "host": "node1", "is_cuda": True, "backend": None}
+    losses = {"float8": list(LOSSES), "bfloat16": list(LOSSES)}
+    told = {"losses": losses, "formats": list(fp8_training.FORMATS), **changes}
+    return [
+        {"rank": rank, "device": gpu.uuid, **where, **copy.deepcopy(told)}
+        for rank, gpu in enumerate(view.snapshot.gpus)
+    ]
+
+
+@pytest.fixture
+def h100(node: Node) -> View:
+    return node("h100x8")
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "why"),
+    [
+        ("2.1.2+cu121", (9, 0), ""),
+        ("2.1.2+cu121", (8, 9), "torch before 2.3"),
+        ("2.3.0+cu121", (8, 9), ""),
+        ("2.15.0+cu132", (12, 0), ""),
+        ("2.15.0+cu132", (8, 0), "not in this GPU"),
+        ("2.15.0+cu132", (8, 6), "not in this GPU"),
+    ],
+)
+def test_who_owes_fp8(version: str, capability: tuple[int, int], why: str) -> None:
+    torch = SimpleNamespace(__version__=version, _scaled_mm=1, float8_e4m3fn=1)
+    assert _fp8.lacking(torch, SimpleNamespace(type="cuda"), capability) == why
+
+
+def test_a_torch_without_it_is_named() -> None:
+    torch = SimpleNamespace(__version__="2.0.1+cu118")
+    assert "2.0.1+cu118 has no" in _fp8.lacking(torch, SimpleNamespace(type="cuda"), (9, 0))
+
+
+@pytest.mark.parametrize("given", ["product", ("product", "largest")])
+def test_the_product_is_found_in_what_each_torch_gives(given: Any) -> None:
+    called: Entry = {}
+
+    def scaled(_left: Any, _right: Any, **options: Any) -> Any:
+        called.update(options)
+        return given
+
+    torch = SimpleNamespace(_scaled_mm=scaled, bfloat16="bf16")
+    right = SimpleNamespace(t=lambda: "right.T")
+    assert _fp8.multiply(torch, "left", 2.0, right, 3.0) == "product"
+    assert called == {"scale_a": 2.0, "scale_b": 3.0, "out_dtype": "bf16"}
+
+
+def test_a_loss_that_follows_passes(h100: View) -> None:
+    outcome = fp8_training.judge(h100, report(h100))
+    assert (outcome.status, outcome.value) == (PASS, 0.0)
+    assert fp8_training.judge(h100, []).status == ERROR
+
+
+@pytest.mark.parametrize(("apart", "status"), [(0.0299, PASS), (0.0301, FAIL), (-0.0301, FAIL)])
+def test_a_loss_that_goes_its_own_way_names_the_gpu(h100: View, apart: float, status: str) -> None:
+    ranks = report(h100)
+    ranks[3]["losses"]["float8"][10] += apart
+    outcome = fp8_training.judge(h100, ranks)
+    assert outcome.status == status
+    if status == FAIL:
+        assert f"rank 3 on {h100.snapshot.gpus[3].uuid}" in outcome.summary
+        assert outcome.limit is fp8_training.DISTANCE
+        assert outcome.remedy
+
+
+@pytest.mark.parametrize("dtype", ["float8", "bfloat16"])
+@pytest.mark.parametrize(("last", "status"), [(0.0999, PASS), (0.1001, FAIL)])
+def test_a_loss_that_does_not_fall_fails(h100: View, dtype: str, last: float, status: str) -> None:
+    ranks = report(h100)
+    ranks[0]["losses"]["float8"] = [1.0, *[0.09] * (STEPS - 1)]
+    ranks[0]["losses"]["bfloat16"] = [1.0, *[0.09] * (STEPS - 1)]
+    ranks[0]["losses"][dtype][-1] = last
+    assert fp8_training.judge(h100, ranks).status == status
+
+
+@pytest.mark.parametrize("loss", [NAN, None, "1.0", float("inf"), True])
+@pytest.mark.parametrize("dtype", ["float8", "bfloat16"])
+def test_a_loss_that_is_no_number_fails(h100: View, dtype: str, loss: Any) -> None:
+    ranks = report(h100)
+    ranks[7]["losses"][dtype][4] = loss
+    assert fp8_training.judge(h100, ranks).status == FAIL
+    ranks[7]["losses"] = {"float8": [0.0] * STEPS, "bfloat16": [0.0] * STEPS}
+    assert fp8_training.judge(h100, ranks).status == FAIL
+
+
+@pytest.mark.parametrize("losses", [{}, None, {"float8": [1.0], "bfloat16": [1.0]}, {"float8": LOSSES}])
+def test_a_training_that_was_not_is_an_error(h100: View, losses: Any) -> None:
+    assert fp8_training.judge(h100, report(h100, losses=losses)).status == ERROR
+
+
+@pytest.mark.parametrize("formats", [[], None, ["bfloat16 x bfloat16"], [fp8_training.FORMATS[0]]])
+def test_fp8_in_name_only_fails(h100: View, formats: Any) -> None:
+    outcome = fp8_training.judge(h100, report(h100, formats=formats))
+    assert outcome.status == FAIL
+    assert "not in FP8" in outcome.summary
+
+
+def test_where_nobody_has_fp8_it_is_skipped_with_the_reason(node: Node) -> None:
+    view = node("a100x8")
+    outcome = fp8_training.judge(view, report(view, lacking="not in this GPU", losses=None))
+    assert outcome.status == SKIP
+    assert "not in this GPU" in outcome.summary
+
+
+def test_of_a_mixed_node_those_that_have_it_are_judged(h100: View) -> None:
+    ranks = report(h100)
+    ranks[0] |= {"lacking": "not in this GPU", "losses": None}
+    outcome = fp8_training.judge(h100, ranks)
+    assert outcome.status == PASS
+    assert "on 7 rank(s); not on rank(s) 0: not in this GPU" in outcome.summary
+    ranks[1]["losses"]["float8"][-1] = 0.2
+    assert fp8_training.judge(h100, ranks).status == FAIL
