@@ -39,7 +39,7 @@ def measure(rank: Rank) -> Measured:
             "Python.h": _file(Path(sysconfig.get_paths()["include"]) / "Python.h"),
             "triton": triton.origin if triton else None,
             "ptxas": _ptxas(triton.origin if triton else None),
-            "libcuda.so.1": os.environ.get("TRITON_LIBCUDA_PATH") or ctypes.util.find_library("cuda"),
+            "libcuda.so.1": _libcuda(),
         },
     }
 
@@ -62,6 +62,16 @@ def _ptxas(triton: str | None) -> str | None:
         return _file(Path(chosen))
     shipped = _file(Path(triton).parent / "backends" / "nvidia" / "bin" / "ptxas") if triton else None
     return shipped or shutil.which("ptxas")
+
+
+def _libcuda() -> str | None:
+    """Return where triton would link the driver's library from: its variable, the loader's cache, LD_LIBRARY_PATH."""
+    chosen = os.environ.get("TRITON_LIBCUDA_PATH")
+    if chosen:
+        return chosen if Path(chosen).is_dir() else None
+    directories = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
+    beside = (_file(Path(directory, "libcuda.so.1")) for directory in directories)
+    return ctypes.util.find_library("cuda") or next((path for path in beside if path), None)
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:

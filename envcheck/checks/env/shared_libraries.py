@@ -1,8 +1,9 @@
 """The loader takes the first library of a name, wherever that is, and torch was built against one of them.
 
-Seen in the wild: a wheel whose nvidia-cudnn was removed to save room; a base image's libcudnn beside the wheel's
-("cuDNN version incompatibility"); the stub libcuda of a devel image on the loader's path, which every CUDA call then
-reaches ("CUDA driver is a stub library").
+Seen in the wild: a wheel whose nvidia-cudnn was removed to save room; a base image's or conda's libcudnn beside the
+wheel's ("cuDNN version incompatibility"); nvidia-nccl-cu13 installed over nvidia-nccl-cu12, whose files it overwrites;
+the stub libcuda of a devel image on the loader's path, which every CUDA call then reaches ("CUDA driver is a stub
+library").
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from envcheck.checks import (
@@ -43,6 +44,7 @@ TWICE = re.compile(r"^(lib(?:cublas|cublasLt|cudnn\w*|nccl|cusparse|cufft|cusolv
 CACHE = "/etc/ld.so.cache"
 # Brought by the driver: an image on a build machine has none.
 DRIVER = ("libcuda.so", "libnvidia-ml.so")
+_FOR_CUDA = re.compile(r"(nvidia-.+)-cu\d\d")
 _NO_FILE = re.compile(r"^(\S+): cannot open shared object file")
 
 
@@ -55,13 +57,13 @@ def measure(rank: Rank) -> Measured:
         spec = importlib.util.find_spec(name)
         libraries += sorted(Path(spec.origin).parent.glob("*.so")) if spec and spec.origin else []
     broken = {path.name: why for path in libraries if (why := _load(path))}
-    cached = _cached()
+    cached, site = _cached(), Path(torch.__file__).parents[1]
     return {
         "rank": rank.rank,
         "tried": len(libraries),
         "broken": broken,
         "loaded_twice": {name: paths for name, paths in _by_name(_mapped()).items() if len(paths) > 1},
-        "beside": sorted(path for path in cached if TWICE.match(Path(path).name) and not path.startswith(sys.prefix)),
+        "beside": _beside(site, [*cached, *map(str, Path(sys.prefix, "lib").glob("lib*.so*"))]),
         "stubs": sorted({path for path in [*cached, *_on_path()] if "/stubs/" in path and "/libcuda.so" in path}),
     }
 
@@ -88,6 +90,18 @@ def _by_name(paths: Iterable[str]) -> dict[str, list[str]]:
         if found:
             names.setdefault(found[1], []).append(path)
     return names
+
+
+def _beside(site: Path, known: Iterable[str]) -> list[str]:
+    """Return the libraries known to the loader, or in conda's lib, that torch's packages in `site` bring too."""
+    brought = {
+        found[1]
+        for d in ("torch/lib", "nvidia/*/lib")
+        for p in site.glob(f"{d}/lib*")
+        if (found := TWICE.match(p.name))
+    }
+    named = ((path, TWICE.match(Path(path).name)) for path in known)
+    return sorted({path for path, found in named if found and found[1] in brought and not path.startswith(f"{site}/")})
 
 
 def _cached() -> list[str]:
@@ -131,11 +145,26 @@ def _several(view: View, entry: Measured) -> Outcome | None:
         fix = "remove one of them: the wheel's own is the one torch was built with"
         told = f"{name} is loaded twice: {', '.join(paths)}"
         return failed(told, fix=fix, value=len(twice), unit=LIMIT.unit, limit=LIMIT, twice=twice)
+    over = _overwritten(view.environment.get("packages") or {})
+    if over and view.environment.get("cuda"):
+        fix = "uninstall both, then install the one that torch names"
+        told = f"{' and '.join(over[0])} put the same files in one place"
+        return warned(told, fix=fix, value=len(over), unit=LIMIT.unit, limit=LIMIT, overwritten=over)
     if beside and view.environment.get("cuda"):
-        fix = "use a base without CUDA: the wheels bring theirs"
-        told = f"the system has its own {', '.join(beside[:3])} beside the wheel's"
+        fix = "use a base or an environment without CUDA: the wheels bring theirs"
+        told = f"there is {', '.join(beside[:3])} beside the wheel's own"
         return warned(told, fix=fix, value=len(beside), unit=LIMIT.unit, limit=LIMIT, beside=beside)
     return None
+
+
+def _overwritten(packages: Mapping[str, str]) -> list[list[str]]:
+    """Return NVIDIA's packages of one library for several CUDAs: they install into one directory."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(packages):
+        found = _FOR_CUDA.fullmatch(name)
+        if found:
+            groups.setdefault(found[1], []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
 
 
 def _drivers(why: str) -> bool:

@@ -1,0 +1,93 @@
+"""Each thing that torch.compile needs is found where it is looked for, and missed where it is not there."""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib.util
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from envcheck.checks import Rank
+from envcheck.checks.env import compile_prerequisites
+
+RANK = Rank(0, 1, 0, "cpu", "gloo", "")
+VARIABLES = ("CC", "CXX", "TRITON_PTXAS_PATH", "TRITON_LIBCUDA_PATH", "LD_LIBRARY_PATH")
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a directory that holds all there is: compilers, headers, triton with its ptxas, and libcuda."""
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    for name in ("bin/gcc", "bin/g++", "include/Python.h", "triton/__init__.py", "lib/libcuda.so.1"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch(mode=0o755)
+    (tmp_path / "triton/backends/nvidia/bin").mkdir(parents=True)
+    (tmp_path / "triton/backends/nvidia/bin/ptxas").touch()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/nonexistent:{tmp_path / 'lib'}")
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path / "include")})
+    monkeypatch.setattr(ctypes.util, "find_library", lambda _: None)
+    origin = tmp_path / "triton/__init__.py"
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda _: SimpleNamespace(origin=str(origin)) if origin.exists() else None
+    )
+    return tmp_path
+
+
+def missing() -> list[str]:
+    return [name for name, path in compile_prerequisites.measure(RANK)["found"].items() if not path]
+
+
+def test_all_of_it_is_found(machine: Path) -> None:
+    assert machine
+    assert missing() == []
+
+
+@pytest.mark.parametrize(
+    ("gone", "name"),
+    [
+        ("bin/gcc", ["C compiler"]),
+        ("bin/g++", ["C++ compiler"]),
+        ("include/Python.h", ["Python.h"]),
+        ("triton/__init__.py", ["triton", "ptxas"]),
+        ("triton/backends/nvidia/bin/ptxas", ["ptxas"]),
+        ("lib/libcuda.so.1", ["libcuda.so.1"]),
+    ],
+)
+def test_each_is_missed_by_itself(machine: Path, gone: str, name: list[str]) -> None:
+    (machine / gone).unlink()
+    assert missing() == name
+
+
+@pytest.mark.parametrize(
+    ("variable", "name"),
+    [
+        ("CC", ["C compiler"]),
+        ("CXX", ["C++ compiler"]),
+        ("TRITON_PTXAS_PATH", ["ptxas"]),
+        ("TRITON_LIBCUDA_PATH", ["libcuda.so.1"]),
+    ],
+)
+def test_a_variable_that_points_nowhere_is_no_find(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, variable: str, name: list[str]
+) -> None:
+    monkeypatch.setenv(variable, str(machine / "nothing"))
+    assert missing() == name
+
+
+def test_variables_that_point_somewhere_are_followed(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(machine))
+    (machine / "ptxas").touch()
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(machine / "ptxas"))
+    found = compile_prerequisites.measure(RANK)["found"]
+    assert (found["libcuda.so.1"], found["ptxas"]) == (str(machine), str(machine / "ptxas"))
+
+
+def test_the_loaders_cache_comes_before_the_path(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: f"lib{name}.so.1")
+    assert compile_prerequisites.measure(RANK)["found"]["libcuda.so.1"] == "libcuda.so.1"

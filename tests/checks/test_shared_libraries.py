@@ -1,0 +1,103 @@
+"""A second library of a name, wherever the loader may find it: in its cache, in conda's lib, loaded, overwritten."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.checks import PASS, WARN, View
+from envcheck.checks.env import shared_libraries
+
+Node = Callable[..., View]
+LOADED = {"rank": 0, "tried": 30, "broken": {}, "loaded_twice": {}, "beside": [], "stubs": []}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Return where a CUDA wheel with its own cuDNN and cuBLAS is installed."""
+    for name in ("torch/lib/libcudnn.so.9", "nvidia/cublas/lib/libcublas.so.12"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("known", "second"),
+    [
+        ("/usr/lib/x86_64-linux-gnu/libcudnn.so.9", True),
+        ("/usr/local/cuda/lib64/libcublas.so.12", True),
+        ("/opt/conda/lib/libcublas.so.12", True),
+        ("/usr/lib/libnccl.so.2", False),  # this torch brings none
+        ("/usr/lib/libz.so.1", False),
+        ("{site}/torch/lib/libcudnn.so.9", False),
+    ],
+)
+def test_what_the_loader_knows_is_a_second_one_only_where_the_wheel_brings_it(
+    site: Path, known: str, *, second: bool
+) -> None:
+    path = known.format(site=site)
+    assert shared_libraries._beside(site, [path, path]) == ([path] if second else [])  # noqa: SLF001 (the one question)
+
+
+def test_the_loaders_cache_is_read_as_it_is(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "ld.so.cache"
+    cache.write_bytes(b"glibc-ld.so.cache1.1\0\1\2\0libcudnn.so.9\0/usr/lib/libcudnn.so.9\0/etc/x\0")
+    monkeypatch.setattr(shared_libraries, "CACHE", str(cache))
+    assert shared_libraries._beside(site, shared_libraries._cached()) == ["/usr/lib/libcudnn.so.9"]  # noqa: SLF001
+    monkeypatch.setattr(shared_libraries, "CACHE", str(tmp_path / "none"))
+    assert shared_libraries._cached() == []  # noqa: SLF001 (as above)
+
+
+def test_two_that_are_loaded_are_seen(tmp_path: Path) -> None:
+    mapped = shared_libraries._mapped()  # noqa: SLF001 (what this process has loaded)
+    some = next(path for path in mapped if "site-packages" in path or "lib-dynload" in path)
+    copies = [tmp_path / place / "libcufft.so.11" for place in ("a", "b")]
+    for copy in copies:
+        copy.parent.mkdir()
+        shutil.copy(some, copy)
+        ctypes.CDLL(str(copy), mode=os.RTLD_LAZY)
+    assert shared_libraries._by_name(shared_libraries._mapped())["libcufft"] == [str(c) for c in copies]  # noqa: SLF001
+
+
+@pytest.mark.parametrize(
+    ("packages", "status", "word"),
+    [
+        ({"nvidia-nccl-cu12": "2.27.3", "nvidia-nccl-cu13": "2.28.3"}, WARN, "nvidia-nccl-cu12 and nvidia-nccl-cu13"),
+        ({"nvidia-nccl-cu12": "2.27.3", "nvidia-cudnn-cu12": "9", "nvidia-cublas": "13"}, PASS, "none twice"),
+        (None, PASS, "none twice"),
+    ],
+)
+def test_packages_that_overwrite_each_other_are_named(
+    node: Node, packages: dict[str, str] | None, status: str, word: str
+) -> None:
+    outcome = shared_libraries.judge(node("h100x8", packages=packages), [LOADED])
+    assert outcome.status == status
+    assert word in outcome.summary
+
+
+@pytest.mark.torch
+def test_a_stub_on_the_loaders_path_fails_in_a_real_torch(torch_python: Path, tmp_path: Path) -> None:
+    (tmp_path / "stubs").mkdir()
+    (tmp_path / "stubs/libcuda.so").touch()
+    found = [_run(torch_python, tmp_path, path) for path in ("", str(tmp_path / "stubs"))]
+    assert [outcome["status"] for outcome in found] == ["pass", "fail"]
+    assert str(tmp_path / "stubs/libcuda.so") in found[1]["summary"]
+
+
+def _run(python: Path, tmp_path: Path, path: str) -> dict[str, Any]:
+    output = tmp_path / "report.json"
+    command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(python), "--output", str(output)]
+    environ = {**os.environ, "LD_LIBRARY_PATH": path}
+    subprocess.run([*command, "--only", "shared-libraries"], env=environ, capture_output=True, check=False)
+    [outcome] = json.loads(output.read_text())["outcomes"]
+    said: dict[str, Any] = outcome
+    return said
