@@ -21,12 +21,14 @@ _TIME_ERROR: Final = 5  # adjtimex(2): TIME_ERROR, the clock is not synchronised
 
 
 def signals(root: Path, environ: Mapping[str, str]) -> dict[str, Signal]:
-    """Read pci.gpus, host.numa_nodes, host.stuck_processes, host.hugepages, clock.synchronized and disk.*.free."""
+    """Read pci.gpus, host.numa_nodes, stuck_processes, hugepages and uptime, clock.synchronized and disk.*.free."""
     return {
         "pci.gpus": _listed(root / "sys/bus/pci/devices", _gpus),
         "host.numa_nodes": _listed(root / "sys/devices/system/node", _numa_nodes),
         "host.stuck_processes": _listed(root / "proc", _stuck),
         "host.hugepages": _hugepages(root),
+        "host.hugepages_free": _huge_free(root / "sys/kernel/mm/hugepages"),
+        "host.uptime": _uptime(root / "proc/uptime"),
         "clock.synchronized": clock_synchronized(),
         **_disks(root, environ),
     }
@@ -88,6 +90,27 @@ def _hugepages(root: Path) -> Signal:
     word = _word(path)
     chosen = word.partition("[")[2].partition("]")[0] if word else ""
     return Signal(chosen, source=str(path)) if chosen else Signal(reason=f"{path} does not say", source=str(path))
+
+
+def _huge_free(sizes: Path) -> Signal:
+    """Read the bytes set aside as huge pages that nobody uses, over all sizes: no other process can have them."""
+    try:
+        free = {size.name: _word(size / "free_hugepages") for size in sizes.iterdir()}
+        total = sum(
+            int(name.split("-")[1].removesuffix("kB")) * 1024 * int(pages or "") for name, pages in free.items()
+        )
+    except OSError as error:
+        return Signal(reason=f"{sizes}: {error.strerror}", unit="B", source=str(sizes))
+    except (ValueError, IndexError):
+        return Signal(reason=f"{sizes} is not understood", unit="B", source=str(sizes))
+    return Signal(total, unit="B", source=str(sizes))
+
+
+def _uptime(path: Path) -> Signal:
+    words = (_word(path) or "").split()
+    if not words or not words[0].replace(".", "", 1).isdecimal():
+        return Signal(reason=f"{path} does not say", unit="s", source=str(path))
+    return Signal(float(words[0]), unit="s", source=str(path))
 
 
 class _Timex(ctypes.Structure):

@@ -185,6 +185,8 @@ QUERIES: Final = (
     Query("power_draw", "W", lambda n, g: n.nvmlDeviceGetPowerUsage(g) / 1000),
     Query("clock_sm", "MHz", lambda n, g: n.nvmlDeviceGetClockInfo(g, n.NVML_CLOCK_SM)),
     Query("clock_sm_max", "MHz", lambda n, g: n.nvmlDeviceGetMaxClockInfo(g, n.NVML_CLOCK_SM)),
+    Query("clock_app", "MHz", lambda n, g: n.nvmlDeviceGetApplicationsClock(g, n.NVML_CLOCK_GRAPHICS)),
+    Query("clock_app_default", "MHz", lambda n, g: n.nvmlDeviceGetDefaultApplicationsClock(g, n.NVML_CLOCK_GRAPHICS)),
     Query("clock_memory", "MHz", lambda n, g: n.nvmlDeviceGetClockInfo(g, n.NVML_CLOCK_MEM)),
     Query("clock_reasons", None, _clock_reasons),
     Query("pcie_gen", None, lambda n, g: n.nvmlDeviceGetCurrPcieLinkGeneration(g)),

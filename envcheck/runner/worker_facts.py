@@ -8,10 +8,13 @@ torch "2.13.0+cpu", cuda "12.8" | None, cudnn "9.10.2" | None, nccl "2.27.5" | N
 arch_list ["sm_80", ...]                   what it was built with; build_facts_error when even asking crashed
 device_count, devices [{index, name, capability "9.0", uuid, memory (bytes)}], device_error
                                            what CUDA shows; device_facts_error when asking crashed or hung
+libcuda "/usr/…/libcuda.so.570.124.06"     the driver library that was loaded, cuda-compat's or the driver's own; and
+cuinit 0                                   what cuInit returned (CUresult); neither where there is no libcuda
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.metadata
 import os
@@ -95,12 +98,25 @@ def build_facts(_rank: object = None) -> dict[str, Any]:
 def device_facts(_rank: object = None) -> dict[str, Any]:
     """Return what CUDA shows this process, or in `device_error` why it shows nothing."""
     torch = importlib.import_module("torch")
+    driver = driver_facts()
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError, AttributeError) as error:
-        return {"device_count": 0, "devices": [], "device_error": str(error).strip().splitlines()[0]}
+        return {"device_count": 0, "devices": [], "device_error": str(error).strip().splitlines()[0], **driver}
     count = torch.cuda.device_count()
-    return {"device_count": count, "devices": [_device(torch, index) for index in range(count)]}
+    return {"device_count": count, "devices": [_device(torch, index) for index in range(count)], **driver}
+
+
+def driver_facts() -> dict[str, Any]:
+    """Initialise the driver and return which libcuda the loader took, and what it said; only for a child that ends."""
+    try:
+        code = ctypes.CDLL("libcuda.so.1").cuInit(0)
+    except (OSError, AttributeError):
+        return {}
+    with open("/proc/self/maps", errors="replace", encoding="utf-8") as maps:  # noqa: PTH123 (no Path is made here)
+        paths = [line.split(maxsplit=5)[-1].strip() for line in maps]
+    mapped = next((path for path in paths if os.path.basename(path).startswith("libcuda.so")), None)  # noqa: PTH119 (as above)
+    return {"cuinit": code, "libcuda": mapped}
 
 
 def _device(torch: Any, index: int) -> dict[str, Any]:

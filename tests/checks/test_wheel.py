@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
-from envcheck.checks.node import arch_list, gpu_visible, image_promises
+from envcheck.checks.node import arch_list, gpu_visible, image_promises, visible_devices
 from envcheck.node.snapshot import Gpu, Signal
 
 Node = Callable[..., View]

@@ -54,6 +54,7 @@ class FakeNvml:
     """NVML with one H100, whose answers are `answers` by function name; a function in `refused` raises."""
 
     NVMLError = NVMLError
+    NVML_CLOCK_GRAPHICS = 0
     NVML_CLOCK_SM = 1
     NVML_CLOCK_MEM = 2
     NVML_TEMPERATURE_GPU = 0
@@ -96,6 +97,8 @@ class FakeNvml:
             "nvmlDeviceGetPowerUsage": 71500,
             "nvmlDeviceGetClockInfo": 345,
             "nvmlDeviceGetMaxClockInfo": 1980,
+            "nvmlDeviceGetApplicationsClock": 1980,
+            "nvmlDeviceGetDefaultApplicationsClock": 1980,
             "nvmlDeviceGetCurrPcieLinkGeneration": 1,
             "nvmlDeviceGetMaxPcieLinkGeneration": 5,
             "nvmlDeviceGetCurrPcieLinkWidth": 16,

@@ -94,3 +94,19 @@ def test_the_kernels_total_of_pcie_errors(text: str, total: int | None) -> None:
 @pytest.mark.parametrize("text", ["", "1", "1 (a", "1 (a) D 1", "1 (a) D 1 2 3 4 5 x"])
 def test_half_a_stat_line_is_no_process(text: str) -> None:
     assert proc.process_stat(text) is None
+
+
+def test_huge_pages_set_aside_and_uptime(tmp_path: Path) -> None:
+    for size, free in (("hugepages-2048kB", "3\n"), ("hugepages-1048576kB", "1\n")):
+        (tmp_path / "sys/kernel/mm/hugepages" / size).mkdir(parents=True)
+        (tmp_path / "sys/kernel/mm/hugepages" / size / "free_hugepages").write_text(free)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/uptime").write_text("12487.39 24000.00\n")
+    signals = host.signals(tmp_path, {})
+    assert signals["host.hugepages_free"].value == 3 * (2 << 20) + (1 << 30)
+    assert signals["host.uptime"].value == 12487.39
+    (tmp_path / "sys/kernel/mm/hugepages/odd").mkdir()
+    (tmp_path / "proc/uptime").write_text("soon\n")
+    signals = host.signals(tmp_path, {})
+    assert "not understood" in str(signals["host.hugepages_free"].reason)
+    assert signals["host.uptime"].reason

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import subprocess
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -220,3 +223,23 @@ def test_a_real_torch_is_asked_without_a_device(torch_python: Path, run_real: Ca
     asked = [str(torch_python), "-c", "import torch; print(torch.__version__)"]
     assert run.environment["torch"] == subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     assert run.environment["start"] == "fork"
+
+
+@pytest.mark.parametrize("code", [0, 804])
+def test_the_libcuda_that_was_loaded_is_told_with_what_it_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    library = tmp_path / "compat" / "libcuda.so.570.26"
+    library.parent.mkdir()
+    library.write_bytes(b"x" * mmap.PAGESIZE)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: SimpleNamespace(cuInit=lambda _flags: code))
+    with library.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ):
+        assert worker_facts.driver_facts() == {"cuinit": code, "libcuda": str(library)}
+
+
+def test_no_libcuda_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise OSError(2, f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    assert worker_facts.driver_facts() == {}

@@ -1,42 +1,22 @@
 """nvidia-smi shows eight GPUs, torch shows none, and training goes on quietly on the CPU.
 
-Seen in the wild: a CPU wheel pulled in by some requirement, CUDA_VISIBLE_DEVICES="" left over from a test, an index in
-it that does not exist (CUDA ignores everything after it), a driver too old for the wheel, a container without the
-compute capability.
+Seen in the wild: a CPU wheel pulled in by some requirement, CUDA_VISIBLE_DEVICES="" left over from a test, a driver too
+old for the wheel, a container without the compute capability. What that variable names wrongly, visible-devices tells.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided
+from envcheck.checks.node import _cuinit, _visible
 from envcheck.node.snapshot import Snapshot
 
 CHECK = Check(promise="torch sees every GPU that NVML sees, less those hidden on purpose", level="quick", gpus=1)
 
+_SILENT = "CUDA shows fewer, without an error"
+_FIX = "compare the driver with torch's CUDA (check driver-cuda); in a container use --gpus all with `compute`"
 _SOURCE = "NVML's device count, after CUDA_VISIBLE_DEVICES (CUDA C++ Programming Guide, environment variables)"
-
-
-class Wanted(NamedTuple):
-    """How many GPUs CUDA should show, and the entries of CUDA_VISIBLE_DEVICES it will not honour."""
-
-    gpus: int
-    ignored: list[str]
-
-
-def wanted(visible: str | None, uuids: list[str]) -> Wanted:
-    """Apply CUDA_VISIBLE_DEVICES: by index or UUID prefix, up to the first entry that names nothing."""
-    if visible is None:
-        return Wanted(len(uuids), [])
-    entries = [entry.strip() for entry in visible.split(",") if entry.strip()]
-    for position, entry in enumerate(entries):
-        by_index = entry.isdecimal() and int(entry) < len(uuids)
-        by_uuid = entry.startswith("MIG-") or (
-            entry.startswith("GPU-") and sum(u.startswith(entry) for u in uuids) == 1
-        )
-        if not by_index and not by_uuid:
-            return Wanted(position, entries[position:])
-    return Wanted(len(entries), [])
 
 
 def judge(view: View) -> Outcome:
@@ -46,9 +26,11 @@ def judge(view: View) -> Outcome:
         return skipped(f"no torch to compare with: {view.environment.get('error', 'none was asked')}")
     if seen is None:
         return undecided("torch was not asked for its devices", fix="see device_facts_error in the report")
+    if isinstance(seen, bool) or not isinstance(seen, int) or seen < 0:
+        return undecided(f"torch's number of devices is nonsense: {seen!r}", fix="run it again")
     environment = view.snapshot.signal("env").value or {}
     uuids = [gpu.uuid for gpu in view.snapshot.gpus]
-    expected = wanted(environment.get("CUDA_VISIBLE_DEVICES"), uuids)
+    expected = _visible.parse(environment.get("CUDA_VISIBLE_DEVICES"), uuids)
     limit = Limit(expected.gpus or len(uuids), "GPUs", _SOURCE, "equal")
     if seen == 0 or seen < expected.gpus:
         summary = f"NVML sees {len(uuids)} GPU(s), torch {seen}: {_cause(view, environment)}"
@@ -57,9 +39,6 @@ def judge(view: View) -> Outcome:
     if stranger or seen > max(expected.gpus, len(uuids)):
         why = stranger or f"torch sees {seen} GPUs, NVML only {len(uuids)}"
         return undecided(why, fix="compare `nvidia-smi -L` inside and outside the container")
-    if expected.ignored:
-        why = f"CUDA_VISIBLE_DEVICES names what is not there: {', '.join(expected.ignored)} is ignored"
-        return warned(why, fix="correct CUDA_VISIBLE_DEVICES", value=seen, unit="GPUs", limit=limit)
     hidden = f", {len(uuids) - seen} hidden by CUDA_VISIBLE_DEVICES" if seen < len(uuids) else ""
     return passed(f"torch sees {seen} of {len(uuids)} GPU(s){hidden}", value=seen, unit="GPUs", limit=limit)
 
@@ -80,7 +59,8 @@ def _cause(view: View, environment: dict[str, str]) -> str:
         return f"CUDA_VISIBLE_DEVICES is {environment['CUDA_VISIBLE_DEVICES']!r}"
     if environment.get("NVIDIA_VISIBLE_DEVICES") in ("", "void", "none"):
         return f"NVIDIA_VISIBLE_DEVICES is {environment['NVIDIA_VISIBLE_DEVICES']!r}"
-    return str(view.environment.get("device_error") or "CUDA shows fewer, without an error")
+    known = _cuinit.known(view)
+    return f"{known.name}: {known.means}" if known else str(view.environment.get("device_error") or _SILENT)
 
 
 def _fix(view: View, environment: dict[str, str]) -> str:
@@ -88,4 +68,5 @@ def _fix(view: View, environment: dict[str, str]) -> str:
         return "install a CUDA wheel: `envcheck resolve` names the one for this driver and GPU"
     if environment.get("CUDA_VISIBLE_DEVICES") is not None:
         return "unset CUDA_VISIBLE_DEVICES"
-    return "compare the driver with torch's CUDA (check driver-cuda); in a container use --gpus all with `compute`"
+    known = _cuinit.known(view)
+    return known.fix if known else _FIX

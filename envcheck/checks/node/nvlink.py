@@ -20,7 +20,8 @@ CHECK = Check(promise="every NVLink that should be there is up, at its speed", l
 _FILE: Final = Path(__file__).with_name("nvlink.json")
 _PEERS: Final = "the other GPUs of this node"
 _FIX: Final = "reset all GPUs of the node together; then look at the bridge, the board and the fabric manager's log"
-_BY_DESIGN: Final = "ask whoever made this virtual machine whether that is by design; if not: " + _FIX
+_BY_DESIGN: Final = "ask whoever set this node up whether that is by design; if not: " + _FIX
+_GUESTS: Final = ("passthrough", "vgpu")
 
 
 @functools.cache
@@ -36,7 +37,7 @@ def board(name: str) -> dict[str, Any] | None:
 
 
 def judge(view: View) -> Outcome:
-    """Fail where GPUs of a node differ; warn where all of them have less than their board, which may be by design."""
+    """Fail where GPUs of a node differ; warn where all have less than their board and are no virtual machine's."""
     links = _gpus.read(view, "nvlinks")
     lacking = links.lacking()
     if lacking is not None:
@@ -61,6 +62,11 @@ def _against_board(view: View, most: int, links: _gpus.Reading) -> Outcome:
     limit = Limit(
         known["links"] if known else 1, "links", known["source"] if known else "at least one, where NVML shows any"
     )
+    if 0 < most < limit.value and _guest(view):
+        told = (
+            f"{most} links up on every GPU of this virtual machine; the board has {limit.value}, and it was given these"
+        )
+        return _slow(view, known) or passed(told, value=most, unit="links", limit=Limit(most, "links", _PEERS))
     if most < limit.value:
         told = f"{most} links up on every GPU; the board has {limit.value}"
         return warned(told, fix=_BY_DESIGN, value=most, unit="links", limit=limit)
@@ -70,6 +76,10 @@ def _against_board(view: View, most: int, links: _gpus.Reading) -> Outcome:
     down = sum(list(states).count("down") for states in links.values.values())
     noted = f"; {down} that NVML lists are unused" if down else ""
     return passed(f"{most} links up on each of {len(links.values)} GPUs{noted}", value=most, unit="links", limit=limit)
+
+
+def _guest(view: View) -> bool:
+    return all(gpu.signal("virtualization").value in _GUESTS for gpu in view.snapshot.gpus)
 
 
 def _slow(view: View, known: dict[str, Any] | None) -> Outcome | None:

@@ -1,0 +1,38 @@
+"""Huge pages that somebody set aside are memory that no training can have, and `free` does not say where it went.
+
+Seen in the wild: half a node's memory reserved for virtual machines or a packet processor that no longer runs there,
+and DataLoader workers that are killed for the other half.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
+
+CHECK = Check(promise="no large part of memory is set aside and unused", level="quick", seconds=0.01)
+
+_PART: Final = 0.25
+_SOURCE: Final = "ours: a quarter of memory; Linux hugetlbpage: a page that is set aside serves nothing else"
+_FIX: Final = "if nothing here uses them: sysctl vm.nr_hugepages=0, and take hugepages= off the kernel's command line"
+
+
+def judge(view: View) -> Outcome:
+    """Warn where unused huge pages take more than their part; tell what transparent ones are set to."""
+    free, total = (view.snapshot.signal(name) for name in ("host.hugepages_free", "host.memory_total"))
+    if free.value is None:
+        return skipped(f"huge pages set aside are not told here ({free.reason})")
+    if not _size(free.value) or not _size(total.value) or free.value > total.value:
+        return undecided(
+            f"huge pages of {free.value!r} B in a memory of {total.value!r} B", fix="take the snapshot again"
+        )
+    limit = Limit(int(total.value * _PART), "B", _SOURCE, "at most")
+    transparent = view.snapshot.signal("host.hugepages").value or "not told"
+    told = f"{free.value / 2**30:.1f} GiB set aside and unused; transparent huge pages: {transparent}"
+    if free.value > limit.value:
+        return warned(told, fix=_FIX, value=free.value, unit="B", limit=limit)
+    return passed(told, value=free.value, unit="B", limit=limit)
+
+
+def _size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,53 @@
+"""Without peer memory every byte between a network card and a GPU makes a detour through host memory.
+
+Seen in the wild: an image of the operating system without nvidia-peermem, eight 400 Gb/s rails, and an all-reduce at a
+third of its speed; NCCL says "GPU Direct RDMA Disabled" in a log that nobody reads. With the open kernel module and a
+kernel of 5.12 or newer DMA-BUF does the same without any further module.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
+from envcheck.checks.node import _facts, _ports
+
+CHECK = Check(promise="network cards can read and write the GPUs' memory", level="quick", seconds=0.01, gpus=1)
+
+_MODULES: Final = ("nvidia_peermem", "nv_peer_mem")
+_DMA_BUF: Final = (5, 12)
+_LIMIT: Final = Limit(
+    "nvidia_peermem, or DMA-BUF",
+    "",
+    "NVIDIA GPUDirect RDMA documentation: nvidia-peermem, or the open kernel module with Linux 5.12 or newer",
+    "equal",
+)
+_FIX: Final = "modprobe nvidia-peermem (after MLNX_OFED or DOCA), or the open kernel module on Linux >= 5.12"
+
+
+def judge(view: View) -> Outcome:
+    """Warn where data-centre GPUs sit beside active ports and neither way to their memory is open."""
+    found = _ports.ports(view)
+    if isinstance(found, Outcome) or not any(map(_ports.active, found)):
+        return found if isinstance(found, Outcome) else skipped("no InfiniBand or RoCE port is in use")
+    if _facts.datacenter(view) is False:
+        return skipped("not every GPU here is a data-centre one, and others have no GPUDirect RDMA")
+    modules = view.snapshot.signal("host.gpu_modules")
+    if not isinstance(modules.value, list) or not all(isinstance(name, str) for name in modules.value):
+        return undecided(f"the kernel's modules cannot be read: {modules.reason or 'nonsense'}", fix="mount /proc")
+    loaded = [name for name in _MODULES if name in modules.value]
+    if loaded:
+        return passed(f"{loaded[0]} is loaded", value=loaded[0], limit=_LIMIT)
+    kernel, flavour = (view.snapshot.signal(name) for name in ("host.kernel", "driver.kernel_flavour"))
+    if flavour.value == "open" and _numbers(kernel.value) >= _DMA_BUF:
+        return passed(f"DMA-BUF: the open kernel module on Linux {kernel.value}", value="DMA-BUF", limit=_LIMIT)
+    told = (
+        f"no nvidia_peermem, and no DMA-BUF with the {flavour.value or 'unknown'} kernel module on Linux {kernel.value}"
+    )
+    return warned(told, fix=_FIX, value="neither", limit=_LIMIT)
+
+
+def _numbers(kernel: object) -> tuple[int, ...]:
+    found = re.match(r"(\d+)\.(\d+)", str(kernel))
+    return (int(found[1]), int(found[2])) if found else (0, 0)

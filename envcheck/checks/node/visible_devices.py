@@ -1,0 +1,62 @@
+"""One typing error in CUDA_VISIBLE_DEVICES, and CUDA goes on with fewer GPUs, or with others, and says nothing.
+
+Seen in the wild: "0,1,2,4,4" (none at all), "0,1,8" on eight GPUs (two), "GPU-1a2b, GPU-3c4d" with a blank (one), a -1
+of some scheduler in the middle (all after it are gone), several MIG instances (the first), and index 0 that is the
+faster card for CUDA and the other one for nvidia-smi.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned
+from envcheck.checks.node import _visible
+
+CHECK = Check(promise="CUDA_VISIBLE_DEVICES means what it says", level="quick", seconds=0.01, gpus=1)
+
+NAME: Final = "CUDA_VISIBLE_DEVICES"
+_LIMIT: Final = Limit(
+    0, "entries", "CUDA C++ Programming Guide, environment variables; pytorch, _parse_visible_devices", "equal"
+)
+_FIX: Final = "write each GPU once, by its index or UUID of `nvidia-smi -L`, with commas and without blanks"
+_ORDER: Final = "set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name the GPUs by UUID"
+
+
+def judge(view: View) -> Outcome:
+    """Fail where CUDA shows none of what is named, warn where it shows less or something else."""
+    environment = view.snapshot.signal("env").value
+    if not isinstance(environment, dict):
+        return undecided("the environment was not read", fix="take the snapshot again")
+    value = environment.get(NAME)
+    if value is None:
+        return skipped(f"{NAME} is not set: CUDA shows every GPU")
+    read = _visible.parse(str(value), [gpu.uuid for gpu in view.snapshot.gpus])
+    if read.repeated is not None:
+        told = f"{NAME}={value}: {read.repeated} comes twice, and CUDA then shows no GPU at all"
+        return failed(told, fix=_FIX, value=1, unit=_LIMIT.unit, limit=_LIMIT)
+    if read.ignored:
+        names = ", ".join(repr(entry) if entry != entry.strip() or not entry else entry for entry in read.ignored)
+        told = (
+            f"{NAME}={value}: {names} {'are' if len(read.ignored) > 1 else 'is'} ignored, CUDA shows {read.gpus} GPU(s)"
+        )
+        verdict = warned if read.chosen else failed
+        return verdict(told, fix=_FIX, value=len(read.ignored), unit=_LIMIT.unit, limit=_LIMIT)
+    return _surprises(view, str(value), read, environment)
+
+
+def _surprises(view: View, value: str, read: _visible.Visible, environment: dict[str, str]) -> Outcome:
+    if read.misread:
+        told = f"{NAME}={value}: only the number at the beginning of {', '.join(read.misread)} counts"
+        return warned(told, fix=_FIX, value=len(read.misread), unit=_LIMIT.unit, limit=_LIMIT)
+    if read.gpus < len(read.chosen):
+        told = f"{NAME} names {len(read.chosen)} MIG instances, and CUDA shows the first"
+        fix = "start one process an instance, each with one name"
+        return warned(told, fix=fix, value=len(read.chosen) - read.gpus, unit=_LIMIT.unit, limit=_LIMIT)
+    models = {str(gpu.signal("name").value) for gpu in view.snapshot.gpus}
+    by_index = any(isinstance(entry, int) for entry in read.chosen) and not value.startswith("GPU-")
+    hides = by_index and len(read.chosen) < len(view.snapshot.gpus)
+    if hides and len(models) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        told = f"{NAME}={value} on unlike GPUs: CUDA counts the fastest first, nvidia-smi by PCI bus"
+        return warned(told, fix=_ORDER, value=len(read.chosen), unit=_LIMIT.unit, limit=_LIMIT)
+    told = f"{NAME}={value}: {read.gpus} of {len(view.snapshot.gpus)} GPU(s), as written"
+    return passed(told, value=0, unit=_LIMIT.unit, limit=_LIMIT)

@@ -1,0 +1,139 @@
+"""InfiniBand and RoCE ports against their like, and the way from them to the GPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
+from envcheck.checks.node import infiniband, peer_memory
+from envcheck.node.snapshot import Signal
+from envcheck.runner.discover import discover
+from envcheck.runner.judge import decide
+
+Node = Callable[..., View]
+Port = dict[str, Any]
+FOUND = {found.id: found for found in discover() if found.kind == "node"}
+
+
+def rails(count: int, **changed: Any) -> list[Port]:
+    """Return so many sound InfiniBand ports, the last of which is changed."""
+    sound = {
+        "port": 1,
+        "model": "MT_0000000838",
+        "firmware": "28.39.1002",
+        "layer": "InfiniBand",
+        "state": "ACTIVE",
+        "physical": "LinkUp",
+        "rate": 400.0,
+        "gids": {"IB/RoCE v1": 1},
+        "counters": {"link_downed": 0},
+    }
+    found = [{**sound, "device": f"mlx5_{index}"} for index in range(count)]
+    return [*found[:-1], {**found[-1], **changed}]
+
+
+ROCE = {"layer": "Ethernet", "gids": {"IB/RoCE v1": 1, "RoCE v2": 1}}
+GARBAGE: list[Any] = [
+    "",
+    {},
+    [1],
+    [{}],
+    [[]],
+    True,
+    -1,
+    rails(1, rate=-1),
+    rails(1, rate=math.nan),
+    rails(1, rate=True),
+]
+GARBAGE += [
+    rails(1, counters={"link_downed": -1}),
+    rails(1, gids=[]),
+    rails(1, gids={"RoCE v2": "x"}),
+    rails(1, state=4),
+]
+DOWN = {"state": "DOWN", "physical": "Polling"}
+
+
+@pytest.mark.parametrize(
+    ("ports", "status", "word"),
+    [
+        (rails(8), PASS, "8 port(s) up at 400 Gb/s InfiniBand"),
+        (rails(8, **DOWN), FAIL, "mlx5_7/1: DOWN, Polling; 7 of 8"),
+        (rails(5, **DOWN), FAIL, "4 of 5"),
+        (rails(4, **DOWN), WARN, "3 of 4"),
+        (rails(2, **DOWN), WARN, "1 of 2"),
+        (rails(1, **DOWN), SKIP, "none of 1"),
+        (rails(1, state="INIT"), WARN, "INIT, LinkUp"),
+        ([*rails(1, **ROCE), *rails(1, **ROCE, **DOWN)], PASS, "1 unused"),
+        ([*rails(2, **ROCE), *rails(1, **ROCE, **DOWN)], PASS, "1 unused"),
+        (rails(8, rate=399.9), FAIL, "mlx5_7/1: 399.9 Gb/s, where its like have 400"),
+        (rails(3, rate=100.0), WARN, "100 Gb/s"),
+        (rails(8, rate=None), ERROR, "of no rate"),
+        ([*rails(7), *rails(1, model="MT_0000000540", rate=100.0)], PASS, "100 Gb/s InfiniBand, 400 Gb/s InfiniBand"),
+        (rails(1, **{**ROCE, "gids": {}}), WARN, "no RoCE v2 GID (none at all)"),
+        (rails(1, **{**ROCE, "gids": {"IB/RoCE v1": 1}}), WARN, "only IB/RoCE v1"),
+        (rails(2, counters={"link_downed": 5}), PASS, "up"),
+        (rails(2, counters={"link_downed": 6}), WARN, "mlx5_1/1 6 times"),
+        ([], SKIP, "no InfiniBand"),
+    ],
+)
+def test_each_side_of_each_rule(cpu: View, put: Node, ports: list[Port], status: str, word: str) -> None:
+    outcome = infiniband.judge(put(cpu, ib__ports=ports))
+    assert outcome.status == status, outcome
+    assert word in outcome.summary
+    assert bool(outcome.remedy) == (status not in (PASS, SKIP))
+
+
+def test_four_of_eight_rails_that_are_slow_fail_nobody_alone(cpu: View, put: Node) -> None:
+    half = [*rails(4), *[{**port, "rate": 200.0} for port in rails(4)]]
+    assert infiniband.judge(put(cpu, ib__ports=half)).status == WARN
+
+
+def test_a_missing_subnet_manager_is_the_remedy_where_the_link_is_there(cpu: View, put: Node) -> None:
+    assert "opensm" in infiniband.judge(put(cpu, ib__ports=rails(8, state="INIT"))).remedy
+    assert "cable" in infiniband.judge(put(cpu, ib__ports=rails(8, **DOWN))).remedy
+
+
+@pytest.mark.parametrize(("days", "status"), [(1, WARN), (10, PASS)])
+def test_one_port_alone_is_judged_by_the_days_it_is_up(cpu: View, put: Node, days: int, status: str) -> None:
+    lone = rails(1, counters={"link_downed": 20})
+    assert infiniband.judge(put(cpu, ib__ports=lone, host__uptime=days * 86400.0)).status == status
+
+
+@pytest.mark.parametrize("value", GARBAGE, ids=repr)
+@pytest.mark.parametrize("check", ["infiniband", "peer-memory"])
+def test_garbage_never_passes(node: Node, put: Node, check: str, value: Any) -> None:
+    assert decide(FOUND[check], put(node("h100x8"), ib__ports=value)).status != PASS
+
+
+def test_an_older_snapshot_is_a_skip_and_an_unreadable_one_an_error(cpu: View, put: Node) -> None:
+    assert infiniband.judge(cpu).status == SKIP
+    unread = put(cpu, ib__ports=Signal(reason="/sys/class/infiniband: Permission denied"))
+    assert infiniband.judge(unread).status == ERROR
+    assert "Permission denied" in infiniband.judge(unread).summary
+
+
+@pytest.mark.parametrize(
+    ("signals", "status"),
+    [
+        ({"host__gpu_modules": ["nvidia", "nvidia_peermem"]}, PASS),
+        ({"host__gpu_modules": ["nvidia", "nv_peer_mem"]}, PASS),
+        ({"driver__kernel_flavour": "open", "host__kernel": "5.12.0"}, PASS),
+        ({"driver__kernel_flavour": "open", "host__kernel": "5.11.22"}, WARN),
+        ({"driver__kernel_flavour": "proprietary", "host__kernel": "6.8.0"}, WARN),
+        ({"driver__kernel_flavour": "open", "host__kernel": "custom"}, WARN),
+        ({"host__gpu_modules": Signal(reason="/proc/modules: Permission denied")}, ERROR),
+        ({"ib__ports": rails(1, **DOWN)}, SKIP),
+    ],
+)
+def test_the_way_to_the_gpus(node: Node, put: Node, signals: dict[str, Any], status: str) -> None:
+    view = put(node("h100x8"), **{"ib__ports": rails(8), **signals})
+    assert peer_memory.judge(view).status == status
+
+
+def test_a_geforce_has_no_such_way_and_is_not_blamed(node: Node, put: Node) -> None:
+    assert peer_memory.judge(put(node("rtx4090"), ib__ports=rails(2))).status == SKIP
