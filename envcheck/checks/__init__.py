@@ -28,6 +28,8 @@ class Check:
     `gpus` is how many GPUs it needs at least (fewer: skip). `ranks` is 1, or 0 for one rank a GPU (a CPU: `--nproc`).
     `signals` are the snapshot's names it cannot be told without.
     `performance` marks a value that is measured a second time before it fails.
+    `probe` marks the one that tries peer-to-peer before the groups do: it runs first of its level, and where it is lost
+    while it copies, or a rank says `broken`, the groups after it go without (runner/worker_peers.py).
     """
 
     promise: str
@@ -38,6 +40,7 @@ class Check:
     ranks: int = 1
     signals: tuple[str, ...] = ()
     performance: bool = False
+    probe: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

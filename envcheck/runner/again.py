@@ -10,7 +10,7 @@ from msgspec import convert, structs
 
 from envcheck.checks import ERROR, Outcome
 from envcheck.errors import UnavailableError
-from envcheck.runner import judge
+from envcheck.runner import judge, peers
 from envcheck.runner.discover import Found
 from envcheck.runner.drive import Run, insist_on_gpu, unmeasured
 from envcheck.runner.outcomes import limit_row
@@ -58,10 +58,10 @@ def rejudge(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
 def _again(run: Run, found: Found, old: OutcomeRow) -> OutcomeRow:
     outcome: Outcome | None = unmeasured(run, found)
     if outcome is None and old.ranks and not _broke(old):
-        outcome = judge.decide(found, run.view, old.ranks)
+        outcome = peers.told(found, judge.decide(found, run.view, old.ranks), old.details)
     if outcome is None:
         return old
-    kept = {"survivors": old.details["survivors"]} if "survivors" in old.details else {}
+    kept = {name: old.details[name] for name in ("survivors", *peers.KEPT) if name in old.details}
     return structs.replace(
         old,
         status=convert(outcome.status, Status),
@@ -76,4 +76,4 @@ def _again(run: Run, found: Found, old: OutcomeRow) -> OutcomeRow:
 
 def _broke(old: OutcomeRow) -> bool:
     """Return whether it was the processes that came to an end, and no judge that could not tell."""
-    return old.status == ERROR and (None in old.ranks or old.summary.startswith(f"rank {old.details.get('rank')} "))
+    return None in old.ranks or (old.status == ERROR and old.summary.startswith(f"rank {old.details.get('rank')} "))

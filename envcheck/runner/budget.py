@@ -25,9 +25,16 @@ def most_telling_first(chosen: Sequence[Found]) -> list[Found]:
     return sorted(chosen, key=_telling)
 
 
-def _telling(found: Found) -> tuple[bool, int, bool, float, str]:
+def _telling(found: Found) -> tuple[bool, int, bool, bool, float, str]:
     check = found.check
-    return found.kind == "env", LEVELS.index(check.level), check.performance, check.seconds, found.id
+    return (
+        found.kind == "env",
+        LEVELS.index(check.level),
+        not check.probe,
+        check.performance,
+        check.seconds,
+        found.id,
+    )
 
 
 def expected_to_fit(plan: Plan) -> list[str]:

@@ -30,7 +30,10 @@ class Found(NamedTuple):
 
 
 def discover(site: Path | None = None) -> list[Found]:
-    """Return every check, ordered as it would run: by level, node before env, then by id. `site` is a user's own."""
+    """Return every check, ordered as it would run: by level, node before env, probes first, then by id.
+
+    `site` is a user's own.
+    """
     found = [f for kind in _KINDS for f in _shipped(kind)]
     if site is not None:
         site = site.absolute()
@@ -42,7 +45,7 @@ def discover(site: Path | None = None) -> list[Found]:
     if twice:
         message = f"two checks are called {', '.join(sorted(twice))}"
         raise ConfigError(message, fix="rename one file")
-    return sorted(found, key=lambda f: (LEVELS.index(f.check.level), _KINDS.index(f.kind), f.id))
+    return sorted(found, key=lambda f: (LEVELS.index(f.check.level), _KINDS.index(f.kind), not f.check.probe, f.id))
 
 
 def _shipped(kind: Kind) -> list[Found]:

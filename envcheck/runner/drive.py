@@ -14,7 +14,7 @@ from msgspec import structs
 
 from envcheck.checks import FAIL, Outcome, View, undecided
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner import budget, judge, locked, resume, session, soak
+from envcheck.runner import budget, judge, locked, peers, resume, session, soak
 from envcheck.runner.discover import Found
 from envcheck.runner.outcomes import BY_HAND, ending, lost, row
 from envcheck.runner.plan import worker_plan
@@ -177,12 +177,15 @@ def _tell(run: Run, watcher: Watcher) -> None:
 
 def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Watcher) -> None:
     begun = time.monotonic()
+    probes = [f.id for f in run.chosen if f.check.probe]
     told = worker_plan(
         plan,
         {f.id: f.source for f in run.chosen},
         ours=run.target.ours,
         spawn=run.spawn,
         import_timeout=session.IMPORT_TIMEOUT,
+        probes=probes,
+        environment=peers.environment(probes, run.outcomes),
     )
     found = {f.id: f for f in run.chosen if f.id in {c.id for c in plan.checks}}
     limits = {c.id: c.timeout for c in plan.checks}
@@ -269,8 +272,8 @@ def _no_nvml(snapshot: Snapshot) -> str:
 def _measured(run: Run, found: Found, event: session.Event) -> Outcome:
     error = event["error"]
     if error is None:
-        return judge.decide(found, run.view, event["ranks"])
-    return lost(error, run.environment.get("error"))
+        return peers.told(found, judge.decide(found, run.view, event["ranks"]), peers.kept(event))
+    return peers.lost(found, lost(error, run.environment.get("error")), error)
 
 
 def insist_on_gpu(run: Run) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from msgspec import convert, structs
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, Outcome, undecided
+from envcheck.runner import peers
 from envcheck.runner.discover import Found
 from envcheck.runner.logs import last_lines
 from envcheck.runner.record import Attempt, LimitRow, OutcomeRow, Status, plain
@@ -71,7 +72,7 @@ def row(found: Found, outcome: Outcome, event: Event, before: OutcomeRow | None)
         unit=outcome.unit,
         limit=limit_row(outcome),
         remedy=outcome.remedy,
-        details=plain({**outcome.details, **_survivors(event)}),
+        details=plain({**outcome.details, **_survivors(event), **peers.kept(event)}),
         planned=found.check.seconds,
         seconds=attempt.seconds,
         attempts=[*(before.attempts if before else []), attempt],

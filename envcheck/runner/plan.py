@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from envcheck.checks import LEVELS
@@ -29,15 +30,27 @@ def plan(chosen: Iterable[Found], *, level: str, nproc: int, timeout: float | No
 
 
 def worker_plan(
-    plan: Plan, sources: dict[str, str], *, ours: bool, spawn: bool, import_timeout: float
+    plan: Plan,
+    sources: dict[str, str],
+    *,
+    ours: bool,
+    spawn: bool,
+    import_timeout: float,
+    probes: Collection[str] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return what the worker is told. `ours`: its scratch lies beside the plan, and goes with it."""
+    """Return what the worker is told. `ours`: its scratch lies beside the plan, and goes with it.
+
+    `probes` are the ids of the checks that try peer-to-peer, `environment` is set for every rank.
+    """
     fields = ("id", "ranks", "gpus", "seconds", "timeout")
     checks = [
-        {"source": sources[c.id], **{name: getattr(c, name) for name in fields}} for c in plan.checks if c.kind == "env"
+        {"source": sources[c.id], "probe": c.id in probes, **{name: getattr(c, name) for name in fields}}
+        for c in plan.checks
+        if c.kind == "env"
     ]
     told = {"nproc": plan.nproc, "budget": plan.budget, "ours": ours, "spawn": spawn, "import_timeout": import_timeout}
-    return {"checks": checks, **told}
+    return {"checks": checks, "environment": dict(environment), **told}
 
 
 def _planned(found: Found, timeout: float | None) -> Planned:

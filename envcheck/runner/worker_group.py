@@ -16,22 +16,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from envcheck.runner import worker_kernel, worker_rank
+from envcheck.runner import worker_kernel, worker_peers, worker_rank
 
 LOG_LIMIT = 1 << 16  # a dump of 100 frames is 15 KiB, and its head says where it hangs
-HUNG = "still running after"
+HUNG = worker_peers.HUNG
 _GRACE = 2.0  # what a group has left once one of its ranks is lost, and after SIGTERM
 _TICK = 0.05
+_WORDS = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What each rank of a group does. `source` is "module:NAME[:FUNCTION]" or "file:PATH"; `start` fork or spawn."""
+    """What each rank of a group does. `source` is "module:NAME[:FUNCTION]" or "file:PATH"; `start` fork or spawn.
+
+    `environment` is set over that of the user.
+    """
 
     source: str
     world: int = 1
     gpu: bool = False
     start: str = "fork"
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 class _Member:
@@ -68,7 +73,7 @@ def run_group(
     forget: Callable[[], None],
     started: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Run a job's ranks and return {ranks, error, seconds, body, logs}; `error` is {rank, text}, or None.
+    """Run a job's ranks and return {ranks, error, seconds, body, logs}; `error` is {rank, text[, doing]}, or None.
 
     `directory` becomes the group's own. `forget` closes, in a rank, what only the parent may write to. `started` is
     told the process group.
@@ -90,7 +95,7 @@ def run_group(
     error = _culprit(ended, results) or _hang(hung, manner, timeout) or _lost(results)
     return {
         "ranks": [r.get("measured") for r in results],
-        "error": error,
+        "error": error and {**error, **_doing(directory, error["rank"])},
         "seconds": round(time.monotonic() - begun, 3),
         "body": max([r.get("seconds", 0.0) for r in results]),
         "logs": [m.tail.decode(errors="replace") for m in members],
@@ -155,6 +160,7 @@ def _child(job: Job, rank: int, port: int, directory: Path, output: int) -> None
     os.dup2(output, 1)
     os.dup2(output, 2)
     worker_rank.enter(rank, job.world, port)
+    os.environ.update(job.environment)
     if job.start == "spawn":
         worker = str(Path(__file__).with_name("worker.py"))
         spec = json.dumps([dataclasses.asdict(job), rank, str(directory)])
@@ -213,6 +219,16 @@ def _result(directory: Path, member: _Member) -> dict[str, Any]:
     except ValueError:
         return {"error": "its result file is no JSON"}
     return found if isinstance(found, dict) else {"error": "its result file is no JSON object"}
+
+
+def _doing(directory: Path, rank: int) -> dict[str, str]:
+    """Return what a lost rank wrote to `rankN.doing` of what it was about to do."""
+    path = directory / f"rank{rank}.doing"
+    try:
+        text = path.read_bytes()[:_WORDS].decode(errors="replace").strip()
+    except OSError:
+        return {}
+    return {"doing": text} if text else {}
 
 
 def _culprit(ended: list[_Member], results: list[dict[str, Any]]) -> dict[str, Any] | None:

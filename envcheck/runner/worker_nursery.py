@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -11,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from envcheck.runner import worker_facts, worker_group, worker_kernel
+from envcheck.runner import worker_facts, worker_group, worker_kernel, worker_peers
 
 _PROBE_TIMEOUT = 90.0
 
@@ -69,6 +70,8 @@ class _Nursery:
         self.events = Events(directory)
         self.scratch = Path(tempfile.mkdtemp(prefix="envcheck-", dir=str(directory) if plan["ours"] else None))
         self.begun = time.monotonic()
+        self.groups: dict[str, str] = dict(plan["environment"])
+        self.may_try_again = True
 
     def left(self) -> float:
         """Return the seconds of the budget that are left; infinite without one."""
@@ -92,13 +95,24 @@ class _Nursery:
             world=check["ranks"] or facts["device_count"] or self.plan["nproc"],
             gpu=facts["device_count"] > 0,
             start=facts["start"],
+            environment=dict(self.groups),
         )
+        done = self._group(check, job)
+        there = {**os.environ, **self.groups}
+        if self.may_try_again and worker_peers.worth_another_try(done, there, gpu=job.gpu, world=job.world):
+            without = dataclasses.replace(job, environment={**self.groups, **worker_peers.OFF})
+            done = worker_peers.second(done, self._group(check, without, "-again"))
+            self.may_try_again = "hung" in done
+        self.groups = worker_peers.later(check, done, self.groups)
+        self.events.emit("done", id=check["id"], **done)
 
+    def _group(self, check: dict[str, Any], job: worker_group.Job, suffix: str = "") -> dict[str, Any]:
         def started(group: int) -> None:
             self.events.emit("started", id=check["id"], group=group)
 
-        done = worker_group.run_group(job, self.scratch / check["id"], check["timeout"], self.events.close, started)
-        self.events.emit("done", id=check["id"], **done)
+        directory = self.scratch / f"{check['id']}{suffix}"
+        done = worker_group.run_group(job, directory, check["timeout"], self.events.close, started)
+        return {"environment": job.environment, **done}
 
     def _import(self) -> dict[str, Any]:
         begun = time.monotonic()

@@ -54,10 +54,13 @@ def test_a_plan_adds_up_and_a_timeout_replaces_every_limit() -> None:
 def test_the_worker_is_told_of_env_checks_alone() -> None:
     node = ALL[0]._replace(kind="node", id="node")
     made = plan([node, ALL[1]], level="full", nproc=3)
-    told = worker_plan(made, {"a-quick": "module:q"}, ours=True, spawn=False, import_timeout=9.0)
+    told = worker_plan(
+        made, {"a-quick": "module:q"}, ours=True, spawn=False, import_timeout=9.0, environment={"NCCL_P2P_DISABLE": "1"}
+    )
     [check] = told["checks"]
-    assert check == {"id": "a-quick", "source": "module:q", "ranks": 0, "gpus": 1, "seconds": 2.0, "timeout": 30.0}
-    assert told["nproc"] == 3
+    numbers = {"ranks": 0, "gpus": 1, "seconds": 2.0, "timeout": 30.0}
+    assert check == {"id": "a-quick", "source": "module:q", "probe": False, **numbers}
+    assert (told["nproc"], told["environment"]) == (3, {"NCCL_P2P_DISABLE": "1"})
 
 
 def test_every_shipped_check_is_found_once_in_the_order_it_runs() -> None:

@@ -1,0 +1,63 @@
+"""The probe of peer-to-peer with real processes of a real torch, and what it makes of the groups after it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SABOTAGE = Path(__file__).parent / "sabotage"
+Report = Callable[..., dict[str, Any]]
+LIES = {
+    "peers-flip-a-bit": "P2P broken: cpu 0 -> cpu 1: 1 values wrong by copy engine, first at 777 (xor 0x40000000); "
+    "2 of 2 pairs are broken",
+    "peers-hang": "P2P broken: cpu 0 -> cpu 1: the process still running after 4 s (ranks 0); ended by SIGTERM",
+    "peers-crash": "P2P broken: cpu 1 -> cpu 0: the process died of SIGSEGV",
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(torch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Return what runs probes before a real all-reduce of two ranks, and gives the report's rows by id."""
+
+    @functools.cache
+    def run(*probes: str) -> dict[str, Any]:
+        output = tmp_path_factory.mktemp("peers") / "report.json"
+        command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(torch_python), "--nproc", "2"]
+        command += ["--checks", str(SABOTAGE), "--output", str(output)]
+        command += [word for check in (*probes, "all-reduce", "tells-environment") for word in ("--only", check)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == (0 if probes == ("peers-honest",) else 1), done.stderr
+        return {row["id"]: row for row in json.loads(output.read_text())["outcomes"]}
+
+    return run
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("probe", LIES)
+def test_broken_peer_to_peer_is_a_failure_that_names_the_pair_and_is_left_out_after(
+    outcomes: Report, probe: str
+) -> None:
+    rows = outcomes(*LIES)
+    assert rows[probe]["status"] == "fail", rows[probe]
+    assert rows[probe]["summary"] == LIES[probe]
+    assert "NCCL_P2P_DISABLE=1" in rows[probe]["remedy"]
+    assert [rank["NCCL_P2P_DISABLE"] for rank in rows["tells-environment"]["ranks"]] == ["1", "1"]
+    assert rows["all-reduce"]["status"] == "pass"
+    assert rows["all-reduce"]["summary"].endswith("; with NCCL_P2P_DISABLE=1")
+    assert rows["all-reduce"]["details"]["ran_with"] == ["NCCL_P2P_DISABLE=1"]
+
+
+@pytest.mark.torch
+def test_sound_peer_to_peer_passes_and_changes_nothing_after(outcomes: Report) -> None:
+    rows = outcomes("peers-honest")
+    assert rows["peers-honest"]["status"] == "pass", rows["peers-honest"]
+    assert rows["peers-honest"]["value"] == 0
+    assert [rank["NCCL_P2P_DISABLE"] for rank in rows["tells-environment"]["ranks"]] == [None, None]
+    assert "ran_with" not in rows["all-reduce"]["details"]

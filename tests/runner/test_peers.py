@@ -1,0 +1,215 @@
+"""Broken peer-to-peer: seen once, left out after, and never taken for the fault of whoever ran without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, WARN, Check, Limit, Outcome, failed, passed, undecided, warned
+from envcheck.runner import peers, worker_peers
+from envcheck.runner.again import rejudge
+from envcheck.runner.discover import Found, discover
+from envcheck.runner.drive import Run
+from envcheck.runner.plan import plan
+from envcheck.runner.worker_nursery import _Nursery
+
+PROBE = {"probe": True}
+HANG = {"rank": 0, "text": "still running after 9 s (ranks 0, 1); ended by SIGKILL"}
+TEXT = str(HANG["text"])
+SPEED = Limit(300, "GB/s", "somebody who measured it")
+RAN_WITH = {"ran_with": ["NCCL_P2P_DISABLE=1"]}
+
+
+def done(**ending: Any) -> dict[str, Any]:
+    """Return how a group of two ranks ended."""
+    return {"ranks": [{}, {}], "error": None, "seconds": 1.0, "survivors": [], "environment": {}, **ending}
+
+
+@pytest.mark.parametrize(
+    ("ending", "off"),
+    [
+        ({}, False),
+        ({"ranks": [{"broken": False}]}, False),
+        ({"ranks": [{"broken": True}]}, True),
+        ({"error": {**HANG, "doing": "GPU 0 -> GPU 1"}}, True),
+        ({"error": {"rank": 0, "text": "died of SIGSEGV", "doing": "GPU 0 -> GPU 1"}}, True),
+        # Lost before it copied anything: of peer-to-peer it says nothing.
+        ({"error": {"rank": 0, "text": "RuntimeError: CUDA error: out of memory"}}, False),
+    ],
+)
+def test_only_what_shows_peer_to_peer_broken_has_the_groups_after_it_go_without(
+    ending: dict[str, Any], *, off: bool
+) -> None:
+    assert worker_peers.later(PROBE, done(**ending), {"A": "b"}) == {"A": "b", **(worker_peers.OFF if off else {})}
+    assert worker_peers.later({"probe": False}, done(**ending), {}) == {}
+
+
+def test_a_group_that_passed_without_what_it_hung_with_has_those_after_it_go_without() -> None:
+    assert worker_peers.later({"probe": False}, done(hung=HANG["text"]), {}) == worker_peers.OFF
+
+
+@pytest.mark.parametrize(
+    ("ending", "choices", "again"),
+    [
+        ({"error": HANG}, {}, True),
+        ({"error": HANG}, {"gpu": False}, False),
+        ({"error": HANG}, {"world": 1}, False),
+        ({"error": HANG}, {"environment": {"NCCL_P2P_DISABLE": "1"}}, False),
+        ({"error": {"rank": 1, "text": "died of SIGKILL"}}, {}, False),
+        ({}, {}, False),
+    ],
+)
+def test_a_group_of_gpus_that_hung_is_tried_again_where_that_can_help(
+    ending: dict[str, Any], choices: dict[str, Any], *, again: bool
+) -> None:
+    asked: dict[str, Any] = {"environment": {}, "gpu": True, "world": 2, **choices}
+    assert worker_peers.worth_another_try(done(**ending), **asked) is again
+
+
+def test_a_group_that_hung_both_times_hung() -> None:
+    both = worker_peers.second(done(error=HANG), done(error={"rank": 1, "text": "died of SIGBUS"}, seconds=2.0))
+    assert both["error"]["text"] == f"{HANG['text']}; without peer-to-peer it was lost too: died of SIGBUS"
+    assert (both["seconds"], "hung" in both, both["environment"]) == (3.0, False, {})
+
+
+BODY = """
+with open(rank.scratch + "/rank0.doing", "w") as stream:
+    stream.write("a first transfer")
+if os.environ.get("NCCL_P2P_DISABLE") != "1":
+    time.sleep(60)
+return {"rank": rank.rank, "device": rank.device}
+"""
+
+
+@pytest.fixture
+def nursery(add: Callable[..., Path], tmp_path: Path) -> _Nursery:
+    """Return the worker's own runner of groups, on a machine of two GPUs, with a check that hangs over peer-to-peer."""
+    add("hangs", BODY, options="ranks=0, timeout=1")
+    (tmp_path / "worker").mkdir()
+    (tmp_path / "worker" / "site").symlink_to(tmp_path / "site" / "env")
+    return _Nursery(tmp_path / "worker", {"ours": True, "nproc": 2, "budget": None, "environment": {}})
+
+
+def test_a_group_that_hangs_is_ended_and_run_once_more_without_peer_to_peer(nursery: _Nursery, tmp_path: Path) -> None:
+    check = {"id": "hangs", "source": "file:site/hangs.py", "ranks": 0, "gpus": 0, "timeout": 1.0, "probe": False}
+    for identity in ("hangs", "hangs-too"):
+        nursery.check({**check, "id": identity}, {"device_count": 2, "start": "fork"})
+    events = [json.loads(line) for line in (tmp_path / "worker" / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["started", "started", "done", "started", "done"]
+    first, second = (event for event in events if event["event"] == "done")
+    assert first["ranks"] == [{"rank": 0, "device": "cuda:0"}, {"rank": 1, "device": "cuda:1"}]
+    assert first["hung"].startswith("still running after 1 s")
+    assert (first["environment"], second["environment"]) == (worker_peers.OFF, worker_peers.OFF)
+    # The one after it is not left to hang at all.
+    assert "hung" not in second
+
+
+def test_a_second_try_that_was_of_no_use_is_not_tried_with_the_next_group(
+    nursery: _Nursery, add: Callable[..., Path], tmp_path: Path
+) -> None:
+    add("hangs", "time.sleep(60)", options="ranks=0, timeout=1")
+    check = {"id": "hangs", "source": "file:site/hangs.py", "ranks": 0, "gpus": 0, "timeout": 0.3, "probe": False}
+    for identity in ("hangs", "hangs-too"):
+        nursery.check({**check, "id": identity}, {"device_count": 2, "start": "fork"})
+    events = [json.loads(line) for line in (tmp_path / "worker" / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["started", "started", "done", "started", "done"]
+    assert [event["environment"] for event in events if event["event"] == "done"] == [{}, {}]
+
+
+def found(**options: Any) -> Found:
+    """Return a check of this kind."""
+    check = Check(promise="p", level="quick", **options)
+    return Found("it", "env", check, lambda *_: passed("fine", value=1), "doc", "file:it", Path("it.py"))
+
+
+LOST = undecided("rank 0 died of SIGSEGV", fix="see the log", rank=0)
+
+
+def test_a_probe_that_is_lost_while_it_copies_fails_and_names_the_pair() -> None:
+    error = {"rank": 0, "text": "died of SIGSEGV", "doing": "GPU 0 (GPU-a) -> GPU 1 (GPU-b)"}
+    outcome = peers.lost(found(probe=True), LOST, error)
+    assert outcome.status == FAIL
+    assert outcome.summary == "P2P broken: GPU 0 (GPU-a) -> GPU 1 (GPU-b): the process died of SIGSEGV"
+    assert outcome.details["culprit"] == "GPU 0 (GPU-a) -> GPU 1 (GPU-b)"
+    assert outcome.remedy
+    assert peers.lost(found(probe=True), LOST, {"rank": 0, "text": "died of SIGSEGV"}) == LOST
+    other = peers.lost(found(), LOST, error)
+    assert (other.status, other.summary) == (ERROR, f"{LOST.summary}, while it was at: {error['doing']}")
+
+
+SLOW = failed("slow", fix="look at the links", value=9, unit="GB/s", limit=SPEED)
+LOW = warned("low", fix="look at the links", value=290, unit="GB/s", limit=SPEED)
+FINE = passed("fine", value=400, unit="GB/s", limit=SPEED)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "options", "status"),
+    [
+        (SLOW, {"performance": True}, ERROR),
+        (LOW, {"performance": True}, ERROR),
+        (FINE, {"performance": True}, PASS),
+        (SLOW, {}, FAIL),
+        (LOW, {}, WARN),
+    ],
+)
+def test_what_was_measured_without_peer_to_peer_says_so_and_is_not_blamed_for_its_pace(
+    outcome: Outcome, options: dict[str, Any], status: str
+) -> None:
+    told = peers.told(found(**options), outcome, RAN_WITH)
+    assert told.status == status
+    assert "NCCL_P2P_DISABLE=1" in told.summary
+    assert outcome.summary in told.summary
+    assert peers.told(found(**options), outcome, {}) == outcome
+
+
+@pytest.mark.parametrize(("outcome", "status"), [(FINE, FAIL), (LOW, FAIL), (SLOW, FAIL), (LOST, ERROR)])
+def test_a_group_that_hung_and_came_through_without_peer_to_peer_has_not_passed(outcome: Outcome, status: str) -> None:
+    told = peers.told(found(performance=True), outcome, {**RAN_WITH, "hung": HANG["text"]})
+    assert told.status == status
+    assert TEXT in told.summary
+    assert outcome.summary in told.summary
+    assert told.remedy
+
+
+HANGS_AT_PEERS = "open('rank0.doing', 'w').write('GPU 0 -> GPU 1')\ntime.sleep(60)"
+
+
+def test_a_probe_that_hangs_fails_the_run_and_those_after_it_say_what_they_ran_with(
+    add: Callable[..., Path], run_site: Callable[..., Run]
+) -> None:
+    add("z_probe", HANGS_AT_PEERS, options="timeout=1, probe=True")
+    add("a_group", "return {'p2p': os.environ.get('NCCL_P2P_DISABLE')}")
+    run = run_site()
+    probe, group = (run.outcomes[i] for i in ("z-probe", "a-group"))
+    assert (probe.status, run.verdict.exit_code) == ("fail", 1)
+    assert probe.summary.startswith("P2P broken: GPU 0 -> GPU 1: the process still running after 1 s")
+    assert group.ranks == [{"p2p": "1"}, {"p2p": "1"}]
+    assert group.summary == "all ranks spoke; with NCCL_P2P_DISABLE=1"
+    # Judged again from the report it stays what it was.
+    past = Run(run.plan, run.chosen, run.target, environment=run.environment, snapshot=run.snapshot)
+    rejudge(past, run.ordered)
+    assert {i: (row.status, row.summary) for i, row in past.known.items()} == {
+        i: (row.status, row.summary) for i, row in run.outcomes.items()
+    }
+
+
+def test_a_second_look_and_a_run_that_is_gone_on_with_go_without_as_well(
+    add: Callable[..., Path], run_site: Callable[..., Run]
+) -> None:
+    add("z_probe", "open('rank0.doing', 'w').write('GPU 0 -> GPU 1')\nos.abort()", options="timeout=9, probe=True")
+    add("a_group", "return {}")
+    outcomes = run_site().outcomes
+    assert peers.environment(["z-probe"], outcomes) == worker_peers.OFF
+    assert peers.environment(["another"], outcomes) == {}
+    assert peers.environment([], {}) == {}
+
+
+def test_the_shipped_probe_runs_before_every_group_of_its_level() -> None:
+    quick = [f for f in discover() if f.check.level == "quick" and f.kind == "env"]
+    assert [f.id for f in quick if f.check.probe] == ["peer-to-peer"] == [quick[0].id]
+    assert all(f.check.ranks == 1 for f in discover() if f.check.level == "static")
+    assert plan(quick, level="quick", nproc=2).checks[0].id == "peer-to-peer"
