@@ -28,7 +28,7 @@ def command(ctx: click.Context, file: Path, *, checks: Path | None, output: Path
     from envcheck.matrix.load import load as load_matrix
     from envcheck.reports.model import encode, load, write
     from envcheck.reports.rejudge import rejudge
-    from envcheck.reports.terminal import WIDTH, show
+    from envcheck.reports.terminal import show, width
 
     found = rejudge(load(file), load_matrix(ctx.obj.matrix) if ctx.obj.matrix else None, checks)
     if output is not None:
@@ -42,5 +42,5 @@ def command(ctx: click.Context, file: Path, *, checks: Path | None, output: Path
             click.echo(f"{identity}: {before} then, {after} now")
         if found.unknown:
             click.echo(f"as it was, for want of such a check today: {', '.join(found.unknown)}")
-        show(found.report, Console(width=WIDTH, highlight=False))
+        show(found.report, Console(width=width(), highlight=False))
     ctx.exit(found.report.verdict.exit_code)

@@ -35,10 +35,10 @@ def show(file: Path) -> None:
     from rich.console import Console
 
     from envcheck.reports.model import load
-    from envcheck.reports.terminal import WIDTH
     from envcheck.reports.terminal import show as print_report
+    from envcheck.reports.terminal import width
 
-    print_report(load(file), Console(width=WIDTH, highlight=False))
+    print_report(load(file), Console(width=width(), highlight=False))
 
 
 @command.command()

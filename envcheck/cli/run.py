@@ -110,7 +110,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     run = _prepare(ctx, given)
     # Beside --json, what people read goes where a pipe does not.
     quiet, apart = ctx.obj.quiet, given.as_json
-    console = Console(width=terminal.WIDTH, highlight=False, stderr=apart, quiet=apart and quiet)
+    console = Console(width=terminal.width(), highlight=False, stderr=apart, quiet=apart and quiet)
     if given.dry_run:
         terminal.show_plan(run.plan, run.target.facts, console)
         return
@@ -247,13 +247,16 @@ def _run(
     elif quiet:
         click.echo(report.verdict.sentence)
     else:
-        terminal.show(report, console)
-        click.echo(f"report: {output}" if output else "no report written: this directory is read-only; give --output")
-        if html is not None:
-            click.echo(f"page: {html}")
+        terminal.show(report, console, _written(output, html))
     if interrupted:
         return _INTERRUPTED
     return _held_against(earlier, report, as_json=as_json, quiet=quiet) if earlier else report.verdict.exit_code
+
+
+def _written(output: Path | None, html: Path | None) -> list[str]:
+    """Return where the report is, in each of its forms."""
+    report = f"report: {output}" if output else "no report written: this directory is read-only; give --output"
+    return [report, f"page: {html}"] if html else [report]
 
 
 def _write_page(report: RunReport, path: Path) -> None:

@@ -52,8 +52,15 @@ def table(report: RunReport) -> tuple[list[str], list[list[Cell]]]:
     return titles, rows
 
 
-def title(report: RunReport, uuid: str) -> str:
-    """Return a GPU as people point at it: its number on this node, and its UUID."""
+def blamed(report: RunReport) -> str:
+    """Return which one GPU more findings name than any other, where there are two such findings at least; or ""."""
+    named = {uuid: [outcome.id for outcome in found] for uuid, found in culprits(report).items() if found}
+    most = max(named.values(), key=len, default=[])
+    worst = [uuid for uuid, found in named.items() if len(found) == len(most)]
+    return f"{', '.join(most)} name one GPU: {_title(report, worst[0])}." if len(worst) == 1 < len(most) else ""
+
+
+def _title(report: RunReport, uuid: str) -> str:
     known = {gpu.uuid: gpu for gpu in report.snapshot.gpus}
     return f"GPU {_index(known[uuid], list(known).index(uuid))} ({uuid})" if uuid in known else uuid
 

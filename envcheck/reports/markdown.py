@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from envcheck.reports import words
+from envcheck.reports import gpus, words
 from envcheck.reports.culprits import FINDINGS
 from envcheck.reports.model import RunReport
 from envcheck.runner.record import OutcomeRow
@@ -36,7 +36,9 @@ def _head(report: RunReport) -> str:
         ("took", f"{words.seconds(report):.0f} s, level {report.plan.level}"),
         ("never ran", ", ".join(words.unfinished(report))),
     ]
-    lines = [f"- {title}: {_text(text)}" for title, text in facts if text]
+    first = words.conclusion(report).removeprefix(report.verdict.sentence).removeprefix(".").strip()
+    told = [line for line in (first, gpus.blamed(report)) if line]
+    lines = [*(f"{_text(line)}\n" for line in told), *(f"- {title}: {_text(text)}" for title, text in facts if text)]
     sign = _SIGNS[report.verdict.status]
     return "\n".join([f"## {sign} {_text(report.verdict.sentence)}", "", *lines, ""])
 

@@ -12,7 +12,7 @@ import msgspec
 
 from envcheck.node import snapshot
 from envcheck.reports import gpus, words
-from envcheck.reports.culprits import FINDINGS, culprits
+from envcheck.reports.culprits import FINDINGS
 from envcheck.reports.figures import Figure, figures
 from envcheck.reports.model import RunReport
 from envcheck.runner.record import OutcomeRow
@@ -71,11 +71,8 @@ def _first(report: RunReport) -> Iterable[str]:
     why = words.conclusion(report).removeprefix(report.verdict.sentence).removeprefix(".").strip()
     if why:
         yield why
-    blamed = {uuid: [o.id for o in found] for uuid, found in culprits(report).items() if found}
-    most = max(blamed.values(), key=len, default=[])
-    named = [uuid for uuid, found in blamed.items() if len(found) == len(most)]
-    if len(named) == 1 and len(most) > 1:
-        yield f"{', '.join(most)} name one GPU: {gpus.title(report, named[0])}."
+    if one := gpus.blamed(report):
+        yield one
 
 
 def _findings(report: RunReport) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Iterable
 from typing import Final
@@ -11,7 +13,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from envcheck.reports import times, words
+from envcheck.reports import gpus, times, words
 from envcheck.reports.model import RunReport
 from envcheck.runner.budget import expected_to_fit
 from envcheck.runner.drive import Run
@@ -20,14 +22,26 @@ from envcheck.runner.record import OutcomeRow, Plan, TargetFacts
 WIDTH: Final = 80
 _STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim", "error": "bold magenta"}
 _NAMES: Final = 6
+_ORDER: Final = "warn error fail"
+_NARROWEST: Final = 40
 
 
-def show(report: RunReport, console: Console) -> None:
-    """Print what ran on what, a line a check, each failure with value, limit, source and remedy, and the verdict."""
+def width() -> int:
+    """Return how many columns to write: 80, or what a narrower terminal has."""
+    if not sys.stdout.isatty():
+        return WIDTH
+    return max(_NARROWEST, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+
+
+def show(report: RunReport, console: Console, written: Iterable[str] = ()) -> None:
+    """Print what ran on what, a line a check, each failure with value, limit, source and remedy, and the verdict.
+
+    The worst stands last, where a reader looks first; `written` says which files there are, ahead of the last line.
+    """
     console.print(_heading(report))
     console.print()
     console.print(_lines(report.outcomes))
-    for same in words.alike(report.outcomes):
+    for same in sorted(words.alike(report.outcomes), key=lambda group: _ORDER.find(group[0].status)):
         if same[0].status in ("fail", "error", "warn"):
             console.print()
             console.print(_finding(same))
@@ -37,7 +51,11 @@ def show(report: RunReport, console: Console) -> None:
         console.print()
     if took := times.taken(report):
         console.print(Text(f"took {took}", style="dim"))
-    console.print(Text(report.verdict.sentence, style=_STYLES[report.verdict.status]))
+    if one := gpus.blamed(report):
+        console.print(Text(one))
+    for line in written:
+        console.print(Text(line, overflow="fold"), soft_wrap=True)
+    console.print(Text(words.conclusion(report), style=_STYLES[report.verdict.status]))
 
 
 def show_plan(plan: Plan, target: TargetFacts, console: Console) -> None:
@@ -121,7 +139,9 @@ def _lines(outcomes: Iterable[OutcomeRow]) -> Table:
 
 def _summary(outcome: OutcomeRow) -> Text:
     """Say the limit beside what was found; a summary without one holds all there is."""
-    numbers = isinstance(outcome.value, (int, float)) and outcome.limit is not None
+    # That nothing wrong was found, of nothing allowed, the summary says already.
+    exact = outcome.limit is not None and outcome.value == outcome.limit.value
+    numbers = isinstance(outcome.value, (int, float)) and outcome.limit is not None and not exact
     unit = (
         "" if outcome.limit and outcome.unit == outcome.limit.unit and outcome.unit not in words.BYTES else outcome.unit
     )

@@ -82,9 +82,10 @@ def _culprits(outcome: OutcomeRow) -> list[str]:
 
 def alike(outcomes: Iterable[OutcomeRow]) -> list[list[OutcomeRow]]:
     """Return the outcomes in groups that came to the very same."""
-    groups: dict[tuple[str, str, str], list[OutcomeRow]] = {}
+    groups: dict[tuple[str, ...], list[OutcomeRow]] = {}
     for outcome in outcomes:
-        groups.setdefault((outcome.status, outcome.summary, outcome.remedy), []).append(outcome)
+        told = (outcome.status, outcome.summary, outcome.remedy, repr(outcome.value))
+        groups.setdefault(told, []).append(outcome)
     return list(groups.values())
 
 
@@ -124,7 +125,7 @@ def conclusion(report: RunReport) -> str:
     if not decided:
         return sentence
     first = decided[0]
-    others = f"{first.id}: " if len(decided) > 1 else ""
+    others = f"First {first.id}: " if len(decided) > 1 else ""
     remedy = f" What to do: {_sentence(first.remedy)}" if first.remedy else ""
     return f"{_sentence(sentence)} {_sentence(others + first.summary)}{remedy}"
 

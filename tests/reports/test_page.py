@@ -183,7 +183,7 @@ def test_what_decided_and_the_gpu_that_most_findings_name_stand_at_the_top(repor
     bad = [row(name, "fail", remedy="cool it", summary=f"{name}: GPU-1 is hot") for name in ("heat", "gemm")]
     text = page(report(*bad, snapshot=Snapshot("", {}, gpus)))
     head = text[: text.index("<main>")]
-    assert "<p>heat: heat: GPU-1 is hot. What to do: cool it.</p>" in head
+    assert "<p>First heat: heat: GPU-1 is hot. What to do: cool it.</p>" in head
     assert "<p>heat, gemm name one GPU: GPU 1 (GPU-1).</p>" in head
 
 

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from envcheck.reports.model import RunReport
-from envcheck.reports.terminal import announcement, show, show_plan
+from envcheck.reports.model import RunReport, load
+from envcheck.reports.terminal import announcement, show, show_plan, width
 from envcheck.reports.words import quantity
 from envcheck.runner.record import Attempt, LimitRow, OutcomeRow
 
 MakeReport = Callable[..., RunReport]
+REPORTS = sorted((Path(__file__).parents[1] / "data" / "reports").glob("*.json"))
 
 
 def text(report: RunReport) -> str:
     stream = io.StringIO()
     show(report, Console(width=80, file=stream, highlight=False))
     return stream.getvalue()
+
+
+def last(told: str) -> str:
+    """Return the last paragraph, unwrapped."""
+    return " ".join(told.rsplit("\n\n", maxsplit=1)[-1].split())
 
 
 def row(identity: str, status: str, summary: str, **more: object) -> OutcomeRow:
@@ -69,8 +77,8 @@ def test_gloo_and_nccl_are_named_only_where_a_group_of_ranks_ran(report: MakeRep
 
 def test_a_failure_shows_value_limit_source_remedy_and_both_measurements(report: MakeReport) -> None:
     told = text(report(GOOD, SLOW))
-    finding = told[told.index("why ") :]
-    assert [line.strip().split(maxsplit=1) for line in finding.splitlines() if line][:-1] == [
+    finding = told[told.index("why ") : told.index("FAIL: ")]
+    assert [line.strip().split(maxsplit=1) for line in finding.splitlines() if line] == [
         ["why", "busbw 312.2 GB/s over 8 ranks"],
         ["value", "312.2 GB/s"],
         ["measured", "311 GB/s, then 312.2 GB/s"],
@@ -78,7 +86,9 @@ def test_a_failure_shows_value_limit_source_remedy_and_both_measurements(report:
         ["source", "measured on 8 x H100 SXM, 2026-01"],
         ["remedy", "restart nvidia-fabricmanager"],
     ]
-    assert told.splitlines()[-1] == "FAIL: all-reduce-bandwidth"
+    assert last(told) == (
+        "FAIL: all-reduce-bandwidth. busbw 312.2 GB/s over 8 ranks. What to do: restart nvidia-fabricmanager."
+    )
 
 
 def test_the_log_that_is_shown_is_of_the_rank_that_was_lost(report: MakeReport) -> None:
@@ -101,7 +111,7 @@ def test_a_torch_that_cannot_be_imported_is_told_in_one_line_not_in_a_traceback(
 def test_an_error_shows_the_last_words(report: MakeReport) -> None:
     told = text(report(BROKEN))
     assert "[rank 1] Fatal Python error" in told
-    assert told.splitlines()[-1] == "COULD NOT BE TOLD: amp"
+    assert last(told) == "COULD NOT BE TOLD: amp. rank 1 died of SIGSEGV. What to do: see the log."
 
 
 @pytest.mark.parametrize("outcome", [GOOD, SLOW, BROKEN])
@@ -155,3 +165,46 @@ def test_a_long_list_of_skips_is_counted_and_named_in_prose(report: MakeReport) 
     assert "20 checks" in told
     assert all(f"check-{n}" in told for n in range(20))
     assert told.count("\n") < 30
+
+
+def test_of_several_failures_the_first_is_told_last_and_the_one_gpu_they_name(report: MakeReport) -> None:
+    bad = [row(name, "fail", f"{name}: GPU-1 is hot", remedy="cool it") for name in ("heat", "gemm")]
+    told = text(report(GOOD, *bad))
+    assert last(told) == (
+        "heat, gemm name one GPU: GPU 0 (GPU-1). FAIL: heat, gemm. First heat: heat: GPU-1 is hot. What to do: cool it."
+    )
+
+
+def test_the_worst_stands_nearest_to_the_verdict(report: MakeReport) -> None:
+    told = text(report(SLOW, BROKEN, row("odd", "warn", "hm", remedy="look")))
+    findings = told[told.index("why ") - 80 :]
+    assert findings.index("odd") < findings.index("amp") < findings.index("all-reduce-bandwidth")
+
+
+def test_a_limit_that_was_met_to_the_digit_is_not_told_twice(report: MakeReport) -> None:
+    none = LimitRow(value=0, unit="wrong elements", source="a test", kind="at most")
+    met, missed = (row(f"c{v}", "pass", "exact", value=v, unit="wrong elements", limit=none) for v in (0, 1))
+    told = text(report(met, missed))
+    assert re.search(r"c0 +exact *$", told, re.MULTILINE)
+    assert re.search(r"c1 +exact \(1; limit ≤ 0 wrong elements\)", told)
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
+def test_the_examples_fit_narrow_terminals(path: Path, columns: int) -> None:
+    stream = io.StringIO()
+    show(load(path), Console(width=columns, file=stream, highlight=False))
+    assert max(map(len, stream.getvalue().splitlines())) <= columns
+    assert load(path).verdict.sentence.split()[0] in stream.getvalue()
+
+
+@pytest.mark.parametrize(("columns", "tty", "used"), [(200, True, 80), (60, True, 60), (9, True, 40), (60, False, 80)])
+def test_a_narrower_terminal_is_asked_for_its_width(
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int,
+    tty: bool,  # noqa: FBT001 (a table's column)
+    used: int,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: tty, raising=False)
+    assert width() == used
