@@ -66,9 +66,9 @@ def parts(name: str, rank: int, world: int) -> Parts:
     }[name]
 
 
-def _around(dist: Any, rank: Rank, sent: Any, got: Any) -> None:
-    """Send to the next rank and receive from the one before, as nccl-tests' sendrecv does."""
-    after, before = (rank.rank + 1) % rank.world, (rank.rank - 1) % rank.world
+def around(dist: Any, rank: Rank, sent: Any, got: Any, distance: int = 1) -> None:
+    """Send to the rank at a distance and receive from the one as far before; at 1, as nccl-tests' sendrecv does."""
+    after, before = (rank.rank + distance) % rank.world, (rank.rank - distance) % rank.world
     works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, got, before)])
     for work in works:
         work.wait()
@@ -80,7 +80,7 @@ CALLS: dict[str, Callable[[Any, Rank, Any, Any], Any]] = {
     "reduce-scatter": lambda dist, _rank, sent, got: dist.reduce_scatter_tensor(got, sent),
     "all-to-all": lambda dist, _rank, sent, got: dist.all_to_all_single(got, sent),
     "broadcast": lambda dist, _rank, _sent, got: dist.broadcast(got, 0),
-    "send/recv": _around,
+    "send/recv": around,
 }
 IN_PLACE = ("all-reduce", "broadcast")
 

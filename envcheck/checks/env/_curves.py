@@ -10,7 +10,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Optional
 
 from envcheck.checks import (
     ERROR,
@@ -30,6 +30,8 @@ from envcheck.checks import (
 )
 from envcheck.checks.env import _group, _links
 
+_Row = tuple[Optional[Measured], str]  # a row of limits.json, or why there is none
+
 PLATEAU = 1_000_000_000
 _FIX = (
     "look at the transport check; at the fabric manager, NVLink states, and NCCL_* in the environment and in nccl.conf"
@@ -43,11 +45,11 @@ def busbw(name: str, size: float, seconds: float, ranks: int) -> float:
     return size / seconds * factor.get(name, (ranks - 1) / ranks) / 1e9
 
 
-def judge(view: View, ranks: Ranks, owed: Sequence[str]) -> Outcome:
+def judge(view: View, ranks: Ranks, owed: Sequence[str], rows: Mapping[str, str]) -> Outcome:
     """Judge the best bus bandwidth of each collective's curve; the worst of them is the outcome.
 
     Every rank holds `curves` by name, {bytes, seconds, right} each, and may hold `latency` and `nccl`. A collective
-    that is `owed` may not be missing; what gloo says it does not have may be.
+    that is `owed` may not be missing; what gloo says it does not have may be. `rows` names each one's in limits.json.
     """
     found = _group.problem(view, ranks)
     if found is not None:
@@ -64,7 +66,7 @@ def judge(view: View, ranks: Ranks, owed: Sequence[str]) -> Outcome:
         )
     curves = {name: points(ranks, name) for name in names}
     told: dict[str, Any] = {"curves": curves, "latency": latencies(ranks), "unsupported": ranks[0].get("unsupported")}
-    return _untrue(ranks, curves, told) or _worst(view, ranks, curves, told)
+    return _untrue(ranks, curves, told) or _worst(view, ranks, curves, told, rows)
 
 
 def _alike(ranks: Ranks, name: str) -> bool:
@@ -138,21 +140,24 @@ def _positive(values: Sequence[Any]) -> bool:
     return all(_group.finite(value) and value > 0 for value in values)
 
 
-def _worst(view: View, ranks: Ranks, curves: Mapping[str, list[Measured]], told: dict[str, Any]) -> Outcome:
+def _worst(
+    view: View, ranks: Ranks, curves: Mapping[str, list[Measured]], told: dict[str, Any], rows: Mapping[str, str]
+) -> Outcome:
     links = _links.of(view, ranks)
     told["transport"] = links.told()
-    judged = {name: _against_limit(view, links, name, curve, ranks) for name, curve in curves.items()}
+    found = {name: _row(view, links, rows[name], ranks) for name in curves}
+    judged = {name: _against_limit(links, name, curve, found[name], len(ranks)) for name, curve in curves.items()}
     worst = min(judged.values(), key=lambda outcome: (ERROR, FAIL, WARN, PASS).index(outcome.status))
     if worst.status == PASS and len(judged) > 1:
-        worst = _all_passed(ranks, links, judged, _row(view, links, next(iter(judged)), ranks)[1])
+        worst = _all_passed(ranks, links, judged, next(why for _, why in found.values()))
     return dataclasses.replace(worst, details={**worst.details, **told})
 
 
-def _against_limit(view: View, links: _links.Links, name: str, curve: list[Measured], ranks: Ranks) -> Outcome:
+def _against_limit(links: _links.Links, name: str, curve: list[Measured], found: _Row, ranks: int) -> Outcome:
     best = max(curve, key=lambda point: float(point["busbw"]))
     value = float(best["busbw"])
-    said = f"{name} busbw {value:.4g} GB/s, {len(ranks)} ranks over {links}, best at {best['bytes'] // (1 << 20)} MiB"
-    row, why = _row(view, links, name, ranks)
+    said = f"{name} busbw {value:.4g} GB/s, {ranks} ranks over {links}, best at {best['bytes'] // (1 << 20)} MiB"
+    row, why = found
     ceiling = row["ceiling"] if row else links.ceiling(name)
     judged: dict[str, Any] = {"value": value, "unit": "GB/s"}
     if ceiling is not None and value > ceiling:
@@ -172,7 +177,7 @@ def _against_limit(view: View, links: _links.Links, name: str, curve: list[Measu
     return passed(said, **judged, limit=floor)
 
 
-def _row(view: View, links: _links.Links, name: str, ranks: Ranks) -> tuple[Measured | None, str]:
+def _row(view: View, links: _links.Links, check: str, ranks: Ranks) -> _Row:
     """Return the limits for this GPU model, transport and count, or why there are none."""
     from envcheck.checks import limits
 
@@ -183,7 +188,7 @@ def _row(view: View, links: _links.Links, name: str, ranks: Ranks) -> tuple[Meas
     models = {str(gpu.signal("name").value) for gpu in view.snapshot.gpus}
     if len(models) != 1:
         return None, "no single GPU model is known"
-    model, check = models.pop(), f"{name.replace('/', '-')}-bandwidth"
+    model = models.pop()
     row = limits.find(check, gpu=model, transport=links.judged, gpus=len(ranks))
     return row, f"no limit known for {len(ranks)} x {model} over {links.judged}"
 

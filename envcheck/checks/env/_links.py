@@ -11,6 +11,9 @@ from envcheck.checks.env import _group, _nccl
 # GB/s of one lane, one way, after its encoding (PCI-SIG).
 _PCIE_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 
+# With fewer the ring is as fast: 363 GB/s on 4 of 8 H200, where a ring gives 365 (stas00/ml-engineering).
+NVLS_FROM = 5
+
 
 @dataclasses.dataclass(frozen=True)
 class Links:
@@ -49,8 +52,7 @@ def of(view: View, ranks: Ranks) -> Links:
     backend = str(ranks[0].get("backend"))
     logs = {entry["rank"]: entry.get("nccl") for entry in ranks}
     ways = sorted(set().union(*_nccl.edges(logs).values()))
-    switched = any(((log or {}).get("nvls") or {}).get("used") is True for log in logs.values())
-    proven = (*ways, "NVLS") if switched else tuple(ways)
+    proven = (*ways, "NVLS") if _nccl.nvls(logs)["used"] else tuple(ways)
     hosts = {entry.get("host") for entry in ranks}
     if view.mode != "gpu":
         return Links("", (), backend, len(ranks), None)
@@ -71,6 +73,48 @@ def linked(view: View) -> bool:
     """Return whether every GPU has NVLinks that are up."""
     gpus = view.snapshot.gpus
     return bool(gpus) and all(_group.finite(n := gpu.signal("nvlinks_active").value) and n > 0 for gpu in gpus)
+
+
+def roundabout(view: View, pairs: _nccl.Pairs, pair: tuple[int, int]) -> bool:
+    """Return whether two ranks of one host use a slower way than their GPUs have.
+
+    GPUs of a board whose every two are linked have to use that. Of GPUs with bridges some are not linked, so they are
+    held to it only where no two of them use it. Sockets are nobody's best way within a host; a network card may be.
+    """
+    ways = pairs[pair]
+    if any(way.lower() == "net/socket" for way in ways):
+        return True
+    if not linked(view) or all(way.startswith("P2P/") for way in ways):
+        return False
+    return _meshed(view) or not any(way.startswith("P2P/") for found in pairs.values() for way in found)
+
+
+def _meshed(view: View) -> bool:
+    """Return whether every two of these GPUs are linked: so are all boards of Ampere and later that need no bridge."""
+    from envcheck.checks.node import nvlink
+
+    boards = [nvlink.board(str(gpu.signal("name").value)) for gpu in view.snapshot.gpus]
+    return all(boards) and all(_capability(gpu) >= (8, 0) for gpu in view.snapshot.gpus)
+
+
+def nvls_missing(view: View, ranks: int, nvls: Measured) -> str:
+    """Return what is amiss with reduction in the switch where GPUs and switches have it; "" where nothing is."""
+    gpus = view.snapshot.gpus
+    fabrics = [gpu.signal("fabric").value for gpu in gpus]
+    whole = all(isinstance(fabric, dict) and fabric.get("state") == "completed" for fabric in fabrics)
+    if not (linked(view) and whole and all(_capability(gpu) >= (9, 0) for gpu in gpus)):
+        return ""
+    if nvls["trouble"]:
+        return str(nvls["trouble"])
+    if nvls["available"] is False:
+        return "NCCL finds no multicast, though the GPUs are in a fabric"
+    unused = ranks >= NVLS_FROM and not nvls["used"]
+    return f"{ranks} GPUs in a fabric, and NCCL did not use it for large messages" if unused else ""
+
+
+def _capability(gpu: Any) -> tuple[int, ...]:
+    words = str(gpu.signal("compute_capability").value).split(".")
+    return tuple(map(int, words)) if all(word.isdecimal() and word.isascii() for word in words) else (0,)
 
 
 def _rate(view: View) -> float | None:

@@ -17,6 +17,9 @@ from typing import Any
 
 from envcheck.checks import Measured, Rank
 
+Logs = Mapping[int, Any]  # what `parse` made of each rank's
+Pairs = dict[tuple[int, int], set[str]]  # the ways between two ranks
+
 # TUNING names the algorithm of each call; a line per call has no place in a measurement of microseconds.
 SUBSYSTEMS = "INIT,ENV,GRAPH,P2P,SHM,NET,NVLS"
 MOST = 8 << 20  # more of a log than 64 ranks write
@@ -31,7 +34,9 @@ _AVAILABLE = re.compile(r"NVLS multicast support is (not )?available")
 _USED = re.compile(r"NVLS comm (?:0x)?[0-9a-fA-F]+ headRank")
 _SETTING = re.compile(r"NCCL INFO (NCCL_[A-Z0-9_]{1,40}) set by environment to ([^\r\n]{1,60})")
 _CALL = re.compile(r"(?:(\w{1,20}): )?(\d{1,15}) Bytes -> Algo (\w{1,20}) proto")
-_TROUBLE = re.compile(r"NCCL WARN [^\r\n]*(?:NVLS|[Mm]ulticast)[^\r\n]*")
+_TROUBLE = re.compile(r"nvls\.cc:\d+ NCCL WARN [^\r\n]*|NCCL WARN [^\r\n]*(?:NVLS|[Mm]ulticast)[^\r\n]*")
+# Settings that choose what ranks talk over.
+CHOICES = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_ALGO", "NCCL_NET")
 # NCCL_ALGO_* of src/include/nccl_tuner.h, as logs before 2.26 have them.
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 
@@ -113,12 +118,41 @@ def _named(algorithm: str) -> str:
     return _ALGORITHMS[int(algorithm)] if known else algorithm.upper()
 
 
-def edges(logs: Mapping[int, Any]) -> dict[tuple[int, int], set[str]]:
+def edges(logs: Logs) -> Pairs:
     """Return, for each pair of ranks (lower first), every way that the logs of all ranks name between them."""
-    pairs: dict[tuple[int, int], set[str]] = {}
+    pairs: Pairs = {}
     for log in logs.values():
         for edge, ways in ((log or {}).get("edges") or {}).items():
             sender, _, receiver = str(edge).partition(">")
             pair = (min(int(sender), int(receiver)), max(int(sender), int(receiver)))
             pairs.setdefault(pair, set()).update(map(str, ways))
     return pairs
+
+
+def nvls(logs: Logs) -> Measured:
+    """Return what all ranks' logs say of NVLS: available to all, used for large all-reduces, and the first trouble.
+
+    Used is what calls say, where they were logged; buffers alone prove it only where nobody declined it: they are
+    made before an algorithm is chosen.
+    """
+    told = [(log or {}).get("nvls") or {} for log in logs.values()]
+    said = [one["available"] for one in told if one.get("available") is not None]
+    chosen = merged(logs, "algorithms").get("AllReduce", "")
+    made = any(one.get("used") is True for one in told) and not nvls_declined(merged(logs, "settings"))
+    return {
+        "available": all(said) if said else None,
+        "used": chosen.startswith("NVLS") if chosen else made,
+        "trouble": next((one["trouble"] for one in told if one.get("trouble")), None),
+    }
+
+
+def merged(logs: Logs, field: str) -> dict[str, str]:
+    """Return the `algorithms` or `settings` of all ranks' logs as one."""
+    return {str(name): str(value) for log in logs.values() for name, value in ((log or {}).get(field) or {}).items()}
+
+
+def nvls_declined(settings: Mapping[str, str]) -> bool:
+    """Return whether somebody told NCCL to do without NVLS."""
+    algorithms = settings.get("NCCL_ALGO", "").upper()
+    excluded = "NVLS" in algorithms if algorithms.startswith("^") else bool(algorithms) and "NVLS" not in algorithms
+    return settings.get("NCCL_NVLS_ENABLE") == "0" or excluded

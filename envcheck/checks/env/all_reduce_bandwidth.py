@@ -46,7 +46,8 @@ def measure(rank: Rank) -> Measured:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Judge the best bus bandwidth of the curve where a limit is known; above what the links can do is an error."""
-    outcome = _curves.judge(view, [{**entry, "curves": {NAME: entry.get("curve") or []}} for entry in ranks], [NAME])
+    curves = [{**entry, "curves": {NAME: entry.get("curve") or []}} for entry in ranks]
+    outcome = _curves.judge(view, curves, [NAME], {NAME: "all-reduce-bandwidth"})
     details = {name: value for name, value in outcome.details.items() if name not in ("curves", "unsupported")}
     if "curves" in outcome.details:
         details["curve"] = outcome.details["curves"][NAME]

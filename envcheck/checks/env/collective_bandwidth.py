@@ -23,7 +23,14 @@ CHECK = Check(
     performance=True,
 )
 
-NAMES = ("all-gather", "reduce-scatter", "all-to-all", "broadcast", "send/recv")
+# Each by its rows of limits.json.
+ROWS = {
+    "all-gather": "all-gather-bandwidth",
+    "reduce-scatter": "reduce-scatter-bandwidth",
+    "all-to-all": "all-to-all-bandwidth",
+    "broadcast": "broadcast-bandwidth",
+    "send/recv": "send-recv-bandwidth",
+}
 # What every gloo has; the others came to it later.
 GLOO_HAS = ("broadcast", "send/recv")
 
@@ -35,11 +42,11 @@ def measure(rank: Rank) -> Measured:
     device = _group.device_of(rank)
     _nccl.ask(rank)
     with _group.group(rank) as dist:
-        found = _bandwidth.curves(torch, dist, rank, device, NAMES)
+        found = _bandwidth.curves(torch, dist, rank, device, [*ROWS])
         probe = torch.zeros(1, device=device)
         return {**_group.standing(rank, probe, dist.get_backend()), **found, "nccl": _nccl.read(rank)}
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Judge each collective's best bus bandwidth; the worst of them is the outcome."""
-    return _curves.judge(view, ranks, GLOO_HAS if view.mode == "cpu" else NAMES)
+    return _curves.judge(view, ranks, GLOO_HAS if view.mode == "cpu" else [*ROWS], ROWS)

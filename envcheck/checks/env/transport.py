@@ -1,0 +1,117 @@
+"""GPUs with NVLink that talk through the host's memory: right, ten times slower, and nothing says so.
+
+Seen in the wild: containers that see each GPU alone, so that NCCL finds no peer-to-peer (via SHM); NCCL_P2P_DISABLE=1
+in nccl.conf since somebody's debugging; NVLS off because the fabric manager came up late (365 instead of 480 GB/s on
+8xH200, stas00/ml-engineering); ranks of one host over sockets, /dev/shm being too small. Told by NCCL's own log, after
+collectives and a message between every two ranks made it connect; NVIDIA/aicr proves its transport by that log too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, passed, skipped, undecided, warned
+from envcheck.checks.env import _bandwidth, _group, _links, _nccl
+
+CHECK = Check(
+    promise="NCCL's own log shows every two GPUs using the best link they have",
+    level="standard",
+    seconds=3.0,
+    timeout=120.0,
+    gpus=2,
+    ranks=0,
+)
+
+# NVLS is for large messages.
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter")
+SIZE = 256 << 20
+LIMIT = Limit(0, "pairs off their link", "ours: GPUs with NVLink between them have no reason to go round it", "at most")
+_UNREAD = "see the check's log; does another NCCL than the wheel's take part (NCCL_DEBUG_FILE is written since 2.2)?"
+_FIX = (
+    "unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL and NCCL_SHM_DISABLE (environment, /etc/nccl.conf, ~/.nccl.conf); give the "
+    "container all GPUs, --ipc=host and enough /dev/shm; look at the nvlink check"
+)
+_NVLS_FIX = "reset the GPUs after the fabric manager was restarted; its version is the driver's, and that 530 or newer"
+_NAMED = 8
+
+
+def measure(rank: Rank) -> Measured:
+    """Have NCCL connect for large collectives and between every two ranks; return what it logged."""
+    import torch
+
+    device = _group.device_of(rank)
+    _nccl.ask(rank, calls=True)
+    with _group.group(rank) as dist:
+        for name in COLLECTIVES if rank.world > 1 else ():
+            _bandwidth.message(torch, dist, rank, device, name, SIZE).run()
+        tensor = torch.ones(1 << 18, device=device)
+        for distance in range(1, rank.world):
+            _bandwidth.around(dist, rank, tensor, torch.empty_like(tensor), distance)
+        if tensor.is_cuda:
+            torch.cuda.synchronize()
+        return {**_group.standing(rank, tensor, dist.get_backend()), "nccl": _nccl.read(rank)}
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Warn where the log shows a slower link than the GPUs have, naming the pairs; an empty log proves nothing."""
+    found = _group.problem(view, ranks)
+    if found is not None:
+        return found
+    if view.mode != "gpu":
+        return skipped("gloo goes through the host's memory; nothing of NCCL was looked at")
+    if len(ranks) == 1:
+        return skipped("one rank talks to nobody")
+    logs = {entry["rank"]: entry.get("nccl") or {} for entry in ranks}
+    silent = [rank for rank, log in logs.items() if not log.get("lines")]
+    if silent:
+        return undecided(f"NCCL left no log of rank(s) {silent}", fix=_UNREAD)
+    pairs = _nccl.edges(logs)
+    if not pairs:
+        return undecided("NCCL's log names no connection between any two ranks", fix=_UNREAD)
+    return _slower(view, ranks, pairs, _details(pairs, logs)) or _switched(view, ranks, _details(pairs, logs))
+
+
+def _details(pairs: _nccl.Pairs, logs: _nccl.Logs) -> dict[str, Any]:
+    return {
+        "pairs": {f"{a}-{b}": sorted(ways) for (a, b), ways in sorted(pairs.items())},
+        "nvls": _nccl.nvls(logs),
+        "algorithms": _nccl.merged(logs, "algorithms"),
+        "settings": _nccl.merged(logs, "settings"),
+        **{name: next((log[name] for log in logs.values() if log.get(name)), None) for name in ("version", "network")},
+    }
+
+
+def _slower(view: View, ranks: Ranks, pairs: _nccl.Pairs, details: dict[str, Any]) -> Outcome | None:
+    """Return the warning that names the ranks which go round a link they have; None where none does."""
+    hosts = {entry["rank"]: entry.get("host") for entry in ranks}
+    off = [
+        pair
+        for pair in sorted(pairs)
+        if hosts.get(pair[0]) == hosts.get(pair[1]) and _links.roundabout(view, pairs, pair)
+    ]
+    if not off:
+        return None
+    ways = sorted({way for pair in off for way in pairs[pair] if not way.startswith("P2P/")})
+    more = f" and {len(off) - _NAMED} more" if len(off) > _NAMED else ""
+    named = ", ".join(f"{a}-{b}" for a, b in off[:_NAMED]) + more
+    said = f"ranks {named} talk over {', '.join(ways)}{_because(details)}; they have a faster link"
+    return warned(said, fix=_FIX, value=len(off), unit=LIMIT.unit, limit=LIMIT, **details)
+
+
+def _switched(view: View, ranks: Ranks, details: dict[str, Any]) -> Outcome:
+    """Warn where GPUs behind switches that can add do not have them do it, unless somebody told NCCL not to."""
+    missing = _links.nvls_missing(view, len(ranks), details["nvls"])
+    declined = _nccl.nvls_declined(details["settings"])
+    if missing and not declined:
+        return warned(f"no NVLS{_because(details)}: {missing}", fix=_NVLS_FIX, **details)
+    ways = [
+        *(["NVLS"] if details["nvls"]["used"] else []),
+        *sorted({w for ws in details["pairs"].values() for w in ws}),
+    ]
+    said = f"{len(ranks)} ranks over {', '.join(ways)}{_because(details)}{'; NVLS was declined' if missing else ''}"
+    return passed(said, value=0, unit=LIMIT.unit, limit=LIMIT, **details)
+
+
+def _because(details: dict[str, Any]) -> str:
+    chosen = [f"{name}={value}" for name, value in sorted(details["settings"].items()) if name in _nccl.CHOICES]
+    return f" ({', '.join(chosen)})" if chosen else ""

@@ -1,0 +1,337 @@
+"""What NCCL's log proves: real lines of every form it had, garbage, and what is made of both."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
+from envcheck.checks.env import _links, _nccl, transport
+
+Node = Callable[..., View]
+Put = Callable[..., View]
+
+# Lines of logs that users posted, by where; host names are shortened.
+REAL: list[tuple[str, str, dict[str, Any]]] = [
+    (
+        "NVIDIA/nccl#385, 2.7: Ring in place of Channel is no connection that is known",
+        "[4] NCCL INFO Ring 00 : 12[41000] -> 11[2d000] via P2P/IPC",
+        {"edges": {}},
+    ),
+    (
+        "NVIDIA/nccl-tests#100, 2.8: bus ids, no connection's number",
+        "node2:1208:1249 [0] NCCL INFO Channel 00 : 0[e000] -> 1[13000] via P2P/IPC/read",
+        {"edges": {"0>1": ["P2P/IPC"]}},
+    ),
+    (
+        "NVIDIA/nccl#671: threads of one process",
+        "como:60725:60750 [2] NCCL INFO Channel 00 : 2[a000] -> 3[b000] via P2P/direct pointer",
+        {"edges": {"2>3": ["P2P/direct pointer"]}},
+    ),
+    (
+        "NVIDIA/nccl#892, H800, 2.18",
+        (
+            "036260b61d3a:33347:33367 [7] NCCL INFO Channel 15/0 : 7[7] -> 4[4] via P2P/direct pointer\n"
+            "036260b61d3a:33347:33366 [6] NCCL INFO NCCL_ALGO set by environment to Tree,Ring,,CollnetDirect,NVLS\n"
+            "036260b61d3a:33347:33366 [6] NCCL INFO 16 coll channels, 0 nvls channels, 16 p2p channels"
+        ),
+        {"edges": {"7>4": ["P2P/direct pointer"]}, "settings": {"NCCL_ALGO": "Tree,Ring,,CollnetDirect,NVLS"}},
+    ),
+    (
+        "NVIDIA/nccl#1609, 2.20: through the host's memory",
+        (
+            "dev01:533:1765 [2] NCCL INFO Channel 07 : 2[6] -> 3[7] via SHM/direct/direct\n"
+            "dev01:534:1763 [3] NCCL INFO Channel 00 : 3[7] -> 2[6] via SHM/direct/direct"
+        ),
+        {"edges": {"2>3": ["SHM/direct"], "3>2": ["SHM/direct"]}},
+    ),
+    (
+        "NVIDIA/nccl#1189, H20: InfiniBand between hosts, cuMem within",
+        (
+            "H20-GPU-06:4015539:4015652 [0] NCCL INFO Channel 07/0 : 0[0] -> 2[0] [receive] via NET/IB/3/GDRDMA\n"
+            "H20-GPU-06:4015540:4015653 [1] NCCL INFO Channel 01/0 : 3[1] -> 1[1] [send] via NET/IB/2/GDRDMA\n"
+            "H20-GPU-06:4015540:4015653 [1] NCCL INFO Channel 00/0 : 3[1] -> 2[0] via P2P/CUMEM"
+        ),
+        {"edges": {"0>2": ["NET/IB"], "3>1": ["NET/IB"], "3>2": ["P2P/CUMEM"]}},
+    ),
+    (
+        "NVIDIA/nccl#1814: a plugin's network",
+        "host:981:1267 [1] NCCL INFO Channel 01/0 : 26[2] -> 33[1] [receive] via NET/IBext_v8/4",
+        {"edges": {"26>33": ["NET/IBext_v8"]}},
+    ),
+    (
+        "NVIDIA/nccl#952: sockets",
+        "host:926:1151 [7] NCCL INFO Channel 03/0 : 15[7] -> 6[6] [send] via NET/Socket/3",
+        {"edges": {"15>6": ["NET/Socket"]}},
+    ),
+    (
+        "NVIDIA/nccl#1817, L20, 2.20.5",
+        (
+            "host:3884994:3884994 [0] NCCL INFO cudaDriverVersion 12060\n"
+            "NCCL version 2.20.5+cuda12.4\n"
+            "host:3884994:3885025 [3] NCCL INFO NET/Socket : Using [0]eth0:10.45.223.193<0>\n"
+            "host:3884994:3885025 [3] NCCL INFO Using non-device net plugin version 0\n"
+            "host:3884994:3885025 [3] NCCL INFO Using network Socket"
+        ),
+        {"edges": {}, "version": "2.20.5", "network": "Socket", "lines": 4},
+    ),
+    (
+        "NVIDIA/nccl#1538, 2.22: multicast there",
+        "worker-0:5668:5722 [5] NCCL INFO NVLS multicast support is available on dev 5",
+        {"nvls": {"available": True, "used": False, "trouble": None}},
+    ),
+    (
+        "NVIDIA/nccl#1466: multicast not there",
+        "pod-id:1:2 [3] NCCL INFO NVLS multicast support is not available on dev 3",
+        {"nvls": {"available": False, "used": False, "trouble": None}},
+    ),
+    (
+        "vllm's measurement of NVLink SHARP, 8xH200, 2.21",
+        (
+            "NCCL INFO NVLS comm 0x765a3b0 headRank 3 nHeads 8 buffSize 4194304 memSize 2097152 "
+            "nvlsPerRankSize 301989888 nvlsTotalSize 2415919104"
+        ),
+        {"nvls": {"available": None, "used": True, "trouble": None}},
+    ),
+    (
+        "an inference benchmark on 8xH100, 2.28: buffers for NVLS, which NCCL_ALGO rules out",
+        (
+            "gpu:1801:1801 [6] NCCL INFO NVLS comm 0x55c4d3fd8fd0 headRank 6 nHeads 8 nvlsRanks 8 buffSize 1048576 "
+            "nvlsPerRankSize 33554432 nvlsTotalSize 268435456\n"
+            "gpu:1801:1801 [6] NCCL INFO NCCL_ALGO set by environment to ring,tree"
+        ),
+        {"nvls": {"available": None, "used": True, "trouble": None}, "settings": {"NCCL_ALGO": "ring,tree"}},
+    ),
+    (
+        "NVIDIA/nccl#1788, 8xH100, 2.26.2: the fabric manager's trouble",
+        (
+            "[2025-07-21 19:05:29] node004:27907:27907 [1] transport/nvls.cc:254 NCCL WARN Cuda failure 401 "
+            "'the operation cannot be performed in the present state'"
+        ),
+        {
+            "nvls": {
+                "available": None,
+                "used": False,
+                "trouble": "nvls.cc:254 NCCL WARN Cuda failure 401 'the operation cannot be performed in the present "
+                "state'",
+            }
+        },
+    ),
+    (
+        "NVIDIA/nccl#1595, 2.23: an algorithm by its number",
+        "[0] NCCL INFO 805306368 Bytes -> Algo 1 proto 2 time 3970.683594",
+        {"algorithms": {"any": "RING"}},
+    ),
+    (
+        "8xH100, 2.30.7: the largest message counts",
+        (
+            "AllReduce: 2097152 Bytes -> Algo NVLS proto SIMPLE channel{Lo..Hi}={0..15}\n"
+            "AllReduce: 4096 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}"
+        ),
+        {"algorithms": {"AllReduce": "NVLS"}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("log", "told"), [row[1:] for row in REAL], ids=[row[0] for row in REAL])
+def test_a_real_line_is_read(log: str, told: dict[str, Any]) -> None:
+    parsed = _nccl.parse(log)
+    assert {name: parsed[name] for name in told} == told
+
+
+WORDS = st.sampled_from(
+    [
+        "NCCL INFO ",
+        "NCCL WARN ",
+        "Channel 00/0 : ",
+        "1[1] -> ",
+        "0[0]",
+        " via ",
+        "P2P/",
+        "NET/",
+        "Bytes -> Algo ",
+        "9" * 30,
+        "² proto",
+        "AllReduce: 8 ",
+        " set by environment to ",
+        "NVLS comm 0x",
+        "Using network ",
+        "\n",
+        "\0",
+    ]
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(WORDS | st.text(max_size=12)).map("".join))
+def test_no_line_makes_the_parser_fail_or_its_answer_unjudgeable(text: str) -> None:
+    logs = {0: _nccl.parse(text), 1: {}}
+    assert set(logs[0]) == {"lines", "version", "network", "edges", "nvls", "algorithms", "settings"}
+    assert all(way.startswith(("P2P/", "SHM/", "NET/")) for ways in _nccl.edges(logs).values() for way in ways)
+    assert isinstance(_nccl.nvls(logs)["used"], bool)
+
+
+def test_nccl_is_asked_before_and_its_log_is_read_after(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = tmp_path / "100%"
+    scratch.mkdir()
+    asked: dict[str, str] = {}
+    monkeypatch.setattr("os.environ", asked)
+    rank = Rank(3, 8, 3, "cuda:3", "nccl", str(scratch))
+    assert _nccl.read(rank) == {}
+    _nccl.ask(rank, calls=True)
+    assert asked["NCCL_DEBUG"] == "INFO"
+    assert {"INIT", "NET", "P2P", "SHM", "TUNING"} <= {*asked["NCCL_DEBUG_SUBSYS"].split(",")}
+    # As NCCL expands it.
+    (scratch / asked["NCCL_DEBUG_FILE"].replace("%%", "%").rpartition("/")[2]).write_bytes(b"\xff NCCL INFO x\n")
+    assert _nccl.read(rank)["lines"] == 1
+
+
+def test_gloo_is_not_asked_of_nccl(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, str] = {}
+    monkeypatch.setattr("os.environ", asked)
+    _nccl.ask(Rank(0, 2, 0, "cpu", "gloo", str(tmp_path)))
+    assert asked == {}
+
+
+def line(a: int, b: int, way: str) -> str:
+    return f"node1:1:2 [{a}] NCCL INFO Channel 00/0 : {a}[{a}] -> {b}[{b}] via {way}\n"
+
+
+MULTICAST = "node1:1:2 [0] NCCL INFO NVLS multicast support is available on dev 0\n"
+SWITCH = (
+    MULTICAST
+    + "node1:1:2 [0] NCCL INFO NVLS comm 0x1 headRank 0 nHeads 8\n"
+    + "AllReduce: 268435456 Bytes -> Algo NVLS proto SIMPLE\n"
+)
+RING = "AllReduce: 268435456 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}\n"
+
+
+def report(world: int, way: str, said: str = SWITCH, odd: dict[tuple[int, int], str] | None = None) -> list[Any]:
+    """Return ranks each of which connected to every other by `way`, but for the odd pairs."""
+    entries = []
+    for rank in range(world):
+        log = said + "".join(
+            line(rank, peer, (odd or {}).get((min(rank, peer), max(rank, peer)), way))
+            for peer in range(world)
+            if peer != rank
+        )
+        here = {"rank": rank, "world": world, "host": "node1", "is_cuda": True, "device": f"GPU-{rank}"}
+        entries.append({**here, "backend": "nccl", "nccl": _nccl.parse(log)})
+    return entries
+
+
+def test_eight_gpus_over_nvlink_and_nvls_pass(node: Node) -> None:
+    outcome = transport.judge(node("h100x8"), report(8, "P2P/CUMEM"))
+    assert (outcome.status, outcome.value) == (PASS, 0)
+    assert outcome.summary == "8 ranks over NVLS, P2P/CUMEM"
+    assert outcome.details["algorithms"] == {"AllReduce": "NVLS"}
+
+
+@pytest.mark.parametrize("way", ["SHM/direct/direct", "NET/Socket/0", "NET/IB/0/GDRDMA"])
+@pytest.mark.parametrize("name", ["h100x8", "a100x8"])
+def test_a_pair_that_goes_round_its_nvlink_is_named(node: Node, name: str, way: str) -> None:
+    outcome = transport.judge(node(name), report(8, "P2P/CUMEM", odd={(2, 5): way}))
+    assert (outcome.status, outcome.value) == (WARN, 1)
+    assert f"ranks 2-5 talk over {'/'.join(way.split('/')[:2])}; they have a faster link" in outcome.summary
+    assert outcome.remedy
+
+
+def test_the_setting_that_did_it_is_named(node: Node) -> None:
+    said = "node1:1:2 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1.\n" + MULTICAST
+    outcome = transport.judge(node("h100x8"), report(8, "SHM/direct/direct", said))
+    assert (outcome.status, outcome.value) == (WARN, 28)
+    assert "0-1, 0-2" in outcome.summary
+    assert "and 20 more talk over SHM/direct (NCCL_P2P_DISABLE=1)" in outcome.summary
+
+
+def test_bridged_pairs_may_use_the_hosts_memory_to_others_but_not_to_their_own(node: Node, put_gpu: Put) -> None:
+    bridged = put_gpu(node("a100x8"), range(8), name="NVIDIA A100 80GB PCIe")
+    pairs = {(a, b): "SHM/direct/direct" for a in range(8) for b in range(a + 1, 8) if a // 2 != b // 2}
+    assert transport.judge(bridged, report(8, "P2P/CUMEM", RING, pairs)).status == PASS
+    assert transport.judge(bridged, report(8, "SHM/direct/direct", RING)).status == WARN
+
+
+@pytest.mark.parametrize(("way", "status"), [("SHM/direct/direct", PASS), ("NET/IB/0", PASS), ("NET/Socket/0", WARN)])
+def test_gpus_without_nvlink_may_use_what_they_have_but_not_sockets_within_a_host(
+    node: Node, way: str, status: str
+) -> None:
+    assert transport.judge(node("mixed"), report(2, way, RING)).status == status
+
+
+def test_ranks_of_two_hosts_talk_over_the_network(node: Node) -> None:
+    ranks = report(2, "NET/Socket/0", RING)
+    ranks[1]["host"] = "node2"
+    assert transport.judge(node("mixed"), ranks).status == PASS
+
+
+@pytest.mark.parametrize(
+    ("world", "said", "status", "summary"),
+    [
+        (8, MULTICAST + RING, WARN, "8 GPUs in a fabric, and NCCL did not use it"),
+        (8, MULTICAST.replace("is available", "is not available"), WARN, "NCCL finds no multicast"),
+        (8, SWITCH + "nvls.cc:254 NCCL WARN Cuda failure 401\n", WARN, "Cuda failure 401"),
+        (5, MULTICAST + RING, WARN, "5 GPUs in a fabric"),
+        (4, MULTICAST + RING, PASS, "4 ranks over P2P/CUMEM"),
+        (8, RING + "NCCL INFO NCCL_NVLS_ENABLE set by environment to 0.\n", PASS, "NVLS was declined"),
+        (8, MULTICAST + RING + "NCCL INFO NCCL_ALGO set by environment to ring,tree\n", PASS, "NVLS was declined"),
+        (8, MULTICAST + RING + "NCCL INFO NCCL_ALGO set by environment to ^NVLS\n", PASS, "NVLS was declined"),
+        (8, MULTICAST + RING + "NCCL INFO NCCL_ALGO set by environment to ^TREE\n", WARN, "did not use it"),
+    ],
+)
+def test_nvls_is_missed_where_it_is_faster_and_nobody_declined_it(
+    node: Node, world: int, said: str, status: str, summary: str
+) -> None:
+    outcome = transport.judge(node("h100x8"), report(world, "P2P/CUMEM", said))
+    assert outcome.status == status
+    assert summary in outcome.summary
+
+
+def test_nvls_is_not_missed_on_ampere_nor_out_of_a_fabric(node: Node, put_gpu: Put) -> None:
+    assert transport.judge(node("a100x8"), report(8, "P2P/IPC/read", RING)).status == PASS
+    unknown = put_gpu(node("h100x8"), [3], fabric=None)
+    assert transport.judge(unknown, report(8, "P2P/CUMEM", RING)).status == PASS
+
+
+def test_a_log_that_says_nothing_proves_nothing(node: Node, cpu: View) -> None:
+    ranks = report(8, "P2P/CUMEM")
+    ranks[3]["nccl"] = {}
+    outcome = transport.judge(node("h100x8"), ranks)
+    assert (outcome.status, outcome.summary) == (ERROR, "NCCL left no log of rank(s) [3]")
+    nowhere = [{**entry, "nccl": _nccl.parse(MULTICAST)} for entry in ranks]
+    assert transport.judge(node("h100x8"), nowhere).status == ERROR
+    assert transport.judge(node("h100x8"), []).status == ERROR
+    assert transport.judge(node("h100x8"), report(1, "P2P/CUMEM")).status == SKIP
+    gloo = [{**entry, "is_cuda": False, "backend": "gloo", "device": "cpu"} for entry in ranks]
+    assert transport.judge(cpu, gloo).status == SKIP
+    assert transport.judge(node("h100x8"), gloo).status == FAIL
+
+
+@pytest.mark.parametrize(
+    ("said", "way", "judged"),
+    [
+        (SWITCH, "P2P/CUMEM", "nvls"),
+        (MULTICAST + RING, "P2P/CUMEM", "nvlink"),
+        ("NCCL INFO NVLS comm 0x1 headRank 0 nHeads 8\n", "P2P/CUMEM", "nvls"),
+        (
+            "NCCL INFO NVLS comm 0x1 headRank 0 nHeads 8\nNCCL INFO NCCL_ALGO set by environment to ring\n",
+            "P2P/CUMEM",
+            "nvlink",
+        ),
+        # What is slower is no excuse: eight H100s over the host's memory fail NVLink's floor.
+        (MULTICAST + RING, "SHM/direct/direct", "nvlink"),
+    ],
+)
+def test_bandwidth_is_judged_by_the_link_that_is_proven(node: Node, said: str, way: str, judged: str) -> None:
+    assert _links.of(node("h100x8"), report(8, way, said)).judged == judged
+
+
+def test_where_nothing_is_proven_what_nvml_shows_is_the_guess(node: Node) -> None:
+    silent = [{**entry, "nccl": {}} for entry in report(2, "P2P/CUMEM")]
+    assert _links.of(node("h100x8"), silent).judged == "nvls"
+    assert _links.of(node("mixed"), silent).judged == "pcie"
+    assert _links.of(dataclasses.replace(node("cpu"), mode="cpu"), silent).judged == ""
