@@ -109,8 +109,8 @@ def test_one_rank_alone_is_a_skip(check: Any, h100: View, cpu: View) -> None:
     assert check.judge(cpu, report(check, 1, gpu=False)).status == SKIP
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("off", "status"), [(1.0, PASS), (1.001, FAIL), (NAN, FAIL), (None, FAIL)])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "tf32", "float8"])
+@pytest.mark.parametrize(("off", "status"), [(1.0, PASS), (1.001, FAIL), (-1e-9, FAIL), (NAN, FAIL), (None, FAIL)])
 def test_a_product_may_be_off_by_its_bound_and_no_more(h100: View, dtype: str, off: float | None, status: str) -> None:
     ranks = report(matmul)
     ranks[6]["errors"][dtype] = off and off * matmul.bound(dtype)

@@ -165,14 +165,80 @@ def test_a_dtype_the_gpu_lacks_is_named_and_not_owed(node: Node) -> None:
 
 def test_dtypes_follow_the_gpu_and_the_torch() -> None:
     def lacking(capability: tuple[int, int], version: str) -> set[str]:
-        torch = SimpleNamespace(__version__=version)
+        torch = SimpleNamespace(__version__=version, _scaled_mm=1, float8_e4m3fn=1)
+        device = SimpleNamespace(type="cuda")
         why = gemm_throughput._lacking  # noqa: SLF001 (no GPU to ask)
-        return {dtype for dtype in gemm_throughput.DTYPES if why(torch, dtype, capability)}
+        return {dtype for dtype in gemm_throughput.DTYPES if why(torch, dtype, device, capability)}
 
     assert lacking((7, 0), "2.8.0+cu128") == {"bfloat16", "tf32", "float8"}
     assert lacking((8, 0), "2.8.0+cu128") == {"float8"}
     assert lacking((8, 9), "2.8.0+cu128") == set()
-    assert lacking((9, 0), "2.4.1+cu121") == {"float8"}
+    assert lacking((9, 0), "2.4.1+cu121") == set()
+    assert lacking((8, 9), "2.1.2+cu121") == {"float8"}
+
+
+def sampled(**changes: Any) -> Entry:
+    sample = {"clock": 1900, "clock_max": 1980, "power": 650.0, "temperature": 60, "reasons": [], **changes}
+    return {"samples": [sample] * 9, "unread": None, "not_offered": {}}
+
+
+@pytest.mark.parametrize(("value", "status"), [(397.0, WARN), (396.0, FAIL)])
+def test_a_power_capped_gpu_owes_what_its_cap_leaves_it(h100: View, value: float, status: str) -> None:
+    ranks = report(gemm_throughput, h100)
+    ranks[1]["values"]["bfloat16"] = value
+    h100.snapshot.gpus[1].signals["power_limit"] = Signal(500.0)
+    outcome = gemm_throughput.judge(h100, ranks)
+    assert outcome.status == status
+    assert "capped at 500 of 700 W" in outcome.summary
+    assert outcome.limit is not None
+    if status == FAIL:
+        assert outcome.limit.value == pytest.approx(555 * 500 / 700, abs=0.1)
+        assert "times 0.71 for the cap" in outcome.limit.source
+
+
+def test_what_a_gpu_at_a_third_of_its_power_owes_nobody_knows(h100: View) -> None:
+    ranks = report(gemm_throughput, h100)
+    ranks[1]["values"]["bfloat16"] = 10.0
+    h100.snapshot.gpus[1].signals["power_limit"] = Signal(200.0)
+    assert gemm_throughput.judge(h100, ranks).status == WARN
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, NAN, "500"])
+def test_a_cap_that_is_no_number_excuses_nothing(h100: View, limit: Any) -> None:
+    ranks = report(gemm_throughput, h100)
+    ranks[1]["values"]["bfloat16"] = 500.0
+    h100.snapshot.gpus[1].signals["power_limit"] = Signal(limit)
+    assert gemm_throughput.judge(h100, ranks).status == FAIL
+
+
+@pytest.mark.parametrize(("value", "status"), [(281.0, WARN), (280.0, FAIL)])
+def test_a_gpu_at_set_clocks_owes_what_they_leave_it(h100: View, value: float, status: str) -> None:
+    ranks = report(gemm_throughput, h100)
+    ranks[2]["values"]["bfloat16"] = value
+    ranks[2]["load"] = sampled(clock=1000, reasons=["applications clocks"])
+    outcome = gemm_throughput.judge(h100, ranks)
+    assert outcome.status == status
+    assert "its clock is set to 1000 of 1980 MHz" in outcome.summary
+
+
+def test_low_clocks_that_nobody_set_excuse_nothing_and_are_told(h100: View) -> None:
+    ranks = report(gemm_throughput, h100)
+    ranks[2]["values"]["bfloat16"] = 400.0
+    ranks[2]["load"] = sampled(clock=1000, reasons=["hardware thermal slowdown"], temperature=92)
+    outcome = gemm_throughput.judge(h100, ranks)
+    assert outcome.status == FAIL
+    assert "slow (1000 to 1000 MHz, 650 W, up to 92 C); hardware thermal slowdown" in outcome.summary
+
+
+def test_a_gpu_that_is_fast_enough_and_throttles_is_warned_of(h100: View) -> None:
+    ranks = report(gemm_throughput, h100)
+    for entry in ranks:
+        entry["load"] = sampled()
+    assert gemm_throughput.judge(h100, ranks).status == PASS
+    ranks[4]["load"]["samples"] = [*ranks[4]["load"]["samples"], {"reasons": ["power brake"]}]
+    outcome = gemm_throughput.judge(h100, ranks)
+    assert (outcome.status, outcome.details["rank"]) == (WARN, 4)
+    assert "power brake" in outcome.summary
 
 
 def test_tflops_are_two_per_element_of_the_product() -> None:

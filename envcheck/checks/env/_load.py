@@ -44,9 +44,19 @@ def faults(load: Measured) -> dict[str, int]:
 
 def caps(load: Measured) -> str:
     """Return what held the GPU back in most of its samples and is no fault, to be put behind a sentence; or nothing."""
-    samples = load.get("samples") or []
-    held = [told for name, told in CAPS.items() if _count(load, name) * 2 > len(samples)]
+    held = [told for name, told in CAPS.items() if mostly(load, name)]
     return f"; {', '.join(held)}" if held else ""
+
+
+def slowed(load: Measured) -> str:
+    """Return the faults among a GPU's reasons, to be put behind a sentence; or nothing."""
+    seen = faults(load)
+    return f"; {', '.join(seen)}" if seen else ""
+
+
+def mostly(load: Measured, reason: str) -> bool:
+    """Return whether most samples give this reason."""
+    return _count(load, reason) * 2 > len(load.get("samples") or [])
 
 
 def spread(load: Measured, quantity: str) -> tuple[float, float, float] | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Union
 
 from envcheck.checks import ERROR, FAIL, WARN, Limit, Measured, Outcome, Ranks, View, failed, passed, undecided, warned
-from envcheck.checks.env import _group
+from envcheck.checks.env import _group, _load
 
 MIB = 1 << 20
 # Larger than any L2 (B200: 126 MB), so that what is timed reads from memory.
@@ -18,8 +18,7 @@ STRAGGLER = Limit(
     "huggingface/gpu-fryer calls a GPU 10 % below the node's best an outlier; 5 % apart is normal "
     "(stas00/ml-engineering, compute/accelerator)",
 )
-
-
+_HALF = 0.5
 Judged = Union[Outcome, Limit, None]
 
 
@@ -83,19 +82,43 @@ def _one(view: View, entry: Measured, name: str, check: str, unit: str, fix: str
     floor, advice = (Limit(row[key], unit, row["source"], "at least") for key in ("fail", "warn"))
     if value >= advice.value:
         return floor
-    cap = _power_cap(view, entry["device"])
-    if value >= floor.value or cap:
-        return warned(f"{where}: low{cap}", fix=fix, value=value, unit=unit, limit=advice, **details)
-    return failed(f"{where}: slow", fix=fix, value=value, unit=unit, limit=floor, **details)
+    share, cap = _cap(view, entry)
+    cause = f"{_load.told(entry.get('load') or {})}{_load.slowed(entry.get('load') or {})}{cap}"
+    if value >= floor.value * share:
+        return warned(f"{where}: low{cause}", fix=fix, value=value, unit=unit, limit=advice, **details)
+    return failed(f"{where}: slow{cause}", fix=fix, value=value, unit=unit, limit=_scaled(floor, share), **details)
 
 
-def _power_cap(view: View, device: str) -> str:
-    """Return that somebody caps this GPU below its maker's power limit, which makes it slow on purpose; or nothing."""
+def _scaled(floor: Limit, share: float) -> Limit:
+    if share == 1:
+        return floor
+    why = f"{floor.source}; times {share:.2f} for the cap: speed falls as clocks do, and less than power does (ours)"
+    return Limit(round(floor.value * share, 1), floor.unit, why, floor.kind)
+
+
+def _cap(view: View, entry: Measured) -> tuple[float, str]:
+    """Return which share of its speed is still owed by a GPU that somebody caps on purpose, and the words for it."""
+    (power, limited), (clock, slowed) = _power_cap(view, entry["device"]), _clock_cap(entry.get("load") or {})
+    return min(power, clock), limited + slowed
+
+
+def _power_cap(view: View, device: str) -> tuple[float, str]:
+    """Return the enforced share of the maker's power limit; below half of it nobody knows what is owed: 0."""
     for gpu in view.snapshot.gpus:
         limit, default = gpu.signal("power_limit").value, gpu.signal("power_limit_default").value
-        if gpu.uuid == device and _group.finite(limit) and _group.finite(default) and limit < default:
-            return f"; its power is capped at {limit:g} of {default:g} W"
-    return ""
+        if gpu.uuid == device and _group.finite(limit) and _group.finite(default) and 0 < limit < default:
+            share = float(limit / default)
+            said = f"; its power is capped at {limit:g} of {default:g} W"
+            return (share if share >= _HALF else 0.0), said
+    return 1.0, ""
+
+
+def _clock_cap(load: Measured) -> tuple[float, str]:
+    """Return the share of the highest clock at which somebody has set this GPU, where its own reasons say so."""
+    clock, most = _load.spread(load, "clock"), _load.spread(load, "clock_max")
+    if not _load.mostly(load, "applications clocks") or clock is None or most is None or not 0 < clock[1] < most[2]:
+        return 1.0, ""
+    return clock[1] / most[2], f"; its clock is set to {clock[1]:.0f} of {most[2]:.0f} MHz"
 
 
 def behind(ranks: Ranks, names: Iterable[str], unit: str, fix: str) -> _group.Problem:

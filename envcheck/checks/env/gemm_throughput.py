@@ -3,7 +3,8 @@
 Seen in the wild: a power or clock cap that somebody forgot, a card that throttles in the one slot without air, a BLAS
 that falls back to a kernel without tensor cores. Pre-heated (a cold GPU scores higher), the L2 flushed and the output
 rewritten before each product, random data (constants draw less power and run faster), timed by events, median taken:
-stas00/ml-engineering, compute/accelerator, mamf-finder. TFLOP/s = 2 n^3 / t / 1e12.
+stas00/ml-engineering, compute/accelerator, mamf-finder. TFLOP/s = 2 n^3 / t / 1e12. What NVML says while it heats up
+goes with it: a GPU that somebody caps owes what its cap leaves it, and a slow one's own reason is named.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed
-from envcheck.checks.env import _group, _speed
+from envcheck.checks import PASS, Check, Measured, Outcome, Rank, Ranks, View, failed, warned
+from envcheck.checks.env import _fp8, _group, _load, _nvml, _speed
 
 CHECK = Check(
     promise="matrix products run at the speed this GPU model has in each dtype, where that is known",
@@ -25,9 +26,9 @@ CHECK = Check(
 )
 
 SIZE = 8192
-PREHEAT = 5.0
+PREHEAT, INTERVAL = 5.0, 0.5
 WARMUP, ITERATIONS = 5, 25
-BFLOAT16_SINCE, FLOAT8_SINCE = (8, 0), (8, 9)
+BFLOAT16_SINCE = (8, 0)
 # A corner of the product is compared, so that what was timed is known to be one. fp8 keeps three bits of mantissa.
 CORNER = 32
 TOLERANCE = {"float32": 1e-4, "tf32": 5e-3, "float16": 5e-3, "bfloat16": 2e-2, "float8": 2e-2}
@@ -55,26 +56,22 @@ def measure(rank: Rank) -> Measured:
     data = torch.randn(SIZE, SIZE, device=device)
     entry: Measured = {**_group.standing(rank, data), "name": torch.cuda.get_device_name(device)}
     values, errors, lacking = {}, {}, {}
-    _preheat(torch, data.half())
+    with _nvml.Sampler(entry["device"], rank.local_rank, INTERVAL) as sampler:
+        _preheat(torch, data.half())
     for dtype in DTYPES:
-        why = _lacking(torch, dtype, capability)
+        why = _lacking(torch, dtype, device, capability)
         if why:
             lacking[dtype] = why
             continue
         took, errors[dtype] = _timed(torch, dtype, data)
         values[dtype] = tflops(took)
-    return {**entry, "values": values, "errors": errors, "unsupported": lacking}
+    return {**entry, "values": values, "errors": errors, "unsupported": lacking, "load": sampler.told()}
 
 
-def _lacking(torch: Any, dtype: str, capability: tuple[int, int]) -> str:
-    if dtype in ("bfloat16", "tf32") and capability < BFLOAT16_SINCE:
-        return "not in this GPU"
-    if dtype == "float8" and capability < FLOAT8_SINCE:
-        return "not in this GPU"
-    # 2.5 gave torch._scaled_mm the signature it has since.
-    if dtype == "float8" and tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 5):
-        return "torch before 2.5"
-    return ""
+def _lacking(torch: Any, dtype: str, device: Any, capability: tuple[int, int]) -> str:
+    if dtype == "float8":
+        return _fp8.lacking(torch, device, capability)
+    return "not in this GPU" if dtype in ("bfloat16", "tf32") and capability < BFLOAT16_SINCE else ""
 
 
 def _preheat(torch: Any, data: Any) -> None:
@@ -109,10 +106,7 @@ def _operands(torch: Any, dtype: str, data: Any) -> tuple[Any, Any, Any, Any]:
         left, one = data.to(torch.float8_e4m3fn), torch.ones((), device=data.device)
         out = torch.empty(SIZE, SIZE, dtype=torch.bfloat16, device=data.device)
 
-        def multiply() -> Any:
-            return torch._scaled_mm(left, left.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)  # noqa: SLF001
-
-        return left, multiply, out, data.to(torch.bfloat16)
+        return left, lambda: _fp8.multiply(torch, left, one, left, one), out, data.to(torch.bfloat16)
     left = data if dtype in ("float32", "tf32") else data.to(getattr(torch, dtype))
     out = torch.empty_like(left)
     return left, lambda: torch.mm(left, left.t(), out=out), out, left
@@ -126,7 +120,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     for entry in ranks:
         for dtype in entry.get("values") or {}:
             error: Any = (entry.get("errors") or {}).get(dtype)
-            if not _group.finite(error) or error > TOLERANCE.get(dtype, 0):
+            if not _group.finite(error) or not 0 <= error <= TOLERANCE.get(dtype, 0):
                 return failed(
                     f"rank {entry['rank']} on {entry['device']}: the {dtype} product is off by {error}",
                     fix="run the matmul check on this GPU; wrong there too, take the GPU out",
@@ -134,4 +128,21 @@ def judge(view: View, ranks: Ranks) -> Outcome:
                     unit="relative error",
                     rank=entry["rank"],
                 )
-    return _speed.judge(view, ranks, DTYPES, "TFLOP/s", _FIX)
+    outcome = _speed.judge(view, ranks, DTYPES, "TFLOP/s", _FIX)
+    return (_faulty(ranks) if outcome.status == PASS else None) or outcome
+
+
+def _faulty(ranks: Ranks) -> _group.Problem:
+    """Return the warning naming a GPU that is fast enough still, and slows itself down for heat or power."""
+    for entry in ranks:
+        seen = _load.faults(entry.get("load") or {})
+        if seen:
+            return warned(
+                f"rank {entry['rank']} ({entry['device']}): {', '.join(seen)}{_load.told(entry['load'])}",
+                fix=_FIX,
+                value=sum(seen.values()),
+                unit=_load.NO_FAULT.unit,
+                limit=_load.NO_FAULT,
+                rank=entry["rank"],
+            )
+    return None

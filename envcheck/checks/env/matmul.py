@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided
-from envcheck.checks.env import _group
+from envcheck.checks.env import _fp8, _group
 
 CHECK = Check(
     promise="a matrix product equals the float64 reference, in every dtype the device has",
@@ -22,17 +22,20 @@ CHECK = Check(
 )
 
 ROWS, INNER, COLUMNS = 512, 2048, 384
-UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+# Of what a product is rounded to; FP8 products are made in bfloat16. TF32 cuts its operands off after 10 bits.
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "tf32": 2.0**-10, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float8": 2.0**-8}
+ADDED_IN_FP8 = 2.0**-14
 BFLOAT16_SINCE = (8, 0)
 BOUND_SOURCE = (
     "2*sqrt(k)*2^-24 for accumulating k products in fp32 (Higham & Mary 2019, doi 10.1137/18M1226312: rounding errors "
-    "of zero-mean data grow as sqrt(k)), plus 2 unit roundoffs of a 16-bit result; the factors 2 are ours"
+    "of zero-mean data grow as sqrt(k)), in FP8 2^-14 (Hopper adds FP8 products in about 14 bits: DeepSeek-V3 report, "
+    "arXiv 2412.19437), plus 2 unit roundoffs of a 16-bit result or of TF32's operands; the factors 2 are ours"
 )
 
 
 def bound(dtype: str) -> float:
     """Return the largest relative Frobenius error a correct product of this dtype has."""
-    accumulate = 2 * math.sqrt(INNER) * UNIT_ROUNDOFF["float32"]
+    accumulate = 2 * math.sqrt(INNER) * (ADDED_IN_FP8 if dtype == "float8" else UNIT_ROUNDOFF["float32"])
     return accumulate if dtype == "float32" else accumulate + 2 * UNIT_ROUNDOFF[dtype]
 
 
@@ -58,7 +61,10 @@ def measure(rank: Rank) -> Measured:
         torch.set_float32_matmul_precision("high")
         errors["tf32"] = _product(torch, device, torch.float32)[1]
         torch.set_float32_matmul_precision("highest")
-    return {**entry, "errors": errors}
+    why = _fp8.lacking(torch, device, capability)
+    if not why:
+        errors["float8"] = _product8(torch, device)
+    return {**entry, "errors": errors, "unsupported": {"float8": why} if why else {}}
 
 
 def _product(torch: Any, device: Any, dtype: Any) -> tuple[Any, float]:
@@ -71,6 +77,17 @@ def _product(torch: Any, device: Any, dtype: Any) -> tuple[Any, float]:
     return product, float((product.cpu().double() - reference).norm() / reference.norm())
 
 
+def _product8(torch: Any, device: Any) -> float:
+    """Return how far an FP8 product is from the float64 one of the very FP8 numbers it was made of."""
+    generator = torch.Generator().manual_seed(20)
+    left, right = (torch.randn(rows, INNER, generator=generator).to(device) for rows in (ROWS, COLUMNS))
+    a, b = (_fp8.quantized(torch, operand, torch.float8_e4m3fn) for operand in (left, right))
+    product = _fp8.multiply(torch, *a, *b).cpu().double()
+    exact = [(numbers.float() * scale).cpu().double() for numbers, scale in (a, b)]
+    reference = exact[0] @ exact[1].t()
+    return float((product - reference).norm() / reference.norm())
+
+
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on the first rank and dtype whose error is above its bound, or is no number."""
     found = _group.problem(view, ranks, backend=False)
@@ -79,10 +96,11 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     margins = []
     for entry in ranks:
         errors = entry.get("errors") or {}
-        for dtype in required(entry):
+        owed = required(entry)
+        for dtype in (name for name in UNIT_ROUNDOFF if name in owed or name in errors):
             if dtype not in errors:
                 return undecided(f"rank {entry['rank']} measured no {dtype} product", fix="see the check's log")
-            if not _group.finite(errors[dtype]) or errors[dtype] > bound(dtype):
+            if not _group.finite(errors[dtype]) or not 0 <= errors[dtype] <= bound(dtype):
                 return _wrong(entry, dtype, errors[dtype])
             margins.append((errors[dtype] / bound(dtype), dtype, errors[dtype]))
     _, dtype, error = max(margins)
