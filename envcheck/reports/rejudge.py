@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from envcheck import __version__
+from envcheck.node.shapes import sound_facts
 from envcheck.reports.model import RunReport
 from envcheck.runner.again import Past
 from envcheck.runner.again import rejudge as judge_again
@@ -29,7 +30,7 @@ def rejudge(report: RunReport, matrix: Any = None, site: Path | None = None) -> 
     planned = {check.id for check in report.plan.checks}
     chosen = [found for found in discover(site) if found.id in planned]
     run = Run(report.plan, chosen, Past(report.target), report.started, report.ended, matrix=matrix)
-    run.snapshot, run.environment, run.promises = report.snapshot, report.environment, report.promises
+    run.snapshot, run.environment, run.promises = report.snapshot, sound_facts(report.environment), report.promises
     unknown = judge_again(run, report.outcomes)
     before = {outcome.id: outcome.status for outcome in report.outcomes}
     new = structs.replace(report, outcomes=run.ordered, verdict=run.verdict, judged_by=__version__)

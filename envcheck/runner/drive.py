@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 from msgspec import structs
 
 from envcheck.checks import FAIL, Outcome, View, undecided
+from envcheck.node import shapes
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner import budget, judge, locked, peers, resume, session, soak
 from envcheck.runner.discover import Found
@@ -65,6 +66,7 @@ class Run:
     starting: float = 0.0
     _since: float = dataclasses.field(default_factory=time.monotonic)
     _before: float = 0.0
+    _shaped: tuple[Any, Any] = (None, None)
 
     def go_on(self, earlier: resume.Earlier, where: Path, tool: str) -> None:
         """Take over what a run that was cut short came to. Raises ConfigError where this is not the same run."""
@@ -119,10 +121,12 @@ class Run:
 
     @property
     def view(self) -> View:
-        """Return what judges may look at."""
+        """Return what judges may look at; a signal's value that has not its shape was not read."""
+        if self._shaped[0] is not self.snapshot:
+            self._shaped = (self.snapshot, shapes.sound(self.snapshot))
         mode, image = "gpu" if self.mode == "gpu" else "cpu", self.target.facts.image
         told = structs.asdict(image) if image else {}
-        return View(self.snapshot, self.environment, self.promises, mode, self.matrix, told)
+        return View(self._shaped[1], self.environment, self.promises, mode, self.matrix, told)
 
     @property
     def ordered(self) -> list[OutcomeRow]:
