@@ -83,9 +83,9 @@ def sabotaged(torch_python: Path, once: Callable[..., Path]) -> Callable[[str], 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Under `.ci/run` fail what could not run for want of an engine or of torch."""
+    """Under `.ci/run` fail what could not run for want of an engine, of torch or of promtool."""
     report = yield
-    wanted = item.get_closest_marker("engine") or item.get_closest_marker("torch")
+    wanted = any(item.get_closest_marker(name) for name in ("engine", "torch", "promtool"))
     if REQUIRE_ALL and wanted and report.skipped:
         report.outcome = "failed"
         report.longrepr = f"skipped where everything is required: {report.longrepr}"

@@ -54,7 +54,8 @@ def convert(file: Path, form: str, out: Path | None) -> None:
     envcheck report convert r.json --to prometheus \\
         --out /var/lib/node_exporter/textfile/envcheck.prom
 
-    A file is replaced whole or not at all, as scrapers need it.
+    A file is replaced whole or not at all, as scrapers need it. node_exporter's
+    textfile collector reads files that end in .prom, and no other.
     """
     from envcheck.reports.forms import FORMS
     from envcheck.reports.model import load, put
@@ -64,6 +65,8 @@ def convert(file: Path, form: str, out: Path | None) -> None:
         click.echo(text, nl=False)
     else:
         put(text.encode(), out)
+        if form == "prometheus" and out.suffix != ".prom":
+            click.echo(f"note: node_exporter reads no {out.name}: its files end in .prom", err=True)
 
 
 @command.command()

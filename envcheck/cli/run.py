@@ -47,6 +47,7 @@ class Given(NamedTuple):
     resume: bool
     baseline: Path | None
     html: Path | None
+    summary: Path | None
     as_json: bool
     dry_run: bool
 
@@ -83,6 +84,9 @@ class Given(NamedTuple):
 @click.option("--resume", is_flag=True, help="Go on where a run that was cut short stopped, from its report.")
 @click.option("--baseline", type=click.Path(path_type=Path, dir_okay=False), help="Fail where this report was better.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the report as one page, too.")
+@click.option(
+    "--summary", type=click.Path(path_type=Path, dir_okay=False), help="Append Markdown: $GITHUB_STEP_SUMMARY."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--dry-run", is_flag=True, help="Print what would be run, and for how long.")
 @click.pass_context
@@ -121,8 +125,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         told = _go_on(run, given.output or _DEFAULT)
         if not quiet:
             click.echo(told, err=apart)
-    files = (_destination(given.output), _destination(given.html) if given.html else None)
-    ctx.exit(_run(run, files, console, earlier, as_json=apart, quiet=quiet))
+    also = {"html": given.html, "markdown": given.summary}
+    forms = {form: path for form, path in also.items() if path is not None and _destination(path)}
+    ctx.exit(_run(run, (_destination(given.output), forms), console, earlier, as_json=apart, quiet=quiet))
 
 
 def _prepare(ctx: click.Context, given: Given) -> Run:
@@ -219,7 +224,7 @@ def _held_against(earlier: RunReport, report: RunReport, *, as_json: bool, quiet
 
 def _run(
     run: Run,
-    files: tuple[Path | None, Path | None],
+    files: tuple[Path | None, dict[str, Path]],
     console: Console,
     earlier: RunReport | None,
     *,
@@ -232,7 +237,7 @@ def _run(
     from envcheck.reports.watch import Keeper
     from envcheck.runner.drive import validate
 
-    output, html = files
+    output, forms = files
     interrupted = False
     with terminal.Progress(run.plan) as progress:
         try:
@@ -240,30 +245,36 @@ def _run(
         except KeyboardInterrupt:
             interrupted = True
     report = report_of(run)
-    if html is not None:
-        _write_page(report, html)
+    _write(report, forms)
     if as_json:
         click.echo(encode(report), nl=False)
     elif quiet:
         click.echo(report.verdict.sentence)
     else:
-        terminal.show(report, console, _written(output, html))
+        terminal.show(report, console, _written(output, forms))
     if interrupted:
         return _INTERRUPTED
     return _held_against(earlier, report, as_json=as_json, quiet=quiet) if earlier else report.verdict.exit_code
 
 
-def _written(output: Path | None, html: Path | None) -> list[str]:
+def _written(output: Path | None, forms: dict[str, Path]) -> list[str]:
     """Return where the report is, in each of its forms."""
     report = f"report: {output}" if output else "no report written: this directory is read-only; give --output"
-    return [report, f"page: {html}"] if html else [report]
+    return [report, *(f"page: {path}" for form, path in forms.items() if form == "html")]
 
 
-def _write_page(report: RunReport, path: Path) -> None:
+def _write(report: RunReport, forms: dict[str, Path]) -> None:
+    """Write the page whole or not at all; the steps of a CI job append to one summary."""
+    from envcheck.reports.forms import FORMS
     from envcheck.reports.model import put
-    from envcheck.reports.page import page
 
-    put(page(report).encode(), path)
+    for form, path in forms.items():
+        text = FORMS[form](report)
+        if form != "markdown":
+            put(text.encode(), path)
+            continue
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(text)
 
 
 def _destination(output: Path | None) -> Path | None:

@@ -142,3 +142,30 @@ def test_a_run_is_held_against_its_baseline(run: Envcheck, tmp_path: Path) -> No
     assert "speed value: -60.0%" in slower.stdout
     broken = run(*argv, "--baseline", "none.json")
     assert (broken.returncode, len(broken.stderr.splitlines())) == (2, 1)
+
+
+def test_the_steps_of_a_job_append_to_one_summary_whatever_they_came_to(run: Envcheck, tmp_path: Path) -> None:
+    (tmp_path / "site" / "node").mkdir(parents=True)
+    text = '"""x."""\nfrom envcheck.checks import Check, failed\nCHECK = Check(promise="x", level="quick")\n'
+    (tmp_path / "site" / "node" / "mine.py").write_text(
+        f"{text}def judge(view):\n    return failed('no', fix='do it')\n"
+    )
+    (tmp_path / "summary.md").write_text("# The job\n")
+    argv = ("run", "--checks", "site", "--only", "mine", "--summary", "summary.md", "--output", "r.json")
+    assert [run(*argv).returncode, run("--quiet", *argv).returncode] == [1, 1]
+    told = (tmp_path / "summary.md").read_text()
+    assert told.startswith("# The job\n")
+    assert told.count("## ❌ FAIL: mine") == 2
+    assert "no. What to do: do it." in told
+
+
+def test_node_exporter_finds_a_whole_file_by_its_name(
+    run: Envcheck, saved: Callable[..., Path], tmp_path: Path
+) -> None:
+    saved("r.json", GOOD)
+    argv = ("report", "convert", "r.json", "--to", "prometheus", "--out")
+    good, odd = run(*argv, "envcheck.prom"), run(*argv, "envcheck.txt")
+    assert (good.returncode, good.stderr) == (0, "")
+    assert (odd.returncode, odd.stderr) == (0, "note: node_exporter reads no envcheck.txt: its files end in .prom\n")
+    assert {path.name for path in tmp_path.glob("*envcheck*")} == {"envcheck.prom", "envcheck.txt"}
+    assert (tmp_path / "envcheck.prom").stat().st_mode & 0o777 == 0o644

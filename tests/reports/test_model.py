@@ -81,6 +81,17 @@ def test_a_write_that_breaks_leaves_the_old_report(
     assert path.read_bytes() == before
 
 
+def test_what_is_half_written_has_not_the_name_that_readers_look_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr("os.fsync", lambda _: seen.extend(path.name for path in tmp_path.iterdir()))
+    model.put(b"x", tmp_path / "envcheck.prom")
+    assert len(seen) == 1
+    assert not seen[0].endswith(".prom")
+    assert [path.name for path in tmp_path.iterdir()] == ["envcheck.prom"]
+
+
 def test_a_report_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         load(tmp_path / "none.json")

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
-from envcheck.reports.model import RunReport
+from envcheck.reports.model import RunReport, load
 from envcheck.reports.prometheus import prometheus
 from envcheck.runner.record import LimitRow, OutcomeRow, Plan
 
 MakeReport = Callable[..., RunReport]
 SNAPSHOT = Path(__file__).parents[1] / "data" / "snapshots" / "h100x8.json"
+REPORTS = sorted((Path(__file__).parents[1] / "data" / "reports").glob("*.json"))
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\})? (\S+)')
 
 
@@ -103,11 +104,43 @@ def test_labels_are_escaped(report: MakeReport) -> None:
     assert r'envcheck_check_value{check="a",unit="q\"\\\n"} 1.0' in text.splitlines()
 
 
-def test_promtool_finds_nothing_to_say(report: MakeReport) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("no promtool here (Debian: apt-get install prometheus)")
+@pytest.fixture
+def promtool() -> Callable[[str], tuple[int, str]]:
+    """Return what asks promtool about a text: its exit status and all it says."""
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("no promtool here (`make test` unpacks it where apt is; Debian: apt-get install prometheus)")
+
+    def ask(text: str) -> tuple[int, str]:
+        done = subprocess.run([found, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    return ask
+
+
+@pytest.mark.promtool
+def test_promtool_finds_nothing_to_say(report: MakeReport, promtool: Callable[[str], tuple[int, str]]) -> None:
     snapshot = from_json(json.loads(SNAPSHOT.read_text()))
-    text = prometheus(report(SLOW, row("b", "pass", value=3, unit="wrong elements"), snapshot=snapshot))
-    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert promtool(prometheus(report(SLOW, row("b", "pass", value=3, unit="wrong elements"), snapshot=snapshot))) == (
+        0,
+        "",
+    )
+
+
+@pytest.mark.promtool
+@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
+def test_promtool_finds_nothing_to_say_of_the_examples(path: Path, promtool: Callable[[str], tuple[int, str]]) -> None:
+    assert promtool(prometheus(load(path))) == (0, "")
+
+
+@pytest.mark.promtool
+def test_promtool_would_say_so(promtool: Callable[[str], tuple[int, str]]) -> None:
+    assert promtool("# TYPE envcheck_x_ms gauge\nenvcheck_x_ms 1\n")[0] != 0
+    assert promtool("envcheck_x 1\nenvcheck_x 1\n")[0] != 0
+
+
+def test_the_textfile_collector_takes_it(report: MakeReport) -> None:
+    """It refuses a file with timestamps or without its last newline, and reads only what is whole."""
+    text = prometheus(report(SLOW))
+    assert text.endswith("\n")
+    assert not any(re.search(r"\} \S+ \S+$", line) for line in text.splitlines())
