@@ -1,0 +1,163 @@
+"""GPUs that wait for their data are the dearest disks there are.
+
+Seen in the wild: a data set on the network disk of a small cloud instance, 120 MB/s for eight H100; a work directory
+that is the container's own layer; a checkpoint of 140 GB that takes twenty minutes to load after every restart. A file
+is written where the run was started, taken out of the page cache, and read past it.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import fcntl
+import math
+import mmap
+import os
+import tempfile
+import time
+from typing import Any
+
+from envcheck.checks import (
+    Check,
+    Limit,
+    Measured,
+    Outcome,
+    Rank,
+    Ranks,
+    View,
+    failed,
+    passed,
+    skipped,
+    undecided,
+    warned,
+)
+from envcheck.checks.env import _group
+
+CHECK = Check(
+    promise="the disk of the work directory can be read fast enough for training",
+    level="full",
+    seconds=8.0,
+    timeout=120.0,
+)
+
+MIB = 1 << 20
+BLOCK, MOST, LEAST = 8 * MIB, 1024 * MIB, 64 * MIB
+READERS = 4
+SECONDS = 20.0  # each for writing and reading: a slow disk gets a smaller file
+MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+# Eight PCIe 5.0 x4 disks side by side are 126 GB/s: what is above has not left memory.
+CEILING = 126.0
+_HERE = "the directory it was started in"
+_FIX = "put data and checkpoints on local NVMe or a parallel file system, and start the run there"
+
+
+def measure(rank: Rank) -> Measured:
+    """Write a file of at most a tenth of what is free, and return how fast it is read; it has no name by then."""
+    where = _place(rank)
+    state = os.statvfs(where)
+    kind, size = _kind(where), min(MOST, state.f_bavail * state.f_frsize // 10) // BLOCK * BLOCK
+    found = {"rank": rank.rank, "kind": kind, "here": where != rank.scratch}
+    if kind in MEMORY or size < LEAST:
+        return {**found, "free": state.f_bavail * state.f_frsize}
+    descriptor, path = tempfile.mkstemp(prefix=".envcheck-", dir=where)
+    try:
+        os.unlink(path)  # noqa: PTH108 (nothing is left of it, whatever happens from here on)
+        return {**found, **_measured(descriptor, size)}
+    finally:
+        os.close(descriptor)
+
+
+def _place(rank: Rank) -> str:
+    """Return where the run was started, where that may be written to; else the group's own directory."""
+    started = os.environ.get("PWD", "")
+    return started if os.path.isdir(started) and os.access(started, os.W_OK) else rank.scratch  # noqa: PTH112 (no Path)
+
+
+def _kind(where: str) -> str:
+    """Return the type of the file system that holds a directory."""
+    with open("/proc/self/mounts", encoding="utf-8", errors="replace") as stream:  # noqa: PTH123 (no Path is made here)
+        mounts = [line.split()[1:3] for line in stream]
+    real = os.path.realpath(where) + "/"
+    held = [(path, kind) for path, kind in mounts if real.startswith(path.rstrip("/") + "/")]
+    return max(held, key=lambda mount: len(mount[0]))[1] if held else "unknown"
+
+
+def _measured(descriptor: int, size: int) -> dict[str, Any]:
+    block = os.urandom(BLOCK)
+    written = _write(descriptor, block, size)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    direct = _past_the_cache(descriptor)
+    began = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(READERS) as readers:
+        parts = list(readers.map(lambda part: _read(descriptor, part, written, began), range(READERS)))
+    seconds = time.perf_counter() - began
+    return {
+        "written": written,
+        "read": sum(read for read, _ in parts),
+        "seconds": seconds,
+        "direct": direct,
+        "same": all(last == block for read, last in parts if read),
+    }
+
+
+def _write(descriptor: int, block: bytes, size: int) -> int:
+    """Write until the size or the time is reached, and have all of it on the disk; return the bytes."""
+    until, written = time.perf_counter() + SECONDS, 0
+    while written < size and (written < LEAST or time.perf_counter() < until):
+        written += os.write(descriptor, block[: BLOCK - written % BLOCK])
+        os.fdatasync(descriptor)
+    return written // BLOCK * BLOCK
+
+
+def _past_the_cache(descriptor: int) -> bool:
+    """Switch the page cache off for this file; return whether the file system can."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+        return os.preadv(descriptor, [mmap.mmap(-1, BLOCK)], 0) == BLOCK
+    except OSError:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+        return False
+
+
+def _read(descriptor: int, part: int, size: int, began: float) -> tuple[int, bytes]:
+    """Read every READERS-th block; return the bytes read, and the last block."""
+    buffer, read = mmap.mmap(-1, BLOCK), 0
+    for offset in range(part * BLOCK, size, READERS * BLOCK):
+        if time.perf_counter() - began > SECONDS:
+            break
+        read += os.preadv(descriptor, [buffer], offset)
+    return read, buffer[:]
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
+    """Warn of a slow disk: a machine may train from memory. Fail on other bytes than were written."""
+    from envcheck.checks import limits
+
+    entry = ranks[0] if ranks else {}
+    kind, where = entry.get("kind"), _HERE if entry.get("here") else "the temporary directory"
+    if kind in MEMORY:
+        return skipped(f"{where} is {kind}: memory, not a disk")
+    free = entry.get("free")
+    if isinstance(free, int) and 0 <= free < 10 * LEAST:
+        return skipped(f"too little is free in {where}: {free / MIB:.0f} MiB")
+    read, seconds, written = (entry.get(name, math.nan) for name in ("read", "seconds", "written"))
+    if not (_positive(read) and _positive(seconds) and _positive(written) and read <= written):
+        return undecided(f"not measured: {read} of {written} B in {seconds} s", fix="run it again")
+    if entry.get("same") is not True:
+        return failed("the disk gave back other bytes than were written", fix="look at `dmesg`, and replace the disk")
+    return _judged(entry, kind, where, limits.limit("disk-read", "warn"))
+
+
+def _positive(value: Any) -> bool:
+    return _group.finite(value) and bool(value > 0)
+
+
+def _judged(entry: Measured, kind: Any, where: str, limit: Limit) -> Outcome:
+    speed = entry["read"] / entry["seconds"] / 1e9
+    how = "O_DIRECT" if entry.get("direct") else "page cache dropped, which is less sure"
+    layer = ", the container's own layer" if kind == "overlay" else ""
+    told = f"{speed:.2f} GB/s from {where} ({kind}{layer}; {entry['read'] / MIB:.0f} MiB, {how})"
+    if speed > CEILING:
+        return undecided(f"{told}: more than disks do, so it came out of memory", fix="run it on a disk of its own")
+    verdict = {"value": round(speed, 4), "unit": "GB/s", "limit": limit}
+    return passed(told, **verdict) if speed >= limit.value else warned(told, fix=_FIX, **verdict)

@@ -1,0 +1,125 @@
+"""Reading a disk, for real, once honest and twice sabotaged; and what is made of each figure."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
+from envcheck.checks.env import disk_read
+from envcheck.node.snapshot import Snapshot
+
+SABOTAGE = Path(__file__).parent / "sabotage"
+ROOT = Path(__file__).parents[2]
+LIES = {"disk-crawls": (WARN, "GB/s from the directory"), "disk-forgets": (FAIL, "other bytes than were written")}
+MIB = 1 << 20
+GIGA = 10**9
+READ = {"rank": 0, "kind": "ext4", "here": True, "written": GIGA, "read": GIGA, "direct": True, "same": True}
+
+
+def judged(**measured: Any) -> Any:
+    return disk_read.judge(View(Snapshot()), [{**READ, **measured}])
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Run the command in a directory of its own; it needs no torch."""
+    here = tmp_path_factory.mktemp("work")
+    command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", sys.executable, "--only", "disk-read"]
+    command += ["--checks", str(SABOTAGE), *(word for lie in LIES for word in ("--only", lie)), "--output", "r.json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PWD": str(here)}
+    subprocess.run(command, cwd=here, env=environment, capture_output=True, check=False)
+    assert [path.name for path in here.iterdir()] == ["r.json"]
+    return {row["id"]: row for row in json.loads((here / "r.json").read_text())["outcomes"]}
+
+
+def test_an_honest_disk_is_read_past_the_cache(outcomes: dict[str, Any]) -> None:
+    row = outcomes["disk-read"]
+    if row["status"] == SKIP:
+        pytest.skip(f"no disk here: {row['summary']}")
+    assert row["status"] in (PASS, WARN), row
+    [measured] = row["ranks"]
+    assert measured["same"] is True
+    assert 0 < measured["read"] <= measured["written"] <= 1024 * MIB
+    assert row["unit"] == "GB/s"
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_disk_that_crawls_or_forgets_is_told(outcomes: dict[str, Any], lie: str) -> None:
+    if outcomes[lie]["status"] == SKIP:
+        pytest.skip(f"no disk here: {outcomes[lie]['summary']}")
+    status, word = LIES[lie]
+    assert outcomes[lie]["status"] == status, outcomes[lie]
+    assert word in outcomes[lie]["summary"]
+    assert outcomes[lie]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("measured", "status", "word"),
+    [
+        ({"seconds": 1.0}, PASS, "1.00 GB/s from the directory it was started in (ext4; 954 MiB, O_DIRECT)"),
+        ({"seconds": 1.001}, WARN, "1.00 GB/s"),
+        ({"seconds": 0.5, "direct": False}, PASS, "page cache dropped"),
+        ({"seconds": 0.5, "kind": "overlay", "here": False}, PASS, "the temporary directory (overlay, the container's"),
+        ({"seconds": 1 / 126.1}, ERROR, "came out of memory"),
+        ({"seconds": 1.0, "same": False}, FAIL, "other bytes"),
+        ({"seconds": 1.0, "same": None}, FAIL, "other bytes"),
+        ({"seconds": 0.0}, ERROR, "not measured"),
+        ({"seconds": math.nan}, ERROR, "not measured"),
+        ({"seconds": -1.0}, ERROR, "not measured"),
+        ({"seconds": True, "read": True}, ERROR, "not measured"),
+        ({"seconds": 1.0, "read": GIGA + 1}, ERROR, "not measured"),
+        ({"seconds": 1.0, "read": 0}, ERROR, "not measured"),
+        ({}, ERROR, "not measured"),
+        ({"kind": "tmpfs", "free": GIGA}, SKIP, "tmpfs: memory"),
+        ({"free": 640 * MIB - 1}, SKIP, "too little is free"),
+        ({"free": 640 * MIB}, ERROR, "not measured"),
+    ],
+)
+def test_each_figure_on_both_sides(measured: dict[str, Any], status: str, word: str) -> None:
+    outcome = judged(**measured)
+    assert outcome.status == status, outcome
+    assert word in outcome.summary
+
+
+def test_nothing_is_no_pass() -> None:
+    assert disk_read.judge(View(Snapshot()), []).status == ERROR
+
+
+def test_a_file_system_without_o_direct_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object) -> int:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(disk_read, "MOST", disk_read.LEAST)
+    monkeypatch.setattr(disk_read, "_kind", lambda _where: "ext4")
+    monkeypatch.setattr(os, "O_DIRECT", 0)
+    honest, calls = os.preadv, []
+
+    def first_refused(*arguments: Any) -> int:
+        calls.append(arguments)
+        return refuse() if len(calls) == 1 else honest(*arguments)
+
+    monkeypatch.setattr(os, "preadv", first_refused)
+    monkeypatch.setenv("PWD", str(tmp_path))
+    measured = disk_read.measure(Rank(0, 1, 0, "cpu", "gloo", str(tmp_path)))
+    assert (measured["direct"], measured["same"]) == (False, True)
+    assert measured["read"] == measured["written"] == disk_read.LEAST
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_and_a_full_disk_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PWD", "/nonexistent")
+    rank = Rank(0, 1, 0, "cpu", "gloo", str(tmp_path))
+    monkeypatch.setattr(disk_read, "_kind", lambda _where: "tmpfs")
+    assert "written" not in disk_read.measure(rank)
+    monkeypatch.setattr(disk_read, "_kind", lambda _where: "ext4")
+    monkeypatch.setattr(disk_read, "LEAST", 1 << 62)
+    assert "written" not in disk_read.measure(rank)
+    assert disk_read.measure(rank)["here"] is False
