@@ -29,11 +29,19 @@ def decide(found: Found, view: View, ranks: Ranks | None = None) -> Outcome:
     if unread:
         told = "; ".join(f"{name}: {reason}" for name, reason in unread)
         return undecided(f"cannot be told without {told}", fix="run where these can be read, or --skip it")
+    shapeless = [f"rank {number} reported {str(entry)[:60]}" for number, entry in _shapeless(ranks)]
+    if shapeless:
+        return undecided(f"{shapeless[0]}, not what it measured", fix="run the check again; look at its log")
     try:
         outcome = found.judge(view) if found.kind == "node" else found.judge(view, ranks)
     except _BUGS as error:
         return undecided(f"bug in the check: {type(error).__name__}: {error}", fix=f"report it, with {found.path.name}")
     return _sound(outcome)
+
+
+def _shapeless(ranks: Sequence[Any] | None) -> list[tuple[int, Any]]:
+    """Return what is no measurement of a rank: a report is a file, and `measure` always gives an object."""
+    return [(number, entry) for number, entry in enumerate(ranks or []) if not isinstance(entry, dict)]
 
 
 def _sound(outcome: Any) -> Outcome:

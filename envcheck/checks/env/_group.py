@@ -74,19 +74,26 @@ def problem(view: View, ranks: Ranks, backend: bool = True) -> Problem:  # noqa:
 def _missing(ranks: Ranks) -> Problem:
     if not ranks:
         return undecided("no rank reported anything", fix="see the log of the check's processes")
-    worlds = {entry.get("world") for entry in ranks}
-    world = max((w for w in worlds if isinstance(w, int)), default=0)
-    numbers = sorted(entry["rank"] for entry in ranks if isinstance(entry.get("rank"), int))
-    if not world or len(worlds) != 1 or numbers != list(range(world)):
+    worlds: list[Any] = [entry.get("world") for entry in ranks]
+    world = max((w for w in worlds if counts(w)), default=0)
+    numbers = sorted(entry["rank"] for entry in ranks if counts(entry.get("rank")))
+    if not world or any(w != world for w in worlds) or numbers != list(range(world)):
         return undecided(
             f"of {world} ranks these reported: {numbers or 'none'}", fix="see the log of the ranks that did not"
         )
     return None
 
 
+def counts(value: Any) -> bool:
+    """Return whether `value` is a number of things: no truth value, and not negative."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def _elsewhere(view: View, ranks: Ranks, backend: bool) -> Problem:  # noqa: FBT001 (as above)
     gpu = view.mode == "gpu"
     for entry in ranks:
+        if not isinstance(entry.get("device"), str) or not entry["device"]:
+            return undecided(f"rank {entry['rank']} does not say on which device it was", fix="see the check's log")
         if entry.get("is_cuda") is not gpu:
             return failed(
                 f"rank {entry['rank']} computed on {entry.get('device')}, not on {'its GPU' if gpu else 'the CPU'}",

@@ -98,7 +98,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return skipped("one rank reduces with nobody")
     for entry in ranks:
         for dtype in required(len(ranks), entry["backend"]):
-            if (entry.get("results") or {}).get(dtype, {}).get("wrong") is None:
+            if not _group.counts((entry.get("results") or {}).get(dtype, {}).get("wrong")):
                 return undecided(f"rank {entry['rank']} reduced no {dtype}", fix="see the check's log")
     wrong = [
         (entry["rank"], dtype, result)

@@ -173,6 +173,9 @@ def _stuck_scaler(where: str, run: Measured) -> _group.Problem:
         return failed(f"{where}: {skips} of {STEPS} steps were skipped as overflows", fix=_SCALER_FIX, scales=scales)
     if max(scales) <= scales[0]:
         return failed(f"{where}: the gradient scaler never grew", fix=_SCALER_FIX, scales=scales)
-    if overflow.get("weights_untouched") is not True or not overflow["after"] < overflow["before"]:
+    before: Any = overflow.get("before")
+    after: Any = overflow.get("after")
+    halved = _group.finite(before) and _group.finite(after) and 0 <= after < before
+    if overflow.get("weights_untouched") is not True or not halved:
         return failed(f"{where}: an overflow was not skipped", fix=_SCALER_FIX, overflow=overflow)
     return None

@@ -133,7 +133,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
             return undecided(f"rank {entry['rank']}: the math backend did not run in {absent[0]}", fix=why)
         for kernel, error in errors.items():
             bound = limit(kernel.split()[-1])
-            if not _group.finite(error) or error > bound.value:
+            if not _group.finite(error) or not 0 <= error <= bound.value:
                 return _wrong(entry, kernel, error)
             worst = max(worst, (error / bound.value, kernel, error))
     return _passed(ranks, worst)

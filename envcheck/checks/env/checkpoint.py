@@ -86,7 +86,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return found
     entry = ranks[0]
     losses, saved, resumed = entry.get("losses") or [[], []], entry.get("saved"), entry.get("resumed")
-    if [len(run) for run in losses] != [STEPS, STEPS] or not saved or not resumed:
+    written = _group.finite(entry.get("bytes")) and entry["bytes"] > 0
+    if [len(run) for run in losses] != [STEPS, STEPS] or not saved or not resumed or not written:
         return undecided("the training was not resumed", fix="see the check's log")
     if not all(_group.finite(loss) for run in losses for loss in run):
         return failed("the loss is not finite", fix="run the matmul check on this device", losses=losses)

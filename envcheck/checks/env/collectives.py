@@ -145,7 +145,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         for name in COLLECTIVES:
             result = (entry.get("results") or {}).get(name) or {}
             unsupported = bool(result.get("unsupported")) and name not in owed
-            if not unsupported and not (_group.finite(result.get("wrong")) and result.get("elements")):
+            counted = all(map(_group.finite, (result.get("wrong"), result.get("elements"))))
+            if not unsupported and not (counted and result["wrong"] >= 0 and result["elements"] > 0):
                 why = result.get("unsupported") or "see the check's log"
                 return undecided(f"rank {entry['rank']} ran no {name}", fix=str(why))
     wrong = [(e["rank"], name, r) for e in ranks for name, r in e["results"].items() if r.get("wrong")]

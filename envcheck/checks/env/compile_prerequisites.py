@@ -84,7 +84,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     needed = ["C compiler", "C++ compiler", "Python.h"]
     needed += ["triton", "ptxas"] if view.environment.get("cuda") else []
     needed += ["libcuda.so.1"] if view.mode == "gpu" else []
-    missing = [name for name in needed if not found.get(name)]
+    missing = [name for name in needed if not (isinstance(found.get(name), str) and found[name])]
     if missing:
         fix = "; ".join(FIXES[name] for name in missing) + "; or use a devel image where torch.compile is wanted"
         return warned(f"torch.compile misses {', '.join(missing)}", fix=fix, value=missing, limit=LIMIT, found=found)

@@ -89,10 +89,10 @@ def judge(view: View, ranks: Ranks) -> Outcome:
             return failed(f"rank {entry['rank']} has no cuDNN", fix="install a torch wheel with cuDNN, or enable it")
         for dtype in required(entry):
             errors, bound = (entry.get("errors") or {}).get(dtype) or {}, limit(dtype)
-            if set(errors) != set(PARTS) or entry.get("cudnn") is None:
+            if set(errors) != set(PARTS) or not isinstance(entry.get("cudnn"), bool):
                 return undecided(f"rank {entry['rank']} measured no {dtype} convolution", fix="see the check's log")
             for part, error in errors.items():
-                if not _group.finite(error) or error > bound.value:
+                if not _group.finite(error) or not 0 <= error <= bound.value:
                     return _wrong(entry, dtype, part, error)
                 worst = max(worst, (error / bound.value, dtype, error))
     return passed(

@@ -149,7 +149,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
 
 def _kept_quiet(entry: Measured) -> _group.Problem:
-    death = str(entry.get("death") or "")
+    death = entry.get("death") or ""
+    if not isinstance(death, str):
+        return undecided("how the killed worker was told of is no text", fix="see the check's log")
     if not death or "timed out" in death:
         told = f"a killed worker was not reported{f', the loader waited: {death}' if death else ''}"
         return failed(told, fix="update torch; set a timeout on your DataLoaders until then", death=death)

@@ -94,7 +94,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         if len(errors) != STEPS or not entry.get("ended"):
             return undecided(f"rank {entry['rank']} took {len(errors)} of {STEPS} steps", fix="see the check's log")
         for step, error in enumerate(errors):
-            if not _group.finite(error) or error > LIMIT.value:
+            if not _group.finite(error) or not 0 <= error <= LIMIT.value:
                 return _off_reference(entry, step, error)
             worst = max(worst, error)
     drifted = _replicas.drifted(ranks, "started", "when training started")

@@ -137,7 +137,7 @@ def _unlike(ranks: Ranks, runs: list[Measured], hook: str) -> _group.Problem:
         if len(errors) != STEPS or not run.get("ended"):
             return undecided(f"rank {rank} took {len(errors)} of {STEPS} {hook} steps", fix="see the check's log")
         for step, error in enumerate(errors):
-            if not _group.finite(error) or error > limit.value:
+            if not _group.finite(error) or not 0 <= error <= limit.value:
                 return failed(
                     f"rank {rank}, {hook} hook, step {step}: the gradient is off by {error}",
                     fix="run all-reduce and ddp: right there, train without this hook, or reinstall torch",

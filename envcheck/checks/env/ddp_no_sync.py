@@ -104,7 +104,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
             if len(errors) != STEPS or not entry.get("ended"):
                 return undecided(f"rank {entry['rank']} took {len(errors)} of {STEPS} steps", fix="see the check's log")
             for step, error in enumerate(errors):
-                if not _group.finite(error) or error > LIMIT.value:
+                if not _group.finite(error) or not 0 <= error <= LIMIT.value:
                     return _off_reference(entry["rank"], step, kind, error)
                 worst = max(worst, error)
     return _replicas.drifted(ranks, "ended", "after accumulating") or passed(

@@ -55,7 +55,8 @@ def measure(rank: Rank) -> Measured:
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Warn naming each; libraries on the path matter only to a torch that brings its own CUDA."""
     entry = ranks[0] if ranks else {}
-    if not all(isinstance(entry.get(kind), list) for kind in ("refused", "slowing", "shadowing")):
+    found = [entry.get(kind) for kind in ("refused", "slowing", "shadowing")]
+    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in found):
         return undecided("the environment was not read", fix="see the check's log")
     shadowing = entry["shadowing"] if view.environment.get("cuda") else []
     harmful = [*entry["refused"], *(entry["slowing"] if view.mode == "gpu" else [])]

@@ -125,7 +125,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     worst = 0.0
     for entry in ranks:
         losses = entry.get("losses") or []
-        if not entry.get("errors") or not entry.get("gathered") or len(losses) != STEPS or not entry.get("ended"):
+        whole = entry.get("errors") and entry.get("gathered") and entry.get("ended")
+        if not whole or len(losses) != STEPS or not all(_group.finite(loss) and loss >= 0 for loss in losses):
             return undecided(f"rank {entry['rank']} took {len(losses)} of {STEPS} steps", fix="see the check's log")
     for kind in ("errors", "gathered"):
         # Every rank is off after one was, that one the most.
@@ -137,7 +138,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
 
 def _worst(errors: list[Any]) -> float:
-    return max(float(error) if _group.finite(error) else math.inf for error in errors)
+    return max(float(error) if _group.finite(error) and error >= 0 else math.inf for error in errors)
 
 
 def _apart(entry: Measured, kind: str, error: float) -> Outcome:

@@ -25,6 +25,7 @@ from envcheck.checks import (
     undecided,
     warned,
 )
+from envcheck.checks.env import _group
 
 CHECK = Check(promise="every installed package finds the packages it needs", level="static", seconds=0.5)
 
@@ -86,9 +87,9 @@ def _problem(reader: Any, text: str, installed: dict[str, importlib.metadata.Dis
 def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
     """Fail where torch's own family is affected, warn elsewhere; where nothing reads requirements, skip."""
     entry = ranks[0] if ranks else {}
-    if not entry.get("packages"):
+    if not _group.counts(entry.get("packages")) or not entry["packages"]:
         return undecided("no installed package was found", fix="see the check's log")
-    if entry.get("reader") is None:
+    if not isinstance(entry.get("reader"), str):
         return skipped("nothing in this environment reads requirements (packaging, pip, setuptools)")
     broken = entry.get("broken")
     if not isinstance(broken, list):

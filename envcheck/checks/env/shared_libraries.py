@@ -30,6 +30,7 @@ from envcheck.checks import (
     undecided,
     warned,
 )
+from envcheck.checks.env import _group
 
 CHECK = Check(
     promise="every library of torch resolves, none is there twice, and libcuda is no stub",
@@ -122,7 +123,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if not view.environment.get("torch"):
         return skipped(f"no torch to look into: {view.environment.get('error', 'none was asked')}")
     entry = ranks[0] if ranks else {}
-    if not entry.get("tried") or not isinstance(entry.get("broken"), dict):
+    if not _group.counts(entry.get("tried")) or not entry["tried"] or not isinstance(entry.get("broken"), dict):
         return undecided("no library of torch was looked at", fix="see the check's log")
     broken = {name: why for name, why in entry["broken"].items() if not _drivers(why)}
     if broken:

@@ -88,7 +88,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 def _compared(view: View, ranks: Ranks) -> Outcome:
     fastest, slowest = (pick(ranks, key=lambda entry: float(entry["seconds"])) for pick in (min, max))
     ratio = float(slowest["seconds"] / fastest["seconds"])
-    where = f"rank {slowest['rank']} ({slowest['device']} of {slowest['host']})"
+    where = f"rank {slowest['rank']} ({slowest.get('device')} of {slowest.get('host')})"
     details: dict[str, Any] = {
         "ranks": [slowest["rank"]],
         "seconds": {str(entry["rank"]): entry["seconds"] for entry in ranks},
