@@ -2,20 +2,23 @@
 
 Seen in the wild: HBM whose channels were remapped, a riser that negotiated PCIe x8 or Gen3, a batch pinned on the far
 socket's memory, an IOMMU that translates each page. Copies on the card count read and write (2 * bytes), as AMD Primus
-does; copies to and from pinned memory run one GPU after the other, so that they do not share the host's lanes.
+does; copies to and from pinned memory run one GPU after the other, so that they do not share the host's lanes, and from
+every NUMA node in turn: the node that the GPU hangs on is judged, the others are told.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from typing import Any
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed
-from envcheck.checks.env import _group, _speed
+from envcheck.checks.env import _group, _numa, _speed
 
 CHECK = Check(
     promise="copies in the GPU's memory, and to and from the host, reach what this GPU model does, where that is known",
     level="standard",
-    seconds=4.0,
+    seconds=8.0,
     timeout=180.0,
     gpus=1,
     ranks=0,
@@ -26,6 +29,7 @@ ON_CARD, ACROSS = 1 << 30, 512 * _speed.MIB
 _FREE_SHARE = 0.25
 WARMUP, ITERATIONS = 3, 20
 PATHS = {"HBM copy": "hbm-copy", "host to GPU": "host-to-gpu", "GPU to host": "gpu-to-host"}
+_ACROSS = ("host to GPU", "GPU to host")
 _FIX = (
     "look at PCIe generation and width under load, remapped rows and ECC (nvidia-smi -q); bind the rank to its GPU's "
     "NUMA node"
@@ -44,13 +48,12 @@ def measure(rank: Rank) -> Measured:
         values["HBM copy"], right["HBM copy"] = _on_card(torch, device, min(ON_CARD, free // 2))
         for turn in range(rank.world):
             if turn == rank.rank:
-                across = _across(torch, device, min(ACROSS, free))
-                values |= {path: rate for path, (rate, _) in across.items()}
-                right |= {path: whole for path, (_, whole) in across.items()}
+                across, refused = _by_node(torch, device, min(ACROSS, free))
             dist.all_reduce(probe)
             torch.cuda.synchronize()
         name = torch.cuda.get_device_name(device)
-        return {**_group.standing(rank, probe, dist.get_backend()), "name": name, "values": values, "right": right}
+        entry = {**_group.standing(rank, probe, dist.get_backend()), "name": name, "values": values, "right": right}
+        return {**entry, "across": across, "refused": refused}
 
 
 def _on_card(torch: Any, device: Any, size: int) -> tuple[float, bool]:
@@ -60,13 +63,30 @@ def _on_card(torch: Any, device: Any, size: int) -> tuple[float, bool]:
     return rate, bool(torch.equal(source, target))
 
 
-def _across(torch: Any, device: Any, size: int) -> dict[str, tuple[float, bool]]:
+def _by_node(torch: Any, device: Any, size: int) -> tuple[dict[str, Measured], dict[str, str]]:
+    """Copy from and to each NUMA node's memory; say which nodes this process may not run on, and why."""
+    nodes = _numa.nodes() or {"here": os.sched_getaffinity(0)}
+    kept: list[Any] = []
+    found = {node: _bound(torch, device, size // len(nodes), cpus, kept) for node, cpus in nodes.items()}
+    refused = {node: told for node, told in found.items() if isinstance(told, str)}
+    return {node: told for node, told in found.items() if not isinstance(told, str)}, refused
+
+
+def _bound(torch: Any, device: Any, size: int, cpus: set[int], kept: list[Any]) -> Measured | str:
+    try:
+        with _numa.on(cpus):
+            return _across(torch, device, size, kept)
+    except OSError as error:
+        return str(error.strerror)
+
+
+def _across(torch: Any, device: Any, size: int, kept: list[Any]) -> Measured:
+    """Return the rate of each way, and whether the bytes arrived. What is pinned is `kept`: torch would hand it on."""
     host = torch.randint(-128, 127, (size,), dtype=torch.int8).pin_memory()
     card, back = torch.zeros_like(host, device=device), torch.zeros_like(host).pin_memory()
-    down = size / _median(torch, card, host) / 1e9
-    up = size / _median(torch, back, card) / 1e9
-    whole = bool(torch.equal(back, host))
-    return {"host to GPU": (down, whole), "GPU to host": (up, whole)}
+    kept += [host, back]
+    down, up = size / _median(torch, card, host) / 1e9, size / _median(torch, back, card) / 1e9
+    return {"host to GPU": down, "GPU to host": up, "right": bool(torch.equal(back, host))}
 
 
 def _median(torch: Any, target: Any, source: Any) -> float:
@@ -79,11 +99,51 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if found is not None:
         return found
     for entry in ranks:
-        for path in entry.get("values") or {}:
-            if (entry.get("right") or {}).get(path) is not True:
-                return failed(
-                    f"rank {entry['rank']} on {entry['device']}: {path} did not bring every byte",
-                    fix="take the GPU out and test its memory; try it in another slot",
-                    rank=entry["rank"],
-                )
-    return _speed.judge(view, ranks, PATHS, "GB/s", _FIX)
+        lost = _lost(entry)
+        if lost:
+            return failed(
+                f"rank {entry['rank']} on {entry['device']}: {lost} did not bring every byte",
+                fix="take the GPU out and test its memory; try it in another slot",
+                rank=entry["rank"],
+            )
+    near = [_near(view, entry) for entry in ranks]
+    outcome = _speed.judge(view, near, PATHS, "GB/s", _FIX)
+    numa = {str(entry["rank"]): {"node": entry.get("node"), "across": entry.get("across")} for entry in near}
+    return dataclasses.replace(
+        outcome, summary=f"{outcome.summary}{_far(near)}", details={**outcome.details, "numa": numa}
+    )
+
+
+def _lost(entry: Measured) -> str:
+    """Return what lost bytes: a path, or the way to a NUMA node; or nothing."""
+    right, across = entry.get("right") or {}, entry.get("across") or {}
+    paths = [path for path in entry.get("values") or {} if right.get(path) is not True]
+    return ", ".join([*paths, *(f"NUMA node {node}" for node, told in across.items() if told.get("right") is not True)])
+
+
+def _near(view: View, entry: Measured) -> Measured:
+    """Return the entry with the rates from the GPU's own NUMA node; from the best one where its own is not known.
+
+    A report from before there were nodes has its rates already.
+    """
+    across = entry.get("across") or {}
+    node = _numa.nearest(view, entry["device"])
+    if node not in across:
+        node = max(across, key=lambda one: sum(_rates(across[one]).values()), default=None)
+    return {**entry, "node": node, "values": {**(entry.get("values") or {}), **_rates(across.get(node) or {})}}
+
+
+def _rates(told: Measured) -> dict[str, float]:
+    return {path: float(told[path]) for path in _ACROSS if _group.finite(told.get(path))}
+
+
+def _far(near: Ranks) -> str:
+    """Return what the nodes that no GPU hangs on come to at least, and which could not be used; or nothing."""
+    told = [
+        rate for e in near for n, rates in (e.get("across") or {}).items() if n != e["node"] for rate in [_rates(rates)]
+    ]
+    slowest = {path: min(rates[path] for rates in told) for path in _ACROSS if told and all(path in r for r in told)}
+    far = ", ".join(f"{path} {rate:.4g}" for path, rate in slowest.items())
+    refused = sorted({node for entry in near for node in entry.get("refused") or {}})
+    closed = f"; NUMA node {', '.join(refused)} is closed to this process" if refused else ""
+    return (f"; from another NUMA node at least {far}" if far else "") + closed
