@@ -213,13 +213,13 @@ def _baseline(path: Path | None) -> RunReport | None:
 
 
 def _held_against(earlier: RunReport, report: RunReport, *, as_json: bool, quiet: bool) -> int:
-    """Print what changed since the baseline; return 1 where anything got worse, and else the run's own code."""
+    """Print what changed since the baseline; return 1 where anything got worse, 3 where nothing could be compared."""
     from envcheck.reports.compare import compare, lines
 
     found = compare(earlier, report)
     told = lines(found)
     click.echo("\n".join(told[-1:] if quiet else ["", "Since the baseline", *told]), err=as_json)
-    return 1 if found.regressions else report.verdict.exit_code
+    return 1 if found.regressions else report.verdict.exit_code or found.exit_code
 
 
 def _run(

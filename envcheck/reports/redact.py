@@ -39,6 +39,8 @@ _COMMON: Final = re.compile(
 )
 _SUFFIX: Final = re.compile(r"\.(py|so|json|conf|toml|yaml|txt|pth|img)$")
 _WORDS: Final = re.compile(r"[\d.-]")
+# What a GPU's pseudonym begins with where no key was given.
+UNKEYED: Final = ("GPU-00000000-0000-0000-0000-", "MIG-00000000-0000-0000-0000-")
 _LOOPBACK: Final = ("127.0.0.1", "0.0.0.0")  # noqa: S104 (no name of anybody's)
 _NAMELESS: Final = ("root", "localhost", "nobody", "user", "none", "None")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +22,9 @@ _HIGHER: Final = (
     "tflop_s",
     "per_second",
 )
-_LOWER: Final = ("seconds", "latency", "ms", "us")
+_LOWER: Final = ("seconds", "latency", "ms", "us", "p50")
+# Medians of microseconds move with the weather of a machine; ours: a quarter more is told.
+_COARSE: Final = {"p50": 0.25}
 _SLOW_UNITS: Final = ("s", "ms", "us", "µs")
 
 
@@ -34,7 +37,7 @@ class Key(NamedTuple):
 
 
 class Series(NamedTuple):
-    """A quantity's points; `higher` says that more is better. `noise` is the relative spread of its own repeats."""
+    """A quantity's points; `higher` says that more is better. `noise` is how far, relatively, it is known to move."""
 
     higher: bool
     points: dict[str, float]
@@ -45,18 +48,50 @@ class Series(NamedTuple):
 def speeds(outcome: OutcomeRow) -> dict[Key, Series]:
     """Return every speed that an outcome holds; nothing of one that came to no value."""
     found: dict[Key, Series] = {}
-    value, higher = words.number(outcome.value), _direction(outcome)
+    value, higher = _value(outcome), _direction(outcome)
     if value is not None and value > 0 and higher is not None:
         found[Key(outcome.id, "", "value")] = Series(higher, {"": value}, outcome.unit, _noise(outcome))
     for number, entry in enumerate(outcome.ranks):
         if isinstance(entry, dict):
-            for quantity, point, measured in _leaves(entry, "", ""):
-                # `values` are in the unit of the check's own value (checks/env/_speed.py).
-                better, unit = (higher, outcome.unit) if quantity.startswith("values.") else (_named(quantity), "")
-                if better is not None and measured > 0:
-                    key = Key(outcome.id, _owner(entry, number), quantity)
-                    found.setdefault(key, Series(better, {}, unit)).points[point] = measured
+            found.update(_of_rank(outcome, entry, number, higher=higher))
+            if higher is not None:
+                found.update(_pairs(outcome, entry, higher=higher))
     return found
+
+
+def _value(outcome: OutcomeRow) -> float | None:
+    """Return the middle one of a soak's values, else what was judged."""
+    known = outcome.spread.median if outcome.spread else None
+    return known if known is not None else words.number(outcome.value)
+
+
+def _of_rank(outcome: OutcomeRow, entry: dict[str, Any], number: int, *, higher: bool | None) -> dict[Key, Series]:
+    """Return the speeds of one rank; of what it measured again and again at one point the median."""
+    held: dict[tuple[str, str], list[float]] = {}
+    for quantity, point, measured in _leaves(entry, "", ""):
+        if measured > 0:
+            held.setdefault((quantity, point), []).append(measured)
+    found: dict[Key, Series] = {}
+    for (quantity, point), values in held.items():
+        # `values` are in the unit of the check's own value (checks/env/_speed.py).
+        better, unit = (higher, outcome.unit) if quantity.startswith("values.") else (_named(quantity), "")
+        if better is not None:
+            noise = _COARSE.get(quantity.rpartition(".")[2], 0.0)
+            key = Key(outcome.id, _owner(entry, number), quantity)
+            found.setdefault(key, Series(better, {}, unit, noise)).points[point] = statistics.median(values)
+    return found
+
+
+def _pairs(outcome: OutcomeRow, entry: dict[str, Any], *, higher: bool) -> dict[Key, Series]:
+    """Return a matrix from GPU to GPU (checks/env/peer_bandwidth.py) as a speed of each pair, by UUIDs."""
+    gpus, matrix = entry.get("gpus"), entry.get("matrix")
+    if not isinstance(gpus, list) or not isinstance(matrix, list) or len(gpus) != len(matrix):
+        return {}
+    cells = [(i, j, value) for i, row in enumerate(matrix) if isinstance(row, list) for j, value in enumerate(row)]
+    known = [(i, j, rate) for i, j, value in cells if j < len(gpus) and (rate := words.number(value)) and rate > 0]
+    return {
+        Key(outcome.id, f"{gpus[i]} -> {gpus[j]}", "rate"): Series(higher, {"": r}, outcome.unit) for i, j, r in known
+    }
 
 
 def _direction(outcome: OutcomeRow) -> bool | None:

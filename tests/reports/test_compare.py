@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.compare import compare, encode, lines
-from envcheck.reports.model import RunReport
+from envcheck.reports.model import RunReport, load
+from envcheck.reports.redact import redact
 from envcheck.runner.record import Attempt, OutcomeRow, Plan, Spread
 
 MakeReport = Callable[..., RunReport]
+REPORTS = Path(__file__).parents[1] / "data" / "reports"
 SIZES = [1 << 20 << (2 * i) for i in range(7)]
 
 
@@ -179,3 +183,84 @@ def test_worse_one_way_is_better_the_other_way(
     one, other = report(rate(values[0]), curves(1.0, noise / 5, seed)), report(rate(values[1]), curves(1.3, 0.0))
     there, back = compare(one, other).changes, compare(other, one).changes
     assert [(c.what, c.worse) for c in there] == [(c.what, not c.worse) for c in back]
+
+
+def test_one_gpu_replaced_is_one_gone_and_one_new_and_the_others_are_held_against_themselves(
+    report: MakeReport,
+) -> None:
+    old, new = {"GPU-a": 700.0, "GPU-b": 700.0}, {"GPU-c": 500.0, "GPU-a": 640.0}
+    before, after = (report(gpus(v), snapshot=nodes(*v), environment={}) for v in (old, new))
+    told = [(c.kind, c.gpu, c.after) for c in compare(before, after).changes]
+    assert told[:2] == [("gpu", "GPU-b", "gone"), ("gpu", "GPU-c", "there")]
+    assert told[2:] == [("speed", "GPU-a", "640 TFLOP/s")]
+
+
+def test_another_torch_is_told_and_speeds_are_compared_all_the_same(report: MakeReport) -> None:
+    before, after = (report(rate(v), environment={"torch": t}) for v, t in ((700.0, "2.8.0"), (600.0, "2.9.1")))
+    assert [(c.kind, c.what) for c in compare(before, after).changes] == [("speed", "gemm value"), ("fact", "torch")]
+
+
+def pairs(order: list[str], weak: float = 390.0) -> OutcomeRow:
+    rates = [[None if a == b else weak if {a, b} == {"GPU-a", "GPU-c"} else 390.0 for b in order] for a in order]
+    return row("peer-bandwidth", "pass", value=weak, unit="GB/s", ranks=[{"rank": 0, "gpus": order, "matrix": rates}])
+
+
+def test_a_pair_of_gpus_is_the_same_pair_in_any_order(report: MakeReport) -> None:
+    before = report(pairs(["GPU-a", "GPU-b", "GPU-c"]))
+    assert compare(before, report(pairs(["GPU-c", "GPU-a", "GPU-b"]))).changes == []
+    found = compare(before, report(pairs(["GPU-c", "GPU-a", "GPU-b"], weak=40.0)))
+    assert [c.gpu for c in found.regressions] == ["", "GPU-a -> GPU-c", "GPU-c -> GPU-a"]
+
+
+def collectives(latency: float, seconds: float) -> OutcomeRow:
+    curves = {"all-gather": [{"bytes": s, "seconds": s * 1e-9 * seconds} for s in SIZES]}
+    waits = {"all-gather": [{"bytes": b, "p50": latency * 1e-6, "p99": 1e-3 / latency} for b in (8, 1024)]}
+    return row("collective-bandwidth", "pass", ranks=[{"rank": 0, "curves": curves, "latency": waits}])
+
+
+@pytest.mark.parametrize(
+    ("latency", "seconds", "worse"),
+    [
+        (20.0, 1.0, []),
+        (24.0, 1.04, []),
+        (26.0, 1.0, ["latency.all-gather.p50"]),
+        (20.0, 1.1, ["curves.all-gather.seconds"]),
+    ],
+)
+def test_each_collective_is_held_against_itself(
+    report: MakeReport, latency: float, seconds: float, worse: list[str]
+) -> None:
+    found = compare(report(collectives(20.0, 1.0)), report(collectives(latency, seconds)))
+    assert [c.what.split()[1] for c in found.regressions] == worse
+
+
+def test_samples_under_load_are_compared_by_their_median(report: MakeReport) -> None:
+    def loaded(speed: float, begin: float) -> OutcomeRow:
+        points = [{"at": begin + t, "tflops": speed + (50.0 if t == 0 else 0.0)} for t in range(9)]
+        return row("sustained-gemm", "pass", ranks=[{"rank": 0, "is_cuda": True, "device": "GPU-1", "points": points}])
+
+    before = report(loaded(700.0, 0.0))
+    assert compare(before, report(loaded(690.0, 0.3))).changes == []
+    assert [c.shift for c in compare(before, report(loaded(600.0, 0.3))).regressions] == [-0.1429]
+
+
+def test_of_a_soak_the_median_is_compared_not_the_worst_round(report: MakeReport) -> None:
+    spread = Spread(rounds=5, statuses={"pass": 5}, told_in=1, values=[698.0, 700.0, 702.0], median=700.0)
+    assert compare(report(rate(701.0)), report(rate(640.0, spread=spread))).regressions == []
+
+
+def test_redacted_reports_are_compared_by_pseudonym_with_a_key_and_by_order_without() -> None:
+    before = load(REPORTS / "h100x8-slow-gpu.json")
+    turned = structs.replace(before, snapshot=Snapshot("", before.snapshot.signals, before.snapshot.gpus[::-1]))
+    keyed = compare(redact(before, "k"), redact(turned, "k"))
+    assert (keyed.changes, keyed.notes) == ([], [])
+    plain = compare(redact(before), redact(before))
+    assert plain.changes == []
+    assert ["redacted without a key" in note for note in plain.notes] == [True]
+
+
+def test_the_examples_differ_in_what_is_said_of_them() -> None:
+    slow, sound = (load(REPORTS / f"{name}.json") for name in ("h100x8-slow-gpu", "h200x1"))
+    found = compare(sound, slow)
+    assert {"throttle", "straggler"} <= {c.what for c in found.regressions if c.kind == "status"}
+    assert found.exit_code == 1
