@@ -27,11 +27,12 @@ def reference(torch: Any, module: Any, inputs: Any, targets: Any) -> list[Any]:
     return [parameter.grad for parameter in alone.parameters()]
 
 
-def wrap(rank: Any, module: Any) -> Any:
+def wrap(rank: Any, module: Any, **options: Any) -> Any:
     """Return the module under DDP, on the rank's device."""
     from torch.nn.parallel import DistributedDataParallel
 
-    return DistributedDataParallel(module, device_ids=[rank.local_rank] if rank.device.startswith("cuda") else None)
+    devices = [rank.local_rank] if rank.device.startswith("cuda") else None
+    return DistributedDataParallel(module, device_ids=devices, **options)
 
 
 def drifted(ranks: Ranks, moment: str, when: str) -> _group.Problem:

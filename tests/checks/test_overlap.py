@@ -1,0 +1,80 @@
+"""What is made of three times: a share that is told, and nothing where the times or the gradients say otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
+from envcheck.checks.env import overlap
+
+NAN = float("nan")
+
+
+def report(world: int = 8, *, gpu: bool = True, **seconds: float) -> list[dict[str, Any]]:
+    taken = {"synchronised": 0.011, "local": 0.010, "communication": 0.004, **seconds}
+    where = {"is_cuda": True, "backend": "nccl"} if gpu else {"is_cuda": False, "backend": "gloo"}
+    return [
+        {
+            "rank": rank,
+            "world": world,
+            "host": "node1",
+            "device": f"GPU-{rank}" if gpu else "cpu",
+            **where,
+            "seconds": dict(taken),
+            "digests": {"synchronised": "same", "local": f"own{rank}"},
+            "buckets": [1 << 20] * 4,
+        }
+        for rank in range(world)
+    ]
+
+
+@pytest.fixture
+def h100(node: Callable[..., View]) -> View:
+    return node("h100x8")
+
+
+@pytest.mark.parametrize(
+    ("synchronised", "hidden"), [(0.010, 1.0), (0.011, 0.75), (0.014, 0.0), (0.020, 0.0), (0.0095, 1.0)]
+)
+def test_the_hidden_share_is_what_a_step_does_not_get_longer_by(h100: View, synchronised: float, hidden: float) -> None:
+    outcome = overlap.judge(h100, report(synchronised=synchronised))
+    assert (outcome.status, outcome.limit) == (PASS, None)
+    assert outcome.value == pytest.approx(hidden)
+    assert f"{hidden:.0%} of DDP's communication is hidden" in outcome.summary
+    assert "reported, not judged" in outcome.summary
+
+
+@pytest.mark.parametrize("name", overlap.TIMES)
+@pytest.mark.parametrize("bad", [NAN, 0.0, -0.001, None, "1"])
+def test_a_time_that_is_none_is_an_error_naming_its_rank(h100: View, name: str, bad: Any) -> None:
+    ranks = report()
+    ranks[5]["seconds"][name] = bad
+    outcome = overlap.judge(h100, ranks)
+    assert (outcome.status, outcome.summary) == (ERROR, "rank 5 timed nothing")
+
+
+def test_a_step_that_is_far_quicker_in_a_group_is_mismeasured_on_gpus_and_noise_on_a_cpu(h100: View, cpu: View) -> None:
+    assert overlap.judge(h100, report(synchronised=0.0079)).status == ERROR
+    assert overlap.judge(h100, report(synchronised=0.0081)).status == PASS
+    assert overlap.judge(cpu, report(2, gpu=False, synchronised=0.0079)).status == PASS
+
+
+def test_gradients_that_were_not_sent_or_sent_too_often_say_that_something_else_was_timed(h100: View) -> None:
+    ranks = report()
+    ranks[2]["digests"]["synchronised"] = "other"
+    assert overlap.judge(h100, ranks).status == FAIL
+    ranks = report()
+    ranks[2]["digests"]["local"] = ranks[3]["digests"]["local"]
+    assert "they were sent" in overlap.judge(h100, ranks).summary
+    ranks[2]["digests"] = {}
+    assert overlap.judge(h100, ranks).status == ERROR
+
+
+def test_ranks_that_are_missing_elsewhere_or_alone_prove_nothing(h100: View, cpu: View) -> None:
+    assert overlap.judge(h100, []).status == ERROR
+    assert overlap.judge(h100, report()[:5]).status == ERROR
+    assert overlap.judge(h100, report(gpu=False)).status == FAIL
+    assert overlap.judge(cpu, report(1, gpu=False)).status == SKIP
