@@ -19,7 +19,7 @@ LIES = {
     "fp8-scales-once": "rank 1 on cpu: the loss is not finite",
     "fp8-in-name-only": "rank 0 on cpu multiplied bfloat16 x bfloat16, not in FP8",
 }
-ON_GPUS_ONLY = ("sustained-gemm",)
+ON_GPUS_ONLY = ("sustained-gemm", "training-load")
 
 
 @pytest.fixture(scope="module")

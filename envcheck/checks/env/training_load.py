@@ -1,0 +1,178 @@
+"""A training that leaves the GPU idle, or fills its memory to the last byte, is found out on the bill.
+
+Seen in the wild: GPUs at 30 % because one process feeds eight, memory that is full before the first long batch comes, a
+node that trains at two thirds of the power of its neighbours. A few seconds of data-parallel training in mixed
+precision, on all GPUs at once, with NVML asked four times a second. What it comes to depends on the model that is
+trained, so it is told and not judged; a GPU that slows itself down for heat or power meanwhile is.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned
+from envcheck.checks.env import _group, _load, _nvml, _replicas
+
+CHECK = Check(
+    promise="training keeps the GPUs at work without a fault of heat or power; utilisation, memory and power are told",
+    level="standard",
+    seconds=9.0,
+    timeout=120.0,
+    gpus=1,
+    ranks=0,
+)
+
+SECONDS, INTERVAL = 5.0, 0.25
+WIDTH, LAYERS, BATCH = 2048, 8, 8192
+WARMUP, FEWEST = 5, 10
+BFLOAT16_SINCE = (8, 0)
+_FIX = "look at fans, inlet air, power cables and supplies (nvidia-smi -q -d PERFORMANCE,POWER)"
+
+
+def measure(rank: Rank) -> Measured:
+    """Train for SECONDS; return what NVML saw, the memory that was needed, and the loss before and after."""
+    import torch
+
+    device = _group.device_of(rank)
+    with _group.group(rank) as dist:
+        step = _training(torch, rank, device)
+        losses = [step() for _ in range(WARMUP)]
+        steps = _steps(torch, dist, device, step)
+        torch.cuda.reset_peak_memory_stats(device)
+        identity = _group.standing(rank, losses[0], dist.get_backend())
+        with _nvml.Sampler(identity["device"], rank.local_rank, INTERVAL) as sampler:
+            began = time.monotonic()
+            losses += [step() for _ in range(steps)]
+            torch.cuda.synchronize()
+            seconds = time.monotonic() - began
+        return {
+            **identity,
+            "name": torch.cuda.get_device_name(device),
+            "steps": steps,
+            "seconds": seconds,
+            "interval": INTERVAL,
+            "losses": [float(losses[0]), float(losses[-1])],
+            "peak": torch.cuda.max_memory_allocated(device),
+            "total": torch.cuda.mem_get_info(device)[1],
+            "load": sampler.told(),
+        }
+
+
+def _training(torch: Any, rank: Rank, device: Any) -> Any:
+    """Return a step of a training: a call that gives its loss, which is not waited for."""
+    torch.manual_seed(5)
+    layers = [layer for _ in range(LAYERS) for layer in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())]
+    model = _replicas.wrap(rank, torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, WIDTH)).to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    inputs, targets = (torch.randn(BATCH, WIDTH, device=device) for _ in range(2))
+    native = torch.cuda.get_device_capability(device) >= BFLOAT16_SINCE
+    dtype = torch.bfloat16 if native else torch.float16
+
+    def step() -> Any:
+        optimizer.zero_grad()
+        with torch.autocast(device.type, dtype=dtype):
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def _steps(torch: Any, dist: Any, device: Any, step: Any) -> int:
+    """Return how many steps the slowest rank takes in SECONDS: every rank has to take as many."""
+    torch.cuda.synchronize()
+    began = time.monotonic()
+    step()
+    torch.cuda.synchronize()
+    took = torch.tensor(time.monotonic() - began, dtype=torch.float64, device=device)
+    dist.all_reduce(took, op=dist.ReduceOp.MAX)
+    return max(FEWEST, int(SECONDS / float(took)))
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Tell what the training took of each GPU; warn of one that slows itself down, and believe no idle one."""
+    found = _group.problem(view, ranks)
+    if found is not None:
+        return found
+    for entry in ranks:
+        found = _untold(entry) or _idle(entry)
+        if found is not None:
+            return found
+    return _faulty(ranks) or _told(ranks)
+
+
+def _untold(entry: Measured) -> _group.Problem:
+    """Return why this rank's numbers are none, or None."""
+    losses, where = entry.get("losses") or [], f"rank {entry['rank']} on {entry['device']}"
+    lacking = [name for name in ("steps", "seconds", "peak", "total") if not _positive(entry.get(name))]
+    if lacking or len(losses) != 2 or entry["peak"] > entry["total"]:  # noqa: PLR2004 (before and after)
+        return undecided(f"{where} told no {', '.join(lacking) or 'loss, or memory that cannot be'}", fix="see the log")
+    if not all(_group.finite(loss) for loss in losses):
+        return failed(f"{where}: the loss is not finite", fix="run the amp and matmul checks on this GPU")
+    return _load.unseen(entry, float(entry["seconds"]), float(entry.get("interval") or INTERVAL))
+
+
+def _positive(value: Any) -> bool:
+    return _group.finite(value) and bool(value > 0)
+
+
+def _idle(entry: Measured) -> _group.Problem:
+    busy = _load.spread(entry["load"], "utilization")
+    if busy is None or busy[2] > 0:
+        return None
+    return undecided(
+        f"rank {entry['rank']} trained for {entry['seconds']:.0f} s and NVML saw {entry['device']} idle all the while",
+        fix="compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES: another device may be doing the work",
+    )
+
+
+def _faulty(ranks: Ranks) -> _group.Problem:
+    for entry in ranks:
+        seen, load = _load.faults(entry["load"]), entry["load"]
+        if seen:
+            return warned(
+                f"rank {entry['rank']} on {entry['device']}: {', '.join(seen)} under a training{_load.told(load)}",
+                fix=_FIX,
+                value=sum(seen.values()),
+                unit=_load.NO_FAULT.unit,
+                limit=_load.NO_FAULT,
+                rank=entry["rank"],
+                device=entry["device"],
+            )
+    return None
+
+
+def _told(ranks: Ranks) -> Outcome:
+    gpus = {str(entry["rank"]): _one(entry) for entry in ranks}
+    busy = [gpu["utilization"] for gpu in gpus.values() if gpu["utilization"] is not None]
+    power = [gpu["power_max"] for gpu in gpus.values() if gpu["power_max"] is not None]
+    fullest = max(ranks, key=lambda entry: float(entry["peak"] / entry["total"]))
+    said = [
+        f"utilisation {min(busy):.0f} % at least" if busy else "utilisation not told by this GPU",
+        f"memory {fullest['peak'] / 2**30:.1f} of {fullest['total'] / 2**30:.1f} GiB at most",
+        f"power up to {max(power):.0f} W" if power else "power not told by this GPU",
+    ]
+    return passed(
+        f"training on {len(ranks)} GPU(s): {', '.join(said)}{_load.caps(fullest['load'])}: reported, not judged",
+        value=float(min(busy)) if busy else None,
+        unit="% utilisation" if busy else "",
+        gpus=gpus,
+    )
+
+
+def _one(entry: Measured) -> Measured:
+    """Return what one GPU's training came to: %, bytes, W, C, and steps a second."""
+    load, none = entry["load"], (None, None, None)
+    power, heat = _load.spread(load, "power") or none, _load.spread(load, "temperature") or none
+    return {
+        "device": entry["device"],
+        "utilization": (_load.spread(load, "utilization") or none)[1],
+        "peak": entry["peak"],
+        "headroom": entry["total"] - entry["peak"],
+        "power": power[1],
+        "power_max": power[2],
+        "temperature_max": heat[2],
+        "steps_per_second": entry["steps"] / entry["seconds"],
+    }
