@@ -28,6 +28,7 @@ class Check:
     `gpus` is how many GPUs it needs at least (fewer: skip). `ranks` is 1, or 0 for one rank a GPU (a CPU: `--nproc`).
     `signals` are the snapshot's names it cannot be told without.
     `performance` marks a value that is measured a second time before it fails.
+    `imports` are the modules that it loads besides torch and that take long: they are imported once for all checks.
     `probe` marks the one that tries peer-to-peer before the groups do: it runs first of its level, and where it is lost
     while it copies, or a rank says `broken`, the groups after it go without (runner/worker_peers.py).
     """
@@ -40,6 +41,7 @@ class Check:
     ranks: int = 1
     signals: tuple[str, ...] = ()
     performance: bool = False
+    imports: tuple[str, ...] = ()
     probe: bool = False
 
 

@@ -189,6 +189,7 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
         spawn=run.spawn,
         import_timeout=session.IMPORT_TIMEOUT,
         probes=probes,
+        imports={f.id: f.check.imports for f in run.chosen},
         environment=peers.environment(probes, run.outcomes),
     )
     found = {f.id: f for f in run.chosen if f.id in {c.id for c in plan.checks}}

@@ -38,14 +38,21 @@ def worker_plan(
     import_timeout: float,
     probes: Collection[str] = (),
     environment: Mapping[str, str] = MappingProxyType({}),
+    imports: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return what the worker is told. `ours`: its scratch lies beside the plan, and goes with it.
 
-    `probes` are the ids of the checks that try peer-to-peer, `environment` is set for every rank.
+    `probes` are the ids of the checks that try peer-to-peer, `environment` is set for every rank; `imports`
+    are what each check loads besides torch.
     """
     fields = ("id", "ranks", "gpus", "seconds", "timeout")
     checks = [
-        {"source": sources[c.id], "probe": c.id in probes, **{name: getattr(c, name) for name in fields}}
+        {
+            "source": sources[c.id],
+            "probe": c.id in probes,
+            "imports": list(imports.get(c.id, ())),
+            **{name: getattr(c, name) for name in fields},
+        }
         for c in plan.checks
         if c.kind == "env"
     ]

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -60,6 +61,7 @@ def run(directory: Path, plan: dict[str, Any]) -> None:
         if check["seconds"] > left:
             nursery.events.emit("left-out", id=check["id"], left=round(left, 1))
         else:
+            nursery.prepare(check["imports"], facts)
             nursery.check(check, facts)
     nursery.events.emit("end")
 
@@ -87,6 +89,19 @@ class _Nursery:
         if facts.get("cuda"):
             facts.update(self._probe("device_facts", facts["start"]))
         return facts
+
+    def prepare(self, modules: list[str], facts: dict[str, Any]) -> None:
+        """Import once what checks load besides torch, where their ranks are forked from here; a check reports its own.
+
+        An optimizer's first step imports the compiler, which takes as long as torch itself.
+        """
+        missing = [name for name in modules if name not in sys.modules]
+        if facts["start"] != "fork" or not missing or "error" in facts:
+            return
+        for name in missing:
+            self._load(name)
+        if worker_facts.cuda_is_up():
+            facts["start"] = "spawn"
 
     def check(self, check: dict[str, Any], facts: dict[str, Any]) -> None:
         """Run one check's group; say when it starts and what came of it."""
@@ -116,15 +131,20 @@ class _Nursery:
 
     def _import(self) -> dict[str, Any]:
         begun = time.monotonic()
+        error = self._load("torch")
+        return {"error": error} if error else {"import_seconds": round(time.monotonic() - begun, 3)}
+
+    def _load(self, module: str) -> str | None:
+        """Import a module; return why it cannot be."""
         # A hang inside an import holds the interpreter: only the kernel can end it, and the guard reports SIGALRM.
         signal.alarm(int(self.plan["import_timeout"]))
         try:
-            importlib.import_module("torch")
+            importlib.import_module(module)
         except Exception as error:  # noqa: BLE001 (a broken torch raises anything; it is reported, not hidden)
-            return {"error": f"{type(error).__name__}: {error}"}
+            return f"{type(error).__name__}: {error}"
         finally:
             signal.alarm(0)
-        return {"import_seconds": round(time.monotonic() - begun, 3)}
+        return None
 
     def _probe(self, name: str, start: str) -> dict[str, Any]:
         job = worker_group.Job(source=f"module:envcheck.runner.worker_facts:{name}", start=start)

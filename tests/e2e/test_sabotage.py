@@ -110,7 +110,8 @@ def test_an_image_that_is_not_ours_is_validated_all_the_same(image: Image, machi
     lines = [f"COPY --from={image.reference} /opt/venv /srv/torch", "ENV PATH=/srv/torch/bin:/usr/bin:/bin"]
     foreign = machine.derive("foreign:1", *lines, image=str(image.result["base"]))
     assert not layers.labels(foreign, machine.env)
-    status, said = outcome(machine, tmp_path, "image-promises", "--image", foreign, "--level", "quick")
+    only = ("--only", "image-promises", "--only", "ddp")
+    status, said = outcome(machine, tmp_path, "image-promises", "--image", foreign, *only)
     assert (status, said["status"]) == (0, "skip")
     outcomes = json.loads((tmp_path / "report.json").read_text())["outcomes"]
     assert next(o for o in outcomes if o["id"] == "ddp")["status"] == "pass"

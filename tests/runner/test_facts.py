@@ -217,6 +217,35 @@ def test_only_an_environment_of_ours_tells_all_its_packages(
     assert run_site().environment["packages"]["nvidia-nccl-cu12"] == "1.0"
 
 
+PRELOADED = (
+    "return {'loaded': 'slow' in sys.modules, 'by': getattr(sys.modules.get('slow'), 'pid', 0), 'me': os.getpid()}"
+)
+
+
+def test_what_checks_load_besides_torch_is_imported_once_where_they_are_forked(
+    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
+) -> None:
+    torch(gpus=0)
+    (tmp_path / "path" / "slow.py").write_text("import os\npid = os.getpid()\n")
+    add("a_without", PRELOADED)
+    for name in ("b_with", "c_with"):
+        add(name, PRELOADED, "imports=('slow', 'no_such_module')")
+    run = run_site()
+    seen = {name: outcome.ranks[0] for name, outcome in run.outcomes.items()}
+    assert [seen[name]["loaded"] for name in ("a-without", "b-with", "c-with")] == [False, True, True]
+    assert seen["b-with"]["by"] == seen["c-with"]["by"] != seen["b-with"]["me"]
+    assert {outcome.status for outcome in run.outcomes.values()} == {"pass"}
+
+
+def test_an_import_that_brings_cuda_up_has_ranks_spawned_from_then_on(
+    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
+) -> None:
+    torch(gpus=0)
+    (tmp_path / "path" / "slow.py").write_text("import torch\ntorch.cuda.is_initialized = lambda: True\n")
+    add("a_with", PRELOADED, "imports=('slow',)")
+    assert run_site().outcomes["a-with"].ranks[0]["loaded"] is False
+
+
 @pytest.mark.torch
 def test_a_real_torch_is_asked_without_a_device(torch_python: Path, run_real: Callable[[Path], Run]) -> None:
     run = run_real(torch_python)

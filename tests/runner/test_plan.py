@@ -59,7 +59,7 @@ def test_the_worker_is_told_of_env_checks_alone() -> None:
     )
     [check] = told["checks"]
     numbers = {"ranks": 0, "gpus": 1, "seconds": 2.0, "timeout": 30.0}
-    assert check == {"id": "a-quick", "source": "module:q", "probe": False, **numbers}
+    assert check == {"id": "a-quick", "source": "module:q", "probe": False, "imports": [], **numbers}
     assert (told["nproc"], told["environment"]) == (3, {"NCCL_P2P_DISABLE": "1"})
 
 

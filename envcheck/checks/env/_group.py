@@ -16,6 +16,7 @@ from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, undeci
 JOIN_SECONDS = 60
 
 Problem = Optional[Outcome]
+_LEFT: list[Any] = []
 
 
 def device_of(rank: Rank) -> Any:
@@ -32,13 +33,18 @@ def device_of(rank: Rank) -> Any:
 
 @contextlib.contextmanager
 def group(rank: Rank) -> Iterator[Any]:
-    """Join the process group and yield torch.distributed; left properly only on success (a broken one may hang)."""
+    """Join the process group and yield torch.distributed; left properly only on success (a broken one may hang).
+
+    The group is left and not destroyed: its last collective's thread may still hold it, and a gloo thread that drops
+    the last reference waits for itself ("Resource deadlock avoided", or for ever). The rank ends in a moment anyway.
+    """
     import torch.distributed as dist
 
     dist.init_process_group(
         rank.backend, rank=rank.rank, world_size=rank.world, timeout=dt.timedelta(seconds=JOIN_SECONDS)
     )
     yield dist
+    _LEFT.append(dist.group.WORLD)
     dist.destroy_process_group()
 
 

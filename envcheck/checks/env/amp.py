@@ -15,10 +15,11 @@ from envcheck.checks.env import _group
 
 CHECK = Check(
     promise="mixed-precision training computes in its dtype, stays finite and learns; the gradient scaler works",
-    level="quick",
+    level="standard",
     seconds=2.0,
     timeout=120.0,
     ranks=0,
+    imports=("torch._dynamo",),  # by the first optimizer
 )
 
 STEPS = 24

@@ -19,6 +19,7 @@ CHECK = Check(
     level="standard",
     seconds=2.0,
     timeout=120.0,
+    imports=("torch._dynamo",),  # by the first optimizer
 )
 
 STEPS = 4

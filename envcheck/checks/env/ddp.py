@@ -15,10 +15,11 @@ from envcheck.checks.env import _group, _replicas
 
 CHECK = Check(
     promise="DDP's gradients equal one process's on the same global batch, and replicas stay equal to the bit",
-    level="quick",
+    level="standard",
     seconds=2.0,
     timeout=120.0,
     ranks=0,
+    imports=("torch._dynamo",),  # by the first optimizer
 )
 
 STEPS = 3

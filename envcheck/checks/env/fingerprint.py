@@ -18,6 +18,7 @@ CHECK = Check(
     seconds=5.0,
     timeout=300.0,
     ranks=0,
+    imports=("torch._dynamo",),  # by the first optimizer
 )
 
 STEPS = 6

@@ -20,6 +20,7 @@ CHECK = Check(
     seconds=3.0,
     timeout=180.0,
     ranks=0,
+    imports=("torch._dynamo",),  # by the first optimizer
 )
 
 STEPS = 4
