@@ -26,8 +26,23 @@ _TECHNICAL: Final = ("name", "arch_list", "torch", "cuda", "cudnn", "nccl", "pyt
 _UUID: Final = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?:/\d+/\d+)?")
 _HOME: Final = re.compile(r"/(?:home|Users)/([^/\s:'\"]+)")
 _URL: Final = re.compile(r"\b(https?|ssh|tcp|git)://[^\s'\",;)]+")
-_IMAGE: Final = re.compile(r"^([\w-]+(?:\.[\w-]+)*(?:\.[\w-]+|:\d+))/")
+_IMAGE: Final = re.compile(r"^([\w-]+(?:\.[\w-]+)*(?:\.[\w-]+|:\d+))/((?:[\w.-]+/)*)(?=[\w.-]+(?:[:@]|$))")
 _ADDRESS: Final = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?=[:/\]])|(?<=[\[@/])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
+_IP4: Final = re.compile(r"(?<![\d.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\d.]*\d)")
+_IP6: Final = re.compile(
+    r"(?<![\w:])(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}(?![\w:])|"
+    r"(?<![\w:])(?:[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,5})?::(?:[0-9a-fA-F]{1,4}:){0,5}[0-9a-fA-F]{1,4}(?![\w:])"
+)
+_MAIL: Final = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_AT: Final = re.compile(r"(?<=\w@)[\w-]+")
+_PROCESS: Final = re.compile(r"(?<=\bname=)[^\s,;]+")
+# Variables that steer torch, CUDA and NCCL; of any other the value says something of the site.
+_STEERING: Final = re.compile(
+    r"(NCCL|CUDA|CUBLAS|CUDNN|NVIDIA|TORCH|PYTORCH|TRITON|OMP|MKL|KMP|LD|UCX|FI|GLOO|COMPUTE|OPENCL|WORLD)(_|[A-Z]|$)"
+)
+_SWITCH: Final = re.compile(r"[\d.,:-]*|true|false|yes|no|on|off", re.IGNORECASE)
+_PROSE: Final = ("summary", "remedy", "log", "reason", "resolution", "error", "chosen", "text")
+_RUNNING: Final = ("processes", "host.stuck_processes")
 _HARDWARE: Final = re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b|\b(?:[0-9a-fA-F]{4}:){3}[0-9a-fA-F]{4}\b")
 _PATH: Final = re.compile(r"(?<![\w/.<])/(?!/)[^\s'\":;,()\[\]<>|]+")
 _SYSTEM: Final = ("usr", "lib", "lib64", "proc", "sys", "dev", "etc", "run", "bin", "sbin")
@@ -41,6 +56,8 @@ _SUFFIX: Final = re.compile(r"\.(py|so|json|conf|toml|yaml|txt|pth|img)$")
 _WORDS: Final = re.compile(r"[\d.-]")
 # What a GPU's pseudonym begins with where no key was given.
 UNKEYED: Final = ("GPU-00000000-0000-0000-0000-", "MIG-00000000-0000-0000-0000-")
+_IMAGES: Final = ("envcheck", "library", "nvidia", "pytorch", "nvcr.io")
+_PSEUDONYM: Final = re.compile(r"(host|user|dir|url|ip)-\w+")
 _LOOPBACK: Final = ("127.0.0.1", "0.0.0.0")  # noqa: S104 (no name of anybody's)
 _NAMELESS: Final = ("root", "localhost", "nobody", "user", "none", "None")
 
@@ -136,7 +153,7 @@ def _walk(value: Any, key: str, names: Pseudonyms) -> Any:
     if isinstance(value, dict):
         return {
             _text(inner, "", names) if inner.startswith("/") or _UUID.search(inner) else inner: _walk(
-                held, key if inner == "value" else "host.name" if key == "host" and inner == "name" else inner, names
+                held, _key(key, inner, value), names
             )
             for inner, held in value.items()
         }
@@ -145,29 +162,75 @@ def _walk(value: Any, key: str, names: Pseudonyms) -> Any:
     return _text(value, key, names) if isinstance(value, str) and key not in _KEPT_KEYS else value
 
 
+def _key(key: str, inner: str, held: dict[str, Any]) -> str:
+    """Return what a value is called: a signal's as the signal, a process's name and a foreign variable as such."""
+    if inner == "value":
+        return key
+    if key in _RUNNING and inner not in ("value", "pid"):
+        return f"process.{inner}"
+    if key == "env" and not {"value", "reason"} & set(held):
+        return inner if _STEERING.match(inner) or _kind(inner) else f"variable.{inner}"
+    return "host.name" if key == "host" and inner == "name" else inner
+
+
 def _text(text: str, key: str, names: Pseudonyms) -> str:
     kind = _kind(key)
     if kind and text in names.names(kind):
         return names.of(kind, text)
+    if key in ("process.name", "process.command", "process.user") and text:
+        return names.of(key.partition(".")[2], text)
     for known in ("GPU", "MIG", "serial", "boot"):
         for name in names.names(known):
             text = text.replace(name, names.of(known, name))
     text = _URL.sub(lambda match: f"{match[1]}://{names.of('url', match[0])}.example", text)
-    text = _IMAGE.sub(lambda match: f"{names.of('registry', match[1])}.example/", text)
+    text = _IMAGE.sub(lambda match: _registry(match, names), text)
     text = _PATH.sub(lambda match: _path(match[0], names), text)
     text = _HARDWARE.sub(lambda match: names.of("address", match[0]), text)
     text = _ADDRESS.sub(lambda m: m[0] if m[0] in _LOOPBACK else names.of("ip", m[0]), text)
-    return text if key in _TECHNICAL or key.startswith("driver.") else _people(text, key, names)
+    if key in _TECHNICAL or key.startswith("driver."):
+        return text
+    text = _people(_addresses(text, key, names), key, names)
+    if key.startswith("variable.") and "/" not in text and not _SWITCH.fullmatch(text):
+        return names.of("value", text)
+    return text
+
+
+def _registry(match: re.Match[str], names: Pseudonyms) -> str:
+    """Return an image's registry and its owners under their pseudonyms; what the image is called says what it is."""
+    owners = [name if name in _IMAGES else names.of("owner", name) for name in match[2].split("/") if name]
+    return "/".join([f"{names.of('registry', match[1])}.example", *owners, ""])
+
+
+def _addresses(text: str, key: str, names: Pseudonyms) -> str:
+    """Replace addresses in prose, and where the value is nothing else; elsewhere four numbers may be a version."""
+    prose = key in _PROSE
+    if prose:
+        text = _MAIL.sub(lambda match: names.of("mail", match[0]), text)
+        text = _PROCESS.sub(lambda match: names.of("process", match[0]), text)
+    if prose or _IP4.fullmatch(text):
+        text = _IP4.sub(lambda m: m[0] if m[0] in _LOOPBACK else names.of("ip", m[0]), text)
+    return _IP6.sub(lambda match: names.of("ip", match[0]) if match[0] != "::1" else match[0], text)
 
 
 def _people(text: str, key: str, names: Pseudonyms) -> str:
     """Replace hosts and users as words; those that are common words only in prose, where no check looks."""
-    prose = key in ("summary", "remedy", "log", "reason", "resolution", "error", "chosen")
+    prose = key in _PROSE
+    if prose:
+        text = _AT.sub(lambda match: names.of("host", match[0]), text)
     for kind in ("host", "user"):
         for name in names.names(kind):
             if prose or _WORDS.search(name):
                 text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", names.of(kind, name), text)
+                text = _siblings(text, name, names) if kind == "host" else text
     return text
+
+
+def _siblings(text: str, host: str, names: Pseudonyms) -> str:
+    """Replace the hosts that are called as this one but for their numbers, and lists of them: n[1-4]."""
+    if not re.search(r"[a-zA-Z].*\d", host) or _PSEUDONYM.fullmatch(host):
+        return text
+    alike = re.sub(r"\\?\d+", r"(?:\\d+|\\[[\\d,-]+\\])", re.escape(host))
+    return re.sub(rf"(?<![\w.-]){alike}(?![\w-])", lambda match: names.of("host", match[0]), text)
 
 
 def _path(path: str, names: Pseudonyms) -> str:

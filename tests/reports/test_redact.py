@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
 from envcheck.reports import redact as redacting
@@ -74,6 +76,50 @@ def test_no_name_is_left(report: MakeReport) -> None:
     text = encode(redact(site(report))).decode()
     for name in ("rack7", "corp.example", "ada", "sim", "train", "5f3e9a52", "165242", "c0ffee", "10.4.7.9", "0c:42"):
         assert name not in text, name
+
+
+# What a site would not have told, each where it stands in a report; every name has "canary" in it.
+CANARIES: dict[str, Any] = {
+    "env": {
+        "LD_LIBRARY_PATH": "/home/canaryuser/canarydir/lib:/usr/lib",
+        "MASTER_ADDR": "canary7-n2.canarydomain.example",
+        "NCCL_COMM_ID": "10.66.7.9:29500",
+        "SLURM_JOB_NODELIST": "canary7-n[1-4]",
+        "SLURM_CLUSTER_NAME": "canarycluster",
+        "http_proxy": "http://canarylogin:canarypass@canaryproxy:3128",
+        "HF_HOME": "/mnt/canaryshare/hf",
+        "SSH_CONNECTION": "10.66.1.1 5022 10.66.1.2 22",
+        "KUBERNETES_SERVICE_HOST": "10.66.0.77",
+        "HOSTNAME": "canarypod",
+    },
+    "ib.ports": [{"guid": "0c42:a103:0065:be1a", "gids": ["::ffff:10.66.9.9", "fe80::e42:a103:65:be1a"]}],
+    "kernel.xids": [{"code": 13, "text": "canary7-n1 kernel: NVRM: Xid (PCI:0000:10:00): 13, pid=7, name=canaryjob"}],
+    "host.stuck_processes": [{"pid": 3, "name": "canaryjob"}],
+    "host.machine_id": "ca11a7ca11a7ca11a7ca11a7ca11a7ca",
+    "host.boot_id": "ca11a7ca-1234-4abc-8def-0123456789ab",
+}
+LOG = (
+    "[rank 0] connect to 10.66.7.9 failed: canary7-n2.canarydomain.example, fe80::e42:a103:65:be1a%ib0\n"
+    'File "/home/canaryuser/canarydir/canaryfile.py", line 3, in c10::cuda of torch.distributed.elastic\n'
+    "mail canaryuser@canarymail.example, ssh canaryuser@canary7-n3, canaryuser is on canary7-n1\n"
+)
+
+
+def test_no_canary_sings(report: MakeReport) -> None:
+    made = site(report, "canary7-n1.canarydomain.example", "canaryuser")
+    signals = {**made.snapshot.signals, **{name: Signal(value) for name, value in CANARIES.items()}}
+    running = Signal([{"pid": 8, "name": "/home/canaryuser/canarydir/canaryjob", "memory": 0}])
+    gpus = [Gpu(gpu.uuid, {**gpu.signals, "processes": running}) for gpu in made.snapshot.gpus]
+    loud = [structs.replace(o, log=LOG, summary="10.66.7.9 at canary7-n[1-2] of canaryuser") for o in made.outcomes]
+    target = TargetFacts(kind="image", name="canaryregistry.example:5000/canaryteam/torch:1", chosen="--image")
+    made = structs.replace(made, snapshot=Snapshot("", signals, gpus), outcomes=loud, target=target)
+    told = encode(redact(made)).decode()
+    leaks = [
+        told[max(0, at.start() - 60) : at.end() + 30] for at in re.finditer("canary|10\\.66|ca11a7|a103|be1a", told)
+    ]
+    assert leaks == []
+    assert "in c10::cuda of torch.distributed.elastic" in told
+    assert ".example/owner-1/torch:1" in told
 
 
 def test_what_says_what_a_thing_is_stays(report: MakeReport) -> None:
