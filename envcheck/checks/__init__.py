@@ -77,7 +77,7 @@ class View:
     `promises` are an image's labels or a venv's file, without their prefix (cell, torch, cuda, cudnn, nccl, python,
     arch_list …), and `packages` ("a==1 b==2") where the lock they name is at hand; empty for an environment that
     promises nothing. `mode` is "gpu" or "cpu". `matrix` is the Matrix that node checks compare with; None for the
-    shipped one. `image` is what the engine says of an image (user, program, history, secrets: see ImageFacts in
+    shipped one. `image` is what the engine says of an image (runs_as, program, history, secrets: see ImageFacts in
     `runner/record.py`); empty for what is none.
     """
 

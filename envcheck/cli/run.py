@@ -14,6 +14,8 @@ from envcheck.cli._duration import Duration
 from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from envcheck.reports.model import RunReport
@@ -48,8 +50,18 @@ class Given(NamedTuple):
     baseline: Path | None
     html: Path | None
     summary: Path | None
+    redact: bool
+    redact_key: str
     as_json: bool
     dry_run: bool
+
+
+class Files(NamedTuple):
+    """Where the report goes, in which other forms, and what is done to it first."""
+
+    report: Path | None
+    forms: dict[str, Path]
+    told_as: Callable[[RunReport], RunReport]
 
 
 @click.command(short_help="Validate an environment: this one, another Python's, or an image's.")
@@ -87,6 +99,8 @@ class Given(NamedTuple):
 @click.option(
     "--summary", type=click.Path(path_type=Path, dir_okay=False), help="Append Markdown: $GITHUB_STEP_SUMMARY."
 )
+@click.option("--redact", is_flag=True, help="Write no names: hosts, users, UUIDs, serials and paths get pseudonyms.")
+@click.option("--redact-key", default="", metavar="TEXT", help="--redact with this key's pseudonyms; keep it secret.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--dry-run", is_flag=True, help="Print what would be run, and for how long.")
 @click.pass_context
@@ -127,7 +141,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             click.echo(told, err=apart)
     also = {"html": given.html, "markdown": given.summary}
     forms = {form: path for form, path in also.items() if path is not None and _destination(path)}
-    ctx.exit(_run(run, (_destination(given.output), forms), console, earlier, as_json=apart, quiet=quiet))
+    files = Files(_destination(given.output), forms, _told_as(given))
+    ctx.exit(_run(run, files, console, earlier, as_json=apart, quiet=quiet))
 
 
 def _prepare(ctx: click.Context, given: Given) -> Run:
@@ -138,6 +153,7 @@ def _prepare(ctx: click.Context, given: Given) -> Run:
 
     matrix = ctx.obj.matrix
     chosen = [*_demands(given.require, matrix), *_chosen(given)]
+    _exclusive(redact=given.redact or given.redact_key, resume=given.resume)
     _exclusive(budget=given.budget, repeat=given.repeat > 1, duration=given.duration)
     planned = plan(
         chosen,
@@ -222,9 +238,18 @@ def _held_against(earlier: RunReport, report: RunReport, *, as_json: bool, quiet
     return 1 if found.regressions else report.verdict.exit_code or found.exit_code
 
 
+def _told_as(given: Given) -> Callable[[RunReport], RunReport]:
+    """Return what is done to a report before it leaves this process for anything but the terminal."""
+    from envcheck.reports.redact import redact
+
+    if given.redact or given.redact_key:
+        return lambda report: redact(report, given.redact_key)
+    return lambda report: report
+
+
 def _run(
     run: Run,
-    files: tuple[Path | None, dict[str, Path]],
+    files: Files,
     console: Console,
     earlier: RunReport | None,
     *,
@@ -237,21 +262,21 @@ def _run(
     from envcheck.reports.watch import Keeper
     from envcheck.runner.drive import validate
 
-    output, forms = files
     interrupted = False
     with terminal.Progress(run.plan) as progress:
         try:
-            validate(run, collect, Keeper(run, output, progress))
+            validate(run, collect, Keeper(run, files.report, progress, files.told_as))
         except KeyboardInterrupt:
             interrupted = True
     report = report_of(run)
-    _write(report, forms)
+    kept = files.told_as(report)
+    _write(kept, files.forms)
     if as_json:
-        click.echo(encode(report), nl=False)
+        click.echo(encode(kept), nl=False)
     elif quiet:
         click.echo(report.verdict.sentence)
     else:
-        terminal.show(report, console, _written(output, forms))
+        terminal.show(report, console, _written(files.report, files.forms))
     if interrupted:
         return _INTERRUPTED
     return _held_against(earlier, report, as_json=as_json, quiet=quiet) if earlier else report.verdict.exit_code

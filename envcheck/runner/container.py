@@ -88,7 +88,7 @@ def image_facts(found: ImageInfo, history: list[str]) -> ImageFacts:
     places |= {f"label {name}": value for name, value in found.labels.items()}
     places |= {"what it starts": " ".join(found.command)}
     return ImageFacts(
-        user=found.user,
+        runs_as=found.user,
         program=Path(found.command[0]).name if found.command else "",
         history=len(history),
         secrets=[f"{place}: {name}" for place, text in places.items() for name in _secrets.line(text)],

@@ -58,13 +58,13 @@ class Plan(Row, frozen=True, kw_only=True):
 
 
 class ImageFacts(Row, frozen=True, kw_only=True):
-    """What the engine says of an image. `program` is the name of what it starts, "" for nothing.
+    """What the engine says of an image: as whom it runs ("" for root), and the name of the program it starts.
 
     `history` is how many instructions made it, and `secrets` where in them, in its labels or in what it starts a
     credential stands: by its name, never its value.
     """
 
-    user: str
+    runs_as: str
     program: str
     history: int
     secrets: list[str]

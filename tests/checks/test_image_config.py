@@ -12,7 +12,7 @@ from envcheck.checks.env import _image, image_config
 
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
 RUNNING = {"rank": 0, "image": False, "contained": True, "uid": 1000, "mapped": False, "init": "tini"}
-IMAGE = {"user": "1000:1000", "program": "tini", "history": 3, "secrets": []}
+IMAGE = {"runs_as": "1000:1000", "program": "tini", "history": 3, "secrets": []}
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_a_container_on_each_side(cpu: View, change: dict[str, Any], status: str
     ("change", "status", "word"),
     [
         ({}, PASS, "user 1000, under tini"),
-        ({"user": ""}, WARN, "runs as root"),
-        ({"user": "0:0"}, WARN, "runs as root"),
-        ({"user": "root"}, WARN, "runs as root"),
+        ({"runs_as": ""}, WARN, "runs as root"),
+        ({"runs_as": "0:0"}, WARN, "runs as root"),
+        ({"runs_as": "root"}, WARN, "runs as root"),
         ({"program": ""}, WARN, "PID 1 is not known"),
         ({"program": "entrypoint.sh"}, WARN, "entrypoint.sh, which is no init"),
     ],

@@ -205,7 +205,7 @@ def test_every_home_is_looked_into_in_an_image_and_only_ones_own_on_a_machine(
 
 @pytest.mark.parametrize("secrets", [[], ["history, 3 from the last: HF_TOKEN"]])
 def test_an_images_history_is_judged_and_its_reading_told(cpu: View, secrets: list[str]) -> None:
-    image = {"user": "1000", "program": "tini", "history": 14, "secrets": secrets}
+    image = {"runs_as": "1000", "program": "tini", "history": 14, "secrets": secrets}
     view = dataclasses.replace(cpu, image=image)
     clean = {"rank": 0, "image": True, "prefix": "/venv", "files": [], "variables": []}
     outcome = credentials.judge(view, [clean])

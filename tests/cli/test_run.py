@@ -110,6 +110,41 @@ def test_json_is_alone_on_stdout_and_the_same_as_in_the_file(run: Envcheck, add:
     assert "PASS: 1 promise proved" in shown.stdout
 
 
+@pytest.mark.parametrize("how", [("--redact",), ("--redact-key", "k"), ()])
+def test_a_redacted_run_writes_no_name_not_even_on_its_way(
+    run: Envcheck, add: Add, tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    output = tmp_path / "shared.json"
+    add("first", "failed('in ' + ranks[0]['at'], fix='move it')", measure="return {'at': '/home/adalovelace/data'}")
+    look = """
+    import os, time
+    told = ""
+    while "move it" not in told:
+        time.sleep(0.05)
+        told = open(os.environ["REPORT"]).read() if os.path.exists(os.environ["REPORT"]) else ""
+    return {"leak": told.count("adalovelace")}
+    """
+    add("second", "passed('looked', value=ranks[0]['leak'])", measure=look)
+    files = ("--output", str(output), "--html", str(tmp_path / "page.html"), "--summary", str(tmp_path / "steps.md"))
+    done = run(*own(tmp_path, "first", "second"), *files, *how, "--json", REPORT=str(output))
+    assert done.returncode == 1, done.stderr
+    written = [done.stdout, *(path.read_text() for path in map(Path, files[1::2]))]
+    assert ["adalovelace" in text for text in written] == [not how] * 4
+    outcomes = {o["id"]: o for o in json.loads(done.stdout)["outcomes"]}
+    assert outcomes["first"]["status"] == "fail"
+    assert (outcomes["second"]["value"] == 0) == bool(how), outcomes["second"]
+    assert json.loads(done.stdout) == json.loads(output.read_text())
+
+
+def test_what_is_redacted_cannot_be_gone_on_with(run: Envcheck, add: Add, tmp_path: Path) -> None:
+    add("mine", "passed('fine')")
+    done = run(*own(tmp_path, "mine"), "--redact", "--resume")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "envcheck: --redact and --resume exclude each other; give one of them\n",
+    )
+
+
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(run: Envcheck, add: Add, tmp_path: Path) -> None:
     add("mine", "passed('fine')", measure=f"open({str(tmp_path / 'ran')!r}, 'w'); return {{}}", options="seconds=70")
     done = run(*own(tmp_path, "mine"), "--dry-run")

@@ -175,10 +175,10 @@ def test_what_an_image_is_and_where_it_holds_a_credential_is_told_without_its_va
     facts = ContainerTarget("i").facts.image
     assert facts is not None
     assert "canary" not in str(facts)
-    assert (facts.user, facts.program, facts.history) == ("1000", "tini", 3)
+    assert (facts.runs_as, facts.program, facts.history) == ("1000", "tini", 3)
     assert facts.secrets == ["history, 1 from the last: API_KEY", "label build: HF_TOKEN", "what it starts: --token"]
     started.update(command=(), labels={}, history=[])
-    assert ContainerTarget("i").facts.image == ImageFacts(user="1000", program="", history=0, secrets=[])
+    assert ContainerTarget("i").facts.image == ImageFacts(runs_as="1000", program="", history=0, secrets=[])
 
 
 @pytest.mark.parametrize(

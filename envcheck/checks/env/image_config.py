@@ -72,13 +72,13 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return skipped("no container: this machine's user and init are its own")
     if entry.get("image") and not view.image:
         return undecided("the image's configuration was not read", fix="see `docker image inspect`")
-    user = str(view.image.get("user", "")).partition(":")[0] if view.image else str(entry["uid"])
+    user = str(view.image.get("runs_as", "")).partition(":")[0] if view.image else str(entry["uid"])
     program = str(view.image.get("program", "") if view.image else entry.get("init", ""))
     root = user in ROOT and (bool(view.image) or not entry.get("mapped"))
-    value = {"user": user or "root", "starts": program or "nothing"}
+    value = {"runs_as": user or "root", "starts": program or "nothing"}
     told = ["it runs as root"] if root else []
     told += [] if program in INITS else [f"PID 1 is {program or 'not known'}, which is no init"]
     if told:
         fix = "; ".join([*([_USER_FIX] if root else []), *([_INIT_FIX] if program not in INITS else [])])
         return warned("; ".join(told), fix=fix, value=value, limit=LIMIT)
-    return passed(f"user {value['user']}, under {program}", value=value, limit=LIMIT)
+    return passed(f"user {value['runs_as']}, under {program}", value=value, limit=LIMIT)
