@@ -10,6 +10,7 @@ from envcheck.runner.record import OutcomeRow, Plan
 # Below a second nobody asks where it went.
 _TELLING = 1.0
 _SHORT = 120.0
+_LONGEST = 6
 
 
 def duration(seconds: float) -> str:
@@ -36,18 +37,20 @@ def extent(plan: Plan) -> str:
 
 
 def taken(report: RunReport) -> str:
-    """Return the seconds taken against those planned: in all, of the start, and of each measured check worth telling.
+    """Return the seconds taken against those planned: in all, of the start, and of the checks that took longest.
 
-    That is one which took a second or more, or for which a second or more was planned; in a soak, in the round that is
-    shown. Empty for an old report.
+    Told are those which took a second or more, or for which a second or more was planned; in a soak, in the round that
+    is shown. Empty for an old report.
     """
     if report.timing is None:
         return ""
     measured = [o for o in report.outcomes if _seconds(o) > 0]
     planned = sum(o.planned * (o.spread.rounds if o.spread else 1) for o in measured)
     telling = [o for o in measured if max(_seconds(o), o.planned) >= _TELLING]
+    longest = sorted(telling, key=_seconds, reverse=True)[:_LONGEST]
     parts = [f"starting Python and torch {report.timing.starting:.1f} s"]
-    parts += [f"{o.id} {_seconds(o):.1f} s (planned {o.planned:g} s)" for o in telling]
+    parts += [f"{o.id} {_seconds(o):.1f} s (planned {o.planned:g} s)" for o in longest]
+    parts += [f"{len(telling) - len(longest)} more in the report"] if len(telling) > len(longest) else []
     return f"{report.timing.taken:.1f} s, what was measured planned for {planned:.1f} s: {'; '.join(parts)}"
 
 

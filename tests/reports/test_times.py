@@ -71,6 +71,11 @@ def test_time_taken_stands_beside_time_planned(report: MakeReport) -> None:
     assert times.taken(structs.replace(made, timing=None)) == ""
 
 
+def test_of_many_checks_those_that_took_longest_are_told(report: MakeReport) -> None:
+    made = report(*(row(f"c{n}", float(n), 1.0) for n in range(1, 20)), timing=Timing(planned=9, taken=190, starting=1))
+    assert times.taken(made).endswith("; c15 15.0 s (planned 1 s); c14 14.0 s (planned 1 s); 13 more in the report")
+
+
 def test_a_second_look_is_time_too(report: MakeReport) -> None:
     twice = row("slow", 3.0, 3.0)
     twice = structs.replace(twice, attempts=twice.attempts * 2)
