@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from envcheck.reports.model import RunReport
     from envcheck.runner.discover import Found
     from envcheck.runner.drive import Run
+    from envcheck.runner.requirements import Requirements
     from envcheck.runner.target import Target
 
 _DEFAULT = Path("envcheck-report.json")
@@ -148,11 +149,13 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 def _prepare(ctx: click.Context, given: Given) -> Run:
     """Return the run that was asked for, with its plan and its target; nothing is measured yet."""
     from envcheck.matrix.load import load
+    from envcheck.runner import requirements
     from envcheck.runner.drive import Run
     from envcheck.runner.plan import plan
 
     matrix = ctx.obj.matrix
-    chosen = [*_demands(given.require, matrix), *_chosen(given)]
+    wanted = _wanted(given.require, matrix)
+    chosen = [*requirements.checks(wanted), *_chosen(given)]
     _exclusive(redact=given.redact or given.redact_key, resume=given.resume)
     _exclusive(budget=given.budget, repeat=given.repeat > 1, duration=given.duration)
     planned = plan(
@@ -171,16 +174,17 @@ def _prepare(ctx: click.Context, given: Given) -> Run:
     target = _target(given.python, given.image, given.shm_size)
     run = Run(plan=planned, chosen=chosen, target=target, site=given.checks, spawn=given.spawn)
     run.matrix = load(matrix) if matrix else None
+    run.demands = requirements.measured(wanted)
     run.resolution = ctx.meta.get("envcheck.resolution")
     return run
 
 
-def _demands(require: str | None, matrix: Path | None) -> list[Found]:
-    """Return a check for each demand of a site's file."""
+def _wanted(require: str | None, matrix: Path | None) -> Requirements:
+    """Return what a site's file demands; nothing where none is given."""
     from envcheck.matrix.load import load
-    from envcheck.runner import requirements
+    from envcheck.runner.requirements import Requirements, read
 
-    return requirements.checks(requirements.read(require, load(matrix) if matrix else None)) if require else []
+    return read(require, load(matrix) if matrix else None) if require else Requirements()
 
 
 def _chosen(given: Given) -> list[Found]:

@@ -15,7 +15,7 @@ from msgspec import structs
 from envcheck.checks import FAIL, Outcome, View, undecided
 from envcheck.node import shapes
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner import budget, judge, locked, peers, resume, session, soak
+from envcheck.runner import budget, demands, judge, locked, peers, resume, session, soak
 from envcheck.runner.discover import Found
 from envcheck.runner.outcomes import BY_HAND, ending, lost, row
 from envcheck.runner.plan import worker_plan
@@ -43,6 +43,7 @@ class Run:
     `resolution` is what the resolver said of this machine and the target's torch, when it was asked; `matrix` the
     Matrix to judge by, None for the shipped one. `known` are the outcomes of earlier rounds, or of the run that this
     one goes on with (then `resumed` says when, and `report` which file that was); `current` those of this round.
+    `demands` are a site's on what is measured.
     """
 
     plan: Plan
@@ -54,6 +55,7 @@ class Run:
     spawn: bool = False
     resolution: str | None = None
     matrix: Any = None
+    demands: Sequence[demands.Demand] = ()
     snapshot: Snapshot = dataclasses.field(default_factory=Snapshot)
     environment: dict[str, Any] = dataclasses.field(default_factory=dict)
     promises: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -150,6 +152,7 @@ def validate(run: Run, collect: Callable[[], Snapshot], watcher: Watcher, pause:
         while checks := soak.to_do(run.plan, run.known, run.elapsed):
             _round(run, checks, collect, watcher, pause)
         insist_on_gpu(run)
+        run.known.update(demands.hold(run.demands, run.outcomes))
         run.ended = _now()
     finally:
         _tell(run, watcher)

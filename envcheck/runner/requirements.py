@@ -1,22 +1,29 @@
-"""What a site demands of a node, written down in TOML, and each demand as a check of the run."""
+"""What a site demands of a node, written down in TOML, and each demand as a check of the run.
+
+What the node says of itself is judged as a check of the node is. What has to be measured (`runner/demands.py`) is
+judged by what the check that measures it came to: a measure that did not run is an error, never a pass.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, undecided
+from envcheck.checks.node import _ports
 from envcheck.errors import ConfigError
 from envcheck.matrix.gpus import find_gpu, suggest
 from envcheck.matrix.load import load
 from envcheck.matrix.model import Matrix
 from envcheck.matrix.versions import key
 from envcheck.node.snapshot import Signal
+from envcheck.runner import demands
 from envcheck.runner.discover import Found
 
 if sys.version_info >= (3, 11):
@@ -28,17 +35,27 @@ PROFILES: Final = Path(__file__).with_name("profiles")
 _GIB: Final = 1 << 30
 _FIX: Final = "compare the node with what was ordered; correct the file if it asks for too much"
 Signals = list[Signal]
+Some = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(gt=0)]
 
 
 class GpuDemand(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """At least so many GPUs, each of them of this model and with at least so much of everything."""
+    """At least so many GPUs, each of them of this model and with at least so much of everything.
 
-    count: int = 1
+    `pcie_gb_s` is the slower of the two ways between host and GPU, `hbm_gb_s` a copy on the card, `bf16_tflops` a large
+    matrix product, `all_reduce_gb_s` the bus bandwidth over all of them.
+    """
+
+    count: Count = 1
     model: str | None = None
-    memory_gib: float | None = None
-    pcie_gen: int | None = None
-    pcie_width: int | None = None
-    nvlinks: int | None = None
+    memory_gib: Some | None = None
+    pcie_gen: Count | None = None
+    pcie_width: Count | None = None
+    nvlinks: Count | None = None
+    pcie_gb_s: Some | None = None
+    hbm_gb_s: Some | None = None
+    bf16_tflops: Some | None = None
+    all_reduce_gb_s: Some | None = None
 
 
 class DriverDemand(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -49,11 +66,26 @@ class DriverDemand(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class HostDemand(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """At least so much RAM, so many CPUs, so much free disk in the working directory."""
+    """At least so much RAM, so many CPUs, so much free disk in the working directory and read so fast.
 
-    ram_gib: float | None = None
-    cpus: int | None = None
-    disk_gib: float | None = None
+    `hugepages` is what the kernel's transparent huge pages have to be set to.
+    """
+
+    ram_gib: Some | None = None
+    cpus: Count | None = None
+    disk_gib: Some | None = None
+    disk_read_gb_s: Some | None = None
+    shm_gib: Some | None = None
+    open_files: Count | None = None
+    hugepages: Literal["always", "madvise", "never"] | None = None
+
+
+class NetworkDemand(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """At least so many active InfiniBand or RoCE ports, each at so many Gb/s; the smallest all-reduce between nodes."""
+
+    ports: Count = 1
+    gbit_s: Some | None = None
+    latency_us: Some | None = None
 
 
 class Requirements(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -63,6 +95,7 @@ class Requirements(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     gpu: GpuDemand | None = None
     driver: DriverDemand | None = None
     host: HostDemand | None = None
+    network: NetworkDemand | None = None
 
 
 def read(given: str, matrix: Matrix | None = None) -> Requirements:
@@ -77,6 +110,7 @@ def read(given: str, matrix: Matrix | None = None) -> Requirements:
     except (OSError, UnicodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         message = f"{path}: {error}"
         raise ConfigError(message, fix=f"see {PROFILES / 'hgx-h100.toml'} for all that can be asked") from error
+    _finite(msgspec.to_builtins(wanted), path)
     _versions(wanted.driver, path)
     model = wanted.gpu.model if wanted.gpu else None
     known = matrix or load()
@@ -85,6 +119,14 @@ def read(given: str, matrix: Matrix | None = None) -> Requirements:
         near = suggest(known, model)
         raise ConfigError(message, fix=f"did you mean {' or '.join(near)}?" if near else "see `envcheck matrix show`")
     return wanted
+
+
+def _finite(wanted: dict[str, Any], path: Path) -> None:
+    tables = [(table, values) for table, values in wanted.items() if isinstance(values, dict)]
+    endless = [f"{t}.{k}" for t, vs in tables for k, v in vs.items() if isinstance(v, float) and not math.isfinite(v)]
+    if endless:
+        message = f"{path}: {', '.join(endless)} is no number"
+        raise ConfigError(message, fix="give a finite one, or leave it out")
 
 
 def _versions(driver: DriverDemand | None, path: Path) -> None:
@@ -98,8 +140,8 @@ def _versions(driver: DriverDemand | None, path: Path) -> None:
 
 def checks(wanted: Requirements) -> list[Found]:
     """Return a check for each demand, to be run with the others."""
-    gpu, driver, host = wanted.gpu, wanted.driver, wanted.host
-    source, found = wanted.name, []
+    gpu, driver, host, source = wanted.gpu, wanted.driver, wanted.host, wanted.name
+    found = []
 
     def add(name: str, promise: str, judge: Callable[[View], Outcome]) -> None:
         check = Check(promise=promise, level="static", seconds=0.01)
@@ -107,30 +149,54 @@ def checks(wanted: Requirements) -> list[Found]:
 
     if gpu:
         add("gpus", f"{gpu.count} GPUs at least", functools.partial(_count, source, gpu.count))
-        if gpu.model:
-            add("model", f"every GPU is a {gpu.model}", functools.partial(_model, source, gpu.model))
-        for name, signal, unit, least in (
-            ("gpu-memory", "memory_total", "B", gpu.memory_gib and gpu.memory_gib * _GIB),
-            ("pcie-gen", "pcie_gen_max", "", gpu.pcie_gen),
-            ("pcie-width", "pcie_width", "lanes", gpu.pcie_width),
-            ("nvlinks", "nvlinks_active", "links", gpu.nvlinks),
-        ):
-            if least is not None:
-                limit = Limit(least, unit, source)
-                what = f"{signal} of every GPU"
-                add(name, what, functools.partial(_least, what, limit, functools.partial(_each, signal)))
-    if host:
-        for name, signal, unit, least in (
-            ("ram", "host.memory_total", "B", host.ram_gib and host.ram_gib * _GIB),
-            ("cpus", "host.cpus", "CPUs", host.cpus),
-            ("disk", "disk.cwd.free", "B", host.disk_gib and host.disk_gib * _GIB),
-        ):
-            if least is not None:
-                limit = Limit(least, unit, source)
-                add(name, signal, functools.partial(_least, signal, limit, _one(signal)))
+    if gpu and gpu.model:
+        add("model", f"every GPU is a {gpu.model}", functools.partial(_model, source, gpu.model))
+    for name, what, limit, signals in _bounds(wanted):
+        add(name, what, functools.partial(_least, what, limit, signals))
+    if host and host.hugepages:
+        add("hugepages", f"transparent huge pages: {host.hugepages}", functools.partial(_pages, source, host.hugepages))
+    if wanted.network:
+        add(
+            "network-ports", f"{wanted.network.ports} ports in use", functools.partial(_network, source, wanted.network)
+        )
     if driver and (driver.min or driver.below):
         add("driver", f"driver from {driver.min or 'any'}", functools.partial(_driver, source, driver))
     return found
+
+
+def _bounds(wanted: Requirements) -> Iterator[tuple[str, str, Limit, Callable[[View], Signals]]]:
+    """Yield what has to be at least so much: by name, in words, with its limit, and where it is read."""
+    gpu, host = wanted.gpu or GpuDemand(), wanted.host or HostDemand()
+    for name, signal, unit, least in (
+        ("gpu-memory", "memory_total", "B", gpu.memory_gib and gpu.memory_gib * _GIB),
+        ("pcie-gen", "pcie_gen_max", "", gpu.pcie_gen),
+        ("pcie-width", "pcie_width", "lanes", gpu.pcie_width),
+        ("nvlinks", "nvlinks_active", "links", gpu.nvlinks),
+    ):
+        if least is not None:
+            yield name, f"{signal} of every GPU", Limit(least, unit, wanted.name), functools.partial(_each, signal)
+    for name, signal, unit, least in (
+        ("ram", "host.memory_total", "B", host.ram_gib and host.ram_gib * _GIB),
+        ("cpus", "host.cpus", "CPUs", host.cpus),
+        ("disk", "disk.cwd.free", "B", host.disk_gib and host.disk_gib * _GIB),
+        ("shm", "shm.total", "B", host.shm_gib and host.shm_gib * _GIB),
+        ("open-files", "limits.nofile", "files", host.open_files),
+    ):
+        if least is not None:
+            yield name, signal, Limit(least, unit, wanted.name), _one(signal)
+
+
+def measured(wanted: Requirements) -> list[demands.Demand]:
+    """Return the demands on what the run's checks measure; they are judged when those are done."""
+    asked = {
+        "pcie-speed": wanted.gpu and wanted.gpu.pcie_gb_s,
+        "hbm-speed": wanted.gpu and wanted.gpu.hbm_gb_s,
+        "bf16": wanted.gpu and wanted.gpu.bf16_tflops,
+        "all-reduce-speed": wanted.gpu and wanted.gpu.all_reduce_gb_s,
+        "disk-read": wanted.host and wanted.host.disk_read_gb_s,
+        "network-latency": wanted.network and wanted.network.latency_us,
+    }
+    return [demands.demand(name, bound, wanted.name) for name, bound in asked.items() if bound]
 
 
 def _each(signal: str, view: View) -> Signals:
@@ -151,9 +217,42 @@ def _least(what: str, limit: Limit, signals: Callable[[View], Signals], view: Vi
     unread = [signal.reason for signal in read_off if signal.value is None]
     if unread:
         return undecided(f"cannot be told: {unread[0]}", fix=_FIX)
+    odd = [signal.value for signal in read_off if not _number(signal.value)]
+    if odd and odd != ["unlimited"]:
+        return undecided(f"{what} is nonsense: {str(odd[0])[:40]}", fix=_FIX)
+    if odd:
+        return passed(f"{what}: unlimited, for {limit.source}", value="unlimited", unit=limit.unit, limit=limit)
     least = min(signal.value for signal in read_off)
     verdict = passed if least >= limit.value else functools.partial(failed, fix=_FIX)
     return verdict(f"{what}, for {limit.source}", value=least, unit=limit.unit, limit=limit)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _pages(source: str, wanted: str, view: View) -> Outcome:
+    mode, limit = view.snapshot.signal("host.hugepages"), Limit(wanted, "", source, "equal")
+    if mode.value is None:
+        return undecided(f"cannot be told: {mode.reason}", fix=_FIX)
+    told = f"transparent huge pages: {mode.value}"
+    if mode.value != wanted:
+        fix = f"echo {wanted} > /sys/kernel/mm/transparent_hugepage/enabled, as root"
+        return failed(told, fix=fix, value=mode.value, limit=limit)
+    return passed(told, value=mode.value, limit=limit)
+
+
+def _network(source: str, wanted: NetworkDemand, view: View) -> Outcome:
+    """Count the active ports that are fast enough; no such device is none of them."""
+    signal, limit = view.snapshot.signal("ib.ports"), Limit(wanted.ports, "ports", source)
+    found = _ports.ports(view)
+    if isinstance(found, Outcome) and signal.value != []:
+        return undecided(f"cannot be told: {found.summary}", fix=_FIX)
+    up = [] if isinstance(found, Outcome) else [port for port in found if _ports.active(port)]
+    fast = [port for port in up if (port.get("rate") or 0) >= (wanted.gbit_s or 0)]
+    told = f"{len(fast)} active port(s)" + (f" of {wanted.gbit_s:g} Gb/s or more" if wanted.gbit_s else "")
+    verdict = passed if len(fast) >= wanted.ports else functools.partial(failed, fix=_FIX)
+    return verdict(f"{told}, for {source}", value=len(fast), unit="ports", limit=limit)
 
 
 def _count(source: str, count: int, view: View) -> Outcome:
