@@ -11,7 +11,7 @@ import click
 from envcheck.checks import LEVELS
 from envcheck.cli import _complete
 from envcheck.cli._duration import Duration
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -244,11 +244,11 @@ def _held_against(earlier: RunReport, report: RunReport, *, as_json: bool, quiet
 
 def _told_as(given: Given) -> Callable[[RunReport], RunReport]:
     """Return what is done to a report before it leaves this process for anything but the terminal."""
+    if not given.redact and not given.redact_key:
+        return lambda report: report
     from envcheck.reports.redact import redact
 
-    if given.redact or given.redact_key:
-        return lambda report: redact(report, given.redact_key)
-    return lambda report: report
+    return lambda report: redact(report, given.redact_key)
 
 
 def _run(
@@ -268,21 +268,27 @@ def _run(
 
     interrupted = False
     with terminal.Progress(run.plan) as progress:
+        keeper = Keeper(run, files.report, progress, files.told_as)
         try:
-            validate(run, collect, Keeper(run, files.report, progress, files.told_as))
+            validate(run, collect, keeper)
         except KeyboardInterrupt:
             interrupted = True
     report = report_of(run)
     kept = files.told_as(report)
-    _write(kept, files.forms)
     if as_json:
         click.echo(encode(kept), nl=False)
     elif quiet:
         click.echo(report.verdict.sentence)
     else:
         terminal.show(report, console, _written(files.report, files.forms))
+    _write(kept, files.forms)
     if interrupted:
         return _INTERRUPTED
+    if keeper.failed is not None:
+        # The run is told all the same; whoever relies on its file has to know that it is not there.
+        told = f"envcheck: {keeper.failed.filename}: {keeper.failed.strerror}; free space or give --output"
+        click.echo(told, err=True)
+        return report.verdict.exit_code or UnavailableError.exit_code
     return _held_against(earlier, report, as_json=as_json, quiet=quiet) if earlier else report.verdict.exit_code
 
 

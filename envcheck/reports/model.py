@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import tempfile
@@ -90,14 +91,30 @@ def write(report: RunReport, path: Path) -> None:
 
 
 def put(content: bytes, path: Path) -> None:
-    """Replace `path` by the content, whole or not at all."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    unfinished = Path(stream.name)
-    unfinished.chmod(0o644)
-    unfinished.replace(path)
+    """Replace `path` by the content, whole or not at all; it stays so after a power cut. Raises OSError naming it."""
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    unfinished = Path(name)
+    try:
+        with os.fdopen(number, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        unfinished.chmod(0o644)
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    _persist(path.parent)
+
+
+def _persist(directory: Path) -> None:
+    """Have the names in a directory survive a power cut too, where its filesystem can be asked to."""
+    with contextlib.suppress(OSError):
+        listing = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(listing)
+        finally:
+            os.close(listing)
 
 
 def load(path: Path) -> RunReport:

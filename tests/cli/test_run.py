@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -143,6 +144,21 @@ def test_what_is_redacted_cannot_be_gone_on_with(run: Envcheck, add: Add, tmp_pa
         2,
         "envcheck: --redact and --resume exclude each other; give one of them\n",
     )
+
+
+def test_a_disk_that_is_full_takes_the_report_and_not_the_run(add: Add, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o size=4k tmpfs {small} && exec "$@"', "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    add("mine", "passed('fine')")
+    argv = [sys.executable, "-m", "envcheck", *own(tmp_path, "mine"), "--output", str(small / "report.json")]
+    done = subprocess.run([*mount, *argv, "--level", "static"], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert "PASS: 1 promise proved" in done.stdout
+    [line] = done.stderr.splitlines()
+    assert line == f"envcheck: {small / 'report.json'}: No space left on device; free space or give --output"
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(run: Envcheck, add: Add, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -79,6 +81,21 @@ def test_a_write_that_breaks_leaves_the_old_report(
     with pytest.raises(OSError, match="No space left"):
         write(report(), path)
     assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_written_stays_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[tuple[str, list[str]]] = []
+    real = os.fsync
+
+    def note(number: int) -> None:
+        kind = "directory" if stat.S_ISDIR(os.fstat(number).st_mode) else "file"
+        flushed.append((kind, [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")]))
+        real(number)
+
+    monkeypatch.setattr("os.fsync", note)
+    model.put(b"x", tmp_path / "r.json")
+    assert flushed == [("file", []), ("directory", ["r.json"])]
 
 
 def test_what_is_half_written_has_not_the_name_that_readers_look_for(
@@ -87,7 +104,7 @@ def test_what_is_half_written_has_not_the_name_that_readers_look_for(
     seen: list[str] = []
     monkeypatch.setattr("os.fsync", lambda _: seen.extend(path.name for path in tmp_path.iterdir()))
     model.put(b"x", tmp_path / "envcheck.prom")
-    assert len(seen) == 1
+    assert len(seen) == 2
     assert not seen[0].endswith(".prom")
     assert [path.name for path in tmp_path.iterdir()] == ["envcheck.prom"]
 
