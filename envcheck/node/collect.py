@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from envcheck.node import container, host, infiniband, kmsg, nvml, proc, toolkit
+from envcheck.node import container, host, infiniband, kmsg, nvml, pci, proc, toolkit
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 
 _ROOT: Final = Path("/")
@@ -39,7 +39,11 @@ def collect(root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> Snap
     signals, gpus = _nvidia(root, environ, nvml.QUERIES)
     signals |= _host(root) | _container(root, environ) | _shm(root) | _limits(root) | _environment(environ)
     signals |= (
-        kmsg.signals(root) | host.signals(root, environ) | infiniband.signals(root) | toolkit.signals(root, environ)
+        kmsg.signals(root)
+        | host.signals(root, environ)
+        | pci.signals(root)
+        | infiniband.signals(root)
+        | toolkit.signals(root, environ)
     )
     return Snapshot(_now(), signals, gpus)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from envcheck.node import peers
 from envcheck.node.queries import IDENTITY, QUERIES, Query, text
 from envcheck.node.snapshot import Gpu, Signal
 
@@ -32,6 +33,8 @@ def read(nvml: Any, queries: tuple[Query, ...] = QUERIES) -> Reading:
         return unread(f"NVML: {error}")
     try:
         signals, gpus = _system(nvml), _gpus(nvml, queries)
+        if queries is QUERIES:
+            signals["gpu.p2p"] = _ask(nvml, functools.partial(peers.pairs, nvml))
     finally:
         nvml.nvmlShutdown()
     signals["nvml.latency"] = Signal(time.perf_counter() - began, unit="s", source=SOURCE)
@@ -40,7 +43,7 @@ def read(nvml: Any, queries: tuple[Query, ...] = QUERIES) -> Reading:
 
 def unread(reason: str) -> Reading:
     """Return that nothing could be asked, and why."""
-    names = ("driver.version", "driver.cuda", "nvml.version", "nvml.latency", "gpu.count")
+    names = ("driver.version", "driver.cuda", "nvml.version", "nvml.latency", "gpu.count", "gpu.p2p")
     return Reading({name: Signal(reason=reason, source=SOURCE) for name in names}, [])
 
 

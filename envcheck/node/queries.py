@@ -32,6 +32,7 @@ CLOCK_REASONS: Final = {
     0x80: "power brake",
     0x100: "display clocks",
 }
+_ENDS: Final = {0: "gpu", 2: "switch"}  # nvmlIntNvLinkDeviceType_t
 _LINK_ERRORS: Final = {"replay": 0, "recovery": 1, "crc": 2}
 
 
@@ -165,8 +166,23 @@ def _fabric_info(nvml: Any, gpu: Any, info: Any) -> Any:
 
 
 def _processes(nvml: Any, gpu: Any) -> list[dict[str, Any]]:
-    """Return pid and bytes of each compute process; memory is None where the driver does not say."""
-    return [{"pid": p.pid, "memory": p.usedGpuMemory} for p in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)]
+    """Return pid, bytes and name of each compute process; memory and name are None where the driver does not say."""
+    running = nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+    return [{"pid": p.pid, "memory": p.usedGpuMemory, "name": _process_name(nvml, p.pid)} for p in running]
+
+
+def _process_name(nvml: Any, pid: int) -> str | None:
+    """Return the program's name without its path; another user's may be hidden, and so is another container's."""
+    try:
+        return text(nvml.nvmlSystemGetProcessName(pid)).split(" ")[0].rpartition("/")[2] or None
+    except (AttributeError, nvml.NVMLError):
+        return None
+
+
+def _remotes(nvml: Any, gpu: Any) -> list[str]:
+    """Return what is at the other end of each link that is up: "gpu", "switch" or "other"."""
+    up = [link for link, state in _links(nvml, gpu).items() if state == "up"]
+    return [_ENDS.get(int(nvml.nvmlDeviceGetNvLinkRemoteDeviceType(gpu, link)), "other") for link in up]
 
 
 IDENTITY: Final = (
@@ -207,6 +223,7 @@ QUERIES: Final = (
     Query("persistence", None, lambda n, g: _on(n.nvmlDeviceGetPersistenceMode(g))),
     Query("compute_mode", None, lambda n, g: _word(_COMPUTE_MODES, n.nvmlDeviceGetComputeMode(g))),
     Query("processes", None, _processes),
+    Query("utilization", "%", lambda n, g: n.nvmlDeviceGetUtilizationRates(g).gpu),
     Query("temperature", "C", lambda n, g: n.nvmlDeviceGetTemperature(g, n.NVML_TEMPERATURE_GPU)),
     Query("temperature_margin", "C", _margin),
     Query("bus_id", None, lambda n, g: text(n.nvmlDeviceGetPciInfo(g).busId)),
@@ -214,6 +231,7 @@ QUERIES: Final = (
     Query("vbios", None, lambda n, g: text(n.nvmlDeviceGetVbiosVersion(g))),
     Query("virtualization", None, lambda n, g: _word(_VIRTUAL, n.nvmlDeviceGetVirtualizationMode(g))),
     Query("nvlinks_active", "links", lambda n, g: list(_links(n, g).values()).count("up")),
+    Query("nvlink_remotes", None, _remotes),
     Query("nvlinks", "links", lambda n, g: list(_links(n, g).values())),
     Query("nvlink_speed", "MB/s", lambda n, g: _field(n, g, n.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON)),
     Query("nvlink_errors", None, _nvlink_errors),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Outcome, Ranks, View, failed, skipped, undecided
+from envcheck.runner import tenants
 from envcheck.runner.discover import Found
 from envcheck.runner.record import Mode, OutcomeRow, Verdict, VerdictStatus
 
@@ -36,7 +37,7 @@ def decide(found: Found, view: View, ranks: Ranks | None = None) -> Outcome:
         outcome = found.judge(view) if found.kind == "node" else found.judge(view, ranks)
     except _BUGS as error:
         return undecided(f"bug in the check: {type(error).__name__}: {error}", fix=f"report it, with {found.path.name}")
-    return _sound(outcome)
+    return tenants.excuse(found, view, _sound(outcome))
 
 
 def _shapeless(ranks: Sequence[Any] | None) -> list[tuple[int, Any]]:

@@ -1,0 +1,64 @@
+"""A PCIe bridge with Access Control Services sends what one GPU writes to its neighbour up to the CPU and back.
+
+Seen in the wild: NCCL's first transfer hangs until ACS is off (NVIDIA/nccl#2079), GPUDirect RDMA at a third of its
+speed behind a switch whose ports redirect. Virtual machines need it, to keep guests apart: there it is only told.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
+from envcheck.checks.node import _pairs
+
+CHECK = Check(
+    promise="no PCIe bridge above several GPUs turns their transfers back to the CPU",
+    level="quick",
+    seconds=0.01,
+    gpus=2,
+)
+
+_LIMIT: Final = Limit(
+    0,
+    "bridges",
+    "NVIDIA NCCL user guide, Troubleshooting, PCI Access Control Services: disable ACS on bare metal",
+    "equal",
+)
+_REDIRECTS: Final = ("request redirect", "completion redirect")
+_FIX: Final = (
+    "switch ACS off in the BIOS (often with VT-d or the IOMMU), or on these bridges after each boot: "
+    "`setpci -s BRIDGE ECAP_ACS+0x6.w=0000`"
+)
+
+
+def judge(view: View) -> Outcome:
+    """Warn on bare metal of each bridge that redirects, by address; elsewhere say why that is no fault."""
+    missing = _pairs.unreadable(view, "pci.acs", "run as root, outside a container or in one that sees the host's /sys")
+    if missing is not None:
+        return missing
+    bridges = view.snapshot.signal("pci.acs").value
+    if not isinstance(bridges, list) or not all(_shaped(bridge) for bridge in bridges):
+        return undecided("pci.acs is nonsense", fix="read the node again")
+    found = {str(b["bus_id"]): b["gpus"] for b in bridges if any(word in b["enabled"] for word in _REDIRECTS)}
+    if not found:
+        return passed(f"none of {len(bridges)} bridges above the GPUs redirects", value=0, unit="bridges", limit=_LIMIT)
+    said = f"ACS redirects on {len(found)} of {len(bridges)} bridges above GPUs: {', '.join([*found][:4])}"
+    harmless = _harmless(view)
+    if harmless:
+        return skipped(f"{said}; {harmless}")
+    below = sorted({gpu for gpus in found.values() for gpu in gpus})
+    return warned(said, fix=_FIX, value=len(found), unit="bridges", limit=_LIMIT, bridges=[*found], below=below)
+
+
+def _shaped(bridge: Any) -> bool:
+    return isinstance(bridge, dict) and all(isinstance(bridge.get(field), list) for field in ("gpus", "enabled"))
+
+
+def _harmless(view: View) -> str:
+    virtual = view.snapshot.signal("host.hypervisor").value
+    if virtual is not False:
+        return "a virtual machine's host needs it" if virtual else "whether this is a virtual machine cannot be told"
+    pairs = _pairs.matrix(view)
+    if isinstance(pairs, list) and not any(map(_pairs.ok, pairs)):
+        return "these GPUs have no peer-to-peer to turn back"
+    return ""

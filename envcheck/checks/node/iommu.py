@@ -1,0 +1,54 @@
+"""An IOMMU that translates stands between GPUs which reach each other over PCIe: transfers hang, or bring other bytes.
+
+Seen in the wild: Linux distributions that switch it on by default, NCCL hanging at its first peer-to-peer transfer
+(NVIDIA/nccl#631), corrupted all-reduces on workstations. NVLink does not go through it; virtual machines need it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
+from envcheck.checks.node import _pairs
+
+CHECK = Check(
+    promise="no IOMMU translates between GPUs that reach each other over PCIe", level="quick", seconds=0.01, gpus=2
+)
+
+_LIMIT: Final = Limit(
+    0,
+    "GPUs behind one",
+    "NVIDIA CUDA C++ Programming Guide, IOMMU on Linux: peer-to-peer over PCIe is not supported with it on bare metal",
+    "equal",
+)
+_FIX: Final = "boot with iommu=pt (pass through), or with the IOMMU off in the BIOS"
+
+
+def judge(view: View) -> Outcome:
+    """Warn on bare metal where pairs use PCIe and the IOMMU translates for their GPUs."""
+    missing = _pairs.unreadable(view, "pci.iommu", "run where /sys of the host is to be seen")
+    if missing is not None:
+        return missing
+    groups = view.snapshot.signal("pci.iommu").value
+    if not isinstance(groups, dict):
+        return undecided("pci.iommu is nonsense", fix="read the node again")
+    behind = sorted(gpu for gpu, kind in groups.items() if str(kind).startswith("DMA"))
+    if behind:
+        return _translates(view, behind)
+    how = "passes through" if "identity" in groups.values() else "is off, or its groups are not shown"
+    return passed(f"the IOMMU {how}", value=0, unit=_LIMIT.unit, limit=_LIMIT)
+
+
+def _translates(view: View, behind: list[str]) -> Outcome:
+    pairs = _pairs.matrix(view)
+    said = f"the IOMMU translates for {', '.join(behind[:4])}"
+    if view.snapshot.signal("host.hypervisor").value is not False:
+        return skipped(f"{said}; not known to be bare metal")
+    if isinstance(pairs, Outcome):
+        return skipped(f"{said}; which GPUs reach each other over PCIe is not known: {pairs.summary}")
+    over_pcie = [pair for pair in pairs if _pairs.ok(pair) and pair["nvlink"] != "ok"]
+    if not over_pcie:
+        return passed(f"{said}; no two GPUs reach each other over PCIe", value=0, unit=_LIMIT.unit, limit=_LIMIT)
+    told = f"{said}, and {len(over_pcie)} pairs of GPUs reach each other over PCIe"
+    gpus = _pairs.uuids(view, over_pcie)
+    return warned(told, fix=_FIX, value=len(behind), unit=_LIMIT.unit, limit=_LIMIT, gpus=gpus)

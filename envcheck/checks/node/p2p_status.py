@@ -1,0 +1,67 @@
+"""GPUs that could reach each other's memory and may not: every transfer takes the way through the host.
+
+Seen in the wild: one GPU of eight behind another root complex after a board was moved, peer-to-peer switched off by a
+driver setting that somebody forgot, an NVLink bridge that the driver does not use. GeForce cards have none by design
+and most virtual machines over PCIe have none either: that is told, and no fault.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned
+from envcheck.checks.node import _gpus, _pairs
+
+CHECK = Check(
+    promise="every pair of GPUs that should reach each other's memory may", level="quick", seconds=0.01, gpus=2
+)
+
+_ALL: Final = Limit(0, "pairs without", "NVIDIA NVML: GPUs with NVLinks up between them have peer-to-peer", "equal")
+_ALIKE: Final = Limit(0, "pairs without", "other pairs of this node on the same kind of path have it", "equal")
+_FIX: Final = (
+    "compare `nvidia-smi topo -m` with `nvidia-smi topo -p2p r`; look at NVreg_RegistryDwords in /etc/modprobe.d, at "
+    "the fabric manager, and at the slot of the odd GPU"
+)
+
+
+def judge(view: View) -> Outcome:
+    """Fail where GPUs with NVLinks up may not reach each other; warn of a pair that is worse off than its like."""
+    if _gpus.read(view, "mig_mode").where(lambda mode: mode == "on"):
+        return skipped("MIG is on: its instances cannot reach each other")
+    pairs = _pairs.matrix(view)
+    if isinstance(pairs, Outcome):
+        return pairs
+    without = [pair for pair in pairs if not _pairs.ok(pair)]
+    if not without:
+        return passed(f"all {len(pairs)} pairs have it: {_over(pairs)}", value=0, unit=_ALL.unit, limit=_ALL)
+    linked = [pair for pair in without if _linked(view, pair)]
+    odd = [pair for pair in without if any(_pairs.ok(peer) and peer["path"] == pair["path"] for peer in pairs)]
+    for bad, limit, verdict in ((linked, _ALL, failed), (odd, _ALIKE, warned)):
+        if bad:
+            said = f"no peer-to-peer: {_pairs.told(bad)}"
+            gpus = _pairs.uuids(view, bad)
+            return verdict(said, fix=_FIX, value=len(bad), unit=limit.unit, limit=limit, gpus=gpus)
+    if len(without) == len(pairs):
+        why = sorted({_pairs.why_not(pair) for pair in without})
+        return skipped(f"no pair of these GPUs has it ({', '.join(why)}): NCCL goes through the host's memory")
+    return passed(
+        f"{len(pairs) - len(without)} of {len(pairs)} pairs have it, all on one kind of path: {_over(pairs)}",
+        value=0,
+        unit=_ALIKE.unit,
+        limit=_ALIKE,
+    )
+
+
+def _linked(view: View, pair: _pairs.Pair) -> bool:
+    """Return whether NVLinks join the two: NVML says so, or both hang on NVSwitches only."""
+    ends = [gpu for gpu in view.snapshot.gpus if gpu.signal("index").value in (pair["a"], pair["b"])]
+    remotes = [gpu.signal("nvlink_remotes").value for gpu in ends]
+    switched = all(isinstance(far, list) and bool(far) and set(far) == {"switch"} for far in remotes)
+    return pair["nvlink"] == "ok" or switched
+
+
+def _over(pairs: list[_pairs.Pair]) -> str:
+    linked = sum(pair["nvlink"] == "ok" for pair in pairs if _pairs.ok(pair))
+    rest = sum(map(_pairs.ok, pairs)) - linked
+    told = [f"{linked} over NVLink"] * bool(linked) + [f"{rest} over PCIe"] * bool(rest)
+    return ", ".join(told)

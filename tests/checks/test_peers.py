@@ -1,0 +1,114 @@
+"""Pairs of GPUs judged by measurements made by hand: no GPU was there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View, limits
+from envcheck.checks.env import _peers, peer_bandwidth, peer_to_peer
+
+Node = Callable[..., View]
+STANDING = {"rank": 0, "world": 1, "host": "n1", "is_cuda": True, "device": "GPU-0", "backend": None}
+SWITCHED = {"nvlink_remotes": ["switch"] * 18}
+ROW = limits.find("peer-bandwidth", gpu="NVIDIA H100 80GB HBM3", transport="nvswitch") or {}
+
+
+@pytest.fixture
+def named(node: Node, put_gpu: Node) -> tuple[View, list[str]]:
+    """Return eight H100s on switches, and the first three by the names that the measurement gives them."""
+    view = put_gpu(node("h100x8"), range(8), **SWITCHED)
+    return view, [f"GPU {index} ({gpu.uuid})" for index, gpu in enumerate(view.snapshot.gpus[:3])]
+
+
+def rates(names: list[str], rate: float | None, odd: Any = "", model: str = "NVIDIA H100 80GB HBM3") -> dict[str, Any]:
+    """Return what was measured of these GPUs: the same of each pair, but for the one from GPU 2 to GPU 1."""
+    matrix: list[list[Any]] = [[None if i == j else rate for j in range(3)] for i in range(3)]
+    matrix[2][1] = rate if odd == "" else odd
+    return {**STANDING, "gpus": names, "models": [model] * 3, "bytes": 1 << 29, "matrix": matrix}
+
+
+def test_each_pair_is_judged_on_both_sides_of_each_limit(named: tuple[View, list[str]]) -> None:
+    view, names = named
+    for rate, status in (
+        (ROW["warn"], PASS),
+        (ROW["warn"] - 1, WARN),
+        (ROW["fail"], WARN),
+        (ROW["fail"] - 1, FAIL),
+        (ROW["ceiling"], PASS),
+        (ROW["ceiling"] + 1, ERROR),
+    ):
+        outcome = peer_bandwidth.judge(view, [rates(names, ROW["measured"], rate)])
+        assert outcome.status == status, (rate, outcome)
+        if status in (WARN, FAIL):
+            assert f"{names[2]} -> {names[1]}" in outcome.summary
+            assert outcome.details["gpus"] == [_peers.uuid(names[2]), _peers.uuid(names[1])]
+            assert outcome.details["matrix"][2][1] == rate
+            assert (outcome.limit is not None, bool(outcome.remedy)) == (True, True)
+
+
+@pytest.mark.parametrize("odd", [0.0, -1.0, float("nan"), "fast"])
+def test_what_is_no_rate_never_passes(named: tuple[View, list[str]], odd: Any) -> None:
+    assert peer_bandwidth.judge(named[0], [rates(named[1], 380.0, odd)]).status == ERROR
+
+
+def test_a_pair_without_peer_access_is_left_out_and_none_at_all_is_a_skip(named: tuple[View, list[str]]) -> None:
+    view, names = named
+    assert peer_bandwidth.judge(view, [rates(names, ROW["measured"], None)]).status == PASS
+    assert peer_bandwidth.judge(view, [rates(names, None)]).status == SKIP
+    assert peer_bandwidth.judge(view, [{**rates(names, 380.0), "matrix": [[None]]}]).status == ERROR
+    assert peer_bandwidth.judge(view, [{**STANDING}]).status == ERROR
+
+
+def test_what_has_no_known_limit_is_reported_and_never_fails(
+    named: tuple[View, list[str]], node: Node, put_gpu: Node
+) -> None:
+    view, names = named
+    slow = rates(names, 9.0)
+    for other in (
+        node("h100x8"),  # nothing says that these hang on switches
+        put_gpu(view, range(8), nvlinks_active=12),  # by design in some clouds
+        put_gpu(view, range(8), nvlink_remotes=["gpu"] * 18),
+    ):
+        outcome = peer_bandwidth.judge(other, [slow])
+        assert (outcome.status, outcome.value, "no limit known" in outcome.summary) == (PASS, 9.0, True)
+    assert peer_bandwidth.judge(view, [rates(names, 9.0, model="NVIDIA L40S")]).status == PASS
+
+
+def probe(*wrong: Any, **entry: Any) -> list[dict[str, Any]]:
+    """Return what the probe of two GPUs told of the two directions."""
+    pairs = [{"source": i, "target": 1 - i, **found} for i, found in enumerate(wrong)]
+    return [{**STANDING, "gpus": ["GPU 0 (GPU-0)", "GPU 1 (GPU-1)"], "pairs": pairs, **entry}]
+
+
+def test_one_wrong_bit_in_one_direction_is_broken_peer_to_peer(node: Node) -> None:
+    view, bad = node("h100x8"), {"wrong": {"copy engine": {"count": 1, "index": 5, "xor": "0x1"}}}
+    outcome = peer_to_peer.judge(view, probe({"wrong": {}}, bad))
+    assert (outcome.status, outcome.details["gpus"]) == (FAIL, ["GPU-1", "GPU-0"])
+    assert outcome.summary.startswith("P2P broken: GPU 1 (GPU-1) -> GPU 0 (GPU-0): 1 values wrong by copy engine")
+    assert peer_to_peer.judge(view, probe({"wrong": {}}, {"wrong": {}})).status == PASS
+
+
+def test_gpus_that_cannot_reach_each_other_are_a_skip_and_what_was_not_tried_is_no_pass(node: Node) -> None:
+    view, apart = node("h100x8"), {"unreachable": "CUDA offers no peer access"}
+    assert peer_to_peer.judge(view, probe(apart, apart)).status == SKIP
+    one = peer_to_peer.judge(view, probe(apart, {"wrong": {}}))
+    assert (one.status, "1 pairs cannot reach each other" in one.summary) == (PASS, True)
+    for nothing in (probe(), probe({"wrong": {}}), probe({}, {}), probe({"wrong": {}}, {"wrong": {}}, gpus=[])):
+        assert peer_to_peer.judge(view, nothing).status == ERROR
+    assert peer_to_peer.judge(view, probe({"wrong": {}}, {"wrong": {}}, is_cuda=False, device="cpu")).status == FAIL
+
+
+def test_the_link_between_two_gpus_is_what_nvml_says_of_the_pair(
+    named: tuple[View, list[str]], node: Node, put: Node
+) -> None:
+    switched, plain = named[0], node("h100x8")
+    a, b = (gpu.uuid for gpu in plain.snapshot.gpus[:2])
+    pair = {"a": 0, "b": 1, "read": "ok", "write": "ok", "nvlink": "not supported", "path": "PXB"}
+    assert _peers.link(switched, a, b) == "nvswitch"
+    assert _peers.link(put(plain, gpu__p2p=[pair]), b, a) == "PXB"
+    assert _peers.link(put(plain, gpu__p2p=[{**pair, "nvlink": "ok"}]), a, b) == "nvlink"
+    assert [_peers.link(plain, a, b), _peers.link(switched, a, "GPU-else")] == ["", ""]
+    assert [_peers.links_up(plain, a, b), _peers.links_up(plain, "GPU-else")] == [18, 0]
