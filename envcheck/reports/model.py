@@ -124,7 +124,7 @@ def load(path: Path) -> RunReport:
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
         raise ConfigError(message, fix="give the file that `envcheck run --output` wrote") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         message = f"{path} is no report: {error}"
         raise ConfigError(message, fix="give the file that `envcheck run --output` wrote") from error
 

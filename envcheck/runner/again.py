@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import convert, structs
 
-from envcheck.checks import ERROR, Outcome
+from envcheck.checks import ERROR, PASS, Outcome
 from envcheck.errors import UnavailableError
 from envcheck.runner import judge, peers
 from envcheck.runner.discover import Found
@@ -76,4 +76,6 @@ def _again(run: Run, found: Found, old: OutcomeRow) -> OutcomeRow:
 
 def _broke(old: OutcomeRow) -> bool:
     """Return whether it was the processes that came to an end, and no judge that could not tell."""
-    return None in old.ranks or (old.status == ERROR and old.summary.startswith(f"rank {old.details.get('rank')} "))
+    if None in old.ranks:
+        return old.status != PASS
+    return old.status == ERROR and old.summary.startswith(f"rank {old.details.get('rank')} ")

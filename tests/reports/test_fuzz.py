@@ -1,0 +1,330 @@
+"""Ten thousand snapshots and ten thousand reports with nonsense in them: no traceback, and no pass out of garbage.
+
+Every fiftieth is a file that the command line itself is given, its text broken too; the others are judged as parsed
+objects, half of them as a whole report that is then told in one form or another, half by the check that the garbage is
+for. Seeds are fixed: a failure comes again.
+
+The rule: what decides a check is what it does not pass without, be it a signal or a field of what a rank measured. With
+garbage there (no number, a negative one, another kind of value) it must not pass either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import msgspec
+import pytest
+
+from envcheck.checks import PASS, View
+from envcheck.cli import main
+from envcheck.errors import EnvcheckError
+from envcheck.node import shapes
+from envcheck.reports.compare import compare, encode, lines
+from envcheck.reports.forms import FORMS
+from envcheck.reports.model import RunReport, load
+from envcheck.reports.redact import redact
+from envcheck.reports.rejudge import rejudge
+from envcheck.runner.discover import discover
+from envcheck.runner.judge import decide
+
+DATA = Path(__file__).parents[1] / "data"
+CHECKS = {found.id: found for found in discover()}
+EACH, CHUNKS = 500, 20
+TYPED = 50
+NAN = float("nan")
+Path_ = tuple[Any, ...]
+# Machines of one GPU more often: a snapshot of eight takes five times as long.
+MACHINES = ("rtx4090", "mig", "t4", "cpu", "rtx4090", "mixed", "mismatch", "v100x4", "h100x8", "t4")
+REPORTS = ("h200x1", "h200x1", "h200x1", "h100x8-slow-gpu")
+PARTS: tuple[Path_, ...] = (("outcomes",), ("outcomes",), ("environment",), ("snapshot",), ("plan",), ())
+# What looks like garbage and is none: (check, last name) -> the value.
+MEANT = {
+    ("memlock", "bytes"): -1,  # RLIM_INFINITY
+    ("gpu-lost", "driver"): None,  # nothing has bound the device
+    ("numa", "driver"): None,
+}
+
+
+def garbage(old: Any) -> list[Any]:
+    """Return what cannot stand where `old` stood."""
+    if isinstance(old, bool):
+        return ["banana", NAN, "nan", -1, 7.5, [], {}, None]
+    if isinstance(old, int | float):
+        return [NAN, "nan", float("inf"), "banana", "", None, [], {}, True, [1], *([-1, -0.5] if old >= 0 else [])]
+    if isinstance(old, str):
+        return [NAN, 7, -1, [], {}, True, [old], None]
+    return ["banana", 7, NAN, True, None, -1, *([{}] if isinstance(old, list) and old else [])]
+
+
+def paths(value: Any, above: Path_ = ()) -> Iterator[Path_]:
+    """Yield the way to everything in a tree, the tree itself left out."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, held in items:
+        yield (*above, key)
+        yield from paths(held, (*above, key))
+
+
+def at(tree: Any, path: Path_) -> Any:
+    """Return what stands there."""
+    return functools.reduce(lambda held, key: held[key], path, tree)
+
+
+def put(tree: Any, path: Path_, new: Any) -> Any:
+    """Return the tree with something else there; what is not on the way is shared."""
+    if not path:
+        return new
+    changed = copy.copy(tree)
+    changed[path[0]] = put(tree[path[0]], path[1:], new)
+    return changed
+
+
+def drop(tree: Any, path: Path_) -> Any:
+    """Return the tree without what stands there."""
+    holder = copy.copy(at(tree, path[:-1]))
+    del holder[path[-1]]
+    return put(tree, path[:-1], holder)
+
+
+def anything(chance: random.Random, tree: Any, path: Path_) -> Any:  # noqa: PLR0911 (one a kind of damage)
+    """Return the tree with one thing wrong: gone, another kind, huge, nested deep, strange letters, another's place."""
+    old = at(tree, path)
+    turn = chance.randrange(8)
+    if turn == 0:
+        return drop(tree, path)
+    if turn == 1:
+        nested: Any = old
+        for _ in range(chance.choice((3, 60))):
+            nested = chance.choice(([nested], {"value": nested}))
+        return put(tree, path, nested)
+    strange = [
+        1e300,
+        -1e300,
+        2**63,
+        10**40,
+        "\u202e\ud7ff\x00 \N{SNOWMAN}" * 9,
+        "x" * 5000,
+        "<&]]>\"'{{}}",
+        "GPU-",
+        0,
+        0.0,
+    ]
+    if turn == 2:
+        return put(tree, path, chance.choice(strange))
+    if turn == 3:
+        return put(tree, path, at(tree, chance.choice(list(paths(tree)))))
+    if turn == 4 and isinstance(old, list) and old:
+        return put(tree, path, old * 3)
+    if turn == 5 and isinstance(old, dict):
+        return put(tree, path, {**old, chance.choice(("value", "é\u0000", "", "reason")): chance.choice(garbage(0))})
+    return put(tree, path, chance.choice(garbage(old)))
+
+
+@functools.cache
+def report(name: str) -> dict[str, Any]:
+    """Return an example report as plain data."""
+    data: dict[str, Any] = json.loads((DATA / "reports" / f"{name}.json").read_text(encoding="utf-8"))
+    return data
+
+
+@functools.cache
+def machine(name: str) -> dict[str, Any]:
+    """Return the report of a run of the node's checks on a machine of tests/data/snapshots."""
+    base, snapshot = report("h200x1"), json.loads((DATA / "snapshots" / f"{name}.json").read_text(encoding="utf-8"))
+    ids = {found.id for found in CHECKS.values() if found.kind == "node"}
+    plan = {**base["plan"], "checks": [check for check in base["plan"]["checks"] if check["id"] in ids]}
+    devices = [{"index": i, "uuid": gpu["uuid"]} for i, gpu in enumerate(snapshot["gpus"])]
+    environment = {**base["environment"], "device_count": len(devices), "devices": devices}
+    outcomes = [row for row in base["outcomes"] if row["id"] in ids]
+    return {**base, "plan": plan, "environment": environment, "snapshot": snapshot, "outcomes": outcomes}
+
+
+def view(told: RunReport) -> View:
+    """Return what the judges of a report may look at."""
+    facts = shapes.sound_facts(told.environment)
+    mode = "gpu" if facts.get("device_count") else "cpu"
+    return View(shapes.sound(told.snapshot), facts, told.promises, mode)
+
+
+@functools.cache
+def deciding(name: str) -> dict[Path_, list[str]]:
+    """Return which checks of a machine pass, and do not without a signal, for each signal that was read."""
+    data = machine(name)
+    nodes = [f for f in CHECKS.values() if f.kind == "node"]
+    sound = [f for f in nodes if decide(f, view(msgspec.convert(data, RunReport))).status == PASS]
+    gpus = range(len(data["snapshot"]["gpus"]))
+    homes: list[Path_] = [("snapshot", "signals"), *(("snapshot", "gpus", number, "signals") for number in gpus)]
+    found = {}
+    for path in [(*home, signal) for home in homes for signal in at(data, home)]:
+        if "value" in at(data, path):
+            seen = view(msgspec.convert(put(data, path, {"reason": "not read"}), RunReport))
+            found[path] = [f.id for f in sound if decide(f, seen).status != PASS]
+    return {path: ids for path, ids in found.items() if ids}
+
+
+@functools.cache
+def measured(name: str) -> list[tuple[int, Path_]]:
+    """Return the fields of measurements that their check passes with, and not without: row, and the way to it."""
+    seen, found = view(example(name)), []
+    for number, row in enumerate(report(name)["outcomes"]):
+        check = CHECKS.get(row["id"])
+        if row["ranks"] and check and decide(check, seen, row["ranks"]).status == PASS:
+            ways = paths(row["ranks"])
+            found += [(number, way) for way in ways if decide(check, seen, drop(row["ranks"], way)).status != PASS]
+    return found
+
+
+def meant(identity: str, path: Path_, new: Any) -> bool:
+    """Tell whether what looks like garbage says something there."""
+    return (identity, path[-1]) in MEANT and MEANT[identity, path[-1]] == new
+
+
+def passing(data: Any, ids: list[str]) -> list[str]:
+    """Return which of these checks of the node pass."""
+    seen = view(msgspec.convert(data, RunReport))
+    return [identity for identity in ids if decide(CHECKS[identity], seen).status == PASS]
+
+
+def forms(told: RunReport, chance: random.Random, before: RunReport) -> None:
+    """Tell a report in one form or another: none may break, and JUnit is XML."""
+    form = chance.choice((*FORMS, "json", "compare", "redact" if chance.random() < 0.2 else "json"))
+    with contextlib.suppress(EnvcheckError):  # one line, and an exit code
+        if form == "compare":
+            found = compare(before, told, None)
+            assert json.loads(encode(found))
+            assert lines(found) is not None
+        elif form == "redact":
+            redact(told)
+        elif form in FORMS:
+            text = FORMS[form](told)
+            assert form != "junit" or ET.fromstring(text) is not None  # noqa: S314 (our own)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_nonsense_in_snapshots_is_no_traceback_and_no_pass(chunk: int, typed: Callable[..., None]) -> None:
+    chance = random.Random(chunk)  # noqa: S311 (no secret)
+    for number in range(EACH):
+        name = chance.choice(MACHINES)
+        data = machine(name)
+        if number % TYPED == 0:
+            typed(broken(chance, data, ("snapshot",)), chance)
+        elif number % 2:
+            judged(broken(chance, data, ("snapshot",)))
+        else:
+            signal = chance.choice(list(deciding(name)))
+            inside = [(*signal, "value", *path) for path in ((), *paths(at(data, signal)["value"]))]
+            path = chance.choice((inside[0], chance.choice(inside)))
+            new = chance.choice(garbage(at(data, path)))
+            wrong = [i for i in passing(put(data, path, new), deciding(name)[signal]) if not meant(i, path, new)]
+            # Not everything inside of what decides does so too.
+            kept = passing(drop(data, path), wrong) if wrong and path != inside[0] else []
+            assert set(wrong) <= set(kept), (name, path, new)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_nonsense_in_reports_is_no_traceback_and_no_pass(chunk: int, typed: Callable[..., None]) -> None:
+    chance = random.Random(chunk)  # noqa: S311 (no secret)
+    for number in range(EACH):
+        name = chance.choice(REPORTS)
+        data = report(name)
+        if number % TYPED == 0:
+            typed(broken(chance, data, chance.choice(PARTS)), chance)
+        elif number % 2:
+            told = judged(broken(chance, data, chance.choice(PARTS)))
+            if told is not None:
+                forms(told, chance, example(name))
+        else:
+            row, way = chance.choice(measured(name))
+            path = ("outcomes", row, "ranks", *way)
+            new = chance.choice(garbage(at(data, path)))
+            again = put(data, path, new)["outcomes"][row]
+            if number % TYPED == 2:
+                told = judged(put(data, path, new))
+                assert told is not None
+                status: str = next(r.status for r in told.outcomes if r.id == again["id"])
+            else:
+                status = decide(CHECKS[again["id"]], view(example(name)), again["ranks"]).status
+            assert status != PASS or meant(again["id"], path, new), (name, again["id"], way, new)
+
+
+def broken(chance: random.Random, data: Any, where: Path_) -> Any:
+    """Return the report with up to three things wrong below there."""
+    for _ in range(chance.randrange(1, 4)):
+        ways = list(paths(at(data, where), where))
+        data = anything(chance, data, chance.choice(ways)) if ways else data
+        if not isinstance(at(data, where), dict | list):
+            break
+    return data
+
+
+def judged(data: Any) -> RunReport | None:
+    """Return the report as it is judged today; None where it is none, which `load` says in one line."""
+    try:
+        told = msgspec.convert(data, RunReport)
+    except msgspec.ValidationError:
+        return None
+    return rejudge(told).report
+
+
+@functools.cache
+def example(name: str) -> RunReport:
+    """Return an example report."""
+    return load(DATA / "reports" / f"{name}.json")
+
+
+COMMANDS = (
+    ["judge"],
+    ["judge", "--json"],
+    ["report", "show"],
+    ["report", "redact"],
+    ["report", "compare", str(DATA / "reports" / "h200x1.json")],
+    *(["report", "convert", "--to", form] for form in FORMS),
+)
+
+
+def torn(chance: random.Random, text: bytes) -> bytes:
+    """Return a file's bytes as they are, cut off, with a key twice, with Python's NaN, in other letters, or nested."""
+    middle = chance.randrange(len(text))
+    return chance.choice(
+        (
+            text,
+            text,
+            text,
+            text[:middle],
+            text[:middle] + text[middle + 1 :],
+            text.replace(b'{"', b'{"tool": 1, "', 1),
+            text.replace(b"0", b"NaN", 3),
+            text[:middle] + b"\xff\xfe" + text[middle:],
+            text.replace(b"/1", b"/9", 2),
+            b"[" * 100_000,
+            b"",
+        )
+    )
+
+
+@pytest.fixture
+def typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[Any, random.Random], None]:
+    """Return what has the command line read a report: it ends by itself, with an exit code and without a traceback."""
+
+    def run(data: Any, chance: random.Random) -> None:
+        text = json.dumps(data, ensure_ascii=chance.random() < 0.5).encode("utf-8", "surrogatepass")
+        (tmp_path / "report.json").write_bytes(torn(chance, text))
+        monkeypatch.setattr(
+            "sys.argv", ["envcheck", *(command := chance.choice(COMMANDS)), str(tmp_path / "report.json")]
+        )
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr().err
+        assert ended.value.code in (0, 1, 2, 3), command
+        assert ended.value.code != 2 or (said.startswith("envcheck: ") and said.count("\n") == 1), said
+
+    return run
