@@ -34,6 +34,7 @@ def _head(report: RunReport) -> str:
         ("with", words.environment(report.environment)),
         ("host", report.host.name),
         ("took", f"{words.seconds(report):.0f} s, level {report.plan.level}"),
+        ("evidence", words.made_up(report)),
         ("never ran", ", ".join(words.unfinished(report))),
     ]
     first = words.conclusion(report).removeprefix(report.verdict.sentence).removeprefix(".").strip()

@@ -57,6 +57,7 @@ def _verdict(report: RunReport) -> str:
         ("cell", report.promises.get("cell", "")),
         ("resolved", report.resolution or ""),
         ("when", ended),
+        ("evidence", words.made_up(report)),
         ("never ran", ", ".join(words.unfinished(report))),
     ]
     sentence = f"<h1>{_text(report.verdict.sentence)}</h1>"

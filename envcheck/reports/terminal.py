@@ -119,6 +119,8 @@ def _heading(report: RunReport) -> RenderableType:
     table.add_row("target", f"{target.name} ({target.chosen})")
     table.add_row("", words.environment(facts))
     table.add_row("ran on", words.hardware(report))
+    if made_up := words.made_up(report):
+        table.add_row("evidence", made_up)
     if report.resolution:
         table.add_row("resolved", report.resolution)
     return table

@@ -134,6 +134,12 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
+def made_up(report: RunReport) -> str:
+    """Return where evidence comes from that no run measured (tests/data), and "" of any other."""
+    origin = report.snapshot.signal("origin").value
+    return "" if origin in (None, "recorded") else f"{origin}: no such machine was measured"
+
+
 def unfinished(report: RunReport) -> list[str]:
     """Return the planned checks that came to nothing: the run was cut short."""
     done = {outcome.id for outcome in report.outcomes}

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from envcheck.reports.markdown import markdown
 from envcheck.reports.model import RunReport, load
+from envcheck.reports.page import page
 from envcheck.reports.terminal import announcement, show, show_plan, width
 from envcheck.reports.words import quantity
 from envcheck.runner.record import Attempt, LimitRow, OutcomeRow
@@ -208,3 +210,13 @@ def test_a_narrower_terminal_is_asked_for_its_width(
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr("sys.stdout.isatty", lambda: tty, raising=False)
     assert width() == used
+
+
+def test_evidence_that_nobody_measured_says_so_in_every_form_that_people_read() -> None:
+    for path in REPORTS:
+        made = load(path)
+        stream = io.StringIO()
+        show(made, Console(width=80, file=stream, highlight=False))
+        told = made.snapshot.signal("origin").value != "recorded"
+        for form in (stream.getvalue(), page(made), markdown(made)):
+            assert ("no such machine was measured" in form) is told, path
