@@ -36,6 +36,13 @@ def _of_ranks(*names: str) -> Values:
     return lambda row: [_table(rank, "values").get(name) for rank in row.ranks for name in names]
 
 
+def _pairs(row: OutcomeRow) -> list[Any]:
+    """Read every ordered pair's figure off the matrix; one that cannot be reached is None."""
+    matrix = _table(row.ranks[0] if row.ranks else None, "matrix", list)
+    lines = [(at, line) for at, line in enumerate(matrix) if isinstance(line, list)]
+    return [value for at, line in lines for to, value in enumerate(line) if to != at]
+
+
 def _on_gpus(row: OutcomeRow) -> list[Any]:
     """Return the outcome's value where every rank computed on a GPU: gloo's is no answer to a demand of GPUs."""
     return [row.value] if row.ranks and all(_table(rank, "").get("is_cuda") is True for rank in row.ranks) else []
@@ -60,6 +67,7 @@ _KNOWN: Final[Mapping[str, tuple[str, str, str, str, Values]]] = {
     ),
     "hbm-speed": ("memory-bandwidth", "copy on the card", "GB/s", "at least", _of_ranks("HBM copy")),
     "bf16": ("gemm-throughput", "matrix product in bfloat16", "TFLOP/s", "at least", _of_ranks("bfloat16")),
+    "peer-speed": ("peer-bandwidth", "slowest pair of GPUs", "GB/s", "at least", _pairs),
     "all-reduce-speed": ("all-reduce-bandwidth", "bus bandwidth of all-reduce", "GB/s", "at least", _on_gpus),
     "disk-read": ("disk-read", "reading the disk", "GB/s", "at least", lambda row: [row.value]),
     "network-latency": (

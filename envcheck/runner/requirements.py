@@ -43,7 +43,7 @@ class GpuDemand(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """At least so many GPUs, each of them of this model and with at least so much of everything.
 
     `pcie_gb_s` is the slower of the two ways between host and GPU, `hbm_gb_s` a copy on the card, `bf16_tflops` a large
-    matrix product, `all_reduce_gb_s` the bus bandwidth over all of them.
+    matrix product, `peer_gb_s` the slowest pair of GPUs, `all_reduce_gb_s` the bus bandwidth over all of them.
     """
 
     count: Count = 1
@@ -55,6 +55,7 @@ class GpuDemand(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     pcie_gb_s: Some | None = None
     hbm_gb_s: Some | None = None
     bf16_tflops: Some | None = None
+    peer_gb_s: Some | None = None
     all_reduce_gb_s: Some | None = None
 
 
@@ -192,6 +193,7 @@ def measured(wanted: Requirements) -> list[demands.Demand]:
         "pcie-speed": wanted.gpu and wanted.gpu.pcie_gb_s,
         "hbm-speed": wanted.gpu and wanted.gpu.hbm_gb_s,
         "bf16": wanted.gpu and wanted.gpu.bf16_tflops,
+        "peer-speed": wanted.gpu and wanted.gpu.peer_gb_s,
         "all-reduce-speed": wanted.gpu and wanted.gpu.all_reduce_gb_s,
         "disk-read": wanted.host and wanted.host.disk_read_gb_s,
         "network-latency": wanted.network and wanted.network.latency_us,

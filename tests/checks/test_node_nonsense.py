@@ -17,6 +17,7 @@ FOUND = {found.id: found for found in discover() if found.kind == "node"}
 GARBAGE: list[Any] = ["", "banana", {}, {"a": 1}, [[]], [1], -1, -5.5, math.nan, True, 1e300]
 OF_GPUS = {
     "throttle": "clock_reasons",
+    "clocks": "clock_sm",
     "power-limit": "power_limit",
     "pcie-link": "pcie_width",
     "pcie-errors": "pcie_replays",
@@ -38,6 +39,9 @@ OF_THE_NODE = {
     "nouveau": "host.gpu_modules",
     "numa": "host.numa_nodes",
     "open-files": "limits.nofile",
+    "nvml-latency": "nvml.latency",
+    "driver-nvml": "driver.library",
+    "driver-cuda": "driver.version",
 }
 
 

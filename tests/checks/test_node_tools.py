@@ -132,3 +132,8 @@ def test_a_compat_library_that_works_is_told_by_its_path(node: Node, put: Node) 
 @pytest.mark.parametrize("seen", [-1, True, "8", 1.5, [], math.nan])
 def test_a_number_of_devices_that_is_none_is_an_error(node: Node, seen: Any) -> None:
     assert gpu_visible.judge(node("h100x8", device_count=seen)).status == ERROR
+
+
+@pytest.mark.parametrize("value", ["", [], -1, True])
+def test_an_environment_that_is_none_is_an_error(node: Node, put: Node, value: Any) -> None:
+    assert gpu_visible.judge(put(node("h100x8"), env=value)).status == ERROR

@@ -44,6 +44,10 @@ def small(host: str, seconds: Any) -> dict[str, Any]:
     return {"is_cuda": True, "host": host, "latency": {"all-reduce": [{"bytes": 8, "p50": seconds, "p99": 1.0}]}}
 
 
+def pairs(*matrix: list[Any]) -> dict[str, Any]:
+    return {"is_cuda": True, "matrix": list(matrix)}
+
+
 @pytest.mark.parametrize(
     ("name", "bound", "row", "status", "word"),
     [
@@ -55,6 +59,9 @@ def small(host: str, seconds: Any) -> dict[str, Any]:
         ("hbm-speed", 2901, outcome("memory-bandwidth", GPU), FAIL, "2900"),
         ("bf16", 700, outcome("gemm-throughput", GPU), PASS, "700"),
         ("bf16", 701, outcome("gemm-throughput", GPU), FAIL, "700"),
+        ("peer-speed", 30, outcome("peer-bandwidth", pairs([None, 40.0], [30.0, None])), PASS, "30 GB/s"),
+        ("peer-speed", 31, outcome("peer-bandwidth", pairs([None, 40.0], [30.0, None])), FAIL, "30 GB/s"),
+        ("peer-speed", 1, outcome("peer-bandwidth", pairs([None, None], [30.0, None])), ERROR, "measured no"),
         ("all-reduce-speed", 400, outcome("all-reduce-bandwidth", GPU, GPU, value=400.0), PASS, "400 GB/s"),
         ("all-reduce-speed", 401, outcome("all-reduce-bandwidth", GPU, GPU, value=400.0), FAIL, "400 GB/s"),
         ("all-reduce-speed", 1, outcome("all-reduce-bandwidth", CPU, CPU, value=400.0), ERROR, "measured no"),
@@ -91,12 +98,12 @@ def test_every_demand_is_measured_by_a_check_there_is() -> None:
 
 
 def test_every_measured_field_of_a_file_becomes_its_demand(tmp_path: Path) -> None:
-    text = "[gpu]\npcie_gb_s = 1\nhbm_gb_s = 2\nbf16_tflops = 3\nall_reduce_gb_s = 5\n"
+    text = "[gpu]\npcie_gb_s = 1\nhbm_gb_s = 2\nbf16_tflops = 3\npeer_gb_s = 4\nall_reduce_gb_s = 5\n"
     text += "[host]\ndisk_read_gb_s = 6\n[network]\nlatency_us = 7\n"
     (tmp_path / "ours.toml").write_text(text)
     found = requirements.measured(requirements.read(str(tmp_path / "ours.toml")))
     assert {one.id.removeprefix("require-") for one in found} == set(demands.names())
-    assert sorted(one.limit.value for one in found) == [1, 2, 3, 5, 6, 7]
+    assert sorted(one.limit.value for one in found) == [1, 2, 3, 4, 5, 6, 7]
     assert requirements.measured(requirements.Requirements()) == []
 
 

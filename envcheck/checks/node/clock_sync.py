@@ -9,9 +9,7 @@ from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
 
-CHECK = Check(
-    promise="something keeps this node's clock", level="quick", seconds=0.01, gpus=1, signals=("clock.synchronized",)
-)
+CHECK = Check(promise="something keeps this node's clock", level="quick", seconds=0.01, signals=("clock.synchronized",))
 
 _LIMIT: Final = Limit(True, "", "adjtimex(2): TIME_ERROR means that the clock is not synchronised", "equal")  # noqa: FBT003
 

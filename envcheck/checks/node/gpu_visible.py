@@ -26,9 +26,9 @@ def judge(view: View) -> Outcome:
         return skipped(f"no torch to compare with: {view.environment.get('error', 'none was asked')}")
     if seen is None:
         return undecided("torch was not asked for its devices", fix="see device_facts_error in the report")
-    if isinstance(seen, bool) or not isinstance(seen, int) or seen < 0:
-        return undecided(f"torch's number of devices is nonsense: {seen!r}", fix="run it again")
-    environment = view.snapshot.signal("env").value or {}
+    environment = view.snapshot.signal("env").value
+    if isinstance(seen, bool) or not isinstance(seen, int) or seen < 0 or not isinstance(environment, dict):
+        return undecided(f"nonsense: {seen!r} devices, environment {str(environment)[:40]}", fix="run it again")
     uuids = [gpu.uuid for gpu in view.snapshot.gpus]
     expected = _visible.parse(environment.get("CUDA_VISIBLE_DEVICES"), uuids)
     limit = Limit(expected.gpus or len(uuids), "GPUs", _SOURCE, "equal")

@@ -6,14 +6,16 @@ GPU with a stuck process, or persistence mode off, so that each question wakes e
 
 from __future__ import annotations
 
-from envcheck.checks import Check, Outcome, View, limits, passed, warned
+from envcheck.checks import Check, Outcome, View, limits, passed, undecided, warned
 
 CHECK = Check(promise="NVML answers promptly", level="quick", gpus=1, signals=("nvml.latency",))
 
 
 def judge(view: View) -> Outcome:
     """Warn above the limit: it is a symptom, and persistence mode may be all there is to it."""
-    seconds, limit = float(view.snapshot.signal("nvml.latency").value), limits.limit("nvml-latency", "warn")
+    seconds, limit = view.snapshot.signal("nvml.latency").value, limits.limit("nvml-latency", "warn")
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or seconds <= 0:
+        return undecided(f"nvml.latency is nonsense: {seconds!r}", fix="take the snapshot again")
     told = f"NVML took {seconds:.2f} s to describe {len(view.snapshot.gpus)} GPU(s)"
     if not seconds <= limit.value:
         fix = "switch persistence mode on (nvidia-persistenced); if it stays slow, drain the node and look at `dmesg`"
