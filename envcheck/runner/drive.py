@@ -201,6 +201,7 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
     # The worker imports torch while this process reads the node.
     with session.working_directory(told, run.site) as directory, ThreadPoolExecutor(1) as beside:
         reading = beside.submit(collect)
+        reading.add_done_callback(lambda _: session.node_was_read(directory))
         for event in session.events(run.target, directory, limits):
             if event["event"] == "environment":
                 run.starting += time.monotonic() - begun

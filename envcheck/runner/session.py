@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from envcheck.runner.target import Handle, Target
+from envcheck.runner.worker_nursery import NODE_READ
 
 Event = dict[str, Any]
 
@@ -38,6 +39,12 @@ def working_directory(plan: Mapping[str, Any], site: Path | None) -> Iterator[Pa
         yield inner
     finally:
         shutil.rmtree(outer, ignore_errors=True)
+
+
+def node_was_read(directory: Path) -> None:
+    """Tell the worker that it may touch the GPUs now; it may be gone by then, and its directory too."""
+    with contextlib.suppress(OSError):
+        (directory / NODE_READ).touch()
 
 
 def events(target: Target, directory: Path, limits: Mapping[str, float]) -> Iterator[Event]:

@@ -15,7 +15,10 @@ from typing import Any
 
 from envcheck.runner import worker_facts, worker_group, worker_kernel, worker_peers
 
+NODE_READ = "node-read"  # the file beside the plan that says so
 _PROBE_TIMEOUT = 90.0
+_NODE_TIMEOUT = 60.0  # NVML itself is given up long before
+_TICK = 0.01
 
 
 class Events:
@@ -87,6 +90,7 @@ class _Nursery:
         if "error" not in facts:
             facts.update(self._probe("build_facts", facts["start"]))
         if facts.get("cuda"):
+            self._await_node()
             facts.update(self._probe("device_facts", facts["start"]))
         return facts
 
@@ -102,6 +106,12 @@ class _Nursery:
             self._load(name)
         if worker_facts.cuda_is_up():
             facts["start"] = "spawn"
+
+    def _await_node(self) -> None:
+        """Wait until the node was read: memory that is held before CUDA starts here is somebody else's."""
+        deadline = time.monotonic() + _NODE_TIMEOUT
+        while not (self.directory / NODE_READ).exists() and time.monotonic() < deadline:
+            time.sleep(_TICK)
 
     def check(self, check: dict[str, Any], facts: dict[str, Any]) -> None:
         """Run one check's group; say when it starts and what came of it."""

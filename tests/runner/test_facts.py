@@ -5,15 +5,22 @@ from __future__ import annotations
 import ctypes
 import mmap
 import subprocess
+import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from envcheck.node.snapshot import Snapshot
 from envcheck.runner import worker_facts
-from envcheck.runner.drive import Run
+from envcheck.runner.discover import discover
+from envcheck.runner.drive import Run, validate
+from envcheck.runner.plan import plan
+from envcheck.runner.processes import LocalPython
+from envcheck.runner.target import Chosen
 from envcheck.runner.worker_facts import dotted_cudnn, dotted_nccl
 
 Torch = Callable[..., None]
@@ -272,3 +279,32 @@ def test_no_libcuda_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ctypes, "CDLL", refuse)
     assert worker_facts.driver_facts() == {}
+
+
+def test_no_gpu_is_touched_before_the_node_was_read(torch: Torch, add: Callable[..., Path], site: Path) -> None:
+    touched = site / "touched"
+    torch(init=f"open({str(touched)!r}, 'w').close()")
+    add("one", "return {}", "ranks=1")
+    seen: list[bool] = []
+
+    def collect() -> Snapshot:
+        time.sleep(1.0)  # longer than the stand-in needs to be imported
+        seen.append(touched.exists())
+        return Snapshot(taken="now")
+
+    chosen = [f for f in discover(site) if f.path.is_relative_to(site)]
+    target = LocalPython(Chosen(Path(sys.executable), "--python"))
+    run = Run(plan(chosen, level="full", nproc=1), chosen, target, site=site)
+    validate(run, collect, Quiet(), pause=0.0)
+    assert (seen, touched.exists()) == ([False], True)
+    assert run.outcomes["one"].status == "pass"
+
+
+class Quiet:
+    """A watcher of nothing."""
+
+    def running(self, check: str) -> None:
+        """Hear it."""
+
+    def learned(self, run: Run) -> None:
+        """Hear it."""
