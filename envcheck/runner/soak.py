@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from typing import Final
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -12,6 +12,9 @@ from envcheck.runner.record import OutcomeRow, Plan, Planned, Spread
 
 # Whatever is no pass wins over one, and what was seen to be wrong over what could not be seen.
 _WORST_FIRST: Final = (FAIL, ERROR, WARN, SKIP, PASS)
+_OTHER_BITS: Final = (
+    "take this GPU out and test it alone (dcgmi diag -r 4); all at once: look for what changed between the rounds"
+)
 
 
 def rounds(row: OutcomeRow | None) -> int:
@@ -33,7 +36,11 @@ def to_do(plan: Plan, done: dict[str, OutcomeRow], elapsed: float) -> list[Plann
 
 
 def fold(before: OutcomeRow | None, now: OutcomeRow) -> OutcomeRow:
-    """Return one row for all rounds so far: that of the worst of them, with the spread of all."""
+    """Return one row for all rounds so far: that of the worst of them, with the spread of all.
+
+    A check that leaves `bits` in its details, by rank, promises the same ones in every round.
+    """
+    now = _same_bits(before, now)
     spread = before.spread if before else None
     seen = dict(spread.statuses) if spread else {}
     seen[now.status] = seen.get(now.status, 0) + 1
@@ -50,6 +57,35 @@ def fold(before: OutcomeRow | None, now: OutcomeRow) -> OutcomeRow:
         largest=max(values, default=None),
     )
     return structs.replace(now if worse or before is None else before, spread=folded)
+
+
+def _same_bits(before: OutcomeRow | None, now: OutcomeRow) -> OutcomeRow:
+    """Return this round's row, failed where somebody's bits are not those of the rounds before."""
+    old, new = (row.details.get("bits") if row else None for row in (before, now))
+    if before is None or not isinstance(old, dict) or not isinstance(new, dict):
+        return now
+    others = [entry for entry in now.ranks if _bits(old, entry) != _bits(new, entry)]
+    if not others:
+        return now
+    named = ", ".join(f"rank {entry.get('rank')} on {entry.get('device')}" for entry in others)
+    return structs.replace(
+        now,
+        status=FAIL,
+        summary=f"{named} gave other bits than in the rounds before",
+        remedy=_OTHER_BITS,
+        details={**now.details, "bits": old, "other_bits": new},
+        ranks=[_both(*pair) for pair in zip(before.ranks, now.ranks, strict=False)],
+    )
+
+
+def _bits(bits: dict[str, Any], entry: dict[str, Any]) -> Any:
+    return bits.get(str(entry.get("rank")))
+
+
+def _both(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return one rank's measurements with the repeats of both rounds: whoever judges them again sees what was seen."""
+    digests = [*before.get("digests", []), *now.get("digests", [])]
+    return {**now, "digests": digests, "repeats": len(digests)}
 
 
 def _numbers(row: OutcomeRow) -> list[float]:

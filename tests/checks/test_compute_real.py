@@ -21,6 +21,19 @@ LIES = {
 }
 ON_GPUS_ONLY = ("sustained-gemm", "training-load")
 
+# A machine that gives the same bits on all ranks and in all repeats, and others in its next round.
+OTHER_BITS_LATER = '''"""Other bits from the second round on."""
+import os
+from envcheck.checks.env import _replicas, fingerprint
+CHECK, judge = fingerprint.CHECK, fingerprint.judge
+def measure(rank):
+    honest, later = _replicas.digest, os.path.exists("{mark}" + str(rank.rank))
+    _replicas.digest = lambda torch, tensors: ("later" if later else "") + honest(torch, tensors)
+    measured = fingerprint.measure(rank)
+    open("{mark}" + str(rank.rank), "w").close()
+    return measured
+'''
+
 
 @pytest.fixture(scope="module")
 def outcomes(torch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -61,3 +74,18 @@ def test_each_lie_fails_naming_its_culprit(outcomes: dict[str, Any], lie: str) -
 def test_what_a_cpu_cannot_show_is_skipped_with_its_reason(outcomes: dict[str, Any], check: str) -> None:
     assert outcomes[check]["status"] == "skip"
     assert "GPU" in outcomes[check]["summary"]
+
+
+@pytest.mark.torch
+def test_a_soak_compares_the_bits_of_its_rounds(torch_python: Path, tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "other_bits_later.py").write_text(OTHER_BITS_LATER.format(mark=str(tmp_path / "mark")))
+    output = tmp_path / "report.json"
+    command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(torch_python), "--nproc", "2"]
+    command += ["--checks", str(tmp_path), "--only", "other-bits-later", "--repeat", "2", "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    [row] = json.loads(output.read_text())["outcomes"]
+    assert (done.returncode, row["status"]) == (1, "fail"), row
+    assert "rank 0 on cpu, rank 1 on cpu gave other bits than in the rounds before" in row["summary"]
+    again = [sys.executable, "-m", "envcheck", "judge", str(output), "--checks", str(tmp_path)]
+    assert subprocess.run(again, capture_output=True, text=True, check=False).returncode == 1

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from envcheck.checks import Check, passed
 from envcheck.node.snapshot import Signal, Snapshot
@@ -53,6 +54,33 @@ def test_the_spread_is_of_every_round_whatever_it_came_to() -> None:
     spread = folded(row("pass", 4.0), row("fail", 1.0), row("pass", 9), row("pass", 5.0)).spread
     assert spread is not None
     assert (spread.smallest, spread.median, spread.largest, spread.values) == (1.0, 4.5, 9, [4.0, 1.0, 9, 5.0])
+
+
+def repeated(*digests: str) -> OutcomeRow:
+    """Return the row of a fingerprint that passed, with each rank's digest."""
+    ranks = [{"rank": r, "device": f"GPU-{r}", "digests": [d, d], "repeats": 2} for r, d in enumerate(digests)]
+    return structs.replace(row("pass"), details={"bits": {str(r): d for r, d in enumerate(digests)}}, ranks=ranks)
+
+
+def test_bits_that_change_between_rounds_fail_naming_the_gpu() -> None:
+    assert folded(repeated("a", "a"), repeated("a", "a"), repeated("a", "a")).status == "pass"
+    found = folded(repeated("a", "a"), repeated("a", "a"), repeated("a", "b"), repeated("a", "a"))
+    assert (found.status, found.summary) == ("fail", "rank 1 on GPU-1 gave other bits than in the rounds before")
+    assert found.remedy
+    assert found.spread is not None
+    assert (found.spread.told_in, found.spread.statuses) == (3, {"pass": 3, "fail": 1})
+
+
+def test_who_judges_a_soak_again_sees_the_bits_of_both_rounds() -> None:
+    found = folded(repeated("a"), repeated("b"))
+    assert found.ranks == [{"rank": 0, "device": "GPU-0", "digests": ["a", "a", "b", "b"], "repeats": 4}]
+
+
+@pytest.mark.parametrize("details", [{}, {"bits": None}, {"bits": "a"}])
+def test_a_round_without_bits_is_compared_with_nothing(details: dict[str, Any]) -> None:
+    silent = structs.replace(row("pass"), details=details)
+    assert folded(repeated("a"), silent).status == "pass"
+    assert folded(silent, repeated("a")).status == "pass"
 
 
 @pytest.mark.parametrize("value", [None, "nan", True, [1.0], "570.26"])

@@ -53,8 +53,7 @@ def measure(rank: Rank) -> Measured:
             "seconds": seconds,
             "interval": INTERVAL,
             "losses": [float(losses[0]), float(losses[-1])],
-            "peak": torch.cuda.max_memory_allocated(device),
-            "total": torch.cuda.mem_get_info(device)[1],
+            **_memory(torch, device),
             "load": sampler.told(),
         }
 
@@ -89,6 +88,15 @@ def _steps(torch: Any, dist: Any, device: Any, step: Any) -> int:
     took = torch.tensor(time.monotonic() - began, dtype=torch.float64, device=device)
     dist.all_reduce(took, op=dist.ReduceOp.MAX)
     return max(FEWEST, int(SECONDS / float(took)))
+
+
+def _memory(torch: Any, device: Any) -> Measured:
+    """Return the bytes that the training needed at most, and those there are.
+
+    An allocator that caches nothing counts nothing either; then it is what is not free on the GPU.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    return {"peak": torch.cuda.max_memory_allocated(device) or total - free, "total": total}
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:

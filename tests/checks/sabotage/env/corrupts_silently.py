@@ -12,7 +12,7 @@ judge = fingerprint.judge
 
 
 def measure(rank: Rank) -> Measured:
-    """Flip the lowest bit of one element of the second product."""
+    """Flip the lowest bit of one element of the second repeat's first product."""
     import torch  # noqa: PLC0415 (as a check does)
 
     honest = torch.Tensor.__matmul__
@@ -21,7 +21,7 @@ def measure(rank: Rank) -> Measured:
     def lying(left: Any, right: Any) -> Any:
         product = honest(left, right)
         made.append(1)
-        if len(made) == 2:
+        if len(made) == 3:
             product.view(torch.int32)[7, 9] ^= 1
         return product
 
