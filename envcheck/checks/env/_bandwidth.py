@@ -19,9 +19,9 @@ MIB = 1 << 20
 # 8 B to 32 KiB show latency, from 1 MiB on the curve rises; a GPU needs 1 GB to reach its plateau.
 SMALL = (8, 512, 4096, 32768)
 SIZES = {"cuda": [MIB << shift for shift in (0, 2, 4, 6, 8, 10, 12)], "cpu": [MIB << shift for shift in (0, 2, 4)]}
-WARMUP = {"cuda": 4, "cpu": 1}
+WARMUP = {"cuda": 4, "cpu": 3}
 # How often one size is timed: as often as fits, within these bounds. Over PCIe, 4 GiB take most of a second.
-FEWEST, MOST, BUDGET = 5, 20, {"cuda": 1.0, "cpu": 0.1}
+FEWEST, MOST, BUDGET = 5, 20, {"cuda": 1.0, "cpu": 0.2}
 SMALL_ITERATIONS = {"cuda": 200, "cpu": 40}
 FREE_SHARE = 0.25
 # A prime, so that no chunk that a collective cuts looks like another one.
