@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from envcheck.checks import LEVELS
-from envcheck.cli import _complete
+from envcheck.cli import _complete, _files
 from envcheck.cli._duration import Duration
 from envcheck.errors import ConfigError, UnavailableError
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from envcheck.runner.requirements import Requirements
     from envcheck.runner.target import Target
 
-_DEFAULT = Path("envcheck-report.json")
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -88,7 +87,9 @@ class Files(NamedTuple):
 @click.option("--timeout", type=click.FloatRange(0.1), help="End a check after so many seconds, not its own limit.")
 @click.option("--shm-size", default="8g", show_default=True, help="Shared memory of the container (with --image).")
 @click.option("--spawn", is_flag=True, help="Start every rank in a fresh Python instead of forking it.")
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help=f"The report [default: {_DEFAULT}].")
+@click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), help=f"The report [default: {_files.DEFAULT}]."
+)
 @click.option(
     "--budget", type=Duration(), help="Begin no check that is not planned to fit, e.g. 60s; name what is left."
 )
@@ -137,12 +138,12 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     if not quiet:
         click.echo(terminal.announcement(run.plan, run.target.facts), err=apart)
     if given.resume:
-        told = _go_on(run, given.output or _DEFAULT)
+        told = _go_on(run, given.output or _files.DEFAULT)
         if not quiet:
             click.echo(told, err=apart)
     also = {"html": given.html, "markdown": given.summary}
-    forms = {form: path for form, path in also.items() if path is not None and _destination(path)}
-    files = Files(_destination(given.output), forms, _told_as(given))
+    forms = {form: path for form, path in also.items() if path is not None and _files.destination(path)}
+    files = Files(_files.destination(given.output), forms, _told_as(given))
     ctx.exit(_run(run, files, console, earlier, as_json=apart, quiet=quiet))
 
 
@@ -280,8 +281,8 @@ def _run(
     elif quiet:
         click.echo(report.verdict.sentence)
     else:
-        terminal.show(report, console, _written(files.report, files.forms))
-    _write(kept, files.forms)
+        terminal.show(report, console, _files.written(files.report, files.forms))
+    _files.write(kept, files.forms)
     if interrupted:
         return _INTERRUPTED
     if keeper.failed is not None:
@@ -290,39 +291,3 @@ def _run(
         click.echo(told, err=True)
         return report.verdict.exit_code or UnavailableError.exit_code
     return _held_against(earlier, report, as_json=as_json, quiet=quiet) if earlier else report.verdict.exit_code
-
-
-def _written(output: Path | None, forms: dict[str, Path]) -> list[str]:
-    """Return where the report is, in each of its forms."""
-    report = f"report: {output}" if output else "no report written: this directory is read-only; give --output"
-    return [report, *(f"page: {path}" for form, path in forms.items() if form == "html")]
-
-
-def _write(report: RunReport, forms: dict[str, Path]) -> None:
-    """Write the page whole or not at all; the steps of a CI job append to one summary."""
-    from envcheck.reports.forms import FORMS
-    from envcheck.reports.model import put
-
-    for form, path in forms.items():
-        text = FORMS[form](report)
-        if form != "markdown":
-            put(text.encode(), path)
-            continue
-        with path.open("a", encoding="utf-8") as stream:
-            stream.write(text)
-
-
-def _destination(output: Path | None) -> Path | None:
-    """Return where the report goes; None where the default place cannot be written to."""
-    import tempfile
-
-    path = output or _DEFAULT
-    try:
-        # To try is the one way to know: root may write to everything but a read-only filesystem.
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        if output is None:
-            return None
-        message = f"cannot write to {path.parent}: {error.strerror}"
-        raise ConfigError(message, fix="give --output a file in a directory that exists and is yours") from error
-    return path
