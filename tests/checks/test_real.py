@@ -25,6 +25,7 @@ LIES = {
     "sum-swapped": ("fail", "float32 sum is wrong on rank(s) [1] alone"),
     "not-averaged": ("fail", "step 0: the gradients are not those of one process"),
     "slightly-off": ("fail", "step 0: the gradients are not those of one process"),
+    "nan-gradient": ("fail", "rank 1, step 0: the gradients are not those of one process"),
     "drifts": ("fail", "replicas differ when training ended"),
     "no-autocast": ("fail", "the activation is float32"),
     "scaler-stuck": ("fail", "rank 1, float16: the gradient scaler never grew"),

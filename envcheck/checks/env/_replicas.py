@@ -4,11 +4,93 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
-from envcheck.checks import Ranks, failed
+from envcheck.checks import Limit, Outcome, Ranks, View, failed, skipped, undecided
 from envcheck.checks.env import _group
+
+RTOL, ATOL = 1e-5, 1e-6
+OUTPUTS = 8
+
+
+def tolerance(otherwise: str) -> Limit:
+    """Return the limit of a gradient's error; `otherwise` says how far off a wrong one is."""
+    source = (
+        f"|gradient - reference| <= {ATOL:g} + {RTOL:g} * |reference| in fp32: the order of adding differs, nothing "
+    )
+    return Limit(1.0, "of the tolerance", f"{source}else may (ours; {otherwise})", "at most")
+
+
+def off(gradients: Iterable[Any], references: Iterable[Any]) -> float:
+    """Return how far the worst of some gradients is from its reference, in tolerances; NaN where any of them is."""
+    pairs = zip(gradients, references)
+    return worst(float(((mine - right).abs() / (ATOL + RTOL * right.abs())).max()) for mine, right in pairs)
+
+
+def worst(errors: Iterable[float]) -> float:
+    """Return the largest; max() keeps the first of what does not compare, and would lose a NaN."""
+    found = list(errors)
+    return next((error for error in found if math.isnan(error)), max(found))
+
+
+class Error(NamedTuple):
+    """How far a gradient was from its reference, in tolerances: at which step, on which rank, of which kind."""
+
+    step: int
+    rank: int
+    kind: str
+    value: Any
+
+
+def errors(view: View, ranks: Ranks, kinds: tuple[str, ...], steps: int) -> Outcome | list[Error]:
+    """Return every rank's errors, the first step's first: a rank that is off spoils the others' next one."""
+    found = _group.problem(view, ranks)
+    if found is not None:
+        return found
+    if len(ranks) == 1:
+        return skipped("one rank averages with nobody")
+    taken: dict[tuple[int, str], Any] = {(entry["rank"], kind): entry.get(kind) for entry in ranks for kind in kinds}
+    for (rank, _), values in taken.items():
+        told = len(values) if isinstance(values, list) else 0
+        if told != steps or not all(entry.get("ended") for entry in ranks):
+            return undecided(f"rank {rank} took {told} of {steps} steps", fix="see the check's log")
+    return sorted(
+        (Error(step, rank, kind, value) for (rank, kind), values in taken.items() for step, value in enumerate(values)),
+        key=lambda error: (error.step, error.rank, kinds.index(error.kind)),
+    )
+
+
+def first_off(found: list[Error], limit: Limit) -> Error | None:
+    """Return the first error that is beyond the limit, or no number; None where none is."""
+    return next((e for e in found if not _group.finite(e.value) or not 0 <= e.value <= limit.value), None)
+
+
+def blamed(error: Error, what: str, fix: str, limit: Limit) -> Outcome:
+    """Return the failure of one error, naming its rank and step."""
+    return failed(
+        f"rank {error.rank}, step {error.step}: {what}",
+        fix=fix,
+        value=error.value if _group.finite(error.value) else None,
+        unit=limit.unit,
+        limit=limit,
+        rank=error.rank,
+        step=error.step,
+    )
+
+
+def model(torch: Any, width: int) -> Any:
+    """Return two layers with a bend between them."""
+    layers = torch.nn
+    return layers.Sequential(layers.Linear(width, width), layers.Tanh(), layers.Linear(width, OUTPUTS))
+
+
+def batch(torch: Any, seed: int, count: int, width: int, device: Any) -> tuple[Any, Any]:
+    """Return inputs and targets that are the same on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, width, generator=generator)
+    return inputs.to(device), torch.randn(count, OUTPUTS, generator=generator).to(device)
 
 
 def digest(torch: Any, tensors: Iterable[Any]) -> str:

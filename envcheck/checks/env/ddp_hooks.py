@@ -100,7 +100,7 @@ def _step(torch: Any, rank: Rank, model: Any, step: int, device: Any) -> float:
     sent = [_replicas.reference(torch, model.module, inputs[share], targets[share]) for share in shares]
     mine = shares[rank.rank]
     torch.nn.functional.mse_loss(model(inputs[mine]), targets[mine]).backward()
-    return max(_off(p.grad, list(of_ranks)) for p, of_ranks in zip(model.module.parameters(), zip(*sent)))
+    return _replicas.worst(_off(p.grad, list(own)) for p, own in zip(model.module.parameters(), zip(*sent)))
 
 
 def _off(gradient: Any, sent: list[Any]) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided
+from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, passed
 from envcheck.checks.env import _group, _replicas
 
 CHECK = Check(
@@ -25,14 +25,7 @@ STEPS = 2
 MICRO_BATCHES = 4
 PER_MICRO = 8
 WIDTH = 48
-RTOL, ATOL = 1e-5, 1e-6
-LIMIT = Limit(
-    1.0,
-    "of the tolerance",
-    f"|gradient - reference| <= {ATOL:g} + {RTOL:g} * |reference| in fp32: the order of adding differs, nothing else "
-    "may (ours; a micro-batch left out is off by thousands of tolerances)",
-    "at most",
-)
+LIMIT = _replicas.tolerance("a micro-batch left out is off by thousands of tolerances")
 
 
 def measure(rank: Rank) -> Measured:
@@ -42,13 +35,14 @@ def measure(rank: Rank) -> Measured:
     device = _group.device_of(rank)
     with _group.group(rank) as dist:
         torch.manual_seed(2000 + rank.rank)
-        module = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 8))
-        model = _replicas.wrap(rank, module.to(device))
+        module = _replicas.model(torch, WIDTH).to(device)
+        model = _replicas.wrap(rank, module)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
         local, synchronised = [], []
         for step in range(STEPS):
             optimizer.zero_grad()
-            inputs, targets = _batch(torch, step, rank.world, device)
+            count = rank.world * MICRO_BATCHES * PER_MICRO
+            inputs, targets = _replicas.batch(torch, 40 + step, count, WIDTH, device)
             errors = _accumulate(torch, rank, model, inputs, targets)
             local.append(errors[0])
             synchronised.append(errors[1])
@@ -56,13 +50,6 @@ def measure(rank: Rank) -> Measured:
         where = _group.standing(rank, next(module.parameters()), dist.get_backend())
         ended = _replicas.digest(torch, module.parameters())
         return {**where, "local": local, "synchronised": synchronised, "ended": ended}
-
-
-def _batch(torch: Any, step: int, world: int, device: Any) -> tuple[Any, Any]:
-    generator = torch.Generator().manual_seed(40 + step)
-    count = world * MICRO_BATCHES * PER_MICRO
-    inputs = torch.randn(count, WIDTH, generator=generator)
-    return inputs.to(device), torch.randn(count, 8, generator=generator).to(device)
 
 
 def _accumulate(torch: Any, rank: Rank, model: Any, inputs: Any, targets: Any) -> tuple[float, float]:
@@ -77,9 +64,9 @@ def _accumulate(torch: Any, rank: Rank, model: Any, inputs: Any, targets: Any) -
         for start in range(0, last, PER_MICRO):
             _backward(torch, model, inputs, targets, start)
     share = last / mine
-    before = max(_off(p.grad, grad * share) for p, grad in zip(module.parameters(), kept))
+    before = _replicas.off((p.grad for p in module.parameters()), (grad * share for grad in kept))
     _backward(torch, model, inputs, targets, last)
-    return before, max(_off(p.grad, grad) for p, grad in zip(module.parameters(), whole))
+    return before, _replicas.off((p.grad for p in module.parameters()), whole)
 
 
 def _backward(torch: Any, model: Any, inputs: Any, targets: Any, start: int) -> None:
@@ -87,48 +74,26 @@ def _backward(torch: Any, model: Any, inputs: Any, targets: Any, start: int) -> 
     (torch.nn.functional.mse_loss(model(inputs[micro]), targets[micro]) / MICRO_BATCHES).backward()
 
 
-def _off(gradient: Any, reference: Any) -> float:
-    return float(((gradient - reference).abs() / (ATOL + RTOL * reference.abs())).max())
+OFF = {
+    "local": "gradients under no_sync are not the rank's own sum: they were sent, or a micro-batch is lost",
+    "synchronised": "the accumulated gradients are not those of one process on the whole batch",
+}
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on a rank whose gradients were sent too early, are not the whole batch's, or whose replica drifted."""
-    found = _group.problem(view, ranks)
-    if found is not None:
-        return found
-    if len(ranks) == 1:
-        return skipped("one rank averages with nobody")
-    worst = 0.0
-    for entry in ranks:
-        for kind in ("local", "synchronised"):
-            errors = entry.get(kind) or []
-            if len(errors) != STEPS or not entry.get("ended"):
-                return undecided(f"rank {entry['rank']} took {len(errors)} of {STEPS} steps", fix="see the check's log")
-            for step, error in enumerate(errors):
-                if not _group.finite(error) or not 0 <= error <= LIMIT.value:
-                    return _off_reference(entry["rank"], step, kind, error)
-                worst = max(worst, error)
+    errors = _replicas.errors(view, ranks, tuple(OFF), STEPS)
+    if isinstance(errors, Outcome):
+        return errors
+    off = _replicas.first_off(errors, LIMIT)
+    if off is not None:
+        fix = "run the ddp check: right there, reinstall torch, as its no_sync is broken; wrong there, run all-reduce"
+        return _replicas.blamed(off, OFF[off.kind], fix, LIMIT)
     return _replicas.drifted(ranks, "ended", "after accumulating") or passed(
         f"{MICRO_BATCHES} micro-batches under no_sync equal one process's batch on {len(ranks)} ranks over "
         f"{ranks[0]['backend']}",
-        value=worst,
+        value=max(error.value for error in errors),
         unit=LIMIT.unit,
         limit=LIMIT,
         digest=ranks[0]["ended"],
-    )
-
-
-def _off_reference(rank: int, step: int, kind: str, error: Any) -> Outcome:
-    what = {
-        "local": "gradients under no_sync are not the rank's own sum: they were sent, or a micro-batch is lost",
-        "synchronised": "the accumulated gradients are not those of one process on the whole batch",
-    }[kind]
-    return failed(
-        f"rank {rank}, step {step}: {what}",
-        fix="run the ddp check: right there, reinstall torch, as its no_sync is broken; wrong there, run all-reduce",
-        value=error if _group.finite(error) else None,
-        unit=LIMIT.unit,
-        limit=LIMIT,
-        rank=rank,
-        step=step,
     )
