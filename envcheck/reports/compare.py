@@ -236,9 +236,9 @@ def _said(same: list[Change]) -> list[str]:
     first = same[0]
     shifts = [change.shift for change in same if change.shift is not None]
     far = " to ".join(f"{shift:+.1%}" for shift in sorted({min(shifts), max(shifts)})) if shifts else ""
-    noise = f" (noise {max(change.threshold or 0.0 for change in same):.1%})" if shifts else ""
+    least = f" (threshold {max(change.threshold or 0.0 for change in same):.1%})" if shifts else ""
     whose = first.gpu if len(same) == 1 else f"{len(same)} GPUs or ranks" if shifts else ""
-    head = f"{first.what}{f' on {whose}' if whose else ''}{f': {far}{noise}' if far else ''}"
+    head = f"{first.what}{f' on {whose}' if whose else ''}{f': {far}{least}' if far else ''}"
     if len(same) > 1:
         each = (f"{change.gpu}: {change.before} -> {change.after}" for change in same)
         return [*_wrapped(head, "    ", "  "), *(line for text in each for line in _wrapped(text, " " * 8, " " * 6))]

@@ -170,7 +170,7 @@ def test_it_is_read_at_80_columns_and_by_programs(report: MakeReport) -> None:
     found = compare(before, after)
     told = lines(found)
     assert max(map(len, told)) <= 80
-    assert "  gemm values.bf16 on 3 GPUs or ranks: -28.6% (noise 5.0%)" in told
+    assert "  gemm values.bf16 on 3 GPUs or ranks: -28.6% (threshold 5.0%)" in told
     assert told[-1].startswith("4 regressions; ")
     assert msgspec.json.decode(encode(found))["schema"] == "envcheck/comparison/1"
 
