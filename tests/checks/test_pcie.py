@@ -1,0 +1,102 @@
+"""A PCIe link read under load: from small trees that look like /sys, and judged by measurements made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
+from envcheck.checks.env import _pcie, pcie_under_load
+
+Node = Callable[..., View]
+UUID = "GPU-00000000-1111-4000-8000-000000000000"
+
+
+def bus(root: Path, speed: str, width: str = "16") -> Path:
+    """Make the GPU's directory on the bus."""
+    here = root / "0000:1b:00.0"
+    here.mkdir(exist_ok=True)
+    (here / "current_link_speed").write_text(f"{speed}\n")
+    (here / "current_link_width").write_text(f"{width}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("speed", "generation"),
+    [("2.5 GT/s PCIe", 1), ("8.0 GT/s PCIe", 3), ("16.0 GT/s PCIe", 4), ("32.0 GT/s PCIe", 5), ("64.0 GT/s PCIe", 6)],
+)
+def test_the_kernels_rates_are_generations(tmp_path: Path, speed: str, generation: int) -> None:
+    assert _pcie.link("0000:1b:00.0", bus(tmp_path, speed)) == (generation, 16)
+
+
+@pytest.mark.parametrize(("speed", "width"), [("Unknown", "16"), ("", "16"), ("7 GT/s", "16"), ("8.0 GT/s", "?")])
+def test_a_link_that_is_not_told_is_no_link(tmp_path: Path, speed: str, width: str) -> None:
+    with pytest.raises(ValueError, match="tells"):
+        _pcie.link("0000:1b:00.0", bus(tmp_path, speed, width))
+
+
+def test_a_gpu_that_is_not_on_the_bus_here_is_an_error_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="current_link_speed"):
+        _pcie.link("0000:99:00.0", bus(tmp_path, "8.0 GT/s"))
+
+
+def test_cuda_tells_the_address_of_its_device_in_the_kernels_letters() -> None:
+    def name(text: Any, _length: int, _device: Any) -> int:
+        text.value = b"0000:1B:00.0"
+        return 0
+
+    assert _pcie.address(3, SimpleNamespace(cuDeviceGet=lambda *_: 0, cuDeviceGetPCIBusId=name)) == "0000:1b:00.0"
+    with pytest.raises(OSError, match="no bus address of its device 3"):
+        _pcie.address(3, SimpleNamespace(cuDeviceGet=lambda *_: 101, cuDeviceGetPCIBusId=name))
+
+
+def rank(*readings: Any, **entry: Any) -> dict[str, Any]:
+    """Return what the rank on the machine's first GPU told."""
+    standing = {"rank": 0, "world": 1, "host": "n1", "is_cuda": True, "device": UUID, "backend": None}
+    return {**standing, "name": "NVIDIA H100 80GB HBM3", "bus_id": "0000:10:00.0", "readings": [*readings], **entry}
+
+
+@pytest.mark.parametrize(
+    ("readings", "status"),
+    [
+        ([[1, 16], [5, 16]], PASS),  # what it is before the load counts for nothing
+        ([[5, 16], [5, 12]], PASS),
+        ([[5, 12]], WARN),
+        ([[5, 8]], FAIL),
+        ([[4, 16]], FAIL),
+        ([[1, 16], [3, 16]], FAIL),
+        ([], ERROR),
+        ([[5, 0]], ERROR),
+        ([["5", 16]], ERROR),
+        ([[5]], ERROR),
+    ],
+)
+def test_the_best_of_the_link_is_held_against_what_it_can_be(node: Node, readings: list[Any], status: str) -> None:
+    outcome = pcie_under_load.judge(node("h100x8"), [rank(*readings)])
+    assert outcome.status == status, outcome
+    if status in (WARN, FAIL):
+        assert outcome.details["device"] == UUID
+        assert "where Gen5 x16 is possible" in outcome.summary
+
+
+def test_desktops_split_their_lanes_and_virtual_machines_show_what_they_like(node: Node, put: Node) -> None:
+    half = rank([4, 8], name="NVIDIA GeForce RTX 4090")
+    assert pcie_under_load.judge(node("rtx4090"), [half]).status == WARN
+    outcome = pcie_under_load.judge(put(node("h100x8"), host__hypervisor=True), [rank([1, 1])])
+    assert (outcome.status, "virtual machine" in outcome.summary) == (WARN, True)
+
+
+def test_what_cannot_be_held_against_anything_is_told(node: Node, put: Node, put_gpu: Node) -> None:
+    silent = put_gpu(node("h100x8"), [0], pcie_gen_max=None)
+    for view in (silent, put(node("h100x8"), host__arch="aarch64")):
+        outcome = pcie_under_load.judge(view, [rank([1, 16])])
+        assert (outcome.status, "NVML does not say" in outcome.summary) == (PASS, True)
+    hidden = rank(readings=None, unreadable="[Errno 2] No such file or directory: current_link_speed")
+    assert pcie_under_load.judge(node("h100x8"), [hidden]).status == SKIP
+    both = [rank([5, 16], world=2), {**hidden, "rank": 1, "world": 2, "device": "GPU-2"}]
+    assert pcie_under_load.judge(node("h100x8"), both).status == ERROR
+    assert pcie_under_load.judge(node("h100x8"), [rank([5, 16], is_cuda=False, device="cpu")]).status == FAIL
