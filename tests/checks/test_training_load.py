@@ -17,8 +17,8 @@ NAN = float("nan")
 GIB = 1 << 30
 SAMPLE = {"clock": 1900, "power": 600.0, "temperature": 60, "reasons": [], "utilization": 98}
 TOLD = {
-    "steps": 900,
-    "seconds": 5.0,
+    "steps_per_second": 180.0,
+    "lasted": 5.0,
     "interval": 0.25,
     "losses": [1.02, 0.97],
     "peak": 3 * GIB,
@@ -82,7 +82,7 @@ def test_a_gpu_nobody_could_watch_is_an_error(h100: View, load: Any) -> None:
     assert training_load.judge(h100, report(h100, load=load)).status == ERROR
 
 
-@pytest.mark.parametrize("name", ["steps", "seconds", "peak", "total"])
+@pytest.mark.parametrize("name", ["steps_per_second", "lasted", "peak", "total"])
 @pytest.mark.parametrize("value", [0, -1, None, NAN, "5", True])
 def test_a_number_that_is_none_is_an_error(h100: View, name: str, value: Any) -> None:
     ranks = report(h100)

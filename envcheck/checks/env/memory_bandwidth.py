@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed
@@ -49,6 +50,8 @@ def measure(rank: Rank) -> Measured:
         for turn in range(rank.world):
             if turn == rank.rank:
                 across, refused = _by_node(torch, device, min(ACROSS, free))
+                values |= _best(across)
+                right |= {path: all(told["right"] for told in across.values()) for path in _best(across)}
             dist.all_reduce(probe)
             torch.cuda.synchronize()
         name = torch.cuda.get_device_name(device)
@@ -130,7 +133,14 @@ def _near(view: View, entry: Measured) -> Measured:
     node = _numa.nearest(view, entry["device"])
     if node not in across:
         node = max(across, key=lambda one: sum(_rates(across[one]).values()), default=None)
-    return {**entry, "node": node, "values": {**(entry.get("values") or {}), **_rates(across.get(node) or {})}}
+    known = {path: rate for path, rate in (entry.get("values") or {}).items() if not across or path not in _ACROSS}
+    return {**entry, "node": node, "values": {**known, **_rates(across.get(node) or {})}}
+
+
+def _best(across: Mapping[str, Measured]) -> dict[str, float]:
+    """Return each way's rate from the node that it is fastest from."""
+    told = [_rates(rates) for rates in across.values()]
+    return {path: max(rates[path] for rates in told) for path in _ACROSS if told and all(path in r for r in told)}
 
 
 def _rates(told: Measured) -> dict[str, float]:

@@ -45,12 +45,12 @@ def measure(rank: Rank) -> Measured:
             began = time.monotonic()
             losses += [step() for _ in range(steps)]
             torch.cuda.synchronize()
-            seconds = time.monotonic() - began
+            lasted = time.monotonic() - began
         return {
             **identity,
             "name": torch.cuda.get_device_name(device),
-            "steps": steps,
-            "seconds": seconds,
+            "steps_per_second": steps / lasted,
+            "lasted": lasted,
             "interval": INTERVAL,
             "losses": [float(losses[0]), float(losses[-1])],
             **_memory(torch, device),
@@ -114,12 +114,12 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 def _untold(entry: Measured) -> _group.Problem:
     """Return why this rank's numbers are none, or None."""
     losses, where = entry.get("losses") or [], f"rank {entry['rank']} on {entry['device']}"
-    lacking = [name for name in ("steps", "seconds", "peak", "total") if not _positive(entry.get(name))]
+    lacking = [name for name in ("steps_per_second", "lasted", "peak", "total") if not _positive(entry.get(name))]
     if lacking or len(losses) != 2 or entry["peak"] > entry["total"]:  # noqa: PLR2004 (before and after)
         return undecided(f"{where} told no {', '.join(lacking) or 'loss, or memory that cannot be'}", fix="see the log")
     if not all(_group.finite(loss) for loss in losses):
         return failed(f"{where}: the loss is not finite", fix="run the amp and matmul checks on this GPU")
-    return _load.unseen(entry, float(entry["seconds"]), float(entry.get("interval") or INTERVAL))
+    return _load.unseen(entry, float(entry["lasted"]), float(entry.get("interval") or INTERVAL))
 
 
 def _positive(value: Any) -> bool:
@@ -131,7 +131,7 @@ def _idle(entry: Measured) -> _group.Problem:
     if busy is None or busy[2] > 0:
         return None
     return undecided(
-        f"rank {entry['rank']} trained for {entry['seconds']:.0f} s and NVML saw {entry['device']} idle all the while",
+        f"rank {entry['rank']} trained for {entry['lasted']:.0f} s and NVML saw {entry['device']} idle all the while",
         fix="compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES: another device may be doing the work",
     )
 
@@ -182,5 +182,5 @@ def _one(entry: Measured) -> Measured:
         "power": power[1],
         "power_max": power[2],
         "temperature_max": heat[2],
-        "steps_per_second": entry["steps"] / entry["seconds"],
+        "steps_per_second": entry["steps_per_second"],
     }
