@@ -21,7 +21,7 @@ _ENVIRONMENT_NAMES: Final = frozenset(
     {"LD_LIBRARY_PATH", "LD_PRELOAD", "NSIGHT_CUDA_DEBUGGER", "MASTER_ADDR", "WORLD_SIZE"}
 )
 _SECRET: Final = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
-_GPU_MODULES: Final = ("nvidia", "nouveau", "gdrdrv", "nv_peer_mem")
+_GPU_MODULES: Final = ("nvidia", "nouveau", "gdrdrv", "nv_peer_mem", "efa_nv_peermem")
 NVML_TIMEOUT: Final = 20.0
 _LIBRARY_DIRS: Final = (
     "usr/lib/x86_64-linux-gnu",

@@ -41,7 +41,8 @@ def _ports_signal(classes: Path) -> Signal:
 
 def _ports(devices: Path) -> Iterator[tuple[Path, Path]]:
     for device in sorted(devices.iterdir()):
-        if (device / "ports").is_dir():
+        # A virtual function on its own host is somebody's guest's, and down until that guest runs.
+        if (device / "ports").is_dir() and not (device / "device/physfn").exists():
             yield from ((device, port) for port in sorted((device / "ports").iterdir()))
 
 
@@ -51,6 +52,7 @@ def _port(device: Path, port: Path) -> dict[str, Any]:
     return {
         "device": device.name,
         "port": int(port.name) if port.name.isdecimal() else port.name,
+        "type": _after_colon(_word(device / "node_type")),
         "model": _word(device / "board_id") or _word(device / "hca_type"),
         "firmware": _word(device / "fw_ver"),
         "layer": _word(port / "link_layer"),

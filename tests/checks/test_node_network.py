@@ -76,8 +76,10 @@ DOWN = {"state": "DOWN", "physical": "Polling"}
         ([*rails(7), *rails(1, model="MT_0000000540", rate=100.0)], PASS, "100 Gb/s InfiniBand, 400 Gb/s InfiniBand"),
         (rails(1, **{**ROCE, "gids": {}}), WARN, "no RoCE v2 GID (none at all)"),
         (rails(1, **{**ROCE, "gids": {"IB/RoCE v1": 1}}), WARN, "only IB/RoCE v1"),
-        (rails(2, counters={"link_downed": 5}), PASS, "up"),
-        (rails(2, counters={"link_downed": 6}), WARN, "mlx5_1/1 6 times"),
+        (rails(2, counters={"link_downed": 4}), PASS, "up"),
+        (rails(2, counters={"link_downed": 5}), WARN, "mlx5_1/1 5 times"),
+        (rails(1, **{**ROCE, "gids": {}, "type": "RNIC"}), PASS, "1 port(s) up"),
+        (rails(1, **{**ROCE, "gids": {}, "type": "CA"}), WARN, "no RoCE v2 GID"),
         ([], SKIP, "no InfiniBand"),
     ],
 )
@@ -122,6 +124,7 @@ def test_an_older_snapshot_is_a_skip_and_an_unreadable_one_an_error(cpu: View, p
     [
         ({"host__gpu_modules": ["nvidia", "nvidia_peermem"]}, PASS),
         ({"host__gpu_modules": ["nvidia", "nv_peer_mem"]}, PASS),
+        ({"host__gpu_modules": ["nvidia", "efa_nv_peermem"]}, PASS),
         ({"driver__kernel_flavour": "open", "host__kernel": "5.12.0"}, PASS),
         ({"driver__kernel_flavour": "open", "host__kernel": "5.11.22"}, WARN),
         ({"driver__kernel_flavour": "proprietary", "host__kernel": "6.8.0"}, WARN),

@@ -13,6 +13,7 @@ def port(root: Path, device: str, layer: str = "InfiniBand", rate: str = "400 Gb
     path = root / "sys/class/infiniband" / device / "ports/1"
     for directory in ("gids", "gid_attrs/types", "counters"):
         (path / directory).mkdir(parents=True)
+    (path.parents[1] / "node_type").write_text("1: CA\n")
     (path.parents[1] / "fw_ver").write_text("28.39.1002\n")
     (path.parents[1] / "board_id").write_text("MT_0000000838\n")
     for name, text in (("state", "4: ACTIVE"), ("phys_state", "5: LinkUp"), ("rate", rate), ("link_layer", layer)):
@@ -39,6 +40,7 @@ def test_a_port_is_read_whole_and_names_no_address(tmp_path: Path) -> None:
     assert found == {
         "device": "mlx5_0",
         "port": 1,
+        "type": "CA",
         "model": "MT_0000000838",
         "firmware": "28.39.1002",
         "layer": "Ethernet",
@@ -56,6 +58,12 @@ def test_every_port_of_every_device_is_there(tmp_path: Path) -> None:
         port(tmp_path, device)
     (tmp_path / "sys/class/infiniband/odd").mkdir()
     assert [p["device"] for p in infiniband.signals(tmp_path)["ib.ports"].value] == ["mlx5_0", "mlx5_1"]
+
+
+def test_a_guests_virtual_function_is_left_to_the_guest(tmp_path: Path) -> None:
+    (port(tmp_path, "mlx5_8").parents[1] / "device/physfn").mkdir(parents=True)
+    port(tmp_path, "mlx5_0")
+    assert [p["device"] for p in infiniband.signals(tmp_path)["ib.ports"].value] == ["mlx5_0"]
 
 
 def test_a_rate_of_half_a_lane_and_one_that_is_none(tmp_path: Path) -> None:

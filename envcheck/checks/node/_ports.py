@@ -49,8 +49,13 @@ def active(port: Port) -> bool:
 
 
 def ethernet(port: Port) -> bool:
-    """Return whether this is a RoCE port."""
+    """Return whether this is a RoCE port, or an iWARP one."""
     return str(port["layer"]) == "Ethernet"
+
+
+def roce(port: Port) -> bool:
+    """Return whether this port has RoCE's addresses: an iWARP card (RNIC) has none, and needs none."""
+    return ethernet(port) and port.get("type") in (None, "CA")
 
 
 def groups(found: list[Port]) -> list[list[Port]]:

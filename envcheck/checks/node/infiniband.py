@@ -78,7 +78,7 @@ def _slow(_view: View, group: list[Port]) -> Outcome | None:
 
 
 def _unaddressed(_view: View, group: list[Port]) -> Outcome | None:
-    bad = [p for p in group if _ports.active(p) and _ports.ethernet(p) and not p.get("gids", {}).get(_V2.value)]
+    bad = [p for p in group if _ports.active(p) and _ports.roce(p) and not p.get("gids", {}).get(_V2.value)]
     if not bad:
         return None
     kinds = sorted({kind for port in bad for kind in port.get("gids", {})})

@@ -15,7 +15,7 @@ from envcheck.checks.node import _facts, _ports
 
 CHECK = Check(promise="network cards can read and write the GPUs' memory", level="quick", seconds=0.01, gpus=1)
 
-_MODULES: Final = ("nvidia_peermem", "nv_peer_mem")
+_MODULES: Final = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
 _DMA_BUF: Final = (5, 12)
 _LIMIT: Final = Limit(
     "nvidia_peermem, or DMA-BUF",
