@@ -13,6 +13,8 @@ _PCIE_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 
 # With fewer the ring is as fast: 363 GB/s on 4 of 8 H200, where a ring gives 365 (stas00/ml-engineering).
 NVLS_FROM = 5
+# Hopper, whose switches add.
+SWITCHED = (9, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +68,8 @@ def _judged(view: View, proven: tuple[str, ...]) -> str:
     if proven:
         return "nvls" if "NVLS" in proven else "nvlink"
     environment = view.snapshot.signal("env").value or {}
-    return "nvlink" if str(environment.get("NCCL_NVLS_ENABLE")) == "0" else "nvls"
+    switched = all(_capability(gpu) >= SWITCHED for gpu in view.snapshot.gpus)
+    return "nvls" if switched and str(environment.get("NCCL_NVLS_ENABLE")) != "0" else "nvlink"
 
 
 def linked(view: View) -> bool:
@@ -102,7 +105,7 @@ def nvls_missing(view: View, ranks: int, nvls: Measured) -> str:
     gpus = view.snapshot.gpus
     fabrics = [gpu.signal("fabric").value for gpu in gpus]
     whole = all(isinstance(fabric, dict) and fabric.get("state") == "completed" for fabric in fabrics)
-    if not (linked(view) and whole and all(_capability(gpu) >= (9, 0) for gpu in gpus)):
+    if not (linked(view) and whole and all(_capability(gpu) >= SWITCHED for gpu in gpus)):
         return ""
     if nvls["trouble"]:
         return str(nvls["trouble"])

@@ -7,6 +7,7 @@ many rounds counts, so that what happens to pass by on the machine does not.
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import Any
 
@@ -89,9 +90,12 @@ def _compared(view: View, ranks: Ranks) -> Outcome:
     fastest, slowest = (pick(ranks, key=lambda entry: float(entry["seconds"])) for pick in (min, max))
     ratio = float(slowest["seconds"] / fastest["seconds"])
     where = f"rank {slowest['rank']} ({slowest.get('device')} of {slowest.get('host')})"
+    middle = statistics.median(float(entry["seconds"]) for entry in ranks)
     details: dict[str, Any] = {
         "ranks": [slowest["rank"]],
         "seconds": {str(entry["rank"]): entry["seconds"] for entry in ranks},
+        "over_middle": {str(entry["rank"]): round(entry["seconds"] / middle - 1, 4) for entry in ranks},
+        "spread": round(float(slowest["seconds"] - fastest["seconds"]) / middle, 4),
     }
     judged: dict[str, Any] = {"value": round(ratio, 4), "unit": LIMIT.unit}
     if ratio > LIMIT.value:
@@ -100,4 +104,5 @@ def _compared(view: View, ranks: Ranks) -> Outcome:
         return tell(f"{where} takes {ratio:.2f} times as long as others", fix=_FIX, **judged, limit=LIMIT, **details)
     if ratio > ADVICE.value and view.mode == "gpu":
         return warned(f"{where} takes {ratio:.2f} times as long as others", fix=_FIX, **judged, limit=ADVICE, **details)
-    return passed(f"{len(ranks)} ranks take the same time, within {ratio:.2f}", **judged, limit=LIMIT, **details)
+    said = f"{len(ranks)} ranks take the same time, within {ratio:.2f}; the slowest is {where}"
+    return passed(said, **judged, limit=LIMIT, **details)

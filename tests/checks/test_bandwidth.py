@@ -1,0 +1,167 @@
+"""Curves of every collective, judged on each side of each limit; what was sent and has to arrive, by arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
+from envcheck.checks.env import _bandwidth, _curves, collective_bandwidth
+
+Node = Callable[..., View]
+Put = Callable[..., View]
+NAN = float("nan")
+SLOW = {"rest": 15.0}
+NAMES = tuple(collective_bandwidth.ROWS)
+
+
+def curve(name: str, busbw: float, world: int, sizes: list[int] | None = None) -> list[dict[str, Any]]:
+    factor = 1.0 if name in ("broadcast", "send/recv") else (world - 1) / world
+    sizes = sizes or _bandwidth.SIZES["cuda"]
+    return [{"bytes": size, "seconds": size * factor / busbw / 1e9, "right": True} for size in sizes]
+
+
+def report(world: int, rates: Mapping[str, float], *, gpu: bool = True) -> list[dict[str, Any]]:
+    where = {"is_cuda": True, "backend": "nccl"} if gpu else {"is_cuda": False, "backend": "gloo"}
+    rate = {name: rates.get(name, rates["rest"]) for name in NAMES}
+    return [
+        {
+            "rank": rank,
+            "world": world,
+            "host": "node1",
+            "device": f"GPU-{rank}" if gpu else "cpu",
+            **where,
+            "curves": {name: curve(name, rate[name], world) for name in NAMES},
+            "latency": {name: [{"bytes": 8, "p50": 1e-5, "p99": 3e-5}] for name in NAMES},
+            "unsupported": {},
+        }
+        for rank in range(world)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("all-reduce", 175.0),
+        ("all-gather", 87.5),
+        ("reduce-scatter", 87.5),
+        ("all-to-all", 87.5),
+        ("broadcast", 100.0),
+        ("send/recv", 100.0),
+    ],
+)
+def test_bus_bandwidth_by_its_formula(name: str, expected: float) -> None:
+    assert _curves.busbw(name, 1e9, 0.01, 8) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("world", [2, 3, 8, 40])
+@pytest.mark.parametrize("name", ["all-reduce", *NAMES])
+def test_what_has_to_arrive_is_what_was_sent(name: str, world: int) -> None:
+    sent = [_bandwidth.parts(name, rank, world).sent for rank in range(world)]
+    blocks = range(world)
+    summed = [(world, sum(one[block] for one in sent)) for block in blocks] if name != "all-gather" else []
+    arriving: dict[str, Callable[[int], list[tuple[int, int]]]] = {
+        "all-reduce": lambda _: summed,
+        "all-gather": lambda _: [(1, one[0]) for one in sent],
+        "reduce-scatter": lambda rank: [summed[rank]],
+        "all-to-all": lambda rank: [(1, one[rank]) for one in sent],
+        "broadcast": lambda _: [(1, tag) for tag in sent[0]],
+        "send/recv": lambda rank: [(1, tag) for tag in sent[(rank - 1) % world]],
+    }
+    for rank in range(world):
+        assert _bandwidth.parts(name, rank, world).got == arriving[name](rank)
+    # fp32 counts exactly to 2^24.
+    assert max(count * 1020 + tags * 1024 for count, tags in arriving[name](0)) < 1 << 24
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "fail", "warn", "ceiling"),
+    [
+        ("all-gather", "h100x8", 290, 330, 450),
+        ("reduce-scatter", "h100x8", 290, 330, 450),
+        ("broadcast", "h100x8", 290, 330, 450),
+        ("send/recv", "a100x8", 152, 173, 300),
+    ],
+)
+def test_each_collective_on_each_side_of_its_own_limits(
+    node: Node, name: str, gpu: str, fail: float, warn: float, ceiling: float
+) -> None:
+    fine = {"rest": 340.0 if gpu == "h100x8" else 190.0}
+    for rate, status in (
+        (fail - 0.1, FAIL),
+        (fail + 0.1, WARN),
+        (warn - 0.1, WARN),
+        (warn + 0.1, PASS),
+        (ceiling - 0.1, PASS),
+        (ceiling + 0.1, ERROR),
+        (NAN, ERROR),
+        (-5.0, ERROR),
+    ):
+        outcome = collective_bandwidth.judge(node(gpu), report(8, {**fine, name: rate}))
+        assert outcome.status == status, (rate, outcome.summary)
+        if status in (WARN, FAIL):
+            assert outcome.limit is not None
+            assert outcome.summary.startswith(name)
+
+
+def test_the_slowest_collective_is_the_value_and_every_curve_is_told(node: Node) -> None:
+    outcome = collective_bandwidth.judge(node("h100x8"), report(8, {"rest": 340.0, "all-to-all": 79.0}))
+    assert (outcome.status, outcome.value, outcome.unit) == (PASS, pytest.approx(79.0), "GB/s")
+    assert {*outcome.details["curves"]} == {*NAMES}
+    [point] = [p for p in outcome.details["curves"]["all-to-all"] if p["bytes"] == 1 << 32]
+    assert point["rank_seconds"] == pytest.approx([(1 << 32) * 0.875 / 79e9] * 8)
+    assert outcome.details["latency"]["broadcast"] == [{"bytes": 8, "p50": 1e-5, "p99": 3e-5, "slowest_rank": 0}]
+
+
+@pytest.mark.parametrize(
+    ("virtual", "rate", "status"), [("none", 62.9, PASS), ("none", 63.1, ERROR), ("passthrough", 63.1, PASS)]
+)
+def test_nothing_passes_what_its_slot_carries_where_nvml_knows_the_slot(
+    node: Node, put_gpu: Put, virtual: str, rate: float, status: str
+) -> None:
+    view = put_gpu(node("mixed"), range(2), virtualization=virtual)
+    outcome = collective_bandwidth.judge(view, report(2, {"rest": 15.0, "broadcast": rate}))
+    assert outcome.status == status
+    assert "mismeasured" in outcome.summary or status == PASS
+
+
+def test_a_latency_that_is_no_time_is_an_error_and_one_that_nobody_took_is_left_out(node: Node) -> None:
+    ranks = report(2, SLOW)
+    ranks[1]["latency"]["all-gather"][0]["p99"] = NAN
+    assert collective_bandwidth.judge(node("mixed"), ranks).status == ERROR
+    for entry in ranks:
+        del entry["latency"]
+    outcome = collective_bandwidth.judge(node("mixed"), ranks)
+    assert (outcome.status, outcome.details["latency"]) == (PASS, {})
+
+
+def test_what_was_not_measured_is_no_pass_but_for_what_gloo_does_not_have(node: Node, cpu: View) -> None:
+    ranks = report(2, SLOW)
+    del ranks[1]["curves"]["all-to-all"]
+    assert collective_bandwidth.judge(node("mixed"), ranks).status == ERROR
+    here = report(2, SLOW, gpu=False)
+    for entry in here:
+        del entry["curves"]["all-to-all"]
+        entry["unsupported"] = {"all-to-all": "ProcessGroupGloo does not support alltoall"}
+    assert collective_bandwidth.judge(cpu, here).status == PASS
+    for entry in here:
+        del entry["curves"]["broadcast"]
+    assert collective_bandwidth.judge(cpu, here).status == ERROR
+    assert collective_bandwidth.judge(node("mixed"), report(1, SLOW)).status == SKIP
+    assert collective_bandwidth.judge(node("mixed"), report(2, SLOW, gpu=False)).status == FAIL
+
+
+def test_a_wrong_message_fails_naming_rank_and_collective(node: Node) -> None:
+    ranks = report(8, {"rest": 340.0})
+    ranks[6]["curves"]["reduce-scatter"][2]["right"] = False
+    outcome = collective_bandwidth.judge(node("h100x8"), ranks)
+    assert (outcome.status, outcome.details["ranks"]) == (FAIL, [6])
+    assert outcome.summary == "rank(s) [6]: what reduce-scatter delivered is wrong"
+
+
+def test_a_percentile_is_the_nearest_rank() -> None:
+    assert _bandwidth.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert _bandwidth.percentile([float(i) for i in range(1, 101)], 0.99) == 99.0
+    assert _bandwidth.percentile([7.0], 0.99) == 7.0
