@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -36,7 +37,8 @@ def read(nvml: Any, queries: tuple[Query, ...] = QUERIES) -> Reading:
         if queries is QUERIES:
             signals["gpu.p2p"] = _ask(nvml, functools.partial(peers.pairs, nvml))
     finally:
-        nvml.nvmlShutdown()
+        with contextlib.suppress(nvml.NVMLError):  # what was read stands
+            nvml.nvmlShutdown()
     signals["nvml.latency"] = Signal(time.perf_counter() - began, unit="s", source=SOURCE)
     return Reading(signals, gpus)
 
@@ -83,7 +85,7 @@ def _ask(nvml: Any, read_one: Callable[[], Any], unit: str | None = None) -> Sig
         value = read_one()
     except nvml.NVMLError as error:
         return Signal(reason=f"NVML: {error}", unit=unit, source=SOURCE)
-    except AttributeError as error:  # an nvidia-ml-py older than the query
+    except (AttributeError, TypeError, ValueError, LookupError) as error:  # an nvidia-ml-py that is older, or other
         return Signal(reason=f"nvidia-ml-py: {error}", unit=unit, source=SOURCE)
     return (
         Signal(reason="NVML: no answer", unit=unit, source=SOURCE)

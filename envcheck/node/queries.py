@@ -46,7 +46,7 @@ class Query(NamedTuple):
 
 def text(value: Any) -> str:
     """Return what NVML gave as bytes or text."""
-    return value.decode() if isinstance(value, bytes) else str(value)
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _capability(nvml: Any, gpu: Any) -> str:

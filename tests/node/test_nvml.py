@@ -44,6 +44,30 @@ def test_one_refused_query_is_one_reason(fake_nvml: Fake, function: str, signal:
     assert [name for name, s in gpu.signals.items() if s.value is None] == [signal]
 
 
+@pytest.mark.parametrize("error", [TypeError, ValueError, LookupError, AttributeError])
+def test_a_wrapper_that_breaks_costs_one_signal(fake_nvml: Fake, error: type[Exception]) -> None:
+    fake = fake_nvml()
+
+    def breaks(*_: object) -> int:
+        raise error("not this way")  # noqa: EM101 (a wrapper's own words)
+
+    fake.answers["nvmlDeviceGetMigMode"] = breaks
+    _, [gpu] = nvml.read(fake)
+    assert gpu.signal("mig_mode").reason == "nvidia-ml-py: not this way"
+    assert [name for name, signal in gpu.signals.items() if signal.value is None] == ["mig_mode"]
+
+
+def test_a_shutdown_that_fails_leaves_what_was_read(fake_nvml: Fake) -> None:
+    signals, [gpu] = nvml.read(fake_nvml({"nvmlShutdown": "Unknown Error"}))
+    assert signals["driver.version"].value
+    assert gpu.signal("name").value == "NVIDIA H100 80GB HBM3"
+
+
+def test_bytes_that_are_no_text_are_told_as_far_as_they_are(fake_nvml: Fake) -> None:
+    _, [gpu] = nvml.read(fake_nvml(nvmlDeviceGetVbiosVersion=b"96.\xff"))
+    assert gpu.signal("vbios").value == "96.\ufffd"
+
+
 def test_a_gpu_without_nvlink_says_so_of_all_that_is_asked_of_links(fake_nvml: Fake) -> None:
     _, [gpu] = nvml.read(fake_nvml({"nvmlDeviceGetNvLinkState": "Not Supported"}))
     assert {gpu.signal(name).reason for name in ("nvlinks", "nvlinks_active", "nvlink_errors")} == {

@@ -1,0 +1,36 @@
+"""envcheck, on a machine with simulated GPUs: SIMULATED_GPUS=2 python tests/simulated/simulate.py run --python PYTHON.
+
+A simulated GPU proves that the code runs to its end and judges, and nothing about hardware. See site/simulated/gpu.py
+for what can be set.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+SITE = Path(__file__).resolve().with_name("site")
+
+
+def main() -> None:
+    """Put the driver under nvidia-ml-py and the GPUs under the torch of every Python that is started; run envcheck."""
+    collect: Any = importlib.import_module("envcheck.node.collect")
+    pynvml: Any = importlib.import_module("pynvml")
+    pynvml.nvmlLib = importlib.import_module("simulated.driver").library()
+    find = collect.find_library
+    library = Path("/usr/lib/libnvidia-ml.so.580.95.05")
+
+    def found(name: str, *places: Any) -> Any:
+        return library if name.startswith("libnvidia-ml") else find(name, *places)
+
+    collect.find_library = found
+    importlib.import_module("envcheck.cli").main()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(SITE))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SITE), os.environ.get("PYTHONPATH")]))
+    main()

@@ -1,0 +1,92 @@
+"""Autograd, autocast and random numbers of the simulated GPU."""
+
+# ruff: noqa: EM101, FBT001, FBT002, SLF001, TRY003 (it stands in for torch: its names, signatures and words)
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import gpu, speed, tensors
+
+
+def install(torch: Any) -> None:
+    """Have what runs inside a backward pass be seen too."""
+    graph = torch.autograd.graph
+    engine = graph._engine_run_backward
+    mode = tensors.mode_of(torch)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with mode():
+            return engine(*args, **kwargs)
+
+    graph._engine_run_backward = torch.autograd._engine_run_backward = run
+    _functions_of_autograd(torch)
+    _generator(torch)
+    then = torch._C.Future.then
+
+    def seen(self: Any, callback: Any) -> Any:
+        def called(future: Any) -> Any:
+            with mode():
+                return callback(future)
+
+        return then(self, called)
+
+    torch._C.Future.then = seen
+
+
+def _functions_of_autograd(torch: Any) -> None:
+    """Keep the marks where autograd hands tensors from C++ to Python: a function's results, and what comes back."""
+    function, backward = torch.autograd.Function, torch.autograd.function.BackwardCFunction
+    forth, back = function.apply.__func__, backward.apply
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        where = next(
+            (
+                tensors.mark_of(t)
+                for t in speed.flat([args, kwargs])
+                if isinstance(t, torch.Tensor) and tensors.mark_of(t)
+            ),
+            None,
+        )
+        found = forth(cls, *args, **kwargs)
+        return found if where is None else tensors.marked(torch, found, where)
+
+    def apply_back(self: Any, *args: Any) -> Any:
+        saved = [t for t in self.saved_tensors if t is not None]
+        where = next((tensors.mark_of(t) for t in saved if tensors.mark_of(t)), None) or gpu.current_of(torch)
+        return back(self, *(tensors.marked(torch, one, where) for one in args))
+
+    function.apply, backward.apply = classmethod(apply), apply_back
+
+
+def _generator(torch: Any) -> None:
+    """Have a generator of CUDA's give the CPU's numbers, for tensors of its own device alone."""
+    real = torch.Generator
+
+    def new(cls: Any, device: Any = "cpu") -> Any:
+        place = gpu.place_of(torch, device)
+        made = real.__new__(cls, "cpu" if place is not None else device)
+        made.place = place
+        return made
+
+    def device(self: Any) -> Any:
+        return self.place or torch.device("cpu")
+
+    torch.Generator = type("Generator", (real,), {"__new__": new, "device": property(device)})
+
+
+def autocast(torch: Any) -> None:
+    real = torch.amp.autocast_mode.autocast
+
+    def entered(
+        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
+    ) -> None:
+        if device_type == "cuda":
+            gpu.Gpu.start()
+            if enabled and dtype is torch.bfloat16 and gpu.CAPABILITY < (8, 0):
+                raise RuntimeError("Current CUDA Device does not support bfloat16. Please switch dtype to float16.")
+            device_type, dtype = "cpu", dtype or torch.float16
+        begin(self, device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
+
+    begin = real.__init__
+    real.__init__ = entered

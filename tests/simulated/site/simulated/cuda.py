@@ -1,0 +1,228 @@
+"""torch.cuda as the simulated GPUs have it: events and streams on their clock, properties, memory, devices."""
+
+# ruff: noqa: ARG002, ARG005, D102, EM101, FBT001, FBT002, PLC0415, PLW0108, SLF001, TRY003 (torch names them so)
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import types
+from collections.abc import Callable
+from typing import Any
+
+from . import autograd, gpu, nccl, tensors
+
+
+class Event:
+    """torch.cuda.Event on the simulated clock."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        gpu.Gpu.start()
+        self.timing = enable_timing
+        self.at: float | None = None
+
+    def record(self, stream: Any = None) -> None:
+        self.at = gpu.Gpu.clock
+
+    def wait(self, stream: Any = None) -> None:
+        return
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return
+
+    def elapsed_time(self, end_event: Any) -> float:
+        if not (self.timing and end_event.timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self.at is None or end_event.at is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return float(end_event.at - self.at) * 1000
+
+
+class Stream:
+    """torch.cuda.Stream; everything on it is done at once."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **_ids: Any) -> None:
+        import torch
+
+        gpu.Gpu.start()
+        self.device, self.priority = torch.device("cuda", gpu.Gpu.current), priority
+        self.cuda_stream = self.stream_id = id(self)
+
+    def wait_event(self, event: Any) -> None:
+        return
+
+    def wait_stream(self, stream: Any) -> None:
+        return
+
+    def record_event(self, event: Any = None) -> Any:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        return
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+class _Properties:
+    def __init__(self, index: int) -> None:
+        self.name = gpu.NAME
+        self.major, self.minor = gpu.CAPABILITY
+        self.total_memory = gpu.MEMORY
+        self.multi_processor_count = 132
+        self.uuid = gpu.uuid_of(gpu.visible()[index]).removeprefix("GPU-")
+        self.L2_cache_size = 50 << 20
+        self.pci_bus_id, self.pci_domain_id, self.pci_device_id = 16 + gpu.visible()[index], 0, 0
+        self.is_integrated, self.is_multi_gpu_board = 0, 0
+        self.warp_size, self.max_threads_per_multi_processor = 32, 2048
+        self.regs_per_multiprocessor, self.shared_memory_per_block_optin = 65536, 232448
+
+
+def _started(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        gpu.Gpu.start()
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _replaced(original: Any, replacement: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the replacement, refusing arguments that the original refuses."""
+    try:
+        signature = inspect.signature(original)
+    except (TypeError, ValueError):
+        return replacement
+
+    @functools.wraps(replacement)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        return replacement(*bound.args, **bound.kwargs)
+
+    return call
+
+
+def _functions(torch: Any) -> dict[str, Callable[..., Any]]:
+    """Return torch.cuda's functions, by name."""
+
+    def set_device(device: Any) -> None:
+        index = gpu.index_of(device)
+        if index >= 0:
+            gpu.Gpu.start()
+            gpu.Gpu.current = index
+
+    def stream_here(*_: Any) -> Stream:
+        return Stream()
+
+    def exchange(device: int) -> int:
+        before, gpu.Gpu.current = gpu.Gpu.current, device if device >= 0 else gpu.Gpu.current
+        return before
+
+    seed = torch.zeros(16, dtype=torch.uint8)
+    started: dict[str, Callable[..., Any]] = {
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "current_device": lambda: gpu.Gpu.current,
+        "get_device_properties": lambda device=None: _Properties(gpu.index_of(device)),
+        "synchronize": lambda device=None: gpu.index_of(device) and None,
+        "mem_get_info": lambda device=None: (gpu.index_of(device) and None) or (gpu.MEMORY - (16 << 20), gpu.MEMORY),
+        "memory_allocated": lambda device=None: gpu.Gpu.allocated,
+        "max_memory_allocated": lambda device=None: gpu.Gpu.allocated,
+        "memory_reserved": lambda device=None: gpu.Gpu.allocated,
+        "max_memory_reserved": lambda device=None: gpu.Gpu.allocated,
+        "reset_peak_memory_stats": lambda device=None: None,
+        "memory_stats": lambda device=None: {},
+        "empty_cache": lambda: None,
+        "current_stream": stream_here,
+        "default_stream": stream_here,
+        "can_device_access_peer": lambda device, peer_device: gpu.index_of(device) != gpu.index_of(peer_device),
+        "get_rng_state": lambda device="cuda": seed.clone(),
+        "set_rng_state": lambda new_state, device="cuda": None,
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or gpu.CAPABILITY >= (8, 0),
+        "get_arch_list": lambda: gpu.ARCHES.split(),
+    }
+    untouched: dict[str, Callable[..., Any]] = {
+        "is_available": lambda: bool(gpu.visible()),
+        "device_count": lambda: len(gpu.visible()),
+        "is_initialized": lambda: gpu.Gpu.up_in == os.getpid(),
+        "_is_in_bad_fork": lambda: gpu.Gpu.up_in not in (None, os.getpid()),
+        "set_device": set_device,
+        "stream": lambda stream: contextlib.nullcontext(stream),
+        "set_stream": lambda stream: None,
+        "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None,
+        "_exchange_device": exchange,
+        "_maybe_exchange_device": exchange,
+        "is_current_stream_capturing": lambda: False,
+    }
+    return {**{name: _started(function) for name, function in started.items()}, **untouched}
+
+
+def install(torch: Any) -> None:
+    """Give this process its GPUs; called once, right after torch was imported."""
+    for name, function in _functions(torch).items():
+        if hasattr(torch.cuda, name):
+            setattr(torch.cuda, name, _replaced(getattr(torch.cuda, name), function))
+    torch.cuda.Event, torch.cuda.Stream = Event, Stream
+    torch.version.cuda = gpu.CUDA
+    torch.__version__ = type(torch.__version__)(
+        str(torch.__version__).partition("+")[0] + "+cu" + gpu.CUDA.replace(".", "")
+    )
+    torch._C._cuda_getArchFlags = lambda: gpu.ARCHES
+    torch.cuda.nccl.version = lambda: (2, 27, 5)
+    _modules(torch)
+    tensors.install(torch)
+    autograd.install(torch)
+    autograd.autocast(torch)
+    _accelerator(torch)
+    if torch.distributed.is_available():
+        nccl.install(torch)
+    tensors.mode_of(torch)().__enter__()
+
+
+def _modules(torch: Any) -> None:
+    torch.cuda.random.get_rng_state, torch.cuda.random.set_rng_state = (
+        torch.cuda.get_rng_state,
+        torch.cuda.set_rng_state,
+    )
+    torch.cuda.random.manual_seed_all = torch.cuda.manual_seed_all
+    torch.cuda.memory.mem_get_info = torch.cuda.mem_get_info
+    cudnn = types.SimpleNamespace(version=lambda: 91002, is_available=lambda: True)
+    torch.backends.cudnn.version, torch.backends.cudnn.is_available = cudnn.version, cudnn.is_available
+    torch.backends.cuda.is_built = lambda: True
+
+
+def _accelerator(torch: Any) -> None:
+    if not hasattr(torch, "accelerator"):
+        return
+    here = torch.accelerator
+    told = {
+        "is_available": lambda: bool(gpu.visible()),
+        "device_count": lambda: len(gpu.visible()),
+        "current_accelerator": lambda check_available=False: torch.device("cuda") if gpu.visible() else None,
+        "current_device_index": lambda: gpu.Gpu.current,
+        "current_device_idx": lambda: gpu.Gpu.current,
+        "set_device_index": torch.cuda.set_device,
+        "set_device_idx": torch.cuda.set_device,
+        "synchronize": torch.cuda.synchronize,
+        "current_stream": lambda device=None: Stream(),
+    }
+    for name, function in told.items():
+        if hasattr(here, name):
+            setattr(here, name, function)
