@@ -63,7 +63,7 @@ def test_acs_is_a_fault_on_bare_metal_where_there_is_something_to_turn_back(node
     outcome = acs.judge(bare)
     assert (outcome.status, outcome.value, outcome.details["bridges"]) == (WARN, 1, ["0000:0f:00.0"])
     assert acs.judge(put(bare, pci__acs=[{**BRIDGE, "enabled": ["source validation"]}])).status == PASS
-    assert acs.judge(put(bare, pci__acs=[])).status == PASS
+    assert acs.judge(put(bare, pci__acs=[])).status == SKIP
     assert acs.judge(put(bare, host__hypervisor=True)).status == SKIP
     assert "cannot be told" in acs.judge(put(bare, host__hypervisor=Signal(reason="no flags"))).summary
     without = [{**pair, "read": "chipset not supported"} for pair in pairs()]
@@ -76,6 +76,7 @@ def test_an_iommu_is_a_fault_on_bare_metal_where_pairs_use_the_bus(node: Node, p
     assert (iommu.judge(bare).status, iommu.judge(bare).value) == (WARN, 1)
     assert iommu.judge(put(bare, pci__iommu={"0000:10:00.0": "identity"})).status == PASS
     assert iommu.judge(put(bare, pci__iommu={"0000:10:00.0": None})).status == PASS
+    assert iommu.judge(put(bare, pci__iommu={})).status == SKIP
     assert iommu.judge(put(bare, host__hypervisor=True)).status == SKIP
     assert iommu.judge(put(bare, gpu__p2p=[{**pair, "nvlink": "ok"} for pair in pairs()])).status == PASS
     assert iommu.judge(put(bare, gpu__p2p=Signal(reason="NVML: Unknown Error"))).status == SKIP

@@ -39,6 +39,8 @@ def judge(view: View) -> Outcome:
     bridges = view.snapshot.signal("pci.acs").value
     if not isinstance(bridges, list) or not all(_shaped(bridge) for bridge in bridges):
         return undecided("pci.acs is nonsense", fix="read the node again")
+    if not bridges:
+        return skipped("the PCI bus shows no bridge above a GPU here")
     found = {str(b["bus_id"]): b["gpus"] for b in bridges if any(word in b["enabled"] for word in _REDIRECTS)}
     if not found:
         return passed(f"none of {len(bridges)} bridges above the GPUs redirects", value=0, unit="bridges", limit=_LIMIT)

@@ -32,11 +32,13 @@ def judge(view: View) -> Outcome:
     groups = view.snapshot.signal("pci.iommu").value
     if not isinstance(groups, dict):
         return undecided("pci.iommu is nonsense", fix="read the node again")
+    if not groups:
+        return skipped("the PCI bus shows no GPU here")
     behind = sorted(gpu for gpu, kind in groups.items() if str(kind).startswith("DMA"))
     if behind:
         return _translates(view, behind)
-    how = "passes through" if "identity" in groups.values() else "is off, or its groups are not shown"
-    return passed(f"the IOMMU {how}", value=0, unit=_LIMIT.unit, limit=_LIMIT)
+    how = "passes through for" if "identity" in groups.values() else "is off for, or has no group of,"
+    return passed(f"the IOMMU {how} {len(groups)} GPUs", value=0, unit=_LIMIT.unit, limit=_LIMIT)
 
 
 def _translates(view: View, behind: list[str]) -> Outcome:
