@@ -58,13 +58,14 @@ def run(directory: Path, plan: dict[str, Any]) -> None:
     facts = nursery.environment()
     nursery.events.emit("environment", facts=facts)
     for check in plan["checks"]:
-        left = nursery.left()
         if check["gpus"] > facts["device_count"]:
             continue
+        if check["seconds"] <= nursery.left():
+            nursery.prepare(check["imports"], facts)
+        left = nursery.left()
         if check["seconds"] > left:
             nursery.events.emit("left-out", id=check["id"], left=round(left, 1))
         else:
-            nursery.prepare(check["imports"], facts)
             nursery.check(check, facts)
     nursery.events.emit("end")
 

@@ -244,6 +244,16 @@ def test_what_checks_load_besides_torch_is_imported_once_where_they_are_forked(
     assert {outcome.status for outcome in run.outcomes.values()} == {"pass"}
 
 
+def test_what_is_imported_for_a_check_is_of_the_budget_too(
+    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
+) -> None:
+    torch(gpus=0)
+    (tmp_path / "path" / "slow.py").write_text("import time\ntime.sleep(4)\n")
+    add("a_with", PRELOADED, "imports=('slow',), seconds=0.1")
+    outcome = run_site(budget=4.0).outcomes["a-with"]
+    assert (outcome.status, outcome.left_out) == ("skip", True)
+
+
 def test_an_import_that_brings_cuda_up_has_ranks_spawned_from_then_on(
     torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
 ) -> None:
