@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-SABOTAGE = Path(__file__).parent / "sabotage"
 HONEST = ("memory-patterns", "fp8-training")
 LIES = {
     "memory-flips-a-bit": "rank 1 on cpu: 4 words came back wrong, the first under zeros: byte 2097768",
@@ -36,15 +36,10 @@ def measure(rank):
 
 
 @pytest.fixture(scope="module")
-def outcomes(torch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Run every check once, the sabotaged ones beside the honest."""
-    output = tmp_path_factory.mktemp("compute") / "report.json"
-    chosen = [option for check in (*HONEST, *LIES, *ON_GPUS_ONLY) for option in ("--only", check)]
-    command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(torch_python), "--nproc", "2"]
-    command += ["--checks", str(SABOTAGE), *chosen, "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    return {row["id"]: row for row in json.loads(output.read_text())["outcomes"]}
+def outcomes(sabotaged: Callable[[str], Any]) -> dict[str, Any]:
+    """Return what each check came to in the runs of every check, the sabotaged ones beside the honest."""
+    reports = {sabotaged(check).report for check in (*HONEST, *LIES, *ON_GPUS_ONLY)}
+    return {row["id"]: row for path in reports for row in json.loads(path.read_text())["outcomes"]}
 
 
 @pytest.mark.torch

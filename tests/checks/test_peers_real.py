@@ -23,17 +23,20 @@ LIES = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(torch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
+def outcomes(torch_python: Path, tmp_path_factory: pytest.TempPathFactory, sabotaged: Callable[[str], Any]) -> Report:
     """Return what runs probes before a real all-reduce of two ranks, and gives the report's rows by id."""
 
     @functools.cache
     def run(*probes: str) -> dict[str, Any]:
+        if probes == tuple(LIES):
+            shared = json.loads(sabotaged(probes[0]).report.read_text())["outcomes"]
+            return {row["id"]: row for row in shared}
         output = tmp_path_factory.mktemp("peers") / "report.json"
         command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(torch_python), "--nproc", "2"]
         command += ["--checks", str(SABOTAGE), "--output", str(output)]
         command += [word for check in (*probes, "all-reduce", "tells-environment") for word in ("--only", check)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == (0 if probes == ("peers-honest",) else 1), done.stderr
+        assert done.returncode == 0, done.stderr
         return {row["id"]: row for row in json.loads(output.read_text())["outcomes"]}
 
     return run
