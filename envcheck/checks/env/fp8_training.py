@@ -19,6 +19,7 @@ CHECK = Check(
     seconds=3.0,
     timeout=120.0,
     ranks=0,
+    imports=("torch._dynamo",),  # by the first optimizer
 )
 
 STEPS, BATCH, WIDTH, CLASSES = 30, 64, 64, 16

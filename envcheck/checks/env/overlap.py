@@ -25,6 +25,7 @@ CHECK = Check(
     seconds=3.0,
     timeout=180.0,
     ranks=0,
+    imports=("torch._dynamo",),  # by the first optimizer
 )
 
 # 512 MB of gradients on a GPU, 6 MB on a CPU; several buckets of each, as only the last one cannot be hidden.

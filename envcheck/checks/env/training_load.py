@@ -21,6 +21,7 @@ CHECK = Check(
     timeout=120.0,
     gpus=1,
     ranks=0,
+    imports=("torch._dynamo",),  # by the first optimizer
 )
 
 SECONDS, INTERVAL = 5.0, 0.25
