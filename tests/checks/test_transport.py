@@ -256,6 +256,23 @@ def test_bridged_pairs_may_use_the_hosts_memory_to_others_but_not_to_their_own(n
     assert transport.judge(bridged, report(8, "SHM/direct/direct", RING)).status == WARN
 
 
+def test_what_nvml_shows_between_two_gpus_decides_which_of_them_go_round(node: Node, put: Put, put_gpu: Put) -> None:
+    bridged = put_gpu(node("a100x8"), range(8), name="NVIDIA A100 80GB PCIe", nvlink_remotes=["gpu"] * 12)
+    ends = [gpu.uuid for gpu in bridged.snapshot.gpus]
+    matrix = [
+        {"a": a, "b": b, "nvlink": "ok" if a // 2 == b // 2 else "not supported", "path": "SYS"}
+        for a in range(8)
+        for b in range(a + 1, 8)
+    ]
+    view = put(bridged, gpu__p2p=matrix)
+    ranks = report(8, "P2P/CUMEM", RING, {(a, b): "SHM/direct/direct" for a in range(8) for b in range(a + 1, 8)})
+    for entry in ranks:
+        entry["device"] = ends[entry["rank"]]
+    outcome = transport.judge(view, ranks)
+    assert (outcome.status, outcome.value) == (WARN, 4)
+    assert "ranks 0-1, 2-3, 4-5, 6-7 talk over SHM/direct" in outcome.summary
+
+
 @pytest.mark.parametrize(("way", "status"), [("SHM/direct/direct", PASS), ("NET/IB/0", PASS), ("NET/Socket/0", WARN)])
 def test_gpus_without_nvlink_may_use_what_they_have_but_not_sockets_within_a_host(
     node: Node, way: str, status: str

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from envcheck.checks import Measured, Ranks, View
-from envcheck.checks.env import _group, _nccl
+from envcheck.checks.env import _group, _nccl, _peers
 
 # GB/s of one lane, one way, after its encoding (PCI-SIG).
 _PCIE_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
@@ -78,18 +79,22 @@ def linked(view: View) -> bool:
     return bool(gpus) and all(_group.finite(n := gpu.signal("nvlinks_active").value) and n > 0 for gpu in gpus)
 
 
-def roundabout(view: View, pairs: _nccl.Pairs, pair: tuple[int, int]) -> bool:
-    """Return whether two ranks of one host use a slower way than their GPUs have.
+def roundabout(view: View, pairs: _nccl.Pairs, pair: tuple[int, int], devices: Mapping[int, str]) -> bool:
+    """Return whether two ranks of one host use a slower way than their GPUs have; `devices` are the ranks' UUIDs.
 
-    GPUs of a board whose every two are linked have to use that. Of GPUs with bridges some are not linked, so they are
-    held to it only where no two of them use it. Sockets are nobody's best way within a host; a network card may be.
+    What is linked, by NVML or as every two GPUs of some boards are, has to use that. Where neither tells, as of bridges
+    in an old snapshot, only that no two use it is wrong. Sockets are nobody's best way within a host; a network card
+    may be.
     """
     ways = pairs[pair]
     if any(way.lower() == "net/socket" for way in ways):
         return True
     if not linked(view) or all(way.startswith("P2P/") for way in ways):
         return False
-    return _meshed(view) or not any(way.startswith("P2P/") for found in pairs.values() for way in found)
+    between = _peers.link(view, *(devices.get(rank, "") for rank in pair))
+    if between in ("nvlink", "nvswitch") or _meshed(view):
+        return True
+    return not between and not any(way.startswith("P2P/") for found in pairs.values() for way in found)
 
 
 def _meshed(view: View) -> bool:

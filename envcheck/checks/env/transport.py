@@ -84,11 +84,9 @@ def _details(pairs: _nccl.Pairs, logs: _nccl.Logs) -> dict[str, Any]:
 def _slower(view: View, ranks: Ranks, pairs: _nccl.Pairs, details: dict[str, Any]) -> Outcome | None:
     """Return the warning that names the ranks which go round a link they have; None where none does."""
     hosts = {entry["rank"]: entry.get("host") for entry in ranks}
-    off = [
-        pair
-        for pair in sorted(pairs)
-        if hosts.get(pair[0]) == hosts.get(pair[1]) and _links.roundabout(view, pairs, pair)
-    ]
+    devices = {entry["rank"]: str(entry.get("device")) for entry in ranks}
+    near = [pair for pair in sorted(pairs) if hosts.get(pair[0]) == hosts.get(pair[1])]
+    off = [pair for pair in near if _links.roundabout(view, pairs, pair, devices)]
     if not off:
         return None
     ways = sorted({way for pair in off for way in pairs[pair] if not way.startswith("P2P/")})
