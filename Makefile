@@ -2,7 +2,7 @@
 # make engine  a shell beside the private container engine that the demo started
 # make test    everything, the engine tests included where an engine can be had (sets itself up)
 .DEFAULT_GOAL := help
-.PHONY: help setup demo engine test lint format types contracts drift checks bench dev-lock clean
+.PHONY: help setup demo engine test lint format types contracts drift checks faults bench dev-lock clean
 
 BIN := .venv/bin
 
@@ -10,6 +10,7 @@ help:
 	@sed -n 's/^# //p' Makefile
 	@echo "make lint types contracts drift    what CI checks besides the tests"
 	@echo "make checks  the README's table of checks, and which have met a GPU"
+	@echo "make faults  every fault of tests/faults put in: found, missed, false alarms on sound machines"
 	@echo "make bench   benchmarks/, as ratios"
 
 setup:
@@ -44,6 +45,10 @@ drift: setup
 
 checks: setup
 	$(BIN)/python .ci/checks
+
+faults: setup
+	@$(BIN)/envcheck build torch2.13.0-cpu-py311 --engine venv --mirror host --dest .envcheck/test-venv >/dev/null
+	@ENVCHECK_TEST_PYTHON=$$PWD/.envcheck/test-venv/bin/python $(BIN)/pytest -q -n auto tests/faults
 
 bench: setup
 	@$(BIN)/envcheck build torch2.13.0-cpu-py311 --engine venv --mirror host --dest .envcheck/test-venv >/dev/null

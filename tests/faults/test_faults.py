@@ -164,3 +164,18 @@ def test_the_catalogue_is_large_enough_and_says_each_thing_once(rows: list[Row],
 def test_every_check_of_the_node_has_a_fault_that_it_catches(rows: list[Row], checks: dict[str, Found]) -> None:
     caught = {row["check"] for row in rows}
     assert sorted(found.id for found in checks.values() if found.kind == "node" and found.id not in caught) == []
+
+
+def test_every_sabotage_is_a_fault_of_the_catalogue(rows: list[Row]) -> None:
+    told = {row["sabotage"] for row in rows if "sabotage" in row}
+    files = {path.stem.replace("_", "-"): path.read_text() for path in (TESTS / "checks/sabotage/env").glob("*.py")}
+    lies = {name for name, text in files.items() if not text.startswith(('"""Nothing is wrong', '"""No sabotage'))}
+    assert lies == told
+
+
+NAMED = ("slow", "bit", "swapped chunks", "nan", "scaler", "drift", "averaged", "buffer", "cpu", "uuid", "64 mb")
+
+
+def test_the_faults_that_everybody_asks_for_are_there(rows: list[Row]) -> None:
+    names = " / ".join(row["fault"] for row in rows).lower()
+    assert [word for word in NAMED if word not in names] == []
