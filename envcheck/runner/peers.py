@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from envcheck.checks import ERROR, FAIL, WARN, Outcome, failed, undecided
+from envcheck.checks import ERROR, FAIL, SKIP, Outcome, failed, undecided
 from envcheck.runner.discover import Found
 from envcheck.runner.record import OutcomeRow
 from envcheck.runner.worker_peers import OFF
@@ -17,6 +17,8 @@ from envcheck.runner.worker_peers import OFF
 KEPT: Final = ("ran_with", "hung")
 _SET: Final = [f"{name}={value}" for name, value in OFF.items()]
 _WORDS: Final = ", ".join(_SET)
+# What an outcome blames that is about one GPU by itself: its pace is its own, whatever groups talk over.
+_ALONE: Final = ("device", "devices", "rank")
 _FIX: Final = (
     "on bare metal disable ACS on the PCIe bridges and set the IOMMU to pass through (iommu=pt), then look at NVLink "
     f"and fabric manager; until then {_WORDS} has NCCL go through the host's memory"
@@ -46,9 +48,9 @@ def told(found: Found, outcome: Outcome, details: Mapping[str, Any]) -> Outcome:
     """Return the outcome of a group, with what it was measured without; a group that hung with it has not passed."""
     if details.get("hung"):
         return _hung(outcome, str(details["hung"]))
-    if details.get("ran_with") != _SET or found.check.probe:
+    if details.get("ran_with") != _SET or found.check.probe or outcome.status == SKIP:
         return outcome
-    if found.check.performance and outcome.status in (FAIL, WARN):
+    if found.check.performance and outcome.status == FAIL and not any(word in outcome.details for word in _ALONE):
         said = f"measured with {_WORDS}, as peer-to-peer is broken: {outcome.summary}"
         return undecided(said, fix=_FIX, **outcome.details)
     return dataclasses.replace(outcome, summary=f"{outcome.summary}; with {_WORDS}")

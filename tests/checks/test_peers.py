@@ -60,6 +60,7 @@ def test_a_pair_without_peer_access_is_left_out_and_none_at_all_is_a_skip(named:
     assert peer_bandwidth.judge(view, [rates(names, None)]).status == SKIP
     assert peer_bandwidth.judge(view, [{**rates(names, 380.0), "matrix": [[None]]}]).status == ERROR
     assert peer_bandwidth.judge(view, [{**STANDING}]).status == ERROR
+    assert peer_bandwidth.judge(view, [{**STANDING, "off": True}]).status == SKIP
 
 
 def test_what_has_no_known_limit_is_reported_and_never_fails(

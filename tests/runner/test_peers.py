@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks import ERROR, FAIL, PASS, WARN, Check, Limit, Outcome, failed, passed, undecided, warned
+from envcheck.checks import ERROR, FAIL, PASS, WARN, Check, Limit, Outcome, failed, passed, skipped, undecided, warned
 from envcheck.runner import peers, worker_peers
 from envcheck.runner.again import rejudge
 from envcheck.runner.discover import Found, discover
@@ -142,6 +142,7 @@ def test_a_probe_that_is_lost_while_it_copies_fails_and_names_the_pair() -> None
 
 
 SLOW = failed("slow", fix="look at the links", value=9, unit="GB/s", limit=SPEED)
+OWN = failed("slow", fix="look at this GPU", value=9, unit="TFLOP/s", limit=SPEED, device="GPU-1")
 LOW = warned("low", fix="look at the links", value=290, unit="GB/s", limit=SPEED)
 FINE = passed("fine", value=400, unit="GB/s", limit=SPEED)
 
@@ -150,7 +151,8 @@ FINE = passed("fine", value=400, unit="GB/s", limit=SPEED)
     ("outcome", "options", "status"),
     [
         (SLOW, {"performance": True}, ERROR),
-        (LOW, {"performance": True}, ERROR),
+        (OWN, {"performance": True}, FAIL),
+        (LOW, {"performance": True}, WARN),
         (FINE, {"performance": True}, PASS),
         (SLOW, {}, FAIL),
         (LOW, {}, WARN),
@@ -164,6 +166,7 @@ def test_what_was_measured_without_peer_to_peer_says_so_and_is_not_blamed_for_it
     assert "NCCL_P2P_DISABLE=1" in told.summary
     assert outcome.summary in told.summary
     assert peers.told(found(**options), outcome, {}) == outcome
+    assert peers.told(found(**options), skipped("one rank"), RAN_WITH) == skipped("one rank")
 
 
 @pytest.mark.parametrize(("outcome", "status"), [(FINE, FAIL), (LOW, FAIL), (SLOW, FAIL), (LOST, ERROR)])

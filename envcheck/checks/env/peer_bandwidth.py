@@ -7,6 +7,7 @@ NVSwitch where that is known, reported elsewhere. `details.matrix` holds GB/s (1
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from envcheck.checks import (
@@ -45,6 +46,8 @@ def measure(rank: Rank) -> Measured:
     """Time copies from each GPU to each other one that it can reach, one pair at a time: the median GB/s."""
     import torch
 
+    if os.environ.get("NCCL_P2P_DISABLE") == "1":  # where the first transfer hangs, so would these
+        return {**_group.standing(rank, torch.zeros(1, device=_group.device_of(rank))), "off": True}
     devices = _peers.devices(torch, rank)
     names = [_peers.name(torch, device, index) for index, device in enumerate(devices)]
     size = min(SIZE, *(int(torch.cuda.mem_get_info(device)[0] * _FREE_SHARE) for device in devices))
@@ -70,6 +73,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if found is not None:
         return found
     entry = ranks[0]
+    if entry.get("off") is True:
+        return skipped("not tried: NCCL_P2P_DISABLE=1 is set, by you or because peer-to-peer is broken")
     names, models, matrix = entry.get("gpus") or [], entry.get("models") or [], entry.get("matrix") or []
     if len(names) < 2 or len(models) != len(names) or [len(row) for row in matrix] != [len(names)] * len(names):  # noqa: PLR2004 (a pair)
         return undecided("the matrix of rates is not one of every pair", fix="see the check's log")
