@@ -23,7 +23,13 @@ ANSWERS = {
     "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
     "nvmlDeviceGetUtilizationRates": (99, 40),
 }
-TEXTS = {3: b"Not Supported", 6: b"Not Found", 15: b"GPU is lost"}
+TEXTS = {
+    3: b"Not Supported",
+    4: b"Insufficient Permissions",
+    6: b"Not Found",
+    13: b"Function Not Found",
+    15: b"GPU is lost",
+}
 
 
 def answering(value: Any, status: int = 0) -> Any:
@@ -78,10 +84,14 @@ def test_an_older_driver_is_asked_by_the_older_name() -> None:
     assert _nvml.Meter(old, (UUID,)).read()["reasons"] == ["hardware slowdown", "hardware thermal slowdown"]
 
 
-def test_what_is_not_offered_is_told_and_nothing_else_is_lost() -> None:
-    gpu = _nvml.Meter(library(nvmlDeviceGetPowerUsage=answering(0, 3)), (UUID,))
+@pytest.mark.parametrize(
+    ("status", "why"), [(3, "Not Supported"), (4, "Insufficient Permissions"), (13, "Function Not Found")]
+)
+def test_what_is_not_offered_is_told_and_nothing_else_is_lost(status: int, why: str) -> None:
+    gpu = _nvml.Meter(library(nvmlDeviceGetPowerUsage=answering(0, status)), (UUID,))
     assert "power" not in gpu.read()
-    assert gpu.not_offered == {"power": "NVML: Not Supported"}
+    assert gpu.not_offered == {"power": f"NVML: {why}"}
+    assert len(gpu.read()) == len(ANSWERS) - 1
 
 
 def test_a_gpu_that_fails_is_unreadable() -> None:
@@ -118,8 +128,9 @@ def test_names_and_codes_are_those_of_nvidia() -> None:
     pynvml = importlib.import_module("pynvml")
     for name in ANSWERS:
         assert hasattr(pynvml, name), name
-    codes = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-    assert codes == (_nvml._NOT_SUPPORTED, _nvml._NOT_FOUND, _nvml._NO_FUNCTION)  # noqa: SLF001 (compared with NVIDIA's)
+    names = ("NOT_SUPPORTED", "NO_PERMISSION", "NOT_FOUND", "FUNCTION_NOT_FOUND")
+    codes = (_nvml._NOT_SUPPORTED, _nvml._NO_PERMISSION, _nvml._NOT_FOUND, _nvml._NO_FUNCTION)  # noqa: SLF001 (NVIDIA's)
+    assert codes == tuple(getattr(pynvml, f"NVML_ERROR_{name}") for name in names)
     assert (pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU) == (_nvml._CLOCK_SM, _nvml._GPU_SENSOR)  # noqa: SLF001
 
 

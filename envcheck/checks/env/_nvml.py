@@ -28,7 +28,9 @@ REASONS = {
     0x80: "power brake",
     0x100: "display clocks",
 }
-_NOT_SUPPORTED, _NOT_FOUND, _NO_FUNCTION = 3, 6, 13
+_NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND, _NO_FUNCTION = 3, 4, 6, 13
+# A slice's container may not ask the whole GPU everything, which is no fault of the GPU.
+_SILENT = (_NOT_SUPPORTED, _NO_PERMISSION, _NO_FUNCTION)
 _CLOCK_SM, _GPU_SENSOR = 1, 0
 
 
@@ -37,7 +39,7 @@ class Unreadable(RuntimeError):  # noqa: N818 (what it says of a GPU)
 
 
 class _NotOffered(RuntimeError):  # noqa: N818
-    """This GPU or driver has no such thing to say."""
+    """This GPU or driver has no such thing to say, or not to us."""
 
 
 class _Quantity(NamedTuple):
@@ -98,7 +100,7 @@ class Meter:
                 return filled
             if status != _NO_FUNCTION:
                 break
-        raise (_NotOffered if status in (_NOT_SUPPORTED, _NO_FUNCTION) else Unreadable)(self._text(status))
+        raise (_NotOffered if status in _SILENT else Unreadable)(self._text(status))
 
     def _find(self, names: tuple[str, ...]) -> Any:
         device, status = ctypes.c_void_p(), _NOT_FOUND
