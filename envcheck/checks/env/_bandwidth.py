@@ -22,7 +22,7 @@ SIZES = {"cuda": [MIB << shift for shift in (0, 2, 4, 6, 8, 10, 12)], "cpu": [MI
 WARMUP = {"cuda": 4, "cpu": 3}
 # How often one size is timed: as often as fits, within these bounds. Over PCIe, 4 GiB take most of a second.
 FEWEST, MOST, BUDGET = 5, 20, {"cuda": 1.0, "cpu": 0.2}
-SMALL_ITERATIONS = {"cuda": 200, "cpu": 40}
+SMALL_ITERATIONS = {"cuda": 200, "cpu": 25}
 FREE_SHARE = 0.25
 # A prime, so that no chunk that a collective cuts looks like another one.
 _PERIOD, _TAG, _EXACT = 1021, 1024, 1 << 23
