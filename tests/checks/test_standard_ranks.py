@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -333,3 +335,18 @@ def test_a_time_that_is_none_is_no_pass(h100: View, seconds: float | None) -> No
     ranks = report(straggler)
     ranks[2]["seconds"] = seconds
     assert straggler.judge(h100, ranks).status == ERROR
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "lacks"),
+    [("2.4.1+cu121", "cpu", True), ("2.5.1", "cpu", True), ("2.6.0", "cpu", False), ("2.4.1+cu121", "cuda", False)],
+)
+def test_the_fsdp2_of_an_old_torch_is_not_tried_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, version: str, kind: str, *, lacks: bool
+) -> None:
+    for name in ("torch", "torch.distributed", "torch.distributed.fsdp"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    vars(sys.modules["torch.distributed.fsdp"])["fully_shard"] = object()
+    found, why = fsdp._fully_shard(types.SimpleNamespace(__version__=version), kind)  # noqa: SLF001 (no old torch here)
+    assert (found is None) is lacks
+    assert ("for GPUs alone" in str(why)) is lacks

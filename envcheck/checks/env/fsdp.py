@@ -23,6 +23,8 @@ CHECK = Check(
     imports=("torch._dynamo",),  # by the first optimizer
 )
 
+# The first that was seen without a GPU is 2.8; the device's own module is asked for since 2.6.
+CPU_SINCE = (2, 6)
 STEPS = 4
 PER_RANK, WIDTH = 8, 51
 RATE = 0.05
@@ -41,9 +43,8 @@ def measure(rank: Rank) -> Measured:
     device = _group.device_of(rank)
     with _group.group(rank) as dist:
         where = _group.standing(rank, torch.zeros(1, device=device), dist.get_backend())
-        fully_shard = _fully_shard()
+        fully_shard, why = _fully_shard(torch, device.type)
         if fully_shard is None or rank.world == 1:
-            why = None if fully_shard else f"torch {torch.__version__} has no FSDP2 (2.4 has)"
             return {**where, "unsupported": why}
         torch.manual_seed(51)
         layers = torch.nn
@@ -76,15 +77,19 @@ def _off(got: Any, reference: Any) -> float:
     return float((got - reference).detach().norm() / reference.detach().norm()) if reference.numel() else 0.0
 
 
-def _fully_shard() -> Any:
+def _fully_shard(torch: Any, kind: str) -> tuple[Any, str | None]:
+    """Return FSDP2, or None and why this torch has none for this kind of device."""
+    # It called torch.cuda by name until 2.5: on a machine without a GPU that is an error of CUDA's.
+    if kind == "cpu" and tuple(int(part) for part in torch.__version__.split(".")[:2]) < CPU_SINCE:
+        return None, f"the FSDP2 of torch {torch.__version__} is for GPUs alone"
     try:
         from torch.distributed.fsdp import fully_shard
     except ImportError:
         try:
             from torch.distributed._composable.fsdp import fully_shard
         except ImportError:
-            return None
-    return fully_shard
+            return None, f"torch {torch.__version__} has no FSDP2 (2.4 has)"
+    return fully_shard, None
 
 
 def _sharded(dist: Any, model: Any, fully_shard: Any, device: Any) -> Any:

@@ -37,7 +37,13 @@ def install(torch: Any) -> None:
 def _functions_of_autograd(torch: Any) -> None:
     """Keep the marks where autograd hands tensors from C++ to Python: a function's results, and what comes back."""
     function, backward = torch.autograd.Function, torch.autograd.function.BackwardCFunction
-    forth, back = function.apply.__func__, backward.apply
+    back = backward.apply
+
+    def through(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return super(function, cls).apply(*args, **kwargs)
+
+    # A method of Python's own before 2.14, and C++'s since.
+    forth = getattr(function.apply, "__func__", through)
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         where = next(

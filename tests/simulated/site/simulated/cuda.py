@@ -52,6 +52,7 @@ class Stream:
         gpu.Gpu.start()
         self.device, self.priority = torch.device("cuda", gpu.Gpu.current), priority
         self.cuda_stream = self.stream_id = id(self)
+        self.device_index, self.device_type = self.device.index, 1
 
     def wait_event(self, event: Any) -> None:
         return
@@ -180,6 +181,11 @@ def install(torch: Any) -> None:
         if hasattr(torch.cuda, name):
             setattr(torch.cuda, name, _replaced(getattr(torch.cuda, name), function))
     torch.cuda.Event, torch.cuda.Stream = Event, Stream
+    # Until 2.5 torch.compile insists on what they are derived from.
+    bases = getattr(torch, "_streambase", None)
+    for mine, name in ((Event, "_EventBase"), (Stream, "_StreamBase")):
+        if hasattr(getattr(bases, name, None), "register"):
+            getattr(bases, name).register(mine)
     torch.version.cuda = gpu.CUDA
     torch.__version__ = type(torch.__version__)(
         str(torch.__version__).partition("+")[0] + "+cu" + gpu.CUDA.replace(".", "")

@@ -42,7 +42,7 @@ def install(torch: Any) -> None:
 
     def get_backend(group: Any = None) -> Any:
         backend_of(group)
-        return _groups.get(group) or _groups[None]
+        return _groups.get(group) or _groups.get(None, "nccl")
 
     def destroy(group: Any = None) -> None:
         leave(group)
