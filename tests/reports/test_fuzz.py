@@ -34,6 +34,7 @@ from envcheck.reports.redact import redact
 from envcheck.reports.rejudge import rejudge
 from envcheck.runner.discover import discover
 from envcheck.runner.judge import decide
+from envcheck.runner.plan import plan
 
 DATA = Path(__file__).parents[1] / "data"
 CHECKS = {found.id: found for found in discover()}
@@ -43,7 +44,7 @@ NAN = float("nan")
 Path_ = tuple[Any, ...]
 # Machines of one GPU more often: a snapshot of eight takes five times as long.
 MACHINES = ("rtx4090", "mig", "t4", "cpu", "rtx4090", "mixed", "mismatch", "v100x4", "h100x8", "t4")
-REPORTS = ("h200x1", "h200x1", "h200x1", "h100x8-slow-gpu")
+REPORTS = ("cpu", "cpu", "h200x1", "h200x1", "h100x8-slow-gpu")
 PARTS: tuple[Path_, ...] = (("outcomes",), ("outcomes",), ("environment",), ("snapshot",), ("plan",), ())
 # What looks like garbage and is none: (check, last name) -> the values.
 MEANT: dict[tuple[str, Any], tuple[Any, ...]] = {
@@ -141,12 +142,12 @@ def report(name: str) -> dict[str, Any]:
 def machine(name: str) -> dict[str, Any]:
     """Return the report of a run of the node's checks on a machine of tests/data/snapshots."""
     base, snapshot = report("h200x1"), json.loads((DATA / "snapshots" / f"{name}.json").read_text(encoding="utf-8"))
-    ids = {found.id for found in CHECKS.values() if found.kind == "node"}
-    plan = {**base["plan"], "checks": [check for check in base["plan"]["checks"] if check["id"] in ids]}
+    chosen = plan((f for f in CHECKS.values() if f.kind == "node"), level="full", nproc=2)
     devices = [{"index": i, "uuid": gpu["uuid"]} for i, gpu in enumerate(snapshot["gpus"])]
     environment = {**base["environment"], "device_count": len(devices), "devices": devices}
-    outcomes = [row for row in base["outcomes"] if row["id"] in ids]
-    return {**base, "plan": plan, "environment": environment, "snapshot": snapshot, "outcomes": outcomes}
+    rows = [{"id": check.id, "kind": "node", "status": "error", "summary": "not judged"} for check in chosen.checks]
+    told = {"plan": msgspec.to_builtins(chosen), "environment": environment, "snapshot": snapshot, "outcomes": rows}
+    return {**base, **told}
 
 
 def view(told: RunReport) -> View:

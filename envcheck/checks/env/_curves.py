@@ -127,7 +127,7 @@ def latencies(ranks: Ranks) -> dict[str, list[Measured]]:
 
 def _latency(at: tuple[Measured, ...]) -> Measured:
     middle, late = ([_number(point.get(name)) for point in at] for name in ("p50", "p99"))
-    if not _positive([*middle, *late]):
+    if not _positive([at[0].get("bytes"), *middle, *late]):
         return {"bytes": at[0].get("bytes"), "p50": None, "p99": None}
     return {"bytes": at[0]["bytes"], "p50": max(middle), "p99": max(late), "slowest_rank": middle.index(max(middle))}
 
