@@ -78,3 +78,10 @@ def test_ranks_that_are_missing_elsewhere_or_alone_prove_nothing(h100: View, cpu
     assert overlap.judge(h100, report()[:5]).status == ERROR
     assert overlap.judge(h100, report(gpu=False)).status == FAIL
     assert overlap.judge(cpu, report(1, gpu=False)).status == SKIP
+
+
+@pytest.mark.parametrize("buckets", [None, [], [0], [NAN], ["1"], [1 << 20]])
+def test_buckets_that_are_none_or_others_than_the_rest_has_are_an_error(h100: View, buckets: Any) -> None:
+    ranks = report()
+    ranks[4]["buckets"] = buckets
+    assert overlap.judge(h100, ranks).status == ERROR

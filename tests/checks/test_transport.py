@@ -15,6 +15,7 @@ from envcheck.checks.env import _links, _nccl, transport
 
 Node = Callable[..., View]
 Put = Callable[..., View]
+NAN = float("nan")
 
 # Lines of logs that users posted, by where; host names are shortened.
 REAL: list[tuple[str, str, dict[str, Any]]] = [
@@ -326,6 +327,22 @@ def test_a_log_that_says_nothing_proves_nothing(node: Node, cpu: View) -> None:
     gloo = [{**entry, "is_cuda": False, "backend": "gloo", "device": "cpu"} for entry in ranks]
     assert transport.judge(cpu, gloo).status == SKIP
     assert transport.judge(node("h100x8"), gloo).status == FAIL
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lines", "many"),
+        ("lines", NAN),
+        ("edges", {"0>1": ["by car"]}),
+        ("edges", {"0>9": ["P2P/IPC"]}),
+        ("edges", {"0>0": ["P2P/IPC"]}),
+    ],
+)
+def test_what_no_parser_of_ours_wrote_is_no_pass(node: Node, field: str, value: Any) -> None:
+    ranks = report(2, "P2P/CUMEM", RING)
+    ranks[1]["nccl"][field] = value
+    assert transport.judge(node("mixed"), ranks).status == ERROR
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,10 @@ def _untrue(ranks: Ranks) -> _group.Problem:
     said = [entry.get("digests") or {} for entry in ranks]
     if not all(isinstance(digests.get(name), str) for digests in said for name in ("synchronised", "local")):
         return undecided("a rank told nothing of its gradients", fix="see the check's log")
+    buckets: list[Any] = [entry.get("buckets") or [None] for entry in ranks]
+    known = all(_group.finite(count) and count > 0 for held in buckets for count in held)
+    if not known or buckets.count(buckets[0]) != len(ranks):
+        return undecided("the ranks do not tell the same buckets", fix="see the check's log")
     if len({digests["synchronised"] for digests in said}) > 1:
         return failed("after a synchronised step gradients differ between ranks", fix="run the ddp check")
     if len({digests["local"] for digests in said}) < len(said):

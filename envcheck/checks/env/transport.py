@@ -62,13 +62,24 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if len(ranks) == 1:
         return skipped("one rank talks to nobody")
     logs = {entry["rank"]: entry.get("nccl") or {} for entry in ranks}
-    silent = [rank for rank, log in logs.items() if not log.get("lines")]
-    if silent:
-        return undecided(f"NCCL left no log of rank(s) {silent}", fix=_UNREAD)
     pairs = _nccl.edges(logs)
-    if not pairs:
-        return undecided("NCCL's log names no connection between any two ranks", fix=_UNREAD)
+    unread = _unread(logs, pairs)
+    if unread:
+        return undecided(unread, fix=_UNREAD)
     return _slower(view, ranks, pairs, _details(pairs, logs)) or _switched(view, ranks, _details(pairs, logs))
+
+
+def _unread(logs: _nccl.Logs, pairs: _nccl.Pairs) -> str:
+    """Return why the logs prove nothing; "" where they do."""
+    silent = [rank for rank, log in logs.items() if not (_group.finite(log.get("lines")) and log["lines"] > 0)]
+    if silent:
+        return f"NCCL left no log of rank(s) {silent}"
+    if not pairs:
+        return "NCCL's log names no connection between any two ranks"
+    strange = sorted({way for ways in pairs.values() for way in ways if not way.startswith(_nccl.WAYS)})
+    if strange or not all(0 <= a < b < len(logs) for a, b in pairs):
+        return f"NCCL's log is not understood: {', '.join(strange) or sorted(pairs)}"[:200]
+    return ""
 
 
 def _details(pairs: _nccl.Pairs, logs: _nccl.Logs) -> dict[str, Any]:
