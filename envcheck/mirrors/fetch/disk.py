@@ -1,0 +1,101 @@
+"""The unfinished file on the disk: held by one process, with its room reserved, published whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from envcheck.errors import UnavailableError
+
+# What st_blocks counts in, whatever the file system (stat(2)).
+_BLOCK: Final = 512
+
+
+def journal_of(part: Path) -> Path:
+    """Return where the journal of an unfinished file is."""
+    return part.with_name(part.name + ".journal")
+
+
+@contextlib.contextmanager
+def locked(part: Path, note: Callable[[str], None]) -> Iterator[int]:
+    """Open the unfinished file and hold it alone. The lock is the kernel's: it ends with whoever held it."""
+    while True:
+        file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _lock(file, part, note)
+            if _same(file, part):
+                yield file
+                return
+        finally:
+            os.close(file)
+
+
+def _lock(file: int, part: Path, note: Callable[[str], None]) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        note(f"another process is fetching {part.name.removeprefix('.')}: waiting for it")
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _same(file: int, part: Path) -> bool:
+    """Tell whether the path still names the open file: its last holder may have finished and moved it away."""
+    try:
+        there = part.stat()
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(file)
+    return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
+
+def reserve(file: int, size: int, part: Path) -> None:
+    """Give the file its size and its blocks now: a full disk is told before the first byte is fetched."""
+    try:
+        os.ftruncate(file, size)
+        held = os.fstat(file).st_blocks * _BLOCK
+        if size - held > shutil.disk_usage(part.parent).free:
+            raise _no_room(part, size)
+        if size:
+            os.posix_fallocate(file, 0, size)
+    except OSError as error:
+        raise disk_error(error, part, size) from error
+
+
+def disk_error(error: OSError, path: Path, size: int) -> UnavailableError:
+    """Return the error a user reads of one that the system gave while `path` was written."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return _no_room(path, size)
+    return UnavailableError(f"{path.parent}: {error.strerror}", fix="name a directory that can be written (--to)")
+
+
+def _no_room(path: Path, size: int) -> UnavailableError:
+    free = shutil.disk_usage(path.parent).free
+    message = f"{path.parent}: {size} bytes are needed and {free} are free"
+    return UnavailableError(message, fix="make room, or name another directory (--to)")
+
+
+def write(file: int, chunk: bytes, at: int) -> None:
+    """Write all of a chunk at its place."""
+    view = memoryview(chunk)
+    while view:
+        written = os.pwrite(file, view, at)
+        view, at = view[written:], at + written
+
+
+def publish(part: Path, file: int, path: Path) -> None:
+    """Move the finished file to its name, once its bytes are on the disk."""
+    os.fsync(file)
+    os.fchmod(file, 0o644)
+    part.replace(path)
+    journal_of(part).unlink()
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

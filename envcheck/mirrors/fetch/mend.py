@@ -1,0 +1,65 @@
+"""Find the piece that is wrong, by comparing with another source, and take it from there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Iterator, Sequence
+
+from envcheck.mirrors.fetch import answers
+from envcheck.mirrors.fetch.pieces import MIB, Board, Task
+from envcheck.mirrors.fetch.verify import digest_of
+from envcheck.mirrors.http import Client, NetworkError
+
+
+@dataclasses.dataclass
+class Mended:
+    """The pieces that another source has otherwise, with the source they were from, and the bytes it took to see it."""
+
+    replaced: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    moved: int = 0
+
+
+def mend(urls: Sequence[str], sha256: str, client: Client, file: int, board: Board) -> Mended:
+    """Replace pieces by what other sources have until the file has its hash, or every source was asked.
+
+    Nobody is asked for what was taken from it, unless it is the only source: then all is asked for once more.
+    """
+    found = Mended()
+    size = board.spans[-1].stop if board.spans else 0
+    for piece, source, fresh in _others(urls, client, board, size):
+        found.moved += len(fresh)
+        start = board.spans[piece].start
+        if fresh == os.pread(file, len(fresh), start):
+            continue
+        os.pwrite(file, fresh, start)
+        found.replaced.append((piece, board.done[piece]))
+        board.done[piece] = source
+        # One bad piece is the usual case, and then the rest need not be asked for.
+        if len(found.replaced) == 1 and digest_of(file, size) == sha256:
+            break
+    return found
+
+
+def _others(urls: Sequence[str], client: Client, board: Board, size: int) -> Iterator[tuple[int, int, bytes]]:
+    """Yield each piece as each source but its own has it."""
+    for source, url in enumerate(urls):
+        for piece, span in enumerate(board.spans):
+            if board.done[piece] == source and len(urls) > 1:
+                continue
+            fresh = _piece(client, url, Task(piece, span, source), size)
+            if fresh is None:
+                break
+            yield piece, source, fresh
+
+
+def _piece(client: Client, url: str, task: Task, size: int) -> bytes | None:
+    try:
+        with client.get(url, answers.request(task)) as answer:
+            if answers.judge(task, answer.status, answer.headers, size, time.time()) is not None:
+                return None
+            fresh = b"".join(answer.chunks(MIB))
+    except NetworkError:
+        return None
+    return fresh if len(fresh) == task.span.size else None

@@ -1,0 +1,49 @@
+"""What is to be fetched, by what means, and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from envcheck.mirrors.fetch.limiter import Limiter
+from envcheck.mirrors.http import Client
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """One file: where it may be had, in order of preference, and what it must be. `size` is None where not known."""
+
+    urls: tuple[str, ...]
+    sha256: str
+    size: int | None
+    path: Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Fetched:
+    """What it came to: the bytes moved over the network, those found from before, and the sources by host."""
+
+    path: Path
+    size: int
+    moved: int
+    found: int
+    seconds: float
+    sources: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Means:
+    """How it is fetched. `progress` hears (bytes there, bytes in all) twice a second; `note` what a person reads."""
+
+    client: Client
+    connections: int = 8
+    limiter: Limiter = dataclasses.field(default_factory=lambda: Limiter(None))
+    progress: Callable[[int, int], None] = lambda _there, _all: None
+    note: Callable[[str], None] = lambda _text: None
+
+
+def label(url: str) -> str:
+    """Return the host of a URL: what may be told of where something came from."""
+    return urlsplit(url).netloc.rpartition("@")[2]

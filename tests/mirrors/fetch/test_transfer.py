@@ -1,0 +1,299 @@
+"""Whatever a mirror does: what has another hash never gets the file's name, and what can be had is had."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.errors import PromiseError, UnavailableError
+from envcheck.mirrors.fetch.limiter import Limiter
+from envcheck.mirrors.fetch.transfer import fetch
+from envcheck.mirrors.fetch.wanted import Means, Wanted
+
+Serve = Callable[..., Any]
+Want = Callable[..., Wanted]
+MIB = 1 << 20
+
+
+def leftovers(wanted: Wanted) -> list[str]:
+    return sorted(path.name for path in wanted.path.parent.iterdir() if path.name != wanted.path.name)
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+def test_a_file_arrives_whole_and_leaves_nothing_beside_it(
+    serve: Serve, wanted: Want, means: Means, content: bytes
+) -> None:
+    want = wanted(serve())
+    done = fetch(want, means)
+    assert want.path.read_bytes() == content
+    assert leftovers(want) == []
+    assert (done.size, done.moved, done.found) == (len(content), len(content), 0)
+
+
+def test_a_file_that_is_there_is_hashed_and_not_fetched(serve: Serve, wanted: Want, means: Means) -> None:
+    server = serve()
+    fetch(wanted(server), means)
+    before = server.sent
+    assert fetch(wanted(server), means).moved == 0
+    assert server.sent == before
+
+
+def test_a_wrong_file_at_the_name_is_replaced(serve: Serve, wanted: Want, means: Means, content: bytes) -> None:
+    want = wanted(serve())
+    want.path.parent.mkdir()
+    want.path.write_bytes(flipped(content, 5))
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"status": 503, "first": 2},
+        {"status": 429, "retry_after": "1", "first": 2},
+        {"truncate": 1000, "first": 3},
+        {"stall": 2.0, "first": 2},
+        {"ranges": False},
+        {"etag": lambda request: '"one"' if request < 4 else '"two"'},
+        {"etag": lambda _request: None},
+        {"etag": lambda request: f'W/"{request}"'},
+    ],
+    ids=["5xx", "429", "cut off", "stalls", "no ranges", "changes", "no etag", "weak etag"],
+)
+def test_one_server_with_a_fault_that_can_be_lived_with(
+    serve: Serve, wanted: Want, means: Means, content: bytes, faults: dict[str, Any]
+) -> None:
+    want = wanted(serve(**faults))
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+    assert leftovers(want) == []
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"status": 404},
+        {"status": 403},
+        {"status": 500},
+        {"status": 416},
+        {"other_range": True},
+        {"content": b"short"},
+        {"redirect": "http://127.0.0.250:1/nobody"},
+        {"redirect": "ftp://127.0.0.250/file"},
+        {"etag": lambda request: f'"{request}"'},
+    ],
+    ids=["404", "403", "500", "416", "other range", "other size", "dead redirect", "odd redirect", "never the same"],
+)
+def test_the_second_source_gives_what_the_first_does_not(
+    serve: Serve, wanted: Want, means: Means, content: bytes, faults: dict[str, Any]
+) -> None:
+    bad, good = serve(**faults), serve()
+    want = wanted(bad, good)
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+    assert good.sent >= len(content) / 2
+
+
+def test_a_dead_host_costs_its_time_once(serve: Serve, wanted: Want, means: Means, content: bytes) -> None:
+    good = serve()
+    want = dataclasses.replace(wanted(good), urls=("http://127.0.0.250:1/file.bin", good.url))
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+
+
+def test_nobody_has_it(serve: Serve, wanted: Want, means: Means) -> None:
+    want = wanted(serve(status=404), serve(status=403))
+    with pytest.raises(UnavailableError, match=r"127\.0\.0\.2:\d+: it answers 404; 127\.0\.0\.3:\d+: it answers 403"):
+        fetch(want, means)
+    assert not want.path.exists()
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_wrong_bytes_of_the_right_size_and_etag_are_refused(
+    serve: Serve, wanted: Want, means: Means, content: bytes, *, ranges: bool
+) -> None:
+    want = wanted(serve(content=flipped(content, 3 * MIB), ranges=ranges))
+    with pytest.raises(PromiseError, match="no source has the file with sha256"):
+        fetch(want, means)
+    assert not want.path.exists()
+
+
+def test_the_bad_piece_is_found_and_only_what_is_needed_is_asked_of_the_second_source(
+    serve: Serve, wanted: Want, means: Means, content: bytes, notes: list[str]
+) -> None:
+    bad, good = serve(content=flipped(content, 2 * MIB + 7)), serve()
+    want = wanted(bad, good)
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+    assert good.sent == 3 * MIB
+    assert any("1 bad piece(s) came from 127.0.0.2" in note for note in notes)
+
+
+def test_several_bad_pieces_are_replaced(serve: Serve, wanted: Want, means: Means, content: bytes) -> None:
+    want = wanted(serve(content=flipped(flipped(content, 2 * MIB), 7 * MIB)), serve())
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+
+
+def test_two_sources_with_other_bad_pieces_make_one_good_file(
+    serve: Serve, wanted: Want, means: Means, content: bytes
+) -> None:
+    """Each has one piece wrong; the first one's is found at the second, and the second's is not taken over."""
+    want = wanted(serve(content=flipped(content, 2 * MIB)), serve(content=flipped(content, 7 * MIB)))
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+
+
+def test_an_empty_file(serve: Serve, wanted: Want, means: Means) -> None:
+    want = wanted(serve(content=b""), sha256=hashlib.sha256(b"").hexdigest(), size=None)
+    fetch(want, means)
+    assert want.path.read_bytes() == b""
+
+
+def test_the_digest_of_nothing_is_no_pass_for_a_file(serve: Serve, wanted: Want, means: Means) -> None:
+    want = wanted(serve(content=b""), size=None)
+    with pytest.raises(PromiseError):
+        fetch(want, means)
+
+
+def test_a_size_nobody_told_is_asked_for(serve: Serve, wanted: Want, means: Means, content: bytes) -> None:
+    want = wanted(serve(status=404), serve(), size=None)
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+
+
+def test_redirects_are_followed_anew_for_each_piece(serve: Serve, wanted: Want, means: Means, content: bytes) -> None:
+    target = serve()
+    front = serve(redirect=target.url)
+    want = wanted(front)
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+    assert len(front.asked) == len(target.asked) == 11
+
+
+def test_two_fetch_one_file_and_one_of_them_moves_it(serve: Serve, wanted: Want, means: Means) -> None:
+    server = serve(delay=0.05)
+    want = wanted(server)
+    threads = [threading.Thread(target=fetch, args=(want, means)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert server.sent == want.size
+    assert leftovers(want) == []
+
+
+def test_what_came_before_a_failure_is_not_fetched_again(
+    serve: Serve, wanted: Want, means: Means, content: bytes
+) -> None:
+    dying = serve(status=0, first=None)
+    want = wanted(dying)
+    dying.faults = dataclasses.replace(dying.faults, status=404, first=None)
+    half = serve()
+    half.faults = dataclasses.replace(half.faults, etag=lambda _request: '"one"')
+
+    def stop_halfway() -> None:
+        while half.sent < len(content) / 2:
+            time.sleep(0.001)
+        half.faults = dataclasses.replace(half.faults, status=404)
+
+    half.faults = dataclasses.replace(half.faults, delay=0.05)
+    watcher = threading.Thread(target=stop_halfway)
+    watcher.start()
+    with pytest.raises(UnavailableError):
+        fetch(dataclasses.replace(want, urls=(half.url,)), means)
+    watcher.join()
+    assert not want.path.exists()
+    dying.faults = dataclasses.replace(dying.faults, status=0)
+    done = fetch(want, means)
+    assert done.found >= len(content) // 2 - 4 * MIB
+    assert dying.sent == len(content) - done.found
+    assert want.path.read_bytes() == content
+
+
+def test_a_limit_holds(serve: Serve, wanted: Want, means: Means, content: bytes) -> None:
+    began = time.monotonic()
+    fetch(wanted(serve()), dataclasses.replace(means, limiter=Limiter(8 * MIB)))
+    assert time.monotonic() - began >= len(content) / (8 * MIB) - 1
+
+
+def test_no_more_connections_than_allowed(serve: Serve, wanted: Want, means: Means) -> None:
+    most = [0, 0]
+    lock = threading.Lock()
+    server = serve(delay=0.02)
+    plain = server.process_request_thread
+
+    def counted(*args: Any) -> None:
+        with lock:
+            most[0] += 1
+            most[1] = max(most)
+        plain(*args)
+        with lock:
+            most[0] -= 1
+
+    server.process_request_thread = counted
+    fetch(wanted(server), dataclasses.replace(means, connections=3))
+    assert 0 < most[1] <= 3
+
+
+def test_a_disk_too_small_is_told_before_a_byte_is_fetched(
+    serve: Serve, wanted: Want, means: Means, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=MIB))
+    server = serve()
+    with pytest.raises(UnavailableError, match="bytes are needed and 1048576 are free"):
+        fetch(wanted(server), means)
+    assert server.sent == 0
+
+
+def test_a_directory_that_cannot_be_written_is_one_line(serve: Serve, means: Means) -> None:
+    want = Wanted((serve().url,), "0" * 64, 1, Path("/proc/nowhere/file.bin"))
+    with pytest.raises(OSError, match="nowhere"):
+        fetch(want, means)
+
+
+def test_an_interrupted_fetch_leaves_only_what_can_be_gone_on_with(
+    serve: Serve, wanted: Want, means: Means, content: bytes
+) -> None:
+    want = wanted(serve(delay=0.2))
+
+    def interrupt(_there: int, _all: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(want, dataclasses.replace(means, progress=interrupt))
+    assert not want.path.exists()
+    assert len(leftovers(want)) == 2
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+
+
+def test_a_journal_that_lies_about_its_data_is_found_out(
+    serve: Serve, wanted: Want, means: Means, content: bytes
+) -> None:
+    """Pieces said to be there that are not: the hash says so, and they are fetched again."""
+    want = wanted(serve(delay=0.2))
+
+    def interrupt(_there: int, _all: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(want, dataclasses.replace(means, progress=interrupt))
+    journal = next(path for path in want.path.parent.iterdir() if path.name.endswith(".journal"))
+    with journal.open("a") as file:
+        file.writelines(f'{{"piece": {piece}, "source": "{want.urls[0]}"}}\n' for piece in range(11))
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+    assert want.path.stat().st_mode & 0o777 == 0o644
