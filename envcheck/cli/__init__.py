@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "images": "List the cells of images/ and what each still lacks.",
     "lock": "Pin a cell's packages with hashes.",
     "render": "Write a cell's Dockerfile, or a whole build context.",
+    "fetch": "Fetch files of known hashes, whole or not at all.",
     "build": "Build a cell's image or environment and prove it is what its tag says.",
     "run": "Validate an environment: this one, another Python's, or an image's.",
     "checks": "What each check promises, needs and costs.",
