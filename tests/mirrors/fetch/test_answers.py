@@ -1,0 +1,72 @@
+"""What an answer to a ranged request means."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envcheck.mirrors.fetch.answers import etag_of, judge, request, total
+from envcheck.mirrors.fetch.pieces import Failure, Span, Task
+
+TASK = Task(1, Span(100, 200), 0, '"e"')
+GOOD = {"Content-Range": "bytes 100-199/1000", "ETag": '"e"'}
+
+
+def test_the_piece_that_was_asked_for() -> None:
+    assert request(TASK) == {"Range": "bytes=100-199", "If-Range": '"e"'}
+    assert judge(TASK, 206, GOOD, 1000, 0.0) is None
+    assert judge(TASK, 206, {"Content-Range": GOOD["Content-Range"]}, 1000, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "failure"),
+    [
+        (206, {}, Failure("it sends a part and does not say which", drop=True)),
+        (
+            206,
+            {**GOOD, "Content-Range": "bytes 0-99/1000"},
+            Failure("it sends another part than the one asked for", drop=True),
+        ),
+        (206, {**GOOD, "Content-Range": "bytes 100-199/999"}, Failure("its file has 999 bytes, not 1000", drop=True)),
+        (206, {**GOOD, "ETag": '"f"'}, Failure("the file changed while it was fetched", changed=True)),
+        (200, {"ETag": '"f"'}, Failure("the file changed while it was fetched", changed=True)),
+        (200, {"ETag": '"e"'}, Failure("it sends whole files only", whole=True)),
+        (416, {}, Failure("its file is shorter than what was asked for", drop=True)),
+        (404, {}, Failure("it answers 404", drop=True)),
+        (401, {}, Failure("it answers 401", drop=True)),
+        (503, {}, Failure("it answers 503")),
+        (429, {"Retry-After": "30"}, Failure("it answers 429", after=30.0)),
+        (429, {"Retry-After": "Thu, 01 Jan 1970 00:01:40 GMT"}, Failure("it answers 429", after=100.0)),
+        (429, {"Retry-After": "soon"}, Failure("it answers 429")),
+    ],
+)
+def test_what_is_not_it(status: int, headers: dict[str, str], failure: Failure) -> None:
+    assert judge(TASK, status, headers, 1000, 0.0) == failure
+
+
+@given(st.integers(100, 599), st.dictionaries(st.sampled_from(["Content-Range", "ETag", "Retry-After"]), st.text()))
+def test_only_that_very_part_is_taken(status: int, headers: dict[str, str]) -> None:
+    taken = judge(TASK, status, headers, 1000, 0.0) is None
+    assert taken == (
+        status == 206 and headers.get("Content-Range") == GOOD["Content-Range"] and etag_of(headers) in {None, '"e"'}
+    )
+
+
+def test_a_weak_etag_says_nothing_of_bytes() -> None:
+    assert etag_of({"ETag": 'W/"e"'}) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "size"),
+    [
+        (206, {"Content-Range": "bytes 0-0/77"}, 77),
+        (206, {"Content-Range": "bytes 0-0/*"}, None),
+        (200, {"Content-Length": "77"}, 77),
+        (416, {"Content-Range": "bytes */0"}, 0),
+        (416, {"Content-Range": "bytes */77"}, None),
+        (404, {"Content-Length": "77"}, None),
+    ],
+)
+def test_the_size_that_a_source_tells(status: int, headers: dict[str, str], size: int | None) -> None:
+    assert total(status, headers) == size

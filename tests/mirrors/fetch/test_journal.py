@@ -1,0 +1,69 @@
+"""A journal says what a later process may believe: all of it after a kill, what was on the disk after a power cut."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envcheck.mirrors.fetch.journal import Header, Journal, read
+
+HEADER = Header("0" * 64, 10, 1, "this-boot")
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> bytes:
+    journal = Journal(tmp_path / "j", HEADER, {7: "old"})
+    journal.piece(0, "a")
+    journal.piece(1, "a")
+    journal.synced(2)
+    journal.piece(2, "b")
+    journal.forget([0])
+    journal.close()
+    return (tmp_path / "j").read_bytes()
+
+
+def test_after_a_kill_every_line_holds(written: bytes) -> None:
+    assert read(written, "this-boot") == (HEADER, {7: "old", 1: "a", 2: "b"})
+
+
+@pytest.mark.parametrize("boot", ["another-boot", ""])
+def test_after_a_power_cut_only_what_was_synced_holds(written: bytes, boot: str) -> None:
+    assert read(written, boot) == (HEADER, {7: "old", 0: "a"})
+
+
+def test_a_torn_line_ends_it(written: bytes) -> None:
+    assert read(written[:-5], "this-boot") == (HEADER, {7: "old", 0: "a", 1: "a", 2: "b"})
+    torn = written + b'{"piece": 9, "sou\x00\x00\x00\n{"piece": 3, "source": "a"}\n'
+    assert read(torn, "this-boot") == read(written, "this-boot")
+
+
+def test_a_lie_about_what_is_synced_is_no_more_than_there_is(written: bytes) -> None:
+    assert read(written + b'{"synced": 99}\n', "another-boot")[1] == {7: "old", 1: "a", 2: "b"}
+
+
+@given(st.binary(max_size=300))
+def test_what_is_no_journal_says_nothing(text: bytes) -> None:
+    assert read(text, "this-boot") == (None, {})
+
+
+ROWS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["piece", "source", "forget", "synced", "x"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.lists(ROWS, max_size=8), st.sampled_from(["this-boot", "another-boot"]))
+def test_whatever_follows_a_header_no_line_breaks_the_reader(rows: list[object], boot: str) -> None:
+    head = {"envcheck-fetch": 1, "sha256": "0" * 64, "size": 10, "piece": 1, "boot": "this-boot"}
+    text = b"".join(json.dumps(row).encode() + b"\n" for row in [head, *rows])
+    header, pieces = read(text, boot)
+    assert header == HEADER
+    assert all(isinstance(piece, int) and isinstance(source, str) for piece, source in pieces.items())

@@ -1,0 +1,117 @@
+"""Who is asked for what next, without clock or network."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envcheck.mirrors.fetch.pieces import BACKOFF, MIB, Board, Failure, piece_size, spans
+
+
+def board(sources: int = 2, size: int = 4 * MIB, **more: int) -> Board:
+    return Board(size, MIB, sources, per_source=more.get("per_source", 2), done={})
+
+
+@given(st.integers(0, 1 << 42))
+def test_pieces_cover_a_file_without_gap_or_overlap(size: int) -> None:
+    piece = piece_size(size)
+    found = spans(size, max(piece, size // 4096 + 1))
+    assert sum(span.size for span in found) == size
+    assert all(a.stop == b.start for a, b in itertools.pairwise(found))
+
+
+@given(st.integers(1, 1 << 42))
+def test_a_journal_stays_short(size: int) -> None:
+    assert size / piece_size(size) <= 2048
+
+
+def test_pieces_go_to_the_first_source_up_to_its_connections() -> None:
+    told = board()
+    taken = [told.take(0.0) for _ in range(5)]
+    assert [(task.piece, task.source) if task else None for task in taken] == [(0, 0), (1, 0), (2, 1), (3, 1), None]
+
+
+def test_a_source_that_failed_rests_longer_each_time_and_then_is_left_alone() -> None:
+    told, now = board(sources=1), 0.0
+    for rest in BACKOFF:
+        task = told.take(now)
+        assert task is not None
+        told.failed(task, Failure("down"), now)
+        assert told.take(now) is None
+        assert told.wait(now) == rest
+        now += rest
+    task = told.take(now)
+    assert task is not None
+    told.failed(task, Failure("down"), now)
+    assert told.wait(now) is None
+    assert told.sources[0].dropped
+
+
+def test_retry_after_is_kept_to_and_is_not_believed_for_ever() -> None:
+    for said, kept in ((7.0, 7.0), (9e9, 120.0)):
+        told = board(sources=1)
+        task = told.take(0.0)
+        assert task is not None
+        told.failed(task, Failure("429", after=said), 0.0)
+        assert told.wait(0.0) == kept
+
+
+def test_a_success_makes_earlier_failures_forgotten() -> None:
+    told = board(sources=1)
+    first = told.take(0.0)
+    assert first is not None
+    told.failed(first, Failure("down"), 0.0)
+    second = told.take(BACKOFF[0])
+    assert second is not None
+    told.arrived(second, '"a"')
+    assert told.sources[0].failures == 0
+
+
+def test_pieces_of_a_file_that_changed_are_forgotten_once_and_only_that_source_s() -> None:
+    told = board(sources=2, per_source=2)
+    tasks = [told.take(0.0) for _ in range(4)]
+    assert all(tasks)
+    a, b, c, d = (task for task in tasks if task)
+    told.arrived(a, '"one"')
+    told.arrived(c, '"other"')
+    assert told.failed(b, Failure("changed", changed=True), 0.0) == []  # asked before an etag was known
+    again = told.take(0.0)
+    assert again is not None
+    assert again.etag == '"one"'
+    assert told.failed(again, Failure("changed", changed=True), 0.0) == [a.piece]
+    assert sorted(told.done) == [c.piece]
+    told.arrived(d, '"other"')
+    assert sorted(told.done) == [c.piece, d.piece]
+
+
+@given(st.lists(st.sampled_from(["ok", "fail", "drop", "change", "whole"]), max_size=60))
+def test_whatever_happens_no_piece_is_lost_or_done_twice(events: list[str]) -> None:
+    told, now = board(sources=3, size=9 * MIB + 1), 0.0
+    for event in events:
+        now += 200.0
+        task = told.take(now)
+        if task is None:
+            break
+        if event == "ok":
+            told.arrived(task, '"e"')
+        else:
+            what = {"drop": event == "drop", "changed": event == "change", "whole": event == "whole"}
+            told.failed(task, Failure(event, **what), now)
+        assert not told.under_way
+        assert told.complete == (len(told.done) == len(told.spans))
+        assert told.received == sum(told.spans[index].size for index in told.done)
+
+
+def test_what_was_not_fetched_is_taken_again() -> None:
+    told = board(sources=1, per_source=9)
+    tasks = [task for task in (told.take(0.0) for _ in range(4)) if task]
+    for task in tasks[1:]:
+        told.arrived(task, None)
+    told.failed(tasks[0], Failure("cut off"), 0.0)
+    again = told.take(BACKOFF[0])
+    assert again is not None
+    assert again.piece == tasks[0].piece
+    told.arrived(again, None)
+    assert told.complete
