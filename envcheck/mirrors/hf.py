@@ -1,0 +1,188 @@
+"""Hugging Face repositories: what a revision holds, where its files are, and how huggingface_hub wants them to lie.
+
+Only what a plain endpoint answers is used: `revision`, `tree` and `resolve`. Xet is not, as its data plane knows no
+mirror (huggingface_hub#4475), so there is no size above which it is needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, Final, Literal
+from urllib.parse import quote, urljoin, urlsplit
+
+import msgspec
+
+from envcheck.errors import ConfigError
+
+SCHEMA: Final = "envcheck/model-lock/1"
+Kind = Literal["model", "dataset"]
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+_NEXT: Final = re.compile(r"<([^>]*)>\s*;\s*rel=\"?next\"?")
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file of a revision. `size` in bytes. Small files have a git blob's sha1 and no sha256 until one has them."""
+
+    path: str
+    size: int
+    sha256: str | None = None
+    sha1: str | None = None
+
+    @property
+    def blob(self) -> str:
+        """Return the name huggingface_hub stores it under: its ETag."""
+        return self.sha1 or self.sha256 or ""
+
+
+class Revision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every file of one commit of a repository; written to a file, it is the lock of a model or dataset."""
+
+    schema: Literal["envcheck/model-lock/1"] = "envcheck/model-lock/1"
+    kind: Kind = "model"
+    repo: str
+    revision: str
+    files: list[Entry]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """REPO@REV as a person writes it; without @REV, `main`."""
+
+    kind: Kind
+    repo: str
+    revision: str
+
+    @property
+    def pinned(self) -> bool:
+        """Tell whether it names a commit, which cannot change."""
+        return _COMMIT.fullmatch(self.revision) is not None
+
+
+def reference(text: str, kind: Kind) -> Reference:
+    """Return what REPO@REV names. Raise ConfigError for what no repository is called."""
+    repo, _, revision = text.partition("@")
+    if not _NAME.fullmatch(repo) or ".." in repo or not re.fullmatch(r"[A-Za-z0-9][\w./-]*", revision or "main"):
+        message = f"{text!r} names no {kind}"
+        raise ConfigError(message, fix="write OWNER/NAME@COMMIT, or OWNER/NAME@BRANCH")
+    return Reference(kind, repo, revision or "main")
+
+
+def revision_url(endpoint: str, ref: Reference) -> str:
+    """Return where the endpoint tells the commit that a branch is at."""
+    return f"{endpoint.rstrip('/')}/api/{ref.kind}s/{ref.repo}/revision/{quote(ref.revision, safe='')}"
+
+
+def tree_url(endpoint: str, ref: Reference) -> str:
+    """Return where the endpoint lists a revision's files."""
+    revision = quote(ref.revision, safe="")
+    return f"{endpoint.rstrip('/')}/api/{ref.kind}s/{ref.repo}/tree/{revision}?recursive=true&expand=false"
+
+
+def file_url(endpoint: str, ref: Reference, path: str) -> str:
+    """Return where the endpoint has a file."""
+    base = endpoint.rstrip("/") + ("/datasets" if ref.kind == "dataset" else "")
+    return f"{base}/{ref.repo}/resolve/{quote(ref.revision, safe='')}/{quote(path)}"
+
+
+def commit_of(body: bytes) -> str:
+    """Return the commit an endpoint tells of a revision. Raise ValueError when it tells none."""
+    answer = _decoded(body)
+    commit = answer.get("sha") if isinstance(answer, dict) else None
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+        message = "it names no commit"
+        raise ValueError(message)
+    return commit
+
+
+def entries_of(body: bytes) -> list[Entry]:
+    """Return the files of one page of a tree. Raise ValueError for what is none, or for a path that leads outside."""
+    rows = _decoded(body)
+    if not isinstance(rows, list):
+        message = "it lists no files"
+        raise ValueError(message)  # noqa: TRY004 (of the answer, not of an argument)
+    return [_entry(row) for row in rows if not (isinstance(row, dict) and row.get("type") == "directory")]
+
+
+def next_page(headers: Mapping[str, str], url: str) -> str | None:
+    """Return the tree's next page: on the host that was asked, whatever host the link names (olah and proxies)."""
+    found = _NEXT.search(headers.get("Link", ""))
+    if found is None:
+        return None
+    target = urlsplit(urljoin(url, found[1]))
+    return urlsplit(url)._replace(query=target.query).geturl()
+
+
+def safe(path: str) -> bool:
+    """Tell whether a path stays inside its repository."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and not path.startswith("/") and ".." not in parts and "\\" not in path and "\x00" not in path
+
+
+def git_sha1(content: bytes) -> str:
+    """Return the name git gives a file's content, which is the ETag of what is not in LFS."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def folder_of(ref: Reference) -> str:
+    """Return the directory of a repository in huggingface_hub's cache."""
+    return f"{ref.kind}s--{ref.repo.replace('/', '--')}"
+
+
+def parse_lock(text: bytes, where: str) -> Revision:
+    """Return a lock. Raise ConfigError, naming the key, for what is none; every file has a sha256."""
+    try:
+        lock = msgspec.json.decode(text, type=Revision)
+    except msgspec.DecodeError as error:
+        message = f"{where}: no model lock: {error}"
+        raise ConfigError(message, fix="make one with `envcheck lock --model REPO@REV`") from error
+    bad = next((file.path for file in lock.files if not safe(file.path) or not _sha256(file.sha256)), None)
+    if bad is not None or not _COMMIT.fullmatch(lock.revision) or not _NAME.fullmatch(lock.repo):
+        message = f"{where}: {bad!r} has no sha256, or leads outside" if bad else f"{where}: no commit or repository"
+        raise ConfigError(message, fix="make it anew with `envcheck lock --model REPO@REV`")
+    return lock
+
+
+def format_lock(lock: Revision) -> bytes:
+    """Return the lock file: sorted by path, one form."""
+    ordered = msgspec.structs.replace(lock, files=sorted(lock.files, key=lambda file: file.path))
+    return msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n"
+
+
+def with_hashes(files: Sequence[Entry], hashes: Mapping[str, str]) -> list[Entry]:
+    """Return the files with the sha256 that was found for those that had none."""
+    return [msgspec.structs.replace(file, sha256=file.sha256 or hashes[file.path]) for file in files]
+
+
+def _entry(row: Any) -> Entry:
+    path, size = (row.get("path"), row.get("size")) if isinstance(row, dict) else (None, None)
+    if not isinstance(path, str) or not isinstance(size, int) or not safe(path) or size < 0:
+        message = f"it lists {path!r}, which cannot be written"
+        raise ValueError(message)
+    lfs = row.get("lfs")
+    if isinstance(lfs, dict):
+        digest = str(lfs.get("oid", "")).removeprefix("sha256:")
+        if not _sha256(digest) or not isinstance(lfs.get("size", size), int):
+            message = f"it gives {path!r} no sha256"
+            raise ValueError(message)
+        return Entry(path=path, size=int(lfs.get("size", size)), sha256=digest)
+    if not _COMMIT.fullmatch(str(row.get("oid", ""))):
+        message = f"it gives {path!r} no hash"
+        raise ValueError(message)
+    return Entry(path=path, size=size, sha1=row["oid"])
+
+
+def _sha256(text: str | None) -> bool:
+    return text is not None and re.fullmatch(r"[0-9a-f]{64}", text) is not None
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        message = "its answer is no JSON"
+        raise ValueError(message) from error
