@@ -121,11 +121,18 @@ class Job:
         try:
             with self._means.client.get(self._wanted.urls[task.source], answers.request(task)) as answer:
                 failure = answers.judge(task, answer.status, answer.headers, self._size, time.time())
+                etag = answers.etag_of(answer.headers)
                 if failure is None:
+                    self._answered(task, etag)
                     failure = self._receive(task.span, answer.chunks(MIB))
-                return failure, answers.etag_of(answer.headers)
+                return failure, etag
         except NetworkError as error:
             return Failure(str(error)), None
+
+    def _answered(self, task: Task, etag: str | None) -> None:
+        with self._changed:
+            self._board.answered(task, etag)
+            self._changed.notify_all()
 
     def _receive(self, span: Span, chunks: Iterator[bytes]) -> Failure | None:
         at = span.start
@@ -142,11 +149,10 @@ class Job:
 
     def _settle(self, task: Task, failure: Failure | None, etag: str | None) -> None:
         with self._changed:
-            if failure is None:
-                self._board.arrived(task, etag)
+            if failure is None and self._board.arrived(task, etag):
                 self._journal.piece(task.piece, self._wanted.urls[task.source])
                 self._follower.arrived([task.piece])
-            else:
+            elif failure is not None:
                 self._forget(self._board.failed(task, failure, time.monotonic()))
                 self._say(task.source)
             self._changed.notify_all()

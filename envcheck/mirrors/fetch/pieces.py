@@ -58,13 +58,14 @@ class Failure:
 
 @dataclasses.dataclass
 class Source:
-    """What is known of a source by now. `rests` is when it may be asked again."""
+    """What is known of a source. `rests` is when it may be asked again; `known` that it has told its ETag or has none."""
 
     ranges: bool = True
     failures: int = 0
     changes: int = 0
     rests: float = 0.0
     dropped: bool = False
+    known: bool = False
     etag: str | None = None
     busy: int = 0
     reason: str = ""
@@ -87,7 +88,8 @@ class Board:
     """What is done, what is under way, and what may be taken next. Times are seconds of one monotonic clock.
 
     Sources are in the order of preference: the next piece is asked of the first one that is not dropped, does not
-    rest, and has fewer than `per_source` requests under way. A source that cannot do ranges gets no task.
+    rest, and has fewer than `per_source` requests under way. A source that cannot do ranges gets no task. Until a source
+    has told which file it has (its ETag), one request is enough: the others can then ask for that same file.
     """
 
     def __init__(self, size: int, piece: int, sources: int, *, per_source: int, done: Mapping[int, int]) -> None:
@@ -123,12 +125,21 @@ class Board:
         rests = [known.rests for known in self.sources if not known.dropped and known.ranges]
         return max(0.0, min(rests) - now) if rests else None
 
-    def arrived(self, task: Task, etag: str | None) -> None:
-        """Note that a piece is on the disk."""
-        known = self._ended(task)
-        known.failures = 0
-        known.etag = known.etag or etag
+    def answered(self, task: Task, etag: str | None) -> None:
+        """Note that a source has told which file it has; the piece is still on its way."""
+        source = self.sources[task.source]
+        if not source.known:
+            source.known, source.etag = True, etag
+
+    def arrived(self, task: Task, etag: str | None) -> bool:
+        """Note that a piece is on the disk; tell whether it counts: not when it is of the file before a change."""
+        source = self._ended(task)
+        source.failures = 0
+        if source.etag is not None and etag not in {None, source.etag}:
+            self._missing.append(task.piece)
+            return False
         self.done[task.piece] = task.source
+        return True
 
     def failed(self, task: Task, failure: Failure, now: float) -> list[int]:
         """Note that a piece did not come; return the pieces to be forgotten, as their source has become another file.
@@ -158,7 +169,7 @@ class Board:
         if task.etag != known.etag:
             return []  # another of its requests was told so already
         known.changes += 1
-        known.etag = None
+        known.known, known.etag = False, None
         known.dropped = known.changes >= _CHANGES
         stale = [piece for piece, source in self.done.items() if source == task.source]
         self.forget(stale)
@@ -171,4 +182,5 @@ class Board:
         return known
 
     def _ready(self, known: Source, now: float) -> bool:
-        return known.ranges and not known.dropped and known.rests <= now and known.busy < self._per_source
+        room = self._per_source if known.known else 1
+        return known.ranges and not known.dropped and known.rests <= now and known.busy < room

@@ -37,6 +37,7 @@ class Faults:
     other_range: bool = False
     delay: float = 0.0
     first: int | None = None
+    gone_after: int | None = None
 
 
 class Server(ThreadingHTTPServer):
@@ -78,7 +79,9 @@ class _Handler(BaseHTTPRequestHandler):
         if faults.first is not None and number > faults.first:
             faults = Faults()
         time.sleep(faults.delay)
-        if faults.redirect is not None:
+        if faults.gone_after is not None and number > faults.gone_after:
+            self._head(404, {"Content-Length": "0"})
+        elif faults.redirect is not None:
             self._head(302, {"Location": faults.redirect, "Content-Length": "0"})
         elif faults.status:
             after = {"Retry-After": faults.retry_after} if faults.retry_after else {}

@@ -27,8 +27,25 @@ def test_a_journal_stays_short(size: int) -> None:
     assert size / piece_size(size) <= 2048
 
 
+def known(told: Board) -> Board:
+    for source in told.sources:
+        source.known = True
+    return told
+
+
+def test_one_request_finds_out_which_file_a_source_has() -> None:
+    told = board(sources=1, per_source=9)
+    first = told.take(0.0)
+    assert first is not None
+    assert told.take(0.0) is None
+    told.answered(first, '"a"')
+    second = told.take(0.0)
+    assert second is not None
+    assert second.etag == '"a"'
+
+
 def test_pieces_go_to_the_first_source_up_to_its_connections() -> None:
-    told = board()
+    told = known(board())
     taken = [told.take(0.0) for _ in range(5)]
     assert [(task.piece, task.source) if task else None for task in taken] == [(0, 0), (1, 0), (2, 1), (3, 1), None]
 
@@ -71,19 +88,29 @@ def test_a_success_makes_earlier_failures_forgotten() -> None:
 
 def test_pieces_of_a_file_that_changed_are_forgotten_once_and_only_that_source_s() -> None:
     told = board(sources=2, per_source=2)
-    tasks = [told.take(0.0) for _ in range(4)]
-    assert all(tasks)
-    a, b, c, d = (task for task in tasks if task)
-    told.arrived(a, '"one"')
-    told.arrived(c, '"other"')
-    assert told.failed(b, Failure("changed", changed=True), 0.0) == []  # asked before an etag was known
+    first = told.take(0.0)
+    other = told.take(0.0)
+    assert first is not None
+    assert other is not None
+    told.answered(first, '"one"')
+    told.answered(other, '"other"')
+    second, late = told.take(0.0), told.take(0.0)
+    assert second is not None
+    assert late is not None
+    assert [second.source, late.source] == [0, 1]
+    assert told.arrived(first, '"one"')
+    third = told.take(0.0)
+    assert third is None or third.source == 0
+    assert told.arrived(other, '"other"')
+    assert told.failed(second, Failure("changed", changed=True), 0.0) == [first.piece]
+    assert sorted(told.done) == [other.piece]
+    assert told.arrived(late, '"other"')
     again = told.take(0.0)
     assert again is not None
-    assert again.etag == '"one"'
-    assert told.failed(again, Failure("changed", changed=True), 0.0) == [a.piece]
-    assert sorted(told.done) == [c.piece]
-    told.arrived(d, '"other"')
-    assert sorted(told.done) == [c.piece, d.piece]
+    assert again.etag is None
+    told.answered(again, '"two"')
+    assert not told.arrived(again, '"one"')
+    assert again.piece not in told.done
 
 
 @given(st.lists(st.sampled_from(["ok", "fail", "drop", "change", "whole"]), max_size=60))
@@ -105,7 +132,7 @@ def test_whatever_happens_no_piece_is_lost_or_done_twice(events: list[str]) -> N
 
 
 def test_what_was_not_fetched_is_taken_again() -> None:
-    told = board(sources=1, per_source=9)
+    told = known(board(sources=1, per_source=9))
     tasks = [task for task in (told.take(0.0) for _ in range(4)) if task]
     for task in tasks[1:]:
         told.arrived(task, None)

@@ -197,28 +197,14 @@ def test_two_fetch_one_file_and_one_of_them_moves_it(serve: Serve, wanted: Want,
 def test_what_came_before_a_failure_is_not_fetched_again(
     serve: Serve, wanted: Want, means: Means, content: bytes
 ) -> None:
-    dying = serve(status=0, first=None)
-    want = wanted(dying)
-    dying.faults = dataclasses.replace(dying.faults, status=404, first=None)
-    half = serve()
-    half.faults = dataclasses.replace(half.faults, etag=lambda _request: '"one"')
-
-    def stop_halfway() -> None:
-        while half.sent < len(content) / 2:
-            time.sleep(0.001)
-        half.faults = dataclasses.replace(half.faults, status=404)
-
-    half.faults = dataclasses.replace(half.faults, delay=0.05)
-    watcher = threading.Thread(target=stop_halfway)
-    watcher.start()
+    dying, sound = serve(gone_after=6), serve()
     with pytest.raises(UnavailableError):
-        fetch(dataclasses.replace(want, urls=(half.url,)), means)
-    watcher.join()
+        fetch(wanted(dying), means)
+    want = wanted(sound)
     assert not want.path.exists()
-    dying.faults = dataclasses.replace(dying.faults, status=0)
     done = fetch(want, means)
-    assert done.found >= len(content) // 2 - 4 * MIB
-    assert dying.sent == len(content) - done.found
+    assert done.found == 6 * MIB
+    assert sound.sent == len(content) - done.found
     assert want.path.read_bytes() == content
 
 
