@@ -58,7 +58,7 @@ class Failure:
 
 @dataclasses.dataclass
 class Source:
-    """What is known of a source. `rests` is when it may be asked again; `known` that it has told its ETag or has none."""
+    """What is known of a source. `rests` is when it may be asked again; `known`, whether its ETag (or none) is told."""
 
     ranges: bool = True
     failures: int = 0
@@ -88,8 +88,8 @@ class Board:
     """What is done, what is under way, and what may be taken next. Times are seconds of one monotonic clock.
 
     Sources are in the order of preference: the next piece is asked of the first one that is not dropped, does not
-    rest, and has fewer than `per_source` requests under way. A source that cannot do ranges gets no task. Until a source
-    has told which file it has (its ETag), one request is enough: the others can then ask for that same file.
+    rest, and has fewer than `per_source` requests under way. A source that cannot do ranges gets no task. Until a
+    source has told which file it has (its ETag), it gets one request: the next can then ask for that same file.
     """
 
     def __init__(self, size: int, piece: int, sources: int, *, per_source: int, done: Mapping[int, int]) -> None:
