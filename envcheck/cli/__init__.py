@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "images": "List the cells of images/ and what each still lacks.",
     "lock": "Pin a cell's packages with hashes.",
     "render": "Write a cell's Dockerfile, or a whole build context.",
+    "mirror": "Where bytes come from: profiles, settings, what is wrong with them.",
     "fetch": "Fetch files of known hashes, whole or not at all.",
     "build": "Build a cell's image or environment and prove it is what its tag says.",
     "run": "Validate an environment: this one, another Python's, or an image's.",
@@ -65,7 +66,7 @@ class _LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             message = f"envcheck.cli.{cmd_name}.command is no click command"
             raise TypeError(message)
-        _name_variables(command, f"ENVCHECK_{cmd_name.upper()}")
+        name_variables(command, f"ENVCHECK_{cmd_name.upper()}")
         return command
 
     def resolve_command(
@@ -88,7 +89,7 @@ class _LazyGroup(click.Group):
             raise PipeClosedError from error
 
 
-def _name_variables(command: click.Command, prefix: str) -> None:
+def name_variables(command: click.Command, prefix: str) -> None:
     """Give every option the variable that its name on the command line says: --gpu of resolve, ENVCHECK_RESOLVE_GPU."""
     for parameter in command.params:
         if isinstance(parameter, click.Option):
@@ -98,7 +99,7 @@ def _name_variables(command: click.Command, prefix: str) -> None:
                 parameter.type = _Listed()
     if isinstance(command, click.Group):
         for name, child in command.commands.items():
-            _name_variables(child, f"{prefix}_{name.upper()}")
+            name_variables(child, f"{prefix}_{name.upper()}")
 
 
 @click.group(

@@ -1,0 +1,42 @@
+"""`envcheck mirror`: where bytes come from. Each command is a file of its own, `_mirror_NAME.py`, read when it runs."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+import click
+
+from envcheck.cli import name_variables
+
+COMMANDS: Final = {
+    "list": "The mirrors that can be named, and what each is for.",
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's signature)
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"envcheck.cli._mirror_{cmd_name}").command
+        if not isinstance(command, click.Command):
+            message = f"envcheck.cli._mirror_{cmd_name}.command is no click command"
+            raise TypeError(message)
+        name_variables(command, f"ENVCHECK_MIRROR_{cmd_name.upper()}")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_Lazy)
+def command() -> None:
+    """Know where bytes come from: mirror profiles.
+
+    \b
+    envcheck mirror list
+    """
