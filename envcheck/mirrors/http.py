@@ -1,7 +1,8 @@
 """HTTP for whatever is fetched or probed: redirects followed by hand, so that each hop is known and trusted by itself.
 
-A hop's credential is what the netrc file says of its host; a bearer token goes to the host it was given for and to no
-other. A redirect from https to plain http is refused.
+A hop's credential is what the netrc file says of its host by name (its `default` is for no host in particular, and a
+redirect may lead anywhere); a bearer token goes to the origin it was given for and to no other. A redirect from https to
+plain http is refused.
 """
 
 from __future__ import annotations
@@ -9,44 +10,74 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import netrc
+import socket
 import ssl
-import urllib.request
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 import urllib3
 from urllib3.util import Timeout, make_headers
 
 from envcheck import __version__
 from envcheck.errors import ConfigError
+from envcheck.mirrors.urls import followed, host_of, origin_of, proxy_of, user_of
 
 HOPS: Final = 10
 _REDIRECTS: Final = {301, 302, 303, 307, 308}
 _SECURE: Final = "https"
+# What is read of a redirect's body, so that its connection can be used again.
+_DRAINED: Final = 1 << 16
 
 
 class NetworkError(Exception):
     """A request that got no usable answer: refused, timed out, cut off, or not trusted. The text is for a person."""
 
 
+class UntrustedError(NetworkError):
+    """A host whose TLS is not to be trusted: its certificate, its name, or the protocol it speaks."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Bearer:
-    """A token, and the one host that may see it."""
+    """A token, and the URL whose scheme, host and port may see it."""
 
-    host: str
+    url: str
     token: str = dataclasses.field(repr=False)
 
 
-class Answer(contextlib.AbstractContextManager["Answer"]):
-    """A response whose body has not been read yet. `hosts` are those it came through, the last one served it."""
+@dataclasses.dataclass(frozen=True)
+class Shake:
+    """What it took to be ready to ask a host, in seconds, and what was agreed on. Plain http has no TLS."""
 
-    def __init__(self, response: urllib3.BaseHTTPResponse, url: str, hosts: tuple[str, ...]) -> None:
+    dns: float
+    tcp: float
+    tls: float | None = None
+    version: str | None = None
+    alpn: str | None = None
+
+
+class Answer(contextlib.AbstractContextManager["Answer"]):
+    """A response whose body has not been read yet. `hosts` are those it came through, the last one served it.
+
+    `passed` are the headers of each of them: what the first says of a file is lost to whom the last one serves.
+    """
+
+    def __init__(
+        self,
+        response: urllib3.BaseHTTPResponse,
+        url: str,
+        hosts: tuple[str, ...],
+        passed: tuple[Mapping[str, str], ...] = (),
+    ) -> None:
         self._response = response
         self.url = url
         self.hosts = hosts
+        self.passed = (*passed, response.headers)
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
 
@@ -54,9 +85,17 @@ class Answer(contextlib.AbstractContextManager["Answer"]):
         self.close()
 
     def chunks(self, size: int) -> Iterator[bytes]:
-        """Yield the body as sent. Raise NetworkError when it stalls or ends before its Content-Length."""
+        """Yield the body as sent and as it comes, at most `size` bytes at once. Raise NetworkError when it stalls."""
         try:
-            while chunk := self._response.read(size, decode_content=False):
+            while chunk := self._response.read1(size, decode_content=False):
+                yield chunk
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise NetworkError(_why(error)) from error
+
+    def arriving(self, size: int) -> Iterator[bytes]:
+        """Yield the decoded body as it arrives, never waiting to fill `size`: so a caller can end what only drips."""
+        try:
+            while chunk := self._response.read1(size, decode_content=True):
                 yield chunk
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise NetworkError(_why(error)) from error
@@ -71,6 +110,11 @@ class Answer(contextlib.AbstractContextManager["Answer"]):
             message = f"more than {limit} bytes where a page was expected"
             raise NetworkError(message)
         return body
+
+    def abort(self) -> None:
+        """End a read that waits in another thread: it gets no more."""
+        with contextlib.suppress(ValueError, RuntimeError, OSError):  # it has ended by itself
+            self._response.shutdown()  # type: ignore[attr-defined]  # the base class lacks it
 
     def close(self) -> None:
         """Give the connection back if the body is read, and end it if not: the rest is not worth waiting for."""
@@ -94,6 +138,9 @@ class Client:
         connections: int = 8,
     ) -> None:
         self._context = _trust(ca)
+        self._offering = _trust(ca)
+        self._offering.set_alpn_protocols(["h2", "http/1.1"])
+        self._connect = connect
         self._netrc = _credentials(netrc_file)
         self._bearer = bearer
         self._options: dict[str, Any] = {
@@ -104,47 +151,78 @@ class Client:
             "ssl_context": self._context,
         }
         self._pools: dict[str | None, urllib3.PoolManager] = {}
+        self._making = threading.Lock()
 
     def get(self, url: str, headers: Mapping[str, str] | None = None, *, method: str = "GET") -> Answer:
         """Return the answer at the end of the redirects, its body unread. Raise NetworkError where there is none."""
         hosts: list[str] = []
+        passed: list[Mapping[str, str]] = []
         for _ in range(HOPS):
-            hosts.append(_host(url))
+            hosts.append(host_of(url))
             response = self._send(method, url, headers or {})
             target = response.headers.get("Location")
             if response.status not in _REDIRECTS or target is None:
-                return Answer(response, url, tuple(hosts))
-            response.drain_conn()
-            response.release_conn()
-            url = _followed(url, target)
-        message = f"more than {HOPS} redirects, the last to {_host(url)}"
+                return Answer(response, url, tuple(hosts), tuple(passed))
+            passed.append(response.headers)
+            _drained(response)
+            try:
+                url = followed(url, target)
+            except ValueError as error:
+                raise NetworkError(str(error)) from error
+        message = f"more than {HOPS} redirects, the last to {host_of(url)}"
         raise NetworkError(message)
 
-    def _send(self, method: str, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
-        sent = {"User-Agent": f"envcheck/{__version__}", "Accept-Encoding": "identity", **headers, **self._auth(url)}
+    def shake(self, url: str) -> Shake | None:
+        """Connect once, offering HTTP/2, and say how long each step took; None where a proxy would be measured."""
+        if proxy_of(url) is not None:
+            return None
+        parts = urlsplit(url)
+        host, secure = parts.hostname or "", parts.scheme == _SECURE
         try:
+            began = time.monotonic()
+            port = parts.port or (443 if secure else 80)
+            address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+            named = time.monotonic()
+            with socket.create_connection((address, port), self._connect) as plain:
+                there = time.monotonic()
+                if not secure:
+                    return Shake(named - began, there - named)
+                with self._offering.wrap_socket(plain, server_hostname=host) as wrapped:
+                    agreed = time.monotonic() - there
+                    version, alpn = wrapped.version(), wrapped.selected_alpn_protocol()
+                    return Shake(named - began, there - named, agreed, version, alpn)
+        except (OSError, UnicodeError) as error:
+            raise _told(error) from error
+
+    def _send(self, method: str, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+        own = {"User-Agent": f"envcheck/{__version__}", "Accept-Encoding": "identity"}
+        try:
+            sent = {**own, **headers, **self._auth(url)}
             return self._pool(url).request(method, url, headers=sent, redirect=False, preload_content=False)
-        except (urllib3.exceptions.HTTPError, OSError, UnicodeError) as error:
-            raise NetworkError(_why(error)) from error
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise _told(error) from error
 
     def _auth(self, url: str) -> dict[str, str]:
-        host = _host(url)
-        if self._bearer is not None and self._bearer.host == host:
+        if self._bearer is not None and origin_of(self._bearer.url) == origin_of(url):
             return {"Authorization": f"Bearer {self._bearer.token}"}
-        known = self._netrc.authenticators(urlsplit(url).hostname or "") if self._netrc else None
+        known = self._netrc.hosts.get(urlsplit(url).hostname or "") if self._netrc else None
         if known is None:
             return {}
         return {"Authorization": make_headers(basic_auth=f"{known[0]}:{known[2]}")["authorization"]}
 
     def _pool(self, url: str) -> urllib3.PoolManager:
         """Return the pool that reaches the URL: direct, or through the proxy that the environment names for it."""
-        parts = urlsplit(url)
-        named = urllib.request.getproxies().get(parts.scheme)
-        proxy = None if not named or urllib.request.proxy_bypass(parts.hostname or "") else named
-        if proxy not in self._pools:
-            made = urllib3.ProxyManager(proxy, **self._options) if proxy else urllib3.PoolManager(**self._options)
-            self._pools[proxy] = made
-        return self._pools[proxy]
+        proxy = proxy_of(url)
+        with self._making:
+            if proxy not in self._pools:
+                self._pools[proxy] = self._made(proxy)
+            return self._pools[proxy]
+
+    def _made(self, proxy: str | None) -> urllib3.PoolManager:
+        if proxy is None:
+            return urllib3.PoolManager(**self._options)
+        headers = make_headers(proxy_basic_auth=user_of(proxy))
+        return urllib3.ProxyManager(proxy, proxy_headers=headers, **self._options)
 
 
 def _trust(ca: Path | None) -> ssl.SSLContext:
@@ -168,34 +246,47 @@ def _credentials(path: Path | None) -> netrc.netrc | None:
         raise ConfigError(message, fix="write `machine HOST login USER password SECRET`, one a line") from error
 
 
-def _host(url: str) -> str:
-    """Return host:port as the URL says, without what may stand before the @."""
-    return urlsplit(url).netloc.rpartition("@")[2]
+def _drained(response: urllib3.BaseHTTPResponse) -> None:
+    """Read the little that a redirect says; of one that says more the connection is ended."""
+    with contextlib.suppress(urllib3.exceptions.HTTPError, OSError):
+        response.read(_DRAINED, decode_content=False)
+    if response.length_remaining == 0:
+        response.release_conn()
+    else:
+        response.close()
 
 
-def _followed(url: str, target: str) -> str:
-    there = urljoin(url, target)
-    scheme = urlsplit(there).scheme
-    if scheme not in {"http", "https"} or (urlsplit(url).scheme == _SECURE and scheme != _SECURE):
-        message = f"{_host(url)} redirects to {scheme or 'no URL'}, which is not trusted"
-        raise NetworkError(message)
-    return there
+def _told(error: Exception) -> NetworkError:
+    return (UntrustedError if _tls(error) is not None else NetworkError)(_why(error))
+
+
+def _tls(error: Exception) -> ssl.SSLError | None:
+    """Return the TLS failure that an error is or carries: urllib3 wraps it as its only argument or as its reason."""
+    for candidate in (error, getattr(error, "reason", None), *error.args):
+        if isinstance(candidate, ssl.SSLError):
+            return candidate
+        if isinstance(candidate, urllib3.exceptions.SSLError) and candidate is not error:
+            return _tls(candidate)
+    return None
 
 
 def _why(error: Exception) -> str:
     """Return the innermost reason, without the objects and URLs (which may be signed) that urllib3 tells along."""
+    failed = _tls(error)
+    if failed is not None:
+        return f"TLS: {getattr(failed, 'verify_message', '') or failed.reason or 'failed'}"
     reason = getattr(error, "reason", None)
     if isinstance(reason, Exception):
         return _why(reason)
+    if isinstance(error, ValueError):
+        return "its URL is none"
     known = {
         urllib3.exceptions.NameResolutionError: "the name does not resolve",
+        urllib3.exceptions.NewConnectionError: "no connection",
         urllib3.exceptions.ConnectTimeoutError: "no connection in time",
         urllib3.exceptions.ReadTimeoutError: "it stalled",
-        urllib3.exceptions.NewConnectionError: "no connection",
         urllib3.exceptions.IncompleteRead: "it ended before its length",
         urllib3.exceptions.ProtocolError: "it was cut off",
     }
-    if isinstance(error, ssl.SSLError):
-        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or 'failed'}"
     said = next((text for kind, text in known.items() if isinstance(error, kind)), None)
     return said or (error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__)
