@@ -25,7 +25,8 @@ class Check:
     """One promise about an environment.
 
     `level` is the first level that runs it; `seconds` what it takes, `timeout` when it is ended (both per attempt).
-    `gpus` is how many GPUs it needs at least (fewer: skip). `ranks` is 1, or 0 for one rank a GPU (a CPU: `--nproc`).
+    `gpus` is how many GPUs it needs at least (fewer: skip). `ranks` is 1, or 0 for one rank a GPU (a CPU: `--nproc`),
+    of which it needs `least_ranks` (fewer: skip, and nothing is started).
     `signals` are the snapshot's names it cannot be told without.
     `performance` marks a value that is measured a second time before it fails.
     `imports` are the modules that it loads besides torch and that take long: they are imported once for all checks.
@@ -39,6 +40,7 @@ class Check:
     timeout: float = 30.0
     gpus: int = 0
     ranks: int = 1
+    least_ranks: int = 1
     signals: tuple[str, ...] = ()
     performance: bool = False
     imports: tuple[str, ...] = ()

@@ -260,9 +260,11 @@ def unmeasured(run: Run, found: Found) -> Outcome | None:
     gpus = len(run.snapshot.gpus) if found.kind == "node" else int(run.environment["device_count"])
     why = _no_nvml(run.snapshot) if found.kind == "node" else _no_gpu(run.environment)
     lacking = judge.without_gpu(found, gpus, why, require_gpu=run.plan.require_gpu)
-    if lacking is None and found.kind == "node":
+    if lacking is not None:
+        return lacking
+    if found.kind == "node":
         return judge.decide(found, run.view)
-    return lacking
+    return None if "error" in run.environment else judge.alone(found, gpus or run.plan.nproc)
 
 
 def _no_gpu(environment: dict[str, Any]) -> str:

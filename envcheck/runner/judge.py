@@ -74,6 +74,12 @@ def without_gpu(found: Found, available: int, why: str, *, require_gpu: bool) ->
     return skipped(f"{reason}: {why}" if available == 0 else reason)
 
 
+def alone(found: Found, ranks: int) -> Outcome | None:
+    """Return the outcome of a check of several ranks where there is one, or None when there are enough."""
+    needed = found.check.least_ranks
+    return skipped(f"needs {needed} ranks, {ranks} to be had") if found.check.ranks == 0 and ranks < needed else None
+
+
 def exit_code(statuses: Sequence[str]) -> int:
     """Return 1 when anything failed, else 3 when something could not be told or nothing passed, else 0."""
     if FAIL in statuses:

@@ -45,7 +45,7 @@ def worker_plan(
     `probes` are the ids of the checks that try peer-to-peer, `environment` is set for every rank; `imports`
     are what each check loads besides torch.
     """
-    fields = ("id", "ranks", "gpus", "seconds", "timeout")
+    fields = ("id", "ranks", "least_ranks", "gpus", "seconds", "timeout")
     checks = [
         {
             "source": sources[c.id],
@@ -71,6 +71,7 @@ def _planned(found: Found, timeout: float | None) -> Planned:
         timeout=timeout or check.timeout,
         gpus=check.gpus,
         ranks=check.ranks,
+        least_ranks=check.least_ranks,
         performance=check.performance,
     )
 

@@ -28,6 +28,7 @@ class Planned(Row, frozen=True, kw_only=True):
     timeout: float
     gpus: int
     ranks: int
+    least_ranks: int = 1
     performance: bool
 
 

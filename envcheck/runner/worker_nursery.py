@@ -58,7 +58,8 @@ def run(directory: Path, plan: dict[str, Any]) -> None:
     facts = nursery.environment()
     nursery.events.emit("environment", facts=facts)
     for check in plan["checks"]:
-        if check["gpus"] > facts["device_count"]:
+        alone = "error" not in facts and nursery.world(check, facts) < check["least_ranks"]
+        if check["gpus"] > facts["device_count"] or alone:
             continue
         if check["seconds"] <= nursery.left():
             nursery.prepare(check["imports"], facts)
@@ -114,11 +115,15 @@ class _Nursery:
         while not (self.directory / NODE_READ).exists() and time.monotonic() < deadline:
             time.sleep(_TICK)
 
+    def world(self, check: dict[str, Any], facts: dict[str, Any]) -> int:
+        """Return how many ranks a check gets."""
+        return int(check["ranks"] or facts["device_count"] or self.plan["nproc"])
+
     def check(self, check: dict[str, Any], facts: dict[str, Any]) -> None:
         """Run one check's group; say when it starts and what came of it."""
         job = worker_group.Job(
             source=check["source"].replace("file:", f"file:{self.directory}/", 1),
-            world=check["ranks"] or facts["device_count"] or self.plan["nproc"],
+            world=self.world(check, facts),
             gpu=facts["device_count"] > 0,
             start=facts["start"],
             environment=dict(self.groups),

@@ -94,6 +94,25 @@ def test_a_torch_that_sees_gpus_is_told_whole(
     assert run.outcomes["where"].ranks == [{"device": f"cuda:{r}", "backend": "nccl"} for r in (0, 1)]
 
 
+@pytest.mark.parametrize(("gpus", "status"), [(1, "skip"), (2, "pass")])
+def test_a_check_of_several_ranks_starts_nothing_where_there_is_one(
+    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run], gpus: int, status: str
+) -> None:
+    torch(gpus=gpus)
+    add("together", "return {'device': rank.device}", "ranks=0, least_ranks=2")
+    outcome = run_site().outcomes["together"]
+    assert outcome.status == status
+    assert bool(outcome.ranks) == (status == "pass")
+    assert status == "pass" or outcome.summary == "needs 2 ranks, 1 to be had"
+
+
+def test_without_torch_a_check_of_several_ranks_is_no_skip(
+    add: Callable[..., Path], run_site: Callable[..., Run]
+) -> None:
+    add("together", "import torch\nreturn {}", "ranks=0, least_ranks=3")
+    assert run_site().outcomes["together"].status == "error"
+
+
 def test_cuda_that_sees_nothing_says_why_and_is_no_gpu(
     torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run]
 ) -> None:

@@ -58,7 +58,7 @@ def test_the_worker_is_told_of_env_checks_alone() -> None:
         made, {"a-quick": "module:q"}, ours=True, spawn=False, import_timeout=9.0, environment={"NCCL_P2P_DISABLE": "1"}
     )
     [check] = told["checks"]
-    numbers = {"ranks": 0, "gpus": 1, "seconds": 2.0, "timeout": 30.0}
+    numbers = {"ranks": 0, "least_ranks": 1, "gpus": 1, "seconds": 2.0, "timeout": 30.0}
     assert check == {"id": "a-quick", "source": "module:q", "probe": False, "imports": [], **numbers}
     assert (told["nproc"], told["environment"]) == (3, {"NCCL_P2P_DISABLE": "1"})
 

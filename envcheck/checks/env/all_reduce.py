@@ -19,6 +19,7 @@ CHECK = Check(
     seconds=1.0,
     timeout=120.0,
     ranks=0,
+    least_ranks=2,
 )
 
 # Not a multiple of anything a collective cuts its buffers into.

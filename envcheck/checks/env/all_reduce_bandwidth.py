@@ -21,6 +21,7 @@ CHECK = Check(
     seconds=5.0,
     timeout=240.0,
     ranks=0,
+    least_ranks=2,
     performance=True,
 )
 

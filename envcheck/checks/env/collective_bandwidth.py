@@ -20,6 +20,7 @@ CHECK = Check(
     seconds=6.0,
     timeout=300.0,
     ranks=0,
+    least_ranks=2,
     performance=True,
 )
 

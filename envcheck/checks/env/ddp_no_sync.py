@@ -18,6 +18,7 @@ CHECK = Check(
     seconds=2.0,
     timeout=120.0,
     ranks=0,
+    least_ranks=2,
     imports=("torch._dynamo",),  # by the first optimizer
 )
 

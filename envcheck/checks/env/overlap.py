@@ -25,6 +25,7 @@ CHECK = Check(
     seconds=3.0,
     timeout=180.0,
     ranks=0,
+    least_ranks=2,
     imports=("torch._dynamo",),  # by the first optimizer
 )
 

@@ -33,6 +33,7 @@ CHECK = Check(
     seconds=1.0,
     timeout=120.0,
     ranks=0,
+    least_ranks=2,
     performance=True,
 )
 

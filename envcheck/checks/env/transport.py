@@ -20,6 +20,7 @@ CHECK = Check(
     timeout=120.0,
     gpus=2,
     ranks=0,
+    least_ranks=2,
 )
 
 # NVLS is for large messages.
