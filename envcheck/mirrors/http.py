@@ -1,7 +1,7 @@
 """HTTP for whatever is fetched or probed: redirects followed by hand, so that each hop is known and trusted by itself.
 
 A hop's credential is what the netrc file says of its host by name (its `default` is for no host in particular, and a
-redirect may lead anywhere); a bearer token goes to the origin it was given for and to no other. A redirect from https to
+redirect may lead anywhere); a bearer token goes to the origin it was given for, no other. A redirect from https to
 plain http is refused.
 """
 
@@ -114,7 +114,7 @@ class Answer(contextlib.AbstractContextManager["Answer"]):
     def abort(self) -> None:
         """End a read that waits in another thread: it gets no more."""
         with contextlib.suppress(ValueError, RuntimeError, OSError):  # it has ended by itself
-            self._response.shutdown()  # type: ignore[attr-defined]  # the base class lacks it
+            self._response.shutdown()
 
     def close(self) -> None:
         """Give the connection back if the body is read, and end it if not: the rest is not worth waiting for."""
