@@ -1,8 +1,8 @@
-"""Load a profile by name (`none`, `host`) or from a site's own YAML file, refusing what would leak or be ignored."""
+"""Load a profile by name (a preset, `host`, `user`, `none`) or from a site's own YAML file. YAML is read here only."""
 
 from __future__ import annotations
 
-import re
+import functools
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,23 +10,39 @@ import msgspec
 import yaml
 
 from envcheck.errors import ConfigError
+from envcheck.mirrors import chosen
+from envcheck.mirrors.accept import accept, existing
 from envcheck.mirrors.host import host_profile
-from envcheck.mirrors.profile import CLIENT_DEFAULT, HuggingFace, Index, Profile, has_userinfo, redacted, without_query
+from envcheck.mirrors.presets import Preset, profile_of
+from envcheck.mirrors.profile import Conda, Credential, HuggingFace, Index, Profile, has_userinfo, redacted
 
-PRESETS: Final = ("none", "host")
+# Beside the presets: every client's own default, this machine's configuration, and what `envcheck mirror use` chose.
+NAMES: Final = ("none", "host", "user")
 
 
 def load(name: str | Path) -> Profile:
     """Return the profile called `name`, or the one in that YAML file; relative paths in it are relative to it."""
+    if str(name) == "user":
+        name = chosen.read() or "none"
     if str(name) == "none":
         return Profile(name="none")
     if str(name) == "host":
-        return _checked_files(host_profile(), Path("this machine's configuration"))
+        return existing(host_profile(), Path("this machine's configuration"))
+    if str(name) in presets():
+        return profile_of(str(name), presets()[str(name)])
     path = Path(name)
     if not path.is_file():
         message = f"no mirror profile {str(name)!r}"
-        raise ConfigError(message, fix=f"give {' or '.join(PRESETS)}, or the path of a profile's YAML file")
+        fix = "give none or host, a name of `envcheck mirror list`, or the path of a profile's YAML file"
+        raise ConfigError(message, fix=fix)
     return parse(path.read_bytes(), path)
+
+
+@functools.cache
+def presets() -> dict[str, Preset]:
+    """Return the mirrors that can be named, by name."""
+    text = Path(__file__).with_name("presets.yaml").read_text(encoding="utf-8")
+    return msgspec.convert(yaml.safe_load(text), dict[str, Preset])
 
 
 def parse(data: bytes, path: Path) -> Profile:
@@ -42,8 +58,9 @@ def parse(data: bytes, path: Path) -> Profile:
         profile = msgspec.convert(value, Profile)
     except msgspec.ValidationError as error:
         raise _located(error, lines, path) from error
-    profile = _check_registry(_check_urls(_resolved(profile, path), lines, path), lines, path)
-    return _checked_files(profile, path)
+    profile = accept(_resolved(profile, path), lambda at: _where(at, lines, path))
+    hosts = {host.lower(): secret for host, secret in profile.credentials.items()}
+    return existing(msgspec.structs.replace(profile, credentials=hosts), path)
 
 
 def _read(data: bytes, path: Path) -> tuple[yaml.Node | None, Any]:
@@ -110,67 +127,30 @@ def _located(error: msgspec.ValidationError, lines: dict[str, int], path: Path) 
 
 
 def _keys(at: str) -> list[str]:
-    struct = HuggingFace if at == "$.hf" else Index if at.startswith(("$.pypi", "$.pytorch")) else Profile
+    kinds: dict[str, type[msgspec.Struct]] = {
+        "hf": HuggingFace,
+        "conda": Conda,
+        "credentials": Credential,
+        "pypi": Index,
+        "pytorch": Index,
+    }
+    struct = kinds.get(at.removeprefix("$.").split(".")[0].partition("[")[0], Profile)
     return [field.name for field in msgspec.structs.fields(struct)]
 
 
 def _resolved(profile: Profile, path: Path) -> Profile:
     """Make the paths of a profile absolute."""
-    changes = {
-        key: str((path.parent / Path(value).expanduser()).absolute())
-        for key in ("ca", "netrc")
-        if (value := getattr(profile, key)) is not None
+
+    def absolute(value: str) -> str:
+        return str((path.parent / Path(value).expanduser()).absolute())
+
+    named = {key: absolute(value) for key in ("ca", "netrc") if (value := getattr(profile, key)) is not None}
+    credentials = {
+        host: msgspec.structs.replace(
+            secret,
+            password_file=absolute(secret.password_file) if secret.password_file else None,
+            token_file=absolute(secret.token_file) if secret.token_file else None,
+        )
+        for host, secret in profile.credentials.items()
     }
-    return msgspec.structs.replace(profile, **changes)
-
-
-def _check_urls(profile: Profile, lines: dict[str, int], path: Path) -> Profile:
-    urls = [
-        *((f"$.{key}[{n}].url", i.url) for key in ("pypi", "pytorch") for n, i in enumerate(getattr(profile, key))),
-        *((f"$.apt[{n}]", url) for n, url in enumerate(profile.apt)),
-        *([("$.hf.endpoint", profile.hf.endpoint)] if profile.hf.endpoint else []),
-    ]
-    for at, url in urls:
-        kinds = ("https://", "http://") if at.startswith(("$.apt", "$.hf")) else ("https://", "http://", "file://", "/")
-        if not url.startswith(kinds) and not (url == CLIENT_DEFAULT and at.endswith(".url")):
-            message = f"{_where(at, lines, path)}: {url!r} is no URL"
-            raise ConfigError(message, fix=f"begin it with {', '.join(kinds)}")
-        _check_url(at, url, _where(at, lines, path))
-    return profile
-
-
-def _check_registry(profile: Profile, lines: dict[str, int], path: Path) -> Profile:
-    if "@" in (profile.registry or ""):
-        message = f"{_where('$.registry', lines, path)}: a user or password before the registry's name"
-        raise ConfigError(message, fix="name the registry alone, and log the engine in to it (`docker login`)")
-    return profile
-
-
-def _check_url(at: str, url: str, where: str) -> None:
-    """Refuse in a URL what no client would make sense of, and what may be a credential."""
-    if any(character.isspace() for character in url):
-        message = f"{where}: a blank in the URL {url!r}"
-        raise ConfigError(message, fix="write blanks as %20")
-    if without_query(url) != url:
-        message = f"{where}: a query in the URL {without_query(url)}?..."
-        raise ConfigError(message, fix="leave it out; move a token to a netrc file and name that under `netrc:`")
-    known = {"variant"} if at.startswith("$.pytorch") else set()
-    unknown = next((name for name in re.findall(r"\{([^{}]*)\}", url) if name not in known), None)
-    if unknown is not None:
-        message = f"{where}: nothing is put in for {{{unknown}}}"
-        raise ConfigError(message, fix="the one placeholder is {variant}, in the URLs under `pytorch:`")
-
-
-def _checked_files(profile: Profile, path: Path) -> Profile:
-    """Refuse certificates that are none, before a build finds out."""
-    for key in ("ca", "netrc"):
-        named = getattr(profile, key)
-        if named is not None and not Path(named).is_file():
-            message = f"{path}: {key}: {named} does not exist"
-            raise ConfigError(message, fix="name a file on this machine")
-    if profile.ca is not None:
-        content = Path(profile.ca).read_text(errors="replace")
-        if "BEGIN CERTIFICATE" not in content or "PRIVATE KEY" in content:
-            message = f"{path}: ca: {profile.ca} must hold PEM certificates and no private key"
-            raise ConfigError(message, fix="name a PEM bundle of certificates")
-    return profile
+    return msgspec.structs.replace(profile, **named, credentials=credentials)

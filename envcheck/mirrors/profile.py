@@ -40,10 +40,34 @@ class HuggingFace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     token: Literal["never", "allow"] = "never"  # noqa: S105 (a policy)
 
 
+class Conda(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How conda reaches channels; the keys are .condarc's own. `custom_channels` maps a channel to its parent URL."""
+
+    channel_alias: str | None = None
+    default_channels: list[str] = []
+    custom_channels: dict[str, str] = {}
+
+
+class Credential(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the secret for one host is: a variable's name or a file's path, never the secret itself.
+
+    One of the four is given. A password belongs to `user`; a token stands alone.
+    """
+
+    user: str | None = None
+    password_env: str | None = None
+    password_file: str | None = None
+    token_env: str | None = None
+    token_file: str | None = None
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Ordered sources; a list without any remote one ends with the client's own default. URLs hold no user:password.
 
     `apt` are base URLs (the distribution's path below them is appended), or empty for the base's own sources.
+    `registry` is what images' bases are pulled from; `registries` maps an upstream to its mirrors in order.
+    `modelscope` is ModelScope's host or a mirror of it; it is another hub than Hugging Face's, with names of its own.
+    `credentials` maps a host to where its secret is.
     `ca` is the path of a PEM bundle that is trusted beside this machine's roots. `netrc` is a path, its content only
     ever a build secret. `keep` leaves one credential-free pip.conf, uv.toml and the HF environment in the image.
     """
@@ -54,6 +78,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     hf: HuggingFace = HuggingFace()
     apt: list[str] = []
     registry: str | None = None
+    registries: dict[str, list[str]] = {}
+    conda: Conda = Conda()
+    npm: str | None = None
+    modelscope: str | None = None
+    credentials: dict[str, Credential] = {}
     ca: str | None = None
     netrc: str | None = None
     keep: bool = False
@@ -68,6 +97,11 @@ def attempts(indexes: list[Index]) -> list[Index]:
 def has_userinfo(url: str) -> bool:
     """Tell whether a URL carries a user or a password."""
     return _USERINFO.search(url) is not None
+
+
+def host_of(url: str) -> str:
+    """Return the host, and the port where one is given, of a URL or of a bare `host:port/path`."""
+    return urlsplit(url if "://" in url else f"//{url}").netloc.rpartition("@")[2].lower()
 
 
 def without_query(url: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from envcheck.errors import ConfigError
 from envcheck.mirrors import load
 from envcheck.mirrors.load import parse
-from envcheck.mirrors.profile import HuggingFace, Index, Profile
+from envcheck.mirrors.profile import Conda, Credential, HuggingFace, Index, Profile
 
 WHOLE = """\
 name: site
@@ -56,6 +56,63 @@ def test_a_whole_profile_is_read_and_its_paths_are_relative_to_it(site: Path) ->
         netrc=str(site / "netrc"),
         keep=True,
     )
+
+
+MORE = """\
+registries: {docker.io: [mirror.example:5000, "http://10.0.0.1:5000/hub"], ghcr.io: [mirror.example:5001]}
+conda: {channel_alias: "https://conda.example", custom_channels: {conda-forge: "https://conda.example/cloud"}}
+npm: https://npm.example
+modelscope: modelscope.example
+credentials:
+  Npm.Example: {token_env: NPM_TOKEN}
+  pypi.example:8443: {user: joe, password_file: secret}
+"""
+
+
+def test_the_other_clients_and_credentials_by_reference(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hunter2")
+    profile = parse(MORE.encode(), tmp_path / "x.yaml")
+    assert profile.registries["docker.io"] == ["mirror.example:5000", "http://10.0.0.1:5000/hub"]
+    assert profile.conda == Conda(
+        channel_alias="https://conda.example", custom_channels={"conda-forge": "https://conda.example/cloud"}
+    )
+    assert (profile.npm, profile.modelscope) == ("https://npm.example", "modelscope.example")
+    assert profile.credentials == {
+        "npm.example": Credential(token_env="NPM_TOKEN"),  # noqa: S106 (the name of a variable)
+        "pypi.example:8443": Credential(user="joe", password_file=str(tmp_path / "secret")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            ("{token_env: NPM_TOKEN}", "{token_env: 'npm_s3cr3t-x'}"),
+            "x.yaml:6: credentials.Npm.Example.token_env: not the",
+        ),
+        (("NPM_TOKEN", "npm_s3cr3t00000000000000000"), "x.yaml:6: credentials.Npm.Example.token_env: not the"),
+        (("{token_env: NPM_TOKEN}", "{token: s3cr3t}"), "x.yaml:6: credentials"),
+        (("{token_env: NPM_TOKEN}", "{}"), "x.yaml:6: credentials.Npm.Example: no way to one secret"),
+        (("{token_env: NPM_TOKEN}", "{user: a, token_env: B}"), "x.yaml:6: credentials.Npm.Example: no way to one"),
+        (("{user: joe, password_file: secret}", "{password_file: secret}"), "x.yaml:7: credentials"),
+        (("password_file: secret", "password_file: gone"), "x.yaml: credentials: pypi.example:8443: "),
+        (("  Npm.Example:", "  'https://npm.example':"), "x.yaml:6: credentials.https://npm.example: 'https://npm"),
+        (("mirror.example:5001", "joe:s3cr3t@mirror.example"), "x.yaml:1: registries.ghcr.io[0]: 'mirror.example'"),
+        (("ghcr.io:", "ghcr.io/x:"), "x.yaml:1: registries.ghcr.io/x: 'ghcr.io/x' is no registry"),
+        (("https://npm.example", "npm.example"), "x.yaml:3: npm: 'npm.example' is no URL"),
+        (("https://conda.example/cloud", "/srv"), "x.yaml:2: conda.custom_channels.conda-forge: '/srv' is no URL"),
+        (("channel_alias", "alias"), "x.yaml:2: conda.alias: no such key"),
+        (("conda-forge:", "'a b':"), "x.yaml:2: conda.custom_channels: 'a b' is no channel"),
+    ],
+)
+def test_what_is_wrong_in_the_other_parts_is_named_and_no_secret_repeated(
+    tmp_path: Path, change: tuple[str, str], said: str
+) -> None:
+    (tmp_path / "secret").write_text("hunter2")
+    with pytest.raises(ConfigError) as refused:
+        parse(MORE.replace(*change).encode(), tmp_path / "x.yaml")
+    assert refused.value.message.removeprefix(f"{tmp_path}/").startswith(said)
+    assert "s3cr3t" not in str(refused.value)
 
 
 def test_none_is_every_clients_own_default() -> None:

@@ -1,0 +1,37 @@
+"""The profile a user has chosen: one line in a file of the user's own configuration directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def path() -> Path:
+    """Return where the choice is kept."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base, "envcheck", "mirror")
+
+
+def read() -> str | None:
+    """Return the name or the path that was chosen, or None."""
+    file = path()
+    return file.read_text(encoding="utf-8", errors="replace").strip() or None if file.is_file() else None
+
+
+def write(name: str) -> Path:
+    """Keep a choice, in one step; return where."""
+    file = path()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    fresh.write_text(f"{name}\n", encoding="utf-8")
+    fresh.replace(file)
+    return file
+
+
+def forget() -> Path | None:
+    """Take a choice back; return where it was, or None where there was none."""
+    file = path()
+    if not file.is_file():
+        return None
+    file.unlink()
+    return file

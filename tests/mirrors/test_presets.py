@@ -1,0 +1,84 @@
+"""The mirrors that can be named: each is a profile that could be a file, says who tells of it, and names no secret."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import pytest
+
+from envcheck.mirrors import chosen
+from envcheck.mirrors.accept import accept
+from envcheck.mirrors.load import load, presets
+from envcheck.mirrors.presets import LAYOUTS, Entry, Preset, profile_of
+from envcheck.mirrors.profile import Conda, Index, Profile
+
+NAMES = ("tuna", "ustc", "sjtu", "aliyun", "tencent", "huawei", "nju", "hf-mirror", "modelscope")
+
+
+def test_the_mirrors_people_use_are_there_in_order() -> None:
+    assert set(NAMES) <= set(presets())
+    assert list(presets()) == sorted(presets())
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_a_preset_is_a_profile_that_a_file_could_hold(name: str) -> None:
+    profile = load(name)
+    assert accept(profile, lambda at: at) is profile
+    assert profile != Profile(name=name)
+    assert profile.credentials == {}
+    assert profile.netrc is None
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_address_has_its_source_and_no_plaintext(name: str) -> None:
+    for entry in presets()[name].entries:
+        assert len(entry.source) > 8
+        assert entry.url.startswith("https://") == (entry.kind not in {"registry", "modelscope"})
+        assert not entry.url.endswith("/")
+        assert (entry.kind == "registry") == (entry.upstream is not None)
+        assert entry.last_verified is None or entry.last_verified <= dt.datetime.now(tz=dt.timezone.utc).date()
+
+
+def test_what_is_known_to_be_missing_is_said() -> None:
+    lacks = {name: " ".join([*p.lacks, *(t for e in p.entries for t in e.lacks)]) for name, p in presets().items()}
+    assert "nvidia channel" in lacks["tuna"]
+    assert "xet" in lacks["hf-mirror"]
+    assert "redirected to the origin" in lacks["sjtu"]
+    assert "no mirror of Hugging Face" in lacks["modelscope"]
+
+
+def test_each_kind_of_entry_becomes_its_part_of_the_profile() -> None:
+    entries = [
+        Entry(kind="pypi", url="https://a.example/simple", source="s", last_verified=None),
+        Entry(kind="pytorch", url="https://a.example/{variant}", layout="find-links", source="s", last_verified=None),
+        Entry(kind="hf", url="https://hf.example", source="s", last_verified=None),
+        Entry(kind="apt", url="https://a.example", source="s", last_verified=None),
+        Entry(kind="conda", url="https://a.example/c", channels=["pytorch"], source="s", last_verified=None),
+        Entry(kind="npm", url="https://npm.example", source="s", last_verified=None),
+        Entry(kind="registry", url="r.example", upstream="ghcr.io", source="s", last_verified=None),
+        Entry(kind="modelscope", url="ms.example", source="s", last_verified=None),
+    ]
+    assert {entry.kind for entry in entries} == set(LAYOUTS)
+    profile = profile_of("x", Preset(title="t", region="cn", entries=entries))
+    assert profile.pypi == [Index(url="https://a.example/simple")]
+    assert profile.pytorch == [Index(url="https://a.example/{variant}", kind="find-links")]
+    assert profile.hf.endpoint == "https://hf.example"
+    assert profile.apt == ["https://a.example"]
+    assert profile.conda == Conda(
+        default_channels=[f"https://a.example/c/pkgs/{name}" for name in ("main", "r", "msys2")],
+        custom_channels={"pytorch": "https://a.example/c/cloud"},
+    )
+    assert profile.npm == "https://npm.example"
+    assert profile.registries == {"ghcr.io": ["r.example"]}
+    assert profile.modelscope == "ms.example"
+
+
+def test_user_is_what_was_chosen_and_none_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert load("user") == Profile(name="none")
+    assert chosen.write("tuna") == tmp_path / "envcheck/mirror"
+    assert load("user") == load("tuna")
+    assert chosen.forget() == tmp_path / "envcheck/mirror"
+    assert chosen.forget() is None
+    assert load("user") == Profile(name="none")
