@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,6 +107,9 @@ def _walk(value: Any, at: str = "$") -> list[tuple[str, str]]:
 
 
 def _where(at: str, lines: dict[str, int], path: Path) -> str:
+    # msgspec does not tell which key of a mapping it was at: "[...]".
+    pattern = re.escape(at).replace(re.escape("[...]"), r"\..+")
+    at = next((known for known in lines if re.fullmatch(pattern, known)), at)
     return f"{path}:{lines.get(at, 1)}: {at.removeprefix('$').removeprefix('.') or 'profile'}"
 
 

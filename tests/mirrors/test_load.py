@@ -91,7 +91,7 @@ def test_the_other_clients_and_credentials_by_reference(tmp_path: Path) -> None:
             "x.yaml:6: credentials.Npm.Example.token_env: not the",
         ),
         (("NPM_TOKEN", "npm_s3cr3t00000000000000000"), "x.yaml:6: credentials.Npm.Example.token_env: not the"),
-        (("{token_env: NPM_TOKEN}", "{token: s3cr3t}"), "x.yaml:6: credentials"),
+        (("{token_env: NPM_TOKEN}", "{token: s3cr3t}"), "x.yaml:6: credentials.Npm.Example.token: no such key"),
         (("{token_env: NPM_TOKEN}", "{}"), "x.yaml:6: credentials.Npm.Example: no way to one secret"),
         (("{token_env: NPM_TOKEN}", "{user: a, token_env: B}"), "x.yaml:6: credentials.Npm.Example: no way to one"),
         (("{user: joe, password_file: secret}", "{password_file: secret}"), "x.yaml:7: credentials"),
