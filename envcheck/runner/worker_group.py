@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import io
 import json
 import os
 import selectors
@@ -105,6 +106,8 @@ def run_group(
 
 def be_rank(job: Job, rank: int, directory: Path) -> None:
     """Measure as one rank, in the process this is called in, and end that process."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what it said before it was killed is told too
     worker_rank.measure(lambda: _function(job.source), job.world, rank, gpu=job.gpu, directory=directory)
 
 

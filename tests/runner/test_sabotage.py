@@ -59,7 +59,8 @@ def test_a_rank_that_dies_ends_the_wait_of_the_others(outcome: Sabotage) -> None
     assert found.seconds < 30
 
 
-def test_the_last_words_of_a_segfault_are_kept(outcome: Sabotage) -> None:
+def test_the_last_words_of_a_segfault_are_kept(outcome: Sabotage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     found = outcome("print('before'); ctypes.string_at(0)", options="ranks=1, timeout=20")
     assert "[rank 0] before" in found.log
     assert "Segmentation fault" in found.log
