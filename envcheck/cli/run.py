@@ -10,7 +10,7 @@ import click
 
 from envcheck.checks import LEVELS
 from envcheck.cli import _complete, _files
-from envcheck.cli._duration import Duration
+from envcheck.cli._duration import Duration, Finite
 from envcheck.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Files(NamedTuple):
 @click.option("--require-gpu", is_flag=True, help="Fail where there is no GPU, instead of skipping.")
 @click.option("--require", metavar="FILE", help="Fail where the node lacks what this TOML asks for (or: hgx-h100).")
 @click.option("--nproc", type=click.IntRange(1), default=2, show_default=True, help="Ranks of a group on a CPU.")
-@click.option("--timeout", type=click.FloatRange(0.1), help="End a check after so many seconds, not its own limit.")
+@click.option("--timeout", type=Finite(0.1), help="End a check after so many seconds, not its own limit.")
 @click.option("--shm-size", default="8g", show_default=True, help="Shared memory of the container (with --image).")
 @click.option("--spawn", is_flag=True, help="Start every rank in a fresh Python instead of forking it.")
 @click.option(
@@ -151,6 +151,7 @@ def _prepare(ctx: click.Context, given: Given) -> Run:
     """Return the run that was asked for, with its plan and its target; nothing is measured yet."""
     from envcheck.matrix.load import load
     from envcheck.runner import requirements
+    from envcheck.runner.container import shown_gpus
     from envcheck.runner.drive import Run
     from envcheck.runner.plan import plan
 
@@ -163,6 +164,7 @@ def _prepare(ctx: click.Context, given: Given) -> Run:
         chosen,
         level=given.level,
         nproc=given.nproc,
+        gpus=shown_gpus(),
         timeout=given.timeout,
         require_gpu=given.require_gpu,
         budget=given.budget,

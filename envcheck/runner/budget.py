@@ -42,10 +42,11 @@ def expected_to_fit(plan: Plan) -> list[str]:
     left = float("inf") if plan.budget is None else plan.budget - STARTING
     fitting = []
     for check in plan.checks:
-        if check.kind == "env" and check.seconds > left:
+        seconds = plan.seconds_of(check) if check.kind == "env" else 0.0
+        if check.kind == "env" and seconds > left:
             continue
         fitting.append(check.id)
-        left -= check.seconds if check.kind == "env" else 0.0
+        left -= seconds
     return fitting
 
 

@@ -36,12 +36,14 @@ class Plan(Row, frozen=True, kw_only=True):
     """What a run will do, printable before it does it.
 
     `budget` is the seconds within which checks are begun. A soak does all of it `repeat` times, or begins again until
-    `duration` seconds are over.
+    `duration` seconds are over. `gpus` are those the machine shows beforehand, None where that cannot be seen: what
+    there are too few for takes no time.
     """
 
     level: str
     checks: list[Planned]
     nproc: int
+    gpus: int | None = None
     require_gpu: bool = False
     budget: float | None = None
     repeat: int = 1
@@ -50,7 +52,14 @@ class Plan(Row, frozen=True, kw_only=True):
     @property
     def seconds(self) -> float:
         """Return how long the checks themselves are expected to take."""
-        return max(sum(check.seconds for check in self.checks) * self.repeat, self.duration or 0.0)
+        return max(sum(map(self.seconds_of, self.checks)) * self.repeat, self.duration or 0.0)
+
+    def seconds_of(self, check: Planned) -> float:
+        """Return how long a check is expected to take here: no time where the machine shows too few GPUs for it."""
+        if self.gpus is None:
+            return check.seconds
+        alone = check.ranks == 0 and (self.gpus or self.nproc) < check.least_ranks
+        return 0.0 if alone or check.gpus > self.gpus else check.seconds
 
     @property
     def soak(self) -> bool:

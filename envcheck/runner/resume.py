@@ -111,7 +111,7 @@ def _plans(before: Plan, now: Plan) -> list[str]:
     found = [
         line
         for name in before.__struct_fields__
-        if name != "checks"
+        if name not in {"checks", "gpus"}
         for line in _told(f"--{name.replace('_', '-')}", _given(before, name), _given(now, name))
     ]
     ids = {check.id for check in before.checks} ^ {check.id for check in now.checks}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,8 @@ from envcheck.runner.drive import Run
 from envcheck.runner.plan import plan, select, worker_plan
 
 
-def check(identity: str, level: str) -> Found:
-    about = Check(promise="holds", level=level, seconds=2.0, timeout=30.0, gpus=1, ranks=0)
+def check(identity: str, level: str, **needs: Any) -> Found:
+    about = Check(promise="holds", level=level, **{"seconds": 2.0, "timeout": 30.0, "gpus": 1, "ranks": 0, **needs})
     return Found(identity, "env", about, lambda *_: passed("fine"), "doc", f"module:{identity}", Path(identity))
 
 
@@ -120,3 +121,17 @@ def test_a_check_of_a_site_is_measured_and_judged(
     outcomes = run_site().outcomes
     assert outcomes["mine"].ranks == [{"rank": r, "device": "cpu", "backend": "gloo", "world": 2} for r in (0, 1)]
     assert (outcomes["here"].status, outcomes["here"].summary) == ("fail", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nproc", "seconds"), [(None, 1, 7.0), (0, 1, 1.0), (0, 2, 5.0), (1, 2, 3.0), (2, 1, 7.0), (8, 1, 7.0)]
+)
+def test_a_plan_counts_no_time_for_what_a_machine_has_too_few_gpus_for(
+    gpus: int | None, nproc: int, seconds: float
+) -> None:
+    checks = [
+        check("anywhere", "quick", seconds=1.0, gpus=0),
+        check("a-gpu", "quick", seconds=2.0),
+        check("together", "quick", seconds=4.0, gpus=0, least_ranks=2),
+    ]
+    assert plan(checks, level="full", nproc=nproc, gpus=gpus).seconds == seconds
