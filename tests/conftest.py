@@ -88,9 +88,9 @@ def sabotaged(torch_python: Path, once: Callable[..., Path]) -> Callable[[str], 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Under `.ci/run` fail what could not run for want of an engine, of torch or of promtool."""
+    """Under `.ci/run` fail what could not run for want of an engine, of torch, of promtool or of another tool."""
     report = yield
-    wanted = any(item.get_closest_marker(name) for name in ("engine", "torch", "promtool"))
+    wanted = any(item.get_closest_marker(name) for name in ("engine", "torch", "promtool", "tools"))
     if REQUIRE_ALL and wanted and report.skipped:
         report.outcome = "failed"
         report.longrepr = f"skipped where everything is required: {report.longrepr}"

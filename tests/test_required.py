@@ -20,7 +20,14 @@ def test_it() -> None:
 
 @pytest.mark.parametrize(
     ("mark", "required", "status"),
-    [("engine", "1", 1), ("torch", "1", 1), ("promtool", "1", 1), ("gpu", "1", 0), ("engine", "", 0)],
+    [
+        ("engine", "1", 1),
+        ("torch", "1", 1),
+        ("promtool", "1", 1),
+        ("tools", "1", 1),
+        ("gpu", "1", 0),
+        ("engine", "", 0),
+    ],
 )
 def test_a_skip_is_a_failure_only_where_all_is_required(tmp_path: Path, mark: str, required: str, status: int) -> None:
     conftest = Path(__file__).with_name("conftest.py")

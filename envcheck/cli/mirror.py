@@ -11,6 +11,7 @@ from envcheck.cli import name_variables
 
 COMMANDS: Final = {
     "list": "The mirrors that can be named, and what each is for.",
+    "site": "Render, start and watch a mirror of one's own.",
 }
 
 

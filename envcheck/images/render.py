@@ -1,19 +1,15 @@
-"""Specs to files: the one place that knows Jinja. Pure: the same spec gives the same bytes."""
+"""Specs to files. Pure: the same spec gives the same bytes."""
 
 from __future__ import annotations
 
-import functools
-import json
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-import jinja2
-
-from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.images.spec import LABEL_PREFIX, ImageSpec
 from envcheck.images.store import lock_files
+from envcheck.templating import rendered
 
 # All a base must have: its own Python, roots for TLS, an init that reaps. A bootstrapped base includes them.
 OS_PACKAGES: Final = ("ca-certificates", "python3", "python3-venv", "tini")
@@ -35,7 +31,7 @@ def render_cells(specs: Iterable[ImageSpec]) -> dict[str, bytes]:
 
 def render_dockerfile(spec: ImageSpec, *, base: str | None = None, kept: Mapping[str, str] | None = None) -> str:
     """Return the Dockerfile; with `kept`, the one that leaves keep/ and this environment in the image."""
-    return _template("Dockerfile.j2").render(template_context(spec, base=base, kept=kept))
+    return rendered("Dockerfile.j2", template_context(spec, base=base, kept=kept))
 
 
 def template_context(
@@ -77,20 +73,3 @@ def labels(spec: ImageSpec) -> dict[str, str]:
     if spec.base.digest:
         oci["org.opencontainers.image.base.digest"] = spec.base.digest
     return dict(sorted({**oci, **{f"{LABEL_PREFIX}{name}": value for name, value in spec.promises.items()}}.items()))
-
-
-@functools.lru_cache
-def _template(name: str) -> jinja2.Template:
-    # A Dockerfile is no HTML: escaping would break it.
-    environment = jinja2.Environment(  # noqa: S701
-        loader=jinja2.FileSystemLoader(data_path("templates")),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-    )
-    environment.filters["json"] = _quoted
-    return environment.get_template(name)
-
-
-def _quoted(value: str) -> str:
-    """Return a Dockerfile word in double quotes, nothing in it expanded."""
-    return json.dumps(value, ensure_ascii=False).replace("$", "\\$")

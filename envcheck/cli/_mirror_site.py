@@ -1,0 +1,160 @@
+"""`envcheck mirror site`: render the configuration of a mirror of one's own, start it, watch it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from envcheck.errors import ConfigError
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.mirrors.profile import Profile
+    from envcheck.mirrors.site.discover import Part
+    from envcheck.mirrors.site.model import HuggingFace, Index, Registry, Site
+
+_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
+_FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
+# Ports below the site's own one that is given: 0 the indexes, 1 Hugging Face, 2... registries, then what is inside.
+_INSIDE: Final = 100
+
+
+@click.group()
+def command() -> None:
+    """Render the configuration of a mirror of one's own, start it, watch it.
+
+    \b
+    envcheck mirror site render /srv/mirror --address 192.0.2.10 --tls cert.pem key.pem
+    envcheck mirror site up /srv/mirror
+    """
+
+
+@command.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.option("--profile", default="none", show_default=True, help="Its upstreams: none, host, or a profile's file.")
+@click.option("--address", multiple=True, help="Where it listens; 127.0.0.1 unless given.")
+@click.option("--port", type=click.IntRange(1, 65000), default=8443, show_default=True, help="The first of its ports.")
+@click.option("--name", help="The name clients know it by; its first address unless given.")
+@click.option("--tls", type=(_FILE, _FILE), metavar="CERT KEY", help="Its certificate and key, PEM.")
+@click.option("--users", type=_FILE, help="An htpasswd file: who may use pip, uv and docker with it.")
+@click.option("--hf-tokens", type=_FILE, help='Lines `"Bearer TOKEN" 1;`: who may use hf with it.')
+@click.option("--allow", multiple=True, metavar="NETWORK", help="Who may use it at all; everyone unless given.")
+@click.option("--hf/--no-hf", default=True, show_default=True, help="With a Hugging Face mirror (olah) behind it.")
+@click.option("--pytorch/--no-pytorch", default=True, show_default=True, help="With PyTorch's indexes.")
+@click.option("--registry", "registries", multiple=True, metavar="NAME=URL", help="A registry it pulls through.")
+@click.option(
+    "--link", "links", multiple=True, metavar="URL", help="Where the indexes' pages link to; asked if absent."
+)
+@click.option("--s3", metavar="BUCKET", help="A bucket behind the static trees; its credentials by rclone's variables.")
+@click.option("--sync", "syncs", multiple=True, metavar="NAME=SOURCE", help="A tree to copy from another own mirror.")
+@click.option("--cache-size", type=int, metavar="BYTES", help="Of the files' cache; 70 % of the disk unless given.")
+@click.option("--min-free", type=int, metavar="BYTES", help="Of the disk; 15 % unless given.")
+@click.pass_obj
+def render(settings: Settings, /, *, directory: Path, **options: Any) -> int:
+    """Write all configuration of a site below DIRECTORY. Nothing is started.
+
+    Upstreams are those of the profile, else the clients' own defaults.
+
+    \b
+    envcheck mirror site render /srv/mirror --registry docker.io=https://registry.example
+    """
+    from envcheck.mirrors.load import load
+    from envcheck.mirrors.site.files import write
+    from envcheck.mirrors.site.render import render as to_files
+
+    site = _site(settings, directory.absolute(), load(options["profile"]), options)
+    written = write(directory, to_files(site))
+    if not settings.quiet:
+        click.echo(f"{len(written)} files below {directory}; start it with `envcheck mirror site up {directory}`")
+    return 0
+
+
+def _site(settings: Settings, root: Path, profile: Profile, options: dict[str, Any]) -> Site:
+    from envcheck.mirrors.site import discover
+    from envcheck.mirrors.site.model import Site, Tls
+
+    addresses = list(options["address"]) or ["127.0.0.1"]
+    port, tls = options["port"], options["tls"]
+    size, free = discover.disk(root)
+    return Site(
+        root=str(root),
+        addresses=addresses,
+        name=options["name"] or addresses[0],
+        port=port,
+        indexes=_indexes(settings, profile, options),
+        ca=discover.roots(profile),
+        resolvers=discover.resolvers(Path("/etc/resolv.conf").read_text(errors="replace")),
+        exporter=port + _INSIDE,
+        prometheus=port + _INSIDE + 1,
+        cache_size=options["cache_size"] or size,
+        min_free=free if options["min_free"] is None else options["min_free"],
+        hf=_hf(profile, options),
+        registries=_registries(options["registries"], port),
+        tls=Tls(certificate=str(tls[0].absolute()), key=str(tls[1].absolute())) if tls else None,
+        users=str(options["users"].absolute()) if options["users"] else None,
+        allow=list(options["allow"]),
+        s3=options["s3"],
+        s3_port=port + _INSIDE + 3,
+        sync=dict(_pair(text, "SOURCE") for text in options["syncs"]),
+    )
+
+
+def _indexes(settings: Settings, profile: Profile, options: dict[str, Any]) -> list[Index]:
+    from envcheck.mirrors.site.discover import indexes
+
+    parts: tuple[Part, ...] = ("pypi", "pytorch") if options["pytorch"] else ("pypi",)
+    return indexes(profile, parts, _pages(settings), _client(profile), options["links"])
+
+
+def _hf(profile: Profile, options: dict[str, Any]) -> HuggingFace | None:
+    from envcheck.mirrors.site.model import HuggingFace
+
+    tokens, port = options["hf_tokens"], options["port"]
+    if not options["hf"]:
+        return None
+    where = str(tokens.absolute()) if tokens else None
+    return HuggingFace(port=port + 1, inner=port + _INSIDE + 2, endpoint=profile.hf.endpoint, tokens=where)
+
+
+def _registries(given: tuple[str, ...], port: int) -> list[Registry]:
+    from envcheck.mirrors.site.model import Registry
+
+    pairs = [_pair(text, "URL") for text in given]
+    return [
+        Registry(name=name, url=url, port=port + 2 + n, inner=port + _INSIDE + 10 + 2 * n, debug=port + 111 + 2 * n)
+        for n, (name, url) in enumerate(pairs)
+    ]
+
+
+def _pair(text: str, what: str) -> tuple[str, str]:
+    from envcheck.mirrors.profile import has_userinfo, redacted
+
+    name, found, value = text.partition("=")
+    if not found or not value:
+        message = f"{redacted(text)!r} names no {what}"
+        raise ConfigError(message, fix=f"write NAME={what}")
+    if has_userinfo(value):
+        message = f"a user or password in {redacted(value)}"
+        raise ConfigError(message, fix="leave it out: credentials come from the environment of what is started")
+    return name, value
+
+
+def _client(profile: Profile) -> Any:
+    from envcheck.mirrors.http import Client
+
+    return Client(
+        ca=Path(profile.ca) if profile.ca else None, netrc_file=Path(profile.netrc) if profile.netrc else None
+    )
+
+
+def _pages(settings: Settings) -> list[str]:
+    """Return the pages of the published cells' packages, as discover.indexes takes them."""
+    from envcheck.data import data_path
+    from envcheck.images.lock import read_locks
+    from envcheck.images.spec import select
+    from envcheck.matrix.load import load
+
+    locks = [lock for cell in select(load(settings.matrix), ()) for lock in read_locks(data_path("images") / str(cell))]
+    return sorted({f"{lock.index}/{pin.name}" for lock in locks for pin in lock.pins})

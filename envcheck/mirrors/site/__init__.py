@@ -1,0 +1,1 @@
+"""A mirror site of one's own: known servers, configured; started, watched and audited."""

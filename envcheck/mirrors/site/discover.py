@@ -1,0 +1,97 @@
+"""What a site is rendered from: this machine's disk, roots and resolvers, and where an index's pages link to."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, Literal
+
+from envcheck.errors import ConfigError, UnavailableError
+from envcheck.mirrors import simple
+from envcheck.mirrors.http import Client, NetworkError
+from envcheck.mirrors.profile import CLIENT_DEFAULT, Profile, attempts
+from envcheck.mirrors.profile import Index as Source
+from envcheck.mirrors.site.model import Index, origin
+from envcheck.mirrors.upstream import python_index, pytorch_index
+
+_AT_ONCE: Final = 8
+_VARIANT: Final = "/{variant}"
+# A disk over 85 % full is an alarm; nginx begins to evict there by itself.
+_KEPT_FREE: Final = 0.15
+_BUNDLES: Final = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
+
+
+Part = Literal["pypi", "pytorch"]
+
+
+def indexes(
+    profile: Profile, parts: Sequence[Part], pages: Sequence[str], client: Client, links: Sequence[str] = ()
+) -> list[Index]:
+    """Return the indexes a site stands before: the profile's first of each kind, or the clients' own defaults.
+
+    `pages` are "pypi/NAME" or "pytorch/VARIANT/NAME": what they link to is where files may be taken from. With `links`
+    given, nothing is asked. Raise UnavailableError where not one page of an index can be read.
+    """
+    sources = {"pypi": (profile.pypi, python_index), "pytorch": (profile.pytorch, pytorch_index)}
+    return [_index(part, _url(*sources[part]), pages, client, links) for part in parts]
+
+
+def _index(part: Part, url: str, pages: Sequence[str], client: Client, links: Sequence[str]) -> Index:
+    mine = [f"{url}/{page.removeprefix(f'{part}/')}/" for page in pages if page.startswith(f"{part}/")]
+    linked = links or _linked(client, mine)
+    return Index(part=part, url=url, links=sorted({origin(one) for one in linked} - {origin(url)}))
+
+
+def _url(sources: list[Source], default: Callable[[], str]) -> str:
+    first = attempts(sources)[0].url
+    url = default() if first == CLIENT_DEFAULT else first
+    return url.partition(_VARIANT)[0].rstrip("/")
+
+
+def _linked(client: Client, pages: Iterable[str]) -> list[str]:
+    """Return the origins that files of these pages are at; a page that some index lacks is none of its."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = list(pool.map(lambda page: _read(client, page), pages))
+    read = [answer for answer in answers if not isinstance(answer, str)]
+    if not read:
+        why = next((answer for answer in answers if isinstance(answer, str)), "no page of it to ask for")
+        message = f"where the index's pages link to cannot be read: {why}"
+        raise UnavailableError(message, fix="name the hosts with --link URL, or render where the index can be reached")
+    return [file.url for files in read for file in files if file.url.startswith(("https://", "http://"))]
+
+
+def _read(client: Client, page: str) -> list[simple.File] | str:
+    try:
+        return simple.read(client, page)
+    except NetworkError as error:
+        return str(error)
+
+
+def disk(root: Path) -> tuple[int, int]:
+    """Return how many bytes of root's filesystem a cache may take, and how many are kept free."""
+    at = next(path for path in (root, *root.parents) if path.exists())
+    told = os.statvfs(at)
+    size = told.f_blocks * told.f_frsize
+    return int(size * (1 - 2 * _KEPT_FREE)), int(size * _KEPT_FREE)
+
+
+def roots(profile: Profile) -> str:
+    """Return the PEM bundle that upstream certificates are checked against: the profile's, else this machine's."""
+    if profile.ca:
+        return profile.ca
+    told = ssl.get_default_verify_paths()
+    found = next((path for path in (told.cafile, *_BUNDLES) if path and Path(path).is_file()), None)
+    if found is None:
+        message = "no certificates of authorities on this machine"
+        raise ConfigError(message, fix="install ca-certificates, or name a bundle under `ca:` in a mirror profile")
+    return found
+
+
+def resolvers(text: str) -> list[str]:
+    """Return the addresses of the name servers in resolv.conf's text, as nginx writes them."""
+    found = [line.split()[1].partition("%")[0] for line in text.splitlines() if line.startswith("nameserver ")]
+    return [f"[{one}]" if ipaddress.ip_address(one).version == 6 else one for one in found]  # noqa: PLR2004

@@ -1,0 +1,177 @@
+"""What a mirror site is: its addresses, its upstreams and its ports, as it is kept in the site's own site.json."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from envcheck.errors import ConfigError
+
+SCHEMA: Final = "envcheck/site/1"
+# What would end a word of nginx's or be expanded in it.
+_UNSAFE: Final = re.compile(r"[\"'$\\;{}#%\s]")
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+
+
+class Index(msgspec.Struct, frozen=True, kw_only=True):
+    """A Python index that is proxied: `url` without its last slash; `links` are the origins its pages link to."""
+
+    part: Literal["pypi", "pytorch"]
+    url: str
+    links: list[str] = []
+
+    @property
+    def origin(self) -> str:
+        """Return its scheme, host and port."""
+        return origin(self.url)
+
+    @property
+    def path(self) -> str:
+        """Return the index's path at its origin, no slash at its end."""
+        return urlsplit(self.url).path.rstrip("/")
+
+    @property
+    def parent(self) -> str:
+        """Return the path above the index, which relative links may lead to."""
+        return self.path.rpartition("/")[0]
+
+    @property
+    def at(self) -> str:
+        """Return the path at which this site has the index."""
+        return f"/{self.part}/{'simple' if self.part == 'pypi' else 'whl'}"
+
+
+class Registry(msgspec.Struct, frozen=True, kw_only=True):
+    """One pull-through registry: `url` is its upstream, `port` where the site has it, `inner` its own."""
+
+    name: str
+    url: str
+    port: int
+    inner: int
+    debug: int
+
+
+class HuggingFace(msgspec.Struct, frozen=True, kw_only=True):
+    """The Hugging Face server behind nginx; no `endpoint` means olah's own default. `tokens` is a file of nginx's."""
+
+    port: int
+    inner: int
+    endpoint: str | None = None
+    tokens: str | None = None
+
+
+class Tls(msgspec.Struct, frozen=True, kw_only=True):
+    """Paths of PEM files."""
+
+    certificate: str
+    key: str
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is rendered. `root` holds configuration, caches and logs; sizes are bytes.
+
+    `ca` is what upstream certificates are checked against; `resolvers` are asked for upstream names at run time, so
+    that nginx starts also where no upstream can be reached. `users` is an htpasswd file, `allow` networks.
+    """
+
+    root: str
+    addresses: list[str]
+    name: str
+    port: int
+    indexes: list[Index]
+    ca: str
+    resolvers: list[str]
+    exporter: int
+    prometheus: int
+    cache_size: int
+    min_free: int
+    hf: HuggingFace | None = None
+    registries: list[Registry] = []
+    tls: Tls | None = None
+    users: str | None = None
+    allow: list[str] = []
+    s3: str | None = None
+    s3_port: int = 0
+    sync: dict[str, str] = {}
+    schema: str = SCHEMA
+
+    @property
+    def scheme(self) -> str:
+        """Return what clients speak with it."""
+        return "https" if self.tls else "http"
+
+    @property
+    def origins(self) -> list[str]:
+        """Return every origin that files are taken from: the indexes' own and those that their pages link to."""
+        found = [one for index in self.indexes for one in (index.origin, *index.links)]
+        return list(dict.fromkeys(found))
+
+
+def origin(url: str) -> str:
+    """Return scheme, host and port of a URL, as it begins."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def netloc(url: str) -> str:
+    """Return host[:port] of a URL."""
+    return urlsplit(url).netloc
+
+
+def checked(site: Site) -> Site:
+    """Return the site. Raise ConfigError for what nginx would read as something else, or what is unsafe."""
+    texts = [site.root, site.name, site.ca, *site.origins, *(index.url for index in site.indexes)]
+    texts += [site.users or "", *(registry.url for registry in site.registries), (site.hf and site.hf.endpoint) or ""]
+    texts += [site.tls.certificate, site.tls.key] if site.tls else []
+    texts += [(site.hf and site.hf.tokens) or "", site.s3 or "", *site.sync.values()]
+    for text in texts:
+        if _UNSAFE.search(text):
+            message = f"{text!r}: a blank or one of \"'$\\;{{}}#% in a path or URL of the site"
+            raise ConfigError(message, fix="choose another name")
+    for name in [*(registry.name for registry in site.registries), *site.sync]:
+        if not _NAME.fullmatch(name):
+            message = f"{name!r} is no name for a part of the site"
+            raise ConfigError(message, fix="use letters, digits, dots and dashes")
+    _checked_networks(site)
+    return site
+
+
+def _checked_networks(site: Site) -> None:
+    try:
+        beyond = [address for address in site.addresses if not ipaddress.ip_address(address).is_loopback]
+        for network in site.allow:
+            ipaddress.ip_network(network)
+    except ValueError as error:
+        raise ConfigError(str(error), fix="give 192.0.2.10 as an address, 192.0.2.0/24 as a network") from error
+    if beyond and site.tls is None:
+        message = f"{beyond[0]} can be reached by others, without TLS"
+        raise ConfigError(message, fix="give --tls CERTIFICATE KEY, or a loopback --address")
+
+
+def ports(site: Site) -> list[int]:
+    """Return every port that the site's parts listen on."""
+    hf = [site.hf.port, site.hf.inner] if site.hf else []
+    registries = [port for one in site.registries for port in (one.port, one.inner, one.debug)]
+    return [site.port, *hf, *registries, site.exporter, site.prometheus, *([site.s3_port] if site.s3 else [])]
+
+
+def read(root: Path) -> Site:
+    """Return the site that was rendered into a directory."""
+    path = root / "site.json"
+    try:
+        site = msgspec.json.decode(path.read_bytes(), type=Site)
+    except FileNotFoundError as error:
+        message = f"{root} holds no mirror site"
+        raise ConfigError(message, fix=f"run `envcheck mirror site render {root}`") from error
+    except msgspec.DecodeError as error:
+        message = f"{path} is not what envcheck wrote: {error}"
+        raise ConfigError(message, fix=f"run `envcheck mirror site render {root}` again") from error
+    if site.schema != SCHEMA or Path(site.root) != root.absolute():
+        message = f"{path} is of another place or version ({site.root}, {site.schema})"
+        raise ConfigError(message, fix=f"run `envcheck mirror site render {root}` again")
+    return site

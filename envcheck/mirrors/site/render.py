@@ -1,0 +1,42 @@
+"""A site to its files. Pure: the same site gives the same texts; every upstream in them came with the site."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from envcheck.mirrors.site.model import Site, checked, netloc
+from envcheck.templating import rendered
+
+_ONCE: Final = {
+    "nginx/nginx.conf": "site/nginx.conf.j2",
+}
+
+
+def render(site: Site) -> dict[str, str]:
+    """Return path below the site's directory -> text. Raise ConfigError for what cannot be rendered safely."""
+    checked(site)
+    context = _context(site)
+    files = {path: rendered(template, context) for path, template in _ONCE.items()}
+    files["site.json"] = msgspec.json.format(msgspec.json.encode(site)).decode() + "\n"
+    return dict(sorted(files.items()))
+
+
+def _context(site: Site) -> dict[str, Any]:
+    return {
+        "site": site,
+        "addresses": [f"[{address}]" if ":" in address else address for address in site.addresses],
+        "netlocs": {one: netloc(one) for one in site.origins},
+        "places": places(site),
+    }
+
+
+def places(site: Site) -> list[dict[str, str]]:
+    """Return where files are taken from: `at` here, `to` there; `variable` holds the path below both."""
+    near = [
+        {"at": f"/{index.part}", "to": f"{index.origin}{index.parent}", "variable": f"{index.part}_path"}
+        for index in site.indexes
+    ]
+    far = [{"at": f"/files/{netloc(one)}", "to": one, "variable": "files_path"} for one in site.origins]
+    return near + far

@@ -1,0 +1,124 @@
+"""Real upstreams on loopback addresses of their own, a private authority, and a site rendered before them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mirrors.site.upstreams import Upstream, answers, free_ports, page, upstream, wheel
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="session")
+def nginx() -> str:
+    """Return the real nginx."""
+    found = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+    if found is None:
+        pytest.skip("no nginx here (`make test` unpacks it where apt is)")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Authority:
+    """A private CA and a certificate of its own for 127.0.0.1."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Return an authority made by openssl."""
+    root = tmp_path_factory.mktemp("authority")
+    (root / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    sign = ("x509", "-req", "-in", "request.pem", "-CA", "ca.pem", "-CAkey", "ca.key")
+    made = (
+        (*new, "-x509", "-days", "2", "-subj", "/CN=Test CA", "-keyout", "ca.key", "-out", "ca.pem"),
+        (*new, "-subj", "/CN=mirror", "-keyout", "key.pem", "-out", "request.pem"),
+        (*sign, "-CAcreateserial", "-days", "2", "-extfile", "names", "-out", "cert.pem"),
+    )
+    for arguments in made:
+        subprocess.run(["openssl", *arguments], cwd=root, check=True, capture_output=True)
+    return Authority(root / "ca.pem", root / "cert.pem", root / "key.pem")
+
+
+def envcheck(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run envcheck as a user does."""
+    command = [sys.executable, "-m", "envcheck", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """Three upstreams and what they have: `far` is linked to by `index`, `pytorch` is laid out as PyTorch's own."""
+
+    root: Path
+    index: Upstream
+    far: Upstream
+    pytorch: Upstream
+    wheels: dict[str, Path]
+
+    def stop(self) -> None:
+        """Cut the site off."""
+        for one in (self.index, self.far, self.pytorch):
+            if one.process.poll() is None:
+                one.stop()
+
+    def sent(self) -> int:
+        """Return how many answers all upstreams have given."""
+        return sum(len(one.sent()) for one in (self.index, self.far, self.pytorch))
+
+    def render(self, *more: str) -> tuple[Path, int]:
+        """Render a site before the upstreams; return its directory and first port."""
+        site, port = self.root / "site", free_ports(130)
+        options = ("--profile", str(self.root / "site.yaml"), "--port", str(port), "--link", self.far.origin)
+        done = envcheck("mirror", "site", "render", str(site), *options, "--min-free", "0", *more)
+        assert done.returncode == 0, done.stderr
+        return site, port
+
+
+@pytest.fixture
+def world(tmp_path: Path, nginx: str) -> Iterator[World]:
+    """Return upstreams whose pages link to another host, to their own root, and relative to themselves."""
+    assert nginx
+    far, index, pytorch = (upstream(tmp_path / f"up{n}", f"127.0.0.{n}") for n in (3, 2, 4))
+    wheels = {
+        "farlib": wheel(far.tree / "packages", "farlib", ballast=20_000_000),
+        "nearlib": wheel(index.tree / "own", "nearlib"),
+        "rellib": wheel(index.tree / "rel", "rellib"),
+        "torchlike": wheel(pytorch.tree / "whl/cpu", "torchlike", "1.0+cpu"),
+    }
+    page(index.tree / "simple", "farlib", {f"{far.origin}/packages/{wheels['farlib'].name}": wheels["farlib"]})
+    page(index.tree / "simple", "nearlib", {f"/own/{wheels['nearlib'].name}": wheels["nearlib"]})
+    page(index.tree / "simple", "rellib", {f"../../rel/{wheels['rellib'].name}": wheels["rellib"]})
+    quoted = wheels["torchlike"].name.replace("+", "%2B")
+    page(pytorch.tree / "whl/cpu", "torchlike", {f"/whl/cpu/{quoted}": wheels["torchlike"]})
+    (tmp_path / "site.yaml").write_text(
+        f"pypi: [{{url: {index.origin}/simple}}]\npytorch: [{{url: '{pytorch.origin}/whl/{{variant}}'}}]\n"
+    )
+    made = World(tmp_path, index, far, pytorch, wheels)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def served(world: World, nginx: str, authority: Authority) -> Iterator[tuple[World, Path, str]]:
+    """Return a world, a site before it that nginx serves over TLS, and that site's URL."""
+    site, port = world.render("--tls", str(authority.certificate), str(authority.key))
+    log, conf = str(site / "logs/error.log"), str(site / "nginx/nginx.conf")
+    command = [nginx, "-p", str(site), "-e", log, "-c", conf, "-g", "daemon off; user root;"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    answers(f"https://127.0.0.1:{port}/", process)
+    yield world, site, f"https://127.0.0.1:{port}"
+    process.terminate()
+    process.wait(20)

@@ -1,0 +1,146 @@
+"""What is rendered: safe, the same each time, and naming no upstream that did not come with the site."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from envcheck.errors import ConfigError
+from envcheck.mirrors.site.discover import resolvers
+from envcheck.mirrors.site.model import HuggingFace, Index, Registry, Site, Tls, ports, read
+from envcheck.mirrors.site.render import render
+from tests.mirrors.site.conftest import ROOT, Authority, World, envcheck
+from tests.mirrors.site.upstreams import page
+
+INDEXES = [
+    Index(part="pypi", url="https://index.example/simple", links=["https://files.example"]),
+    Index(part="pytorch", url="https://torch.example/whl", links=["https://cdn.example"]),
+]
+
+
+def site(root: Path, **changes: object) -> Site:
+    made = Site(
+        root=str(root),
+        addresses=["127.0.0.1", "::1"],
+        name="mirror.example",
+        port=8443,
+        indexes=INDEXES,
+        ca="/etc/ssl/certs/ca-certificates.crt",
+        resolvers=["127.0.0.53", "[::1]"],
+        exporter=8543,
+        prometheus=8544,
+        cache_size=10**12,
+        min_free=10**11,
+        hf=HuggingFace(port=8444, inner=8545),
+        registries=[Registry(name="docker.io", url="https://registry.example", port=8445, inner=8553, debug=8554)],
+        s3="bucket/prefix",
+        s3_port=8546,
+        sync={"main": "https://other.example/static"},
+        allow=["192.0.2.0/24", "127.0.0.0/8"],
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+@pytest.mark.tools
+def test_nginx_takes_it_with_everything_on(tmp_path: Path, nginx: str, authority: Authority) -> None:
+    (tmp_path / "users").write_text("a:b\n")
+    (tmp_path / "tokens").write_text('"Bearer x" 1;\n')
+    whole = site(
+        tmp_path,
+        tls=Tls(certificate=str(authority.certificate), key=str(authority.key)),
+        users=str(tmp_path / "users"),
+        hf=HuggingFace(port=8444, inner=8545, endpoint="https://hf.example", tokens=str(tmp_path / "tokens")),
+    )
+    for name in ("nginx", "logs", "run", "cache"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "nginx/nginx.conf").write_text(render(whole)["nginx/nginx.conf"])
+    command = [nginx, "-t", "-p", str(tmp_path), "-e", "stderr", "-c", str(tmp_path / "nginx/nginx.conf")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "warn" not in done.stderr
+
+
+def test_the_same_site_gives_the_same_bytes_and_is_read_back(tmp_path: Path) -> None:
+    assert render(site(tmp_path)) == render(site(tmp_path))
+    (tmp_path / "site.json").write_text(render(site(tmp_path))["site.json"])
+    assert read(tmp_path) == site(tmp_path)
+    assert len(set(ports(site(tmp_path)))) == len(ports(site(tmp_path)))
+
+
+def test_templates_and_code_name_no_host() -> None:
+    sources = [*(ROOT / "templates/site").rglob("*"), *(ROOT / "envcheck/mirrors/site").rglob("*.py")]
+    hosts = {
+        host
+        for path in sources
+        if path.is_file()
+        for host in re.findall(r"\w+://([\w.-]*\w)", path.read_text(encoding="utf-8"))
+    }
+    assert len(sources) > 3
+    assert hosts <= {"127.0.0.1"}
+
+
+def test_every_upstream_in_the_files_came_with_the_site(tmp_path: Path) -> None:
+    for path, text in render(site(tmp_path)).items():
+        hosts = set(re.findall(r"https://([\w.-]*\w)", text))
+        assert all(host.endswith(".example") for host in hosts), path
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"ca": '/srv/a"b'}, "in a path or URL"),
+        ({"ca": "/srv/a b"}, "in a path or URL"),
+        ({"name": "a;b"}, "in a path or URL"),
+        ({"indexes": [Index(part="pypi", url="https://x.example/$host")]}, "in a path or URL"),
+        ({"addresses": ["192.0.2.1"]}, "without TLS"),
+        ({"addresses": ["mirror.example"]}, "does not appear to be"),
+        ({"allow": ["192.0.2.0/33"]}, "does not appear to be"),
+        ({"sync": {"../up": "https://x.example"}}, "is no name"),
+    ],
+)
+def test_what_nginx_would_read_as_something_else_is_refused(
+    tmp_path: Path, changes: dict[str, object], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        render(site(tmp_path, **changes))
+
+
+def test_name_servers_are_written_as_nginx_takes_them() -> None:
+    text = "# none\nnameserver 192.0.2.53\nnameserver fe80::1%eth0\noptions x\n"
+    assert resolvers(text) == ["192.0.2.53", "[fe80::1]"]
+
+
+def test_a_directory_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("x")
+    done = envcheck("mirror", "site", "render", str(tmp_path), "--no-pytorch", "--link", "https://x.example")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "is not empty" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_secret_in_an_option_is_refused_and_not_told(tmp_path: Path) -> None:
+    registry = "docker.io=https://me:c4nary@registry.example"
+    done = envcheck(
+        "mirror", "site", "render", str(tmp_path / "s"), "--link", "https://x.example", "--registry", registry
+    )
+    assert done.returncode == 2
+    assert "c4nary" not in done.stderr
+
+
+@pytest.mark.tools
+def test_where_pages_link_to_is_asked_of_the_index(world: World) -> None:
+    (world.root / "only.yaml").write_text((world.root / "site.yaml").read_text().splitlines()[0])
+    far = {f"{world.far.origin}/packages/x.whl": world.wheels["farlib"]}
+    page(world.index.tree / "simple", "filelock", far)
+    target, profile = str(world.root / "asked"), str(world.root / "only.yaml")
+    done = envcheck("mirror", "site", "render", target, "--profile", profile, "--no-pytorch")
+    assert done.returncode == 0, done.stderr
+    assert read(world.root / "asked").indexes[0].links == [world.far.origin]
+    world.stop()
+    done = envcheck("mirror", "site", "render", target, "--profile", profile, "--no-pytorch")
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+    assert "--link" in done.stderr

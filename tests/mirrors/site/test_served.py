@@ -1,0 +1,108 @@
+"""pip and uv through a real nginx that was rendered, and what is asked of the upstreams behind it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import uv
+
+from tests.mirrors.site.conftest import Authority, World
+from tests.mirrors.site.upstreams import get
+
+Served = tuple[World, Path, str]
+pytestmark = pytest.mark.tools
+CLEAN = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PIP_CONFIG_FILE": "/dev/null", "UV_NO_CONFIG": "1"}
+
+
+def lock(world: World, *names: str) -> str:
+    """Return requirements with hashes."""
+    versions = {"torchlike": "1.0+cpu"}
+    digests = {name: hashlib.sha256(world.wheels[name].read_bytes()).hexdigest() for name in names}
+    return "".join(f"{name}=={versions.get(name, '1.0')} --hash=sha256:{digests[name]}\n" for name in names)
+
+
+def install(client: str, index: str, world: World, ca: Path, *names: str) -> subprocess.CompletedProcess[str]:
+    """Install names with their hashes into a new directory, with nothing cached."""
+    target = world.root / f"into-{client}-{len(list(world.root.iterdir()))}"
+    locked = world.root / "lock.txt"
+    locked.write_text(lock(world, *names))
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    command = [uv.find_uv_bin(), "pip"] if client == "uv" else pip
+    command += ["install", "--require-hashes", "--no-deps", "--index-url", index, "--target", str(target)]
+    environment = {**CLEAN, "SSL_CERT_FILE": str(ca), "PIP_CERT": str(ca), "UV_NO_CACHE": "1", "PIP_NO_CACHE_DIR": "1"}
+    return subprocess.run(
+        [*command, "-r", str(locked)], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_pip_and_uv_install_and_a_second_build_moves_no_byte_from_upstream(
+    served: Served, authority: Authority
+) -> None:
+    world, site, base = served
+    pypi, pytorch = f"{base}/pypi/simple/", f"{base}/pytorch/whl/cpu/"
+    for client in ("pip", "uv"):
+        for index, names in ((pypi, ("farlib", "nearlib", "rellib")), (pytorch, ("torchlike",))):
+            done = install(client, index, world, authority.ca, *names)
+            assert done.returncode == 0, done.stderr
+    before = world.sent()
+    assert before > 4
+    # What an object store would read otherwise comes to it as the page says it.
+    assert any(path.endswith("1.0%2Bcpu-py3-none-any.whl") for _, _, path in world.pytorch.sent())
+    for client in ("pip", "uv"):
+        assert install(client, pypi, world, authority.ca, "farlib", "nearlib", "rellib").returncode == 0
+    assert world.sent() == before
+    world.stop()
+    for client in ("pip", "uv"):
+        assert install(client, pytorch, world, authority.ca, "torchlike").returncode == 0
+    lines = [json.loads(line) for line in (site / "logs/access.json").read_text().splitlines()]
+    assert {line["part"] for line in lines} == {"pypi-index", "pytorch-index", "files"}
+    large = [line for line in lines if line["uri"].endswith(world.wheels["farlib"].name)]
+    assert [line["cache"] for line in large] == ["MISS", *["HIT"] * (len(large) - 1)]
+
+
+def test_a_large_file_is_asked_for_in_slices_once_for_all(served: Served, authority: Authority) -> None:
+    world, _, base = served
+    there = world.wheels["farlib"]
+    url = f"{base}/files/{world.far.origin.removeprefix('http://')}/packages/{there.name}"
+    middle = get(url, authority.ca, Range="bytes=9000000-9000099")
+    assert (middle[0], middle[1]) == (206, there.read_bytes()[9000000:9000100])
+    assert [size < 8_500_000 for _, size, _ in world.far.sent()] == [True]
+    assert get(url, authority.ca)[1] == there.read_bytes()
+    assert len(world.far.sent()) == 3  # 20 MB in slices of 8 MiB; the middle one was there
+    assert get(url, authority.ca)[2]["X-Cache"] == "HIT"
+
+
+def test_what_is_ambiguous_or_of_no_upstream_is_refused(served: Served, authority: Authority) -> None:
+    world, _, base = served
+    name, far = world.wheels["farlib"].name, world.far.origin.removeprefix("http://")
+    expected = {
+        f"/files/{far}/packages/%2e%2e/packages/{name}": 400,
+        f"/files/{far}/packages%2F{name}": 400,
+        f"/files/{far}//packages/{name}": 400,
+        f"/%66iles/{far}/packages/{name}": 404,
+        f"/files/127.0.0.9/packages/{name}": 404,
+        f"/files/{far}/packages/absent": 404,
+        "/elsewhere": 404,
+    }
+    assert {path: get(base + path, authority.ca)[0] for path in expected} == expected
+
+
+def test_credentials_of_clients_go_no_further_and_nothing_is_written(served: Served, authority: Authority) -> None:
+    world, site, base = served
+    secret = "c4nary-5ecret"  # noqa: S105 (it is to be found nowhere)
+    url = f"{base}/pypi/simple/nearlib/?token={secret}"
+    assert get(url, authority.ca, Authorization=f"Bearer {secret}", Cookie=f"a={secret}")[0] == 200
+    assert get(url, authority.ca, Accept="application/vnd.pypi.simple.v1+json")[2]["Content-Type"].endswith("+json")
+    assert [path for _, _, path in world.index.sent()] == ["/simple/nearlib/", "/simple/nearlib/"]
+    kept = [path for path in site.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    assert kept == []
+
+
+def test_plain_writing_is_refused(served: Served, authority: Authority) -> None:
+    _, _, base = served
+    assert get(f"{base}/pypi/simple/nearlib/", authority.ca, "POST")[0] == 403
