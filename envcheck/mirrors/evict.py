@@ -1,0 +1,167 @@
+"""What a store holds against what it may hold: the usage, what is evicted first, what is no longer what it was."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from envcheck.mirrors import versions
+from envcheck.mirrors.fetch.verify import digest_of
+from envcheck.mirrors.store import Object, Store
+
+# What a killed process left may be gone on with for this long.
+_STALE: Final = 86400.0
+
+
+class Limits(NamedTuple):
+    """Eviction begins when more than `high` of the room is used and ends at `low`; shares of 1.
+
+    The room is the file system, or `size` bytes for the objects of the store alone.
+    """
+
+    high: float = 0.85
+    low: float = 0.75
+    size: int | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store takes, in bytes. `used` and `room` are of the file system, or of what the store may take."""
+
+    schema: Literal["envcheck/store/1"] = "envcheck/store/1"
+    root: str
+    objects: int
+    bytes: int
+    pinned: int
+    unfinished: int
+    quarantined: int
+    used: int
+    room: int
+    versions: list[versions.Version]
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One file that is not what it must be, and what was done with it."""
+
+    file: str
+    what: str
+
+
+def choose(objects: Iterable[Object], pinned: set[str], excess: int) -> list[Object]:
+    """Return what to evict for `excess` bytes, least recently used first.
+
+    Nothing pinned, and nothing that has another name elsewhere: to unlink that would free no room.
+    """
+    chosen: list[Object] = []
+    for one in sorted(objects, key=lambda one: (one.used, one.sha256)):
+        if excess <= 0:
+            break
+        if one.sha256 not in pinned and one.links == 1:
+            chosen.append(one)
+            excess -= one.size
+    return chosen
+
+
+def excess(used: int, room: int, limits: Limits) -> int:
+    """Return how many bytes must go: none up to the high mark, and above it all down to the low one."""
+    return used - int(room * limits.low) if used > room * limits.high else 0
+
+
+def usage(store: Store, limits: Limits | None = None) -> Usage:
+    """Return what the store takes."""
+    objects, pinned = store.objects(), versions.pinned(store)
+    used, room = _room(store, objects, limits or Limits())
+    return Usage(
+        root=str(store.root),
+        objects=len(objects),
+        bytes=sum(one.size for one in objects),
+        pinned=sum(one.size for one in objects if one.sha256 in pinned),
+        unfinished=sum(_blocks(path) for path in _unfinished(store)),
+        quarantined=sum(path.stat().st_size for path in store.root.glob("quarantine/*")),
+        used=used,
+        room=room,
+        versions=versions.listed(store),
+    )
+
+
+def gc(store: Store, limits: Limits, *, dry: bool, note: Callable[[str], None]) -> tuple[list[Object], int]:
+    """Evict until the low mark is reached or nothing may go; return what went and the bytes still too many."""
+    with store.locked(note=note):
+        if not dry:
+            _sweep(store)
+        objects = store.objects()
+        over = excess(*_room(store, objects, limits), limits)
+        chosen = choose(objects, versions.pinned(store), over)
+        for one in chosen if not dry else []:
+            store.evict(one.sha256)
+        return chosen, max(0, over - sum(one.size for one in chosen))
+
+
+def verify(store: Store, progress: Callable[[str, int], None] = lambda _name, _size: None) -> list[Fault]:
+    """Hash every object and look at every file of every version; what is wrong is moved to quarantine."""
+    faults, checked = [], {}
+    for one in store.objects():
+        progress(store.name(one.sha256) or one.sha256, one.size)
+        with contextlib.suppress(FileNotFoundError):
+            found, inode = store.digest(one.sha256)
+            checked[inode] = found
+            if found != one.sha256 and (moved := store.quarantine(one.sha256, inode)):
+                name = store.name(one.sha256) or one.sha256
+                faults.append(Fault(file=name, what=f"its sha256 is {found}, not {one.sha256}: moved to {moved}"))
+    return faults + [fault for number in versions.numbers(store) for fault in _published(store, number, checked)]
+
+
+def _published(store: Store, number: int, checked: dict[int, str]) -> list[Fault]:
+    root = store.root / "versions" / str(number)
+    faults = []
+    for file in versions.manifest(store, number).files:
+        what = _difference(root / file.path, file, checked)
+        if what is not None:
+            faults.append(Fault(file=f"versions/{number}/{file.path}", what=what))
+    return faults
+
+
+def _difference(path: Path, file: versions.File, checked: dict[int, str]) -> str | None:
+    """Return what is wrong with a published file; one that shares its inode with an object was hashed with that."""
+    try:
+        with path.open("rb") as there:
+            stat = os.fstat(there.fileno())
+            found = checked.get(stat.st_ino) or digest_of(there.fileno(), stat.st_size)
+    except FileNotFoundError:
+        return "it is not there"
+    return None if found == file.sha256 else f"its sha256 is {found}, not {file.sha256}"
+
+
+def _room(store: Store, objects: Iterable[Object], limits: Limits) -> tuple[int, int]:
+    if limits.size is not None:
+        return sum(one.size for one in objects), limits.size
+    there = next(path for path in [store.root, *store.root.parents] if path.exists())
+    disk = shutil.disk_usage(there)
+    # What is reserved for root is no room: as df counts.
+    return disk.used, disk.used + disk.free
+
+
+def _unfinished(store: Store) -> list[Path]:
+    return [path for path in store.root.glob("sha256/??/.*") if path.is_file()]
+
+
+def _blocks(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def _sweep(store: Store) -> None:
+    """Remove what killed processes left, unless one has it open now or may still go on with it."""
+    for path in _unfinished(store):
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            if time.time() - path.stat().st_mtime < _STALE:
+                continue
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()

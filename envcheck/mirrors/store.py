@@ -1,0 +1,245 @@
+"""The content-addressed store: one file a hash, read-only, under any number of names by hard link or reflink.
+
+sha256/ab/<hash>       the objects; beside one that is being fetched, its .part and journal
+info/ab/<hash>.json    what it was called; the time of that file is when it was last used
+versions/N, current    the published trees (versions.py)
+quarantine/            what had another hash than its name
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.mirrors.fetch.transfer import fetch
+from envcheck.mirrors.fetch.verify import digest_of
+from envcheck.mirrors.fetch.wanted import Fetched, Means, Wanted
+
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+# linux/fs.h: _IOW(0x94, 9, int).
+_FICLONE: Final = 0x40049409
+_READ_ONLY: Final = 0o444
+_NO_LINK: Final = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
+
+
+class Object(NamedTuple):
+    """One file of the store. `used`: when, in seconds since 1970. `links`: its names, the store's own included."""
+
+    sha256: str
+    size: int
+    used: float
+    links: int
+
+
+class Store:
+    """A store below `root`, which is made when something is put there. Several processes may use it at once."""
+
+    def __init__(self, root: Path) -> None:
+        if root.exists() and not root.is_dir():
+            message = f"{root} is a file"
+            raise ConfigError(message, fix="give --store a directory")
+        self.root = root.absolute()
+
+    def path(self, sha256: str) -> Path:
+        """Return where an object is, or would be."""
+        return self.root / "sha256" / sha256[:2] / sha256
+
+    def has(self, sha256: str) -> bool:
+        """Tell whether an object is there."""
+        return self.path(sha256).is_file()
+
+    def objects(self) -> list[Object]:
+        """Return what is there, by hash; what is being fetched is not."""
+        found = []
+        for path in sorted(self.root.glob("sha256/??/*")):
+            if _DIGEST.fullmatch(path.name):
+                with contextlib.suppress(FileNotFoundError):
+                    stat = path.stat()
+                    found.append(Object(path.name, stat.st_size, self._used(path), stat.st_nlink))
+        return found
+
+    def name(self, sha256: str) -> str | None:
+        """Return the file name an object was put under, or None."""
+        try:
+            told = json.loads(self._info(sha256).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+        name = told.get("name") if isinstance(told, dict) else None
+        return name if isinstance(name, str) else None
+
+    def put(self, wanted: Wanted, means: Means) -> Fetched:
+        """Fetch an object, going on with what is there; `wanted.path` says no more than what it is called."""
+        path = self.path(wanted.sha256)
+        done = fetch(Wanted(wanted.urls, wanted.sha256, wanted.size, path), means)
+        path.chmod(_READ_ONLY)
+        self.touch(wanted.sha256, wanted.path.name)
+        return done
+
+    def adopt(self, source: Path, sha256: str, name: str | None = None) -> None:
+        """Take a copy of a file on this machine; raise PromiseError when the copy has another hash."""
+        with self._draft(sha256) as draft, source.open("rb") as file, draft.open("r+b") as copy:
+            _clone_or_copy(file.fileno(), copy.fileno())
+            self._settle(draft, copy.fileno(), sha256, source)
+        self.touch(sha256, name or source.name)
+
+    def take(self, source: Path, sha256: str, name: str) -> None:
+        """Move a file of this file system in, whose hash the caller has just compared."""
+        source.chmod(_READ_ONLY)
+        self.path(sha256).parent.mkdir(parents=True, exist_ok=True)
+        source.replace(self.path(sha256))
+        sync(self.path(sha256).parent)
+        self.touch(sha256, name)
+
+    def add(self, content: bytes, name: str) -> str:
+        """Put bytes there and return their hash."""
+        sha256 = hashlib.sha256(content).hexdigest()
+        if not self.has(sha256):
+            with self._draft(sha256) as draft, draft.open("r+b", buffering=0) as file:
+                file.write(content)
+                self._settle(draft, file.fileno(), sha256, Path(name))
+        self.touch(sha256, name)
+        return sha256
+
+    def view(self, sha256: str, target: Path) -> None:
+        """Give an object another name: a hard link, or a reflink or copy where the file system has no link for it.
+
+        Raise UnavailableError when it is not there (any more).
+        """
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        try:
+            _link(self.path(sha256), target)
+        except FileNotFoundError as error:
+            message = f"{self.root}: there is no {self.name(sha256) or sha256}"
+            raise UnavailableError(message, fix="fetch it again") from error
+        self.touch(sha256)
+
+    def touch(self, sha256: str, name: str | None = None) -> None:
+        """Note that an object was used now, and what it is called."""
+        info = self._info(sha256)
+        name = name or self.name(sha256)
+        info.parent.mkdir(parents=True, exist_ok=True)
+        fresh = info.with_name(f".{info.name}.{os.getpid()}.{time.monotonic_ns()}")
+        fresh.write_text(json.dumps({"name": name}) + "\n", encoding="utf-8")
+        fresh.replace(info)
+
+    def evict(self, sha256: str) -> None:
+        """Take an object's name and what is known of it away."""
+        self.path(sha256).unlink(missing_ok=True)
+        self._info(sha256).unlink(missing_ok=True)
+
+    def digest(self, sha256: str) -> tuple[str, int]:
+        """Return the hash that an object really has, and its inode."""
+        with self.path(sha256).open("rb") as file:
+            stat = os.fstat(file.fileno())
+            return digest_of(file.fileno(), stat.st_size), stat.st_ino
+
+    def quarantine(self, sha256: str, inode: int) -> Path | None:
+        """Move an object away, unless somebody has put another one there meanwhile."""
+        path = self.path(sha256)
+        to = self.root / "quarantine" / f"{sha256}.{inode}"
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.stat().st_ino != inode:
+            return None
+        path.replace(to)
+        return to
+
+    @contextlib.contextmanager
+    def locked(self, name: str = "lock", note: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+        """Hold what publishes and what evicts apart. The lock is the kernel's: it ends with whoever held it."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        file = os.open(self.root / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                note("another process publishes, imports or evicts: waiting for it")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(file)
+
+    def _info(self, sha256: str) -> Path:
+        return self.root / "info" / sha256[:2] / f"{sha256}.json"
+
+    def _used(self, path: Path) -> float:
+        try:
+            return self._info(path.name).stat().st_mtime
+        except FileNotFoundError:
+            return path.stat().st_mtime
+
+    @contextlib.contextmanager
+    def _draft(self, sha256: str) -> Iterator[Path]:
+        """Give an empty file beside an object's place; what was not settled ends with the block."""
+        folder = self.path(sha256).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        with _temporary(folder) as draft:
+            yield draft
+
+    def _settle(self, draft: Path, file: int, sha256: str, source: Path) -> None:
+        """Hash what the disk gives back of a draft, and name it if it is what it must be."""
+        if digest_of(file, os.fstat(file).st_size) != sha256:
+            message = f"{source}: it has another sha256 than {sha256}"
+            raise PromiseError(message, fix="it is not the file that was asked for: leave it out, or get it anew")
+        os.fsync(file)
+        os.fchmod(file, _READ_ONLY)
+        draft.replace(self.path(sha256))
+        sync(draft.parent)
+
+
+def sync(folder: Path) -> None:
+    """Have a directory's entries on the disk."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(source)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        _duplicate(source, target)
+
+
+def _duplicate(source: Path, target: Path) -> None:
+    with source.open("rb") as there, _temporary(target.parent) as draft, draft.open("r+b") as here:
+        _clone_or_copy(there.fileno(), here.fileno())
+        os.fchmod(here.fileno(), _READ_ONLY)
+        draft.replace(target)
+
+
+@contextlib.contextmanager
+def _temporary(folder: Path) -> Iterator[Path]:
+    file, name = tempfile.mkstemp(prefix=".draft-", dir=folder)
+    os.close(file)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _clone_or_copy(source: int, target: int) -> None:
+    """Share the blocks where the file system can (btrfs, XFS), and copy the bytes where it cannot."""
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError:
+        with open(source, "rb", closefd=False) as there, open(target, "wb", closefd=False) as here:
+            shutil.copyfileobj(there, here, 1 << 20)

@@ -1,0 +1,160 @@
+"""A store with two small wheels and a model in it, and a file server that applies headers.json as nginx would."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import random
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.mirrors import hf, publish
+from envcheck.mirrors.contents import Contents, Wheel, about
+from envcheck.mirrors.store import Store
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def make_wheel(tmp_path: Path) -> Callable[..., Path]:
+    """Return a maker of small pure wheels: (name, version, requires) -> path."""
+
+    def make(name: str, version: str = "1.0", requires: tuple[str, ...] = (), tag: str = "py3-none-any") -> Path:
+        stem = f"{name}-{version}"
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Python: >=3.8\n"
+        metadata += "License-Expression: MIT\n" + "".join(f"Requires-Dist: {line}\n" for line in requires)
+        wheel = f"Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: {tag}\n"
+        info = f"{stem}.dist-info"
+        files = {f"{name}.py": "VERSION = 1\n", f"{info}/METADATA": metadata, f"{info}/WHEEL": wheel}
+        rows = [f"{path},{_record(text)},{len(text)}" for path, text in files.items()]
+        files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]) + "\n"
+        path = tmp_path / "made" / f"{stem}-{tag}.whl"
+        path.parent.mkdir(exist_ok=True)
+        with zipfile.ZipFile(path, "w") as archive:
+            for name_, text in files.items():
+                archive.writestr(zipfile.ZipInfo(name_), text)
+        return path
+
+    return make
+
+
+def _record(text: str) -> str:
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Return an empty store."""
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def model(store: Store) -> hf.Revision:
+    """Return a model of a small file and one in LFS, both in the store."""
+    small, large = b'{"model_type": "t"}\n', random.Random(1).randbytes(300_000)  # noqa: S311 (data)
+    files = [
+        hf.Entry(path="config.json", size=len(small), sha256=store.add(small, "config.json"), sha1=hf.git_sha1(small)),
+        hf.Entry(path="sub/model.bin", size=len(large), sha256=store.add(large, "model.bin")),
+    ]
+    return hf.Revision(repo="owner/tiny", revision=COMMIT, files=files)
+
+
+@pytest.fixture
+def contents(store: Store, make_wheel: Callable[..., Path], model: hf.Revision) -> Contents:
+    """Return three wheels, one of PyTorch's index and one that needs another, and the model."""
+    alpha = wheel(store, make_wheel("alpha", requires=("beta>=1",)))
+    beta = wheel(store, make_wheel("beta"))
+    torch = wheel(store, make_wheel("torch", "2.8.0+cpu"), "pytorch/cpu")
+    return Contents(wheels=[alpha, beta, torch], models=[model], branches={"owner/tiny@main": COMMIT})
+
+
+def wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:
+    """Put a wheel and its METADATA into the store."""
+    digest = sha256(path.read_bytes())
+    store.adopt(path, digest)
+    with zipfile.ZipFile(path) as archive:
+        metadata = archive.read(next(name for name in archive.namelist() if name.endswith("/METADATA")))
+    told = about(metadata)
+    return Wheel(
+        name=path.name,
+        sha256=digest,
+        size=path.stat().st_size,
+        index=index,
+        metadata=store.add(metadata, f"{path.name}.metadata"),
+        requires_python=told.requires_python,
+        licence=told.licence,
+        redistributable=told.redistributable,
+    )
+
+
+class Site(ThreadingHTTPServer):
+    """A file server of a published tree."""
+
+    daemon_threads = True
+
+    def __init__(self, root: Path, below: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.root, self.below = root, below
+        self.asked: list[tuple[str, str]] = []
+
+    @property
+    def url(self) -> str:
+        """Return where it is."""
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    server: Site
+
+    def translate_path(self, path: str) -> str:
+        self.directory = str(self.server.root / self.server.below)
+        found = Path(super().translate_path(path))
+        if found.is_dir():
+            wants_json = publish.JSON in self.headers.get("Accept", "") or self.server.below
+            found /= "index.json" if wants_json else "index.html"
+        return str(found)
+
+    def guess_type(self, path: Any) -> str:
+        return publish.JSON if str(path).endswith("/index.json") and not self.server.below else "text/html"
+
+    def end_headers(self) -> None:
+        known = json.loads((self.server.root / "headers.json").read_text())["headers"]
+        told = known.get(f"{self.server.below}{self.path}", {}) if self.server.below else {}
+        for name, value in told.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, self.headers.get("Accept", "")))
+        super().do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
+        """Say nothing."""
+
+
+@pytest.fixture
+def serve(store: Store) -> Iterator[Callable[..., Site]]:
+    """Return what starts a server of the store's current tree, or of what is below it there."""
+    sites: list[Site] = []
+
+    def start(below: str = "") -> Site:
+        site = Site(store.root / "current", below)
+        threading.Thread(target=site.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        sites.append(site)
+        return site
+
+    yield start
+    for site in sites:
+        site.shutdown()
+        site.server_close()

@@ -1,0 +1,260 @@
+"""The published tree, served by a plain file server: real pip, uv and huggingface_hub's own requests."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+import pytest
+import uv
+
+from envcheck.mirrors import hf, models, publish, simple, versions
+from envcheck.mirrors.contents import Contents
+from envcheck.mirrors.fetch.wanted import Means
+from envcheck.mirrors.http import Client
+from envcheck.mirrors.store import Store
+
+Serve = Callable[..., Any]
+# Whoever leaves the loopback is told that nobody is there.
+CUT = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", "no_proxy": "127.0.0.1"}
+
+
+@pytest.fixture
+def lock(contents: Contents, tmp_path: Path) -> Path:
+    """Return alpha and beta with their hashes, as a lock has them."""
+    rows = [f"{w.project}=={w.version} --hash=sha256:{w.sha256}\n" for w in contents.wheels[:2]]
+    (tmp_path / "base.lock").write_text("".join(rows))
+    return tmp_path / "base.lock"
+
+
+def _run(argv: list[str], home: Path) -> None:
+    """Run with an environment of its own, and no network but the loopback."""
+    own = {"PATH": "/usr/bin:/bin", "HOME": str(home), "PIP_CONFIG_FILE": "/dev/null", "UV_NO_CONFIG": "1"}
+    done = subprocess.run(argv, env={**own, **CUT}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_pip_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path) -> None:
+    versions.publish(store, contents, keep=2)
+    site = serve()
+    pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--require-hashes"]
+    _run([*pip, "--index-url", f"{site.url}/simple", "--target", str(tmp_path / "to"), "-r", str(lock)], tmp_path)
+    assert (tmp_path / "to/alpha.py").read_text() == "VERSION = 1\n"
+    assert (tmp_path / "to/beta.py").exists()
+    asked = [path for path, _ in site.asked]
+    assert "/simple/alpha/" in asked
+    assert f"/files/{contents.wheels[0].sha256}/{contents.wheels[0].name}" in asked
+
+
+def test_pip_resolves_by_metadata(store: Store, contents: Contents, serve: Serve, tmp_path: Path) -> None:
+    versions.publish(store, contents, keep=2)
+    site = serve()
+    pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--dry-run"]
+    _run([*pip, "--index-url", f"{site.url}/simple", "--target", str(tmp_path / "to"), "alpha"], tmp_path)
+    asked = [path.rpartition("/")[2] for path, _ in site.asked if path.startswith("/files/")]
+    assert asked[0] == f"{contents.wheels[0].name}.metadata"
+    assert f"{contents.wheels[1].name}.metadata" in asked
+
+
+def test_uv_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path) -> None:
+    versions.publish(store, contents, keep=2)
+    site = serve()
+    command = [uv.find_uv_bin(), "pip", "install", "--no-cache", "--require-hashes", "--python", sys.executable]
+    command += ["--default-index", f"{site.url}/simple", "--target", str(tmp_path / "to"), "-r", str(lock)]
+    _run(command, tmp_path)
+    assert (tmp_path / "to/alpha.py").exists()
+    assert any(path.endswith(".metadata") for path, _ in site.asked)
+
+
+def test_uv_resolves_by_metadata_alone(store: Store, contents: Contents, serve: Serve, tmp_path: Path) -> None:
+    """PEP 658: what alpha needs is known from its .metadata, and no wheel is moved."""
+    versions.publish(store, contents, keep=2)
+    site = serve()
+    (tmp_path / "in.txt").write_text("alpha\n")
+    command = [uv.find_uv_bin(), "pip", "compile", "--no-cache", "--quiet", "--generate-hashes", "--python", "3.11"]
+    _run(
+        [*command, "--default-index", f"{site.url}/simple", str(tmp_path / "in.txt"), "-o", str(tmp_path / "out")],
+        tmp_path,
+    )
+    pinned = (tmp_path / "out").read_text()
+    assert all(f"sha256:{wheel.sha256}" in pinned for wheel in contents.wheels[:2])
+    assert [path for path, _ in site.asked if path.endswith(".whl")] == []
+
+
+def test_torch_has_an_index_of_its_own(store: Store, contents: Contents, serve: Serve, tmp_path: Path) -> None:
+    versions.publish(store, contents, keep=2)
+    site, torch = serve(), contents.wheels[2]
+    (tmp_path / "torch.lock").write_text(f"torch==2.8.0+cpu --hash=sha256:{torch.sha256}\n")
+    command = [uv.find_uv_bin(), "pip", "install", "--no-cache", "--require-hashes", "--python", sys.executable]
+    command += ["--default-index", f"{site.url}/whl/cpu", "--target", str(tmp_path / "to"), "--no-deps"]
+    _run([*command, "-r", str(tmp_path / "torch.lock")], tmp_path)
+    assert (tmp_path / "to/torch.py").exists()
+    assert not (store.root / "current/simple/torch").exists()
+
+
+def test_wrong_bytes_in_the_tree_are_refused_by_the_clients(
+    store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path
+) -> None:
+    versions.publish(store, contents, keep=2)
+    path = store.path(contents.wheels[1].sha256)
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes().replace(b"VERSION = 1", b"VERSION = 2"))
+    pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--require-hashes", "--no-deps", "-r", str(lock)]
+    with pytest.raises(AssertionError, match="DO NOT MATCH THE HASHES"):
+        _run([*pip, "--index-url", f"{serve().url}/simple", "--target", str(tmp_path / "to")], tmp_path)
+
+
+def test_pages_say_the_same_in_html_and_in_json(contents: Contents) -> None:
+    pages = publish.tree(contents).pages
+    told = json.loads(pages["simple/alpha/index.json"])
+    page = pages["simple/alpha/index.html"].decode()
+    wheel = contents.wheels[0]
+    assert (told["name"], told["versions"], told["meta"]) == ("alpha", ["1.0"], {"api-version": "1.1"})
+    assert told["files"] == [
+        {
+            "filename": wheel.name,
+            "url": f"../../files/{wheel.sha256}/{wheel.name}",
+            "hashes": {"sha256": wheel.sha256},
+            "size": wheel.size,
+            "requires-python": ">=3.8",
+            "core-metadata": {"sha256": wheel.metadata},
+            "dist-info-metadata": {"sha256": wheel.metadata},
+        }
+    ]
+    assert f'href="../../files/{wheel.sha256}/{wheel.name}#sha256={wheel.sha256}"' in page
+    assert f'data-core-metadata="sha256={wheel.metadata}"' in page
+    assert 'data-requires-python="&gt;=3.8"' in page
+
+
+def _get(url: str) -> tuple[dict[str, str], bytes]:
+    with urlopen(Request(url, method="GET")) as answer:  # noqa: S310 (the loopback)
+        return dict(answer.headers), answer.read()
+
+
+@pytest.mark.parametrize("revision", ["main", None])
+def test_our_own_client_fetches_a_model_from_the_tree(
+    store: Store, contents: Contents, model: hf.Revision, serve: Serve, tmp_path: Path, revision: str | None
+) -> None:
+    versions.publish(store, contents, keep=2)
+    site = serve("hf")
+    client = Client()
+    wanted = models.locked(client, site.url, hf.Reference("model", "owner/tiny", revision or model.revision))
+    assert wanted == model
+    models.fetch_revision(wanted, [site.url], tmp_path / "hub", "main", lambda _: Means(client))
+    snapshot = tmp_path / "hub/models--owner--tiny/snapshots" / model.revision
+    assert (snapshot / "config.json").read_bytes() == b'{"model_type": "t"}\n'
+
+
+def test_a_model_is_served_with_the_headers_that_huggingface_hub_needs(
+    store: Store, contents: Contents, model: hf.Revision, serve: Serve
+) -> None:
+    versions.publish(store, contents, keep=2)
+    for revision in ("main", model.revision):
+        headers, body = _get(f"{serve('hf').url}/owner/tiny/resolve/{revision}/config.json")
+        tag = f'"{hf.git_sha1(body)}"'
+        assert headers["X-Repo-Commit"] == model.revision
+        assert (headers["ETag"], headers["X-Linked-Etag"], headers["X-Linked-Size"]) == (tag, tag, str(len(body)))
+
+
+def test_what_the_tree_says_of_no_xet(contents: Contents) -> None:
+    assert [path for path, page in publish.tree(contents).pages.items() if b"xet" in page] == []
+
+
+CONF = """
+daemon off; pid {at}/pid; error_log stderr; worker_processes 1; events {{ }}
+http {{
+  access_log off; client_body_temp_path {at}/b; proxy_temp_path {at}/p; fastcgi_temp_path {at}/f;
+  uwsgi_temp_path {at}/u; scgi_temp_path {at}/s;
+  include {tree}/nginx/maps.conf;
+  server {{ listen unix:{at}/packages; root {tree}; include {tree}/nginx/packages.conf; }}
+  server {{ listen unix:{at}/models; root {tree}/hf; include {tree}/nginx/models.conf; }}
+}}
+"""
+
+
+class _Local(HTTPConnection):
+    """HTTP to a server that listens on a socket in the file system."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(str(self._path))
+
+    def ask(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers and body."""
+        self.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = self.getresponse()
+        told = answer.status, dict(answer.getheaders()), answer.read()
+        self.close()
+        return told
+
+
+@pytest.fixture
+def nginx(store: Store, contents: Contents) -> Iterator[Path]:
+    """Run nginx over the tree, with the files that the tree brings; return where it listens."""
+    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        pytest.skip("no nginx on this machine")
+    versions.publish(store, contents, keep=2)
+    with tempfile.TemporaryDirectory(prefix="envcheck-nginx-") as place:
+        # Whom root's workers run as must get at what pytest keeps to its user: nginx is asked to stay root.
+        at = Path(place)
+        user = "user root;" if os.getuid() == 0 else ""
+        (at / "conf").write_text(user + CONF.format(at=at, tree=store.root / "current"))
+        running = subprocess.Popen([program, "-p", place, "-c", str(at / "conf")], stderr=subprocess.PIPE, text=True)
+        try:
+            while not (at / "models").exists():
+                assert running.poll() is None, running.communicate()[1]
+                time.sleep(0.01)
+            yield at
+        finally:
+            running.terminate()
+            running.communicate()
+
+
+def test_nginx_gives_json_to_whom_asks_for_it_and_else_html(nginx: Path, contents: Contents) -> None:
+    packages = _Local(nginx / "packages")
+    status, headers, page = packages.ask("/simple/alpha/", Accept=f"{publish.JSON}, text/html;q=0.01")
+    assert (status, headers["Content-Type"], json.loads(page)["name"]) == (200, publish.JSON, "alpha")
+    status, headers, page = packages.ask("/whl/cpu/torch/", Accept="text/html")
+    assert (status, headers["Content-Type"], page[:15]) == (200, "text/html", b"<!DOCTYPE html>")
+    assert [file.name for file in simple.parse(page, "text/html", "http://h/whl/cpu/torch/")] == [
+        contents.wheels[2].name
+    ]
+    wheel = contents.wheels[2]
+    status, headers, body = packages.ask(f"/files/{wheel.sha256}/{quote(wheel.name)}")
+    assert (status, headers["Content-Type"], len(body)) == (200, "application/octet-stream", wheel.size)
+    assert packages.ask("/simple/nothing/")[0] == 404
+
+
+def test_nginx_sends_the_headers_that_huggingface_hub_needs(nginx: Path, model: hf.Revision) -> None:
+    served = _Local(nginx / "models")
+    large = model.files[1]
+    for revision in ("main", model.revision):
+        path = f"/owner/tiny/resolve/{revision}/{large.path}"
+        status, headers, body = served.ask(path)
+        tag = f'"{large.sha256}"'
+        assert (status, len(body), headers["ETag"], headers["X-Repo-Commit"]) == (200, large.size, tag, model.revision)
+        assert (headers["X-Linked-Etag"], headers["X-Linked-Size"]) == (tag, str(large.size))
+        assert served.ask(path, Range="bytes=0-9", If_Range=tag)[0::2] == (206, body[:10])
+        assert served.ask(path, Range="bytes=0-9", If_Range='"other"')[0] == 200
+    for path in ("/api/models/owner/tiny", f"/api/models/owner/tiny/revision/{model.revision}"):
+        status, headers, body = served.ask(path)
+        assert (status, headers["Content-Type"], json.loads(body)["sha"]) == (200, "application/json", model.revision)
+    status, _, body = served.ask("/api/models/owner/tiny/tree/main?recursive=true&expand=false")
+    assert (status, hf.entries_of(body)[1].sha256) == (200, large.sha256)

@@ -1,0 +1,164 @@
+"""The store: what is in it has its hash, is read-only, and has as many names as are wanted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.mirrors import evict, versions
+from envcheck.mirrors.contents import Contents
+from envcheck.mirrors.evict import Limits
+from envcheck.mirrors.store import Object, Store
+
+LITTLE = Limits(size=1)
+
+
+def test_what_is_put_there_is_read_only_and_known_by_its_hash(store: Store) -> None:
+    digest = store.add(b"abc", "a.txt")
+    assert store.path(digest) == store.root / "sha256" / digest[:2] / digest
+    assert stat.S_IMODE(store.path(digest).stat().st_mode) == 0o444
+    assert (store.has(digest), store.name(digest)) == (True, "a.txt")
+    assert [(one.sha256, one.size) for one in store.objects()] == [(digest, 3)]
+
+
+def test_a_local_file_is_adopted_as_a_copy_of_the_hash_it_must_have(store: Store, tmp_path: Path) -> None:
+    source = tmp_path / "a.bin"
+    source.write_bytes(b"abc")
+    digest = store.add(b"abc", "other")
+    store.evict(digest)
+    store.adopt(source, digest)
+    source.write_bytes(b"xyz")
+    assert store.digest(digest)[0] == digest
+    with pytest.raises(PromiseError, match="another sha256"):
+        store.adopt(source, digest)
+    assert [path.name for path in store.path(digest).parent.iterdir()] == [digest]
+
+
+def test_a_view_is_a_hard_link(store: Store, tmp_path: Path) -> None:
+    digest = store.add(b"abc", "a.txt")
+    store.view(digest, tmp_path / "deep" / "a.txt")
+    store.view(digest, tmp_path / "deep" / "a.txt")
+    assert (tmp_path / "deep" / "a.txt").stat().st_ino == store.path(digest).stat().st_ino
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EMLINK])
+def test_where_no_link_can_be_a_view_is_a_copy(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(self: Path, target: Path) -> None:  # noqa: ARG001 (Path's signature)
+        raise OSError(code, os.strerror(code))
+
+    digest = store.add(b"abc", "a.txt")
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    store.view(digest, tmp_path / "to" / "a.txt")
+    assert (tmp_path / "to" / "a.txt").read_bytes() == b"abc"
+    assert (tmp_path / "to" / "a.txt").stat().st_ino != store.path(digest).stat().st_ino
+    assert list((tmp_path / "to").iterdir()) == [tmp_path / "to" / "a.txt"]
+
+
+def test_a_view_of_what_is_not_there_is_told(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="there is no"):
+        store.view("0" * 64, tmp_path / "a.txt")
+
+
+def test_a_file_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        Store(tmp_path / "file")
+
+
+def test_verify_moves_what_has_another_hash_away_and_names_where_it_is_served(store: Store, contents: Contents) -> None:
+    assert evict.verify(store) == []
+    versions.publish(store, contents, keep=2)
+    assert evict.verify(store) == []
+    bad = contents.wheels[1]
+    path = store.path(bad.sha256)
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    found = evict.verify(store)
+    assert [fault.file for fault in found] == [bad.name, f"versions/1/files/{bad.sha256}/{bad.name}"]
+    assert not store.has(bad.sha256)
+    assert len(list((store.root / "quarantine").iterdir())) == 1
+
+
+def test_verify_finds_a_published_file_that_is_gone_or_another(store: Store, contents: Contents) -> None:
+    versions.publish(store, contents, keep=2)
+    served = store.root / "versions/1/simple"
+    (served / "alpha/index.html").unlink()
+    (served / "beta/index.html").unlink()
+    (served / "beta/index.html").write_bytes(b"other")
+    assert [fault.file.rpartition("/simple/")[2] for fault in evict.verify(store)] == [
+        "alpha/index.html",
+        "beta/index.html",
+    ]
+
+
+def _object(name: str, size: int, used: float, links: int = 1) -> Object:
+    return Object(name, size, used, links)
+
+
+def test_the_least_recently_used_goes_first_and_nothing_pinned_or_linked_ever() -> None:
+    objects = [_object("new", 10, 9), _object("pinned", 10, 1), _object("seen", 10, 2, 2), _object("old", 10, 3)]
+    assert [one.sha256 for one in evict.choose(objects, {"pinned"}, 5)] == ["old"]
+    assert [one.sha256 for one in evict.choose(objects, {"pinned"}, 11)] == ["old", "new"]
+    assert [one.sha256 for one in evict.choose(objects, {"pinned"}, 1000)] == ["old", "new"]
+    assert evict.choose(objects, {"pinned"}, 0) == []
+
+
+@pytest.mark.parametrize(("used", "over"), [(85, 0), (86, 11), (100, 25), (0, 0)])
+def test_eviction_begins_above_the_high_mark_and_ends_at_the_low_one(used: int, over: int) -> None:
+    assert evict.excess(used, 100, Limits()) == over
+
+
+def test_gc_evicts_by_last_use_and_keeps_what_a_version_holds(store: Store, contents: Contents) -> None:
+    versions.publish(store, contents, keep=2)
+    first, second = store.add(b"1" * 1000, "first"), store.add(b"2" * 1000, "second")
+    os.utime(store.root / "info" / first[:2] / f"{first}.json", (1, 1))
+    room = int(sum(one.size for one in store.objects()) / 0.8501)
+    gone, left = evict.gc(store, Limits(size=room, low=0.849), dry=False, note=lambda _: None)
+    assert ([one.sha256 for one in gone], left) == ([first], 0)
+    gone, left = evict.gc(store, LITTLE, dry=False, note=lambda _: None)
+    assert [one.sha256 for one in gone] == [second]
+    assert left > 0
+    assert evict.verify(store) == []
+
+
+def test_gc_keeps_what_a_version_holds_though_its_tree_is_on_another_inode(store: Store, contents: Contents) -> None:
+    """A published file that was copied, as no link could be made, leaves its object with one name only."""
+    versions.publish(store, contents, keep=2)
+    bad = contents.wheels[0]
+    content = store.path(bad.sha256).read_bytes()
+    store.path(bad.sha256).unlink()
+    store.add(content, bad.name)
+    assert store.path(bad.sha256).stat().st_nlink == 1
+    assert evict.gc(store, LITTLE, dry=False, note=lambda _: None)[0] == []
+
+
+def test_a_dry_gc_evicts_nothing(store: Store) -> None:
+    digest = store.add(b"abc", "a")
+    assert [one.sha256 for one in evict.gc(store, LITTLE, dry=True, note=lambda _: None)[0]] == [digest]
+    assert store.has(digest)
+
+
+def test_gc_sweeps_what_killed_processes_left_a_day_ago(store: Store) -> None:
+    folder = store.path(store.add(b"abc", "a")).parent
+    old, new = folder / ".old.part", folder / ".new.part"
+    for path in (old, new):
+        path.write_bytes(b"x")
+    os.utime(old, (1, 1))
+    evict.gc(store, Limits(), dry=False, note=lambda _: None)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_df_counts_what_is_pinned_and_what_is_not(store: Store, contents: Contents) -> None:
+    versions.publish(store, contents, keep=2)
+    held = evict.usage(store).bytes
+    store.add(b"1" * 1000, "free")
+    told = evict.usage(store, Limits(size=10**6))
+    assert (told.bytes - told.pinned, told.pinned, told.room, told.used) == (1000, held, 10**6, held + 1000)
+    assert [(one.number, one.current, one.wheels, one.models) for one in told.versions] == [(1, True, 3, 1)]
