@@ -22,6 +22,8 @@ _FREE: Final = re.compile(
     re.IGNORECASE,
 )
 _BOUND: Final = re.compile(r"nvidia|proprietary|commercial", re.IGNORECASE)
+# One step of a path: a branch with a slash is asked for under another spelling, and is published by its commit alone.
+BRANCH: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LONGEST: Final = 200
 
 
@@ -131,9 +133,10 @@ def _wrong(contents: Contents) -> Iterator[str]:
             yield f"{wheel.name!r} is no wheel that could be published"
     for model in contents.models:
         hf.parse_lock(hf.format_lock(model), model.repo)
-    known = {(f"{model.repo}", model.revision) for model in contents.models}
+    known = {(model.repo, model.revision) for model in contents.models}
     for branch, commit in contents.branches.items():
-        if (branch.partition("@")[0], commit) not in known or not hf.reference(branch, "model").revision:
+        repo, _, name = branch.partition("@")
+        if (repo, commit) not in known or not BRANCH.fullmatch(name):
             yield f"the branch {branch!r} is of no repository there"
 
 
