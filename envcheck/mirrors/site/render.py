@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Final
 
 import msgspec
 
+from envcheck.mirrors.site import exporter
 from envcheck.mirrors.site.model import Site, checked, netloc
 from envcheck.templating import rendered
 
 _ONCE: Final = {
     "nginx/nginx.conf": "site/nginx.conf.j2",
+    "prometheus/prometheus.yml": "site/prometheus.yml.j2",
+    "prometheus/rules.yml": "site/rules.yml.j2",
 }
 
 
@@ -19,6 +23,7 @@ def render(site: Site) -> dict[str, str]:
     checked(site)
     context = _context(site)
     files = {path: rendered(template, context) for path, template in _ONCE.items()}
+    files["exporter/exporter.py"] = inspect.getsource(exporter)
     files["site.json"] = msgspec.json.format(msgspec.json.encode(site)).decode() + "\n"
     return dict(sorted(files.items()))
 

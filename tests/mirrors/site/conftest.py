@@ -122,3 +122,12 @@ def served(world: World, nginx: str, authority: Authority) -> Iterator[tuple[Wor
     yield world, site, f"https://127.0.0.1:{port}"
     process.terminate()
     process.wait(20)
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    """Return Prometheus' own judge of metrics and rules."""
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("no promtool here (`make test` unpacks it where apt is)")
+    return found
