@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from envcheck.cli._duration import Finite
+
 # A file that is not there is told by the loader, with what to do.
 _REPORT = click.Path(path_type=Path, dir_okay=False)
 _FORMS = ("junit", "prometheus", "html", "markdown")
@@ -72,7 +74,7 @@ def convert(file: Path, form: str, out: Path | None) -> None:
 @command.command()
 @click.argument("before", type=_REPORT)
 @click.argument("after", type=_REPORT)
-@click.option("--threshold", type=click.FloatRange(0, 1), metavar="SHARE", help="Slower by less is the same [0.05].")
+@click.option("--threshold", type=Finite(0, 1), metavar="SHARE", help="Slower by less is the same [0.05].")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 @click.pass_context
 def compare(ctx: click.Context, before: Path, after: Path, *, threshold: float | None, as_json: bool) -> None:

@@ -94,6 +94,14 @@ def dcgmi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
         (four(test("software", "Fail", "Pass", "Fail", warnings=PERSISTENCE)), 226, WARN, ["Persistence mode"]),
         (four(test("pcie", "Warn", "Pass", "Warn", warnings=["slow"])), 0, WARN, ["GPU 1, pcie: slow"]),
         (four(test("memory", "Pass", "Pass", "Pass", warnings=REMAP)), 0, WARN, ["remapped"]),
+        *(
+            (four(test("memory", "Pass", "Pass", "Pass", warnings=warning("odd", 7, severity))), 0, status, words)
+            for severity, status, words in (
+                (0, PASS, ["level 2"]),  # DCGM_ERROR_NONE
+                (1, PASS, ["level 2"]),  # MONITOR
+                *((severity, WARN, ["GPU 1, memory: odd (DCGM error 7)"]) for severity in (2, 3, 4, 6)),
+            )
+        ),
         (four(test("software", "Pass", "Pass"), test("pcie", "Skip", "Skip")), 0, PASS, ["not run here: pcie"]),
         (four(test("pcie", "Skip", "Skip")), 0, SKIP, ["skipped every test"]),
         (SOUND, 1, ERROR, ["code 1, and no test says why"]),

@@ -30,6 +30,24 @@ def test_a_floor_lies_below_the_spec_and_above_a_third_of_it(row: dict[str, Any]
     assert row["warn"] < row.get("measured", row["ceiling"]) <= row["ceiling"]
 
 
+# GB/s one way: NVLinks together (NVIDIA's data sheets give both ways), the slot's 16 lanes of Gen4 on an L40S.
+LINKS = {"V100-SXM2": 150.0, "A100-SXM4": 300.0, "H100": 450.0, "H200": 450.0, "B200": 900.0, "L40S": 31.5}
+SENT = [row for row in BANDWIDTHS if row["check"].startswith(("all-", "reduce-", "broadcast", "send-", "peer-"))]
+
+
+@pytest.mark.parametrize("row", SENT, ids=json.dumps)
+def test_no_ceiling_is_above_what_links_carry_and_a_switch_can_add(row: dict[str, Any]) -> None:
+    for gpu in row["gpu"]:
+        rate = next(rate for name, rate in LINKS.items() if name in gpu)
+        added = 2 * (row["gpus"] - 1) / (row["gpus"] + 1) if _adds(row, rate) else 1.0
+        assert row["ceiling"] == pytest.approx(rate * added, abs=0.1)
+
+
+def _adds(row: dict[str, Any], rate: float) -> bool:
+    """Return whether the switch between these GPUs adds: since Hopper it does, in an all-reduce."""
+    return row["check"] == "all-reduce-bandwidth" and "nvls" in row["transport"] and rate >= LINKS["H100"]
+
+
 def test_no_two_rows_answer_the_same_question() -> None:
     asked = [
         (row["check"], gpu, transport, row.get("gpus"))

@@ -142,6 +142,18 @@ def test_a_fast_product_that_is_wrong_fails(h100: View, error: float | None, sta
         assert "rank 7" in outcome.summary
 
 
+# What a dtype's rounding leaves of a product of 8192 terms, by its bits of mantissa: 23, 10, 10, 7 and, in fp8, 3.
+@pytest.mark.parametrize(
+    ("dtype", "most"), [("float32", 1e-4), ("tf32", 5e-3), ("float16", 5e-3), ("bfloat16", 2e-2), ("float8", 2e-2)]
+)
+def test_each_dtype_is_held_to_its_own_rounding(h100: View, dtype: str, most: float) -> None:
+    for error, status in ((most, PASS), (most * 1.01, FAIL), (-most, FAIL)):
+        ranks = report(gemm_throughput, h100)
+        ranks[2]["errors"][dtype] = error
+        outcome = gemm_throughput.judge(h100, ranks)
+        assert (outcome.status, status == PASS or f"the {dtype} product" in outcome.summary) == (status, True)
+
+
 @pytest.mark.parametrize("path", memory_bandwidth.PATHS)
 def test_a_copy_that_loses_bytes_fails(h100: View, path: str) -> None:
     for right in (False, None):

@@ -369,3 +369,26 @@ def test_where_nothing_is_proven_what_nvml_shows_is_the_guess(node: Node) -> Non
     assert _links.of(node("h100x8"), silent).judged == "nvls"
     assert _links.of(node("mixed"), silent).judged == "pcie"
     assert _links.of(dataclasses.replace(node("cpu"), mode="cpu"), silent).judged == ""
+
+
+def test_multicast_that_one_rank_does_not_find_is_not_there_for_the_group(node: Node) -> None:
+    whole = report(8, "P2P/CUMEM", MULTICAST + RING)
+    assert _nccl.nvls({entry["rank"]: entry["nccl"] for entry in whole})["available"] is True
+    whole[5]["nccl"]["nvls"]["available"] = False
+    assert _nccl.nvls({entry["rank"]: entry["nccl"] for entry in whole})["available"] is False
+    outcome = transport.judge(node("h100x8"), whole)
+    assert (outcome.status, "NCCL finds no multicast" in outcome.summary) == (WARN, True)
+
+
+@pytest.mark.parametrize(
+    ("judged", "name", "most"),
+    [
+        ("nvls", "all-reduce", 700.0),  # 450 * 2 * 7 / 9
+        ("nvls", "all-gather", 450.0),
+        ("nvlink", "all-reduce", 450.0),
+    ],
+)
+def test_only_what_the_switch_adds_may_pass_the_links_and_by_so_much(judged: str, name: str, most: float) -> None:
+    assert _links.Links(judged, (), "nccl", 8, 450.0).ceiling(name) == pytest.approx(most)
+    assert _links.Links(judged, (), "nccl", 2, 450.0).ceiling(name) == 450.0
+    assert _links.Links(judged, (), "nccl", 8, None).ceiling(name) is None

@@ -254,6 +254,9 @@ def test_every_option_has_its_variable(run: Envcheck, add: Add, tmp_path: Path) 
         (["--repeat", "2", "--duration", "1m"], "envcheck: --repeat and --duration exclude each other"),
         (["--budget", "0s"], "envcheck: Invalid value for '--budget': '0s' is no time: write 90s, 10m or 2h"),
         (["--duration", "soon"], "envcheck: Invalid value for '--duration': 'soon' is no time"),
+        (["--duration", "9" * 400], "is no time: write 90s, 10m or 2h"),
+        (["--timeout", "nan"], "envcheck: Invalid value for '--timeout': 'nan' is no number"),
+        (["--timeout", "inf"], "envcheck: Invalid value for '--timeout': 'inf' is no number"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(run: Envcheck, argv: list[str], line: str) -> None:
