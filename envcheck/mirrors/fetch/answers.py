@@ -10,8 +10,11 @@ from typing import Final
 
 from envcheck.mirrors.fetch.pieces import Failure, Task
 
-_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+# Fifteen digits are a petabyte; more are nobody's file, and Python refuses to read thousands of them.
+_RANGE: Final = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})")
+_LENGTH: Final = re.compile(r"[0-9]{1,15}")
 _BUSY: Final = {408, 425, 429, 500, 502, 503, 504}
+_CROWDED: Final = {429, 503}
 
 
 def etag_of(headers: Mapping[str, str]) -> str | None:
@@ -33,7 +36,7 @@ def total(status: int, headers: Mapping[str, str]) -> int | None:
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         return 0 if headers.get("Content-Range") == "bytes */0" else None
     length = headers.get("Content-Length", "")
-    return int(length) if status == HTTPStatus.OK and length.isdecimal() else None
+    return int(length) if status == HTTPStatus.OK and _LENGTH.fullmatch(length) else None
 
 
 def request(task: Task) -> dict[str, str]:
@@ -51,7 +54,7 @@ def judge(task: Task, status: int, headers: Mapping[str, str], size: int, now: f
             return Failure("the file changed while it was fetched", changed=True)
         return Failure("it sends whole files only", whole=True)
     if status in _BUSY:
-        return Failure(f"it answers {status}", after=_after(headers, now))
+        return Failure(f"it answers {status}", after=_after(headers, now), crowded=status in _CROWDED)
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         return Failure("its file is shorter than what was asked for", drop=True)
     return Failure(f"it answers {status}", drop=True)
@@ -74,7 +77,7 @@ def _partial(task: Task, headers: Mapping[str, str], size: int) -> Failure | Non
 def _after(headers: Mapping[str, str], now: float) -> float | None:
     """Return the seconds that Retry-After asks for, as a number or as a date."""
     said = headers.get("Retry-After", "").strip()
-    if said.isdecimal():
+    if _LENGTH.fullmatch(said):
         return float(said)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(said).timestamp() - now) if said else None

@@ -7,12 +7,17 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from envcheck.errors import UnavailableError
+from envcheck.mirrors.fetch import journal
+from envcheck.mirrors.fetch.pieces import spans
+from envcheck.mirrors.fetch.wanted import Means, StoppedError
 
+# Seconds between looks at whether the other process has ended; a wait in the kernel could not be interrupted.
+_LOOK: Final = 0.2
 # What st_blocks counts in, whatever the file system (stat(2)).
 _BLOCK: Final = 512
 
@@ -22,13 +27,31 @@ def journal_of(part: Path) -> Path:
     return part.with_name(part.name + ".journal")
 
 
+def discard(part: Path) -> None:
+    """Remove an unfinished file and its journal."""
+    part.unlink(missing_ok=True)
+    journal_of(part).unlink(missing_ok=True)
+
+
+def known(part: Path, header: journal.Header) -> dict[int, str]:
+    """Return the pieces of an earlier process that hold for this file."""
+    try:
+        found, pieces = journal.read(journal_of(part).read_bytes(), header.boot)
+    except FileNotFoundError:
+        return {}
+    if found is None or not found.fits(header) or part.stat().st_size != header.size:
+        return {}
+    last = len(spans(header.size, header.piece))
+    return {piece: source for piece, source in pieces.items() if piece < last}
+
+
 @contextlib.contextmanager
-def locked(part: Path, note: Callable[[str], None]) -> Iterator[int]:
+def locked(part: Path, means: Means) -> Iterator[int]:
     """Open the unfinished file and hold it alone. The lock is the kernel's: it ends with whoever held it."""
     while True:
         file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _lock(file, part, note)
+            _lock(file, part, means)
             if _same(file, part):
                 yield file
                 return
@@ -36,12 +59,17 @@ def locked(part: Path, note: Callable[[str], None]) -> Iterator[int]:
             os.close(file)
 
 
-def _lock(file: int, part: Path, note: Callable[[str], None]) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        note(f"another process is fetching {part.name.removeprefix('.')}: waiting for it")
-        fcntl.flock(file, fcntl.LOCK_EX)
+def _lock(file: int, part: Path, means: Means) -> None:
+    told = False
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        if not told:
+            means.note(f"another process is fetching {part.name[1:].removesuffix('.part')[:-9]}: waiting for it")
+            told = True
+        if means.stop.wait(_LOOK):
+            raise StoppedError
 
 
 def _same(file: int, part: Path) -> bool:
@@ -64,7 +92,8 @@ def reserve(file: int, size: int, part: Path) -> None:
         if size:
             os.posix_fallocate(file, 0, size)
     except OSError as error:
-        raise disk_error(error, part, size) from error
+        if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL}:  # a file system that cannot reserve
+            raise disk_error(error, part, size) from error
 
 
 def disk_error(error: OSError, path: Path, size: int) -> UnavailableError:
@@ -93,7 +122,7 @@ def publish(part: Path, file: int, path: Path) -> None:
     os.fsync(file)
     os.fchmod(file, 0o644)
     part.replace(path)
-    journal_of(part).unlink()
+    journal_of(part).unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)

@@ -2,12 +2,14 @@
 
 Lines of JSON beside the data: a header, then one line a piece, written after the piece's bytes. A kill leaves the
 page cache whole, so each line holds. A power cut does not: after a reboot only lines before the last `synced` hold,
-and that line is written when the data before it is on the disk. What cannot be read ends the journal there.
+and that line is written when the data before it is on the disk; what was to be forgotten is. What cannot be read ends
+the journal there. A source is noted as a hash of its URL, which may be signed.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -39,6 +41,11 @@ def boot_id() -> str:
         return ""
 
 
+def source_id(url: str) -> str:
+    """Return what a source is called in a journal."""
+    return hashlib.sha256(url.encode()).hexdigest()[:16]
+
+
 def read(text: bytes, boot: str) -> tuple[Header | None, dict[int, str]]:
     """Return the header, and the source of each piece that holds; (None, {}) of what is no journal."""
     lines = text.split(b"\n")[:-1]
@@ -46,7 +53,9 @@ def read(text: bytes, boot: str) -> tuple[Header | None, dict[int, str]]:
     if header is None:
         return None, {}
     notes, synced = _notes(lines[1:])
-    return header, _replayed(notes if boot and header.boot == boot else notes[:synced])
+    if boot and header.boot == boot:
+        return header, _replayed(notes)
+    return header, _replayed([*notes[:synced], *(row for row in notes[synced:] if "forget" in row)])
 
 
 def _notes(lines: list[bytes]) -> tuple[list[dict[str, Any]], int]:

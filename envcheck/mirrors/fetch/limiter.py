@@ -1,9 +1,17 @@
-"""A bandwidth limit shared by every connection of a fetch: a token bucket."""
+"""What all files of a fetch share: a bandwidth limit (a token bucket), and how many requests a host gets at once."""
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+_MOST: Final = 1 << 20
+_LEAST: Final = 1 << 12
+_TICK: Final = 0.5
 
 
 class Limiter:
@@ -14,8 +22,13 @@ class Limiter:
         self._lock = threading.Lock()
         self._free_at = time.monotonic()
 
-    def take(self, size: int) -> None:
-        """Wait until `size` bytes more are within the rate."""
+    @property
+    def chunk(self) -> int:
+        """Return the bytes to take at once: few enough to be within a tenth of a second."""
+        return _MOST if self._rate is None else min(_MOST, max(_LEAST, int(self._rate / 10)))
+
+    def take(self, size: int, stop: threading.Event | None = None) -> None:
+        """Wait until `size` bytes more are within the rate, or until `stop`."""
         if self._rate is None:
             return
         with self._lock:
@@ -23,4 +36,28 @@ class Limiter:
             self._free_at = max(self._free_at, now - 1.0) + size / self._rate
             wait = self._free_at - now
         if wait > 0:
-            time.sleep(wait)
+            (stop or threading.Event()).wait(wait)
+
+
+class Slots:
+    """At most `most` requests under way to one host, whatever the file."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._busy: collections.Counter[str] = collections.Counter()
+        self._freed = threading.Condition()
+
+    @contextlib.contextmanager
+    def one(self, host: str, over: Callable[[], bool]) -> Iterator[bool]:
+        """Hold one of a host's slots, waiting for it; False where `over` came true before there was one."""
+        with self._freed:
+            while not over() and self._busy[host] >= self._most:
+                self._freed.wait(_TICK)
+            mine = self._busy[host] < self._most and not over()
+            self._busy[host] += mine
+        try:
+            yield mine
+        finally:
+            with self._freed:
+                self._busy[host] -= mine
+                self._freed.notify()

@@ -7,9 +7,11 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 
-from envcheck.mirrors.fetch import answers
+from envcheck.errors import PromiseError
+from envcheck.mirrors.fetch import answers, disk
 from envcheck.mirrors.fetch.pieces import MIB, Board, Task
 from envcheck.mirrors.fetch.verify import digest_of
+from envcheck.mirrors.fetch.wanted import label
 from envcheck.mirrors.http import Client, NetworkError
 
 
@@ -19,6 +21,18 @@ class Mended:
 
     replaced: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     moved: int = 0
+
+    def told(self, urls: Sequence[str]) -> str:
+        """Return what a person reads of it."""
+        hosts = sorted({label(urls[source]) if source >= 0 else "an earlier run" for _, source in self.replaced})
+        return f"{len(self.replaced)} bad piece(s) came from {', '.join(hosts)}; fetched from elsewhere"
+
+
+def nobody(name: str, sha256: str) -> PromiseError:
+    """Return the error of a file that no source has."""
+    message = f"{name}: no source has the file with sha256 {sha256[:12]}..."
+    fix = "the hash is of another file, or the mirrors serve wrong bytes: compare with the origin"
+    return PromiseError(message, fix=fix)
 
 
 def mend(urls: Sequence[str], sha256: str, client: Client, file: int, board: Board) -> Mended:
@@ -33,7 +47,7 @@ def mend(urls: Sequence[str], sha256: str, client: Client, file: int, board: Boa
         start = board.spans[piece].start
         if fresh == os.pread(file, len(fresh), start):
             continue
-        os.pwrite(file, fresh, start)
+        disk.write(file, fresh, start)
         found.replaced.append((piece, board.done[piece]))
         board.done[piece] = source
         # One bad piece is the usual case, and then the rest need not be asked for.

@@ -17,6 +17,10 @@ _MANY: Final = 2048
 BACKOFF: Final[tuple[float, ...]] = (1.0, 2.0, 5.0, 15.0)
 _MOST_PATIENT: Final = 120.0
 _CHANGES: Final = 2
+# Seconds that the other connections wait for the first answer of a source, before they turn to the next one.
+_INTRODUCTION: Final = 1.0
+# So many pieces in a row, and a source that was too crowded is given one connection more.
+_TRUSTED: Final = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +50,8 @@ class Task:
 class Failure:
     """Why a source gave no piece. `drop`: it never will. `whole`: it knows no ranges.
 
-    `after`: the seconds it asked to be left alone. `changed`: what it has now is another file than before.
+    `after`: the seconds it asked to be left alone. `changed`: what it has now is another file than before. `crowded`:
+    it serves some of our requests, and this one was too many.
     """
 
     reason: str
@@ -54,12 +59,18 @@ class Failure:
     whole: bool = False
     after: float | None = None
     changed: bool = False
+    crowded: bool = False
 
 
 @dataclasses.dataclass
 class Source:
-    """What is known of a source. `rests` is when it may be asked again; `known`, whether its ETag (or none) is told."""
+    """What is known of a source. `rests` is when it may be asked again; `known`, whether its ETag (or none) is told.
 
+    `room` is how many requests it may have under way, `gave` how many pieces it has given. `fickle`: its ETag differs
+    from request to request (servers behind one name), so that it says nothing; the hash of the whole still does.
+    """
+
+    room: int
     ranges: bool = True
     failures: int = 0
     changes: int = 0
@@ -68,6 +79,9 @@ class Source:
     known: bool = False
     etag: str | None = None
     busy: int = 0
+    since: float = 0.0
+    gave: int = 0
+    fickle: bool = False
     reason: str = ""
 
 
@@ -89,12 +103,13 @@ class Board:
 
     Sources are in the order of preference: the next piece is asked of the first one that is not dropped, does not
     rest, and has fewer than `per_source` requests under way. A source that cannot do ranges gets no task. Until a
-    source has told which file it has (its ETag), it gets one request: the next can then ask for that same file.
+    source has told which file it has (its ETag), it gets one request and the others wait a moment for it: the next can
+    then ask for that same file.
     """
 
     def __init__(self, size: int, piece: int, sources: int, *, per_source: int, done: Mapping[int, int]) -> None:
         self.spans = spans(size, piece)
-        self.sources = [Source() for _ in range(sources)]
+        self.sources = [Source(per_source) for _ in range(sources)]
         self.done = {index: source for index, source in done.items() if index < len(self.spans)}
         self._missing = [index for index in range(len(self.spans) - 1, -1, -1) if index not in self.done]
         self._per_source = per_source
@@ -112,12 +127,16 @@ class Board:
 
     def take(self, now: float) -> Task | None:
         """Return the next task, or None: all is done or under way, or nobody may be asked now (see `wait`)."""
-        source = next((index for index, known in enumerate(self.sources) if self._ready(known, now)), None)
+        source = next((index for index, known in enumerate(self.sources) if self._usable(known, now)), None)
         if source is None or not self._missing:
             return None
+        known = self.sources[source]
+        if known.busy and not known.known:
+            return None  # it is about to say which file it has
         piece = self._missing.pop()
         self.under_way.add(piece)
-        self.sources[source].busy += 1
+        known.busy += 1
+        known.since = now
         return Task(piece, self.spans[piece], source, self.sources[source].etag)
 
     def wait(self, now: float) -> float | None:
@@ -129,12 +148,15 @@ class Board:
         """Note that a source has told which file it has; the piece is still on its way."""
         source = self.sources[task.source]
         if not source.known:
-            source.known, source.etag = True, etag
+            source.known, source.etag = True, None if source.fickle else etag
 
     def arrived(self, task: Task, etag: str | None) -> bool:
         """Note that a piece is on the disk; tell whether it counts: not when it is of the file before a change."""
         source = self._ended(task)
         source.failures = 0
+        source.gave += 1
+        if source.gave % _TRUSTED == 0 and source.room < self._per_source:
+            source.room += 1
         if source.etag is not None and etag not in {None, source.etag}:
             self._missing.append(task.piece)
             return False
@@ -144,7 +166,9 @@ class Board:
     def failed(self, task: Task, failure: Failure, now: float) -> list[int]:
         """Note that a piece did not come; return the pieces to be forgotten, as their source has become another file.
 
-        A source that failed rests, longer each time, and is dropped when it failed once more than there are rests.
+        A source that failed rests, longer each time, and is dropped when it failed once more than there are rests:
+        requests that fail together have failed once. One that has given pieces is not dropped at once, whatever it says
+        now: a signed link may have run out.
         """
         known = self._ended(task)
         self._missing.append(task.piece)
@@ -152,12 +176,20 @@ class Board:
         if failure.changed:
             return self._changed(task, known)
         known.ranges = known.ranges and not failure.whole
-        known.failures += 1
-        known.dropped = known.dropped or failure.drop or known.failures > len(BACKOFF)
-        if not known.dropped:
-            rest = BACKOFF[min(known.failures, len(BACKOFF)) - 1] if failure.after is None else failure.after
-            known.rests = max(known.rests, now + min(rest, _MOST_PATIENT))
+        if failure.crowded and known.busy:
+            known.room = min(known.room, known.busy)
+        elif known.rests <= now:
+            known.failures += 1
+        known.dropped = known.dropped or (failure.drop and not known.gave) or known.failures > len(BACKOFF)
+        self._rest(known, failure, now)
         return []
+
+    @staticmethod
+    def _rest(known: Source, failure: Failure, now: float) -> None:
+        if failure.crowded and known.busy and failure.after is None:
+            return  # there is room when one of the others has ended
+        rest = BACKOFF[max(0, min(known.failures, len(BACKOFF)) - 1)] if failure.after is None else failure.after
+        known.rests = max(known.rests, now + min(rest, _MOST_PATIENT))
 
     def forget(self, pieces: list[int]) -> None:
         """Have these pieces fetched again."""
@@ -170,7 +202,7 @@ class Board:
             return []  # another of its requests was told so already
         known.changes += 1
         known.known, known.etag = False, None
-        known.dropped = known.changes >= _CHANGES
+        known.fickle = known.changes >= _CHANGES
         stale = [piece for piece, source in self.done.items() if source == task.source]
         self.forget(stale)
         return stale
@@ -181,6 +213,7 @@ class Board:
         known.busy -= 1
         return known
 
-    def _ready(self, known: Source, now: float) -> bool:
-        room = self._per_source if known.known else 1
-        return known.ranges and not known.dropped and known.rests <= now and known.busy < room
+    def _usable(self, known: Source, now: float) -> bool:
+        if not known.known and known.busy:
+            return now - known.since < _INTRODUCTION
+        return known.ranges and not known.dropped and known.rests <= now and known.busy < known.room

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
-from envcheck.errors import UnavailableError
+from envcheck.errors import EnvcheckError, PromiseError, UnavailableError
 from envcheck.mirrors.fetch import answers, disk
 from envcheck.mirrors.fetch.job import Job
 from envcheck.mirrors.fetch.verify import digest_of
@@ -17,36 +19,53 @@ def fetch(wanted: Wanted, means: Means) -> Fetched:
     """Put the file at its path, whole and of that hash, or leave nothing there.
 
     What an earlier process left is gone on with; a second process waits for the first. Raise PromiseError when what
-    the sources have is not the file, UnavailableError when they cannot be reached or the disk has no room.
+    the sources have is not the file, UnavailableError when they cannot be reached or the disk has no room, StoppedError
+    when the means were told to stop.
     """
     began = time.monotonic()
     wanted.path.parent.mkdir(parents=True, exist_ok=True)
     part = wanted.path.with_name(f".{wanted.path.name}.{wanted.sha256[:8]}.part")
-    with disk.locked(part, means.note) as file:
+    with disk.locked(part, means) as file:
         size = _already(wanted)
         if size is not None:
-            part.unlink()
+            disk.discard(part)
             return Fetched(wanted.path, size, 0, size, time.monotonic() - began, {})
-        size = _size(wanted, means) if wanted.size is None else wanted.size
+        job = _done(wanted, means, part, file)
+        disk.publish(part, file, wanted.path)
+        return Fetched(wanted.path, job.size, job.moved, job.found, time.monotonic() - began, job.sources())
+
+
+def _done(wanted: Wanted, means: Means, part: Path, file: int) -> Job:
+    """Return the finished job. Where nothing but the sources tell a size, each size that one tells is tried."""
+    failed: EnvcheckError | None = None
+    for size in _sizes(wanted, means) if wanted.size is None else [wanted.size]:
         job = Job(wanted, means, part, file, size)
         try:
             job.run()
+        except (PromiseError, UnavailableError) as error:
+            failed = failed if isinstance(failed, PromiseError) else error
+        else:
+            return job
         finally:
             job.close()
-        disk.publish(part, file, wanted.path)
-        return Fetched(wanted.path, size, job.moved, job.found, time.monotonic() - began, job.sources())
+    if isinstance(failed, PromiseError):
+        disk.discard(part)
+    raise failed or AssertionError
 
 
-def _size(wanted: Wanted, means: Means) -> int:
-    """Ask the sources, in order, how large the file is."""
-    reasons = []
+def _sizes(wanted: Wanted, means: Means) -> Iterator[int]:
+    """Yield the sizes that the sources tell, in order and each once. Raise UnavailableError where none tells one."""
+    sizes, reasons = set(), []
     for url in wanted.urls:
         told = _told(url, means)
-        if isinstance(told, int):
-            return told
-        reasons.append(f"{label(url)}: {told}")
-    message = f"{wanted.path.name}: no source gives it: {'; '.join(reasons)}"
-    raise UnavailableError(message, fix="name another mirror (--mirror)")
+        if isinstance(told, str):
+            reasons.append(f"{label(url)}: {told}")
+        elif told not in sizes:
+            sizes.add(told)
+            yield told
+    if not sizes:
+        message = f"{wanted.path.name}: no source gives it: {'; '.join(reasons)}"
+        raise UnavailableError(message, fix="name another mirror (--mirror)")
 
 
 def _told(url: str, means: Means) -> int | str:

@@ -36,7 +36,7 @@ class Follower:
         """Tell that pieces are on the disk."""
         with self._changed:
             self._arrived.update(pieces)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def forgotten(self, pieces: list[int]) -> None:
         """Tell that pieces will be written again: what was hashed with them is hashed anew."""
@@ -57,7 +57,7 @@ class Follower:
         with self._changed:
             self._changed.wait_for(lambda: when() or self._error is not None)
             self._ended = True
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join()
 
     def _run(self) -> None:
@@ -72,12 +72,12 @@ class Follower:
             except OSError as error:
                 with self._changed:
                     self._error = error
-                    self._changed.notify()
+                    self._changed.notify_all()
                 return
             with self._changed:
                 if self._hasher is hasher:
                     self._next += 1
-                self._changed.notify()
+                self._changed.notify_all()
 
 
 def _feed(hasher: hashlib._Hash, file: int, span: Span) -> None:

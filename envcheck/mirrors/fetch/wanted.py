@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from envcheck.mirrors.fetch.limiter import Limiter
+from envcheck.mirrors.fetch.limiter import Limiter, Slots
 from envcheck.mirrors.http import Client
+from envcheck.mirrors.urls import host_of
+
+
+class StoppedError(Exception):
+    """The fetch was told to stop; what has come is kept for the next one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """One file: where it may be had, in order of preference, and what it must be. `size` is None where not known."""
+    """One file: where it may be had, in order of preference, and what it must be. `size` is None where not known.
+
+    `local` are files of this machine that may be it: they are looked at before anything is asked for.
+    """
 
     urls: tuple[str, ...]
     sha256: str
     size: int | None
     path: Path
+    local: tuple[Path, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,15 +44,20 @@ class Fetched:
 
 @dataclasses.dataclass(frozen=True)
 class Means:
-    """How it is fetched. `progress` hears (bytes there, bytes in all) twice a second; `note` what a person reads."""
+    """How it is fetched. `progress` hears (bytes there, bytes in all) twice a second; `note` what a person reads.
+
+    `limiter` and `slots` are shared by all files; `stop`, once set, ends them all.
+    """
 
     client: Client
     connections: int = 8
     limiter: Limiter = dataclasses.field(default_factory=lambda: Limiter(None))
     progress: Callable[[int, int], None] = lambda _there, _all: None
     note: Callable[[str], None] = lambda _text: None
+    slots: Slots = dataclasses.field(default_factory=lambda: Slots(64))
+    stop: threading.Event = dataclasses.field(default_factory=threading.Event)
 
 
 def label(url: str) -> str:
     """Return the host of a URL: what may be told of where something came from."""
-    return urlsplit(url).netloc.rpartition("@")[2]
+    return host_of(url)

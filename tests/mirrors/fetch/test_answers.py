@@ -35,10 +35,10 @@ def test_the_piece_that_was_asked_for() -> None:
         (416, {}, Failure("its file is shorter than what was asked for", drop=True)),
         (404, {}, Failure("it answers 404", drop=True)),
         (401, {}, Failure("it answers 401", drop=True)),
-        (503, {}, Failure("it answers 503")),
-        (429, {"Retry-After": "30"}, Failure("it answers 429", after=30.0)),
-        (429, {"Retry-After": "Thu, 01 Jan 1970 00:01:40 GMT"}, Failure("it answers 429", after=100.0)),
-        (429, {"Retry-After": "soon"}, Failure("it answers 429")),
+        (503, {}, Failure("it answers 503", crowded=True)),
+        (429, {"Retry-After": "30"}, Failure("it answers 429", after=30.0, crowded=True)),
+        (429, {"Retry-After": "Thu, 01 Jan 1970 00:01:40 GMT"}, Failure("it answers 429", after=100.0, crowded=True)),
+        (429, {"Retry-After": "soon"}, Failure("it answers 429", crowded=True)),
     ],
 )
 def test_what_is_not_it(status: int, headers: dict[str, str], failure: Failure) -> None:

@@ -89,7 +89,8 @@ def test_a_success_makes_earlier_failures_forgotten() -> None:
 def test_pieces_of_a_file_that_changed_are_forgotten_once_and_only_that_source_s() -> None:
     told = board(sources=2, per_source=2)
     first = told.take(0.0)
-    other = told.take(0.0)
+    assert told.take(0.5) is None
+    other = told.take(2.0)
     assert first is not None
     assert other is not None
     told.answered(first, '"one"')

@@ -1,0 +1,32 @@
+"""Whether an answer moves at all: some servers send a byte now and then, which no timeout of a single read ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+# In so many seconds of waiting at least so many bytes.
+SECONDS: Final = 30.0
+BYTES: Final = 30 << 10
+
+
+class Pace:
+    """Times the waiting for chunks, without what is done with them in between."""
+
+    def __init__(self) -> None:
+        self.drips = False
+        self._waited = 0.0
+        self._came = 0
+
+    def timed(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the chunks; `drips` tells, with each, whether it came too slowly to go on."""
+        asked = time.monotonic()
+        for chunk in chunks:
+            self._waited += time.monotonic() - asked
+            self._came += len(chunk)
+            if self._waited > SECONDS:
+                self.drips = self._came < BYTES
+                self._waited, self._came = 0.0, 0
+            yield chunk
+            asked = time.monotonic()
