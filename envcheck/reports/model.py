@@ -91,7 +91,21 @@ def write(report: RunReport, path: Path) -> None:
 
 
 def put(content: bytes, path: Path) -> None:
-    """Replace `path` by the content, whole or not at all; it stays so after a power cut. Raises OSError naming it."""
+    """Replace `path` by the content, whole or not at all; it stays so after a power cut. Raises OSError naming it.
+
+    What is no file (/dev/null, a pipe) is written to and stays what it is: root could replace that too.
+    """
+    path = Path(os.path.realpath(path))
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+        else:
+            _replace(content, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or str(path)) from error
+
+
+def _replace(content: bytes, path: Path) -> None:
     number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     unfinished = Path(name)
     try:

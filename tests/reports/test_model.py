@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,28 @@ def test_a_write_that_breaks_leaves_the_old_report(
         write(report(), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> None:
+    # As root, --output /dev/null would otherwise make a file of it, for everybody on the machine.
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    with ThreadPoolExecutor(1) as reader:
+        for way in (pipe, link):
+            told = reader.submit(pipe.read_bytes)
+            model.put(b"told", way)
+            assert told.result() == b"told"
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+
+
+def test_a_link_to_a_report_stays_one(tmp_path: Path) -> None:
+    link, real = tmp_path / "latest.json", tmp_path / "run-1.json"
+    link.symlink_to(real)
+    model.put(b"told", link)
+    assert (link.is_symlink(), real.read_bytes()) == (True, b"told")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "run-1.json"]
 
 
 def test_what_is_written_stays_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
