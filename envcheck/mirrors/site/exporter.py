@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 PARTS: Final = ("files", "hf", "other", "pypi-index", "pytorch-index", "registry", "static")
 OUTCOMES: Final = ("ok", "error", "truncated", "client_abort", "client_error", "refused")
@@ -64,11 +64,11 @@ def parse(line: str) -> Request | None:
     )
 
 
-def _count(value: Any) -> bool:
+def _count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
-def _duration(value: Any) -> bool:
+def _duration(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _AGES
 
 

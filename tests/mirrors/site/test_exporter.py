@@ -121,7 +121,9 @@ def test_no_text_is_an_accident(one: str) -> None:
 @given(st.lists(st.tuples(st.sampled_from(["write", "part", "rotate", "read"]), st.integers(1, 4)), max_size=30))
 def test_no_rotation_loses_or_doubles_a_line(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
     path = tmp_path_factory.mktemp("log") / "access.json"
-    follower, written, seen = Follower(path), [], []
+    follower = Follower(path)
+    written: list[str] = []
+    seen: list[str] = []
     out = path.open("a")
     for number, (step, count) in enumerate(steps):
         if step == "rotate":
