@@ -46,11 +46,13 @@ _RUNNING: Final = ("processes", "host.stuck_processes")
 _HARDWARE: Final = re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b|\b(?:[0-9a-fA-F]{4}:){3}[0-9a-fA-F]{4}\b")
 _PATH: Final = re.compile(r"(?<![\w/.<])/(?!/)[^\s'\":;,()\[\]<>|]+")
 _SYSTEM: Final = ("usr", "lib", "lib64", "proc", "sys", "dev", "etc", "run", "bin", "sbin")
+# Below these the names are a site's own again.
+_OWN: Final = ("/usr/local/", "/run/media/", "/run/user/")
 # Parts of a path that say what a thing is, and not whose: checks look at them.
 _COMMON: Final = re.compile(
     r"home|Users|user|\.dockerenv|root|opt|srv|mnt|tmp|var|bin|lib|lib64|share|local|include|python3?(\.\d+)*|(site|dist)-packages|\.?v?envs?|"
     r"\.local|\.cache|\.config|torch[\w.+-]*|nvidia|cuda[-\d.]*|stubs|compat|triton|envcheck[\w.-]*|x86_64-linux(-gnu)?|"
-    r"aarch64-linux(-gnu)?|lib[\w+-]*\.so[\w.]*|pip\.conf|\.netrc|conda|(mini|ana)conda3|dir-\w+(\.\w+)?|user-\w+"
+    r"aarch64-linux(-gnu)?|usr|run|media|etc|sbin|src|ptxas|nvcc|gcc|g\+\+|cc|c\+\+|nccl|ucx|openmpi|lib[\w+-]*\.so[\w.]*|pip\.conf|\.netrc|conda|(mini|ana)conda3|dir-\w+(\.\w+)?|user-\w+"
 )
 _SUFFIX: Final = re.compile(r"\.(py|so|json|conf|toml|yaml|txt|pth|img)$")
 _WORDS: Final = re.compile(r"[\d.-]")
@@ -235,7 +237,7 @@ def _siblings(text: str, host: str, names: Pseudonyms) -> str:
 
 def _path(path: str, names: Pseudonyms) -> str:
     root, *parts = path[1:].split("/")
-    if root in _SYSTEM:
+    if root in _SYSTEM and not path.startswith(_OWN):
         return path
     users = names.names("user")
     return "/" + "/".join(_part(part, names, part in users) for part in (root, *parts))

@@ -89,3 +89,8 @@ def test_a_gpu_somebody_else_fills_is_told(h100: View, tested: int, total: Any, 
     assert outcome.status == status
     if status == WARN:
         assert outcome.details["rank"] == 2
+
+
+def test_a_free_gpu_is_tested_as_far_as_it_is_asked_for() -> None:
+    # Some of a free GPU is the driver's, and two chunks are for comparing.
+    assert memory_patterns.TESTED.value < memory_patterns.SHARE * 0.95

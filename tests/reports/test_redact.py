@@ -47,7 +47,10 @@ def site(report: MakeReport, host: str = "rack7-n1.corp.example", user: str = "a
         if f.kind == "node"
     ]
     log = f"[rank 0] File /home/{user}/sim/train.py\nconnect to [10.4.7.9]:29500 failed, mac 0c:42:a1:2b:3c:4d"
-    outcomes.append(OutcomeRow(id="all-reduce", kind="env", status="pass", summary="", ranks=ranks, log=log))
+    by_gpu = {"rates": {UUID.format(i): 1.0 for i in range(8)}}
+    outcomes.append(
+        OutcomeRow(id="all-reduce", kind="env", status="pass", summary="", ranks=ranks, log=log, details=by_gpu)
+    )
     chosen = [f for f in discover() if f.id in {o.id for o in outcomes}]
     return report(
         *outcomes,
@@ -81,7 +84,7 @@ def test_no_name_is_left(report: MakeReport) -> None:
 # What a site would not have told, each where it stands in a report; every name has "canary" in it.
 CANARIES: dict[str, Any] = {
     "env": {
-        "LD_LIBRARY_PATH": "/home/canaryuser/canarydir/lib:/usr/lib",
+        "LD_LIBRARY_PATH": "/home/canaryuser/canarydir/lib:/usr/local/canarycorp/lib:/run/media/canaryuser/x:/usr/lib",
         "MASTER_ADDR": "canary7-n2.canarydomain.example",
         "NCCL_COMM_ID": "10.66.7.9:29500",
         "SLURM_JOB_NODELIST": "canary7-n[1-4]",
@@ -129,6 +132,10 @@ def test_what_says_what_a_thing_is_stays(report: MakeReport) -> None:
     assert {g.signal("name").value for g in made.snapshot.gpus} == {"NVIDIA H100 80GB HBM3"}
     assert made.snapshot.signal("driver.version").value == "570.124.06"
     assert made.snapshot.signal("env").value["LD_LIBRARY_PATH"].endswith("/lib:/usr/lib")
+    told = {
+        "text": "/usr/local/cuda-12.8/lib64/libcudart.so.12, /usr/local/bin/ptxas, /etc/nccl.conf, /run/docker.sock"
+    }
+    assert redacting._walk(told, "", redacting.Pseudonyms()) == told  # noqa: SLF001 (one text of many)
 
 
 def test_one_name_has_one_pseudonym_and_another_another(report: MakeReport) -> None:
