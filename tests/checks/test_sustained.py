@@ -1,4 +1,4 @@
-"""A minute of load, judged: speed kept, bits kept, faults and caps named, and too few samples never a pass."""
+"""Minutes of load, judged: speed kept, bits kept, faults and caps named, and too few samples never a pass."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ def report(view: View, **changes: Any) -> list[Entry]:
 @pytest.fixture
 def h100(node: Node) -> View:
     return node("h100x8")
+
+
+def test_it_lasts_for_minutes_is_sampled_each_second_and_ends_within_its_limit() -> None:
+    assert (sustained_gemm.SECONDS >= 120, sustained_gemm.INTERVAL) == (True, 1.0)
+    assert sustained_gemm.SECONDS < sustained_gemm.CHECK.seconds < sustained_gemm.CHECK.timeout / 2
 
 
 def test_speed_kept_passes_with_what_the_gpu_went_through(h100: View) -> None:
