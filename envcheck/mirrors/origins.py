@@ -1,0 +1,45 @@
+"""The indexes of a profile that are reached over a network, the clients' own defaults spelled out."""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+from urllib.parse import urlsplit
+
+from envcheck.mirrors.profile import CLIENT_DEFAULT, Index, Profile
+from envcheck.mirrors.sights import PYPI
+from envcheck.mirrors.upstream import python_index, pytorch_index
+
+# The profiles that stand for the clients' own defaults; any other that names no index is no mirror of it.
+_OWN: Final = ("none", "host")
+
+
+def sources(profile: Profile, part: str) -> list[Index]:
+    """Return the indexes a profile has for a part over the network, the client's own default spelled out."""
+    family, _, variant = part.partition("/")
+    named = [index for index in (profile.pypi if family == PYPI else profile.pytorch) if index.local is None]
+    if not named and profile.name in _OWN:
+        named = [Index(url=CLIENT_DEFAULT)]
+    return [_spelled(index, family, variant) for index in named]
+
+
+def own_hosts(profile: Profile, part: str) -> list[str]:
+    """Return the hosts that count as the mirror itself: those its profile names, for whatever part."""
+    urls = [index.url for index in [*sources(profile, part), *profile.pypi, *profile.pytorch]]
+    return sorted({urlsplit(url).netloc for url in [*urls, profile.hf.endpoint or ""] if "://" in url} - {""})
+
+
+def no_index(part: str) -> str:
+    """Return why a profile without an index of its own is no mirror for a part."""
+    kind = "Python" if part == PYPI else "PyTorch"
+    return f"the profile names no {kind} index: packages would come from the client's own default"
+
+
+@functools.cache
+def _default(family: str) -> str:
+    return python_index() if family == PYPI else f"{pytorch_index()}/{{variant}}"
+
+
+def _spelled(index: Index, family: str, variant: str) -> Index:
+    url = _default(family) if index.url == CLIENT_DEFAULT else index.url
+    return Index(url=url.replace("{variant}", variant), kind=index.kind)

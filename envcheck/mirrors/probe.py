@@ -1,0 +1,276 @@
+"""Measure mirrors for the very files a lock needs: several at once, bounded in bytes and in seconds.
+
+Index pages and the first byte of every file are asked for at once. Rates are measured one mirror after another, since
+they share this machine's line, and only where everything else is right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import email.utils
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from envcheck.mirrors import simple
+from envcheck.mirrors.budget import LATE, Budget, at_once
+from envcheck.mirrors.fetch import answers
+from envcheck.mirrors.fetch.pieces import Span, Task
+from envcheck.mirrors.gates import Peers, gates, passes, peers
+from envcheck.mirrors.http import Answer, Client, NetworkError, UntrustedError
+from envcheck.mirrors.measured import Latency, Measured, Page, Rate, Reached, Sight
+from envcheck.mirrors.origins import no_index, own_hosts, sources
+from envcheck.mirrors.profile import Index, Profile
+from envcheck.mirrors.sights import Asked, Candidate, Known, candidates, known
+
+RANGE: Final = 8 << 20
+RANGE_SECONDS: Final = 5.0
+_SHAKES: Final = 3
+_AT_ONCE: Final = 6
+_CHUNK: Final = 1 << 16
+_SMALLEST: Final = 1 << 16
+_THERE: Final = {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mirror:
+    """A profile that is probed, the client that trusts and knows what the profile says, and the region it is in."""
+
+    name: str
+    profile: Profile
+    client: Client
+    region: str | None = None
+
+
+@dataclasses.dataclass
+class _Look:
+    """What is known of one mirror while it is being measured."""
+
+    mirror: Mirror
+    part: str
+    needs: int
+    read: dict[str, list[simple.File] | str] = dataclasses.field(default_factory=dict)
+    pages: list[Page] = dataclasses.field(default_factory=list)
+    files: list[tuple[Sight, str]] = dataclasses.field(default_factory=list)
+    untrusted: str | None = None
+    latency: Latency | None = None
+    latency_why: str | None = None
+
+    def measured(self) -> Measured:
+        """Return it as it is stored."""
+        profile = self.mirror.profile
+        return Measured(
+            mirror=self.mirror.name,
+            part=self.part,
+            at=time.time(),
+            own=own_hosts(profile, self.part),
+            region=self.mirror.region,
+            needs=self.needs,
+            missing=None if sources(profile, self.part) else no_index(self.part),
+            untrusted=self.untrusted,
+            latency=self.latency,
+            latency_why=self.latency_why,
+            pages=self.pages,
+            files=[sight for sight, _ in self.files],
+        )
+
+
+def probe(mirrors: Sequence[Mirror], asked: Sequence[Asked], budget: Budget) -> list[Measured]:
+    """Return what was seen of every mirror for one part of a lock, all of whose packages are `asked` for."""
+    part = asked[0].part
+    looks = [_Look(mirror, part, len(asked)) for mirror in mirrors]
+    # A mirror that never ends its page must not take the others' time to show their files.
+    pages, files = budget.share(0.4), budget.share(0.8)
+    at_once(lambda look: _read_pages(look, asked, pages), looks, len(looks), pages)
+    told = known(page for look in list(looks) for page in list(look.read.values()) if not isinstance(page, str))
+    at_once(lambda look: _reach_all(look, asked, told, files), looks, len(looks), files)
+    before = [(look, look.measured()) for look in looks]
+    others = peers(measured for _, measured in before)
+    return [_rated(look, measured, others, budget) for look, measured in before]
+
+
+def _read_pages(look: _Look, asked: Sequence[Asked], budget: Budget) -> None:
+    indexes = sources(look.mirror.profile, look.part)
+    if not indexes:
+        return
+    urls = list(dict.fromkeys(simple.page_url(index, one.project) for one in asked for index in indexes))
+    look.latency, look.latency_why = _latency(look.mirror.client, urls[0], budget)
+    at_once(lambda url: _read_page(look, url, budget), urls, _AT_ONCE, budget)
+
+
+def _read_page(look: _Look, url: str, budget: Budget) -> None:
+    try:
+        with look.mirror.client.get(url, {"Accept": simple.ACCEPT}) as answer:
+            page, files = _page(answer, budget)
+    except UntrustedError as error:
+        look.untrusted = f"{urlsplit(url).netloc}: {error}"
+        look.read[url] = str(error)
+    except NetworkError as error:
+        look.read[url] = str(error)
+    else:
+        look.pages.append(page)
+        look.read[url] = files
+
+
+def _page(answer: Answer, budget: Budget) -> tuple[Page, list[simple.File]]:
+    if answer.status != HTTPStatus.OK:
+        message = f"it answers {answer.status} to {urlsplit(answer.url).path}"
+        raise NetworkError(message)
+    body = bytearray()
+    for chunk in answer.arriving(_CHUNK):
+        budget.spend(len(chunk))
+        body += chunk
+    kind = answer.headers.get("Content-Type", "")
+    page = Page(
+        host=answer.hosts[-1],
+        bytes=len(body),
+        json="json" in kind,
+        modified=_date(answer.headers.get("Last-Modified")),
+        serial=_serial(answer.headers),
+    )
+    return page, simple.parse(bytes(body), kind, answer.url)
+
+
+def _serial(headers: Mapping[str, str]) -> int | None:
+    said = headers.get("X-PyPI-Last-Serial", "")
+    return int(said) if said.isdecimal() else None
+
+
+def _latency(client: Client, url: str, budget: Budget) -> tuple[Latency | None, str | None]:
+    seen = []
+    try:
+        for _ in range(_SHAKES):
+            shake = client.shake(url)
+            if shake is None:
+                return None, "it is reached through a proxy"
+            seen.append(shake)
+            if not budget.seconds:
+                break
+    except NetworkError as error:
+        return None, str(error)
+    tls = [shake.tls for shake in seen if shake.tls is not None]
+    return Latency(
+        dns=statistics.median(shake.dns for shake in seen),
+        tcp=statistics.median(shake.tcp for shake in seen),
+        tls=statistics.median(tls) if tls else None,
+        version=seen[-1].version,
+        alpn=seen[-1].alpn,
+        times=len(seen),
+    ), None
+
+
+def _reach_all(look: _Look, asked: Sequence[Asked], told: Mapping[str, Known], budget: Budget) -> None:
+    indexes = sources(look.mirror.profile, look.part)
+    wanted = [places for one in asked for places in _places(look, one, indexes, told)] if indexes else []
+    seen = at_once(lambda places: _reach(look, places, budget), wanted, _AT_ONCE, budget)
+    look.files = [
+        found or (msgspec.structs.replace(places[0].sight, why=LATE), places[0].url)
+        for found, places in zip(seen, wanted, strict=True)
+    ]
+
+
+def _places(look: _Look, asked: Asked, indexes: Sequence[Index], told: Mapping[str, Known]) -> list[list[Candidate]]:
+    read = [look.read.get(simple.page_url(index, asked.project), LATE) for index in indexes]
+    pages = [page for page in read if not isinstance(page, str)]
+    return candidates(asked, pages, [page for page in read if isinstance(page, str)], told)
+
+
+def _reach(look: _Look, places: Sequence[Candidate], budget: Budget) -> tuple[Sight, str]:
+    """Ask for a file's first byte, at each place until one has it."""
+    reasons = []
+    for place in places:
+        if not place.url:
+            return place.sight, ""
+        seen = _first_byte(look, place.url)
+        if isinstance(seen, Reached) and (seen.status in _THERE or seen.total == 0):
+            return msgspec.structs.replace(place.sight, reached=seen), place.url
+        reasons.append((place, seen))
+        if not budget.seconds:
+            break
+    place, seen = reasons[0]
+    reached = seen if isinstance(seen, Reached) else None
+    why = f"{reached.hosts[-1]} answers {reached.status}" if reached else str(seen)
+    return msgspec.structs.replace(place.sight, reached=reached, why=why), ""
+
+
+def _first_byte(look: _Look, url: str) -> Reached | str:
+    try:
+        with look.mirror.client.get(url, {"Range": "bytes=0-0"}) as answer:
+            # The one byte is read, so that the connection can be used again.
+            next(answer.arriving(1), b"")
+            return _reached(answer)
+    except UntrustedError as error:
+        look.untrusted = f"{urlsplit(url).netloc}: {error}"
+        return str(error)
+    except NetworkError as error:
+        return str(error)
+
+
+def _reached(answer: Answer) -> Reached:
+    said = {name.lower(): value for headers in reversed(answer.passed) for name, value in headers.items()}
+    return Reached(
+        status=answer.status,
+        hosts=list(answer.hosts),
+        ranged=answer.status == HTTPStatus.PARTIAL_CONTENT and answers.total_of(answer.headers) is not None,
+        total=answers.total(answer.status, answer.headers),
+        etag=answers.etag_of(answer.headers),
+        modified=answer.headers.get("Last-Modified"),
+        commit=said.get("x-repo-commit"),
+        linked=said.get("x-linked-etag", "").strip('"') or None,
+        xet="x-xet-hash" in said,
+    )
+
+
+def _rated(look: _Look, before: Measured, others: Peers, budget: Budget) -> Measured:
+    """Add the rate: only of a mirror that has passed what was judged before, as a 404 is no speed."""
+    if not passes(gates(before, others)):
+        return msgspec.structs.replace(before, rate_why="not measured: a gate has failed already")
+    file, url = max(look.files, key=lambda pair: _size(pair[0]))
+    # Half a small file: a range that begins at 0 proves nothing.
+    size = min(RANGE, max(1, _size(file) // 2))
+    if file.reached is None or not _size(file) or budget.left < min(size, _SMALLEST) or not budget.seconds:
+        return msgspec.structs.replace(before, rate_why="not measured: the probe's bytes or seconds were used up")
+    size = min(size, budget.left)
+    try:
+        rate = _rate(look.mirror.client, url, file.reached, size, budget)
+    except NetworkError as error:
+        return msgspec.structs.replace(before, range_fault=str(error))
+    return msgspec.structs.replace(before, rate=rate)
+
+
+def _size(file: Sight) -> int:
+    return file.reached.total or 0 if file.reached is not None else 0
+
+
+def _rate(client: Client, url: str, reached: Reached, size: int, budget: Budget) -> Rate:
+    """Read a range out of the middle of a file. Raise NetworkError for an answer that is not that range."""
+    total = reached.total or 0
+    offset = (total - size) // 2
+    task = Task(0, Span(offset, offset + size), 0, reached.etag)
+    began, there, why = time.monotonic(), 0, None
+    with client.get(url, answers.request(task)) as answer:
+        failure = answers.judge(task, answer.status, answer.headers, total, time.time())
+        if failure is not None:
+            raise NetworkError(failure.reason)
+        try:
+            for chunk in answer.arriving(_CHUNK):
+                there += len(chunk)
+                budget.spend(len(chunk))
+                if time.monotonic() - began > RANGE_SECONDS:
+                    break
+        except NetworkError as error:
+            why = str(error)
+        return Rate(bytes=there, seconds=time.monotonic() - began, offset=offset, host=answer.hosts[-1], why=why)
+
+
+def _date(said: str | None) -> float | None:
+    """Return an HTTP date as the time of day in seconds."""
+    try:
+        return email.utils.parsedate_to_datetime(said).timestamp() if said else None
+    except (ValueError, OverflowError):
+        return None
