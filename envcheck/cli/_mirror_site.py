@@ -12,6 +12,7 @@ from envcheck.errors import ConfigError
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.mirrors.profile import Profile
+    from envcheck.mirrors.site.control import Status
     from envcheck.mirrors.site.discover import Part
     from envcheck.mirrors.site.model import HuggingFace, Index, Registry, Site
 
@@ -69,6 +70,84 @@ def render(settings: Settings, /, *, directory: Path, **options: Any) -> int:
     if not settings.quiet:
         click.echo(f"{len(written)} files below {directory}; start it with `envcheck mirror site up {directory}`")
     return 0
+
+
+@command.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.option("--compose", is_flag=True, help="In containers, by docker compose.")
+@click.pass_obj
+def up(settings: Settings, /, *, directory: Path, compose: bool) -> int:
+    """Start what is rendered in DIRECTORY: every part whose program is on this machine.
+
+    Exit 0: all run; 3: one is not installed or does not come up.
+
+    \b
+    envcheck mirror site up /srv/mirror
+    """
+    from envcheck.mirrors.site import control
+    from envcheck.mirrors.site.model import read
+
+    site = read(directory.absolute())
+    if compose:
+        return 3 if control.compose(site, "up", "-d") else 0
+    told = control.up(site)
+    if not settings.quiet:
+        _table(told)
+    return 0 if all(one.state == "running" or one.optional for one in told) else 3
+
+
+@command.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.option("--compose", is_flag=True, help="What docker compose started.")
+@click.pass_obj
+def down(settings: Settings, /, *, directory: Path, compose: bool) -> int:
+    """End what `up` started from DIRECTORY, and nothing else.
+
+    \b
+    envcheck mirror site down /srv/mirror
+    """
+    from envcheck.mirrors.site import control
+    from envcheck.mirrors.site.model import read
+
+    site = read(directory.absolute())
+    if compose:
+        return 3 if control.compose(site, "down") else 0
+    ended = control.down(site)
+    if not settings.quiet:
+        click.echo(f"ended {', '.join(ended)}" if ended else "nothing ran")
+    return 0
+
+
+@command.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def status(directory: Path, *, as_json: bool) -> int:
+    """Say what each part of the site in DIRECTORY is doing.
+
+    Exit 0: all run; 1: one does not.
+
+    \b
+    envcheck mirror site status /srv/mirror
+    """
+    import dataclasses
+    import json
+
+    from envcheck.mirrors.site import control
+    from envcheck.mirrors.site.model import read
+
+    told = control.status(read(directory.absolute()))
+    if as_json:
+        parts = [dataclasses.asdict(one) for one in told]
+        click.echo(json.dumps({"schema": "envcheck/site-status/1", "parts": parts}, indent=2))
+    else:
+        _table(told)
+    return 0 if all(one.state == "running" or one.optional for one in told) else 1
+
+
+def _table(told: list[Status]) -> None:
+    for one in told:
+        missing = f"  needs {one.needs}" if one.state == "not installed" else f"  port {one.port}"
+        click.echo(f"{one.name:<24} {one.state}{missing}")
 
 
 def _site(settings: Settings, root: Path, profile: Profile, options: dict[str, Any]) -> Site:

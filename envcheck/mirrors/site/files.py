@@ -9,7 +9,7 @@ from typing import Final
 
 from envcheck.errors import ConfigError
 
-_WORKING: Final = ("cache/index", "cache/files", "cache/hf", "logs", "run", "public/static", "state/sync")
+_WORKING: Final = ("cache/index", "cache/files", "cache/hf", "logs/olah", "run", "public/static", "state/sync")
 
 
 def write(root: Path, files: Mapping[str, str]) -> list[Path]:

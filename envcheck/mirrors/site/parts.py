@@ -1,0 +1,134 @@
+"""A site's processes and its timers, as data: what starts each, where it listens, what it reads. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from envcheck.mirrors.site.model import Registry, Site
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One process. `needs` is what to install where its program is absent; an optional one may be."""
+
+    name: str
+    argv: tuple[str, ...]
+    port: int
+    needs: str
+    image: str
+    optional: bool = False
+    build: str = ""
+    reads: tuple[str, ...] = ()
+
+    address: str = "127.0.0.1"
+    program: str = ""
+
+    @property
+    def command(self) -> list[str]:
+        """Return what a container runs: its program may have another name there."""
+        return [self.program or self.argv[0], *self.argv[1:]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a timer starts: `when` in systemd's words, `commands` one after the other."""
+
+    name: str
+    about: str
+    when: str
+    commands: tuple[str, ...]
+
+
+def parts(site: Site) -> list[Part]:
+    """Return every process of a site, in the order they are started: nginx last, as what it stands before is up."""
+    hf = [_olah(site)] if site.hf else []
+    s3 = [_rclone(site)] if site.s3 else []
+    behind = [*(_registry(site, one) for one in site.registries), *hf, *s3]
+    return [*behind, _exporter(site), _prometheus(site), _nginx(site)]
+
+
+def _nginx(site: Site) -> Part:
+    named = [site.ca, site.users, site.hf.tokens if site.hf else None]
+    named += [site.tls.certificate, site.tls.key] if site.tls else []
+    argv = ("nginx", "-p", site.root, "-e", f"{site.root}/logs/error.log", "-c", f"{site.root}/nginx/nginx.conf")
+    return Part(
+        name="nginx",
+        argv=(*argv, "-g", "daemon off;"),
+        port=site.port,
+        address=site.addresses[0],
+        needs="nginx 1.22 or newer",
+        image="${NGINX_IMAGE:-nginx:1.26}",
+        reads=tuple(path for path in named if path),
+    )
+
+
+def _registry(site: Site, registry: Registry) -> Part:
+    return Part(
+        name=f"registry-{registry.name}",
+        argv=("docker-registry", "serve", f"{site.root}/registry/{registry.name}.yml"),
+        port=registry.inner,
+        program="registry",
+        needs="the distribution registry (docker-registry)",
+        image="${REGISTRY_IMAGE:-registry:2.8.3}",
+    )
+
+
+def _olah(site: Site) -> Part:
+    inner = site.hf.inner if site.hf else 0
+    argv = ("olah-cli", "-c", f"{site.root}/olah/olah.toml", "--log-path", f"{site.root}/logs/olah")
+    return Part(
+        name="olah", argv=argv, port=inner, needs="olah (pip)", image="envcheck-mirror-olah", build="olah==0.5.4"
+    )
+
+
+def _rclone(site: Site) -> Part:
+    argv = ("rclone", "serve", "http", f"cold:{site.s3}", "--addr", f"127.0.0.1:{site.s3_port}", "--read-only")
+    return Part(
+        name="rclone", argv=argv, port=site.s3_port, needs="rclone", image="${RCLONE_IMAGE:-rclone/rclone:1.68}"
+    )
+
+
+def _exporter(site: Site) -> Part:
+    argv = ("python3", f"{site.root}/exporter/exporter.py", site.root, "--port", str(site.exporter))
+    return Part(
+        name="exporter",
+        argv=argv,
+        port=site.exporter,
+        needs="Python 3.10 or newer",
+        image="${PYTHON_IMAGE:-python:3.12-slim}",
+    )
+
+
+def _prometheus(site: Site) -> Part:
+    argv = ("prometheus", f"--config.file={site.root}/prometheus/prometheus.yml")
+    return Part(
+        name="prometheus",
+        argv=(
+            *argv,
+            f"--storage.tsdb.path={site.root}/state/prometheus",
+            f"--web.listen-address=127.0.0.1:{site.prometheus}",
+        ),
+        port=site.prometheus,
+        needs="Prometheus",
+        image="${PROMETHEUS_IMAGE:-prom/prometheus:v2.53.0}",
+        optional=True,
+    )
+
+
+def tasks(site: Site) -> list[Task]:
+    """Return what timers do: copy trees from other own mirrors, and keep logs and caches in bounds."""
+    root, log = site.root, f"{site.root}/logs/access.json"
+    # A killed nginx leaves KEY.NNNNNNNNNN behind, which it neither counts nor evicts.
+    orphans = f"/usr/bin/find {root}/cache/index {root}/cache/files -type f -regex .*\\.[0-9]+ -mmin +60 -delete"
+    reopened = f"/bin/sh -c 'kill -USR1 $(cat {root}/run/nginx.pid)'"
+    return [
+        *(_sync(site, name, source) for name, source in site.sync.items()),
+        Task("sweep", "what a killed nginx left", "hourly", (orphans,)),
+        Task("rotate", "a new access log", "daily", (f"/bin/mv {log} {log}.1", reopened)),
+    ]
+
+
+def _sync(site: Site, name: str, source: str) -> Task:
+    to, lock = f"{site.root}/public/static/{name}/", f"{site.root}/run/sync-{name}.lock"
+    copy = f"/usr/bin/flock -n {lock} /usr/bin/rsync -a --delay-updates --delete-after --timeout=600 {source}/ {to}"
+    return Task(f"sync-{name}", f"a copy of {name}", "daily", (copy, f"/usr/bin/touch {site.root}/state/sync/{name}"))

@@ -1,0 +1,195 @@
+"""A whole site started and ended by envcheck: its registry, its metrics, and who is ended and who is not."""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import hashlib
+import http.client
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from envcheck.mirrors.site.render import render
+from tests.mirrors.site.conftest import envcheck
+from tests.mirrors.site.test_render import site as everything
+from tests.mirrors.site.upstreams import answers, free_port, free_ports, get
+
+pytestmark = pytest.mark.tools
+CONFIG = """
+version: 0.1
+log: {{level: error, accesslog: {{disabled: false}}}}
+storage: {{filesystem: {{rootdirectory: {root}/data}}}}
+http: {{addr: "{at}"}}
+"""
+LAYER = b"a layer" * 100_000
+MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
+
+
+def digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+MANIFEST = json.dumps(
+    {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": {"mediaType": "application/json", "size": 2, "digest": digest(b"{}")},
+        "layers": [{"mediaType": "application/x", "size": len(LAYER), "digest": digest(LAYER)}],
+    }
+).encode()
+
+
+def put(origin: str, path: str, body: bytes, kind: str, method: str = "PUT") -> http.client.HTTPResponse:
+    with contextlib.closing(http.client.HTTPConnection(origin.removeprefix("http://"), timeout=30)) as connection:
+        connection.request(method, path, body=body, headers={"Content-Type": kind})
+        answer = connection.getresponse()
+        answer.read()
+        return answer
+
+
+def push(origin: str) -> None:
+    """Put an image of one layer into a registry, by the protocol itself."""
+    for blob in (LAYER, b"{}"):
+        begun = put(origin, "/v2/lib/image/blobs/uploads/", b"", "text/plain", "POST")
+        parts = urlsplit(begun.headers["Location"])
+        to = f"{parts.path}?{parts.query}&digest={digest(blob)}"
+        assert put(origin, to, blob, "application/octet-stream").status == 201
+    assert put(origin, "/v2/lib/image/manifests/one", MANIFEST, MANIFEST_TYPE).status == 201
+
+
+@pytest.fixture
+def upstream_registry(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes], Path]]:
+    """Return a registry that holds an image, its process and its log."""
+    program = shutil.which("docker-registry")
+    if program is None:
+        pytest.skip("no docker-registry here (`make test` unpacks it where apt is)")
+    root = tmp_path / "registry"
+    root.mkdir()
+    at = f"127.0.0.7:{free_port('127.0.0.7')}"
+    (root / "config.yml").write_text(CONFIG.format(root=root, at=at))
+    with (root / "log").open("wb") as log:
+        process = subprocess.Popen([program, "serve", str(root / "config.yml")], stdout=log, stderr=log)
+    answers(f"http://{at}/", process)
+    push(f"http://{at}")
+    yield f"http://{at}", process, root / "log"
+    process.terminate()
+    process.wait(20)
+
+
+@pytest.fixture
+def up(tmp_path: Path, nginx: str, upstream_registry: tuple[str, object, object]) -> Iterator[tuple[Path, int]]:
+    """Return a site that `envcheck mirror site up` has started, and its first port."""
+    assert nginx
+    root, port = tmp_path / "site", free_ports(130)
+    options = ("--no-hf", "--no-pytorch", "--link", "http://127.0.0.9", "--port", str(port), "--min-free", "0")
+    done = envcheck("mirror", "site", "render", str(root), *options, "--registry", f"test={upstream_registry[0]}")
+    assert done.returncode == 0, done.stderr
+    try:
+        done = envcheck("mirror", "site", "up", str(root))
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield root, port
+    finally:
+        envcheck("mirror", "site", "down", str(root))
+
+
+def wait(there: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if there():
+            return
+        time.sleep(0.05)
+    raise AssertionError(there)
+
+
+def pulled(port: int) -> list[bytes]:
+    base = f"http://127.0.0.1:{port + 2}/v2/lib/image"
+    status, manifest, _ = get(f"{base}/manifests/one", Accept=MANIFEST_TYPE)
+    assert status == 200, manifest
+    told = json.loads(manifest)
+    blobs = [get(f"{base}/blobs/{one['digest']}") for one in (told["config"], *told["layers"])]
+    assert [status for status, _, _ in blobs] == [200, 200]
+    return [manifest, *(body for _, body, _ in blobs)]
+
+
+def test_an_image_is_pulled_through_once_and_then_without_its_upstream(
+    up: tuple[Path, int], upstream_registry: tuple[str, subprocess.Popen[bytes], Path]
+) -> None:
+    root, port = up
+    _, process, log = upstream_registry
+    assert pulled(port) == [MANIFEST, b"{}", LAYER]
+    stored = root / "cache/registry/test/docker/registry/v2/blobs/sha256" / digest(LAYER)[7:9] / digest(LAYER)[7:]
+    wait((stored / "data").exists)
+    # Registry 2.8 asks twice for what it has not: once for the client, once for itself.
+    asked = log.read_text().count(f"GET /v2/lib/image/blobs/{digest(LAYER)}")
+    assert asked in {1, 2}
+    assert pulled(port) == [MANIFEST, b"{}", LAYER]
+    assert log.read_text().count(f"GET /v2/lib/image/blobs/{digest(LAYER)}") == asked
+    process.terminate()
+    process.wait(20)
+    assert pulled(port) == [MANIFEST, b"{}", LAYER]
+    assert put(f"http://127.0.0.1:{port + 2}", "/v2/lib/image/manifests/two", MANIFEST, MANIFEST_TYPE).status == 403
+    metrics = get(f"http://127.0.0.1:{port + 100}/metrics")[1].decode()
+    assert 'envcheck_mirror_requests_total{part="registry",outcome="ok"} 9\n' in metrics
+    assert 'envcheck_mirror_requests_total{part="registry",outcome="refused"} 1\n' in metrics
+    assert f"{root}" not in metrics
+
+
+def test_only_what_was_started_is_ended(up: tuple[Path, int]) -> None:
+    root, _ = up
+    said = json.loads(envcheck("mirror", "site", "status", str(root), "--json").stdout)
+    states = {part["name"]: part["state"] for part in said["parts"]}
+    assert {name for name, state in states.items() if state == "running"} >= {"nginx", "exporter", "registry-test"}
+    # A number that another process has by now: it began at another time.
+    with subprocess.Popen(["sleep", "100"]) as stranger:
+        record = root / "run/exporter.started"
+        mine = record.read_text()
+        record.write_text(f"{stranger.pid} 1\n")
+        done = envcheck("mirror", "site", "down", str(root))
+        assert (done.returncode, "exporter" in done.stdout) == (0, False)
+        assert stranger.poll() is None
+        stranger.terminate()
+    record.write_text(mine)
+    assert envcheck("mirror", "site", "status", str(root)).returncode == 1
+    assert envcheck("mirror", "site", "down", str(root)).stdout == "ended exporter\n"
+    assert envcheck("mirror", "site", "down", str(root)).stdout == "nothing ran\n"
+
+
+def test_a_taken_port_and_a_broken_part_are_one_line_and_leave_nothing_running(tmp_path: Path, nginx: str) -> None:
+    assert nginx
+    root = tmp_path / "site"
+    options = ("--no-hf", "--no-pytorch", "--link", "http://127.0.0.9", "--port", str(free_ports(130)))
+    assert envcheck("mirror", "site", "render", str(root), *options).returncode == 0
+    conf = root / "nginx/nginx.conf"
+    conf.write_text(conf.read_text().replace("http {", "http { nonsense on;"))
+    done = envcheck("mirror", "site", "up", str(root))
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
+    assert "nginx does not come up" in done.stderr
+    assert "nonsense" in done.stderr
+    assert envcheck("mirror", "site", "down", str(root)).stdout == "nothing ran\n"
+
+
+def test_units_are_what_systemd_reads(tmp_path: Path) -> None:
+    files = render(everything(tmp_path))
+    units = {Path(path).name: text for path, text in files.items() if path.startswith("systemd/")}
+    for name, text in units.items():
+        parser = configparser.RawConfigParser(strict=False)
+        parser.read_string(text)
+        assert parser.sections(), name
+        assert not name.endswith(".timer") or name.replace(".timer", ".service") in units
+    wanted = {name for name in units if name.endswith(".service") and name.replace(".service", ".timer") not in units}
+    target = units["envcheck-mirror.target"]
+    assert set(target.partition("Wants=")[2].splitlines()[0].split()) == wanted
+    assert {"envcheck-mirror-sync-main.timer", "envcheck-mirror-olah.service"} <= set(units)
+
+
+def test_compose_has_every_part(tmp_path: Path) -> None:
+    text = render(everything(tmp_path))["compose.yaml"]
+    services = [line.strip().rstrip(":") for line in text.splitlines() if line.startswith("  ") and line[2] != " "]
+    assert services == ["registry-docker.io", "olah", "rclone", "exporter", "prometheus", "nginx"]
+    assert json.loads(text.split("  nginx:")[1].partition("command: ")[2].splitlines()[0])[-1] == "daemon off;"
