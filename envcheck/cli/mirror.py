@@ -11,6 +11,9 @@ from envcheck.cli import name_variables
 
 COMMANDS: Final = {
     "list": "The mirrors that can be named, and what each is for.",
+    "show": "What a profile sets, lacks and cannot do; or a client's settings.",
+    "use": "Choose the profile that `--mirror user` means.",
+    "env": "A profile as commands of a shell, for `eval`.",
     "site": "Render, start and watch a mirror of one's own.",
 }
 
@@ -40,4 +43,6 @@ def command() -> None:
 
     \b
     envcheck mirror list
+    envcheck mirror show tuna --format pip
+    eval "$(envcheck mirror env site.yaml)"
     """

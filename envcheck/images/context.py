@@ -5,10 +5,9 @@ What a mirror adds is under mirror/, which is only ever bind-mounted; a netrc is
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import shutil
-import ssl
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,16 +27,13 @@ from envcheck.images.spec import ImageSpec
 from envcheck.images.store import write as write_files
 from envcheck.images.wheels import local_wheels, refused_wheels
 from envcheck.mirrors.aptconf import bases_for
-from envcheck.mirrors.host import apt_sources, system_roots
+from envcheck.mirrors.host import apt_sources, ca_bundle
 from envcheck.mirrors.profile import CLIENT_DEFAULT, Index, Profile, attempts, hf_environment
+from envcheck.mirrors.settings.apt import sources as apt_sources_of
 
 Network = Literal["none", "default", "host"]
 # Beside envcheck's own files nothing of a checkout goes along: no caches, no shipped copies of what is not needed.
 _LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "*.pyc", "_data", ".*")
-_KEYRINGS: Final = {
-    "debian": "/usr/share/keyrings/debian-archive-keyring.gpg",
-    "ubuntu": "/usr/share/keyrings/ubuntu-archive-keyring.gpg",
-}
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +60,13 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     url: str
 
 
-def write(spec: ImageSpec, profile: Profile, out: Path, *, matrix: Path | None = None) -> Context:
-    """Write the context into `out`, a new or empty directory or an earlier context, and say how to build it."""
+def write(
+    spec: ImageSpec, profile: Profile, out: Path, *, matrix: Path | None = None, offline: bool = False
+) -> Context:
+    """Write the context into `out`, a new or empty directory or an earlier context, and say how to build it.
+
+    `offline`: nothing is tried but the files in the context, whatever the profile names.
+    """
     cell = render_cell(spec)
     tool = tool_lock()
     _start(out)
@@ -76,6 +77,7 @@ def write(spec: ImageSpec, profile: Profile, out: Path, *, matrix: Path | None =
     carried = {name: all(set(pin.sha256) & wheels.keys() for pin in lock.pins) for name, lock in groups.items()}
     base = base_reference(spec, profile.registry)
     rows = [row for name, lock in groups.items() for row in sources(name, lock, profile, carried=carried[name])]
+    rows = [row for row in rows if row.kind == "carried" or not offline]
     write_files(out, cell)
     _write_spec(spec, profile, base, out)
     _write_mirror(rows, wheels.values(), profile, out / "mirror")
@@ -158,7 +160,7 @@ def _write_mirror(rows: Iterable[Source], wheels: Iterable[Path], profile: Profi
     if wheels:
         (mirror / "wheels").mkdir()
     for path in wheels:
-        _take(path, mirror / "wheels" / path.name, 0o644)
+        _take(path, mirror / "wheels" / path.name, 0o644, 0o444)
     roots = ca_bundle(profile)
     if roots:
         (mirror / "ca.pem").write_text(roots)
@@ -167,16 +169,6 @@ def _write_mirror(rows: Iterable[Source], wheels: Iterable[Path], profile: Profi
 def _write_refused(refused: Mapping[str, list[str]], path: Path) -> None:
     """Write which local files were left out for their hash: what install.sh says when nothing else has them either."""
     path.write_text("".join(f"{group}\t{name}\n" for group, names in refused.items() for name in names))
-
-
-def ca_bundle(profile: Profile) -> str | None:
-    """Return all roots a build trusts: this machine's and the profile's, since SSL_CERT_FILE replaces every other."""
-    if profile.ca is None:
-        return None
-    own = system_roots()
-    usual = ssl.get_default_verify_paths().cafile
-    texts = [Path(path).read_text() for path in dict.fromkeys([str(own) if own else usual, profile.ca]) if path]
-    return "\n".join(text.strip() for text in dict.fromkeys(texts)) + "\n"
 
 
 def _write_apt(spec: ImageSpec, profile: Profile, directory: Path) -> None:
@@ -189,21 +181,8 @@ def _write_apt(spec: ImageSpec, profile: Profile, directory: Path) -> None:
         return
     directory.mkdir()
     # In the base image it is the mount that this path names.
-    stanzas = []
-    for archive, suites in _archives(distro, suite).items():
-        lines = [f"{base.rstrip('/')}/{archive}\tpriority:{n}" for n, base in enumerate(bases, 1)]
-        (directory / f"{archive}.mirrors").write_text("\n".join(lines) + "\n")
-        stanzas.append(
-            f"Types: deb\nURIs: mirror+file:/run/mirror/apt/{archive}.mirrors\nSuites: {' '.join(suites)}\n"
-            f"Components: {'main universe' if distro == 'ubuntu' else 'main'}\nSigned-By: {_KEYRINGS[distro]}\n"
-        )
-    (directory / "envcheck.sources").write_text("\n".join(stanzas))
-
-
-def _archives(distro: str, suite: str) -> dict[str, list[str]]:
-    if distro == "ubuntu":
-        return {"ubuntu": [suite, f"{suite}-updates", f"{suite}-security"]}
-    return {"debian": [suite, f"{suite}-updates"], "debian-security": [f"{suite}-security"]}
+    for name, text in apt_sources_of(bases, distro, suite, "/run/mirror/apt").items():
+        (directory / name).write_text(text)
 
 
 def _write_tool(out: Path, matrix: Path | None) -> None:
@@ -216,20 +195,19 @@ def _write_tool(out: Path, matrix: Path | None) -> None:
     shutil.copyfile(matrix or data_path("matrix.yaml"), out / "envcheck/_data/matrix.yaml")
 
 
-def _take(source: Path, target: Path, mode: int) -> None:
-    """Hard-link a big file; copy it where the file system cannot, or where its mode would have to change."""
-    if stat.S_IMODE(source.stat().st_mode) == mode:
-        try:
-            os.link(source.resolve(), target)
-        except OSError:
-            shutil.copyfile(source, target)
-    else:
-        shutil.copyfile(source, target)
+def _take(source: Path, target: Path, *modes: int) -> None:
+    """Hard-link a big file that has one of the modes; copy it where the file system cannot, or with the first mode."""
+    if stat.S_IMODE(source.stat().st_mode) in modes:
+        with contextlib.suppress(OSError):
+            target.hardlink_to(source.resolve())
+            return
+    shutil.copyfile(source, target)
+    target.chmod(modes[0])
 
 
 def _normalise(out: Path) -> None:
-    """Give everything the modes an image is to have, whatever the umask; a hard link has its mode already."""
+    """Give everything the modes an image is to have, whatever the umask; wheels may be links to read-only files."""
     for path in [out, *out.rglob("*")]:
         wanted = 0o755 if path.is_dir() or path.parent == out / "bin" else 0o644
-        if stat.S_IMODE(path.stat().st_mode) != wanted:
+        if stat.S_IMODE(path.stat().st_mode) != wanted and path.parent != out / "mirror/wheels":
             path.chmod(wanted)

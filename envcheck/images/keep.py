@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
-from envcheck.mirrors.profile import CLIENT_DEFAULT, Profile
+from envcheck.mirrors.profile import Profile
+from envcheck.mirrors.settings.base import Wish
+from envcheck.mirrors.settings.python import pip_conf, uv_toml
 
 
 def keep_files(profile: Profile, variant: str) -> dict[str, str]:
     """Return path below / -> content. Files of this machine mean nothing in an image: only what is remote is named."""
-    pypi = [i for i in profile.pypi if i.local is None and i.url != CLIENT_DEFAULT]
-    simple = [index.url for index in pypi if index.kind == "simple"]
-    links = [index.url for index in pypi if index.kind == "find-links"]
-    torch = [i for i in profile.pytorch if i.local is None and i.url != CLIENT_DEFAULT and i.kind == "simple"]
-    pip = ["[global]"]
-    pip += [f"index-url = {simple[0]}"] if simple else []
-    pip += ["find-links =", *(f"    {url}" for url in links)] if links else []
-    uv = [f"find-links = {json.dumps(links)}"] if links else []
-    uv += [f'[[index]]\nname = "pypi-mirror"\nurl = {json.dumps(url)}\ndefault = true' for url in simple[:1]]
-    for index in torch[:1]:
-        url = json.dumps(index.url.replace("{variant}", variant))
-        uv += [f'[[index]]\nname = "pytorch-mirror"\nurl = {url}\nexplicit = true']
-    return {"etc/pip.conf": "\n".join(pip) + "\n", "etc/uv/uv.toml": "\n\n".join(uv) + "\n"}
+    wish = Wish(variant=variant, local=False)
+    return {"etc/pip.conf": pip_conf(profile, wish), "etc/uv/uv.toml": uv_toml(profile, wish)}

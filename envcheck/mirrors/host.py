@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,6 +60,24 @@ def system_roots(environ: Mapping[str, str] | None = None) -> Path | None:
     named = [environ[v] for v in _CA_VARIABLES if environ.get(v)]
     usual = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem"]
     return next((Path(p) for p in [*named, *usual] if Path(p).is_file()), None)
+
+
+def ca_bundle(profile: Profile) -> str | None:
+    """Return all roots to be trusted: this machine's and the profile's, since SSL_CERT_FILE replaces every other."""
+    if profile.ca is None:
+        return None
+    own = system_roots()
+    usual = ssl.get_default_verify_paths().cafile
+    texts = [Path(path).read_text() for path in dict.fromkeys([str(own) if own else usual, profile.ca]) if path]
+    return "\n".join(text.strip() for text in dict.fromkeys(texts)) + "\n"
+
+
+def distribution(root: Path = Path("/")) -> tuple[str | None, str | None]:
+    """Return this machine's distribution and its release's code name, as /etc/os-release has them."""
+    file = root / "etc/os-release"
+    text = file.read_text(errors="replace") if file.is_file() else ""
+    fields = dict(re.findall(r'^([A-Z_]+)="?([^"\n]*)"?$', text, re.MULTILINE))
+    return fields.get("ID"), fields.get("VERSION_CODENAME")
 
 
 def _present(paths: list[Path]) -> list[tuple[Path, str]]:

@@ -62,7 +62,7 @@ def uv_config(files: Iterable[tuple[PurePath, str]], environ: Mapping[str, str])
 def _uv_environment(environ: Mapping[str, str]) -> ClientConfig:
     named = [_url_of(entry) for entry in environ.get("UV_INDEX", "").split()]
     return ClientConfig(
-        index=environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or None,
+        index=_url_of(environ.get("UV_DEFAULT_INDEX", "")) or environ.get("UV_INDEX_URL") or None,
         extra=named + environ.get("UV_EXTRA_INDEX_URL", "").split(),
         find_links=[part for part in environ.get("UV_FIND_LINKS", "").replace(",", " ").split() if part],
         cert=environ.get("SSL_CERT_FILE") or None,

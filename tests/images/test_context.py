@@ -20,14 +20,15 @@ import pytest
 
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
-from envcheck.images import context as contexts
-from envcheck.images.context import Context, ca_bundle, network, sources, write
+from envcheck.images.context import Context, network, sources, write
 from envcheck.images.diagnose import diagnose
 from envcheck.images.pins import Lock, Pin
 from envcheck.images.resolving import lock_cell
 from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.images.wheels import local_wheels
 from envcheck.matrix.model import Cell, Matrix
+from envcheck.mirrors import host as hosts
+from envcheck.mirrors.host import ca_bundle
 from envcheck.mirrors.profile import HuggingFace, Index, Profile
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
@@ -303,7 +304,7 @@ def test_the_profiles_roots_are_added_to_the_machines(tmp_path: Path, monkeypatc
     own, site = tmp_path / "own.pem", tmp_path / "site.pem"
     own.write_text("-----BEGIN CERTIFICATE-----\nown\n")
     site.write_text("-----BEGIN CERTIFICATE-----\nsite\n")
-    monkeypatch.setattr(contexts, "system_roots", lambda: own)
+    monkeypatch.setattr(hosts, "system_roots", lambda: own)
     assert ca_bundle(Profile(name="t")) is None
     assert ca_bundle(Profile(name="t", ca=str(site))) == own.read_text() + site.read_text()
     assert ca_bundle(Profile(name="t", ca=str(own))) == own.read_text()

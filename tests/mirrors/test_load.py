@@ -158,7 +158,7 @@ def test_what_is_wrong_is_named_with_its_key_and_line(site: Path, change: tuple[
     ("text", "keys"),
     [
         (b"x: 1", "name, pypi, pytorch, hf"),
-        (b"hf: {x: 1}", "endpoint, etag_timeout"),
+        (b"hf: {x: 1}", "endpoint, "),
         (b"apt: []\npypi: [{x: 1}]", "url, kind"),
     ],
 )

@@ -1,0 +1,63 @@
+"""`envcheck mirror env`: a profile as commands of a shell."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.mirrors.profile import Profile
+
+
+@click.command("env")
+@click.argument("profile")
+@click.pass_obj
+def command(settings: Settings, /, *, profile: str) -> None:
+    """Print a profile as `export` lines for a POSIX shell; what they cannot do goes to standard error.
+
+    Secrets are not printed: the shell looks them up where the profile says they are. What an earlier call set and
+    this one does not is unset, so that `none` takes everything back.
+
+    \b
+    eval "$(envcheck mirror env site.yaml)"
+    eval "$(envcheck mirror env none)"
+    """
+    import msgspec
+
+    from envcheck.cli._mirror_show import say_what_it_cannot, wished
+    from envcheck.mirrors.load import load
+    from envcheck.mirrors.settings.shell import SET, env
+
+    loaded = load(profile)
+    before = tuple(os.environ.get(SET, "").split())
+    setting = env(loaded, msgspec.structs.replace(wished(), before=before, ca=_all_roots(loaded)))
+    for text in setting.files.values():
+        click.echo(text, nl=False)
+    say_what_it_cannot(settings, setting)
+
+
+def _all_roots(profile: Profile) -> str | None:
+    """Write this machine's roots and the profile's into one file: SSL_CERT_FILE replaces every other."""
+    import hashlib
+
+    from envcheck.data import state_path
+    from envcheck.mirrors.host import ca_bundle
+
+    roots = ca_bundle(profile)
+    if roots is None:
+        return None
+    earlier = Path(os.environ.get("SSL_CERT_FILE", ""))
+    ours = earlier.parent == state_path("ca") and earlier.is_file()
+    if ours and Path(profile.ca or "").read_text().strip() in earlier.read_text():
+        return str(earlier)  # what an earlier call made holds it already: nothing grows from call to call
+    path = state_path("ca", f"{hashlib.sha256(roots.encode()).hexdigest()[:16]}.pem")
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh.write_text(roots)
+        fresh.replace(path)
+    return str(path)

@@ -1,0 +1,170 @@
+"""`envcheck mirror`: the profile one has, in every form; what it wrote is what it says it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from envcheck.cli import cli
+from envcheck.cli.mirror import COMMANDS, command
+from envcheck.mirrors.settings import FORMS
+
+SITE = """\
+pypi: [{url: "https://pypi.example/simple"}]
+npm: https://npm.example
+ca: ca.pem
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a home of its own with a site's profile in it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path / "state"))
+    for name in ("SSL_CERT_FILE", "ENVCHECK_MIRROR_SET", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\nsite\n-----END CERTIFICATE-----\n")
+    (tmp_path / "site.yaml").write_text(SITE)
+    return tmp_path
+
+
+def run(*args: str) -> Any:
+    return CliRunner().invoke(cli, ["mirror", *args], catch_exceptions=False)
+
+
+def refused(*args: str) -> str:
+    """Return the one line a wrong call ends with."""
+    done = subprocess.run(
+        [sys.executable, "-m", "envcheck", "mirror", *args], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in {"probe", "site", "audit"}])
+def test_each_command_has_help_with_an_example_and_its_variables(name: str) -> None:
+    result = run(name, "--help")
+    assert f"envcheck mirror {name}" in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+    found = command.get_command(click.Context(command), name)
+    assert found is not None
+    for option in (p for p in found.params if isinstance(p, click.Option)):
+        flag = max(option.opts, key=len).lstrip("-").replace("-", "_").upper()
+        assert option.envvar == f"ENVCHECK_MIRROR_{name.upper()}_{flag}"
+
+
+def test_the_list_fits_a_terminal_and_is_json_for_programs(home: Path) -> None:
+    text = run("list").output
+    assert max(map(len, text.splitlines())) <= 80
+    assert "tuna" in text
+    answer = json.loads(run("list", "--json").output)
+    assert answer["schema"] == "envcheck/mirrors/1"
+    assert answer["chosen"] is None
+    assert {"name", "title", "entries", "lacks"} <= set(answer["mirrors"][0])
+    assert not (home / "config").exists()
+
+
+def test_show_says_what_is_set_what_is_lacking_and_what_cannot_be_done(home: Path) -> None:
+    text = run("show", "tuna").output
+    assert "no PyTorch wheels" in text
+    assert "--torch-backend and UV_TORCH_BACKEND ignore every mirror" in text
+    assert max(len(line) for line in text.splitlines() if "://" not in line) <= 80
+    answer = json.loads(run("show", str(home / "site.yaml"), "--json").output)
+    assert answer["profile"]["npm"] == "https://npm.example"
+    assert answer["sets"] == ["pip", "uv", "npm", "env"]
+
+
+def test_a_form_is_all_there_is_on_standard_output(home: Path) -> None:
+    result = run("show", str(home / "site.yaml"), "--format", "uv")
+    assert msgspec.toml.decode(result.stdout)["index"][0]["url"] == "https://pypi.example/simple"
+    assert "note: --torch-backend" in result.stderr
+    assert json.loads(run("show", "tuna", "--format", "pip", "--json").stdout)["files"]
+
+
+def test_the_forms_of_the_option_are_those_there_are() -> None:
+    show = command.get_command(click.Context(command), "show")
+    assert show is not None
+    choice = next(p.type for p in show.params if p.name == "form")
+    assert isinstance(choice, click.Choice)
+    assert list(choice.choices) == list(FORMS)
+
+
+def test_files_are_written_below_a_directory_and_what_is_there_is_kept(home: Path) -> None:
+    out = home / "out"
+    for _ in range(2):
+        result = run("show", "tuna", "--format", "apt", "--suite", "noble", "--to", str(out))
+        assert f"wrote {out}/etc/apt/sources.list.d/envcheck.sources" in result.stdout
+    assert "ubuntu.mirrors" in (out / "etc/apt/sources.list.d/envcheck.sources").read_text()
+    (out / "etc/apt/envcheck/ubuntu.mirrors").write_text("mine\n")
+    said = refused("show", "tuna", "--format", "apt", "--suite", "noble", "--to", str(out))
+    assert "is there, with something else in it" in said
+    assert (out / "etc/apt/envcheck/ubuntu.mirrors").read_text() == "mine\n"
+    assert run("show", "tuna", "--format", "pip", "--to", str(out)).stdout == f"wrote {out}/.config/pip/pip.conf\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("show", "tunna"),
+        ("show", "tuna", "--format", "npm"),
+        ("show", "tuna", "--to", "x"),
+        ("show", "tuna", "--variant", "12.8; rm"),
+        ("show", "tuna", "--suite", "../x"),
+        ("show",),
+        ("use", "user"),
+        ("use", "nowhere.yaml"),
+        ("env", "nowhere.yaml"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: tuple[str, ...]) -> None:
+    assert "; " in refused(*arguments)
+
+
+def test_use_says_what_it_wrote_and_takes_it_back(home: Path) -> None:
+    result = run("use", str(home / "site.yaml"))
+    assert f"wrote {home}/config/envcheck/mirror: {home}/site.yaml" in result.output
+    assert (home / "config/envcheck/mirror").read_text() == f"{home}/site.yaml\n"
+    assert "https://npm.example" in run("show", "user").output
+    assert f"chosen with `envcheck mirror use`: {home}/site.yaml" in run("list").output
+    assert run("use", "none").output == f"removed {home}/config/envcheck/mirror\n"
+    assert run("use", "none").output == "nothing was chosen\n"
+
+
+def test_env_makes_one_bundle_of_all_roots_and_it_does_not_grow(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exported() -> dict[str, str]:
+        done = subprocess.run(
+            [
+                "sh",
+                "-c",
+                'eval "$("$1" -m envcheck --quiet mirror env "$2")"; env',
+                "sh",
+                sys.executable,
+                home / "site.yaml",
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+
+    first = exported()
+    assert first["PIP_INDEX_URL"] == "https://pypi.example/simple"
+    bundle = Path(first["SSL_CERT_FILE"])
+    assert bundle.parent == home / "state/ca"
+    assert (home / "ca.pem").read_text().strip() in bundle.read_text()
+    assert bundle.read_text().count("BEGIN CERTIFICATE") > 1
+    monkeypatch.setenv("SSL_CERT_FILE", str(bundle))
+    assert exported()["SSL_CERT_FILE"] == str(bundle)
+    assert [path.name for path in bundle.parent.iterdir()] == [bundle.name]

@@ -1,0 +1,120 @@
+"""The sources a profile becomes for apt, read by apt itself: a dead mirror leads to the next."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from envcheck.mirrors.profile import Profile
+from envcheck.mirrors.settings.apt import apt as render_apt
+from envcheck.mirrors.settings.apt import sources
+from envcheck.mirrors.settings.base import Wish
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name)
+        pass
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Path, str], str]]:
+    """Return what serves a directory on one of this machine's loopback addresses."""
+    servers = []
+
+    def start(directory: Path, address: str) -> str:
+        server = ThreadingHTTPServer((address, 0), partial(_Quiet, directory=directory))
+        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        servers.append(server)
+        return f"http://{address}:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+RELEASE = "Origin: test\nSuite: {0}\nCodename: {0}\nArchitectures: all amd64 arm64\nComponents: main\nSHA256:\n"
+
+
+def archive(directory: Path) -> None:
+    """Make an archive with one package in every suite."""
+    package = (
+        "Package: from-the-mirror\nVersion: 1\nArchitecture: all\nFilename: pool/x.deb\nSize: 1\nSHA256: " + "0" * 64
+    )
+    for name, suite in (
+        ("debian", "bookworm"),
+        ("debian", "bookworm-updates"),
+        ("debian-security", "bookworm-security"),
+    ):
+        place = directory / name / "dists" / suite
+        rows = ""
+        for kind in ("all", "amd64", "arm64"):
+            listed = place / f"main/binary-{kind}/Packages"
+            listed.parent.mkdir(parents=True)
+            listed.write_text(f"{package}\n\n")
+            digest = hashlib.sha256(listed.read_bytes()).hexdigest()
+            rows += f" {digest} {listed.stat().st_size} main/binary-{kind}/Packages\n"
+        (place / "Release").write_text(RELEASE.format(suite) + rows)
+
+
+def test_apt_goes_on_to_the_second_mirror_when_the_first_is_dead(
+    tmp_path: Path, serve: Callable[[Path, str], str]
+) -> None:
+    apt = shutil.which("apt-get")
+    if apt is None:
+        pytest.skip("no apt on this machine")
+    archive(tmp_path / "www")
+    live = serve(tmp_path / "www", "127.0.0.2")
+    for name in ("lists", "state/lists/partial", "cache/archives/partial", "sources", "parts", "conf"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "status").touch()
+    files = sources(["http://127.0.0.1:9", live], "debian", "bookworm", str(tmp_path / "lists"))
+    (tmp_path / "parts/envcheck.sources").write_text(files.pop("envcheck.sources"))
+    for name, content in files.items():
+        (tmp_path / "lists" / name).write_text(content)
+    options = {
+        "Dir::Etc::sourcelist": "/dev/null",
+        "Dir::Etc::sourceparts": tmp_path / "parts",
+        "Dir::Etc::parts": tmp_path / "conf",
+        "Dir::State": tmp_path / "state",
+        "Dir::State::status": tmp_path / "status",
+        "Dir::Cache": tmp_path / "cache",
+        "Acquire::AllowInsecureRepositories": "true",
+        "Acquire::Retries": "0",
+        "APT::Sandbox::User": "",
+    }
+    given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "APT_CONFIG": "/dev/null"}
+    done = subprocess.run([apt, *given, "update"], env=environment, capture_output=True, text=True, check=False)
+    told = done.stdout + done.stderr
+    assert re.search(r"^Ign:\d+ http://127\.0\.0\.1:9/debian bookworm InRelease", told, re.MULTILINE), told
+    for row in ("debian bookworm", "debian bookworm-updates", "debian-security bookworm-security"):
+        assert re.search(rf"^Get:\d+ {re.escape(live)}/{row}/main \w+ Packages", told, re.MULTILINE), told
+
+
+def test_the_files_of_a_machine_name_each_other() -> None:
+    profile = Profile(name="x", apt=["https://a.example", "http://b.example/"], ca="/etc/ca.pem")
+    files = render_apt(profile, Wish(distro="ubuntu", suite="noble")).files
+    stanza = files["/etc/apt/sources.list.d/envcheck.sources"]
+    assert "URIs: mirror+file:/etc/apt/envcheck/ubuntu.mirrors\n" in stanza
+    assert "Suites: noble noble-updates noble-security\n" in stanza
+    listed = files["/etc/apt/envcheck/ubuntu.mirrors"]
+    assert listed == "https://a.example/ubuntu\tpriority:1\nhttp://b.example/ubuntu\tpriority:2\n"
+    assert files["/etc/apt/apt.conf.d/80envcheck"] == 'Acquire::https::a.example::CAInfo "/etc/ca.pem";\n'
+
+
+def test_a_machine_that_is_neither_debian_nor_ubuntu_is_asked_for_a_suite() -> None:
+    for wish in (Wish(distro="fedora", suite="x"), Wish()):
+        setting = render_apt(Profile(name="x", apt=["https://a.example"]), wish)
+        assert not setting.files
+        assert "--suite" in setting.cannot[0]

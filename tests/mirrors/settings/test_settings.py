@@ -1,0 +1,287 @@
+"""A profile in each client's own words: the real client reads them where it can be had here, a parser where not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import uv as uv_package
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envcheck.errors import ConfigError
+from envcheck.mirrors.load import presets
+from envcheck.mirrors.presets import profile_of
+from envcheck.mirrors.profile import Conda, Credential, HuggingFace, Index, Profile
+from envcheck.mirrors.settings import FORMS, render
+from envcheck.mirrors.settings.base import Wish
+from envcheck.mirrors.settings.python import pip_conf, uv_toml
+
+CANARY = "hunter2-canary"
+WISH = Wish(variant="cu128", distro="debian", suite="bookworm")
+SITE = Profile(
+    name="site",
+    pypi=[
+        Index(url="https://pypi.example:8443/simple"),
+        Index(url="https://second.example/simple"),
+        Index(url="/srv/wheels", kind="find-links"),
+    ],
+    pytorch=[Index(url="https://pypi.example:8443/whl/{variant}")],
+    hf=HuggingFace(endpoint="https://hf.example/", token="allow"),  # noqa: S106 (a policy)
+    apt=["https://apt.example", "https://apt2.example/"],
+    conda=Conda(channel_alias="https://conda.example", custom_channels={"pytorch": "https://conda.example/cloud"}),
+    npm="https://npm.example/repo/",
+    registry="bases.example",
+    registries={"docker.io": ["hub.example:5000", "http://10.0.0.1:5001"], "ghcr.io": ["gh.example/proxy"]},
+    modelscope="ms.example",
+    ca="/etc/site/ca.pem",
+    netrc="/etc/site/netrc",
+    credentials={
+        "pypi.example:8443": Credential(user="joe", password_env="PYPI_PASSWORD"),  # noqa: S106 (a name)
+        "hf.example": Credential(token_file="/run/hf token"),  # noqa: S106 (a path)
+        "npm.example": Credential(token_env="NPM_TOKEN"),  # noqa: S106 (a name)
+        "hub.example:5000": Credential(user="joe", password_env="HUB_PASSWORD"),  # noqa: S106 (a name)
+    },
+)
+
+
+def text(form: str, profile: Profile = SITE, wish: Wish = WISH) -> str:
+    return next(iter(render(profile, form, wish).files.values()))
+
+
+def cannot(form: str, profile: Profile = SITE, wish: Wish = WISH) -> str:
+    return "\n".join(FORMS[form](profile, wish).cannot)
+
+
+def test_pips_own_parser_reads_pip_conf(tmp_path: Path) -> None:
+    (tmp_path / "pip.conf").write_text(text("pip"))
+    environment = {"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), "HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "global.index-url='https://pypi.example:8443/simple'" in done.stdout
+    assert "global.cert='/etc/site/ca.pem'" in done.stdout
+    assert "/srv/wheels" in done.stdout
+
+
+def with_wheels(directory: Path) -> Profile:
+    """Return the site with a find-links directory that is there, as uv wants it."""
+    return msgspec.structs.replace(SITE, pypi=[*SITE.pypi[:2], Index(url=str(directory), kind="find-links")])
+
+
+def uv_says(toml: str, directory: Path, **more: str) -> str:
+    (directory / "uv.toml").write_text(toml)
+    command = [uv_package.find_uv_bin(), "pip", "compile", "--config-file", str(directory / "uv.toml")]
+    command += ["--emit-index-url", "--emit-find-links", "--no-header", "-q", "-"]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(directory), "UV_NO_CACHE": "1", **more}
+    done = subprocess.run(command, input="", env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_uv_reads_uv_toml(tmp_path: Path) -> None:
+    assert "--index-url https://pypi.example:8443/simple\n" in uv_says(text("uv", with_wheels(tmp_path)), tmp_path)
+
+
+def test_uv_takes_a_flat_index_and_an_index_alone(tmp_path: Path) -> None:
+    flat = Profile(name="x", pytorch=[Index(url="https://a.example/{variant}", kind="find-links")])
+    uv_says(text("uv", flat), tmp_path)
+    index = msgspec.toml.decode(text("uv", flat))["index"]
+    assert index == [
+        {"name": "pytorch-mirror", "url": "https://a.example/cu128", "format": "flat", "explicit": True},
+    ]
+
+
+def test_uv_toml_marks_what_needs_a_login_and_what_is_asked_only_by_name() -> None:
+    first, torch = msgspec.toml.decode(text("uv"))["index"]
+    assert first["default"]
+    assert first["authenticate"] == "always"
+    assert torch == {
+        "name": "pytorch-mirror",
+        "url": "https://pypi.example:8443/whl/cu128",
+        "explicit": True,
+        "authenticate": "always",
+    }
+
+
+def test_a_torch_index_without_its_variant_is_not_guessed() -> None:
+    wish = Wish()
+    assert "whl" not in text("uv", wish=wish)
+    assert "give --variant" in cannot("uv", wish=wish)
+    assert "--index-url https://pypi.example:8443/whl/cu128 torch" in cannot("pip")
+
+
+def test_what_stays_in_an_image_names_no_file_of_this_machine() -> None:
+    wish = msgspec.structs.replace(WISH, local=False)
+    assert pip_conf(SITE, wish) == "[global]\nindex-url = https://pypi.example:8443/simple\n"
+    assert "/srv" not in uv_toml(SITE, wish)
+
+
+def test_the_environment_of_hugging_face_and_model_scope() -> None:
+    lines = dict(line.split("=", 1) for line in text("hf").splitlines())
+    assert lines["HF_ENDPOINT"] == "https://hf.example"
+    assert lines["HF_HUB_DISABLE_XET"] == "1"
+    assert lines["MODELSCOPE_DOMAIN"] == "ms.example"
+    assert "HF_HUB_DISABLE_IMPLICIT_TOKEN" not in lines
+    never = msgspec.structs.replace(SITE, hf=HuggingFace(endpoint="https://hf.example"))
+    assert "HF_HUB_DISABLE_IMPLICIT_TOKEN=1\n" in text("hf", never)
+
+
+def test_conda_and_npm() -> None:
+    assert yaml.safe_load(text("conda")) == {
+        "channel_alias": "https://conda.example",
+        "custom_channels": {"pytorch": "https://conda.example/cloud"},
+        "ssl_verify": "/etc/site/ca.pem",
+    }
+    assert text("npm").splitlines() == [
+        "registry=https://npm.example/repo/",
+        "cafile=/etc/site/ca.pem",
+        "//npm.example/repo/:_authToken=${NPM_TOKEN}",
+    ]
+
+
+def test_registries_of_several_upstreams() -> None:
+    assert msgspec.toml.decode(text("buildkitd"))["registry"] == {
+        "docker.io": {"mirrors": ["hub.example:5000", "10.0.0.1:5001"]},
+        "ghcr.io": {"mirrors": ["gh.example/proxy"]},
+        "hub.example:5000": {"ca": ["/etc/site/ca.pem"]},
+        "10.0.0.1:5001": {"http": True},
+        "gh.example": {"ca": ["/etc/site/ca.pem"]},
+    }
+    assert json.loads(text("daemon")) == {
+        "registry-mirrors": ["https://hub.example:5000", "http://10.0.0.1:5001"],
+        "insecure-registries": ["10.0.0.1:5001"],
+    }
+    assert msgspec.toml.decode(text("registries"))["registry"] == [
+        {
+            "prefix": "docker.io",
+            "location": "docker.io",
+            "mirror": [{"location": "hub.example:5000"}, {"location": "10.0.0.1:5001", "insecure": True}],
+        },
+        {"prefix": "ghcr.io", "location": "ghcr.io", "mirror": [{"location": "gh.example/proxy"}]},
+    ]
+
+
+def test_where_bases_come_from_is_docker_hubs_mirror_where_none_is_named() -> None:
+    assert json.loads(text("daemon", Profile(name="x", registry="r.example"))) == {
+        "registry-mirrors": ["https://r.example"]
+    }
+
+
+SAID = {
+    "pip": [
+        "uv reads none of pip's settings",
+        "never --extra-index-url",
+        "takes it from a netrc",
+        "second.example left out",
+    ],
+    "uv": ["--torch-backend", "uv.lock records", "SSL_CERT_FILE", "[tool.uv.sources]"],
+    "hf": ["netrc does not reach", "xet ignores the endpoint", "when it is imported", "HF_TOKEN is sent to hf.example"],
+    "apt": ["auth.conf.d", "own sources stay"],
+    "conda": ["nvidia channel", "pip's settings"],
+    "npm": ["package-lock.json", "replaces every root"],
+    "buildkitd": ["dockerd's own builder", "log the client in to hub.example:5000"],
+    "daemon": ["does not read it", "ghcr.io left out", "certs.d"],
+    "registries": ["docker does not read it"],
+    "env": ["for apt", "for registries", "xet"],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_setting_cannot_do_is_said(form: str) -> None:
+    assert [words for words in SAID[form] if words not in cannot(form)] == []
+
+
+def test_a_token_that_the_profile_does_not_allow_is_not_sent() -> None:
+    never = msgspec.structs.replace(SITE, hf=HuggingFace(endpoint="https://hf.example"))
+    assert "HF_TOKEN is not sent, as it would go to hf.example" in cannot("hf", never)
+    assert "HF_TOKEN=" not in text("env", never)
+    assert "HF_HUB_DISABLE_IMPLICIT_TOKEN=1" in text("env", never)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_profile_that_says_nothing_of_a_client_is_told_so(form: str) -> None:
+    with pytest.raises(ConfigError, match="empty: "):
+        render(Profile(name="empty"), form, WISH)
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_preset_has_a_form_and_no_form_breaks(name: str) -> None:
+    profile = profile_of(name, presets()[name])
+    assert any(FORMS[form](profile, WISH).files for form in FORMS)
+    assert "None" not in json.dumps([msgspec.to_builtins(FORMS[form](profile, WISH)) for form in FORMS])
+
+
+def shell(script: str, **environment: str) -> dict[str, str]:
+    """Return the environment after a POSIX shell has evaluated a script."""
+    done = subprocess.run(
+        ["sh", "-uc", 'eval "$1"; env -0', "sh", script],
+        env={"PATH": os.environ["PATH"], **environment},
+        capture_output=True,
+        check=True,
+    )
+    pairs = (entry.split(b"=", 1) for entry in done.stdout.split(b"\0") if b"=" in entry)
+    return {name.decode(): value.decode("utf-8", "surrogateescape") for name, value in pairs}
+
+
+def test_a_shell_takes_it_and_looks_secrets_up_itself(tmp_path: Path) -> None:
+    file = tmp_path / 'hf\'s "token" $(x) `y`'
+    file.write_text(f"{CANARY}-hf\n")
+    token = Credential(token_file=str(file))
+    profile = msgspec.structs.replace(SITE, credentials={**SITE.credentials, "hf.example": token})
+    script = text("env", profile)
+    assert CANARY not in script
+    found = shell(script, PYPI_PASSWORD=f"{CANARY} '\"$x")
+    assert found["UV_DEFAULT_INDEX"] == "pypi-mirror=https://pypi.example:8443/simple"
+    assert found["UV_INDEX_PYPI_MIRROR_USERNAME"] == "joe"
+    assert found["UV_INDEX_PYPI_MIRROR_PASSWORD"] == f"{CANARY} '\"$x"
+    assert found["HF_TOKEN"] == f"{CANARY}-hf"
+    assert found["NETRC"] == "/etc/site/netrc"
+    assert found["NPM_CONFIG_REGISTRY"] == "https://npm.example/repo/"
+
+
+def test_uv_takes_the_index_of_the_variable_by_its_name(tmp_path: Path) -> None:
+    found = shell(text("env", with_wheels(tmp_path)), PYPI_PASSWORD=CANARY)
+    said = uv_says("", tmp_path, **{name: value for name, value in found.items() if name.startswith("UV_")})
+    assert "--index-url https://pypi.example:8443/simple\n" in said
+
+
+def test_the_next_call_takes_back_what_it_does_not_set_itself() -> None:
+    first = shell(text("env"), PYPI_PASSWORD=CANARY)
+    before = tuple(first["ENVCHECK_MIRROR_SET"].split())
+    second = shell(text("env", Profile(name="x", npm="https://n.example"), Wish(before=before)), **first)
+    assert second["NPM_CONFIG_REGISTRY"] == "https://n.example"
+    assert not {"PIP_INDEX_URL", "HF_ENDPOINT", "HF_TOKEN"} & set(second)
+    none = shell(text("env", Profile(name="none"), Wish(before=("NPM_CONFIG_REGISTRY", "$(x)"))), **second)
+    assert not {"NPM_CONFIG_REGISTRY", "ENVCHECK_MIRROR_SET"} & set(none)
+
+
+WILD = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
+
+
+@settings(max_examples=200)
+@given(WILD, WILD)
+def test_no_value_of_a_profile_gets_out_of_its_quotes(value: str, file: str) -> None:
+    credential = Credential(user=value, password_env="P")  # noqa: S106 (a name)
+    profile = Profile(name="x", npm=value, netrc=file, pypi=[Index(url=f"https://a.example/{value}")])
+    profile = msgspec.structs.replace(profile, credentials={"a.example": credential})
+    assert shlex.split(text("env", profile))[:3] == [
+        "export",
+        f"PIP_INDEX_URL=https://a.example/{value}",
+        "export",
+    ]
+    words = shlex.split(text("env", profile))
+    assert f"NPM_CONFIG_REGISTRY={value}" in words
+    assert f"NETRC={file}" in words
+
+
+@settings(max_examples=40, deadline=None)
+@given(WILD)
+def test_a_real_shell_agrees(value: str) -> None:
+    assert shell(text("env", Profile(name="x", npm=value)))["NPM_CONFIG_REGISTRY"] == value
