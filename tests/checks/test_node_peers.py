@@ -63,6 +63,8 @@ def test_acs_is_a_fault_on_bare_metal_where_there_is_something_to_turn_back(node
     outcome = acs.judge(bare)
     assert (outcome.status, outcome.value, outcome.details["bridges"]) == (WARN, 1, ["0000:0f:00.0"])
     assert acs.judge(put(bare, pci__acs=[{**BRIDGE, "enabled": ["source validation"]}])).status == PASS
+    for redirect in ("request redirect", "completion redirect"):
+        assert acs.judge(put(bare, pci__acs=[{**BRIDGE, "enabled": [redirect]}])).status == WARN
     assert acs.judge(put(bare, pci__acs=[])).status == SKIP
     assert acs.judge(put(bare, host__hypervisor=True)).status == SKIP
     assert "cannot be told" in acs.judge(put(bare, host__hypervisor=Signal(reason="no flags"))).summary
