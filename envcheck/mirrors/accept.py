@@ -37,7 +37,7 @@ def _urls(profile: Profile) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     for key in ("pypi", "pytorch"):
         yield from ((f"$.{key}[{n}].url", i.url, _FILES) for n, i in enumerate(getattr(profile, key)))
     yield from ((f"$.apt[{n}]", url, _WEB) for n, url in enumerate(profile.apt))
-    single = {"$.hf.endpoint": profile.hf.endpoint, "$.npm": profile.npm}
+    single = {"$.hf.endpoint": profile.hf.endpoint, "$.hf.trusted": profile.hf.trusted, "$.npm": profile.npm}
     single["$.conda.channel_alias"] = profile.conda.channel_alias
     yield from ((at, url, _WEB) for at, url in single.items() if url is not None)
     yield from ((f"$.conda.default_channels[{n}]", url, _WEB) for n, url in enumerate(profile.conda.default_channels))

@@ -40,12 +40,16 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Revision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every file of one commit of a repository; written to a file, it is the lock of a model or dataset."""
+    """Every file of one commit of a repository; written to a file, it is the lock of a model or dataset.
+
+    `ref` is the branch or tag that was at the commit when somebody asked for it by that name.
+    """
 
     schema: Literal["envcheck/model-lock/1"] = "envcheck/model-lock/1"
     kind: Kind = "model"
     repo: str
     revision: str
+    ref: str | None = None
     files: list[Entry]
 
 
@@ -66,7 +70,7 @@ class Reference:
 def reference(text: str, kind: Kind) -> Reference:
     """Return what REPO@REV names. Raise ConfigError for what no repository is called."""
     repo, _, revision = text.partition("@")
-    if not _NAME.fullmatch(repo) or ".." in repo or not re.fullmatch(r"[A-Za-z0-9][\w./-]*", revision or "main"):
+    if not _NAME.fullmatch(repo) or ".." in repo or not _ref(revision or "main"):
         message = f"{text!r} names no {kind}"
         raise ConfigError(message, fix="write OWNER/NAME@COMMIT, or OWNER/NAME@BRANCH")
     return Reference(kind, repo, revision or "main")
@@ -120,7 +124,7 @@ def next_page(headers: Mapping[str, str], url: str) -> str | None:
 def safe(path: str) -> bool:
     """Tell whether a path stays inside its repository."""
     parts = PurePosixPath(path).parts
-    return bool(parts) and not path.startswith("/") and ".." not in parts and "\\" not in path and "\x00" not in path
+    return bool(parts) and not path.startswith("/") and ".." not in parts and "\\" not in path and path.isprintable()
 
 
 def git_sha1(content: bytes) -> str:
@@ -140,11 +144,39 @@ def parse_lock(text: bytes, where: str) -> Revision:
     except msgspec.DecodeError as error:
         message = f"{where}: no model lock: {error}"
         raise ConfigError(message, fix="make one with `envcheck lock --model REPO@REV`") from error
-    bad = next((file.path for file in lock.files if not safe(file.path) or not _sha256(file.sha256)), None)
-    if bad is not None or not _COMMIT.fullmatch(lock.revision) or not _NAME.fullmatch(lock.repo):
-        message = f"{where}: {bad!r} has no sha256, or leads outside" if bad else f"{where}: no commit or repository"
+    bad = next((file.path for file in lock.files if not _sound(file)), None) or _clash(lock.files)
+    named = _COMMIT.fullmatch(lock.revision) and _NAME.fullmatch(lock.repo) and ".." not in lock.repo
+    if bad is not None or not named or not (lock.ref is None or _ref(lock.ref)):
+        message = f"{where}: {bad!r} has no hash, leads outside or is there twice" if bad else f"{where}: no commit"
         raise ConfigError(message, fix="make it anew with `envcheck lock --model REPO@REV`")
     return lock
+
+
+def _sound(file: Entry) -> bool:
+    """Tell whether a lock's file can be written and held against its hash; its sha1 becomes a file's name."""
+    known = _sha256(file.sha256) and (file.sha1 is None or _COMMIT.fullmatch(file.sha1) is not None)
+    return safe(file.path) and known and file.size >= 0
+
+
+def refuse_clashes(files: Sequence[Entry]) -> None:
+    """Raise ValueError for a listing in which one path stands in the way of another, or which has no file."""
+    bad = _clash(files)
+    if bad is not None or not files:
+        message = f"it lists {bad!r} twice" if bad else "it lists no files"
+        raise ValueError(message)
+
+
+def _clash(files: Sequence[Entry]) -> str | None:
+    """Return a path that is there twice, or is a directory of another, or None."""
+    paths = {PurePosixPath(file.path) for file in files}
+    above = {parent for path in paths for parent in path.parents}
+    twice = str(next(iter(paths), "")) if len(paths) < len(files) else None
+    return next((str(path) for path in sorted(paths & above)), twice)
+
+
+def _ref(name: str) -> bool:
+    """Tell whether it may be a branch's, a tag's or a commit's name, and so a file's below refs/."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*", name) is not None
 
 
 def format_lock(lock: Revision) -> bytes:

@@ -3,36 +3,57 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Final
+
+from packaging.tags import Tag
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import Version
 
 from envcheck.errors import UnavailableError
 from envcheck.mirrors import simple
 from envcheck.mirrors.http import Client, NetworkError
 from envcheck.mirrors.profile import CLIENT_DEFAULT, Index
-from envcheck.mirrors.upstream import python_index
+from envcheck.mirrors.upstream import python_index, pytorch_index
 
 _AT_ONCE: Final = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """A package whose files are known by hash; `index` is what its lock says: "pypi" or "pytorch/cu128"."""
+    """A package whose files are known by hash; `index` is what its lock says: "pypi" or "pytorch/cu128".
+
+    `version` and `python` ("3.11") say which file it can only be where a page tells no hashes.
+    """
 
     project: str
     sha256: tuple[str, ...]
     index: str = "pypi"
+    version: str | None = None
+    python: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """One file: its name, its hash, its size in bytes where a page says it, and where it is, in the indexes' order."""
+    """One file: its name, its hash, its size in bytes where a page says it, and where it is, in the indexes' order.
+
+    `local` are files of this machine that have its name; what they are only their hash says.
+    """
 
     name: str
     sha256: str
     size: int | None
     urls: tuple[str, ...]
+    local: tuple[Path, ...] = ()
 
 
 def locate(needs: Sequence[Need], indexes: Mapping[str, Sequence[Index]], client: Client) -> list[Found]:
@@ -46,41 +67,99 @@ def locate(needs: Sequence[Need], indexes: Mapping[str, Sequence[Index]], client
     pages: dict[Need, list[list[simple.File] | str]] = {need: [] for need in needs}
     for (need, _), answer in zip(asked, answers, strict=True):
         pages[need].append(answer)
-    return [found for need in needs for found in choose(need, pages[need])]
+    return [found for need in needs for found in choose(need, pages[need], _local(need, indexes))]
 
 
-def choose(need: Need, pages: Iterable[list[simple.File] | str]) -> list[Found]:
-    """Return the files of a need among what pages list; a page that could not be read is the reason why, as text."""
-    files: dict[str, list[simple.File]] = {}
+def choose(need: Need, pages: Iterable[list[simple.File] | str], local: Sequence[Path] = ()) -> list[Found]:
+    """Return the files of a need among what pages list; a page that could not be read is the reason why, as text.
+
+    A page that tells a file no hash has it by the name that another page tells with the hash, or, where none does, if
+    there is one file alone that can be meant.
+    """
+    listed: list[simple.File] = []
     reasons = []
     for page in pages:
         if isinstance(page, str):
             reasons.append(page)
             continue
-        held = [file for file in page if file.sha256 in need.sha256]
-        for file in held:
-            files.setdefault(str(file.sha256), []).append(file)
-        if not held:
-            reasons.append("no file there has a hash of the lock")
-    if not files:
+        mine = [file for file in page if _is(need, file.name)]
+        listed += mine
+        if not any(file.sha256 in need.sha256 for file in mine):
+            unhashed = any(file.sha256 is None for file in mine)
+            reasons.append("its page tells no hashes" if unhashed else "no file there has a hash of the lock")
+    names = {str(file.sha256): file.name for file in reversed(listed) if file.sha256 in need.sha256}
+    names = names or _only(need, [*(file.name for file in listed if file.sha256 is None), *(p.name for p in local)])
+    if not names:
         message = f"{need.project}: {'; '.join(dict.fromkeys(reasons)) or 'no index to ask'}"
         raise UnavailableError(message, fix="name a mirror that has it (--mirror), or lock the cell anew")
-    return [_found(digest, same) for digest, same in files.items()]
+    return [_found(digest, name, listed, local) for digest, name in names.items()]
 
 
-def _found(digest: str, same: Sequence[simple.File]) -> Found:
+def _found(digest: str, name: str, listed: Sequence[simple.File], local: Sequence[Path]) -> Found:
+    same = [file for file in listed if file.sha256 == digest or (file.sha256 is None and file.name == name)]
     size = next((file.size for file in same if file.size is not None), None)
-    return Found(same[0].name, digest, size, tuple(dict.fromkeys(file.url for file in same)))
+    urls = tuple(dict.fromkeys(file.url for file in same))
+    return Found(name, digest, size, urls, tuple(path for path in local if path.name == name))
+
+
+def _only(need: Need, names: Iterable[str]) -> dict[str, str]:
+    """Return the one name that can be meant, by the one hash there is."""
+    fitting = {name for name in names if _fits(need, name)}
+    return {need.sha256[0]: fitting.pop()} if len(fitting) == 1 and len(need.sha256) == 1 else {}
+
+
+def _is(need: Need, name: str) -> bool:
+    """Tell whether a file's name is one of the project's: a name is also a path, and pages are not trusted."""
+    return "/" not in name and _parsed(name)[0] == canonicalize_name(need.project)
+
+
+def _fits(need: Need, name: str) -> bool:
+    _, version, tags = _parsed(name)
+    if need.version is None or version != Version(need.version) or not _is(need, name):
+        return False
+    return not tags or any(_runs(tag, need.python) for tag in tags)
+
+
+def _runs(tag: Tag, python: str | None) -> bool:
+    """Tell whether a wheel's tag is for this architecture's Linux and that Python."""
+    machine = tag.platform == "any" or ("linux" in tag.platform and tag.platform.endswith(platform.machine()))
+    own = f"cp{python.replace('.', '')}" if python else tag.interpreter
+    stable = tag.abi in {"abi3", "none"} and tag.interpreter.startswith(("cp3", "py3"))
+    return machine and (tag.interpreter == own or stable)
+
+
+def _parsed(name: str) -> tuple[str, Version | None, frozenset[Tag]]:
+    try:
+        if name.endswith(".whl"):
+            project, version, _, tags = parse_wheel_filename(name)
+            return project, version, tags
+        project, version = parse_sdist_filename(name)
+    except (InvalidWheelFilename, InvalidSdistFilename):
+        return "", None, frozenset()
+    return project, version, frozenset()
 
 
 def _pages(need: Need, indexes: Mapping[str, Sequence[Index]]) -> list[str]:
     family, _, variant = need.index.partition("/")
     known = [index for index in indexes.get(family, ()) if index.local is None]
-    return [simple.page_url(_spelled(index), need.project, variant) for index in known]
+    return [simple.page_url(_spelled(index, family), need.project, variant) for index in known]
 
 
-def _spelled(index: Index) -> Index:
-    return Index(url=python_index()) if index.url == CLIENT_DEFAULT else index
+def _local(need: Need, indexes: Mapping[str, Sequence[Index]]) -> list[Path]:
+    """Return this machine's files of the project, in the indexes' order: in a directory, or in its project's."""
+    family, _, variant = need.index.partition("/")
+    known = [index.local for index in indexes.get(family, ()) if index.local is not None]
+    folders = [Path(str(folder).replace("{variant}", variant)) for folder in known]
+    places = [place for folder in folders for place in (folder, folder / need.project) if place.is_dir()]
+    files = [file for place in places for file in sorted(place.iterdir()) if _is(need, file.name) and file.is_file()]
+    version = Version(need.version) if need.version else None
+    return [file for file in files if version is None or _parsed(file.name)[1] == version]
+
+
+def _spelled(index: Index, family: str) -> Index:
+    if index.url != CLIENT_DEFAULT:
+        return index
+    return Index(url=f"{pytorch_index()}/{{variant}}" if family == "pytorch" else python_index())
 
 
 def _read(client: Client, url: str) -> list[simple.File] | str:

@@ -32,9 +32,13 @@ class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class HuggingFace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How huggingface_hub reaches models. Seconds; the hub's own 10 s break cold mirrors (huggingface_hub#1703)."""
+    """How huggingface_hub reaches models. Seconds; the hub's own 10 s break cold mirrors (huggingface_hub#1703).
+
+    `trusted` is the endpoint that is believed about a revision's hashes; `endpoint` need only have the bytes.
+    """
 
     endpoint: str | None = None
+    trusted: str | None = None
     etag_timeout: int = 60
     download_timeout: int = 60
     token: Literal["never", "allow"] = "never"  # noqa: S105 (a policy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -58,7 +59,7 @@ def _json(body: bytes, url: str) -> list[File]:
     try:
         page = msgspec.json.decode(body)
         return [_entry(entry, url) for entry in page["files"]]
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
         message = "its page is no PEP 691 JSON"
         raise NetworkError(message) from error
 
@@ -84,6 +85,10 @@ class _Links(HTMLParser):
         href = named.get("href")
         if href is None:
             return
+        with contextlib.suppress(ValueError):  # a link that is no URL
+            self._link(tag, href)
+
+    def _link(self, tag: str, href: str) -> None:
         if tag == "base":
             self._base = urljoin(self._base, href)
         elif tag == "a":

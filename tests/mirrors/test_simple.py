@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import platform
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.http import NetworkError
-from envcheck.mirrors.locate import Found, Need, choose
+from envcheck.mirrors.http import Client, NetworkError
+from envcheck.mirrors.locate import Found, Need, choose, locate
 from envcheck.mirrors.profile import Index
 from envcheck.mirrors.simple import File, page_url, parse
 
 A, B = "a" * 64, "b" * 64
 URL = "https://mirror.example/simple/torch/"
 JSON = "application/vnd.pypi.simple.v1+json"
+
+
+def test_a_link_that_is_no_url_is_none() -> None:
+    assert parse(b'<a href="http://[x/a.whl">a</a><a href="b.whl">b</a>', "text/html", URL)[0].name == "b.whl"
 
 
 def test_json_and_html_say_the_same() -> None:
@@ -53,16 +60,49 @@ def test_where_a_page_is() -> None:
     assert page_url(flat, "torch", "cu128") == "https://mirror.example/whl/cu128/"
 
 
+W = "torch-2.8.0-cp311-cp311-manylinux_2_28_x86_64.whl"
+NEED = Need("torch", (A,), "pytorch/cpu", "2.8.0", "3.11")
+
+
+def linux(name: str) -> str:
+    return name.replace("x86_64", platform.machine())
+
+
 def test_a_file_is_known_by_its_hash_and_has_every_place_that_names_it() -> None:
+    """A page without hashes has it by its name: which bytes it has there, their hash says when they are here."""
     pages: list[list[File] | str] = [
-        [File("t.whl", "https://one.example/t.whl", A), File("other.whl", "https://one.example/o", B)],
+        [File(W, "https://one.example/t.whl", A), File("other-1.0.tar.gz", "https://one.example/o", B)],
         "two.example does not answer",
-        [File("t.whl", "https://three.example/t.whl", A, 5), File("same.whl", "https://three.example/x")],
+        [File(W, "https://three.example/t.whl", A, 5), File("torch-2.8.0.tar.gz", "https://three.example/x")],
+        [File(W, "https://four.example/t.whl")],
     ]
     found = choose(Need("torch", (A,)), pages)
-    assert found == [Found("t.whl", A, 5, ("https://one.example/t.whl", "https://three.example/t.whl"))]
+    assert found == [Found(W, A, 5, tuple(f"https://{host}.example/t.whl" for host in ("one", "three", "four")))]
+
+
+def test_where_no_page_tells_hashes_the_one_file_it_can_be_is_taken() -> None:
+    others = ["torch-2.8.0-cp312-cp312-manylinux_2_28_x86_64.whl", "torch-2.7.0-cp311-cp311-manylinux_2_28_x86_64.whl"]
+    others += ["torch-2.8.0-cp311-cp311-win_amd64.whl", "torchvision-2.8.0-cp311-cp311-manylinux_2_28_x86_64.whl"]
+    page = [File(linux(name), f"https://flat.example/{name}") for name in [*others, W]]
+    assert choose(NEED, [page]) == [Found(linux(W), A, None, (f"https://flat.example/{W}",))]
+    with pytest.raises(UnavailableError, match="torch: its page tells no hashes"):
+        choose(dataclasses.replace(NEED, python=None), [page])
+
+
+@pytest.mark.parametrize("name", ["../../torch-2.8.0-py3-none-any.whl", "..", "torch", ".bashrc", "evil-2.8.0.tar.gz"])
+def test_a_page_s_name_is_no_path(name: str) -> None:
+    with pytest.raises(UnavailableError):
+        choose(NEED, [[File(name, "https://mirror.example/x", A)]])
+
+
+def test_a_wheel_of_this_machine_is_a_place_too(tmp_path: Path) -> None:
+    wheel = tmp_path / "torch-2.8.0-py3-none-any.whl"
+    for name in (wheel.name, "torch-2.7.0-py3-none-any.whl", "numpy-2.8.0-py3-none-any.whl"):
+        (tmp_path / name).write_bytes(b"")
+    indexes = {"pytorch": [Index(url=str(tmp_path), kind="find-links")]}
+    assert locate([NEED], indexes, Client()) == [Found(wheel.name, A, None, (), (wheel,))]
 
 
 def test_nothing_of_that_hash_says_why_at_each_place() -> None:
     with pytest.raises(UnavailableError, match="torch: it answers 404; no file there has a hash of the lock"):
-        choose(Need("torch", (A,)), ["it answers 404", [File("t.whl", "https://x.example/t", B)]])
+        choose(Need("torch", (A,)), ["it answers 404", [File(W, "https://x.example/t", B)]])

@@ -7,7 +7,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -115,6 +115,29 @@ def write(file: int, chunk: bytes, at: int) -> None:
     while view:
         written = os.pwrite(file, view, at)
         view, at = view[written:], at + written
+
+
+def taken(local: Sequence[Path], part: Path, path: Path, right: Callable[[Path], bool]) -> int | None:
+    """Put a file of this machine at `path` by a hard link, or by a copy where none can be made; return its size.
+
+    What gets the name is looked at after it was linked or copied: whatever else writes to the original meanwhile.
+    """
+    copy = part.with_name(part.name + ".local")
+    for source in local:
+        copy.unlink(missing_ok=True)
+        try:
+            os.link(source.resolve(), copy)
+        except OSError:
+            if not right(source):
+                continue
+            shutil.copyfile(source, copy)
+        if right(copy):
+            size = copy.stat().st_size
+            copy.replace(path)
+            discard(part)
+            return size
+    copy.unlink(missing_ok=True)
+    return None
 
 
 def publish(part: Path, file: int, path: Path) -> None:

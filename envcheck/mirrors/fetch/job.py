@@ -200,7 +200,9 @@ class Job:
                 self._keep(task.piece, task.source)
             elif failure is not None and not self._over():
                 self._forget(self._board.failed(task, failure, time.monotonic()))
-                self._say(task.source)
+                known = self._board.sources[task.source]
+                if known.dropped or not known.ranges:
+                    self._means.note(f"{label(self._wanted.urls[task.source])}: {known.reason}")
             self._changed.notify_all()
 
     def _keep(self, piece: int, source: int) -> None:
@@ -211,11 +213,6 @@ class Job:
         if pieces:
             self._journal.forget(pieces)
             self._follower.forgotten(pieces)
-
-    def _say(self, source: int) -> None:
-        known = self._board.sources[source]
-        if known.dropped or not known.ranges:
-            self._means.note(f"{label(self._wanted.urls[source])}: {known.reason}")
 
     def _sync(self) -> None:
         """Tell the journal from time to time what is on the disk: after a power cut only that is believed."""
@@ -240,7 +237,9 @@ class Job:
                 if failure is None:
                     return
                 self._board.sources[source].reason = failure.reason
-        message = f"{self._wanted.path.name}: no source gives it: {self._reasons()}"
+        pairs = zip(self._wanted.urls, self._board.sources, strict=True)
+        reasons = "; ".join(f"{label(url)}: {known.reason or 'not asked'}" for url, known in pairs)
+        message = f"{self._wanted.path.name}: no source gives it: {reasons or 'there is none to ask'}"
         raise UnavailableError(message, fix="name another mirror (--mirror), or run it again: what has come is kept")
 
     def _stream(self, source: int) -> Failure | None:
@@ -280,10 +279,6 @@ class Job:
             if at == span.stop and piece not in self._board.done:
                 self._board.done[piece] = source
                 self._keep(piece, source)
-
-    def _reasons(self) -> str:
-        pairs = zip(self._wanted.urls, self._board.sources, strict=True)
-        return "; ".join(f"{label(url)}: {known.reason or 'not asked'}" for url, known in pairs)
 
     def _hashed(self) -> str:
         try:

@@ -30,6 +30,9 @@ def fetch(wanted: Wanted, means: Means) -> Fetched:
         if size is not None:
             disk.discard(part)
             return Fetched(wanted.path, size, 0, size, time.monotonic() - began, {})
+        taken = disk.taken(wanted.local, part, wanted.path, lambda copy: _is(wanted, copy))
+        if taken is not None:
+            return Fetched(wanted.path, taken, 0, taken, time.monotonic() - began, {"this machine": taken})
         job = _done(wanted, means, part, file)
         disk.publish(part, file, wanted.path)
         return Fetched(wanted.path, job.size, job.moved, job.found, time.monotonic() - began, job.sources())
@@ -80,12 +83,17 @@ def _told(url: str, means: Means) -> int | str:
 
 def _already(wanted: Wanted) -> int | None:
     """Return the size of a file that is there and is the right one."""
+    return wanted.path.stat().st_size if _is(wanted, wanted.path) else None
+
+
+def _is(wanted: Wanted, path: Path) -> bool:
+    """Tell whether a file is there and has the hash."""
     try:
-        file = os.open(wanted.path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, PermissionError):
+        return False
     try:
         size = os.fstat(file).st_size
-        return size if digest_of(file, size) == wanted.sha256 else None
+        return wanted.size in {None, size} and digest_of(file, size) == wanted.sha256
     finally:
         os.close(file)

@@ -1,0 +1,142 @@
+"""What `envcheck fetch` and `envcheck lock` are asked for: which files, by which hashes, from where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from envcheck.errors import ConfigError
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.mirrors.fetch.wanted import Wanted
+    from envcheck.mirrors.hf import Revision
+    from envcheck.mirrors.http import Client
+    from envcheck.mirrors.profile import Profile
+
+
+class Asked(NamedTuple):
+    """The options of a fetch that say what; one of the five."""
+
+    url: str | None
+    cell: str | None
+    lock: Path | None
+    model: str | None
+    dataset: str | None
+    sha256: str | None
+    trust_mirror: bool
+
+    def check(self) -> None:
+        """Refuse none of them, and two of them."""
+        names = {"URL": self.url, "--cell": self.cell, "--lock": self.lock}
+        names |= {"--model": self.model, "--dataset": self.dataset}
+        given = [name for name, value in names.items() if value is not None]
+        if len(given) != 1:
+            message = f"{' and '.join(given)} at once" if given else "nothing to fetch"
+            fix = "give one of URL --sha256 HASH, --cell CELL, --lock FILE, --model REPO@REV, --dataset REPO@REV"
+            raise ConfigError(message, fix=fix)
+        if self.sha256 is not None and self.url is None:
+            message = f"--sha256 beside {given[0]}, whose files have their own"
+            raise ConfigError(message, fix="leave it out")
+
+
+def client_of(profile: Profile, connections: int, bearer_for: str | None = None) -> Client:
+    """Return a client with the profile's trust and credentials; a token goes to `bearer_for` alone, if it may."""
+    from envcheck.mirrors.http import Client
+    from envcheck.mirrors.hub import bearer
+
+    return Client(
+        ca=Path(profile.ca) if profile.ca else None,
+        netrc_file=Path(profile.netrc) if profile.netrc else None,
+        bearer=bearer(profile, bearer_for) if bearer_for else None,
+        connections=connections,
+    )
+
+
+def revision_of(asked: Asked, profile: Profile) -> Revision | None:
+    """Return the revision that is asked for, with its hashes from a lock or from who is trusted; None for no model."""
+    from envcheck.mirrors.hf import SCHEMA, parse_lock, reference
+    from envcheck.mirrors.hub import trusted
+    from envcheck.mirrors.models import revision
+
+    if asked.lock is not None:
+        content = asked.lock.read_bytes()
+        return parse_lock(content, str(asked.lock)) if SCHEMA.encode() in content[:200] else None
+    if asked.model is None and asked.dataset is None:
+        return None
+    ref = reference(asked.model, "model") if asked.model is not None else reference(asked.dataset or "", "dataset")
+    endpoint = trusted(profile, mirror=asked.trust_mirror)
+    return revision(client_of(profile, 8, endpoint), endpoint, ref)
+
+
+def endpoints_of(asked: Asked, profile: Profile) -> list[str]:
+    """Return where a model's bytes come from: the profile's endpoint, or else who is trusted for their hashes."""
+    from envcheck.mirrors.hub import trusted
+
+    return [profile.hf.endpoint or trusted(profile, mirror=asked.trust_mirror)]
+
+
+def wanted_of(settings: Settings, asked: Asked, profile: Profile, client: Client, to: Path) -> list[Wanted]:
+    """Return the files that are asked for, where they may be had, and where they go."""
+    if asked.url is not None:
+        return [_one(asked.url, asked.sha256, to)]
+    from envcheck.images.lock import parse_lock
+
+    if asked.lock is not None:
+        text = asked.lock.read_text(encoding="utf-8", errors="replace")
+        return _located([parse_lock(text, "base", str(asked.lock))], None, profile, client, to)
+    from envcheck.data import own_images
+    from envcheck.images.lock import read_locks
+    from envcheck.images.spec import select
+    from envcheck.matrix.load import load
+
+    cells = select(load(settings.matrix), (asked.cell or "",))
+    found = []
+    for cell in cells:
+        locks = read_locks(own_images() / str(cell))
+        if not locks:
+            message = f"{cell} has no lock"
+            raise ConfigError(message, fix=f"run `envcheck lock {cell}`")
+        found += _located(locks, cell.python, profile, client, to)
+    return list({want.path: want for want in found}.values())
+
+
+def _one(url: str, sha256: str | None, to: Path) -> Wanted:
+    from envcheck.mirrors.fetch.wanted import Wanted
+    from envcheck.mirrors.profile import has_userinfo, redacted, without_query
+
+    shown = without_query(redacted(url))
+    if has_userinfo(url):
+        message = f"a user or password in {shown}"
+        raise ConfigError(message, fix="move it to a netrc file, and name that in a mirror profile")
+    name = _name(url)
+    if not url.startswith(("https://", "http://")) or name in {"", ".", ".."} or "/" in name:
+        message = f"{shown!r} is no URL of a file"
+        raise ConfigError(message, fix="write https://HOST/PATH/FILE")
+    if sha256 is None or not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
+        message = "no sha256 of 64 hexadecimal digits" if sha256 else f"{name}: nothing says what it must be"
+        raise ConfigError(message, fix="give --sha256 HASH, from where the file is from and not from the mirror")
+    return Wanted((url,), sha256.lower(), None, to / name)
+
+
+def _name(url: str) -> str:
+    try:
+        name = unquote(urlsplit(url).path.rpartition("/")[2]) if urlsplit(url).hostname else ""
+    except ValueError:
+        return ""
+    return name if name.isprintable() else ""
+
+
+def _located(locks: Sequence[Any], python: str | None, profile: Profile, client: Client, to: Path) -> list[Wanted]:
+    from envcheck.mirrors.fetch.wanted import Wanted
+    from envcheck.mirrors.locate import Need, locate
+    from envcheck.mirrors.profile import attempts
+
+    needs = [Need(pin.name, tuple(pin.sha256), lock.index, pin.version, python) for lock in locks for pin in lock.pins]
+    families = {"pypi": profile.pypi, "pytorch": profile.pytorch}
+    local = {family: [index for index in known if index.local is not None] for family, known in families.items()}
+    found = locate(needs, {family: [*local[family], *attempts(known)] for family, known in families.items()}, client)
+    return [Wanted(file.urls, file.sha256, file.size, to / file.name, file.local) for file in found]
