@@ -15,6 +15,7 @@ COMMANDS: Final = {
     "use": "Choose the profile that `--mirror user` means.",
     "env": "A profile as commands of a shell, for `eval`.",
     "site": "Render, start and watch a mirror of one's own.",
+    "audit": "Hash again what a mirror serves.",
 }
 
 

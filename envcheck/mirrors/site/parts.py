@@ -123,6 +123,7 @@ def tasks(site: Site) -> list[Task]:
     reopened = f"/bin/sh -c 'kill -USR1 $(cat {root}/run/nginx.pid)'"
     return [
         *(_sync(site, name, source) for name, source in site.sync.items()),
+        Task("audit", "the caches against the locks", "daily", (f"/usr/bin/env envcheck mirror audit {root}",)),
         Task("sweep", "what a killed nginx left", "hourly", (orphans,)),
         Task("rotate", "a new access log", "daily", (f"/bin/mv {log} {log}.1", reopened)),
     ]
