@@ -14,6 +14,8 @@ COMMANDS: Final = {
     "show": "What a profile sets, lacks and cannot do; or a client's settings.",
     "use": "Choose the profile that `--mirror user` means.",
     "env": "A profile as commands of a shell, for `eval`.",
+    "doctor": "Find settings that nothing reads, or that are dangerous.",
+    "probe": "Which mirror has the very files that are needed, and how fast.",
     "site": "Render, start and watch a mirror of one's own.",
     "audit": "Hash again what a mirror serves.",
 }
@@ -46,4 +48,5 @@ def command() -> None:
     envcheck mirror list
     envcheck mirror show tuna --format pip
     eval "$(envcheck mirror env site.yaml)"
+    envcheck mirror doctor Dockerfile
     """

@@ -41,6 +41,7 @@ class Faults:
     pause: float = 0.0
     serial: int | None = None
     drip: bool = False
+    query: str = ""
 
 
 class Site(ThreadingHTTPServer):
@@ -80,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         site, faults = self.server, self.server.faults
         site.asked.append((self.path, self.headers.get("Range")))
-        kind, _, rest = self.path.strip("/").partition("/")
+        kind, _, rest = self.path.partition("?")[0].strip("/").partition("/")
         if faults.drip:
             self._drip()
         elif kind == "simple":
@@ -99,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         digest = "0" * 64 if found == faults.wrong_hash else HASHES[found]
         fragment = "" if faults.no_hash else f"#sha256={digest}"
-        body = f'<a href="/files/{found}{fragment}">{found}</a>'.encode()
+        body = f'<a href="/files/{found}{faults.query}{fragment}">{found}</a>'.encode()
         serial = {} if faults.serial is None else {"X-PyPI-Last-Serial": str(faults.serial)}
         self._head(200, {"Content-Type": "text/html", "Content-Length": str(len(body)), **serial})
         self.wfile.write(body)

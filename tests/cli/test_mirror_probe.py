@@ -1,0 +1,115 @@
+"""`envcheck mirror probe`: what it prints and how it ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from envcheck.cli import cli
+from envcheck.errors import ConfigError
+
+WHEEL = "demo-1.0-py3-none-any.whl"
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    """A directory, and the first byte of a file: as little as a static server with ranges does."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range")
+        if asked is None or not self.path.endswith(".whl"):
+            super().do_GET()
+            return
+        body = Path(self.translate_path(self.path)).read_bytes()
+        first, last = map(int, asked.removeprefix("bytes=").split("-"))
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(body)}")
+        self.send_header("Content-Length", str(last - first + 1))
+        self.end_headers()
+        self.wfile.write(body[first : last + 1])
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Serve a simple index of one wheel; the directory holds the lock and the profile too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    body = b"x" * 200_000
+    digest = hashlib.sha256(body).hexdigest()
+    (tmp_path / "simple/demo").mkdir(parents=True)
+    (tmp_path / WHEEL).write_bytes(body)
+    (tmp_path / "simple/demo/index.html").write_text(f'<a href="/{WHEEL}#sha256={digest}">{WHEEL}</a>')
+    (tmp_path / "demo.lock").write_text(f"# index: pypi\ndemo==1.0 \\\n    --hash=sha256:{digest}\n")
+    server = ThreadingHTTPServer(
+        ("127.0.0.2", 0),
+        lambda *given: _Handler(*given, directory=str(tmp_path)),
+    )
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    url = f"http://127.0.0.2:{server.server_port}/simple"
+    (tmp_path / "site.yaml").write_text(f"pypi: [{{url: '{url}'}}]\n")
+    (tmp_path / "dead.yaml").write_text("pypi: [{url: 'http://127.0.0.99:9/simple'}]\n")
+    yield tmp_path
+    server.shutdown()
+    server.server_close()
+
+
+def probe(site: Path, *arguments: str) -> Result:
+    lock = ["--lock", str(site / "demo.lock")]
+    return CliRunner().invoke(cli, ["mirror", "probe", *lock, *arguments], standalone_mode=False)
+
+
+def test_a_table_within_80_columns_says_who_and_why(site: Path) -> None:
+    done = probe(site, str(site / "dead.yaml"), str(site / "site.yaml"))
+    assert done.return_value == 0, done.output
+    first, second = (line for line in done.output.splitlines() if line[:5].strip() in {"1", "-"})
+    assert first.split()[:2] == ["1", "site"]
+    assert second.split() == ["-", "dead", "not", "reached:", "coverage"]
+    assert "throughput" in done.output
+    assert max(map(len, done.output.splitlines())) <= 80
+
+
+def test_none_that_passes_and_none_that_answers_end_otherwise(site: Path) -> None:
+    (site / "simple/demo/index.html").write_text("nothing here")
+    assert probe(site, str(site / "site.yaml")).return_value == 1
+    assert probe(site, str(site / "dead.yaml")).return_value == 3
+
+
+def test_json_holds_the_numbers_and_offline_asks_nobody(site: Path) -> None:
+    probe(site, str(site / "site.yaml"))
+    (site / WHEEL).unlink()
+    done = probe(site, str(site / "site.yaml"), "--offline", "--json")
+    answer: dict[str, Any] = json.loads(done.output)
+    (one,) = answer["parts"]["pypi"]
+    assert (answer["schema"], one["mirror"], one["passed"]) == ("envcheck/ranking/1", "site", True)
+    assert (one["measured"]["stored"], one["measured"]["rate"]["bytes"]) == (True, 100_000)
+    assert {gate["name"] for gate in one["gates"]} == {"tls", "coverage", "hash", "ranges", "stays"}
+    fresh = probe(site, str(site / "site.yaml"), "--fresh")
+    assert fresh.return_value == 1
+
+
+def test_offline_with_nothing_stored_answers_nothing(site: Path) -> None:
+    done = probe(site, str(site / "site.yaml"), "--offline")
+    assert (done.return_value, done.output) == (3, "pypi: nothing is stored of it\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "nothing says which files are needed"),
+        (["--for", "torch2.13.0-cpu-py311", "--offline", "--fresh"], "--fresh and --offline at once"),
+        (["--for", "torch*"], "names"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(cli, ["mirror", "probe", *arguments], standalone_mode=False)
+    assert isinstance(done.exception, ConfigError)
+    assert said in str(done.exception)

@@ -1,0 +1,96 @@
+"""What is stored is used while it is young, and never trusted to be readable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from envcheck.mirrors import probe_cache
+from envcheck.mirrors.budget import Budget
+from envcheck.mirrors.measured import Measured
+from envcheck.mirrors.probe import Mirror
+from envcheck.mirrors.sights import Asked
+
+Serve = Callable[..., Any]
+Make = Callable[..., Mirror]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep the cache in the test's directory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/envcheck/probe"
+
+
+def measured(mirrors: list[Mirror], asked: list[Asked], **options: Any) -> list[Measured]:
+    return probe_cache.measured(mirrors, asked, Budget(32 << 20, 10.0), **options)
+
+
+def test_what_is_young_is_not_measured_again(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+    site = serve()
+    one = mirror("one", site.url)
+    (first,) = measured([one], asked)
+    before = len(site.asked)
+    (second,) = measured([one], asked)
+    assert len(site.asked) == before
+    assert (first.stored, second.stored) == (False, True)
+    assert msgspec.structs.replace(second, stored=False) == first
+
+
+def test_what_is_old_is_measured_again(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+    site = serve()
+    one = mirror("one", site.url)
+    (first,) = measured([one], asked)
+    probe_cache.write(probe_cache.key(one, asked), msgspec.structs.replace(first, at=first.at - 3601))
+    before = len(site.asked)
+    assert not measured([one], asked)[0].stored
+    assert len(site.asked) > before
+
+
+def test_offline_takes_what_is_old_and_asks_nobody(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+    site = serve()
+    one, other = mirror("one", site.url), mirror("other", "https://127.0.0.99:9/simple")
+    (first,) = measured([one], asked)
+    probe_cache.write(probe_cache.key(one, asked), msgspec.structs.replace(first, at=0.0))
+    before = len(site.asked)
+    assert [found.mirror for found in measured([one, other], asked, offline=True)] == ["one"]
+    assert len(site.asked) == before
+
+
+@pytest.mark.parametrize("garbage", [b"", b"{", b"\xff\xfe", b"[]", b'{"schema":"envcheck/probe/9"}'])
+def test_garbage_is_measured_again(serve: Serve, mirror: Make, asked: list[Asked], cache: Path, garbage: bytes) -> None:
+    one = mirror("one", serve().url)
+    cache.mkdir(parents=True)
+    (cache / f"{probe_cache.key(one, asked)}.json").write_bytes(garbage)
+    assert measured([one], asked)[0].answered
+    assert measured([one], asked)[0].stored
+
+
+def test_a_dead_mirror_is_not_remembered(mirror: Make, asked: list[Asked], cache: Path) -> None:
+    measured([mirror("dead", "https://127.0.0.99:9/simple")], asked)
+    assert not cache.exists()
+
+
+def test_another_profile_or_another_lock_is_another_measurement(mirror: Make, asked: list[Asked]) -> None:
+    one = mirror("one", "https://127.0.0.99:9/simple")
+    keys = {probe_cache.key(one, asked), probe_cache.key(one, asked[:1])}
+    assert len(keys | {probe_cache.key(mirror("one", "https://127.0.0.98:9/simple"), asked)}) == 3
+
+
+def test_no_query_of_a_signed_link_is_stored(serve: Serve, mirror: Make, asked: list[Asked], cache: Path) -> None:
+    measured([mirror("one", serve(query="?token=canary").url)], asked)
+    stored = b"".join(path.read_bytes() for path in cache.iterdir())
+    assert b"/files/demo" in stored
+    assert b"canary" not in stored
+
+
+def test_a_cache_that_cannot_be_written_is_none(
+    serve: Serve, mirror: Make, asked: list[Asked], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert measured([mirror("one", serve().url)], asked)[0].answered

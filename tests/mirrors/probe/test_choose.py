@@ -1,0 +1,76 @@
+"""The order that a probe found becomes the order of the sources."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from envcheck.errors import UnavailableError
+from envcheck.mirrors.choose import choose, default_mirrors
+from envcheck.mirrors.probe import Mirror
+from envcheck.mirrors.profile import Index
+from envcheck.mirrors.sights import Asked
+
+Serve = Callable[..., Any]
+Make = Callable[..., Mirror]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def urls(indexes: list[Index]) -> list[str]:
+    return [index.url for index in indexes]
+
+
+def test_the_best_comes_first_and_who_fails_is_left_out(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+    whole, slow, fast, gone = serve(ranges=False), serve(pause=0.02), serve(), serve(gone="other-2.0-py3-none-any.whl")
+    named = {"whole": whole, "slow": slow, "gone": gone, "fast": fast}
+    choice = choose(asked, mirrors=[mirror(name, site.url) for name, site in named.items()])
+    assert urls(choice.profile.pypi) == [fast.url, slow.url, whole.url]
+    assert [line.split(" ")[1] for line in choice.why] == ["fast", "slow", "whole", "not"]
+    assert choice.why[3].startswith("pypi: not gone: 1 of 2 there")
+
+
+def test_nobody_has_it(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+    site = serve(gone="demo-1.0-py3-none-any.whl")
+    with pytest.raises(UnavailableError, match="no mirror has what pypi needs: gone: 1 of 2 there"):
+        choose(asked, mirrors=[mirror("gone", site.url)])
+
+
+def test_each_part_of_a_lock_has_an_order_of_its_own(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+    python, torch = serve(), serve()
+    both = [asked[0], dataclasses.replace(asked[1], part="pytorch/cpu")]
+    first = mirror("first", python.url)
+    second = mirror("second")
+    profile = msgspec.structs.replace(second.profile, pytorch=[Index(url=torch.url)])
+    choice = choose(both, mirrors=[first, dataclasses.replace(second, profile=profile)])
+    assert (urls(choice.profile.pypi), urls(choice.profile.pytorch)) == ([python.url], [torch.url])
+
+
+def test_a_source_that_needs_another_ca_is_left_out_and_said(
+    serve: Serve, mirror: Make, asked: list[Asked], tmp_path: Path
+) -> None:
+    one, two = serve(), serve(pause=0.01)
+    other = mirror("two", two.url)
+    (tmp_path / "other.pem").write_text("elsewhere")
+    other = dataclasses.replace(other, profile=msgspec.structs.replace(other.profile, ca=str(tmp_path / "other.pem")))
+    choice = choose(asked, mirrors=[mirror("one", one.url), other])
+    assert urls(choice.profile.pypi) == [one.url]
+    assert choice.why[1] == "pypi: not two: it needs another CA or netrc file"
+
+
+def test_this_machine_the_users_choice_and_the_presets_are_asked(tmp_path: Path) -> None:
+    (tmp_path / "config/envcheck").mkdir(parents=True)
+    (tmp_path / "site.yaml").write_text("pypi: [{url: 'https://mirror.example/simple'}]\n")
+    (tmp_path / "config/envcheck/mirror").write_text(f"{tmp_path / 'site.yaml'}\n")
+    names = [mirror.name for mirror in default_mirrors()]
+    assert names[:2] == ["host", "site"]
+    assert {"tuna", "ustc"} <= set(names)
