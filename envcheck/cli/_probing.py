@@ -13,6 +13,7 @@ from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
+    from envcheck.cli._asked import Asked as What
     from envcheck.images.pins import Lock
     from envcheck.mirrors.profile import Profile
     from envcheck.mirrors.score import Ranked
@@ -67,6 +68,18 @@ def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profi
         for line in choice.why:
             click.echo(textwrap.fill(line, _WIDTH, initial_indent="  ", subsequent_indent="    "), err=True)
     return choice.profile
+
+
+def profile_to_fetch(settings: Settings, mirror: str, what: What) -> Profile:
+    """Return the profile that a fetch uses; "auto" is for the wheels of a cell or of a lock."""
+    if mirror != AUTO:
+        return profile_for(settings, mirror, [])
+    if what.cell is not None:
+        return profile_for(settings, mirror, locks_of(settings, what.cell))
+    if what.lock is not None and b"# index:" in what.lock.read_bytes():
+        return profile_for(settings, mirror, [lock_at(what.lock)])
+    message = "--mirror auto for what is no wheel of a lock"
+    raise ConfigError(message, fix="give --cell or the --lock of a cell, or name a mirror")
 
 
 def show(ranked: list[Ranked], title: str, *, quiet: bool) -> None:

@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 @click.option("--model", metavar="REPO@REV", help="A Hugging Face model, laid out as HF_HUB_CACHE wants it.")
 @click.option("--dataset", metavar="REPO@REV", help="The same of a dataset.")
 @click.option("--trust-mirror", is_flag=True, help="Believe the mirror itself about a model's hashes.")
-@click.option("--mirror", default="none", show_default=True, help="Where from: none, host, or a profile's YAML file.")
+@click.option(
+    "--mirror",
+    default="none",
+    show_default=True,
+    help="Where from: none, host, a preset, a profile's YAML file, or auto: the best by a probe.",
+)
 @click.option("--to", type=click.Path(path_type=Path, file_okay=False), default=".", help="The directory they go to.")
 @click.option("--limit", type=Rate(), help="Bytes a second for all together: 50M.")
 @click.option("--connections", type=click.IntRange(1, 64), default=8, show_default=True, help="At once to one host.")
@@ -58,11 +63,11 @@ def command(
     envcheck fetch https://mirror.example/model.bin --sha256 0f3e... --limit 50M
     envcheck fetch --model org/name@COMMIT --mirror site.yaml --to hub
     """
-    from envcheck.mirrors.load import load
+    from envcheck.cli._probing import profile_to_fetch
 
     what = Asked(**asked)
     what.check()
-    profile = load(mirror)
+    profile = profile_to_fetch(settings, mirror, what)
     revision = revision_of(what, profile)
     if revision is not None:
         return _model(settings, revision, endpoints_of(what, profile), profile, to, connections, limit, as_json=as_json)

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
+from envcheck.mirrors import choose
 
 WHEEL = "demo-1.0-py3-none-any.whl"
 
@@ -113,3 +114,19 @@ def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:
     done = CliRunner().invoke(cli, ["mirror", "probe", *arguments], standalone_mode=False)
     assert isinstance(done.exception, ConfigError)
     assert said in str(done.exception)
+
+
+def test_fetch_takes_the_mirror_that_passed_and_says_so(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = [choose.mirror_of(str(site / name)) for name in ("dead.yaml", "site.yaml")]
+    monkeypatch.setattr(choose, "default_mirrors", lambda: named)
+    arguments = ["fetch", "--lock", str(site / "demo.lock"), "--mirror", "auto", "--to", str(site / "to")]
+    done = CliRunner().invoke(cli, arguments, standalone_mode=False)
+    assert done.exit_code == 0, done.output
+    assert (site / "to" / WHEEL).read_bytes() == (site / WHEEL).read_bytes()
+    assert "pypi: site (" in done.stderr
+    assert "pypi: not dead: 0 of 1 there; demo==1.0: no connection" in done.stderr
+
+
+def test_auto_is_for_the_wheels_of_a_lock() -> None:
+    done = CliRunner().invoke(cli, ["fetch", "--model", "org/name", "--mirror", "auto"], standalone_mode=False)
+    assert isinstance(done.exception, ConfigError)
