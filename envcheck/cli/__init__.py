@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "render": "Write a cell's Dockerfile, or a whole build context.",
     "mirror": "Where bytes come from: profiles, settings, what is wrong with them.",
     "fetch": "Fetch files of known hashes, whole or not at all.",
+    "store": "Keep files by their hash, publish them, carry them to where no network goes.",
     "build": "Build a cell's image or environment and prove it is what its tag says.",
     "run": "Validate an environment: this one, another Python's, or an image's.",
     "checks": "What each check promises, needs and costs.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,7 @@ class Choice(NamedTuple):
     network: str
     base: str
     timeout: float
+    offline: bool = False
 
 
 @click.command("build", epilog="Example: envcheck build torch2.13.0-cpu-py311 --mirror host")
@@ -63,6 +65,10 @@ class Choice(NamedTuple):
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Where the locks are. [images/]",
 )
+@click.option("--prefetch", is_flag=True, help="Fetch all into the store first, then build without any network.")
+@click.option(
+    "--store", type=click.Path(path_type=Path), help="The store of --prefetch. [$XDG_DATA_HOME/envcheck/store]"
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop. A named engine must answer: it is asked.")
 @click.option("--bake", is_flag=True, help="Print the plan as bake JSON and stop (docker only).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result, or with --dry-run the plan, as JSON.")
@@ -80,6 +86,8 @@ def command(  # noqa: PLR0913 (one argument an option)
     base: str,
     timeout: float,
     images_dir: Path | None,
+    prefetch: bool,
+    store: Path | None,
     dry_run: bool,
     bake: bool,
     as_json: bool,
@@ -87,25 +95,45 @@ def command(  # noqa: PLR0913 (one argument an option)
     """Build a cell and prove that it is what its tag says.
 
     Versions are asserted inside the build, before a layer exists; the labels are read back before a tag is given.
-    A cell whose key has an image already is not built again. With `envcheck --verbose` the build's own output is
-    shown, with `--quiet` only the result.
+    A cell whose key has an image already is not built again. With --prefetch the build itself has no network: its
+    files come from the store, where they were brought through the mirror and held against their hashes. With
+    `envcheck --verbose` the build's own output is shown, with `--quiet` only the result.
 
     Exit 0: built, or built already; 1: the build failed, or is not what it promises; 2: wrong usage; 3: an engine, a
     Python or an index that is needed is not there.
     """
+    from envcheck.cli._store import prefetched
     from envcheck.mirrors import load as load_profile
 
     choice = Choice(_engine(engine, dry=dry_run or bake, bake=bake), repository, dest, network, base, timeout)
     spec = _spec(settings, selector, target, images_dir)
     profile = load_profile(mirror)
-    if choice.engine == "venv":
-        _venv(spec, profile, choice, settings, as_json=as_json, dry=dry_run)
-        return
-    wish = _wish(settings, spec, profile, choice)
-    if dry_run or bake:
-        _plan(wish, choice.engine, bake=bake, as_json=as_json)
-        return
-    _image(wish, choice.engine, settings, as_json=as_json)
+    with contextlib.ExitStack() as stack:
+        if prefetch:
+            choice = _without_network(choice)
+            wheels = prefetched(settings, spec, profile, store, engine=choice.engine, fetch=not (dry_run or bake))
+            profile = stack.enter_context(wheels)
+        if choice.engine == "venv":
+            _venv(spec, profile, choice, settings, as_json=as_json, dry=dry_run)
+            return
+        wish = _wish(settings, spec, profile, choice)
+        if dry_run or bake:
+            _plan(wish, choice.engine, bake=bake, as_json=as_json)
+            return
+        _image(wish, choice.engine, settings, as_json=as_json)
+
+
+def _without_network(choice: Choice) -> Choice:
+    """Refuse what asks for a network; a base from a registry would, to install what it lacks."""
+    from envcheck.errors import ConfigError
+
+    if choice.network in {"host", "default"}:
+        message = f"--prefetch builds without any network, and --network is {choice.network}"
+        raise ConfigError(message, fix="leave one of them out")
+    if choice.base == "registry":
+        message = "--prefetch builds without any network, and a registry's base has packages installed over one"
+        raise ConfigError(message, fix="leave --base out: it is bootstrapped with all it needs before the build")
+    return choice._replace(network="none", base="bootstrap", offline=True)
 
 
 def _engine(name: str, *, dry: bool, bake: bool) -> str:
@@ -156,6 +184,7 @@ def _wish(settings: Settings, spec: ImageSpec, profile: Profile, choice: Choice)
         revision=revision,
         epoch=epoch,
         matrix=settings.matrix,
+        offline=choice.offline,
     )
 
 
@@ -212,7 +241,8 @@ def _venv(spec: ImageSpec, profile: Profile, choice: Choice, settings: Settings,
         _show_venv_plan(venv.plan(spec, dest), as_json=as_json)
         return
     with listeners(settings) as (_, on_line), details():
-        built = venv.build(spec, profile, dest, timeout=choice.timeout, on_line=on_line)
+        offline = choice.offline
+        built = venv.build(spec, profile, dest, timeout=choice.timeout, on_line=on_line, offline=offline)
     _show(built, built.path, settings, as_json=as_json)
     if not as_json and not settings.quiet:
         click.echo(f"next    envcheck run --python {built.python}")

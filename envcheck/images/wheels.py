@@ -57,13 +57,18 @@ def _files(index: Index, package: str) -> Iterator[Path]:
         yield from (page.parent / path for path in local)
 
 
-def _may_be(path: Path, pin: Pin, python: str) -> bool:
+def named(name: str, pin: Pin, python: str) -> bool:
+    """Tell whether a wheel of this file name is one of a pin, for this Python."""
     try:
-        name, version, _, tags = parse_wheel_filename(path.name)
+        project, version, _, tags = parse_wheel_filename(name)
     except InvalidWheelFilename:
         return False
-    named = canonicalize_name(name) == pin.name and version == Version(pin.version)
-    return named and any(_fits(tag, python) for tag in tags) and path.is_file()
+    same = canonicalize_name(project) == pin.name and version == Version(pin.version)
+    return same and any(_fits(tag, python) for tag in tags)
+
+
+def _may_be(path: Path, pin: Pin, python: str) -> bool:
+    return named(path.name, pin, python) and path.is_file()
 
 
 def _fits(tag: Tag, python: str) -> bool:

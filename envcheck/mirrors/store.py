@@ -9,6 +9,7 @@ quarantine/            what had another hash than its name
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import hashlib
@@ -82,7 +83,11 @@ class Store:
     def put(self, wanted: Wanted, means: Means) -> Fetched:
         """Fetch an object, going on with what is there; `wanted.path` says no more than what it is called."""
         path = self.path(wanted.sha256)
-        done = fetch(Wanted(wanted.urls, wanted.sha256, wanted.size, path), means)
+        try:
+            done = fetch(dataclasses.replace(wanted, path=path), means)
+        except (PromiseError, UnavailableError) as error:
+            message = error.message.replace(f"{wanted.sha256}: ", f"{wanted.path.name}: ", 1)
+            raise type(error)(message, fix=error.fix) from error
         path.chmod(_READ_ONLY)
         self.touch(wanted.sha256, wanted.path.name)
         return done

@@ -29,7 +29,10 @@ BasePolicy = Literal["auto", "registry", "bootstrap"]
 
 
 class Wish(NamedTuple):
-    """What to build and how; `network` None lets the context decide. `timeout` in seconds, of the build itself."""
+    """What to build and how; `network` None lets the context decide. `timeout` in seconds, of the build itself.
+
+    `offline`: from the files that the profile names on this machine, and from nothing else.
+    """
 
     spec: ImageSpec
     profile: Profile
@@ -40,6 +43,7 @@ class Wish(NamedTuple):
     revision: str
     epoch: int
     matrix: Path | None = None
+    offline: bool = False
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +88,7 @@ def choose_base(engine: Engine, wish: Wish, say: Callable[[str], None]) -> str:
 
 def prepare(engine: Engine, wish: Wish, base: str, scratch: Path) -> BuildPlan:
     """Write the context and return the plan; its key is None when the engine does not hold the base yet."""
-    context = contexts.write(wish.spec, wish.profile, scratch / "context", matrix=wish.matrix)
+    context = contexts.write(wish.spec, wish.profile, scratch / "context", matrix=wish.matrix, offline=wish.offline)
     held = engine.inspect(base)
     key = held and keys.key(
         context=keys.context_digest(context.path),

@@ -75,11 +75,18 @@ def plan(spec: ImageSpec, dest: Path) -> EnvironmentPlan:
 
 
 def build(
-    spec: ImageSpec, profile: Profile, dest: Path, *, timeout: float, on_line: Callable[[str], None]
+    spec: ImageSpec,
+    profile: Profile,
+    dest: Path,
+    *,
+    timeout: float,
+    on_line: Callable[[str], None],
+    offline: bool = False,
 ) -> Environment:
     """Make `dest` the spec's environment and prove it from the inside; one that is complete already is left as it is.
 
-    A failure leaves a directory that the next build empties. `timeout` in seconds, of each step.
+    A failure leaves a directory that the next build empties. `timeout` in seconds, of each step. `offline`: from the
+    files that the profile names on this machine, and from nothing else.
     """
     began = time.monotonic()
     dest = dest.absolute()
@@ -89,7 +96,7 @@ def build(
     log = None if skipped else log_path(f"{spec.cell}-venv")
     if log is not None:
         with tempfile.TemporaryDirectory(prefix="envcheck-venv-", dir=_scratch(dest)) as scratch:
-            context = contexts.write(spec, profile, Path(scratch) / "context")
+            context = contexts.write(spec, profile, Path(scratch) / "context", offline=offline)
             steps = _Steps(context, dest, spec, log, timeout, on_line)
             _fill(dest, interpreter, steps, key)
     return Environment(

@@ -1,0 +1,81 @@
+"""What locks name, brought into the store: from this machine's directories first, else over the network."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from envcheck.errors import UnavailableError
+from envcheck.images.pins import Lock, Pin
+from envcheck.images.wheels import local_wheels, named
+from envcheck.mirrors.fetch.wanted import Means, Wanted
+from envcheck.mirrors.locate import Need, locate
+from envcheck.mirrors.profile import Index, Profile, attempts
+from envcheck.mirrors.store import Store
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A wheel of the store: its file name, hash and the index that its lock names."""
+
+    name: str
+    sha256: str
+    index: str
+
+
+def bring(store: Store, locks: Sequence[Lock], python: str, profile: Profile, means: Callable[[str], Means]) -> None:
+    """Have a wheel of every pin for this Python in the store; nothing is asked of a network when all are there.
+
+    `means` gives those for a file's name. Raise UnavailableError for what nobody has, PromiseError for wrong bytes.
+    """
+    lacking = _lacking(store, locks, python)
+    for digest, path in local_wheels(lacking, [*profile.pypi, *profile.pytorch], python).items():
+        store.adopt(path, digest)
+    lacking = _lacking(store, locks, python)
+    pins = {digest: pin for lock in lacking for pin in lock.pins for digest in pin.sha256}
+    needs = [Need(pin.name, tuple(pin.sha256), lock.index) for lock in lacking for pin in lock.pins]
+    indexes = {"pypi": attempts(profile.pypi), "pytorch": attempts(profile.pytorch)}
+    found = locate(needs, indexes, means("asking the indexes").client) if needs else []
+    for file in found:
+        if named(file.name, pins[file.sha256], python):
+            store.put(Wanted(file.urls, file.sha256, file.size, Path(file.name)), means(file.name))
+
+
+def held(store: Store, locks: Iterable[Lock], python: str) -> list[Held]:
+    """Return a wheel of every pin. Raise UnavailableError naming the first one that is not in the store."""
+    found = []
+    for lock in locks:
+        for pin in lock.pins:
+            one = _one(store, pin, python)
+            if one is None:
+                message = f"{store.root}: no {pin.name} {pin.version} for Python {python} of the lock's hash"
+                raise UnavailableError(message, fix="fetch it first: the same command without --dry-run or --offline")
+            found.append(Held(*one, lock.index))
+    return found
+
+
+@contextlib.contextmanager
+def viewed(store: Store, wheels: Iterable[Held], profile: Profile) -> Iterator[Profile]:
+    """Give the profile of a build that may use these wheels and nothing else."""
+    store.root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".view-", dir=store.root) as folder:
+        for wheel in wheels:
+            store.view(wheel.sha256, Path(folder) / wheel.name)
+        only = [Index(url=folder, kind="find-links")]
+        yield msgspec.structs.replace(profile, pypi=only, pytorch=only, netrc=None)
+
+
+def _lacking(store: Store, locks: Iterable[Lock], python: str) -> list[Lock]:
+    parts = [(lock, [pin for pin in lock.pins if _one(store, pin, python) is None]) for lock in locks]
+    return [msgspec.structs.replace(lock, pins=pins) for lock, pins in parts if pins]
+
+
+def _one(store: Store, pin: Pin, python: str) -> tuple[str, str] | None:
+    """Return the name and hash of a pin's wheel for this Python that the store has."""
+    there = [(store.name(digest), digest) for digest in pin.sha256 if store.has(digest)]
+    return next(((name, digest) for name, digest in there if name and named(name, pin, python)), None)

@@ -1,0 +1,134 @@
+"""`envcheck store`: what it says, what it refuses, its exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from envcheck.cli import Settings
+from envcheck.cli.store import command
+from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
+from envcheck.mirrors import hf, versions
+from envcheck.mirrors.contents import Contents
+from envcheck.mirrors.store import Store
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Return a store with two versions of a small model."""
+    made = Store(tmp_path / "store")
+    digest = made.add(b"weights", "model.bin")
+    files = [hf.Entry(path="model.bin", size=7, sha256=digest)]
+    model = hf.Revision(repo="o/r", revision="0" * 40, files=files)
+    for branches in ({}, {"o/r@main": "0" * 40}):
+        versions.publish(made, Contents(models=[model], branches=branches), keep=5)
+    return made
+
+
+@pytest.fixture
+def run(store: Store) -> Run:
+    def invoke(*arguments: str, root: Path = store.root) -> Result:
+        settings = Settings(matrix=None, verbose=False, quiet=False)
+        return CliRunner().invoke(command, ["--store", str(root), *arguments], obj=settings, standalone_mode=False)
+
+    return invoke
+
+
+def failed(done: Result, kind: type[EnvcheckError]) -> str:
+    assert isinstance(done.exception, kind), done.output
+    return str(done.exception)
+
+
+def test_versions_are_listed_switched_and_taken_back(run: Run, store: Store) -> None:
+    assert run("rollback").stdout == "version 1 is served\n"
+    told = json.loads(run("versions", "--json").stdout)
+    assert [(one["number"], one["current"], one["models"]) for one in told["versions"]] == [(1, True, 1), (2, False, 1)]
+    assert run("switch", "2").stdout == "version 2 is served\n"
+    assert versions.current(store) == 2
+    assert "no version 9; there are: 1, 2" in failed(run("switch", "9"), ConfigError)
+
+
+def test_df_says_what_is_pinned(run: Run) -> None:
+    told = json.loads(run("df", "--json").stdout)
+    assert told["schema"] == "envcheck/store/1"
+    assert told["pinned"] == told["bytes"] > 7
+    assert "version 2    current" in run("df").stdout
+
+
+def test_verify_is_1_when_something_is_wrong_and_names_it(run: Run, store: Store) -> None:
+    done = run("verify")
+    assert (done.return_value, "each is of its hash" in done.stdout) == (0, True)
+    one = next(one for one in store.objects() if one.size == 7)
+    store.path(one.sha256).chmod(0o644)
+    store.path(one.sha256).write_bytes(b"WEIGHTS")
+    done = run("verify", "--json")
+    assert done.return_value == 1
+    assert json.loads(done.stdout)["faults"][0]["file"] == "model.bin"
+
+
+def test_gc_is_1_when_all_that_is_left_is_published(run: Run, store: Store) -> None:
+    free = store.add(b"x" * 1000, "free")
+    done = run("gc", "--max-size", "100", "--dry-run")
+    assert (done.return_value, store.has(free)) == (1, True)
+    done = run("gc", "--max-size", "100")
+    assert (done.return_value, store.has(free)) == (1, False)
+    assert "evicted 1 object(s)" in done.stdout
+    assert run("gc", "--max-size", "1G").return_value == 0
+    assert "--low 90 is above --high 50" in failed(run("gc", "--low", "90", "--high", "50"), ConfigError)
+
+
+def test_a_bundle_goes_out_and_comes_in(run: Run, tmp_path: Path) -> None:
+    out = run("export", "-o", str(tmp_path / "b"), "--part-size", "10K")
+    assert "part(s)" in out.stdout
+    done = run("import", str(tmp_path / "b"), root=tmp_path / "other")
+    assert "1 model(s) taken in" in done.stdout
+    assert (tmp_path / "other/current/hf/o/r/resolve/main/model.bin").read_bytes() == b"weights"
+    part = tmp_path / "b/bundle.tar.000"
+    part.write_bytes(part.read_bytes()[:-1] + b"x")
+    assert "copy this part again" in failed(run("import", str(tmp_path / "b"), root=tmp_path / "third"), PromiseError)
+    assert not (tmp_path / "third/current").exists()
+
+
+def test_a_model_is_published_from_its_lock(run: Run, store: Store, tmp_path: Path) -> None:
+    digest = store.add(b"other", "model.bin")
+    model = hf.Revision(repo="o/s", revision="1" * 40, files=[hf.Entry(path="m.bin", size=5, sha256=digest)])
+    (tmp_path / "model.lock").write_bytes(hf.format_lock(model))
+    run("publish", "--model-lock", str(tmp_path / "model.lock"))
+    assert (store.root / "current/hf/o/s/resolve/main/m.bin").read_bytes() == b"other"
+    assert (store.root / "current/hf/o/r/resolve/main/model.bin").exists()
+    store.evict(digest)
+    said = failed(run("publish", "--model-lock", str(tmp_path / "model.lock")), UnavailableError)
+    assert "names no hf.endpoint" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["publish"], "nothing to publish; name a --cell"),
+        (["publish", "--cell", "torch9*"], "no published cell"),
+        (["publish", "--model-lock", "/no/such"], "/no/such: No such file"),
+        (["publish", "--cell", "torch2.13.0-cpu-py311", "--mirror", "nosuch"], "no mirror profile"),
+    ],
+)
+def test_what_is_refused(run: Run, arguments: list[str], said: str) -> None:
+    assert said in failed(run(*arguments), ConfigError)
+
+
+def test_an_empty_store_has_nothing_to_export(run: Run, tmp_path: Path) -> None:
+    assert run("versions", root=tmp_path / "none").stdout == "nothing is published\n"
+    done = run("export", "-o", str(tmp_path / "b"), root=tmp_path / "none")
+    assert "nothing to export" in failed(done, ConfigError)
+    assert "objects      0" in run("df", root=tmp_path / "none").stdout
+
+
+def test_a_store_that_cannot_be_written_is_one_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "is a file" in failed(run("df", root=tmp_path / "file"), ConfigError)
+    done = run("import", str(tmp_path), root=tmp_path / "file/below")
+    assert "no bundle.sha256" in failed(done, ConfigError)

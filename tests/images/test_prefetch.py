@@ -1,0 +1,166 @@
+"""Prefetch: what a lock names is brought into the store, held against its hash, and then built without any network."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from envcheck.errors import PromiseError, UnavailableError
+from envcheck.images import context as contexts
+from envcheck.images import prefetch
+from envcheck.images.engines import venv
+from envcheck.images.pins import Lock
+from envcheck.images.resolving import lock_cell
+from envcheck.images.spec import ImageSpec, make_spec
+from envcheck.images.store import write_locks
+from envcheck.matrix.model import Cell, Matrix
+from envcheck.mirrors.fetch.wanted import Means
+from envcheck.mirrors.http import Client
+from envcheck.mirrors.profile import Index, Profile
+from envcheck.mirrors.store import Store
+
+
+@pytest.fixture
+def site(torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[[Path], Any]) -> Any:
+    return serve(simple_index(torch_wheels).parent)
+
+
+@pytest.fixture
+def profile(site: Any) -> Profile:
+    return Profile(name="t", pypi=[Index(url=f"{site.url}/simple")])
+
+
+@pytest.fixture
+def python() -> str:
+    for version in ("3.11", "3.12"):
+        try:
+            venv.find_python(version)
+        except UnavailableError:
+            continue
+        return version
+    pytest.skip("neither Python 3.11 nor 3.12 is on this machine")
+
+
+@pytest.fixture
+def spec(matrix: Matrix, profile: Profile, python: str) -> ImageSpec:
+    cell = Cell(torch="2.8.0", variant="cu128", python=python)
+    return make_spec(matrix, cell, lock_cell(matrix, cell, profile))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def means(_name: str) -> Means:
+    return Means(Client(connect=1.0, read=1.0))
+
+
+def bring(store: Store, spec: ImageSpec, profile: Profile) -> None:
+    prefetch.bring(store, spec.locks, spec.cell.python, profile, means)
+
+
+def pins(locks: list[Lock]) -> set[str]:
+    return {digest for lock in locks for pin in lock.pins for digest in pin.sha256}
+
+
+def test_every_file_is_brought_and_a_second_time_nothing_is_asked(
+    store: Store, spec: ImageSpec, profile: Profile, site: Any
+) -> None:
+    bring(store, spec, profile)
+    assert {one.sha256 for one in store.objects()} == pins(spec.locks)
+    site.asked.clear()
+    bring(store, spec, profile)
+    assert site.asked == []
+    held = prefetch.held(store, spec.locks, spec.cell.python)
+    assert {one.name.partition("-")[0] for one in held} >= {"torch", "numpy", "sympy"}
+
+
+def test_what_lies_on_this_machine_is_taken_from_there(
+    store: Store, spec: ImageSpec, torch_wheels: Path, site: Any
+) -> None:
+    site.asked.clear()
+    bring(store, spec, Profile(name="local", pypi=[Index(url=str(torch_wheels), kind="find-links")]))
+    assert site.asked == []
+    assert {one.sha256 for one in store.objects()} == pins(spec.locks)
+
+
+def test_wrong_bytes_reach_no_name_of_the_store(
+    store: Store, spec: ImageSpec, profile: Profile, tmp_path: Path
+) -> None:
+    numpy = next((tmp_path / "index").glob("numpy-*.whl"))
+    numpy.write_bytes(numpy.read_bytes()[:-1] + b"x")
+    with pytest.raises(PromiseError, match="numpy"):
+        bring(store, spec, profile)
+    wrong = next(pin.sha256[0] for lock in spec.locks for pin in lock.pins if pin.name == "numpy")
+    assert not store.has(wrong)
+
+
+def test_what_is_not_in_the_store_is_named(store: Store, spec: ImageSpec) -> None:
+    with pytest.raises(UnavailableError, match="of the lock's hash; fetch it first"):
+        prefetch.held(store, spec.locks, spec.cell.python)
+
+
+def test_an_offline_context_names_no_source_but_its_files(
+    store: Store, spec: ImageSpec, profile: Profile, tmp_path: Path
+) -> None:
+    bring(store, spec, profile)
+    wheels = prefetch.held(store, spec.locks, spec.cell.python)
+    with prefetch.viewed(store, wheels, profile) as only:
+        context = contexts.write(spec, only, tmp_path / "context", offline=True)
+    rows = (context.path / "mirror/sources.tsv").read_text().splitlines()
+    assert [row.split("\t")[2] for row in rows] == ["carried"] * len(spec.locks)
+    linked = [path.stat().st_ino for path in (context.path / "mirror/wheels").iterdir()]
+    assert sorted(linked) == sorted(store.path(digest).stat().st_ino for digest in pins(spec.locks))
+    assert {oct(store.path(digest).stat().st_mode & 0o777) for digest in pins(spec.locks)} == {"0o444"}
+    assert list(store.root.glob(".view-*")) == []
+
+
+def _envcheck(arguments: list[str], home: Path, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    own = {"PATH": os.environ["PATH"], "HOME": str(home), "ENVCHECK_HOME": str(home), "PYTHONPATH": os.getcwd()}  # noqa: PTH109
+    argv = [*before, sys.executable, "-m", "envcheck", *arguments]
+    return subprocess.run(argv, env=own, capture_output=True, text=True, check=False)
+
+
+def test_build_prefetch_and_then_again_with_the_network_cut(
+    matrix: Matrix, spec: ImageSpec, site: Any, tmp_path: Path
+) -> None:
+    """The second build stands in a network namespace of its own: not even the loopback is up there."""
+    cut = ("unshare", "--map-root-user", "--net") if os.getuid() else ("unshare", "--net")
+    if shutil.which("unshare") is None or subprocess.run([*cut, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no network namespace can be made here")
+    (tmp_path / "matrix.yaml").write_bytes(msgspec.json.encode(matrix))
+    write_locks(tmp_path / "images", spec.cell, spec.locks)
+    (tmp_path / "site.yaml").write_text(json.dumps({"pypi": [{"url": f"{site.url}/simple"}]}))
+    build = ["--matrix", str(tmp_path / "matrix.yaml"), "build", str(spec.cell), "--engine", "venv", "--prefetch"]
+    build += ["--images", str(tmp_path / "images"), "--mirror", str(tmp_path / "site.yaml"), "--json"]
+    absent = _envcheck([*build, "--dest", str(tmp_path / "no")], tmp_path, cut)
+    assert absent.returncode == 3
+    assert absent.stderr.splitlines()[-1].startswith("envcheck: ")
+    first = _envcheck([*build, "--dest", str(tmp_path / "one")], tmp_path)
+    assert first.returncode == 0, first.stderr
+    site.asked.clear()
+    second = _envcheck([*build, "--dest", str(tmp_path / "two")], tmp_path, cut)
+    assert second.returncode == 0, second.stderr
+    assert json.loads(second.stdout)["promises"]["torch"] == "2.8.0+cu128"
+    assert (tmp_path / "two/bin/python").exists()
+    assert site.asked == []
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [(["--network", "host"], "--prefetch builds without any network"), (["--base", "registry"], "a registry's base")],
+)
+def test_what_asks_for_a_network_is_refused(tmp_path: Path, option: list[str], said: str) -> None:
+    done = _envcheck(["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--prefetch", *option], tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert said in done.stderr
