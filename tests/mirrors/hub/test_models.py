@@ -1,0 +1,214 @@
+"""A model by its revision: hashes from who is trusted, bytes from a mirror, and a cache that huggingface_hub takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from envcheck.cli import cli
+from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.mirrors import hf, hub, models
+from envcheck.mirrors.fetch.wanted import Means
+from envcheck.mirrors.http import Client
+from envcheck.mirrors.profile import HuggingFace, Profile
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REPO = "owner/tiny"
+REF = hf.Reference("model", REPO, "main")
+LARGE = "sub/weights.bin"
+Hubs = Callable[[], Any]
+
+WHOLE = f"""
+import json, os
+from huggingface_hub import snapshot_download
+from transformers import AutoConfig, AutoTokenizer
+at = snapshot_download({REPO!r})
+weights = open(at + "/{LARGE}", "rb").read()
+words = AutoTokenizer.from_pretrained({REPO!r})("hello world")["input_ids"]
+print(json.dumps([os.path.basename(at), len(weights), AutoConfig.from_pretrained({REPO!r}).hidden_size, words]))
+"""
+TAKEN = f"""
+import hashlib
+from huggingface_hub import hf_hub_download
+print(hashlib.sha256(open(hf_hub_download({REPO!r}, "{LARGE}"), "rb").read()).hexdigest())
+"""
+
+
+def fetched(hub: Any, at: str, to: Path) -> list[Any]:
+    client = Client(connect=2.0, read=5.0)
+    wanted = models.revision(client, hub.url, REF)
+    return models.fetch_revision(wanted, [at], to, Means(client), lambda _: None)
+
+
+def flip(hub: Any, path: str) -> None:
+    content = bytearray(hub.content[path])
+    content[len(content) // 2] ^= 1
+    hub.content[path] = bytes(content)
+
+
+def test_every_file_is_a_blob_that_the_snapshot_links_to(hubs: Hubs, tmp_path: Path) -> None:
+    server = hubs()
+    fetched(server, server.url, tmp_path)
+    folder = tmp_path / "models--owner--tiny"
+    for row in server.rows:
+        link = folder / "snapshots" / COMMIT / row["path"]
+        assert link.is_symlink()
+        assert link.resolve().parent == (folder / "blobs").resolve()
+        assert link.read_bytes() == server.content[row["path"]]
+    assert (folder / "refs/main").read_text() == COMMIT
+    assert sorted(path.name for path in (folder / "blobs").iterdir() if path.name.startswith(".")) == []
+
+
+def test_a_second_time_nothing_moves(hubs: Hubs, tmp_path: Path) -> None:
+    server = hubs()
+    fetched(server, server.url, tmp_path)
+    assert [done.moved for done in fetched(server, server.url, tmp_path)] == [0] * len(server.rows)
+
+
+@pytest.mark.parametrize("path", [LARGE, "config.json"])
+def test_wrong_bytes_of_the_right_size_and_etag_are_refused(hubs: Hubs, tmp_path: Path, path: str) -> None:
+    trusted, mirror = hubs(), hubs()
+    flip(mirror, path)
+    with pytest.raises(PromiseError):
+        fetched(trusted, mirror.url, tmp_path)
+    assert not (tmp_path / "models--owner--tiny/snapshots").exists()
+
+
+def test_a_lock_has_every_sha256_and_needs_nobody_s_trust(hubs: Hubs, tmp_path: Path) -> None:
+    origin, mirror = hubs(), hubs()
+    lock = models.locked(Client(), origin.url, REF)
+    assert {file.path: file.size for file in lock.files} == {row["path"]: row["size"] for row in origin.rows}
+    text = hf.format_lock(lock)
+    flip(mirror, "vocab.txt")
+    again = hf.parse_lock(text, "lock")
+    assert hf.format_lock(again) == text
+    with pytest.raises(PromiseError, match="no source has the file with sha256"):
+        models.fetch_revision(again, [mirror.url], tmp_path, Means(Client()), lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"path": "../../up"}, "leads outside"),
+        ({"path": "/etc/passwd"}, "leads outside"),
+        ({"path": "a\nb"}, "leads outside"),
+        ({"sha1": "../../../../tmp/x"}, "leads outside"),
+        ({"sha256": None}, "has no hash"),
+        ({"sha256": "0"}, "has no hash"),
+        ({"size": -1}, "has no hash"),
+        ({"path": LARGE}, "twice"),
+        ({"path": "sub"}, "twice"),
+    ],
+)
+def test_a_lock_that_leads_outside_is_refused(change: dict[str, Any], told: str) -> None:
+    files = [hf.Entry(path=path, size=1, sha256="a" * 64) for path in ("a", LARGE)]
+    files[0] = msgspec.structs.replace(files[0], **change)
+    lock = hf.Revision(repo=REPO, revision=COMMIT, files=files)
+    with pytest.raises(ConfigError, match=told):
+        hf.parse_lock(msgspec.json.encode(lock), "lock")
+
+
+@pytest.mark.parametrize("change", [{"revision": "main"}, {"repo": "../x"}, {"ref": "../../x"}, {"ref": "a/../b"}])
+def test_a_lock_of_no_commit_is_refused(change: dict[str, str]) -> None:
+    lock = hf.Revision(repo=REPO, revision=COMMIT, files=[hf.Entry(path="a", size=1, sha256="a" * 64)])
+    with pytest.raises(ConfigError, match="no commit"):
+        hf.parse_lock(msgspec.json.encode(msgspec.structs.replace(lock, **change)), "lock")
+
+
+@pytest.mark.parametrize("path", ["../x", "/x", "a/../../x", "a\\..\\x", "", LARGE])
+def test_an_endpoint_s_listing_that_leads_outside_is_refused(hubs: Hubs, tmp_path: Path, path: str) -> None:
+    server = hubs()
+    server.rows[0] = {**server.rows[0], "path": path}
+    with pytest.raises(UnavailableError, match="it lists"):
+        fetched(server, server.url, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_over_50_gb_is_planned_as_any_other(tmp_path: Path) -> None:
+    """huggingface_hub refuses it without xet; moving one is too much for a test."""
+    entry = hf.Entry(path="big.safetensors", size=51_000_000_000, sha256="a" * 64)
+    wanted = hf.Revision(repo=REPO, revision=COMMIT, files=[entry])
+    assert [want.size for want in models.planned(wanted, ["http://mirror"], tmp_path)] == [51_000_000_000]
+
+
+def test_who_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "default_endpoint", lambda: None)
+    mirror = Profile(name="m", hf=HuggingFace(endpoint="https://mirror.example"))
+    both = Profile(name="m", hf=HuggingFace(endpoint="https://mirror.example", trusted="https://origin.example"))
+    assert hub.trusted(both, mirror=False, environ={}) == "https://origin.example"
+    assert hub.trusted(mirror, mirror=True, environ={}) == "https://mirror.example"
+    assert hub.trusted(mirror, mirror=False, environ={"HF_ENDPOINT": "https://site.example"}) == "https://site.example"
+    for environ in ({}, {"HF_ENDPOINT": "https://mirror.example/"}):
+        with pytest.raises(ConfigError, match="must not vouch for its own bytes"):
+            hub.trusted(mirror, mirror=False, environ=environ)
+
+
+def test_a_token_goes_only_where_the_profile_allows(hubs: Hubs, tmp_path: Path) -> None:
+    server = hubs()
+    server.token = "canary-token"  # noqa: S105 (a test's)
+    environ = {"HF_TOKEN": "canary-token"}
+    for policy, seen in (("never", False), ("allow", True)):
+        profile = msgspec.convert({"name": "p", "hf": {"endpoint": server.url, "token": policy}}, Profile)
+        client = Client(bearer=hub.bearer(profile, server.url, environ))
+        if seen:
+            wanted = models.revision(client, server.url, REF)
+            models.fetch_revision(wanted, [server.url], tmp_path, Means(client), lambda _: None)
+        else:
+            with pytest.raises(UnavailableError, match="it answers 401"):
+                models.revision(client, server.url, REF)
+        assert any(server.tokens) == seen
+
+
+def test_the_commands(hubs: Hubs, tmp_path: Path) -> None:
+    origin, mirror = hubs(), hubs()
+    profile = tmp_path / "p.yaml"
+    profile.write_text(f"hf: {{endpoint: '{mirror.url}', trusted: '{origin.url}'}}\n")
+    lock, cache = tmp_path / "tiny.lock", tmp_path / "cache"
+
+    def run(*words: str) -> str:
+        done = CliRunner().invoke(cli, [*words, "--mirror", str(profile)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    assert "4 files" in run("lock", "--model", f"{REPO}@main", "--output", str(lock))
+    assert mirror.asked == []
+    told = json.loads(run("fetch", "--lock", str(lock), "--to", str(cache), "--json"))
+    assert sum(file["moved"] for file in told["files"]) == sum(row["size"] for row in origin.rows)
+    assert {host for file in told["files"] for host in file["sources"]} == {mirror.netloc}
+    assert "HF_HUB_OFFLINE=1" in run("fetch", "--model", f"{REPO}@main", "--to", str(cache))
+
+
+@pytest.mark.tools
+def test_through_a_real_mirror_server_and_into_real_clients_without_a_network(
+    hubs: Hubs, mirrored: Callable[[Any], str], run_hub: Callable[..., str], tmp_path: Path
+) -> None:
+    server = hubs()
+    cache = tmp_path / "cache"
+    fetched(server, mirrored(server), cache)
+    server.shutdown()
+    assert json.loads(run_hub(WHOLE, cache, HF_HUB_OFFLINE="1")) == [COMMIT, 3_000_001, 8, [2, 5, 6, 3]]
+
+
+@pytest.mark.tools
+def test_a_poisoned_mirror_fools_huggingface_hub_and_not_us(
+    hubs: Hubs, mirrored: Callable[[Any], str], run_hub: Callable[..., str], tmp_path: Path
+) -> None:
+    """The mirror keeps what it got once, though its upstream has long been mended (mirrors.md, fact 5)."""
+    server = hubs()
+    right = models.revision(Client(), server.url, REF)
+    flip(server, LARGE)
+    at = mirrored(server)
+    digest = next(file.sha256 for file in right.files if file.path == LARGE)
+    assert run_hub(TAKEN, tmp_path / "theirs", HF_ENDPOINT=at).strip() != digest
+    flip(server, LARGE)
+    with pytest.raises(PromiseError):
+        models.fetch_revision(right, [at], tmp_path / "ours", Means(Client()), lambda _: None)
+    assert not (tmp_path / "ours/models--owner--tiny/snapshots").exists()
+    models.fetch_revision(right, [at, server.url], tmp_path / "ours", Means(Client()), lambda _: None)
+    assert (tmp_path / "ours/models--owner--tiny/blobs" / str(digest)).is_file()
