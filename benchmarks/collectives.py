@@ -13,8 +13,10 @@ in-place figure is held against envcheck's too; that goal is 3 %.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import random
 import shutil
 import socket
 import statistics
@@ -89,7 +91,10 @@ def group(python: str, world: int, backend: str, repeat: int) -> dict[str, Any]:
         argv = [python, __file__, "--world", str(world), "--ports", ports, "--backend", backend, "--scratch", scratch]
         environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         ranks = [subprocess.Popen([*argv, "--rank", str(n)], env=environment) for n in range(world)]
-        codes = [rank.wait() for rank in ranks]
+        while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
+            time.sleep(0.1)
+        for rank in ranks:  # they would wait for the one that failed
+            rank.kill()
         if any(codes):
             sys.exit(f"ranks of {world} ended with {codes}")
         told = [json.loads(Path(scratch, f"rank{n}.json").read_text(encoding="utf-8")) for n in range(world)]
@@ -97,14 +102,15 @@ def group(python: str, world: int, backend: str, repeat: int) -> dict[str, Any]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on."""
-    held = [socket.socket() for _ in range(count)]
-    for each in held:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
+    """Return ports that nobody listens on, below those that clients are given: they are used minutes later."""
+    found: list[int] = []
+    for port in random.sample(range(15000, 32000), 17000):
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            break
+    return found
 
 
 def figures(told: list[dict[str, Any]], world: int, backend: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
-from envcheck.checks.env import _bandwidth, _curves, collective_bandwidth
+from envcheck.checks.env import _bandwidth, _curves, _links, collective_bandwidth
 
 Node = Callable[..., View]
 Put = Callable[..., View]
@@ -138,6 +138,23 @@ def test_a_latency_that_is_no_time_is_an_error_and_one_that_nobody_took_is_left_
         del entry["latency"]
     outcome = collective_bandwidth.judge(node("mixed"), ranks)
     assert (outcome.status, outcome.details["latency"]) == (PASS, {})
+
+
+def test_the_latency_is_that_of_the_rank_that_waits_longest(node: Node) -> None:
+    ranks = report(2, SLOW)
+    ranks[1]["latency"]["all-gather"][0] |= {"p50": 4e-5, "p99": 9e-5}
+    told = collective_bandwidth.judge(node("mixed"), ranks).details["latency"]["all-gather"][0]
+    assert told == {"bytes": 8, "p50": 4e-5, "p99": 9e-5, "slowest_rank": 1}
+
+
+# PCI-SIG: GT/s, 8b/10b in the first two generations, 128b/130b up to the fifth; the sixth has 242 of 256 bytes.
+@pytest.mark.parametrize(
+    ("generation", "transfers", "share"),
+    [(1, 2.5, 0.8), (2, 5, 0.8), (3, 8, 128 / 130), (4, 16, 128 / 130), (5, 32, 128 / 130), (6, 64, 242 / 256)],
+)
+def test_what_a_lane_carries(generation: int, transfers: float, share: float) -> None:
+    carried = _links._PCIE_LANE[generation]  # noqa: SLF001 (a table of the standard's)
+    assert carried == pytest.approx(transfers * share / 8, rel=1e-3)
 
 
 def test_what_was_not_measured_is_no_pass_but_for_what_gloo_does_not_have(node: Node, cpu: View) -> None:
