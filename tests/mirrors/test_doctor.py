@@ -1,0 +1,199 @@
+"""The doctor finds each mistake people make with its line, finds nothing in what is right, and repeats no secret."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envcheck.checks.env import ignored_settings
+from envcheck.cli import cli
+from envcheck.errors import ConfigError
+from envcheck.mirrors import doctor_here
+from envcheck.mirrors.doctor import Finding, examine, wrong
+from envcheck.mirrors.doctor_names import IGNORED, OUTDATED, TORCH
+from envcheck.mirrors.doctor_rules import RULES
+from envcheck.mirrors.doctor_text import Kind, Text, kind_of, read
+
+DATA = Path(__file__).parents[1] / "data/doctor"
+CANARIES = ("hunter2-canary", "CANARYcanary")
+EXPECTED = {
+    "Dockerfile": """
+        3 E105; 3 W009; 4 W002; 5 W001; 6 W011; 7 W016; 8 W005; 9 W010; 10 W010; 11 W005; 12 W004; 13 W013; 14 W012
+        15 E103; 16 E102; 16 W003; 17 W003; 18 W007; 19 W010
+    """,
+    "bashrc": """
+        2 W001; 3 W011; 4 W007; 5 W007; 6 E104; 6 W009; 7 W004; 8 W005; 9 W007; 10 W012; 11 W003; 12 W010; 13 E103
+    """,
+    "train.py.sample": "8 W011; 8 W015; 9 W002; 11 E101; 13 W007; 14 W007; 16 E101; 17 W006; 20 W003; 21 W010",
+    "requirements.txt": "2 W004; 3 W008",
+}
+
+
+def found_in(*paths: Path) -> list[Finding]:
+    """Examine samples; one in Python has another name, so that nothing takes it for ours."""
+    texts = doctor_here.files(paths)
+    return examine(t._replace(kind=kind_of(t.name.removesuffix(".sample"))) for t in texts)
+
+
+def lines(findings: list[Finding]) -> list[str]:
+    return [f"{finding.line} {finding.id}" for finding in findings]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_each_mistake_is_found_on_its_line_and_nothing_else(name: str) -> None:
+    expected = [entry for row in EXPECTED[name].split("\n") for entry in map(str.strip, row.split(";")) if entry]
+    assert lines(found_in(DATA / name)) == expected
+
+
+@pytest.mark.parametrize("path", sorted((DATA / "clean").iterdir()), ids=lambda path: path.name)
+def test_nothing_is_found_in_what_is_right(path: Path) -> None:
+    assert found_in(path) == []
+
+
+def test_our_own_scripts_and_images_are_clean() -> None:
+    root = Path(__file__).parents[2]
+    ours = [*root.glob("templates/context/*"), *root.glob("images/*/Dockerfile"), *root.glob(".ci/*")]
+    assert found_in(*(path for path in ours if path.is_file())) == []
+
+
+def test_the_samples_have_every_rule() -> None:
+    found = {finding.id for finding in found_in(*(path for path in DATA.iterdir() if path.is_file()))}
+    assert {rule.id for rule in RULES} - found == {"W014"}
+
+
+def test_no_finding_repeats_a_secret() -> None:
+    said = json.dumps([msgspec.to_builtins(f) for f in found_in(*(path for path in DATA.iterdir() if path.is_file()))])
+    assert [canary for canary in CANARIES if canary in said] == []
+    assert all(any(canary in path.read_text() for path in DATA.iterdir() if path.is_file()) for canary in CANARIES)
+
+
+def one(content: str, kind: Kind = "settings") -> list[str]:
+    return lines(examine([Text("x", content, kind)]))
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "expected"),
+    [
+        ("pip config set global.index-url https://m.example/simple\nuv pip install x\n", "dockerfile", ["1 W014"]),
+        ("PIP_INDEX_URL=https://m.example\nUV_DEFAULT_INDEX=https://m.example\nuv pip install x\n", "settings", []),
+        ("[global]\nextra-index-url =\n    https://m.example/whl/cu118\n", "settings", ["2 W004"]),
+        ("[global]\nextra-index-url =\n    https://m.example/simple\n", "settings", []),
+        ("[global]\ntrusted-host = m.example\n", "settings", ["2 W010"]),
+        ("[global]\ntrusted-host = 127.0.0.1\n", "settings", []),
+        ("registry=http://npm.example\nstrict-ssl=false\n", "settings", ["1 W005", "2 W010"]),
+        ("ssl_verify: false\nchannel_alias: http://conda.example\n", "settings", ["1 W010", "2 W005"]),
+        ('{"registry-mirrors": ["http://hub.example"]}', "json", ["1 W005"]),
+        ("//npm.example/:_authToken=npm_" + "a1" * 18, "settings", ["1 E104"]),
+        ("HF_ENDPOINT=https://m.example\nHF_TOKEN=x\n", "environment", ["1 W011", "2 W009"]),
+        ("HF_ENDPOINT=https://huggingface.co\nHF_TOKEN=hf_" + "a1" * 18, "environment", []),
+        ("HF_MIRROR=https://m.example", "environment", ["1 W001"]),
+        ("env:\n  HF_MIRROR: https://m.example\n", "settings", ["2 W001"]),
+        ("docker build --build-arg PYTORCH_MIRROR=https://m.example .", "settings", ["1 W002"]),
+        ("echo '# HF_MIRROR=x' # HF_MIRROR=y", "settings", ["1 W001"]),
+        ("echo HF_MIRROR and more", "settings", []),
+        ("deb http://m.example/debian bookworm main", "settings", []),
+        ("wget -O x http://[::1]:80/x", "settings", []),
+        ("git clone http://joe@git.example/x", "settings", ["1 E103", "1 W005"]),
+        ("https://user:real-secret@h.example # https://user:password@h.example", "settings", ["1 E103"]),
+        ("torch-backend = 'cu128'\n[[index]]\nurl = 'https://m.example'\n", "settings", ["1 W012"]),
+        ("uv pip install --torch-backend=auto torch", "settings", []),
+    ],
+)
+def test_each_client_is_understood(content: str, kind: Kind, expected: list[str]) -> None:
+    assert one(content, kind) == expected
+
+
+def test_a_variable_that_the_same_file_hands_on_is_no_mistake() -> None:
+    assert one("ARG PYTORCH_MIRROR\nRUN pip install --index-url $PYTORCH_MIRROR torch\n", "dockerfile") == []
+    assert one("import os\nurl = os.environ.get('HF_MIRROR')\nos.environ['HF_MIRROR'] = 'x'\n", "python") == []
+
+
+def test_what_the_check_of_images_knows_the_doctor_knows() -> None:
+    assert set(ignored_settings.IGNORED) <= {*IGNORED, *TORCH}
+    assert set(ignored_settings.OUTDATED) | {ignored_settings.TRANSFER} <= set(OUTDATED)
+
+
+def test_only_what_is_outdated_is_not_wrong() -> None:
+    assert not wrong(examine([Text("x", "huggingface-cli download a/b", "settings")]))
+    assert wrong(examine([Text("x", "export HF_MIRROR=https://m.example", "settings")]))
+
+
+def test_kinds_are_told_by_name() -> None:
+    names = ("Dockerfile.gpu", "gpu.dockerfile", "a.py", "daemon.json", "requirements-dev.txt", ".bashrc", "notes.txt")
+    kinds = ["dockerfile", "dockerfile", "python", "json", "requirements", "settings", "settings"]
+    assert [kind_of(name) for name in names] == kinds
+
+
+KINDS = st.sampled_from(["python", "json", "dockerfile", "requirements", "environment", "settings"])
+PIECES = st.sampled_from(
+    [line for path in sorted(DATA.iterdir()) if path.is_file() for line in path.read_text().split("\n")]
+    + ['"""', "'", '"', "#", "\\", "\n", "\r\n", "\f", "\0", "//", "@", "(" * 200, "[" * 200]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(PIECES | st.text(max_size=60), max_size=25), st.sampled_from(["", " ", "\n"]), KINDS)
+def test_no_input_breaks_it_and_every_line_is_there(parts: list[str], joint: str, kind: Kind) -> None:
+    content = joint.join(parts)
+    text = Text("x", content, kind)
+    assert len(read(text).code) == len(content)
+    for finding in examine([text]):
+        assert 1 <= finding.line <= content.count("\n") + 1
+        assert not re.search(r"hunter2-canary|CANARYcanary", finding.what + finding.fix)
+
+
+def test_this_machine_is_read_and_a_root_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "etc/docker").mkdir(parents=True)
+    (tmp_path / "etc/docker/daemon.json").write_text('{"registry-mirrors": ["http://hub.example"]}')
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/.bashrc").write_text("export HF_MIRROR=https://m.example\n")
+    (tmp_path / "pip.conf").write_bytes(b"[global]\ntrusted-host = m.example\n\xff\xfe")
+    environ = {
+        "HOME": str(tmp_path / "home"),
+        "HF_HUB_ENABLE_HF_TRANSFER": "1",
+        "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
+    }
+    found = examine(doctor_here.machine(environ, tmp_path))
+    assert [(Path(f.where).name, f.id) for f in found] == [
+        ("daemon.json", "W005"),
+        (".bashrc", "W001"),
+        ("pip.conf", "W010"),
+        ("environment", "W007"),
+    ]
+
+
+def test_what_is_too_large_for_settings_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "model.bin").open("wb") as file:
+        file.truncate(doctor_here.LARGEST + 1)
+    with pytest.raises(ConfigError, match="8 MB"):
+        doctor_here.files([tmp_path / "model.bin"])
+
+
+def test_the_command_says_place_level_and_fix_and_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    result = CliRunner().invoke(cli, ["mirror", "doctor", str(DATA / "bashrc")], standalone_mode=False)
+    assert result.return_value == 1
+    assert (
+        f"{DATA}/bashrc:2: unreal W001\n    nothing reads HF_MIRROR\n    fix: set HF_ENDPOINT instead\n"
+        in result.output
+    )
+    assert result.output.endswith("1 looked at: 7 danger, 3 unreal, 3 outdated\n")
+    assert not any(canary in result.output for canary in CANARIES)
+    clean = CliRunner().invoke(cli, ["mirror", "doctor", str(DATA / "clean/bashrc")], standalone_mode=False)
+    assert (clean.return_value, clean.output) == (0, "1 looked at: nothing found\n")
+
+
+def test_the_json_is_for_programs() -> None:
+    result = CliRunner().invoke(
+        cli, ["mirror", "doctor", "--json", str(DATA / "requirements.txt")], standalone_mode=False
+    )
+    answer = json.loads(result.output)
+    assert answer["schema"] == "envcheck/mirror-doctor/1"
+    assert [finding["id"] for finding in answer["findings"]] == ["W004", "W008"]
