@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from envcheck.mirrors.site import exporter
+from envcheck.mirrors.site.dashboard import dashboard
 from envcheck.mirrors.site.model import Site, checked, netloc
 from envcheck.mirrors.site.parts import parts, tasks
 from envcheck.templating import rendered
@@ -29,6 +30,7 @@ def render(site: Site) -> dict[str, str]:
     files = {path: rendered(template, context) for path, template in _ONCE.items()}
     files |= {path: rendered(template, {**context, **more}) for path, template, more in _each(site)}
     files["exporter/exporter.py"] = inspect.getsource(exporter)
+    files["grafana/dashboard.json"] = dashboard()
     files["site.json"] = msgspec.json.format(msgspec.json.encode(site)).decode() + "\n"
     return dict(sorted(files.items()))
 

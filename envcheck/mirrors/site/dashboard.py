@@ -1,0 +1,136 @@
+"""The site's Grafana dashboard. Its structure and every query are tested; no Grafana has drawn it yet."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, Final
+
+_WIDTH: Final = 24
+_SOURCE: Final = {"type": "prometheus", "uid": "${source}"}
+_JUDGED: Final = 'outcome=~"ok|error|truncated"'
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One panel: `queries` map legends to PromQL; it is red from `limit` on, or `below` it."""
+
+    title: str
+    unit: str
+    queries: dict[str, str]
+    kind: str = "timeseries"
+    limit: float | None = None
+    below: bool = False
+    width: int = 12
+
+
+PANELS: Final = (
+    Panel(
+        "Whole downloads of the last hour",
+        "percentunit",
+        {"success": "envcheck_mirror:download_success:ratio1h"},
+        kind="stat",
+        limit=0.999,
+        below=True,
+        width=6,
+    ),
+    Panel(
+        "Rate of large files",
+        "Bps",
+        {"rate": "envcheck_mirror:download_rate:bytes_per_second"},
+        kind="stat",
+        limit=50e6,
+        below=True,
+        width=6,
+    ),
+    Panel("Disk used", "percentunit", {"used": "envcheck_mirror:storage_used:ratio"}, kind="stat", limit=0.85, width=6),
+    Panel(
+        "Oldest copy",
+        "s",
+        {"age": "max(time() - envcheck_mirror_sync_success_timestamp_seconds)"},
+        kind="stat",
+        limit=36 * 3600,
+        width=6,
+    ),
+    Panel(
+        "Requests by outcome",
+        "reqps",
+        {"{{outcome}}": "sum by (outcome) (rate(envcheck_mirror_requests_total[5m]))"},
+    ),
+    Panel(
+        "Failures of the mirror",
+        "reqps",
+        {
+            "{{part}} {{outcome}}": "sum by (part, outcome) "
+            '(rate(envcheck_mirror_requests_total{outcome=~"error|truncated"}[5m]))'
+        },
+    ),
+    Panel("Bytes sent", "Bps", {"{{part}}": "sum by (part) (rate(envcheck_mirror_sent_bytes_total[5m]))"}),
+    Panel(
+        "Answered from the cache",
+        "percentunit",
+        {
+            "{{part}}": 'sum by (part) (rate(envcheck_mirror_responses_total{cache="hit"}[5m])) '
+            '/ sum by (part) (rate(envcheck_mirror_responses_total{cache!="none"}[5m]))'
+        },
+    ),
+    Panel(
+        "Downloads that count",
+        "short",
+        {"an hour's": f"sum(increase(envcheck_mirror_downloads_total{{{_JUDGED}}}[1h]))"},
+    ),
+    Panel(
+        "Poisoned files at the last audit",
+        "short",
+        {"files": "envcheck_mirror_audit_poisoned_files"},
+        limit=1,
+    ),
+)
+
+
+def dashboard() -> str:
+    """Return the dashboard as Grafana imports it, JSON."""
+    source = {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+    told = {
+        "uid": "envcheck-mirror",
+        "title": "envcheck mirror",
+        "tags": ["envcheck"],
+        "schemaVersion": 38,
+        "refresh": "1m",
+        "time": {"from": "now-24h", "to": "now"},
+        "templating": {"list": [source]},
+        "panels": _placed(),
+    }
+    return json.dumps(told, indent=2) + "\n"
+
+
+def _placed() -> list[dict[str, Any]]:
+    placed, x, y = [], 0, 0
+    for number, panel in enumerate(PANELS, 1):
+        height = 4 if panel.kind == "stat" else 8
+        placed.append({**_panel(panel), "id": number, "gridPos": {"x": x, "y": y, "w": panel.width, "h": height}})
+        x += panel.width
+        if x >= _WIDTH:
+            x, y = 0, y + height
+    return placed
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    targets = [
+        {"refId": chr(ord("A") + n), "datasource": _SOURCE, "expr": expr, "legendFormat": legend}
+        for n, (legend, expr) in enumerate(panel.queries.items())
+    ]
+    defaults = {"unit": panel.unit, "min": 0, "thresholds": {"mode": "absolute", "steps": _steps(panel)}}
+    return {
+        "type": panel.kind,
+        "title": panel.title,
+        "datasource": _SOURCE,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "targets": targets,
+    }
+
+
+def _steps(panel: Panel) -> list[dict[str, Any]]:
+    good, bad = ("red", "green") if panel.below else ("green", "red")
+    first: list[dict[str, Any]] = [{"color": good if panel.limit is not None else "green", "value": None}]
+    return first if panel.limit is None else [*first, {"color": bad, "value": panel.limit}]

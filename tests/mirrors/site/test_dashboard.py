@@ -1,0 +1,55 @@
+"""The dashboard's structure: places, sources, and that each query is PromQL over what there is."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.mirrors.site.dashboard import dashboard
+from envcheck.mirrors.site.exporter import Totals, gauges, text
+from envcheck.mirrors.site.render import render
+from tests.mirrors.site.test_render import site
+
+PANELS: list[dict[str, Any]] = json.loads(dashboard())["panels"]
+QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
+
+
+def test_panels_have_numbers_of_their_own_and_none_lies_on_another() -> None:
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    for one, other in itertools.combinations([panel["gridPos"] for panel in PANELS], 2):
+        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        assert beside or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in PANELS)
+
+
+def test_each_panel_asks_the_source_that_is_chosen() -> None:
+    told = json.loads(dashboard())
+    assert [one["name"] for one in told["templating"]["list"]] == ["source"]
+    assert {panel["datasource"]["uid"] for panel in PANELS} == {"${source}"}
+
+
+def test_every_metric_asked_for_is_exported_or_recorded(tmp_path: Path) -> None:
+    for name in ("cache", "state/sync"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "state/sync/main").touch()
+    (tmp_path / "state/audit.json").write_text('{"time": 5, "files": 3, "poisoned": 1}')
+    exported = set(re.findall(r"^# TYPE (\S+)", text(Totals(), gauges(tmp_path)), re.MULTILINE))
+    rules = render(site(tmp_path))["prometheus/rules.yml"]
+    recorded = set(re.findall(r"- record: (\S+)", rules))
+    asked = set(re.findall(r"envcheck_mirror[\w:]*", " ".join(QUERIES)))
+    assert asked <= exported | recorded
+    assert set(re.findall(r"envcheck_mirror[\w:]*", rules)) <= exported | recorded
+
+
+@pytest.mark.promtool
+def test_every_query_is_promql(tmp_path: Path, promtool: str) -> None:
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(QUERIES)]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = subprocess.run([promtool, "check", "rules", str(tmp_path / "rules.yml")], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,210 @@
+"""What goes wrong at an upstream or with a client, and what a real nginx, as rendered, makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.mirrors.site.exporter import Exporter
+from tests.mirrors.site.conftest import envcheck
+from tests.mirrors.site.upstreams import answers, free_ports, get
+
+pytestmark = pytest.mark.tools
+CONTENT = bytes(range(256)) * 80_000  # 20 MB: three slices
+
+
+class Upstream(ThreadingHTTPServer):
+    """An upstream that breaks off the second slice, redirects, or answers in time, as it is told."""
+
+    daemon_threads = True
+    fault = ""
+    headers: dict[str, str] = {}  # noqa: RUF012 (each test's server sets its own)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves CONTENT at every path, by ranges."""
+
+    server: Upstream
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        """Answer a range of it."""
+        self.server.headers = dict(self.headers)
+        if self.server.fault == "redirect":
+            self.send_response(302)
+            self.send_header("Location", "http://127.0.0.9/elsewhere")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        if self.path.startswith("/simple/"):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", "4")
+            self.end_headers()
+            self.wfile.write(b"page")
+            return
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        first, last = (int(asked[1]), min(int(asked[2]), len(CONTENT) - 1)) if asked else (0, len(CONTENT) - 1)
+        self.send_response(206 if asked else 200)
+        self.send_header("ETag", '"one"')
+        self.send_header("Content-Length", str(last - first + 1))
+        if asked:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(CONTENT)}")
+        self.end_headers()
+        if self.server.fault == "break" and first:
+            self.wfile.write(CONTENT[first : first + 1000])
+            self.close_connection = True
+            return
+        self.wfile.write(CONTENT[first : last + 1])
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def behind(tmp_path: Path, nginx: str, request: pytest.FixtureRequest) -> Iterator[tuple[Upstream, Path, int]]:
+    """Return an upstream, the directory of a site before it (with the test's own options), and its port."""
+    server = Upstream(("127.0.0.8", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    site, port = tmp_path / "site", free_ports(130)
+    for name, content in {"users": "me:{PLAIN}secret\n", "tokens": '"Bearer right" 1;\n'}.items():
+        (tmp_path / name).write_text(content)
+    more = [option.format(root=tmp_path) for option in getattr(request, "param", ())]
+    link = f"http://127.0.0.8:{server.server_address[1]}"
+    (tmp_path / "profile.yaml").write_text(f"pypi: [{{url: {link}/simple}}]\n")
+    options = (
+        "--no-pytorch",
+        "--profile",
+        str(tmp_path / "profile.yaml"),
+        "--link",
+        link,
+        "--port",
+        str(port),
+        "--min-free",
+        "0",
+        *more,
+    )
+    done = envcheck("mirror", "site", "render", str(site), *options)
+    assert done.returncode == 0, done.stderr
+    command = [nginx, "-p", str(site), "-e", f"{site}/logs/error.log", "-c", f"{site}/nginx/nginx.conf"]
+    process = subprocess.Popen([*command, "-g", "daemon off; user root;"], stderr=subprocess.DEVNULL)
+    answers(f"http://127.0.0.1:{port}/", process)
+    yield server, site, port
+    process.terminate()
+    process.wait(20)
+    server.shutdown()
+    server.server_close()
+
+
+def url(server: Upstream, port: int, path: str = "file.whl") -> str:
+    return f"http://127.0.0.1:{port}/files/127.0.0.8:{server.server_address[1]}/{path}"
+
+
+def counted(site: Path, outcome: str) -> int:
+    """Return how many requests for files had an outcome, by the exporter, once nginx has written its log."""
+    time.sleep(0.3)
+    found = re.search(rf'requests_total{{part="files",outcome="{outcome}"}} (\d+)', Exporter(site).text())
+    assert found
+    return int(found[1])
+
+
+def test_an_upstream_that_breaks_off_is_the_mirrors_failure_and_leaves_no_wrong_bytes(
+    behind: tuple[Upstream, Path, int],
+) -> None:
+    server, site, port = behind
+    server.fault = "break"
+    with pytest.raises(http.client.IncompleteRead):
+        get(url(server, port))
+    assert counted(site, "truncated") == 1
+    server.fault = ""
+    assert get(url(server, port))[1] == CONTENT
+    assert (counted(site, "truncated"), counted(site, "ok")) == (1, 1)
+
+
+def test_a_client_that_goes_away_is_not_the_mirrors_failure(behind: tuple[Upstream, Path, int]) -> None:
+    server, site, port = behind
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        request = f"GET {url(server, port).partition(str(port))[2]} HTTP/1.1\r\nHost: x\r\n\r\n"
+        client.sendall(request.encode())
+        client.recv(1000)
+    assert (counted(site, "client_abort"), counted(site, "truncated"), counted(site, "error")) == (1, 0, 0)
+
+
+def test_a_redirect_of_an_upstream_leads_no_client_round_the_mirror(behind: tuple[Upstream, Path, int]) -> None:
+    server, site, port = behind
+    server.fault = "redirect"
+    status, body, headers = get(url(server, port))
+    assert (status, "Location" in headers) == (502, False)
+    assert b"--link" in body
+    assert counted(site, "error") == 1
+
+
+def test_an_upstream_that_is_gone_is_an_error_and_what_is_cached_still_comes(
+    behind: tuple[Upstream, Path, int],
+) -> None:
+    server, site, port = behind
+    assert get(url(server, port))[1] == CONTENT
+    server.shutdown()
+    server.server_close()
+    assert get(url(server, port))[1] == CONTENT
+    assert get(url(server, port, "other.whl"))[0] == 502
+    assert (counted(site, "ok"), counted(site, "error")) == (1 + 1, 1)
+
+
+@pytest.mark.parametrize("behind", [("--users", "{root}/users", "--no-hf")], indirect=True)
+def test_only_users_get_in_and_their_password_goes_no_further(behind: tuple[Upstream, Path, int]) -> None:
+    server, site, port = behind
+    assert get(url(server, port))[0] == 401
+    assert get(url(server, port), Authorization="Basic bWU6c2VjcmV0")[0] == 200  # me:secret
+    assert "Authorization" not in server.headers
+    assert counted(site, "refused") == 1
+    assert get(f"http://127.0.0.1:{port}/healthz")[0] == 200
+
+
+@pytest.mark.parametrize("behind", [("--allow", "192.0.2.0/24")], indirect=True)
+def test_who_is_not_allowed_is_refused(behind: tuple[Upstream, Path, int]) -> None:
+    server, _, port = behind
+    assert get(url(server, port))[0] == 403
+
+
+@pytest.mark.parametrize("behind", [("--hf-tokens", "{root}/tokens")], indirect=True)
+def test_the_bearer_of_a_token_reaches_hugging_faces_mirror_without_it(behind: tuple[Upstream, Path, int]) -> None:
+    _, site, port = behind
+    inner = Upstream(("127.0.0.1", port + 102), Handler)
+    threading.Thread(target=inner.serve_forever, daemon=True).start()
+    hf = f"http://127.0.0.1:{port + 1}/api/models/x"
+    with inner:
+        assert get(hf)[0] == get(hf, Authorization="Bearer wrong")[0] == 401
+        assert inner.headers == {}
+        assert get(hf, Authorization="Bearer right")[1] == CONTENT
+        assert "Authorization" not in inner.headers
+        inner.shutdown()
+    logged = (site / "logs/access.json").read_text()
+    assert [json.loads(line)["part"] for line in logged.splitlines()] == ["hf", "hf", "hf"]
+    assert "right" not in logged
+    assert [path for path in site.rglob("*") if path.is_file() and b"Bearer right" in path.read_bytes()] == []
+
+
+def test_too_many_requests_at_once_are_told_to_wait(behind: tuple[Upstream, Path, int]) -> None:
+    _, _, port = behind
+    statuses = []
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        for _ in range(600):
+            connection.request("GET", "/pypi/simple/x/")
+            answer = connection.getresponse()
+            answer.read()
+            statuses.append(answer.status)
+    assert set(statuses) == {200, 429}
+    assert set(statuses[:200]) == {200}
