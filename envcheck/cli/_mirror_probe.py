@@ -12,10 +12,9 @@ from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.mirrors.probe import Mirror
     from envcheck.mirrors.score import Ranked
-    from envcheck.mirrors.sights import Asked
 
+HOUR: Final = 3600.0
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -38,6 +37,8 @@ class _Bytes(click.ParamType[int]):
 @click.argument("names", nargs=-1, metavar="[PROFILE]...")
 @click.option("--for", "cell", metavar="CELL", help="For every wheel of a published cell's locks.")
 @click.option("--lock", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="For every file of a lock.")
+@click.option("--model", metavar="REPO@REV", help="For every file of a model, its hashes from who is trusted.")
+@click.option("--dataset", metavar="REPO@REV", help="The same of a dataset.")
 @click.option("--must-stay", is_flag=True, help="A file that another host serves fails its mirror.")
 @click.option("--region", metavar="REGION", help="Where this machine is, e.g. cn: a prior of 5 points.")
 @click.option("--limit", type=_Bytes(), default="128M", show_default=True, help="Bytes for all mirrors together.")
@@ -52,6 +53,8 @@ def command(  # noqa: PLR0913 (one argument an option)
     names: tuple[str, ...],
     cell: str | None,
     lock: Path | None,
+    model: str | None,
+    dataset: str | None,
     must_stay: bool,
     region: str | None,
     limit: int,
@@ -68,53 +71,31 @@ def command(  # noqa: PLR0913 (one argument an option)
 
     \b
     envcheck mirror probe --for torch2.13.0-cpu-py311
+    envcheck mirror probe hf-mirror site.yaml --model org/name@COMMIT
     envcheck mirror probe tuna ustc site.yaml --for torch2.13.0-cpu-py311 --region cn
     """
-    from envcheck.cli._probing import asked_of, lock_at, locks_of
-    from envcheck.mirrors.choose import default_mirrors, mirror_of, parts
+    from envcheck.cli._probing import what_of
+    from envcheck.mirrors.budget import Budget
+    from envcheck.mirrors.choose import default_mirrors, mirror_of
 
-    if (cell is None) == (lock is None):
-        message = "nothing says which files are needed" if cell is None else "--for and --lock at once"
-        raise ConfigError(message, fix="give --for CELL or --lock FILE")
     if fresh and offline:
         message = "--fresh and --offline at once"
         raise ConfigError(message, fix="leave one out")
-    asked = asked_of([lock_at(lock)] if lock is not None else locks_of(settings, cell or ""))
+    wanted = {"--for": cell, "--lock": lock, "--model": model, "--dataset": dataset}
     mirrors = [mirror_of(name) for name in dict.fromkeys(names)] if names else default_mirrors()
     ranked = {
-        part[0].part: _ranked(part, mirrors, _budget(limit, seconds), named=bool(names), must_stay=must_stay,
-                              region=region, age=0.0 if fresh else None, offline=offline)
-        for part in parts(asked)
-    }  # fmt: skip
+        part.name: part.ranked(
+            mirrors if names else part.able(mirrors),
+            Budget(limit, seconds),
+            age=-1.0 if fresh else HOUR,
+            offline=offline,
+            must_stay=must_stay,
+            here=region,
+        )
+        for part in what_of(settings, wanted, mirrors)
+    }
     _print(settings, ranked, as_json=as_json)
     return _status(ranked)
-
-
-def _budget(limit: int, seconds: float) -> Any:
-    from envcheck.mirrors.budget import Budget
-
-    return Budget(limit, seconds)
-
-
-def _ranked(
-    asked: list[Asked],
-    mirrors: list[Mirror],
-    budget: Any,
-    *,
-    named: bool,
-    must_stay: bool,
-    region: str | None,
-    age: float | None,
-    offline: bool,
-) -> list[Ranked]:
-    from envcheck.mirrors import probe_cache
-    from envcheck.mirrors.origins import sources
-    from envcheck.mirrors.score import rank
-
-    able = [mirror for mirror in mirrors if named or sources(mirror.profile, asked[0].part)]
-    age = probe_cache.HOUR if age is None else -1.0
-    measured = probe_cache.measured(able, asked, budget, age=age, offline=offline)
-    return rank(measured, must_stay=must_stay, here=region)
 
 
 def _print(settings: Settings, ranked: dict[str, list[Ranked]], *, as_json: bool) -> None:
@@ -128,8 +109,8 @@ def _print(settings: Settings, ranked: dict[str, list[Ranked]], *, as_json: bool
         return
     for part, found in ranked.items():
         needs = max((one.measured.needs for one in found), default=0)
-        show(found, f"{part}, {needs} package(s) of the lock" if found else f"{part}: nothing is stored of it",
-             quiet=settings.quiet)  # fmt: skip
+        title = f"{part}, {needs} file(s) needed" if found else f"{part}: no mirror to ask, or nothing stored"
+        show(found, title, quiet=settings.quiet)
 
 
 def _status(ranked: dict[str, list[Ranked]]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.cli._asked import Asked as What
     from envcheck.images.pins import Lock
+    from envcheck.mirrors.budget import Budget
+    from envcheck.mirrors.hf import Revision
+    from envcheck.mirrors.probe import Mirror
     from envcheck.mirrors.profile import Profile
     from envcheck.mirrors.score import Ranked
     from envcheck.mirrors.sights import Asked
@@ -53,6 +56,72 @@ def asked_of(locks: Iterable[Lock]) -> list[Asked]:
     from envcheck.mirrors.sights import Asked
 
     return [Asked(pin.name, pin.version, tuple(pin.sha256), lock.index) for lock in locks for pin in lock.pins]
+
+
+class Part:
+    """What is needed of one kind of source: a lock's index, or a model's endpoint."""
+
+    def __init__(self, asked: list[Asked], revision: Revision | None = None) -> None:
+        self.name = asked[0].part
+        self._asked = asked
+        self._revision = revision
+
+    def able(self, mirrors: list[Mirror]) -> list[Mirror]:
+        """Return the mirrors that have such a source at all."""
+        from envcheck.mirrors.origins import sources
+
+        return [mirror for mirror in mirrors if sources(mirror.profile, self.name)]
+
+    def ranked(
+        self, mirrors: list[Mirror], budget: Budget, *, age: float, offline: bool, must_stay: bool, here: str | None
+    ) -> list[Ranked]:
+        """Return the mirrors in their order, by what is stored or by what is measured now."""
+        from envcheck.mirrors.probe import probe
+        from envcheck.mirrors.probe_cache import measured
+        from envcheck.mirrors.probe_hub import probe_hub
+        from envcheck.mirrors.score import rank
+
+        revision = self._revision
+        measure = probe if revision is None else lambda some, _asked, cost: probe_hub(some, revision, cost)
+        found = measured(mirrors, self._asked, budget, age=age, offline=offline, measure=measure)
+        return rank(found, must_stay=must_stay, here=here)
+
+
+def what_of(settings: Settings, wanted: dict[str, Any], mirrors: list[Mirror]) -> list[Part]:
+    """Return the parts of the one thing that is wanted: --for, --lock, --model or --dataset."""
+    from envcheck.mirrors.choose import parts
+    from envcheck.mirrors.probe_hub import asked_of as files_of
+
+    given = [name for name, value in wanted.items() if value is not None]
+    if len(given) != 1:
+        message = f"{' and '.join(given)} at once" if given else "nothing says which files are needed"
+        raise ConfigError(message, fix="give one of --for CELL, --lock FILE, --model REPO@REV, --dataset REPO@REV")
+    revision = _revision(wanted, mirrors)
+    if revision is not None:
+        return [Part(files_of(revision), revision)]
+    locks = [lock_at(wanted["--lock"])] if wanted["--lock"] is not None else locks_of(settings, wanted["--for"])
+    return [Part(part) for part in parts(asked_of(locks))]
+
+
+def _revision(wanted: dict[str, Any], mirrors: list[Mirror]) -> Revision | None:
+    """Return the revision with its hashes: from a lock, or from who is trusted; None where wheels are wanted."""
+    from envcheck.mirrors.hf import SCHEMA, parse_lock, reference
+    from envcheck.mirrors.http import Client
+    from envcheck.mirrors.hub import trusted
+    from envcheck.mirrors.models import revision
+    from envcheck.mirrors.profile import Profile
+
+    lock: Path | None = wanted["--lock"]
+    if lock is not None:
+        content = lock.read_bytes()
+        return parse_lock(content, str(lock)) if SCHEMA.encode() in content[:200] else None
+    named = wanted["--model"] or wanted["--dataset"]
+    if named is None:
+        return None
+    ref = reference(named, "model" if wanted["--model"] else "dataset")
+    sure = next((mirror for mirror in mirrors if mirror.profile.hf.trusted), None)
+    endpoint = trusted(sure.profile if sure else Profile(name="none"), mirror=False)
+    return revision(sure.client if sure else Client(), endpoint, ref)
 
 
 def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profile:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
 from envcheck.mirrors.measured import Measured, Reached, Sight
+
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +55,8 @@ def _sizes(sure: Sequence[Sight]) -> dict[str, int]:
 
 def gates(one: Measured, others: Peers, *, must_stay: bool = False) -> list[Gate]:
     """Return every gate of a mirror, the first that fails first to be told."""
-    return [_tls(one), _coverage(one), _hash(one, others), _ranges(one), _stays(one, hard=must_stay or one.closed)]
+    common = [_tls(one), _coverage(one), _hash(one, others), _ranges(one), _stays(one, hard=must_stay or one.closed)]
+    return common if one.commit is None else [*common, _commit(one, one.commit)]
 
 
 def passes(found: Iterable[Gate]) -> bool:
@@ -105,6 +110,10 @@ def _hash(one: Measured, others: Peers) -> Gate:
         why = f"{unsure[0].need}: its page gives no hash, and nobody tells the size"
         return Gate(name=name, passed=None, hard=True, why=why)
     sized = sum(_expected(file, others) is not None and total(file) is not None for file in there)
+    if one.commit is not None:
+        linked = sum(file.reached is not None and file.reached.linked == file.sha256 is not None for file in there)
+        why = f"X-Linked-Etag is the lock's sha256 for {linked}, the size is right for {sized} of {len(there)}"
+        return Gate(name=name, passed=True, hard=True, why=why)
     by_name = sum(file.listed == "name" for file in there)
     how = f"{len(there) - by_name} by the page's hash" + (f", {by_name} by name and size" if by_name else "")
     return Gate(name=name, passed=True, hard=True, why=f"{how}; {sized} of {len(there)} sizes compared")
@@ -116,8 +125,9 @@ def _wrong(file: Sight, others: Peers) -> str | None:
     reached, expected, size = file.reached, _expected(file, others), total(file)
     if reached is not None and expected is not None and size is not None and size != expected:
         return f"{file.need}: {reached.hosts[-1]} has {size} bytes where {expected} are meant"
-    if reached is not None and reached.linked is not None and file.sha256 not in {None, reached.linked}:
-        return f"{file.need}: it says the sha256 is {reached.linked[:12]}..., the lock says {str(file.sha256)[:12]}..."
+    linked = reached.linked or "" if reached is not None else ""
+    if _SHA256.fullmatch(linked) and file.sha256 not in {None, linked}:
+        return f"{file.need}: it says the sha256 is {linked[:12]}..., the lock says {str(file.sha256)[:12]}..."
     return None
 
 
@@ -150,11 +160,32 @@ def _stays(one: Measured, *, hard: bool) -> Gate:
     out = sorted({host for reached in there for host in reached.hosts} - set(one.own))
     if out:
         served = sum(_leaves(reached, one.own) for reached in there)
-        why = f"{served} of {len(there)} files come from {', '.join(out)}"
+        named = ", ".join(f"{host}{_class(host)}" for host in out)
+        why = f"{served} of {len(there)} files come from {named}"
         return Gate(name=name, passed=False, hard=hard, why=why)
     if not there:
         return Gate(name=name, passed=None, hard=False, why="there is no file to follow")
     return Gate(name=name, passed=True, hard=hard, why="no request left the mirror's own hosts")
+
+
+def _class(host: str) -> str:
+    """Return what kind of host it is that serves a model, where its name says so."""
+    name = host.partition(":")[0]
+    if "xet" in name:
+        return " (xet's data plane)"
+    return " (the hub's own CDN)" if name.endswith((".hf.co", ".huggingface.co")) else ""
+
+
+def _commit(one: Measured, pinned: str) -> Gate:
+    """Hold X-Repo-Commit against the pinned commit: without it huggingface_hub refuses the file."""
+    there = [(file, file.reached.commit) for file in one.files if _there(file) and file.reached is not None]
+    wrong = next(((file, said) for file, said in there if said != pinned), None)
+    if wrong is not None:
+        said = f"it says commit {wrong[1][:12]}" if wrong[1] else "no X-Repo-Commit, huggingface_hub refuses that"
+        return Gate(name="commit", passed=False, hard=True, why=f"{wrong[0].need}: {said}")
+    if not there:
+        return Gate(name="commit", passed=None, hard=False, why="there is no file that could say it")
+    return Gate(name="commit", passed=True, hard=True, why=f"{pinned[:12]} for every file")
 
 
 def _leaves(reached: Reached, own: Sequence[str]) -> bool:

@@ -6,21 +6,31 @@ import functools
 from typing import Final
 from urllib.parse import urlsplit
 
+from envcheck.mirrors.hub import default_endpoint
 from envcheck.mirrors.profile import CLIENT_DEFAULT, Index, Profile
 from envcheck.mirrors.sights import PYPI
 from envcheck.mirrors.upstream import python_index, pytorch_index
 
 # The profiles that stand for the clients' own defaults; any other that names no index is no mirror of it.
 _OWN: Final = ("none", "host")
+HUB: Final = "hf"
 
 
 def sources(profile: Profile, part: str) -> list[Index]:
     """Return the indexes a profile has for a part over the network, the client's own default spelled out."""
+    if part == HUB:
+        return _endpoint(profile)
     family, _, variant = part.partition("/")
     named = [index for index in (profile.pypi if family == PYPI else profile.pytorch) if index.local is None]
     if not named and profile.name in _OWN:
         named = [Index(url=CLIENT_DEFAULT)]
     return [_spelled(index, family, variant) for index in named]
+
+
+def _endpoint(profile: Profile) -> list[Index]:
+    """Return the endpoint of a profile, or huggingface_hub's own where that is what the profile stands for."""
+    found = profile.hf.endpoint or (default_endpoint() if profile.name in _OWN else None)
+    return [Index(url=found)] if found else []
 
 
 def own_hosts(profile: Profile, part: str) -> list[str]:
@@ -31,6 +41,8 @@ def own_hosts(profile: Profile, part: str) -> list[str]:
 
 def no_index(part: str) -> str:
     """Return why a profile without an index of its own is no mirror for a part."""
+    if part == HUB:
+        return "the profile names no Hugging Face endpoint"
     kind = "Python" if part == PYPI else "PyTorch"
     return f"the profile names no {kind} index: packages would come from the client's own default"
 

@@ -48,7 +48,7 @@ class Mirror:
 
 
 @dataclasses.dataclass
-class _Look:
+class Look:
     """What is known of one mirror while it is being measured."""
 
     mirror: Mirror
@@ -60,6 +60,7 @@ class _Look:
     untrusted: str | None = None
     latency: Latency | None = None
     latency_why: str | None = None
+    commit: str | None = None
 
     def measured(self) -> Measured:
         """Return it as it is stored."""
@@ -77,33 +78,39 @@ class _Look:
             latency_why=self.latency_why,
             pages=self.pages,
             files=[sight for sight, _ in self.files],
+            commit=self.commit,
         )
 
 
 def probe(mirrors: Sequence[Mirror], asked: Sequence[Asked], budget: Budget) -> list[Measured]:
     """Return what was seen of every mirror for one part of a lock, all of whose packages are `asked` for."""
     part = asked[0].part
-    looks = [_Look(mirror, part, len(asked)) for mirror in mirrors]
+    looks = [Look(mirror, part, len(asked)) for mirror in mirrors]
     # A mirror that never ends its page must not take the others' time to show their files.
     pages, files = budget.share(0.4), budget.share(0.8)
     at_once(lambda look: _read_pages(look, asked, pages), looks, len(looks), pages)
     told = known(page for look in list(looks) for page in list(look.read.values()) if not isinstance(page, str))
     at_once(lambda look: _reach_all(look, asked, told, files), looks, len(looks), files)
+    return rated_all(looks, budget)
+
+
+def rated_all(looks: Sequence[Look], budget: Budget) -> list[Measured]:
+    """Return what was seen of each, with the rate of those that pass, one after another."""
     before = [(look, look.measured()) for look in looks]
     others = peers(measured for _, measured in before)
     return [_rated(look, measured, others, budget) for look, measured in before]
 
 
-def _read_pages(look: _Look, asked: Sequence[Asked], budget: Budget) -> None:
+def _read_pages(look: Look, asked: Sequence[Asked], budget: Budget) -> None:
     indexes = sources(look.mirror.profile, look.part)
     if not indexes:
         return
     urls = list(dict.fromkeys(simple.page_url(index, one.project) for one in asked for index in indexes))
-    look.latency, look.latency_why = _latency(look.mirror.client, urls[0], budget)
+    look.latency, look.latency_why = latency_of(look.mirror.client, urls[0], budget)
     at_once(lambda url: _read_page(look, url, budget), urls, _AT_ONCE, budget)
 
 
-def _read_page(look: _Look, url: str, budget: Budget) -> None:
+def _read_page(look: Look, url: str, budget: Budget) -> None:
     try:
         with look.mirror.client.get(url, {"Accept": simple.ACCEPT}) as answer:
             page, files = _page(answer, budget)
@@ -141,7 +148,8 @@ def _serial(headers: Mapping[str, str]) -> int | None:
     return int(said) if said.isdecimal() else None
 
 
-def _latency(client: Client, url: str, budget: Budget) -> tuple[Latency | None, str | None]:
+def latency_of(client: Client, url: str, budget: Budget) -> tuple[Latency | None, str | None]:
+    """Return the median of three handshakes, or why there is none."""
     seen = []
     try:
         for _ in range(_SHAKES):
@@ -164,9 +172,14 @@ def _latency(client: Client, url: str, budget: Budget) -> tuple[Latency | None, 
     ), None
 
 
-def _reach_all(look: _Look, asked: Sequence[Asked], told: Mapping[str, Known], budget: Budget) -> None:
+def _reach_all(look: Look, asked: Sequence[Asked], told: Mapping[str, Known], budget: Budget) -> None:
     indexes = sources(look.mirror.profile, look.part)
     wanted = [places for one in asked for places in _places(look, one, indexes, told)] if indexes else []
+    reach_files(look, wanted, budget)
+
+
+def reach_files(look: Look, wanted: Sequence[Sequence[Candidate]], budget: Budget) -> None:
+    """Ask for the first byte of every file; one that was not reached in time says so."""
     seen = at_once(lambda places: _reach(look, places, budget), wanted, _AT_ONCE, budget)
     look.files = [
         found or (msgspec.structs.replace(places[0].sight, why=LATE), places[0].url)
@@ -174,13 +187,13 @@ def _reach_all(look: _Look, asked: Sequence[Asked], told: Mapping[str, Known], b
     ]
 
 
-def _places(look: _Look, asked: Asked, indexes: Sequence[Index], told: Mapping[str, Known]) -> list[list[Candidate]]:
+def _places(look: Look, asked: Asked, indexes: Sequence[Index], told: Mapping[str, Known]) -> list[list[Candidate]]:
     read = [look.read.get(simple.page_url(index, asked.project), LATE) for index in indexes]
     pages = [page for page in read if not isinstance(page, str)]
     return candidates(asked, pages, [page for page in read if isinstance(page, str)], told)
 
 
-def _reach(look: _Look, places: Sequence[Candidate], budget: Budget) -> tuple[Sight, str]:
+def _reach(look: Look, places: Sequence[Candidate], budget: Budget) -> tuple[Sight, str]:
     """Ask for a file's first byte, at each place until one has it."""
     reasons = []
     for place in places:
@@ -198,7 +211,7 @@ def _reach(look: _Look, places: Sequence[Candidate], budget: Budget) -> tuple[Si
     return msgspec.structs.replace(place.sight, reached=reached, why=why), ""
 
 
-def _first_byte(look: _Look, url: str) -> Reached | str:
+def _first_byte(look: Look, url: str) -> Reached | str:
     try:
         with look.mirror.client.get(url, {"Range": "bytes=0-0"}) as answer:
             # The one byte is read, so that the connection can be used again.
@@ -226,7 +239,7 @@ def _reached(answer: Answer) -> Reached:
     )
 
 
-def _rated(look: _Look, before: Measured, others: Peers, budget: Budget) -> Measured:
+def _rated(look: Look, before: Measured, others: Peers, budget: Budget) -> Measured:
     """Add the rate: only of a mirror that has passed what was judged before, as a 404 is no speed."""
     if not passes(gates(before, others)):
         return msgspec.structs.replace(before, rate_why="not measured: a gate has failed already")

@@ -6,7 +6,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -53,7 +53,13 @@ def write(name: str, measured: Measured) -> None:
 
 
 def measured(
-    mirrors: Sequence[Mirror], asked: Sequence[Asked], budget: Budget, *, age: float = HOUR, offline: bool = False
+    mirrors: Sequence[Mirror],
+    asked: Sequence[Asked],
+    budget: Budget,
+    *,
+    age: float = HOUR,
+    offline: bool = False,
+    measure: Callable[[Sequence[Mirror], Sequence[Asked], Budget], list[Measured]] = probe,
 ) -> list[Measured]:
     """Return what was stored when all of it is younger than `age` seconds, else measure all anew and store that.
 
@@ -65,7 +71,7 @@ def measured(
     young = [one for one in stored if 0 <= time.time() - one.at <= age]
     if offline or len(young) == len(mirrors):
         return stored
-    fresh = probe(mirrors, asked, budget)
+    fresh = measure(mirrors, asked, budget)
     for name, one in zip(keys, fresh, strict=True):
         if one.answered:
             write(name, one)

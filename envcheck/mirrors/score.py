@@ -137,4 +137,7 @@ def _freshness(one: Measured, others: Peers) -> Mark:
 def notes(one: Measured) -> list[str]:
     """Return what is no gate and gives no points, but ought to be known."""
     large = [file.need for file in one.files if (total(file) or 0) > HUB_LARGEST]
-    return [f"{name} is over 50 GB: huggingface_hub refuses it without xet, envcheck does not" for name in large]
+    said = [f"{name} is over 50 GB: huggingface_hub refuses it without xet, envcheck does not" for name in large]
+    if any(file.reached is not None and file.reached.xet for file in one.files):
+        said.append("it offers xet, whose data plane ignores HF_ENDPOINT: keep HF_HUB_DISABLE_XET=1")
+    return said

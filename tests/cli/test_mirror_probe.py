@@ -99,7 +99,7 @@ def test_json_holds_the_numbers_and_offline_asks_nobody(site: Path) -> None:
 
 def test_offline_with_nothing_stored_answers_nothing(site: Path) -> None:
     done = probe(site, str(site / "site.yaml"), "--offline")
-    assert (done.return_value, done.output) == (3, "pypi: nothing is stored of it\n")
+    assert (done.return_value, done.output) == (3, "pypi: no mirror to ask, or nothing stored\n")
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,7 @@ def test_offline_with_nothing_stored_answers_nothing(site: Path) -> None:
         ([], "nothing says which files are needed"),
         (["--for", "torch2.13.0-cpu-py311", "--offline", "--fresh"], "--fresh and --offline at once"),
         (["--for", "torch*"], "names"),
+        (["--for", "torch2.13.0-cpu-py311", "--model", "org/name"], "--for and --model at once"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:

@@ -1,0 +1,165 @@
+"""Hugging Face endpoints: the pinned commit, the lock's hashes, and where the bytes really come from."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from envcheck.cli import cli
+from envcheck.mirrors.budget import Budget
+from envcheck.mirrors.hf import Entry, Revision, format_lock
+from envcheck.mirrors.http import Client
+from envcheck.mirrors.probe import Mirror
+from envcheck.mirrors.probe_hub import probe_hub
+from envcheck.mirrors.profile import HuggingFace, Profile
+from envcheck.mirrors.score import Ranked, rank
+
+BODY = b"weights" * 30_000
+SHA256 = hashlib.sha256(BODY).hexdigest()
+COMMIT = "a" * 40
+REVISION = Revision(
+    repo="org/tiny",
+    revision=COMMIT,
+    files=[
+        Entry(path="empty.txt", size=0, sha256=hashlib.sha256(b"").hexdigest()),
+        Entry(path="model.safetensors", size=len(BODY), sha256=SHA256),
+    ],
+)
+
+
+@dataclasses.dataclass
+class Faults:
+    """What an endpoint does wrong."""
+
+    commit: str | None = COMMIT
+    linked: str = SHA256
+    body: bytes = BODY
+    at: str = ""
+    xet: bool = False
+
+
+class Hub(ThreadingHTTPServer):
+    """An endpoint on a loopback address."""
+
+    daemon_threads = True
+
+    def __init__(self, address: str, faults: Faults) -> None:
+        super().__init__((address, 0), _Handler)
+        self.faults = faults
+        self.url = f"http://{address}:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        faults = self.server.faults
+        headers = {"X-Repo-Commit": faults.commit} if faults.commit else {}
+        if self.path.endswith("model.safetensors"):
+            headers |= {"X-Linked-Etag": f'"{faults.linked}"'} | ({"X-Xet-Hash": "f" * 64} if faults.xet else {})
+            if faults.at:
+                self._send(302, {**headers, "Location": f"{faults.at}/cdn"}, b"")
+                return
+        self._file(headers, b"" if self.path.endswith("empty.txt") else faults.body)
+
+    def _file(self, headers: dict[str, str], body: bytes) -> None:
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        if not body:
+            self._send(416, {**headers, "Content-Range": "bytes */0"}, b"")
+            return
+        last = min(last, len(body) - 1)
+        told = {"Content-Range": f"bytes {first}-{last}/{len(body)}"}
+        self._send(206, {**headers, **told}, body[first : last + 1])
+
+    def _send(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Hub]]:
+    """Give a function that starts an endpoint."""
+    hubs: list[Hub] = []
+
+    def start(**faults: object) -> Hub:
+        hub = Hub(f"127.0.0.{len(hubs) + 2}", Faults(**faults))  # type: ignore[arg-type]  # named in Faults
+        threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        hubs.append(hub)
+        return hub
+
+    yield start
+    for hub in hubs:
+        hub.shutdown()
+        hub.server_close()
+
+
+def judged(url: str, revision: Revision = REVISION, *, must_stay: bool = False) -> Ranked:
+    profile = Profile(name="hub", hf=HuggingFace(endpoint=url))
+    mirror = Mirror("hub", profile, Client(connect=1.0, read=2.0))
+    return rank(probe_hub([mirror], revision, Budget(32 << 20, 10.0)), must_stay=must_stay)[0]
+
+
+def why(ranked: Ranked, gate: str) -> str:
+    return next(one.why for one in ranked.gates if one.name == gate)
+
+
+def test_an_endpoint_that_is_right_passes_every_gate(serve: Callable[..., Hub]) -> None:
+    ranked = judged(serve().url, must_stay=True)
+    assert ranked.passed, ranked.gates
+    assert why(ranked, "commit") == "aaaaaaaaaaaa for every file"
+    assert why(ranked, "hash") == "X-Linked-Etag is the lock's sha256 for 1, the size is right for 2 of 2"
+    assert ranked.measured.rate is not None
+    assert ranked.measured.rate.bytes == len(BODY) // 2
+
+
+@pytest.mark.parametrize(
+    ("faults", "gate", "said"),
+    [
+        ({"commit": "b" * 40}, "commit", "empty.txt: it says commit bbbbbbbbbbbb"),
+        ({"commit": None}, "commit", "empty.txt: no X-Repo-Commit, huggingface_hub refuses that"),
+        ({"linked": "0" * 64}, "hash", "model.safetensors: it says the sha256 is 000000000000..., the lock says "),
+        ({"body": BODY + b"x"}, "hash", f"has {len(BODY) + 1} bytes where {len(BODY)} are meant"),
+    ],
+)
+def test_what_is_not_what_was_pinned_fails_its_gate(
+    serve: Callable[..., Hub], faults: dict[str, object], gate: str, said: str
+) -> None:
+    ranked = judged(serve(**faults).url)
+    assert ranked.only == {gate}
+    assert said in why(ranked, gate)
+    assert ranked.measured.rate is None
+
+
+def test_the_commit_is_read_off_the_first_host_and_the_bytes_off_the_last(serve: Callable[..., Hub]) -> None:
+    cdn = serve(commit=None)
+    front = serve(at=cdn.url, xet=True)
+    told, gated = judged(front.url), judged(front.url, must_stay=True)
+    assert told.passed, told.gates
+    assert gated.only == {"stays"}
+    assert why(told, "stays") == f"1 of 2 files come from {cdn.url.removeprefix('http://')}"
+    assert told.notes == ["it offers xet, whose data plane ignores HF_ENDPOINT: keep HF_HUB_DISABLE_XET=1"]
+
+
+def test_a_model_lock_is_probed_for(serve: Callable[..., Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "model.lock").write_bytes(format_lock(REVISION))
+    (tmp_path / "site.yaml").write_text(f"hf: {{endpoint: '{serve().url}'}}\n")
+    arguments = ["mirror", "probe", str(tmp_path / "site.yaml"), "--lock", str(tmp_path / "model.lock"), "--json"]
+    done = CliRunner().invoke(cli, arguments, standalone_mode=False)
+    assert done.return_value == 0, done.output
+    assert json.loads(done.output)["parts"]["hf"][0]["measured"]["commit"] == COMMIT
