@@ -56,8 +56,8 @@ class Job:
         """Have every byte there and of the right hash, or raise PromiseError or UnavailableError."""
         workers = range(min(self._means.connections, len(self._board.spans) - len(self._board.done)))
         self._working = len(workers)
-        threads = [threading.Thread(target=self._guarded, args=(self._work,), daemon=True) for _ in workers]
-        keeper = threading.Thread(target=self._guarded, args=(self._sync,), daemon=True)
+        threads = [self._thread(self._work) for _ in workers]
+        keeper = self._thread(self._sync)
         for thread in [*threads, keeper]:
             thread.start()
         try:
@@ -109,6 +109,9 @@ class Job:
             self._changed.notify_all()
         for thread in [keeper, *threads]:
             thread.join()
+
+    def _thread(self, body: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=self._guarded, args=(body,), daemon=True, name=f"fetch {self._wanted.path.name}")
 
     def _guarded(self, body: Callable[[], None]) -> None:
         """Run a thread's body; what it raises is raised where the job was begun."""
@@ -167,16 +170,13 @@ class Job:
                 failure = answers.judge(task, answer.status, answer.headers, self.size, time.time())
                 etag = answers.etag_of(answer.headers)
                 if failure is None:
-                    self._answered(task, etag)
+                    with self._changed:
+                        self._board.answered(task, etag)
+                        self._changed.notify_all()
                     failure = self._receive(task.span, answer)
                 return failure, etag
         except NetworkError as error:
             return Failure(str(error)), None
-
-    def _answered(self, task: Task, etag: str | None) -> None:
-        with self._changed:
-            self._board.answered(task, etag)
-            self._changed.notify_all()
 
     def _receive(self, span: Span, answer: Answer) -> Failure | None:
         at, pace = span.start, Pace()

@@ -29,7 +29,7 @@ class Follower:
         self._changed = threading.Condition()
         self._ended = False
         self._error: OSError | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="fetch hash")
         self._thread.start()
 
     def arrived(self, pieces: list[int]) -> None:

@@ -24,7 +24,11 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 @dataclasses.dataclass
 class Faults:
-    """What a server does wrong. `first` is for how many requests it does so; None for ever."""
+    """What a server does wrong. `first` is for how many requests it does so; None for ever.
+
+    `signed`: it redirects to that URL with a signature of its own for each request. `once`: it serves no URL twice.
+    `expires`: every so many requests it answers 403, as to a link that has run out.
+    """
 
     content: bytes = CONTENT
     status: int = 0
@@ -38,6 +42,9 @@ class Faults:
     delay: float = 0.0
     first: int | None = None
     gone_after: int | None = None
+    signed: str | None = None
+    once: bool = False
+    expires: int | None = None
 
 
 class Server(ThreadingHTTPServer):
@@ -79,6 +86,11 @@ class _Handler(BaseHTTPRequestHandler):
         if faults.first is not None and number > faults.first:
             faults = Faults()
         time.sleep(faults.delay)
+        if faults.signed is not None:
+            faults = dataclasses.replace(faults, redirect=f"{faults.signed}?signature={number}")
+        used = faults.once and sum(path == self.path for path, _ in server.asked) > 1
+        if used or (faults.expires is not None and number % faults.expires == 0):
+            faults = dataclasses.replace(faults, status=403)
         if faults.gone_after is not None and number > faults.gone_after:
             self._head(404, {"Content-Length": "0"})
         elif faults.redirect is not None:

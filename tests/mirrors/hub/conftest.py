@@ -193,7 +193,7 @@ def mirrored(hub_python: Path, tmp_path: Path) -> Iterator[Callable[[Hub], str]]
         words += ["--log-path", str(tmp_path / "logs")]
         environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
         log = (tmp_path / "olah.log").open("wb")
-        command = [hub_python.with_name("olah-cli"), *words]
+        command = [str(hub_python.with_name("olah-cli")), *words]
         running.append(subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=log))
         log.close()
         for _ in range(300):

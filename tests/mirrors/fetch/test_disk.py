@@ -1,0 +1,107 @@
+"""A disk that is full, a directory that cannot be written, a power cut: one line, and nothing wrong at the name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.mirrors.fetch import disk, journal
+from envcheck.mirrors.fetch.transfer import fetch
+from envcheck.mirrors.fetch.wanted import Means, Wanted
+
+Serve = Callable[..., Any]
+Want = Callable[..., Wanted]
+MIB = 1 << 20
+# What the command does, with a limit or as a user that is not root; everything is imported before rights are given up.
+FETCH = """
+import os, resource, signal, sys
+from pathlib import Path
+from envcheck.errors import EnvcheckError
+from envcheck.mirrors.fetch.transfer import fetch
+from envcheck.mirrors.fetch.wanted import Means, Wanted
+from envcheck.mirrors.http import Client
+how, url, sha256, path, *size = sys.argv[1:]
+means = Means(Client())
+if how == "limit":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))
+if how == "nobody" and os.geteuid() == 0:
+    os.setuid(65534)
+try:
+    fetch(Wanted((url,), sha256, int(size[0]) if size else None, Path(path)), means)
+except (EnvcheckError, OSError) as error:
+    print(type(error).__name__, error)
+"""
+
+
+def tried(how: str, want: Wanted) -> str:
+    words = [sys.executable, "-c", FETCH, how, want.urls[0], want.sha256, str(want.path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    return done.stdout
+
+
+def test_a_file_larger_than_the_system_lets_us_write(serve: Serve, wanted: Want) -> None:
+    server = serve()
+    want = wanted(server)
+    assert tried("limit", want).startswith("UnavailableError")
+    assert not want.path.exists()
+    assert server.sent <= MIB
+
+
+def test_a_directory_that_cannot_be_written(serve: Serve, wanted: Want, tmp_path: Path) -> None:
+    want = wanted(serve())
+    want.path.parent.mkdir(mode=0o555)
+    for above in [tmp_path, *tmp_path.parents][:4]:
+        if above.stat().st_uid == os.getuid() and above != Path("/tmp"):  # noqa: S108 (a directory of others)
+            above.chmod(0o755)
+    assert tried("nobody", want).startswith("PermissionError")
+    assert list(want.path.parent.iterdir()) == []
+
+
+def test_a_full_disk_is_told_before_a_byte_comes(serve: Serve, wanted: Want, tmp_path: Path) -> None:
+    """A file system of 4 MiB, mounted in a mount namespace of its own."""
+    unshare = ["unshare", "--mount", "--map-root-user"]
+    if subprocess.run([*unshare, "mount", "-t", "tmpfs", "t", str(tmp_path)], check=False).returncode != 0:
+        pytest.skip("nothing may be mounted here")
+    server = serve()
+    want = wanted(server)
+    script = f"mount -t tmpfs -o size=4m t {tmp_path} && exec {sys.executable} -c '{FETCH}' x " + '"$@"'
+    words = [*unshare, "sh", "-c", script, "sh", want.urls[0], want.sha256, str(want.path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    assert "bytes are needed and 4" in done.stdout
+    assert server.sent <= MIB
+
+
+def test_after_a_power_cut_what_never_reached_the_disk_is_fetched_again(
+    serve: Serve, wanted: Want, means: Means, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal of another boot: six pieces noted, two of them synced, and the others' bytes are gone."""
+    server = serve()
+    want = wanted(server)
+    assert want.size is not None
+    want.path.parent.mkdir()
+    part = want.path.with_name(f".{want.path.name}.{want.sha256[:8]}.part")
+    part.write_bytes(content[: 2 * MIB] + bytes(want.size - 2 * MIB))
+    header = journal.Header(want.sha256, want.size, MIB, "before the power cut")
+    kept = journal.Journal(disk.journal_of(part), header, {})
+    for piece in range(6):
+        kept.piece(piece, journal.source_id(want.urls[0]))
+        if piece == 1:
+            kept.synced(2)
+    kept.close()
+    done = fetch(want, means)
+    assert want.path.read_bytes() == content
+    assert (done.found, server.sent) == (2 * MIB, want.size - 2 * MIB)
+    # In the same boot each line would have been believed, the hash would not have, and the bad pieces found.
+    want.path.unlink()
+    part.write_bytes(bytes(want.size))
+    monkeypatch.setattr(journal, "boot_id", lambda: "before the power cut")
+    again = journal.Journal(disk.journal_of(part), header, dict.fromkeys(range(6), "x"))
+    again.close()
+    fetch(want, means)
+    assert want.path.read_bytes() == content

@@ -1,0 +1,209 @@
+"""Who may see which secret, whom a fetch asks, and that neither ends up in what it writes or says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from envcheck.cli import cli
+from envcheck.errors import UnavailableError
+from envcheck.mirrors.fetch.transfer import fetch
+from envcheck.mirrors.fetch.wanted import Means, Wanted
+from envcheck.mirrors.http import Bearer, Client, NetworkError
+
+Serve = Callable[..., Any]
+Want = Callable[..., Wanted]
+CANARY = "c4n4ry-s3cret"
+
+
+def seen(server: Any) -> set[str | None]:
+    return {headers.get("Authorization") for headers in server.headers_seen}
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+def test_a_netrc_password_goes_to_its_host_and_to_no_host_it_redirects_to(
+    serve: Serve, wanted: Want, means: Means, tmp_path: Path, content: bytes
+) -> None:
+    target = serve()
+    front = serve(redirect=target.url)
+    netrc = tmp_path / "netrc"
+    netrc.write_text(f"machine {front.server_address[0]} login me password {CANARY}\ndefault login me password x\n")
+    want = wanted(front)
+    fetch(want, dataclasses.replace(means, client=Client(netrc_file=netrc)))
+    assert want.path.read_bytes() == content
+    assert seen(front) != {None}
+    assert seen(target) == {None}
+
+
+def test_a_token_goes_to_its_origin_alone(serve: Serve, wanted: Want, means: Means) -> None:
+    target = serve()
+    front = serve(redirect=target.url)
+    fetch(wanted(front), dataclasses.replace(means, client=Client(bearer=Bearer(front.url, CANARY))))
+    assert seen(front) == {f"Bearer {CANARY}"}
+    assert seen(target) == {None}
+    with Client(bearer=Bearer(front.url.replace("http:", "https:"), CANARY)).get(target.url):
+        assert seen(target) == {None}
+
+
+def test_a_private_ca_is_trusted_when_given_and_plain_http_behind_https_is_not(
+    serve: Serve, wanted: Want, means: Means, tmp_path: Path, content: bytes
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "ca.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=t"]
+    words += ["-addext", "subjectAltName=IP:127.0.0.2", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(words, check=True, capture_output=True)
+    server = serve()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    want = wanted(server)
+    want = dataclasses.replace(want, urls=(want.urls[0].replace("http:", "https:"),))
+    with pytest.raises(UnavailableError, match="TLS: "):
+        fetch(want, means)
+    trusting = dataclasses.replace(means, client=Client(ca=certificate))
+    fetch(want, trusting)
+    assert want.path.read_bytes() == content
+    server.faults.redirect = serve().url
+    with pytest.raises(NetworkError, match="redirects to http, which is not trusted"):
+        trusting.client.get(want.urls[0])
+
+
+def test_the_proxy_of_the_environment_is_asked(
+    serve: Serve, wanted: Want, means: Means, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """A proxy gets the whole URL: this one serves the file itself, and the host behind it does not exist."""
+    proxy = serve()
+    monkeypatch.setenv("http_proxy", f"http://me:{CANARY}@{proxy.server_address[0]}:{proxy.server_address[1]}")
+    want = dataclasses.replace(wanted(proxy), urls=("http://nobody.invalid/file.bin",))
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+    assert {path for path, _ in proxy.asked} == {"http://nobody.invalid/file.bin"}
+    assert all("proxy-authorization" in {name.lower() for name in headers} for headers in proxy.headers_seen)
+
+
+def test_links_that_are_signed_for_one_use_are_resolved_for_every_piece(
+    serve: Serve, wanted: Want, means: Means, content: bytes
+) -> None:
+    """Each redirect leads to a link of its own; the target refuses one that it has seen, or that runs out (403)."""
+    target = serve()
+    front = serve(signed=target.url)
+    target.faults.once = True
+    want = wanted(front)
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+    assert len({path for path, _ in target.asked}) == len(target.asked)
+
+
+def test_a_link_that_ran_out_costs_one_request_and_not_the_source(
+    serve: Serve, wanted: Want, means: Means, content: bytes
+) -> None:
+    want = wanted(serve(expires=5))
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+
+
+@pytest.mark.usefixtures("means")
+def test_no_secret_is_written_or_said(serve: Serve, tmp_path: Path) -> None:
+    """In a URL's query, a netrc and a token; in the journal of an unfinished file, what is printed, and the JSON."""
+    server = serve(gone_after=6)
+    netrc, profile, to = tmp_path / f"{CANARY}.netrc", tmp_path / "site.yaml", tmp_path / "to"
+    netrc.write_text(f"machine {server.server_address[0]} login me password {CANARY}\n")
+    profile.write_text(f"netrc: {netrc}\n")
+    said = ""
+    for faults in ({"gone_after": 6}, {"status": 404}, {"redirect": f"ftp://x/?{CANARY}"}, {}):
+        server.faults = dataclasses.replace(type(server.faults)(), **faults)
+        words = ["fetch", f"{server.url}?token={CANARY}", "--sha256", "0" * 64, "--mirror", str(profile)]
+        done = CliRunner().invoke(cli, [*words, "--to", str(to), "--json"])
+        assert done.exit_code != 0
+        said += done.output + done.stderr + str(done.exception)
+        said += "".join(path.name for path in to.iterdir())
+        said += "".join(path.read_text() for path in to.iterdir() if path.name.endswith(".journal"))
+    assert server.asked
+    assert CANARY not in said
+
+
+def test_nobody_else_is_asked(serve: Serve, wanted: Want, means: Means, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every name looked up and every address connected to, by whatever thread: the mirror's alone."""
+    server = serve()
+    asked: set[Any] = set()
+    plain, look = socket.socket.connect, socket.getaddrinfo
+
+    def connect(self: socket.socket, address: Any) -> None:
+        asked.add(address)
+        plain(self, address)
+
+    def getaddrinfo(host: Any, port: Any, *rest: Any, **more: Any) -> Any:
+        asked.add((host, port))
+        return look(host, port, *rest, **more)
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    fetch(wanted(server), means)
+    assert asked == {server.server_address[:2]}
+
+
+ALONE = """
+import subprocess, sys, threading
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+sys.path.insert(0, sys.argv[1])
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from pathlib import Path
+from envcheck.mirrors.fetch.transfer import fetch
+from envcheck.mirrors.fetch.wanted import Means, Wanted
+from envcheck.mirrors.http import Client
+site, sha256 = sys.argv[2:4]
+server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=site))
+threading.Thread(target=server.serve_forever, daemon=True).start()
+url = f"http://127.0.0.1:{server.server_address[1]}/file.bin"
+fetch(Wanted((url,), sha256, None, Path(site) / "to" / "file.bin"), Means(Client()))
+print("fetched")
+"""
+
+
+def test_a_fetch_needs_no_network_but_the_mirror(tmp_path: Path, content: bytes, wanted: Want) -> None:
+    """In a network namespace that has a loopback and nothing else."""
+    unshare = ["unshare", "--net", "--map-root-user"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no network namespace may be made here")
+    (tmp_path / "file.bin").write_bytes(content)
+    root = str(Path(__file__).parents[3])
+    words = [*unshare, sys.executable, "-c", ALONE, root, str(tmp_path), wanted().sha256]
+    environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "fetched\n", done.stderr
+
+
+def test_two_processes_on_one_file_move_it_once(serve: Serve, wanted: Want) -> None:
+    server = serve(delay=0.05)
+    want = wanted(server)
+    words = [sys.executable, "-m", "envcheck", "fetch", want.urls[0], "--sha256", want.sha256, "--json"]
+    words += ["--to", str(want.path.parent)]
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sorted(json.loads(text)["files"][0]["moved"] for text in told) == [0, want.size]
+    assert [path.name for path in want.path.parent.iterdir()] == [want.path.name]
+
+
+def test_threads_of_a_fetch_end_with_it(serve: Serve, wanted: Want, means: Means) -> None:
+    fetch(wanted(serve(status=404), serve()), means)
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("fetch")] == []
