@@ -148,9 +148,19 @@ def _lost(old: OutcomeRow) -> Change:
 
 def _shifts(old: OutcomeRow, new: OutcomeRow, floor: float) -> Iterator[Change | None]:
     earlier, later = speeds(old), speeds(new)
+    measured = new.status in {"pass", "warn"}  # else its status says so already
     for key, series in earlier.items():
         if key in later and series.unit == later[key].unit and set(series.points) & set(later[key].points):
             yield _shift(key, series, later[key], floor)
+        elif measured and key not in later and (not key.gpu or any(key.gpu == other.gpu for other in later)):
+            yield _vanished(key, series)
+
+
+def _vanished(key: Key, old: Series) -> Change:
+    """Return that a speed is measured no more, though its check ran on that GPU: nothing says that it is as it was."""
+    before = _told(old, [*old.points][-1])
+    what = f"{key.check} {key.quantity}"
+    return Change(kind="speed", what=what, gpu=key.gpu, before=before, after="not measured", worse=True)
 
 
 def _shift(key: Key, old: Series, new: Series, floor: float) -> Change | None:

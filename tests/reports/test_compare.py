@@ -205,6 +205,23 @@ def pairs(order: list[str], weak: float = 390.0) -> OutcomeRow:
     return row("peer-bandwidth", "pass", value=weak, unit="GB/s", ranks=[{"rank": 0, "gpus": order, "matrix": rates}])
 
 
+def test_a_speed_that_is_measured_no_more_is_a_regression(report: MakeReport) -> None:
+    ranks = [{"rank": 0, "is_cuda": True, "device": "GPU-1", "values": {"bf16": 700.0, "fp8": 1300.0}}]
+    both = row("gemm", "pass", unit="TFLOP/s", ranks=ranks)
+    found = compare(report(both), report(gpus({"GPU-1": 700.0})))
+    [gone] = found.regressions
+    assert (gone.what, gone.gpu, gone.after, found.exit_code) == ("gemm values.fp8", "GPU-1", "not measured", 1)
+    assert compare(report(gpus({"GPU-1": 700.0})), report(both)).regressions == []
+
+
+def test_speeds_of_a_gpu_that_is_gone_or_a_check_that_did_not_pass_are_told_once(report: MakeReport) -> None:
+    before = report(gpus({"GPU-1": 700.0, "GPU-2": 700.0}), snapshot=nodes("GPU-1", "GPU-2"))
+    after = report(gpus({"GPU-1": 700.0}), snapshot=nodes("GPU-1"))
+    assert [change.kind for change in compare(before, after).regressions] == ["gpu"]
+    broken = report(row("gemm", "error"), snapshot=nodes("GPU-1", "GPU-2"))
+    assert [change.kind for change in compare(before, broken).regressions] == ["status"]
+
+
 def test_a_pair_of_gpus_is_the_same_pair_in_any_order(report: MakeReport) -> None:
     before = report(pairs(["GPU-a", "GPU-b", "GPU-c"]))
     assert compare(before, report(pairs(["GPU-c", "GPU-a", "GPU-b"]))).changes == []
