@@ -52,10 +52,11 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(root / "ca.pem", root / "cert.pem", root / "key.pem")
 
 
-def envcheck(*arguments: str) -> subprocess.CompletedProcess[str]:
+def envcheck(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run envcheck as a user does."""
     command = [sys.executable, "-m", "envcheck", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    env = {**os.environ, **environment}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,84 @@
+"""A model through a site: huggingface_hub, a bearer token that only nginx sees, a real olah behind it, over TLS."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mirrors.hub.conftest import FILES, LARGE, REPO, Hub, sha256
+from tests.mirrors.site.conftest import Authority, envcheck
+from tests.mirrors.site.upstreams import free_ports, get
+
+pytestmark = pytest.mark.tools
+TOKEN = "right"  # noqa: S105 (a test's)
+TAKEN = f"""
+import hashlib
+from huggingface_hub import snapshot_download
+at = snapshot_download({REPO!r})
+print(hashlib.sha256(open(at + "/{LARGE}", "rb").read()).hexdigest())
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """An endpoint, a site before it and what its clients need."""
+
+    hub: Hub
+    site: Path
+    port: int
+    python: str
+    ca: Path
+
+    def taken(self, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Download the model as a user does, with nothing of this machine's configuration."""
+        plain = {"PATH": os.environ["PATH"], "HOME": str(cache), "HF_HUB_CACHE": str(cache), "no_proxy": "*"}
+        plain |= {"HF_ENDPOINT": f"https://127.0.0.1:{self.port + 1}", "SSL_CERT_FILE": str(self.ca)}
+        plain |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", **environment}
+        return subprocess.run([self.python, "-c", TAKEN], env=plain, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def served(tmp_path: Path, nginx: str, authority: Authority) -> Iterator[Served]:
+    """Return a running site with olah in it."""
+    python = os.environ.get("ENVCHECK_TEST_HUB")
+    if not python:
+        pytest.skip("no huggingface_hub: set ENVCHECK_TEST_HUB, or use `make test`, which installs it")
+    assert nginx
+    hub, site, port = Hub(), tmp_path / "site", free_ports(130)
+    hub.rows = [{**row, "lfs": {**row["lfs"], "pointerSize": 132}} if "lfs" in row else row for row in hub.rows]
+    threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    (tmp_path / "tokens").write_text(f'"Bearer {TOKEN}" 1;\n')
+    (tmp_path / "site.yaml").write_text(f"hf: {{endpoint: {hub.url}}}\n")
+    options = ("--profile", str(tmp_path / "site.yaml"), "--hf-tokens", str(tmp_path / "tokens"), "--port", str(port))
+    tls = ("--tls", str(authority.certificate), str(authority.key), "--no-pytorch", "--link", "https://x.example")
+    done = envcheck("mirror", "site", "render", str(site), *options, *tls, "--min-free", "0")
+    assert done.returncode == 0, done.stderr
+    path = f"{Path(python).parent}:{os.environ['PATH']}"
+    try:
+        done = envcheck("mirror", "site", "up", str(site), PATH=path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield Served(hub, site, port, python, authority.ca)
+    finally:
+        envcheck("mirror", "site", "down", str(site))
+        hub.shutdown()
+        hub.server_close()
+
+
+def test_a_model_comes_through_the_site_once_and_its_token_stays_there(served: Served, tmp_path: Path) -> None:
+    done = served.taken(tmp_path / "one", HF_TOKEN=TOKEN)
+    assert (done.returncode, done.stdout.strip()) == (0, sha256(FILES[LARGE])), done.stderr[-2000:]
+    assert set(served.hub.tokens) == {None}
+    served.hub.content[LARGE] = bytes(len(FILES[LARGE]))  # what is fetched again would be seen
+    again = served.taken(tmp_path / "two", HF_TOKEN=TOKEN)
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    assert served.taken(tmp_path / "none").returncode != 0
+    assert get(f"https://127.0.0.1:{served.port + 1}/api/models/{REPO}", served.ca)[0] == 401
+    parts = [json.loads(line)["part"] for line in (served.site / "logs/access.json").read_text().splitlines()]
+    assert set(parts) == {"hf"}
