@@ -38,7 +38,7 @@ _cells = click.option(
 _models = click.option(
     "--model-lock", "models", multiple=True, type=click.Path(path_type=Path), help="Every file of a model's lock."
 )
-_mirror = click.option("--mirror", default="none", show_default=True, help="Where what is not there is fetched from.")
+_mirror = click.option("--mirror", default="user", show_default=True, help="Where what is not there is fetched from.")
 _keep = click.option("--keep", default=5, show_default=True, type=click.IntRange(1), help="Versions that are kept.")
 
 
@@ -64,7 +64,10 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @_json
 @click.pass_obj
 def df(obj: Any, *, as_json: bool) -> None:
-    """Say what the store takes: in all, pinned by a version, unfinished, and in each version."""
+    """Say what the store takes.
+
+    In all, pinned by a version, unfinished, in quarantine, and in each version.
+    """
     import msgspec
 
     from envcheck.mirrors import evict
@@ -106,7 +109,10 @@ def versions_(obj: Any, *, as_json: bool) -> None:
 @_json
 @click.pass_obj
 def verify(obj: Any, *, as_json: bool) -> int:
-    """Hash everything again; what is wrong is named and moved to the quarantine, and the exit code is 1."""
+    """Hash everything again.
+
+    What is wrong is named and moved to the quarantine, and the exit code is 1.
+    """
     import msgspec
 
     from envcheck.cli._store import bar
@@ -139,7 +145,10 @@ def verify(obj: Any, *, as_json: bool) -> int:
 @_json
 @click.pass_obj
 def gc(obj: Any, *, max_size: int | None, high: float, low: float, dry_run: bool, as_json: bool) -> int:
-    """Evict what was least recently used, from the high mark down to the low one; nothing that a version holds."""
+    """Evict what was least recently used.
+
+    It begins above the high mark and ends at the low one. Nothing that a version holds ever goes.
+    """
     import json
 
     from envcheck.mirrors import evict
@@ -168,7 +177,10 @@ def gc(obj: Any, *, max_size: int | None, high: float, low: float, dry_run: bool
 @click.option("--only", is_flag=True, help="Publish nothing of what is served now beside it.")
 @click.pass_obj
 def publish(obj: Any, *, cells: tuple[str, ...], models: tuple[Path, ...], mirror: str, keep: int, only: bool) -> None:
-    """Make the next version of the published tree: what is served now, and this. It is served when it is whole."""
+    """Make and serve the next version of the tree.
+
+    It holds what is served now and what is named here, and it is served when it is whole.
+    """
     from envcheck.cli._store import gathered
     from envcheck.mirrors import versions
 
@@ -191,7 +203,7 @@ def switch(obj: Any, *, number: int) -> None:
 @command.command("rollback")
 @click.pass_obj
 def rollback(obj: Any) -> None:
-    """Serve the version before the one that is served."""
+    """Serve the version before this one."""
     from envcheck.mirrors import versions
 
     click.echo(f"version {versions.rollback(obj[1])} is served")
@@ -209,7 +221,10 @@ def rollback(obj: Any) -> None:
 def export(
     obj: Any, *, cells: tuple[str, ...], models: tuple[Path, ...], mirror: str, to: Path, part_size: int
 ) -> None:
-    """Write a bundle for where no network goes: of cells and models, or of all that is served now."""
+    """Write a bundle for where no network goes.
+
+    Of cells and models, or of all that is served now.
+    """
     from envcheck.cli._store import bar, gathered
     from envcheck.mirrors import bundle, versions
 
@@ -235,7 +250,10 @@ def export(
 @click.option("--no-publish", is_flag=True, help="Take the files into the store, and publish nothing.")
 @click.pass_obj
 def import_(obj: Any, *, source: Path, keep: int, no_publish: bool) -> None:
-    """Take a bundle into the store, every file held against its hash first, and publish it."""
+    """Take a bundle in and publish it.
+
+    Every file is held against its hash before the first one gets its name in the store.
+    """
     from envcheck.cli._store import bar
     from envcheck.mirrors import bundle, versions
 

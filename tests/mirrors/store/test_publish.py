@@ -168,6 +168,30 @@ def test_a_model_is_served_with_the_headers_that_huggingface_hub_needs(
         assert (headers["ETag"], headers["X-Linked-Etag"], headers["X-Linked-Size"]) == (tag, tag, str(len(body)))
 
 
+HUB = """
+import pathlib, sys
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+print(pathlib.Path(snapshot_download("owner/tiny")).name)
+print(hf_hub_download("owner/tiny", "sub/model.bin", revision=sys.argv[1]).rpartition("/")[2])
+print(HfApi().model_info("owner/tiny").sha, HfApi().verify_repo_checksums("owner/tiny").mismatches)
+"""
+
+
+@pytest.mark.tools
+def test_huggingface_hub_downloads_a_model_from_the_tree_and_finds_its_hashes_right(
+    store: Store, contents: Contents, model: hf.Revision, serve: Serve, tmp_path: Path
+) -> None:
+    python = os.environ.get("ENVCHECK_TEST_HUB")
+    if not python:
+        pytest.skip("no huggingface_hub: set ENVCHECK_TEST_HUB, or use `make test`, which installs it")
+    versions.publish(store, contents, keep=2)
+    own = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "HF_ENDPOINT": serve("hf").url, "HF_HUB_DISABLE_XET": "1"}
+    command = [python, "-c", HUB, model.revision]
+    done = subprocess.run(command, env={**own, **CUT}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [model.revision, "model.bin", f"{model.revision} []"]
+
+
 def test_what_the_tree_says_of_no_xet(contents: Contents) -> None:
     assert [path for path, page in publish.tree(contents).pages.items() if b"xet" in page] == []
 
@@ -227,6 +251,7 @@ def nginx(store: Store, contents: Contents) -> Iterator[Path]:
             running.communicate()
 
 
+@pytest.mark.tools
 def test_nginx_gives_json_to_whom_asks_for_it_and_else_html(nginx: Path, contents: Contents) -> None:
     packages = _Local(nginx / "packages")
     status, headers, page = packages.ask("/simple/alpha/", Accept=f"{publish.JSON}, text/html;q=0.01")
@@ -242,6 +267,7 @@ def test_nginx_gives_json_to_whom_asks_for_it_and_else_html(nginx: Path, content
     assert packages.ask("/simple/nothing/")[0] == 404
 
 
+@pytest.mark.tools
 def test_nginx_sends_the_headers_that_huggingface_hub_needs(nginx: Path, model: hf.Revision) -> None:
     served = _Local(nginx / "models")
     large = model.files[1]

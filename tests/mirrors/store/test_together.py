@@ -1,0 +1,168 @@
+"""Several processes on one store: fetchers, publishers and evicters at once, and each finds what it was promised."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from envcheck.errors import PromiseError, UnavailableError
+from envcheck.mirrors import evict, versions
+from envcheck.mirrors.contents import Contents, Wheel
+from envcheck.mirrors.evict import Limits
+from envcheck.mirrors.fetch.wanted import Means, Wanted
+from envcheck.mirrors.http import Client
+from envcheck.mirrors.store import Store
+
+CONTENT = random.Random(3).randbytes(3_000_000)  # noqa: S311 (data)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
+        """Say nothing."""
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """Serve the file."""
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served/a.whl").write_bytes(CONTENT)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *args: _Quiet(*args, directory=str(tmp_path / "served")))
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/a.whl"
+    server.shutdown()
+    server.server_close()
+
+
+def _wanted(url: str, sha256: str = SHA256) -> Wanted:
+    return Wanted((url,), sha256, None, Path("a.whl"))
+
+
+def test_a_file_is_fetched_into_its_place_read_only(store: Store, url: str) -> None:
+    done = store.put(_wanted(url), Means(Client()))
+    assert (done.moved, store.name(SHA256)) == (len(CONTENT), "a.whl")
+    assert store.path(SHA256).stat().st_mode & 0o777 == 0o444
+    assert store.put(_wanted(url), Means(Client())).moved == 0
+    assert [path.name for path in store.path(SHA256).parent.iterdir()] == [SHA256]
+
+
+def test_an_object_that_rotted_is_fetched_anew(store: Store, url: str) -> None:
+    store.put(_wanted(url), Means(Client()))
+    store.path(SHA256).chmod(0o644)
+    store.path(SHA256).write_bytes(b"x" * len(CONTENT))
+    store.put(_wanted(url), Means(Client()))
+    assert evict.verify(store) == []
+
+
+def test_wrong_bytes_get_no_name_and_the_error_says_which_file(store: Store, url: str) -> None:
+    with pytest.raises(PromiseError, match=r"^a\.whl: "):
+        store.put(_wanted(url, "0" * 64), Means(Client()))
+    assert store.objects() == []
+
+
+FETCH = """
+import sys
+from pathlib import Path
+from envcheck.mirrors.fetch.wanted import Means, Wanted
+from envcheck.mirrors.http import Client
+from envcheck.mirrors.store import Store
+store = Store(Path(sys.argv[1]))
+store.put(Wanted((sys.argv[2],), sys.argv[3], None, Path("a.whl")), Means(Client()))
+store.view(sys.argv[3], Path(sys.argv[4]))
+"""
+
+
+def test_two_processes_that_want_one_file_both_get_it(store: Store, url: str, tmp_path: Path) -> None:
+    targets = [tmp_path / f"view{number}" for number in range(2)]
+    running = [
+        subprocess.Popen([sys.executable, "-c", FETCH, str(store.root), url, SHA256, str(target)]) for target in targets
+    ]
+    assert [one.wait() for one in running] == [0, 0]
+    assert [target.read_bytes() == CONTENT for target in targets] == [True, True]
+
+
+EVICT = """
+import sys
+from pathlib import Path
+from envcheck.mirrors import evict
+from envcheck.mirrors.store import Store
+store = Store(Path(sys.argv[1]))
+print("begun", flush=True)
+while True:
+    evict.gc(store, evict.Limits(size=1), dry=False, note=lambda _: None)
+"""
+
+
+def test_an_evicter_that_never_stops_takes_nothing_that_is_published_or_viewed(
+    store: Store, contents: Contents, tmp_path: Path
+) -> None:
+    """Publishing either has all it needs or says what went; what was published stays, whatever is evicted."""
+    sources = {wheel.sha256: store.path(wheel.sha256).read_bytes() for wheel in contents.wheels}
+    few = Contents(wheels=contents.wheels[:1])
+    with subprocess.Popen([sys.executable, "-c", EVICT, str(store.root)], stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        published, end = 0, time.monotonic() + 30
+        while published < 5 and time.monotonic() < end:
+            wheel = few.wheels[0]
+            (tmp_path / wheel.name).write_bytes(sources[wheel.sha256])
+            store.adopt(tmp_path / wheel.name, wheel.sha256)
+            with contextlib.suppress(UnavailableError):
+                store.view(wheel.sha256, tmp_path / "view")
+                assert (tmp_path / "view").read_bytes() == sources[wheel.sha256]
+            with contextlib.suppress(UnavailableError):
+                versions.publish(store, msgspec.structs.replace(few, wheels=[_bare(contents)]), keep=2)
+                published += 1
+        running.kill()
+    assert published > 0
+    assert evict.verify(store) == []
+    assert all(store.has(digest) for digest in versions.pinned(store))
+
+
+def _bare(contents: Contents) -> Wheel:
+    """Return the first wheel without the METADATA that the evicter took."""
+    return msgspec.structs.replace(contents.wheels[0], metadata=None)
+
+
+def test_who_must_wait_for_another_process_says_so(store: Store) -> None:
+    notes: list[str] = []
+    with store.locked():
+        waiter = threading.Thread(target=_gc, args=(store, notes.append))
+        waiter.start()
+        while not notes:
+            time.sleep(0.01)
+    waiter.join()
+    assert notes == ["another process publishes, imports or evicts: waiting for it"]
+
+
+def _gc(store: Store, note: Callable[[str], None]) -> None:
+    evict.gc(store, Limits(), dry=False, note=note)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a file system is mounted, which root may")
+def test_a_full_disk_leaves_nothing_half(tmp_path: Path) -> None:
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)], check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        small = Store(place / "store")
+        (tmp_path / "large").write_bytes(CONTENT)
+        with pytest.raises(OSError, match="No space left"):
+            small.adopt(tmp_path / "large", SHA256)
+        assert small.objects() == []
+        assert not [path for path in place.rglob("*") if path.is_file()]
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
