@@ -14,7 +14,8 @@ from envcheck.errors import ConfigError
 def command(*, profile: str) -> None:
     """Choose the profile that `--mirror user` means, for this user. `none` takes the choice back.
 
-    It is one line in the user's configuration directory; no client's own settings are changed.
+    build, fetch and store use it where no --mirror is given. It is one line in the user's configuration directory; no
+    client's own settings are changed.
 
     \b
     envcheck mirror use tuna

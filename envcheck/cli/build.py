@@ -33,7 +33,12 @@ class Choice(NamedTuple):
 
 @click.command("build", epilog="Example: envcheck build torch2.13.0-cpu-py311 --mirror host")
 @click.argument("selector", shell_complete=_complete.cells)
-@click.option("--mirror", default="none", show_default=True, help="none, host, or a profile's YAML file.")
+@click.option(
+    "--mirror",
+    default="user",
+    show_default=True,
+    help="user (what `mirror use` chose), none, host, a preset, a profile's YAML file, or auto: the best by a probe.",
+)
 @click.option("--target", default="runtime", show_default=True, type=click.Choice(["runtime"]))
 @click.option(
     "--engine",
@@ -102,12 +107,12 @@ def command(  # noqa: PLR0913 (one argument an option)
     Exit 0: built, or built already; 1: the build failed, or is not what it promises; 2: wrong usage; 3: an engine, a
     Python or an index that is needed is not there.
     """
+    from envcheck.cli._probing import profile_for
     from envcheck.cli._store import prefetched
-    from envcheck.mirrors import load as load_profile
 
     choice = Choice(_engine(engine, dry=dry_run or bake, bake=bake), repository, dest, network, base, timeout)
     spec = _spec(settings, selector, target, images_dir)
-    profile = load_profile(mirror)
+    profile = profile_for(settings, mirror, spec.locks)
     with contextlib.ExitStack() as stack:
         if prefetch:
             choice = _without_network(choice)

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 @click.option("--trust-mirror", is_flag=True, help="Believe the mirror itself about a model's hashes.")
 @click.option(
     "--mirror",
-    default="none",
+    default="user",
     show_default=True,
-    help="Where from: none, host, a preset, a profile's YAML file, or auto: the best by a probe.",
+    help="Where from: user (what `mirror use` chose), none, host, a preset, a YAML file, or auto: by a probe.",
 )
 @click.option("--to", type=click.Path(path_type=Path, file_okay=False), default=".", help="The directory they go to.")
 @click.option("--limit", type=Rate(), help="Bytes a second for all together: 50M.")

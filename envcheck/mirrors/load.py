@@ -24,7 +24,7 @@ NAMES: Final = ("none", "host", "user")
 def load(name: str | Path) -> Profile:
     """Return the profile called `name`, or the one in that YAML file; relative paths in it are relative to it."""
     if str(name) == "user":
-        name = chosen.read() or "none"
+        return _chosen()
     if str(name) == "none":
         return Profile(name="none")
     if str(name) == "host":
@@ -37,6 +37,16 @@ def load(name: str | Path) -> Profile:
         fix = "give none or host, a name of `envcheck mirror list`, or the path of a profile's YAML file"
         raise ConfigError(message, fix=fix)
     return parse(path.read_bytes(), path)
+
+
+def _chosen() -> Profile:
+    """Return what the user chose, which may be gone since."""
+    name = chosen.read() or "none"
+    try:
+        return load(name) if name != "user" else Profile(name="none")
+    except ConfigError as error:
+        fix = f"mend it, or take the choice back: `envcheck mirror use none` ({chosen.path()})"
+        raise ConfigError(error.message, fix=fix) from error
 
 
 @functools.cache

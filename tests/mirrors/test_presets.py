@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from envcheck.errors import ConfigError
 from envcheck.mirrors import chosen
 from envcheck.mirrors.accept import accept
 from envcheck.mirrors.load import load, presets
@@ -79,6 +80,9 @@ def test_user_is_what_was_chosen_and_none_before(tmp_path: Path, monkeypatch: py
     assert load("user") == Profile(name="none")
     assert chosen.write("tuna") == tmp_path / "envcheck/mirror"
     assert load("user") == load("tuna")
+    chosen.write("/gone.yaml")
+    with pytest.raises(ConfigError, match=r"no mirror profile '/gone\.yaml'; .*`envcheck mirror use none`"):
+        load("user")
     assert chosen.forget() == tmp_path / "envcheck/mirror"
     assert chosen.forget() is None
     assert load("user") == Profile(name="none")
