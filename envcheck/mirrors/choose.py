@@ -38,8 +38,9 @@ def choose(asked: Sequence[Asked], *, here: str | None = None, mirrors: Sequence
     lock can be had from none.
     """
     mirrors = default_mirrors() if mirrors is None else mirrors
-    ranked = [one for part in parts(asked) for one in ranking(part, mirrors, here=here)]
-    return join(ranked, {mirror.name: mirror.profile for mirror in mirrors})
+    divided = parts(asked)
+    ranked = [one for part in divided for one in ranking(part, mirrors, here=here)]
+    return join(ranked, {mirror.name: mirror.profile for mirror in mirrors}, [part[0].part for part in divided])
 
 
 def ranking(asked: Sequence[Asked], mirrors: Sequence[Mirror], *, here: str | None = None) -> list[Ranked]:
@@ -73,7 +74,7 @@ def mirror_of(name: str) -> Mirror:
     )
 
 
-def join(ranked: Sequence[Ranked], profiles: dict[str, Profile]) -> Choice:
+def join(ranked: Sequence[Ranked], profiles: dict[str, Profile], names: Sequence[str]) -> Choice:
     """Return the profile that the ranks make.
 
     A profile has one CA and one netrc file: sources that need others than the first one's are left out, and said.
@@ -82,7 +83,7 @@ def join(ranked: Sequence[Ranked], profiles: dict[str, Profile]) -> Choice:
     usable = [one for one in ranked if one.passed] + [one for one in ranked if one.only == {"ranges"}]
     first = next((profiles[one.mirror] for one in usable if _private(profiles[one.mirror])), None)
     taken = [one for one in usable if _fits(profiles[one.mirror], first)]
-    for part in dict.fromkeys(one.part for one in ranked):
+    for part in names:
         family = part.partition("/")[0]
         if not any(one.part == part for one in taken) and not _local(profiles, family):
             raise _none(part, [one for one in ranked if one.part == part])
@@ -94,7 +95,11 @@ def join(ranked: Sequence[Ranked], profiles: dict[str, Profile]) -> Choice:
         ca=first.ca if first is not None else base.ca,
         netrc=first.netrc if first is not None else base.netrc,
     )
-    return Choice(profile, tuple(_sentence(one, taken) for one in ranked))
+    said = [_sentence(one, taken) for one in sorted(ranked, key=lambda one: one not in taken)]
+    alone = [part for part in names if not any(one.part == part for one in taken)]
+    return Choice(
+        profile, (*(f"{part}: no mirror, only this machine's directories of wheels" for part in alone), *said)
+    )
 
 
 def _private(profile: Profile) -> bool:

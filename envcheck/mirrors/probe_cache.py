@@ -18,6 +18,8 @@ from envcheck.mirrors.probe import Mirror, probe
 from envcheck.mirrors.sights import Asked
 
 HOUR: Final = 3600.0
+# What did not answer may be back soon, and must not be waited for in every build until then.
+_DEAD: Final = 600.0
 
 
 def place() -> Path:
@@ -63,16 +65,14 @@ def measured(
 ) -> list[Measured]:
     """Return what was stored when all of it is younger than `age` seconds, else measure all anew and store that.
 
-    `offline` takes what is stored, however old; a mirror of which nothing is stored is left out. Only mirrors that
-    answered are stored: a dead one may be back in a minute.
+    `offline` takes what is stored, however old; a mirror of which nothing is stored is left out.
     """
     keys = [key(mirror, asked) for mirror in mirrors]
     stored = [msgspec.structs.replace(one, stored=True) for name in keys if (one := read(name)) is not None]
-    young = [one for one in stored if 0 <= time.time() - one.at <= age]
+    young = [one for one in stored if 0 <= time.time() - one.at <= (age if one.answered else min(age, _DEAD))]
     if offline or len(young) == len(mirrors):
         return stored
     fresh = measure(mirrors, asked, budget)
     for name, one in zip(keys, fresh, strict=True):
-        if one.answered:
-            write(name, one)
+        write(name, one)
     return fresh

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors import choose
 
 WHEEL = "demo-1.0-py3-none-any.whl"
@@ -126,6 +126,14 @@ def test_fetch_takes_the_mirror_that_passed_and_says_so(site: Path, monkeypatch:
     assert (site / "to" / WHEEL).read_bytes() == (site / WHEEL).read_bytes()
     assert "pypi: site (" in done.stderr
     assert "pypi: not dead: 0 of 1 there; demo==1.0: no connection" in done.stderr
+
+
+def test_build_asks_a_probe_too(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "default_mirrors", lambda: [choose.mirror_of(str(site / "dead.yaml"))])
+    arguments = ["build", "torch2.13.0-cpu-py311", "--mirror", "auto", "--engine", "venv", "--dry-run"]
+    done = CliRunner().invoke(cli, arguments, standalone_mode=False)
+    assert isinstance(done.exception, UnavailableError)
+    assert "no mirror has what" in str(done.exception)
 
 
 def test_auto_is_for_the_wheels_of_a_lock() -> None:

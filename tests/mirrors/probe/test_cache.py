@@ -70,9 +70,12 @@ def test_garbage_is_measured_again(serve: Serve, mirror: Make, asked: list[Asked
     assert measured([one], asked)[0].stored
 
 
-def test_a_dead_mirror_is_not_remembered(mirror: Make, asked: list[Asked], cache: Path) -> None:
-    measured([mirror("dead", "https://127.0.0.99:9/simple")], asked)
-    assert not cache.exists()
+def test_a_dead_mirror_is_asked_again_sooner(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+    mirrors = [mirror("dead", "https://127.0.0.99:9/simple"), mirror("one", serve().url)]
+    dead, _ = measured(mirrors, asked)
+    assert all(one.stored for one in measured(mirrors, asked))
+    probe_cache.write(probe_cache.key(mirrors[0], asked), msgspec.structs.replace(dead, at=dead.at - 601))
+    assert not any(one.stored for one in measured(mirrors, asked))
 
 
 def test_another_profile_or_another_lock_is_another_measurement(mirror: Make, asked: list[Asked]) -> None:

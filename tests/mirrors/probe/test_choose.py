@@ -45,6 +45,12 @@ def test_nobody_has_it(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
         choose(asked, mirrors=[mirror("gone", site.url)])
 
 
+def test_a_part_that_no_profile_has_an_index_for(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+    both = [asked[0], dataclasses.replace(asked[1], part="pytorch/cpu")]
+    with pytest.raises(UnavailableError, match="no mirror has what pytorch/cpu needs: none is known"):
+        choose(both, mirrors=[mirror("python", serve().url)])
+
+
 def test_each_part_of_a_lock_has_an_order_of_its_own(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
     python, torch = serve(), serve()
     both = [asked[0], dataclasses.replace(asked[1], part="pytorch/cpu")]
@@ -74,3 +80,14 @@ def test_this_machine_the_users_choice_and_the_presets_are_asked(tmp_path: Path)
     names = [mirror.name for mirror in default_mirrors()]
     assert names[:2] == ["host", "site"]
     assert {"tuna", "ustc"} <= set(names)
+
+
+def test_wheels_of_this_machine_do_where_no_mirror_does(
+    serve: Serve, mirror: Make, asked: list[Asked], tmp_path: Path
+) -> None:
+    gone = mirror("gone", serve(gone="demo-1.0-py3-none-any.whl").url)
+    local = Index(url=str(tmp_path), kind="find-links")
+    profile = msgspec.structs.replace(gone.profile, pypi=[*gone.profile.pypi, local])
+    choice = choose(asked, mirrors=[dataclasses.replace(gone, profile=profile)])
+    assert choice.profile.pypi == [local]
+    assert choice.why[0] == "pypi: no mirror, only this machine's directories of wheels"
