@@ -70,6 +70,10 @@ def read(store: Store, source: Path, progress: Progress) -> Contents:
         staging = store.root / "import"
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
+        size, free = sum(part.stat().st_size for part in parts), shutil.disk_usage(staging).free
+        if size > free:
+            message = f"{store.root}: {size} bytes are needed and {free} are free"
+            raise UnavailableError(message, fix="make room: `envcheck store gc`, or give --store another place")
         try:
             contents = _unpack(parts, staging, progress)
             for digest in known.objects(contents):

@@ -149,7 +149,9 @@ def _room(store: Store, objects: Iterable[Object], limits: Limits) -> tuple[int,
 
 
 def _unfinished(store: Store) -> list[Path]:
-    return [path for path in store.root.glob("sha256/??/.*") if path.is_file()]
+    """Return what is being fetched or imported, or was when its process was killed."""
+    found = [*store.root.glob("sha256/??/.*"), *store.root.glob("import/*")]
+    return [path for path in found if path.is_file()]
 
 
 def _blocks(path: Path) -> int:
@@ -165,3 +167,7 @@ def _sweep(store: Store) -> None:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
+    # The wheels of a build that was killed: as second names they would keep their objects from ever being evicted.
+    for folder in store.root.glob(".view-*"):
+        if time.time() - folder.stat().st_mtime >= _STALE:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -242,6 +244,16 @@ def test_a_branch_that_leads_outside_is_refused(other: Store, tmp_path: Path, br
     listed = _member(bundle.CONTENTS, msgspec.json.encode({"models": [model], "branches": {branch: "0" * 40}}))
     with pytest.raises(ConfigError):
         bundle.read(other, _bundle(tmp_path / "b", [listed, _member(PLACE, GOOD)]), _quiet)
+
+
+def test_a_disk_without_room_is_told_before_anything_is_unpacked(
+    exported: Path, other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = _state(other)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
+    with pytest.raises(UnavailableError, match="bytes are needed and 1 are free"):
+        bundle.read(other, exported, _quiet)
+    assert _state(other) == before
 
 
 IMPORT = """

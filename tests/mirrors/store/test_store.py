@@ -155,6 +155,18 @@ def test_gc_sweeps_what_killed_processes_left_a_day_ago(store: Store) -> None:
     assert (old.exists(), new.exists()) == (False, True)
 
 
+def test_gc_lets_go_of_what_a_killed_build_had_in_view(store: Store) -> None:
+    digest = store.add(b"abc", "a.whl")
+    for name, used in ((".view-old", 1.0), (".view-new", None)):
+        store.view(digest, store.root / name / "a.whl")
+        if used is not None:
+            os.utime(store.root / name, (used, used))
+    assert evict.gc(store, LITTLE, dry=False, note=lambda _: None)[0] == []
+    assert [path.name for path in store.root.glob(".view-*")] == [".view-new"]
+    (store.root / ".view-new/a.whl").unlink()
+    assert [one.sha256 for one in evict.gc(store, LITTLE, dry=False, note=lambda _: None)[0]] == [digest]
+
+
 def test_df_counts_what_is_pinned_and_what_is_not(store: Store, contents: Contents) -> None:
     versions.publish(store, contents, keep=2)
     held = evict.usage(store).bytes
