@@ -124,9 +124,16 @@ def tasks(site: Site) -> list[Task]:
     return [
         *(_sync(site, name, source) for name, source in site.sync.items()),
         Task("audit", "the caches against the locks", "daily", (f"/usr/bin/env envcheck mirror audit {root}",)),
+        *([_cold(site)] if site.s3 else []),
         Task("sweep", "what a killed nginx left", "hourly", (orphans,)),
         Task("rotate", "a new access log", "daily", (f"/bin/mv {log} {log}.1", reopened)),
     ]
+
+
+def _cold(site: Site) -> Task:
+    # Only what is new goes there; what the disk no longer has stays there, and nginx takes it from there.
+    copy = f"/usr/bin/env rclone copy --copy-links {site.root}/public cold:{site.s3}"
+    return Task("cold", "the trees into the object store", "daily", (copy,))
 
 
 def _sync(site: Site, name: str, source: str) -> Task:
