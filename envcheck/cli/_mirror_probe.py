@@ -39,6 +39,7 @@ class _Bytes(click.ParamType[int]):
 @click.option("--lock", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="For every file of a lock.")
 @click.option("--model", metavar="REPO@REV", help="For every file of a model, its hashes from who is trusted.")
 @click.option("--dataset", metavar="REPO@REV", help="The same of a dataset.")
+@click.option("--need", "urls", multiple=True, metavar="URL", help="For one file at these URLs; repeatable.")
 @click.option("--must-stay", is_flag=True, help="A file that another host serves fails its mirror.")
 @click.option("--region", metavar="REGION", help="Where this machine is, e.g. cn: a prior of 5 points.")
 @click.option("--limit", type=_Bytes(), default="128M", show_default=True, help="Bytes for all mirrors together.")
@@ -55,6 +56,7 @@ def command(  # noqa: PLR0913 (one argument an option)
     lock: Path | None,
     model: str | None,
     dataset: str | None,
+    urls: tuple[str, ...],
     must_stay: bool,
     region: str | None,
     limit: int,
@@ -67,7 +69,8 @@ def command(  # noqa: PLR0913 (one argument an option)
 
     Gates first: every file is there, down to the host that serves it; hash or size; certificates; ranges. A 404 is a
     failed gate and never a speed. Who passes gets points for protocol, rate, latency and freshness. Without PROFILE,
-    this machine's configuration, your choice and every preset that has such an index are probed.
+    this machine's configuration, your choice and every preset that has such an index are probed. With --need it is
+    the URLs that are compared, and a PROFILE says which CA and netrc file they are reached with.
 
     \b
     envcheck mirror probe --for torch2.13.0-cpu-py311
@@ -81,7 +84,7 @@ def command(  # noqa: PLR0913 (one argument an option)
     if fresh and offline:
         message = "--fresh and --offline at once"
         raise ConfigError(message, fix="leave one out")
-    wanted = {"--for": cell, "--lock": lock, "--model": model, "--dataset": dataset}
+    wanted = {"--for": cell, "--lock": lock, "--model": model, "--dataset": dataset, "--need": urls or None}
     mirrors = [mirror_of(name) for name in dict.fromkeys(names)] if names else default_mirrors()
     ranked = {
         part.name: part.ranked(

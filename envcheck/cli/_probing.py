@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from envcheck.images.pins import Lock
     from envcheck.mirrors.budget import Budget
     from envcheck.mirrors.hf import Revision
+    from envcheck.mirrors.measured import Measured
     from envcheck.mirrors.probe import Mirror
     from envcheck.mirrors.profile import Profile
     from envcheck.mirrors.score import Ranked
     from envcheck.mirrors.sights import Asked
+
+    Measure = Callable[[Sequence[Mirror], Sequence[Asked], Budget], list[Measured]]
 
 AUTO: Final = "auto"
 _WIDTH: Final = 80
@@ -59,12 +62,13 @@ def asked_of(locks: Iterable[Lock]) -> list[Asked]:
 
 
 class Part:
-    """What is needed of one kind of source: a lock's index, or a model's endpoint."""
+    """What is needed of one kind of source: a lock's index, a model's endpoint, or URLs."""
 
-    def __init__(self, asked: list[Asked], revision: Revision | None = None) -> None:
+    def __init__(self, asked: list[Asked], measure: Measure, only: list[Mirror] | None = None) -> None:
         self.name = asked[0].part
         self._asked = asked
-        self._revision = revision
+        self._measure = measure
+        self._only = only
 
     def able(self, mirrors: list[Mirror]) -> list[Mirror]:
         """Return the mirrors that have such a source at all."""
@@ -76,31 +80,39 @@ class Part:
         self, mirrors: list[Mirror], budget: Budget, *, age: float, offline: bool, must_stay: bool, here: str | None
     ) -> list[Ranked]:
         """Return the mirrors in their order, by what is stored or by what is measured now."""
-        from envcheck.mirrors.probe import probe
         from envcheck.mirrors.probe_cache import measured
-        from envcheck.mirrors.probe_hub import probe_hub
         from envcheck.mirrors.score import rank
 
-        revision = self._revision
-        measure = probe if revision is None else lambda some, _asked, cost: probe_hub(some, revision, cost)
-        found = measured(mirrors, self._asked, budget, age=age, offline=offline, measure=measure)
+        mirrors = self._only or mirrors
+        found = measured(mirrors, self._asked, budget, age=age, offline=offline, measure=self._measure)
         return rank(found, must_stay=must_stay, here=here)
 
 
 def what_of(settings: Settings, wanted: dict[str, Any], mirrors: list[Mirror]) -> list[Part]:
-    """Return the parts of the one thing that is wanted: --for, --lock, --model or --dataset."""
+    """Return the parts of the one thing that is wanted: --for, --lock, --model, --dataset or --need."""
     from envcheck.mirrors.choose import parts
+    from envcheck.mirrors.probe import probe
     from envcheck.mirrors.probe_hub import asked_of as files_of
+    from envcheck.mirrors.probe_hub import probe_hub
 
     given = [name for name, value in wanted.items() if value is not None]
     if len(given) != 1:
         message = f"{' and '.join(given)} at once" if given else "nothing says which files are needed"
-        raise ConfigError(message, fix="give one of --for CELL, --lock FILE, --model REPO@REV, --dataset REPO@REV")
+        raise ConfigError(message, fix="give one of --for CELL, --lock FILE, --model or --dataset REPO@REV, --need URL")
+    if wanted["--need"]:
+        return [_urls(wanted["--need"], mirrors[0])]
     revision = _revision(wanted, mirrors)
     if revision is not None:
-        return [Part(files_of(revision), revision)]
+        return [Part(files_of(revision), lambda some, _asked, budget: probe_hub(some, revision, budget))]
     locks = [lock_at(wanted["--lock"])] if wanted["--lock"] is not None else locks_of(settings, wanted["--for"])
-    return [Part(part) for part in parts(asked_of(locks))]
+    return [Part(part, probe) for part in parts(asked_of(locks))]
+
+
+def _urls(urls: tuple[str, ...], trust: Mirror) -> Part:
+    from envcheck.mirrors import probe_url
+
+    only = probe_url.mirrors_of(urls, trust)
+    return Part(probe_url.asked_of(urls), lambda some, _asked, budget: probe_url.probe_urls(some, budget), only)
 
 
 def _revision(wanted: dict[str, Any], mirrors: list[Mirror]) -> Revision | None:

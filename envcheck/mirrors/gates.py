@@ -105,6 +105,8 @@ def _hash(one: Measured, others: Peers) -> Gate:
     there = [file for file in one.files if _there(file)]
     if not there:
         return Gate(name=name, passed=None, hard=False, why="there is no file to compare")
+    if all(file.listed == "url" for file in there):
+        return Gate(name=name, passed=None, hard=False, why=f"nothing says its hash; it has {total(there[0])} bytes")
     unsure = [file for file in there if file.listed == "name" and _expected(file, others) is None]
     if unsure:
         why = f"{unsure[0].need}: its page gives no hash, and nobody tells the size"

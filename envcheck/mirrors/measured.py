@@ -8,9 +8,9 @@ import msgspec
 
 SCHEMA: Final = "envcheck/probe/1"
 
-# How a mirror's page has a file: under a hash of the lock; by its exact name, where pages give no hash; the same
-# version under other hashes; not at all; or the page could not be read.
-Listed = Literal["hash", "name", "other", "absent", "unread"]
+# How a mirror's page has a file: under a hash of the lock; by its exact name, where pages give no hash; as
+# the URL that a person gave; under another hash; not at all; or the page could not be read.
+Listed = Literal["hash", "name", "url", "other", "absent", "unread"]
 
 
 class Reached(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from envcheck.mirrors.upstream import python_index, pytorch_index
 # The profiles that stand for the clients' own defaults; any other that names no index is no mirror of it.
 _OWN: Final = ("none", "host")
 HUB: Final = "hf"
+URL: Final = "url"
 
 
 def sources(profile: Profile, part: str) -> list[Index]:
@@ -21,7 +22,7 @@ def sources(profile: Profile, part: str) -> list[Index]:
     if part == HUB:
         return _endpoint(profile)
     family, _, variant = part.partition("/")
-    named = [index for index in (profile.pypi if family == PYPI else profile.pytorch) if index.local is None]
+    named = [index for index in (profile.pypi if family in {PYPI, URL} else profile.pytorch) if index.local is None]
     if not named and profile.name in _OWN:
         named = [Index(url=CLIENT_DEFAULT)]
     return [_spelled(index, family, variant) for index in named]

@@ -28,7 +28,7 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         asked = self.headers.get("Range")
-        if asked is None or not self.path.endswith(".whl"):
+        if asked is None or ".whl" not in self.path:
             super().do_GET()
             return
         body = Path(self.translate_path(self.path)).read_bytes()
@@ -102,12 +102,27 @@ def test_offline_with_nothing_stored_answers_nothing(site: Path) -> None:
     assert (done.return_value, done.output) == (3, "pypi: no mirror to ask, or nothing stored\n")
 
 
+def test_urls_of_one_file_are_compared(site: Path) -> None:
+    index = (site / "site.yaml").read_text().partition("'")[2].partition("'")[0]
+    there = index.replace("simple", WHEEL) + "?token=canary"
+    arguments = ["mirror", "probe", "none", "--need", there, "--need", "http://127.0.0.99:9/away.whl"]
+    done = CliRunner().invoke(cli, arguments, standalone_mode=False)
+    assert done.return_value == 0, done.output
+    first, second = (line.split() for line in done.output.splitlines() if line[:5].strip() in {"1", "-"})
+    assert first[:2] == ["1", there.split("/")[2]]
+    assert second[:2] == ["-", "127.0.0.99:9"]
+    assert "nothing says its hash; it has 200000 bytes" in " ".join(done.output.split())
+    assert "canary" not in done.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "nothing says which files are needed"),
         (["--for", "torch2.13.0-cpu-py311", "--offline", "--fresh"], "--fresh and --offline at once"),
         (["--for", "torch*"], "names"),
+        (["none", "--need", "https://user:canary@host/file"], "may be asked"),
+        (["none", "--need", "ftp://host/file"], "may be asked"),
         (["--for", "torch2.13.0-cpu-py311", "--model", "org/name"], "--for and --model at once"),
     ],
 )
