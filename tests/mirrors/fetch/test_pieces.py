@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envcheck.mirrors.fetch.pieces import BACKOFF, MIB, Board, Failure, piece_size, spans
+from envcheck.mirrors.fetch.pieces import BACKOFF, MIB, Board, Failure, Task, piece_size, spans
 
 
 def board(sources: int = 2, size: int = 4 * MIB, **more: int) -> Board:
@@ -143,3 +143,73 @@ def test_what_was_not_fetched_is_taken_again() -> None:
     assert again.piece == tasks[0].piece
     told.arrived(again, None)
     assert told.complete
+
+
+def test_requests_that_fail_together_have_failed_once() -> None:
+    told = known(board(sources=1, size=9 * MIB, per_source=8))
+    tasks = [task for task in (told.take(0.0) for _ in range(8)) if task]
+    for task in tasks:
+        told.failed(task, Failure("down"), 0.1)
+    assert (told.sources[0].failures, told.sources[0].dropped) == (1, False)
+
+
+def test_a_crowded_source_gets_as_many_requests_as_it_serves_and_later_one_more() -> None:
+    told = known(board(sources=1, size=64 * MIB, per_source=8))
+    tasks = [task for task in (told.take(0.0) for _ in range(8)) if task]
+    for task in tasks[2:]:
+        told.failed(task, Failure("429", crowded=True), 0.0)
+    assert told.sources[0].failures == 0
+    assert told.take(0.0) is None
+    told.arrived(tasks[0], None)
+    taken = told.take(0.0)
+    assert taken is not None
+    assert told.take(0.0) is None
+    told.arrived(tasks[1], None)
+    for _ in range(8):
+        told.arrived(taken, None)
+        taken = told.take(0.0)
+        assert taken is not None
+    assert told.take(0.0) is not None
+    assert told.take(0.0) is not None
+
+
+def test_a_source_that_gave_pieces_is_not_left_alone_for_one_refusal() -> None:
+    told = known(board(sources=1))
+    first, second = told.take(0.0), told.take(0.0)
+    assert first is not None
+    assert second is not None
+    told.arrived(first, None)
+    told.failed(second, Failure("it answers 403", drop=True), 0.0)
+    assert not told.sources[0].dropped
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["take", "ok", "fail", "drop", "change", "crowded"]), st.integers(0, 9)), max_size=80
+)
+
+
+@given(STEPS)
+def test_with_many_under_way_every_piece_is_missing_under_way_or_done(steps: list[tuple[str, int]]) -> None:
+    told, now = board(sources=2, size=9 * MIB, per_source=4), 0.0
+    taken: list[Task] = []
+    for step, which in steps:
+        now += which
+        if step == "take":
+            task = told.take(now)
+            taken += [task] if task else []
+        elif taken:
+            task = taken.pop(which % len(taken))
+            if step == "ok":
+                told.answered(task, '"e"')
+                told.arrived(task, '"e"')
+            else:
+                what = {"drop": step == "drop", "changed": step == "change", "crowded": step == "crowded"}
+                told.failed(task, Failure(step, **what), now)
+        assert told.under_way == {task.piece for task in taken}
+        assert not told.under_way & set(told.done)
+        assert [source.busy for source in told.sources] == [sum(t.source == n for t in taken) for n in (0, 1)]
+        assert all(1 <= source.room <= 4 and 0 <= source.busy <= 4 for source in told.sources)
+    for task in taken:
+        told.failed(task, Failure("the end"), now)
+    if not told.complete and told.take(now + 1e6) is None:
+        assert told.wait(now) is None

@@ -1,0 +1,106 @@
+"""Several files at once: within one limit of requests to a host, ended by one interrupt, each failure told."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.errors import PromiseError, UnavailableError
+from envcheck.mirrors.fetch.limiter import Slots
+from envcheck.mirrors.fetch.many import Totals, fetch_all
+from envcheck.mirrors.fetch.wanted import Fetched, Means, Wanted
+
+Serve = Callable[..., Any]
+Want = Callable[..., Wanted]
+
+
+def copies(want: Wanted, count: int) -> list[Wanted]:
+    return [dataclasses.replace(want, path=want.path.with_name(f"{number}.bin")) for number in range(count)]
+
+
+def test_all_are_there_in_the_order_asked_for_and_each_is_told(
+    serve: Serve, wanted: Want, means: Means, content: bytes
+) -> None:
+    told: list[tuple[int, int]] = []
+    done: list[Fetched] = []
+    many = copies(wanted(serve()), 3)
+    found = fetch_all(many, dataclasses.replace(means, progress=lambda *so_far: told.append(so_far)), done.append)
+    assert [file.path for file in found] == [want.path for want in many]
+    assert {file.path.read_bytes() for file in done} == {content}
+    assert told[-1] == (3 * len(content), 3 * len(content))
+
+
+def test_the_others_come_though_one_does_not(serve: Serve, wanted: Want, means: Means) -> None:
+    good, gone = wanted(serve()), wanted(serve(status=404))
+    many = [dataclasses.replace(gone, path=gone.path.with_name("gone")), *copies(good, 2)]
+    with pytest.raises(UnavailableError, match="gone: no source gives it"):
+        fetch_all(many, means, lambda _: None)
+    assert [want.path.exists() for want in many] == [False, True, True]
+
+
+def test_wrong_bytes_are_told_before_what_is_not_to_be_had(serve: Serve, wanted: Want, means: Means) -> None:
+    gone, wrong = wanted(serve(status=404)), wanted(serve(), sha256="0" * 64)
+    with pytest.raises(PromiseError, match=r"no source has the file.*and 1 more file"):
+        fetch_all([gone, dataclasses.replace(wrong, path=wrong.path.with_name("b"))], means, lambda _: None)
+
+
+def test_a_host_gets_no_more_requests_than_allowed_whatever_the_file() -> None:
+    slots, busy, most = Slots(2), [0], [0]
+    lock = threading.Lock()
+
+    def one() -> None:
+        with slots.one("host", lambda: False) as mine:
+            assert mine
+            with lock:
+                busy[0] += 1
+                most[0] = max(most[0], busy[0])
+            time.sleep(0.01)
+            with lock:
+                busy[0] -= 1
+
+    threads = [threading.Thread(target=one) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most[0] == 2
+    with slots.one("host", lambda: True) as mine:
+        assert not mine
+
+
+def test_a_total_counts_a_size_as_soon_as_it_is_known() -> None:
+    sizes = (10, None)
+    totals = Totals([Wanted((), "", size, Path("x")) for size in sizes])
+    assert totals.update(0, 5, 10) == (5, 10)
+    assert totals.update(1, 1, 30) == (6, 40)
+
+
+def test_an_interrupt_is_one_line_at_once_and_what_has_come_is_kept(
+    serve: Serve, wanted: Want, means: Means, content: bytes
+) -> None:
+    server = serve(delay=0.3)
+    want = wanted(server)
+    words = [sys.executable, "-m", "envcheck", "fetch", want.urls[0], "--sha256", want.sha256]
+    words += ["--to", str(want.path.parent), "--connections", "2"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while server.sent < 3 << 20:
+        time.sleep(0.01)
+    server.faults.stall = 60.0  # a read that would wait for long is ended too
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.strip() == "envcheck: interrupted"
+    assert not want.path.exists()
+    server.faults.stall = server.faults.delay = 0.0
+    assert fetch_all([want], means, lambda _: None)[0].found > 0
+    assert want.path.read_bytes() == content
