@@ -54,7 +54,7 @@ def held(store: Store, locks: Iterable[Lock], python: str) -> list[Held]:
             one = _one(store, pin, python)
             if one is None:
                 message = f"{store.root}: no {pin.name} {pin.version} for Python {python} of the lock's hash"
-                raise UnavailableError(message, fix="fetch it first: the same command without --dry-run or --offline")
+                raise UnavailableError(message, fix="fetch it first: the same command without --dry-run")
             found.append(Held(*one, lock.index))
     return found
 
