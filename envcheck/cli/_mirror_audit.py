@@ -29,6 +29,7 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 )
 @click.option("--lock", "locks", multiple=True, type=_FILE, help="Files of this lock.")
 @click.option("--ca", type=_FILE, help="Certificates to trust beside this machine's.")
+@click.option("--netrc", type=_FILE, help="Whose user the mirror knows.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_obj
 def command(
@@ -39,6 +40,7 @@ def command(
     cells: tuple[str, ...],
     locks: tuple[Path, ...],
     ca: Path | None,
+    netrc: Path | None,
     as_json: bool,
 ) -> int:
     """Hash again what a mirror has of the locks' files, and remove from its cache what is wrong.
@@ -51,7 +53,7 @@ def command(
     """
     from envcheck.mirrors.http import Client
 
-    needs, client = _needs(settings, cells, locks), Client(ca=ca)
+    needs, client = _needs(settings, cells, locks), Client(ca=ca, netrc_file=netrc)
     remote = where.startswith(("https://", "http://"))
     found = _remote(where, needs, client) if remote else _local(Path(where), needs, client)
     _tell(found, settings, remote=remote, as_json=as_json)
@@ -76,6 +78,7 @@ def _local(root: Path, needs: list[Need], client: Client) -> list[Finding]:
 
     site = read(root.absolute())
     address = site.name if site.tls else site.addresses[0]
+    address = f"[{address}]" if ":" in address else address
     files, absent = listed(f"{site.scheme}://{address}:{site.port}", needs, client)
     found = [*cached(site, files), *absent]
     record(site, found)

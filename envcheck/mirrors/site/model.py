@@ -15,6 +15,7 @@ from envcheck.errors import ConfigError
 SCHEMA: Final = "envcheck/site/1"
 # What would end a word of nginx's or be expanded in it.
 _UNSAFE: Final = re.compile(r"[\"'$\\;{}#%\s]")
+_URL: Final = re.compile(r"https?://[^/@]+(/.*)?")
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 
 
@@ -133,6 +134,11 @@ def checked(site: Site) -> Site:
         if _UNSAFE.search(text):
             message = f"{text!r}: a blank or one of \"'$\\;{{}}#% in a path or URL of the site"
             raise ConfigError(message, fix="choose another name")
+    urls = [*site.origins, *(registry.url for registry in site.registries)]
+    for url in [*urls, site.hf.endpoint] if site.hf and site.hf.endpoint else urls:
+        if not _URL.fullmatch(url):
+            message = f"{url!r} is no URL of an upstream"
+            raise ConfigError(message, fix="write its scheme and host")
     for name in [*(registry.name for registry in site.registries), *site.sync]:
         if not _NAME.fullmatch(name):
             message = f"{name!r} is no name for a part of the site"
