@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import email.utils
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -95,10 +96,15 @@ def probe(mirrors: Sequence[Mirror], asked: Sequence[Asked], budget: Budget) -> 
 
 
 def rated_all(looks: Sequence[Look], budget: Budget) -> list[Measured]:
-    """Return what was seen of each, with the rate of those that pass, one after another."""
+    """Return what was seen of each, with the rate of those that pass, one after another.
+
+    The nearest are measured first: if the bytes or seconds do not last, it is the farthest that have no rate.
+    """
     before = [(look, look.measured()) for look in looks]
     others = peers(measured for _, measured in before)
-    return [_rated(look, measured, others, budget) for look, measured in before]
+    nearest = sorted(before, key=lambda pair: pair[1].latency.total if pair[1].latency else math.inf)
+    done = {id(look): _rated(look, measured, others, budget) for look, measured in nearest}
+    return [done[id(look)] for look in looks]
 
 
 def _read_pages(look: Look, asked: Sequence[Asked], budget: Budget) -> None:

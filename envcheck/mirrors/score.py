@@ -104,11 +104,16 @@ def _protocol(one: Measured) -> Mark:
 def _throughput(one: Measured) -> Mark:
     rate = one.rate
     if rate is None or rate.bytes == 0:
-        return _mark("throughput", 0.0, None, "B/s", one.rate_why or one.range_fault or "not measured")
+        return _mark("throughput", 0.0, None, "B/s", _unmeasured(one))
     share = math.log(max(rate.speed, 1.0) / SLOW) / math.log(FAST / SLOW)
     cut = f", then {rate.why}" if rate.why else ""
     why = f"{rate.bytes / 1e6:.2f} MB from the middle of a file in {rate.seconds:.2f} s{cut}"
     return _mark("throughput", share, rate.speed, "B/s", why)
+
+
+def _unmeasured(one: Measured) -> str:
+    stalled = f"nothing came: {one.rate.why or 'the range was empty'}" if one.rate is not None else None
+    return stalled or one.rate_why or one.range_fault or "not measured"
 
 
 def _latency(one: Measured) -> Mark:
