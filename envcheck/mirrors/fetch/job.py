@@ -289,7 +289,7 @@ class Job:
     def _mend(self) -> None:
         urls, sha256 = self._wanted.urls, self._wanted.sha256
         self._means.note("the bytes do not have the hash that was asked for: looking for the bad piece")
-        found = mend(urls, sha256, self._means.client, self._file, self._board)
+        found = mend(urls, sha256, self._means, self._file, self._board)
         self.moved += found.moved
         if digest_of(self._file, self.size) == sha256:
             self._means.note(found.told(urls))

@@ -6,13 +6,17 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from envcheck.errors import PromiseError
 from envcheck.mirrors.fetch import answers, disk
-from envcheck.mirrors.fetch.pieces import MIB, Board, Task
+from envcheck.mirrors.fetch.pieces import Board, Task
 from envcheck.mirrors.fetch.verify import digest_of
-from envcheck.mirrors.fetch.wanted import label
-from envcheck.mirrors.http import Client, NetworkError
+from envcheck.mirrors.fetch.wanted import Means, StoppedError, label
+from envcheck.mirrors.http import NetworkError
+
+# So many pieces that differ give 64 combinations, each of which is a piece to fetch and a file to hash.
+_COMBINED: Final = 6
 
 
 @dataclasses.dataclass
@@ -35,14 +39,15 @@ def nobody(name: str, sha256: str) -> PromiseError:
     return PromiseError(message, fix=fix)
 
 
-def mend(urls: Sequence[str], sha256: str, client: Client, file: int, board: Board) -> Mended:
+def mend(urls: Sequence[str], sha256: str, means: Means, file: int, board: Board) -> Mended:
     """Replace pieces by what other sources have until the file has its hash, or every source was asked.
 
-    Nobody is asked for what was taken from it, unless it is the only source: then all is asked for once more.
+    Nobody is asked for what was taken from it, unless it is the only source: then all is asked for once more. Where
+    each source has bad pieces of its own, the few that differ are tried in every combination.
     """
     found = Mended()
     size = board.spans[-1].stop if board.spans else 0
-    for piece, source, fresh in _others(urls, client, board, size):
+    for piece, source, fresh in _others(urls, means, board, size):
         found.moved += len(fresh)
         start = board.spans[piece].start
         if fresh == os.pread(file, len(fresh), start):
@@ -52,28 +57,59 @@ def mend(urls: Sequence[str], sha256: str, client: Client, file: int, board: Boa
         board.done[piece] = source
         # One bad piece is the usual case, and then the rest need not be asked for.
         if len(found.replaced) == 1 and digest_of(file, size) == sha256:
-            break
+            return found
+    if digest_of(file, size) != sha256:
+        _combined(urls, sha256, means, file, board, found)
     return found
 
 
-def _others(urls: Sequence[str], client: Client, board: Board, size: int) -> Iterator[tuple[int, int, bytes]]:
+def _combined(urls: Sequence[str], sha256: str, means: Means, file: int, board: Board, found: Mended) -> None:
+    """Take one differing piece at a time from the other of its two sources, until the file has its hash."""
+    size = board.spans[-1].stop if board.spans else 0
+    pairs = [(piece, was, board.done[piece]) for piece, was in found.replaced]
+    if len(pairs) > _COMBINED or any(was < 0 or was == now for _, was, now in pairs):
+        return
+    for step in range(1, 1 << len(pairs)):
+        # A Gray code: each combination differs from the one before in the piece of the lowest set bit.
+        piece, was, now = pairs[(step & -step).bit_length() - 1]
+        source = was if board.done[piece] == now else now
+        fresh = _piece(means, urls[source], Task(piece, board.spans[piece], source), size)
+        if fresh is None:
+            return
+        disk.write(file, fresh, board.spans[piece].start)
+        found.moved += len(fresh)
+        board.done[piece] = source
+        if digest_of(file, size) == sha256:
+            found.replaced = [(piece, was) for piece, was, now in pairs if board.done[piece] == now]
+            return
+
+
+def _others(urls: Sequence[str], means: Means, board: Board, size: int) -> Iterator[tuple[int, int, bytes]]:
     """Yield each piece as each source but its own has it."""
     for source, url in enumerate(urls):
         for piece, span in enumerate(board.spans):
             if board.done[piece] == source and len(urls) > 1:
                 continue
-            fresh = _piece(client, url, Task(piece, span, source), size)
+            fresh = _piece(means, url, Task(piece, span, source), size)
             if fresh is None:
                 break
             yield piece, source, fresh
 
 
-def _piece(client: Client, url: str, task: Task, size: int) -> bytes | None:
+def _piece(means: Means, url: str, task: Task, size: int) -> bytes | None:
+    if means.stop.is_set():
+        raise StoppedError
     try:
-        with client.get(url, answers.request(task)) as answer:
+        with means.client.get(url, answers.request(task)) as answer:
             if answers.judge(task, answer.status, answer.headers, size, time.time()) is not None:
                 return None
-            fresh = b"".join(answer.chunks(MIB))
+            fresh = b"".join(_limited(means, answer.chunks(means.limiter.chunk)))
     except NetworkError:
         return None
     return fresh if len(fresh) == task.span.size else None
+
+
+def _limited(means: Means, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    for chunk in chunks:
+        means.limiter.take(len(chunk), means.stop)
+        yield chunk

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import shutil
 import threading
@@ -147,11 +148,14 @@ def test_several_bad_pieces_are_replaced(serve: Serve, wanted: Want, means: Mean
     assert want.path.read_bytes() == content
 
 
+@pytest.mark.parametrize(("one", "other"), [([2], [7]), ([7], [2]), ([1, 8], [0, 5]), ([5], [0, 1, 9])])
 def test_two_sources_with_other_bad_pieces_make_one_good_file(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: Means, content: bytes, one: list[int], other: list[int]
 ) -> None:
-    """Each has one piece wrong; the first one's is found at the second, and the second's is not taken over."""
-    want = wanted(serve(content=flipped(content, 2 * MIB)), serve(content=flipped(content, 7 * MIB)))
+    """Each has pieces wrong; the first one's are found at the second, and the second's are not taken over."""
+    first = functools.reduce(lambda bad, piece: flipped(bad, piece * MIB), one, content)
+    second = functools.reduce(lambda bad, piece: flipped(bad, piece * MIB), other, content)
+    want = wanted(serve(content=first), serve(content=second))
     fetch(want, means)
     assert want.path.read_bytes() == content
 
