@@ -72,6 +72,7 @@ class Look:
             at=time.time(),
             own=own_hosts(profile, self.part),
             region=self.mirror.region,
+            closed=profile.closed,
             needs=self.needs,
             missing=None if sources(profile, self.part) else no_index(self.part),
             untrusted=self.untrusted,

@@ -74,6 +74,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `credentials` maps a host to where its secret is.
     `ca` is the path of a PEM bundle that is trusted beside this machine's roots. `netrc` is a path, its content only
     ever a build secret. `keep` leaves one credential-free pip.conf, uv.toml and the HF environment in the image.
+    `closed` says that no byte may come from a host the profile does not name: a probe fails a mirror that leaves.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ca: str | None = None
     netrc: str | None = None
     keep: bool = False
+    closed: bool = False
 
 
 def attempts(indexes: list[Index]) -> list[Index]:

@@ -51,11 +51,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "simple/demo/index.html").write_text(f'<a href="/{WHEEL}#sha256={digest}">{WHEEL}</a>')
     (tmp_path / "demo.lock").write_text(f"# index: pypi\ndemo==1.0 \\\n    --hash=sha256:{digest}\n")
     server = ThreadingHTTPServer(
-        ("127.0.0.2", 0),
+        ("127.0.0.1", 0),
         lambda *given: _Handler(*given, directory=str(tmp_path)),
     )
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    url = f"http://127.0.0.2:{server.server_port}/simple"
+    url = f"http://127.0.0.1:{server.server_port}/simple"
     (tmp_path / "site.yaml").write_text(f"pypi: [{{url: '{url}'}}]\n")
     (tmp_path / "dead.yaml").write_text("pypi: [{url: 'http://127.0.0.99:9/simple'}]\n")
     yield tmp_path
@@ -100,6 +100,22 @@ def test_json_holds_the_numbers_and_offline_asks_nobody(site: Path) -> None:
 def test_offline_with_nothing_stored_answers_nothing(site: Path) -> None:
     done = probe(site, str(site / "site.yaml"), "--offline")
     assert (done.return_value, done.output) == (3, "pypi: no mirror to ask, or nothing stored\n")
+
+
+def test_a_closed_profile_must_not_be_left(site: Path) -> None:
+    profile = site / "site.yaml"
+    page = site / "simple/demo/index.html"
+    page.write_text(page.read_text().replace('href="/', f'href="{_elsewhere(profile)}/'))
+    assert probe(site, str(profile)).return_value == 0
+    profile.write_text(profile.read_text() + "closed: true\n")
+    done = probe(site, str(profile))
+    assert done.return_value == 1
+    assert "not passed: stays" in done.output
+
+
+def _elsewhere(profile: Path) -> str:
+    """Return the site's address by another name."""
+    return profile.read_text().partition("'")[2].partition("/simple")[0].replace("127.0.0.1", "localhost")
 
 
 def test_urls_of_one_file_are_compared(site: Path) -> None:
