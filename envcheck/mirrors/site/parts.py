@@ -119,8 +119,9 @@ def tasks(site: Site) -> list[Task]:
     """Return what timers do: copy trees from other own mirrors, and keep logs and caches in bounds."""
     root, log = site.root, f"{site.root}/logs/access.json"
     # A killed nginx leaves KEY.NNNNNNNNNN behind, which it neither counts nor evicts.
-    orphans = f"/usr/bin/find {root}/cache/index {root}/cache/files -type f -regex .*\\.[0-9]+ -mmin +60 -delete"
-    reopened = f"/bin/sh -c 'kill -USR1 $(cat {root}/run/nginx.pid)'"
+    orphans = f"/usr/bin/find {root}/cache/index {root}/cache/files -type f -regex .*[.][0-9]+ -mmin +60 -delete"
+    # $$ is how systemd writes $.
+    reopened = f"/bin/sh -c 'kill -USR1 $$(cat {root}/run/nginx.pid)'"
     return [
         *(_sync(site, name, source) for name, source in site.sync.items()),
         Task("audit", "the caches against the locks", "daily", (f"/usr/bin/env envcheck mirror audit {root}",)),

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import http.client
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from envcheck.mirrors.site.parts import tasks
 from envcheck.mirrors.site.render import render
 from tests.mirrors.site.conftest import envcheck
 from tests.mirrors.site.test_render import site as everything
@@ -186,6 +188,20 @@ def test_units_are_what_systemd_reads(tmp_path: Path) -> None:
     target = units["envcheck-mirror.target"]
     assert set(target.partition("Wants=")[2].splitlines()[0].split()) == wanted
     assert {"envcheck-mirror-sync-main.timer", "envcheck-mirror-olah.service"} <= set(units)
+
+
+def test_what_a_killed_nginx_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    names = ("f" * 32 + ".0000000012", "e" * 32 + ".0000000013", "f" * 32)
+    old, young, cached = (tmp_path / f"cache/files/a/bc/{name}" for name in names)
+    (tmp_path / "cache/index").mkdir(parents=True)
+    old.parent.mkdir(parents=True)
+    for path in (old, young, cached):
+        path.touch()
+    for path in (old, cached):
+        os.utime(path, (0, 0))
+    sweep = next(task for task in tasks(everything(tmp_path)) if task.name == "sweep")
+    subprocess.run(sweep.commands[0].split(), check=True)
+    assert sorted(old.parent.iterdir()) == sorted([young, cached])
 
 
 def test_compose_has_every_part(tmp_path: Path) -> None:
