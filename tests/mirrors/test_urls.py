@@ -1,0 +1,33 @@
+"""Where a redirect may lead, who is the same origin, and which proxy is asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from envcheck.mirrors.urls import followed, host_of, origin_of, proxy_of, user_of
+
+
+def test_a_redirect_stays_as_secure_as_it_was() -> None:
+    assert followed("http://a/x/y", "../z") == "http://a/z"
+    assert followed("http://a/x", "https://b/y") == "https://b/y"
+    for target in ("http://a/x", "ftp://a/x", "file:///etc/passwd", "http://[x"):
+        with pytest.raises(ValueError, match=r"^a redirects to"):
+            followed("https://a/x", target)
+
+
+def test_an_origin_is_scheme_host_and_port() -> None:
+    assert origin_of("https://A.example/x") == origin_of("https://a.example:443/y")
+    assert origin_of("https://a.example/x") != origin_of("http://a.example/x")
+    assert origin_of("https://a.example:8443/x") != origin_of("https://a.example/x")
+    assert host_of("https://me:secret@a.example:8443/x") == "a.example:8443"
+
+
+def test_the_proxy_is_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("all_proxy", "ALL_PROXY", "HTTPS_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", "proxy.example:3128")
+    monkeypatch.setenv("no_proxy", "inside.example")
+    assert proxy_of("https://a.example/x") == "http://proxy.example:3128"
+    assert proxy_of("https://inside.example/x") is None
+    assert user_of("http://me:p%40ss@proxy.example") == "me:p@ss"
+    assert user_of("http://proxy.example") is None
