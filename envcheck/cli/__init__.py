@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from envcheck import __version__
+from envcheck.cli._strict import refuse_empty
 from envcheck.errors import ConfigError, EnvcheckError
 
 COMMANDS: Final = {
@@ -98,6 +99,7 @@ def name_variables(command: click.Command, prefix: str) -> None:
             parameter.envvar = f"{prefix}_{longest.lstrip('-').replace('-', '_').upper()}"
             if parameter.multiple and isinstance(parameter.type, click.types.StringParamType):
                 parameter.type = _Listed()
+    refuse_empty(command)
     if isinstance(command, click.Group):
         for name, child in command.commands.items():
             name_variables(child, f"{prefix}_{name.upper()}")

@@ -73,8 +73,9 @@ def _section(title: str, items: list[str]) -> None:
 
 
 def _table(answer: Resolution) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from envcheck.cli._strict import console
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("cell", no_wrap=True)
@@ -84,7 +85,7 @@ def _table(answer: Resolution) -> None:
     for gone in answer.rejected:
         table.add_row(f"torch{gone.torch}-{gone.variant}", gone.verdict)
     click.echo()
-    Console(highlight=False).print(table)
+    console(highlight=False).print(table)
 
 
 def _style(text: str, colour: str | None = None) -> str:

@@ -33,7 +33,19 @@ def write(report: RunReport, forms: dict[str, Path]) -> None:
             stream.write(text)
 
 
-def destination(output: Path | None) -> Path | None:
+def apart(**paths: Path | None) -> None:
+    """Refuse one file for two things: the second would be all that is left."""
+    named: dict[Path, str] = {}
+    for option, path in paths.items():
+        if path is None:
+            continue
+        other = named.setdefault(path.resolve(), option)
+        if other != option and not (path.exists() and not path.is_file()):
+            message = f"--{other} and --{option} are both {path}"
+            raise ConfigError(message, fix="give each a file of its own")
+
+
+def destination(output: Path | None, option: str = "output") -> Path | None:
     """Return where the report goes; None where the default place cannot be written to."""
     import tempfile
 
@@ -45,5 +57,5 @@ def destination(output: Path | None) -> Path | None:
         if output is None:
             return None
         message = f"cannot write to {path.parent}: {error.strerror}"
-        raise ConfigError(message, fix="give --output a file in a directory that exists and is yours") from error
+        raise ConfigError(message, fix=f"give --{option} a file in a directory that exists and is yours") from error
     return path

@@ -23,8 +23,7 @@ def command(ctx: click.Context, file: Path, *, checks: Path | None, output: Path
     Nothing is measured: what broke then, or was not asked then, stays as it was.
     The exit code is that of `envcheck run`.
     """
-    from rich.console import Console
-
+    from envcheck.cli._strict import console
     from envcheck.matrix.load import load as load_matrix
     from envcheck.reports.model import encode, load, write
     from envcheck.reports.rejudge import rejudge
@@ -42,5 +41,5 @@ def command(ctx: click.Context, file: Path, *, checks: Path | None, output: Path
             click.echo(f"{identity}: {before} then, {after} now")
         if found.unknown:
             click.echo(f"as it was, for want of such a check today: {', '.join(found.unknown)}")
-        show(found.report, Console(width=width(), highlight=False))
+        show(found.report, console(width=width(), highlight=False))
     ctx.exit(found.report.verdict.exit_code)

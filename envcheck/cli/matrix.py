@@ -92,9 +92,9 @@ def _print(value: object, *, as_json: bool, table: Callable[[], Table]) -> None:
 
         click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
         return
-    from rich.console import Console
+    from envcheck.cli._strict import console
 
-    Console(highlight=False).print(table())
+    console(highlight=False).print(table())
 
 
 def _table(*columns: str) -> Table:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from envcheck.cli import _files
 from envcheck.cli._duration import Finite
 
 # A file that is not there is told by the loader, with what to do.
@@ -34,13 +35,12 @@ def show(file: Path) -> None:
     \b
     envcheck report show envcheck-report.json
     """
-    from rich.console import Console
-
+    from envcheck.cli._strict import console
     from envcheck.reports.model import load
     from envcheck.reports.terminal import show as print_report
     from envcheck.reports.terminal import width
 
-    print_report(load(file), Console(width=width(), highlight=False))
+    print_report(load(file), console(width=width(), highlight=False))
 
 
 @command.command()
@@ -63,6 +63,7 @@ def convert(file: Path, form: str, out: Path | None) -> None:
     from envcheck.reports.model import load, put
 
     text = FORMS[form](load(file))
+    _files.apart(FILE=file, out=out)
     if out is None:
         click.echo(text, nl=False)
     else:

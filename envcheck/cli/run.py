@@ -122,15 +122,15 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     leaves out is a skip, and the last line counts it: the exit code is that of
     what was run, so 3 where nothing fits.
     """
-    from rich.console import Console
-
+    from envcheck.cli._strict import console as new_console
     from envcheck.reports import terminal
 
     given = Given(**options)
     run = _prepare(ctx, given)
     # Beside --json, what people read goes where a pipe does not.
     quiet, apart = ctx.obj.quiet, given.as_json
-    console = Console(width=terminal.width(), highlight=False, stderr=apart, quiet=apart and quiet)
+    console = new_console(width=terminal.width(), highlight=False, stderr=apart, quiet=apart and quiet)
+    _files.apart(output=given.output or _files.DEFAULT, html=given.html, summary=given.summary)
     if given.dry_run:
         terminal.show_plan(run.plan, run.target.facts, console)
         return
@@ -141,8 +141,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         told = _go_on(run, given.output or _files.DEFAULT)
         if not quiet:
             click.echo(told, err=apart)
-    also = {"html": given.html, "markdown": given.summary}
-    forms = {form: path for form, path in also.items() if path is not None and _files.destination(path)}
+    also = {"html": (given.html, "html"), "markdown": (given.summary, "summary")}
+    forms = {form: path for form, (path, option) in also.items() if path and _files.destination(path, option)}
     files = Files(_files.destination(given.output), forms, _told_as(given))
     ctx.exit(_run(run, files, console, earlier, as_json=apart, quiet=quiet))
 
@@ -286,6 +286,8 @@ def _run(
         terminal.show(report, console, _files.written(files.report, files.forms))
     _files.write(kept, files.forms)
     if interrupted:
+        if files.report is not None and not quiet:
+            click.echo("envcheck: interrupted; the same command with --resume goes on", err=True)
         return _INTERRUPTED
     if keeper.failed is not None:
         # The run is told all the same; whoever relies on its file has to know that it is not there.

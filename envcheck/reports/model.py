@@ -102,7 +102,7 @@ def put(content: bytes, path: Path) -> None:
         else:
             _replace(content, path)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, error.filename or str(path)) from error
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _replace(content: bytes, path: Path) -> None:

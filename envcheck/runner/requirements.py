@@ -111,6 +111,7 @@ def read(given: str, matrix: Matrix | None = None) -> Requirements:
     except (OSError, UnicodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         message = f"{path}: {error}"
         raise ConfigError(message, fix=f"see {PROFILES / 'hgx-h100.toml'} for all that can be asked") from error
+    _something(wanted, path)
     _finite(msgspec.to_builtins(wanted), path)
     _versions(wanted.driver, path)
     model = wanted.gpu.model if wanted.gpu else None
@@ -133,10 +134,24 @@ def _finite(wanted: dict[str, Any], path: Path) -> None:
 def _versions(driver: DriverDemand | None, path: Path) -> None:
     given = [version for version in (driver.min, driver.below) if version] if driver else []
     try:
-        [key(version) for version in given]
+        keys = [key(version) for version in given]
     except ValueError as error:
         message = f"{path}: driver {' or '.join(given)} is no version"
         raise ConfigError(message, fix='write it as NVIDIA does, in quotes: "570.124.06"') from error
+    if driver and driver.min and driver.below and keys[0] >= keys[1]:
+        message = f"{path}: no driver is from {driver.min} and below {driver.below}"
+        raise ConfigError(message, fix="give a `below` that is above `min`")
+
+
+def _something(wanted: Requirements, path: Path) -> None:
+    """Refuse a file that demands nothing: it would let every node pass."""
+    tables = (wanted.gpu, wanted.driver, wanted.host, wanted.network)
+    if all(table is None or table == type(table)() for table in tables):
+        message = f"{path} demands nothing"
+        raise ConfigError(message, fix=f"see {PROFILES / 'hgx-h100.toml'} for all that can be asked")
+    if wanted.gpu and wanted.gpu.model is not None and not wanted.gpu.model.strip():
+        message = f"{path}: gpu.model is empty"
+        raise ConfigError(message, fix="name the model, or leave it out")
 
 
 def checks(wanted: Requirements) -> list[Found]:

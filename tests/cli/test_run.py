@@ -249,6 +249,14 @@ def test_every_option_has_its_variable(run: Envcheck, add: Add, tmp_path: Path) 
             ["--output", "/none/report.json"],
             "envcheck: cannot write to /none: No such file or directory; give --output a file",
         ),
+        (
+            ["--html", "none/page.html"],
+            "envcheck: cannot write to none: No such file or directory; give --html a file",
+        ),
+        (["--output", "a", "--html", "./a"], "envcheck: --output and --html are both a; give each a file of its own"),
+        (["--require", ""], "envcheck: Invalid value for '--require': nothing was given; a variable that is not set?"),
+        (["--only", ""], "envcheck: Invalid value for '--only': nothing was given"),
+        (["--summary="], "envcheck: Invalid value for '--summary': nothing was given"),
         (["--checks", "."], "/cwd holds no check; put files into its node/ and env/"),
         (["--budget", "60s", "--repeat", "2"], "envcheck: --budget and --repeat exclude each other; give one of them"),
         (["--repeat", "2", "--duration", "1m"], "envcheck: --repeat and --duration exclude each other"),
@@ -265,6 +273,15 @@ def test_bad_input_is_one_line_and_exit_2(run: Envcheck, argv: list[str], line: 
     assert line in done.stderr
     assert done.stderr.startswith("envcheck: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [["run", "--dry-run"], ["matrix", "show"]])
+def test_nobody_who_reads_is_no_failed_check(words: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-m", "envcheck", *words], stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_where_nothing_can_be_written_it_still_runs_and_says_so(add: Add, tmp_path: Path) -> None:

@@ -92,6 +92,10 @@ def test_a_machine_without_gpus_meets_no_demand_for_them() -> None:
         ("gpu = ", "ours.toml"),
         ('[gpu]\nmodel = "H1000"', "H100"),
         ('[driver]\nmin = "new"', "no version"),
+        ('[driver]\nmin = "580"\nbelow = "580"', "no driver is from 580 and below 580"),
+        ("", "demands nothing"),
+        ('name = "ours"\n[gpu]', "demands nothing"),
+        ('[gpu]\nmodel = ""\ncount = 1', "gpu.model is empty"),
     ],
 )
 def test_a_wrong_file_is_refused_by_place(tmp_path: Path, text: str, word: str) -> None:
