@@ -97,10 +97,7 @@ def probe(mirrors: Sequence[Mirror], asked: Sequence[Asked], budget: Budget) -> 
 
 
 def rated_all(looks: Sequence[Look], budget: Budget) -> list[Measured]:
-    """Return what was seen of each, with the rate of those that pass, one after another.
-
-    The nearest are measured first: if the bytes or seconds do not last, it is the farthest that have no rate.
-    """
+    """Return what was seen of each, with the rates of those that pass: the nearest first, if the budget is short."""
     before = [(look, look.measured()) for look in looks]
     others = peers(measured for _, measured in before)
     nearest = sorted(before, key=lambda pair: pair[1].latency.total if pair[1].latency else math.inf)
