@@ -64,8 +64,7 @@ def show_plan(plan: Plan, target: TargetFacts, console: Console) -> None:
     table = _grid((14, None, None, None))
     fitting = expected_to_fit(plan)
     for check in plan.checks:
-        cost = times.duration(check.seconds) if check.id in fitting else "left out"
-        table.add_row(check.id, check.level, cost, check.promise)
+        table.add_row(check.id, check.level, times.cost(plan, check, fitting), check.promise)
     console.print(table)
 
 

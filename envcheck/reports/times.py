@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from envcheck.reports import words
 from envcheck.reports.model import RunReport
 from envcheck.runner.budget import expected_to_fit
-from envcheck.runner.record import OutcomeRow, Plan
+from envcheck.runner.record import OutcomeRow, Plan, Planned
 
 # Below a second nobody asks where it went.
 _TELLING = 1.0
@@ -21,6 +23,13 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+
+
+def cost(plan: Plan, check: Planned, fitting: Collection[str]) -> str:
+    """Return how long one check is expected to take here, or why it takes no time."""
+    if check.seconds and not plan.seconds_of(check):
+        return "no GPU" if check.gpus and not plan.gpus else "too few"
+    return duration(check.seconds) if check.id in fitting else "left out"
 
 
 def extent(plan: Plan) -> str:
@@ -51,7 +60,7 @@ def taken(report: RunReport) -> str:
     parts = [f"starting Python and torch {report.timing.starting:.1f} s"]
     parts += [f"{o.id} {_seconds(o):.1f} s (planned {o.planned:g} s)" for o in longest]
     parts += [f"{len(telling) - len(longest)} more in the report"] if len(telling) > len(longest) else []
-    return f"{report.timing.taken:.1f} s, what was measured planned for {planned:.1f} s: {'; '.join(parts)}"
+    return f"{report.timing.taken:.1f} s (planned for what was measured: {planned:.1f} s): {'; '.join(parts)}"
 
 
 def _seconds(outcome: OutcomeRow) -> float:

@@ -217,7 +217,7 @@ def test_a_soak_shows_its_spread_and_what_it_took(run: Envcheck, add: Add, tmp_p
     told = " ".join(done.stdout.split())
     assert "2 times, under a second" in told
     assert "mine 2 pass 2.5 / 2.5 / 2.5 s" in told
-    assert "s, what was measured planned for 0.2 s: starting Python and torch" in told
+    assert "s (planned for what was measured: 0.2 s): starting Python and torch" in told
     report = json.loads((tmp_path / "cwd" / "envcheck-report.json").read_text())
     assert report["outcomes"][0]["spread"]["values"] == [2.5, 2.5]
     assert report["outcomes"][0]["planned"] == 0.1

@@ -65,7 +65,7 @@ def test_time_taken_stands_beside_time_planned(report: MakeReport) -> None:
     rows += [row("skipped", 0.0, 9.0), row("left", 0.0, 9.0, left_out=True)]
     made = report(*rows, timing=Timing(planned=25.5, taken=12.06, starting=2.91))
     assert times.taken(made) == (
-        "12.1 s, what was measured planned for 7.5 s: starting Python and torch 2.9 s; "
+        "12.1 s (planned for what was measured: 7.5 s): starting Python and torch 2.9 s; "
         "over 7.0 s (planned 2 s); under 0.9 s (planned 5 s)"
     )
     assert times.taken(structs.replace(made, timing=None)) == ""
@@ -106,3 +106,21 @@ def test_a_spread_says_how_often_what_and_from_where_to_where() -> None:
 )
 def test_the_progress_line(choices: dict[str, Any], now: str, said: str) -> None:
     assert times.progress(plan(2.0, 10.0, **choices), 0, now, (3.0, 4.0), 1) == said
+
+
+@pytest.mark.parametrize(
+    ("gpus", "least_ranks", "fitting", "said"),
+    [
+        (1, 1, ["x"], "10 s"),
+        (1, 1, [], "left out"),
+        (0, 1, ["x"], "no GPU"),
+        (1, 2, ["x"], "too few"),
+        (None, 2, ["x"], "10 s"),
+    ],
+)
+def test_a_check_that_takes_no_time_here_says_why(
+    gpus: int | None, least_ranks: int, fitting: list[str], said: str
+) -> None:
+    needs: dict[str, Any] = {"kind": "env", "level": "full", "promise": "", "timeout": 9.0, "performance": False}
+    check = Planned(id="x", seconds=10.0, gpus=1, ranks=0, least_ranks=least_ranks, **needs)
+    assert times.cost(Plan(level="full", checks=[check], nproc=2, gpus=gpus), check, fitting) == said
