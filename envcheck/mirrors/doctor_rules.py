@@ -114,7 +114,7 @@ def _unchecked(source: Source) -> Found:
     if _VERIFIED.search(source.code):
         return
     for at, command in source.commands:
-        wget = re.search(r"\bwget\b(?=.*\s(?:-[a-zA-Z]*c[a-zA-Z]*|--continue)(?:[\s\"']|$))", command, re.DOTALL)
+        wget = re.search(r"\bwget\b(?=.{0,999}?\s(?:-[a-zA-Z]*c[a-zA-Z]*|--continue)(?:[\s\"']|$))", command, re.DOTALL)
         if wget:
             yield at + wget.start(), "wget -c takes whatever part is there for the right one, and ends with 0", _FETCH
         aria = re.search(r"\baria2c\s+\S", command)
@@ -179,16 +179,17 @@ def _pip_for_uv(source: Source) -> Found:
 
 def _old_sources(source: Source) -> Found:
     for at, command in source.commands:
-        found = re.search(r"\bsed\b.*\s/etc/apt/sources\.list(?![.\w])", command, re.DOTALL)
+        found = re.search(r"\bsed\b.{0,999}?\s/etc/apt/sources\.list(?![.\w])", command, re.DOTALL)
         if found and "sources.list.d" not in source.code:
             what = "images since bookworm and noble have no /etc/apt/sources.list: sed fails, or changes nothing"
             yield at + found.start(), what, "write a deb822 file: `envcheck mirror show PROFILE --format apt`"
 
 
 _TLS: Final = (
-    rf"--trusted-host(?!\s*=?\s*[\"']?{_LOOPBACK})|(?m:^)\s*trusted-host\s*=(?!\s*{_LOOPBACK})|{assigned('PIP_TRUSTED_HOST')}"
+    rf"--trusted-host(?!\s*=?\s*[\"']?{_LOOPBACK})|(?m:^)[ \t]*trusted-host[ \t]*=(?!\s*{_LOOPBACK})"
+    rf"|{assigned('PIP_TRUSTED_HOST')}"
     rf"|allow-insecure-host|{assigned('UV_INSECURE_HOST')}|strict-ssl[\s=]+[\"']?false|ssl_verify:?\s+(?:[Ff]alse|no)\b"
-    r"|\bpip3?\s+config\s+set\s+\S*trusted-host\b|--no-check-certificate|--check-certificate=false|\bcurl\b[^\n;&|]*\s(?:--insecure\b|-[a-zA-Z]*k[a-zA-Z]*\b)"
+    r"|\bpip3?\s+config\s+set\s+\S*trusted-host\b|--no-check-certificate|--check-certificate=false|\bcurl\b[^\n;&|]{0,999}?\s(?:--insecure\b|-[a-zA-Z]*k[a-zA-Z]*\b)"
     r"|\bNODE_TLS_REJECT_UNAUTHORIZED\s*=\s*[\"']?0|\bGIT_SSL_NO_VERIFY\b|http\.sslVerify[\s=]+false"
     r"|\bverify\s*=\s*False\b|CURL_CA_BUNDLE[\"'\]]*\s*=\s*[\"']{2}|Verify-Peer\s+[\"']?false|\[trusted=yes\]"
     r"|--allow-unauthenticated\b|\bcheck_certificate\s*=\s*off"

@@ -197,3 +197,9 @@ def test_the_json_is_for_programs() -> None:
     answer = json.loads(result.output)
     assert answer["schema"] == "envcheck/mirror-doctor/1"
     assert [finding["id"] for finding in answer["findings"]] == ["W004", "W008"]
+
+
+@pytest.mark.parametrize("unit", ["curl -s ", "sed /etc ", "wget -c ", "\n", "'", " #", "http://a", "from_pretrained("])
+def test_a_long_line_of_the_same_is_read_to_its_end(unit: str) -> None:
+    content = unit * (50_000 // len(unit))
+    assert one(f"{content}\nexport HF_MIRROR=https://m.example")[-1] == f"{content.count(chr(10)) + 2} W001"
