@@ -143,6 +143,9 @@ def checked(site: Site) -> Site:
         if not _NAME.fullmatch(name):
             message = f"{name!r} is no name for a part of the site"
             raise ConfigError(message, fix="use letters, digits, dots and dashes")
+    if site.users and site.hf and not site.hf.tokens:
+        message = "with --users, and Hugging Face open to everyone: hf sends no user and password"
+        raise ConfigError(message, fix="give --hf-tokens FILE too, or --no-hf")
     _checked_networks(site)
     return site
 

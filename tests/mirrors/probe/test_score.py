@@ -101,6 +101,12 @@ def test_a_size_that_all_agree_on_holds_for_who_gives_no_hash() -> None:
     assert ranked == {"m": set(), "flat": set(), "wrong": {"hash"}}
 
 
+def test_a_hard_gate_that_could_not_be_told_is_not_passed() -> None:
+    unsure = rank([seen(files=[sight(listed="name", size=None)])])[0]
+    assert next(gate.passed for gate in unsure.gates if gate.name == "hash") is None
+    assert not unsure.passed
+
+
 def test_a_size_that_two_sure_ones_disagree_on_is_none() -> None:
     pair = [seen(files=[sight(size=None)]), seen(files=[sight(size=None, total=11)])]
     flat = seen(mirror="flat", files=[sight(listed="name", size=None)])

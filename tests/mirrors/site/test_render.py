@@ -103,6 +103,7 @@ def test_every_upstream_in_the_files_came_with_the_site(tmp_path: Path) -> None:
         ({"addresses": ["mirror.example"]}, "does not appear to be"),
         ({"allow": ["192.0.2.0/33"]}, "does not appear to be"),
         ({"sync": {"../up": "https://x.example"}}, "is no name"),
+        ({"users": "/srv/users"}, "Hugging Face open to everyone"),
     ],
 )
 def test_what_nginx_would_read_as_something_else_is_refused(

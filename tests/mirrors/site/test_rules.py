@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def storage(used: float) -> dict[str, str]:
     }
 
 
+UP = {'up{job="envcheck-mirror"}': "1x300"}
 CASES: list[tuple[str, dict[str, str], int, bool]] = [
     # A hundred a minute: 6000 an hour, of which six may fail.
     ("MirrorDownloadsFail", downloads("0+100x180", "0+1x180", "0x180", "0x180"), 2 * HOUR, True),
@@ -53,6 +55,12 @@ CASES: list[tuple[str, dict[str, str], int, bool]] = [
     ("MirrorStale", {f'{PREFIX}sync_success_timestamp_seconds{{name="main"}}': "0x300"}, 35 * HOUR, False),
     ("MirrorUnaudited", {f"{PREFIX}audit_timestamp_seconds": "0x300"}, 37 * HOUR, True),
     ("MirrorUnaudited", {f"{PREFIX}audit_timestamp_seconds": "0x300"}, 35 * HOUR, False),
+    ("MirrorNeverSynced", UP, 37 * HOUR, True),
+    ("MirrorNeverSynced", UP, 35 * HOUR, False),
+    ("MirrorNeverSynced", {**UP, f'{PREFIX}sync_success_timestamp_seconds{{name="other"}}': "0x300"}, 37 * HOUR, True),
+    ("MirrorNeverSynced", {**UP, f'{PREFIX}sync_success_timestamp_seconds{{name="main"}}': "0x300"}, 37 * HOUR, False),
+    ("MirrorNeverAudited", UP, 37 * HOUR, True),
+    ("MirrorNeverAudited", {**UP, f"{PREFIX}audit_timestamp_seconds": "0x300"}, 37 * HOUR, False),
     ("MirrorPoisoned", {f"{PREFIX}audit_poisoned_files": "1x180"}, HOUR, True),
     ("MirrorPoisoned", {f"{PREFIX}audit_poisoned_files": "0x180"}, HOUR, False),
     ("MirrorDown", {'up{job="envcheck-mirror"}': "1 1 0x180"}, HOUR, True),
@@ -94,6 +102,14 @@ def test_promtool_takes_the_configuration_and_no_alert_is_without_a_case(tmp_pat
     named = {line.split()[-1] for line in rules.splitlines() if "- alert:" in line}
     assert named == {alert for alert, _, _, fires in CASES if fires} == {a for a, _, _, fires in CASES if not fires}
     assert rules.count(" fix: ") == len(named)
+
+
+def test_a_fix_names_no_unit_that_is_not_rendered(tmp_path: Path) -> None:
+    files = render(site(tmp_path))
+    rules = files["prometheus/rules.yml"].replace("{{ $labels.name }}", "main")
+    named = set(re.findall(r"systemctl status ([^`]+)`", rules))
+    assert {"envcheck-mirror-sync-main.service", "envcheck-mirror-audit.service"} <= named
+    assert {f"systemd/{unit}" for unit in named} <= files.keys()
 
 
 def test_a_wrong_expectation_is_found(tmp_path: Path, promtool: str) -> None:

@@ -204,6 +204,7 @@ def test_a_bundle_made_by_hand_is_taken_when_it_is_sound(other: Store, tmp_path:
         pytest.param([_member(PLACE, GOOD), _list()], id="no list first"),
         pytest.param([], id="empty"),
         pytest.param([_list(name="../a-1-py3-none-any.whl"), _member(PLACE, GOOD)], id="a wheel elsewhere"),
+        pytest.param([_list(name="a-1-1/../../../x-py3-none-any.whl"), _member(PLACE, GOOD)], id="a build elsewhere"),
         pytest.param([_list(name="a"), _member(PLACE, GOOD)], id="no wheel"),
         pytest.param([_list(name='a-1-py3-none-any.whl">'), _member(PLACE, GOOD)], id="markup"),
         pytest.param([_list(index="../../etc"), _member(PLACE, GOOD)], id="an index elsewhere"),
