@@ -46,7 +46,8 @@ def command(
     """Hash again what a mirror has of the locks' files, and remove from its cache what is wrong.
 
     A DIRECTORY is a site's on this machine: its cache alone is read. From a URL the files are fetched; what is wrong
-    there can only be said.
+    there can only be said. Packages are judged; models and images are not: `envcheck fetch` and docker hold those
+    against their hashes themselves.
 
     \b
     envcheck mirror audit /srv/mirror --cell torch2.13.0-cpu-py311

@@ -53,6 +53,18 @@ def test_poison_is_found_and_purged_and_the_next_client_gets_the_right_file(
     assert json.loads((site / "state/audit.json").read_text()) | {"time": 0} == {"time": 0, "files": 3, "poisoned": 0}
 
 
+def test_poison_is_found_under_every_spelling_of_its_url(served: Served, authority: Authority) -> None:
+    world, site, base = served
+    plain = url(world, base, "rellib")
+    spellings = (plain, plain.replace("/rellib-", "/%72ellib-"))
+    content = world.wheels["rellib"].read_bytes()
+    world.wheels["rellib"].write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    assert all(get(spelling, authority.ca)[1] != content for spelling in spellings)
+    world.wheels["rellib"].write_bytes(content)
+    assert audit(world, str(site), authority, "rellib")[0] == 1
+    assert [get(spelling, authority.ca)[1] for spelling in spellings] == [content, content]
+
+
 def test_what_is_there_in_part_or_not_is_not_judged_and_no_upstream_is_asked(
     served: Served, authority: Authority
 ) -> None:
