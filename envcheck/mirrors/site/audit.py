@@ -123,7 +123,9 @@ def _upstream(site: Site, url: str) -> str:
 
 
 def record(site: Site, findings: Sequence[Finding]) -> None:
-    """Write down what the exporter tells of the audit."""
+    """Write down what the exporter tells of the audit; nothing where no file could be looked for: that was none."""
+    if all(finding.verdict == "not to be had" for finding in findings):
+        return
     judged = [finding for finding in findings if finding.verdict in {"clean", "poisoned"}]
     poisoned = sum(finding.verdict == "poisoned" for finding in judged)
     path = Path(site.root, "state/audit.json")

@@ -76,6 +76,15 @@ def test_what_is_there_in_part_or_not_is_not_judged_and_no_upstream_is_asked(
     assert len(world.far.sent()) == before
 
 
+def test_an_audit_that_could_ask_nobody_is_not_told_as_one(served: Served, authority: Authority) -> None:
+    world, site, base = served
+    assert audit(world, base, authority, "nearlib")[0] == 0
+    done = envcheck("mirror", "audit", str(site), "--lock", str(world.root / "audited.lock"))  # without its CA
+    assert done.returncode == 3
+    assert "TLS" in done.stdout
+    assert not (site / "state/audit.json").exists()
+
+
 def test_a_locked_file_that_the_index_does_not_list_is_said(served: Served, authority: Authority) -> None:
     world, site, _ = served
     world.wheels["rellib"].write_bytes(b"another")  # and so has the lock another hash than the page
