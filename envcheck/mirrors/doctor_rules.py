@@ -249,7 +249,9 @@ RULES: Final = (
         "E102",
         "unreal",
         _pattern(
-            r"--mirror-url\b", "wget has no --mirror-url (--mirror means recursive)", _FETCH + " --mirror PROFILE"
+            r"--mirror-url\b",
+            "wget has no --mirror-url (--mirror means recursive)",
+            "fetch it with `envcheck fetch URL --sha256 HASH --mirror PROFILE`",
         ),
     ),
     *(Rule(*row) for row in SECRETS),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envcheck.mirrors.fetch import disk
 from envcheck.mirrors.fetch.journal import Header, Journal, read, source_id
 
 HEADER = Header("0" * 64, 10, 1, "this-boot")
@@ -24,6 +27,21 @@ def written(tmp_path: Path) -> bytes:
     journal.forget([0])
     journal.close()
     return (tmp_path / "j").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "pieces"),
+    [({}, {1: "a"}), ({"sha256": "1" * 64}, {}), ({"piece": 2}, {}), ({"size": 11}, {}), ({"boot": "next"}, {})],
+)
+def test_only_the_same_file_in_the_same_pieces_is_gone_on_with(
+    tmp_path: Path, change: dict[str, Any], pieces: dict[int, str]
+) -> None:
+    part = tmp_path / "part"
+    part.write_bytes(bytes(10))
+    begun = Journal(disk.journal_of(part), HEADER, {})
+    begun.piece(1, "a")
+    begun.close()
+    assert disk.known(part, dataclasses.replace(HEADER, **change)) == pieces
 
 
 def test_after_a_kill_every_line_holds(written: bytes) -> None:
