@@ -89,7 +89,9 @@ def test_an_interrupt_is_one_line_at_once_and_what_has_come_is_kept(
 ) -> None:
     server = serve(delay=0.3)
     want = wanted(server)
-    words = [sys.executable, "-m", "envcheck", "fetch", want.urls[0], "--sha256", want.sha256]
+    # A shell's background job, as CI may be one, ignores the interrupt, and so would what it starts.
+    words = ["env", "--default-signal=INT", sys.executable, "-m", "envcheck"]
+    words += ["fetch", want.urls[0], "--sha256", want.sha256]
     words += ["--to", str(want.path.parent), "--connections", "2"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while server.sent < 3 << 20:
