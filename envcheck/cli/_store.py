@@ -38,6 +38,8 @@ def disk_errors(root: Path) -> Iterator[None]:
 
     try:
         yield
+    except BrokenPipeError:
+        raise  # of whoever read our output, and not of the store
     except OSError as error:
         message = f"{error.filename or root}: {error.strerror or error}"
         raise UnavailableError(message, fix="make room, mend its rights, or name another directory") from error

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def refuse_empty(command: click.Command) -> None:
     """Have a command refuse `--require "$SITE"` of a variable that is not set, instead of taking it for not given."""
-    if "parse_args" in command.__dict__ or isinstance(command, click.Group):
+    if "parse_args" in command.__dict__:
         return
     parse = command.parse_args
 

@@ -151,7 +151,7 @@ def _prepare(ctx: click.Context, given: Given) -> Run:
     """Return the run that was asked for, with its plan and its target; nothing is measured yet."""
     from envcheck.matrix.load import load
     from envcheck.runner import requirements
-    from envcheck.runner.container import shown_gpus
+    from envcheck.runner.devices import shown_gpus
     from envcheck.runner.drive import Run
     from envcheck.runner.plan import plan
 

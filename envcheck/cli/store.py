@@ -164,7 +164,7 @@ def gc(obj: Any, *, max_size: int | None, high: float, low: float, dry_run: bool
         click.echo(f"{'would evict' if dry_run else 'evicted'} {len(gone)} object(s), {_mb(freed)}")
         if left:
             click.echo(
-                f"{_mb(left)} too many are left: published, or in use elsewhere; unpublish, or give it more room"
+                f"{_mb(left)} too many are left: published or in use elsewhere; `publish --only --keep 1` lets go"
             )
     return 1 if left else 0
 

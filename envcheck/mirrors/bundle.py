@@ -27,6 +27,8 @@ from envcheck.mirrors.contents import Contents
 from envcheck.mirrors.store import Store
 
 SUMS: Final = "bundle.sha256"
+# Their names have three digits, so that `cat bundle.tar.*` has them in order.
+_MOST_PARTS: Final = 1000
 CONTENTS: Final = "contents.json"
 _PART: Final = re.compile(r"([0-9a-f]{64})  (bundle\.tar\.[0-9]{3,6})")
 _OBJECT: Final = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
@@ -166,6 +168,9 @@ class _Parts(io.RawIOBase):
 
     def _next(self) -> None:
         self._end()
+        if len(self._sums) >= _MOST_PARTS:
+            message = f"more than {_MOST_PARTS} parts of {self._size} bytes"
+            raise ConfigError(message, fix="allow larger parts (--part-size)")
         self._file = self._draft(f"bundle.tar.{len(self._sums):03}").open("wb")
         self._hasher = hashlib.sha256()
         self._left = self._size

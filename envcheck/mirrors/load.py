@@ -15,7 +15,16 @@ from envcheck.mirrors import chosen
 from envcheck.mirrors.accept import accept, existing
 from envcheck.mirrors.host import host_profile
 from envcheck.mirrors.presets import Preset, profile_of
-from envcheck.mirrors.profile import Conda, Credential, HuggingFace, Index, Profile, has_userinfo, redacted
+from envcheck.mirrors.profile import (
+    Conda,
+    Credential,
+    HuggingFace,
+    Index,
+    Profile,
+    has_userinfo,
+    redacted,
+    without_query,
+)
 
 # Beside the presets: every client's own default, this machine's configuration, and what `envcheck mirror use` chose.
 NAMES: Final = ("none", "host", "user")
@@ -32,6 +41,9 @@ def load(name: str | Path) -> Profile:
     if str(name) in presets():
         return profile_of(str(name), presets()[str(name)])
     path = Path(name)
+    if "://" in str(name) and not path.is_file():
+        message = f"{redacted(without_query(str(name)))!r} is a URL and no mirror profile"
+        raise ConfigError(message, fix="write it into a YAML file under `pypi:`, `pytorch:` or `hf:`, and name that")
     if not path.is_file():
         message = f"no mirror profile {str(name)!r}"
         fix = "give none or host, a name of `envcheck mirror list`, or the path of a profile's YAML file"

@@ -100,7 +100,14 @@ class Store:
         self.touch(sha256, name or source.name)
 
     def take(self, source: Path, sha256: str, name: str) -> None:
-        """Move a file of this file system in, whose hash the caller has just compared."""
+        """Move a file of this file system in, whose hash the caller has just compared.
+
+        A sound object that is there already stays: versions hold links to it, and another would take its room twice.
+        """
+        if self.has(sha256) and self.digest(sha256)[0] == sha256:
+            source.unlink()
+            self.touch(sha256, name)
+            return
         source.chmod(_READ_ONLY)
         self.path(sha256).parent.mkdir(parents=True, exist_ok=True)
         source.replace(self.path(sha256))

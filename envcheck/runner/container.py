@@ -13,6 +13,7 @@ from envcheck.errors import UnavailableError
 from envcheck.images.engines import Running, holder
 from envcheck.images.engines.sdk import ImageInfo, Mount
 from envcheck.images.spec import LABEL_PREFIX
+from envcheck.runner.devices import has_gpus
 from envcheck.runner.processes import PACKAGE
 from envcheck.runner.record import ImageFacts, TargetFacts
 from envcheck.runner.target import IMAGE_PREFIX
@@ -22,7 +23,6 @@ _WORKER: Final = f"{_STAGING}/envcheck/runner/worker.py"
 _PLAN: Final = "/run/envcheck-plan"
 _NO_PYTHON: Final = 97
 _POLL: Final = 0.2
-_DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")
 # The first that has torch; else the first there is, so that the report can say what it lacks.
 _FIND: Final = """
 first=
@@ -121,15 +121,3 @@ class ContainerHandle:
     def end(self, groups: list[int]) -> None:  # noqa: ARG002 (they end with the container)
         """Close its stdin, kill all of it and remove it."""
         self._running.close()
-
-
-def shown_gpus() -> int | None:
-    """Return how many GPUs this machine has devices for, without asking the driver; None where that cannot be seen."""
-    if not has_gpus():
-        return 0
-    return sum(1 for device in Path("/dev").glob("nvidia[0-9]*")) or None
-
-
-def has_gpus() -> bool:
-    """Tell whether this machine has NVIDIA devices to pass in (on WSL: the paravirtual one)."""
-    return any(Path(device).exists() for device in _DEVICES)

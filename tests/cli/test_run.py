@@ -275,6 +275,16 @@ def test_bad_input_is_one_line_and_exit_2(run: Envcheck, argv: list[str], line: 
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_what_an_image_comes_without_is_not_needed_to_validate_it() -> None:
+    """pyproject.toml's group `image` is all there is in one."""
+    absent = ("docker", "jinja2", "requests", "urllib3", "uv")
+    program = f"import sys; sys.modules.update(dict.fromkeys({absent!r})); from envcheck.cli import main; main()"
+    for words in (["run", "--dry-run"], ["checks"], ["report", "schema"], ["judge", "none.json"]):
+        done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+        assert "inside an image" not in done.stderr
+        assert done.returncode == (2 if words[0] == "judge" else 0), done.stderr
+
+
 @pytest.mark.parametrize("words", [["run", "--dry-run"], ["matrix", "show"]])
 def test_nobody_who_reads_is_no_failed_check(words: list[str]) -> None:
     read, write = os.pipe()

@@ -214,3 +214,10 @@ def test_the_example_in_the_help_is_a_profile(tmp_path: Path) -> None:
     (tmp_path / "site-ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
     text = "\n".join(line.removeprefix("  ") for line in lines.splitlines())
     assert parse(text.encode(), tmp_path / "x.yaml").registry == "registry.example:5000"
+
+
+@pytest.mark.parametrize("given", ["https://joe:hunter2@mirror.example/x", "https://mirror.example/x?token=hunter2"])
+def test_a_url_is_no_profile_and_its_secret_is_not_repeated(given: str) -> None:
+    with pytest.raises(ConfigError, match="is a URL and no mirror profile") as error:
+        load(given)
+    assert "hunter2" not in str(error.value)

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from envcheck.errors import ConfigError
+from envcheck.mirrors.profile import redacted
 
 SCHEMA: Final = "envcheck/site/1"
 # What would end a word of nginx's or be expanded in it.
@@ -137,7 +138,7 @@ def checked(site: Site) -> Site:
     urls = [*site.origins, *(registry.url for registry in site.registries)]
     for url in [*urls, site.hf.endpoint] if site.hf and site.hf.endpoint else urls:
         if not _URL.fullmatch(url):
-            message = f"{url!r} is no URL of an upstream"
+            message = f"{redacted(url)!r} is no URL of an upstream"
             raise ConfigError(message, fix="write its scheme and host")
     for name in [*(registry.name for registry in site.registries), *site.sync]:
         if not _NAME.fullmatch(name):

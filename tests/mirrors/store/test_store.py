@@ -39,6 +39,20 @@ def test_a_local_file_is_adopted_as_a_copy_of_the_hash_it_must_have(store: Store
     assert [path.name for path in store.path(digest).parent.iterdir()] == [digest]
 
 
+def test_what_is_taken_again_takes_no_room_and_what_rotted_is_replaced(store: Store, tmp_path: Path) -> None:
+    digest = store.add(b"abc", "a.txt")
+    before = store.path(digest).stat().st_ino
+    source = tmp_path / "a.txt"
+    source.write_bytes(b"abc")
+    store.take(source, digest, "a.txt")
+    assert (store.path(digest).stat().st_ino, source.exists()) == (before, False)
+    store.path(digest).chmod(0o644)
+    store.path(digest).write_bytes(b"abX")
+    source.write_bytes(b"abc")
+    store.take(source, digest, "a.txt")
+    assert store.digest(digest)[0] == digest
+
+
 def test_a_view_is_a_hard_link(store: Store, tmp_path: Path) -> None:
     digest = store.add(b"abc", "a.txt")
     store.view(digest, tmp_path / "deep" / "a.txt")
