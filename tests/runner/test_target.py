@@ -13,7 +13,8 @@ import pytest
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.engines import sdk
-from envcheck.runner import container, target
+from envcheck.runner import devices as seen
+from envcheck.runner import target
 from envcheck.runner.container import ContainerHandle, ContainerTarget
 from envcheck.runner.processes import PACKAGE, LocalPython, answering
 from envcheck.runner.record import ImageFacts
@@ -155,9 +156,10 @@ def test_gpus_are_passed_in_where_there_are_any(
 ) -> None:
     for device in devices:
         (tmp_path / device).touch()
-    monkeypatch.setattr(container, "_DEVICES", tuple(str(tmp_path / d) for d in ("nvidiactl", "dxg")))
+    monkeypatch.setattr(seen, "_DEVICES", tuple(str(tmp_path / d) for d in ("nvidiactl", "dxg")))
     ContainerTarget("i").start(tmp_path)
     assert started["gpus"] is expected
+    assert (seen.shown_gpus() == 0) is not expected
 
 
 def test_labels_of_ours_are_promises_and_say_where_python_is(started: dict[str, Any]) -> None:

@@ -39,8 +39,9 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 
 def free_ports(count: int) -> int:
-    """Return the first of so many ports in a row that nobody listens on."""
-    return next(p for p in range(20000 + time.time_ns() % 20000, 64000) if all(map(_free, range(p, p + count))))
+    """Return the first of so many ports in a row that nobody listens on, below those the kernel gives to clients."""
+    first = 20000 + time.time_ns() % 12000
+    return next(p for p in range(first, 32768 - count) if all(map(_free, range(p, p + count))))
 
 
 def _free(port: int) -> bool:
