@@ -49,7 +49,9 @@ def test_json_that_is_no_page_is_one_line(body: bytes) -> None:
 
 @given(st.text())
 def test_no_html_breaks_the_reader(text: str) -> None:
-    parse(f'<a href="{text}">'.encode(), "text/html", URL)
+    files = parse(f'<a href="{text}">'.encode(), "text/html", URL)
+    assert len(files) <= 1
+    assert all(file.name and "/" not in file.url.rpartition("/")[2] for file in files)
 
 
 def test_where_a_page_is() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided
-from envcheck.checks.env import _group
+from envcheck.checks.env import _group, _precision
 
 CHECK = Check(
     promise="each attention kernel that is there equals the float64 reference, causal or not",
@@ -30,8 +30,6 @@ BACKENDS = {
     "memory-efficient": "EFFICIENT_ATTENTION",
     "cudnn": "CUDNN_ATTENTION",
 }
-UNIT_ROUNDOFF = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-BFLOAT16_SINCE = (8, 0)
 ACCUMULATED = 1e-4
 
 
@@ -41,15 +39,7 @@ def limit(dtype: str) -> Limit:
         "0.0001 for fp32, wide of its 0.000001 and below TF32's 0.0003; plus 6 unit roundoffs where scores, weights "
         "and results are rounded to 16 bits (ours)"
     )
-    return Limit(ACCUMULATED + 6 * UNIT_ROUNDOFF[dtype], "relative error", source, "at most")
-
-
-def dtypes(entry: Measured) -> list[str]:
-    """Return the dtypes to try: fp32, on GPUs fp16, and bf16 on CPUs and from compute capability 8.0 on."""
-    if not entry["is_cuda"]:
-        return ["float32", "bfloat16"]
-    native = tuple(entry.get("capability") or ()) >= BFLOAT16_SINCE
-    return ["float32", "float16", "bfloat16"] if native else ["float32", "float16"]
+    return Limit(ACCUMULATED + 6 * _precision.UNIT_ROUNDOFF[dtype], "relative error", source, "at most")
 
 
 def measure(rank: Rank) -> Measured:
@@ -68,7 +58,7 @@ def measure(rank: Rank) -> Measured:
     lacking: dict[str, str] = {}
     for name, member in BACKENDS.items():
         only = functools.partial(sdpa_kernel, getattr(SDPBackend, member, None))
-        for dtype in dtypes(entry):
+        for dtype in _precision.dtypes(entry):
             told = _tried(torch, device, dtype, only)
             if isinstance(told, str):
                 lacking[f"{name} {dtype}"] = told
@@ -127,7 +117,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     worst = (-1.0, "", 0.0)
     for entry in ranks:
         errors = entry.get("errors") or {}
-        absent = [dtype for dtype in dtypes(entry) if f"math {dtype}" not in errors]
+        absent = [dtype for dtype in _precision.dtypes(entry) if f"math {dtype}" not in errors]
         if absent:
             why = (entry.get("lacking") or {}).get(f"math {absent[0]}") or "see the check's log"
             return undecided(f"rank {entry['rank']}: the math backend did not run in {absent[0]}", fix=why)

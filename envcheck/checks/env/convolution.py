@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided
-from envcheck.checks.env import _group
+from envcheck.checks.env import _group, _precision
 
 CHECK = Check(
     promise="a convolution and its gradients equal the float64 reference, in every dtype the device has",
@@ -22,8 +22,6 @@ CHECK = Check(
 
 IMAGES, CHANNELS, SIDE, FILTERS, KERNEL = 4, 32, 24, 48, 3
 PARTS = ("output", "input gradient", "weight gradient")
-UNIT_ROUNDOFF = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-BFLOAT16_SINCE = (8, 0)
 ACCUMULATED = 1e-4
 
 
@@ -33,15 +31,7 @@ def limit(dtype: str) -> Limit:
         "0.0001 for fp32, wide of the 0.000005 of Winograd algorithms and below the 0.0003 of TF32; plus 2 unit "
         "roundoffs of a 16-bit result (ours)"
     )
-    return Limit(ACCUMULATED + 2 * UNIT_ROUNDOFF[dtype], "relative error", source, "at most")
-
-
-def required(entry: Measured) -> list[str]:
-    """Return the dtypes this device must get right: fp32, on GPUs fp16, and bf16 from compute capability 8.0 on."""
-    if not entry["is_cuda"]:
-        return ["float32", "bfloat16"]
-    native = tuple(entry.get("capability") or ()) >= BFLOAT16_SINCE
-    return ["float32", "float16", "bfloat16"] if native else ["float32", "float16"]
+    return Limit(ACCUMULATED + 2 * _precision.UNIT_ROUNDOFF[dtype], "relative error", source, "at most")
 
 
 def measure(rank: Rank) -> Measured:
@@ -54,7 +44,7 @@ def measure(rank: Rank) -> Measured:
     probe, errors = _errors(torch, device, torch.float32)
     entry: Measured = {**_group.standing(rank, probe), "capability": list(capability)}
     entry["cudnn"] = bool(torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled)
-    others = [dtype for dtype in required(entry) if dtype != "float32"]
+    others = [dtype for dtype in _precision.dtypes(entry) if dtype != "float32"]
     found = {dtype: _errors(torch, device, getattr(torch, dtype))[1] for dtype in others}
     return {**entry, "errors": {"float32": errors, **found}}
 
@@ -87,7 +77,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     for entry in ranks:
         if view.mode == "gpu" and entry.get("cudnn") is False:
             return failed(f"rank {entry['rank']} has no cuDNN", fix="install a torch wheel with cuDNN, or enable it")
-        for dtype in required(entry):
+        for dtype in _precision.dtypes(entry):
             errors, bound = (entry.get("errors") or {}).get(dtype) or {}, limit(dtype)
             if set(errors) != set(PARTS) or not isinstance(entry.get("cudnn"), bool):
                 return undecided(f"rank {entry['rank']} measured no {dtype} convolution", fix="see the check's log")
