@@ -16,8 +16,9 @@ import msgspec
 from envcheck.errors import PromiseError, UnavailableError
 from envcheck.mirrors import hf
 from envcheck.mirrors.fetch.many import fetch_all
-from envcheck.mirrors.fetch.wanted import Fetched, Means, StoppedError, Wanted, label
+from envcheck.mirrors.fetch.wanted import Fetched, Means, StoppedError, Wanted
 from envcheck.mirrors.http import Client, NetworkError
+from envcheck.mirrors.urls import host_of
 
 _PAGE: Final = 64 << 20
 # Files outside LFS are text and small; the hub itself refuses larger ones.
@@ -40,7 +41,7 @@ def revision(client: Client, endpoint: str, ref: hf.Reference) -> hf.Revision:
             files += hf.entries_of(body)
         hf.refuse_clashes(files)
     except (NetworkError, ValueError) as error:
-        message = f"{ref.repo}@{ref.revision}: {label(endpoint)}: {error}"
+        message = f"{ref.repo}@{ref.revision}: {host_of(endpoint)}: {error}"
         raise UnavailableError(message, fix="check the name, the revision and the profile's hf.endpoint") from error
     named = None if ref.pinned else ref.revision
     return hf.Revision(kind=ref.kind, repo=ref.repo, revision=commit, ref=named, files=files)
@@ -111,11 +112,11 @@ def _small(client: Client, urls: list[str], file: hf.Entry) -> tuple[bytes, str]
     for url in urls:
         content = _read(client, url)
         if isinstance(content, str):
-            reasons.append(f"{label(url)}: {content}")
+            reasons.append(f"{host_of(url)}: {content}")
         elif len(content) == file.size and hf.git_sha1(content) == file.sha1:
-            return content, label(url)
+            return content, host_of(url)
         else:
-            reasons.append(f"{label(url)}: it has another hash than it should have")
+            reasons.append(f"{host_of(url)}: it has another hash than it should have")
     message = f"{file.path}: {'; '.join(reasons)}"
     if any("another hash" in reason for reason in reasons):
         raise PromiseError(message, fix="the mirror serves wrong bytes: compare with the origin, purge the mirror")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided
-from envcheck.checks.env import _group
+from envcheck.checks.env import _group, _precision
 
 CHECK = Check(
     promise="mixed-precision training computes in its dtype, stays finite and learns; the gradient scaler works",
@@ -24,7 +24,6 @@ CHECK = Check(
 
 STEPS = 24
 GROWTH_INTERVAL = 4
-BFLOAT16_SINCE = (8, 0)
 FALL = Limit(
     0.02,
     "of the first loss",
@@ -39,7 +38,7 @@ def required(entry: Measured) -> list[str]:
     """Return the dtypes to train in: bf16 on CPUs and from compute capability 8.0 on, fp16 on every GPU."""
     if not entry["is_cuda"]:
         return ["bfloat16"]
-    native = tuple(entry.get("capability") or ()) >= BFLOAT16_SINCE
+    native = tuple(entry.get("capability") or ()) >= _precision.BFLOAT16_SINCE
     return ["bfloat16", "float16"] if native else ["float16"]
 
 

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned
-from envcheck.checks.env import _group, _load, _nvml, _replicas
+from envcheck.checks.env import _group, _load, _nvml, _precision, _replicas
 
 CHECK = Check(
     promise="training keeps the GPUs at work without a fault of heat or power; utilisation, memory and power are told",
@@ -27,7 +27,6 @@ CHECK = Check(
 SECONDS, INTERVAL = 5.0, 0.25
 WIDTH, LAYERS, BATCH = 2048, 8, 8192
 WARMUP, FEWEST = 5, 10
-BFLOAT16_SINCE = (8, 0)
 _FIX = "look at fans, inlet air, power cables and supplies (nvidia-smi -q -d PERFORMANCE,POWER)"
 
 
@@ -66,7 +65,7 @@ def _training(torch: Any, rank: Rank, device: Any) -> Any:
     model = _replicas.wrap(rank, torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, WIDTH)).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     inputs, targets = (torch.randn(BATCH, WIDTH, device=device) for _ in range(2))
-    native = torch.cuda.get_device_capability(device) >= BFLOAT16_SINCE
+    native = torch.cuda.get_device_capability(device) >= _precision.BFLOAT16_SINCE
     dtype = torch.bfloat16 if native else torch.float16
 
     def step() -> Any:

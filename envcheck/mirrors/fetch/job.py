@@ -17,8 +17,9 @@ from envcheck.mirrors.fetch.mend import mend, nobody
 from envcheck.mirrors.fetch.pace import Pace
 from envcheck.mirrors.fetch.pieces import Board, Failure, Span, Task, piece_size
 from envcheck.mirrors.fetch.verify import Follower, digest_of
-from envcheck.mirrors.fetch.wanted import Means, StoppedError, Wanted, label
+from envcheck.mirrors.fetch.wanted import Means, StoppedError, Wanted
 from envcheck.mirrors.http import Answer, NetworkError
+from envcheck.mirrors.urls import host_of
 
 # What a power cut may cost: the pieces of this many seconds.
 _SYNC_SECONDS: Final = 2.0
@@ -76,7 +77,7 @@ class Job:
         """Return the bytes that each host gave."""
         given: dict[str, int] = {}
         for piece, source in self._board.done.items():
-            host = label(self._wanted.urls[source]) if source >= 0 else "an earlier run"
+            host = host_of(self._wanted.urls[source]) if source >= 0 else "an earlier run"
             given[host] = given.get(host, 0) + self._board.spans[piece].size
         return given
 
@@ -151,7 +152,7 @@ class Job:
     def _asked(self, source: int, headers: dict[str, str]) -> Iterator[Answer]:
         """Ask a source, in its turn; the answer can be ended by whoever ends the job."""
         url = self._wanted.urls[source]
-        with self._means.slots.one(label(url), self._over) as mine:
+        with self._means.slots.one(host_of(url), self._over) as mine:
             if not mine:
                 message = "stopped"
                 raise NetworkError(message)
@@ -202,7 +203,7 @@ class Job:
                 self._forget(self._board.failed(task, failure, time.monotonic()))
                 known = self._board.sources[task.source]
                 if known.dropped or not known.ranges:
-                    self._means.note(f"{label(self._wanted.urls[task.source])}: {known.reason}")
+                    self._means.note(f"{host_of(self._wanted.urls[task.source])}: {known.reason}")
             self._changed.notify_all()
 
     def _keep(self, piece: int, source: int) -> None:
@@ -230,7 +231,7 @@ class Job:
         """Take what lacks from the first source that knows no ranges, in one stream."""
         whole = [index for index, known in enumerate(self._board.sources) if not known.ranges and not known.dropped]
         for source in whole:
-            self._means.note(f"{label(self._wanted.urls[source])}: no ranges, so one stream and no going on with it")
+            self._means.note(f"{host_of(self._wanted.urls[source])}: no ranges, so one stream and no going on with it")
             for _ in range(_STREAMS):
                 failure = self._stream(source)
                 self._hold_on()
@@ -238,7 +239,7 @@ class Job:
                     return
                 self._board.sources[source].reason = failure.reason
         pairs = zip(self._wanted.urls, self._board.sources, strict=True)
-        reasons = "; ".join(f"{label(url)}: {known.reason or 'not asked'}" for url, known in pairs)
+        reasons = "; ".join(f"{host_of(url)}: {known.reason or 'not asked'}" for url, known in pairs)
         message = f"{self._wanted.path.name}: no source gives it: {reasons or 'there is none to ask'}"
         raise UnavailableError(message, fix="name another mirror (--mirror), or run it again: what has come is kept")
 

@@ -12,8 +12,9 @@ from envcheck.errors import PromiseError
 from envcheck.mirrors.fetch import answers, disk
 from envcheck.mirrors.fetch.pieces import Board, Task
 from envcheck.mirrors.fetch.verify import digest_of
-from envcheck.mirrors.fetch.wanted import Means, StoppedError, label
+from envcheck.mirrors.fetch.wanted import Means, StoppedError
 from envcheck.mirrors.http import NetworkError
+from envcheck.mirrors.urls import host_of
 
 # So many pieces that differ give 64 combinations, each of which is a piece to fetch and a file to hash.
 _COMBINED: Final = 6
@@ -28,7 +29,7 @@ class Mended:
 
     def told(self, urls: Sequence[str]) -> str:
         """Return what a person reads of it."""
-        hosts = sorted({label(urls[source]) if source >= 0 else "an earlier run" for _, source in self.replaced})
+        hosts = sorted({host_of(urls[source]) if source >= 0 else "an earlier run" for _, source in self.replaced})
         return f"{len(self.replaced)} bad piece(s) came from {', '.join(hosts)}; fetched from elsewhere"
 
 

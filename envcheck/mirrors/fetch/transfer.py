@@ -11,8 +11,9 @@ from envcheck.errors import EnvcheckError, PromiseError, UnavailableError
 from envcheck.mirrors.fetch import answers, disk
 from envcheck.mirrors.fetch.job import Job
 from envcheck.mirrors.fetch.verify import digest_of
-from envcheck.mirrors.fetch.wanted import Fetched, Means, Wanted, label
+from envcheck.mirrors.fetch.wanted import Fetched, Means, Wanted
 from envcheck.mirrors.http import NetworkError
+from envcheck.mirrors.urls import host_of
 
 
 def fetch(wanted: Wanted, means: Means) -> Fetched:
@@ -62,7 +63,7 @@ def _sizes(wanted: Wanted, means: Means) -> Iterator[int]:
     for url in wanted.urls:
         told = _told(url, means)
         if isinstance(told, str):
-            reasons.append(f"{label(url)}: {told}")
+            reasons.append(f"{host_of(url)}: {told}")
         elif told not in sizes:
             sizes.add(told)
             yield told

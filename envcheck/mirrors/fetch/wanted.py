@@ -9,7 +9,6 @@ from pathlib import Path
 
 from envcheck.mirrors.fetch.limiter import Limiter, Slots
 from envcheck.mirrors.http import Client
-from envcheck.mirrors.urls import host_of
 
 
 class StoppedError(Exception):
@@ -56,8 +55,3 @@ class Means:
     note: Callable[[str], None] = lambda _text: None
     slots: Slots = dataclasses.field(default_factory=lambda: Slots(64))
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)
-
-
-def label(url: str) -> str:
-    """Return the host of a URL: what may be told of where something came from."""
-    return host_of(url)
