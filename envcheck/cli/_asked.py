@@ -43,17 +43,11 @@ class Asked(NamedTuple):
             raise ConfigError(message, fix="leave it out")
 
 
-def client_of(profile: Profile, connections: int, bearer_for: str | None = None) -> Client:
-    """Return a client with the profile's trust and credentials; a token goes to `bearer_for` alone, if it may."""
-    from envcheck.mirrors.http import Client
-    from envcheck.mirrors.hub import bearer
+def client_of(profile: Profile, connections: int, *asked: str) -> Client:
+    """Return a client with the profile's trust and credentials, for its own endpoints and those `asked`."""
+    from envcheck.mirrors.hub import client
 
-    return Client(
-        ca=Path(profile.ca) if profile.ca else None,
-        netrc_file=Path(profile.netrc) if profile.netrc else None,
-        bearer=bearer(profile, bearer_for) if bearer_for else None,
-        connections=connections,
-    )
+    return client(profile, *asked, connections=connections)
 
 
 def revision_of(asked: Asked, profile: Profile) -> Revision | None:
@@ -73,10 +67,10 @@ def revision_of(asked: Asked, profile: Profile) -> Revision | None:
 
 
 def endpoints_of(asked: Asked, profile: Profile) -> list[str]:
-    """Return where a model's bytes come from: the profile's endpoint, or else who is trusted for their hashes."""
+    """Return where a model's bytes come from, in order: the profile's endpoints, or who is trusted for the hashes."""
     from envcheck.mirrors.hub import trusted
 
-    return [profile.hf.endpoint or trusted(profile, mirror=asked.trust_mirror)]
+    return profile.hf.endpoints or [trusted(profile, mirror=asked.trust_mirror)]
 
 
 def wanted_of(settings: Settings, asked: Asked, profile: Profile, client: Client, to: Path) -> list[Wanted]:

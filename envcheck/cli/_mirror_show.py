@@ -133,12 +133,13 @@ def _tell(name: str, profile: Profile, wish: Wish, *, as_json: bool) -> None:
 def _sources(profile: Profile) -> dict[str, list[str]]:
     found = {key: [f"{i.url} ({i.kind})" for i in getattr(profile, key)] for key in ("pypi", "pytorch")}
     single = {
-        "hf": profile.hf.endpoint,
         "npm": profile.npm,
         "modelscope": profile.modelscope,
         "bases": profile.registry,
     }
     found |= {key: [value] for key, value in single.items() if value}
+    found["hf"] = profile.hf.endpoints
+    found["hf hashes"] = [profile.hf.trusted] if profile.hf.trusted is not None else []
     found["apt"] = profile.apt
     found["conda"] = [*filter(None, [profile.conda.channel_alias]), *profile.conda.default_channels]
     found["conda"] += [f"{name}: {url}" for name, url in profile.conda.custom_channels.items()]

@@ -95,7 +95,7 @@ def _model(
 ) -> int:
     from envcheck.mirrors.models import fetch_revision
 
-    client = client_of(profile, connections, endpoints[0])
+    client = client_of(profile, connections, *endpoints)
     names = {file.blob: file.path for file in revision.files}
 
     def there(file: Fetched) -> None:

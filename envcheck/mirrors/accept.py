@@ -27,6 +27,9 @@ def accept(profile: Profile, where: Where) -> Profile:
             message = f"{where(at)}: {url!r} is no URL"
             raise ConfigError(message, fix=f"begin it with {', '.join(kinds)}")
         _check_url(at, url, where)
+    if profile.hf.fallbacks and profile.hf.endpoint is None:
+        message = f"{where('$.hf.fallbacks')}: fallbacks of no endpoint"
+        raise ConfigError(message, fix="name the one to be asked first as `endpoint:`")
     _check_registries(profile, where)
     for host, secret in profile.credentials.items():
         _check_credential(host, secret, where)
@@ -40,6 +43,7 @@ def _urls(profile: Profile) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     single = {"$.hf.endpoint": profile.hf.endpoint, "$.hf.trusted": profile.hf.trusted, "$.npm": profile.npm}
     single["$.conda.channel_alias"] = profile.conda.channel_alias
     yield from ((at, url, _WEB) for at, url in single.items() if url is not None)
+    yield from ((f"$.hf.fallbacks[{n}]", url, _WEB) for n, url in enumerate(profile.hf.fallbacks))
     yield from ((f"$.conda.default_channels[{n}]", url, _WEB) for n, url in enumerate(profile.conda.default_channels))
     yield from ((f"$.conda.custom_channels.{name}", url, _WEB) for name, url in profile.conda.custom_channels.items())
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import msgspec
 
 from envcheck.errors import UnavailableError
 from envcheck.mirrors import chosen, probe_cache
 from envcheck.mirrors.budget import Budget
-from envcheck.mirrors.http import Client
-from envcheck.mirrors.hub import bearer
+from envcheck.mirrors.hub import client
 from envcheck.mirrors.load import load, presets
 from envcheck.mirrors.origins import sources
 from envcheck.mirrors.probe import Mirror
@@ -67,14 +65,9 @@ def default_mirrors() -> list[Mirror]:
 def mirror_of(name: str) -> Mirror:
     """Return the mirror of a name or of a profile's path, with the client that trusts what its profile says."""
     profile = load(name)
-    ca = Path(profile.ca) if profile.ca else None
-    token = bearer(profile, profile.hf.endpoint) if profile.hf.endpoint else None
-    netrc = Path(profile.netrc) if profile.netrc else None
-    client = Client(ca=ca, netrc_file=netrc, bearer=token, connect=4.0, read=8.0)
     preset = presets().get(name)
-    return Mirror(
-        name if name in {"host", "none"} else profile.name, profile, client, preset.region if preset else None
-    )
+    shown = name if name in {"host", "none"} else profile.name
+    return Mirror(shown, profile, client(profile, connect=4.0, read=8.0), preset.region if preset else None)
 
 
 def join(ranked: Sequence[Ranked], profiles: dict[str, Profile], names: Sequence[str]) -> Choice:

@@ -7,6 +7,7 @@ mirror (huggingface_hub#4475), so there is no size above which it is needed.
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -67,6 +68,14 @@ class Reference:
         return _COMMIT.fullmatch(self.revision) is not None
 
 
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """What a branch or tag is at, and when that was made, in seconds of the day's clock, where it is told."""
+
+    commit: str
+    changed: float | None
+
+
 def reference(text: str, kind: Kind) -> Reference:
     """Return what REPO@REV names. Raise ConfigError for what no repository is called."""
     repo, _, revision = text.partition("@")
@@ -93,14 +102,18 @@ def file_url(endpoint: str, ref: Reference, path: str) -> str:
     return f"{base}/{ref.repo}/resolve/{quote(ref.revision, safe='')}/{quote(path)}"
 
 
-def commit_of(body: bytes) -> str:
+def head_of(body: bytes) -> Head:
     """Return the commit an endpoint tells of a revision. Raise ValueError when it tells none."""
     answer = _decoded(body)
     commit = answer.get("sha") if isinstance(answer, dict) else None
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         message = "it names no commit"
         raise ValueError(message)
-    return commit
+    try:
+        changed = dt.datetime.fromisoformat(str(answer.get("lastModified")).replace("Z", "+00:00"))
+    except ValueError:
+        return Head(commit, None)
+    return Head(commit, (changed if changed.tzinfo else changed.replace(tzinfo=dt.timezone.utc)).timestamp())
 
 
 def entries_of(body: bytes) -> list[Entry]:

@@ -1,20 +1,17 @@
 """HTTP for whatever is fetched or probed: redirects followed by hand, so that each hop is known and trusted by itself.
 
-A hop's credential is what the netrc file says of its host by name (its `default` is for no host in particular, and a
-redirect may lead anywhere); a bearer token goes to the origin it was given for, no other. A redirect from https to
-plain http is refused.
+A hop's credential is looked up for its own URL (see `logins`). A redirect from https to plain http is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import netrc
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -25,7 +22,8 @@ from urllib3.util import Timeout, make_headers
 
 from envcheck import __version__
 from envcheck.errors import ConfigError
-from envcheck.mirrors.urls import followed, host_of, origin_of, proxy_of, user_of
+from envcheck.mirrors.logins import Login, Netrc
+from envcheck.mirrors.urls import followed, host_of, proxy_of, user_of
 
 HOPS: Final = 10
 _REDIRECTS: Final = {301, 302, 303, 307, 308}
@@ -40,14 +38,6 @@ class NetworkError(Exception):
 
 class UntrustedError(NetworkError):
     """A host whose TLS is not to be trusted: its certificate, its name, or the protocol it speaks."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Bearer:
-    """A token, and the URL whose scheme, host and port may see it."""
-
-    url: str
-    token: str = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +122,7 @@ class Client:
         *,
         ca: Path | None = None,
         netrc_file: Path | None = None,
-        bearer: Bearer | None = None,
+        logins: Sequence[Login] = (),
         connect: float = 10.0,
         read: float = 20.0,
         connections: int = 8,
@@ -141,8 +131,7 @@ class Client:
         self._offering = _trust(ca)
         self._offering.set_alpn_protocols(["h2", "http/1.1"])
         self._connect = connect
-        self._netrc = _credentials(netrc_file)
-        self._bearer = bearer
+        self._logins = [*logins, *([Netrc(netrc_file)] if netrc_file else [])]
         self._options: dict[str, Any] = {
             "num_pools": 16,
             "maxsize": connections,
@@ -203,12 +192,8 @@ class Client:
             raise _told(error) from error
 
     def _auth(self, url: str) -> dict[str, str]:
-        if self._bearer is not None and origin_of(self._bearer.url) == origin_of(url):
-            return {"Authorization": f"Bearer {self._bearer.token}"}
-        known = self._netrc.hosts.get(urlsplit(url).hostname or "") if self._netrc else None
-        if known is None:
-            return {}
-        return {"Authorization": make_headers(basic_auth=f"{known[0]}:{known[2]}")["authorization"]}
+        meant = next((said for login in self._logins if (said := login.header(url)) is not None), None)
+        return {} if meant is None else {"Authorization": meant}
 
     def _pool(self, url: str) -> urllib3.PoolManager:
         """Return the pool that reaches the URL: direct, or through the proxy that the environment names for it."""
@@ -234,16 +219,6 @@ def _trust(ca: Path | None) -> ssl.SSLContext:
             message = f"{ca}: no certificates can be read there: {error}"
             raise ConfigError(message, fix="name a PEM bundle of certificates") from error
     return context
-
-
-def _credentials(path: Path | None) -> netrc.netrc | None:
-    if path is None:
-        return None
-    try:
-        return netrc.netrc(path)
-    except (netrc.NetrcParseError, OSError, UnicodeDecodeError) as error:
-        message = f"{path}: no netrc file: {getattr(error, 'msg', None) or type(error).__name__}"
-        raise ConfigError(message, fix="write `machine HOST login USER password SECRET`, one a line") from error
 
 
 def _drained(response: urllib3.BaseHTTPResponse) -> None:

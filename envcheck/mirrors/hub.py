@@ -6,10 +6,11 @@ import importlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.http import Bearer
+from envcheck.mirrors.http import Client
+from envcheck.mirrors.logins import Bearer, Login, named
 from envcheck.mirrors.profile import Profile
 
 
@@ -24,7 +25,7 @@ def trusted(profile: Profile, *, mirror: bool, environ: Mapping[str, str] | None
     if mirror and profile.hf.endpoint is not None:
         return profile.hf.endpoint
     found = default_endpoint() or environ.get("HF_ENDPOINT")
-    if not found or (profile.hf.endpoint is not None and found.rstrip("/") == profile.hf.endpoint.rstrip("/")):
+    if not found or found.rstrip("/") in {endpoint.rstrip("/") for endpoint in profile.hf.endpoints}:
         message = "nobody is trusted for the hashes: a mirror must not vouch for its own bytes"
         fix = "give --lock FILE, `hf: {trusted: URL}` in a profile, huggingface_hub here, or --trust-mirror"
         raise ConfigError(message, fix=fix)
@@ -41,24 +42,32 @@ def default_endpoint() -> str | None:
     return found if isinstance(found, str) else None
 
 
-def bearer(profile: Profile, endpoint: str, environ: Mapping[str, str] | None = None) -> Bearer | None:
-    """Return the token for an endpoint, or None unless the profile allows one.
+def client(profile: Profile, *asked: str, **options: Any) -> Client:
+    """Return a client that trusts and knows what the profile says. `asked` are endpoints beside the profile's own."""
+    ca = Path(profile.ca) if profile.ca else None
+    netrc = Path(profile.netrc) if profile.netrc else None
+    return Client(ca=ca, netrc_file=netrc, logins=logins(profile, *asked), **options)
 
-    It is huggingface_hub's own, or the one that the profile's `credentials` name for the host.
+
+def logins(profile: Profile, *asked: str, environ: Mapping[str, str] | None = None) -> list[Login]:
+    """Return what each host may be told.
+
+    What `credentials` name is for its host; huggingface_hub's own token is for the endpoints, and only where the
+    profile allows it.
     """
     environ = os.environ if environ is None else environ
-    if profile.hf.token != "allow":  # noqa: S105 (a policy)
-        return None
-    named = profile.credentials.get(urlsplit(endpoint).netloc) or profile.credentials.get(
-        urlsplit(endpoint).hostname or ""
-    )
-    if named is not None and (named.token_env or named.token_file):
-        token = environ.get(named.token_env or "") or _read(named.token_file)
-    else:
-        home = environ.get("HF_HOME") or os.path.join(environ.get("HOME") or "/root", ".cache/huggingface")  # noqa: PTH118
-        token = environ.get("HF_TOKEN") or _read(environ.get("HF_TOKEN_PATH") or f"{home}/token")
-    return Bearer(endpoint, token) if token else None
+    own = _token(environ) if profile.hf.token == "allow" else ""  # noqa: S105 (a policy)
+    endpoints = dict.fromkeys([*profile.hf.endpoints, *filter(None, [profile.hf.trusted]), *asked])
+    return [*named(profile, environ), *(Bearer(url, own) for url in endpoints if own)]
 
 
-def _read(path: str | None) -> str:
-    return Path(path).read_text().strip() if path and Path(path).is_file() else ""
+def token_at(environ: Mapping[str, str]) -> Path:
+    """Return the file in which huggingface_hub keeps its token."""
+    home = environ.get("HF_HOME") or str(Path(environ.get("HOME") or "/root", ".cache/huggingface"))
+    return Path(environ.get("HF_TOKEN_PATH") or f"{home}/token")
+
+
+def _token(environ: Mapping[str, str]) -> str:
+    file = token_at(environ)
+    found = environ.get("HF_TOKEN") or (file.read_text(errors="replace") if file.is_file() else "")
+    return found.strip() if found.strip().isprintable() else ""

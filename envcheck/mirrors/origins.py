@@ -29,15 +29,15 @@ def sources(profile: Profile, part: str) -> list[Index]:
 
 
 def _endpoint(profile: Profile) -> list[Index]:
-    """Return the endpoint of a profile, or huggingface_hub's own where that is what the profile stands for."""
-    found = profile.hf.endpoint or (default_endpoint() if profile.name in _OWN else None)
-    return [Index(url=found)] if found else []
+    """Return the endpoints of a profile, or huggingface_hub's own where that is what the profile stands for."""
+    own = default_endpoint() if profile.name in _OWN and not profile.hf.endpoints else None
+    return [Index(url=url) for url in (*profile.hf.endpoints, own) if url]
 
 
 def own_hosts(profile: Profile, part: str) -> list[str]:
     """Return the hosts that count as the mirror itself: those its profile names, for whatever part."""
     urls = [index.url for index in [*sources(profile, part), *profile.pypi, *profile.pytorch]]
-    return sorted({urlsplit(url).netloc for url in [*urls, profile.hf.endpoint or ""] if "://" in url} - {""})
+    return sorted({urlsplit(url).netloc for url in [*urls, *profile.hf.endpoints] if "://" in url} - {""})
 
 
 def no_index(part: str) -> str:

@@ -34,14 +34,21 @@ class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class HuggingFace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How huggingface_hub reaches models. Seconds; the hub's own 10 s break cold mirrors (huggingface_hub#1703).
 
-    `trusted` is the endpoint that is believed about a revision's hashes; `endpoint` need only have the bytes.
+    `trusted` is the endpoint that is believed about a revision's hashes; `endpoint` need only have the bytes, and
+    `fallbacks` are asked by envcheck, in order, for what it does not give: huggingface_hub itself knows one endpoint.
     """
 
     endpoint: str | None = None
+    fallbacks: list[str] = []
     trusted: str | None = None
     etag_timeout: int = 60
     download_timeout: int = 60
     token: Literal["never", "allow"] = "never"  # noqa: S105 (a policy)
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Return where bytes come from, in order."""
+        return list(dict.fromkeys([*([self.endpoint] if self.endpoint is not None else []), *self.fallbacks]))
 
 
 class Conda(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -36,6 +36,8 @@ def cannot(profile: Profile) -> list[str]:
             if profile.hf.token == "allow"  # noqa: S105 (a policy)
             else f"HF_TOKEN is not sent, as it would go to {host}: gated models need `token: allow` in the profile"
         )
+    if profile.hf.fallbacks:
+        found.append(f"it knows one endpoint: only `envcheck fetch` asks {host_of(profile.hf.fallbacks[0])} after it")
     if profile.modelscope is not None:
         found.append("from_pretrained of transformers does not ask ModelScope: use modelscope's snapshot_download")
     return found

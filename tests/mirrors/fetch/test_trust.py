@@ -21,7 +21,8 @@ from envcheck.cli import cli
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.fetch.wanted import Means, Wanted
-from envcheck.mirrors.http import Bearer, Client, NetworkError
+from envcheck.mirrors.http import Client, NetworkError
+from envcheck.mirrors.logins import Bearer
 
 Serve = Callable[..., Any]
 Want = Callable[..., Wanted]
@@ -56,13 +57,13 @@ def test_a_netrc_password_goes_to_its_host_and_to_no_host_it_redirects_to(
 def test_a_token_goes_to_its_origin_alone(serve: Serve, wanted: Want, means: Means) -> None:
     target = serve()
     front = serve(redirect=target.url)
-    fetch(wanted(front), dataclasses.replace(means, client=Client(bearer=Bearer(front.url, CANARY))))
+    fetch(wanted(front), dataclasses.replace(means, client=Client(logins=[Bearer(front.url, CANARY)])))
     assert seen(front) == {f"Bearer {CANARY}"}
     assert seen(target) == {None}
     port = front.server_address[1]
     for other in (front.url.replace("http:", "https:"), front.url.replace(f":{port}", f":{port + 1}")):
         front.headers_seen.clear()
-        with Client(bearer=Bearer(other, CANARY)).get(front.url):
+        with Client(logins=[Bearer(other, CANARY)]).get(front.url):
             assert seen(front) == {None}
 
 

@@ -155,7 +155,7 @@ def test_a_token_goes_only_where_the_profile_allows(hubs: Hubs, tmp_path: Path) 
     environ = {"HF_TOKEN": "canary-token"}
     for policy, seen in (("never", False), ("allow", True)):
         profile = msgspec.convert({"name": "p", "hf": {"endpoint": server.url, "token": policy}}, Profile)
-        client = Client(bearer=hub.bearer(profile, server.url, environ))
+        client = Client(logins=hub.logins(profile, environ=environ))
         if seen:
             wanted = models.revision(client, server.url, REF)
             models.fetch_revision(wanted, [server.url], tmp_path, Means(client), lambda _: None)
