@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from http import HTTPStatus
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch import answers, disk, journal
+from envcheck.mirrors.fetch.board import SMALLEST_PART, Board
+from envcheck.mirrors.fetch.line import Line
 from envcheck.mirrors.fetch.mend import mend, nobody
-from envcheck.mirrors.fetch.pace import Pace
-from envcheck.mirrors.fetch.pieces import Board, Failure, Span, Task, piece_size
+from envcheck.mirrors.fetch.pieces import Failure, Task, piece_size
+from envcheck.mirrors.fetch.stream import STREAMS, Stream
 from envcheck.mirrors.fetch.verify import Follower, digest_of
 from envcheck.mirrors.fetch.wanted import Means, StoppedError, Wanted
-from envcheck.mirrors.http import Answer, NetworkError
+from envcheck.mirrors.http import NetworkError
 from envcheck.mirrors.urls import host_of
 
 # What a power cut may cost: the pieces of this many seconds.
 _SYNC_SECONDS: Final = 2.0
 _TICK: Final = 0.5
-# How often a source without ranges is asked for the whole file.
-_STREAMS: Final = 3
 
 
 class Job:
@@ -40,7 +38,7 @@ class Job:
             os.fdatasync(file)  # the new journal says of them that they are on the disk
         names = {journal.source_id(url): index for index, url in enumerate(wanted.urls)}
         done = {piece: names.get(source, -1) for piece, source in known.items()}
-        self._piece_size = header.piece
+        self._line = Line(wanted, means, file)
         self._board = Board(size, header.piece, len(wanted.urls), per_source=means.connections, done=done)
         self._journal = journal.Journal(disk.journal_of(part), header, known)
         self._follower = Follower(file, self._board.spans)
@@ -48,14 +46,12 @@ class Job:
         self.found = self._board.received
         self.moved = 0
         self._changed = threading.Condition()
-        self._open: set[Answer] = set()
         self._stopped: BaseException | None = None
-        self._ended = False
         self._working = 0
 
     def run(self) -> None:
         """Have every byte there and of the right hash, or raise PromiseError or UnavailableError."""
-        workers = range(min(self._means.connections, len(self._board.spans) - len(self._board.done)))
+        workers = range(min(self._means.connections, -(-(self.size - self._board.received) // SMALLEST_PART)))
         self._working = len(workers)
         threads = [self._thread(self._work) for _ in workers]
         keeper = self._thread(self._sync)
@@ -91,7 +87,7 @@ class Job:
         while working:
             with self._changed:
                 self._changed.wait_for(lambda: not self._working, _TICK)
-                working, there = self._working > 0, self._board.received
+                working, there = self._working > 0, self._there()
             self._hold_on()
             self._means.progress(there, self.size)
 
@@ -99,14 +95,13 @@ class Job:
         if self._means.stop.is_set():
             raise StoppedError
 
-    def _over(self) -> bool:
-        return self._ended or self._means.stop.is_set()
+    def _there(self) -> int:
+        """Return the bytes that are there, those of unfinished pieces too. The lock is the caller's."""
+        return self._board.received + self._board.begun + sum(self._line.coming.copy().values())
 
     def _end(self, keeper: threading.Thread, threads: list[threading.Thread]) -> None:
+        self._line.end()
         with self._changed:
-            self._ended = True
-            for answer in self._open:
-                answer.abort()
             self._changed.notify_all()
         for thread in [keeper, *threads]:
             thread.join()
@@ -122,14 +117,15 @@ class Job:
             told = disk.disk_error(error, self._wanted.path, self.size) if isinstance(error, OSError) else error
             with self._changed:
                 self._stopped = told
-                self._ended = True
+                self._line.ended = True
                 self._changed.notify_all()
 
     def _work(self) -> None:
         try:
             while (task := self._next()) is not None:
+                began = time.monotonic()
                 failure, etag = self._piece(task)
-                self._settle(task, failure, etag)
+                self._settled(task, failure, etag, time.monotonic() - began)
         finally:
             with self._changed:
                 self._working -= 1
@@ -137,7 +133,7 @@ class Job:
 
     def _next(self) -> Task | None:
         with self._changed:
-            while not self._over() and not self._board.complete:
+            while not self._line.over() and not self._board.complete:
                 task = self._board.take(time.monotonic())
                 if task is not None:
                     return task
@@ -148,58 +144,26 @@ class Job:
                 self._changed.wait(min(wait, _TICK) if wait else _TICK)
             return None
 
-    @contextlib.contextmanager
-    def _asked(self, source: int, headers: dict[str, str]) -> Iterator[Answer]:
-        """Ask a source, in its turn; the answer can be ended by whoever ends the job."""
-        url = self._wanted.urls[source]
-        with self._means.slots.one(host_of(url), self._over) as mine:
-            if not mine:
-                message = "stopped"
-                raise NetworkError(message)
-            with self._means.client.get(url, headers) as answer:
-                with self._changed:
-                    self._open.add(answer)
-                try:
-                    yield answer
-                finally:
-                    with self._changed:
-                        self._open.discard(answer)
-
     def _piece(self, task: Task) -> tuple[Failure | None, str | None]:
         try:
-            with self._asked(task.source, answers.request(task)) as answer:
+            with self._line.asked(task.source, answers.request(task)) as answer:
                 failure = answers.judge(task, answer.status, answer.headers, self.size, time.time())
                 etag = answers.etag_of(answer.headers)
                 if failure is None:
                     with self._changed:
                         self._board.answered(task, etag)
                         self._changed.notify_all()
-                    failure = self._receive(task.span, answer)
+                    failure = self._line.receive(task.span, answer)
                 return failure, etag
         except NetworkError as error:
-            return Failure(str(error)), None
+            return Failure(str(error), got=self._line.coming.get(threading.get_ident(), 0)), None
 
-    def _receive(self, span: Span, answer: Answer) -> Failure | None:
-        at, pace = span.start, Pace()
-        for chunk in pace.timed(answer.chunks(self._means.limiter.chunk)):
-            if at + len(chunk) > span.stop:
-                return Failure("it sends more than was asked for", drop=True)
-            self._means.limiter.take(len(chunk), self._means.stop)
-            disk.write(self._file, chunk, at)
-            at += len(chunk)
-            with self._changed:
-                self.moved += len(chunk)
-            if self._over():
-                return Failure("stopped")
-            if pace.drips:
-                return Failure("it hardly moves")
-        return None if at == span.stop else Failure("it ended before its length")
-
-    def _settle(self, task: Task, failure: Failure | None, etag: str | None) -> None:
+    def _settled(self, task: Task, failure: Failure | None, etag: str | None, seconds: float) -> None:
         with self._changed:
-            if failure is None and self._board.arrived(task, etag):
-                self._keep(task.piece, task.source)
-            elif failure is not None and not self._over():
+            self.moved += self._line.coming.pop(threading.get_ident(), 0)
+            if failure is None and self._board.arrived(task, etag, seconds):
+                self._keep(task.piece, self._board.done[task.piece])
+            elif failure is not None and not self._line.over():
                 self._forget(self._board.failed(task, failure, time.monotonic()))
                 known = self._board.sources[task.source]
                 if known.dropped or not known.ranges:
@@ -207,7 +171,7 @@ class Job:
             self._changed.notify_all()
 
     def _keep(self, piece: int, source: int) -> None:
-        self._journal.piece(piece, journal.source_id(self._wanted.urls[source]))
+        self._journal.piece(piece, journal.source_id(self._wanted.urls[source]) if source >= 0 else "")
         self._follower.arrived([piece])
 
     def _forget(self, pieces: list[int]) -> None:
@@ -219,8 +183,8 @@ class Job:
         """Tell the journal from time to time what is on the disk: after a power cut only that is believed."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._ended, _SYNC_SECONDS)
-                if self._ended:
+                self._changed.wait_for(lambda: self._line.ended, _SYNC_SECONDS)
+                if self._line.ended:
                     return
                 notes = self._journal.notes
             os.fdatasync(self._file)
@@ -230,10 +194,13 @@ class Job:
     def _stream_or_give_up(self) -> None:
         """Take what lacks from the first source that knows no ranges, in one stream."""
         whole = [index for index, known in enumerate(self._board.sources) if not known.ranges and not known.dropped]
+        stream = Stream(self._line, self._means, self._board, self._file, self._keep)
         for source in whole:
             self._means.note(f"{host_of(self._wanted.urls[source])}: no ranges, so one stream and no going on with it")
-            for _ in range(_STREAMS):
-                failure = self._stream(source)
+            for _ in range(STREAMS):
+                self._line.ended = False
+                failure = stream.bring(source)
+                self.moved, stream.moved = self.moved + stream.moved, 0
                 self._hold_on()
                 if failure is None:
                     return
@@ -242,44 +209,6 @@ class Job:
         reasons = "; ".join(f"{host_of(url)}: {known.reason or 'not asked'}" for url, known in pairs)
         message = f"{self._wanted.path.name}: no source gives it: {reasons or 'there is none to ask'}"
         raise UnavailableError(message, fix="name another mirror (--mirror), or run it again: what has come is kept")
-
-    def _stream(self, source: int) -> Failure | None:
-        self._ended = False
-        try:
-            with self._asked(source, {}) as answer:
-                length = answers.total(answer.status, answer.headers)
-                if answer.status != HTTPStatus.OK or length not in {None, self.size}:
-                    return Failure(f"it answers {answer.status}" + (f" with {length} bytes" if length else ""))
-                return self._receive_all(source, answer)
-        except NetworkError as error:
-            return Failure(str(error))
-
-    def _receive_all(self, source: int, answer: Answer) -> Failure | None:
-        """Write the pieces of a stream that are not there yet; each is kept as soon as it is whole."""
-        at, pace = 0, Pace()
-        for chunk in pace.timed(answer.chunks(self._means.limiter.chunk)):
-            if at + len(chunk) > self.size:
-                return Failure("it sends more than the file has")
-            self._means.limiter.take(len(chunk), self._means.stop)
-            self._lay(source, chunk, at)
-            at += len(chunk)
-            self.moved += len(chunk)
-            self._means.progress(max(at, self._board.received), self.size)
-            if self._over() or pace.drips:
-                return Failure("it hardly moves")
-        return None if at == self.size else Failure("it ended before its length")
-
-    def _lay(self, source: int, chunk: bytes, at: int) -> None:
-        while chunk:
-            piece = at // self._piece_size
-            span = self._board.spans[piece]
-            part, chunk = chunk[: span.stop - at], chunk[span.stop - at :]
-            if piece not in self._board.done:
-                disk.write(self._file, part, at)
-            at += len(part)
-            if at == span.stop and piece not in self._board.done:
-                self._board.done[piece] = source
-                self._keep(piece, source)
 
     def _hashed(self) -> str:
         try:

@@ -10,7 +10,8 @@ from typing import Final
 
 from envcheck.errors import PromiseError
 from envcheck.mirrors.fetch import answers, disk
-from envcheck.mirrors.fetch.pieces import Board, Task
+from envcheck.mirrors.fetch.board import Board
+from envcheck.mirrors.fetch.pieces import Task
 from envcheck.mirrors.fetch.verify import digest_of
 from envcheck.mirrors.fetch.wanted import Means, StoppedError
 from envcheck.mirrors.http import NetworkError

@@ -7,7 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envcheck.mirrors.fetch.pieces import BACKOFF, MIB, Board, Failure, Task, piece_size, spans
+from envcheck.mirrors.fetch.board import BACKOFF, Board
+from envcheck.mirrors.fetch.pieces import MIB, Failure, Task, piece_size, spans
 
 
 def board(sources: int = 2, size: int = 4 * MIB, **more: int) -> Board:

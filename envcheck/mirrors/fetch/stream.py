@@ -1,0 +1,64 @@
+"""A file from a source that knows no ranges: in one stream, of which each piece that is whole is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
+
+from envcheck.mirrors.fetch import answers, disk
+from envcheck.mirrors.fetch.board import Board
+from envcheck.mirrors.fetch.line import Line
+from envcheck.mirrors.fetch.pace import Pace
+from envcheck.mirrors.fetch.pieces import Failure
+from envcheck.mirrors.fetch.wanted import Means
+from envcheck.mirrors.http import Answer, NetworkError
+
+# How often a source without ranges is asked for the whole file.
+STREAMS: Final = 3
+
+
+class Stream:
+    """Brings what lacks of a file; `keep` hears of each piece that is whole, `moved` counts the bytes."""
+
+    def __init__(self, line: Line, means: Means, board: Board, file: int, keep: Callable[[int, int], None]) -> None:
+        self._line, self._means, self._board, self._file, self._keep = line, means, board, file, keep
+        self._size = board.spans[-1].stop if board.spans else 0
+        self.moved = 0
+
+    def bring(self, source: int) -> Failure | None:
+        """Ask a source for the whole file, once; say why it did not come."""
+        try:
+            with self._line.asked(source, {}) as answer:
+                length = answers.total(answer.status, answer.headers)
+                if answer.status != HTTPStatus.OK or length not in {None, self._size}:
+                    return Failure(f"it answers {answer.status}" + (f" with {length} bytes" if length else ""))
+                return self._receive(source, answer)
+        except NetworkError as error:
+            return Failure(str(error))
+
+    def _receive(self, source: int, answer: Answer) -> Failure | None:
+        at, pace = 0, Pace()
+        for chunk in pace.timed(answer.chunks(self._means.limiter.chunk)):
+            if at + len(chunk) > self._size:
+                return Failure("it sends more than the file has")
+            self._means.limiter.take(len(chunk), self._means.stop)
+            self._lay(source, chunk, at)
+            at += len(chunk)
+            self.moved += len(chunk)
+            self._means.progress(max(at, self._board.received), self._size)
+            if self._line.over() or pace.drips:
+                return Failure("it hardly moves")
+        return None if at == self._size else Failure("it ended before its length")
+
+    def _lay(self, source: int, chunk: bytes, at: int) -> None:
+        while chunk:
+            piece = at // self._board.spans[0].size
+            span = self._board.spans[piece]
+            part, chunk = chunk[: span.stop - at], chunk[span.stop - at :]
+            if piece not in self._board.done:
+                disk.write(self._file, part, at)
+            at += len(part)
+            if at == span.stop and piece not in self._board.done:
+                self._board.done[piece] = source
+                self._keep(piece, source)
