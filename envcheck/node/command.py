@@ -1,29 +1,57 @@
-"""The one place of this stage that starts a process: a tool is asked for its version, and has little time to answer."""
+"""The one place of this stage that starts a process. It has little time to answer; what nothing ends is left."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
-_TIMEOUT: Final = 5.0
+_TIMEOUT: Final = 4.0
+_MOST: Final = 200
+_GRACE: Final = 1.0  # what a process may need to die; one that waits in the kernel does not, and is not waited for
 
 
-def output(tool: Path, *arguments: str, timeout: float = _TIMEOUT) -> str:
-    """Return what a tool prints. Raises OSError, saying why, where it cannot be started, fails, or takes too long."""
+def output(
+    tool: Path,
+    *arguments: str,
+    timeout: float = _TIMEOUT,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Return what a tool prints; `environment` is set over this process's own.
+
+    Raises OSError, saying why, where it cannot be started, fails, or takes longer than `timeout` seconds; then it is
+    ended with all that it started.
+    """
+    process = subprocess.Popen(
+        [str(tool), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "LC_ALL": "C", **environment},
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            [str(tool), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "LC_ALL": "C"},
-            timeout=timeout,
-            check=False,
-        )
+        told, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as error:
+        _end(process)
         raise TimeoutError(0, f"no answer in {timeout:g} s", str(tool)) from error
-    if done.returncode:
-        raise OSError(0, f"exit code {done.returncode}", str(tool))
-    return done.stdout.decode(errors="replace")
+    if process.returncode < 0:
+        raise OSError(0, f"died of {signal.Signals(-process.returncode).name}", str(tool))
+    if process.returncode:
+        last = errors.decode(errors="replace").strip().splitlines()[-1:]
+        raise OSError(0, ": ".join([f"exit code {process.returncode}", *last])[:_MOST], str(tool))
+    return told.decode(errors="replace")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for pipe in filter(None, (process.stdout, process.stderr)):
+        pipe.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE)

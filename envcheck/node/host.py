@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shutil
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from envcheck.node import proc
+from envcheck.node.lanes import Source
 from envcheck.node.snapshot import Signal
 
 _NVIDIA: Final = "0x10de"
@@ -20,16 +22,16 @@ _LOOK_AGAIN: Final = 0.3
 _TIME_ERROR: Final = 5  # adjtimex(2): TIME_ERROR, the clock is not synchronised
 
 
-def signals(root: Path, environ: Mapping[str, str]) -> dict[str, Signal]:
-    """Read pci.gpus, host.numa_nodes, stuck_processes, hugepages and uptime, clock.synchronized and disk.*.free."""
+def sources(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
+    """Return what reads the GPUs on the bus, NUMA nodes, stuck processes, hugepages, uptime, the clock and disks."""
     return {
-        "pci.gpus": _listed(root / "sys/bus/pci/devices", _gpus),
-        "host.numa_nodes": _listed(root / "sys/devices/system/node", _numa_nodes),
-        "host.stuck_processes": _listed(root / "proc", _stuck),
-        "host.hugepages": _hugepages(root),
-        "host.hugepages_free": _huge_free(root / "sys/kernel/mm/hugepages"),
-        "host.uptime": _uptime(root / "proc/uptime"),
-        "clock.synchronized": clock_synchronized(),
+        "pci.gpus": lambda: _listed(root / "sys/bus/pci/devices", _gpus),
+        "host.numa_nodes": lambda: _listed(root / "sys/devices/system/node", _numa_nodes),
+        "host.stuck_processes": lambda: _listed(root / "proc", _stuck),
+        "host.hugepages": lambda: _hugepages(root),
+        "host.hugepages_free": lambda: _huge_free(root / "sys/kernel/mm/hugepages"),
+        "host.uptime": lambda: _uptime(root / "proc/uptime"),
+        "clock.synchronized": clock_synchronized,
         **_disks(root, environ),
     }
 
@@ -130,11 +132,11 @@ def clock_synchronized() -> Signal:
     return Signal(state != _TIME_ERROR, source="adjtimex")
 
 
-def _disks(root: Path, environ: Mapping[str, str]) -> dict[str, Signal]:
-    """Read the bytes free where work and caches go."""
+def _disks(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
+    """Return what reads the bytes free where work and caches go; each may be on a server of its own that is gone."""
     home = environ.get("HOME", "/root").lstrip("/")
     places = {"tmp": Path(environ.get("TMPDIR", "/tmp")), "home": Path("/", home), "cwd": Path.cwd()}  # noqa: S108
-    return {f"disk.{name}.free": _free(root, place) for name, place in places.items()}
+    return {f"disk.{name}.free": functools.partial(_free, root, place) for name, place in places.items()}
 
 
 def _free(root: Path, place: Path) -> Signal:

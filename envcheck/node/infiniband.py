@@ -23,12 +23,9 @@ _COUNTERS: Final = (
 )
 
 
-def signals(root: Path) -> dict[str, Signal]:
+def ports(root: Path) -> Signal:
     """Read ib.ports: an empty list where the kernel has no such device, a reason where /sys cannot be read."""
-    return {"ib.ports": _ports_signal(root / "sys/class")}
-
-
-def _ports_signal(classes: Path) -> Signal:
+    classes = root / "sys/class"
     devices = classes / "infiniband"
     source = str(devices)
     if not devices.is_dir() and classes.is_dir():

@@ -23,6 +23,7 @@ _TEXT: Final = 160
 _RECORD: Final = 8192
 _SECONDS: Final = 2.0
 _MOST: Final = 1000
+NAMES: Final = ("kernel.xids", "kernel.sxids", "kernel.log_hours")
 
 
 class Record(NamedTuple):
@@ -43,19 +44,16 @@ def signals(root: Path) -> dict[str, Signal]:
         records = list(parse(_read(path)))
     except OSError as error:
         reason = f"/{path.relative_to(root)}: {error.strerror}"
-        return {name: Signal(reason=reason, source="/dev/kmsg") for name in _NAMES}
+        return {name: Signal(reason=reason, source="/dev/kmsg") for name in NAMES}
     except (ValueError, IndexError):
-        return {name: Signal(reason="/proc/uptime is unreadable", source="/dev/kmsg") for name in _NAMES}
+        return {name: Signal(reason="/proc/uptime is unreadable", source="/dev/kmsg") for name in NAMES}
     if not records:
-        return {name: Signal(reason="/dev/kmsg is empty", source="/dev/kmsg") for name in _NAMES}
+        return {name: Signal(reason="/dev/kmsg is empty", source="/dev/kmsg") for name in NAMES}
     return {
         "kernel.xids": Signal(events(records, uptime, "NVRM"), source="/dev/kmsg"),
         "kernel.sxids": Signal(events(records, uptime, "SXid"), source="/dev/kmsg"),
         "kernel.log_hours": Signal(round((uptime - records[0].at) / 3600, 2), unit="h", source="/dev/kmsg"),
     }
-
-
-_NAMES: Final = ("kernel.xids", "kernel.sxids", "kernel.log_hours")
 
 
 def _read(path: Path) -> Iterable[bytes]:

@@ -1,28 +1,57 @@
-"""GPUs as NVML shows them. Every query stands alone: what a GPU or driver does not support is a reason, not an end."""
+"""GPUs as NVML shows them. Every query stands alone: what a GPU or driver does not support is a reason, not an end.
+
+NVML is asked in a process of its own: where the driver is wedged a call never returns, nothing ends who made it, and a
+thread of envcheck's would hold up its exit. The queries follow one another, as NVML serves one at a time.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import json
+import os
+import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final
 
-from envcheck.node import peers
+from envcheck.node import command, peers
+from envcheck.node.lanes import Reading
 from envcheck.node.queries import IDENTITY, QUERIES, Query, text
-from envcheck.node.snapshot import Gpu, Signal
-
-__all__ = ["IDENTITY", "QUERIES", "Query", "Reading", "read", "unread"]
+from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json, to_json
 
 SOURCE: Final = "NVML"
+TIMEOUT: Final = 20.0
+NAMES: Final = ("driver.version", "driver.cuda", "nvml.version", "nvml.latency", "gpu.count", "gpu.p2p")
+ASKED: Final = {"all": QUERIES, "identity": IDENTITY}
 Signals = dict[str, Signal]
+_ROOT: Final = Path(__file__).resolve().parents[2]
+# Without the working directory on its path: a json.py that lies there is not ours.
+_CODE: Final = """
+import sys
+sys.path[:] = [place for place in sys.path if place]
+from envcheck.node.nvml import main
+main(sys.argv[1])
+"""
 
 
-class Reading(NamedTuple):
-    """What NVML said: signals of the node, and the GPUs."""
-
-    signals: Signals
-    gpus: list[Gpu]
+def ask(what: str, timeout: float = TIMEOUT) -> Reading:
+    """Ask NVML for "all" or the "identity" of the GPUs; after `timeout` seconds that it said nothing is the reason."""
+    # An empty entry would be the working directory again.
+    places = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    python, environment = Path(sys.executable), {"PYTHONPATH": os.pathsep.join(places)}
+    try:
+        said = command.output(python, "-c", _CODE, what, timeout=timeout, environment=environment)
+        snapshot = from_json(json.loads(said))
+    except TimeoutError:
+        return unread(f"NVML gave no answer in {timeout:g} s")
+    except OSError as error:
+        return unread(f"asking NVML: {error.strerror}")
+    except ValueError as error:
+        return unread(f"asking NVML: {error}")
+    return Reading({name: snapshot.signal(name) for name in NAMES}, snapshot.gpus)
 
 
 def read(nvml: Any, queries: tuple[Query, ...] = QUERIES) -> Reading:
@@ -45,8 +74,7 @@ def read(nvml: Any, queries: tuple[Query, ...] = QUERIES) -> Reading:
 
 def unread(reason: str) -> Reading:
     """Return that nothing could be asked, and why."""
-    names = ("driver.version", "driver.cuda", "nvml.version", "nvml.latency", "gpu.count", "gpu.p2p")
-    return Reading({name: Signal(reason=reason, source=SOURCE) for name in names}, [])
+    return Reading({name: Signal(reason=reason, source=SOURCE) for name in NAMES}, [])
 
 
 def _system(nvml: Any) -> Signals:
@@ -92,3 +120,17 @@ def _ask(nvml: Any, read_one: Callable[[], Any], unit: str | None = None) -> Sig
         if value is None
         else Signal(value, None, unit, SOURCE)
     )
+
+
+def load_nvml() -> Any:
+    """Import nvidia-ml-py, which only a machine with the library has use for."""
+    return importlib.import_module("pynvml")
+
+
+def main(what: str) -> None:
+    """Print what NVML says, as the JSON of a Snapshot: what `ask` reads."""
+    try:
+        reading = read(load_nvml(), ASKED[what])
+    except ImportError as error:
+        reading = unread(f"nvidia-ml-py: {error}")
+    json.dump(to_json(Snapshot("", reading.signals, list(reading.gpus))), sys.stdout)

@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any, Final
 
+from envcheck.node.lanes import Source
 from envcheck.node.snapshot import Signal
 
 _ADDRESS: Final = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -24,14 +25,14 @@ _BITS: Final = (
 )
 
 
-def signals(root: Path) -> dict[str, Signal]:
-    """Read pci.acs, pci.iommu, host.iommu and host.hypervisor."""
+def sources(root: Path) -> dict[str, Source]:
+    """Return what reads pci.acs, pci.iommu, host.iommu and host.hypervisor."""
     bus = root / "sys/bus/pci/devices"
     return {
-        "pci.acs": _signal(bus, _bridges),
-        "pci.iommu": _signal(bus, lambda path: {gpu.name: _domain(gpu) for gpu in _gpus(path)}),
-        "host.iommu": _iommu(root),
-        "host.hypervisor": _hypervisor(root),
+        "pci.acs": lambda: _signal(bus, _bridges),
+        "pci.iommu": lambda: _signal(bus, lambda path: {gpu.name: _domain(gpu) for gpu in _gpus(path)}),
+        "host.iommu": lambda: _iommu(root),
+        "host.hypervisor": lambda: _hypervisor(root),
     }
 
 

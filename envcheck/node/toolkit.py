@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from envcheck.node import command
+from envcheck.node.lanes import Source
 from envcheck.node.snapshot import Signal
 
 _TOOLS: Final = ("nvidia-ctk", "nvidia-container-cli")
@@ -22,14 +23,18 @@ _DRIVER: Final = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)?)\b"
 _DEVICE: Final = re.compile(r"^\W*name\W+([\w:.-]+)\W*$", re.MULTILINE)
 
 
-def signals(root: Path, environ: Mapping[str, str]) -> dict[str, Signal]:
-    """Read toolkit.tools, toolkit.engines, toolkit.cdi and toolkit.docker; what is not installed is not there."""
+def sources(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
+    """Return what reads toolkit.tools, engines, cdi and docker; what is not installed is not there."""
     return {
-        "toolkit.tools": Signal({n: _version(p) for n in _TOOLS if (p := _which(n, root, environ))}, source="PATH"),
-        "toolkit.engines": Signal([n for n in _ENGINES if _which(n, root, environ)], source="PATH"),
-        "toolkit.cdi": _specifications(root),
-        "toolkit.docker": _docker(root / "etc/docker/daemon.json"),
+        "toolkit.tools": lambda: _tools(root, environ),
+        "toolkit.engines": lambda: Signal([n for n in _ENGINES if _which(n, root, environ)], source="PATH"),
+        "toolkit.cdi": lambda: _specifications(root),
+        "toolkit.docker": lambda: _docker(root / "etc/docker/daemon.json"),
     }
+
+
+def _tools(root: Path, environ: Mapping[str, str]) -> Signal:
+    return Signal({n: _version(p) for n in _TOOLS if (p := _which(n, root, environ))}, source="PATH")
 
 
 def _which(name: str, root: Path, environ: Mapping[str, str]) -> Path | None:

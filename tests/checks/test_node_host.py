@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks import PASS, SKIP, WARN, View
+from envcheck.checks import ERROR, PASS, SKIP, WARN, View
 from envcheck.checks.node import clock_sync, disk_space, host_memory, open_files, stuck_processes
 from envcheck.node.snapshot import Signal
 
@@ -43,6 +43,13 @@ def test_room_on_each_side_and_in_each_place(cpu: View, put: Node, name: str) ->
     outcome = disk_space.judge(put(cpu, **{name: Signal(reason="/nonexistent: No such file or directory")}))
     assert outcome.status == WARN
     assert "/nonexistent" in outcome.summary
+
+
+def test_a_directory_that_does_not_answer_is_no_warning_about_room(cpu: View, put: Node) -> None:
+    hung = put(cpu, disk__home__free=Signal(reason="timed out: no answer in 10 s"), disk__tmp__free=1)
+    outcome = disk_space.judge(hung)
+    assert (outcome.status, outcome.summary) == (ERROR, "the home directory timed out: no answer in 10 s")
+    assert "file server" in outcome.remedy
 
 
 def test_the_clock(node: Node, put: Node) -> None:

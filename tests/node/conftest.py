@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -148,3 +150,30 @@ class FakeNvml:
 def fake_nvml() -> Callable[..., FakeNvml]:
     """Build an NVML that refuses what `refused` names."""
     return lambda refused=None, **answers: FakeNvml(refused or {}, **answers)
+
+
+# A module `pynvml` for another process: what this file's FakeNvml answers, with `refused`, after `first` has run.
+PYNVML = """
+import importlib.util, os, subprocess, time
+{first}
+spec = importlib.util.spec_from_file_location("fake", {here!r})
+fake = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(fake)
+nvml = fake.FakeNvml({refused!r})
+def __getattr__(name):
+    return getattr(nvml, name)
+"""
+
+
+@pytest.fixture
+def installed_nvml(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Return what has every Python that is started import a fake nvidia-ml-py; `first` is what that does first."""
+    place = tmp_path_factory.mktemp("pynvml")
+    monkeypatch.setenv("PYTHONPATH", str(place) + os.pathsep + os.environ.get("PYTHONPATH", ""))
+
+    def install(refused: dict[str, str] | None = None, first: str = "") -> Path:
+        code = PYNVML.format(first=first, here=__file__, refused=refused or {})
+        (place / "pynvml.py").write_text(code)
+        return place
+
+    return install

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import time
+import os
+import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from envcheck.node import collect, nvml
+from envcheck.node import collect, lanes, nvml, shapes
 from envcheck.node.snapshot import to_json
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\n"
 
 
 @pytest.fixture
-def gpu_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_nvml: Callable[..., Any]) -> Path:
+def gpu_node(tmp_path: Path, installed_nvml: Callable[..., Path]) -> Path:
     library = tmp_path / "usr/lib/x86_64-linux-gnu"
     library.mkdir(parents=True)
     for name in ("libnvidia-ml.so", "libcuda.so"):
@@ -27,7 +28,7 @@ def gpu_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_nvml: Callabl
     version.parent.mkdir(parents=True)
     version.write_text(OPEN)
     (tmp_path / "dev/shm").mkdir(parents=True)  # of the tree under test
-    monkeypatch.setattr(collect, "load_nvml", fake_nvml)
+    installed_nvml()
     return tmp_path
 
 
@@ -65,8 +66,8 @@ def test_the_loaders_path_comes_first(gpu_node: Path) -> None:
     assert snapshot.signal("driver.libcuda").value == "580.65.06"
 
 
-def test_without_the_library_nvml_is_not_even_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collect, "load_nvml", lambda: pytest.fail("imported"))
+def test_without_the_library_nvml_is_not_even_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "ask", lambda _what: pytest.fail("asked"))
     snapshot = collect.collect(tmp_path, {})
     assert snapshot.gpus == []
     assert "not on the loader's path" in str(snapshot.signal("driver.version").reason)
@@ -74,31 +75,46 @@ def test_without_the_library_nvml_is_not_even_imported(tmp_path: Path, monkeypat
 
 
 def test_when_nvml_does_not_open_the_kernel_still_says_its_version(
-    gpu_node: Path, monkeypatch: pytest.MonkeyPatch, fake_nvml: Callable[..., Any]
+    gpu_node: Path, installed_nvml: Callable[..., Path]
 ) -> None:
-    monkeypatch.setattr(collect, "load_nvml", lambda: fake_nvml({"nvmlInit": "Driver/library version mismatch"}))
+    installed_nvml({"nvmlInit": "Driver/library version mismatch"})
     snapshot = collect.collect(gpu_node, {})
     assert snapshot.signal("driver.version").value == "570.124.06"
     assert snapshot.signal("driver.cuda").reason == "NVML: Driver/library version mismatch"
 
 
-def test_a_wedged_driver_is_a_reason_and_not_a_hang(
-    monkeypatch: pytest.MonkeyPatch, fake_nvml: Callable[..., Any]
+def test_every_source_gives_the_signals_it_names_and_each_signal_has_one_source(tmp_path: Path) -> None:
+    sources = collect.sources(tmp_path, {}), collect.sources(Path("/"), os.environ)
+    for lane in (lane for node in sources for lane in node):
+        assert tuple(lane.read().signals) == lane.names
+    names = [name for lane in sources[0] for name in lane.names]
+    assert sorted(names) == sorted(shapes.NODE.keys() - {"origin"})
+
+
+def test_a_snapshot_has_its_signals_in_the_order_of_the_sources(tmp_path: Path) -> None:
+    names = [name for lane in collect.sources(tmp_path, {}) for name in lane.names]
+    assert [*collect.collect(tmp_path, {}).signals] == names
+
+
+def test_a_source_that_hangs_costs_its_own_signals_and_the_rest_of_the_node_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wedged = fake_nvml()
-    wedged.nvmlInit = lambda: time.sleep(2)
-    monkeypatch.setattr(collect, "load_nvml", lambda: wedged)
-    signals, gpus = collect.ask(nvml.IDENTITY, timeout=0.05)
-    assert gpus == []
-    assert signals["driver.version"].reason == "NVML gave no answer in 0.05 s"
-
-
-def test_no_nvidia_ml_py_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
-        raise ModuleNotFoundError("No module named 'pynvml'")  # noqa: EM101, TRY003 (Python's own words)
-
-    monkeypatch.setattr(collect, "load_nvml", missing)
-    assert "pynvml" in str(collect.ask(nvml.IDENTITY).signals["driver.version"].reason)
+    (tmp_path / "etc").mkdir()
+    os.mkfifo(tmp_path / "etc/os-release")  # whoever opens it waits for somebody who writes
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/uptime").write_text("7.5 1.0\n")
+    home, over = tmp_path / "home", threading.Event()
+    usage = shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda at: over.wait() if at == home else usage(at))
+    monkeypatch.setattr(lanes, "TIMEOUT", 0.5)
+    snapshot = collect.collect(tmp_path, {"HOME": "/home", "TMPDIR": "/etc"})
+    over.set()
+    with (tmp_path / "etc/os-release").open("w"):  # lets go of whoever waits for it
+        late = {name for name, signal in snapshot.signals.items() if "timed out" in str(signal.reason)}
+    assert late == {"host.os", "disk.home.free"}
+    assert snapshot.signal("host.os").reason == "timed out: no answer in 0.5 s"
+    assert snapshot.signal("disk.tmp.free").value > 0
+    assert snapshot.signal("host.uptime").value == 7.5
 
 
 def test_secrets_are_kept_by_name_only(tmp_path: Path) -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from envcheck.node import host, proc
+from envcheck.node.lanes import Source
+from envcheck.node.snapshot import Signal
 
 STAT = "{pid} ({name}) {state} 1 2 3 4 5 {flags} 0 0\n"
+
+
+def read(sources: Mapping[str, Source]) -> dict[str, Signal]:
+    """Read them one after the other."""
+    return {name: source() for name, source in sources.items()}
 
 
 def process(root: Path, pid: int, name: str, state: str, flags: int = 0) -> None:
@@ -35,7 +43,7 @@ def test_gpus_on_the_bus_are_nvidias_display_controllers_alone(tmp_path: Path) -
     device(tmp_path, "0000:1c:00.0", "0x10de", "0x030000", None)
     device(tmp_path, "0000:05:00.0", "0x10de", "0x068000", "nvidia-nvswitch")
     device(tmp_path, "0000:02:00.0", "0x1002", "0x030000", "amdgpu")
-    gpus = host.signals(tmp_path, {})["pci.gpus"].value
+    gpus = read(host.sources(tmp_path, {}))["pci.gpus"].value
     assert [(g["bus_id"], g["driver"], g["numa_node"]) for g in gpus] == [
         ("0000:1b:00.0", "nvidia", 1),
         ("0000:1c:00.0", None, 1),
@@ -50,7 +58,7 @@ def test_only_what_is_stuck_at_two_looks_is_stuck(tmp_path: Path, monkeypatch: p
     process(tmp_path, 13, "bash", "S")
     again = STAT.format(pid=11, name="dd", state="R", flags=0)
     monkeypatch.setattr(time, "sleep", lambda _seconds: (tmp_path / "proc/11/stat").write_text(again))
-    stuck = host.signals(tmp_path, {})["host.stuck_processes"].value
+    stuck = read(host.sources(tmp_path, {}))["host.stuck_processes"].value
     assert stuck == [{"pid": 10, "name": "python (odd) name"}]
 
 
@@ -60,13 +68,13 @@ def test_numa_nodes_and_huge_pages(tmp_path: Path) -> None:
     thp = tmp_path / "sys/kernel/mm/transparent_hugepage/enabled"
     thp.parent.mkdir(parents=True)
     thp.write_text("always [madvise] never\n")
-    signals = host.signals(tmp_path, {})
+    signals = read(host.sources(tmp_path, {}))
     assert signals["host.numa_nodes"].value == 2
     assert signals["host.hugepages"].value == "madvise"
 
 
 def test_a_tree_without_any_of_it_is_reasons(tmp_path: Path) -> None:
-    signals = host.signals(tmp_path, {"HOME": "/nowhere"})
+    signals = read(host.sources(tmp_path, {"HOME": "/nowhere"}))
     absent = ("pci.gpus", "host.numa_nodes", "host.stuck_processes", "host.hugepages", "disk.home.free")
     assert {name for name in absent if signals[name].value is not None} == set()
     assert all(signals[name].reason for name in absent)
@@ -74,7 +82,7 @@ def test_a_tree_without_any_of_it_is_reasons(tmp_path: Path) -> None:
 
 def test_room_is_read_where_work_goes(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
-    signals = host.signals(tmp_path, {"TMPDIR": "/scratch"})
+    signals = read(host.sources(tmp_path, {"TMPDIR": "/scratch"}))
     assert signals["disk.tmp.free"].value > 0
     assert signals["disk.tmp.free"].source == "/scratch"
 
@@ -102,11 +110,11 @@ def test_huge_pages_set_aside_and_uptime(tmp_path: Path) -> None:
         (tmp_path / "sys/kernel/mm/hugepages" / size / "free_hugepages").write_text(free)
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/uptime").write_text("12487.39 24000.00\n")
-    signals = host.signals(tmp_path, {})
+    signals = read(host.sources(tmp_path, {}))
     assert signals["host.hugepages_free"].value == 3 * (2 << 20) + (1 << 30)
     assert signals["host.uptime"].value == 12487.39
     (tmp_path / "sys/kernel/mm/hugepages/odd").mkdir()
     (tmp_path / "proc/uptime").write_text("soon\n")
-    signals = host.signals(tmp_path, {})
+    signals = read(host.sources(tmp_path, {}))
     assert "not understood" in str(signals["host.hugepages_free"].reason)
     assert signals["host.uptime"].reason

@@ -34,7 +34,7 @@ def test_a_port_is_read_whole_and_names_no_address(tmp_path: Path) -> None:
     gid(path, 2, ZERO, "RoCE v2")
     (path / "counters/link_downed").write_text("3\n")
     (path / "counters/symbol_error").write_text("N/A (no PMA)\n")
-    signal = infiniband.signals(tmp_path)["ib.ports"]
+    signal = infiniband.ports(tmp_path)
     [found] = signal.value
     counters = found.pop("counters")
     assert found == {
@@ -57,22 +57,22 @@ def test_every_port_of_every_device_is_there(tmp_path: Path) -> None:
     for device in ("mlx5_1", "mlx5_0"):
         port(tmp_path, device)
     (tmp_path / "sys/class/infiniband/odd").mkdir()
-    assert [p["device"] for p in infiniband.signals(tmp_path)["ib.ports"].value] == ["mlx5_0", "mlx5_1"]
+    assert [p["device"] for p in infiniband.ports(tmp_path).value] == ["mlx5_0", "mlx5_1"]
 
 
 def test_a_guests_virtual_function_is_left_to_the_guest(tmp_path: Path) -> None:
     (port(tmp_path, "mlx5_8").parents[1] / "device/physfn").mkdir(parents=True)
     port(tmp_path, "mlx5_0")
-    assert [p["device"] for p in infiniband.signals(tmp_path)["ib.ports"].value] == ["mlx5_0"]
+    assert [p["device"] for p in infiniband.ports(tmp_path).value] == ["mlx5_0"]
 
 
 def test_a_rate_of_half_a_lane_and_one_that_is_none(tmp_path: Path) -> None:
     port(tmp_path, "a", rate="2.5 Gb/sec (1X SDR)")
     port(tmp_path, "b", rate="unknown")
-    assert [p["rate"] for p in infiniband.signals(tmp_path)["ib.ports"].value] == [2.5, None]
+    assert [p["rate"] for p in infiniband.ports(tmp_path).value] == [2.5, None]
 
 
 def test_no_device_is_an_empty_list_and_no_sys_a_reason(tmp_path: Path) -> None:
-    assert infiniband.signals(tmp_path)["ib.ports"].reason
+    assert infiniband.ports(tmp_path).reason
     (tmp_path / "sys/class").mkdir(parents=True)
-    assert infiniband.signals(tmp_path)["ib.ports"].value == []
+    assert infiniband.ports(tmp_path).value == []

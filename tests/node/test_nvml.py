@@ -178,5 +178,5 @@ def test_an_uncounted_node_has_the_reason(fake_nvml: Fake) -> None:
 
 
 def test_identity_asks_no_more_than_names(fake_nvml: Fake) -> None:
-    _, [gpu] = nvml.read(fake_nvml(), nvml.IDENTITY)
+    _, [gpu] = nvml.read(fake_nvml(), queries.IDENTITY)
     assert set(gpu.signals) == {"index", "name", "uuid", "compute_capability"}

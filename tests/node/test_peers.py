@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from envcheck.node import nvml, pci, shapes
-from envcheck.node.snapshot import Snapshot
+from envcheck.node import nvml, pci, queries, shapes
+from envcheck.node.lanes import Source
+from envcheck.node.snapshot import Signal, Snapshot
 
 Fake = Callable[..., Any]
 ROOT = "sys/devices/pci0000:00"
 REDIRECTS = 0b0011101  # source validation, request and completion redirect, upstream forwarding
+
+
+def read(sources: Mapping[str, Source]) -> dict[str, Signal]:
+    """Read them one after the other."""
+    return {name: source() for name, source in sources.items()}
 
 
 def test_each_pair_is_told_with_what_its_gpus_may_and_the_path_between_them(fake_nvml: Fake) -> None:
@@ -57,7 +63,7 @@ def test_what_nvml_will_not_say_of_pairs_is_a_reason_and_one_without_a_path_has_
     signals, _ = nvml.read(fake_nvml({"nvmlDeviceGetP2PStatus": "Not Supported"}, **two))
     assert signals["gpu.p2p"].reason == "NVML: Not Supported"
     assert nvml.read(fake_nvml())[0]["gpu.p2p"].value == []
-    assert "gpu.p2p" not in nvml.read(fake_nvml(), nvml.IDENTITY)[0]
+    assert "gpu.p2p" not in nvml.read(fake_nvml(), queries.IDENTITY)[0]
 
 
 def test_who_computes_is_told_by_name_where_the_driver_tells_it(fake_nvml: Fake) -> None:
@@ -134,7 +140,9 @@ def bus(tmp_path: Path) -> Path:
 
 
 def test_each_bridge_above_a_gpu_says_what_of_acs_is_on_and_whom_it_is_above(bus: Path) -> None:
-    found = {bridge["bus_id"]: (bridge["gpus"], bridge["enabled"]) for bridge in pci.signals(bus)["pci.acs"].value}
+    found = {
+        bridge["bus_id"]: (bridge["gpus"], bridge["enabled"]) for bridge in read(pci.sources(bus))["pci.acs"].value
+    }
     both = ["0000:10:00.0", "0000:11:00.0"]
     assert found["0000:00:01.0"] == found["0000:0e:00.0"] == (both, [])
     assert found["0000:0f:00.0"][0] == both[:1]
@@ -146,7 +154,7 @@ def test_each_bridge_above_a_gpu_says_what_of_acs_is_on_and_whom_it_is_above(bus
 
 def test_the_64_bytes_that_are_for_everybody_are_no_answer(bus: Path) -> None:
     (bus / "sys/bus/pci/devices/0000:0f:00.0/config").write_bytes(bytes(64))
-    assert "only root may read" in str(pci.signals(bus)["pci.acs"].reason)
+    assert "only root may read" in str(read(pci.sources(bus))["pci.acs"].reason)
 
 
 def test_the_iommu_is_told_by_each_gpus_group_and_by_what_the_kernel_was_told(bus: Path) -> None:
@@ -159,7 +167,7 @@ def test_the_iommu_is_told_by_each_gpus_group_and_by_what_the_kernel_was_told(bu
     (bus / "proc").mkdir()
     (bus / "proc/cmdline").write_text("root=/dev/sda1 intel_iommu=on iommu=pt quiet\n")
     (bus / "proc/cpuinfo").write_text("processor : 0\nflags\t\t: fpu hypervisor sse\n")
-    signals = pci.signals(bus)
+    signals = read(pci.sources(bus))
     assert signals["pci.iommu"].value == {
         "0000:10:00.0": "DMA-FQ",
         "0000:11:00.0": "identity",
@@ -168,14 +176,14 @@ def test_the_iommu_is_told_by_each_gpus_group_and_by_what_the_kernel_was_told(bu
     assert signals["host.iommu"].value == {"units": ["dmar0"], "cmdline": ["intel_iommu=on", "iommu=pt"]}
     assert signals["host.hypervisor"].value is True
     (bus / "proc/cpuinfo").write_text("flags\t\t: fpu sse\n")
-    assert pci.signals(bus)["host.hypervisor"].value is False
+    assert read(pci.sources(bus))["host.hypervisor"].value is False
 
 
 def test_a_tree_without_any_of_it_is_reasons(tmp_path: Path) -> None:
-    signals = pci.signals(tmp_path)
+    signals = read(pci.sources(tmp_path))
     assert {name for name, signal in signals.items() if not signal.reason} == set()
 
 
 def test_this_machine_is_read_and_what_is_read_has_its_shape() -> None:
-    read = Snapshot(signals=pci.signals(Path("/")))
-    assert shapes.sound(read) == read
+    seen = Snapshot(signals=read(pci.sources(Path("/"))))
+    assert shapes.sound(seen) == seen

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from envcheck.node import command, toolkit
+from envcheck.node.lanes import Source
+from envcheck.node.snapshot import Signal
 
 # As `nvidia-ctk cdi generate` writes it (NVIDIA Container Toolkit documentation, Container Device Interface).
 SPEC = """---
@@ -28,6 +31,11 @@ kind: nvidia.com/gpu
 PATH = {"PATH": "relative:/usr/bin"}
 
 
+def read(sources: Mapping[str, Source]) -> dict[str, Signal]:
+    """Read them one after the other."""
+    return {name: source() for name, source in sources.items()}
+
+
 def tool(root: Path, name: str, body: str) -> Path:
     path = root / "usr/bin" / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,8 +54,8 @@ def test_tools_and_engines_are_found_with_their_versions(tmp_path: Path) -> None
     tool(tmp_path, "nvidia-ctk", 'echo "NVIDIA Container Toolkit CLI version 1.17.4"; echo "commit: 9b69590c"')
     tool(tmp_path, "nvidia-container-cli", "echo broken >&2; exit 127")
     tool(tmp_path, "podman", "exit 1")
-    signals = toolkit.signals(tmp_path, PATH)
-    versions = {"nvidia-ctk": "1.17.4", "nvidia-container-cli": "unknown: exit code 127"}
+    signals = read(toolkit.sources(tmp_path, PATH))
+    versions = {"nvidia-ctk": "1.17.4", "nvidia-container-cli": "unknown: exit code 127: broken"}
     assert signals["toolkit.tools"].value == versions
     assert signals["toolkit.engines"].value == ["podman"]
 
@@ -62,7 +70,7 @@ def test_specifications_say_of_which_driver_they_are(tmp_path: Path) -> None:
     spec(tmp_path, "var/run/cdi/nvidia.json", '{"cdiVersion": "0.6.0",\n "kind": "nvidia.com/gpu",\n "devices": []}')
     spec(tmp_path, "etc/cdi/other.yaml", "kind: vendor.example/net\n")
     spec(tmp_path, "etc/cdi/notes.txt", SPEC)
-    found = toolkit.signals(tmp_path, PATH)["toolkit.cdi"].value
+    found = read(toolkit.sources(tmp_path, PATH))["toolkit.cdi"].value
     assert [(row["path"], row["kind"], row["drivers"]) for row in found] == [
         ("/etc/cdi/nvidia.yaml", "nvidia.com/gpu", ["550.54.14"]),
         ("/var/run/cdi/nvidia.json", "nvidia.com/gpu", []),
@@ -85,13 +93,13 @@ def test_specifications_say_of_which_driver_they_are(tmp_path: Path) -> None:
 def test_dockers_settings(tmp_path: Path, text: str | None, value: object) -> None:
     if text is not None:
         spec(tmp_path, "etc/docker/daemon.json", text)
-    signal = toolkit.signals(tmp_path, PATH)["toolkit.docker"]
+    signal = read(toolkit.sources(tmp_path, PATH))["toolkit.docker"]
     assert signal.value == value
     assert (signal.reason is None) == (value is not None)
 
 
 def test_nothing_installed_is_nothing_found(tmp_path: Path) -> None:
-    signals = toolkit.signals(tmp_path, {})
+    signals = read(toolkit.sources(tmp_path, {}))
     assert (signals["toolkit.tools"].value, signals["toolkit.engines"].value, signals["toolkit.cdi"].value) == (
         {},
         [],

@@ -16,10 +16,8 @@ SITE = Path(__file__).resolve().with_name("site")
 
 
 def main() -> None:
-    """Put the driver under nvidia-ml-py and the GPUs under the torch of every Python that is started; run envcheck."""
+    """Have envcheck find a driver; what asks it, and every torch, are Pythons that start with `site` on their path."""
     collect: Any = importlib.import_module("envcheck.node.collect")
-    pynvml: Any = importlib.import_module("pynvml")
-    pynvml.nvmlLib = importlib.import_module("simulated.driver").library()
     find = collect.find_library
     library = Path("/usr/lib/libnvidia-ml.so.580.95.05")
 

@@ -47,8 +47,12 @@ def _drive(_: ModuleType) -> None:
     importlib.import_module("simulated.driver").install()
 
 
+def _load(pynvml: Any) -> None:
+    pynvml.nvmlLib = importlib.import_module("simulated.driver").library()
+
+
 AFTER: dict[str, Callable[[ModuleType], None]] = {"torch": _simulate}
-AFTER["envcheck.checks.env._nvml"] = _drive
+AFTER |= {"envcheck.checks.env._nvml": _drive, "pynvml": _load}
 AFTER |= {f"envcheck.checks.env.{name}": _shrink for name in SMALLER}
 
 

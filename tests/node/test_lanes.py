@@ -1,0 +1,87 @@
+"""Sources are read side by side: nobody waits for another's turn, and what is wrong with one is told of it alone."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from envcheck.node import lanes
+from envcheck.node.lanes import Lane, Reading
+from envcheck.node.snapshot import Gpu, Signal
+
+
+def value(number: int) -> Signal:
+    return Signal(number, source="here")
+
+
+def test_sources_that_wait_for_one_another_all_answer() -> None:
+    meeting = threading.Barrier(20, timeout=60)  # one after the other, none of them would ever be let through
+    sources = {f"s{number}": lambda: value(meeting.wait()) for number in range(20)}
+    signals = lanes.read(lanes.each(sources)).signals
+    assert sorted(signal.value for signal in signals.values()) == [*range(20)]
+
+
+def test_what_is_read_stands_in_the_order_of_the_lanes_whoever_was_first() -> None:
+    done = [threading.Event() for _ in range(5)]
+
+    def after(number: int) -> Signal:
+        assert number == 4 or done[number + 1].wait(60)
+        done[number].set()
+        return value(number)
+
+    sources = {f"s{number}": lambda number=number: after(number) for number in range(4)}
+    last = Lane(("s4",), lambda: Reading({"s4": after(4)}, [Gpu("GPU-1")]), 60)
+    signals, gpus = lanes.read([*lanes.each(sources), last])
+    assert [(name, signal.value) for name, signal in signals.items()] == [(f"s{n}", n) for n in range(5)]
+    assert gpus == [Gpu("GPU-1")]
+
+
+def test_each_that_hangs_is_given_up_by_its_own_time_and_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(lanes, "TIMEOUT", 60)
+
+    def hangs() -> Reading:
+        never.wait()
+        return Reading({})
+
+    hung = [Lane((f"h{number}", f"also {number}"), hangs, 0.2) for number in range(50)]
+    signals = lanes.read([*hung, *lanes.each({"sound": lambda: value(1)})]).signals
+    never.set()
+    assert signals.pop("sound") == value(1)
+    assert len(signals) == 100
+    assert {signal.reason for signal in signals.values()} == {"timed out: no answer in 0.2 s"}
+
+
+def test_what_comes_after_its_time_changes_nothing() -> None:
+    late = threading.Event()
+
+    def answers_late() -> Reading:
+        late.wait()
+        return Reading({"late": value(1)}, [Gpu("GPU-1")])
+
+    told = lanes.read([Lane(("late",), answers_late, 0.05)])
+    late.set()
+    for thread in threading.enumerate():
+        if thread.name == "reads late":
+            thread.join()
+    assert (told.signals["late"].reason, [*told.gpus]) == ("timed out: no answer in 0.05 s", [])
+
+
+def test_a_source_that_breaks_is_a_reason_of_all_its_signals_and_of_no_other() -> None:
+    def breaks() -> dict[str, Signal]:
+        message = "4,3"
+        raise ValueError(message)
+
+    broken = lanes.together(("a", "b"), breaks)
+    signals = lanes.read([broken, *lanes.each({"c": lambda: value(1)})]).signals
+    assert signals == {**dict.fromkeys("ab", Signal(reason="ValueError: 4,3")), "c": value(1)}
+
+
+def test_where_no_thread_is_to_be_had_all_is_read_nonetheless(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        message = "can't start new thread"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert lanes.read(lanes.each({"a": lambda: value(1), "b": lambda: value(2)})).signals["b"] == value(2)
