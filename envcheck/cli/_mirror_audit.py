@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -16,20 +16,27 @@ if TYPE_CHECKING:
     from envcheck.mirrors.http import Client
     from envcheck.mirrors.locate import Need
     from envcheck.mirrors.site.audit import Finding
+    from envcheck.mirrors.site.audit_site import Known
+    from envcheck.mirrors.site.model import Site
 
-_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+_FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
+_WEB: Final = ("https://", "http://")
+# Of what is not judged, this many are named.
+_NAMED: Final = 5
 
 
 @click.command(
-    epilog="Exit 0: what is there is right; 1: something is not; 2: wrong usage; 3: nothing could be judged."
+    epilog="Exit 0: what could be judged is right; 1: something was poisoned; 2: wrong usage; 3: nothing could be "
+    "judged, or a part could not be read."
 )
 @click.argument("where", metavar="DIRECTORY|URL")
 @click.option(
     "--cell", "cells", multiple=True, metavar="CELL", help="Files of this cell's locks; of every cell's unless given."
 )
-@click.option("--lock", "locks", multiple=True, type=_FILE, help="Files of this lock.")
+@click.option("--lock", "locks", multiple=True, type=_FILE, help="Files of this lock, a cell's or a model's.")
 @click.option("--ca", type=_FILE, help="Certificates to trust beside this machine's.")
 @click.option("--netrc", type=_FILE, help="Whose user the mirror knows.")
+@click.option("--strict", is_flag=True, help="Exit 3 where anything there could not be judged.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_obj
 def command(
@@ -41,78 +48,133 @@ def command(
     locks: tuple[Path, ...],
     ca: Path | None,
     netrc: Path | None,
+    strict: bool,
     as_json: bool,
 ) -> int:
-    """Hash again what a mirror has of the locks' files, and remove from its cache what is wrong.
+    """Hash again what a mirror has, and remove from its caches what is wrong.
 
-    A DIRECTORY is a site's on this machine: its cache alone is read. From a URL the files are fetched; what is wrong
-    there can only be said. Packages are judged; models and images are not: `envcheck fetch` and docker hold those
-    against their hashes themselves.
+    A DIRECTORY is a site's on this machine: its caches are read off the disk, and it may be up or down. From a URL the
+    locks' packages are fetched; what is wrong there can only be said.
+
+    What no lock holds, or is there in part, is counted and never called clean. Locks in DIRECTORY/locks are held
+    against the caches too.
 
     \b
     envcheck mirror audit /srv/mirror --cell torch2.13.0-cpu-py311
+    envcheck mirror audit /srv/mirror --lock model.lock.json
     """
     from envcheck.mirrors.http import Client
+    from envcheck.mirrors.site.audit import exit_code
 
-    needs, client = _needs(settings, cells, locks), Client(ca=ca, netrc_file=netrc)
-    remote = where.startswith(("https://", "http://"))
-    found = _remote(where, needs, client) if remote else _local(Path(where), needs, client)
+    remote = where.startswith(_WEB)
+    site = None if remote else _site(Path(where))
+    known, client = _known(settings, cells, locks, site), Client(ca=ca, netrc_file=netrc)
+    found = _local(site, known, client) if site else _remote(where, known, client)
     _tell(found, settings, remote=remote, as_json=as_json)
-    verdicts = {finding.verdict for finding in found}
-    return 1 if "poisoned" in verdicts else 0 if "clean" in verdicts else 3
+    return exit_code(found, strict=strict)
 
 
-def _remote(base: str, needs: list[Need], client: Client) -> list[Finding]:
+def _remote(base: str, known: Known, client: Client) -> list[Finding]:
     from envcheck.mirrors.profile import has_userinfo, redacted
-    from envcheck.mirrors.site.audit import listed, served
+    from envcheck.mirrors.site.audit_remote import listed, served
 
     if has_userinfo(base):
         message = f"a user or password in {redacted(base)}"
         raise ConfigError(message, fix="leave it out")
-    files, absent = listed(base.rstrip("/"), needs, client)
+    files, absent = listed(base.rstrip("/"), known.needs, client)
     return [*served(files, client), *absent]
 
 
-def _local(root: Path, needs: list[Need], client: Client) -> list[Finding]:
-    from envcheck.mirrors.site.audit import cached, listed, record
-    from envcheck.mirrors.site.model import read
+def _local(site: Site, known: Known, client: Client) -> list[Finding]:
+    from envcheck.mirrors.site.audit import record
+    from envcheck.mirrors.site.audit_site import audit
 
-    site = read(root.absolute())
-    address = site.name if site.tls else site.addresses[0]
-    address = f"[{address}]" if ":" in address else address
-    files, absent = listed(f"{site.scheme}://{address}:{site.port}", needs, client)
-    found = [*cached(site, files), *absent]
+    found = audit(site, known, client)
     record(site, found)
     return found
 
 
-def _needs(settings: Settings, cells: tuple[str, ...], locks: tuple[Path, ...]) -> list[Need]:
+def _site(root: Path) -> Site:
+    from envcheck.mirrors.site.model import read
+
+    try:
+        return read(root.absolute())
+    except OSError as error:
+        message = f"{root}: no mirror site can be read there: {error.strerror}"
+        raise ConfigError(message, fix="name the directory that `envcheck mirror site render` wrote") from error
+
+
+def _known(settings: Settings, cells: tuple[str, ...], locks: Sequence[Path], site: Site | None) -> Known:
+    """Return what the locks hold: those that were named, and those that lie in the site's own directory."""
+    from envcheck.mirrors.hf import parse_lock
+    from envcheck.mirrors.site.audit_site import Known
+
+    mine = sorted(path for path in Path(site.root, "locks").glob("*") if path.is_file()) if site else []
+    read = {path: _content(path) for path in dict.fromkeys([*locks, *mine])}
+    models = {path: content for path, content in read.items() if content.lstrip().startswith(b"{")}
+    packages = {path: content for path, content in read.items() if path not in models}
+    every = not cells and not packages.keys() & set(locks)
+    revisions = [parse_lock(content, str(path)) for path, content in models.items()]
+    return Known(_needs(settings, cells, packages, every=every), revisions)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        message = f"{path}: the lock cannot be read: {error.strerror}"
+        raise ConfigError(message, fix="name one that can") from error
+
+
+def _needs(settings: Settings, cells: tuple[str, ...], locks: dict[Path, bytes], *, every: bool) -> list[Need]:
     from envcheck.data import data_path
     from envcheck.images.lock import parse_lock, read_locks
     from envcheck.images.spec import select
     from envcheck.matrix.load import load
     from envcheck.mirrors.locate import Need
 
-    read = [parse_lock(path.read_text(), "base", str(path)) for path in locks]
-    if cells or not locks:
+    read = [parse_lock(content.decode("utf-8", "replace"), "base", str(path)) for path, content in locks.items()]
+    if cells or every:
         chosen = select(load(settings.matrix), cells)
         read += [lock for cell in chosen for lock in read_locks(data_path("images") / str(cell))]
-    return list(dict.fromkeys(Need(pin.name, tuple(pin.sha256), lock.index) for lock in read for pin in lock.pins))
+    needs = (Need(pin.name, tuple(pin.sha256), lock.index, pin.version) for lock in read for pin in lock.pins)
+    return list(dict.fromkeys(needs))
 
 
 def _tell(found: Sequence[Finding], settings: Settings, *, remote: bool, as_json: bool) -> None:
-    import collections
-    import dataclasses
     import json
 
+    from envcheck.mirrors.site.audit import told
+
     if as_json:
-        told = {"schema": "envcheck/mirror-audit/1", "files": [dataclasses.asdict(one) for one in found]}
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(told(found), indent=2))
         return
+    advice = "; run this on the mirror itself, with its directory, to remove it" if remote else ""
     for one in found:
-        if one.verdict == "poisoned" or (one.about and not settings.quiet):
-            done = f"; removed from the cache, {len(one.purged)} piece(s)" if one.purged else ""
-            advice = "; run this on the mirror itself, with its directory, to remove it" if remote and not done else ""
-            click.echo(f"{one.name}: {one.verdict}: {one.about}{done}{advice if one.verdict == 'poisoned' else ''}")
-    counts = collections.Counter(one.verdict for one in found)
-    click.echo(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "nothing to judge")
+        if one.verdict == "poisoned":
+            done = f"; removed from the cache, {len(one.purged)} file(s)" if one.purged else advice
+            click.echo(f"{one.name}: poisoned: {one.about}{done}")
+        elif one.verdict == "unreadable":
+            click.echo(f"{one.name}: unreadable: {one.about}")
+    if not settings.quiet:
+        _tell_unjudged(found, settings)
+    click.echo("\n".join(_counts(found)) or "nothing to judge")
+
+
+def _tell_unjudged(found: Sequence[Finding], settings: Settings) -> None:
+    for verdict in ("in part", "unknown", "not to be had"):
+        these = [one for one in found if one.verdict == verdict]
+        named = these if settings.verbose else these[:_NAMED]
+        for one in named:
+            click.echo(f"{one.name}: {verdict}: {one.about}")
+        if these[len(named) :]:
+            click.echo(f"... and {len(these) - len(named)} more {verdict} (--verbose and --json name all)")
+
+
+def _counts(found: Sequence[Finding]) -> list[str]:
+    """Return a line for each kind of cache: how many of its files are what."""
+    import collections
+
+    kinds = dict.fromkeys(one.cache for one in found)
+    of = {kind: collections.Counter(one.verdict for one in found if one.cache == kind) for kind in kinds}
+    return [f"{kind}: {', '.join(f'{count} {verdict}' for verdict, count in of[kind].items())}" for kind in kinds]

@@ -1,134 +1,89 @@
-"""Hash again what a mirror serves, and take out of its cache what is not what the locks say.
+"""Hash again what a mirror serves, and take out of its caches what is not what the locks say.
 
-A cache never looks at a file again: what it once took wrongly it serves for ever. nginx keeps no hash of the content.
+A cache never looks at a file again: what it once took wrongly it serves for ever. Here is what an audit finds and what
+that comes to; each kind of cache has a module of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal
-from urllib.parse import unquote, urlsplit
+from typing import Any, Final, Literal
 
-from envcheck.errors import UnavailableError
-from envcheck.mirrors.http import Client, NetworkError
-from envcheck.mirrors.locate import Found, Need, locate
-from envcheck.mirrors.profile import Index
-from envcheck.mirrors.site.cachefile import Slice, slices
+from envcheck.errors import ConfigError
+from envcheck.mirrors.site.audit_disk import Unread, unread
 from envcheck.mirrors.site.model import Site
-from envcheck.mirrors.site.render import places
 
-Verdict = Literal["clean", "poisoned", "not cached", "in part", "not to be had"]
-_CHUNK: Final = 1 << 20
+SCHEMA: Final = "envcheck/mirror-audit/1"
+Cache = Literal["packages", "models", "images", "trees"]
+Verdict = Literal["clean", "poisoned", "in part", "unknown", "unreadable", "not cached", "not to be had"]
+# What vouched: a lock, the name that is itself the hash, the version's manifest, or what the upstream tells.
+By = Literal["", "lock", "name", "manifest", "upstream"]
+JUDGED: Final = frozenset({"clean", "poisoned"})
+UNJUDGED: Final = frozenset({"in part", "unknown", "unreadable", "not to be had"})
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One file that the locks know: what the mirror has under its name. `purged` are cache files that were removed."""
+    """One file: what the mirror has under its name, and who says what it must be. `purged` are files removed for it."""
 
     name: str
     verdict: Verdict
     about: str = ""
     purged: tuple[str, ...] = ()
+    cache: Cache = "packages"
+    by: By = ""
 
 
-def listed(base: str, needs: Iterable[Need], client: Client) -> tuple[list[Found], list[Finding]]:
-    """Return where the mirror has each file of the needs, and what its indexes do not list under a lock's hash."""
-    indexes = {"pypi": [Index(url=f"{base}/pypi/simple")], "pytorch": [Index(url=f"{base}/pytorch/whl/{{variant}}")]}
-    answers = [_listed(need, indexes, client) for need in needs]
-    found = [file for answer in answers if isinstance(answer, list) for file in answer]
-    return found, [answer for answer in answers if isinstance(answer, Finding)]
+def not_read(cache: Cache, what: Unread, root: Path) -> Finding:
+    """Return the finding of what could not be read, or is no part of such a cache: neither is ever called clean."""
+    name = str(what.path.relative_to(root)) if what.path.is_relative_to(root) else str(what.path)
+    return Finding(name, "unknown" if what.strange else "unreadable", what.why, cache=cache)
 
 
-def _listed(need: Need, indexes: Mapping[str, Sequence[Index]], client: Client) -> list[Found] | Finding:
-    try:
-        return locate([need], indexes, client)
-    except UnavailableError as error:
-        return Finding(need.project, "not to be had", error.message)
+def unreadable(cache: Cache, name: str, path: Path, error: OSError) -> Finding:
+    """Return the finding of a file that could not be hashed."""
+    return Finding(name, "unreadable", f"{path}: {unread(path, error).why}", cache=cache)
 
 
-def served(files: Sequence[Found], client: Client) -> list[Finding]:
-    """Judge what a mirror sends; what it does not have cached, it fetches for this."""
-    return [_served(file, client) for file in files]
+def exit_code(findings: Sequence[Finding], *, strict: bool) -> int:
+    """Return 1 where something was poisoned, 3 where nothing could be told or a part could not be read, else 0.
+
+    With `strict` nothing may be left that could not be judged.
+    """
+    said = {finding.verdict for finding in findings}
+    if "poisoned" in said:
+        return 1
+    if "unreadable" in said or "clean" not in said:
+        return 3
+    return 3 if strict and said & UNJUDGED else 0
 
 
-def _served(file: Found, client: Client) -> Finding:
-    url = file.urls[0]
-    digest = hashlib.sha256()
-    try:
-        with client.get(url) as answer:
-            if answer.status != 200:  # noqa: PLR2004 (HTTP's OK)
-                return Finding(file.name, "not to be had", f"it answers {answer.status}")
-            for chunk in answer.chunks(_CHUNK):
-                digest.update(chunk)
-    except NetworkError as error:
-        return Finding(file.name, "not to be had", str(error))
-    if digest.hexdigest() == file.sha256:
-        return Finding(file.name, "clean")
-    return Finding(file.name, "poisoned", f"{urlsplit(url).path} has {digest.hexdigest()}, the lock {file.sha256}")
-
-
-def cached(site: Site, files: Sequence[Found]) -> list[Finding]:
-    """Judge what a site's cache holds, asking no upstream, and remove what is wrong; nginx then fetches it anew."""
-    held: dict[str, dict[str, list[Slice]]] = {}
-    for piece in slices(Path(site.root, "cache/files")):
-        held.setdefault(unquote(piece.url), {}).setdefault(piece.url, []).append(piece)
-    return [finding for file in files for finding in _cached(file, held.get(_upstream(site, file.urls[0]), {}))]
-
-
-def _cached(file: Found, spellings: dict[str, list[Slice]]) -> Iterator[Finding]:
-    """Yield what became of each spelling of the URL under which the cache holds a file."""
-    if not spellings:
-        yield Finding(file.name, "not cached")
-    for pieces in spellings.values():
-        digest = _digest(sorted(pieces, key=lambda piece: piece.start))
-        if digest == file.sha256:
-            yield Finding(file.name, "clean")
-        elif digest is None:
-            yield Finding(file.name, "in part")
-        else:
-            about = f"the cache has {digest}, the lock {file.sha256}"
-            yield Finding(file.name, "poisoned", about, tuple(_removed(piece.path) for piece in pieces))
-
-
-def _digest(pieces: Sequence[Slice]) -> str | None:
-    """Return the hash of a whole file, or None where slices of it are not there."""
-    digest, at = hashlib.sha256(), 0
-    for piece in pieces:
-        if piece.start != at:
-            return None
-        with piece.path.open("rb") as file:
-            file.seek(piece.body)
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-                at += len(chunk)
-    return digest.hexdigest() if pieces and at == pieces[-1].total else None
-
-
-def _removed(path: Path) -> str:
-    path.unlink(missing_ok=True)
-    return str(path)
-
-
-def _upstream(site: Site, url: str) -> str:
-    """Return the upstream's URL, unquoted, of what the site has at a URL of its own."""
-    path = unquote(urlsplit(url).path)
-    place = next((one for one in reversed(places(site)) if path.startswith(f"{one['at']}/")), None)
-    return "" if place is None else f"{place['to']}{path.removeprefix(place['at'])}"
+def told(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return the findings as JSON tells them."""
+    counts: dict[str, int] = {}
+    for finding in findings:
+        counts[finding.verdict] = counts.get(finding.verdict, 0) + 1
+    return {"schema": SCHEMA, "counts": counts, "files": [dataclasses.asdict(finding) for finding in findings]}
 
 
 def record(site: Site, findings: Sequence[Finding]) -> None:
-    """Write down what the exporter tells of the audit; nothing where no file could be looked for: that was none."""
-    if all(finding.verdict == "not to be had" for finding in findings):
+    """Write down what the exporter tells of the audit; nothing where a cache could not be read: that was none."""
+    said = [finding.verdict for finding in findings]
+    if "poisoned" not in said and {"unreadable", "not to be had"} & set(said):
         return
-    judged = [finding for finding in findings if finding.verdict in {"clean", "poisoned"}]
-    poisoned = sum(finding.verdict == "poisoned" for finding in judged)
+    judged = sum(verdict in JUDGED for verdict in said)
+    left = sum(verdict in UNJUDGED for verdict in said)
+    kept = {"time": time.time(), "files": judged, "poisoned": said.count("poisoned"), "unjudged": left}
     path = Path(site.root, "state/audit.json")
-    part = path.with_name("audit.json.part")
-    part.write_text(json.dumps({"time": time.time(), "files": len(judged), "poisoned": poisoned}))
-    os.replace(part, path)  # noqa: PTH105 (a rename that may go over an older file, said as such)
+    part = path.with_name(f"audit.json.{os.getpid()}")
+    try:
+        part.write_text(json.dumps(kept))
+        os.replace(part, path)  # noqa: PTH105 (a rename that may go over an older file, said as such)
+    except OSError as error:
+        message = f"{path}: what was found cannot be written down: {unread(path, error).why}"
+        raise ConfigError(message, fix="run it as the user whom the site belongs to") from error

@@ -69,4 +69,6 @@ def test_pip_and_uv_take_the_cpu_cells_lock_and_then_need_no_upstream(live: tupl
     assert sum("/simple/" not in uri for uri in uris) >= 2 * LOCK.read_text().count("==")
     assert misses(site) <= sum("/simple/" in uri for uri in uris)  # a page for another client's Accept, at most
     audited = envcheck("mirror", "audit", str(site), "--lock", str(LOCK))
-    assert (audited.returncode, audited.stdout) == (0, f"{LOCK.read_text().count('==')} clean\n"), audited.stderr
+    assert (audited.returncode, audited.stdout) == (0, f"packages: {LOCK.read_text().count('==')} clean\n"), (
+        audited.stderr
+    )

@@ -1,0 +1,51 @@
+"""Judge a mirror from outside, by what it sends: whatever is wrong there can only be said."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import urlsplit
+
+from envcheck.errors import UnavailableError
+from envcheck.mirrors.http import Client, NetworkError
+from envcheck.mirrors.locate import Found, Need, locate
+from envcheck.mirrors.profile import Index
+from envcheck.mirrors.site.audit import Finding
+from envcheck.mirrors.site.audit_disk import CHUNK
+
+
+def listed(base: str, needs: Iterable[Need], client: Client) -> tuple[list[Found], list[Finding]]:
+    """Return where the mirror has each file of the needs, and what its indexes do not list under a lock's hash."""
+    indexes = {"pypi": [Index(url=f"{base}/pypi/simple")], "pytorch": [Index(url=f"{base}/pytorch/whl/{{variant}}")]}
+    answers = [_listed(need, indexes, client) for need in needs]
+    found = [file for answer in answers if isinstance(answer, list) for file in answer]
+    return found, [answer for answer in answers if isinstance(answer, Finding)]
+
+
+def _listed(need: Need, indexes: Mapping[str, Sequence[Index]], client: Client) -> list[Found] | Finding:
+    try:
+        return locate([need], indexes, client)
+    except UnavailableError as error:
+        return Finding(need.project, "not to be had", error.message)
+
+
+def served(files: Sequence[Found], client: Client) -> list[Finding]:
+    """Judge what a mirror sends; what it does not have cached, it fetches for this."""
+    return [_served(file, client) for file in files]
+
+
+def _served(file: Found, client: Client) -> Finding:
+    url = file.urls[0]
+    digest = hashlib.sha256()
+    try:
+        with client.get(url) as answer:
+            if answer.status != 200:  # noqa: PLR2004 (HTTP's OK)
+                return Finding(file.name, "not to be had", f"it answers {answer.status}")
+            for chunk in answer.chunks(CHUNK):
+                digest.update(chunk)
+    except NetworkError as error:
+        return Finding(file.name, "not to be had", str(error))
+    if digest.hexdigest() == file.sha256:
+        return Finding(file.name, "clean", by="lock")
+    about = f"{urlsplit(url).path} has {digest.hexdigest()}, the lock {file.sha256}"
+    return Finding(file.name, "poisoned", about, by="lock")
