@@ -13,6 +13,8 @@ from envcheck.mirrors.settings.base import Setting, Wish, named, own_roots, secr
 # Names what an earlier call set, so that the next one can take it back.
 SET: Final = "ENVCHECK_MIRROR_SET"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# uv, and pip and huggingface_hub of today; pip before 24.2, whatever its file says; what is made with requests.
+_ROOTS: Final = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
 # uv's list is split at commas, pip's at blanks.
 _LISTED: Final = re.compile(r"[\s,]")
 
@@ -44,7 +46,7 @@ def _exports(profile: Profile, wish: Wish) -> dict[str, str]:
         "CONDA_CHANNEL_ALIAS": profile.conda.channel_alias,
         "NPM_CONFIG_REGISTRY": profile.npm,
         "NETRC": profile.netrc,
-        "SSL_CERT_FILE": wish.ca or profile.ca,
+        **dict.fromkeys(_ROOTS, wish.ca or profile.ca),
         **hf.variables(profile),
     }
     words = {name: shlex.quote(value) for name, value in plain.items() if value is not None}

@@ -63,6 +63,7 @@ def test_a_directory_that_cannot_be_written(serve: Serve, wanted: Want, tmp_path
     assert list(want.path.parent.iterdir()) == []
 
 
+@pytest.mark.tools
 def test_a_full_disk_is_told_before_a_byte_comes(serve: Serve, wanted: Want, tmp_path: Path) -> None:
     """A file system of 4 MiB, mounted in a mount namespace of its own."""
     unshare = ["unshare", "--mount", "--map-root-user"]

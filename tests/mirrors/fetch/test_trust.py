@@ -183,6 +183,7 @@ print("fetched")
 """
 
 
+@pytest.mark.tools
 def test_a_fetch_needs_no_network_but_the_mirror(tmp_path: Path, content: bytes, wanted: Want) -> None:
     """In a network namespace that has a loopback and nothing else."""
     unshare = ["unshare", "--net", "--map-root-user"]
