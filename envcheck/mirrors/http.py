@@ -127,9 +127,9 @@ class Client:
         read: float = 20.0,
         connections: int = 8,
     ) -> None:
-        self._context = _trust(ca)
-        self._offering = _trust(ca)
-        self._offering.set_alpn_protocols(["h2", "http/1.1"])
+        self._ca = ca
+        self._context = None if ca is None else _trust(ca)  # the system's certificates are read when https is asked for
+        self._offering: ssl.SSLContext | None = None
         self._connect = connect
         self._logins = [*logins, *([Netrc(netrc_file)] if netrc_file else [])]
         self._options: dict[str, Any] = {
@@ -137,9 +137,8 @@ class Client:
             "maxsize": connections,
             "timeout": Timeout(connect=connect, read=read),
             "retries": False,
-            "ssl_context": self._context,
         }
-        self._pools: dict[str | None, urllib3.PoolManager] = {}
+        self._pools: dict[tuple[str | None, bool], urllib3.PoolManager] = {}
         self._making = threading.Lock()
 
     def get(self, url: str, headers: Mapping[str, str] | None = None, *, method: str = "GET") -> Answer:
@@ -176,7 +175,7 @@ class Client:
                 there = time.monotonic()
                 if not secure:
                     return Shake(named - began, there - named)
-                with self._offering.wrap_socket(plain, server_hostname=host) as wrapped:
+                with self._offered().wrap_socket(plain, server_hostname=host) as wrapped:
                     agreed = time.monotonic() - there
                     version, alpn = wrapped.version(), wrapped.selected_alpn_protocol()
                     return Shake(named - began, there - named, agreed, version, alpn)
@@ -195,19 +194,29 @@ class Client:
         meant = next((said for login in self._logins if (said := login.header(url)) is not None), None)
         return {} if meant is None else {"Authorization": meant}
 
+    def _offered(self) -> ssl.SSLContext:
+        with self._making:
+            if self._offering is None:
+                self._offering = _trust(self._ca)
+                self._offering.set_alpn_protocols(["h2", "http/1.1"])
+            return self._offering
+
     def _pool(self, url: str) -> urllib3.PoolManager:
         """Return the pool that reaches the URL: direct, or through the proxy that the environment names for it."""
-        proxy = proxy_of(url)
+        proxy, secure = proxy_of(url), urlsplit(url).scheme == _SECURE
         with self._making:
-            if proxy not in self._pools:
-                self._pools[proxy] = self._made(proxy)
-            return self._pools[proxy]
+            if (proxy, secure) not in self._pools:
+                self._pools[proxy, secure] = self._made(proxy, secure=secure)
+            return self._pools[proxy, secure]
 
-    def _made(self, proxy: str | None) -> urllib3.PoolManager:
+    def _made(self, proxy: str | None, *, secure: bool) -> urllib3.PoolManager:
+        if self._context is None and (secure or proxy is not None):
+            self._context = _trust(None)
+        options = {**self._options, "ssl_context": self._context}
         if proxy is None:
-            return urllib3.PoolManager(**self._options)
+            return urllib3.PoolManager(**options)
         headers = make_headers(proxy_basic_auth=user_of(proxy))
-        return urllib3.ProxyManager(proxy, proxy_headers=headers, **self._options)
+        return urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
 
 
 def _trust(ca: Path | None) -> ssl.SSLContext:
