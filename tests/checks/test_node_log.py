@@ -45,6 +45,16 @@ def test_each_kind_of_xid_has_its_verdict(node: Node, put: Node, code: int, stat
         assert outcome.remedy
 
 
+def test_the_gpus_in_the_slots_that_the_log_names_are_named(node: Node, put: Node) -> None:
+    view = node("h100x8")
+    grave, lesser, harmless = event(79), event(94, bus="0000:14:00"), event(31, bus="0000:15:00")
+    uuids = [gpu.uuid for gpu in view.snapshot.gpus]
+    assert xid.judge(put(view, kernel__xids=[grave, lesser, harmless])).details["gpus"] == [uuids[2]]
+    assert xid.judge(put(view, kernel__xids=[lesser, harmless])).details["gpus"] == [uuids[4]]
+    elsewhere = event(79, bus="0001:12:00")
+    assert xid.judge(put(view, kernel__xids=[elsewhere])).details["gpus"] == []
+
+
 def test_a_quiet_log_passes_and_says_how_far_it_goes_back(node: Node) -> None:
     outcome = xid.judge(node("h100x8"))
     assert (outcome.status, outcome.value) == (PASS, 0)

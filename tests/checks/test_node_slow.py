@@ -94,7 +94,9 @@ def test_a_slot_that_allows_less_than_its_neighbours_is_named(node: Node, put_gp
 
 @pytest.mark.parametrize(("count", "status"), [(80, PASS), (81, WARN)])
 def test_replays_on_each_side(node: Node, put_gpu: Node, count: int, status: str) -> None:
-    assert pcie_errors.judge(put_gpu(node("h100x8"), [0], pcie_replays=count)).status == status
+    outcome = pcie_errors.judge(put_gpu(node("h100x8"), [3], pcie_replays=count))
+    assert outcome.status == status
+    assert outcome.details.get("gpus", []) == ([node("h100x8").snapshot.gpus[3].uuid] if status == WARN else [])
 
 
 @pytest.mark.parametrize(
@@ -109,5 +111,8 @@ def test_replays_on_each_side(node: Node, put_gpu: Node, count: int, status: str
 )
 def test_the_kernels_counters_on_each_side(node: Node, put: Node, kind: str, count: int | None, status: str) -> None:
     aer = {"fatal": 0, "nonfatal": 0, "correctable": 0, kind: count}
-    gpus = [{"bus_id": "0000:10:00.0", "driver": "nvidia", "numa_node": 0, "aer": aer}]
-    assert pcie_errors.judge(put(node("h100x8"), pci__gpus=gpus)).status == status
+    gpus = [{"bus_id": "0000:12:00.0", "driver": "nvidia", "numa_node": 0, "aer": aer}]
+    outcome = pcie_errors.judge(put(node("h100x8"), pci__gpus=gpus))
+    assert outcome.status == status
+    # NVML writes that slot as 00000000:12:00.0.
+    assert outcome.details.get("gpus", []) == ([node("h100x8").snapshot.gpus[2].uuid] if status != PASS else [])

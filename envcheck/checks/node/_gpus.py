@@ -85,6 +85,18 @@ def uuids(view: View, labels: Iterable[str]) -> list[str]:
     return [gpu.uuid for gpu in view.snapshot.gpus if label(gpu) in wanted]
 
 
+def at(view: View, slots: Iterable[object]) -> list[str]:
+    """Return the UUIDs of the GPUs in these slots of the PCI bus."""
+    wanted = {slot(one) for one in slots}
+    return [gpu.uuid for gpu in view.snapshot.gpus if slot(gpu.signal("bus_id").value) in wanted]
+
+
+def slot(bus_id: object) -> str:
+    """Return NVML's 00000000:1B:00.0, the kernel's 0000:1b:00.0 and an Xid's 0000:1b:00 as the same."""
+    domain, _, rest = str(bus_id).lower().partition(":")
+    return f"{domain[-4:]}:{rest.partition('.')[0]}"
+
+
 def told(values: dict[str, Any], unit: str = "") -> str:
     """Return "GPU 1 3 W, GPU 2 4 W", shortened where there are many."""
     parts = [f"{gpu} {value} {unit}".strip() for gpu, value in values.items()]

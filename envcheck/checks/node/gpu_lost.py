@@ -45,8 +45,8 @@ def _none(view: View) -> Outcome:
 
 
 def _compared(view: View, mine: list[str]) -> Outcome:
-    seen = {_bus(gpu.signal("bus_id").value) for gpu in view.snapshot.gpus}
-    missing = [bus_id for bus_id in mine if _bus(bus_id) not in seen]
+    seen = {_gpus.slot(gpu.signal("bus_id").value) for gpu in view.snapshot.gpus}
+    missing = [bus_id for bus_id in mine if _gpus.slot(bus_id) not in seen]
     limit = Limit(len(mine), "GPUs", _SOURCE)
     if missing and view.snapshot.signal("container.runtime").value not in (None, "none"):
         return skipped(f"a container that was given {len(seen)} of the {len(mine)} GPUs on the bus")
@@ -64,9 +64,3 @@ def _silent(view: View, devices: list[dict[str, Any]]) -> Outcome:
         return undecided(f"{count} GPU(s) on the bus, and NVML does not answer: {reason}", fix="see driver-nvml")
     why = f"{count} NVIDIA GPU(s) on the bus held by {', '.join(held)}: torch cannot use them ({reason})"
     return warned(why, fix=_UNBOUND, value=0, unit="GPUs", limit=Limit(count, "GPUs", _SOURCE))
-
-
-def _bus(bus_id: Any) -> str:
-    """Return NVML's 00000000:1B:00.0 and the kernel's 0000:1b:00.0 as the same."""
-    domain, _, rest = str(bus_id).lower().partition(":")
-    return f"{domain[-4:]}:{rest}"

@@ -35,7 +35,8 @@ def judge(view: View) -> Outcome:
         if bad:
             verdict = failed if what.startswith("fatal") else warned
             told = f"{what}: {_gpus.told(bad)}"
-            return verdict(told, fix=_FIX, value=max(bad.values()), unit=limit.unit, limit=limit)
+            gpus = _gpus.uuids(view, bad) if what == "replays" else _gpus.at(view, bad)
+            return verdict(told, fix=_FIX, value=max(bad.values()), unit=limit.unit, limit=limit, gpus=gpus)
     lacking = replays.lacking()
     if lacking is not None:
         return lacking

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from envcheck.checks import FAIL, PASS, WARN, Check, Limit, Outcome, View, failed, passed, warned
-from envcheck.checks.node import _log
+from envcheck.checks.node import _gpus, _log
 
 CHECK = Check(promise="the kernel's log has no GPU error that calls for action", level="quick", seconds=0.01)
 
@@ -29,8 +29,9 @@ _ACTION: Final = re.compile(r"\bto 0x[0-9a-fA-F]+ \(([^)]+)\)")
 
 
 class Finding(NamedTuple):
-    """What one Xid of one GPU comes to."""
+    """What one Xid of the GPU in the slot `bus` comes to."""
 
+    bus: str
     status: str
     told: str
     fix: str
@@ -60,8 +61,9 @@ def judge(view: View) -> Outcome:
         return passed(f"no such Xid {_log.reach(view)}{noted}", value=0, unit=limit.unit, limit=limit, xids=events)
     lines = list(dict.fromkeys(f.told for f in acted))
     told = "; ".join(lines[:3]) + (f"; {len(lines) - 3} more" if len(lines) > 3 else "")  # noqa: PLR2004
+    gpus = _gpus.at(view, {f.bus for f in (grave or acted)})
     verdict = failed if grave else warned
-    return verdict(told, fix=acted[0].fix, value=len(lines), unit=limit.unit, limit=limit, xids=events)
+    return verdict(told, fix=acted[0].fix, value=len(lines), unit=limit.unit, limit=limit, xids=events, gpus=gpus)
 
 
 def _of_gpu(bus: str, xids: list[dict[str, Any]]) -> list[Finding]:
@@ -71,7 +73,7 @@ def _of_gpu(bus: str, xids: list[dict[str, Any]]) -> list[Finding]:
     wild = sum(int(x["code"]) in _WILD for x in xids)
     if wild >= _WILD_LIMIT:
         told = f"Xid 13 or 31 {wild} times on {bus}: no longer only an application's fault"
-        found.append(Finding(WARN, told, "run the full level on this GPU; if it fails there, replace it"))
+        found.append(Finding(bus, WARN, told, "run the full level on this GPU; if it fails there, replace it"))
     return found
 
 
@@ -88,7 +90,7 @@ def _judged(bus: str, code: int, xid: dict[str, Any], latest: dict[int, dict[str
     if status == FAIL and age > _log.RECENT:
         status, fix = WARN, f"if nobody did so since: {fix}"
     words = ", ".join([f"Xid {code} ({name}) on {bus}", *rows, _log.ago(age)])
-    return Finding(status, words, fix)
+    return Finding(bus, status, words, fix)
 
 
 def _recovery(text: str) -> tuple[str, str, str]:
