@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from envcheck.mirrors.hf import Revision
     from envcheck.mirrors.measured import Measured
     from envcheck.mirrors.probe import Mirror
+    from envcheck.mirrors.probe_hub import Wish
     from envcheck.mirrors.profile import Profile
     from envcheck.mirrors.score import Ranked
     from envcheck.mirrors.sights import Asked
@@ -101,9 +102,9 @@ def what_of(settings: Settings, wanted: dict[str, Any], mirrors: list[Mirror]) -
         raise ConfigError(message, fix="give one of --for CELL, --lock FILE, --model or --dataset REPO@REV, --need URL")
     if wanted["--need"]:
         return [_urls(wanted["--need"], mirrors[0])]
-    revision = _revision(wanted, mirrors)
-    if revision is not None:
-        return [Part(files_of(revision), lambda some, _asked, budget: probe_hub(some, revision, budget))]
+    wish = _wish(wanted, mirrors)
+    if wish is not None:
+        return [Part(files_of(wish), lambda some, _asked, budget: probe_hub(some, wish, budget))]
     locks = [lock_at(wanted["--lock"])] if wanted["--lock"] is not None else locks_of(settings, wanted["--for"])
     return [Part(part, probe) for part in parts(asked_of(locks))]
 
@@ -115,25 +116,20 @@ def _urls(urls: tuple[str, ...], trust: Mirror) -> Part:
     return Part(probe_url.asked_of(urls), lambda some, _asked, budget: probe_url.probe_urls(some, budget), only)
 
 
-def _revision(wanted: dict[str, Any], mirrors: list[Mirror]) -> Revision | None:
+def _wish(wanted: dict[str, Any], mirrors: list[Mirror]) -> Wish | None:
     """Return the revision with its hashes: from a lock, or from who is trusted; None where wheels are wanted."""
+    from envcheck.mirrors import choose_hub
     from envcheck.mirrors.hf import SCHEMA, parse_lock, reference
-    from envcheck.mirrors.http import Client
-    from envcheck.mirrors.hub import trusted
-    from envcheck.mirrors.models import revision
-    from envcheck.mirrors.profile import Profile
+    from envcheck.mirrors.probe_hub import Wish
 
     lock: Path | None = wanted["--lock"]
     if lock is not None:
         content = lock.read_bytes()
-        return parse_lock(content, str(lock)) if SCHEMA.encode() in content[:200] else None
+        return Wish(parse_lock(content, str(lock))) if SCHEMA.encode() in content[:200] else None
     named = wanted["--model"] or wanted["--dataset"]
     if named is None:
         return None
-    ref = reference(named, "model" if wanted["--model"] else "dataset")
-    sure = next((mirror for mirror in mirrors if mirror.profile.hf.trusted), None)
-    endpoint = trusted(sure.profile if sure else Profile(name="none"), mirror=False)
-    return revision(sure.client if sure else Client(), endpoint, ref)
+    return choose_hub.wish(reference(named, "model" if wanted["--model"] else "dataset"), mirrors)
 
 
 def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profile:
@@ -145,22 +141,41 @@ def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profi
     from envcheck.mirrors.choose import choose
 
     choice = choose(asked_of(locks))
-    if not settings.quiet:
-        for line in choice.why:
-            click.echo(textwrap.fill(line, _WIDTH, initial_indent="  ", subsequent_indent="    "), err=True)
+    _say(settings, choice.why)
     return choice.profile
 
 
-def profile_to_fetch(settings: Settings, mirror: str, what: What) -> Profile:
-    """Return the profile that a fetch uses; "auto" is for the wheels of a cell or of a lock."""
+def profile_to_fetch(settings: Settings, mirror: str, what: What) -> tuple[Profile, Revision | None]:
+    """Return the profile that a fetch uses, and the model's or dataset's revision where one is asked for."""
+    from envcheck.cli._asked import revision_of
+
     if mirror != AUTO:
-        return profile_for(settings, mirror, [])
+        profile = profile_for(settings, mirror, [])
+        return profile, revision_of(what, profile)
+    model = what.model is not None or what.dataset is not None
+    if what.url is not None or (model and what.trust_mirror):
+        message = "--mirror auto for a URL" if what.url else "--trust-mirror and no mirror that is named"
+        raise ConfigError(message, fix="name a mirror" if model else "leave it out: the URL says where from")
     if what.cell is not None:
-        return profile_for(settings, mirror, locks_of(settings, what.cell))
-    if what.lock is not None and b"# index:" in what.lock.read_bytes():
-        return profile_for(settings, mirror, [lock_at(what.lock)])
-    message = "--mirror auto for what is no wheel of a lock"
-    raise ConfigError(message, fix="give --cell or the --lock of a cell, or name a mirror")
+        return profile_for(settings, mirror, locks_of(settings, what.cell)), None
+    return _auto(settings, what)
+
+
+def _auto(settings: Settings, what: What) -> tuple[Profile, Revision | None]:
+    from envcheck.mirrors import choose, choose_hub
+
+    mirrors = choose.default_mirrors()
+    wish = _wish({"--lock": what.lock, "--model": what.model, "--dataset": what.dataset}, mirrors)
+    if wish is None:
+        return profile_for(settings, AUTO, [lock_at(what.lock)] if what.lock is not None else []), None
+    choice = choose_hub.choose(wish, mirrors)
+    _say(settings, choice.why)
+    return choice.profile, wish.revision
+
+
+def _say(settings: Settings, why: Iterable[str]) -> None:
+    for line in [] if settings.quiet else why:
+        click.echo(textwrap.fill(line, _WIDTH, initial_indent="  ", subsequent_indent="    "), err=True)
 
 
 def show(ranked: list[Ranked], title: str, *, quiet: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envcheck.cli._asked import Asked, client_of, endpoints_of, revision_of, wanted_of
+from envcheck.cli._asked import Asked, client_of, endpoints_of, wanted_of
 from envcheck.cli._fetching import Rate, end, shown, tell
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def command(
 
     what = Asked(**asked)
     what.check()
-    profile = profile_to_fetch(settings, mirror, what)
-    revision = revision_of(what, profile)
+    profile, revision = profile_to_fetch(settings, mirror, what)
     if revision is not None:
         return _model(settings, revision, endpoints_of(what, profile), profile, to, connections, limit, as_json=as_json)
     client = client_of(profile, connections)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -14,7 +14,7 @@ from envcheck.mirrors.hub import client
 from envcheck.mirrors.load import load, presets
 from envcheck.mirrors.origins import sources
 from envcheck.mirrors.probe import Mirror
-from envcheck.mirrors.profile import Index, Profile
+from envcheck.mirrors.profile import Credential, Index, Profile
 from envcheck.mirrors.score import Ranked, rank
 from envcheck.mirrors.sights import PYPI, Asked
 
@@ -76,9 +76,7 @@ def join(ranked: Sequence[Ranked], profiles: dict[str, Profile], names: Sequence
     A profile has one CA and one netrc file: sources that need others than the first one's are left out, and said.
     What was not probed (apt, the registry, Hugging Face) stays as the first of the profiles has it.
     """
-    usable = [one for one in ranked if one.passed] + [one for one in ranked if one.only == {"ranges"}]
-    first = next((profiles[one.mirror] for one in usable if _private(profiles[one.mirror])), None)
-    taken = [one for one in usable if _fits(profiles[one.mirror], first)]
+    taken, first = fitting(ranked, profiles)
     for part in names:
         family = part.partition("/")[0]
         if not any(one.part == part for one in taken) and not _local(profiles, family):
@@ -90,12 +88,26 @@ def join(ranked: Sequence[Ranked], profiles: dict[str, Profile], names: Sequence
         pytorch=_indexes(taken, profiles, "pytorch"),
         ca=first.ca if first is not None else base.ca,
         netrc=first.netrc if first is not None else base.netrc,
+        credentials=credentials(profiles[one.mirror] for one in taken),
     )
-    said = [_sentence(one, taken) for one in sorted(ranked, key=lambda one: one not in taken)]
+    why = [said(one, taken) for one in sorted(ranked, key=lambda one: one not in taken)]
     alone = [part for part in names if not any(one.part == part for one in taken)]
-    return Choice(
-        profile, (*(f"{part}: no mirror, only this machine's directories of wheels" for part in alone), *said)
-    )
+    return Choice(profile, (*(f"{part}: no mirror, only this machine's directories of wheels" for part in alone), *why))
+
+
+def fitting(ranked: Sequence[Ranked], profiles: Mapping[str, Profile]) -> tuple[list[Ranked], Profile | None]:
+    """Return who can be used together, and the profile among them whose CA and netrc file they all take."""
+    usable = [one for one in ranked if one.passed] + [one for one in ranked if one.only == {"ranges"}]
+    first = next((profiles[one.mirror] for one in usable if _private(profiles[one.mirror])), None)
+    return [one for one in usable if _fits(profiles[one.mirror], first)], first
+
+
+def credentials(profiles: Iterable[Profile]) -> dict[str, Credential]:
+    """Return what each host is told, of several profiles the first's."""
+    found: dict[str, Credential] = {}
+    for profile in profiles:
+        found = {**profile.credentials, **found}
+    return found
 
 
 def _private(profile: Profile) -> bool:
@@ -128,7 +140,8 @@ def _defaults(profile: Profile, family: str) -> list[Index]:
     return sources(profile, family) if family == PYPI else sources(profile, "pytorch/{variant}")
 
 
-def _sentence(one: Ranked, taken: Sequence[Ranked]) -> str:
+def said(one: Ranked, taken: Sequence[Ranked]) -> str:
+    """Return why a mirror was taken, or not."""
     if one in taken:
         rate = one.measured.rate
         speed = f", {rate.speed / 1e6:.1f} MB/s" if rate is not None else ""

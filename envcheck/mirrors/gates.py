@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from http import HTTPStatus
 from typing import Final
 
 import msgspec
@@ -88,6 +89,8 @@ def _coverage(one: Measured) -> Gate:
     if lost:
         more = f" (and {len({f.need for f in lost}) - 1} more)" if len({f.need for f in lost}) > 1 else ""
         why = f"{len(there | wrong)} of {one.needs} there; {lost[0].need}: {lost[0].why}{more}"
+        if one.commit is not None and not there and all(_absent(file) for file in lost):
+            why = f"it has no commit {one.commit[:12]}: {why}"
         return Gate(name=name, passed=False, hard=True, why=why)
     return Gate(name=name, passed=True, hard=True, why=f"all {one.needs} there, down to the host that serves them")
 
@@ -95,6 +98,10 @@ def _coverage(one: Measured) -> Gate:
 def _there(file: Sight) -> bool:
     reached = file.reached
     return reached is not None and (reached.status in {200, 206} or reached.total == 0)
+
+
+def _absent(file: Sight) -> bool:
+    return file.reached is not None and file.reached.status == HTTPStatus.NOT_FOUND
 
 
 def _hash(one: Measured, others: Peers) -> Gate:

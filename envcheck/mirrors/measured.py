@@ -81,6 +81,26 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
         return self.bytes / self.seconds if self.seconds > 0 else 0.0
 
 
+class Branch(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a mirror has a branch or tag, and where who is trusted has it.
+
+    `changed` are seconds of the day's clock, where they are told; `why` says why the mirror's is not known.
+    """
+
+    ref: str
+    trusted: str
+    trusted_changed: float | None = None
+    commit: str | None = None
+    changed: float | None = None
+    why: str | None = None
+
+    @property
+    def lag(self) -> float | None:
+        """Return the seconds between the two commits, where both are told."""
+        known = self.trusted_changed is not None and self.changed is not None
+        return (self.trusted_changed or 0.0) - (self.changed or 0.0) if known else None
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """All that was seen of one mirror for one part of a lock. `at` is the time of day, in seconds.
 
@@ -106,6 +126,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     rate_why: str | None = None
     range_fault: str | None = None
     commit: str | None = None
+    branch: Branch | None = None
     stored: bool = False
 
     @property

@@ -23,7 +23,7 @@ from envcheck.mirrors.fetch import answers
 from envcheck.mirrors.fetch.pieces import Span, Task
 from envcheck.mirrors.gates import Peers, gates, passes, peers
 from envcheck.mirrors.http import Answer, Client, NetworkError, UntrustedError
-from envcheck.mirrors.measured import Latency, Measured, Page, Rate, Reached, Sight
+from envcheck.mirrors.measured import Branch, Latency, Measured, Page, Rate, Reached, Sight
 from envcheck.mirrors.origins import no_index, own_hosts, sources
 from envcheck.mirrors.profile import Index, Profile
 from envcheck.mirrors.sights import Asked, Candidate, Known, candidates, known
@@ -61,6 +61,7 @@ class Look:
     latency: Latency | None = None
     latency_why: str | None = None
     commit: str | None = None
+    branch: Branch | None = None
     door: str = ""
 
     def measured(self) -> Measured:
@@ -81,6 +82,7 @@ class Look:
             pages=self.pages,
             files=[sight for sight, _ in self.files],
             commit=self.commit,
+            branch=self.branch,
         )
 
 

@@ -1,41 +1,83 @@
-"""Measure Hugging Face endpoints for every file of one commit."""
+"""Measure Hugging Face endpoints for every file of one commit, and for where they have the branch it was asked by."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
-from envcheck.mirrors import hf
+import msgspec
+
+from envcheck.mirrors import hf, models
+from envcheck.mirrors.asking import text
 from envcheck.mirrors.budget import Budget, at_once
-from envcheck.mirrors.measured import Measured, Sight
+from envcheck.mirrors.http import Client, NetworkError
+from envcheck.mirrors.measured import Branch, Measured, Sight
 from envcheck.mirrors.origins import HUB, sources
 from envcheck.mirrors.probe import Look, Mirror, latency_of, rated_all, reach_files
 from envcheck.mirrors.sights import Asked, Candidate
 
+_HEAD = 16 << 20
 
-def asked_of(revision: hf.Revision) -> list[Asked]:
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """A revision that is wanted, and where who is trusted has the branch it was asked by; None for a commit."""
+
+    revision: hf.Revision
+    head: hf.Head | None = None
+
+
+def wished(client: Client, endpoint: str, ref: hf.Reference) -> Wish:
+    """Return the revision as an endpoint tells it that is trusted."""
+    if ref.pinned:
+        return Wish(models.revision(client, endpoint, ref))
+    head = models.head(client, endpoint, ref)
+    found = models.revision(client, endpoint, dataclasses.replace(ref, revision=head.commit))
+    return Wish(msgspec.structs.replace(found, ref=ref.revision), head)
+
+
+def asked_of(wish: Wish) -> list[Asked]:
     """Return what a revision needs, as what a stored measurement is found by."""
+    revision = wish.revision
+    at = f"{revision.revision} of {revision.ref}" if wish.head is not None else revision.revision
     return [
-        Asked(f"{revision.kind} {revision.repo} {file.path}", revision.revision, (file.sha256 or str(file.sha1),), HUB)
+        Asked(f"{revision.kind} {revision.repo} {file.path}", at, (file.sha256 or str(file.sha1),), HUB)
         for file in revision.files
     ]
 
 
-def probe_hub(mirrors: Sequence[Mirror], revision: hf.Revision, budget: Budget) -> list[Measured]:
-    """Return what was seen of every mirror's endpoint."""
-    looks = [Look(mirror, HUB, len(revision.files), commit=revision.revision) for mirror in mirrors]
+def probe_hub(mirrors: Sequence[Mirror], wish: Wish, budget: Budget) -> list[Measured]:
+    """Return what was seen of every mirror's endpoints."""
+    looks = [Look(mirror, HUB, len(wish.revision.files), commit=wish.revision.revision) for mirror in mirrors]
     files = budget.share(0.7)
-    at_once(lambda look: _look(look, revision, files), looks, len(looks), files)
+    at_once(lambda look: _look(look, wish, files), looks, len(looks), files)
     return rated_all(looks, budget)
 
 
-def _look(look: Look, revision: hf.Revision, budget: Budget) -> None:
-    named = sources(look.mirror.profile, HUB)
-    if not named:
+def _look(look: Look, wish: Wish, budget: Budget) -> None:
+    endpoints = [index.url for index in sources(look.mirror.profile, HUB)]
+    if not endpoints:
         return
-    endpoint = named[0].url
-    look.latency, look.latency_why = latency_of(look.mirror.client, endpoint, budget)
+    look.latency, look.latency_why = latency_of(look.mirror.client, endpoints[0], budget)
+    look.branch = _branch(look.mirror.client, endpoints[0], wish)
+    revision = wish.revision
     ref = hf.Reference(revision.kind, revision.repo, revision.revision)
-    reach_files(look, [[_candidate(file, hf.file_url(endpoint, ref, file.path))] for file in revision.files], budget)
+    places = [[_candidate(file, hf.file_url(at, ref, file.path)) for at in endpoints] for file in revision.files]
+    reach_files(look, places, budget)
+
+
+def _branch(client: Client, endpoint: str, wish: Wish) -> Branch | None:
+    """Return where an endpoint has the branch: huggingface_hub would ask the first one alone."""
+    if wish.head is None:
+        return None
+    ref = wish.revision.ref or ""
+    known = Branch(ref=ref, trusted=wish.head.commit, trusted_changed=wish.head.changed)
+    url = hf.revision_url(endpoint, hf.Reference(wish.revision.kind, wish.revision.repo, ref))
+    try:
+        found = hf.head_of(text(client, url, _HEAD)[0])
+    except (NetworkError, ValueError) as error:
+        return msgspec.structs.replace(known, why=str(error))
+    return msgspec.structs.replace(known, commit=found.commit, changed=found.changed)
 
 
 def _candidate(file: hf.Entry, url: str) -> Candidate:

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from envcheck.mirrors.gates import Gate, Peers, gates, passes, peers, total
-from envcheck.mirrors.measured import Measured
+from envcheck.mirrors.measured import Branch, Measured
 
 WEIGHTS: Final[Mapping[str, float]] = {"region": 5, "protocol": 10, "throughput": 60, "latency": 20, "freshness": 5}
 # Bytes a second that give no point, and all of them; seconds until a request that give all, and none.
@@ -127,6 +127,8 @@ def _latency(one: Measured) -> Mark:
 
 
 def _freshness(one: Measured, others: Peers) -> Mark:
+    if one.commit is not None:
+        return _behind(one.branch)
     serials = [page.serial for page in one.pages if page.serial is not None]
     if serials and others.serial is not None:
         lag = others.serial - max(serials)
@@ -139,10 +141,29 @@ def _freshness(one: Measured, others: Peers) -> Mark:
     return _mark("freshness", 0.0, None, "s", "its pages say neither serial nor date")
 
 
+def _behind(branch: Branch | None) -> Mark:
+    """Judge where a hub has a branch: what is asked for by name would be another commit there."""
+    if branch is None:
+        return _mark("freshness", 1.0, 0.0, "s", "a commit is asked for, which does not change")
+    if branch.commit is None:
+        return _mark("freshness", 0.0, None, "s", f"it does not tell where {branch.ref} is: {branch.why}")
+    if branch.commit == branch.trusted:
+        return _mark("freshness", 1.0, 0.0, "s", f"its {branch.ref} is where the trusted endpoint's is")
+    share = 1 - branch.lag / STALE if branch.lag is not None and branch.lag > 0 else 0.0
+    return _mark("freshness", share, branch.lag, "s", _lag(branch))
+
+
+def _lag(branch: Branch) -> str:
+    by = f", {branch.lag / 3600:.1f} h behind" if branch.lag is not None and branch.lag > 0 else ", and not at"
+    return f"its {branch.ref} is at {(branch.commit or '')[:12]}{by} the trusted endpoint's {branch.trusted[:12]}"
+
+
 def notes(one: Measured) -> list[str]:
     """Return what is no gate and gives no points, but ought to be known."""
     large = [file.need for file in one.files if (total(file) or 0) > HUB_LARGEST]
     said = [f"{name} is over 50 GB: huggingface_hub refuses it without xet, envcheck does not" for name in large]
     if any(file.reached is not None and file.reached.xet for file in one.files):
         said.append("it offers xet, whose data plane ignores HF_ENDPOINT: keep HF_HUB_DISABLE_XET=1")
+    if one.branch is not None and one.branch.commit not in {None, one.branch.trusted}:
+        said.append(f"{_lag(one.branch)}: by that name it gives another model")
     return said

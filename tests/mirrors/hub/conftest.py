@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -45,24 +46,84 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+@dataclasses.dataclass
+class Repo:
+    """A repository. `content` are the bytes it serves; the hashes it tells are always those of `files`.
+
+    Files in LFS are those of `large`. `commits` are what is served, the first of them is what `main` is at.
+    """
+
+    files: dict[str, bytes]
+    large: frozenset[str] = frozenset({LARGE})
+    commits: tuple[str, ...] = (COMMIT,)
+    changed: str = "2026-03-01T12:00:00.000Z"
+    content: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.content = dict(self.files)
+        self.rows = [self._row(path) for path in self.files]
+
+    def tag(self, path: str) -> str:
+        """Return a file's ETag."""
+        return sha256(self.files[path]) if path in self.large else hf.git_sha1(self.files[path])
+
+    def _row(self, path: str) -> dict[str, Any]:
+        content = self.files[path]
+        row = {"type": "file", "path": path, "size": len(content), "oid": hf.git_sha1(content)}
+        return {**row, "lfs": {"oid": sha256(content), "size": len(content)}} if path in self.large else row
+
+
 class Hub(ThreadingHTTPServer):
-    """An endpoint. `content` are the bytes it serves; the hashes it tells are always those of FILES."""
+    """An endpoint, on an address of its own. What it does wrong, or slowly, is set on it.
+
+    `busy`: the answers, with Retry-After 0, before the right ones. `cdn`: where files in LFS are redirected to, and
+    with a signature that is good for `signed` requests. `most`: no more bytes than that are given without a range.
+    `pause`: seconds between two 64 KiB. `xet`: it offers what huggingface_hub would rather take.
+    """
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.content = dict(FILES)
-        self.rows = [_row(path) for path in FILES]
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        super().__init__((address, 0), _Handler)
+        self.repos = {f"models/{REPO}": Repo(FILES)}
         self.token: str | None = None
+        self.busy: list[int] = []
+        self.cdn: str | None = None
+        self.signed: int | None = None
+        self.most: int | None = None
+        self.pause = 0.0
+        self.xet = False
+        self.sent = 0
         self.asked: list[str] = []
         self.tokens: list[str | None] = []
+        self.given: dict[str, int] = {}
+        self.lock = threading.Lock()
+
+    @property
+    def repo(self) -> Repo:
+        """Return the model."""
+        return self.repos[f"models/{REPO}"]
+
+    @property
+    def content(self) -> dict[str, bytes]:
+        """Return the bytes that the model's files are served with."""
+        return self.repo.content
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what is told of the model's files."""
+        return self.repo.rows
+
+    @rows.setter
+    def rows(self, rows: list[dict[str, Any]]) -> None:
+        self.repo.rows = rows
 
     @property
     def netloc(self) -> str:
         """Return host:port."""
-        return f"127.0.0.1:{self.server_address[1]}"
+        return f"{self.server_address[0]!s}:{self.server_address[1]}"
 
     @property
     def url(self) -> str:
@@ -71,12 +132,6 @@ class Hub(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing of who went away."""
-
-
-def _row(path: str) -> dict[str, Any]:
-    content = FILES[path]
-    row = {"type": "file", "path": path, "size": len(content), "oid": hf.git_sha1(content)}
-    return {**row, "lfs": {"oid": sha256(content), "size": len(content)}} if path == LARGE else row
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -92,32 +147,83 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
         wanted = json.loads(body)["paths"] if body.startswith("{") else parse_qs(body).get("paths", [])
-        self._json([row for row in self.server.rows if row["path"] in wanted])
+        repo = self._repo(self.path.removeprefix("/api/").partition("/paths-info/")[0])
+        self._json([row for row in repo.rows if row["path"] in wanted] if repo else [])
 
     def do_GET(self) -> None:
-        path = unquote(urlsplit(self.path).path)
-        self.server.asked.append(path)
-        self.server.tokens.append(self.headers.get("Authorization"))
-        if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
+        path, hub = unquote(urlsplit(self.path).path), self.server
+        with hub.lock:
+            hub.asked.append(path)
+            hub.tokens.append(self.headers.get("Authorization"))
+            status = hub.busy.pop(0) if hub.busy else 0
+        if status:
+            self._answer(status, {"Retry-After": "0"}, b"")
+        elif hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
             self._answer(401, {}, b"")
-        elif path.startswith(f"/api/models/{REPO}/tree/"):
-            self._json(self.server.rows)
-        elif path.rstrip("/") == f"/api/models/{REPO}" or path.startswith(f"/api/models/{REPO}/revision/"):
-            siblings = [{"rfilename": row["path"]} for row in self.server.rows]
-            self._json({"id": REPO, "modelId": REPO, "sha": COMMIT, "private": False, "siblings": siblings, "tags": []})
-        elif path.startswith(f"/{REPO}/resolve/"):
-            self._file(path.removeprefix(f"/{REPO}/resolve/").partition("/")[2])
+        elif path.startswith("/api/"):
+            self._api(path.removeprefix("/api/"))
+        elif path.startswith("/cdn/"):
+            self._cdn(path)
         else:
-            self._answer(404, {}, b"")
+            kind = "datasets" if path.startswith("/datasets/") else "models"
+            name, found, rest = path.removeprefix("/datasets").partition("/resolve/")
+            commit, _, file = rest.partition("/")
+            self._file(self._repo(f"{kind}{name}") if found else None, commit, file)
 
-    def _file(self, name: str) -> None:
-        content = self.server.content.get(name)
-        if content is None:
+    def _repo(self, name: str) -> Repo | None:
+        return self.server.repos.get(name.strip("/"))
+
+    def _api(self, path: str) -> None:
+        name, tree, commit = path.removesuffix("/").partition("/tree/")  # olah asks with a slash at the end
+        name, named, ref = (name, "", "main") if tree else path.partition("/revision/")
+        repo = self._repo(name)
+        if repo is None or (tree and not self._has(repo, commit)) or (named and not self._has(repo, ref)):
+            self._answer(404, {}, b"")
+        elif tree:
+            self._json([{**row, "xetHash": "f" * 64} if self.server.xet else row for row in repo.rows])
+        else:
+            told = {"id": name.partition("/")[2], "sha": repo.commits[0], "lastModified": repo.changed, "tags": []}
+            siblings = [{"rfilename": row["path"]} for row in repo.rows]
+            self._json({**told, "modelId": told["id"], "private": False, "siblings": siblings})
+
+    def _has(self, repo: Repo, commit: str) -> bool:
+        return commit in {*repo.commits, "main"}
+
+    def _file(self, repo: Repo | None, commit: str, name: str) -> None:
+        content = repo.content.get(name) if repo is not None and self._has(repo, commit) else None
+        if repo is None or content is None:
             self._answer(404, {"X-Error-Code": "EntryNotFound"}, b"")
             return
-        tag = f'"{sha256(FILES[name]) if name == LARGE else hf.git_sha1(FILES[name])}"'
-        told = {"X-Repo-Commit": COMMIT, "ETag": tag, "X-Linked-ETag": tag, "X-Linked-Size": str(len(content))}
+        hub, tag = self.server, f'"{repo.tag(name)}"'
+        told = {"X-Repo-Commit": repo.commits[0] if commit == "main" else commit, "ETag": tag, "X-Linked-ETag": tag}
+        told["X-Linked-Size"] = str(len(content))
+        if hub.xet:
+            told |= {"X-Xet-Hash": "f" * 64, "Link": f'<{hub.url}/api/xet-read-token>; rel="xet-auth"'}
+        if hub.cdn is not None and name in repo.large:
+            with hub.lock:
+                signature = len(hub.asked)
+            self._answer(302, {**told, "Location": f"{hub.cdn}/cdn/{sha256(repo.files[name])}/{signature}"}, b"")
+        else:
+            self._content(content, told)
+
+    def _cdn(self, path: str) -> None:
+        """Serve a file by its hash, as long as the link is good."""
+        hub, (digest, _) = self.server, path.removeprefix("/cdn/").split("/")
+        with hub.lock:
+            hub.given[path] = hub.given.get(path, 0) + 1
+            over = hub.signed is not None and hub.given[path] > hub.signed
+        files = [(repo, name) for repo in hub.repos.values() for name in repo.large if name in repo.files]
+        found = next((repo.content[name] for repo, name in files if sha256(repo.files[name]) == digest), None)
+        if over or found is None:
+            self._answer(403, {}, b"")
+        else:
+            self._content(found, {"ETag": f'"{digest}"'})
+
+    def _content(self, content: bytes, told: dict[str, str]) -> None:
         asked = self.headers.get("Range")
+        if asked is None and self.server.most is not None and len(content) > self.server.most:
+            self._answer(400, {}, b"")
+            return
         if asked is None:
             self._answer(200, {**told, "Accept-Ranges": "bytes"}, content)
             return
@@ -133,17 +239,20 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        for at in range(0, len(body) if self.command != "HEAD" else 0, 1 << 16):
+            time.sleep(self.server.pause)
+            self.wfile.write(body[at : at + (1 << 16)])
+            with self.server.lock:
+                self.server.sent += len(body[at : at + (1 << 16)])
 
 
 @pytest.fixture
 def hubs() -> Iterator[Callable[[], Hub]]:
-    """Give a function that starts an endpoint."""
+    """Give a function that starts an endpoint, each on an address of its own: two ports of one host are one host."""
     started: list[Hub] = []
 
     def start() -> Hub:
-        hub = Hub()
+        hub = Hub(f"127.0.0.{len(started) + 1}")
         threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         started.append(hub)
         return hub

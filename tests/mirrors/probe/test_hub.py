@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import cli
 from envcheck.mirrors.budget import Budget
-from envcheck.mirrors.hf import Entry, Revision, format_lock
+from envcheck.mirrors.hf import Entry, Head, Revision, format_lock
 from envcheck.mirrors.http import Client
 from envcheck.mirrors.probe import Mirror
-from envcheck.mirrors.probe_hub import probe_hub
+from envcheck.mirrors.probe_hub import Wish, probe_hub
 from envcheck.mirrors.profile import HuggingFace, Profile
 from envcheck.mirrors.score import Ranked, rank
 
@@ -33,6 +34,8 @@ REVISION = Revision(
         Entry(path="model.safetensors", size=len(BODY), sha256=SHA256),
     ],
 )
+PINNED = Wish(REVISION)
+BRANCH = Wish(msgspec.structs.replace(REVISION, ref="main"), Head(COMMIT, 1_772_323_200.0))
 
 
 @dataclasses.dataclass
@@ -44,6 +47,9 @@ class Faults:
     body: bytes = BODY
     at: str = ""
     xet: bool = False
+    lacks: bool = False
+    main: str = COMMIT
+    changed: str | None = "2026-03-01T00:00:00.000Z"
 
 
 class Hub(ThreadingHTTPServer):
@@ -67,6 +73,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         faults = self.server.faults
         headers = {"X-Repo-Commit": faults.commit} if faults.commit else {}
+        if self.path == "/api/models/org/tiny/revision/main":
+            self._send(200, {}, json.dumps({"sha": faults.main, "lastModified": faults.changed}).encode())
+            return
+        if faults.lacks and COMMIT in self.path:
+            self._send(404, {}, b"")
+            return
         if self.path.endswith("model.safetensors"):
             headers |= {"X-Linked-Etag": f'"{faults.linked}"'} | ({"X-Xet-Hash": "f" * 64} if faults.xet else {})
             if faults.at:
@@ -108,10 +120,10 @@ def serve() -> Iterator[Callable[..., Hub]]:
         hub.server_close()
 
 
-def judged(url: str, revision: Revision = REVISION, *, must_stay: bool = False) -> Ranked:
+def judged(url: str, wish: Wish = PINNED, *, must_stay: bool = False) -> Ranked:
     profile = Profile(name="hub", hf=HuggingFace(endpoint=url))
     mirror = Mirror("hub", profile, Client(connect=1.0, read=2.0))
-    return rank(probe_hub([mirror], revision, Budget(32 << 20, 10.0)), must_stay=must_stay)[0]
+    return rank(probe_hub([mirror], wish, Budget(32 << 20, 10.0)), must_stay=must_stay)[0]
 
 
 def why(ranked: Ranked, gate: str) -> str:
@@ -153,6 +165,60 @@ def test_the_commit_is_read_off_the_first_host_and_the_bytes_off_the_last(serve:
     assert gated.only == {"stays"}
     assert why(told, "stays") == f"1 of 2 files come from {cdn.url.removeprefix('http://')}"
     assert told.notes == ["it offers xet, whose data plane ignores HF_ENDPOINT: keep HF_HUB_DISABLE_XET=1"]
+
+
+@pytest.mark.parametrize(
+    ("faults", "points", "said"),
+    [
+        ({}, 5.0, "its main is where the trusted endpoint's is"),
+        (
+            {"main": "b" * 40, "changed": "2026-02-26T12:00:00.000Z"},
+            3.2,
+            "its main is at bbbbbbbbbbbb, 60.0 h behind the trusted endpoint's aaaaaaaaaaaa",
+        ),
+        (
+            {"main": "b" * 40, "changed": "2026-01-01T00:00:00.000Z"},
+            0.0,
+            "its main is at bbbbbbbbbbbb, 1416.0 h behind the trusted endpoint's aaaaaaaaaaaa",
+        ),
+        (
+            {"main": "b" * 40, "changed": None},
+            0.0,
+            "its main is at bbbbbbbbbbbb, and not at the trusted endpoint's aaaaaaaaaaaa",
+        ),
+        (
+            {"main": "b" * 40, "changed": "2026-03-02T00:00:00.000Z"},
+            0.0,
+            "its main is at bbbbbbbbbbbb, and not at the trusted endpoint's aaaaaaaaaaaa",
+        ),
+        ({"main": "no commit"}, 0.0, "it does not tell where main is: it names no commit"),
+    ],
+)
+def test_a_branch_that_lags_behind_is_scored_and_said(
+    serve: Callable[..., Hub], faults: dict[str, object], points: float, said: str
+) -> None:
+    ranked = judged(serve(**faults).url, BRANCH)
+    assert ranked.passed
+    mark = next(mark for mark in ranked.marks if mark.name == "freshness")
+    assert (mark.points, mark.why) == (points, said)
+    elsewhere = faults.get("main") == "b" * 40
+    assert ranked.notes == ([f"{said}: by that name it gives another model"] if elsewhere else [])
+
+
+def test_a_commit_that_a_mirror_lacks_fails_its_gate_however_it_was_asked_by(serve: Callable[..., Hub]) -> None:
+    for wish in (PINNED, BRANCH):
+        ranked = judged(serve(lacks=True, main="b" * 40).url, wish)
+        assert not ranked.passed
+        assert "it has no commit aaaaaaaaaaaa: 0 of 2 there; empty.txt: " in why(ranked, "coverage")
+        assert ranked.measured.rate is None
+
+
+def test_what_one_endpoint_of_a_profile_lacks_another_has(serve: Callable[..., Hub]) -> None:
+    lacking, whole = serve(lacks=True), serve()
+    profile = Profile(name="hub", hf=HuggingFace(endpoint=lacking.url, fallbacks=[whole.url]))
+    mirror = Mirror("hub", profile, Client(connect=1.0, read=2.0))
+    ranked = rank(probe_hub([mirror], PINNED, Budget(32 << 20, 10.0)), must_stay=True)[0]
+    assert ranked.passed, ranked.gates
 
 
 def test_a_model_lock_is_probed_for(serve: Callable[..., Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,129 @@
+"""`--mirror auto` for a model: endpoints probed for its very files, ranked, and used in that order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from envcheck.cli import cli
+from envcheck.errors import ConfigError
+from envcheck.mirrors import choose, choose_hub, hf, hub
+from envcheck.mirrors.budget import Budget
+from envcheck.mirrors.http import Client
+from envcheck.mirrors.models import locked
+from envcheck.mirrors.probe import Mirror
+from envcheck.mirrors.probe_hub import Wish, probe_hub
+from envcheck.mirrors.profile import Credential, HuggingFace, Profile
+from envcheck.mirrors.score import Ranked, rank
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+OLD = "89abcdef0123456789abcdef0123456789abcdef"
+REPO = "owner/tiny"
+Hubs = Callable[[], Any]
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Give a function that makes profiles of these texts all that there are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def set_to(**texts: str) -> None:
+        for name, text in texts.items():
+            (tmp_path / f"{name}.yaml").write_text(text)
+        found = [choose.mirror_of(str(tmp_path / f"{name}.yaml")) for name in texts]
+        monkeypatch.setattr(choose, "default_mirrors", lambda: found)
+
+    return set_to
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli, [*words, "--mirror", "auto"], catch_exceptions=False, standalone_mode=False)
+
+
+def test_the_fastest_that_has_all_comes_first_and_the_others_stand_by(
+    hubs: Hubs, known: Callable[..., None], tmp_path: Path
+) -> None:
+    origin, slow, fast, lacking = hubs(), hubs(), hubs(), hubs()
+    slow.pause = 0.02
+    del lacking.content["vocab.txt"]
+    sites = {"slow": slow, "fast": fast, "lacking": lacking}
+    texts = {name: f"hf: {{endpoint: '{site.url}', trusted: '{origin.url}'}}\n" for name, site in sites.items()}
+    known(**texts, none="pypi: [{url: 'https://mirror.example/simple'}]\n")
+    done = run("fetch", "--model", REPO, "--to", str(tmp_path / "to"), "--json")
+    assert done.return_value == 0, done.output
+    assert {host for file in json.loads(done.stdout)["files"] for host in file["sources"]} == {fast.netloc}
+    lines = [line.strip() for line in done.stderr.splitlines()]
+    assert lines[0].startswith("hf: fast (")
+    assert lines[1].startswith("hf: slow (")
+    assert f"hf: not lacking: 3 of 4 there; vocab.txt: {lacking.netloc} answers 404" in " ".join(lines)
+    assert not any(path.startswith(f"/{REPO}") for path in origin.asked)
+
+
+def test_what_the_first_gives_wrong_the_next_one_mends(hubs: Hubs, known: Callable[..., None], tmp_path: Path) -> None:
+    first, second = hubs(), hubs()
+    second.pause = 0.02
+    content = bytearray(first.content["sub/weights.bin"])
+    content[1_200_000] ^= 1
+    first.content["sub/weights.bin"] = bytes(content)
+    (tmp_path / "lock").write_bytes(hf.format_lock(locked_of(second)))
+    known(first=f"hf: {{endpoint: '{first.url}'}}\n", second=f"hf: {{endpoint: '{second.url}'}}\n")
+    done = run("fetch", "--lock", str(tmp_path / "lock"), "--to", str(tmp_path / "to"))
+    assert done.return_value == 0, done.output
+    assert f"1 bad piece(s) came from {first.netloc}; fetched from elsewhere" in done.stderr
+
+
+def locked_of(endpoint: Any) -> hf.Revision:
+    return locked(Client(), endpoint.url, hf.Reference("model", REPO, "main"))
+
+
+def test_where_nobody_has_it_each_says_why(hubs: Hubs, known: Callable[..., None], tmp_path: Path) -> None:
+    origin, old = hubs(), hubs()
+    old.repo.commits = (OLD,)
+    known(old=f"hf: {{endpoint: '{old.url}', trusted: '{origin.url}'}}\n")
+    done = CliRunner().invoke(cli, ["fetch", "--model", f"{REPO}@{COMMIT}", "--mirror", "auto", "--to", str(tmp_path)])
+    assert "no mirror has the whole of it: old: it has no commit 0123456789ab: 0 of 4 there" in str(done.exception)
+    assert not (tmp_path / "models--owner--tiny").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("https://mirror.example/x", "--sha256", "a" * 64), "--mirror auto for a URL"),
+        (("--model", REPO, "--trust-mirror"), "--trust-mirror and no mirror that is named"),
+    ],
+)
+def test_auto_is_refused_where_there_is_nothing_to_choose(words: tuple[str, ...], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        run("fetch", *words)
+
+
+def ranked(hubs: Hubs, *names: str) -> list[Ranked]:
+    """Return honest rankings of as many endpoints."""
+    wish, found = Wish(locked_of(hubs())), []
+    for name in names:
+        profile = Profile(name=name, hf=HuggingFace(endpoint=hubs().url))
+        found += rank(probe_hub([Mirror(name, profile, hub.client(profile))], wish, Budget(1 << 20, 5.0)))
+    return found
+
+
+def test_a_token_is_for_the_endpoints_of_the_profile_that_allows_it(hubs: Hubs) -> None:
+    """Joined to one profile, a mirror that may see HF_TOKEN does not take another one along."""
+    open_to = Profile(name="a", hf=HuggingFace(endpoint="https://a.example", token="allow"))  # noqa: S106
+    closed = Profile(name="b", hf=HuggingFace(endpoint="https://b.example"))
+    own = Credential(token_env="OTHER")  # noqa: S106
+    named = Profile(name="c", hf=HuggingFace(endpoint="https://c.example"), credentials={"c.example": own})
+    profiles = {"a": open_to, "b": closed, "c": named}
+    joined = choose_hub.join(ranked(hubs, "a", "b", "c"), profiles, {"HF_TOKEN": "canary"}).profile
+    assert set(joined.hf.endpoints) == {"https://a.example", "https://b.example", "https://c.example"}
+    assert joined.hf.token == "never"  # noqa: S105
+    assert joined.credentials == {"a.example": Credential(token_env="HF_TOKEN"), "c.example": own}  # noqa: S106
+    environ = {"HF_TOKEN": "canary", "OTHER": "other"}
+    logins = hub.logins(joined, environ=environ)
+    said = {url: [one.header(f"{url}/x") for one in logins] for url in joined.hf.endpoints}
+    assert [one for one in said["https://b.example"] if one] == []
+    assert [one for one in said["https://c.example"] if one] == ["Bearer other"]
