@@ -6,12 +6,12 @@ import contextlib
 import json
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from envcheck.runner import scratch
 from envcheck.runner.target import Handle, Target
 from envcheck.runner.worker_nursery import NODE_READ
 
@@ -27,18 +27,12 @@ _POLL: Final = 0.01
 
 @contextlib.contextmanager
 def working_directory(plan: Mapping[str, Any], site: Path | None) -> Iterator[Path]:
-    """Yield a directory with the plan in it, which any user of a container may write to but none of this machine."""
-    outer = Path(tempfile.mkdtemp(prefix="envcheck-run-"))
-    try:
-        inner = outer / "plan"
-        inner.mkdir()
-        inner.chmod(0o777)
-        (inner / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    """Yield a directory with the plan in it, and the site's own checks."""
+    with scratch.directory() as made:
+        (made / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
         if site is not None and (site / "env").is_dir():
-            shutil.copytree(site / "env", inner / "site")
-        yield inner
-    finally:
-        shutil.rmtree(outer, ignore_errors=True)
+            shutil.copytree(site / "env", made / "site")
+        yield made
 
 
 def node_was_read(directory: Path) -> None:
