@@ -59,12 +59,14 @@ def fed(path: Path, hashers: Iterable[Any], start: int = 0, limit: int | None = 
     return at
 
 
-def settled(path: Path) -> str:
-    """Return a file's sha256 once nobody writes it any more. Raise OSError where it cannot be read."""
+def settled(path: Path, expected: str) -> str:
+    """Return a file's sha256: the expected one, or another once nobody writes the file any more. Raise OSError."""
     before = _stamp(path)
     while True:
         hasher = hashlib.sha256()
         fed(path, [hasher])
+        if hasher.hexdigest() == expected:
+            return expected
         if time.time() - before[0] / 1e9 < _FRESH:
             time.sleep(_PAUSE)
         after = _stamp(path)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from envcheck.mirrors.hf import Revision
 from envcheck.mirrors.http import Client
 from envcheck.mirrors.locate import Need
-from envcheck.mirrors.site import audit_models, audit_packages
+from envcheck.mirrors.site import audit_images, audit_models, audit_packages
 from envcheck.mirrors.site.audit import Finding
 from envcheck.mirrors.site.model import Site
 
@@ -23,4 +23,8 @@ class Known:
 
 def audit(site: Site, known: Known, client: Client) -> list[Finding]:
     """Judge every file of every cache, and remove what is wrong. No upstream is asked."""
-    return [*audit_packages.audit(site, known.needs, client), *audit_models.audit(site, known.models)]
+    return [
+        *audit_packages.audit(site, known.needs, client),
+        *audit_models.audit(site, known.models),
+        *audit_images.audit(site),
+    ]

@@ -1,4 +1,4 @@
-"""A poisoned Hugging Face cache: a real olah takes wrong bytes, huggingface_hub takes them of it, an audit ends that."""
+"""A poisoned Hugging Face cache: a real olah takes wrong bytes, huggingface_hub takes them of it, audits end that."""
 
 from __future__ import annotations
 
