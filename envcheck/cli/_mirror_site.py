@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from envcheck.cli._size import Size
 from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ def command() -> None:
     \b
     envcheck mirror site render /srv/mirror --address 192.0.2.10 --tls cert.pem key.pem
     envcheck mirror site up /srv/mirror
+    envcheck mirror show /srv/mirror/client.yaml --format daemon
+
+    client.yaml is the site as its clients' mirror profile. Alerts and queries have been held against a real
+    Prometheus; no Grafana has drawn the dashboard yet.
     """
 
 
@@ -39,6 +44,7 @@ def command() -> None:
 @click.option("--port", type=click.IntRange(1, 65000), default=8443, show_default=True, help="The first of its ports.")
 @click.option("--name", help="The name clients know it by; its first address unless given.")
 @click.option("--tls", type=(_FILE, _FILE), metavar="CERT KEY", help="Its certificate and key, PEM.")
+@click.option("--ca", type=_FILE, help="The private authority of that certificate, for the clients' profile.")
 @click.option("--users", type=_FILE, help="An htpasswd file: who may use pip, uv and docker with it.")
 @click.option("--hf-tokens", type=_FILE, help='Lines `"Bearer TOKEN" 1;`: who may use hf with it.')
 @click.option("--allow", multiple=True, metavar="NETWORK", help="Who may use it at all; everyone unless given.")
@@ -50,25 +56,35 @@ def command() -> None:
 )
 @click.option("--s3", metavar="BUCKET", help="A bucket behind the static trees; its credentials by rclone's variables.")
 @click.option("--sync", "syncs", multiple=True, metavar="NAME=SOURCE", help="A tree to copy from another own mirror.")
-@click.option("--cache-size", type=int, metavar="BYTES", help="Of the files' cache; 70 % of the disk unless given.")
-@click.option("--min-free", type=int, metavar="BYTES", help="Of the disk; 15 % unless given.")
+@click.option("--store", type=_DIRECTORY, help="A store; what `store publish` made of it is served.")
+@click.option("--cache-size", type=Size(), help="Of the files' cache, as 500G; 70 % of the disk unless given.")
+@click.option("--min-free", type=Size(zero=True), help="Left of the disk; 15 % unless given.")
 @click.pass_obj
 def render(settings: Settings, /, *, directory: Path, **options: Any) -> int:
     """Write all configuration of a site below DIRECTORY. Nothing is started.
 
-    Upstreams are those of the profile, else the clients' own defaults.
+    Upstreams are those of the profile, else the clients' own defaults. What an earlier render wrote and this one does
+    not is removed; what you edited is kept as NAME.edited. A copy's SOURCE is what rsync takes: rsync://HOST/MODULE,
+    HOST:PATH, /PATH. Packages of a store are at /static/store/simple and whl/VARIANT, its models at the HF port.
 
     \b
     envcheck mirror site render /srv/mirror --registry docker.io=https://registry.example
     """
     from envcheck.mirrors.load import load
+    from envcheck.mirrors.site import discover
     from envcheck.mirrors.site.files import write
     from envcheck.mirrors.site.render import render as to_files
 
-    site = _site(settings, directory.absolute(), load(options["profile"]), options)
-    written = write(directory, to_files(site))
+    profile = load(options["profile"])
+    site = _site(settings, directory.absolute(), profile, options)
+    roots = {"ca.pem": discover.bundle(profile)} if profile.ca else {}
+    written = write(directory, {**to_files(site), **roots})
+    for name, kept in written.kept.items():
+        click.echo(f"{directory / name} was edited: it is {directory / kept} now", err=True)
     if not settings.quiet:
-        click.echo(f"{len(written)} files below {directory}; start it with `envcheck mirror site up {directory}`")
+        removed = f", {len(written.removed)} of an earlier render removed" if written.removed else ""
+        start = f"start it with `envcheck mirror site up {directory}`"
+        click.echo(f"{len(written.files)} files below {directory}{removed}; {start}")
     return 0
 
 
@@ -77,9 +93,10 @@ def render(settings: Settings, /, *, directory: Path, **options: Any) -> int:
 @click.option("--compose", is_flag=True, help="In containers, by docker compose.")
 @click.pass_obj
 def up(settings: Settings, /, *, directory: Path, compose: bool) -> int:
-    """Start what is rendered in DIRECTORY: every part whose program is on this machine.
+    """Start what is rendered in DIRECTORY.
 
-    Exit 0: all run; 3: one is not installed or does not come up.
+    Exit 0: all run; 3: one is not installed or does not come up, and nothing that was started is left running.
+    Prometheus may be absent.
 
     \b
     envcheck mirror site up /srv/mirror
@@ -120,8 +137,30 @@ def down(settings: Settings, /, *, directory: Path, compose: bool) -> int:
 
 @command.command()
 @click.argument("directory", type=_DIRECTORY)
+@click.option("--compose", is_flag=True, help="What docker compose started.")
+def reload(directory: Path, *, compose: bool) -> int:
+    """Have nginx read configuration, certificates and what `store publish` made anew; no download breaks off.
+
+    Under systemd a path unit does it whenever a store's version changes.
+
+    \b
+    envcheck mirror site reload /srv/mirror
+    """
+    from envcheck.mirrors.site import control
+    from envcheck.mirrors.site.model import read
+
+    site = read(directory.absolute())
+    if compose:
+        return 3 if control.compose(site, "kill", "--signal", "HUP", "nginx") else 0
+    control.reload(site)
+    return 0
+
+
+@command.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.option("--compose", is_flag=True, help="What docker compose started.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def status(directory: Path, *, as_json: bool) -> int:
+def status(directory: Path, *, compose: bool, as_json: bool) -> int:
     """Say what each part of the site in DIRECTORY is doing.
 
     Exit 0: all run; 1: one does not.
@@ -135,7 +174,8 @@ def status(directory: Path, *, as_json: bool) -> int:
     from envcheck.mirrors.site import control
     from envcheck.mirrors.site.model import read
 
-    told = control.status(read(directory.absolute()))
+    site = read(directory.absolute())
+    told = control.composed(site) if compose else control.status(site)
     if as_json:
         parts = [dataclasses.asdict(one) for one in told]
         click.echo(json.dumps({"schema": "envcheck/site-status/1", "parts": parts}, indent=2))
@@ -163,7 +203,7 @@ def _site(settings: Settings, root: Path, profile: Profile, options: dict[str, A
         name=options["name"] or addresses[0],
         port=port,
         indexes=_indexes(settings, profile, options),
-        ca=discover.roots(profile),
+        ca=str(root / "ca.pem") if profile.ca else discover.roots(),
         resolvers=discover.resolvers(Path("/etc/resolv.conf").read_text(errors="replace")),
         exporter=port + _INSIDE,
         prometheus=port + _INSIDE + 1,
@@ -177,7 +217,20 @@ def _site(settings: Settings, root: Path, profile: Profile, options: dict[str, A
         s3=options["s3"],
         s3_port=port + _INSIDE + 3,
         sync=dict(_pair(text, "SOURCE") for text in options["syncs"]),
+        store=str(options["store"].absolute()) if options["store"] else None,
+        owner=_owner(root),
+        client_ca=str(options["ca"].absolute()) if options["ca"] else None,
     )
+
+
+def _owner(root: Path) -> str:
+    """Return whom the directory belongs to, or will."""
+    import os
+
+    if not root.exists():
+        return f"{os.geteuid()}:{os.getegid()}"
+    told = root.stat()
+    return f"{told.st_uid}:{told.st_gid}"
 
 
 def _indexes(settings: Settings, profile: Profile, options: dict[str, Any]) -> list[Index]:
@@ -191,10 +244,11 @@ def _hf(profile: Profile, options: dict[str, Any]) -> HuggingFace | None:
     from envcheck.mirrors.site.model import HuggingFace
 
     tokens, port = options["hf_tokens"], options["port"]
-    if not options["hf"]:
+    if not options["hf"] and not options["store"]:
         return None
     where = str(tokens.absolute()) if tokens else None
-    return HuggingFace(port=port + 1, inner=port + _INSIDE + 2, endpoint=profile.hf.endpoint, tokens=where)
+    inner = port + _INSIDE + 2 if options["hf"] else 0
+    return HuggingFace(port=port + 1, inner=inner, endpoint=profile.hf.endpoint, tokens=where)
 
 
 def _registries(given: tuple[str, ...], port: int) -> list[Registry]:
@@ -221,11 +275,9 @@ def _pair(text: str, what: str) -> tuple[str, str]:
 
 
 def _client(profile: Profile) -> Any:
-    from envcheck.mirrors.http import Client
+    from envcheck.mirrors import hub
 
-    return Client(
-        ca=Path(profile.ca) if profile.ca else None, netrc_file=Path(profile.netrc) if profile.netrc else None
-    )
+    return hub.client(profile)
 
 
 def _pages(settings: Settings) -> list[str]:

@@ -58,11 +58,14 @@ def nginx(headers: Mapping[str, Mapping[str, str]]) -> dict[str, bytes]:
         "# `root TREE/hf` that includes models.conf: what HF_ENDPOINT names.",
         "map_hash_max_size 65536;",
         "map_hash_bucket_size 1024;",
+    ]
+    variables = [
+        "# Included in `http` by a mirror site, which has hash sizes of its own.",
         f'map $http_accept $envcheck_page {{ default "index.html"; "~{_escaped(JSON)}" "index.json"; }}',
     ]
     for name, short in _HEADERS.items():
         values = [f"  {_quoted(path)} {_quoted(told[name])};" for path, told in rows.items()]
-        maps += [f"map $uri $envcheck_{short} {{", '  default "";', *values, "}"]
+        variables += [f"map $uri $envcheck_{short} {{", '  default "";', *values, "}"]
     packages = [
         "location ~ ^/(simple|whl)/(.*/)?$ {",
         f"  types {{ text/html html; {JSON} json; }}",
@@ -78,7 +81,7 @@ def nginx(headers: Mapping[str, Mapping[str, str]]) -> dict[str, bytes]:
         *(f"  add_header {name} $envcheck_{short};" for name, short in _HEADERS.items()),
         "}",
     ]
-    files = {"maps": maps, "packages": packages, "models": models}
+    files = {"maps": [*maps, *variables[1:]], "variables": variables, "packages": packages, "models": models}
     return {f"nginx/{name}.conf": "\n".join([*lines, ""]).encode() for name, lines in files.items()}
 
 

@@ -5,7 +5,9 @@ Each process has a file of its own that says its number and when it began, so th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import os
 import shlex
 import shutil
@@ -15,7 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.site.model import Site
@@ -23,6 +25,8 @@ from envcheck.mirrors.site.parts import Part, parts
 
 State = Literal["running", "silent", "ended", "not started", "not installed"]
 _SECONDS: Final = 30.0
+# The first that takes an env_file that may be absent.
+_COMPOSE: Final = (2, 24)
 _STEP: Final = 0.05
 
 
@@ -38,21 +42,38 @@ class Status:
 
 
 def up(site: Site) -> list[Status]:
-    """Start every part that is installed and not running. Raise UnavailableError where one does not come up."""
-    began = []
-    for part in parts(site):
-        program = _program(part)
-        if _pid(site, part) is not None or program is None:
-            continue
-        _refuse_taken(part)
-        began.append(part)
-        try:
+    """Start every part that does not run. Raise UnavailableError where one is not installed or does not come up.
+
+    Then nothing that this call started is left running.
+    """
+    _refuse_missing(site)
+    with contextlib.ExitStack() as began:
+        for part in parts(site):
+            program = _program(part)
+            if _pid(site, part) is not None or program is None:
+                continue
+            _refuse_taken(part)
+            began.callback(_end, site, part)
             _start(site, part, program)
-        except UnavailableError:
-            for one in reversed(began):
-                _end(site, one)
-            raise
+        began.pop_all()
     return status(site)
+
+
+def reload(site: Site) -> None:
+    """Have nginx read its configuration, its certificates and what was published anew, nobody's download broken off.
+
+    Raise ConfigError where nginx does not take it: it then goes on as it was.
+    """
+    part = next(part for part in parts(site) if part.name == "nginx")
+    pid, program = _pid(site, part), _program(part)
+    if pid is None or program is None:
+        message = "nginx does not run"
+        raise UnavailableError(message, fix=f"run `envcheck mirror site up {site.root}`")
+    judged = subprocess.run([*_argv(site, part, program), "-t"], capture_output=True, text=True, check=False)
+    if judged.returncode != 0:
+        message = f"nginx does not take it: {judged.stderr.strip().splitlines()[0]}"
+        raise ConfigError(message, fix="mend it, or render it anew; until then it goes on as it was")
+    os.kill(pid, signal.SIGHUP)
 
 
 def down(site: Site) -> list[str]:
@@ -67,11 +88,51 @@ def status(site: Site) -> list[Status]:
 
 def compose(site: Site, *arguments: str) -> int:
     """Run docker compose on the site, what it says going where ours does; return its exit code."""
-    if shutil.which("docker") is None:
+    return subprocess.run(_compose(site, *arguments), check=False, stdin=subprocess.DEVNULL).returncode
+
+
+def composed(site: Site) -> list[Status]:
+    """Return what each part is doing that docker compose has started."""
+    done = subprocess.run(
+        _compose(site, "ps", "--all", "--format", "json"), capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        message = f"docker compose says nothing of the site: {done.stderr.strip()[-200:]}"
+        raise UnavailableError(message, fix="see `docker compose ps`")
+    states = {one["Service"]: one["State"] for one in _services(done.stdout)}
+    return [Status(p.name, _contained(p, states.get(p.name)), p.port, p.needs, p.optional) for p in parts(site)]
+
+
+def _services(text: str) -> list[dict[str, Any]]:
+    """Return compose's services: a line each since 2.21, a list before."""
+    read = [json.loads(line) for line in text.splitlines() if line.strip()]
+    return [one for item in read for one in (item if isinstance(item, list) else [item])]
+
+
+def _contained(part: Part, state: str | None) -> State:
+    if state is None:
+        return "not started"
+    if state != "running":
+        return "ended"
+    return "running" if _answers(part) else "silent"
+
+
+def _compose(site: Site, *arguments: str) -> list[str]:
+    leave = "leave --compose out: the same parts run as plain processes"
+    docker = shutil.which("docker")
+    if docker is None:
         message = "no docker on this machine"
-        raise UnavailableError(message, fix="leave --compose out: the same parts run as plain processes")
-    command = ["docker", "compose", "-f", f"{site.root}/compose.yaml", "-p", "envcheck-mirror", *arguments]
-    return subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
+        raise UnavailableError(message, fix=leave)
+    told = subprocess.run([docker, "compose", "version", "--short"], capture_output=True, text=True, check=False)
+    version = told.stdout.strip().removeprefix("v")
+    if told.returncode != 0 or not version:
+        message = "this docker has no compose plugin"
+        raise UnavailableError(message, fix=f"install docker-compose-plugin, or {leave}")
+    numbers = [int(digits) for digits in version.split(".")[:2] if digits.isdecimal()]
+    if tuple(numbers) < _COMPOSE:
+        message = f"docker compose {version} is too old for the site's file"
+        raise UnavailableError(message, fix=f"install 2.24 or newer, or {leave}")
+    return [docker, "compose", "-f", f"{site.root}/compose.yaml", "-p", "envcheck-mirror", *arguments]
 
 
 def _program(part: Part) -> str | None:
@@ -87,6 +148,7 @@ def _start(site: Site, part: Part, program: str) -> None:
         process = subprocess.Popen(
             _argv(site, part, program),
             cwd=site.root,
+            env={**os.environ, **dict(part.environment)},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -104,9 +166,21 @@ def _start(site: Site, part: Part, program: str) -> None:
 def _argv(site: Site, part: Part, program: str) -> list[str]:
     argv = [program, *part.argv[1:]]
     if part.name == "nginx" and os.geteuid() == 0:
-        # Its workers must reach what lies below the site: they run as whoever owns it.
-        argv[-1] += f" user {Path(site.root).owner()};"
+        # Its workers must reach what lies below the site: they run as whoever owns it, if that one has a name.
+        with contextlib.suppress(KeyError):
+            argv[-1] += f" user {Path(site.root).owner()};"
     return argv
+
+
+def _refuse_missing(site: Site) -> None:
+    missing = [part for part in parts(site) if not part.optional and _program(part) is None]
+    if missing:
+        names = ", ".join(dict.fromkeys(part.needs for part in missing))
+        without = {"olah": "--no-hf", "rclone": "--s3 left out"}
+        fewer = [without[part.name] for part in missing if part.name in without]
+        fix = f"install it{', or render with ' + ', '.join(fewer) if fewer else ''}; or --compose"
+        message = f"not on this machine: {names}; nothing was started"
+        raise UnavailableError(message, fix=fix)
 
 
 def _refuse_taken(part: Part) -> None:

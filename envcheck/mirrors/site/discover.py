@@ -79,16 +79,24 @@ def disk(root: Path) -> tuple[int, int]:
     return int(size * (1 - 2 * _KEPT_FREE)), int(size * _KEPT_FREE)
 
 
-def roots(profile: Profile) -> str:
-    """Return the PEM bundle that upstream certificates are checked against: the profile's, else this machine's."""
-    if profile.ca:
-        return profile.ca
-    told = ssl.get_default_verify_paths()
-    found = next((path for path in (told.cafile, *_BUNDLES) if path and Path(path).is_file()), None)
+def bundle(profile: Profile) -> str:
+    """Return this machine's roots, where it has any, and the profile's own beside them, PEM."""
+    files = [path for path in (_machine_roots(), profile.ca) if path]
+    return "".join(f"{Path(path).read_text().rstrip()}\n" for path in files)
+
+
+def roots() -> str:
+    """Return the PEM bundle of this machine's roots, which upstream certificates are checked against."""
+    found = _machine_roots()
     if found is None:
         message = "no certificates of authorities on this machine"
         raise ConfigError(message, fix="install ca-certificates, or name a bundle under `ca:` in a mirror profile")
     return found
+
+
+def _machine_roots() -> str | None:
+    told = ssl.get_default_verify_paths()
+    return next((path for path in (told.cafile, *_BUNDLES) if path and Path(path).is_file()), None)
 
 
 def resolvers(text: str) -> list[str]:

@@ -18,6 +18,7 @@ SCHEMA: Final = "envcheck/site/1"
 _UNSAFE: Final = re.compile(r"[\"'$\\;{}#%\s]")
 _URL: Final = re.compile(r"https?://[^/@]+(/.*)?")
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+_SOURCE: Final = re.compile(r"rsync://[^/@]+/.+|/.+|(?!.*://)[^/:-][^/:]*::?[^@]+")
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +60,10 @@ class Registry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HuggingFace(msgspec.Struct, frozen=True, kw_only=True):
-    """The Hugging Face server behind nginx; no `endpoint` means olah's own default. `tokens` is a file of nginx's."""
+    """Where the site has models. `inner` is olah's port, 0 where there is none: what the store has is then all.
+
+    No `endpoint` means olah's own default. `tokens` is a file of nginx's.
+    """
 
     port: int
     inner: int
@@ -78,7 +82,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is rendered. `root` holds configuration, caches and logs; sizes are bytes.
 
     `ca` is what upstream certificates are checked against; `resolvers` are asked for upstream names at run time, so
-    that nginx starts also where no upstream can be reached. `users` is an htpasswd file, `allow` networks.
+    that nginx starts also where no upstream can be reached. `users` is an htpasswd file, `allow` networks. `store` is
+    a store whose published tree is served; `owner` is whom the directory belongs to, uid:gid; `client_ca` is what its
+    clients trust.
     """
 
     root: str
@@ -100,6 +106,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     s3: str | None = None
     s3_port: int = 0
     sync: dict[str, str] = {}
+    store: str | None = None
+    owner: str = "0:0"
+    client_ca: str | None = None
     schema: str = SCHEMA
 
     @property
@@ -112,6 +121,11 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         """Return every origin that files are taken from: the indexes' own and those that their pages link to."""
         found = [one for index in self.indexes for one in (index.origin, *index.links)]
         return list(dict.fromkeys(found))
+
+    def at(self, port: int) -> str:
+        """Return where its clients reach one of its ports."""
+        name = f"[{self.name}]" if ":" in self.name else self.name
+        return f"{self.scheme}://{name}:{port}"
 
 
 def origin(url: str) -> str:
@@ -130,7 +144,7 @@ def checked(site: Site) -> Site:
     texts = [site.root, site.name, site.ca, *site.origins, *(index.url for index in site.indexes)]
     texts += [site.users or "", *(registry.url for registry in site.registries), (site.hf and site.hf.endpoint) or ""]
     texts += [site.tls.certificate, site.tls.key] if site.tls else []
-    texts += [(site.hf and site.hf.tokens) or "", site.s3 or "", *site.sync.values()]
+    texts += [(site.hf and site.hf.tokens) or "", site.s3 or "", *site.sync.values(), site.store or ""]
     for text in texts:
         if _UNSAFE.search(text):
             message = f"{text!r}: a blank or one of \"'$\\;{{}}#% in a path or URL of the site"
@@ -144,11 +158,22 @@ def checked(site: Site) -> Site:
         if not _NAME.fullmatch(name):
             message = f"{name!r} is no name for a part of the site"
             raise ConfigError(message, fix="use letters, digits, dots and dashes")
+    _checked_sources(site)
     if site.users and site.hf and not site.hf.tokens:
         message = "with --users, and Hugging Face open to everyone: hf sends no user and password"
         raise ConfigError(message, fix="give --hf-tokens FILE too, or --no-hf")
     _checked_networks(site)
     return site
+
+
+def _checked_sources(site: Site) -> None:
+    for name, source in site.sync.items():
+        if not _SOURCE.fullmatch(source):
+            message = f"the source of {name} is nothing that rsync copies from, or has a password in it"
+            raise ConfigError(message, fix="write rsync://HOST/MODULE/PATH, HOST:PATH or /PATH")
+        if name == "store":
+            message = "a tree called store: there is what `envcheck store publish` made"
+            raise ConfigError(message, fix="choose another name for the copy")
 
 
 def _checked_networks(site: Site) -> None:
@@ -165,7 +190,7 @@ def _checked_networks(site: Site) -> None:
 
 def ports(site: Site) -> list[int]:
     """Return every port that the site's parts listen on."""
-    hf = [site.hf.port, site.hf.inner] if site.hf else []
+    hf = [port for port in (site.hf.port, site.hf.inner) if port] if site.hf else []
     registries = [port for one in site.registries for port in (one.port, one.inner, one.debug)]
     return [site.port, *hf, *registries, site.exporter, site.prometheus, *([site.s3_port] if site.s3 else [])]
 

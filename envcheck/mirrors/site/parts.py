@@ -19,7 +19,7 @@ class Part:
     optional: bool = False
     build: str = ""
     reads: tuple[str, ...] = ()
-
+    environment: tuple[tuple[str, str], ...] = ()
     address: str = "127.0.0.1"
     program: str = ""
 
@@ -41,14 +41,14 @@ class Task:
 
 def parts(site: Site) -> list[Part]:
     """Return every process of a site, in the order they are started: nginx last, as what it stands before is up."""
-    hf = [_olah(site)] if site.hf else []
+    hf = [_olah(site)] if site.hf and site.hf.inner else []
     s3 = [_rclone(site)] if site.s3 else []
     behind = [*(_registry(site, one) for one in site.registries), *hf, *s3]
     return [*behind, _exporter(site), _prometheus(site), _nginx(site)]
 
 
 def _nginx(site: Site) -> Part:
-    named = [site.ca, site.users, site.hf.tokens if site.hf else None]
+    named = [site.ca, site.users, site.hf.tokens if site.hf else None, site.store]
     named += [site.tls.certificate, site.tls.key] if site.tls else []
     argv = ("nginx", "-p", site.root, "-e", f"{site.root}/logs/error.log", "-c", f"{site.root}/nginx/nginx.conf")
     return Part(
@@ -70,21 +70,41 @@ def _registry(site: Site, registry: Registry) -> Part:
         program="registry",
         needs="the distribution registry (docker-registry)",
         image="${REGISTRY_IMAGE:-registry:2.8.3}",
+        reads=(site.ca,),
+        environment=_trusting(site),
     )
+
+
+def _trusting(site: Site) -> tuple[tuple[str, str], ...]:
+    """Return what makes Go's and Python's TLS check upstreams against the site's roots."""
+    return (("SSL_CERT_FILE", site.ca),)
 
 
 def _olah(site: Site) -> Part:
     inner = site.hf.inner if site.hf else 0
     argv = ("olah-cli", "-c", f"{site.root}/olah/olah.toml", "--log-path", f"{site.root}/logs/olah")
     return Part(
-        name="olah", argv=argv, port=inner, needs="olah (pip)", image="envcheck-mirror-olah", build="olah==0.5.4"
+        name="olah",
+        argv=argv,
+        port=inner,
+        needs="olah (pip)",
+        image="${OLAH_IMAGE:-envcheck-mirror-olah}",
+        build="olah==0.5.4",
+        reads=(site.ca,),
+        environment=_trusting(site),
     )
 
 
 def _rclone(site: Site) -> Part:
     argv = ("rclone", "serve", "http", f"cold:{site.s3}", "--addr", f"127.0.0.1:{site.s3_port}", "--read-only")
     return Part(
-        name="rclone", argv=argv, port=site.s3_port, needs="rclone", image="${RCLONE_IMAGE:-rclone/rclone:1.68}"
+        name="rclone",
+        argv=argv,
+        port=site.s3_port,
+        needs="rclone",
+        image="${RCLONE_IMAGE:-rclone/rclone:1.68}",
+        reads=(site.ca,),
+        environment=_trusting(site),
     )
 
 
@@ -123,7 +143,7 @@ def tasks(site: Site) -> list[Task]:
     # $$ is how systemd writes $.
     reopened = f"/bin/sh -c 'kill -USR1 $$(cat {root}/run/nginx.pid)'"
     return [
-        *(_sync(site, name, source) for name, source in site.sync.items()),
+        *(_sync(site, name) for name in site.sync),
         Task("audit", "the caches against the locks", "daily", (f"/usr/bin/env envcheck mirror audit {root}",)),
         *([_cold(site)] if site.s3 else []),
         Task("sweep", "what a killed nginx left", "hourly", (orphans,)),
@@ -137,7 +157,5 @@ def _cold(site: Site) -> Task:
     return Task("cold", "the trees into the object store", "daily", (copy,))
 
 
-def _sync(site: Site, name: str, source: str) -> Task:
-    to, lock = f"{site.root}/public/static/{name}/", f"{site.root}/run/sync-{name}.lock"
-    copy = f"/usr/bin/flock -n {lock} /usr/bin/rsync -a --delay-updates --delete-after --timeout=600 {source}/ {to}"
-    return Task(f"sync-{name}", f"a copy of {name}", "daily", (copy, f"/usr/bin/touch {site.root}/state/sync/{name}"))
+def _sync(site: Site, name: str) -> Task:
+    return Task(f"sync-{name}", f"a copy of {name}", "daily", (f"/bin/sh {site.root}/sync/{name}.sh",))

@@ -31,8 +31,33 @@ def render(site: Site) -> dict[str, str]:
     files |= {path: rendered(template, {**context, **more}) for path, template, more in _each(site)}
     files["exporter/exporter.py"] = inspect.getsource(exporter)
     files["grafana/dashboard.json"] = dashboard()
-    files["site.json"] = msgspec.json.format(msgspec.json.encode(site)).decode() + "\n"
+    files["client.yaml"] = _pretty(client(site))
+    files["site.json"] = _pretty(site)
     return dict(sorted(files.items()))
+
+
+def client(site: Site) -> dict[str, Any]:
+    """Return the mirror profile of the site's clients, for `envcheck mirror show` and `--mirror`."""
+    near, base = {index.part for index in site.indexes}, site.at(site.port)
+    lists: dict[str, list[str]] = {
+        "pypi": [f"{base}/pypi/simple"] if "pypi" in near else [],
+        "pytorch": [f"{base}/pytorch/whl/{{variant}}"] if "pytorch" in near else [],
+    }
+    if site.store:
+        lists["pypi"].append(f"{base}/static/store/simple")
+        lists["pytorch"].append(f"{base}/static/store/whl/{{variant}}")
+    told: dict[str, Any] = {"name": "mirror-site"}
+    told |= {part: [{"url": url} for url in urls] for part, urls in lists.items() if urls}
+    if site.hf:
+        told["hf"] = {"endpoint": site.at(site.hf.port), "token": "allow" if site.hf.tokens else "never"}
+    if site.registries:
+        plain = 0 if site.tls is None else len("https://")
+        told["registries"] = {one.name: [site.at(one.port)[plain:]] for one in site.registries}
+    return {**told, "ca": site.client_ca} if site.client_ca else told
+
+
+def _pretty(value: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
 
 
 def _context(site: Site) -> dict[str, Any]:
@@ -50,12 +75,17 @@ def _each(site: Site) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield path, template and what it needs besides, of what there may be several or none of."""
     for part in parts(site):
         yield f"systemd/envcheck-mirror-{part.name}.service", "site/service.j2", {"part": part}
+    for name, source in site.sync.items():
+        yield f"sync/{name}.sh", "site/sync.sh.j2", {"name": name, "source": source}
+    if site.store:
+        yield "systemd/envcheck-mirror-store.service", "site/store.service.j2", {}
+        yield "systemd/envcheck-mirror-store.path", "site/store.path.j2", {}
     for task in tasks(site):
         yield f"systemd/envcheck-mirror-{task.name}.service", "site/task.service.j2", {"task": task}
         yield f"systemd/envcheck-mirror-{task.name}.timer", "site/task.timer.j2", {"task": task}
     for registry in site.registries:
         yield f"registry/{registry.name}.yml", "site/registry.yml.j2", {"registry": registry}
-    if site.hf:
+    if site.hf and site.hf.inner:
         yield "olah/olah.toml", "site/olah.toml.j2", {}
 
 

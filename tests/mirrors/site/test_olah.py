@@ -52,7 +52,7 @@ def served(tmp_path: Path, nginx: str, authority: Authority) -> Iterator[Served]
         pytest.skip("no huggingface_hub: set ENVCHECK_TEST_HUB, or use `make test`, which installs it")
     assert nginx
     hub, site, port = Hub(), tmp_path / "site", free_ports(130)
-    hub.rows = [{**row, "lfs": {**row["lfs"], "pointerSize": 132}} if "lfs" in row else row for row in hub.rows]
+    hub.rows[:] = [{**row, "lfs": {**row["lfs"], "pointerSize": 132}} if "lfs" in row else row for row in hub.rows]
     threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     (tmp_path / "tokens").write_text(f'"Bearer {TOKEN}" 1;\n')
     (tmp_path / "site.yaml").write_text(f"hf: {{endpoint: {hub.url}}}\n")

@@ -1,0 +1,133 @@
+"""A site rendered over an earlier one: what is stale goes, what a person changed or put there stays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from envcheck.errors import ConfigError
+from envcheck.mirrors.site.files import write
+from tests.mirrors.site.conftest import envcheck
+
+SMALL = ("--no-pytorch", "--link", "https://x.example")
+
+
+def rendered(site: Path, *options: str) -> str:
+    """Render a site as a user does, and return what was said."""
+    done = envcheck("mirror", "site", "render", str(site), *SMALL, *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def files(site: Path) -> set[str]:
+    return {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file()}
+
+
+def test_a_render_with_other_options_leaves_nothing_of_the_earlier_one(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    more = ("--registry", "docker.io=https://registry.example", "--sync", "main=rsync://other.example/main")
+    rendered(first, *more)
+    for name in ("cache/files/a", "logs/access.json", "public/static/main", "systemd/mine.conf"):
+        (first / name).write_text("mine")
+    assert "systemd/envcheck-mirror-registry-docker.io.service" in files(first)
+    assert "4 of an earlier render removed" not in rendered(first, *more)
+    assert "removed" in rendered(first, "--no-hf")
+    rendered(second, "--no-hf")
+    mine = {"cache/files/a", "logs/access.json", "public/static/main", "systemd/mine.conf"}
+    assert files(first) == files(second) | mine
+    assert not (first / "registry").exists()
+    assert not (first / "olah").exists()
+
+
+def test_what_a_person_edited_is_kept_and_said(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    rendered(site)
+    conf, olah = site / "nginx/nginx.conf", site / "olah/olah.toml"
+    made = conf.read_text()
+    for path in (conf, olah):
+        path.write_text(path.read_text() + "# mine\n")
+    said = rendered(site, "--no-hf")
+    assert (site / "nginx/nginx.conf.edited").read_text() == made + "# mine\n"
+    assert (site / "olah/olah.toml.edited").read_text().endswith("# mine\n")
+    assert "# mine" not in conf.read_text()
+    assert not olah.exists()
+    assert f"{conf} was edited: it is {conf}.edited now" in said
+    assert f"{olah} was edited" in said
+    assert "was edited" not in rendered(site, "--no-hf")
+    conf.write_text("# again\n")
+    rendered(site, "--no-hf")
+    assert (site / "nginx/nginx.conf.edited1").read_text() == "# again\n"
+    assert (site / "nginx/nginx.conf.edited").read_text() == made + "# mine\n"
+
+
+def test_a_site_of_before_there_were_manifests_loses_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "site", {"site.json": "{}", "old": "1"})
+    (tmp_path / "site/rendered.json").unlink()
+    told = write(tmp_path / "site", {"site.json": "{}", "old": "2", "new": "3"})
+    assert (told.removed, told.kept) == ([], {"old": "old.edited"})
+
+
+@pytest.mark.parametrize("told", ["", "[]", '{"../outside": "0", "inside": "0"}'])
+def test_a_manifest_that_says_something_else_removes_nothing_outside(tmp_path: Path, told: str) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    write(tmp_path / "site", {"site.json": "{}", "inside": "1"})
+    (tmp_path / "site/rendered.json").write_text(told)
+    write(tmp_path / "site", {"site.json": "{}"})
+    assert outside.read_text() == "mine"
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(ConfigError, match="holds no mirror site"):
+        write(tmp_path, {"site.json": "{}"})
+
+
+@pytest.mark.parametrize(("given", "size"), [("10g", 10**10), ("500m", 5 * 10**8), ("1.5T", 15 * 10**11), ("7", 7)])
+def test_sizes_are_what_people_write(tmp_path: Path, given: str, size: int) -> None:
+    rendered(tmp_path / "site", "--cache-size", given, "--min-free", "0")
+    told = json.loads((tmp_path / "site/site.json").read_text())
+    assert (told["cache_size"], told["min_free"]) == (size, 0)
+    assert f"max_size={size} min_free=0 " in (tmp_path / "site/nginx/nginx.conf").read_text()
+
+
+@pytest.mark.parametrize("given", ["0", "10x", "-1", "many", "1e9", "nan"])
+def test_what_is_no_size_is_one_line(tmp_path: Path, given: str) -> None:
+    done = envcheck("mirror", "site", "render", str(tmp_path / "site"), *SMALL, "--cache-size", given)
+    assert (done.returncode, "is no size" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+    assert not (tmp_path / "site").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("main=https://other.example/main", "nothing that rsync copies from"),
+        ("store=/srv/tree", "a tree called store"),
+        ("main=-e", "nothing that rsync copies from"),
+        ("main=me:c4nary@other.example::main", "has a password"),
+    ],
+)
+def test_a_source_that_rsync_does_not_take_is_one_line(tmp_path: Path, option: str, says: str) -> None:
+    done = envcheck("mirror", "site", "render", str(tmp_path / "site"), *SMALL, "--sync", option)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert says in done.stderr
+    assert "c4nary" not in done.stderr
+
+
+def test_clients_have_a_profile_of_the_site(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n")
+    site, more = tmp_path / "site", ("--registry", "docker.io=https://registry.example", "--port", "9000")
+    rendered(site, *more, "--ca", str(tmp_path / "ca.pem"), "--store", str(tmp_path / "store"))
+    said = {
+        form: envcheck("mirror", "show", str(site / "client.yaml"), "--format", form)
+        for form in ("pip", "uv", "hf", "daemon", "buildkitd", "registries")
+    }
+    assert {form: done.returncode for form, done in said.items()} == dict.fromkeys(said, 0), said
+    assert "http://127.0.0.1:9000/pypi/simple" in said["pip"].stdout
+    assert "http://127.0.0.1:9000/static/store/simple" in (site / "client.yaml").read_text()
+    assert "http://127.0.0.1:9001" in said["hf"].stdout
+    assert '"http://127.0.0.1:9002"' in said["daemon"].stdout
+    assert 'mirrors = ["127.0.0.1:9002"]' in said["buildkitd"].stdout
+    assert 'location = "127.0.0.1:9002"' in said["registries"].stdout

@@ -1,0 +1,232 @@
+"""What `envcheck store publish` makes, served by the site's nginx to real pip, uv, huggingface_hub and transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uv
+
+from envcheck.mirrors import hf, publish, versions
+from envcheck.mirrors.contents import Contents, Wheel
+from envcheck.mirrors.store import Store
+from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, REPO, Hub, sha256
+from tests.mirrors.site.conftest import Authority, envcheck
+from tests.mirrors.site.upstreams import free_ports, get, wheel
+
+pytestmark = pytest.mark.tools
+TOKEN = "right"  # noqa: S105 (a test's)
+OWN = "site/own"
+USED = f"""
+import hashlib, json, pathlib
+from huggingface_hub import HfApi, snapshot_download
+from transformers import AutoConfig, AutoTokenizer
+at = pathlib.Path(snapshot_download({OWN!r}))
+words = AutoTokenizer.from_pretrained({OWN!r})("hello world")["input_ids"]
+digest = hashlib.sha256((at / {LARGE!r}).read_bytes()).hexdigest()
+print(json.dumps([at.name, digest, AutoConfig.from_pretrained({OWN!r}).hidden_size, len(words)]))
+print(HfApi().verify_repo_checksums({OWN!r}).mismatches)
+"""
+
+
+def filled(store: Store, made: Path) -> Contents:
+    """Put two wheels and a model into a store; return them as they are published."""
+    wheels = [_wheel(store, wheel(made, "alpha")), _wheel(store, wheel(made, "torch", "2.8.0+cpu"), "pytorch/cpu")]
+    return Contents(wheels=wheels, models=[_model(store, OWN)], branches={f"{OWN}@main": COMMIT})
+
+
+def _wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:
+    digest, size = sha256(path.read_bytes()), path.stat().st_size
+    with zipfile.ZipFile(path) as archive:
+        metadata = archive.read(next(name for name in archive.namelist() if name.endswith("/METADATA")))
+    store.adopt(path, digest)
+    told = store.add(metadata, f"{path.name}.metadata")
+    return Wheel(name=path.name, sha256=digest, size=size, index=index, metadata=told)
+
+
+def _model(store: Store, repo: str) -> hf.Revision:
+    files = [
+        hf.Entry(
+            path=path,
+            size=len(content),
+            sha256=store.add(content, Path(path).name),
+            sha1=None if path == LARGE else hf.git_sha1(content),
+        )
+        for path, content in FILES.items()
+    ]
+    return hf.Revision(repo=repo, revision=COMMIT, files=files)
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """A running site before a store; its clients trust a private authority."""
+
+    root: Path
+    store: Store
+    port: int
+    ca: Path
+
+    @property
+    def packages(self) -> str:
+        """Return where its packages are."""
+        return f"https://127.0.0.1:{self.port}/static/store"
+
+    @property
+    def models(self) -> str:
+        """Return what HF_ENDPOINT names."""
+        return f"https://127.0.0.1:{self.port + 1}"
+
+    def published(self, contents: Contents, repo: str = OWN) -> None:
+        """Publish, and have nginx read what was published; wait until it has read of a model."""
+        versions.publish(self.store, contents, keep=2)
+        done = envcheck("mirror", "site", "reload", str(self.root))
+        assert (done.returncode, done.stderr) == (0, "")
+        path = f"{self.models}/{repo}/resolve/main/config.json"
+        for _ in range(100):
+            if get(path, self.ca, Authorization=f"Bearer {TOKEN}")[0] == 200:
+                return
+            time.sleep(0.05)
+        raise AssertionError(path)
+
+    def run(self, home: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a client with nothing of this machine's configuration."""
+        plain = {"PATH": "/usr/bin:/bin", "HOME": str(home), "PIP_CONFIG_FILE": "/dev/null", "UV_NO_CONFIG": "1"}
+        plain |= {"SSL_CERT_FILE": str(self.ca), "PIP_CERT": str(self.ca), "no_proxy": "*", **environment}
+        return subprocess.run(command, env=plain, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def served(tmp_path: Path, nginx: str, authority: Authority, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """Return a site with a store that holds nothing yet; olah stands behind it where the test names an endpoint."""
+    assert nginx
+    root, port, behind = tmp_path / "site", free_ports(130), getattr(request, "param", False)
+    hub = Hub()
+    hub.rows[:] = [{**row, "lfs": {**row["lfs"], "pointerSize": 132}} if "lfs" in row else row for row in hub.rows]
+    threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    (tmp_path / "tokens").write_text(f'"Bearer {TOKEN}" 1;\n')
+    (tmp_path / "profile.yaml").write_text(f"hf: {{endpoint: {hub.url}}}\n")
+    options = ["--profile", str(tmp_path / "profile.yaml"), "--no-pytorch", "--link", "https://x.example"]
+    options += ["--tls", str(authority.certificate), str(authority.key), "--hf-tokens", str(tmp_path / "tokens")]
+    options += ["--port", str(port), "--min-free", "0", "--store", str(tmp_path / "store")]
+    options += [] if behind else ["--no-hf"]
+    done = envcheck("mirror", "site", "render", str(root), *options)
+    assert done.returncode == 0, done.stderr
+    path = f"{Path(os.environ.get('ENVCHECK_TEST_HUB', '/')).parent}:{os.environ['PATH']}"
+    try:
+        done = envcheck("mirror", "site", "up", str(root), PATH=path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield Served(root, Store(tmp_path / "store"), port, authority.ca)
+    finally:
+        envcheck("mirror", "site", "down", str(root))
+        hub.shutdown()
+        hub.server_close()
+
+
+@pytest.fixture
+def hub_python() -> str:
+    """Return the interpreter that has huggingface_hub."""
+    python = os.environ.get("ENVCHECK_TEST_HUB")
+    if not python:
+        pytest.skip("no huggingface_hub: set ENVCHECK_TEST_HUB, or use `make test`, which installs it")
+    return python
+
+
+def test_pip_and_uv_install_what_was_published(served: Served, tmp_path: Path) -> None:
+    assert get(f"{served.packages}/simple/alpha/", served.ca)[0] == 404  # it runs before anything is published
+    contents = filled(served.store, tmp_path / "made")
+    served.published(contents)
+    (tmp_path / "lock").write_text(f"alpha==1.0 --hash=sha256:{contents.wheels[0].sha256}\n")
+    (tmp_path / "torch").write_text(f"torch==2.8.0+cpu --hash=sha256:{contents.wheels[1].sha256}\n")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-cache-dir", "--no-deps"]
+    uv_pip = [uv.find_uv_bin(), "pip", "install", "--no-cache", "--python", sys.executable]
+    for name, command in {"pip": pip, "uv": uv_pip}.items():
+        for lock, index in {"lock": "simple", "torch": "whl/cpu"}.items():
+            to = ["--require-hashes", "--target", str(tmp_path / name), "-r", str(tmp_path / lock)]
+            done = served.run(tmp_path, *command, "--index-url", f"{served.packages}/{index}", *to)
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert sorted(path.name for path in (tmp_path / name).glob("*/__init__.py")) == ["__init__.py"] * 2
+    lines = [json.loads(line) for line in (served.root / "logs/access.json").read_text().splitlines()]
+    whole = [one for one in lines if one["status"] == 200]
+    assert {one["part"] for one in whole} == {"static", "hf"}
+    assert sum(one["uri"].endswith(".whl") for one in whole) == 4
+
+
+def test_pages_are_json_for_who_asks_and_else_html_and_metadata_is_there(served: Served, tmp_path: Path) -> None:
+    contents = filled(served.store, tmp_path / "made")
+    served.published(contents)
+    page = f"{served.packages}/simple/alpha/"
+    status, body, headers = get(page, served.ca, Accept=f"{publish.JSON}, text/html;q=0.01")
+    assert (status, headers["Content-Type"], headers["Vary"]) == (200, publish.JSON, "Accept")
+    file = json.loads(body)["files"][0]
+    status, body, headers = get(page, served.ca, Accept="text/html")
+    assert (status, headers["Content-Type"], b'href="../../files/' in body) == (200, "text/html", True)
+    assert get(f"{served.packages}/simple/", served.ca)[1].startswith(b"<!DOCTYPE html>")
+    wheel_at = f"{served.packages}/{file['url'].removeprefix('../../')}"
+    status, body, headers = get(f"{wheel_at}.metadata", served.ca)
+    assert (status, sha256(body)) == (200, file["core-metadata"]["sha256"])
+    status, body, headers = get(wheel_at, served.ca, Range="bytes=0-3")
+    assert (status, body, headers["Content-Type"]) == (206, b"PK\x03\x04", "application/octet-stream")
+    assert get(page, served.ca, "POST")[0] == 403
+
+
+def test_huggingface_hub_and_transformers_take_what_was_published(
+    served: Served, hub_python: str, tmp_path: Path
+) -> None:
+    served.published(filled(served.store, tmp_path / "made"))
+    asked = {"HF_ENDPOINT": served.models, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    done = served.run(tmp_path / "home", hub_python, "-c", USED, HF_TOKEN=TOKEN, **asked)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told, mismatches = done.stdout.splitlines()
+    assert json.loads(told) == [COMMIT, sha256(FILES[LARGE]), 8, 4]
+    assert mismatches == "[]"
+    refused = served.run(tmp_path / "other", hub_python, "-c", USED, HF_TOKEN="wrong", **asked)  # noqa: S106 (a test's)
+    assert refused.returncode != 0
+    assert get(f"{served.models}/{OWN}/resolve/main/config.json", served.ca)[0] == 401
+
+
+def test_a_model_whose_headers_nginx_has_not_read_is_not_served_without_them(served: Served, tmp_path: Path) -> None:
+    contents = filled(served.store, tmp_path / "made")
+    served.published(contents)
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    late = Contents(models=[_model(served.store, "site/late")], branches={"site/late@main": COMMIT})
+    versions.publish(served.store, late, keep=2)
+    status, _, headers = get(f"{served.models}/site/late/resolve/main/config.json", served.ca, **bearer)
+    assert (status, headers["X-Error-Code"]) == (404, "EntryNotFound")
+    served.published(contents, "site/late")
+    status, body, headers = get(f"{served.models}/site/late/resolve/main/{LARGE}", served.ca, **bearer)
+    assert (status, sha256(body), headers["X-Repo-Commit"]) == (200, sha256(FILES[LARGE]), COMMIT)
+    assert headers["ETag"] == f'"{sha256(FILES[LARGE])}"'
+
+
+@pytest.mark.parametrize("served", [True], indirect=True)
+def test_what_is_not_published_comes_from_olah_behind_it(served: Served, hub_python: str, tmp_path: Path) -> None:
+    served.published(filled(served.store, tmp_path / "made"))
+    asked = {"HF_ENDPOINT": served.models, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    for repo in (OWN, REPO):
+        script = f"from huggingface_hub import snapshot_download as s; print(open(s({repo!r}) + '/vocab.txt').read())"
+        done = served.run(tmp_path / "home", hub_python, "-c", script, HF_TOKEN=TOKEN, **asked)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "hello" in done.stdout
+    shutil.rmtree(served.store.root / "versions")  # what was published is gone, and what olah has is not
+    assert get(f"{served.models}/{REPO}/resolve/main/vocab.txt", served.ca, Authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+def test_a_configuration_that_nginx_does_not_take_is_said_and_the_old_one_goes_on(served: Served) -> None:
+    conf = served.root / "nginx/nginx.conf"
+    conf.write_text(conf.read_text().replace("http {", "http { nonsense on;"))
+    done = envcheck("mirror", "site", "reload", str(served.root))
+    assert (done.returncode, done.stderr.count("\n"), "nonsense" in done.stderr) == (2, 1, True), done.stderr
+    assert get(f"https://127.0.0.1:{served.port}/healthz", served.ca)[0] == 200
+    assert envcheck("mirror", "site", "down", str(served.root)).returncode == 0
+    done = envcheck("mirror", "site", "reload", str(served.root))
+    assert (done.returncode, done.stderr.count("\n"), "does not run" in done.stderr) == (3, 1, True)
