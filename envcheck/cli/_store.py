@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.images.pins import Lock
     from envcheck.images.spec import ImageSpec
-    from envcheck.mirrors import hf
-    from envcheck.mirrors.contents import Contents, Wheel
     from envcheck.mirrors.fetch.wanted import Means
     from envcheck.mirrors.profile import Profile
     from envcheck.mirrors.store import Store
@@ -46,6 +46,22 @@ def disk_errors(root: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def unwound() -> Iterator[None]:
+    """End by SIGTERM and SIGHUP as by an interrupt: what was begun is taken away first."""
+
+    def stop(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signals = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
+    before = [(number, signal.signal(number, stop)) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def bar(settings: Settings, title: str) -> Iterator[tuple[Callable[[str], None], Progress]]:
     """Give what hears which file is under way and what hears of its bytes: a bar on a terminal, else a line a file."""
 
@@ -72,11 +88,10 @@ def bar(settings: Settings, title: str) -> Iterator[tuple[Callable[[str], None],
 @contextlib.contextmanager
 def fetching(settings: Settings, profile: Profile) -> Iterator[Callable[[str], Means]]:
     """Give what returns the means to fetch a file of that name through the profile."""
+    from envcheck.mirrors import hub
     from envcheck.mirrors.fetch.wanted import Means
-    from envcheck.mirrors.http import Client
 
-    ca, netrc = (Path(path) if path else None for path in (profile.ca, profile.netrc))
-    client = Client(ca=ca, netrc_file=netrc)
+    client = hub.client(profile)
     with bar(settings, "") as (say, progress):
 
         def means(name: str) -> Means:
@@ -99,75 +114,13 @@ def prefetched(
 
     store, python = open_store(root), spec.cell.python
     locks: list[Lock] = [*spec.locks, *([] if engine == "venv" else [tool_lock()])]
-    with disk_errors(store.root):
-        if fetch:
-            with fetching(settings, profile) as means:
-                prefetch.bring(store, locks, python, profile, means)
-        wheels = prefetch.held(store, locks, python)
-    with prefetch.viewed(store, wheels, profile) as only:
+    pins = [digest for lock in locks for pin in lock.pins for digest in pin.sha256]
+    with contextlib.ExitStack() as stack:
+        hold = store.held(pins, note=lambda text: click.echo(text, err=True)) if fetch else contextlib.nullcontext()
+        with disk_errors(store.root), hold:
+            if fetch:
+                with fetching(settings, profile) as means:
+                    prefetch.bring(store, locks, python, profile, means)
+            wheels = prefetch.held(store, locks, python)
+            only = stack.enter_context(prefetch.viewed(store, wheels, profile))
         yield only
-
-
-def gathered(
-    settings: Settings, store: Store, cells: tuple[str, ...], models: tuple[Path, ...], mirror: str
-) -> Contents:
-    """Return these cells and models as they are published, once all of them is in the store."""
-    from envcheck.images.spec import load_spec, select
-    from envcheck.matrix.load import load
-    from envcheck.mirrors import contents, hf
-    from envcheck.mirrors.load import load as load_profile
-
-    matrix = load(settings.matrix)
-    profile, found = load_profile(mirror), contents.Contents()
-    specs = [load_spec(matrix, cell, "runtime") for name in cells for cell in select(matrix, [name])]
-    with fetching(settings, profile) as means:
-        for spec in specs:
-            found = contents.merged(found, contents.Contents(wheels=_wheels(store, spec, profile, means)))
-        for path in models:
-            lock = hf.parse_lock(_read(path), str(path))
-            _model(store, lock, profile, means)
-            named = contents.Contents(models=[lock], branches={f"{lock.repo}@main": lock.revision})
-            found = contents.merged(found, named)
-    return found
-
-
-def _wheels(store: Store, spec: ImageSpec, profile: Profile, means: Callable[[str], Means]) -> list[Wheel]:
-    """Return a cell's wheels, and those of the envcheck that goes into its images."""
-    from envcheck.errors import ConfigError
-    from envcheck.images import prefetch
-    from envcheck.images.context import tool_lock
-    from envcheck.mirrors.describe import describe
-
-    if not spec.locks:
-        message = f"{spec.cell} has no lock"
-        raise ConfigError(message, fix=f"run `envcheck lock {spec.cell}` where its index can be reached")
-    locks = [*spec.locks, tool_lock()]
-    prefetch.bring(store, locks, spec.cell.python, profile, means)
-    held = prefetch.held(store, locks, spec.cell.python)
-    return [describe(store, one.sha256, one.name, one.index) for one in held]
-
-
-def _model(store: Store, lock: hf.Revision, profile: Profile, means: Callable[[str], Means]) -> None:
-    from envcheck.errors import UnavailableError
-    from envcheck.mirrors import hf
-    from envcheck.mirrors.fetch.wanted import Wanted
-
-    ref = hf.Reference(lock.kind, lock.repo, lock.revision)
-    for file in lock.files:
-        if store.has(str(file.sha256)):
-            continue
-        if profile.hf.endpoint is None:
-            message = f"{lock.repo}: {file.path} is not in the store, and the mirror profile names no hf.endpoint"
-            raise UnavailableError(message, fix="give --mirror a profile that names one")
-        url = hf.file_url(profile.hf.endpoint, ref, file.path)
-        store.put(Wanted((url,), str(file.sha256), file.size, Path(Path(file.path).name)), means(file.path))
-
-
-def _read(path: Path) -> bytes:
-    from envcheck.errors import ConfigError
-
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        message = f"{path}: {error.strerror}"
-        raise ConfigError(message, fix="name a lock that `envcheck lock --model` wrote") from error

@@ -19,7 +19,7 @@ _LARGEST: Final = 16 << 20
 def describe(store: Store, sha256: str, name: str, index: str) -> Wheel:
     """Return the wheel as it is published, its METADATA put into the store as a file of its own."""
     path = store.path(sha256)
-    metadata = _metadata(path, name)
+    metadata = metadata_of(path, name)
     told = about(metadata)
     return Wheel(
         name=name,
@@ -33,7 +33,8 @@ def describe(store: Store, sha256: str, name: str, index: str) -> Wheel:
     )
 
 
-def _metadata(path: Path, name: str) -> bytes:
+def metadata_of(path: Path, name: str) -> bytes:
+    """Return a wheel's METADATA. Raise PromiseError for what is no wheel."""
     try:
         with zipfile.ZipFile(path) as archive:
             found = [one for one in archive.infolist() if _METADATA.fullmatch(one.filename)]

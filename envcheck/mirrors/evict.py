@@ -1,9 +1,10 @@
-"""What a store holds against what it may hold: the usage, what is evicted first, what is no longer what it was."""
+"""What a store holds against what it may hold: the usage, and what is evicted first."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import shutil
 import time
@@ -14,8 +15,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from envcheck.mirrors import versions
-from envcheck.mirrors.fetch.verify import digest_of
-from envcheck.mirrors.store import Object, Store
+from envcheck.mirrors.store import HELD, Object, Store
 
 # What a killed process left may be gone on with for this long.
 _STALE: Final = 86400.0
@@ -33,25 +33,22 @@ class Limits(NamedTuple):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store takes, in bytes. `used` and `room` are of the file system, or of what the store may take."""
+    """What a store takes, in bytes. `used` and `room` are of the file system, or of what the store may take.
+
+    `disk` is what all of it has on the disk, counted as du does; the other sums are of files' lengths.
+    """
 
     schema: Literal["envcheck/store/1"] = "envcheck/store/1"
     root: str
     objects: int
     bytes: int
+    disk: int
     pinned: int
     unfinished: int
     quarantined: int
     used: int
     room: int
     versions: list[versions.Version]
-
-
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One file that is not what it must be, and what was done with it."""
-
-    file: str
-    what: str
 
 
 def choose(objects: Iterable[Object], pinned: set[str], excess: int) -> list[Object]:
@@ -82,6 +79,7 @@ def usage(store: Store, limits: Limits | None = None) -> Usage:
         root=str(store.root),
         objects=len(objects),
         bytes=sum(one.size for one in objects),
+        disk=_disk(store.root),
         pinned=sum(one.size for one in objects if one.sha256 in pinned),
         unfinished=sum(_blocks(path) for path in _unfinished(store)),
         quarantined=sum(path.stat().st_size for path in store.root.glob("quarantine/*")),
@@ -98,45 +96,25 @@ def gc(store: Store, limits: Limits, *, dry: bool, note: Callable[[str], None]) 
             _sweep(store)
         objects = store.objects()
         over = excess(*_room(store, objects, limits), limits)
-        chosen = choose(objects, versions.pinned(store), over)
+        chosen = choose(objects, versions.pinned(store) | _held(store, objects), over)
         for one in chosen if not dry else []:
             store.evict(one.sha256)
         return chosen, max(0, over - sum(one.size for one in chosen))
 
 
-def verify(store: Store, progress: Callable[[str, int], None] = lambda _name, _size: None) -> list[Fault]:
-    """Hash every object and look at every file of every version; what is wrong is moved to quarantine."""
-    faults, checked = [], {}
-    for one in store.objects():
-        progress(store.name(one.sha256) or one.sha256, one.size)
-        with contextlib.suppress(FileNotFoundError):
-            found, inode = store.digest(one.sha256)
-            checked[inode] = found
-            if found != one.sha256 and (moved := store.quarantine(one.sha256, inode)):
-                name = store.name(one.sha256) or one.sha256
-                faults.append(Fault(file=name, what=f"its sha256 is {found}, not {one.sha256}: moved to {moved}"))
-    return faults + [fault for number in versions.numbers(store) for fault in _published(store, number, checked)]
-
-
-def _published(store: Store, number: int, checked: dict[int, str]) -> list[Fault]:
-    root = store.root / "versions" / str(number)
-    faults = []
-    for file in versions.manifest(store, number).files:
-        what = _difference(root / file.path, file, checked)
-        if what is not None:
-            faults.append(Fault(file=f"versions/{number}/{file.path}", what=what))
-    return faults
-
-
-def _difference(path: Path, file: versions.File, checked: dict[int, str]) -> str | None:
-    """Return what is wrong with a published file; one that shares its inode with an object was hashed with that."""
-    try:
-        with path.open("rb") as there:
-            stat = os.fstat(there.fileno())
-            found = checked.get(stat.st_ino) or digest_of(there.fileno(), stat.st_size)
-    except FileNotFoundError:
-        return "it is not there"
-    return None if found == file.sha256 else f"its sha256 is {found}, not {file.sha256}"
+def _held(store: Store, objects: Iterable[Object]) -> set[str]:
+    """Return what processes at work hold, which is also all that was used since they began."""
+    found, since = set(), math.inf
+    for path in (store.root / HELD).glob("*"):
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                since = min(since, os.fstat(file.fileno()).st_mtime)
+                found |= set(file.read().decode("ascii", "replace").split())
+            else:
+                path.unlink()  # its process was killed
+    return found | {one.sha256 for one in objects if one.used >= since}
 
 
 def _room(store: Store, objects: Iterable[Object], limits: Limits) -> tuple[int, int]:
@@ -156,6 +134,16 @@ def _unfinished(store: Store) -> list[Path]:
 
 def _blocks(path: Path) -> int:
     return path.stat().st_blocks * 512
+
+
+def _disk(root: Path) -> int:
+    """Return the bytes that a directory and all below it have on the disk, a file of several names once."""
+    blocks = {}
+    for path in [root, *root.rglob("*")]:
+        with contextlib.suppress(FileNotFoundError):
+            stat = path.lstat()
+            blocks[stat.st_dev, stat.st_ino] = stat.st_blocks * 512
+    return sum(blocks.values())
 
 
 def _sweep(store: Store) -> None:

@@ -3,6 +3,7 @@
 sha256/ab/<hash>       the objects; beside one that is being fetched, its .part and journal
 info/ab/<hash>.json    what it was called; the time of that file is when it was last used
 versions/N, current    the published trees (versions.py)
+held/                  what processes at work keep from eviction
 quarantine/            what had another hash than its name
 """
 
@@ -19,7 +20,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,6 +33,9 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 # linux/fs.h: _IOW(0x94, 9, int).
 _FICLONE: Final = 0x40049409
 _READ_ONLY: Final = 0o444
+_NOT_TO_WRITE: Final = {errno.EROFS, errno.EACCES, errno.EPERM}
+# What processes at work keep from eviction: a file each, which its process holds locked.
+HELD: Final = "held"
 _NO_LINK: Final = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
@@ -104,7 +108,7 @@ class Store:
 
         A sound object that is there already stays: versions hold links to it, and another would take its room twice.
         """
-        if self.has(sha256) and self.digest(sha256)[0] == sha256:
+        if self.sound(sha256):
             source.unlink()
             self.touch(sha256, name)
             return
@@ -117,7 +121,7 @@ class Store:
     def add(self, content: bytes, name: str) -> str:
         """Put bytes there and return their hash."""
         sha256 = hashlib.sha256(content).hexdigest()
-        if not self.has(sha256):
+        if not self.sound(sha256):
             with self._draft(sha256) as draft, draft.open("r+b", buffering=0) as file:
                 file.write(content)
                 self._settle(draft, file.fileno(), sha256, Path(name))
@@ -130,22 +134,26 @@ class Store:
         Raise UnavailableError when it is not there (any more).
         """
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)
+        fresh = target.with_name(f".link-{os.getpid()}-{time.monotonic_ns()}")
         try:
-            _link(self.path(sha256), target)
+            _link(self.path(sha256), fresh)
+            fresh.replace(target)
         except FileNotFoundError as error:
             message = f"{self.root}: there is no {self.name(sha256) or sha256}"
             raise UnavailableError(message, fix="fetch it again") from error
+        finally:
+            fresh.unlink(missing_ok=True)  # two names of one file stay two names when one is renamed to the other
         self.touch(sha256)
 
     def touch(self, sha256: str, name: str | None = None) -> None:
-        """Note that an object was used now, and what it is called."""
+        """Note that an object was used now, and what it is called. A store that may not be written is left as it is."""
         info = self._info(sha256)
         name = name or self.name(sha256)
-        info.parent.mkdir(parents=True, exist_ok=True)
-        fresh = info.with_name(f".{info.name}.{os.getpid()}.{time.monotonic_ns()}")
-        fresh.write_text(json.dumps({"name": name}) + "\n", encoding="utf-8")
-        fresh.replace(info)
+        with unwritable():
+            info.parent.mkdir(parents=True, exist_ok=True)
+            fresh = info.with_name(f".{info.name}.{os.getpid()}.{time.monotonic_ns()}")
+            fresh.write_text(json.dumps({"name": name}) + "\n", encoding="utf-8")
+            fresh.replace(info)
 
     def evict(self, sha256: str) -> None:
         """Take an object's name and what is known of it away."""
@@ -158,6 +166,10 @@ class Store:
             stat = os.fstat(file.fileno())
             return digest_of(file.fileno(), stat.st_size), stat.st_ino
 
+    def sound(self, sha256: str) -> bool:
+        """Tell whether an object is there and has its hash."""
+        return self.has(sha256) and self.digest(sha256)[0] == sha256
+
     def quarantine(self, sha256: str, inode: int) -> Path | None:
         """Move an object away, unless somebody has put another one there meanwhile."""
         path = self.path(sha256)
@@ -167,6 +179,22 @@ class Store:
             return None
         path.replace(to)
         return to
+
+    @contextlib.contextmanager
+    def held(self, digests: Iterable[str] = (), note: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+        """Keep these from eviction until the block or its process ends, and whatever is put or used meanwhile.
+
+        One that is under way is waited for. Of a store that may not be written, nothing is evicted from here either.
+        """
+        folder = self.root / HELD
+        with contextlib.ExitStack() as stack:
+            with unwritable(), self.locked(note=note):
+                folder.mkdir(exist_ok=True)
+                file = stack.enter_context(tempfile.NamedTemporaryFile("w", dir=folder, encoding="ascii"))
+                fcntl.flock(file, fcntl.LOCK_EX)
+                file.write("".join(f"{digest}\n" for digest in digests))
+                file.flush()
+            yield
 
     @contextlib.contextmanager
     def locked(self, name: str = "lock", note: Callable[[str], None] = lambda _: None) -> Iterator[None]:
@@ -209,6 +237,16 @@ class Store:
         os.fchmod(file, _READ_ONLY)
         draft.replace(self.path(sha256))
         sync(draft.parent)
+
+
+@contextlib.contextmanager
+def unwritable() -> Iterator[None]:
+    """Leave out what is only noted, where the store may be read and not written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NOT_TO_WRITE:
+            raise
 
 
 def sync(folder: Path) -> None:

@@ -7,20 +7,24 @@ current                a symlink to the version that is served, changed by one r
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.mirrors import contents as known
 from envcheck.mirrors.contents import Contents
+from envcheck.mirrors.fetch.verify import digest_of
 from envcheck.mirrors.publish import tree
 from envcheck.mirrors.store import Store, sync
 
 MANIFEST: Final = "manifest.json"
+Progress = Callable[[int, int], None]
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,46 +56,115 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
 
-def publish(store: Store, contents: Contents, *, keep: int, merge: bool = True) -> int:
-    """Make a version of these contents, and with `merge` of what is served now, current; return its number.
+class Published(NamedTuple):
+    """The version that is served; `new` is False where it was served already, with the very same files."""
 
-    What a version needs is held while it is made. The version before it is kept, and `keep` of them in all.
+    number: int
+    new: bool
+
+
+def publish(
+    store: Store,
+    contents: Contents,
+    *,
+    keep: int,
+    merge: bool = True,
+    checked: Collection[str] = (),
+    progress: Progress = lambda _there, _all: None,
+) -> Published:
+    """Serve these contents, and with `merge` those that are served now.
+
+    What a version needs is held while it is made, and hashed where no version has it yet and the caller has not
+    `checked` it. The version before it is kept, and `keep` of them in all. Where that is what is served, nothing is
+    made.
     """
     with store.locked():
         served = current(store)
-        if merge and served is not None:
-            contents = known.merged(manifest(store, served).contents, contents)
+        there = manifest(store, served) if served is not None else None
+        contents = known.merged(there.contents if there and merge else Contents(), contents)
+        if served is not None and there and _same(_folder(store) / str(served), there, contents):
+            return Published(served, new=False)
+        _present(store, contents, {*checked, *pinned(store)}, progress)
         number = max(numbers(store), default=0) + 1
         draft = _folder(store) / f".{number}.new"
         _discard(draft)
-        _fill(store, contents, draft)
+        try:
+            _fill(store, contents, draft)
+        except BaseException:
+            _discard(draft)  # a full disk gets its room back
+            raise
         draft.rename(_folder(store) / str(number))
         sync(_folder(store))
         _point(store, number)
         for old in [n for n in numbers(store)[:-keep] if n != served]:
             _discard(_folder(store) / str(old))
-        return number
+        return Published(number, new=True)
 
 
-def switch(store: Store, number: int) -> None:
-    """Serve another version."""
+def switch(store: Store, number: int, *, hashed: bool = True, progress: Progress = lambda _there, _all: None) -> None:
+    """Serve another version, once each of its files is there and, unless not `hashed`, has its hash.
+
+    Raise PromiseError where one is not what it must be: what is served then stays.
+    """
     with store.locked():
         if number not in numbers(store):
             there = ", ".join(map(str, numbers(store))) or "none"
             message = f"{store.root}: no version {number}"
             raise ConfigError(message, fix=f"there are: {there}")
+        wrong = differences(store, number, {} if hashed else None, progress)
+        if wrong:
+            path, what = next((file.path, what) for file, what in wrong)
+            more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
+            message = f"version {number} is not served: {path}: {what}{more}"
+            raise PromiseError(message, fix="mend it with `envcheck store verify --mirror PROFILE`, or name another")
         _point(store, number)
 
 
-def rollback(store: Store) -> int:
-    """Serve the version before the one that is served, and return its number."""
+def rollback(store: Store, *, hashed: bool = True, progress: Progress = lambda _there, _all: None) -> int:
+    """Serve the version before the one that is served, as `switch` does, and return its number."""
     served = current(store)
     older = [number for number in numbers(store) if served is not None and number < served]
     if not older:
         message = f"{store.root}: there is no version before {'the first' if served is None else served}"
         raise ConfigError(message, fix="see `envcheck store versions`")
-    switch(store, older[-1])
+    switch(store, older[-1], hashed=hashed, progress=progress)
     return older[-1]
+
+
+def differences(
+    store: Store,
+    number: int,
+    known_hashes: dict[tuple[int, int], str] | None,
+    progress: Progress = lambda _there, _all: None,
+) -> list[tuple[File, str]]:
+    """Return what is wrong with the files of a version.
+
+    `known_hashes` maps (device, inode) to a hash, and learns what is hashed here; None to look at the sizes alone.
+    """
+    files, root = manifest(store, number).files, _folder(store) / str(number)
+    done, total, found = 0, sum(file.size for file in files), []
+    for file in files:
+        progress(done, total)
+        what = _difference(root / file.path, file, known_hashes)
+        found += [(file, what)] if what else []
+        done += file.size
+    return found
+
+
+def _difference(path: Path, file: File, known_hashes: dict[tuple[int, int], str] | None) -> str | None:
+    try:
+        with path.open("rb") as there:
+            stat = os.fstat(there.fileno())
+            if stat.st_size != file.size:
+                return f"it has {stat.st_size} bytes, not {file.size}"
+            if known_hashes is None:
+                return None
+            inode = stat.st_dev, stat.st_ino
+            if inode not in known_hashes:
+                known_hashes[inode] = digest_of(there.fileno(), stat.st_size)
+            return None if known_hashes[inode] == file.sha256 else "it has another hash"
+    except FileNotFoundError:
+        return "it is not there"
 
 
 def current(store: Store) -> int | None:
@@ -149,11 +222,33 @@ def _folder(store: Store) -> Path:
     return store.root / "versions"
 
 
-def _fill(store: Store, contents: Contents, draft: Path) -> None:
-    missing = [digest for digest in known.objects(contents) if not store.has(digest)]
+def _same(root: Path, there: Manifest, contents: Contents) -> bool:
+    """Tell whether a version is what these contents would be published as, and whole as far as a look tells."""
+    planned = tree(contents)
+    pages = {path: hashlib.sha256(page).hexdigest() for path, page in planned.pages.items()}
+    if there.contents != contents or {file.path: file.sha256 for file in there.files} != {**planned.objects, **pages}:
+        return False
+    return not any(_difference(root / file.path, file, None) for file in there.files)
+
+
+def _present(store: Store, contents: Contents, checked: set[str], progress: Progress) -> None:
+    """See that the store has all that is to be published; raise PromiseError for what is not of its hash."""
+    wanted = known.objects(contents)
+    missing = [digest for digest in wanted if not store.has(digest)]
     if missing:
         message = f"{store.root}: {len(missing)} of the files to publish are not there, {missing[0]} for one"
         raise UnavailableError(message, fix="fetch them again: `envcheck store publish --cell CELL --mirror PROFILE`")
+    unknown = [digest for digest in wanted if digest not in checked]
+    done, total = 0, sum(store.path(digest).stat().st_size for digest in unknown)
+    for digest in unknown:
+        progress(done, total)
+        if not store.sound(digest):
+            message = f"{store.name(digest) or digest} has rotted in {store.root}: it has another hash"
+            raise PromiseError(message, fix="`envcheck store verify` takes it away; then publish again")
+        done += store.path(digest).stat().st_size
+
+
+def _fill(store: Store, contents: Contents, draft: Path) -> None:
     planned = tree(contents)
     written = {path: store.add(page, Path(path).name) for path, page in planned.pages.items()}
     paths = {**planned.objects, **written}

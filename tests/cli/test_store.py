@@ -69,7 +69,11 @@ def test_verify_is_1_when_something_is_wrong_and_names_it(run: Run, store: Store
     store.path(one.sha256).write_bytes(b"WEIGHTS")
     done = run("verify", "--json")
     assert done.return_value == 1
-    assert json.loads(done.stdout)["faults"][0]["file"] == "model.bin"
+    (fault,) = json.loads(done.stdout)["faults"]
+    assert fault["file"] == f"hf/o/r/resolve/{'0' * 40}/model.bin"
+    assert (fault["versions"], fault["mended"]) == ([1, 2], None)
+    assert "taken out of version 1, 2" in fault["left"]
+    assert "not served" in failed(run("rollback"), PromiseError)
 
 
 def test_gc_is_1_when_all_that_is_left_is_published(run: Run, store: Store) -> None:

@@ -13,6 +13,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from envcheck.mirrors import hf, publish
@@ -77,6 +78,11 @@ def contents(store: Store, make_wheel: Callable[..., Path], model: hf.Revision) 
     beta = wheel(store, make_wheel("beta"))
     torch = wheel(store, make_wheel("torch", "2.8.0+cpu"), "pytorch/cpu")
     return Contents(wheels=[alpha, beta, torch], models=[model], branches={"owner/tiny@main": COMMIT})
+
+
+def again(contents: Contents, number: int) -> Contents:
+    """Return the contents with one branch more, so that they make a version of their own."""
+    return msgspec.structs.replace(contents, branches={**contents.branches, f"owner/tiny@v{number}": COMMIT})
 
 
 def wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:

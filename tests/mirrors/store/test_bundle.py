@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
-from envcheck.mirrors import bundle, evict, versions
+from envcheck.mirrors import bundle, heal, versions
 from envcheck.mirrors.contents import Contents, objects
 from envcheck.mirrors.store import Store
 
@@ -84,7 +84,7 @@ def test_a_bundle_makes_the_same_tree_on_another_machine(
     versions.publish(other, bundle.read(other, exported, _quiet), keep=3)
     versions.publish(store, contents, keep=3)
     assert versions.manifest(other, 2).files == versions.manifest(store, 1).files
-    assert evict.verify(other) == []
+    assert heal.verify(other) == []
     assert other.name(contents.wheels[0].sha256) == contents.wheels[0].name
 
 
@@ -151,7 +151,7 @@ def _member(
     name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = ""
 ) -> tuple[tarfile.TarInfo, bytes]:
     member = tarfile.TarInfo(name)
-    member.size, member.type, member.linkname = len(content), kind, link
+    member.size, member.type, member.linkname, member.mode = len(content), kind, link, 0o444
     return member, content
 
 
@@ -291,7 +291,7 @@ def test_an_import_that_is_killed_leaves_the_store_as_it_was(
             os.kill(running.pid, signal.SIGKILL)
         after = {path: content for path, content in _state(other).items() if not path.startswith("import/")}
         assert after.items() >= before.items()
-        assert evict.verify(other) == []
+        assert heal.verify(other) == []
         assert versions.current(other) == 1
         assert all(path.startswith(("sha256/", "info/")) for path in after.keys() - before.keys())
     bundle.read(other, tmp_path / "large", _quiet)

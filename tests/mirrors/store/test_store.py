@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.mirrors import evict, versions
+from envcheck.mirrors import evict, heal, versions
 from envcheck.mirrors.contents import Contents
 from envcheck.mirrors.evict import Limits
 from envcheck.mirrors.store import Object, Store
@@ -86,32 +87,6 @@ def test_a_file_is_no_store(tmp_path: Path) -> None:
         Store(tmp_path / "file")
 
 
-def test_verify_moves_what_has_another_hash_away_and_names_where_it_is_served(store: Store, contents: Contents) -> None:
-    assert evict.verify(store) == []
-    versions.publish(store, contents, keep=2)
-    assert evict.verify(store) == []
-    bad = contents.wheels[1]
-    path = store.path(bad.sha256)
-    path.chmod(0o644)
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    found = evict.verify(store)
-    assert [fault.file for fault in found] == [bad.name, f"versions/1/files/{bad.sha256}/{bad.name}"]
-    assert not store.has(bad.sha256)
-    assert len(list((store.root / "quarantine").iterdir())) == 1
-
-
-def test_verify_finds_a_published_file_that_is_gone_or_another(store: Store, contents: Contents) -> None:
-    versions.publish(store, contents, keep=2)
-    served = store.root / "versions/1/simple"
-    (served / "alpha/index.html").unlink()
-    (served / "beta/index.html").unlink()
-    (served / "beta/index.html").write_bytes(b"other")
-    assert [fault.file.rpartition("/simple/")[2] for fault in evict.verify(store)] == [
-        "alpha/index.html",
-        "beta/index.html",
-    ]
-
-
 def _object(name: str, size: int, used: float, links: int = 1) -> Object:
     return Object(name, size, used, links)
 
@@ -139,7 +114,7 @@ def test_gc_evicts_by_last_use_and_keeps_what_a_version_holds(store: Store, cont
     gone, left = evict.gc(store, LITTLE, dry=False, note=lambda _: None)
     assert [one.sha256 for one in gone] == [second]
     assert left > 0
-    assert evict.verify(store) == []
+    assert heal.verify(store) == []
 
 
 def test_gc_keeps_what_a_version_holds_though_its_tree_is_on_another_inode(store: Store, contents: Contents) -> None:
@@ -179,6 +154,29 @@ def test_gc_lets_go_of_what_a_killed_build_had_in_view(store: Store) -> None:
     assert [path.name for path in store.root.glob(".view-*")] == [".view-new"]
     (store.root / ".view-new/a.whl").unlink()
     assert [one.sha256 for one in evict.gc(store, LITTLE, dry=False, note=lambda _: None)[0]] == [digest]
+
+
+def test_gc_keeps_what_a_process_at_work_holds_or_has_used_since(store: Store) -> None:
+    old, listed, later = (store.add(name * 1000, "x") for name in (b"1", b"2", b"3"))
+    for digest in (old, listed, later):
+        os.utime(store.root / "info" / digest[:2] / f"{digest}.json", (1, 1))
+    with store.held([listed]):
+        store.touch(later)
+        gone, left = evict.gc(store, LITTLE, dry=False, note=lambda _: None)
+        assert ([one.sha256 for one in gone], left) == ([old], 2000)
+        assert len(list((store.root / "held").iterdir())) == 1
+    assert list((store.root / "held").iterdir()) == []
+    (store.root / "held/killed").write_text(f"{listed}\n")
+    gone, _ = evict.gc(store, LITTLE, dry=False, note=lambda _: None)
+    assert {one.sha256 for one in gone} == {listed, later}
+    assert list((store.root / "held").iterdir()) == []
+
+
+def test_df_says_what_du_says(store: Store, contents: Contents) -> None:
+    versions.publish(store, contents, keep=2)
+    store.add(b"1" * 100_000, "free")
+    du = subprocess.run(["du", "-s", "--block-size=1", store.root], capture_output=True, text=True, check=True)
+    assert evict.usage(store).disk == int(du.stdout.split()[0])
 
 
 def test_df_counts_what_is_pinned_and_what_is_not(store: Store, contents: Contents) -> None:

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from envcheck.errors import PromiseError, UnavailableError
-from envcheck.mirrors import evict, versions
+from envcheck.mirrors import evict, heal, versions
 from envcheck.mirrors.contents import Contents, Wheel
 from envcheck.mirrors.evict import Limits
 from envcheck.mirrors.fetch.wanted import Means, Wanted
@@ -63,7 +63,7 @@ def test_an_object_that_rotted_is_fetched_anew(store: Store, url: str) -> None:
     store.path(SHA256).chmod(0o644)
     store.path(SHA256).write_bytes(b"x" * len(CONTENT))
     store.put(_wanted(url), Means(Client()))
-    assert evict.verify(store) == []
+    assert heal.verify(store) == []
 
 
 def test_wrong_bytes_get_no_name_and_the_error_says_which_file(store: Store, url: str) -> None:
@@ -127,7 +127,7 @@ def test_an_evicter_that_never_stops_takes_nothing_that_is_published_or_viewed(
                 published += 1
         running.kill()
     assert published > 0
-    assert evict.verify(store) == []
+    assert heal.verify(store) == []
     assert all(store.has(digest) for digest in versions.pinned(store))
 
 

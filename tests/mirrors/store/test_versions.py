@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import threading
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,10 +15,11 @@ from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.mirrors import versions
 from envcheck.mirrors.contents import Contents
 from envcheck.mirrors.store import Store
+from tests.mirrors.store.conftest import again
 
 
 def test_a_version_holds_every_file_with_its_hash_and_licence(store: Store, contents: Contents) -> None:
-    assert versions.publish(store, contents, keep=3) == 1
+    assert versions.publish(store, contents, keep=3) == (1, True)
     root = store.root / "current"
     told = versions.manifest(store, 1)
     there = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
@@ -26,12 +29,30 @@ def test_a_version_holds_every_file_with_its_hash_and_licence(store: Store, cont
     assert (root / one.path).stat().st_ino == store.path(one.sha256).stat().st_ino
 
 
-def test_the_same_contents_make_the_same_tree(store: Store, contents: Contents) -> None:
+def test_what_is_served_already_makes_no_version(store: Store, contents: Contents) -> None:
     turned = msgspec.structs.replace(contents, wheels=contents.wheels[::-1])
+    part = Contents(wheels=contents.wheels[:1])
+    assert versions.publish(store, contents, keep=3) == (1, True)
+    assert versions.publish(store, turned, keep=3, merge=False) == (1, False)
+    assert versions.publish(store, part, keep=3) == (1, False)
+    assert versions.numbers(store) == [1]
+    assert versions.publish(store, part, keep=3, merge=False) == (2, True)
+
+
+def test_what_is_served_but_not_whole_is_made_anew(store: Store, contents: Contents) -> None:
     versions.publish(store, contents, keep=3)
-    versions.publish(store, turned, keep=3, merge=False)
-    first, second = versions.manifest(store, 1).files, versions.manifest(store, 2).files
-    assert first == second
+    (store.root / "versions/1/simple/alpha/index.html").unlink()
+    assert versions.publish(store, contents, keep=3) == (2, True)
+    assert versions.manifest(store, 1).files == versions.manifest(store, 2).files
+
+
+def test_what_rotted_in_the_store_is_not_published(store: Store, contents: Contents) -> None:
+    path = store.path(contents.wheels[0].sha256)
+    path.chmod(0o644)
+    path.write_bytes(b"x" * path.stat().st_size)
+    with pytest.raises(PromiseError, match=r"alpha-1\.0-py3-none-any\.whl has rotted"):
+        versions.publish(store, contents, keep=3)
+    assert versions.current(store) is None
 
 
 def test_publishing_adds_to_what_is_served_unless_told_otherwise(store: Store, contents: Contents) -> None:
@@ -44,8 +65,8 @@ def test_publishing_adds_to_what_is_served_unless_told_otherwise(store: Store, c
 
 
 def test_rollback_and_switch(store: Store, contents: Contents) -> None:
-    for _ in range(3):
-        versions.publish(store, contents, keep=9)
+    for number in range(3):
+        versions.publish(store, again(contents, number), keep=9)
     assert versions.rollback(store) == 2
     assert (versions.current(store), (store.root / "current").readlink()) == (2, Path("versions/2"))
     versions.switch(store, 3)
@@ -57,11 +78,11 @@ def test_rollback_and_switch(store: Store, contents: Contents) -> None:
 
 
 def test_so_many_are_kept_and_the_one_that_was_served(store: Store, contents: Contents) -> None:
-    for _ in range(4):
-        versions.publish(store, contents, keep=2)
+    for number in range(4):
+        versions.publish(store, again(contents, number), keep=2)
     assert versions.numbers(store) == [3, 4]
     versions.switch(store, 3)
-    versions.publish(store, contents, keep=1)
+    versions.publish(store, again(contents, 5), keep=1)
     assert versions.numbers(store) == [3, 5]
 
 
@@ -77,7 +98,7 @@ def test_a_half_version_of_a_killed_publisher_is_taken_away(store: Store, conten
     left = store.root / "versions/.1.new"
     left.mkdir(parents=True)
     (left / "half").touch()
-    assert versions.publish(store, contents, keep=2) == 1
+    assert versions.publish(store, contents, keep=2) == (1, True)
     assert [path.name for path in (store.root / "versions").iterdir()] == ["1"]
     assert not (store.root / "versions/1/half").exists()
 
@@ -91,25 +112,73 @@ def test_an_unreadable_manifest_pins_by_an_error(store: Store, contents: Content
         versions.pinned(store)
 
 
+def _harm(path: Path) -> None:
+    """Change a byte, and no size: every name of the file has it."""
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-1] + b"~")
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [(_harm, "it has another hash"), (Path.unlink, "it is not there"), (lambda path: os.truncate(path, 3), "3 bytes")],
+)
+def test_a_version_that_is_broken_is_not_served(
+    store: Store, contents: Contents, harm: Callable[[Path], None], said: str
+) -> None:
+    for number in range(2):
+        versions.publish(store, again(contents, number), keep=9)
+    digest = versions.manifest(store, 1).files[0].sha256
+    harm(store.root / "versions/1" / versions.manifest(store, 1).files[0].path)
+    for take in (lambda: versions.rollback(store), lambda: versions.switch(store, 1)):
+        with pytest.raises(PromiseError, match=f"version 1 is not served: files/{digest}.*{said}.*store verify"):
+            take()
+        assert versions.current(store) == 2
+
+
+def test_a_switch_that_is_in_a_hurry_looks_at_sizes_alone(store: Store, contents: Contents) -> None:
+    for number in range(2):
+        versions.publish(store, again(contents, number), keep=9)
+    _harm(store.root / "versions/1/simple/alpha/index.html")
+    assert versions.rollback(store, hashed=False) == 1
+    versions.switch(store, 2, hashed=False)
+    (store.root / "versions/1/simple/alpha/index.html").unlink()
+    with pytest.raises(PromiseError, match=r"simple/alpha/index\.html: it is not there"):
+        versions.rollback(store, hashed=False)
+
+
+READ = """
+import hashlib, json, os, sys
+looked = 0
+print("begun", flush=True)
+while True:
+    root = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY)
+    read = lambda path: open(os.open(path, os.O_RDONLY, dir_fd=root), "rb").read()
+    told = json.loads(read("manifest.json"))
+    names = {w["name"] for w in told["contents"]["wheels"]}
+    for file in told["files"]:
+        assert hashlib.sha256(read(file["path"])).hexdigest() == file["sha256"], file["path"]
+    pages = {f["filename"] for p in ("simple", "whl/cpu") for n in os.listdir(f"/proc/self/fd/{root}/{p}")
+             if not n.startswith("index") for f in json.loads(read(f"{p}/{n}/index.json"))["files"]}
+    assert pages == names, (pages, names)
+    os.close(root)
+    looked += 1
+    print(looked, flush=True)
+"""
+
+
 def test_a_reader_always_finds_a_whole_tree(store: Store, contents: Contents) -> None:
-    """While versions come and go, `current` is never missing and its manifest never half."""
+    """While versions come and go, what opens `current` finds every file of one version, and no page of another."""
+    few = msgspec.structs.replace(contents, wheels=contents.wheels[1:])
     versions.publish(store, contents, keep=2)
-    ended = threading.Event()
-    wrong: list[str] = []
-
-    def look() -> None:
-        try:
-            while not ended.is_set():
-                root = (store.root / "current").resolve(strict=True)
-                json.loads((root / "manifest.json").read_bytes())
-        except (OSError, ValueError) as error:
-            wrong.append(repr(error))
-
-    reader = threading.Thread(target=look)
-    reader.start()
-    for _ in range(10):
-        versions.publish(store, contents, keep=20)
-        versions.rollback(store)
-    ended.set()
-    reader.join()
-    assert wrong == []
+    versions.publish(store, few, keep=200, merge=False)
+    command = [sys.executable, "-c", READ, str(store.root / "current")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "begun\n"
+        for number in range(30):
+            versions.publish(store, again(few if number % 2 else contents, number), keep=200, merge=False)
+            versions.switch(store, 1 + number % 2)
+        while int(reader.stdout.readline() or 30) < 30:
+            assert reader.poll() is None
+        reader.kill()
+        assert reader.communicate()[1] == ""

@@ -1,0 +1,38 @@
+"""Options that several commands of the store have, and how they print a size and a version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from envcheck.cli import _complete
+
+if TYPE_CHECKING:
+    from envcheck.mirrors.versions import Version
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+cells_option = click.option(
+    "--cell", "cells", multiple=True, shell_complete=_complete.cells, help="Every wheel of its locks."
+)
+models_option = click.option(
+    "--model-lock", "models", multiple=True, type=click.Path(path_type=Path), help="Every file of a model's lock."
+)
+mirror_option = click.option(
+    "--mirror", default="user", show_default=True, help="Where what is not there is fetched from."
+)
+keep_option = click.option(
+    "--keep", default=5, show_default=True, type=click.IntRange(1), help="Versions that are kept."
+)
+
+
+def mb(size: int) -> str:
+    """Return bytes as people read them."""
+    return f"{size / 1e6:.1f} MB"
+
+
+def line(version: Version) -> str:
+    """Return a version in a line."""
+    held = f"{version.wheels} wheel(s), {version.models} model(s), {mb(version.bytes)}"
+    return f"version {version.number:<4} {'current' if version.current else '':<8} {held}"

@@ -1,0 +1,152 @@
+"""The tar of a bundle in the one form that there is of it: regular files of no owner, time or rights of their own.
+
+What is read is held against what would be written: a header that differs by a bit is refused before its file is looked
+at, so that no link, device, extension or second spelling of a name has to be told from another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tarfile
+from collections.abc import Iterator
+from typing import IO, Final, NamedTuple, Protocol
+
+_BLOCK: Final = tarfile.BLOCKSIZE
+_END: Final = bytes(_BLOCK)
+# A size that has no room in a header, 8 GiB and more, stands in one block of its own before it (POSIX pax).
+_EXTENDED: Final = b"x"
+_SIZE: Final = re.compile(rb"[0-9]+ size=([0-9]{1,19})\n\0*")
+_OCTAL: Final = re.compile(rb"[0-7]{11}\0")
+AT_ONCE: Final = 1 << 20
+
+
+class NotOursError(ValueError):
+    """A tar that no `envcheck store export` wrote; says why."""
+
+
+class Stream(Protocol):
+    """What is read: fewer bytes than were asked for are not its end, none are."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return some bytes."""
+
+
+class Sink(Protocol):
+    """What is written to, all of it at once."""
+
+    def write(self, data: bytes, /) -> int:
+        """Take the bytes."""
+
+
+class Member(NamedTuple):
+    """One file: its name, its size in bytes, and what its content is read from, at once and to its end."""
+
+    name: str
+    size: int
+    body: IO[bytes]
+
+
+def header(name: str, size: int) -> bytes:
+    """Return all that stands before a file's content. It says nothing of when, where and by whom."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.mtime = size, 0o444, 0
+    return member.tobuf(tarfile.PAX_FORMAT)
+
+
+def read(stream: Stream) -> Iterator[Member]:
+    """Yield each file. Raise NotOursError for anything else than what `header` writes, files, and an end of zeros."""
+    while (block := _exactly(stream, _BLOCK)) != _END:
+        name, size = _header(stream, block)
+        body = _Body(stream, size)
+        yield Member(name, size, io.BufferedReader(body, AT_ONCE))
+        if body.left or any(_exactly(stream, -size % _BLOCK)):
+            message = f"{name!r} in it is not followed by zeros"
+            raise NotOursError(message)
+    rest = b""
+    while len(rest) <= tarfile.RECORDSIZE and (more := stream.read(tarfile.RECORDSIZE)):
+        rest += more
+    if not _BLOCK <= len(rest) <= tarfile.RECORDSIZE or any(rest):
+        message = "it does not end as a tar does"
+        raise NotOursError(message)
+
+
+def _header(stream: Stream, block: bytes) -> tuple[str, int]:
+    """Return the name and size that a header tells, which begins with this block and is as we write it."""
+    extended = block[156:157] == _EXTENDED
+    whole = block + (_exactly(stream, 2 * _BLOCK) if extended else b"")
+    last = whole[-_BLOCK:]
+    told = _SIZE.fullmatch(whole[_BLOCK : 2 * _BLOCK]) if extended else _OCTAL.fullmatch(last[124:136])
+    name = last[:100].rstrip(b"\0").decode("ascii", "replace")
+    size = int(told[1]) if told and extended else int(told[0][:-1], 8) if told else -1
+    if size < 0 or not name.isascii() or header(name, size) != whole:
+        message = f"{name!r} in it has a header that no export writes"
+        raise NotOursError(message)
+    return name, size
+
+
+def _exactly(stream: Stream, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        more = stream.read(size - len(found))
+        if not more:
+            message = "it ends before its end"
+            raise NotOursError(message)
+        found += more
+    return found
+
+
+class _Body(io.RawIOBase):
+    """A file's content, and no byte beyond it."""
+
+    def __init__(self, stream: Stream, size: int) -> None:
+        self._stream = stream
+        self.left = size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]  # what BufferedReader gives
+        wanted = min(len(buffer), self.left)
+        found = self._stream.read(wanted) if wanted else b""
+        if wanted and not found:
+            message = "it ends before its end"
+            raise NotOursError(message)
+        buffer[: len(found)] = found
+        self.left -= len(found)
+        return len(found)
+
+
+class Hashed(io.RawIOBase):
+    """A file that is hashed as it is read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._hasher = hashlib.sha256()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next bytes."""
+        block = self._file.read(size)
+        self._hasher.update(block)
+        return block
+
+    def hexdigest(self) -> str:
+        """Return the sha256 of what was read."""
+        return self._hasher.hexdigest()
+
+
+def write(to: Sink, name: str, file: IO[bytes], size: int) -> str:
+    """Write one file, padded; return the sha256 of what was written of it."""
+    hashed, left = Hashed(file), size
+    to.write(header(name, size))
+    while left and (block := hashed.read(min(AT_ONCE, left))):
+        to.write(block)
+        left -= len(block)
+    to.write(bytes(left + -size % _BLOCK))
+    return hashed.hexdigest()
+
+
+def end(to: Sink, written: int) -> None:
+    """Write the end of a tar that has so many bytes."""
+    to.write(bytes(2 * _BLOCK + -(written + 2 * _BLOCK) % tarfile.RECORDSIZE))

@@ -1,0 +1,371 @@
+"""The store on real file systems, mounted for the test: links, shared blocks and copies; full, and read-only ones."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from envcheck.cli import Settings
+from envcheck.cli.store import command
+from envcheck.errors import UnavailableError
+from envcheck.mirrors import bundle, evict, heal, hf, versions
+from envcheck.mirrors.contents import Contents
+from envcheck.mirrors.evict import Limits
+from envcheck.mirrors.fetch.wanted import Means, Wanted
+from envcheck.mirrors.http import Client
+from envcheck.mirrors.store import Store
+
+ROOT = os.getuid() == 0
+MIB = 1 << 20
+pytestmark = [
+    pytest.mark.skipif(not ROOT, reason="file systems are mounted, which root may"),
+    *([pytest.mark.tools] if ROOT else []),
+]
+Mount = Callable[..., Path]
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Mount]:
+    """Return what mounts a new file system of a kind and size in MiB; all are gone at the end."""
+    mounted: list[Path] = []
+
+    def do(*arguments: str, at: str) -> Path:
+        place = tmp_path / at
+        place.mkdir(exist_ok=True)
+        done = subprocess.run(["mount", *arguments, str(place)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+        mounted.append(place)
+        return place
+
+    def make(kind: str, size: int = 0, at: str = "disk") -> Path:
+        if kind.startswith("/"):
+            return do("--bind", kind, at=at)
+        program = shutil.which(f"mkfs.{kind}", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+        if program is None:
+            pytest.skip(f"no mkfs.{kind} here (`make test` unpacks it where apt is)")
+        image = tmp_path / f"{at}.img"
+        with image.open("wb") as file:
+            file.truncate(size * MIB)
+        subprocess.run([program, "-q", str(image)], check=True, capture_output=True)
+        return do("-o", "loop", str(image), at=at)
+
+    yield make
+    for place in reversed(mounted):
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def free(place: Path) -> int:
+    """Return the bytes that are free on a file system, once all is on it."""
+    os.sync()
+    return shutil.disk_usage(place).free
+
+
+def data(number: int, size: int = MIB) -> bytes:
+    return random.Random(number).randbytes(size)  # noqa: S311 (data)
+
+
+def model(store: Store, *contents: bytes, repo: str = "o/r") -> Contents:
+    """Put files into a store, and return the model that they are."""
+    digests = {f"f{number}.bin": store.add(content, f"f{number}.bin") for number, content in enumerate(contents)}
+    files = [
+        hf.Entry(path=path, size=len(content), sha256=digest)
+        for (path, digest), content in zip(digests.items(), contents, strict=True)
+    ]
+    return Contents(models=[hf.Revision(repo=repo, revision="0" * 40, files=files)])
+
+
+def run(store: Store, *arguments: str) -> Result:
+    settings = Settings(matrix=None, verbose=False, quiet=False)
+    return CliRunner().invoke(command, ["--store", str(store.root), *arguments], obj=settings, standalone_mode=False)
+
+
+def test_a_view_on_ext4_is_a_hard_link_and_takes_no_room(mount: Mount) -> None:
+    disk = mount("ext4", 64)
+    store = Store(disk / "store")
+    digest = store.add(data(1, 16 * MIB), "a")
+    before = free(disk)
+    store.view(digest, disk / "views/a")
+    assert (disk / "views/a").stat().st_ino == store.path(digest).stat().st_ino
+    assert before - free(disk) < MIB
+
+
+def test_a_view_that_no_link_can_be_shares_its_blocks_on_btrfs(mount: Mount, tmp_path: Path) -> None:
+    """Across a bind mount the kernel makes no link, and does clone."""
+    disk = mount("btrfs", 200)
+    (disk / "views").mkdir()
+    views = mount(str(disk / "views"), at="views")
+    store = Store(disk / "store")
+    digest = store.add(data(1, 32 * MIB), "a")
+    before = free(disk)
+    store.view(digest, views / "a")
+    assert hashlib.sha256((views / "a").read_bytes()).hexdigest() == digest
+    assert (views / "a").stat().st_ino != store.path(digest).stat().st_ino
+    assert before - free(disk) < 4 * MIB
+    shutil.copyfile(store.path(digest), tmp_path / "elsewhere")
+    store.evict(digest)
+    store.adopt(views / "a", digest)
+    assert before - free(disk) < 4 * MIB
+    (views / "a").chmod(0o644)
+    with (views / "a").open("r+b") as file:
+        file.write(b"another")
+    assert store.sound(digest)
+
+
+def test_a_view_on_another_file_system_is_a_copy(mount: Mount) -> None:
+    disk, other = mount("ext4", 32), mount("ext4", 32, at="other")
+    store = Store(disk / "store")
+    digest = store.add(data(1, 8 * MIB), "a")
+    before = free(other)
+    store.view(digest, other / "a")
+    assert hashlib.sha256((other / "a").read_bytes()).hexdigest() == digest
+    assert before - free(other) >= 8 * MIB
+    assert [path.name for path in other.iterdir() if path.is_file()] == ["a"]
+
+
+def test_a_tree_of_clones_heals_the_store_and_the_store_the_tree(mount: Mount) -> None:
+    """What is published by copies, as a tree from another mount, has bytes of its own to mend from."""
+    disk = mount("btrfs", 200)
+    store = Store(disk / "store")
+    contents = model(store, data(1), data(2))
+    (store.root / "versions").mkdir()
+    subprocess.run(["mount", "--bind", disk, disk / "store/versions"], check=True)
+    try:
+        versions.publish(store, contents, keep=2)
+        served = next((store.root / "current").rglob("f0.bin"))
+        digest = str(contents.models[0].files[0].sha256)
+        assert served.stat().st_ino != store.path(digest).stat().st_ino
+        store.path(digest).chmod(0o644)
+        store.path(digest).write_bytes(data(3))
+        (fault,) = heal.verify(store)
+        assert str(fault.mended).endswith("f0.bin")
+        assert store.sound(digest)
+    finally:
+        subprocess.run(["umount", str(disk / "store/versions")], check=True)
+
+
+def test_eviction_of_a_file_system_that_fills_up(mount: Mount) -> None:
+    """From above 85 % to 75 %: the oldest first, nothing that a version or a process at work holds."""
+    disk = mount("ext4", 100)
+    store = Store(disk / "store")
+    pinned = model(store, *(data(number) for number in range(10)))
+    versions.publish(store, pinned, keep=1)
+    loose: list[str] = []
+    while _share(disk) <= 0.87:
+        loose.append(store.add(data(100 + len(loose)), f"{len(loose)}"))
+        info = store.root / "info" / loose[-1][:2] / f"{loose[-1]}.json"
+        os.utime(info, (len(loose), len(loose)))
+    for one in versions.pinned(store):
+        os.utime(store.root / "info" / one[:2] / f"{one}.json", (0, 0))
+    assert run(store, "gc", "--high", "99").stdout == "evicted 0 object(s), 0.0 MB\n"
+    with store.held(loose[:2]):
+        done = run(store, "gc")
+    assert done.return_value == 0
+    gone = [digest for digest in loose if not store.has(digest)]
+    assert gone == loose[2 : 2 + len(gone)]
+    assert done.stdout == f"evicted {len(gone)} object(s), {len(gone) * MIB / 1e6:.1f} MB\n"
+    assert 0.72 < _share(disk) <= 0.755
+    assert heal.verify(store) == []
+    assert run(store, "gc", "--high", "1", "--low", "1").return_value == 1
+    assert (loose != gone, [digest for digest in loose if store.has(digest)]) == (True, [])
+    assert all(store.sound(digest) for digest in versions.pinned(store))
+
+
+def _share(disk: Path) -> float:
+    os.sync()
+    usage = shutil.disk_usage(disk)
+    return usage.used / (usage.used + usage.free)
+
+
+def test_df_says_what_df_says(mount: Mount) -> None:
+    disk = mount("ext4", 100)
+    store = Store(disk / "store")
+    versions.publish(store, model(store, *(data(number) for number in range(30))), keep=1)
+    os.sync()
+    told = evict.usage(store)
+    df = subprocess.run(["df", "-B1", "--output=used,pcent", disk], capture_output=True, text=True, check=True)
+    used, percent = df.stdout.splitlines()[1].split()
+    assert told.used == int(used)
+    assert abs(100 * told.used / told.room - int(percent.rstrip("%"))) <= 1
+    du = subprocess.run(["du", "-s", "-B1", store.root], capture_output=True, text=True, check=True)
+    assert told.disk == int(du.stdout.split()[0])
+    assert told.bytes <= told.disk <= told.bytes + 600_000
+
+
+class _Slow(BaseHTTPRequestHandler):
+    """A file in halves; the second one comes when the evicter has gone round."""
+
+    content = data(7, 4 * MIB)
+    half, go = threading.Event(), threading.Event()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.content)))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(self.content[: 2 * MIB])
+            self.half.set()
+            self.go.wait(60)
+            self.wfile.write(self.content[2 * MIB :])
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name)
+        """Say nothing."""
+
+
+def test_an_eviction_in_the_middle_of_a_fetch_takes_nothing_of_it(mount: Mount) -> None:
+    disk = mount("ext4", 32)
+    store = Store(disk / "store")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Slow)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    digest = hashlib.sha256(_Slow.content).hexdigest()
+    wanted = Wanted((f"http://127.0.0.1:{server.server_address[1]}/a",), digest, 4 * MIB, Path("a"))
+    first, loose = store.add(data(1), "first"), store.add(data(2), "loose")
+    os.utime(store.root / "info" / loose[:2] / f"{loose}.json", (1, 1))
+    found: list[Any] = []
+    with store.held([first, digest]):
+        fetcher = threading.Thread(target=lambda: found.append(store.put(wanted, Means(Client(), connections=1))))
+        fetcher.start()
+        assert _Slow.half.wait(60)
+        gone, _ = evict.gc(store, Limits(size=1), dry=False, note=lambda _: None)
+        assert [one.sha256 for one in gone] == [loose]
+        _Slow.go.set()
+        fetcher.join()
+        evict.gc(store, Limits(size=1), dry=False, note=lambda _: None)
+        assert store.sound(digest)
+        assert store.sound(first)
+    server.shutdown()
+    server.server_close()
+    evict.gc(store, Limits(size=1), dry=False, note=lambda _: None)
+    assert store.objects() == []
+
+
+def _exported(tmp_path: Path, *contents: bytes) -> Path:
+    there = Store(tmp_path / "there")
+    bundle.export(there, model(there, *contents), tmp_path / "b", part_size=3 * MIB, progress=lambda _there, _all: None)
+    return tmp_path / "b"
+
+
+def test_a_disk_that_fills_up_during_an_import_leaves_what_is_served(mount: Mount, tmp_path: Path) -> None:
+    disk = mount("ext4", 40)
+    store = Store(disk / "store")
+    versions.publish(store, model(store, data(50), repo="o/old"), keep=2)
+    source = _exported(tmp_path, *(data(number) for number in range(8)))
+
+    def fill(there: int, every: int) -> None:
+        if there > every * 0.7 and not (disk / "filler").exists():
+            with (disk / "filler").open("wb") as file, contextlib.suppress(OSError):
+                os.posix_fallocate(file.fileno(), 0, free(disk) - MIB)
+
+    parts = bundle.verified(source, lambda _there, _all: None)
+    with pytest.raises(OSError, match="No space left"):
+        bundle.take(store, parts, fill)
+    assert not (store.root / "import").exists()
+    assert versions.current(store) == 1
+    assert len([one for one in store.objects() if one.size == MIB]) == 1
+    assert heal.verify(store) == []
+    (disk / "filler").unlink()
+    assert "version 2 is served" in run(store, "import", str(source)).stdout
+
+
+def test_a_disk_that_is_too_full_for_a_version_serves_the_one_before(mount: Mount) -> None:
+    disk = mount("ext4", 40)
+    store = Store(disk / "store")
+    versions.publish(store, model(store, data(1)), keep=2)
+    wanted = model(store, *(data(number, 100) for number in range(120)), repo="o/many")
+    with (disk / "filler").open("wb", buffering=0) as file:
+        with contextlib.suppress(OSError):
+            while file.write(bytes(65536)):
+                pass
+        file.truncate(file.tell() - 30_000)
+    with pytest.raises(OSError, match="No space left"):
+        versions.publish(store, wanted, keep=2)
+    assert versions.current(store) == 1
+    assert [path.name for path in (store.root / "versions").iterdir()] == ["1"]
+    assert heal.verify(store) == []
+
+
+@pytest.fixture
+def sealed(mount: Mount, tmp_path: Path) -> Store:
+    """Return a store with two versions that may be read alone; a file of both has rotted."""
+    disk = mount("ext4", 32)
+    store = Store(disk / "store")
+    contents = model(store, data(1), data(2))
+    versions.publish(store, contents, keep=2)
+    versions.publish(store, model(store, data(3), repo="o/more"), keep=2)
+    _exported(tmp_path, data(4))
+    path = store.path(str(contents.models[0].files[0].sha256))
+    path.chmod(0o644)
+    path.write_bytes(data(5))
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    return store
+
+
+def test_a_read_only_store_is_read_and_told_of(sealed: Store, tmp_path: Path) -> None:
+    assert "version 2    current" in run(sealed, "versions").stdout
+    assert "on the disk" in run(sealed, "df").stdout
+    done = run(sealed, "verify")
+    assert done.return_value == 1
+    assert "not mended: left as it is: the store may not be written" in done.stdout
+    for digest in versions.pinned(sealed):
+        sealed.view(digest, tmp_path / "views" / digest)
+    for arguments in (["gc", "--high", "0", "--low", "0"], ["import", str(tmp_path / "b")], ["switch", "2"]):
+        error = run(sealed, *arguments).exception
+        assert isinstance(error, UnavailableError), arguments
+        assert str(error).endswith("Read-only file system; make room, mend its rights, or name another directory")
+        assert "\n" not in str(error)
+
+
+def test_what_a_read_only_store_serves_is_carried_on(sealed: Store, tmp_path: Path) -> None:
+    done = run(sealed, "export", "-o", str(tmp_path / "out"))
+    assert "it has another hash than its name" in str(done.exception)
+    assert not list((tmp_path / "out").iterdir())
+    digest = next(one.sha256 for one in sealed.objects() if not sealed.sound(one.sha256))
+    disk = sealed.root.parent
+    subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+    sealed.path(digest).chmod(0o644)
+    sealed.path(digest).write_bytes(data(1))
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    assert "part(s)" in run(sealed, "export", "-o", str(tmp_path / "out")).stdout
+    assert run(Store(tmp_path / "new"), "import", str(tmp_path / "out")).exception is None
+
+
+def test_a_bundle_is_taken_from_where_nothing_may_be_written(mount: Mount, tmp_path: Path) -> None:
+    source = mount(str(_exported(tmp_path, data(1), data(2))), at="stick")
+    subprocess.run(["mount", "-o", "remount,ro,bind", source], check=True)
+    with pytest.raises(OSError, match="Read-only"):
+        (source / "x").touch()
+    store = Store(tmp_path / "new")
+    assert "version 1 is served" in run(store, "import", str(source)).stdout
+    assert heal.verify(store) == []
+
+
+def test_a_bundle_is_not_written_where_nothing_may_be_written(mount: Mount, tmp_path: Path) -> None:
+    disk = mount("ext4", 16)
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    store = Store(tmp_path / "store")
+    versions.publish(store, model(store, data(1)), keep=1)
+    error = run(store, "export", "-o", str(disk)).exception
+    assert isinstance(error, UnavailableError)
+    assert "Read-only file system" in str(error)
+
+
+def test_a_disk_that_is_too_small_for_a_bundle_keeps_none_of_it(mount: Mount, tmp_path: Path) -> None:
+    disk = mount("ext4", 16)
+    store = Store(tmp_path / "store")
+    versions.publish(store, model(store, *(data(number) for number in range(20))), keep=1)
+    error = run(store, "export", "-o", str(disk / "out"), "--part-size", "4M").exception
+    assert isinstance(error, UnavailableError)
+    assert "No space left" in str(error)
+    assert list((disk / "out").iterdir()) == []
