@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 from envcheck.mirrors.hf import Revision
 from envcheck.mirrors.http import Client
 from envcheck.mirrors.locate import Need
-from envcheck.mirrors.site import audit_images, audit_models, audit_packages
+from envcheck.mirrors.site import audit_images, audit_models, audit_packages, audit_trees
 from envcheck.mirrors.site.audit import Finding
 from envcheck.mirrors.site.model import Site
 
@@ -27,4 +28,5 @@ def audit(site: Site, known: Known, client: Client) -> list[Finding]:
         *audit_packages.audit(site, known.needs, client),
         *audit_models.audit(site, known.models),
         *audit_images.audit(site),
+        *audit_trees.audit(audit_trees.served(Path(site.root))),
     ]
