@@ -28,7 +28,7 @@ class Choice(NamedTuple):
     network: str
     base: str
     timeout: float
-    offline: bool = False
+    wheels: Path | None = None
 
 
 @click.command("build", epilog="Example: envcheck build torch2.13.0-cpu-py311 --mirror host")
@@ -116,8 +116,8 @@ def command(  # noqa: PLR0913 (one argument an option)
     with contextlib.ExitStack() as stack:
         if prefetch:
             choice = _without_network(choice)
-            wheels = prefetched(settings, spec, profile, store, engine=choice.engine, fetch=not (dry_run or bake))
-            profile = stack.enter_context(wheels)
+            view = prefetched(settings, spec, profile, store, engine=choice.engine, fetch=not (dry_run or bake))
+            choice = choice._replace(wheels=stack.enter_context(view))
         if choice.engine == "venv":
             _venv(spec, profile, choice, settings, as_json=as_json, dry=dry_run)
             return
@@ -131,6 +131,7 @@ def command(  # noqa: PLR0913 (one argument an option)
 def _without_network(choice: Choice) -> Choice:
     """Refuse what asks for a network; a base from a registry would, to install what it lacks."""
     from envcheck.errors import ConfigError
+    from envcheck.images import engines
 
     if choice.network in {"host", "default"}:
         message = f"--prefetch builds without any network, and --network is {choice.network}"
@@ -138,7 +139,9 @@ def _without_network(choice: Choice) -> Choice:
     if choice.base == "registry":
         message = "--prefetch builds without any network, and a registry's base has packages installed over one"
         raise ConfigError(message, fix="leave --base out: it is bootstrapped with all it needs before the build")
-    return choice._replace(network="none", base="bootstrap", offline=True)
+    if choice.engine != "venv":
+        engines.connect(choice.engine).demand_contexts()
+    return choice._replace(network="none", base="bootstrap")
 
 
 def _engine(name: str, *, dry: bool, bake: bool) -> str:
@@ -189,7 +192,7 @@ def _wish(settings: Settings, spec: ImageSpec, profile: Profile, choice: Choice)
         revision=revision,
         epoch=epoch,
         matrix=settings.matrix,
-        offline=choice.offline,
+        wheels=choice.wheels,
     )
 
 
@@ -246,8 +249,8 @@ def _venv(spec: ImageSpec, profile: Profile, choice: Choice, settings: Settings,
         _show_venv_plan(venv.plan(spec, dest), as_json=as_json)
         return
     with listeners(settings) as (_, on_line), details():
-        offline = choice.offline
-        built = venv.build(spec, profile, dest, timeout=choice.timeout, on_line=on_line, offline=offline)
+        wheels = choice.wheels
+        built = venv.build(spec, profile, dest, timeout=choice.timeout, on_line=on_line, wheels=wheels)
     _show(built, built.path, settings, as_json=as_json)
     if not as_json and not settings.quiet:
         click.echo(f"next    envcheck run --python {built.python}")
@@ -281,6 +284,9 @@ def _show(built: Built | Environment, what: str, settings: Settings, *, as_json:
         return
     promised = {name: built.promises[name] for name in ("torch", "cuda", "cudnn", "nccl", "python")}
     click.echo(f"proof   {', '.join(f'{name} {value}' for name, value in promised.items())}")
+    for used in (used for used in built.sources if used.failed):
+        why = "; ".join(f"{source} failed: {reason}" for source, reason in used.failed.items())
+        click.echo(f"source  {used.group}: {used.source}, since {why}")
     click.echo(f"took    {built.seconds:.1f} s")
     if built.log:
         click.echo(f"log     {built.log}")

@@ -39,13 +39,15 @@ _LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "*.pyc", "_data", ".*")
 class Context(msgspec.Struct, frozen=True, kw_only=True):
     """A written context. `secrets` are build secrets, id -> file, to be passed beside it.
 
+    `wheels` is the directory that the Dockerfile's stage of that name stands for, to be passed as a named context.
     `network` is what installing needs: "none" when every wheel was carried, "host" for a mirror on this machine's
     loopback. A base that lacks OS packages needs apt's network on top. `carried` maps a lock group to whether all of
-    its files are in the context.
+    its files are in the context, or in `wheels`.
     """
 
     path: Path
     secrets: dict[str, Path]
+    wheels: Path | None
     base: str
     network: Network
     carried: dict[str, bool]
@@ -61,32 +63,28 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write(
-    spec: ImageSpec, profile: Profile, out: Path, *, matrix: Path | None = None, offline: bool = False
+    spec: ImageSpec, profile: Profile, out: Path, *, matrix: Path | None = None, wheels: Path | None = None
 ) -> Context:
     """Write the context into `out`, a new or empty directory or an earlier context, and say how to build it.
 
-    `offline`: nothing is tried but the files in the context, whatever the profile names.
+    `wheels`, a directory with a file of every pin, takes the mirror's place: the context then names no mirror at all.
     """
     cell = render_cell(spec)
     tool = tool_lock()
     _start(out)
-    indexes = [*profile.pypi, *profile.pytorch]
-    wheels = local_wheels([*spec.locks, tool], indexes, spec.cell.python)
     groups: dict[str, Lock] = {**{str(lock.group): lock for lock in spec.locks}, "envcheck": tool}
-    refused = {name: refused_wheels(lock, indexes, spec.cell.python, wheels) for name, lock in groups.items()}
-    carried = {name: all(set(pin.sha256) & wheels.keys() for pin in lock.pins) for name, lock in groups.items()}
     base = base_reference(spec, profile.registry)
-    rows = [row for name, lock in groups.items() for row in sources(name, lock, profile, carried=carried[name])]
-    rows = [row for row in rows if row.kind == "carried" or not offline]
     write_files(out, cell)
     _write_spec(spec, profile, base, out)
-    _write_mirror(rows, wheels.values(), profile, out / "mirror")
-    _write_refused(refused, out / "mirror/refused.tsv")
-    _write_apt(spec, profile, out / "mirror/apt")
     _write_tool(out, matrix)
+    if wheels is None:
+        rows, carried = _write_mirror(spec, profile, groups, out / "mirror")
+    else:
+        rows, carried = [_stored(name) for name in groups], dict.fromkeys(groups, True)
+        _write_scripts(rows, out / "mirror")
     _normalise(out)
-    secrets = {"netrc": Path(profile.netrc)} if profile.netrc else {}
-    return Context(path=out, secrets=secrets, base=base, network=network(rows), carried=carried)
+    secrets = {"netrc": Path(profile.netrc)} if profile.netrc and wheels is None else {}
+    return Context(path=out, secrets=secrets, wheels=wheels, base=base, network=network(rows), carried=carried)
 
 
 def sources(group: str, lock: Lock, profile: Profile, *, carried: bool) -> list[Source]:
@@ -95,6 +93,10 @@ def sources(group: str, lock: Lock, profile: Profile, *, carried: bool) -> list[
     variant = lock.index.rpartition("/")[2] if lock.index != "pypi" else None
     indexes = attempts(profile.pytorch if variant else profile.pypi)
     return first + [_source(group, number, index, variant) for number, index in enumerate(indexes, 1)]
+
+
+def _stored(group: str) -> Source:
+    return Source(group=group, name="files-of-the-store", kind="carried", url="-")
 
 
 def _source(group: str, number: int, index: Index, variant: str | None) -> Source:
@@ -149,21 +151,36 @@ def _write_spec(spec: ImageSpec, profile: Profile, base: str, out: Path) -> None
             (out / "keep" / path).write_text(text)
 
 
-def _write_mirror(rows: Iterable[Source], wheels: Iterable[Path], profile: Profile, mirror: Path) -> None:
+def _write_mirror(
+    spec: ImageSpec, profile: Profile, groups: Mapping[str, Lock], mirror: Path
+) -> tuple[list[Source], dict[str, bool]]:
+    """Write where each group is tried from, with the files that this machine has; return that, and who is carried."""
+    indexes, python = [*profile.pypi, *profile.pytorch], spec.cell.python
+    wheels = local_wheels(groups.values(), indexes, python)
+    refused = {name: refused_wheels(lock, indexes, python, wheels) for name, lock in groups.items()}
+    carried = {name: all(set(pin.sha256) & wheels.keys() for pin in lock.pins) for name, lock in groups.items()}
+    rows = [row for name, lock in groups.items() for row in sources(name, lock, profile, carried=carried[name])]
+    _write_scripts(rows, mirror)
+    if wheels:
+        (mirror / "wheels").mkdir()
+    for path in wheels.values():
+        _take(path, mirror / "wheels" / path.name, 0o644, 0o444)
+    roots = ca_bundle(profile)
+    if roots:
+        (mirror / "ca.pem").write_text(roots)
+    _write_refused(refused, mirror / "refused.tsv")
+    _write_apt(spec, profile, mirror / "apt")
+    return rows, carried
+
+
+def _write_scripts(rows: Iterable[Source], mirror: Path) -> None:
     mirror.mkdir()
     templates = data_path("templates") / "context"
     for name in ("bytecode.py", "install.sh", "os.sh", "prove.py"):
         shutil.copyfile(templates / name, mirror / name)
     lines = [f"{row.group}\t{row.name}\t{row.kind}\t{row.url}" for row in rows]
     (mirror / "sources.tsv").write_text("\n".join(lines) + "\n")
-    wheels = list(wheels)
-    if wheels:
-        (mirror / "wheels").mkdir()
-    for path in wheels:
-        _take(path, mirror / "wheels" / path.name, 0o644, 0o444)
-    roots = ca_bundle(profile)
-    if roots:
-        (mirror / "ca.pem").write_text(roots)
+    _write_refused({}, mirror / "refused.tsv")
 
 
 def _write_refused(refused: Mapping[str, list[str]], path: Path) -> None:

@@ -23,6 +23,8 @@ PLATFORMS: Final[dict[HostArch, str]] = {"x86_64": "linux/amd64", "aarch64": "li
 class BuildPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One image build. `key` is None while its base does not exist yet. `secrets` map ids to files, never values.
 
+    `contexts` map names to directories that the Dockerfile's stages of those names stand for.
+
     `skipped`: the key has an image already, so that a build would only tag it.
     The image is built as `name`, which its key names, and gets `tag` and `aliases` only once it has been read back.
     """
@@ -39,6 +41,7 @@ class BuildPlan(msgspec.Struct, frozen=True, kw_only=True):
     aliases: list[str]
     context: str
     network: Network
+    contexts: dict[str, str]
     secrets: dict[str, str]
     build_args: dict[str, str]
     labels: dict[str, str]
@@ -58,13 +61,17 @@ class Options(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What is built from. `key` is None while the base does not exist; `labels` are over those of the Dockerfile."""
+    """What is built from. `key` is None while the base does not exist; `labels` are over those of the Dockerfile.
+
+    `wheels` is the directory of a build without a network.
+    """
 
     base: str
     key: str | None
     context: Path
     secrets: Mapping[str, Path]
     labels: Mapping[str, str] = MappingProxyType({})
+    wheels: Path | None = None
 
 
 def make(spec: ImageSpec, options: Options, inputs: Inputs) -> BuildPlan:
@@ -81,6 +88,7 @@ def make(spec: ImageSpec, options: Options, inputs: Inputs) -> BuildPlan:
         aliases=tags.aliases(options.repository, spec),
         context=str(inputs.context),
         network=options.network,
+        contexts={"wheels": str(inputs.wheels)} if inputs.wheels else {},
         secrets={name: str(path) for name, path in sorted(inputs.secrets.items())},
         build_args={
             "BASE": inputs.base,
@@ -96,6 +104,7 @@ def _options(plan: BuildPlan) -> list[str]:
     named = {
         "build-arg": [f"{name}={value}" for name, value in plan.build_args.items()],
         "label": [f"{name}={value}" for name, value in plan.labels.items()],
+        "build-context": [f"{name}={path}" for name, path in plan.contexts.items()],
         "secret": [f"id={name},src={path}" for name, path in plan.secrets.items()],
     }
     options = [f"--platform={plan.platform}", f"--target={plan.target}", f"--tag={plan.name}"]
@@ -119,6 +128,8 @@ def bake(plan: BuildPlan) -> dict[str, Any]:
         "tags": [plan.name],
         "output": ["type=docker"],
     }
+    if plan.contexts:
+        target["contexts"] = plan.contexts
     if plan.network != "default":
         target["network"] = plan.network
     name = f"{plan.cell}-{plan.target}".replace(".", "_")

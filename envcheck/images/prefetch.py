@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,10 +14,11 @@ import msgspec
 from envcheck.errors import UnavailableError
 from envcheck.images.pins import Lock, Pin
 from envcheck.images.wheels import local_wheels, named
-from envcheck.mirrors.fetch.wanted import Means, Wanted
-from envcheck.mirrors.locate import Need, locate
-from envcheck.mirrors.profile import Index, Profile, attempts
+from envcheck.mirrors.fetch.wanted import Fetched, Means, Wanted
+from envcheck.mirrors.locate import Found, Need, locate
+from envcheck.mirrors.profile import Profile, attempts
 from envcheck.mirrors.store import Store
+from envcheck.mirrors.urls import host_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +45,10 @@ def bring(store: Store, locks: Sequence[Lock], python: str, profile: Profile, me
     found = locate(needs, indexes, means("asking the indexes").client) if needs else []
     for file in found:
         if named(file.name, pins[file.sha256], python):
-            store.put(Wanted(file.urls, file.sha256, file.size, Path(file.name)), means(file.name))
+            how = means(file.name)
+            done = store.put(Wanted(file.urls, file.sha256, file.size, Path(file.name)), how)
+            if done.moved and not done.found:
+                _tell(file, done, how)
 
 
 def held(store: Store, locks: Iterable[Lock], python: str) -> list[Held]:
@@ -60,14 +65,33 @@ def held(store: Store, locks: Iterable[Lock], python: str) -> list[Held]:
 
 
 @contextlib.contextmanager
-def viewed(store: Store, wheels: Iterable[Held], profile: Profile) -> Iterator[Profile]:
-    """Give the profile of a build that may use these wheels and nothing else."""
+def viewed(store: Store, wheels: Iterable[Held], plan: str | None = None) -> Iterator[Path]:
+    """Give a directory with these wheels, by further names of the store's own files.
+
+    It goes with the block; that of a `plan` stays for who runs what was printed, until the store's next eviction
+    after a day.
+    """
     store.root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".view-", dir=store.root) as folder:
+    with contextlib.ExitStack() as stack:
+        if plan is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".view-", dir=store.root)))
+        else:
+            folder = store.root / f".view-{plan}"
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        # Who builds may be another user's daemon.
+        folder.chmod(0o755)
         for wheel in wheels:
-            store.view(wheel.sha256, Path(folder) / wheel.name)
-        only = [Index(url=folder, kind="find-links")]
-        yield msgspec.structs.replace(profile, pypi=only, pytorch=only, netrc=None)
+            store.view(wheel.sha256, folder / wheel.name)
+        yield folder
+
+
+def _tell(file: Found, done: Fetched, means: Means) -> None:
+    """Say where a file came from when it was not the first of its sources."""
+    first, *others = dict.fromkeys(map(host_of, file.urls))
+    givers = [host for host in (first, *others) if host in done.sources]
+    if givers != [first]:
+        means.note(f"{file.name}: from {', '.join(givers) or 'several sources'}, and not from {first} alone")
 
 
 def _lacking(store: Store, locks: Iterable[Lock], python: str) -> list[Lock]:

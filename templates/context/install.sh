@@ -7,7 +7,8 @@ venv=$2
 here=$(cd "$(dirname "$0")" && pwd)
 uv=${ENVCHECK_UV:-/run/uv}
 lock=${ENVCHECK_LOCK:-/run/$group.lock}
-export UV_NO_CONFIG=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_HTTP_TIMEOUT=60 UV_HTTP_RETRIES="${UV_HTTP_RETRIES:-3}"
+wheels=${ENVCHECK_WHEELS:-/run/wheels}
+export UV_NO_CONFIG=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-60}" UV_HTTP_RETRIES="${UV_HTTP_RETRIES:-3}"
 export UV_CACHE_DIR="${ENVCHECK_CACHE:-/root/.cache/uv}"
 unset UV_INDEX UV_INDEX_URL UV_DEFAULT_INDEX UV_EXTRA_INDEX_URL UV_FIND_LINKS UV_TORCH_BACKEND UV_COMPILE_BYTECODE
 if [ -r "$here/ca.pem" ]; then
@@ -28,9 +29,18 @@ attempt() { # attempt KIND URL
     default) set -- ;;
     *) say "unknown kind of source $1"; return 2 ;;
     esac
-    if [ -d "$here/wheels" ]; then set -- "$@" --find-links "$here/wheels"; fi
+    for directory in "$wheels" "$here/wheels"; do
+        if [ -d "$directory" ]; then set -- "$@" --find-links "$directory"; fi
+    done
     "$uv" pip install --python "$venv/bin/python" --no-deps --require-hashes --only-binary :all: --no-progress \
         "$@" -r "$lock"
+}
+
+source_of() { # source_of NAME URL: what is said of it; a path of its URL may be nobody's business
+    case $2 in
+    *://*) host=${2#*://} && echo "$1 (${host%%/*})" ;;
+    *) echo "$1" ;;
+    esac
 }
 
 rc=1
@@ -40,10 +50,10 @@ while IFS="$tab" read -r for name kind url <&3; do
     rc=0
     attempt "$kind" "$url" || rc=$?
     if [ "$rc" = 0 ]; then
-        say "used $name"
+        say "used $(source_of "$name" "$url")"
         exec "$venv/bin/python" -I -B "$here/bytecode.py" "$venv/lib"
     fi
-    say "$name failed rc=$rc"
+    say "$(source_of "$name" "$url") failed rc=$rc"
 done 3<"$here/sources.tsv"
 # Why the local file was not taken outranks why the last mirror did not answer.
 while IFS="$tab" read -r for name <&3; do

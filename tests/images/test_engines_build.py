@@ -22,7 +22,7 @@ from envcheck.images.pins import Lock
 from envcheck.images.plan import BuildPlan
 from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.model import Cell, Matrix
-from envcheck.mirrors.profile import Profile
+from envcheck.mirrors.profile import Index, Profile
 
 
 class _Shelf:
@@ -42,6 +42,9 @@ class _Shelf:
 
     def frontend(self) -> list[str]:
         return ["docker", "build"]
+
+    def demand_contexts(self) -> None:
+        return
 
     def inspect(self, reference: str) -> ImageInfo | None:
         return self.images.get(reference)
@@ -190,6 +193,21 @@ def test_a_dry_run_says_that_the_key_is_built(shelf: _Shelf, wish: Wish) -> None
     built = build(shelf, wish)
     planned = building.dry_run(shelf, wish)
     assert (planned.key, planned.skipped) == (built.key, True)
+
+
+def test_the_stores_files_are_a_named_context_and_no_mirror_is_left(shelf: _Shelf, wish: Wish, tmp_path: Path) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.touch()
+    profile = Profile(name="t", pypi=[Index(url="http://127.0.0.1:9/simple")], netrc=str(netrc))
+    with_mirror = building.dry_run(shelf, wish._replace(profile=profile))
+    assert (with_mirror.network, with_mirror.contexts, [*with_mirror.secrets]) == ("host", {}, ["netrc"])
+    planned = building.dry_run(shelf, wish._replace(profile=profile, wheels=tmp_path / "wheels", base="bootstrap"))
+    assert (planned.network, planned.secrets) == ("none", {})
+    assert planned.contexts == {"wheels": str(tmp_path / "wheels")}
+    assert f"--build-context=wheels={tmp_path}/wheels" in planned.argv
+    assert "--network=none" in planned.argv
+    assert [path for path in Path(planned.context).rglob("*") if path.suffix == ".whl"] == []
+    assert "127.0.0.1:9" not in (Path(planned.context) / "mirror/sources.tsv").read_text()
 
 
 def test_a_network_is_given_where_something_must_be_fetched(shelf: _Shelf, wish: Wish) -> None:

@@ -1,14 +1,17 @@
-"""What podman says is read into the same form."""
+"""What podman says is read into the same form; what an engine of an older kind lacks is said."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from envcheck.errors import UnavailableError
 from envcheck.images import engines
 from envcheck.images.engines import command
+from envcheck.images.engines.docker import Docker
 from envcheck.images.engines.podman import Podman, image_info
 
 # `podman image inspect` of 4.3, cut to what is read.
@@ -29,6 +32,44 @@ def test_podman_builds_nothing_it_cannot_inspect() -> None:
     if command.which("podman") is None:
         pytest.skip("podman is not installed")
     assert Podman().inspect("localhost/no-such-image:1") is None
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Return what puts a program of this name on the PATH: a shell script."""
+
+    def put(name: str, script: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    return put
+
+
+def test_a_podman_that_takes_no_named_context_is_told_from_one_that_does(program: Callable[[str, str], None]) -> None:
+    program("podman", "echo '--build-context argument=value'")
+    Podman().demand_contexts()
+    program("podman", "echo '--cache-from stringArray'")
+    with pytest.raises(
+        UnavailableError, match=r"this podman takes none; use podman 4\.2 or later, or leave --prefetch"
+    ):
+        Podman().demand_contexts()
+
+
+def test_a_docker_without_buildx_takes_no_named_context(
+    program: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Docker, "__init__", lambda _: None)
+    program("docker", "exit 0")
+    Docker().demand_contexts()
+    program("docker", '[ "$1" != buildx ]')
+    with pytest.raises(UnavailableError, match="no buildx plugin for one; install docker-buildx, or leave --prefetch"):
+        Docker().demand_contexts()
+
+
+def test_no_layer_is_taken_for_the_text_of_its_run_alone(program: Callable[[str, str], None]) -> None:
+    program("podman", "exit 0")
+    assert "--no-cache" in Podman().frontend()
 
 
 def test_without_podman_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

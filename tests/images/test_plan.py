@@ -56,6 +56,14 @@ def test_the_argv_is_all_of_it(spec: ImageSpec, tmp_path: Path) -> None:
     ]
 
 
+def test_a_directory_of_wheels_is_a_named_context(spec: ImageSpec, tmp_path: Path) -> None:
+    made = plan.make(spec, OPTIONS, inputs(tmp_path)._replace(wheels=tmp_path / "wheels"))
+    assert f"--build-context=wheels={tmp_path}/wheels" in made.argv
+    assert plan.make(spec, OPTIONS, inputs(tmp_path)).contexts == {}
+    (target,) = plan.bake(made)["target"].values()
+    assert target["contexts"] == {"wheels": f"{tmp_path}/wheels"}
+
+
 def test_no_final_tag_is_given_before_the_image_was_read_back(spec: ImageSpec, tmp_path: Path) -> None:
     made = plan.make(spec, OPTIONS, inputs(tmp_path))
     assert made.tag == "site/torch:2.8.0-cu128-py311-runtime"

@@ -115,14 +115,17 @@ def test_an_offline_context_names_no_source_but_its_files(
 ) -> None:
     bring(store, spec, profile)
     wheels = prefetch.held(store, spec.locks, spec.cell.python)
-    with prefetch.viewed(store, wheels, profile) as only:
-        context = contexts.write(spec, only, tmp_path / "context", offline=True)
-    rows = (context.path / "mirror/sources.tsv").read_text().splitlines()
-    assert [row.split("\t")[2] for row in rows] == ["carried"] * len(spec.locks)
-    linked = [path.stat().st_ino for path in (context.path / "mirror/wheels").iterdir()]
+    with prefetch.viewed(store, wheels) as folder:
+        context = contexts.write(spec, profile, tmp_path / "context", wheels=folder)
+        linked = [path.stat().st_ino for path in folder.iterdir()]
     assert sorted(linked) == sorted(store.path(digest).stat().st_ino for digest in pins(spec.locks))
-    assert {oct(store.path(digest).stat().st_mode & 0o777) for digest in pins(spec.locks)} == {"0o444"}
     assert list(store.root.glob(".view-*")) == []
+    assert (context.wheels, context.network, context.secrets) == (folder, "none", {})
+    rows = (context.path / "mirror/sources.tsv").read_text().splitlines()
+    assert {row.split("\t", 1)[1] for row in rows} == {"files-of-the-store\tcarried\t-"}
+    assert {row.split("\t")[0] for row in rows} == {"nvidia", "torch", "base", "envcheck"}
+    here = {path.name for path in (context.path / "mirror").iterdir()}
+    assert here == {"bytecode.py", "install.sh", "os.sh", "prove.py", "refused.tsv", "sources.tsv"}
 
 
 def _envcheck(arguments: list[str], home: Path, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

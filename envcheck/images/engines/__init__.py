@@ -28,6 +28,9 @@ class Engine(Protocol):
     def frontend(self) -> list[str]:
         """Return the build command; the plan adds the options."""
 
+    def demand_contexts(self) -> None:
+        """Raise UnavailableError where the build command takes no named context (--build-context)."""
+
     def inspect(self, reference: str) -> ImageInfo | None:
         """Return what the engine holds under a reference or id, or None."""
 

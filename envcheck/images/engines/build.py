@@ -22,6 +22,7 @@ from envcheck.images.engines import base as bases
 from envcheck.images.engines.sdk import ImageInfo
 from envcheck.images.plan import PLATFORMS, BuildPlan, Inputs, Network, Options, make
 from envcheck.images.render import base_reference
+from envcheck.images.sources import Used, used
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profile import Profile
 
@@ -31,7 +32,7 @@ BasePolicy = Literal["auto", "registry", "bootstrap"]
 class Wish(NamedTuple):
     """What to build and how; `network` None lets the context decide. `timeout` in seconds, of the build itself.
 
-    `offline`: from the files that the profile names on this machine, and from nothing else.
+    `wheels`: a directory that has a file of every pin; nothing else is asked for any.
     """
 
     spec: ImageSpec
@@ -43,11 +44,13 @@ class Wish(NamedTuple):
     revision: str
     epoch: int
     matrix: Path | None = None
-    offline: bool = False
+    wheels: Path | None = None
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
     """A proven image. `skipped`: its key had an image already. `held_back`: aliases that stayed, and why.
+
+    `sources` are those of what was installed now, and not in a layer that the engine had.
 
     `bytes` as the engine counts: compressed in a containerd store, unpacked elsewhere.
     """
@@ -65,6 +68,7 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
     held_back: dict[str, str]
     base: str
     promises: dict[str, str]
+    sources: list[Used]
     log: str | None
     seconds: float
 
@@ -88,7 +92,7 @@ def choose_base(engine: Engine, wish: Wish, say: Callable[[str], None]) -> str:
 
 def prepare(engine: Engine, wish: Wish, base: str, scratch: Path) -> BuildPlan:
     """Write the context and return the plan; its key is None when the engine does not hold the base yet."""
-    context = contexts.write(wish.spec, wish.profile, scratch / "context", matrix=wish.matrix, offline=wish.offline)
+    context = contexts.write(wish.spec, wish.profile, scratch / "context", matrix=wish.matrix, wheels=wish.wheels)
     held = engine.inspect(base)
     key = held and keys.key(
         context=keys.context_digest(context.path),
@@ -108,7 +112,7 @@ def prepare(engine: Engine, wish: Wish, base: str, scratch: Path) -> BuildPlan:
         revision=wish.revision,
     )
     own = {"org.opencontainers.image.base.name": base} if complete else {}
-    return make(wish.spec, options, Inputs(base, key, context.path, context.secrets, own))
+    return make(wish.spec, options, Inputs(base, key, context.path, context.secrets, own, context.wheels))
 
 
 def dry_run(engine: Engine, wish: Wish) -> BuildPlan:
@@ -152,6 +156,7 @@ def build(engine: Engine, wish: Wish, *, say: Callable[[str], None], on_line: Ca
         held_back=held_back,
         base=base,
         promises=wish.spec.promises,
+        sources=used(log.read_text(encoding="utf-8")) if log else [],
         log=str(log) if log else None,
         seconds=round(time.monotonic() - began, 1),
     )

@@ -33,10 +33,16 @@ class Docker:
 
     def frontend(self) -> list[str]:
         """Return the build command: buildx where there is such a plugin, else the client's own BuildKit."""
-        if command.stream(["docker", "buildx", "version"], timeout=30).status == 0:
+        if _has_buildx():
             # Provenance would make an index of the image, and tell of the machine that built it.
             return ["docker", "buildx", "build", *_builder(), "--progress=plain", "--provenance=false", "--load"]
         return ["docker", "build", "--progress=plain"]
+
+    def demand_contexts(self) -> None:
+        """Raise UnavailableError where there is no buildx: the client's own builder takes no named context."""
+        if not _has_buildx():
+            message = "--prefetch hands the store over as a named context, and this docker has no buildx plugin for one"
+            raise UnavailableError(message, fix="install docker-buildx, or leave --prefetch out")
 
     def inspect(self, reference: str) -> ImageInfo | None:
         """Return what this engine holds under a reference, or None."""
@@ -71,6 +77,10 @@ class Docker:
     def untag(self, reference: str) -> None:
         """Take a reference away."""
         sdk.untag(reference)
+
+
+def _has_buildx() -> bool:
+    return command.stream(["docker", "buildx", "version"], timeout=30).status == 0
 
 
 def _builder() -> list[str]:

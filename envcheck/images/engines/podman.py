@@ -33,8 +33,17 @@ class Podman:
             raise UnavailableError(message, fix="run it by hand to see why, or use --engine docker or venv")
 
     def frontend(self) -> list[str]:
-        """Return the build command; the docker format keeps what the OCI format has no place for."""
-        return ["podman", "build", "--format=docker", "--pull=missing"]
+        """Return the build command; the docker format keeps what the OCI format has no place for.
+
+        Buildah knows a RUN by its text and not by what is mounted: its cache would give one lock's layer for another's.
+        """
+        return ["podman", "build", "--format=docker", "--pull=missing", "--no-cache"]
+
+    def demand_contexts(self) -> None:
+        """Raise UnavailableError where this podman is older than 4.2 and takes no named context."""
+        if "--build-context" not in command.stream(["podman", "build", "--help"], timeout=30).output:
+            message = "--prefetch hands the store over as a named context, and this podman takes none"
+            raise UnavailableError(message, fix="use podman 4.2 or later, or leave --prefetch out")
 
     def inspect(self, reference: str) -> ImageInfo | None:
         """Return what podman holds under a reference, or None."""

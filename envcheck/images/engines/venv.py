@@ -20,6 +20,7 @@ from envcheck.images import context as contexts
 from envcheck.images import keys, render
 from envcheck.images.engines import command
 from envcheck.images.engines.build import FailedError, log_path
+from envcheck.images.sources import Used, used
 from envcheck.images.spec import ImageSpec
 from envcheck.images.store import lock_files
 from envcheck.mirrors.profile import Profile
@@ -41,6 +42,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     skipped: bool
     promises: dict[str, str]
+    sources: list[Used]
     log: str | None
     seconds: float
 
@@ -81,12 +83,12 @@ def build(
     *,
     timeout: float,
     on_line: Callable[[str], None],
-    offline: bool = False,
+    wheels: Path | None = None,
 ) -> Environment:
     """Make `dest` the spec's environment and prove it from the inside; one that is complete already is left as it is.
 
-    A failure leaves a directory that the next build empties. `timeout` in seconds, of each step. `offline`: from the
-    files that the profile names on this machine, and from nothing else.
+    A failure leaves a directory that the next build empties. `timeout` in seconds, of each step. `wheels`: a directory
+    that has a file of every pin; nothing else is asked for any.
     """
     began = time.monotonic()
     dest = dest.absolute()
@@ -96,7 +98,7 @@ def build(
     log = None if skipped else log_path(f"{spec.cell}-venv")
     if log is not None:
         with tempfile.TemporaryDirectory(prefix="envcheck-venv-", dir=_scratch(dest)) as scratch:
-            context = contexts.write(spec, profile, Path(scratch) / "context", offline=offline)
+            context = contexts.write(spec, profile, Path(scratch) / "context", wheels=wheels)
             steps = _Steps(context, dest, spec, log, timeout, on_line)
             _fill(dest, interpreter, steps, key)
     return Environment(
@@ -107,6 +109,7 @@ def build(
         key=key,
         skipped=skipped,
         promises=spec.promises,
+        sources=used(log.read_text(encoding="utf-8")) if log else [],
         log=str(log) if log else None,
         seconds=round(time.monotonic() - began, 1),
     )
@@ -167,6 +170,8 @@ class _Steps:
         self.dest = dest
         self.spec = spec
         self._locks = context.path
+        # Never /run/wheels, which is an image build's.
+        self._wheels = str(context.wheels or context.path / "mirror/wheels")
         self._netrc = {"NETRC": str(context.secrets["netrc"])} if "netrc" in context.secrets else {}
         self._log = log
         self._timeout = timeout
@@ -177,7 +182,8 @@ class _Steps:
         """Install one group's lock with the script an image build runs."""
         lock = self._locks / f"{group}.lock"
         cache = command.output([uv.find_uv_bin(), "cache", "dir"]).strip()
-        env = {"ENVCHECK_UV": uv.find_uv_bin(), "ENVCHECK_LOCK": str(lock), "ENVCHECK_CACHE": cache, **self._netrc}
+        env = {"ENVCHECK_UV": uv.find_uv_bin(), "ENVCHECK_LOCK": str(lock), "ENVCHECK_CACHE": cache}
+        env |= {"ENVCHECK_WHEELS": self._wheels, **self._netrc}
         self.run(f"install {group}", ["sh", str(self.mirror / "install.sh"), group, str(self.dest)], env)
 
     def prove(self) -> None:
