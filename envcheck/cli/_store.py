@@ -104,10 +104,10 @@ def fetching(settings: Settings, profile: Profile) -> Iterator[Callable[[str], M
 @contextlib.contextmanager
 def prefetched(
     settings: Settings, spec: ImageSpec, profile: Profile, root: Path | None, *, engine: str, fetch: bool
-) -> Iterator[Profile]:
-    """Have all that a build of this engine needs in the store, and give the profile that names nothing else.
+) -> Iterator[Path]:
+    """Have all that a build of this engine needs in the store, and give a directory with all of it and nothing else.
 
-    Without `fetch` it must be there.
+    Without `fetch`, for a plan, it must be there.
     """
     from envcheck.images import prefetch
     from envcheck.images.context import tool_lock
@@ -122,5 +122,5 @@ def prefetched(
                 with fetching(settings, profile) as means:
                     prefetch.bring(store, locks, python, profile, means)
             wheels = prefetch.held(store, locks, python)
-            only = stack.enter_context(prefetch.viewed(store, wheels, profile))
-        yield only
+            folder = stack.enter_context(prefetch.viewed(store, wheels, None if fetch else str(spec.cell)))
+        yield folder
