@@ -109,6 +109,7 @@ class Answer(contextlib.AbstractContextManager["Answer"]):
     def close(self) -> None:
         """Give the connection back if the body is read, and end it if not: the rest is not worth waiting for."""
         if self._response.length_remaining == 0:
+            self._response.drain_conn()  # http.client takes a connection for busy until even nothing has been read
             self._response.release_conn()
         else:
             self._response.close()

@@ -13,7 +13,7 @@ import msgspec
 
 from envcheck.errors import EnvcheckError, UnavailableError
 from envcheck.mirrors import hf, snapshot
-from envcheck.mirrors.asking import NobodyError, StatusError, in_turn, text
+from envcheck.mirrors.asking import LaterError, NobodyError, StatusError, in_turn, text
 from envcheck.mirrors.fetch.many import fetch_all
 from envcheck.mirrors.fetch.wanted import Fetched, Means, Wanted
 from envcheck.mirrors.http import Client, NetworkError, UntrustedError
@@ -22,6 +22,8 @@ from envcheck.mirrors.urls import host_of
 _PAGE: Final = 64 << 20
 _PAGES: Final = 10_000
 _AT_ONCE: Final = 8
+# Who is not known and who may not; a hub says so of what does not exist, too.
+_REFUSED: Final = {401, 403}
 
 
 def head(client: Client, endpoint: str, ref: hf.Reference) -> hf.Head:
@@ -162,10 +164,10 @@ def _fix(reason: Exception) -> str:
     elsewhere = "or give --lock FILE, which asks nobody"
     if isinstance(reason, UntrustedError):
         return f"name its authority as `ca:` in the profile, {elsewhere}"
-    if not isinstance(reason, StatusError):
-        known = isinstance(reason, NetworkError)
-        return f"{'see that it can be reached from here' if known else 'see that it is a hub'} (`hf: {{trusted: URL}}` \
-in the profile names another), {elsewhere}"
-    if reason.status in {401, 403}:
-        return "no such repository, or a private or gated one: `hf: {token: allow}` or `credentials:` in the profile"
-    return f"check the name and the revision, {elsewhere}"
+    if isinstance(reason, LaterError):
+        return f"run it again later, {elsewhere}"
+    if isinstance(reason, StatusError):
+        gated = "no such repository, or a private or gated one: `hf: {token: allow}` or `credentials:` in the profile"
+        return gated if reason.status in _REFUSED else f"check the name and the revision, {elsewhere}"
+    doubt = "can be reached from here" if isinstance(reason, NetworkError) else "is a hub"
+    return f"see that it {doubt} (`hf: {{trusted: URL}}` in the profile names another), {elsewhere}"

@@ -1,0 +1,193 @@
+"""A model's bytes from several endpoints in order: what the first has wrong or not at all comes from the next."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from envcheck.cli import cli
+from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.mirrors import asking, hf, models, snapshot
+from envcheck.mirrors.fetch.wanted import Means
+from envcheck.mirrors.http import Client
+from envcheck.mirrors.load import parse
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REPO = "owner/tiny"
+REF = hf.Reference("model", REPO, "main")
+LARGE = "sub/weights.bin"
+Hubs = Callable[[], Any]
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have who is busy asked again at once."""
+    monkeypatch.setattr(asking, "WAITS", (0.01, 0.01, 0.01))
+
+
+def flip(hub: Any, path: str, at: int = 0) -> None:
+    content = bytearray(hub.content[path])
+    content[at] ^= 1
+    hub.content[path] = bytes(content)
+
+
+def fetched(origin: Any, endpoints: list[str], to: Path) -> tuple[dict[str, set[str]], list[str]]:
+    """Fetch the model; return the hosts that gave each file, and what a person was told."""
+    notes: list[str] = []
+    client = Client(connect=1.0, read=2.0)
+    wanted = models.revision(client, origin.url, REF)
+    done = models.fetch_revision(wanted, endpoints, to, Means(client, note=notes.append), lambda _: None)
+    names = {file.blob: file.path for file in wanted.files}
+    for file in wanted.files:
+        at = to / "models--owner--tiny/snapshots" / COMMIT / file.path
+        assert at.read_bytes() == origin.repo.files[file.path]
+    return {names[one.path.name]: set(one.sources) for one in done}, notes
+
+
+def closed() -> str:
+    """Return an endpoint where nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.9", 0))
+        return f"http://127.0.0.9:{free.getsockname()[1]}"
+
+
+def test_all_comes_from_the_first_that_is_right(hubs: Hubs, tmp_path: Path) -> None:
+    origin, first, second = hubs(), hubs(), hubs()
+    sources, notes = fetched(origin, [first.url, second.url], tmp_path)
+    assert set().union(*sources.values()) == {first.netloc}
+    assert second.asked == notes == []
+
+
+def test_a_bad_piece_of_a_large_file_comes_from_the_second_endpoint(hubs: Hubs, tmp_path: Path) -> None:
+    origin, first, second = hubs(), hubs(), hubs()
+    flip(first, LARGE, 1_200_000)
+    sources, notes = fetched(origin, [first.url, second.url], tmp_path)
+    assert sources[LARGE] == {first.netloc, second.netloc}
+    assert f"1 bad piece(s) came from {first.netloc}; fetched from elsewhere" in notes
+    assert second.sent < len(origin.repo.files[LARGE])
+
+
+def test_a_small_file_that_is_wrong_comes_from_the_second_endpoint(hubs: Hubs, tmp_path: Path) -> None:
+    origin, first, second = hubs(), hubs(), hubs()
+    flip(first, "vocab.txt")
+    sources, _ = fetched(origin, [first.url, second.url], tmp_path)
+    assert sources.pop("vocab.txt") == {second.netloc}
+    assert set().union(*sources.values()) == {first.netloc}
+
+
+@pytest.mark.parametrize("path", [LARGE, "config.json"])
+def test_what_the_first_endpoint_lacks_comes_from_the_second(hubs: Hubs, tmp_path: Path, path: str) -> None:
+    origin, first, second = hubs(), hubs(), hubs()
+    del first.content[path]
+    sources, _ = fetched(origin, [first.url, second.url], tmp_path)
+    assert sources.pop(path) == {second.netloc}
+    assert set().union(*sources.values()) == {first.netloc}
+
+
+@pytest.mark.parametrize(("dead", "why"), [(closed(), "no connection"), ("http://x.invalid", "does not resolve")])
+def test_an_endpoint_that_cannot_be_reached_is_asked_last(hubs: Hubs, tmp_path: Path, dead: str, why: str) -> None:
+    origin, living = hubs(), hubs()
+    sources, notes = fetched(origin, [dead, living.url], tmp_path)
+    assert set().union(*sources.values()) == {living.netloc}
+    assert len(notes) == 1
+    assert why in notes[0]
+    assert notes[0].endswith(": asked last")
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_who_is_busy_is_asked_again(hubs: Hubs, tmp_path: Path, small: bool) -> None:  # noqa: FBT001 (a parameter)
+    origin, first = hubs(), hubs()
+    for hub in (origin, first):
+        hub.repo.files = {path: body for path, body in hub.repo.files.items() if (path == LARGE) != small}
+        hub.rows = [row for row in hub.rows if row["path"] in hub.repo.files]
+    origin.busy = [429, 503]
+    first.busy = [429, 500, 503]
+    fetched(origin, [first.url], tmp_path)
+    assert first.busy == origin.busy == []
+
+
+def test_while_one_is_busy_the_next_gives_small_files(hubs: Hubs, tmp_path: Path) -> None:
+    origin, first, second = hubs(), hubs(), hubs()
+    wanted = models.revision(Client(), origin.url, REF)
+    first.busy = [503] * 1000
+    client, done = Client(), []
+    for file in wanted.files:
+        if file.path != LARGE:
+            urls = [hf.file_url(hub.url, REF, file.path) for hub in (first, second)]
+            done.append(snapshot.blob(file, urls, tmp_path, Means(client)))
+    assert {host for one in done for host in one.sources} == {second.netloc}
+    assert len(first.asked) == 3
+
+
+@pytest.mark.parametrize("path", [LARGE, "vocab.txt"])
+def test_where_all_have_it_wrong_the_file_is_named_and_the_snapshot_is_not_there(
+    hubs: Hubs, tmp_path: Path, path: str
+) -> None:
+    origin, first, second = hubs(), hubs(), hubs()
+    flip(first, path)
+    flip(second, path)
+    with pytest.raises(PromiseError, match=path):
+        fetched(origin, [first.url, second.url], tmp_path)
+    assert not (tmp_path / "models--owner--tiny/snapshots").exists()
+    assert not (tmp_path / "models--owner--tiny/refs").exists()
+
+
+@pytest.mark.parametrize("path", [LARGE, "vocab.txt"])
+def test_where_nobody_has_it_the_file_and_every_host_are_named(hubs: Hubs, tmp_path: Path, path: str) -> None:
+    origin, first, second = hubs(), hubs(), hubs()
+    del first.content[path], second.content[path]
+    with pytest.raises(UnavailableError, match=f"^{path}: ") as failed:
+        fetched(origin, [first.url, second.url], tmp_path)
+    assert f"{first.netloc}: it answers 404; {second.netloc}: it answers 404" in str(failed.value)
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli, list(words), catch_exceptions=False, standalone_mode=False)
+
+
+def test_a_profile_names_them_in_order_and_who_is_trusted(hubs: Hubs, tmp_path: Path) -> None:
+    origin, first, second = hubs(), hubs(), hubs()
+    del first.content["vocab.txt"]
+    (tmp_path / "p.yaml").write_text(
+        f"hf:\n  endpoint: {first.url}\n  fallbacks: [{second.url}]\n  trusted: {origin.url}\n"
+    )
+    words = ("fetch", "--model", REPO, "--mirror", str(tmp_path / "p.yaml"), "--to", str(tmp_path / "to"))
+    files = json.loads(run(*words, "--json").stdout)["files"]
+    assert {host for file in files for host in file["sources"]} == {first.netloc, second.netloc}
+    assert not any(path.startswith(f"/{REPO}") for path in origin.asked)
+    shown = run("mirror", "show", str(tmp_path / "p.yaml")).stdout
+    assert f"  hf          {first.url}\n              {second.url}\n  hf hashes   {origin.url}\n" in shown
+    assert f"only `envcheck fetch` asks {second.netloc} after it" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("hf: {fallbacks: ['https://b.example']}", "hf.fallbacks: fallbacks of no endpoint"),
+        (
+            "hf:\n  endpoint: https://a.example\n  fallbacks: [b.example]",
+            "p.yaml:3: hf.fallbacks[0]: 'b.example' is no",
+        ),
+        ("hf: {endpoint: 'https://a.example', fallback: []}", "the keys there are endpoint, fallbacks, trusted"),
+        ("hf: {endpoint: 'https://a.example', fallbacks: ['https://me:x@b.example']}", "a user or password in"),
+    ],
+)
+def test_a_list_that_makes_no_sense_is_refused(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as failed:
+        parse(text.encode(), Path("p.yaml"))
+    assert told in str(failed.value)
+
+
+def test_xet_is_never_asked_for(hubs: Hubs, tmp_path: Path) -> None:
+    """An endpoint that offers it (hashes, a token's route) is taken at its plain word."""
+    server = hubs()
+    server.xet = True
+    fetched(server, [server.url], tmp_path)
+    assert server.asked
+    assert [path for path in server.asked if "xet" in path] == []
