@@ -34,7 +34,7 @@ _NAMED: Final = 5
     "--cell", "cells", multiple=True, metavar="CELL", help="Files of this cell's locks; of every cell's unless given."
 )
 @click.option("--lock", "locks", multiple=True, type=_FILE, help="Files of this lock, a cell's or a model's.")
-@click.option("--ca", type=_FILE, help="Certificates to trust beside this machine's.")
+@click.option("--ca", type=_FILE, help="Certificates to trust beside this machine's; a site's own --ca.")
 @click.option("--netrc", type=_FILE, help="Whose user the mirror knows.")
 @click.option("--strict", is_flag=True, help="Exit 3 where anything there could not be judged.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
@@ -68,6 +68,7 @@ def command(
 
     remote = where.startswith(_WEB)
     site = None if remote else _site(Path(where))
+    ca = ca or (Path(site.client_ca) if site and site.client_ca else None)
     known, client = _known(settings, cells, locks, site), Client(ca=ca, netrc_file=netrc)
     found = _local(site, known, client) if site else _remote(where, known, client)
     _tell(found, settings, remote=remote, as_json=as_json)

@@ -93,8 +93,7 @@ def _metadata(body: bytes, kind: str, page: str) -> Iterator[tuple[str, str]]:
 
 def asked(site: Site, needs: Iterable[Need], client: Client) -> tuple[dict[str, set[Says]], dict[Need, str]]:
     """Return what the running site's own pages say of needs, by the upstream's URLs, and why they say nothing."""
-    address = site.name if site.tls else site.addresses[0]
-    base = f"{site.scheme}://{f'[{address}]' if ':' in address else address}:{site.port}"
+    base = site.at(site.port)
     indexes = {"pypi": [Index(url=f"{base}/pypi/simple")], "pytorch": [Index(url=f"{base}/pytorch/whl/{{variant}}")]}
     says: dict[str, set[Says]] = {}
     reasons: dict[Need, str] = {}

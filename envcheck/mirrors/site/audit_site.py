@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 from envcheck.mirrors.hf import Revision
 from envcheck.mirrors.http import Client
@@ -28,5 +27,5 @@ def audit(site: Site, known: Known, client: Client) -> list[Finding]:
         *audit_packages.audit(site, known.needs, client),
         *audit_models.audit(site, known.models),
         *audit_images.audit(site),
-        *audit_trees.audit(audit_trees.served(Path(site.root))),
+        *audit_trees.audit(audit_trees.served(site)),
     ]

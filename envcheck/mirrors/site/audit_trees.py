@@ -14,6 +14,7 @@ import msgspec
 
 from envcheck.mirrors.site.audit import Finding, not_read, unreadable
 from envcheck.mirrors.site.audit_disk import Unread, files, removed, settled, unread
+from envcheck.mirrors.site.model import Site
 from envcheck.mirrors.versions import MANIFEST, Manifest
 
 
@@ -30,16 +31,14 @@ _Tree = Mapping[str, str]
 _NOTHING: Final[_Tree] = {}
 
 
-def served(root: Path) -> Iterator[Served]:
-    """Yield what a site serves out of its own directory; each may be a link to the version that is current."""
-    folder = root / "public/static"
-    try:
-        names = sorted(path.name for path in folder.iterdir())
-    except FileNotFoundError:
-        return
-    for name in names:
-        fix = "it comes again with the next copy; of a store: `envcheck store verify`, then publish again"
-        yield Served(name, folder / name, fix)
+def served(site: Site) -> Iterator[Served]:
+    """Yield what a site serves of its own: copies of trees, each a link to its version, and what a store published."""
+    folder = Path(site.root, "public/static")
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    yield from (Served(name, folder / name, "it comes again with the next copy") for name in names)
+    if site.store and Path(site.store, "current").is_symlink():
+        fix = f"run `envcheck store verify --store {site.store}`, then publish again"
+        yield Served("store", Path(site.store, "current"), fix)
 
 
 def audit(trees: Iterable[Served]) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 from envcheck.mirrors.site.model import Registry, Site
 
@@ -144,11 +145,17 @@ def tasks(site: Site) -> list[Task]:
     reopened = f"/bin/sh -c 'kill -USR1 $$(cat {root}/run/nginx.pid)'"
     return [
         *(_sync(site, name) for name in site.sync),
-        Task("audit", "the caches against the locks", "daily", (f"/usr/bin/env envcheck mirror audit {root}",)),
+        _audit(site),
         *([_cold(site)] if site.s3 else []),
         Task("sweep", "what a killed nginx left", "hourly", (orphans,)),
         Task("rotate", "a new access log", "daily", (f"/bin/mv {log} {log}.1", reopened)),
     ]
+
+
+def _audit(site: Site) -> Task:
+    # The envcheck that rendered this, by its own interpreter: systemd's PATH leads to no virtual environment.
+    python = f'"{sys.executable}"'.replace("%", "%%").replace("$", "$$")
+    return Task("audit", "the caches against the locks", "daily", (f"{python} -m envcheck mirror audit {site.root}",))
 
 
 def _cold(site: Site) -> Task:

@@ -17,6 +17,7 @@ from envcheck.mirrors.site.audit_trees import served as trees
 from envcheck.mirrors.store import Store
 from tests.mirrors.site.conftest import Authority, envcheck
 from tests.mirrors.site.test_audit import spoil
+from tests.mirrors.site.test_render import site
 from tests.mirrors.site.test_served import Served
 from tests.mirrors.site.upstreams import get
 from tests.mirrors.store.conftest import contents, make_wheel, model, store
@@ -24,15 +25,15 @@ from tests.mirrors.store.conftest import contents, make_wheel, model, store
 __all__ = ["contents", "make_wheel", "model", "store"]
 
 
-def found(site: Path) -> dict[str, Finding]:
-    return {one.name: one for one in audited(trees(site))}
+def found(root: Path, **changes: object) -> dict[str, Finding]:
+    return {one.name: one for one in audited(trees(site(root, **changes)))}
 
 
-def published(site: Path, store: Store, contents: Contents, *names: str) -> versions.Manifest:
+def published(root: Path, store: Store, contents: Contents, *names: str) -> versions.Manifest:
     """Publish a version and have the site serve copies of it."""
     versions.publish(store, contents, keep=2)
     for name in names:
-        shutil.copytree(store.root / "current", site / "public/static" / name)
+        shutil.copytree(store.root / "current", root / "public/static" / name)
     return versions.manifest(store, 1)
 
 
@@ -40,14 +41,14 @@ def published(site: Path, store: Store, contents: Contents, *names: str) -> vers
 def test_a_poisoned_tree_serves_the_wrong_file_no_more_and_the_right_one_after_the_next_copy(
     served: Served, authority: Authority, store: Store, contents: Contents
 ) -> None:
-    _, site, base = served
-    told = published(site, store, contents, "main")
+    _, root, base = served
+    told = published(root, store, contents, "main")
     wheel = next(file.path for file in told.files if file.path.endswith("alpha-1.0-py3-none-any.whl"))
-    there = site / "public/static/main" / wheel
+    there = root / "public/static/main" / wheel
     there.chmod(0o644)
     right = spoil(there)
     assert get(f"{base}/static/main/{wheel}", authority.ca)[1] != right
-    done = envcheck("mirror", "audit", str(site), "--json")
+    done = envcheck("mirror", "audit", str(root), "--json")
     found: dict[str, Any] = {one["name"]: one for one in json.loads(done.stdout)["files"] if one["cache"] == "trees"}
     assert done.returncode == 1
     assert {name for name, one in found.items() if one["verdict"] == "poisoned"} == {f"main/{wheel}"}
@@ -57,7 +58,7 @@ def test_a_poisoned_tree_serves_the_wrong_file_no_more_and_the_right_one_after_t
     assert get(f"{base}/static/main/{wheel}", authority.ca)[0] == 404
     shutil.copy2(store.root / "current" / wheel, there)
     assert get(f"{base}/static/main/{wheel}", authority.ca)[1] == right
-    assert envcheck("mirror", "audit", str(site)).returncode == 0
+    assert envcheck("mirror", "audit", str(root)).returncode == 0
 
 
 def test_each_file_is_judged_by_the_manifest_nearest_to_it_and_others_by_nobody(
@@ -65,14 +66,13 @@ def test_each_file_is_judged_by_the_manifest_nearest_to_it_and_others_by_nobody(
 ) -> None:
     told = published(tmp_path, store, contents, "main", "deep/down")
     static = tmp_path / "public/static"
-    (static / "own").symlink_to(store.root / "current")
     (static / "main/extra.bin").write_bytes(b"x")
     (static / "loose").mkdir()
     (static / "loose/a.bin").write_bytes(b"x")
     (static / "alone.bin").write_bytes(b"x")
     (static / "gone").symlink_to(tmp_path / "nowhere")
     (static / "deep/down" / told.files[0].path).unlink()
-    verdicts = {name: one.verdict for name, one in found(tmp_path).items()}
+    verdicts = {name: one.verdict for name, one in found(tmp_path, store=str(store.root)).items()}
     odd = {name: verdict for name, verdict in verdicts.items() if verdict != "clean"}
     assert odd == {
         "main/extra.bin": "unknown",
@@ -87,8 +87,8 @@ def test_each_file_is_judged_by_the_manifest_nearest_to_it_and_others_by_nobody(
     path = store.path(wheel.sha256)
     path.chmod(0o644)
     spoil(path)
-    poisoned = [one for one in found(tmp_path).values() if one.verdict == "poisoned"]
-    assert [one.name for one in poisoned] == [f"own/files/{wheel.sha256}/{wheel.name}"]
+    poisoned = [one for one in found(tmp_path, store=str(store.root)).values() if one.verdict == "poisoned"]
+    assert [one.name for one in poisoned] == [f"store/files/{wheel.sha256}/{wheel.name}"]
     assert "envcheck store verify" in poisoned[0].about
 
 
@@ -104,4 +104,4 @@ def test_a_manifest_that_is_none_or_cannot_be_read_calls_nothing_clean(
     assert {one.verdict for one in said.values()} == {"unknown", "unreadable"}
     assert said["main/manifest.json"].about.startswith("no manifest of a published tree")
     assert said["other/manifest.json"].verdict == "unreadable"
-    assert list(trees(tmp_path / "absent")) == []
+    assert found(tmp_path / "absent", store=str(tmp_path / "none")) == {}

@@ -1,0 +1,81 @@
+"""The audit's unit, as systemd would start it: nothing of this shell, only what the unit says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from envcheck.mirrors.site.parts import tasks
+from tests.mirrors.site.conftest import Authority, World
+from tests.mirrors.site.test_audit import audit, piece, spoil
+from tests.mirrors.site.test_render import site as everything
+from tests.mirrors.site.upstreams import answers
+
+pytestmark = pytest.mark.tools
+# systemd's own for services.
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
+
+
+def started(site: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run what the rendered unit starts, where it starts it, with the variables that its EnvironmentFile would hold."""
+    unit = (site / "systemd/envcheck-mirror-audit.service").read_text()
+    told = dict(re.findall(r"^([A-Z]\w+)=(.*)$", unit, re.MULTILINE))
+    assert told["EnvironmentFile"] == "-/etc/envcheck-mirror/audit.env"
+    command = shlex.split(told["ExecStart"])
+    assert Path(command[0]).is_absolute()
+    return subprocess.run(
+        command,
+        cwd=told["WorkingDirectory"],
+        env={"PATH": PATH, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_what_the_timer_starts_works_by_itself(world: World, nginx: str, authority: Authority) -> None:
+    more = ("--tls", str(authority.certificate), str(authority.key), "--ca", str(authority.ca), "--no-hf")
+    site, port = world.render(*more)
+    log, conf = str(site / "logs/error.log"), str(site / "nginx/nginx.conf")
+    command = [nginx, "-p", str(site), "-e", log, "-c", conf, "-g", "daemon off; user root;"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        answers(f"https://127.0.0.1:{port}/", process)
+        try:
+            assert audit(world, f"https://127.0.0.1:{port}", authority, "rellib")[0] == 0
+            # A site's own locks lie below it; those of the published cells are known besides.
+            (site / "locks").mkdir()
+            (world.root / "audited.lock").rename(site / "locks/own.lock")
+            done = started(site)
+            assert (done.returncode, done.stdout.splitlines()[-1].partition(",")[0]) == (0, "packages: 1 clean")
+            assert done.stderr == ""
+            # The page is gone: the site is asked, over TLS that only its own CA vouches for.
+            spoil(piece(site, "rellib"))
+            for path in (site / "cache/index").rglob("*"):
+                if path.is_file():
+                    path.unlink()
+            done = started(site)
+            assert (done.returncode, done.stdout.splitlines()[-1].partition(",")[0]) == (1, "packages: 1 poisoned")
+            assert json.loads((site / "state/audit.json").read_text())["poisoned"] == 1
+        finally:
+            process.terminate()
+    # The file that the unit names may hold any option.
+    done = started(site, ENVCHECK_MIRROR_AUDIT_LOCK=str(site / "absent.lock"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "absent.lock" in done.stderr
+    timer = (site / "systemd/envcheck-mirror-audit.timer").read_text()
+    assert "OnCalendar=daily" in timer
+    assert "Persistent=true" in timer
+
+
+def test_a_path_that_systemd_would_read_as_something_else_is_written_as_it_must_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/opt/a b/50%/$x/python")
+    task = next(task for task in tasks(everything(tmp_path)) if task.name == "audit")
+    assert task.commands == (f'"/opt/a b/50%%/$$x/python" -m envcheck mirror audit {tmp_path}',)
