@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from envcheck.checks import LEVELS
-from envcheck.cli import _complete, _files
+from envcheck.cli import _baseline, _complete, _files
 from envcheck.cli._duration import Duration, Finite
 from envcheck.errors import ConfigError, UnavailableError
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from envcheck.reports.model import RunReport
     from envcheck.runner.discover import Found
-    from envcheck.runner.drive import Run
     from envcheck.runner.requirements import Requirements
+    from envcheck.runner.run import Run
     from envcheck.runner.target import Target
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -131,16 +131,17 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     quiet, apart = ctx.obj.quiet, given.as_json
     console = new_console(width=terminal.width(), highlight=False, stderr=apart, quiet=apart and quiet)
     _files.apart(output=given.output or _files.DEFAULT, html=given.html, summary=given.summary)
+    earlier = _baseline.read(given.baseline)
+    going_on = _go_on(run, given.output or _files.DEFAULT) if given.resume else None
     if given.dry_run:
-        terminal.show_plan(run.plan, run.target.facts, console)
+        terminal.show_plan(run.plan, run.target.facts, console, run.demands)
+        if going_on:
+            click.echo(going_on, err=apart)
         return
-    earlier = _baseline(given.baseline)
     if not quiet:
         click.echo(terminal.announcement(run.plan, run.target.facts), err=apart)
-    if given.resume:
-        told = _go_on(run, given.output or _files.DEFAULT)
-        if not quiet:
-            click.echo(told, err=apart)
+    if going_on and not quiet:
+        click.echo(going_on, err=apart)
     also = {"html": (given.html, "html"), "markdown": (given.summary, "summary")}
     forms = {form: path for form, (path, option) in also.items() if path and _files.destination(path, option)}
     files = Files(_files.destination(given.output), forms, _told_as(given))
@@ -150,14 +151,14 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 def _prepare(ctx: click.Context, given: Given) -> Run:
     """Return the run that was asked for, with its plan and its target; nothing is measured yet."""
     from envcheck.matrix.load import load
-    from envcheck.runner import requirements
+    from envcheck.runner import bought, requirements
     from envcheck.runner.devices import shown_gpus
-    from envcheck.runner.drive import Run
     from envcheck.runner.plan import plan
+    from envcheck.runner.run import Run
 
     matrix = ctx.obj.matrix
     wanted = _wanted(given.require, matrix)
-    chosen = [*requirements.checks(wanted), *_chosen(given)]
+    chosen = [*bought.checks(wanted), *_chosen(given)]
     _exclusive(redact=given.redact or given.redact_key, resume=given.resume)
     _exclusive(budget=given.budget, repeat=given.repeat > 1, duration=given.duration)
     planned = plan(
@@ -228,23 +229,6 @@ def _target(python: str | None, image: str | None, shm_size: str) -> Target:
     return LocalPython(answering(choose_python(Path(python) if python else None)))
 
 
-def _baseline(path: Path | None) -> RunReport | None:
-    """Read what the run is to be held against before anything is measured, or this report is written over it."""
-    from envcheck.reports.model import load
-
-    return load(path) if path else None
-
-
-def _held_against(earlier: RunReport, report: RunReport, *, as_json: bool, quiet: bool) -> int:
-    """Print what changed since the baseline; return 1 where anything got worse, 3 where nothing could be compared."""
-    from envcheck.reports.compare import compare, lines
-
-    found = compare(earlier, report)
-    told = lines(found)
-    click.echo("\n".join(told[-1:] if quiet else ["", "Since the baseline", *told]), err=as_json)
-    return 1 if found.regressions else report.verdict.exit_code or found.exit_code
-
-
 def _told_as(given: Given) -> Callable[[RunReport], RunReport]:
     """Return what is done to a report before it leaves this process for anything but the terminal."""
     if not given.redact and not given.redact_key:
@@ -294,4 +278,6 @@ def _run(
         told = f"envcheck: {keeper.failed.filename}: {keeper.failed.strerror}; free space or give --output"
         click.echo(told, err=True)
         return report.verdict.exit_code or UnavailableError.exit_code
-    return _held_against(earlier, report, as_json=as_json, quiet=quiet) if earlier else report.verdict.exit_code
+    return (
+        _baseline.held_against(earlier, report, as_json=as_json, quiet=quiet) if earlier else report.verdict.exit_code
+    )

@@ -7,10 +7,12 @@ thread of envcheck's would hold up its exit. The queries follow one another, as 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +28,7 @@ SOURCE: Final = "NVML"
 TIMEOUT: Final = 20.0
 NAMES: Final = ("driver.version", "driver.cuda", "nvml.version", "nvml.latency", "gpu.count", "gpu.p2p")
 ASKED: Final = {"all": QUERIES, "identity": IDENTITY}
+_PR_SET_PDEATHSIG: Final = 1
 Signals = dict[str, Signal]
 _ROOT: Final = Path(__file__).resolve().parents[2]
 # Without the working directory on its path: a json.py that lies there is not ours.
@@ -33,7 +36,7 @@ _CODE: Final = """
 import sys
 sys.path[:] = [place for place in sys.path if place]
 from envcheck.node.nvml import main
-main(sys.argv[1])
+main(sys.argv[1], int(sys.argv[2]))
 """
 
 
@@ -43,7 +46,7 @@ def ask(what: str, timeout: float = TIMEOUT) -> Reading:
     places = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     python, environment = Path(sys.executable), {"PYTHONPATH": os.pathsep.join(places)}
     try:
-        said = command.output(python, "-c", _CODE, what, timeout=timeout, environment=environment)
+        said = command.output(python, "-c", _CODE, what, str(os.getpid()), timeout=timeout, environment=environment)
         snapshot = from_json(json.loads(said))
     except TimeoutError:
         return unread(f"NVML gave no answer in {timeout:g} s")
@@ -127,8 +130,11 @@ def load_nvml() -> Any:
     return importlib.import_module("pynvml")
 
 
-def main(what: str) -> None:
-    """Print what NVML says, as the JSON of a Snapshot: what `ask` reads."""
+def main(what: str, parent: int) -> None:
+    """Print what NVML says, as the JSON of a Snapshot: what `ask` reads. It ends with the process that asked."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
     try:
         reading = read(load_nvml(), ASKED[what])
     except ImportError as error:

@@ -14,9 +14,9 @@ import msgspec
 from envcheck import __version__
 from envcheck.errors import ConfigError
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner.drive import Run
 from envcheck.runner.place import Place, place
 from envcheck.runner.record import Mode, OutcomeRow, Plan, Row, TargetFacts, Timing, Verdict, plain
+from envcheck.runner.run import Run
 
 
 class HostFacts(Row, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from envcheck.reports.model import RunReport
 from envcheck.runner.again import Past
 from envcheck.runner.again import rejudge as judge_again
 from envcheck.runner.discover import discover
-from envcheck.runner.drive import Run
+from envcheck.runner.run import Run
 
 
 class Rejudged(NamedTuple):

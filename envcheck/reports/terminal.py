@@ -16,8 +16,9 @@ from rich.text import Text
 from envcheck.reports import gpus, times, words
 from envcheck.reports.model import RunReport
 from envcheck.runner.budget import expected_to_fit
-from envcheck.runner.drive import Run
+from envcheck.runner.demands import Demand
 from envcheck.runner.record import OutcomeRow, Plan, TargetFacts
+from envcheck.runner.run import Run
 
 WIDTH: Final = 80
 _STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim", "error": "bold magenta"}
@@ -58,13 +59,16 @@ def show(report: RunReport, console: Console, written: Iterable[str] = ()) -> No
     console.print(Text(words.conclusion(report), style=_STYLES[report.verdict.status]))
 
 
-def show_plan(plan: Plan, target: TargetFacts, console: Console) -> None:
-    """Print what a run would do, and for how long."""
+def show_plan(plan: Plan, target: TargetFacts, console: Console, wanted: Iterable[Demand] = ()) -> None:
+    """Print what a run would do, and for how long; then what a site demands of what it measures."""
     console.print(Text(announcement(plan, target)))
     table = _grid((14, None, None, None))
     fitting = expected_to_fit(plan)
     for check in plan.checks:
         table.add_row(check.id, check.level, times.cost(plan, check, fitting), check.promise)
+    ids = {check.id for check in plan.checks}
+    for one in wanted:
+        table.add_row(one.id, "", "" if one.of in ids else "not run", words.demanded(one))
     console.print(table)
 
 

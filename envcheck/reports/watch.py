@@ -7,7 +7,7 @@ from pathlib import Path
 
 from envcheck.reports.model import RunReport, report_of, write
 from envcheck.reports.terminal import Progress
-from envcheck.runner.drive import Run
+from envcheck.runner.run import Run
 
 
 class Keeper:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from envcheck.reports.model import RunReport
+from envcheck.runner.demands import Demand
 from envcheck.runner.judge import group_size
 from envcheck.runner.record import OutcomeRow
 
@@ -50,6 +51,12 @@ def bound(outcome: OutcomeRow, *, unit: bool = True) -> str:
     if limit is None:
         return ""
     return f"{_SIGNS.get(limit.kind, limit.kind)} {quantity(limit.value, _shown(limit.unit, unit=unit))}"
+
+
+def demanded(wanted: Demand) -> str:
+    """Return what a site demands of a measured value, and which check measures it."""
+    limit = wanted.limit
+    return f"{wanted.what} {_SIGNS[limit.kind]} {quantity(limit.value, limit.unit)}, measured by {wanted.of}"
 
 
 def _shown(unit_of: str, *, unit: bool) -> str:

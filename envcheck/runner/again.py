@@ -12,9 +12,10 @@ from envcheck.checks import ERROR, PASS, Outcome
 from envcheck.errors import UnavailableError
 from envcheck.runner import judge, peers
 from envcheck.runner.discover import Found
-from envcheck.runner.drive import Run, insist_on_gpu, unmeasured
+from envcheck.runner.drive import insist_on_gpu, unmeasured
 from envcheck.runner.outcomes import limit_row
 from envcheck.runner.record import OutcomeRow, Status, TargetFacts, plain
+from envcheck.runner.run import Run
 from envcheck.runner.target import Handle
 
 _INSISTED = "require-gpu"

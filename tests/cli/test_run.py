@@ -171,6 +171,55 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(run: Envcheck, add: Ad
     assert not (tmp_path / "cwd" / "envcheck-report.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--baseline", "no.json"], "cannot read no.json: No such file or directory"),
+        (["--baseline", "bad"], "bad is no report"),
+        (["--require", "no.toml"], "no requirements at no.toml"),
+        (["--require", "bad"], "bad: Invalid statement"),
+        (["--resume", "--output", "bad"], "bad is no report"),
+    ],
+)
+def test_a_dry_run_reads_what_the_run_would_read(
+    run: Envcheck, add: Add, tmp_path: Path, options: list[str], told: str
+) -> None:
+    add("mine", "passed('fine')")
+    (tmp_path / "cwd").mkdir()
+    (tmp_path / "cwd/bad").write_text("{,")
+    done = run(*own(tmp_path, "mine"), *options, "--dry-run")
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert told in line
+
+
+def test_a_dry_run_names_what_a_site_demands_of_measured_values_and_who_measures_them(
+    run: Envcheck, add: Add, tmp_path: Path
+) -> None:
+    add("mine", "passed('fine')")
+    (tmp_path / "cwd").mkdir()
+    (tmp_path / "cwd/ours.toml").write_text("[gpu]\nhbm_gb_s = 2800\n[host]\ndisk_read_gb_s = 1.5\n")
+    done = run(*own(tmp_path, "mine", "disk-read"), "--require", "ours.toml", "--dry-run")
+    told = " ".join(done.stdout.split())
+    assert "require-hbm-speed not run copy on the card ≥ 2800 GB/s, measured by memory-bandwidth" in told
+    assert "require-disk-read reading the disk ≥ 1.5 GB/s, measured by disk-read" in told
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_a_dry_run_says_how_much_of_a_run_that_was_cut_short_is_done(run: Envcheck, add: Add, tmp_path: Path) -> None:
+    add("good", "passed('fine')")
+    add("later", "passed('fine')")
+    words, cut = [*own(tmp_path, "good", "later"), "--output", "cut.json"], tmp_path / "cwd/cut.json"
+    assert run(*words).returncode == 0
+    report = json.loads(cut.read_bytes())
+    report |= {"ended": "", "outcomes": [row for row in report["outcomes"] if row["id"] == "good"]}
+    cut.write_text(json.dumps(report))
+    done = run(*words, "--resume", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "going on with cut.json: 1 of 2 checks are done" in done.stdout
+    assert json.loads(cut.read_bytes()) == report
+
+
 def test_a_level_leaves_the_dearer_checks_out_and_skip_one_more(run: Envcheck, add: Add, tmp_path: Path) -> None:
     for level in ("static", "quick", "standard", "full"):
         add(f"my_{level}", "passed('fine')", level=level)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from envcheck.node import command, nvml
 
 Install = Callable[..., Path]
+ROOT = Path(nvml.__file__).parents[2]
 
 
 def test_what_nvml_says_there_is_what_it_would_say_here(installed_nvml: Install, fake_nvml: Callable[..., Any]) -> None:
@@ -70,6 +73,17 @@ def _runs(pid: str) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def test_it_ends_with_the_process_that_asked(installed_nvml: Install, tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    installed_nvml(first=f"print(os.getpid(), file=open({str(told)!r}, 'w'), flush=True); time.sleep(600)")
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from envcheck.node import nvml; nvml.ask('identity', 600)"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        while not told.exists() or not told.read_text().strip():
+            time.sleep(0.01)
+        process.kill()
+    assert not _runs(told.read_text().strip())
 
 
 def test_a_module_that_lies_in_the_working_directory_is_not_imported(

@@ -11,10 +11,11 @@ import pytest
 
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner.discover import discover
-from envcheck.runner.drive import Run, validate
+from envcheck.runner.drive import validate
 from envcheck.runner.plan import plan
 from envcheck.runner.processes import LocalPython
 from envcheck.runner.record import OutcomeRow
+from envcheck.runner.run import Run
 from envcheck.runner.target import Chosen, Target
 
 HEAD = '''"""Goes wrong in a test."""

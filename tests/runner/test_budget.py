@@ -11,8 +11,8 @@ import pytest
 from envcheck.checks import Check, passed
 from envcheck.runner.budget import STARTING, expected_to_fit, most_telling_first
 from envcheck.runner.discover import Found, discover
-from envcheck.runner.drive import Run
 from envcheck.runner.plan import plan
+from envcheck.runner.run import Run
 
 
 def check(identity: str, kind: Any = "env", **about: Any) -> Found:

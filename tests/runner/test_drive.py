@@ -15,9 +15,9 @@ import pytest
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.runner import session
-from envcheck.runner.drive import Run
 from envcheck.runner.processes import PACKAGE, LocalPython
 from envcheck.runner.record import TargetFacts, plain
+from envcheck.runner.run import Run
 from envcheck.runner.target import Chosen
 
 SPEED = """
@@ -81,6 +81,50 @@ def test_a_node_check_counts_the_gpus_nvml_shows_not_those_torch_sees(site: Path
     skipped = run_site(snapshot=blind).outcomes["seen"]
     assert (skipped.status, skipped.summary) == ("skip", "needs 1 GPU, none to be had: no library")
     assert run_site(snapshot=Snapshot(gpus=[Gpu("GPU-1")])).outcomes["seen"].value == 1
+
+
+def test_a_node_that_cannot_be_read_is_raised_and_one_that_hangs_holds_up_nobody_who_leaves(
+    add: Callable[..., Path], site: Path
+) -> None:
+    add("one", "return {}", "timeout=5")
+    code = HANGS.format(root=str(PACKAGE.parent), site=str(site))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.returncode) == ("ValueError: no node\nleft\n", 0), done.stderr
+
+
+# A node that never answers, and a user who presses Ctrl-C when torch is there.
+HANGS = """
+import pathlib, signal, sys, threading
+sys.path.insert(0, {root!r})
+from envcheck.runner import drive, session
+from envcheck.runner.discover import discover
+from envcheck.runner.plan import plan
+from envcheck.runner.processes import LocalPython
+from envcheck.runner.run import Run
+from envcheck.runner.target import Chosen
+site = pathlib.Path({site!r})
+chosen = [f for f in discover(site) if f.id == "one"]
+class Watcher:
+    def running(self, check): pass
+    def learned(self, run): pass
+def fails():
+    raise ValueError("no node")
+def hangs():
+    signal.raise_signal(signal.SIGINT)
+    threading.Event().wait()
+def run(collect):
+    made = Run(plan(chosen, level="full", nproc=1), chosen, LocalPython(Chosen(pathlib.Path(sys.executable), "x")))
+    made.site = site
+    drive.validate(made, collect, Watcher())
+try:
+    run(fails)
+except ValueError as error:
+    print(f"ValueError: {{error}}")
+try:
+    run(hangs)
+except KeyboardInterrupt:
+    print("left")
+"""
 
 
 class Scripted:

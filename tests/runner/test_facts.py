@@ -17,9 +17,10 @@ import pytest
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner import worker_facts
 from envcheck.runner.discover import discover
-from envcheck.runner.drive import Run, validate
+from envcheck.runner.drive import validate
 from envcheck.runner.plan import plan
 from envcheck.runner.processes import LocalPython
+from envcheck.runner.run import Run
 from envcheck.runner.target import Chosen
 from envcheck.runner.worker_facts import dotted_cudnn, dotted_nccl
 

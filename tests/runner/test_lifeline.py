@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import envcheck
-from envcheck.runner.drive import Run
+from envcheck.runner.run import Run
 
 # A rank deaf to SIGTERM, with one child in its group and one that fled into a session of its own.
 FAMILY = """

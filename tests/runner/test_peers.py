@@ -13,8 +13,8 @@ from envcheck.checks import ERROR, FAIL, PASS, WARN, Check, Limit, Outcome, fail
 from envcheck.runner import peers, worker_peers
 from envcheck.runner.again import rejudge
 from envcheck.runner.discover import Found, discover
-from envcheck.runner.drive import Run
 from envcheck.runner.plan import plan
+from envcheck.runner.run import Run
 from envcheck.runner.worker_nursery import _Nursery
 
 PROBE = {"probe": True}

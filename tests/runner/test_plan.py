@@ -11,8 +11,8 @@ import pytest
 from envcheck.checks import LEVELS, Check, passed
 from envcheck.errors import ConfigError
 from envcheck.runner.discover import Found, discover
-from envcheck.runner.drive import Run
 from envcheck.runner.plan import plan, select, worker_plan
+from envcheck.runner.run import Run
 
 
 def check(identity: str, level: str, **needs: Any) -> Found:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from envcheck.runner import worker_rank
-from envcheck.runner.drive import Run
 from envcheck.runner.processes import PACKAGE, LocalPython, foreign_environment
+from envcheck.runner.run import Run
 from envcheck.runner.target import Chosen
 
 

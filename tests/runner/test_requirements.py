@@ -11,7 +11,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, View
 from envcheck.errors import ConfigError
 from envcheck.node.snapshot import Signal, from_json
-from envcheck.runner import requirements
+from envcheck.runner import bought, requirements
 from envcheck.runner.judge import decide
 
 SNAPSHOTS = Path(__file__).parents[1] / "data" / "snapshots"
@@ -23,7 +23,7 @@ def view(machine: str) -> View:
 
 
 def judged(wanted: requirements.Requirements, machine: View) -> dict[str, str]:
-    return {found.id: decide(found, machine).status for found in requirements.checks(wanted)}
+    return {found.id: decide(found, machine).status for found in bought.checks(wanted)}
 
 
 def written(tmp_path: Path, text: str) -> str:
@@ -66,7 +66,7 @@ def test_each_demand_on_both_sides(tmp_path: Path, text: str, check: str, status
 
 
 def test_two_demands_never_share_a_line_of_the_report() -> None:
-    found = requirements.checks(requirements.read("hgx-h100"))
+    found = bought.checks(requirements.read("hgx-h100"))
     assert len({decide(f, view("h100x8")).summary for f in found}) == len(found)
 
 

@@ -19,8 +19,9 @@ from envcheck.errors import ConfigError
 from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.reports.model import RunReport, load, report_of, write
 from envcheck.runner import soak
-from envcheck.runner.drive import Run, validate
+from envcheck.runner.drive import validate
 from envcheck.runner.record import TargetFacts
+from envcheck.runner.run import Run
 
 # The dearer check waits for a file; until then it can only be killed.
 FIRST = "open({seen!r}, 'a').write('x')\nreturn {{}}"

@@ -13,9 +13,10 @@ from envcheck.checks import Check, passed
 from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.runner import soak
 from envcheck.runner.discover import Found
-from envcheck.runner.drive import Run, validate
+from envcheck.runner.drive import validate
 from envcheck.runner.plan import plan
 from envcheck.runner.record import OutcomeRow
+from envcheck.runner.run import Run
 
 
 def row(status: Any, value: Any = None) -> OutcomeRow:
