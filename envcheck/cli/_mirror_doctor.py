@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from envcheck.errors import ConfigError
+
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.mirrors.doctor import Finding
@@ -17,7 +19,8 @@ _COLOURS: Final = {"danger": "red", "unreal": "yellow", "outdated": "cyan"}
 
 
 @click.command(
-    "doctor", epilog="Exit 0: nothing, or only what is outdated; 1: dangerous or unreal; 2: a file cannot be read."
+    "doctor",
+    epilog="Exit 0: nothing, or only what is outdated; 1: dangerous or unreal; 2: a file is no text, or none is named.",
 )
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--here/--no-here", default=None, help="Look at this machine too; without files it is what is looked at.")
@@ -34,6 +37,9 @@ def command(settings: Settings, /, *, files: tuple[Path, ...], here: bool | None
     envcheck mirror doctor
     envcheck mirror doctor Dockerfile train.py ~/.bashrc
     """
+    if not files and here is False:
+        message = "there is nothing to look at"
+        raise ConfigError(message, fix="name files, or leave --no-here out")
     from envcheck.mirrors import doctor
     from envcheck.mirrors.doctor_here import files as read
     from envcheck.mirrors.doctor_here import machine

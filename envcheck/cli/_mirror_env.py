@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,10 +16,10 @@ if TYPE_CHECKING:
 @click.argument("profile")
 @click.pass_obj
 def command(settings: Settings, /, *, profile: str) -> None:
-    """Print a profile as `export` lines for a POSIX shell; what they cannot do goes to standard error.
+    """Print a profile for a POSIX shell (bash, zsh, dash); what it cannot do goes to standard error.
 
-    Secrets are not printed: the shell looks them up where the profile says they are. What an earlier call set and
-    this one does not is unset, so that `none` takes everything back.
+    Secrets are not printed: the shell looks them up where the profile says they are. What an earlier call set is
+    taken back first, to what it was before, so that `none` leaves everything as it was.
 
     \b
     eval "$(envcheck mirror env site.yaml)"
@@ -41,19 +40,19 @@ def command(settings: Settings, /, *, profile: str) -> None:
 
 
 def _all_roots(profile: Profile) -> str | None:
-    """Write this machine's roots and the profile's into one file: SSL_CERT_FILE replaces every other."""
+    """Write this machine's roots and the profile's into one file: SSL_CERT_FILE replaces every other.
+
+    This machine's are those of before any call: what another profile trusts is not handed on, and nothing grows.
+    """
     import hashlib
 
     from envcheck.data import state_path
     from envcheck.mirrors.host import ca_bundle
+    from envcheck.mirrors.settings.shell import taken_back
 
-    roots = ca_bundle(profile)
+    roots = ca_bundle(profile, taken_back(os.environ))
     if roots is None:
         return None
-    earlier = Path(os.environ.get("SSL_CERT_FILE", ""))
-    ours = earlier.parent == state_path("ca") and earlier.is_file()
-    if ours and Path(profile.ca or "").read_text().strip() in earlier.read_text():
-        return str(earlier)  # what an earlier call made holds it already: nothing grows from call to call
     path = state_path("ca", f"{hashlib.sha256(roots.encode()).hexdigest()[:16]}.pem")
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from envcheck.mirrors.doctor_text import Text, kind_of
 
 # Settings are small; a gigabyte by a mistaken name is not read.
 LARGEST: Final = 8 << 20
+_WANTED: Final = "name Dockerfiles, scripts, requirements and settings"
 _OF_THE_MACHINE: Final = (
     "etc/environment",
     "etc/profile",
@@ -51,14 +53,23 @@ _NAMING: Final = ("PIP_CONFIG_FILE", "UV_CONFIG_FILE", "NPM_CONFIG_USERCONFIG", 
 
 
 def files(paths: Iterable[Path]) -> list[Text]:
-    """Return the texts of files. Raise ConfigError for what is no file, or too large to be settings."""
-    texts = []
-    for path in paths:
-        if path.is_file() and path.stat().st_size > LARGEST:
-            message = f"{path} has {path.stat().st_size / 1e6:.0f} MB"
-            raise ConfigError(message, fix="name Dockerfiles, scripts, requirements and settings")
-        texts.append(Text(str(path), path.read_bytes().decode("utf-8", "replace"), kind_of(path.name)))
-    return texts
+    """Return the texts of files. Raise ConfigError for what is no text, or too large to be settings."""
+    return [Text(str(path), _decoded(path), kind_of(path.name)) for path in paths]
+
+
+def _decoded(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(LARGEST + 1)  # what is no file, as a pipe, tells no size
+    if len(content) > LARGEST:
+        size = path.stat().st_size
+        message = f"{path} has {f'{size / 1e6:.0f}' if size > LARGEST else f'more than {LARGEST / 1e6:.0f}'} MB"
+        raise ConfigError(message, fix=_WANTED)
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-16", "replace")
+    if b"\0" in content:
+        message = f"{path} is no text"
+        raise ConfigError(message, fix=_WANTED)
+    return content.decode("utf-8-sig", "replace")
 
 
 def machine(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> list[Text]:
@@ -69,7 +80,12 @@ def machine(environ: Mapping[str, str] | None = None, root: Path = Path("/")) ->
     paths += [path for directory, names in _DIRECTORIES for path in sorted((root / directory).glob(names))]
     paths += [home / name for name in _OF_THE_USER]
     paths += [Path(environ[name]) for name in _NAMING if environ.get(name, os.devnull) != os.devnull]
-    return [_environment(environ), *files(path for path in dict.fromkeys(paths) if _readable(path))]
+    return [_environment(environ), *(_as_it_is(path) for path in dict.fromkeys(paths) if _readable(path))]
+
+
+def _as_it_is(path: Path) -> Text:
+    """Return a file that nobody named; whatever is in it ends no look at the others."""
+    return Text(str(path), path.read_bytes().decode("utf-8", "replace"), kind_of(path.name))
 
 
 def _readable(path: Path) -> bool:

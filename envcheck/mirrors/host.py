@@ -62,11 +62,11 @@ def system_roots(environ: Mapping[str, str] | None = None) -> Path | None:
     return next((Path(p) for p in [*named, *usual] if Path(p).is_file()), None)
 
 
-def ca_bundle(profile: Profile) -> str | None:
+def ca_bundle(profile: Profile, environ: Mapping[str, str] | None = None) -> str | None:
     """Return all roots to be trusted: this machine's and the profile's, since SSL_CERT_FILE replaces every other."""
     if profile.ca is None:
         return None
-    own = system_roots()
+    own = system_roots(environ)
     usual = ssl.get_default_verify_paths().cafile
     texts = [Path(path).read_text() for path in dict.fromkeys([str(own) if own else usual, profile.ca]) if path]
     return "\n".join(text.strip() for text in dict.fromkeys(texts)) + "\n"

@@ -141,30 +141,28 @@ def test_use_says_what_it_wrote_and_takes_it_back(home: Path) -> None:
     assert run("use", "none").output == "nothing was chosen\n"
 
 
-def test_env_makes_one_bundle_of_all_roots_and_it_does_not_grow(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def exported() -> dict[str, str]:
+def test_env_makes_one_bundle_of_all_roots_which_no_other_profile_inherits(home: Path) -> None:
+    def exported(profile: str, environ: dict[str, str]) -> dict[str, str]:
+        script = 'eval "$("$1" -m envcheck --quiet mirror env "$2")"; env'
         done = subprocess.run(
-            [
-                "sh",
-                "-c",
-                'eval "$("$1" -m envcheck --quiet mirror env "$2")"; env',
-                "sh",
-                sys.executable,
-                home / "site.yaml",
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            ["sh", "-c", script, "sh", sys.executable, profile], capture_output=True, text=True, check=True, env=environ
         )
         return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
 
-    first = exported()
+    (home / "other.pem").write_text("-----BEGIN CERTIFICATE-----\nother\n-----END CERTIFICATE-----\n")
+    (home / "other.yaml").write_text("npm: https://o.example\nca: other.pem\n")
+    before = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    first = exported(str(home / "site.yaml"), before)
     assert first["PIP_INDEX_URL"] == "https://pypi.example/simple"
     bundle = Path(first["SSL_CERT_FILE"])
     assert bundle.parent == home / "state/ca"
     assert (home / "ca.pem").read_text().strip() in bundle.read_text()
     assert bundle.read_text().count("BEGIN CERTIFICATE") > 1
-    monkeypatch.setenv("SSL_CERT_FILE", str(bundle))
-    assert exported()["SSL_CERT_FILE"] == str(bundle)
-    assert [path.name for path in bundle.parent.iterdir()] == [bundle.name]
+    again = exported(str(home / "site.yaml"), first)
+    assert again["SSL_CERT_FILE"] == str(bundle)
+    other = exported(str(home / "other.yaml"), again)
+    assert "site\n" not in Path(other["SSL_CERT_FILE"]).read_text()
+    none = exported("none", other)
+    assert "SSL_CERT_FILE" not in none
+    assert not [name for name in none if name.startswith("ENVCHECK_MIRROR_")]
+    assert len(list(bundle.parent.iterdir())) == 2

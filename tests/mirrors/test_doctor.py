@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -172,8 +174,36 @@ def test_this_machine_is_read_and_a_root_of_ones_own(tmp_path: Path) -> None:
 def test_what_is_too_large_for_settings_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "model.bin").open("wb") as file:
         file.truncate(doctor_here.LARGEST + 1)
-    with pytest.raises(ConfigError, match="8 MB"):
+    with pytest.raises(ConfigError, match=r"model\.bin has 8 MB; name Dockerfiles"):
         doctor_here.files([tmp_path / "model.bin"])
+    with pytest.raises(ConfigError, match="/dev/zero has more than 8 MB"):
+        doctor_here.files([Path("/dev/zero")])
+
+
+def test_what_is_no_text_is_refused_and_what_windows_writes_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"HF_MIRROR=https://m.example\n\0")
+    with pytest.raises(ConfigError, match=r"a\.bin is no text"):
+        doctor_here.files([tmp_path / "a.bin"])
+    for encoding in ("utf-16", "utf-8-sig"):
+        (tmp_path / "a.sh").write_bytes("HF_MIRROR=https://m.example\n".encode(encoding))
+        assert lines(examine(doctor_here.files([tmp_path / "a.sh"]))) == ["1 W001"]
+
+
+def _refused(*arguments: str) -> str:
+    """Return the one line that a wrong call ends with."""
+    command = [sys.executable, "-m", "envcheck", "mirror", "doctor", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    return done.stderr
+
+
+def test_to_look_at_nothing_is_no_answer(tmp_path: Path) -> None:
+    for arguments in (["--no-here"], ["--no-here", "--json"]):
+        assert "there is nothing to look at; name files, or leave --no-here out" in _refused(*arguments)
+    assert "is a directory" in _refused(str(tmp_path))
+    assert "does not exist" in _refused(str(tmp_path / "none"))
+    (tmp_path / "a.bin").write_bytes(bytes(10))
+    assert "a.bin is no text; name Dockerfiles" in _refused(str(tmp_path / "a.bin"))
 
 
 def test_the_command_says_place_level_and_fix_and_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:

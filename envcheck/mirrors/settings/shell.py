@@ -1,9 +1,13 @@
-"""A profile as commands of a POSIX shell, for `eval`."""
+"""A profile as commands of a POSIX shell, for `eval`.
+
+What a variable was before is kept in another one, ENVCHECK_MIRROR_WAS_NAME, and given back by the next call.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from envcheck.mirrors.profile import Credential, Profile
@@ -12,6 +16,7 @@ from envcheck.mirrors.settings.base import Setting, Wish, named, own_roots, secr
 
 # Names what an earlier call set, so that the next one can take it back.
 SET: Final = "ENVCHECK_MIRROR_SET"
+_WAS: Final = "ENVCHECK_MIRROR_WAS_"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # uv, and pip and huggingface_hub of today; pip before 24.2, whatever its file says; what is made with requests.
 _ROOTS: Final = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
@@ -20,10 +25,13 @@ _LISTED: Final = re.compile(r"[\s,]")
 
 
 def env(profile: Profile, wish: Wish) -> Setting:
-    """Return `export` lines, before them an `unset` of what an earlier call set. Secrets are looked up by the shell."""
+    """Return `export` lines; before them what takes an earlier call back, and keeps what is there.
+
+    Secrets are looked up by the shell, after that: one that an earlier profile gave goes to no other's host.
+    """
     words = _exports(profile, wish)
-    gone = [name for name in wish.before if name not in words and _NAME.fullmatch(name)]
-    lines = [f"unset {' '.join(gone)}"] if gone else []
+    lines = [_give_back(name) for name in _names(wish.before)]
+    lines += [f'[ -z "${{{name}+x}}" ] || export {_WAS}{name}="${name}"' for name in words]
     lines += [f"export {name}={word}" for name, word in words.items()]
     lines += [f"export {SET}={shlex.quote(' '.join(words))}"] if words else [f"unset {SET}"] if wish.before else []
     cannot = [] if words else ["it sets no variable"]
@@ -32,6 +40,24 @@ def env(profile: Profile, wish: Wish) -> Setting:
     deaf = {"apt": profile.apt, "registries": profile.registries, "conda": profile.conda.custom_channels}
     cannot += [f"no variable does for {form}: `--format {form}` of show" for form, there in deaf.items() if there]
     return Setting(files={"envcheck.sh": "\n".join(lines) + "\n"} if lines else {}, cannot=cannot)
+
+
+def taken_back(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment as it was before any call, as the shell will have it."""
+    names = _names(environ.get(SET, "").split())
+    ours = {SET, *names, *(f"{_WAS}{name}" for name in names)}
+    before = {name: environ[f"{_WAS}{name}"] for name in names if f"{_WAS}{name}" in environ}
+    return {name: value for name, value in environ.items() if name not in ours} | before
+
+
+def _names(given: Iterable[str]) -> list[str]:
+    """Return what could be names of variables: the list comes out of the environment, and goes to a shell."""
+    return [name for name in dict.fromkeys(given) if _NAME.fullmatch(name)]
+
+
+def _give_back(name: str) -> str:
+    was = f"{_WAS}{name}"
+    return f'if [ -n "${{{was}+x}}" ]; then export {name}="${was}"; unset {was}; else unset {name}; fi'
 
 
 def _exports(profile: Profile, wish: Wish) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from envcheck.mirrors.profile import Conda, Credential, HuggingFace, Index, Prof
 from envcheck.mirrors.settings import FORMS, render
 from envcheck.mirrors.settings.base import Wish
 from envcheck.mirrors.settings.python import pip_conf, uv_toml
+from envcheck.mirrors.settings.shell import taken_back
 
 CANARY = "hunter2-canary"
 WISH = Wish(variant="cu128", distro="debian", suite="bookworm")
@@ -218,10 +220,14 @@ def test_every_preset_has_a_form_and_no_form_breaks(name: str) -> None:
     assert "None" not in json.dumps([msgspec.to_builtins(FORMS[form](profile, WISH)) for form in FORMS])
 
 
-def shell(script: str, **environment: str) -> dict[str, str]:
-    """Return the environment after a POSIX shell has evaluated a script."""
+def shell(script: str, program: str = "sh", **environment: str) -> dict[str, str]:
+    """Return the environment after a shell has evaluated a script; each of its lines must end well."""
+    found = shutil.which(program)
+    if found is None:
+        pytest.skip(f"no {program} here (`make test` unpacks it where apt is)")
+    plain = ["-f"] if program == "zsh" else []
     done = subprocess.run(
-        ["sh", "-uc", 'eval "$1"; env -0', "sh", script],
+        [found, *plain, "-uec", 'eval "$1"; env -0', "sh", script],
         env={"PATH": os.environ["PATH"], **environment},
         capture_output=True,
         check=True,
@@ -252,14 +258,63 @@ def test_uv_takes_the_index_of_the_variable_by_its_name(tmp_path: Path) -> None:
     assert "--index-url https://pypi.example:8443/simple\n" in said
 
 
+def after(found: dict[str, str]) -> tuple[str, ...]:
+    """Return what a call after this one is told of it."""
+    return tuple(found["ENVCHECK_MIRROR_SET"].split())
+
+
 def test_the_next_call_takes_back_what_it_does_not_set_itself() -> None:
     first = shell(text("env"), PYPI_PASSWORD=CANARY)
-    before = tuple(first["ENVCHECK_MIRROR_SET"].split())
-    second = shell(text("env", Profile(name="x", npm="https://n.example"), Wish(before=before)), **first)
+    second = shell(text("env", Profile(name="x", npm="https://n.example"), Wish(before=after(first))), **first)
     assert second["NPM_CONFIG_REGISTRY"] == "https://n.example"
     assert not {"PIP_INDEX_URL", "HF_ENDPOINT", "HF_TOKEN"} & set(second)
     none = shell(text("env", Profile(name="none"), Wish(before=("NPM_CONFIG_REGISTRY", "$(x)"))), **second)
     assert not {"NPM_CONFIG_REGISTRY", "ENVCHECK_MIRROR_SET"} & set(none)
+
+
+MINE = {
+    "PIP_INDEX_URL": 'https://mine.example/it\'s "mine" $(x) `y`\n\\',
+    "HF_TOKEN": f"{CANARY}-mine",
+    "UV_FIND_LINKS": "",
+    "HF_ENDPOINT": "https://mine.example",
+}
+SHELLS = ["sh", "bash", "dash", pytest.param("zsh", marks=pytest.mark.tools)]
+
+
+@pytest.mark.parametrize("program", SHELLS)
+def test_what_was_there_before_comes_back_whatever_came_between(program: str, tmp_path: Path) -> None:
+    """Two profiles one after the other, the first one twice, each over what the user has; then none."""
+    (tmp_path / "token").write_text(f"{CANARY}-site\n")
+    site = msgspec.structs.replace(
+        with_wheels(tmp_path), credentials={"hf.example": Credential(token_file=str(tmp_path / "token"))}
+    )
+    other = Profile(name="x", npm="https://n.example", hf=HuggingFace(endpoint="https://o.example"))
+    own = {"PYPI_PASSWORD": "", **MINE}
+    clean = shell("", program, **own)
+    first = shell(text("env", site), program, **own)
+    again = shell(text("env", site, Wish(before=after(first))), program, **first)
+    assert again == first
+    assert (first["HF_TOKEN"], first["UV_FIND_LINKS"]) == (f"{CANARY}-site", str(tmp_path))
+    second = shell(text("env", other, Wish(before=after(again))), program, **again)
+    assert (second["HF_ENDPOINT"], second["PIP_INDEX_URL"]) == ("https://o.example", MINE["PIP_INDEX_URL"])
+    assert second["HF_TOKEN"] == MINE["HF_TOKEN"]
+    none = shell(text("env", Profile(name="none"), Wish(before=after(second))), program, **second)
+    assert none == clean
+    for found in (first, again, second, none):
+        back = taken_back(found)
+        assert {name: back[name] for name in clean} == clean
+        assert not [name for name in back if name.startswith("ENVCHECK")]
+
+
+def test_a_token_of_one_profile_goes_to_no_other_profiles_host(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(f"{CANARY}-first\n")
+    allow = HuggingFace(endpoint="https://hf.example", token="allow")  # noqa: S106 (a policy)
+    by_file = Credential(token_file=str(tmp_path / "token"))
+    by_name = Credential(token_env="HF_TOKEN")  # noqa: S106 (a name)
+    first = shell(text("env", Profile(name="x", hf=allow, credentials={"hf.example": by_file})))
+    assert first["HF_TOKEN"] == f"{CANARY}-first"
+    second = Profile(name="y", hf=allow, credentials={"hf.example": by_name})
+    assert shell(text("env", second, Wish(before=after(first))), **first)["HF_TOKEN"] == ""
 
 
 WILD = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
@@ -271,12 +326,9 @@ def test_no_value_of_a_profile_gets_out_of_its_quotes(value: str, file: str) -> 
     credential = Credential(user=value, password_env="P")  # noqa: S106 (a name)
     profile = Profile(name="x", npm=value, netrc=file, pypi=[Index(url=f"https://a.example/{value}")])
     profile = msgspec.structs.replace(profile, credentials={"a.example": credential})
-    assert shlex.split(text("env", profile))[:3] == [
-        "export",
-        f"PIP_INDEX_URL=https://a.example/{value}",
-        "export",
-    ]
     words = shlex.split(text("env", profile))
+    at = words.index(f"PIP_INDEX_URL=https://a.example/{value}")
+    assert (words[at - 1], words[at + 1]) == ("export", "export")
     assert f"NPM_CONFIG_REGISTRY={value}" in words
     assert f"NETRC={file}" in words
 
