@@ -1,0 +1,98 @@
+"""What it takes to read the node, its sources side by side and one after the other.
+
+    python benchmarks/node.py [--repeat 15] [--slow 0.2] [--json]     exit 1: a goal is missed
+
+`here` are this machine's own sources; where none of them waits for anything there is nothing to gain, and the threads
+cost some milliseconds beside the import of torch. `slow` puts five more beside them that wait `--slow` seconds each, as
+a driver that initialises, a firmware that is asked or a file server does; `hung` five that never answer and are given
+up after that time. Of each the medians of some rounds, turn about, and their ratio. The goal is that `slow` and `hung`
+take, side by side, no more than the one wait and a quarter of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from envcheck.node import lanes
+from envcheck.node.collect import sources
+from envcheck.node.lanes import Lane, Reading
+
+WAITING: Final = 5
+GOAL: Final = 1.25
+
+
+def one_after_the_other(read: Sequence[Lane]) -> None:
+    """Read each of them when the one before is done, or given up."""
+    for lane in read:
+        lanes.read([lane])
+
+
+def seconds(read: Callable[[list[Lane]], Any], make: Callable[[], list[Lane]]) -> float:
+    """Return how long it takes to read these sources."""
+    made, begun = make(), time.perf_counter()
+    read(made)
+    return time.perf_counter() - begun
+
+
+def here() -> list[Lane]:
+    """Return this machine's own sources."""
+    return sources(Path("/"), os.environ)
+
+
+def slow(wait: float) -> list[Lane]:
+    """Return them with five that wait."""
+    return [*here(), *(Lane((f"slow {n}",), lambda: _after(wait), 10 * wait) for n in range(WAITING))]
+
+
+def hung(wait: float) -> list[Lane]:
+    """Return them with five that never answer."""
+    never = threading.Event()
+    return [*here(), *(Lane((f"hung {n}",), lambda: _after(None, never), wait) for n in range(WAITING))]
+
+
+def _after(wait: float | None, event: threading.Event | None = None) -> Reading:
+    (event or threading.Event()).wait(wait)
+    return Reading({})
+
+
+def measured(make: Callable[[], list[Lane]], repeat: int) -> dict[str, float]:
+    """Return the medians, in seconds, and how many times longer one after the other takes."""
+    for read in (one_after_the_other, lanes.read):
+        seconds(read, make)
+    pairs = [(seconds(one_after_the_other, make), seconds(lanes.read, make)) for _ in range(repeat)]
+    serial, beside = (statistics.median(pair[at] for pair in pairs) for at in (0, 1))
+    return {"serial_s": round(serial, 4), "beside_s": round(beside, 4), "ratio": round(serial / beside, 2)}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--slow", type=float, default=0.2, help="seconds that a slow source takes [default: 0.2]")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    found = {
+        "here": measured(here, given.repeat),
+        "slow": measured(lambda: slow(given.slow), given.repeat),
+        "hung": measured(lambda: hung(given.slow), given.repeat),
+    }
+    missed = [name for name in ("slow", "hung") if found[name]["beside_s"] > GOAL * given.slow]
+    if given.json:
+        print(json.dumps({"benchmark": "node", "wait_s": given.slow, "goal_s": GOAL * given.slow, **found}))
+        raise SystemExit(bool(missed))
+    for name, row in found.items():
+        told = f"one after the other {row['serial_s']:.3f} s, side by side {row['beside_s']:.3f} s"
+        print(f"{name}: {told}: {row['ratio']:.2f} x{'' if name == 'here' else f'; goal <= {GOAL * given.slow:g} s'}")
+    raise SystemExit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()
