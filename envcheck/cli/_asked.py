@@ -100,9 +100,9 @@ def wanted_of(settings: Settings, asked: Asked, profile: Profile, client: Client
 
 def _one(url: str, sha256: str | None, to: Path) -> Wanted:
     from envcheck.mirrors.fetch.wanted import Wanted
-    from envcheck.mirrors.profile import has_userinfo, redacted, without_query
+    from envcheck.mirrors.profile import has_userinfo, redacted
 
-    shown = without_query(redacted(url))
+    shown = redacted(url)
     if has_userinfo(url):
         message = f"a user or password in {shown}"
         raise ConfigError(message, fix="move it to a netrc file, and name that in a mirror profile")

@@ -105,9 +105,7 @@ def up(settings: Settings, /, *, directory: Path, compose: bool) -> int:
     from envcheck.mirrors.site.model import read
 
     site = read(directory.absolute())
-    if compose:
-        return 3 if control.compose(site, "up", "-d") else 0
-    told = control.up(site)
+    told = control.compose_up(site) if compose else control.up(site)
     if not settings.quiet:
         _table(told)
     return 0 if all(one.state == "running" or one.optional for one in told) else 3
@@ -237,7 +235,8 @@ def _indexes(settings: Settings, profile: Profile, options: dict[str, Any]) -> l
     from envcheck.mirrors.site.discover import indexes
 
     parts: tuple[Part, ...] = ("pypi", "pytorch") if options["pytorch"] else ("pypi",)
-    return indexes(profile, parts, _pages(settings), _client(profile), options["links"])
+    links = [_clean(link) for link in options["links"]]
+    return indexes(profile, parts, _pages(settings), _client(profile), links)
 
 
 def _hf(profile: Profile, options: dict[str, Any]) -> HuggingFace | None:
@@ -262,16 +261,23 @@ def _registries(given: tuple[str, ...], port: int) -> list[Registry]:
 
 
 def _pair(text: str, what: str) -> tuple[str, str]:
-    from envcheck.mirrors.profile import has_userinfo, redacted
+    from envcheck.mirrors.profile import redacted
 
     name, found, value = text.partition("=")
-    if not found or not value:
+    if not found or not value or "://" in name:
         message = f"{redacted(text)!r} names no {what}"
         raise ConfigError(message, fix=f"write NAME={what}")
-    if has_userinfo(value):
-        message = f"a user or password in {redacted(value)}"
+    return name, _clean(value)
+
+
+def _clean(url: str) -> str:
+    """Return a URL. Refuse one that holds what may be a secret: it would be in the site's files."""
+    from envcheck.mirrors.profile import has_userinfo, redacted, without_query
+
+    if has_userinfo(url) or without_query(url) != url:
+        message = f"{redacted(url)!r} with a user, a password or a query"
         raise ConfigError(message, fix="leave it out: credentials come from the environment of what is started")
-    return name, value
+    return url
 
 
 def _client(profile: Profile) -> Any:

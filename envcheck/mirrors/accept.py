@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.profile import CLIENT_DEFAULT, Credential, Profile, without_query
+from envcheck.mirrors.profile import CLIENT_DEFAULT, Credential, Profile, redacted, without_query
 
 Where = Callable[[str], str]
 _WEB: Final = ("https://", "http://")
@@ -24,7 +24,7 @@ def accept(profile: Profile, where: Where) -> Profile:
     """Return the profile. Raise ConfigError, naming the key, for what no client would take or what may be a secret."""
     for at, url, kinds in _urls(profile):
         if not url.startswith(kinds) and not (url == CLIENT_DEFAULT and at.endswith(".url")):
-            message = f"{where(at)}: {url!r} is no URL"
+            message = f"{where(at)}: {redacted(url)!r} is no URL"
             raise ConfigError(message, fix=f"begin it with {', '.join(kinds)}")
         _check_url(at, url, where)
     if profile.hf.fallbacks and profile.hf.endpoint is None:
@@ -50,10 +50,10 @@ def _urls(profile: Profile) -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 def _check_url(at: str, url: str, where: Where) -> None:
     if any(character.isspace() or not character.isprintable() for character in url):
-        message = f"{where(at)}: a blank in the URL {url!r}"
+        message = f"{where(at)}: a blank in the URL {redacted(url)!r}"
         raise ConfigError(message, fix="write blanks as %20")
     if without_query(url) != url:
-        message = f"{where(at)}: a query in the URL {without_query(url)}?..."
+        message = f"{where(at)}: a query in the URL {redacted(url)}"
         raise ConfigError(message, fix="leave it out; move a token to a netrc file and name that under `netrc:`")
     known = {"variant"} if at.startswith("$.pytorch") else set()
     unknown = next((name for name in re.findall(r"\{([^{}]*)\}", url) if name not in known), None)
@@ -66,25 +66,26 @@ def _check_registries(profile: Profile, where: Where) -> None:
     if "@" in (profile.registry or ""):
         message = f"{where('$.registry')}: a user or password before the registry's name"
         raise ConfigError(message, fix="name the registry alone, and log the engine in to it (`docker login`)")
-    named = [(f"$.registries.{upstream}", upstream) for upstream in profile.registries]
+    named = [("$.registry", profile.registry)] if profile.registry is not None else []
+    named += [(f"$.registries.{upstream}", upstream) for upstream in profile.registries]
     named += [
         (f"$.registries.{u}[{n}]", name) for u, names in profile.registries.items() for n, name in enumerate(names)
     ]
     named += [("$.modelscope", profile.modelscope)] if profile.modelscope is not None else []
     for at, name in named:
         if not _REGISTRY.fullmatch(name) or (at == f"$.registries.{name}" and "/" in name):
-            message = f"{where(at)}: {name.rpartition('@')[2]!r} is no registry's name"
+            message = f"{where(at)}: {redacted(name)!r} is no registry's name"
             raise ConfigError(message, fix="write HOST or HOST:PORT, with http:// before it where it has no TLS")
     for channel in profile.conda.custom_channels:
         if not _CHANNEL.fullmatch(channel):
-            message = f"{where('$.conda.custom_channels')}: {channel!r} is no channel's name"
+            message = f"{where('$.conda.custom_channels')}: {redacted(channel)!r} is no channel's name"
             raise ConfigError(message, fix="write it as `conda install -c NAME` takes it")
 
 
 def _check_credential(host: str, secret: Credential, where: Where) -> None:
     at = f"$.credentials.{host}"
     if not _HOST.fullmatch(host):
-        message = f"{where(at)}: {host!r} is no host"
+        message = f"{where(at)}: {redacted(host)!r} is no host"
         raise ConfigError(message, fix="write HOST or HOST:PORT alone")
     given = [name for name in ("password_env", "password_file", "token_env", "token_file") if getattr(secret, name)]
     if len(given) != 1 or (secret.user is not None) != given[0].startswith("password"):

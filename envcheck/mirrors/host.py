@@ -38,7 +38,7 @@ def merge(uv: ClientConfig, pip: ClientConfig, *, ca: str | None, netrc: str | N
             message = f"this machine's pip, uv or HF configuration has a password in {redacted(url)}"
             raise ConfigError(message, fix="move user and password to ~/.netrc, which reaches a build as a secret only")
         if without_query(url) != url:
-            message = f"this machine's pip, uv or HF configuration has a query in {without_query(url)}?..."
+            message = f"this machine's pip, uv or HF configuration has a query in {redacted(url)}"
             raise ConfigError(
                 message, fix="leave it out; move a token to ~/.netrc, which reaches a build as a secret only"
             )

@@ -23,7 +23,6 @@ from envcheck.mirrors.profile import (
     Profile,
     has_userinfo,
     redacted,
-    without_query,
 )
 
 # Beside the presets: every client's own default, this machine's configuration, and what `envcheck mirror use` chose.
@@ -42,10 +41,10 @@ def load(name: str | Path) -> Profile:
         return profile_of(str(name), presets()[str(name)])
     path = Path(name)
     if "://" in str(name) and not path.is_file():
-        message = f"{redacted(without_query(str(name)))!r} is a URL and no mirror profile"
+        message = f"{redacted(str(name))!r} is a URL and no mirror profile"
         raise ConfigError(message, fix="write it into a YAML file under `pypi:`, `pytorch:` or `hf:`, and name that")
     if not path.is_file():
-        message = f"no mirror profile {str(name)!r}"
+        message = f"no mirror profile {redacted(str(name))!r}"
         fix = "give none or host, a name of `envcheck mirror list`, or the path of a profile's YAML file"
         raise ConfigError(message, fix=fix)
     return parse(path.read_bytes(), path)
@@ -92,13 +91,15 @@ def _read(data: bytes, path: Path) -> tuple[yaml.Node | None, Any]:
         for event in yaml.parse(data, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
                 line = f"{path}:{event.start_mark.line + 1}" if event.start_mark else str(path)
-                message = f"{line}: the alias *{event.anchor}"
-                raise ConfigError(message, fix="write out what it stands for")
+                message = f"{line}: an alias, or a * that begins a text"
+                raise ConfigError(message, fix="write out what it stands for, or put the text between quotes")
         return yaml.compose(data, Loader=yaml.SafeLoader), yaml.safe_load(data)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{path}:{mark.line + 1}" if mark else str(path)
-        message = f"{line}: not YAML: {getattr(error, 'problem', None) or 'unreadable'}"
+        # What it cannot make sense of may be a password: "could not determine a constructor for the tag '!...'".
+        problem = re.sub(r"'[^']{2,}'", "'...'", getattr(error, "problem", None) or "unreadable")
+        message = f"{line}: not YAML: {problem}"
         raise ConfigError(message, fix="mend the line") from error
     except (ValueError, RecursionError) as error:
         message = f"{path}: not YAML: {str(error).splitlines()[0]}"
@@ -132,7 +133,7 @@ def _where(at: str, lines: dict[str, int], path: Path) -> str:
     # msgspec does not tell which key of a mapping it was at: "[...]".
     pattern = re.escape(at).replace(re.escape("[...]"), r"\..+")
     at = next((known for known in lines if re.fullmatch(pattern, known)), at)
-    return f"{path}:{lines.get(at, 1)}: {at.removeprefix('$').removeprefix('.') or 'profile'}"
+    return f"{path}:{lines.get(at, 1)}: {redacted(at.removeprefix('$').removeprefix('.')) or 'profile'}"
 
 
 def _refuse_userinfo(value: Any, lines: dict[str, int], path: Path) -> None:
@@ -145,6 +146,9 @@ def _refuse_userinfo(value: Any, lines: dict[str, int], path: Path) -> None:
 def _located(error: msgspec.ValidationError, lines: dict[str, int], path: Path) -> ConfigError:
     what, _, at = str(error).partition(" - at `")
     at = at.rstrip("`") or "$"
+    if at == "$.hf.token":
+        fix = "write never or allow; the token itself stays in HF_TOKEN, or in a file that `credentials:` names"
+        return ConfigError(f"{_where(at, lines, path)}: neither never nor allow", fix=fix)
     unknown = what.partition("unknown field `")[2].rstrip("`")
     if unknown:
         fix = f"the keys there are {', '.join(_keys(at))}"

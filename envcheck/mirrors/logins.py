@@ -68,7 +68,9 @@ class Netrc:
         try:
             self._hosts = netrc.netrc(path).hosts
         except (netrc.NetrcParseError, OSError, UnicodeDecodeError) as error:
-            message = f"{path}: no netrc file: {getattr(error, 'msg', None) or type(error).__name__}"
+            # What netrc itself says repeats the word that it cannot make sense of: half of a password, often.
+            line = getattr(error, "lineno", None)
+            message = f"{path}: no netrc file: {f'line {line}' if line else type(error).__name__}"
             raise ConfigError(message, fix="write `machine HOST login USER password SECRET`, one a line") from error
 
     def header(self, url: str) -> str | None:

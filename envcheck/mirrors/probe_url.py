@@ -18,7 +18,7 @@ def mirrors_of(urls: Sequence[str], trust: Mirror) -> list[Mirror]:
     """Return each URL's host as a mirror, reached as `trust` is: with its CA and its netrc file."""
     for url in urls:
         if has_userinfo(url) or not url.startswith(("https://", "http://")) or not urlsplit(url).hostname:
-            message = f"{without_query(redacted(url))!r} is no URL that may be asked"
+            message = f"{redacted(url)!r} is no URL that may be asked"
             raise ConfigError(message, fix="write https://HOST/PATH/FILE; a password belongs into a netrc file")
     hosts = [urlsplit(url).netloc for url in urls]
     return [

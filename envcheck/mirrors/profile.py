@@ -10,7 +10,9 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 CLIENT_DEFAULT: Final = "default"
-_USERINFO: Final = re.compile(r"://[^/?#]*@")
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|//|")
+_BARE: Final = re.compile(r"[^/]*:[^/]*@")
+_HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:@\s]+)(:[0-9]{1,5})?")
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,8 +110,19 @@ def attempts(indexes: list[Index]) -> list[Index]:
 
 
 def has_userinfo(url: str) -> bool:
-    """Tell whether a URL carries a user or a password."""
-    return _USERINFO.search(url) is not None
+    """Tell whether a URL carries a user or a password, as it should or as people paste one: unescaped, no scheme."""
+    begin, rest = _parted(url)
+    if not begin:
+        return _BARE.match(rest) is not None
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    return "@" in authority or (":" in authority and "@" in rest and _HOST.fullmatch(authority) is None)
+
+
+def _parted(url: str) -> tuple[str, str]:
+    """Return a URL's scheme with the slashes after it, and the rest."""
+    scheme = _SCHEME.match(url)
+    begin = scheme[0] if scheme else ""
+    return begin, url.removeprefix(begin)
 
 
 def host_of(url: str) -> str:
@@ -123,8 +136,11 @@ def without_query(url: str) -> str:
 
 
 def redacted(url: str) -> str:
-    """Return the URL without what a log must not hold."""
-    return _USERINFO.sub("://***@", url)
+    """Return a URL, or what is no URL, without what a log must not hold: user, password, query."""
+    if has_userinfo(url):
+        url = f"{_parted(url)[0]}***@{url.rpartition('@')[2]}"
+    shown, query, _ = url.partition("?")
+    return f"{shown}?..." if query else shown
 
 
 def hf_environment(profile: Profile) -> dict[str, str]:

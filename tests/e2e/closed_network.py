@@ -97,8 +97,8 @@ class Network:
 
 
 def strangers(asked: Iterable[Destination]) -> set[Destination]:
-    """Return those that are not the mirror."""
-    return {one for one in asked if one.where not in {MIRROR, ADDRESS, ADDRESS6}}
+    """Return those that are not the mirror. apt asks by name which of its hosts serves https (RFC 2782)."""
+    return {one for one in asked if one.where not in {MIRROR, f"_https._tcp.{MIRROR}", ADDRESS, ADDRESS6}}
 
 
 @contextlib.contextmanager

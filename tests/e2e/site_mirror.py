@@ -155,8 +155,10 @@ class _Handler(BaseHTTPRequestHandler):
                 request = urllib.request.Request(base.rstrip("/") + path, method=self.command)  # noqa: S310 (apt's own)
                 with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 (as above)
                     self.send_response(200)
-                    self.send_header("Content-Length", answer.headers["Content-Length"])
-                    self.send_header("Last-Modified", answer.headers["Last-Modified"])
+                    for name in ("Content-Length", "Last-Modified"):
+                        if name in answer.headers:
+                            self.send_header(name, answer.headers[name])
+                    self.close_connection = "Content-Length" not in answer.headers
                     self.end_headers()
                     shutil.copyfileobj(answer, self.wfile, 1 << 18)
                 return

@@ -52,10 +52,21 @@ def test_what_lies_on_this_machine_is_known_as_such(url: str, path: str | None) 
         ("https://joe:pw@a.example/x", True),
         ("https://token@a.example", True),
         ("https://a.example/@scope/x", False),
-        ("https://a.example/x?mail=a@b", False),
+        ("https://joe:p/w@a.example/x", True),
+        ("https://joe:p?w@a.example/x", True),
+        ("https://[::1]:8080/x@y", False),
+        ("https:joe:pw@a.example/x", True),
+        ("joe:pw@a.example/x", True),
+        ("joe@corp.example", False),
         ("/srv/a@b", False),
+        ("/srv/a:b@c", False),
     ],
 )
 def test_a_user_or_password_in_a_url_is_seen_and_hidden(url: str, *, has: bool) -> None:
     assert has_userinfo(url) is has
-    assert redacted(url) == ("https://***@a.example" + ("/x" if url.endswith("/x") else "") if has else url)
+    hidden = f"{'https://' if '//' in url else ''}***@a.example{'/x' if url.endswith('/x') else ''}"
+    assert redacted(url) == (hidden if has else url)
+
+
+def test_a_query_is_hidden() -> None:
+    assert redacted("https://a.example/x?token=a@b") == "https://a.example/x?..."

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import ssl
+import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,7 +19,7 @@ from envcheck.images.engines import command
 from envcheck.images.render import OS_PACKAGES
 from envcheck.matrix.model import Base, HostArch
 from envcheck.mirrors.aptconf import AptSource, bases_for
-from envcheck.mirrors.host import apt_sources
+from envcheck.mirrors.host import apt_sources, ca_bundle
 from envcheck.mirrors.profile import Profile
 
 REPOSITORY: Final = "envcheck/base"
@@ -53,7 +55,6 @@ def recipe(base: Base, arch: HostArch, sources: Sequence[str], ca: str | None, t
     )
     argv = [
         "mmdebstrap",
-        "--quiet",
         "--variant=minbase",
         f"--include={','.join(OS_PACKAGES)}",
         f"--architectures={DEB_ARCH[arch]}",
@@ -116,10 +117,31 @@ def bootstrap(base: Base, arch: HostArch, profile: Profile, tar: Path) -> Recipe
     mirrors = mirrors_for(base, profile, apt_sources())
     sources = source_lines(base, mirrors, serves=functools.partial(serves, ca=profile.ca))
     https = any("https:" in line for line in sources)
-    how = recipe(base, arch, sources, profile.ca if https else None, tar)
-    done = command.stream(how.argv, timeout=_TIMEOUT, env={"SOURCE_DATE_EPOCH": str(EPOCH)})
+    with _readable(ca_bundle(profile) if https else None) as ca:
+        how = recipe(base, arch, sources, ca, tar)
+        done = command.stream(how.argv, timeout=_TIMEOUT, env={"SOURCE_DATE_EPOCH": str(EPOCH)})
     if done.status != 0 or not tar.exists():
-        last = (done.output.strip().splitlines() or ["it took too long"])[-1]
-        message = f"the base {how.suite} could not be bootstrapped: {last}"
+        message = f"the base {how.suite} could not be bootstrapped: {_why(done.output)}"
         raise BuildError(message, fix="check the apt mirror; mmdebstrap needs root or user namespaces")
     return how
+
+
+@contextlib.contextmanager
+def _readable(roots: str | None) -> Iterator[str | None]:
+    """Give a file of these roots that apt can read: it fetches as a user of its own, who may not see the site's."""
+    if roots is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="envcheck-roots-") as scratch:
+        Path(scratch).chmod(0o755)
+        bundle = Path(scratch) / "ca.pem"
+        bundle.write_text(roots)
+        bundle.chmod(0o644)
+        yield str(bundle)
+
+
+def _why(output: str) -> str:
+    """Return apt's first complaint: what comes last is mmdebstrap's own, that it failed."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    said = next((line for line in lines if "Could not load certificates" in line or line.startswith("E: ")), None)
+    return said or (lines or ["it took too long"])[-1]

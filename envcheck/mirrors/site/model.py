@@ -16,7 +16,7 @@ from envcheck.mirrors.profile import redacted
 SCHEMA: Final = "envcheck/site/1"
 # What would end a word of nginx's or be expanded in it.
 _UNSAFE: Final = re.compile(r"[\"'$\\;{}#%\s]")
-_URL: Final = re.compile(r"https?://[^/@]+(/.*)?")
+_URL: Final = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^/@:?\[\]]+)(:[0-9]{1,5})?(/[^?]*)?")
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _SOURCE: Final = re.compile(r"rsync://[^/@]+/.+|/.+|(?!.*://)[^/:-][^/:]*::?[^@]+")
 
@@ -147,7 +147,7 @@ def checked(site: Site) -> Site:
     texts += [(site.hf and site.hf.tokens) or "", site.s3 or "", *site.sync.values(), site.store or ""]
     for text in texts:
         if _UNSAFE.search(text):
-            message = f"{text!r}: a blank or one of \"'$\\;{{}}#% in a path or URL of the site"
+            message = f"{redacted(text)!r}: a blank or one of \"'$\\;{{}}#% in a path or URL of the site"
             raise ConfigError(message, fix="choose another name")
     urls = [*site.origins, *(registry.url for registry in site.registries)]
     for url in [*urls, site.hf.endpoint] if site.hf and site.hf.endpoint else urls:

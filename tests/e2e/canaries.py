@@ -1,0 +1,72 @@
+"""Strings that stand for secrets, each with a name of its own, and the search for them in all that was left behind."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import re
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+CHUNK = 1 << 22
+
+
+class Canaries:
+    """Secrets of one test: `canaries["token"]` is one, and any of them is found as itself and within base64."""
+
+    def __init__(self) -> None:
+        self.stem = f"canary{secrets.token_hex(6)}"
+        self._said = re.compile(rb"%s-([a-z]+)|%s" % (self.stem.encode(), b"|".join(_encoded(self.stem))))
+
+    def __getitem__(self, name: str) -> str:
+        assert re.fullmatch("[a-z]+", name)
+        return f"{self.stem}-{name}"
+
+    def within(self, data: str | bytes) -> set[str]:
+        """Return the names of those in a text; "base64" for one that is encoded."""
+        data = data.encode(errors="surrogateescape") if isinstance(data, str) else data
+        return {(found[1] or b"base64").decode() for found in self._said.finditer(data)}
+
+    def below(self, *roots: Path, but: Iterable[Path] = ()) -> dict[str, set[str]]:
+        """Return file -> the names of those in its content (also as gzip packs it), its name, or where it leads to.
+
+        `but` are the files that the secrets were put in.
+        """
+        found = {}
+        given = {path.resolve() for path in but}
+        for path in (path for root in roots for path in [root, *root.rglob("*")] if path.resolve() not in given):
+            names = self.within(path.name)
+            if path.is_symlink():
+                names |= self.within(str(path.readlink()))
+            elif path.is_file():
+                names |= self._in(path)
+            if names:
+                found[str(path)] = names
+        return found
+
+    def _in(self, path: Path) -> set[str]:
+        names: set[str] = set()
+        with path.open("rb") as plain:
+            packed = plain.read(2) == b"\x1f\x8b"
+            plain.seek(0)
+            rest = b""
+            while chunk := plain.read(CHUNK):
+                names |= self.within(rest + chunk)
+                rest = chunk[-200:]
+            plain.seek(0)
+            if packed:
+                with gzip.open(plain) as stream:
+                    while chunk := stream.read(CHUNK):
+                        names |= self.within(rest + chunk)
+                        rest = chunk[-200:]
+        return names
+
+
+def _encoded(text: str) -> list[bytes]:
+    """Return what a text is within base64, wherever in a group of three bytes it begins."""
+    found = []
+    for before in range(3):
+        letters = base64.b64encode(b"\0" * before + text.encode())
+        found.append(letters[-(-before * 8 // 6) : (before + len(text)) * 8 // 6])
+    return found
