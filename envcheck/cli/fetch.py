@@ -102,10 +102,16 @@ def _model(
 
     with shown(settings, len(revision.files)) as (progress, note):
         done = fetch_revision(revision, endpoints, to, _means(client, connections, limit, progress, note), there)
-    pinned = "" if revision.ref else f", revision={revision.revision}"
-    then = f"use it with HF_HUB_OFFLINE=1 HF_HUB_CACHE={to.absolute()}: {revision.kind} {revision.repo}{pinned}"
-    end(done, as_json=as_json, then=then)
+    end(done, as_json=as_json, then=f"use it with HF_HUB_OFFLINE=1 HF_HUB_CACHE={to.absolute()}: {_call(revision)}")
     return 0
+
+
+def _call(revision: Revision) -> str:
+    """Return what reads it in Python; `datasets` looks up no name without a network, but takes a directory."""
+    pinned = "" if revision.ref else f", revision={revision.revision!r}"
+    if revision.kind == "model":
+        return f"from_pretrained({revision.repo!r}{pinned})"
+    return f"load_dataset(snapshot_download({revision.repo!r}, repo_type='dataset'{pinned}))"
 
 
 def _means(client: Any, connections: int, limit: float | None, progress: Any, note: Any) -> Means:

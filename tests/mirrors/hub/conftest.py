@@ -276,10 +276,12 @@ def hub_python() -> Path:
 def run_hub(hub_python: Path, tmp_path: Path) -> Callable[..., str]:
     """Give a function that runs a script beside huggingface_hub, with nothing of this machine's configuration."""
 
-    def run(script: str, cache: Path, **environment: str) -> str:
+    def run(script: str, cache: Path, *words: str, **environment: str) -> str:
         plain = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "HF_HUB_CACHE": str(cache), **environment}
         plain |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "no_proxy": "*"}
-        done = subprocess.run([hub_python, "-c", script], env=plain, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [hub_python, "-c", script, *words], env=plain, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
