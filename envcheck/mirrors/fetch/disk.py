@@ -45,18 +45,40 @@ def known(part: Path, header: journal.Header) -> dict[int, str]:
     return {piece: source for piece, source in pieces.items() if piece < last}
 
 
+def _worth(part: Path) -> bool:
+    """Tell whether an unfinished file has a piece that a later process would go on with."""
+    try:
+        return bool(journal.read(journal_of(part).read_bytes(), journal.boot_id())[1])
+    except FileNotFoundError:
+        return False
+
+
 @contextlib.contextmanager
 def locked(part: Path, means: Means) -> Iterator[int]:
-    """Open the unfinished file and hold it alone. The lock is the kernel's: it ends with whoever held it."""
+    """Open the unfinished file and hold it alone. The lock is the kernel's: it ends with whoever held it.
+
+    What ends in an error leaves it there only if there is something in it to go on with.
+    """
     while True:
         file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             _lock(file, part, means)
             if _same(file, part):
-                yield file
+                with _tidied(part):
+                    yield file
                 return
         finally:
             os.close(file)
+
+
+@contextlib.contextmanager
+def _tidied(part: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if not _worth(part):
+            discard(part)
+        raise
 
 
 def _lock(file: int, part: Path, means: Means) -> None:
@@ -83,23 +105,43 @@ def _same(file: int, part: Path) -> bool:
 
 
 def reserve(file: int, size: int, part: Path) -> None:
-    """Give the file its size and its blocks now: a full disk is told before the first byte is fetched."""
+    """Give the file its size and its blocks now: a full disk is told before the first byte is fetched.
+
+    Where the file system reserves nothing (NFS, ext3, ramfs), what it says to be free has to be enough.
+    """
     try:
         os.ftruncate(file, size)
         held = os.fstat(file).st_blocks * _BLOCK
-        if size - held > shutil.disk_usage(part.parent).free:
+        room = shutil.disk_usage(part.parent)
+        if room.total and size - held > room.free:  # one that tells no total tells nothing of what is free
             raise _no_room(part, size)
         if size:
-            os.posix_fallocate(file, 0, size)
+            _allocate(file, size)
     except OSError as error:
-        if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL}:  # a file system that cannot reserve
+        if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}:
             raise disk_error(error, part, size) from error
+
+
+def _allocate(file: int, size: int) -> None:
+    """Call fallocate(2). posix_fallocate is not it: where there is none, glibc's writes to every block instead."""
+    import ctypes  # noqa: PLC0415 (five milliseconds that a fetch of nothing new does not spend)
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    call = getattr(libc, "fallocate64", None) or getattr(libc, "fallocate", None)
+    if call is None:
+        return
+    while call(file, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
+        if ctypes.get_errno() != errno.EINTR:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def disk_error(error: OSError, path: Path, size: int) -> UnavailableError:
     """Return the error a user reads of one that the system gave while `path` was written."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return _no_room(path, size)
+    if error.errno == errno.EFBIG:
+        message = f"{path.parent}: a file of {size} bytes is more than its file system or `ulimit -f` allows"
+        return UnavailableError(message, fix="name another directory (--to)")
     return UnavailableError(f"{path.parent}: {error.strerror}", fix="name a directory that can be written (--to)")
 
 

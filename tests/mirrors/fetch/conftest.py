@@ -27,7 +27,7 @@ class Faults:
     """What a server does wrong. `first` is for how many requests it does so; None for ever.
 
     `signed`: it redirects to that URL with a signature of its own for each request. `once`: it serves no URL twice.
-    `expires`: every so many requests it answers 403, as to a link that has run out.
+    `expires`: every so many requests it answers 403, as to a link that has run out. `most`: no answer has more bytes.
     """
 
     content: bytes = CONTENT
@@ -45,6 +45,7 @@ class Faults:
     signed: str | None = None
     once: bool = False
     expires: int | None = None
+    most: int | None = None
 
 
 class Server(ThreadingHTTPServer):
@@ -56,6 +57,7 @@ class Server(ThreadingHTTPServer):
         super().__init__((address, 0), _Handler)
         self.faults = faults
         self.asked: list[tuple[str, str | None]] = []
+        self.times: list[float] = []
         self.sent = 0
         self.headers_seen: list[dict[str, str]] = []
         self.lock = threading.Lock()
@@ -80,6 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
         server, asked = self.server, self.headers.get("Range")
         with server.lock:
             server.asked.append((self.path, asked))
+            server.times.append(time.time())
             server.headers_seen.append(dict(self.headers))
             number = len(server.asked)
         faults = server.faults
@@ -118,7 +121,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(faults, faults.content[start:stop])
 
     def _send(self, faults: Faults, body: bytes) -> None:
-        body = body[: max(1, len(body) - faults.truncate)]
+        whole = len(body)
+        body = body[: max(1, whole - faults.truncate)][: faults.most]
         half = len(body) // 2 if faults.stall else 0
         for part in (body[:half], body[half:]):
             for at in range(0, len(part), 1 << 16):
@@ -128,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
             if part is not body[half:] or half:
                 time.sleep(faults.stall)
                 faults = dataclasses.replace(faults, stall=0.0)
-        self.close_connection = faults.truncate > 0
+        self.close_connection = len(body) < whole
 
     def _head(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)

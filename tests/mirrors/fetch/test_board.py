@@ -162,9 +162,9 @@ def test_the_last_pieces_are_shared_by_all_connections_and_before_that_a_request
     for task in tasks:
         told.arrived(task, None, 2.0)  # half a MiB a second: what takes a quarter of a second is the smallest part
     sizes = []
-    while (task := told.take(0.0)) is not None:
-        sizes.append(task.span.size)
-        told.arrived(task, None, 2.0 * task.span.size / MIB)
+    while (part := told.take(0.0)) is not None:
+        sizes.append(part.span.size)
+        told.arrived(part, None, 2.0 * part.span.size / MIB)
     assert told.complete
     assert sizes[0] == MIB
     assert sizes[-4:] == [SMALLEST_PART] * 4

@@ -48,7 +48,9 @@ def tried(how: str, want: Wanted) -> str:
 def test_a_file_larger_than_the_system_lets_us_write(serve: Serve, wanted: Want) -> None:
     server = serve()
     want = wanted(server)
-    assert tried("limit", want).startswith("UnavailableError")
+    said = tried("limit", want)
+    assert said.startswith("UnavailableError")
+    assert "is more than its file system or `ulimit -f` allows; name another directory (--to)" in said
     assert not want.path.exists()
     assert server.sent <= MIB
 
@@ -76,6 +78,103 @@ def test_a_full_disk_is_told_before_a_byte_comes(serve: Serve, wanted: Want, tmp
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
     assert "bytes are needed and 4" in done.stdout
     assert server.sent <= MIB
+
+
+MOUNTED = """
+import errno, os, sys, threading
+from pathlib import Path
+from envcheck.errors import EnvcheckError
+from envcheck.mirrors.fetch import disk
+from envcheck.mirrors.fetch.transfer import fetch
+from envcheck.mirrors.fetch.wanted import Means, Wanted
+from envcheck.mirrors.http import Client
+how, url, sha256, size, path = sys.argv[1:]
+room = Path(path).parents[1] / "other"
+filled = threading.Event()
+
+def fill(there, _all):
+    # Somebody else takes all the room there is, once the first bytes have come.
+    if there and not filled.is_set():
+        filled.set()
+        with room.open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(1 << 20))
+            except OSError as error:
+                print("filled", errno.errorcode[error.errno])
+
+def unsupported(file, size):
+    raise OSError(errno.EOPNOTSUPP, "not here")
+
+reserve = disk.reserve
+
+def counted(*asked):
+    before = writes()
+    reserve(*asked)
+    print("writes", writes() - before)
+
+def writes():
+    return int(dict(line.split(": ") for line in open("/proc/self/io"))["syscw"])
+
+if how == "unreserved":
+    disk._allocate = unsupported
+if how == "ramfs":
+    disk.reserve = counted
+wanted = Wanted((url,), sha256, int(size), Path(path))
+means = Means(Client(), connections=2, progress=fill if how != "ramfs" else lambda there, all_: None)
+try:
+    fetch(wanted, means)
+except EnvcheckError as error:
+    print(type(error).__name__, error)
+    room.unlink()
+    print("found", fetch(wanted, Means(Client())).found > 0)
+print("there", Path(path).read_bytes() == open("/dev/stdin", "rb").read())
+"""
+
+
+def mounted(how: str, options: str, want: Wanted, at: Path, content: bytes) -> str:
+    """Fetch onto a file system that is mounted for it, in a mount namespace of its own."""
+    unshare = ["unshare", "--mount", "--map-root-user"]
+    if subprocess.run([*unshare, "mount", "-t", "tmpfs", "t", str(at)], check=False).returncode != 0:
+        pytest.skip("nothing may be mounted here")
+    script = f"mount -t {options} t {at} && exec {sys.executable} -c '{MOUNTED}' \"$@\""
+    words = [*unshare, "sh", "-c", script, "sh", how, want.urls[0], want.sha256, str(want.size), str(want.path)]
+    done = subprocess.run(words, capture_output=True, input=content, check=False, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def test_the_room_that_was_reserved_is_ours_though_another_fills_the_disk(
+    serve: Serve, wanted: Want, tmp_path: Path, content: bytes
+) -> None:
+    told = mounted("reserved", "tmpfs -o size=16m", wanted(serve(delay=0.2)), tmp_path, content)
+    assert told == "filled ENOSPC\nthere True\n"
+
+
+def test_where_no_room_can_be_reserved_a_disk_that_fills_up_is_one_line_and_what_came_is_kept(
+    serve: Serve, wanted: Want, tmp_path: Path, content: bytes
+) -> None:
+    told = mounted("unreserved", "tmpfs -o size=16m", wanted(serve(delay=0.2)), tmp_path, content).splitlines()
+    assert told[0] == "filled ENOSPC"
+    assert told[1].startswith("UnavailableError")
+    assert "bytes are needed and 0 are free; make room, or name another directory (--to)" in told[1]
+    assert told[2:] == ["found True", "there True"]
+
+
+def test_a_file_system_that_reserves_nothing_and_tells_no_free_space_is_written_to(
+    serve: Serve, wanted: Want, tmp_path: Path, content: bytes
+) -> None:
+    """A ramfs has no fallocate(2), and its statfs(2) says that it has no block at all.
+
+    Nothing is written to reserve it: glibc's posix_fallocate would write to every block, on NFS the whole file.
+    """
+    assert mounted("ramfs", "ramfs", wanted(serve()), tmp_path, content) == "writes 0\nthere True\n"
+
+
+def test_room_is_reserved_to_the_last_block(tmp_path: Path) -> None:
+    with (tmp_path / "part").open("w+b") as file:
+        disk.reserve(file.fileno(), 4 * MIB + 1, tmp_path / "part")
+        assert os.fstat(file.fileno()).st_blocks * 512 > 4 * MIB
 
 
 def test_after_a_power_cut_what_never_reached_the_disk_is_fetched_again(

@@ -1,0 +1,170 @@
+"""Each thing a server does wrong, and what it may cost: counted by the server."""
+
+from __future__ import annotations
+
+import dataclasses
+import email.utils
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from envcheck.errors import UnavailableError
+from envcheck.mirrors.fetch.transfer import fetch
+from envcheck.mirrors.fetch.wanted import Means, Wanted
+
+Serve = Callable[..., Any]
+Want = Callable[..., Wanted]
+MIB = 1 << 20
+
+
+def test_answers_that_are_always_cut_off_are_gone_on_with_and_no_byte_comes_twice(
+    serve: Serve, wanted: Want, means: Means, content: bytes
+) -> None:
+    """As behind a proxy that ends what takes too long: no piece ever comes in one answer."""
+    server = serve(most=400_000)
+    want = wanted(server)
+    done = fetch(want, means)
+    assert want.path.read_bytes() == content
+    assert len(server.asked) > 2 * 10
+    assert server.sent == done.moved == len(content)
+
+
+def test_a_stalling_server_costs_no_byte_twice(serve: Serve, wanted: Want, means: Means, content: bytes) -> None:
+    server = serve(stall=2.0, first=4)
+    fetch(wanted(server), means)
+    # A server that stalls has sent the half of what was asked; what it sends to nobody afterwards is the other half.
+    assert server.sent <= len(content) + 4 * MIB
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_retry_after_is_waited_for(serve: Serve, wanted: Want, means: Means, content: bytes, form: str) -> None:
+    until = int(time.time()) + 2
+    said = "2" if form == "seconds" else email.utils.formatdate(until, usegmt=True)
+    server = serve(status=429, retry_after=said, first=1)
+    want = wanted(server)
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+    assert server.times[1] >= until - 0.05
+    assert server.times[1] - server.times[0] >= (1.9 if form == "seconds" else 0.9)
+
+
+@pytest.fixture
+def mute() -> Iterator[str]:
+    """Give the URL of a host that takes connections and says nothing."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.240", 0))
+        listening.listen(64)
+        yield f"http://127.0.0.240:{listening.getsockname()[1]}/file.bin"
+
+
+@pytest.fixture
+def deaf() -> Iterator[str]:
+    """Give the URL of a host that takes no connection and refuses none: its queue is full."""
+    with socket.socket() as listening, socket.socket() as first, socket.socket() as second:
+        listening.bind(("127.0.0.241", 0))
+        listening.listen(0)
+        for queued in (first, second):
+            queued.setblocking(False)  # noqa: FBT003 (its signature)
+            queued.connect_ex(listening.getsockname())
+        yield f"http://127.0.0.241:{listening.getsockname()[1]}/file.bin"
+
+
+@pytest.mark.parametrize("kind", ["mute", "deaf", "refused", "unknown"])
+def test_a_host_that_gives_no_answer_is_told_by_name_and_the_next_source_has_it(
+    kind: str, serve: Serve, wanted: Want, means: Means, content: bytes, request: pytest.FixtureRequest
+) -> None:
+    fixed = {"refused": "http://127.0.0.250:1/file.bin", "unknown": "http://nobody.invalid/file.bin"}
+    url = fixed.get(kind) or request.getfixturevalue(kind)
+    good = serve()
+    want = dataclasses.replace(wanted(good), urls=(url, good.url))
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+    assert good.sent == len(content)
+    want.path.unlink()
+    alone = dataclasses.replace(want, urls=(url,), size=None)
+    with pytest.raises(UnavailableError) as told:
+        fetch(alone, means)
+    why = {"mute": "it stalled", "deaf": "no connection in time", "refused": "no connection"}
+    assert f"{url.split('/')[2]}: {why.get(kind, 'the name does not resolve')}" in str(told.value)
+    assert list(want.path.parent.iterdir()) == []
+
+
+def test_a_file_that_becomes_another_one_is_fetched_anew(
+    serve: Serve, wanted: Want, means: Means, content: bytes
+) -> None:
+    """Its bytes and its ETag; what came of the old one is written over, and nothing of it stays."""
+    server = serve(content=content[::-1], etag=lambda _: '"old"', first=4)
+    want = wanted(server)
+    done = fetch(want, means)
+    assert want.path.read_bytes() == content
+    assert done.moved <= len(content) + 4 * MIB
+
+
+def test_a_file_that_becomes_another_one_and_says_nothing_is_found_out_by_its_hash(
+    serve: Serve, wanted: Want, means: Means, content: bytes
+) -> None:
+    want = wanted(serve(content=content[::-1], etag=lambda _: '"one"', first=4))
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+
+
+def test_a_server_that_forgets_about_ranges_on_the_way_still_gives_the_file(
+    serve: Serve, wanted: Want, means: Means, content: bytes, notes: list[str]
+) -> None:
+    server = serve()
+    plain = server.faults
+    server.faults = dataclasses.replace(plain, first=None)
+    want = wanted(server)
+    asked: list[int] = []
+
+    class Losing(type(plain)):  # type: ignore[misc]  # the class that conftest made
+        @property
+        def ranges(self) -> bool:
+            asked.append(1)
+            return len(asked) <= 4
+
+        @ranges.setter
+        def ranges(self, value: bool) -> None:
+            """Keep what it is."""
+
+    server.faults = Losing()
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+    assert any("no ranges" in note for note in notes)
+
+
+@pytest.mark.parametrize("status", [404, 500])
+@pytest.mark.parametrize("size", [None, 10 * MIB + 12345])
+def test_what_is_not_there_leaves_nothing_behind(
+    serve: Serve, wanted: Want, means: Means, status: int, size: int | None
+) -> None:
+    want = wanted(serve(status=status), size=size)
+    with pytest.raises(UnavailableError):
+        fetch(want, means)
+    assert list(want.path.parent.iterdir()) == []
+
+
+def test_a_second_process_goes_on_when_the_first_is_killed(serve: Serve, wanted: Want, content: bytes) -> None:
+    server = serve(delay=0.2)
+    want = wanted(server)
+    words = [sys.executable, "-m", "envcheck", "fetch", want.urls[0], "--sha256", want.sha256]
+    words += ["--to", str(want.path.parent), "--connections", "2"]
+    first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while server.sent < 3 * MIB:
+        time.sleep(0.01)
+    second = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert second.stderr is not None
+    assert "another process is fetching file.bin: waiting for it" in second.stderr.readline()
+    first.kill()
+    first.communicate()
+    server.faults.delay = 0.0
+    _, errors = second.communicate(timeout=60)
+    assert second.returncode == 0, errors
+    assert want.path.read_bytes() == content
+    # The first process's connections lose at most the piece each was at; the look at the size is a byte each.
+    assert server.sent <= len(content) + 2 * MIB + 2
