@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -36,6 +36,7 @@ _NAMED: Final = 5
 @click.option("--lock", "locks", multiple=True, type=_FILE, help="Files of this lock, a cell's or a model's.")
 @click.option("--ca", type=_FILE, help="Certificates to trust beside this machine's; a site's own --ca.")
 @click.option("--netrc", type=_FILE, help="Whose user the mirror knows.")
+@click.option("--object-store", "cold", is_flag=True, help="Read all that lies behind the site's trees too (--s3).")
 @click.option("--strict", is_flag=True, help="Exit 3 where anything there could not be judged.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_obj
@@ -46,15 +47,12 @@ def command(
     where: str,
     cells: tuple[str, ...],
     locks: tuple[Path, ...],
-    ca: Path | None,
-    netrc: Path | None,
-    strict: bool,
-    as_json: bool,
+    **options: Any,
 ) -> int:
     """Hash again what a mirror has, and remove from its caches what is wrong.
 
-    A DIRECTORY is a site's on this machine: its caches are read off the disk, and it may be up or down. From a URL the
-    locks' packages are fetched; what is wrong there can only be said.
+    A DIRECTORY is a site's on this machine: its caches are read off the disk, and it may be up or down. From a URL, a
+    mirror's or an HF endpoint's, the locks' files are fetched; what is wrong there can only be said.
 
     What no lock holds, or is there in part, is counted and never called clean. Locks in DIRECTORY/locks are held
     against the caches too.
@@ -68,29 +66,29 @@ def command(
 
     remote = where.startswith(_WEB)
     site = None if remote else _site(Path(where))
-    ca = ca or (Path(site.client_ca) if site and site.client_ca else None)
-    known, client = _known(settings, cells, locks, site), Client(ca=ca, netrc_file=netrc)
-    found = _local(site, known, client) if site else _remote(where, known, client)
-    _tell(found, settings, remote=remote, as_json=as_json)
-    return exit_code(found, strict=strict)
+    ca = options["ca"] or (Path(site.client_ca) if site and site.client_ca else None)
+    known, client = _known(settings, cells, locks, site), Client(ca=ca, netrc_file=options["netrc"])
+    found = _local(site, known, client, cold=options["cold"]) if site else _remote(where, known, client)
+    _tell(found, settings, remote=remote, as_json=options["as_json"])
+    return exit_code(found, strict=options["strict"])
 
 
 def _remote(base: str, known: Known, client: Client) -> list[Finding]:
     from envcheck.mirrors.profile import has_userinfo, redacted
-    from envcheck.mirrors.site.audit_remote import listed, served
+    from envcheck.mirrors.site.audit_remote import listed, models, served
 
     if has_userinfo(base):
         message = f"a user or password in {redacted(base)}"
         raise ConfigError(message, fix="leave it out")
     files, absent = listed(base.rstrip("/"), known.needs, client)
-    return [*served(files, client), *absent]
+    return [*served(files, client, "packages"), *absent, *served(models(base, known.models), client, "models")]
 
 
-def _local(site: Site, known: Known, client: Client) -> list[Finding]:
+def _local(site: Site, known: Known, client: Client, *, cold: bool) -> list[Finding]:
     from envcheck.mirrors.site.audit import record
     from envcheck.mirrors.site.audit_site import audit
 
-    found = audit(site, known, client)
+    found = audit(site, known, client, cold=cold)
     record(site, found)
     return found
 
@@ -114,7 +112,7 @@ def _known(settings: Settings, cells: tuple[str, ...], locks: Sequence[Path], si
     read = {path: _content(path) for path in dict.fromkeys([*locks, *mine])}
     models = {path: content for path, content in read.items() if content.lstrip().startswith(b"{")}
     packages = {path: content for path, content in read.items() if path not in models}
-    every = not cells and not packages.keys() & set(locks)
+    every = not cells and not (packages.keys() & set(locks) if site else locks)
     revisions = [parse_lock(content, str(path)) for path, content in models.items()]
     return Known(_needs(settings, cells, packages, every=every), revisions)
 

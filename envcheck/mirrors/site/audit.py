@@ -19,7 +19,7 @@ from envcheck.mirrors.site.audit_disk import Unread, unread
 from envcheck.mirrors.site.model import Site
 
 SCHEMA: Final = "envcheck/mirror-audit/1"
-Cache = Literal["packages", "models", "images", "trees"]
+Cache = Literal["packages", "models", "images", "trees", "object store"]
 Verdict = Literal["clean", "poisoned", "in part", "unknown", "unreadable", "not cached", "not to be had"]
 # What vouched: a lock, the name that is itself the hash, the version's manifest, or what the upstream tells.
 By = Literal["", "lock", "name", "manifest", "upstream"]

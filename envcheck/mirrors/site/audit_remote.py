@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from envcheck.errors import UnavailableError
+from envcheck.mirrors.hf import Reference, Revision, file_url
 from envcheck.mirrors.http import Client, NetworkError
 from envcheck.mirrors.locate import Found, Need, locate
 from envcheck.mirrors.profile import Index
-from envcheck.mirrors.site.audit import Finding
+from envcheck.mirrors.site.audit import Cache, Finding
 from envcheck.mirrors.site.audit_disk import CHUNK
 
 
@@ -29,9 +31,24 @@ def _listed(need: Need, indexes: Mapping[str, Sequence[Index]], client: Client) 
         return Finding(need.project, "not to be had", error.message)
 
 
-def served(files: Sequence[Found], client: Client) -> list[Finding]:
+def models(base: str, revisions: Iterable[Revision]) -> list[Found]:
+    """Return where an endpoint of Hugging Face's kind has each file of locked models and data sets."""
+    refs = [(one, Reference(one.kind, one.repo, one.revision)) for one in revisions]
+    return [
+        Found(
+            f"{ref.repo}@{ref.revision[:12]}/{file.path}",
+            str(file.sha256),
+            file.size,
+            (file_url(base, ref, file.path),),
+        )
+        for one, ref in refs
+        for file in one.files
+    ]
+
+
+def served(files: Sequence[Found], client: Client, cache: Cache) -> list[Finding]:
     """Judge what a mirror sends; what it does not have cached, it fetches for this."""
-    return [_served(file, client) for file in files]
+    return [dataclasses.replace(_served(file, client), cache=cache) for file in files]
 
 
 def _served(file: Found, client: Client) -> Finding:

@@ -14,6 +14,7 @@ import pytest
 
 from envcheck.mirrors.site.audit_disk import Unread
 from envcheck.mirrors.site.cachefile import Slice, answers, slices
+from tests.mirrors.site.audits import audit as audited
 from tests.mirrors.site.conftest import Authority, World, envcheck
 from tests.mirrors.site.test_served import Served, lock
 from tests.mirrors.site.upstreams import get
@@ -26,9 +27,8 @@ def audit(world: World, where: str, authority: Authority, *names: str) -> tuple[
     path = world.root / "audited.lock"
     pins = lock(world, *names).replace(" --hash", " \\\n    --hash")
     path.write_text(f"# test, layer base\n# index: pypi\n{pins}")
-    done = envcheck("mirror", "audit", where, "--lock", str(path), "--ca", str(authority.ca), "--json")
-    files = json.loads(done.stdout)["files"] if done.stdout else []
-    return done.returncode, {one["name"].partition("-")[0]: one["verdict"] for one in files}, done.stdout + done.stderr
+    code, found = audited(where, "packages", "--lock", str(path), "--ca", str(authority.ca))
+    return code, {name.partition("-")[0]: one["verdict"] for name, one in found.items()}, json.dumps(found)
 
 
 def url(world: World, base: str, name: str) -> str:
@@ -179,7 +179,7 @@ def test_slices_are_judged_as_one_file(served: Served, authority: Authority) -> 
     spoil(last)
     code, verdicts, said = audit(world, str(site), authority, name)
     assert (code, verdicts) == (1, {name: "poisoned"})
-    assert len(json.loads(said)["files"][0]["purged"]) == 3
+    assert len(next(iter(json.loads(said).values()))["purged"]) == 3
     assert get(url(world, base, name), authority.ca)[1] == content
     # One that is shorter than its own answer was is wrong whatever it holds.
     cut = piece(site, name)

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.mirrors.site.conftest import envcheck
+from tests.mirrors.site.audits import Findings, verdicts
+from tests.mirrors.site.audits import audit as audited
 from tests.mirrors.site.test_up import LAYER, MANIFEST, digest, pulled, up, upstream_registry, wait
 
 pytestmark = pytest.mark.tools
 __all__ = ["up", "upstream_registry"]
 
 
-def audit(root: Path, *options: str) -> tuple[int, dict[str, dict[str, Any]]]:
+def audit(root: Path) -> tuple[int, Findings]:
     """Return the exit code and the findings about images, by hash."""
-    done = envcheck("mirror", "audit", str(root), *options, "--json")
-    assert done.stdout, done.stderr
-    files = [one for one in json.loads(done.stdout)["files"] if one["cache"] == "images"]
-    return done.returncode, {one["name"].partition("@")[2]: one for one in files}
+    code, found = audited(root, "images")
+    return code, {name.partition("@")[2]: one for name, one in found.items()}
 
 
 def storage(root: Path) -> Path:
@@ -50,8 +48,10 @@ def test_a_poisoned_blob_manifest_and_link_are_purged_and_pulled_anew(up: tuple[
     assert pulled(port) == [MANIFEST.replace(b'"size": 2', b'"size": 3'), b"{}", b"A" + LAYER[1:]]
     assert len(links(root, LAYER)) == 1
     code, found = audit(root)
-    verdicts = {name: one["verdict"] for name, one in found.items()}
-    assert (code, verdicts) == (1, {digest(MANIFEST): "poisoned", digest(b"{}"): "clean", digest(LAYER): "poisoned"})
+    assert (code, verdicts(found)) == (
+        1,
+        {digest(MANIFEST): "poisoned", digest(b"{}"): "clean", digest(LAYER): "poisoned"},
+    )
     assert found[digest(LAYER)]["name"].startswith("test/lib/image@sha256:")
     assert (links(root, LAYER), links(root, MANIFEST)) == ([], [])
     assert not blob(root, LAYER).exists()

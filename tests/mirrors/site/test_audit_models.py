@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from envcheck.mirrors.hf import Entry as Locked
+from envcheck.mirrors.hf import Revision, format_lock
 from envcheck.mirrors.site.audit_olah import Entry, entries
-from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, REPO, sha256
+from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, REPO, Hub, hubs, sha256
+from tests.mirrors.site.audits import Findings, verdicts
+from tests.mirrors.site.audits import audit as audited
 from tests.mirrors.site.conftest import envcheck
 from tests.mirrors.site.test_olah import TOKEN, Served, served
 from tests.mirrors.site.upstreams import get
 
 pytestmark = pytest.mark.tools
-__all__ = ["served"]
+__all__ = ["hubs", "served"]
 RIGHT = sha256(FILES[LARGE])
 CHUNK = 1 << 20
 
 
-def audit(served: Served, *options: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Return the exit code and the findings about models, by their files' names, of a site that goes on serving."""
-    done = envcheck("mirror", "audit", str(served.site), "--cell", "torch2.13.0-cpu-py311", *options, "--json")
-    assert done.stdout, done.stderr
-    files = json.loads(done.stdout)["files"]
-    prefix = f"{REPO}@{COMMIT[:12]}/"
-    return done.returncode, {one["name"].removeprefix(prefix): one for one in files if one["cache"] == "models"}
-
-
-def verdicts(found: dict[str, dict[str, Any]]) -> dict[str, str]:
-    return {name: one["verdict"] for name, one in found.items()}
+def audit(served: Served, *options: str) -> tuple[int, Findings]:
+    """Audit a site that goes on serving; return the exit code and the findings about models, by their files' names."""
+    code, found = audited(served.site, "models", "--cell", "torch2.13.0-cpu-py311", *options)
+    return code, {name.removeprefix(f"{REPO}@{COMMIT[:12]}/"): one for name, one in found.items()}
 
 
 def wrong(content: bytes) -> bytes:
@@ -112,20 +108,33 @@ def test_poison_is_purged_while_the_site_serves_and_the_next_client_gets_the_rig
     assert {one for one in seen if len(one) == len(FILES[LARGE])} <= {FILES[LARGE], wrong(FILES[LARGE])}
     assert got(served, LARGE) == FILES[LARGE]
     assert audit(served, "--lock", lock)[0] == 0
+    # What the cache says of a file is poison too, where it contradicts the lock.
+    bodies = list((served.site / "cache/hf/api").rglob(f"{LARGE}/paths-info_*.json.body"))
+    assert len(bodies) == 1
+    bodies[0].write_bytes(bodies[0].read_bytes().replace(RIGHT.encode(), b"e" * 64))
+    code, found = audit(served, "--lock", lock)
+    assert code == 1
+    assert [name.rpartition("/")[2] for name, one in found.items() if one["verdict"] == "poisoned"] == [
+        bodies[0].name.removesuffix(".body")
+    ]
+    assert not bodies[0].exists()
+    assert got(served, LARGE) == FILES[LARGE]
+    assert audit(served, "--lock", lock)[0] == 0
 
 
 def test_without_a_lock_the_hubs_own_hashes_judge_and_what_has_none_is_never_clean(
-    served: Served, tmp_path: Path
+    served: Served,
 ) -> None:
-    assert taken(served, tmp_path / "one") == RIGHT
+    for name, content in FILES.items():
+        assert got(served, name) == content
     code, found = audit(served)
     assert (code, {(one["verdict"], one["by"]) for one in found.values()}) == (0, {("clean", "upstream")})
     spoil(served, LARGE)
     spoil(served, "vocab.txt")
-    assert taken(served, tmp_path / "two") != RIGHT
+    assert got(served, LARGE) != FILES[LARGE]
     code, found = audit(served)
     assert (code, found[LARGE]["verdict"], found["vocab.txt"]["verdict"]) == (1, "poisoned", "poisoned")
-    assert taken(served, tmp_path / "three") == RIGHT
+    assert (got(served, LARGE), got(served, "vocab.txt")) == (FILES[LARGE], FILES["vocab.txt"])
     cached(served, LARGE).blocks[0].unlink()
     for listing in (served.site / "cache/hf/api").rglob("paths-info/*/config.json/*"):
         listing.unlink()
@@ -141,17 +150,17 @@ def test_without_a_lock_the_hubs_own_hashes_judge_and_what_has_none_is_never_cle
     assert audit(served, "--strict")[0] == 3
 
 
-def test_a_listing_that_contradicts_the_lock_is_purged(served: Served, tmp_path: Path) -> None:
-    lock = locked(served)
-    assert taken(served, tmp_path / "one") == RIGHT
-    bodies = list((served.site / "cache/hf/api").rglob(f"{LARGE}/paths-info_*.json.body"))
-    assert len(bodies) == 1
-    bodies[0].write_bytes(bodies[0].read_bytes().replace(RIGHT.encode(), b"e" * 64))
-    code, found = audit(served, "--lock", lock)
-    assert code == 1
-    assert [name.rpartition("/")[2] for name, one in found.items() if one["verdict"] == "poisoned"] == [
-        bodies[0].name.removesuffix(".body")
-    ]
-    assert not bodies[0].exists()
-    assert taken(served, tmp_path / "two") == RIGHT
-    assert audit(served, "--lock", lock)[0] == 0
+def test_an_endpoint_is_judged_from_outside_too(hubs: Callable[[], Hub], tmp_path: Path) -> None:
+    hub = hubs()
+    files = [Locked(path=path, size=len(content), sha256=sha256(content)) for path, content in FILES.items()]
+    (tmp_path / "lock").write_bytes(format_lock(Revision(repo=REPO, revision=COMMIT, files=files)))
+    command = ("mirror", "audit", hub.url, "--lock", str(tmp_path / "lock"))
+    done = envcheck(*command)
+    assert (done.returncode, done.stdout) == (0, "models: 4 clean\n")
+    hub.content[LARGE] = wrong(FILES[LARGE])
+    del hub.content["vocab.txt"]
+    done = envcheck(*command)
+    assert done.returncode == 1
+    assert f"{REPO}@{COMMIT[:12]}/{LARGE}: poisoned: " in done.stdout
+    assert "run this on the mirror itself, with its directory, to remove it" in done.stdout
+    assert done.stdout.splitlines()[-1] == "models: 2 clean, 1 poisoned, 1 not to be had"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,8 @@ from envcheck.mirrors.site.audit import Finding
 from envcheck.mirrors.site.audit_trees import audit as audited
 from envcheck.mirrors.site.audit_trees import served as trees
 from envcheck.mirrors.store import Store
-from tests.mirrors.site.conftest import Authority, envcheck
+from tests.mirrors.site.audits import audit
+from tests.mirrors.site.conftest import Authority
 from tests.mirrors.site.test_audit import spoil
 from tests.mirrors.site.test_render import site
 from tests.mirrors.site.test_served import Served
@@ -48,9 +47,8 @@ def test_a_poisoned_tree_serves_the_wrong_file_no_more_and_the_right_one_after_t
     there.chmod(0o644)
     right = spoil(there)
     assert get(f"{base}/static/main/{wheel}", authority.ca)[1] != right
-    done = envcheck("mirror", "audit", str(root), "--json")
-    found: dict[str, Any] = {one["name"]: one for one in json.loads(done.stdout)["files"] if one["cache"] == "trees"}
-    assert done.returncode == 1
+    code, found = audit(root, "trees")
+    assert code == 1
     assert {name for name, one in found.items() if one["verdict"] == "poisoned"} == {f"main/{wheel}"}
     assert {one["verdict"] for one in found.values()} == {"poisoned", "clean"}
     assert len(found) == len(told.files)
@@ -58,7 +56,7 @@ def test_a_poisoned_tree_serves_the_wrong_file_no_more_and_the_right_one_after_t
     assert get(f"{base}/static/main/{wheel}", authority.ca)[0] == 404
     shutil.copy2(store.root / "current" / wheel, there)
     assert get(f"{base}/static/main/{wheel}", authority.ca)[1] == right
-    assert envcheck("mirror", "audit", str(root)).returncode == 0
+    assert audit(root, "trees")[0] == 0
 
 
 def test_each_file_is_judged_by_the_manifest_nearest_to_it_and_others_by_nobody(
