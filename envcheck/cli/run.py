@@ -139,7 +139,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             click.echo(going_on, err=apart)
         return
     if not quiet:
-        click.echo(terminal.announcement(run.plan, run.target.facts), err=apart)
+        terminal.show_announcement(run.plan, run.target.facts, console)
     if going_on and not quiet:
         click.echo(going_on, err=apart)
     also = {"html": (given.html, "html"), "markdown": (given.summary, "summary")}

@@ -20,6 +20,8 @@ from envcheck.runner.record import OutcomeRow
 _CSS: Final = Path(__file__).with_name("page.css")
 _ORDER: Final = ("fail", "error", "warn", "pass", "skip")
 _NAMES: Final = 6
+_FIXED: Final = "\u00a0"
+_SHORT: Final = 14
 # A drawing wider than this, in pixels, gets the page's whole width.
 _COLUMN: Final = 560
 # Nothing may be fetched, whatever a log smuggles in.
@@ -124,6 +126,7 @@ def _row(same: list[OutcomeRow]) -> str:
     first = same[0]
     value = words.quantity(first.value, first.unit) if words.number(first.value) is not None else ""
     limit = words.bound(first, unit=first.limit is not None and first.limit.unit != first.unit) if value else ""
+    limit = limit.replace(" ", _FIXED) if len(limit) <= _SHORT else limit  # its sign stays with its number
     timed = first.kind == "env" and first.attempts and first.status != "skip" and len(same) == 1
     seconds = f"{first.seconds:.1f}" if timed else ""
     numbers = "".join(f'<td class="number">{_text(text)}</td>' for text in (value, limit, seconds))

@@ -61,7 +61,7 @@ def show(report: RunReport, console: Console, written: Iterable[str] = ()) -> No
 
 def show_plan(plan: Plan, target: TargetFacts, console: Console, wanted: Iterable[Demand] = ()) -> None:
     """Print what a run would do, and for how long; then what a site demands of what it measures."""
-    console.print(Text(announcement(plan, target)))
+    show_announcement(plan, target, console)
     table = _grid((14, None, None, None))
     fitting = expected_to_fit(plan)
     for check in plan.checks:
@@ -72,8 +72,13 @@ def show_plan(plan: Plan, target: TargetFacts, console: Console, wanted: Iterabl
     console.print(table)
 
 
+def show_announcement(plan: Plan, target: TargetFacts, console: Console) -> None:
+    """Print what a run begins with."""
+    console.print(Text(announcement(plan, target), overflow="fold"))
+
+
 def announcement(plan: Plan, target: TargetFacts) -> str:
-    """Return the line a run begins with."""
+    """Say what a run would do, in what, and for how long."""
     count = len(plan.checks)
     checks = f"{count} check{'s' * (count != 1)} of level {plan.level}"
     return f"{checks} in {target.name} ({target.chosen}), {times.extent(plan)}"

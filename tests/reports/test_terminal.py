@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from envcheck.reports.markdown import markdown
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.page import page
-from envcheck.reports.terminal import announcement, show, show_plan, width
+from envcheck.reports.terminal import announcement, show, show_announcement, show_plan, width
 from envcheck.reports.words import quantity
 from envcheck.runner.record import Attempt, LimitRow, OutcomeRow
 
@@ -155,6 +156,11 @@ def test_a_plan_says_how_long_it_takes_before_anything_runs(report: MakeReport) 
     show_plan(made.plan, made.target, Console(width=80, file=stream))
     assert "2 checks of level quick in registry.example/torch:1 (--image), about 4 s" in stream.getvalue()
     assert announcement(made.plan, made.target).endswith("about 4 s")
+    told = io.StringIO()
+    long = structs.replace(made.target, name=f"/{'deep/' * 30}python")
+    show_announcement(made.plan, long, Console(width=80, file=told))
+    assert max(map(len, told.getvalue().splitlines())) <= 80
+    assert announcement(made.plan, long).replace(" ", "") in "".join(told.getvalue().split())
     assert max(map(len, stream.getvalue().splitlines())) <= 80
 
 
