@@ -71,6 +71,34 @@ def test_a_second_time_nothing_moves(hubs: Hubs, tmp_path: Path) -> None:
     assert [done.moved for done in fetched(server, server.url, tmp_path)] == [0] * len(server.rows)
 
 
+def test_a_snapshot_is_whole_or_not_there(hubs: Hubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """huggingface_hub without a network takes whatever a snapshot's directory holds for all of it."""
+    server, made = hubs(), []
+
+    def killed(target: Path, at: Path) -> None:
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append((target, at))
+        at.parent.mkdir(parents=True, exist_ok=True)
+        at.symlink_to(target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("envcheck.mirrors.snapshot._one", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fetched(server, server.url, tmp_path)
+    snapshot = tmp_path / "models--owner--tiny/snapshots" / COMMIT
+    assert len(made) == 2
+    assert not snapshot.exists()
+    fetched(server, server.url, tmp_path)
+    assert {path for path in server.content if (snapshot / path).is_file()} == set(server.content)
+    assert [path.name for path in snapshot.parent.iterdir()] == [COMMIT]
+    # What huggingface_hub began itself is completed.
+    (snapshot / LARGE).unlink()
+    (tmp_path / "models--owner--tiny/refs/main").unlink()
+    fetched(server, server.url, tmp_path)
+    assert (snapshot / LARGE).read_bytes() == server.content[LARGE]
+
+
 @pytest.mark.parametrize("path", [LARGE, "config.json"])
 def test_wrong_bytes_of_the_right_size_and_etag_are_refused(hubs: Hubs, tmp_path: Path, path: str) -> None:
     trusted, mirror = hubs(), hubs()
