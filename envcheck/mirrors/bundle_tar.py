@@ -56,24 +56,31 @@ def header(name: str, size: int) -> bytes:
 
 
 def read(stream: Stream) -> Iterator[Member]:
-    """Yield each file. Raise NotOursError for anything else than what `header` writes, files, and an end of zeros."""
+    """Yield each file. Raise NotOursError for anything else than what `header` writes, files, and the end of zeros."""
+    at = 0
     while (block := _exactly(stream, _BLOCK)) != _END:
-        name, size = _header(stream, block)
+        name, size, before = _header(stream, block)
         body = _Body(stream, size)
         yield Member(name, size, io.BufferedReader(body, AT_ONCE))
         if body.left or any(_exactly(stream, -size % _BLOCK)):
             message = f"{name!r} in it is not followed by zeros"
             raise NotOursError(message)
-    rest = b""
-    while len(rest) <= tarfile.RECORDSIZE and (more := stream.read(tarfile.RECORDSIZE)):
+        at += before + size + -size % _BLOCK
+    rest = block
+    while len(rest) <= tarfile.RECORDSIZE + _BLOCK and (more := stream.read(tarfile.RECORDSIZE)):
         rest += more
-    if not _BLOCK <= len(rest) <= tarfile.RECORDSIZE or any(rest):
+    if rest != _ending(at):
         message = "it does not end as a tar does"
         raise NotOursError(message)
 
 
-def _header(stream: Stream, block: bytes) -> tuple[str, int]:
-    """Return the name and size that a header tells, which begins with this block and is as we write it."""
+def _ending(at: int) -> bytes:
+    """Return what ends a tar of so many bytes: two empty blocks, and what makes a whole record."""
+    return bytes(2 * _BLOCK + -(at + 2 * _BLOCK) % tarfile.RECORDSIZE)
+
+
+def _header(stream: Stream, block: bytes) -> tuple[str, int, int]:
+    """Return the name and size that a header tells, which begins with this block and is as we write it; and its own."""
     extended = block[156:157] == _EXTENDED
     whole = block + (_exactly(stream, 2 * _BLOCK) if extended else b"")
     last = whole[-_BLOCK:]
@@ -83,7 +90,7 @@ def _header(stream: Stream, block: bytes) -> tuple[str, int]:
     if size < 0 or not name.isascii() or header(name, size) != whole:
         message = f"{name!r} in it has a header that no export writes"
         raise NotOursError(message)
-    return name, size
+    return name, size, len(whole)
 
 
 def _exactly(stream: Stream, size: int) -> bytes:
@@ -149,4 +156,4 @@ def write(to: Sink, name: str, file: IO[bytes], size: int) -> str:
 
 def end(to: Sink, written: int) -> None:
     """Write the end of a tar that has so many bytes."""
-    to.write(bytes(2 * _BLOCK + -(written + 2 * _BLOCK) % tarfile.RECORDSIZE))
+    to.write(_ending(written))

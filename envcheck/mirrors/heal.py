@@ -195,7 +195,8 @@ def _put_back(store: Store, digest: str, sight: _Sight) -> None:
 
 def _fault(store: Store, held: Contents, digest: str, sight: _Sight) -> Fault:
     places = sorted({number for number, _ in sight.places})
-    name = next((wheel.name for wheel in held.wheels if wheel.sha256 == digest), None)
+    names = {wheel.sha256: wheel.name for wheel in held.wheels}
+    name = ({str(wheel.metadata): f"{wheel.name}.metadata" for wheel in held.wheels} | names).get(digest)
     if name is None and sight.places:
         number, path = sight.places[0]
         name = str(path.relative_to(store.root / "versions" / str(number)))

@@ -99,6 +99,36 @@ def test_a_bundle_goes_out_and_comes_in(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "third/current").exists()
 
 
+def test_every_answer_is_json_for_programs(run: Run, store: Store, tmp_path: Path) -> None:
+    current = str(store.root / "current")
+    served = {"schema": "envcheck/store-served/1", "served": current}
+    assert json.loads(run("rollback", "--json").stdout) == {**served, "version": 1}
+    assert json.loads(run("switch", "2", "--no-hash", "--json").stdout) == {**served, "version": 2}
+    digest = store.add(b"other", "model.bin")
+    model = hf.Revision(repo="o/s", revision="1" * 40, files=[hf.Entry(path="m.bin", size=5, sha256=digest)])
+    (tmp_path / "model.lock").write_bytes(hf.format_lock(model))
+    published = {"schema": "envcheck/store-published/1", "served": current, "version": 3}
+    publish = ("publish", "--model-lock", str(tmp_path / "model.lock"), "--json")
+    assert json.loads(run(*publish).stdout) == {**published, "new": True}
+    assert json.loads(run(*publish).stdout) == {**published, "new": False}
+    told = json.loads(run("export", "-o", str(tmp_path / "b"), "--json").stdout)
+    assert (told["schema"], told["not_redistributable"]) == ("envcheck/store-export/1", [])
+    assert told["parts"] == {"bundle.tar.000": (tmp_path / "b/bundle.tar.000").stat().st_size}
+    assert json.loads(run("gc", "--json").stdout)["schema"] == "envcheck/store-gc/1"
+    assert json.loads(run("versions", "--json").stdout)["schema"] == "envcheck/versions/1"
+
+
+def test_every_command_fits_a_terminal_and_has_an_example(run: Run, store: Store) -> None:
+    for name in command.commands:
+        text = run(name, "--help").output
+        assert max(map(len, text.splitlines())) <= 80, name
+        assert "--json" in text
+    for arguments in (["df"], ["versions"], ["verify"], ["gc"], ["gc", "--max-size", "1"], ["rollback"], ["--help"]):
+        lines = [line for line in run(*arguments).stdout.splitlines() if str(store.root) not in line]
+        assert max(map(len, lines), default=0) <= 80, arguments
+        assert not [line for line in lines if line.endswith("...") and "[ARGS]" not in line]
+
+
 def test_a_model_is_published_from_its_lock(run: Run, store: Store, tmp_path: Path) -> None:
     digest = store.add(b"other", "model.bin")
     model = hf.Revision(repo="o/s", revision="1" * 40, files=[hf.Entry(path="m.bin", size=5, sha256=digest)])

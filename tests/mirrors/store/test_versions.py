@@ -175,10 +175,10 @@ def test_a_reader_always_finds_a_whole_tree(store: Store, contents: Contents) ->
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reader:
         assert reader.stdout is not None
         assert reader.stdout.readline() == "begun\n"
-        for number in range(30):
+        for number in range(15):
             versions.publish(store, again(few if number % 2 else contents, number), keep=200, merge=False)
             versions.switch(store, 1 + number % 2)
-        while int(reader.stdout.readline() or 30) < 30:
+        while int(reader.stdout.readline() or 15) < 15:
             assert reader.poll() is None
         reader.kill()
         assert reader.communicate()[1] == ""

@@ -1,0 +1,127 @@
+"""A bundle carried to where no network goes: its tree behind nginx gives real clients all of it, and again offline."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uv
+
+from envcheck.mirrors import bundle, heal, hf, versions
+from envcheck.mirrors.contents import Contents, objects
+from envcheck.mirrors.store import Store
+from tests.mirrors.store.test_interrupted import said
+from tests.mirrors.store.test_publish import CUT
+
+pytestmark = pytest.mark.tools
+CONF = """
+daemon off; pid {at}/pid; error_log {at}/error.log; worker_processes 1; events {{ }}
+http {{
+  access_log {at}/access.log; client_body_temp_path {at}/b; proxy_temp_path {at}/p; fastcgi_temp_path {at}/f;
+  uwsgi_temp_path {at}/u; scgi_temp_path {at}/s;
+  include {tree}/nginx/maps.conf;
+  server {{ listen 127.0.0.1:{packages}; root {tree}; include {tree}/nginx/packages.conf; }}
+  server {{ listen 127.0.0.1:{models}; root {tree}/hf; include {tree}/nginx/models.conf; }}
+}}
+"""
+
+
+def _ports() -> tuple[int, int]:
+    """Return two ports that nobody listens on."""
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        return first.getsockname()[1], second.getsockname()[1]
+
+
+@pytest.fixture
+def other(store: Store, contents: Contents, tmp_path: Path) -> Store:
+    """Return the store of another machine, which has taken a bundle in with the user's own command."""
+    bundle.export(store, contents, tmp_path / "usb", part_size=100_000, progress=lambda _there, _all: None)
+    shutil.rmtree(store.root)
+    there = Store(tmp_path / "elsewhere")
+    assert "3 wheel(s) and 1 model(s) taken in" in said(there, "import", str(tmp_path / "usb"))
+    return there
+
+
+@pytest.fixture
+def served(other: Store) -> Iterator[tuple[str, str, subprocess.Popen[bytes]]]:
+    """Run nginx over what is current there; return where packages and models are, and the server."""
+    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        pytest.skip("no nginx on this machine")
+    packages, models = _ports()
+    with tempfile.TemporaryDirectory(prefix="envcheck-nginx-") as place:
+        user = "user root;" if os.getuid() == 0 else ""
+        conf = CONF.format(at=place, tree=other.root / "current", packages=packages, models=models)
+        Path(place, "conf").write_text(user + conf)
+        command = [program, "-p", place, "-e", f"{place}/error.log", "-c", f"{place}/conf"]
+        running = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        try:
+            while not Path(place, "pid").exists():
+                assert running.poll() is None, Path(place, "error.log").read_text()
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{packages}", f"http://127.0.0.1:{models}", running
+        finally:
+            running.terminate()
+            running.wait(20)
+
+
+def _run(argv: list[str], home: Path, **more: str) -> str:
+    own = {"PATH": "/usr/bin:/bin", "HOME": str(home), "PIP_CONFIG_FILE": "/dev/null", "UV_NO_CONFIG": "1"}
+    done = subprocess.run(argv, env={**own, **CUT, **more}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+HUB = """
+import hashlib, json, os, sys
+from huggingface_hub import snapshot_download
+at = snapshot_download("owner/tiny")
+print(json.dumps([hashlib.sha256(open(os.path.join(at, name), "rb").read()).hexdigest() for name in sys.argv[1:]]))
+"""
+
+
+def test_real_clients_are_served_what_was_carried_and_have_it_offline(
+    contents: Contents, served: tuple[str, str, subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    packages, models, running = served
+    hub = os.environ.get("ENVCHECK_TEST_HUB")
+    if not hub:
+        pytest.skip("no huggingface_hub: set ENVCHECK_TEST_HUB, or use `make test`, which installs it")
+    torch = contents.wheels[2]
+    rows = [f"{w.project}=={w.version} --hash=sha256:{w.sha256}\n" for w in contents.wheels[:2]]
+    (tmp_path / "base.lock").write_text("".join(rows))
+    (tmp_path / "torch.lock").write_text(f"torch==2.8.0+cpu --hash=sha256:{torch.sha256}\n")
+    pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check"]
+    fast = [uv.find_uv_bin(), "pip", "install", "--no-cache", "--python", sys.executable]
+    for number, (client, option) in enumerate(((pip, "--index-url"), (fast, "--default-index"))):
+        for lock, index in (("base.lock", "simple"), ("torch.lock", "whl/cpu")):
+            more = ["--require-hashes", "--target", str(tmp_path / f"to{number}"), "-r", str(tmp_path / lock)]
+            _run([*client, option, f"{packages}/{index}", *more], tmp_path)
+        assert {path.name for path in (tmp_path / f"to{number}").glob("*.py")} == {"alpha.py", "beta.py", "torch.py"}
+    files = contents.models[0].files
+    asked = [hub, "-c", HUB, *(file.path for file in files)]
+    own = {"HF_ENDPOINT": models, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "hf")}
+    assert json.loads(_run(asked, tmp_path, **own)) == [file.sha256 for file in files]
+    running.terminate()
+    running.wait(20)
+    assert json.loads(_run(asked, tmp_path, **own, HF_HUB_OFFLINE="1")) == [file.sha256 for file in files]
+
+
+def test_what_was_carried_is_all_there_and_as_it_was(other: Store, contents: Contents) -> None:
+    told = versions.manifest(other, 1).contents
+    assert told.wheels == sorted(contents.wheels, key=lambda wheel: (wheel.index, wheel.name))
+    assert (told.models, told.branches) == (contents.models, contents.branches)
+    assert all(other.sound(digest) for digest in objects(contents))
+    assert heal.verify(other) == []
+    assert isinstance(told.models[0], hf.Revision)

@@ -1,0 +1,217 @@
+"""Exports and imports that are killed, ended or repeated, as a user's own commands in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from envcheck.mirrors import bundle, heal, hf, versions
+from envcheck.mirrors.bundle_parts import writer
+from envcheck.mirrors.contents import Contents
+from envcheck.mirrors.store import Store
+
+ROOT = Path(__file__).parents[3]
+MIB = 1 << 20
+
+
+def envcheck(store: Store, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Start `envcheck store` as a user does."""
+    command = [sys.executable, "-m", "envcheck", "store", "--store", str(store.root), *arguments]
+    env = {"PATH": os.environ["PATH"], "HOME": str(store.root), "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def said(store: Store, *arguments: str, **environment: str) -> str:
+    with envcheck(store, *arguments, **environment) as running:
+        out, errors = running.communicate()
+    assert running.returncode == 0, errors
+    return out
+
+
+def data(number: int, size: int) -> bytes:
+    return random.Random(number).randbytes(size)  # noqa: S311 (data)
+
+
+def model(store: Store, *contents: bytes, repo: str = "o/r") -> Contents:
+    entries = [
+        hf.Entry(path=f"f{number}", size=len(content), sha256=store.add(content, f"f{number}"))
+        for number, content in enumerate(contents)
+    ]
+    return Contents(models=[hf.Revision(repo=repo, revision="0" * 40, files=entries)])
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Return a store that serves 25 MB, which take a moment."""
+    made = Store(tmp_path_factory.mktemp("large") / "store")
+    versions.publish(made, model(made, *(data(number, 3 * MIB) for number in range(8))), keep=1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def carried(large: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return its bundle."""
+    to = tmp_path_factory.mktemp("carried") / "b"
+    said(large, "export", "-o", str(to), "--part-size", "7M")
+    return to
+
+
+def _begun(to: Path) -> bool:
+    return any(to.glob(".bundle.tar.001"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_an_export_that_is_ended_takes_away_what_it_began(large: Store, tmp_path: Path, number: int) -> None:
+    with envcheck(large, "export", "-o", str(tmp_path / "b"), "--part-size", "3M") as running:
+        while not _begun(tmp_path / "b"):
+            assert running.poll() is None
+        running.send_signal(number)
+        out, errors = running.communicate()
+    assert running.returncode == 128 + number
+    assert (out, errors.count("Traceback")) == ("", 0)
+    assert list((tmp_path / "b").iterdir()) == []
+
+
+def test_what_a_killed_export_left_goes_when_the_next_begins(large: Store, carried: Path, tmp_path: Path) -> None:
+    to = tmp_path / "b"
+    with envcheck(large, "export", "-o", str(to), "--part-size", "3M") as running:
+        while not _begun(to):
+            assert running.poll() is None
+        running.kill()
+    assert [path for path in to.iterdir() if not path.name.startswith(".")] == []
+    assert len(list(to.iterdir())) > 1
+    said(large, "export", "-o", str(to), "--part-size", "7M")
+    assert {path.name: path.read_bytes() for path in to.iterdir()} == {
+        path.name: path.read_bytes() for path in carried.iterdir()
+    }
+
+
+def test_parts_that_were_being_named_when_it_was_killed_are_no_bundle(carried: Path, tmp_path: Path) -> None:
+    """The list of hashes has its name last of all: without it the parts belong to nobody, and go."""
+    to = tmp_path / "b"
+    to.mkdir()
+    for path in carried.iterdir():
+        (to / path.name).write_bytes(path.read_bytes())
+    (to / bundle.SUMS).rename(to / f".{bundle.SUMS}")
+    (to / "bundle.tar.001").rename(to / ".bundle.tar.001")
+    (to / "mine.txt").touch()
+    with writer(to, 100) as parts:
+        assert [path.name for path in to.iterdir()] == ["mine.txt"]
+        parts.write(b"x" * 150)
+        parts.finish()
+    assert sorted(path.name for path in to.iterdir()) == [bundle.SUMS, "bundle.tar.000", "bundle.tar.001", "mine.txt"]
+
+
+def test_two_exports_into_one_directory_do_not_take_each_others_parts(large: Store, tmp_path: Path) -> None:
+    to = tmp_path / "b"
+    with envcheck(large, "export", "-o", str(to), "--part-size", "3M") as first:
+        while not _begun(to):
+            assert first.poll() is None
+        first.send_signal(signal.SIGSTOP)
+        with envcheck(large, "export", "-o", str(to)) as second:
+            _, errors = second.communicate()
+        first.send_signal(signal.SIGCONT)
+        first.communicate()
+    assert (first.returncode, second.returncode) == (0, 2)
+    assert errors == f"envcheck: {to}: another export is writing there; wait for it, or give -o another directory\n"
+
+
+def test_the_same_contents_make_the_same_bytes_wherever_and_however(
+    large: Store, carried: Path, tmp_path: Path
+) -> None:
+    """Another store, put together in another order and at another time; other rights, time zone, language, user."""
+    copy = Store(tmp_path / "copy")
+    said(copy, "import", str(carried))
+    for path in copy.root.rglob("*"):
+        os.utime(path, (1, 1), follow_symlinks=False)
+    told = json.loads(said(copy, "export", "-o", str(tmp_path / "plain"), "--part-size", "7M", "--json"))
+    assert told["parts"] == {path.name: path.stat().st_size for path in sorted(carried.glob("bundle.tar.*"))}
+    assert told["bytes"] == sum(told["parts"].values())
+    before = os.umask(0o077)
+    try:
+        other = {"TZ": "Pacific/Kiritimati", "LC_ALL": "tr_TR.UTF-8", "PYTHONHASHSEED": "7", "USER": "nobody"}
+        said(copy, "export", "-o", str(tmp_path / "odd"), "--part-size", "7M", **other)
+    finally:
+        os.umask(before)
+    sums = (carried / bundle.SUMS).read_bytes()
+    assert (tmp_path / "plain" / bundle.SUMS).read_bytes() == (tmp_path / "odd" / bundle.SUMS).read_bytes() == sums
+    said(large, "export", "-o", str(tmp_path / "one"), "--part-size", "1G")
+    joined = b"".join(path.read_bytes() for path in sorted(carried.glob("bundle.tar.*")))
+    assert (tmp_path / "one/bundle.tar.000").read_bytes() == joined
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """Serve a store's first version, and return what looks whether that is still what is served, and whole."""
+    store = Store(tmp_path / "site")
+    versions.publish(store, model(store, data(100, 5 * MIB), repo="o/old"), keep=3)
+
+    def look() -> None:
+        number = versions.current(store)
+        assert number == 1
+        assert versions.differences(store, number, {}) == []
+        assert heal.verify(store) == []
+
+    yield look
+    look()
+
+
+def test_an_import_that_is_killed_anywhere_leaves_what_is_served(
+    site: Callable[[], None], carried: Path, tmp_path: Path
+) -> None:
+    """At random points of the whole command: reading, unpacking, taking in, publishing."""
+    store = Store(tmp_path / "site")
+    began = time.monotonic()
+    trial = Store(tmp_path / "trial")
+    said(trial, "import", str(carried))
+    takes = time.monotonic() - began
+    for point in range(8):
+        with envcheck(store, "import", str(carried)) as running:
+            time.sleep(takes * random.Random(point).uniform(0.2, 0.9))  # noqa: S311 (a moment)
+            running.kill()
+        if versions.current(store) != 1:  # it was quicker this time, and is whole
+            assert versions.differences(store, 2, {}) == []
+            versions.switch(store, 1)
+            (store.root / "versions/2").rename(tmp_path / f"done{point}")
+        site()
+    shutil.rmtree(store.root / "import", ignore_errors=True)
+    with envcheck(store, "import", str(carried)) as running:
+        while not any(store.root.glob("import/*")):
+            assert running.poll() is None
+        running.terminate()
+    assert not (store.root / "import").exists()
+    site()
+    assert "is served" in said(store, "import", str(carried))
+    assert heal.verify(store) == []
+    versions.switch(store, 1)
+
+
+def test_an_import_of_what_is_served_makes_no_version(carried: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "site")
+    first = json.loads(said(store, "import", str(carried), "--json"))
+    assert first == {
+        "schema": "envcheck/store-published/1",
+        "version": 1,
+        "new": True,
+        "served": str(store.root / "current"),
+        "wheels": 0,
+        "models": 1,
+    }
+    assert json.loads(said(store, "import", str(carried), "--json")) == {**first, "new": False}
+    assert said(store, "import", str(carried)).splitlines() == [
+        "0 wheel(s) and 1 model(s) taken in, each of its hash",
+        "version 1 is served, and has all of it: no version was made",
+    ]
+    assert versions.numbers(store) == [1]
+    told = json.loads(said(Store(tmp_path / "other"), "import", str(carried), "--no-publish", "--json"))
+    assert told == {"schema": "envcheck/store-import/1", "wheels": 0, "models": 1}

@@ -1,0 +1,88 @@
+"""What a store has lost comes back from a mirror: wheels by their index, a model's files by their endpoint."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from envcheck.cli import Settings
+from envcheck.cli.store import command
+from envcheck.mirrors import heal, versions
+from envcheck.mirrors.contents import Contents, objects
+from envcheck.mirrors.store import Store
+from tests.mirrors.store.conftest import Site
+from tests.mirrors.store.test_heal import rot, whole
+
+
+@pytest.fixture
+def mirrored(store: Store, contents: Contents, tmp_path: Path) -> Iterator[Store]:
+    """Return a store that serves something, and another that serves the same as a mirror: its profile is written."""
+    versions.publish(store, contents, keep=2)
+    there = Store(tmp_path / "mirror")
+    for digest in objects(contents):
+        there.adopt(store.path(digest), digest)
+    versions.publish(there, contents, keep=2)
+    sites = [Site(there.root / "current", below) for below in ("", "hf")]
+    for site in sites:
+        threading.Thread(target=site.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    (tmp_path / "site.yaml").write_text(
+        f"pypi: [{{url: {sites[0].url}/simple}}]\npytorch: [{{url: '{sites[0].url}/whl/{{variant}}'}}]\n"
+        f"hf: {{endpoint: {sites[1].url}}}\n"
+    )
+    yield there
+    for site in sites:
+        site.shutdown()
+        site.server_close()
+
+
+@pytest.fixture
+def verify(store: Store, tmp_path: Path) -> Callable[..., Any]:
+    """Return what runs `envcheck store verify` with the mirror's profile."""
+
+    def run(*arguments: str) -> Any:
+        settings = Settings(matrix=None, verbose=False, quiet=True)
+        words = ["--store", str(store.root), "verify", "--mirror", str(tmp_path / "site.yaml"), *arguments]
+        return CliRunner().invoke(command, words, obj=settings, standalone_mode=False)
+
+    return run
+
+
+def test_a_mirror_gives_back_all_that_was_lost(
+    store: Store, contents: Contents, mirrored: Store, verify: Callable[..., Any]
+) -> None:
+    for digest in objects(contents):
+        rot(store.path(digest))
+    done = verify()
+    assert (done.exception, done.return_value) == (None, 1)
+    lost = len(objects(contents))
+    assert f"{lost} wrong, {lost} of them mended\n" in done.stdout
+    assert done.stdout.count("mended from the mirror") == 5
+    assert done.stdout.count("mended from its wheel") == 3
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert whole(store)
+    assert (heal.verify(store), verify().return_value) == ([], 0)
+    assert mirrored.objects()
+
+
+def test_what_the_mirror_has_not_either_is_taken_out_and_told_why(
+    store: Store, contents: Contents, mirrored: Store, verify: Callable[..., Any]
+) -> None:
+    alpha, small = contents.wheels[0], contents.models[0].files[0]
+    for digest in (alpha.sha256, str(small.sha256)):
+        rot(store.path(digest))
+        for path in (mirrored.root / "current").rglob("*"):
+            if path.is_file() and path.stat().st_ino == mirrored.path(digest).stat().st_ino:
+                rot(path)
+    done = verify()
+    assert done.return_value == 1
+    assert "2 wrong, 0 of them mended" in done.stdout
+    assert "alpha-1.0-py3-none-any.whl" in done.stdout
+    assert "verify --mirror PROFILE" not in done.stdout
+    assert not store.has(alpha.sha256)
+    assert not list(store.root.glob(f"versions/*/**/{alpha.name}"))
+    assert not list(store.root.glob("versions/*/**/config.json"))
