@@ -73,7 +73,7 @@ def test_a_second_time_nothing_moves(hubs: Hubs, tmp_path: Path) -> None:
 
 def test_a_snapshot_is_whole_or_not_there(hubs: Hubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """huggingface_hub without a network takes whatever a snapshot's directory holds for all of it."""
-    server, made = hubs(), []
+    server, made = hubs(), list[tuple[Path, Path]]()
 
     def killed(target: Path, at: Path) -> None:
         if len(made) == 2:
