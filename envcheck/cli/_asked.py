@@ -132,5 +132,9 @@ def _located(locks: Sequence[Any], python: str | None, profile: Profile, client:
     needs = [Need(pin.name, tuple(pin.sha256), lock.index, pin.version, python) for lock in locks for pin in lock.pins]
     families = {"pypi": profile.pypi, "pytorch": profile.pytorch}
     local = {family: [index for index in known if index.local is not None] for family, known in families.items()}
-    found = locate(needs, {family: [*local[family], *attempts(known)] for family, known in families.items()}, client)
+    found = locate(
+        needs,
+        {family: [*local[family], *attempts(known, closed=profile.closed)] for family, known in families.items()},
+        client,
+    )
     return [Wanted(file.urls, file.sha256, file.size, to / file.name, file.local) for file in found]

@@ -91,7 +91,10 @@ def sources(group: str, lock: Lock, profile: Profile, *, carried: bool) -> list[
     """Return what install.sh tries for a group, in order: the files in the context when they are all there."""
     first = [Source(group=group, name="files-in-the-context", kind="carried", url="-")] if carried else []
     variant = lock.index.rpartition("/")[2] if lock.index != "pypi" else None
-    indexes = attempts(profile.pytorch if variant else profile.pypi)
+    indexes = attempts(profile.pytorch if variant else profile.pypi, closed=profile.closed)
+    if not indexes and not first:
+        message = f"{profile.name} is closed and names no index for {group}.lock"
+        raise ConfigError(message, fix=f"name one under `{'pytorch' if variant else 'pypi'}:`, or take `closed` out")
     return first + [_source(group, number, index, variant) for number, index in enumerate(indexes, 1)]
 
 
@@ -170,6 +173,8 @@ def _write_mirror(
         (mirror / "ca.pem").write_text(roots)
     _write_refused(refused, mirror / "refused.tsv")
     _write_apt(spec, profile, mirror / "apt")
+    if profile.closed:
+        (mirror / "closed").touch()
     return rows, carried
 
 

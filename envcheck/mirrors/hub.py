@@ -24,7 +24,7 @@ def trusted(profile: Profile, *, mirror: bool, environ: Mapping[str, str] | None
         return profile.hf.trusted
     if mirror and profile.hf.endpoint is not None:
         return profile.hf.endpoint
-    found = default_endpoint() or environ.get("HF_ENDPOINT")
+    found = None if profile.closed else default_endpoint() or environ.get("HF_ENDPOINT")
     if not found or found.rstrip("/") in {endpoint.rstrip("/") for endpoint in profile.hf.endpoints}:
         message = "nobody is trusted for the hashes: a mirror must not vouch for its own bytes"
         fix = "give --lock FILE, `hf: {trusted: URL}` in a profile, huggingface_hub here, or --trust-mirror"

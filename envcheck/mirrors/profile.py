@@ -83,7 +83,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `credentials` maps a host to where its secret is.
     `ca` is the path of a PEM bundle that is trusted beside this machine's roots. `netrc` is a path, its content only
     ever a build secret. `keep` leaves one credential-free pip.conf, uv.toml and the HF environment in the image.
-    `closed` says that no byte may come from a host the profile does not name: a probe fails a mirror that leaves.
+    `closed` says that no byte may come from a host the profile does not name: a probe fails a mirror that leaves, and
+    where it names nobody nobody is asked.
     """
 
     name: str
@@ -103,9 +104,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     closed: bool = False
 
 
-def attempts(indexes: list[Index]) -> list[Index]:
-    """Return the sources to be tried over the network, in order: at least the client's own default."""
+def attempts(indexes: list[Index], *, closed: bool = False) -> list[Index]:
+    """Return the sources to be tried over the network, in order: at least the client's own default, if not `closed`."""
     remote = [index for index in indexes if index.local is None]
+    if closed:
+        return [index for index in remote if index.url != CLIENT_DEFAULT]
     return remote or [Index(url=CLIENT_DEFAULT)]
 
 

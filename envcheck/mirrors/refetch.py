@@ -39,7 +39,10 @@ def _wheel(wheel: Wheel, profile: Profile, means: Callable[[str], Means]) -> Cal
 
     def wanted() -> Wanted:
         need = Need(wheel.project, (wheel.sha256,), wheel.index, wheel.version)
-        indexes = {"pypi": attempts(profile.pypi), "pytorch": attempts(profile.pytorch)}
+        indexes = {
+            "pypi": attempts(profile.pypi, closed=profile.closed),
+            "pytorch": attempts(profile.pytorch, closed=profile.closed),
+        }
         (found,) = locate([need], indexes, means(wheel.name).client)
         return Wanted(found.urls, wheel.sha256, wheel.size, Path(wheel.name), found.local)
 

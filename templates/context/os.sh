@@ -34,6 +34,10 @@ if [ -n "$missing" ]; then
         apt -o Dir::Etc::SourceList=/dev/null -o "Dir::Etc::SourceParts=$here/apt" || rc=$?
         if [ "$rc" = 0 ]; then say "used the profile's apt mirrors"; else say "the profile's apt mirrors failed rc=$rc"; fi
     fi
+    if [ "$rc" != 0 ] && [ -e "$here/closed" ]; then
+        say "the profile is closed: the base's own apt sources are not asked"
+        exit "$rc"
+    fi
     if [ "$rc" != 0 ]; then
         apt || { rc=$?; say "the base's own apt sources failed rc=$rc"; exit "$rc"; }
         say "used the base's own apt sources"

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 
 from envcheck import __version__
-from envcheck.errors import PromiseError, UnavailableError
+from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.images import engines
 from envcheck.images.engines import base as bases
 from envcheck.images.engines import build as building
@@ -263,3 +264,16 @@ def test_an_engine_of_others_is_not_called_absent(monkeypatch: pytest.MonkeyPatc
 def test_auto_prefers_docker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker.Docker, "__init__", lambda _: None)
     assert engines.find("auto") == "docker"
+
+
+def test_a_closed_profile_without_a_registry_has_docker_hub_not_asked(shelf: _Shelf, wish: Wish) -> None:
+    shelf.registry |= {"debian:bookworm-slim", "mirror.example/library/debian:bookworm-slim"}
+    indexes = [Index(url="https://mirror.example/simple")]
+    closed = wish._replace(profile=Profile(name="site", pypi=indexes, pytorch=indexes, closed=True))
+    chosen = building.choose_base(shelf, closed, lambda _: None)
+    assert chosen.startswith("envcheck/base:")
+    assert building.dry_run(shelf, closed).base == chosen
+    with pytest.raises(ConfigError, match="is closed and names no registry"):
+        building.choose_base(shelf, closed._replace(base="registry"), lambda _: None)
+    named = closed._replace(profile=msgspec.structs.replace(closed.profile, registry="mirror.example"))
+    assert building.choose_base(shelf, named, lambda _: None).startswith("mirror.example/")

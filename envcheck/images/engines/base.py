@@ -96,7 +96,7 @@ def mirrors_for(base: Base, profile: Profile, sources: Sequence[AptSource]) -> l
     """Return where a distribution can be had from: the profile's mirrors, else where this machine has its own from."""
     suites = dict.fromkeys([base.suite, *(suite for source in sources for suite in source.suites)])
     own = [found for suite in suites for found in bases_for(sources, base.distro, suite)]
-    return list(dict.fromkeys(profile.apt or own))
+    return list(dict.fromkeys(profile.apt or ([] if profile.closed else own)))
 
 
 def serves(url: str, ca: str | None = None) -> bool:

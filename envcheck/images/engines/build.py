@@ -14,7 +14,7 @@ import msgspec
 
 from envcheck import __version__
 from envcheck.data import data_path, state_path
-from envcheck.errors import BuildError, PromiseError
+from envcheck.errors import BuildError, ConfigError, PromiseError
 from envcheck.images import context as contexts
 from envcheck.images import diagnose, keys, tags, verify
 from envcheck.images.engines import Engine, command
@@ -80,7 +80,7 @@ def choose_base(engine: Engine, wish: Wish, say: Callable[[str], None]) -> str:
     if wish.base != "bootstrap":
         if engine.inspect(remote):
             return remote
-        if wish.base == "registry" or engine.has_remote(remote):
+        if _offered(engine, wish, remote):
             say(f"pulling {remote}")
             engine.pull(remote)
             return remote
@@ -88,6 +88,20 @@ def choose_base(engine: Engine, wish: Wish, say: Callable[[str], None]) -> str:
         say(f"no registry has {wish.spec.base.image}: bootstrapping it from the apt mirror (about 30 s)")
         engine.import_base(wish.spec, wish.profile)
     return own
+
+
+def _offered(engine: Engine, wish: Wish, remote: str) -> bool:
+    """Tell whether a registry is to be asked for the base, and has it.
+
+    Docker Hub, which is nobody's mirror, is not asked for a closed profile.
+    """
+    named = wish.profile.registry is not None or not wish.profile.closed
+    if wish.base == "registry" and named:
+        return True
+    if wish.base == "registry":
+        message = f"{wish.profile.name} is closed and names no registry"
+        raise ConfigError(message, fix="name one under `registry:`, or leave --base out: the base is bootstrapped")
+    return named and engine.has_remote(remote)
 
 
 def prepare(engine: Engine, wish: Wish, base: str, scratch: Path) -> BuildPlan:
@@ -121,7 +135,7 @@ def dry_run(engine: Engine, wish: Wish) -> BuildPlan:
     Its context is left in place, so that what is printed of the plan can be run.
     """
     remote = base_reference(wish.spec, wish.profile.registry)
-    there = wish.base == "registry" or (wish.base == "auto" and (engine.inspect(remote) or engine.has_remote(remote)))
+    there = wish.base != "bootstrap" and (engine.inspect(remote) or _offered(engine, wish, remote))
     base = remote if there else bases.reference(wish.spec.base, wish.spec.arch)
     place = state_path("plans", f"{wish.spec.cell}-{wish.spec.target}")
     shutil.rmtree(place, ignore_errors=True)

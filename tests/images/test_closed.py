@@ -1,0 +1,48 @@
+"""A closed profile: where it names nobody, nobody is asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from envcheck.errors import ConfigError
+from envcheck.images.context import sources
+from envcheck.images.engines.base import mirrors_for
+from envcheck.images.pins import Lock
+from envcheck.matrix.load import load
+from envcheck.mirrors.aptconf import AptSource
+from envcheck.mirrors.hub import trusted
+from envcheck.mirrors.profile import CLIENT_DEFAULT, HuggingFace, Index, Profile, attempts
+
+OPEN, CLOSED = Profile(name="site"), Profile(name="site", closed=True)
+INDEX = Index(url="https://mirror.example/simple")
+
+
+def test_an_index_that_is_not_named_is_not_the_clients_own() -> None:
+    assert attempts([], closed=False) == [Index(url=CLIENT_DEFAULT)]
+    assert attempts([Index(url="/srv/wheels"), Index(url=CLIENT_DEFAULT)], closed=True) == []
+    assert attempts([INDEX], closed=True) == [INDEX]
+
+
+@pytest.mark.parametrize(("index", "key"), [("pypi", "pypi"), ("pytorch/cpu", "pytorch")])
+def test_a_context_that_could_not_be_built_is_refused(index: str, key: str) -> None:
+    lock = Lock(group="base", index=index, pins=[])
+    (row,) = sources("base", lock, OPEN, carried=False)
+    assert row.kind in {"default", "torch-backend"}
+    with pytest.raises(ConfigError, match=f"closed and names no index for base.lock; name one under `{key}:`"):
+        sources("base", lock, CLOSED, carried=False)
+    assert [row.kind for row in sources("base", lock, CLOSED, carried=True)] == ["carried"]
+
+
+def test_a_base_comes_from_no_mirror_of_the_machine() -> None:
+    base = next(iter(load(None).bases))
+    machine = [AptSource(uris=[f"https://own.example/{base.distro}"], suites=[base.suite])]
+    assert mirrors_for(base, OPEN, machine) == ["https://own.example"]
+    assert mirrors_for(base, CLOSED, machine) == []
+
+
+def test_the_hub_itself_is_not_asked_for_hashes() -> None:
+    own = {"HF_ENDPOINT": "https://hub.example"}
+    hub = HuggingFace(endpoint="https://mirror.example", trusted="https://trusted.example")
+    with pytest.raises(ConfigError, match="nobody is trusted"):
+        trusted(CLOSED, mirror=False, environ=own)
+    assert trusted(Profile(name="site", closed=True, hf=hub), mirror=False, environ=own) == "https://trusted.example"
