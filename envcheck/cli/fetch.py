@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from envcheck.cli._asked import Asked, client_of, endpoints_of, wanted_of
-from envcheck.cli._fetching import Rate, end, shown, tell
+from envcheck.cli._fetching import Rate, Screen, end, interrupted, shown, tell, told
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.mirrors.fetch.wanted import Fetched, Means
     from envcheck.mirrors.hf import Revision
+    from envcheck.mirrors.http import Client
     from envcheck.mirrors.profile import Profile
+
+
+class How(NamedTuple):
+    """Where files go, over how many connections, at how many bytes a second."""
+
+    to: Path
+    connections: int
+    limit: float | None
 
 
 @click.command(
@@ -63,47 +74,53 @@ def command(
     envcheck fetch https://mirror.example/model.bin --sha256 0f3e... --limit 50M
     envcheck fetch --model org/name@COMMIT --mirror site.yaml --to hub
     """
-    from envcheck.cli._probing import profile_to_fetch
+    try:
+        with told(as_json=as_json) as done:
+            then = _fetched(settings, Asked(**asked), mirror, How(to, connections, limit), done)
+    except KeyboardInterrupt as how:
+        return interrupted(how)
+    end(done, as_json=as_json, then=then)
+    return 0
 
-    what = Asked(**asked)
+
+def _fetched(settings: Settings, what: Asked, mirror: str, how: How, done: list[Fetched]) -> str:
+    """Fetch what is asked for into `done`, in its order; return what a person does with it."""
+    from envcheck.cli._probing import profile_to_fetch
+    from envcheck.mirrors.fetch.many import fetch_all
+
     what.check()
     profile, revision = profile_to_fetch(settings, mirror, what)
     if revision is not None:
-        return _model(settings, revision, endpoints_of(what, profile), profile, to, connections, limit, as_json=as_json)
-    client = client_of(profile, connections)
-    from envcheck.mirrors.fetch.many import fetch_all
+        return _model(settings, revision, endpoints_of(what, profile), profile, how, done)
+    client = client_of(profile, how.connections)
+    wanted = wanted_of(settings, what, profile, client, how.to)
 
-    wanted = wanted_of(settings, what, profile, client, to)
-    with shown(settings, len(wanted)) as (progress, note):
-        means = _means(client, connections, limit, progress, note)
-        done = fetch_all(wanted, means, lambda file: tell(settings, file, file.path.name))
-    end(done, as_json=as_json)
-    return 0
+    with _shown(settings, client, how, len(wanted)) as (means, screen):
+
+        def there(file: Fetched) -> None:
+            done.append(file)
+            tell(screen, file, file.path.name)
+
+        done[:] = fetch_all(wanted, means, there)
+    return ""
 
 
 def _model(
-    settings: Settings,
-    revision: Revision,
-    endpoints: list[str],
-    profile: Profile,
-    to: Path,
-    connections: int,
-    limit: float | None,
-    *,
-    as_json: bool,
-) -> int:
+    settings: Settings, revision: Revision, endpoints: list[str], profile: Profile, how: How, done: list[Fetched]
+) -> str:
     from envcheck.mirrors.models import fetch_revision
 
-    client = client_of(profile, connections, *endpoints)
+    client = client_of(profile, how.connections, *endpoints)
     names = {file.blob: file.path for file in revision.files}
 
-    def there(file: Fetched) -> None:
-        tell(settings, file, names.get(file.path.name, file.path.name))
+    with _shown(settings, client, how, len(revision.files)) as (means, screen):
 
-    with shown(settings, len(revision.files)) as (progress, note):
-        done = fetch_revision(revision, endpoints, to, _means(client, connections, limit, progress, note), there)
-    end(done, as_json=as_json, then=f"use it with HF_HUB_OFFLINE=1 HF_HUB_CACHE={to.absolute()}: {_call(revision)}")
-    return 0
+        def there(file: Fetched) -> None:
+            done.append(file)
+            tell(screen, file, names.get(file.path.name, file.path.name))
+
+        done[:] = fetch_revision(revision, endpoints, how.to, means, there)
+    return f"use it with HF_HUB_OFFLINE=1 HF_HUB_CACHE={how.to.absolute()}: {_call(revision)}"
 
 
 def _call(revision: Revision) -> str:
@@ -114,15 +131,12 @@ def _call(revision: Revision) -> str:
     return f"load_dataset(snapshot_download({revision.repo!r}, repo_type='dataset'{pinned}))"
 
 
-def _means(client: Any, connections: int, limit: float | None, progress: Any, note: Any) -> Means:
+@contextmanager
+def _shown(settings: Settings, client: Client, how: How, count: int) -> Iterator[tuple[Means, Screen]]:
     from envcheck.mirrors.fetch.limiter import Limiter, Slots
     from envcheck.mirrors.fetch.wanted import Means
 
-    return Means(
-        client,
-        connections=connections,
-        limiter=Limiter(limit),
-        progress=progress,
-        note=note,
-        slots=Slots(connections),
-    )
+    limiter, slots = Limiter(how.limit), Slots(how.connections)
+    with shown(settings, count, limiter) as screen:
+        progress, note = screen.progress, screen.note
+        yield Means(client, how.connections, limiter=limiter, progress=progress, note=note, slots=slots), screen

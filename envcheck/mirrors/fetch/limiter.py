@@ -21,6 +21,12 @@ class Limiter:
         self._rate = rate
         self._lock = threading.Lock()
         self._free_at = time.monotonic()
+        self._taken = 0
+
+    @property
+    def taken(self) -> int:
+        """Return the bytes that all files together have taken."""
+        return self._taken
 
     @property
     def chunk(self) -> int:
@@ -29,9 +35,10 @@ class Limiter:
 
     def take(self, size: int, stop: threading.Event | None = None) -> None:
         """Wait until `size` bytes more are within the rate, or until `stop`."""
-        if self._rate is None:
-            return
         with self._lock:
+            self._taken += size
+            if self._rate is None:
+                return
             now = time.monotonic()
             self._free_at = max(self._free_at, now - 1.0) + size / self._rate
             wait = self._free_at - now

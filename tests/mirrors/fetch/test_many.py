@@ -101,7 +101,7 @@ def test_an_interrupt_is_one_line_at_once_and_what_has_come_is_kept(
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert errors.strip() == "envcheck: interrupted"
+    assert errors.strip() == "envcheck: interrupted; the same command goes on where it stopped"
     assert not want.path.exists()
     server.faults.stall = server.faults.delay = 0.0
     assert fetch_all([want], means, lambda _: None)[0].found > 0

@@ -1,0 +1,179 @@
+"""What `envcheck fetch` prints: one line for what is wrong, an object for a program, how far it is and how long."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envcheck.cli._fetching import Lines, Speed
+from envcheck.mirrors.fetch.wanted import Wanted
+
+Serve = Callable[..., Any]
+Want = Callable[..., Wanted]
+MIB = 1 << 20
+
+
+def words(want: Wanted, *more: str) -> list[str]:
+    # A shell's background job, as CI may be one, ignores the interrupt, and so would what it starts.
+    fetch = ["env", "--default-signal=INT", sys.executable, "-m", "envcheck", "fetch", want.urls[0]]
+    return [*fetch, "--sha256", want.sha256, "--to", str(want.path.parent), *more]
+
+
+def ran(want: Wanted, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words(want, *more), capture_output=True, text=True, check=False)
+
+
+def test_a_program_gets_an_object_when_all_is_well(serve: Serve, wanted: Want) -> None:
+    want = wanted(serve())
+    told = json.loads(ran(want, "--json").stdout)
+    assert told["error"] is None
+    assert [file["size"] for file in told["files"]] == [want.size]
+
+
+def test_a_program_gets_an_object_when_nothing_is_there(serve: Serve, wanted: Want) -> None:
+    want = wanted(serve(status=404))
+    done = ran(want, "--json")
+    assert done.returncode == 3
+    told = json.loads(done.stdout)
+    assert (told["schema"], told["files"]) == ("envcheck/fetch/1", [])
+    assert re.search(r"file\.bin: no source gives it: 127\.0\.0\.2:\d+: it answers 404", told["error"]["message"])
+    assert told["error"]["fix"]
+    assert done.stderr == f"envcheck: {told['error']['message']}; {told['error']['fix']}\n"
+    assert list(want.path.parent.iterdir()) == []
+
+
+def test_a_program_gets_an_object_of_wrong_bytes_and_of_a_directory_that_is_none(serve: Serve, wanted: Want) -> None:
+    want = wanted(serve(), sha256="0" * 64)
+    done = ran(want, "--json")
+    assert done.returncode == 1
+    assert "no source has the file with sha256 000000000000" in json.loads(done.stdout)["error"]["message"]
+    done = ran(want, "--json", "--to", "/proc/nowhere")
+    assert done.returncode == 2
+    assert "/proc/nowhere" in json.loads(done.stdout)["error"]["message"]
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_whoever_stops_it_reads_how_it_goes_on_and_it_does(
+    serve: Serve, wanted: Want, content: bytes, number: signal.Signals, code: int
+) -> None:
+    server = serve(delay=0.2)
+    want = wanted(server)
+    process = subprocess.Popen(words(want, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while server.sent < 3 * MIB:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    process.send_signal(number)
+    printed, errors = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert errors == "envcheck: interrupted; the same command goes on where it stopped\n"
+    assert json.loads(printed)["error"]["message"] == "interrupted"
+    server.faults.delay = 0.0
+    again = ran(want)
+    assert again.returncode == 0
+    assert "of it from an earlier run" in again.stderr
+    assert want.path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--limit", "fast"], "'fast' is no rate; write 50M for 50 million bytes a second"),
+        (["--limit", "0"], "'0' is no rate"),
+        (["--limit", "-5M"], "'-5M' is no rate"),
+        (["--connections", "0"], "0 is not in the range 1<=x<=64"),
+        (["--connections", "many"], "'many' is not a valid integer"),
+        (["--connections", "65"], "65 is not in the range 1<=x<=64"),
+        (["--sha256", "12345"], "no sha256 of 64 hexadecimal digits"),
+        (["--sha256", "g" * 64], "no sha256 of 64 hexadecimal digits"),
+        (["--sha256", ""], "--sha256"),
+        (["--to", "/dev/null"], "/dev/null"),
+    ],
+)
+def test_a_bad_value_is_one_line(serve: Serve, wanted: Want, more: list[str], said: str) -> None:
+    server = serve()
+    done = ran(wanted(server), *more)
+    assert done.returncode == 2
+    assert done.stderr.startswith("envcheck: ")
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+    assert server.sent == 0
+
+
+def on_terminal(command: list[str], columns: int) -> str:
+    """Return what a command draws on a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "", "LINES": ""}
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs, env=environment)
+    os.close(theirs)
+    drawn = b""
+    while True:
+        try:
+            drawn += (some := os.read(ours, 1 << 16))
+        except OSError:
+            break
+        if not some:
+            break
+    os.close(ours)
+    assert process.wait() == 0
+    return drawn.decode()
+
+
+def test_a_terminal_of_80_columns_sees_how_much_how_fast_and_how_long(serve: Serve, wanted: Want) -> None:
+    drawn = on_terminal(words(wanted(serve(delay=0.6)), "--connections", "2"), 80)
+    rows = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn))
+    assert [row for row in rows if len(row) > 80] == []
+    assert any(re.fullmatch(r"file\.bin  10\.5 MB  127\.0\.0\.2:\d+  \d+ MB/s", row) for row in rows), rows
+    full = [row for row in rows if re.search(r"1 file\(s\) .* [\d.]+/10\.5 MB +[\d.]+ MB/s, 0:00:\d\d left", row)]
+    assert full, rows
+
+
+def test_a_log_gets_no_bar_and_a_quiet_one_nothing(serve: Serve, wanted: Want) -> None:
+    want = wanted(serve())
+    done = ran(want)
+    assert re.fullmatch(r"file\.bin  10\.5 MB  127\.0\.0\.2:\d+  \d+ MB/s\n", done.stderr)
+    want.path.unlink()
+    at = words(want).index("fetch")
+    quiet = subprocess.run(
+        [*words(want)[:at], "--quiet", *words(want)[at:]], capture_output=True, text=True, check=True
+    )
+    assert quiet.stderr == ""
+
+
+def test_a_log_gets_calm_lines_with_rate_and_remaining_time() -> None:
+    now, moved, said = [0.0], [0], list[str]()
+    speed = Speed(lambda: moved[0], lambda: now[0])
+    lines = Lines(speed, said.append, lambda: now[0])
+    for _ in range(2 * 600):
+        now[0] += 0.5
+        moved[0] += 1_000_000
+        lines(400_000_000 + moved[0], 3_000_000_000)
+    assert said[0] == "420.0 of 3000.0 MB, 2.0 MB/s, 0:21:30 left"
+    assert 20 < len(said) < 40
+
+
+def test_what_was_there_before_is_no_speed_and_what_stands_still_has_no_end() -> None:
+    now, moved = [0.0], [0]
+    speed = Speed(lambda: moved[0], lambda: now[0])
+    assert speed.told(10) == ""
+    now[0] = 5.0
+    moved[0] = 10_000_000
+    assert speed.told(20_000_000) == "2.0 MB/s, 0:00:10 left"
+    for _ in range(40):
+        now[0] += 1.0
+        last = speed.told(20_000_000)
+    assert last == "0.0 MB/s"
