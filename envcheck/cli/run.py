@@ -130,7 +130,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     # Beside --json, what people read goes where a pipe does not.
     quiet, apart = ctx.obj.quiet, given.as_json
     console = new_console(width=terminal.width(), highlight=False, stderr=apart, quiet=apart and quiet)
-    _files.apart(output=given.output or _files.DEFAULT, html=given.html, summary=given.summary)
+    files = _destinations(given)
     earlier = _baseline.read(given.baseline)
     going_on = _go_on(run, given.output or _files.DEFAULT) if given.resume else None
     if given.dry_run:
@@ -142,10 +142,14 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         terminal.show_announcement(run.plan, run.target.facts, console)
     if going_on and not quiet:
         click.echo(going_on, err=apart)
+    ctx.exit(_run(run, files, console, earlier, as_json=apart, quiet=quiet))
+
+
+def _destinations(given: Given) -> Files:
+    _files.apart(output=given.output or _files.DEFAULT, html=given.html, summary=given.summary)
     also = {"html": (given.html, "html"), "markdown": (given.summary, "summary")}
     forms = {form: path for form, (path, option) in also.items() if path and _files.destination(path, option)}
-    files = Files(_files.destination(given.output), forms, _told_as(given))
-    ctx.exit(_run(run, files, console, earlier, as_json=apart, quiet=quiet))
+    return Files(_files.destination(given.output), forms, _told_as(given))
 
 
 def _prepare(ctx: click.Context, given: Given) -> Run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rich.console import Console, RenderableType
@@ -159,16 +159,23 @@ def _summary(outcome: OutcomeRow) -> Text:
     return Text.assemble((outcome.summary, "dim" if outcome.status == "skip" else ""), (limit, "dim"))
 
 
-def _soak(outcomes: Iterable[OutcomeRow]) -> Table:
-    """Return a line a check: how often it came to what, and the smallest, middle and largest of its values."""
+def _soak(outcomes: Sequence[OutcomeRow]) -> Table:
+    """Return a line a check: how often it came to what, and the smallest, middle and largest of its values.
+
+    Those that never applied are counted.
+    """
+    never = [outcome for outcome in outcomes if outcome.spread and [*outcome.spread.statuses] == ["skip"]]
     table = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(3):
         table.add_column()
     table.add_row(*(Text(title, style="dim") for title in ("check", "rounds", "smallest / median / largest")))
-    for outcome in outcomes:
+    for outcome in (o for o in outcomes if o not in never):
         often, sizes = times.spread(outcome)
         if often:
             table.add_row(Text(outcome.id), Text(often, style=_STYLES[outcome.status]), Text(sizes))
+    if never:
+        names = never[0].id if len(never) == 1 else f"{len(never)} checks"
+        table.add_row(Text(names, style="dim"), Text(times.spread(never[0])[0], style="dim"), Text(""))
     return table
 
 

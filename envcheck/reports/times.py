@@ -73,7 +73,7 @@ def spread(outcome: OutcomeRow) -> tuple[str, str]:
     if found is None:
         return "", ""
     often = ", ".join(f"{count} {status}" for status, count in found.statuses.items())
-    if outcome.status != "pass":
+    if outcome.status != "pass" and len(found.statuses) > 1:
         often += f" (first in round {found.told_in})"
     if found.smallest is None or found.median is None or found.largest is None:
         return often, ""

@@ -17,17 +17,18 @@ from envcheck.runner.record import OutcomeRow
 BYTES: Final = ("B", "byte", "bytes")
 _SIGNS: Final = {"at least": "≥", "at most": "≤", "equal": "="}
 _LIBRARIES: Final = {"cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL"}
+_WHOLE, _LARGE = 1e3, 1e9
 _LOG_LINES: Final = 12
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 _UNPRINTABLE: Final = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def quantity(value: Any, unit: str) -> str:
-    """Return a value as a person reads it: four digits, bytes in MiB."""
+    """Return a value as a person reads it: four digits or all before the point, bytes in MiB."""
     if unit in BYTES and isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"{value / 2**20:,.0f} MiB" if value >= 2**20 else f"{value} B"
     if isinstance(value, float):
-        return f"{value:.4g} {unit}".strip()
+        return f"{value:.{'0f' if _WHOLE <= abs(value) < _LARGE else '4g'}} {unit}".strip()
     if isinstance(value, dict):
         return ", ".join(f"{key} {quantity(v, unit)}" for key, v in value.items())
     if isinstance(value, (list, tuple)):

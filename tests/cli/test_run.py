@@ -179,15 +179,19 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(run: Envcheck, add: Ad
         (["--require", "no.toml"], "no requirements at no.toml"),
         (["--require", "bad"], "bad: Invalid statement"),
         (["--resume", "--output", "bad"], "bad is no report"),
+        (["--output", "no/report.json"], "cannot write to no: No such file or directory; give --output"),
+        (["--html", "no/page.html"], "cannot write to no: No such file or directory; give --html"),
+        (["--summary", "no/summary.md"], "cannot write to no: No such file or directory; give --summary"),
     ],
 )
-def test_a_dry_run_reads_what_the_run_would_read(
-    run: Envcheck, add: Add, tmp_path: Path, options: list[str], told: str
+@pytest.mark.parametrize("also", [["--dry-run"], []], ids=["dry", "real"])
+def test_a_dry_run_refuses_what_the_run_would_refuse_and_before_anything_is_said(
+    run: Envcheck, add: Add, tmp_path: Path, options: list[str], told: str, also: list[str]
 ) -> None:
     add("mine", "passed('fine')")
     (tmp_path / "cwd").mkdir()
     (tmp_path / "cwd/bad").write_text("{,")
-    done = run(*own(tmp_path, "mine"), *options, "--dry-run")
+    done = run(*own(tmp_path, "mine"), *options, *also)
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
     assert told in line

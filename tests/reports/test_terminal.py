@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from envcheck.reports.model import RunReport, load
 from envcheck.reports.page import page
 from envcheck.reports.terminal import announcement, show, show_announcement, show_plan, width
 from envcheck.reports.words import quantity
-from envcheck.runner.record import Attempt, LimitRow, OutcomeRow
+from envcheck.runner.record import Attempt, LimitRow, OutcomeRow, Spread
 
 MakeReport = Callable[..., RunReport]
 REPORTS = sorted((Path(__file__).parents[1] / "data" / "reports").glob("*.json"))
@@ -139,6 +140,10 @@ def test_nothing_in_a_message_is_taken_for_markup(report: MakeReport) -> None:
         (1.23456, "GB/s", "1.235 GB/s"),
         (64 << 20, "B", "64 MiB"),
         (10, "bytes", "10 B"),
+        (20000.0, "files", "20000 files"),
+        (12345.678, "MHz", "12346 MHz"),
+        (0.000012345, "s", "1.234e-05 s"),
+        (math.inf, "s", "inf s"),
         (True, "", "True"),
         ([1, 2], "ms", "1, 2 ms"),
         ({"torch": "2.8.0", "cuda": "12.8"}, "", "torch 2.8.0, cuda 12.8"),
@@ -162,6 +167,18 @@ def test_a_plan_says_how_long_it_takes_before_anything_runs(report: MakeReport) 
     assert max(map(len, told.getvalue().splitlines())) <= 80
     assert announcement(made.plan, long).replace(" ", "") in "".join(told.getvalue().split())
     assert max(map(len, stream.getvalue().splitlines())) <= 80
+
+
+def test_a_soak_counts_what_never_applied(report: MakeReport) -> None:
+    def soaked(name: str, status: str, **statuses: int) -> OutcomeRow:
+        return row(name, status, "why", remedy="do", spread=Spread(rounds=2, statuses={**statuses}, told_in=2))
+
+    never = [soaked(f"never-{n}", "skip", skip=2) for n in range(5)]
+    made = report(soaked("good", "pass", **{"pass": 2}), soaked("once", "fail", **{"pass": 1, "fail": 1}), *never)
+    table = text(structs.replace(made, plan=structs.replace(made.plan, repeat=2))).partition("smallest / median")[2]
+    told = [" ".join(line.split()) for line in table.splitlines()[1:4]]
+    assert told == ["good 2 pass", "once 1 pass, 1 fail (first in round 2)", "5 checks 2 skip"]
+    assert "never-" not in table
 
 
 def test_what_is_no_terminal_gets_no_colours(report: MakeReport) -> None:
