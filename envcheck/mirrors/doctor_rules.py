@@ -117,7 +117,7 @@ def _unchecked(source: Source) -> Found:
         wget = re.search(r"\bwget\b(?=.{0,999}?\s(?:-[a-zA-Z]*c[a-zA-Z]*|--continue)(?:[\s\"']|$))", command, re.DOTALL)
         if wget:
             yield at + wget.start(), "wget -c takes whatever part is there for the right one, and ends with 0", _FETCH
-        aria = re.search(r"\baria2c\s+\S", command)
+        aria = re.search(r"\baria2c\s+(?:[\"'$-]|\S*://)", command)
         if aria:
             fix = f"{_FETCH}; or add --checksum=sha-256=HASH, and no more than -x8"
             yield at + aria.start(), "aria2c without --checksum holds nothing against a hash", fix
@@ -151,7 +151,9 @@ def _xet(source: Source) -> Found:
 
 
 def _too_late(source: Source) -> Found:
-    imported = re.search(rf"(?m)^[ \t]*(?:import|from)\s+(?P<name>{_HUBS})\b", source.code)
+    # `import huggingface_hub` alone loads nothing of it yet.
+    lazy = r"(?!huggingface_hub[ \t]*(?:$|#|;|,|as\b))"
+    imported = re.search(rf"(?m)^[ \t]*(?:from\s+|import\s+{lazy})(?P<name>{_HUBS})\b", source.code)
     if source.kind != "python" or imported is None:
         return
     for found in re.compile(assigned("(?:HF_ENDPOINT|HF_HOME|HF_HUB_OFFLINE)")).finditer(source.code, imported.end()):

@@ -100,6 +100,8 @@ def one(content: str, kind: Kind = "settings") -> list[str]:
         ("docker build --build-arg PYTORCH_MIRROR=https://m.example .", "settings", ["1 W002"]),
         ("echo '# HF_MIRROR=x' # HF_MIRROR=y", "settings", ["1 W001"]),
         ("echo HF_MIRROR and more", "settings", []),
+        ("aria2c -x4 $URL\naria2c https://m.example/a\naria2c '$URL'", "settings", ["1 W003", "2 W003", "3 W003"]),
+        ("apt-get install aria2c libaria2-0\ncommand -v aria2c", "settings", []),
         ("deb http://m.example/debian bookworm main", "settings", []),
         ("wget -O x http://[::1]:80/x", "settings", []),
         ("git clone http://joe@git.example/x", "settings", ["1 E103", "1 W005"]),
@@ -115,6 +117,22 @@ def test_each_client_is_understood(content: str, kind: Kind, expected: list[str]
 def test_a_variable_that_the_same_file_hands_on_is_no_mistake() -> None:
     assert one("ARG PYTORCH_MIRROR\nRUN pip install --index-url $PYTORCH_MIRROR torch\n", "dockerfile") == []
     assert one("import os\nurl = os.environ.get('HF_MIRROR')\nos.environ['HF_MIRROR'] = 'x'\n", "python") == []
+
+
+@pytest.mark.parametrize(
+    ("imported", "expected"),
+    [
+        ("import huggingface_hub", []),
+        ("import huggingface_hub as h", []),
+        ("from huggingface_hub import HfApi", ["3 W015"]),
+        ("import huggingface_hub.constants", ["3 W015"]),
+        ("import transformers", ["3 W015"]),
+    ],
+)
+def test_an_endpoint_that_is_set_too_late_is_told_from_one_that_is_not(imported: str, expected: list[str]) -> None:
+    """huggingface_hub loads its parts when they are first used: test_clients shows both with the real one."""
+    code = f"import os\n{imported}\nos.environ['HF_HOME'] = '/x'\n"
+    assert one(code, "python") == expected
 
 
 def test_what_the_check_of_images_knows_the_doctor_knows() -> None:
