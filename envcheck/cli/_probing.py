@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 
 from envcheck.errors import ConfigError
 
@@ -133,24 +134,31 @@ def _wish(wanted: dict[str, Any], mirrors: list[Mirror]) -> Wish | None:
 
 
 def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profile:
-    """Return the profile of a name; of "auto", the mirrors that were probed for the locks, and say which and why."""
+    """Return the profile of a name; of "auto", the mirrors that were probed for the locks.
+
+    Say which it is where the command line does not name it, and why it is those that were probed.
+    """
     from envcheck.mirrors import load
 
     if mirror != AUTO:
-        return load(mirror)
+        profile = load(mirror)
+        _say(settings, _chosen(mirror), [])
+        return profile
     from envcheck.mirrors.choose import choose
 
     choice = choose(asked_of(locks))
-    _say(settings, choice.why)
+    _say(settings, *_best(choice.why))
     return choice.profile
 
 
 def profile_to_fetch(settings: Settings, mirror: str, what: What) -> tuple[Profile, Revision | None]:
     """Return the profile that a fetch uses, and the model's or dataset's revision where one is asked for."""
     from envcheck.cli._asked import revision_of
+    from envcheck.mirrors import load
 
     if mirror != AUTO:
-        profile = profile_for(settings, mirror, [])
+        # A URL says itself where from.
+        profile = load(mirror) if what.url is not None else profile_for(settings, mirror, [])
         return profile, revision_of(what, profile)
     model = what.model is not None or what.dataset is not None
     if what.url is not None or (model and what.trust_mirror):
@@ -169,12 +177,36 @@ def _auto(settings: Settings, what: What) -> tuple[Profile, Revision | None]:
     if wish is None:
         return profile_for(settings, AUTO, [lock_at(what.lock)] if what.lock is not None else []), None
     choice = choose_hub.choose(wish, mirrors)
-    _say(settings, choice.why)
+    _say(settings, *_best(choice.why))
     return choice.profile, wish.revision
 
 
-def _say(settings: Settings, why: Iterable[str]) -> None:
-    for line in [] if settings.quiet else why:
+def _chosen(mirror: str) -> str | None:
+    """Return what a mirror is that the command line does not name, and who chose it; None where it names one."""
+    from envcheck.mirrors import chosen
+
+    context = click.get_current_context(silent=True)
+    if mirror == "user":
+        name = chosen.read()
+        return (
+            f"{name}: `envcheck mirror use` chose it" if name else "none was chosen: every client's own default"
+        )
+    if context is not None and context.get_parameter_source("mirror") is ParameterSource.ENVIRONMENT:
+        return f"{mirror}: the environment names it"
+    return None
+
+
+def _best(why: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the sentence of each part's first mirror as one line, and the other sentences."""
+    first = {line.partition(": ")[0]: line for line in reversed(why)}
+    return f"auto: {'; '.join(first.values())}", [line for line in why if line not in first.values()]
+
+
+def _say(settings: Settings, mirror: str | None, why: Iterable[str]) -> None:
+    if settings.quiet or mirror is None:
+        return
+    click.echo(f"mirror  {mirror}", err=True)
+    for line in why:
         click.echo(textwrap.fill(line, _WIDTH, initial_indent="  ", subsequent_indent="    "), err=True)
 
 

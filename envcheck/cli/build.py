@@ -112,10 +112,11 @@ def command(  # noqa: PLR0913 (one argument an option)
 
     choice = Choice(_engine(engine, dry=dry_run or bake, bake=bake), repository, dest, network, base, timeout)
     spec = _spec(settings, selector, target, images_dir)
+    if prefetch:
+        choice = _without_network(choice)
     profile = profile_for(settings, mirror, spec.locks)
     with contextlib.ExitStack() as stack:
         if prefetch:
-            choice = _without_network(choice)
             view = prefetched(settings, spec, profile, store, engine=choice.engine, fetch=not (dry_run or bake))
             choice = choice._replace(wheels=stack.enter_context(view))
         if choice.engine == "venv":

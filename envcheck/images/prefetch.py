@@ -40,7 +40,9 @@ def bring(store: Store, locks: Sequence[Lock], python: str, profile: Profile, me
         store.adopt(path, digest)
     lacking = _lacking(store, locks, python)
     pins = {digest: pin for lock in lacking for pin in lock.pins for digest in pin.sha256}
-    needs = [Need(pin.name, tuple(pin.sha256), lock.index) for lock in lacking for pin in lock.pins]
+    needs = [
+        Need(pin.name, tuple(pin.sha256), lock.index, pin.version, python) for lock in lacking for pin in lock.pins
+    ]
     indexes = {"pypi": attempts(profile.pypi), "pytorch": attempts(profile.pytorch)}
     found = locate(needs, indexes, means("asking the indexes").client) if needs else []
     for file in found:

@@ -155,8 +155,40 @@ def test_fetch_takes_the_mirror_that_passed_and_says_so(site: Path, monkeypatch:
     done = CliRunner().invoke(cli, arguments, standalone_mode=False)
     assert done.exit_code == 0, done.output
     assert (site / "to" / WHEEL).read_bytes() == (site / WHEEL).read_bytes()
-    assert "pypi: site (" in done.stderr
+    assert done.stderr.splitlines()[0].startswith("mirror  auto: pypi: site (")
     assert "pypi: not dead: 0 of 1 there; demo==1.0: no connection" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("chosen", "arguments", "said"),
+    [
+        (None, [], "mirror  none was chosen: every client's own default"),
+        ("site.yaml", [], "mirror  {}/site.yaml: `envcheck mirror use` chose it"),
+        ("site.yaml", ["--mirror", "user"], "mirror  {}/site.yaml: `envcheck mirror use` chose it"),
+        ("dead.yaml", ["--mirror", "site.yaml"], None),
+    ],
+)
+def test_a_mirror_that_is_not_named_is_told(
+    site: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None, arguments: list[str], said: str | None
+) -> None:
+    monkeypatch.chdir(site)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(site / "config"))
+    if chosen is not None:
+        CliRunner().invoke(cli, ["mirror", "use", chosen])
+    there = [said.format(site)] if said else []
+    build = ["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--dry-run", *arguments]
+    assert CliRunner().invoke(cli, build).stderr.splitlines()[:1] == there
+    fetch = ["fetch", "--lock", "demo.lock", "--to", "to", *arguments]
+    told = CliRunner().invoke(cli, fetch).stderr.splitlines()
+    assert [line for line in told if line.startswith("mirror")] == there
+    assert CliRunner().invoke(cli, ["--quiet", *build]).stderr == ""
+
+
+def test_a_mirror_of_the_environment_is_told(site: Path) -> None:
+    named = {"ENVCHECK_BUILD_MIRROR": str(site / "site.yaml")}
+    build = ["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--dry-run"]
+    done = CliRunner().invoke(cli, build, env=named, auto_envvar_prefix="ENVCHECK")
+    assert done.stderr.splitlines() == [f"mirror  {site}/site.yaml: the environment names it"]
 
 
 def test_build_asks_a_probe_too(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
