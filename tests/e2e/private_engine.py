@@ -30,7 +30,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 CACHE = Path(__file__).resolve().parents[2] / ".envcheck" / "engine"
-PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "containerd")
+# The last two are compose: Debian's name and Ubuntu's.
+PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "containerd", "docker-compose", "docker-compose-v2")
 # Docker before 23 has no BuildKit with heredocs; these releases run the next one's packages (they need glibc 2.34)
 # but not its runc (2.38), which stays the release's own.
 NEWER_ENGINE = {"bookworm": "trixie"}
@@ -141,7 +142,7 @@ def unpacked() -> Path:
     if shutil.which("mmdebstrap") is None:
         _run("apt-get", "-qq", "update")
         _run("apt-get", "-qq", "install", "--yes", "--no-install-recommends", "mmdebstrap")
-    root = CACHE / "root"
+    root = CACHE / "root-with-compose"  # another name whenever PACKAGES change
     if not (root / "usr/sbin/dockerd").exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="unpack-", dir=CACHE) as scratch:

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -73,6 +74,7 @@ def reload(site: Site) -> None:
     if judged.returncode != 0:
         message = f"nginx does not take it: {judged.stderr.strip().splitlines()[0]}"
         raise ConfigError(message, fix="mend it, or render it anew; until then it goes on as it was")
+    _until(lambda: _read(Path(site.root, "run/nginx.pid")) == str(pid))  # before it has written that, a signal ends it
     os.kill(pid, signal.SIGHUP)
 
 
@@ -89,6 +91,19 @@ def status(site: Site) -> list[Status]:
 def compose(site: Site, *arguments: str) -> int:
     """Run docker compose on the site, what it says going where ours does; return its exit code."""
     return subprocess.run(_compose(site, *arguments), check=False, stdin=subprocess.DEVNULL).returncode
+
+
+def compose_up(site: Site) -> list[Status]:
+    """Have docker compose start the site, and return what each part is doing once all answer, or none is yet to."""
+    if compose(site, "up", "--detach") != 0:
+        message = "docker compose did not start the site"
+        raise UnavailableError(message, fix="see above; name images that can be had here, as NGINX_IMAGE=...")
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        told = composed(site)
+        if all(one.state == "running" for one in told) or time.monotonic() > deadline:
+            return told
+        time.sleep(_STEP * 10)
 
 
 def composed(site: Site) -> list[Status]:
@@ -240,10 +255,21 @@ def _end(site: Site, part: Part) -> bool:
 
 
 def _gone(site: Site, part: Part) -> bool:
+    return _until(lambda: _pid(site, part) is None)
+
+
+def _until(there: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + _SECONDS / 2
-    while _pid(site, part) is not None and time.monotonic() < deadline:
+    while not there() and time.monotonic() < deadline:
         time.sleep(_STEP)
-    return _pid(site, part) is None
+    return there()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _last(*logs: Path) -> str:

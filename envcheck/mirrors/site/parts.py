@@ -32,12 +32,14 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a timer starts: `when` in systemd's words, `commands` one after the other."""
+    """What a timer starts: `when` in systemd's words, `commands` in order, with the credentials of the part `like`."""
 
     name: str
     about: str
     when: str
     commands: tuple[str, ...]
+    like: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 def parts(site: Site) -> list[Part]:
@@ -89,10 +91,11 @@ def _olah(site: Site) -> Part:
         argv=argv,
         port=inner,
         needs="olah (pip)",
-        image="${OLAH_IMAGE:-envcheck-mirror-olah}",
+        image="${OLAH_IMAGE:-localhost/envcheck-mirror-olah:0.5.4}",
         build="olah==0.5.4",
         reads=(site.ca,),
-        environment=_trusting(site),
+        # It imports GitPython, which refuses to be imported where there is no git, as in slim images.
+        environment=(*_trusting(site), ("GIT_PYTHON_REFRESH", "quiet")),
     )
 
 
@@ -161,7 +164,7 @@ def _audit(site: Site) -> Task:
 def _cold(site: Site) -> Task:
     # Only what is new goes there; what the disk no longer has stays there, and nginx takes it from there.
     copy = f"/usr/bin/env rclone copy --copy-links {site.root}/public cold:{site.s3}"
-    return Task("cold", "the trees into the object store", "daily", (copy,))
+    return Task("cold", "the trees into the object store", "daily", (copy,), "rclone", _trusting(site))
 
 
 def _sync(site: Site, name: str) -> Task:

@@ -142,6 +142,21 @@ def test_a_client_that_goes_away_is_not_the_mirrors_failure(behind: tuple[Upstre
     assert (counted(site, "client_abort"), counted(site, "truncated"), counted(site, "error")) == (1, 0, 0)
 
 
+def test_a_client_that_goes_before_it_is_answered_is_499_and_no_failure(behind: tuple[Upstream, Path, int]) -> None:
+    _, site, port = behind
+    with socket.create_server(("127.0.0.1", port + 102)) as silent:  # in olah's place, and it says nothing
+        with socket.create_connection(("127.0.0.1", port + 1)) as client:
+            client.sendall(b"GET /api/models/x HTTP/1.1\r\nHost: x\r\n\r\n")
+            asked = silent.accept()[0]
+            asked.recv(100)
+        told = re.compile(r'requests_total\{part="hf",outcome="(\w+)"\} 1')
+        time.sleep(0.3)
+        asked.close()
+    assert [json.loads(line)["status"] for line in (site / "logs/access.json").read_text().splitlines()] == [499]
+    assert told.findall(Exporter(site).text()) == ["client_abort"]
+    assert 'downloads_total{outcome="error"} 0' in Exporter(site).text()
+
+
 def test_a_redirect_of_an_upstream_leads_no_client_round_the_mirror(behind: tuple[Upstream, Path, int]) -> None:
     server, site, port = behind
     server.fault = "redirect"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -148,17 +147,3 @@ def test_where_pages_link_to_is_asked_of_the_index(world: World) -> None:
     done = envcheck("mirror", "site", "render", target, "--profile", profile, "--no-pytorch")
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
     assert "--link" in done.stderr
-
-
-def test_systemd_finds_nothing_to_say_of_their_words(tmp_path: Path) -> None:
-    judge = shutil.which("systemd-analyze")
-    if judge is None:
-        pytest.skip("no systemd-analyze here")
-    units = {k: v for k, v in render(site(tmp_path)).items() if k.startswith("systemd/")}
-    paths = [tmp_path / Path(name).name for name in units]
-    for path, content in zip(paths, units.values(), strict=True):
-        path.write_text(content)
-    done = subprocess.run([judge, "verify", *map(str, paths)], capture_output=True, text=True, check=False)
-    mine = [line for line in done.stderr.splitlines() if "envcheck-mirror" in line]
-    # A program that this machine lacks is no mistake of the unit's.
-    assert [line for line in mine if "is not executable" not in line] == []

@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from envcheck.mirrors.site.parts import tasks
 from envcheck.mirrors.site.render import render
@@ -42,8 +43,14 @@ MANIFEST = json.dumps(
     {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
-        "config": {"mediaType": "application/json", "size": 2, "digest": digest(b"{}")},
-        "layers": [{"mediaType": "application/x", "size": len(LAYER), "digest": digest(LAYER)}],
+        "config": {"mediaType": "application/vnd.docker.container.image.v1+json", "size": 2, "digest": digest(b"{}")},
+        "layers": [
+            {
+                "mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip",
+                "size": len(LAYER),
+                "digest": digest(LAYER),
+            }
+        ],
     }
 ).encode()
 
@@ -205,7 +212,7 @@ def test_what_a_killed_nginx_left_is_swept_and_nothing_else(tmp_path: Path) -> N
 
 
 def test_compose_has_every_part(tmp_path: Path) -> None:
-    text = render(everything(tmp_path))["compose.yaml"]
-    services = [line.strip().rstrip(":") for line in text.splitlines() if line.startswith("  ") and line[2] != " "]
-    assert services == ["registry-docker.io", "olah", "rclone", "exporter", "prometheus", "nginx"]
-    assert json.loads(text.split("  nginx:")[1].partition("command: ")[2].splitlines()[0])[-1] == "daemon off;"
+    services = yaml.safe_load(render(everything(tmp_path))["compose.yaml"])["services"]
+    assert list(services) == ["registry-docker.io", "olah", "rclone", "exporter", "prometheus", "nginx"]
+    assert services["nginx"]["command"][-1] == "daemon off;"
+    assert services["olah"]["environment"]["SSL_CERT_FILE"] == everything(tmp_path).ca

@@ -1,0 +1,249 @@
+"""The clients that people have, through a running site over TLS: curl, aria2c, apt, skopeo; and its limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import http.client
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.mirrors.site.conftest import Authority, World, envcheck
+from tests.mirrors.site.test_up import CONFIG, LAYER, push
+from tests.mirrors.site.upstreams import answers, free_port, get
+
+pytestmark = pytest.mark.tools
+
+
+def tool(name: str) -> str:
+    """Return a real client."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name} here (`make test` unpacks it where apt is)")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """A running site at two addresses, its upstreams, and the registry behind one of its ports."""
+
+    world: World
+    site: Path
+    port: int
+    ca: Path
+    registry: subprocess.Popen[bytes]
+
+    def at(self, path: str, address: str = "127.0.0.1") -> str:
+        """Return the URL of a path, at one of its addresses."""
+        return f"https://{address}:{self.port}{path}"
+
+    @property
+    def far(self) -> str:
+        """Return the path of a file of 20 MB."""
+        return f"/files/{self.world.far.origin.removeprefix('http://')}/packages/{self.world.wheels['farlib'].name}"
+
+    def log(self) -> list[dict[str, object]]:
+        """Return the access log; nginx writes a line once the client is done."""
+        time.sleep(0.3)
+        return [json.loads(line) for line in (self.site / "logs/access.json").read_text().splitlines()]
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a client with no proxy and none of this machine's configuration."""
+    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "no_proxy": "*", **environment}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=100)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Authority:
+    """Return a certificate of the same authority for two addresses."""
+    root = tmp_path_factory.mktemp("wide")
+    (root / "names").write_text("subjectAltName=IP:127.0.0.1,IP:127.0.0.6\n")
+    new = ["openssl", "req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=m", "-keyout", "key.pem", "-out", "r.pem"]
+    sign = [
+        "openssl",
+        "x509",
+        "-req",
+        "-in",
+        "r.pem",
+        "-CA",
+        str(authority.ca),
+        "-CAkey",
+        str(authority.ca.with_name("ca.key")),
+    ]
+    for command in (new, [*sign, "-CAcreateserial", "-days", "2", "-extfile", "names", "-out", "cert.pem"]):
+        subprocess.run(command, cwd=root, check=True, capture_output=True)
+    return Authority(authority.ca, root / "cert.pem", root / "key.pem")
+
+
+@pytest.fixture
+def served(world: World, wide: Authority) -> Iterator[Served]:
+    """Return a site that `envcheck mirror site up` started, before a registry that it reaches over TLS."""
+    program, root = tool("docker-registry"), world.root / "registry"
+    root.mkdir()
+    at = f"127.0.0.6:{free_port('127.0.0.6')}"
+    tls = f"\n  tls: {{certificate: {wide.certificate}, key: {wide.key}}}\n"
+    plain = CONFIG.format(root=root, at=at)
+    (root / "config.yml").write_text(plain)
+    with subprocess.Popen([program, "serve", str(root / "config.yml")], stderr=subprocess.DEVNULL) as process:
+        answers(f"http://{at}/", process)
+        push(f"http://{at}")
+        process.terminate()
+    (root / "config.yml").write_text(plain.replace(f'http: {{addr: "{at}"}}', f'http:\n  addr: "{at}"{tls}'))
+    process = subprocess.Popen([program, "serve", str(root / "config.yml")], stderr=subprocess.DEVNULL)
+    answers(f"https://{at}/", process)
+    profile = world.root / "site.yaml"
+    profile.write_text(f"{profile.read_text()}ca: {wide.ca}\n")
+    options = ["--tls", str(wide.certificate), str(wide.key), "--ca", str(wide.ca), "--no-hf"]
+    options += ["--address", "127.0.0.1", "--address", "127.0.0.6", "--registry", f"docker.io=https://{at}"]
+    site, port = world.render(*options)
+    try:
+        done = envcheck("mirror", "site", "up", str(site))
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield Served(world, site, port, wide.ca, process)
+    finally:
+        envcheck("mirror", "site", "down", str(site))
+        process.terminate()
+        process.wait(20)
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_aria2c_and_curl_take_a_large_file_in_pieces_at_every_address(served: Served, tmp_path: Path) -> None:
+    aria, curl, whole = tool("aria2c"), tool("curl"), digest(served.world.wheels["farlib"])
+    url = served.at(served.far, "127.0.0.6")
+    many = [
+        "-x4",
+        "-s4",
+        "-k1M",
+        "--file-allocation=none",
+        f"--ca-certificate={served.ca}",
+        "-d",
+        str(tmp_path),
+        "-o",
+        "aria",
+    ]
+    done = run(aria, *many, url)
+    assert (done.returncode, digest(tmp_path / "aria")) == (0, whole), done.stdout
+    sent = len(served.world.far.sent())
+    assert sent == 3  # 20 MB in slices of 8 MiB, each asked for once
+    done = run(
+        curl, "--silent", "--fail", "--cacert", str(served.ca), "-o", str(tmp_path / "curl"), served.at(served.far)
+    )
+    assert (done.returncode, digest(tmp_path / "curl")) == (0, whole), done.stderr
+    (tmp_path / "part").write_bytes((tmp_path / "curl").read_bytes()[:9_000_001])
+    served.world.stop()
+    resumed = run(curl, "--silent", "--fail", "--cacert", str(served.ca), "-C", "-", "-o", str(tmp_path / "part"), url)
+    assert (resumed.returncode, digest(tmp_path / "part")) == (0, whole), resumed.stderr
+    untrusting = run(curl, "--silent", "--fail", served.at("/healthz"))
+    assert untrusting.returncode == 60  # curl's own word for a certificate that it cannot check
+    lines = [line for line in served.log() if line["part"] == "files"]
+    assert {line["status"] for line in lines} == {200, 206}
+    assert [line["cache"] for line in lines][-2:] == ["HIT", "HIT"]
+
+
+def test_skopeo_copies_an_image_by_the_rendered_settings_and_then_without_its_upstream(
+    served: Served, tmp_path: Path
+) -> None:
+    skopeo = tool("skopeo")
+    shown = envcheck("mirror", "show", str(served.site / "client.yaml"), "--format", "registries")
+    assert shown.returncode == 0, shown.stderr
+    conf, policy = tmp_path / ".config/containers/registries.conf", tmp_path / "policy.json"
+    conf.parent.mkdir(parents=True)
+    conf.write_text(shown.stdout)
+    policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
+    environment = {"SSL_CERT_FILE": str(served.ca), "HOME": str(tmp_path)}
+    layer = hashlib.sha256(LAYER).hexdigest()
+    for name in ("one", "two"):
+        to = tmp_path / name
+        command = [skopeo, "--policy", str(policy), "copy", "docker://docker.io/lib/image:one", f"dir:{to}"]
+        done = run(*command, **environment)
+        assert done.returncode == 0, done.stderr
+        assert (to / layer).read_bytes() == LAYER
+        stored = served.site / f"cache/registry/docker.io/docker/registry/v2/blobs/sha256/{layer[:2]}/{layer}/data"
+        for _ in range(200):
+            if stored.exists():
+                break
+            time.sleep(0.05)
+        served.registry.terminate()
+        served.registry.wait(20)
+    assert {line["part"] for line in served.log()} == {"registry"}
+
+
+def test_apt_updates_and_downloads_from_a_static_tree(served: Served, tmp_path: Path) -> None:
+    apt, build = tool("apt-get"), tool("dpkg-deb")
+    tree = served.site / "public/static/debian"
+    (tmp_path / "pkg/DEBIAN").mkdir(parents=True)
+    about = "Package: ours\nVersion: 1\nArchitecture: all\nMaintainer: us <us@example>\nDescription: ours\n"
+    (tmp_path / "pkg/DEBIAN/control").write_text(about)
+    (tree / "pool").mkdir(parents=True)
+    subprocess.run(
+        [build, "--build", str(tmp_path / "pkg"), str(tree / "pool/ours_1_all.deb")], check=True, capture_output=True
+    )
+    deb = tree / "pool/ours_1_all.deb"
+    listed = f"{about}Filename: pool/ours_1_all.deb\nSize: {deb.stat().st_size}\nSHA256: {digest(deb)}\n"
+    (tree / "Packages.gz").write_bytes(gzip.compress(listed.encode()))
+    home = tmp_path / "apt"
+    for name in ("lists/partial", "cache/archives/partial", "etc/apt.conf.d", "etc/preferences.d"):
+        (home / name).mkdir(parents=True)
+    (home / "status").touch()
+    (home / "etc/sources.list").write_text(f"deb [trusted=yes] {served.at('/static/debian')} ./\n")
+    (home / "apt.conf").write_text(
+        f'Dir::Etc "{home}/etc"; Dir::State::Lists "{home}/lists"; Dir::Cache "{home}/cache";\n'
+        f'Dir::State::status "{home}/status"; APT::Sandbox::User "root"; Acquire::https::CAInfo "{served.ca}";\n'
+    )
+    for command in (["update"], ["download", "ours"]):
+        done = subprocess.run(
+            [apt, "-qq", *command],
+            env={"PATH": os.environ["PATH"], "APT_CONFIG": str(home / "apt.conf")},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    assert digest(tmp_path / "ours_1_all.deb") == digest(deb)
+    assert {line["part"] for line in served.log()} == {"static"}
+
+
+def test_one_client_has_so_many_connections_and_no_more(served: Served) -> None:
+    # A file that no socket's buffers hold: each download stays open until it is read.
+    (served.site / "public/static/large").touch()
+    os.truncate(served.site / "public/static/large", 200_000_000)
+    context = ssl.create_default_context(cafile=str(served.ca))
+
+    def begun(_: int) -> tuple[http.client.HTTPSConnection, http.client.HTTPResponse]:
+        connection = http.client.HTTPSConnection("127.0.0.1", served.port, timeout=30, context=context)
+        connection.request("GET", "/static/large")
+        return connection, connection.getresponse()
+
+    def closed(connection: http.client.HTTPSConnection, answer: http.client.HTTPResponse) -> int:
+        answer.close()
+        connection.close()
+        return answer.status
+
+    with ThreadPoolExecutor(16) as pool:
+        downloads = list(pool.map(begun, range(70)))
+    assert sorted(closed(*one) for one in downloads) == [200] * 64 + [429] * 6
+    # Who goes away is no failure of the mirror's, and its connections are free again.
+    for _ in range(100):
+        metrics = get(f"http://127.0.0.1:{served.port + 100}/metrics")[1].decode()
+        if 'requests_total{part="static",outcome="client_abort"} 64\n' in metrics:
+            break
+        time.sleep(0.1)
+    assert 'envcheck_mirror_requests_total{part="static",outcome="client_abort"} 64\n' in metrics
+    assert 'envcheck_mirror_requests_total{part="static",outcome="refused"} 6\n' in metrics
+    assert 'envcheck_mirror_downloads_total{outcome="error"} 0\n' in metrics
+    assert closed(*begun(0)) == 200
