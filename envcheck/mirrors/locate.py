@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from envcheck.mirrors import simple
 from envcheck.mirrors.http import Client, NetworkError
 from envcheck.mirrors.profile import CLIENT_DEFAULT, Index
 from envcheck.mirrors.upstream import python_index, pytorch_index
+from envcheck.mirrors.urls import host_of
 
 _AT_ONCE: Final = 8
 
@@ -67,26 +69,31 @@ def locate(needs: Sequence[Need], indexes: Mapping[str, Sequence[Index]], client
     pages: dict[Need, list[list[simple.File] | str]] = {need: [] for need in needs}
     for (need, _), answer in zip(asked, answers, strict=True):
         pages[need].append(answer)
-    return [found for need in needs for found in choose(need, pages[need], _local(need, indexes))]
+    hosts = {need: [host_of(page) for other, page in asked if other == need] for need in needs}
+    return [found for need in needs for found in choose(need, pages[need], _local(need, indexes), hosts[need])]
 
 
-def choose(need: Need, pages: Iterable[list[simple.File] | str], local: Sequence[Path] = ()) -> list[Found]:
+def choose(
+    need: Need, pages: Iterable[list[simple.File] | str], local: Sequence[Path] = (), hosts: Sequence[str] = ()
+) -> list[Found]:
     """Return the files of a need among what pages list; a page that could not be read is the reason why, as text.
 
     A page that tells a file no hash has it by the name that another page tells with the hash, or, where none does, if
-    there is one file alone that can be meant.
+    there is one file alone that can be meant. `hosts` says whose each page is, for who reads why nobody has it.
     """
     listed: list[simple.File] = []
     reasons = []
-    for page in pages:
+    for page, host in itertools.zip_longest(pages, hosts):
+        who = f"{host}: " if host else ""
         if isinstance(page, str):
-            reasons.append(page)
+            reasons.append(f"{who}{page}")
             continue
         mine = [file for file in page if _is(need, file.name)]
         listed += mine
         if not any(file.sha256 in need.sha256 for file in mine):
             unhashed = any(file.sha256 is None for file in mine)
-            reasons.append("its page tells no hashes" if unhashed else "no file there has a hash of the lock")
+            why = "its page tells no hashes" if unhashed else "no file there has a hash of the lock"
+            reasons.append(f"{who}{why}")
     names = {str(file.sha256): file.name for file in reversed(listed) if file.sha256 in need.sha256}
     names = names or _only(need, [*(file.name for file in listed if file.sha256 is None), *(p.name for p in local)])
     if not names:

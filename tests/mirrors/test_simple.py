@@ -108,3 +108,14 @@ def test_a_wheel_of_this_machine_is_a_place_too(tmp_path: Path) -> None:
 def test_nothing_of_that_hash_says_why_at_each_place() -> None:
     with pytest.raises(UnavailableError, match="torch: it answers 404; no file there has a hash of the lock"):
         choose(Need("torch", (A,)), ["it answers 404", [File(W, "https://x.example/t", B)]])
+
+
+def test_who_was_asked_in_vain_is_named() -> None:
+    pages = ["it answers 404", [File(W, "https://x.example/t", B)]]
+    said = "torch: one.example: it answers 404; two.example: no file there has a hash of the lock"
+    with pytest.raises(UnavailableError, match=said):
+        choose(Need("torch", (A,)), pages, hosts=["one.example", "two.example"])
+    nobody = [Index(url=f"http://{name}.invalid/simple") for name in ("one", "two")]
+    said = "numpy: one.invalid: the name does not resolve; two.invalid: the name does not resolve"
+    with pytest.raises(UnavailableError, match=said):
+        locate([Need("numpy", (A,))], {"pypi": nobody}, Client())
