@@ -111,7 +111,7 @@ def test_nothing_of_that_hash_says_why_at_each_place() -> None:
 
 
 def test_who_was_asked_in_vain_is_named() -> None:
-    pages = ["it answers 404", [File(W, "https://x.example/t", B)]]
+    pages: list[list[File] | str] = ["it answers 404", [File(W, "https://x.example/t", B)]]
     said = "torch: one.example: it answers 404; two.example: no file there has a hash of the lock"
     with pytest.raises(UnavailableError, match=said):
         choose(Need("torch", (A,)), pages, hosts=["one.example", "two.example"])
