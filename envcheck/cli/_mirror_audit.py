@@ -54,23 +54,29 @@ def command(
     A DIRECTORY is a site's on this machine: its caches are read off the disk, and it may be up or down. From a URL, a
     mirror's or an HF endpoint's, the locks' files are fetched; what is wrong there can only be said.
 
-    What no lock holds, or is there in part, is counted and never called clean. Locks in DIRECTORY/locks are held
-    against the caches too.
+    Packages are held against cells' locks, models against theirs or else the hub's own hashes, images against their
+    names, trees against their manifests. What nobody vouches for, or is there in part, is counted and never called
+    clean. Locks in DIRECTORY/locks are always taken too.
 
     \b
     envcheck mirror audit /srv/mirror --cell torch2.13.0-cpu-py311
     envcheck mirror audit /srv/mirror --lock model.lock.json
     """
     from envcheck.mirrors.http import Client
-    from envcheck.mirrors.site.audit import exit_code
+    from envcheck.mirrors.site.audit import exit_code, record
+    from envcheck.mirrors.site.audit_site import audit
 
     remote = where.startswith(_WEB)
     site = None if remote else _site(Path(where))
     ca = options["ca"] or (Path(site.client_ca) if site and site.client_ca else None)
     known, client = _known(settings, cells, locks, site), Client(ca=ca, netrc_file=options["netrc"])
-    found = _local(site, known, client, cold=options["cold"]) if site else _remote(where, known, client)
+    found = audit(site, known, client, cold=options["cold"]) if site else _remote(where, known, client)
     _tell(found, settings, remote=remote, as_json=options["as_json"])
-    return exit_code(found, strict=options["strict"])
+    code = exit_code(found, strict=options["strict"])
+    unwritten = record(site, found) if site else None
+    if unwritten:
+        click.echo(f"envcheck: {unwritten}; run it as the user whom the site belongs to", err=True)
+    return code or (3 if unwritten else 0)
 
 
 def _remote(base: str, known: Known, client: Client) -> list[Finding]:
@@ -82,15 +88,6 @@ def _remote(base: str, known: Known, client: Client) -> list[Finding]:
         raise ConfigError(message, fix="leave it out")
     files, absent = listed(base.rstrip("/"), known.needs, client)
     return [*served(files, client, "packages"), *absent, *served(models(base, known.models), client, "models")]
-
-
-def _local(site: Site, known: Known, client: Client, *, cold: bool) -> list[Finding]:
-    from envcheck.mirrors.site.audit import record
-    from envcheck.mirrors.site.audit_site import audit
-
-    found = audit(site, known, client, cold=cold)
-    record(site, found)
-    return found
 
 
 def _site(root: Path) -> Site:
@@ -108,13 +105,23 @@ def _known(settings: Settings, cells: tuple[str, ...], locks: Sequence[Path], si
     from envcheck.mirrors.hf import parse_lock
     from envcheck.mirrors.site.audit_site import Known
 
-    mine = sorted(path for path in Path(site.root, "locks").glob("*") if path.is_file()) if site else []
+    mine = _listed(Path(site.root, "locks")) if site else []
     read = {path: _content(path) for path in dict.fromkeys([*locks, *mine])}
     models = {path: content for path, content in read.items() if content.lstrip().startswith(b"{")}
     packages = {path: content for path, content in read.items() if path not in models}
     every = not cells and not (packages.keys() & set(locks) if site else locks)
     revisions = [parse_lock(content, str(path)) for path, content in models.items()]
     return Known(_needs(settings, cells, packages, every=every), revisions)
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_file())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        message = f"{folder}: the site's locks cannot be read: {error.strerror}"
+        raise ConfigError(message, fix="run it as the user whom the site belongs to") from error
 
 
 def _content(path: Path) -> bytes:
@@ -153,15 +160,13 @@ def _tell(found: Sequence[Finding], settings: Settings, *, remote: bool, as_json
         if one.verdict == "poisoned":
             done = f"; removed from the cache, {len(one.purged)} file(s)" if one.purged else advice
             click.echo(f"{one.name}: poisoned: {one.about}{done}")
-        elif one.verdict == "unreadable":
-            click.echo(f"{one.name}: unreadable: {one.about}")
     if not settings.quiet:
         _tell_unjudged(found, settings)
     click.echo("\n".join(_counts(found)) or "nothing to judge")
 
 
 def _tell_unjudged(found: Sequence[Finding], settings: Settings) -> None:
-    for verdict in ("in part", "unknown", "not to be had"):
+    for verdict in ("unreadable", "in part", "unknown", "not to be had"):
         these = [one for one in found if one.verdict == verdict]
         named = these if settings.verbose else these[:_NAMED]
         for one in named:

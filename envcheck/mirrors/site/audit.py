@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from envcheck.errors import ConfigError
 from envcheck.mirrors.site.audit_disk import Unread, unread
 from envcheck.mirrors.site.model import Site
 
@@ -41,8 +40,10 @@ class Finding:
 
 def not_read(cache: Cache, what: Unread, root: Path) -> Finding:
     """Return the finding of what could not be read, or is no part of such a cache: neither is ever called clean."""
-    name = str(what.path.relative_to(root)) if what.path.is_relative_to(root) else str(what.path)
-    return Finding(name, "unknown" if what.strange else "unreadable", what.why, cache=cache)
+    name = str(what.path.relative_to(root) if root in what.path.parents else what.path)
+    if what.strange:
+        return Finding(name, "unknown", what.why, cache=cache)
+    return Finding(name, "unreadable", f"{what.path}: {what.why}", cache=cache)
 
 
 def unreadable(cache: Cache, name: str, path: Path, error: OSError) -> Finding:
@@ -71,11 +72,14 @@ def told(findings: Sequence[Finding]) -> dict[str, Any]:
     return {"schema": SCHEMA, "counts": counts, "files": [dataclasses.asdict(finding) for finding in findings]}
 
 
-def record(site: Site, findings: Sequence[Finding]) -> None:
-    """Write down what the exporter tells of the audit; nothing where a cache could not be read: that was none."""
+def record(site: Site, findings: Sequence[Finding]) -> str | None:
+    """Write down what the exporter tells of the audit; nothing where a cache could not be read: that was none.
+
+    Return why it cannot be written down, or None.
+    """
     said = [finding.verdict for finding in findings]
     if "poisoned" not in said and {"unreadable", "not to be had"} & set(said):
-        return
+        return None
     judged = sum(verdict in JUDGED for verdict in said)
     left = sum(verdict in UNJUDGED for verdict in said)
     kept = {"time": time.time(), "files": judged, "poisoned": said.count("poisoned"), "unjudged": left}
@@ -85,5 +89,5 @@ def record(site: Site, findings: Sequence[Finding]) -> None:
         part.write_text(json.dumps(kept))
         os.replace(part, path)  # noqa: PTH105 (a rename that may go over an older file, said as such)
     except OSError as error:
-        message = f"{path}: what was found cannot be written down: {unread(path, error).why}"
-        raise ConfigError(message, fix="run it as the user whom the site belongs to") from error
+        return f"{path} cannot be written, so that no metric tells of this: {unread(path, error).why}"
+    return None

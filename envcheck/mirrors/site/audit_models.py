@@ -47,21 +47,20 @@ class Says(NamedTuple):
     hashes: frozenset[str]
 
 
-def audit(site: Site, models: Sequence[Revision]) -> list[Finding]:
-    """Judge every file and listing in the cache of a site's Hugging Face server, and remove what is wrong."""
-    root = Path(site.root, "cache/hf")
+def audit(site: Site, models: Sequence[Revision]) -> Iterator[Finding]:
+    """Yield what every file and listing in the cache of a site's Hugging Face server is; what is wrong is removed."""
+    root, there = Path(site.root, "cache/hf"), set[At]()
     locked = {At(f"{one.kind}s", one.repo, one.revision, file.path): file for one in models for file in one.files}
-    findings, there = [], set[At]()
     for entry in audit_olah.entries(root):
         if isinstance(entry, Unread):
-            findings.append(not_read("models", entry, root))
+            yield not_read("models", entry, root)
             continue
         at = _at(entry.path.relative_to(root).parts)
         if at is not None:
             there.add(at)
-        findings += _audited(entry, root, at, locked)
-    absent = [Finding(str(at), "not cached", cache="models") for at in locked if at not in there]
-    return [*findings, *_listings(root, locked), *absent]
+        yield from _audited(entry, root, at, locked)
+    yield from _listings(root, locked)
+    yield from (Finding(str(at), "not cached", cache="models") for at in locked if at not in there)
 
 
 def _at(parts: Sequence[str]) -> At | None:

@@ -27,7 +27,7 @@ from envcheck.mirrors.locate import Need
 from envcheck.mirrors.site import audit_pages
 from envcheck.mirrors.site.audit import Finding, not_read, unreadable
 from envcheck.mirrors.site.audit_disk import Unread, fed, removed
-from envcheck.mirrors.site.audit_pages import Pages, Says
+from envcheck.mirrors.site.audit_pages import Says
 from envcheck.mirrors.site.cachefile import Slice, slices
 from envcheck.mirrors.site.model import Site
 
@@ -47,7 +47,7 @@ class Held:
     @property
     def name(self) -> str:
         """Return the file's name."""
-        return unquote(self.url).rpartition("/")[2]
+        return _name(self.url)
 
     @property
     def paths(self) -> list[Path]:
@@ -55,28 +55,48 @@ class Held:
         return [piece.path for piece in self.pieces]
 
 
-def audit(site: Site, needs: Sequence[Need], client: Client) -> list[Finding]:
-    """Judge every file in a site's cache, and remove what is wrong. No upstream is asked."""
-    root = Path(site.root, "cache/files")
-    pages, by_url, findings = audit_pages.read(site), dict[str, list[Slice]](), list[Finding]()
+def audit(site: Site, needs: Sequence[Need], client: Client) -> Iterator[Finding]:
+    """Yield what every file in a site's cache is; what is wrong is removed as it is found."""
+    root, by_url, by_name = Path(site.root, "cache/files"), dict[str, list[Slice]](), _by_name(needs)
     for piece in slices(root):
         if isinstance(piece, Unread):
-            findings.append(not_read("packages", piece, root))
+            yield not_read("packages", piece, root)
         else:
             by_url.setdefault(piece.url, []).append(piece)
-    by_name = _by_name(needs)
-    held = [_whole(url, pieces) for url, pieces in sorted(by_url.items())]
-    reasons = _completed(site, pages, [one for one in held if isinstance(one, Held)], by_name, client)
-    for one in held:
-        if isinstance(one, Finding):
-            findings.append(one)
-            continue
-        known, says = by_name.get(_named(one.name), ()), pages.says.get(unquote(one.url), set())
-        findings.append(_purged(judged(one, known, says, reasons), one.paths))
-        findings += _pages(findings[-1], one, says)
-    there = {_named(one.name) for one in held}
-    absent = [Finding(f"{key[0]}-{key[1]}", "not cached") for key in by_name if key not in there]
-    return [*findings, *pages.left, *absent]
+    pages = audit_pages.read(site, {unquote(url) for url in by_url})
+    yield from pages.left
+    doubtful = []
+    for url, pieces in sorted(by_url.items()):
+        held = _whole(url, pieces)
+        known, says = by_name.get(_named(_name(url)), []), pages.says.get(unquote(url), set())
+        if isinstance(held, Finding):
+            yield held
+        elif held.sha256 and known and not says and not any(held.sha256 in need.sha256 for need in known):
+            doubtful.append((held, known))
+        else:
+            yield from _settled(held, known, says, {})
+    yield from _asked(site, doubtful, client)
+    there = {_named(_name(url)) for url in by_url}
+    yield from (Finding(f"{key[0]}-{key[1]}", "not cached") for key in by_name if key not in there)
+
+
+def _asked(site: Site, doubtful: Sequence[tuple[Held, list[Need]]], client: Client) -> Iterator[Finding]:
+    """Ask the site for what its cached pages do not say of files that locks hold under other hashes."""
+    needs = dict.fromkeys(need for _, known in doubtful for need in known)
+    says, reasons = audit_pages.asked(site, needs, client)
+    for held, known in doubtful:
+        yield from _settled(held, known, says.get(unquote(held.url), set()), reasons)
+
+
+def _settled(held: Held, known: Sequence[Need], says: set[Says], reasons: Mapping[Need, str]) -> Iterator[Finding]:
+    finding = _purged(judged(held, known, says, reasons), held.paths)
+    yield finding
+    yield from _pages(finding, held, says)
+
+
+def _name(url: str) -> str:
+    """Return the file's name that a URL ends with."""
+    return unquote(url).rpartition("/")[2]
 
 
 def _by_name(needs: Iterable[Need]) -> dict[tuple[str, str], list[Need]]:
@@ -98,7 +118,7 @@ def _named(name: str) -> tuple[str, str]:
 
 
 def _whole(url: str, pieces: Sequence[Slice]) -> Held | Finding:
-    """Hash a file whose slices are all there; raise nothing: what cannot be read is a finding."""
+    """Hash a file whose slices are all there; what cannot be read is a finding."""
     ordered = tuple(sorted(pieces, key=lambda piece: piece.start))
     held = Held(url, ordered)
     try:
@@ -125,18 +145,6 @@ def _whole(url: str, pieces: Sequence[Slice]) -> Held | Finding:
 
 def _length(piece: Slice) -> int:
     return piece.path.stat().st_size - piece.body
-
-
-def _completed(
-    site: Site, pages: Pages, held: Iterable[Held], by_name: Mapping[tuple[str, str], list[Need]], client: Client
-) -> dict[Need, str]:
-    """Ask the site for what its cached pages do not say; return why it does not say it either."""
-    silent = [one for one in held if one.sha256 and unquote(one.url) not in pages.says]
-    doubtful = [need for one in silent for need in by_name.get(_named(one.name), ()) if one.sha256 not in need.sha256]
-    says, reasons = audit_pages.asked(site, dict.fromkeys(doubtful), client)
-    for url, said in says.items():
-        pages.says.setdefault(url, set()).update(said)
-    return reasons
 
 
 def judged(held: Held, needs: Sequence[Need], says: set[Says], reasons: Mapping[Need, str]) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -38,19 +38,19 @@ class Pages:
     left: list[Finding]
 
 
-def read(site: Site) -> Pages:
-    """Return what the pages in a site's cache say, by the upstream's URLs."""
+def read(site: Site, wanted: Collection[str]) -> Pages:
+    """Return what the pages in a site's cache say of wanted files, the upstream's URLs, unquoted."""
     root = Path(site.root, "cache/index")
     pages = Pages({}, [])
     for answer in answers(root):
         if isinstance(answer, Unread):
             pages.left.append(not_read("packages", answer, root))
         elif answer.status == 200:  # noqa: PLR2004 (HTTP's OK)
-            _add(pages, answer, site)
+            _add(pages, answer, site, wanted)
     return pages
 
 
-def _add(pages: Pages, answer: Answer, site: Site) -> None:
+def _add(pages: Pages, answer: Answer, site: Site, wanted: Collection[str]) -> None:
     part, _, path = answer.key.partition("|")
     index = next((one for one in site.indexes if one.part == part), None)
     try:
@@ -66,7 +66,8 @@ def _add(pages: Pages, answer: Answer, site: Site) -> None:
         pages.left.append(Finding(answer.key, "unknown", str(error)))
         return
     for url, sha256 in found.items():
-        pages.says.setdefault(unquote(url), set()).add(Says(sha256, answer.path))
+        if unquote(url) in wanted:
+            pages.says.setdefault(unquote(url), set()).add(Says(sha256, answer.path))
 
 
 def _body(answer: Answer) -> bytes:

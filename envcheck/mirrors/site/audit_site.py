@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from envcheck.mirrors.hf import Revision
 from envcheck.mirrors.http import Client
 from envcheck.mirrors.locate import Need
 from envcheck.mirrors.site import audit_cold, audit_images, audit_models, audit_packages, audit_trees
-from envcheck.mirrors.site.audit import Finding
+from envcheck.mirrors.site.audit import Cache, Finding, unreadable
 from envcheck.mirrors.site.model import Site
 
 
@@ -24,9 +25,20 @@ class Known:
 def audit(site: Site, known: Known, client: Client, *, cold: bool) -> list[Finding]:
     """Judge every file of every cache, and remove what is wrong. No upstream is asked. `cold` is the object store."""
     return [
-        *audit_packages.audit(site, known.needs, client),
-        *audit_models.audit(site, known.models),
-        *audit_images.audit(site),
-        *audit_trees.audit(audit_trees.served(site)),
+        *_all("packages", audit_packages.audit(site, known.needs, client)),
+        *_all("models", audit_models.audit(site, known.models)),
+        *_all("images", audit_images.audit(site)),
+        *_all("trees", audit_trees.audit(site)),
         *(audit_cold.audit(site) if cold else audit_cold.unasked(site)),
     ]
+
+
+def _all(cache: Cache, findings: Iterator[Finding]) -> list[Finding]:
+    """Return the findings until something cannot be read that nobody looked at by itself, and that."""
+    found: list[Finding] = []
+    try:
+        found.extend(findings)
+    except OSError as error:
+        path = Path(error.filename or cache)
+        found.append(unreadable(cache, str(path), path, error))
+    return found

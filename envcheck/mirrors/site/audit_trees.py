@@ -6,7 +6,7 @@ A tree is a directory with a manifest that `envcheck store publish` wrote; it ma
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -32,18 +32,24 @@ _NOTHING: Final[_Tree] = {}
 
 
 def served(site: Site) -> Iterator[Served]:
-    """Yield what a site serves of its own: copies of trees, each a link to its version, and what a store published."""
+    """Yield what a site serves of its own: copies of trees, each a link to its version, and what a store published.
+
+    Raise OSError where that cannot be read.
+    """
     folder = Path(site.root, "public/static")
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except FileNotFoundError:
+        names = []
     yield from (Served(name, folder / name, "it comes again with the next copy") for name in names)
     if site.store and Path(site.store, "current").is_symlink():
         fix = f"run `envcheck store verify --store {site.store}`, then publish again"
         yield Served("store", Path(site.store, "current"), fix)
 
 
-def audit(trees: Iterable[Served]) -> Iterator[Finding]:
-    """Yield what every file of the trees is."""
-    for tree in trees:
+def audit(site: Site) -> Iterator[Finding]:
+    """Yield what every file that a site serves of its own is. Raise OSError where it cannot be told what that is."""
+    for tree in served(site):
         yield from _audited(tree)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -14,8 +15,10 @@ import pytest
 
 from envcheck.mirrors.site.audit_disk import Unread
 from envcheck.mirrors.site.cachefile import Slice, answers, slices
+from envcheck.mirrors.site.render import render
 from tests.mirrors.site.audits import audit as audited
 from tests.mirrors.site.conftest import Authority, World, envcheck
+from tests.mirrors.site.test_render import site as everything
 from tests.mirrors.site.test_served import Served, lock
 from tests.mirrors.site.upstreams import get
 
@@ -197,9 +200,50 @@ def test_what_cannot_be_read_is_no_healthy_cache(served: Served, authority: Auth
     there.symlink_to(there)
     done = envcheck("mirror", "audit", str(site), "--lock", str(world.root / "audited.lock"))
     assert done.returncode == 3
-    assert "unreadable: Too many levels of symbolic links" in done.stdout
+    assert f"unreadable: {there}: Too many levels of symbolic links" in done.stdout
     assert done.stdout.splitlines()[-1] == "packages: 1 unreadable, 1 clean, 1 not cached"
     assert not (site / "state/audit.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "cache"),
+    [
+        ("cache/files", "packages"),
+        ("cache/index", "packages"),
+        ("cache/hf", "models"),
+        ("cache/registry/docker.io/docker/registry/v2/blobs", "images"),
+        ("cache/registry/docker.io/docker/registry/v2/repositories", "images"),
+        ("public/static", "trees"),
+        ("public/static/main", "trees"),
+    ],
+)
+def test_a_cache_that_cannot_be_read_at_all_is_said_and_no_metric_tells_of_an_audit(
+    tmp_path: Path, where: str, cache: str
+) -> None:
+    (tmp_path / "site.json").write_text(render(everything(tmp_path))["site.json"])
+    (tmp_path / "state").mkdir()
+    assert audited(tmp_path, cache)[0] == 3  # there is nothing
+    assert json.loads((tmp_path / "state/audit.json").read_text())["files"] == 0
+    (tmp_path / "state/audit.json").unlink()
+    (tmp_path / where).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / where).symlink_to(tmp_path / where)
+    code, found = audited(tmp_path, cache)
+    unread = [one["about"] for one in found.values() if one["verdict"] == "unreadable"]
+    assert (code, len(unread)) == (3, 1)
+    assert unread[0].endswith(f"{where}: Too many levels of symbolic links")
+    assert not (tmp_path / "state/audit.json").exists()
+
+
+def test_what_was_found_is_told_also_where_it_cannot_be_written_down(served: Served, authority: Authority) -> None:
+    world, site, base = served
+    assert audit(world, base, authority, "nearlib")[0] == 0
+    shutil.rmtree(site / "state")
+    command = ("mirror", "audit", str(site), "--lock", str(world.root / "audited.lock"))
+    done = envcheck(*command)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "packages: 1 clean\n", 1)
+    assert "so that no metric tells of this: No such file or directory; run it as the user" in done.stderr
+    spoil(piece(site, "nearlib"))
+    assert envcheck(*command).returncode == 1
 
 
 def test_what_is_no_cache_file_is_told(tmp_path: Path) -> None:

@@ -56,6 +56,12 @@ def test_a_poisoned_blob_manifest_and_link_are_purged_and_pulled_anew(up: tuple[
     assert (links(root, LAYER), links(root, MANIFEST)) == ([], [])
     assert not blob(root, LAYER).exists()
     assert pulled(port) == right
+    # An audit that is killed between a blob and its links leaves nothing that would be served.
+    wait(lambda: bool(links(root, LAYER)))
+    before = links(root, LAYER)[0].stat().st_mtime_ns
+    blob(root, LAYER).unlink()
+    assert pulled(port) == right
+    wait(lambda: links(root, LAYER)[0].stat().st_mtime_ns > before)
     # A link that leads to another blob gives that under the name of this.
     wait(lambda: bool(links(root, LAYER)))
     links(root, LAYER)[0].write_text(digest(b"{}"))

@@ -108,6 +108,10 @@ def test_poison_is_purged_while_the_site_serves_and_the_next_client_gets_the_rig
     assert {one for one in seen if len(one) == len(FILES[LARGE])} <= {FILES[LARGE], wrong(FILES[LARGE])}
     assert got(served, LARGE) == FILES[LARGE]
     assert audit(served, "--lock", lock)[0] == 0
+    # An audit that is killed once the header is gone leaves nothing that would be served.
+    spoil(served, LARGE)
+    (cached(served, LARGE).path / "meta.bin").unlink()
+    assert got(served, LARGE) == FILES[LARGE]
     # What the cache says of a file is poison too, where it contradicts the lock.
     bodies = list((served.site / "cache/hf/api").rglob(f"{LARGE}/paths-info_*.json.body"))
     assert len(bodies) == 1

@@ -11,7 +11,6 @@ from envcheck.mirrors import versions
 from envcheck.mirrors.contents import Contents
 from envcheck.mirrors.site.audit import Finding
 from envcheck.mirrors.site.audit_trees import audit as audited
-from envcheck.mirrors.site.audit_trees import served as trees
 from envcheck.mirrors.store import Store
 from tests.mirrors.site.audits import audit
 from tests.mirrors.site.conftest import Authority
@@ -25,7 +24,7 @@ __all__ = ["contents", "make_wheel", "model", "store"]
 
 
 def found(root: Path, **changes: object) -> dict[str, Finding]:
-    return {one.name: one for one in audited(trees(site(root, **changes)))}
+    return {one.name: one for one in audited(site(root, **changes))}
 
 
 def published(root: Path, store: Store, contents: Contents, *names: str) -> versions.Manifest:
