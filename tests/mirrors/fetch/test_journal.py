@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envcheck.mirrors.fetch import disk
@@ -93,3 +93,64 @@ def test_whatever_follows_a_header_no_line_breaks_the_reader(rows: list[object],
     header, pieces = read(text, boot)
     assert header == HEADER
     assert all(isinstance(piece, int) and isinstance(source, str) for piece, source in pieces.items())
+
+
+STEP = st.one_of(
+    st.tuples(st.just("piece"), st.integers(0, 9), st.sampled_from(["a", "b", ""])),
+    st.tuples(st.just("forget"), st.lists(st.integers(0, 9), max_size=3), st.just("")),
+    st.tuples(st.just("synced"), st.integers(0, 9), st.just("")),
+)
+
+
+@given(st.lists(STEP, max_size=12), st.integers(0, 1000))
+def test_however_much_of_it_was_written_it_says_what_held_then(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, Any, str]], cut: int
+) -> None:
+    """Against the simplest reader there can be, after a kill in the middle of any line, and after a power cut."""
+    path = tmp_path_factory.mktemp("journal") / "j"
+    journal = Journal(path, HEADER, {7: "old"})
+    states, sure = [(path.stat().st_size, {7: "old"}, {7: "old"})], {7: "old"}
+    notes: list[dict[int, str]] = [{7: "old"}]
+    for what, value, source in steps:
+        now, lasting = dict(states[-1][1]), dict(states[-1][2])
+        if what == "piece":
+            journal.piece(value, source)
+            now[value] = source
+        elif what == "forget":
+            journal.forget(value)
+            now = {piece: told for piece, told in now.items() if piece not in value}
+            lasting = {piece: told for piece, told in lasting.items() if piece not in value}
+        else:
+            journal.synced(1 + min(value, len(notes) - 1))
+            lasting = {**notes[min(value, len(notes) - 1)]}
+        if what != "synced":
+            notes.append(now)
+            notes = [{p: s for p, s in n.items() if what != "forget" or p not in value} for n in notes]
+        states.append((path.stat().st_size, now, lasting))
+    journal.close()
+    text = path.read_bytes()
+    text = text[: max(states[0][0], cut % (len(text) + 1))]
+    _, now, sure = next(state for state in reversed(states) if state[0] <= len(text))
+    assert read(text, "this-boot")[1] == now
+    assert read(text, "another-boot")[1] == sure
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1 << 16), st.binary(min_size=1, max_size=40))
+def test_a_damaged_journal_breaks_nothing_that_reads_it(
+    tmp_path_factory: pytest.TempPathFactory, at: int, damage: bytes
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    part = folder / "part"
+    part.write_bytes(bytes(10))
+    journal = Journal(disk.journal_of(part), HEADER, {7: "old", 1: "a"})
+    for piece in range(6):
+        journal.piece(piece, "a")
+        journal.synced(piece)
+    journal.close()
+    text = bytearray(disk.journal_of(part).read_bytes())
+    at %= len(text)
+    text[at : at + len(damage)] = damage
+    disk.journal_of(part).write_bytes(text)
+    known = disk.known(part, HEADER)
+    assert all(0 <= piece < 10 and isinstance(source, str) for piece, source in known.items())
