@@ -1,0 +1,101 @@
+"""Files over 50 GB: their pieces, offsets and answers; and one past 2^32 from a server that gives ranges alone.
+
+`benchmarks/over_50_gb.py` fetches one of more than 50 GB, which takes root and a minute.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from benchmarks import over_50_gb as large
+from envcheck.mirrors import hf, models
+from envcheck.mirrors.fetch import answers, disk, journal
+from envcheck.mirrors.fetch.pieces import Span, Task, piece_size, spans
+from envcheck.mirrors.fetch.wanted import Means
+from envcheck.mirrors.http import Client
+
+SIZES = [50_000_000_001, 60 * (1 << 30) + 7, 5_000_000_000_000]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_its_pieces_are_all_of_it_and_few(size: int) -> None:
+    piece = piece_size(size)
+    found = spans(size, piece)
+    assert found[0].start == 0
+    assert found[-1].stop == size
+    assert all(one.stop == after.start for one, after in itertools.pairwise(found))
+    assert len(found) <= 2048
+    assert piece & (piece - 1) == 0
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_its_last_range_is_asked_for_and_taken(size: int) -> None:
+    pieces = spans(size, piece_size(size))
+    task = Task(len(pieces) - 1, pieces[-1], 0, '"tag"')
+    first, last = pieces[-1].start, size - 1
+    assert answers.request(task) == {"Range": f"bytes={first}-{last}", "If-Range": '"tag"'}
+    told = {"Content-Range": f"bytes {first}-{last}/{size}", "Content-Length": str(last - first + 1), "ETag": '"tag"'}
+    assert answers.judge(task, HTTPStatus.PARTIAL_CONTENT, told, size, 0.0) is None
+    assert answers.total(HTTPStatus.PARTIAL_CONTENT, told) == size
+    assert answers.total(HTTPStatus.OK, {"Content-Length": str(size)}) == size
+
+
+@pytest.mark.parametrize("wrapped", [50_000_000_001 % (1 << 32), (1 << 31) - 1, 50_000_000_000])
+def test_a_size_that_was_cut_to_32_bits_is_refused(wrapped: int) -> None:
+    size = 50_000_000_001
+    task = Task(0, Span(0, 1 << 20), 0)
+    told = {"Content-Range": f"bytes 0-{(1 << 20) - 1}/{wrapped}"}
+    failure = answers.judge(task, HTTPStatus.PARTIAL_CONTENT, told, size, 0.0)
+    assert failure is not None
+    assert failure.reason == f"its file has {wrapped} bytes, not {size}"
+
+
+def test_its_journal_is_short_and_read_again(tmp_path: Path) -> None:
+    size = 50_000_000_001
+    header = journal.Header("a" * 64, size, piece_size(size), "boot")
+    there = dict.fromkeys(range(len(spans(size, header.piece)) - 1), "0" * 16)
+    journal.Journal(tmp_path / "journal", header, there).close()
+    text = (tmp_path / "journal").read_bytes()
+    assert len(text) < 100_000
+    assert journal.read(text, "boot") == (header, there)
+
+
+def test_a_listing_and_a_lock_tell_its_size() -> None:
+    size = 50_000_000_001
+    row = {"type": "file", "path": "x", "size": 135, "oid": "a" * 40, "lfs": {"oid": "b" * 64, "size": size}}
+    (entry,) = hf.entries_of(json.dumps([row]).encode())
+    lock = hf.Revision(repo=large.REPO, revision=large.COMMIT, files=[entry])
+    assert hf.parse_lock(hf.format_lock(lock), "lock").files[0].size == size
+
+
+def test_past_2_to_the_32_with_links_that_expire_and_no_whole_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a hub's CDN does to large files, with the limit where this file is over it; most of it is there already."""
+
+    def room(file: int, size: int, part: Path) -> None:
+        """Take no room on the disk for what is zeros: `tests/mirrors/fetch/test_disk.py` is about that."""
+        assert part.stat().st_ino == os.fstat(file).st_ino
+        os.ftruncate(file, size)
+
+    monkeypatch.setattr(disk, "reserve", room)
+    file = large.Sparse((1 << 32) + 3_000_001)
+    sha256 = file.sha256()
+    with large.served(file, sha256, most=1 << 32) as hub:
+        lacking = large.begun(file, sha256, tmp_path)
+        means = Means(Client(connections=4), connections=4)
+        (done,) = models.fetch_revision(large.revision(file, sha256), [hub.url], tmp_path, means, lambda _: None)
+    assert large.right(file, tmp_path)
+    assert (done.size, done.found, done.moved) == (file.size, file.size - lacking, lacking)
+    starts = [int(str(asked).removeprefix("bytes=").partition("-")[0]) for asked in hub.ranges]
+    assert max(starts) >= 1 << 32 > min(starts)
+    assert hub.refused == 0
+    assert hub.links == len(hub.ranges) == len(hub.used)
+    path = tmp_path / "models--owner--large/blobs" / sha256
+    assert path.stat().st_blocks * 512 < file.size // 10
