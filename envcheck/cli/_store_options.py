@@ -10,7 +10,7 @@ import click
 from envcheck.cli import _complete
 
 if TYPE_CHECKING:
-    from envcheck.mirrors.versions import Version
+    from envcheck.mirrors.listing import Version
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 cells_option = click.option(

@@ -12,7 +12,7 @@ from envcheck.cli._size import Size
 from envcheck.cli._store_bundle import export, import_
 from envcheck.cli._store_options import json_option, line, mb
 from envcheck.cli._store_tree import publish, rollback, switch
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     from envcheck.mirrors.evict import Limits
@@ -73,9 +73,9 @@ def versions_(obj: Any, *, as_json: bool) -> None:
     """List the published versions."""
     import msgspec
 
-    from envcheck.mirrors import versions
+    from envcheck.mirrors import listing
 
-    told = versions.listed(obj[1])
+    told = listing.listed(obj[1])
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"schema": "envcheck/versions/1", "versions": told})))
         return
@@ -99,10 +99,13 @@ def verify(obj: Any, *, mirror: str | None, as_json: bool) -> int:
 
     from envcheck.cli._store import bar
     from envcheck.cli._store_mend import bringing
-    from envcheck.mirrors import heal
+    from envcheck.mirrors import heal, versions
 
     store = obj[1]
     total, done = sum(one.size for one in store.objects()), 0
+    if not store.objects() and not versions.numbers(store):
+        message = f"{store.root}: nothing is stored there"
+        raise UnavailableError(message, fix="name the store that is meant: --store DIR")
     with bringing(obj[0], store, mirror) as bring, bar(obj[0], "verify") as (_, progress):
 
         def hear(_name: str, size: int) -> None:

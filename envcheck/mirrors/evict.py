@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from envcheck.mirrors import versions
+from envcheck.mirrors import listing, versions
 from envcheck.mirrors.store import HELD, Object, Store
 
 # What a killed process left may be gone on with for this long.
@@ -48,7 +48,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: int
     used: int
     room: int
-    versions: list[versions.Version]
+    versions: list[listing.Version]
 
 
 def choose(objects: Iterable[Object], pinned: set[str], excess: int) -> list[Object]:
@@ -85,7 +85,7 @@ def usage(store: Store, limits: Limits | None = None) -> Usage:
         quarantined=sum(path.stat().st_size for path in store.root.glob("quarantine/*")),
         used=used,
         room=room,
-        versions=versions.listed(store),
+        versions=listing.listed(store),
     )
 
 

@@ -70,16 +70,25 @@ def verify(store: Store, hear: Hear = lambda _name, _size: None, bring: Bring | 
     held = {number: one for number, one in told.items() if not isinstance(one, Fault)}
     hashes: dict[tuple[int, int], str] = {}
     seen = _objects(store, hashes, hear)
-    for number in held:
-        _look_at(store, number, hashes, seen)
+    for number, one in held.items():
+        _look_at(store, number, one, hashes, seen)
     for number, one in held.items():
         _find_copies(store, number, one, hashes, seen)
+    there = set(versions.numbers(store))
+    seen = {digest: sight for digest, sight in seen.items() if _still(store, digest, sight, there)}
     contents = functools.reduce(known.merged, (one.contents for one in held.values()), Contents())
     with unwritable():
         if seen:
             _mend(store, seen, contents, bring, [one.contents for one in held.values()])
     faults = [_fault(store, contents, digest, sight) for digest, sight in sorted(seen.items())]
-    return [*(one for one in told.values() if isinstance(one, Fault)), *faults]
+    return [*(one for number, one in told.items() if isinstance(one, Fault) and number in there), *faults]
+
+
+def _still(store: Store, digest: str, sight: _Sight, there: set[int]) -> bool:
+    """Tell whether a fault is one still: a version that was let go of meanwhile lacks nothing."""
+    sight.places = [(number, path) for number, path in sight.places if number in there]
+    lost = sight.copy is not None and not store.has(digest)
+    return bool(sight.wrong or sight.places or lost)
 
 
 def _manifest(store: Store, number: int) -> Manifest | Fault:
@@ -103,9 +112,11 @@ def _objects(store: Store, hashes: dict[tuple[int, int], str], hear: Hear) -> di
     return seen
 
 
-def _look_at(store: Store, number: int, hashes: dict[tuple[int, int], str], seen: dict[str, _Sight]) -> None:
+def _look_at(
+    store: Store, number: int, told: Manifest, hashes: dict[tuple[int, int], str], seen: dict[str, _Sight]
+) -> None:
     root = store.root / "versions" / str(number)
-    for file, what in versions.differences(store, number, hashes):
+    for file, what in versions.differences(root, told.files, hashes):
         seen.setdefault(file.sha256, _Sight(what)).places.append((number, root / file.path))
 
 

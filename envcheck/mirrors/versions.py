@@ -45,17 +45,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: list[File]
 
 
-class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """One version as it is listed; `bytes` counts each object once."""
-
-    number: int
-    current: bool
-    files: int
-    wheels: int
-    models: int
-    bytes: int
-
-
 class Published(NamedTuple):
     """The version that is served; `new` is False where it was served already, with the very same files."""
 
@@ -111,7 +100,8 @@ def switch(store: Store, number: int, *, hashed: bool = True, progress: Progress
             there = ", ".join(map(str, numbers(store))) or "none"
             message = f"{store.root}: no version {number}"
             raise ConfigError(message, fix=f"there are: {there}")
-        wrong = differences(store, number, {} if hashed else None, progress)
+        told = manifest(store, number).files
+        wrong = differences(_folder(store) / str(number), told, {} if hashed else None, progress)
         if wrong:
             path, what = next((file.path, what) for file, what in wrong)
             more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
@@ -132,16 +122,15 @@ def rollback(store: Store, *, hashed: bool = True, progress: Progress = lambda _
 
 
 def differences(
-    store: Store,
-    number: int,
+    root: Path,
+    files: list[File],
     known_hashes: dict[tuple[int, int], str] | None,
     progress: Progress = lambda _there, _all: None,
 ) -> list[tuple[File, str]]:
-    """Return what is wrong with the files of a version.
+    """Return which files below `root`, a version's, are not what they must be, and what they are.
 
     `known_hashes` maps (device, inode) to a hash, and learns what is hashed here; None to look at the sizes alone.
     """
-    files, root = manifest(store, number).files, _folder(store) / str(number)
     done, total, found = 0, sum(file.size for file in files), []
     for file in files:
         progress(done, total)
@@ -193,29 +182,23 @@ def manifest(store: Store, number: int) -> Manifest:
         raise PromiseError(message, fix=f"remove {path.parent}, and publish it again") from error
 
 
-def listed(store: Store) -> list[Version]:
-    """Return every version, oldest first."""
-    return [_version(store, number) for number in numbers(store)]
+def manifests(store: Store) -> dict[int, Manifest]:
+    """Return what every version holds, oldest first; one that is let go of meanwhile is none."""
+    found = {}
+    for number in numbers(store):
+        try:
+            found[number] = manifest(store, number)
+        except PromiseError:  # noqa: PERF203 (versions are few)
+            if (_folder(store) / str(number)).is_dir():
+                raise
+    return found
 
 
 def pinned(store: Store) -> set[str]:
     """Return the hashes of all objects that some version holds."""
-    held = [manifest(store, number) for number in numbers(store)]
+    held = manifests(store).values()
     files = {file.sha256 for one in held for file in one.files}
     return files | {digest for one in held for digest in known.objects(one.contents)}
-
-
-def _version(store: Store, number: int) -> Version:
-    held = manifest(store, number)
-    sizes = {file.sha256: file.size for file in held.files}
-    return Version(
-        number=number,
-        current=number == current(store),
-        files=len(held.files),
-        wheels=len(held.contents.wheels),
-        models=len(held.contents.models),
-        bytes=sum(sizes.values()),
-    )
 
 
 def _folder(store: Store) -> Path:

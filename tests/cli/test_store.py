@@ -76,6 +76,13 @@ def test_verify_is_1_when_something_is_wrong_and_names_it(run: Run, store: Store
     assert "not served" in failed(run("rollback"), PromiseError)
 
 
+def test_a_store_with_nothing_in_it_is_not_found_sound(run: Run, tmp_path: Path) -> None:
+    assert "nothing is stored there; name the store that is meant" in failed(
+        run("verify", root=tmp_path / "typo"), UnavailableError
+    )
+    assert not (tmp_path / "typo").exists()
+
+
 def test_gc_is_1_when_all_that_is_left_is_published(run: Run, store: Store) -> None:
     free = store.add(b"x" * 1000, "free")
     done = run("gc", "--max-size", "100", "--dry-run")

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from envcheck.mirrors import hf, publish
+from envcheck.mirrors import hf, publish, versions
 from envcheck.mirrors.contents import Contents, Wheel, about
 from envcheck.mirrors.store import Store
 
@@ -83,6 +83,12 @@ def contents(store: Store, make_wheel: Callable[..., Path], model: hf.Revision) 
 def again(contents: Contents, number: int) -> Contents:
     """Return the contents with one branch more, so that they make a version of their own."""
     return msgspec.structs.replace(contents, branches={**contents.branches, f"owner/tiny@v{number}": COMMIT})
+
+
+def broken(store: Store, number: int) -> list[str]:
+    """Return the files of a version that are not what they must be."""
+    files = versions.manifest(store, number).files
+    return [file.path for file, _ in versions.differences(store.root / "versions" / str(number), files, {})]
 
 
 def wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:

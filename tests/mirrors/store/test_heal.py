@@ -13,7 +13,7 @@ from envcheck.errors import PromiseError
 from envcheck.mirrors import evict, heal, versions
 from envcheck.mirrors.contents import Contents
 from envcheck.mirrors.store import Store
-from tests.mirrors.store.conftest import again, sha256
+from tests.mirrors.store.conftest import again, broken, sha256
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def served(store: Store, name: str) -> list[Path]:
 
 def whole(store: Store) -> bool:
     """Tell whether every file of every version is what it must be."""
-    return not any(versions.differences(store, number, {}) for number in versions.numbers(store))
+    return not any(broken(store, number) for number in versions.numbers(store))
 
 
 def test_a_sound_store_has_no_faults(twice: Store) -> None:
@@ -141,6 +141,20 @@ def test_a_manifest_that_cannot_be_read_is_told_and_the_rest_is_looked_at(twice:
     assert (first.file, first.versions) == ("versions/1/manifest.json", [1])
     assert "remove versions/1" in str(first.left)
     assert second.versions == [2]
+
+
+def test_a_version_that_is_let_go_of_meanwhile_lacks_nothing(twice: Store, contents: Contents) -> None:
+    def publish(_name: str, _size: int) -> None:
+        versions.publish(twice, again(contents, 9), keep=1)
+
+    assert heal.verify(twice, publish) == []
+    assert versions.numbers(twice) == [2, 3]
+    (twice.root / "versions/2/manifest.json").unlink()
+
+    def discard(_name: str, _size: int) -> None:
+        shutil.rmtree(twice.root / "versions/2", ignore_errors=True)
+
+    assert heal.verify(twice, discard) == []
 
 
 def test_a_rotten_object_of_no_version_is_put_away(store: Store) -> None:
