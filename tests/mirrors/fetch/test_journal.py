@@ -96,13 +96,14 @@ def test_whatever_follows_a_header_no_line_breaks_the_reader(rows: list[object],
 
 
 STEP = st.one_of(
-    st.tuples(st.just("piece"), st.integers(0, 9), st.sampled_from(["a", "b", ""])),
-    st.tuples(st.just("forget"), st.lists(st.integers(0, 9), max_size=3), st.just("")),
+    st.tuples(st.just("piece"), st.integers(0, 3), st.sampled_from(["a", "b", ""])),
+    st.tuples(st.just("forget"), st.lists(st.integers(0, 3), min_size=1, max_size=3), st.just("")),
     st.tuples(st.just("synced"), st.integers(0, 9), st.just("")),
 )
 
 
-@given(st.lists(STEP, max_size=12), st.integers(0, 1000))
+@settings(max_examples=200, deadline=None)
+@given(st.lists(STEP, max_size=12), st.sampled_from([0, 0, 0, 1, 7, 40, 90]))
 def test_however_much_of_it_was_written_it_says_what_held_then(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, Any, str]], cut: int
 ) -> None:
@@ -129,7 +130,7 @@ def test_however_much_of_it_was_written_it_says_what_held_then(
         states.append((path.stat().st_size, now, lasting))
     journal.close()
     text = path.read_bytes()
-    text = text[: max(states[0][0], cut % (len(text) + 1))]
+    text = text[: max(states[0][0], len(text) - cut)]
     _, now, sure = next(state for state in reversed(states) if state[0] <= len(text))
     assert read(text, "this-boot")[1] == now
     assert read(text, "another-boot")[1] == sure
