@@ -159,10 +159,15 @@ def _tell(found: Sequence[Finding], settings: Settings, *, remote: bool, as_json
     for one in found:
         if one.verdict == "poisoned":
             done = f"; removed from the cache, {len(one.purged)} file(s)" if one.purged else advice
-            click.echo(f"{one.name}: poisoned: {one.about}{done}")
+            _say(f"{one.name}: poisoned: {one.about}{done}")
     if not settings.quiet:
         _tell_unjudged(found, settings)
     click.echo("\n".join(_counts(found)) or "nothing to judge")
+
+
+def _say(line: str) -> None:
+    """Print a line; what upstreams and clients call their files does not steer a terminal."""
+    click.echo("".join(sign if sign.isprintable() else "?" for sign in line))
 
 
 def _tell_unjudged(found: Sequence[Finding], settings: Settings) -> None:
@@ -170,7 +175,7 @@ def _tell_unjudged(found: Sequence[Finding], settings: Settings) -> None:
         these = [one for one in found if one.verdict == verdict]
         named = these if settings.verbose else these[:_NAMED]
         for one in named:
-            click.echo(f"{one.name}: {verdict}: {one.about}")
+            _say(f"{one.name}: {verdict}: {one.about}")
         if these[len(named) :]:
             click.echo(f"... and {len(these) - len(named)} more {verdict} (--verbose and --json name all)")
 

@@ -188,5 +188,6 @@ def _otherwise(row: Any, at: At, locked: Mapping[At, Locked]) -> bool:
     file = locked.get(at._replace(path=path)) if isinstance(path, str) else None
     if file is None:
         return False
-    said = _hash(row, file.path)
-    return (said is not None and said not in {file.sha256, file.sha1}) or row.get("size") != file.size
+    said = _hash(row, file.path) or ""
+    known = file.sha256 if _SHA256.fullmatch(said) else file.sha1
+    return (bool(said) and known is not None and said != known) or row.get("size") != file.size

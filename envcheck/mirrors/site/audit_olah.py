@@ -26,6 +26,7 @@ _HEADER: Final = struct.Struct("<4sHHIQQBIH8s")
 _MAGIC: Final = b"OLAH"
 _VERSION: Final = 10
 _LONGEST: Final = 1 << 17
+_BLOCKS: Final = 1 << 17  # olah's own limit
 _HOLD: Final = 10.0  # seconds; olah holds the lock of an entry while it opens it, no longer
 _STEP: Final = 0.05
 META: Final = "meta.bin"
@@ -69,11 +70,11 @@ def _entry(path: Path) -> Entry | Unread | None:
     if len(head) < _HEADER.size or not head.startswith(_MAGIC):
         return Unread(path, "no header of olah's", strange=True)
     _, version, _, length, block, size, packed, _, tag, _ = _HEADER.unpack_from(head)
-    if version != _VERSION or packed or not block:
+    if version != _VERSION or packed:
         how = "compressed, which is not read" if version == _VERSION else f"in format {version}; this reads {_VERSION}"
         return Unread(path, f"olah has it {how}", strange=True)
-    crc = head[length - 4 : length]
-    if len(crc) != 4 or int.from_bytes(crc, "little") != zlib.crc32(head[: length - 4]):  # noqa: PLR2004 (a CRC32)
+    crc = int.from_bytes(head[length - 4 : length], "little")
+    if length < _HEADER.size or not block or size > block * _BLOCKS or crc != zlib.crc32(head[: max(length - 4, 0)]):
         return Unread(path, "its header is damaged", strange=True)
     etag = head[_HEADER.size : _HEADER.size + tag].decode("latin-1")
     return Entry(path.parent, etag.removeprefix("W/").strip('"'), size, block)
