@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -101,6 +102,26 @@ def test_a_half_version_of_a_killed_publisher_is_taken_away(store: Store, conten
     assert versions.publish(store, contents, keep=2) == (1, True)
     assert [path.name for path in (store.root / "versions").iterdir()] == ["1"]
     assert not (store.root / "versions/1/half").exists()
+
+
+def test_a_version_that_cannot_be_finished_gives_its_room_back(
+    store: Store, contents: Contents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions.publish(store, contents, keep=2)
+    view, left = Store.view, [5]
+
+    def until_full(self: Store, sha256: str, target: Path) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
+        view(self, sha256, target)
+
+    monkeypatch.setattr(Store, "view", until_full)
+    with pytest.raises(OSError, match="No space left"):
+        versions.publish(store, again(contents, 1), keep=2)
+    assert left == [-1]
+    assert [path.name for path in (store.root / "versions").iterdir()] == ["1"]
+    assert versions.current(store) == 1
 
 
 def test_an_unreadable_manifest_pins_by_an_error(store: Store, contents: Contents) -> None:
