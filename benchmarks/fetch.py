@@ -1,14 +1,17 @@
 """Fetching one large file: how fast, against aria2c -x16, curl and huggingface_hub, and in how much memory.
 
-    python benchmarks/fetch.py [--json] [--size 1000] [--limited 200] [--large 10000] [--repeat 3] [--dir DIR]
+    python benchmarks/fetch.py [--json] [--size 1000] [--limited 200] [--rate 5] [--large 10000] [--repeat 3] [--dir D]
 
-An nginx on the loopback serves files of random bytes, once as fast as it can and once with `limit_rate 10m` for each
-connection. Each program is a process of its own, from its start to its end, taken in turn; times are medians. Ours
-hashes what it fetches and syncs it to the disk, as it always does; aria2c does so with and without --checksum; curl and
+An nginx on the loopback serves a file of random bytes as fast as it can. A second server gives each connection --rate
+million bytes a second and no more: the kernel paces it (SO_MAX_PACING_RATE). nginx's limit_rate would not do, as it
+lets every request have a second's worth at once, so that many small requests are not limited at all.
+
+Each program is a process of its own, from its start to its end, taken in turn; times are medians. Ours hashes what it
+fetches and syncs it to the disk, as it always does; aria2c does so with and without --checksum; curl and
 huggingface_hub (where ENVCHECK_TEST_HUB names a Python that has it) do not hash. Memory is the peak of the process
 (wait4), for 100 MB and for --large MB of zeros, a sparse file. Sizes are in millions of bytes; the disk of --dir must
-have room for --large. Goals: at least as fast as aria2c with its checksum, at least 3 times one stream where each
-connection is limited, and a peak for the large file below 1.25 times the one for 100 MB.
+have room for --large. Goals: at least as fast as aria2c with its checksum, with a limit and without, at least 3 times
+one stream where each connection is limited, and a peak for the large file below 1.25 times the one for 100 MB.
 """
 
 from __future__ import annotations
@@ -25,14 +28,23 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 MB: Final = 1_000_000
 COMMIT: Final = "0" * 40
-GOALS: Final = {"vs_aria2c_checksum": 1.0, "vs_one_stream_limited": 3.0, "memory_growth": 1.25}
+GOALS: Final = {
+    "vs_aria2c_checksum": 1.0,
+    "vs_aria2c_checksum_limited": 1.0,
+    "vs_one_stream_limited": 3.0,
+    "memory_growth": 1.25,
+}
+# asm-generic/socket.h
+_SO_MAX_PACING_RATE: Final = 47
 CONF: Final = """
 worker_processes 2; daemon off; pid {root}/nginx.pid; error_log stderr crit;
 events {{ worker_connections 256; }}
@@ -41,17 +53,9 @@ http {{ access_log off; sendfile on;
   scgi_temp_path {root}/t5;
   server {{ listen 127.0.0.1:{fast}; root {root}/www;
     location /o/m/resolve/ {{ rewrite ^/o/m/resolve/[0-9a-f]+/(.*)$ /$1 break; add_header X-Repo-Commit {commit}; }} }}
-  server {{ listen 127.0.0.1:{slow}; root {root}/www; limit_rate 10m; }} }}
+}}
 """
 HUB: Final = "import sys; from huggingface_hub import hf_hub_download as d; d('o/m', sys.argv[1], revision=sys.argv[2])"
-
-
-class Site(NamedTuple):
-    """Where nginx serves: as fast as it can, and limited."""
-
-    root: Path
-    fast: str
-    slow: str
 
 
 class Ran(NamedTuple):
@@ -69,10 +73,10 @@ def port() -> int:
 
 
 @contextlib.contextmanager
-def served(root: Path) -> Iterator[Site]:
-    """Serve root/www by nginx."""
-    fast, slow = port(), port()
-    (root / "nginx.conf").write_text(CONF.format(root=root, fast=fast, slow=slow, commit=COMMIT))
+def served(root: Path) -> Iterator[str]:
+    """Serve root/www by nginx, and give its URL."""
+    fast = port()
+    (root / "nginx.conf").write_text(CONF.format(root=root, fast=fast, commit=COMMIT))
     nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if nginx is None:
         message = "no nginx here; install it"
@@ -82,10 +86,55 @@ def served(root: Path) -> Iterator[Site]:
     try:
         while socket.socket().connect_ex(("127.0.0.1", fast)):
             time.sleep(0.05)
-        yield Site(root, f"http://127.0.0.1:{fast}", f"http://127.0.0.1:{slow}")
+        yield f"http://127.0.0.1:{fast}"
     finally:
         process.terminate()
         process.wait()
+
+
+class Paced(BaseHTTPRequestHandler):
+    """Serves one file, whole or a range of it, at so many bytes a second to each connection."""
+
+    protocol_version = "HTTP/1.1"
+    path_of: Path
+    rate: int
+
+    def setup(self) -> None:
+        """Have the kernel pace the connection, and keep little in its buffer."""
+        super().setup()
+        self.connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, self.rate)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        """Send what is asked for, from the file to the connection in the kernel."""
+        with self.path_of.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+            at, stop = int(first), int(last or size - 1) + 1
+            self.send_response(206 if "Range" in self.headers else 200)
+            self.send_header("Content-Range", f"bytes {at}-{stop - 1}/{size}")
+            self.send_header("Content-Length", str(stop - at))
+            self.send_header("Accept-Ranges", "bytes")
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                while at < stop:
+                    at += os.sendfile(self.connection.fileno(), file.fileno(), at, stop - at)
+
+
+@contextlib.contextmanager
+def paced(path: Path, rate: int) -> Iterator[str]:
+    """Serve a file at `rate` bytes a second to each connection."""
+    handler = type("Handler", (Paced,), {"path_of": path, "rate": rate})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def random_file(path: Path, size: int) -> str:
@@ -162,13 +211,13 @@ def rates(seconds: dict[str, float], size: int) -> dict[str, float]:
     return {name: round(size / MB / taken, 1) for name, taken in seconds.items()}
 
 
-def peaks(site: Site, to: Path, sizes: list[int]) -> list[int]:
+def peaks(root: Path, url: str, to: Path, sizes: list[int]) -> list[int]:
     """Return the peak memory of fetching zeros, for each size."""
     found = []
     for size in sizes:
-        sha256 = sparse_file(site.root / "www" / "zeros", size)
+        sha256 = sparse_file(root / "www" / "zeros", size)
         to.mkdir()
-        found.append(ours(f"{site.fast}/zeros", sha256, to).peak)
+        found.append(ours(f"{url}/zeros", sha256, to).peak)
         shutil.rmtree(to)
     return found
 
@@ -178,20 +227,26 @@ def measure(root: Path, wanted: argparse.Namespace) -> dict[str, Any]:
     (root / "www").mkdir()
     to = root / "to"
     size, limited = wanted.size * MB, wanted.limited * MB
-    with served(root) as site:
+    with served(root) as url:
         sha256 = random_file(root / "www" / "free", size)
-        free = in_turn(programs(site.fast, "free", sha256, to), to, wanted.repeat)
-        sha256 = random_file(root / "www" / "held", limited)
-        held = programs(site.slow, "held", sha256, to)
-        held.pop("huggingface_hub", None)  # one stream too, and the limited server is no hub
-        slow = in_turn(held, to, wanted.repeat)
-        small, large = peaks(site, to, [100 * MB, wanted.large * MB])
+        free = in_turn(programs(url, "free", sha256, to), to, wanted.repeat)
+        sha256 = random_file(root / "held", limited)
+        with paced(root / "held", int(wanted.rate * MB)) as held_at:
+            held = programs(held_at, "held", sha256, to)
+            held.pop("huggingface_hub", None)  # one stream too, and this server is no hub
+            slow = in_turn(held, to, wanted.repeat)
+        small, large = peaks(root, url, to, [100 * MB, wanted.large * MB])
     ratios = {
-        **{f"vs_{name}": round(taken / free["envcheck"], 2) for name, taken in free.items() if name != "envcheck"},
-        **({"vs_one_stream_limited": round(slow["curl"] / slow["envcheck"], 2)} if "curl" in slow else {}),
+        **{f"vs_{name}": round(free[name] / free["envcheck"], 2) for name in free if name != "envcheck"},
+        **{
+            f"vs_{name}_limited": round(taken / slow["envcheck"], 2)
+            for name, taken in slow.items()
+            if name != "envcheck"
+        },
         "memory_growth": round(large / small, 3),
     }
-    ratios = {name.replace("aria2c -x16 --checksum", "aria2c_checksum"): value for name, value in ratios.items()}
+    for shown, told in (("aria2c -x16 --checksum", "aria2c_checksum"), ("curl_limited", "one_stream_limited")):
+        ratios = {name.replace(shown, told): value for name, value in ratios.items()}
     return {
         "schema": "envcheck/benchmark/1",
         "name": "fetch",
@@ -199,6 +254,8 @@ def measure(root: Path, wanted: argparse.Namespace) -> dict[str, Any]:
         "mb_per_second_limited": rates(slow, limited),
         "peak_mb": [round(small / MB, 1), round(large / MB, 1)],
         "large_mb": wanted.large,
+        "mb_per_second_of_a_limited_connection": wanted.rate,
+        "load": os.getloadavg(),
         "ratios": ratios,
         "goals": GOALS,
         "met": {name: _met(name, ratios.get(name)) for name in GOALS},
@@ -218,6 +275,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--size", type=int, default=1000)
     parser.add_argument("--limited", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=5.0)
     parser.add_argument("--large", type=int, default=10_000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--dir", type=Path)
@@ -227,7 +285,8 @@ def main() -> None:
     if wanted.json:
         print(json.dumps(found))
     else:
-        for title, told in (("", found["mb_per_second"]), (", 10 MiB/s a connection", found["mb_per_second_limited"])):
+        held = f", {wanted.rate:g} MB/s a connection"
+        for title, told in (("", found["mb_per_second"]), (held, found["mb_per_second_limited"])):
             print("\n".join(f"{name:<24} {rate:>8} MB/s{title}" for name, rate in told.items()))
         print(f"peak memory: {found['peak_mb'][0]} MB for 100 MB, {found['peak_mb'][1]} MB for {wanted.large} MB")
         print("\n".join(f"{name}: {value} (goal {GOALS.get(name, '-')})" for name, value in found["ratios"].items()))
