@@ -27,6 +27,7 @@ def sources(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
     return {
         "pci.gpus": lambda: _listed(root / "sys/bus/pci/devices", _gpus),
         "host.numa_nodes": lambda: _listed(root / "sys/devices/system/node", _numa_nodes),
+        "host.numa_cpus": lambda: _listed(root / "sys/devices/system/node", _numa_cpus),
         "host.stuck_processes": lambda: _listed(root / "proc", _stuck),
         "host.hugepages": lambda: _hugepages(root),
         "host.hugepages_free": lambda: _huge_free(root / "sys/kernel/mm/hugepages"),
@@ -67,7 +68,19 @@ def _word(path: Path) -> str | None:
 
 
 def _numa_nodes(nodes: Path) -> int:
-    return sum(1 for node in nodes.iterdir() if node.name.startswith("node") and node.name[4:].isdecimal())
+    return len(_numbered(nodes))
+
+
+def _numa_cpus(nodes: Path) -> dict[str, int]:
+    """Return, by node, how many of its CPUs this process may use; a node of memory alone has none to use."""
+    allowed = os.sched_getaffinity(0)
+    cpus = {number: proc.cpu_list(_word(node / "cpulist") or "") for number, node in _numbered(nodes).items()}
+    return {number: len(mine & allowed) for number, mine in cpus.items() if mine}
+
+
+def _numbered(nodes: Path) -> dict[str, Path]:
+    found = {node.name[4:]: node for node in nodes.iterdir() if node.name.startswith("node")}
+    return {number: found[number] for number in sorted(found) if number.isdecimal()}
 
 
 def _stuck(processes: Path) -> list[dict[str, Any]]:

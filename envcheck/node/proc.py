@@ -9,6 +9,7 @@ _KERNEL_MODULE: Final = re.compile(
     r"^NVRM version:.*?Kernel Module\b.*?\s(?P<version>\d+\.\d+(?:\.\d+)?)\s", re.MULTILINE
 )
 _KERNEL_THREAD: Final = 0x00200000  # PF_KTHREAD
+_MOST_CPUS: Final = 1 << 16
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 _LIBRARY_VERSION: Final = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
 
@@ -84,6 +85,15 @@ def process_stat(text: str) -> Process | None:
     if len(fields) < 7 or not fields[6].isdecimal():  # noqa: PLR2004 (state, ppid, pgrp, session, tty, tpgid, flags)
         return None
     return Process(name, fields[0], bool(int(fields[6]) & _KERNEL_THREAD))
+
+
+def cpu_list(text: str) -> set[int]:
+    """Read the kernel's "0-3,8"; what is no such list is no CPU."""
+    spans = [part.partition("-") for part in text.strip().split(",")]
+    ends = [(first, last or first) for first, _, last in spans]
+    if not all(a.isdecimal() and b.isdecimal() and int(b) < _MOST_CPUS for a, b in ends):
+        return set()
+    return {cpu for a, b in ends for cpu in range(int(a), int(b) + 1)}
 
 
 def aer_total(text: str) -> int | None:

@@ -122,6 +122,7 @@ NODE: Final[dict[str, Shape]] = {
     "host.memory_available": number,
     "host.memory_total": number,
     "host.name": text,
+    "host.numa_cpus": mapped(whole),
     "host.numa_nodes": whole,
     "host.os": text,
     "host.python": version,

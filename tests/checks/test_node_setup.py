@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -175,6 +176,23 @@ def test_numa_nodes(node: Node, put: Node) -> None:
         gpus = [device("0000:10:00.0"), device("0000:11:00.0", numa_node=nowhere)]
         outcome = numa.judge(put(node("h100x8"), pci__gpus=gpus))
         assert (outcome.status, outcome.value) == (WARN, 1)
+
+
+def test_gpus_whose_cpus_this_process_may_not_use_are_named(node: Node, put: Node) -> None:
+    far = numa.judge(put(node("h100x8"), host__numa_cpus={"0": 48, "1": 0}))
+    uuids = [gpu.uuid for gpu in node("h100x8").snapshot.gpus]
+    assert (far.status, far.value, far.details["gpus"]) == (WARN, 4, uuids[4:])
+    for visible, status in (("0,3", PASS), ("3,4", WARN), (uuids[7], WARN), ("", PASS)):
+        asked = put(node("h100x8"), host__numa_cpus={"0": 48, "1": 0}, env={"CUDA_VISIBLE_DEVICES": visible})
+        assert numa.judge(asked).status == status
+    assert numa.judge(put(node("h100x8"), host__numa_cpus={"0": 1, "1": 1})).status == PASS
+    # A node without CPUs is a GPU's own memory, or an expander's.
+    assert numa.judge(put(node("h100x8"), host__numa_nodes=3, host__numa_cpus={"0": 1, "1": 1})).status == PASS
+    unread = put(node("h100x8"), host__numa_cpus=Signal(reason="timed out: no answer in 10 s"))
+    assert numa.judge(unread).status == ERROR
+    older = dataclasses.replace(node("h100x8").snapshot, signals={**node("h100x8").snapshot.signals})
+    del older.signals["host.numa_cpus"]
+    assert numa.judge(dataclasses.replace(node("h100x8"), snapshot=older)).status == PASS
 
 
 def test_ecc_that_is_off_matters_where_it_comes_on(node: Node, put_gpu: Node) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,6 +72,14 @@ def test_numa_nodes_and_huge_pages(tmp_path: Path) -> None:
     signals = read(host.sources(tmp_path, {}))
     assert signals["host.numa_nodes"].value == 2
     assert signals["host.hugepages"].value == "madvise"
+
+
+def test_the_cpus_this_process_may_use_are_counted_by_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, cpus in ((0, "0-3,8\n"), (1, "4-7\n"), (2, "\n")):
+        (tmp_path / f"sys/devices/system/node/node{number}").mkdir(parents=True)
+        (tmp_path / f"sys/devices/system/node/node{number}/cpulist").write_text(cpus)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 8, 9})
+    assert read(host.sources(tmp_path, {}))["host.numa_cpus"].value == {"0": 3, "1": 0}
 
 
 def test_a_tree_without_any_of_it_is_reasons(tmp_path: Path) -> None:

@@ -51,6 +51,15 @@ def test_no_text_breaks_a_parser(text: str) -> None:
     proc.os_name(text)
     proc.cached_libraries(text.encode(), "libcuda.so.1")
     container.cgroup_path(text)
+    proc.cpu_list(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [("0-2,5\n", {0, 1, 2, 5}), ("7", {7}), ("", set()), ("0-x", set()), ("3-1", set()), ("0-99999999", set())],
+)
+def test_a_list_of_cpus(text: str, cpus: set[int]) -> None:
+    assert proc.cpu_list(text) == cpus
 
 
 def test_limits_keep_the_word_unlimited() -> None:
