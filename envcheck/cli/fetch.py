@@ -67,7 +67,9 @@ def command(
     """Fetch files of known hashes, whole or not at all, and go on where an earlier run stopped.
 
     Pieces come from the mirror's sources in order; what has another hash never gets its name. A model's hashes are the
-    lock's, or those of the profile's `hf.trusted` or huggingface_hub's own endpoint; its bytes are the mirror's.
+    lock's, or those of the profile's `hf.trusted` or huggingface_hub's own endpoint; its bytes come from `hf.endpoint`,
+    then from `hf.fallbacks`, without xet. A host is told what `netrc` or `credentials` of the profile name for it, and
+    HF_TOKEN only with `hf: {token: allow}`.
 
     \b
     envcheck fetch --cell torch2.13.0-cpu-py311 --mirror site.yaml --to wheels

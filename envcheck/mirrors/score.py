@@ -150,12 +150,8 @@ def _behind(branch: Branch | None) -> Mark:
     if branch.commit == branch.trusted:
         return _mark("freshness", 1.0, 0.0, "s", f"its {branch.ref} is where the trusted endpoint's is")
     share = 1 - branch.lag / STALE if branch.lag is not None and branch.lag > 0 else 0.0
-    return _mark("freshness", share, branch.lag, "s", _lag(branch))
-
-
-def _lag(branch: Branch) -> str:
-    by = f", {branch.lag / 3600:.1f} h behind" if branch.lag is not None and branch.lag > 0 else ", and not at"
-    return f"its {branch.ref} is at {(branch.commit or '')[:12]}{by} the trusted endpoint's {branch.trusted[:12]}"
+    by = f"{branch.lag / 3600:.1f} h behind" if branch.lag is not None and branch.lag > 0 else "not at"
+    return _mark("freshness", share, branch.lag, "s", f"its {branch.ref} is {by} the trusted endpoint's")
 
 
 def notes(one: Measured) -> list[str]:
@@ -164,6 +160,8 @@ def notes(one: Measured) -> list[str]:
     said = [f"{name} is over 50 GB: huggingface_hub refuses it without xet, envcheck does not" for name in large]
     if any(file.reached is not None and file.reached.xet for file in one.files):
         said.append("it offers xet, whose data plane ignores HF_ENDPOINT: keep HF_HUB_DISABLE_XET=1")
-    if one.branch is not None and one.branch.commit not in {None, one.branch.trusted}:
-        said.append(f"{_lag(one.branch)}: by that name it gives another model")
+    branch = one.branch
+    if branch is not None and branch.commit not in {None, branch.trusted}:
+        where = f"{str(branch.commit)[:12]}, the trusted endpoint's at {branch.trusted[:12]}"
+        said.append(f"its {branch.ref} is at {where}: by that name it gives another model")
     return said

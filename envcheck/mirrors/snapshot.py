@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from envcheck.errors import PromiseError, UnavailableError
 from envcheck.mirrors import hf
@@ -17,6 +19,9 @@ from envcheck.mirrors.fetch import disk
 from envcheck.mirrors.fetch.wanted import Fetched, Means, StoppedError
 from envcheck.mirrors.http import Client, NetworkError
 from envcheck.mirrors.urls import host_of
+
+# What a file system without links says (FAT, SMB without its own): there each file is copied.
+_NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class WrongError(NetworkError):
@@ -109,5 +114,10 @@ def _one(target: Path, at: Path) -> None:
         return
     fresh = at.with_name(f".{at.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)
-    fresh.symlink_to(relative)
+    try:
+        fresh.symlink_to(relative)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(target, fresh)
     fresh.replace(at)

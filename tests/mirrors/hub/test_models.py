@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +98,18 @@ def test_a_snapshot_is_whole_or_not_there(hubs: Hubs, tmp_path: Path, monkeypatc
     (tmp_path / "models--owner--tiny/refs/main").unlink()
     fetched(server, server.url, tmp_path)
     assert (snapshot / LARGE).read_bytes() == server.content[LARGE]
+
+
+def test_a_file_system_without_links_gets_copies(hubs: Hubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted", str(self), None, str(target))
+
+    monkeypatch.setattr(Path, "symlink_to", refused)
+    server = hubs()
+    fetched(server, server.url, tmp_path)
+    for path, content in server.content.items():
+        at = tmp_path / "models--owner--tiny/snapshots" / COMMIT / path
+        assert (at.is_symlink(), at.read_bytes()) == (False, content)
 
 
 @pytest.mark.parametrize("path", [LARGE, "config.json"])

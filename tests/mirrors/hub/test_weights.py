@@ -44,7 +44,8 @@ for where in ({}, {"subfolder": "encoder"}):
     found = AutoModel.from_pretrained("owner/tiny", **where).eval()(**given).last_hidden_state.detach()
     said.append(hashlib.sha256(found.numpy().tobytes()).hexdigest())
 whole = pipeline("feature-extraction", model="owner/tiny")("hello world")
-print(json.dumps([said, [len(whole), len(whole[0]), len(whole[0][0])]]))
+pinned = AutoTokenizer.from_pretrained("owner/tiny", revision=sys.argv[2])("hello world")["input_ids"]
+print(json.dumps([said, [len(whole), len(whole[0]), len(whole[0][0])], pinned]))
 """
 
 
@@ -89,6 +90,6 @@ def test_from_pretrained_has_the_very_weights_without_a_network(
     models.fetch_revision(wanted, [server.url], link, Means(client), lambda _: None)
     server.shutdown()
     moved = real.rename(tmp_path / "moved")
-    found: list[Any] = json.loads(run_hub(LOADED, moved, torch_site, HF_HUB_OFFLINE="1"))
-    assert found == [said, [1, 4, CONFIG["hidden_size"]]]
+    found: list[Any] = json.loads(run_hub(LOADED, moved, torch_site, COMMIT, HF_HUB_OFFLINE="1"))
+    assert found == [said, [1, 4, CONFIG["hidden_size"]], [2, 5, 6, 3]]
     assert (moved / "models--owner--tiny/snapshots" / COMMIT / "encoder/model.safetensors").is_symlink()
