@@ -102,8 +102,9 @@ def verify(obj: Any, *, mirror: str | None, as_json: bool) -> int:
     from envcheck.mirrors import heal, versions
 
     store = obj[1]
-    total, done = sum(one.size for one in store.objects()), 0
-    if not store.objects() and not versions.numbers(store):
+    objects = store.objects()
+    total, done = sum(one.size for one in objects), 0
+    if not objects and not versions.numbers(store):
         message = f"{store.root}: nothing is stored there"
         raise UnavailableError(message, fix="name the store that is meant: --store DIR")
     with bringing(obj[0], store, mirror) as bring, bar(obj[0], "verify") as (_, progress):
@@ -117,7 +118,7 @@ def verify(obj: Any, *, mirror: str | None, as_json: bool) -> int:
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"schema": "envcheck/store-verify/1", "faults": faults})))
     else:
-        _tell(faults, f"{len(store.objects())} object(s), {mb(total)}", mirror)
+        _tell(faults, f"{len(objects)} object(s), {mb(total)}", mirror)
     return 1 if faults else 0
 
 

@@ -154,7 +154,7 @@ def _mend(store: Store, seen: dict[str, _Sight], held: Contents, bring: Bring | 
             seen[digest].left = why
         for digest in lacking:
             if store.has(digest):
-                seen[digest].mended = "the mirror"
+                seen[digest].mended = "what the profile names"
         _remake(store, seen, held, trees)
     with store.locked():
         for digest, sight in seen.items():

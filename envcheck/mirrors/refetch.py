@@ -39,9 +39,11 @@ def _wheel(wheel: Wheel, profile: Profile, means: Callable[[str], Means]) -> Cal
 
     def wanted() -> Wanted:
         need = Need(wheel.project, (wheel.sha256,), wheel.index, wheel.version)
+        # A directory of this machine is looked into for whatever it may have: what that is its hash says.
+        here = [index for index in [*profile.pypi, *profile.pytorch] if index.local is not None]
         indexes = {
-            "pypi": attempts(profile.pypi, closed=profile.closed),
-            "pytorch": attempts(profile.pytorch, closed=profile.closed),
+            "pypi": [*attempts(profile.pypi, closed=profile.closed), *here],
+            "pytorch": [*attempts(profile.pytorch, closed=profile.closed), *here],
         }
         (found,) = locate([need], indexes, means(wheel.name).client)
         return Wanted(found.urls, wheel.sha256, wheel.size, Path(wheel.name), found.local)

@@ -126,7 +126,7 @@ def test_a_mirror_mends_what_nothing_here_can(twice: Store, contents: Contents) 
 
     found = {fault.file: fault for fault in heal.verify(twice, bring=bring)}
     alpha, beta = (found[wheel.name] for wheel in contents.wheels[:2])
-    assert (alpha.mended, beta.mended) == ("the mirror", None)
+    assert (alpha.mended, beta.mended) == ("what the profile names", None)
     assert beta.left == "m.example: 404; taken out of version 1, 2"
     assert len(served(twice, contents.wheels[0].name)) == 2
     assert served(twice, contents.wheels[1].name) == []

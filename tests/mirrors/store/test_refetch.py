@@ -61,12 +61,30 @@ def test_a_mirror_gives_back_all_that_was_lost(
     assert (done.exception, done.return_value) == (None, 1)
     lost = len(objects(contents))
     assert f"{lost} wrong, {lost} of them mended\n" in done.stdout
-    assert done.stdout.count("mended from the mirror") == 5
+    assert done.stdout.count("mended from what the profile names") == 5
     assert done.stdout.count("mended from its wheel") == 3
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert whole(store)
     assert (heal.verify(store), verify().return_value) == ([], 0)
     assert mirrored.objects()
+
+
+def test_a_directory_of_this_machine_gives_back_what_it_has(
+    store: Store, contents: Contents, tmp_path: Path, verify: Callable[..., Any]
+) -> None:
+    """Of whatever index a wheel is: a directory is looked into for all, and believed by hash alone."""
+    versions.publish(store, contents, keep=2)
+    (tmp_path / "wheels").mkdir()
+    for wheel in contents.wheels[1:]:
+        (tmp_path / "wheels" / wheel.name).write_bytes(store.path(wheel.sha256).read_bytes())
+    (tmp_path / "wheels" / contents.wheels[1].name).write_bytes(b"another of the same name")
+    (tmp_path / "site.yaml").write_text(f"pypi: [{{url: {tmp_path}/wheels, kind: find-links}}]\nclosed: true\n")
+    for wheel in contents.wheels[1:]:
+        rot(store.path(wheel.sha256))
+    done = verify()
+    assert "2 wrong, 1 of them mended" in done.stdout
+    assert "torch-2.8.0+cpu-py3-none-any.whl\n    it has another hash; in version 1\n    mended" in done.stdout
+    assert store.sound(contents.wheels[2].sha256)
 
 
 def test_what_the_mirror_has_not_either_is_taken_out_and_told_why(
