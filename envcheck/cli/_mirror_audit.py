@@ -10,7 +10,7 @@ import click
 from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from envcheck.cli import Settings
     from envcheck.mirrors.http import Client
@@ -70,7 +70,8 @@ def command(
     site = None if remote else _site(Path(where))
     ca = options["ca"] or (Path(site.client_ca) if site and site.client_ca else None)
     known, client = _known(settings, cells, locks, site), Client(ca=ca, netrc_file=options["netrc"])
-    found = audit(site, known, client, cold=options["cold"]) if site else _remote(where, known, client)
+    findings = audit(site, known, client, cold=options["cold"]) if site else _remote(where, known, client)
+    found = _watched(findings, settings)
     _tell(found, settings, remote=remote, as_json=options["as_json"])
     code = exit_code(found, strict=options["strict"])
     unwritten = record(site, found) if site else None
@@ -79,7 +80,24 @@ def command(
     return code or (3 if unwritten else 0)
 
 
-def _remote(base: str, known: Known, client: Client) -> list[Finding]:
+def _watched(findings: Iterable[Finding], settings: Settings) -> list[Finding]:
+    """Return the findings; on a terminal, a line says how far it is."""
+    import sys
+
+    if settings.quiet or not sys.stderr.isatty():
+        return list(findings)
+    from rich.console import Console
+    from rich.markup import escape
+
+    console, found = Console(stderr=True), []
+    with console.status("reading the caches") as status:
+        for one in findings:
+            found.append(one)
+            status.update(escape(_plain(f"{len(found)} read, {one.cache}: {one.name}")[: console.width - 4]))
+    return found
+
+
+def _remote(base: str, known: Known, client: Client) -> Iterator[Finding]:
     from envcheck.mirrors.profile import has_userinfo, redacted
     from envcheck.mirrors.site.audit_remote import listed, models, served
 
@@ -87,7 +105,9 @@ def _remote(base: str, known: Known, client: Client) -> list[Finding]:
         message = f"a user or password in {redacted(base)}"
         raise ConfigError(message, fix="leave it out")
     files, absent = listed(base.rstrip("/"), known.needs, client)
-    return [*served(files, client, "packages"), *absent, *served(models(base, known.models), client, "models")]
+    yield from served(files, client, "packages")
+    yield from absent
+    yield from served(models(base, known.models), client, "models")
 
 
 def _site(root: Path) -> Site:
@@ -159,15 +179,15 @@ def _tell(found: Sequence[Finding], settings: Settings, *, remote: bool, as_json
     for one in found:
         if one.verdict == "poisoned":
             done = f"; removed from the cache, {len(one.purged)} file(s)" if one.purged else advice
-            _say(f"{one.name}: poisoned: {one.about}{done}")
+            click.echo(_plain(f"{one.name}: poisoned: {one.about}{done}"))
     if not settings.quiet:
         _tell_unjudged(found, settings)
     click.echo("\n".join(_counts(found)) or "nothing to judge")
 
 
-def _say(line: str) -> None:
-    """Print a line; what upstreams and clients call their files does not steer a terminal."""
-    click.echo("".join(sign if sign.isprintable() else "?" for sign in line))
+def _plain(line: str) -> str:
+    """Return a line whose signs steer no terminal: files are called what upstreams and clients like."""
+    return "".join(sign if sign.isprintable() else "?" for sign in line)
 
 
 def _tell_unjudged(found: Sequence[Finding], settings: Settings) -> None:
@@ -175,7 +195,7 @@ def _tell_unjudged(found: Sequence[Finding], settings: Settings) -> None:
         these = [one for one in found if one.verdict == verdict]
         named = these if settings.verbose else these[:_NAMED]
         for one in named:
-            _say(f"{one.name}: {verdict}: {one.about}")
+            click.echo(_plain(f"{one.name}: {verdict}: {one.about}"))
         if these[len(named) :]:
             click.echo(f"... and {len(these) - len(named)} more {verdict} (--verbose and --json name all)")
 

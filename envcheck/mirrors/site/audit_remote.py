@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from envcheck.errors import UnavailableError
@@ -46,9 +46,9 @@ def models(base: str, revisions: Iterable[Revision]) -> list[Found]:
     ]
 
 
-def served(files: Sequence[Found], client: Client, cache: Cache) -> list[Finding]:
-    """Judge what a mirror sends; what it does not have cached, it fetches for this."""
-    return [dataclasses.replace(_served(file, client), cache=cache) for file in files]
+def served(files: Sequence[Found], client: Client, cache: Cache) -> Iterator[Finding]:
+    """Yield what a mirror sends; what it does not have cached, it fetches for this."""
+    yield from (dataclasses.replace(_served(file, client), cache=cache) for file in files)
 
 
 def _served(file: Found, client: Client) -> Finding:

@@ -22,23 +22,22 @@ class Known:
     models: Sequence[Revision] = ()
 
 
-def audit(site: Site, known: Known, client: Client, *, cold: bool) -> list[Finding]:
-    """Judge every file of every cache, and remove what is wrong. No upstream is asked. `cold` is the object store."""
-    return [
-        *_all("packages", audit_packages.audit(site, known.needs, client)),
-        *_all("models", audit_models.audit(site, known.models)),
-        *_all("images", audit_images.audit(site)),
-        *_all("trees", audit_trees.audit(site)),
-        *(audit_cold.audit(site) if cold else audit_cold.unasked(site)),
-    ]
+def audit(site: Site, known: Known, client: Client, *, cold: bool) -> Iterator[Finding]:
+    """Yield what every file of every cache is; what is wrong is removed as it is found. `cold` is the object store.
+
+    No upstream is asked; the site is, for pages that its own cache has no more.
+    """
+    yield from _all("packages", audit_packages.audit(site, known.needs, client))
+    yield from _all("models", audit_models.audit(site, known.models))
+    yield from _all("images", audit_images.audit(site))
+    yield from _all("trees", audit_trees.audit(site))
+    yield from audit_cold.audit(site) if cold else audit_cold.unasked(site)
 
 
-def _all(cache: Cache, findings: Iterator[Finding]) -> list[Finding]:
-    """Return the findings until something cannot be read that nobody looked at by itself, and that."""
-    found: list[Finding] = []
+def _all(cache: Cache, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Yield the findings until something cannot be read that nobody looked at by itself, and that."""
     try:
-        found.extend(findings)
+        yield from findings
     except OSError as error:
         path = Path(error.filename or cache)
-        found.append(unreadable(cache, str(path), path, error))
-    return found
+        yield unreadable(cache, str(path), path, error)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pty
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -271,6 +274,25 @@ def test_a_directory_that_is_no_site_is_one_line(tmp_path: Path, make: Callable[
     done = envcheck("mirror", "audit", str(tmp_path / "there"))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert said in done.stderr
+
+
+def test_on_a_terminal_it_says_how_far_it_is_and_names_steer_none(tmp_path: Path) -> None:
+    (tmp_path / "site.json").write_text(render(everything(tmp_path))["site.json"])
+    for name in ("state", "public/static/a\x1b[31mred"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "public/static/a\x1b[31mred/x").touch()
+    terminal, told = pty.openpty()
+    command = [sys.executable, "-m", "envcheck", "mirror", "audit", str(tmp_path)]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=told, env={**os.environ, "TERM": "xterm"}, check=False
+    )
+    os.close(told)
+    seen = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    assert done.returncode == 3
+    assert "reading the caches" in seen or " read, " in seen
+    assert b"a?[31mred/x: unknown" in done.stdout
+    assert "[31m" not in seen
 
 
 def test_a_lock_that_is_none_is_one_line(tmp_path: Path) -> None:
