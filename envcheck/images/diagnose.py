@@ -70,6 +70,9 @@ _CAUSES: Final[dict[str, Cause]] = {
     r"(?i)timed? ?out|deadline exceeded": Cause(
         "timed out", "the mirror is slow: try again (what was fetched is kept), or another mirror"
     ),
+    r"frontend capability moby\.buildkit\.frontend\.contexts": Cause(
+        "this engine's BuildKit takes no named context", "use docker 23 or later, or leave --prefetch out"
+    ),
     r"failed to resolve source metadata|pull access denied|manifest unknown": Cause(
         "the base image cannot be had", "set `registry:` in a mirror profile, or --base bootstrap"
     ),

@@ -43,7 +43,8 @@ def bring(store: Store, locks: Sequence[Lock], python: str, profile: Profile, me
     needs = [
         Need(pin.name, tuple(pin.sha256), lock.index, pin.version, python) for lock in lacking for pin in lock.pins
     ]
-    indexes = {"pypi": attempts(profile.pypi), "pytorch": attempts(profile.pytorch)}
+    families = {"pypi": profile.pypi, "pytorch": profile.pytorch}
+    indexes = {family: attempts(known, closed=profile.closed) for family, known in families.items()}
     found = locate(needs, indexes, means("asking the indexes").client) if needs else []
     for file in found:
         if named(file.name, pins[file.sha256], python):

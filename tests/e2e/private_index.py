@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import hashlib
 import html
 import http.server
 import re
@@ -26,8 +27,13 @@ class Index:
 
 
 @contextlib.contextmanager
-def private_index(wheels: Path, scratch: Path, *, path: str, login: str, password: str) -> Iterator[Index]:
-    """Serve `wheels` at https://localhost:PORT/<path>/simple/ to who gives login and password."""
+def private_index(
+    wheels: Path, scratch: Path, *, path: str, login: str, password: str, hashed: bool = False
+) -> Iterator[Index]:
+    """Serve `wheels` at https://localhost:PORT/<path>/simple/ to who gives login and password.
+
+    Its pages tell the files' hashes if it is `hashed`; the indexes of sites often do not.
+    """
     certificate, key = scratch / "index.pem", scratch / "index.key"
     subprocess.run(
         [
@@ -51,7 +57,8 @@ def private_index(wheels: Path, scratch: Path, *, path: str, login: str, passwor
     )
     served: list[str] = []
     wanted = "Basic " + base64.b64encode(f"{login}:{password}".encode()).decode()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(wheels, f"/{path}/simple", wanted, served))
+    handler = _handler(wheels, f"/{path}/simple", wanted, served, hashed=hashed)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     server.socket = context.wrap_socket(server.socket, server_side=True)
@@ -65,7 +72,9 @@ def private_index(wheels: Path, scratch: Path, *, path: str, login: str, passwor
         thread.join()
 
 
-def _handler(wheels: Path, prefix: str, wanted: str, served: list[str]) -> type[http.server.BaseHTTPRequestHandler]:
+def _handler(
+    wheels: Path, prefix: str, wanted: str, served: list[str], *, hashed: bool
+) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.headers.get("Authorization") != wanted:
@@ -76,7 +85,7 @@ def _handler(wheels: Path, prefix: str, wanted: str, served: list[str]) -> type[
                 found = wheels / Path(rest).name
                 self._answer(200, found.read_bytes()) if found.is_file() else self._answer(404, b"")
             else:
-                page = _page(wheels, rest, prefix)
+                page = _page(wheels, rest, prefix, hashed=hashed)
                 self._answer(200 if page else 404, page, ("Content-Type", "text/html"))
 
         def _answer(self, status: int, body: bytes, *headers: tuple[str, str]) -> None:
@@ -85,7 +94,8 @@ def _handler(wheels: Path, prefix: str, wanted: str, served: list[str]) -> type[
             for name, value in (*headers, ("Content-Length", str(len(body)))):
                 self.send_header(name, value)
             self.end_headers()
-            with contextlib.suppress(ConnectionError):
+            # A client that goes ends a connection under TLS with an error of its own kind.
+            with contextlib.suppress(ConnectionError, ssl.SSLError):
                 self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
@@ -94,11 +104,13 @@ def _handler(wheels: Path, prefix: str, wanted: str, served: list[str]) -> type[
     return Handler
 
 
-def _page(wheels: Path, project: str, prefix: str) -> bytes:
+def _page(wheels: Path, project: str, prefix: str, *, hashed: bool) -> bytes:
     """Return the PEP 503 page of a project, empty when there is none."""
-    names = [p.name for p in sorted(wheels.glob("*.whl")) if _normal(p.name.partition("-")[0]) == project]
-    links = (f'<a href="{prefix}/files/{html.escape(name)}">{html.escape(name)}</a>' for name in names)
-    return f"<!DOCTYPE html><html><body>{'<br>'.join(links)}</body></html>".encode() if names else b""
+    files = [path for path in sorted(wheels.glob("*.whl")) if _normal(path.name.partition("-")[0]) == project]
+    hashes = (f"#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}" if hashed else "" for path in files)
+    names = (html.escape(path.name) for path in files)
+    links = (f'<a href="{prefix}/files/{name}{hash_}">{name}</a>' for name, hash_ in zip(names, hashes, strict=True))
+    return f"<!DOCTYPE html><html><body>{'<br>'.join(links)}</body></html>".encode() if files else b""
 
 
 def _normal(name: str) -> str:

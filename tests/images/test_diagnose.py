@@ -27,6 +27,7 @@ REAL = {
     "matching distribution": "ERROR: No matching distribution found for torch==2.13.0+cpu",
     "matching distribution uv": "because there is no version of torch==2.13.0+cpu",
     "timed out": "error: operation timed out",
+    "named context": "ERROR: failed to solve: unsupported frontend capability moby.buildkit.frontend.contexts",
     "base image": 'failed to resolve source metadata for registry.example/debian: "pull access denied"',
     "permission": "mkdir: cannot create directory '/opt/venv': Permission denied",
 }

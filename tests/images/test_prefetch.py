@@ -94,6 +94,19 @@ def test_what_lies_on_this_machine_is_taken_from_there(
     assert {one.sha256 for one in store.objects()} == pins(spec.locks)
 
 
+def test_a_closed_profile_that_names_no_index_asks_nobody(store: Store, spec: ImageSpec) -> None:
+    with pytest.raises(UnavailableError, match="no index to ask"):
+        bring(store, spec, Profile(name="closed", closed=True))
+    assert store.objects() == []
+
+
+def test_what_an_image_is_to_keep_of_its_profile_is_the_profiles(spec: ImageSpec, tmp_path: Path) -> None:
+    profile = Profile(name="t", pypi=[Index(url="https://a.example/simple")], keep=True)
+    context = contexts.write(spec, profile, tmp_path / "context", wheels=tmp_path / "wheels")
+    assert (context.path / "keep/etc/pip.conf").read_text() == "[global]\nindex-url = https://a.example/simple\n"
+    assert "a.example" not in (context.path / "mirror/sources.tsv").read_text()
+
+
 def test_wrong_bytes_reach_no_name_of_the_store(
     store: Store, spec: ImageSpec, profile: Profile, tmp_path: Path
 ) -> None:
