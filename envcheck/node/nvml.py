@@ -26,6 +26,7 @@ from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json, to_json
 
 SOURCE: Final = "NVML"
 TIMEOUT: Final = 20.0
+SILENT: Final = "NVML gave no answer"
 NAMES: Final = ("driver.version", "driver.cuda", "nvml.version", "nvml.latency", "gpu.count", "gpu.p2p")
 ASKED: Final = {"all": QUERIES, "identity": IDENTITY}
 _PR_SET_PDEATHSIG: Final = 1
@@ -49,7 +50,7 @@ def ask(what: str, timeout: float = TIMEOUT) -> Reading:
         said = command.output(python, "-c", _CODE, what, str(os.getpid()), timeout=timeout, environment=environment)
         snapshot = from_json(json.loads(said))
     except TimeoutError:
-        return unread(f"NVML gave no answer in {timeout:g} s")
+        return unread(f"{SILENT} in {timeout:g} s")
     except OSError as error:
         return unread(f"asking NVML: {error.strerror}")
     except ValueError as error:

@@ -99,6 +99,9 @@ def test_nvmls_own_word_for_a_mismatch_is_enough(node: Node) -> None:
 def test_an_nvml_that_does_not_open_is_no_pass(node: Node) -> None:
     shut = with_signal(node("t4"), nvml__latency=Signal(reason="NVML: Unknown Error"))
     assert driver_nvml.judge(shut).status == FAIL
+    hangs = driver_nvml.judge(with_signal(node("t4"), nvml__latency=Signal(reason="NVML gave no answer in 20 s")))
+    assert (hangs.status, hangs.limit) == (FAIL, None)
+    assert "reboot the node" in hangs.remedy
 
 
 def test_no_driver_is_a_skip_and_half_a_driver_an_error(node: Node, cpu: View) -> None:
