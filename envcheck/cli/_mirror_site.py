@@ -56,6 +56,7 @@ def command() -> None:
 )
 @click.option("--s3", metavar="BUCKET", help="A bucket behind the static trees; its credentials by rclone's variables.")
 @click.option("--sync", "syncs", multiple=True, metavar="NAME=SOURCE", help="A tree to copy from another own mirror.")
+@click.option("--tree", "trees", multiple=True, metavar="NAME=URL", help="A tree to cache, as an apt mirror's.")
 @click.option("--store", type=_DIRECTORY, help="A store; what `store publish` made of it is served.")
 @click.option("--cache-size", type=Size(), help="Of the files' cache, as 500G; 70 % of the disk unless given.")
 @click.option("--min-free", type=Size(zero=True), help="Left of the disk; 15 % unless given.")
@@ -65,7 +66,8 @@ def render(settings: Settings, /, *, directory: Path, **options: Any) -> int:
 
     Upstreams are those of the profile, else the clients' own defaults. What an earlier render wrote and this one does
     not is removed; what you edited is kept as NAME.edited. A copy's SOURCE is what rsync takes: rsync://HOST/MODULE,
-    HOST:PATH, /PATH. Packages of a store are at /static/store/simple and whl/VARIANT, its models at the HF port.
+    HOST:PATH, /PATH. A cached tree is at /trees/NAME, a copy at /static/NAME; packages of a store are at
+    /static/store/simple and whl/VARIANT, its models at the HF port.
 
     \b
     envcheck mirror site render /srv/mirror --registry docker.io=https://registry.example
@@ -215,6 +217,7 @@ def _site(settings: Settings, root: Path, profile: Profile, options: dict[str, A
         s3=options["s3"],
         s3_port=port + _INSIDE + 3,
         sync=dict(_pair(text, "SOURCE") for text in options["syncs"]),
+        trees={name: url.rstrip("/") for name, url in (_pair(text, "URL") for text in options["trees"])},
         store=str(options["store"].absolute()) if options["store"] else None,
         owner=_owner(root),
         client_ca=str(options["ca"].absolute()) if options["ca"] else None,
@@ -275,7 +278,7 @@ def _clean(url: str) -> str:
     from envcheck.mirrors.profile import has_userinfo, redacted, without_query
 
     if has_userinfo(url) or without_query(url) != url:
-        message = f"{redacted(url)!r} with a user, a password or a query"
+        message = f"{redacted(url)!r} has a password, a user or a query in it"
         raise ConfigError(message, fix="leave it out: credentials come from the environment of what is started")
     return url
 

@@ -83,8 +83,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     `ca` is what upstream certificates are checked against; `resolvers` are asked for upstream names at run time, so
     that nginx starts also where no upstream can be reached. `users` is an htpasswd file, `allow` networks. `store` is
-    a store whose published tree is served; `owner` is whom the directory belongs to, uid:gid; `client_ca` is what its
-    clients trust.
+    a store whose published tree is served; `trees` are URLs of others' trees that are cached; `owner` is whom the
+    directory belongs to, uid:gid; `client_ca` is what its clients trust.
     """
 
     root: str
@@ -106,6 +106,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     s3: str | None = None
     s3_port: int = 0
     sync: dict[str, str] = {}
+    trees: dict[str, str] = {}
     store: str | None = None
     owner: str = "0:0"
     client_ca: str | None = None
@@ -144,17 +145,23 @@ def checked(site: Site) -> Site:
     texts = [site.root, site.name, site.ca, *site.origins, *(index.url for index in site.indexes)]
     texts += [site.users or "", *(registry.url for registry in site.registries), (site.hf and site.hf.endpoint) or ""]
     texts += [site.tls.certificate, site.tls.key] if site.tls else []
-    texts += [(site.hf and site.hf.tokens) or "", site.s3 or "", *site.sync.values(), site.store or ""]
+    texts += [
+        (site.hf and site.hf.tokens) or "",
+        site.s3 or "",
+        *site.sync.values(),
+        site.store or "",
+        *site.trees.values(),
+    ]
     for text in texts:
         if _UNSAFE.search(text):
             message = f"{redacted(text)!r}: a blank or one of \"'$\\;{{}}#% in a path or URL of the site"
             raise ConfigError(message, fix="choose another name")
-    urls = [*site.origins, *(registry.url for registry in site.registries)]
+    urls = [*site.origins, *(registry.url for registry in site.registries), *site.trees.values()]
     for url in [*urls, site.hf.endpoint] if site.hf and site.hf.endpoint else urls:
         if not _URL.fullmatch(url):
             message = f"{redacted(url)!r} is no URL of an upstream"
             raise ConfigError(message, fix="write its scheme and host")
-    for name in [*(registry.name for registry in site.registries), *site.sync]:
+    for name in [*(registry.name for registry in site.registries), *site.sync, *site.trees]:
         if not _NAME.fullmatch(name):
             message = f"{name!r} is no name for a part of the site"
             raise ConfigError(message, fix="use letters, digits, dots and dashes")

@@ -106,6 +106,7 @@ def served(world: World, wide: Authority) -> Iterator[Served]:
     profile.write_text(f"{profile.read_text()}ca: {wide.ca}\n")
     options = ["--tls", str(wide.certificate), str(wide.key), "--ca", str(wide.ca), "--no-hf"]
     options += ["--address", "127.0.0.1", "--address", "127.0.0.6", "--registry", f"docker.io=https://{at}"]
+    options += ["--tree", f"debian={world.index.origin}/debian/"]
     site, port = world.render(*options)
     try:
         done = envcheck("mirror", "site", "up", str(site))
@@ -182,40 +183,58 @@ def test_skopeo_copies_an_image_by_the_rendered_settings_and_then_without_its_up
     assert {line["part"] for line in served.log()} == {"registry"}
 
 
-def test_apt_updates_and_downloads_from_a_static_tree(served: Served, tmp_path: Path) -> None:
-    apt, build = tool("apt-get"), tool("dpkg-deb")
-    tree = served.site / "public/static/debian"
-    (tmp_path / "pkg/DEBIAN").mkdir(parents=True)
-    about = "Package: ours\nVersion: 1\nArchitecture: all\nMaintainer: us <us@example>\nDescription: ours\n"
-    (tmp_path / "pkg/DEBIAN/control").write_text(about)
-    (tree / "pool").mkdir(parents=True)
-    subprocess.run(
-        [build, "--build", str(tmp_path / "pkg"), str(tree / "pool/ours_1_all.deb")], check=True, capture_output=True
-    )
-    deb = tree / "pool/ours_1_all.deb"
-    listed = f"{about}Filename: pool/ours_1_all.deb\nSize: {deb.stat().st_size}\nSHA256: {digest(deb)}\n"
-    (tree / "Packages.gz").write_bytes(gzip.compress(listed.encode()))
-    home = tmp_path / "apt"
+def test_apt_installs_from_a_cached_tree_and_then_without_its_upstream(served: Served, tmp_path: Path) -> None:
+    apt, tree = tool("apt-get"), served.world.index.tree / "debian"
+    home = _apt(tmp_path / "apt", f"deb [trusted=yes] {served.at('/trees/debian')} /\n", served.ca)
+    first = _package(tree, tmp_path, "1")
+    for command in (["update"], ["download", "ours"]):
+        _asked(apt, home, *command)
+    assert digest(home / first.name) == digest(first)
+    _package(tree, tmp_path, "2")
+    _asked(apt, home, "update")  # for ten minutes the site has what it had
+    served.world.stop()
+    for path in [*home.glob("lists/*Packages*"), home / first.name]:
+        path.unlink()
+    for command in (["update"], ["download", "ours"]):
+        _asked(apt, home, *command)
+    assert digest(home / first.name) == digest(first)
+    lines = [line for line in served.log() if str(line["uri"]).startswith("/trees/debian/")]
+    assert {line["part"] for line in lines} == {"files"}
+    assert [line["cache"] for line in lines if str(line["uri"]).endswith(".deb")] == ["MISS", "HIT"]
+
+
+def _apt(home: Path, source: str, ca: Path) -> Path:
+    """Return a directory of apt's own, with nothing of this machine's in it."""
     for name in ("lists/partial", "cache/archives/partial", "etc/apt.conf.d", "etc/preferences.d"):
         (home / name).mkdir(parents=True)
     (home / "status").touch()
-    (home / "etc/sources.list").write_text(f"deb [trusted=yes] {served.at('/static/debian')} ./\n")
+    (home / "etc/sources.list").write_text(source)
     (home / "apt.conf").write_text(
         f'Dir::Etc "{home}/etc"; Dir::State::Lists "{home}/lists"; Dir::Cache "{home}/cache";\n'
-        f'Dir::State::status "{home}/status"; APT::Sandbox::User "root"; Acquire::https::CAInfo "{served.ca}";\n'
+        f'Dir::State::status "{home}/status"; APT::Sandbox::User "root"; Acquire::https::CAInfo "{ca}";\n'
     )
-    for command in (["update"], ["download", "ours"]):
-        done = subprocess.run(
-            [apt, "-qq", *command],
-            env={"PATH": os.environ["PATH"], "APT_CONFIG": str(home / "apt.conf")},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-    assert digest(tmp_path / "ours_1_all.deb") == digest(deb)
-    assert {line["part"] for line in served.log()} == {"static"}
+    return home
+
+
+def _asked(apt: str, home: Path, *command: str) -> None:
+    env = {"PATH": os.environ["PATH"], "APT_CONFIG": str(home / "apt.conf")}
+    done = subprocess.run([apt, "-qq", *command], env=env, cwd=home, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Failed" not in done.stderr
+
+
+def _package(tree: Path, scratch: Path, version: str) -> Path:
+    """Build a package into a flat repository, which then holds it alone."""
+    about = f"Package: ours\nVersion: {version}\nArchitecture: all\nMaintainer: us <us@example>\nDescription: ours\n"
+    (scratch / f"pkg{version}/DEBIAN").mkdir(parents=True)
+    (scratch / f"pkg{version}/DEBIAN/control").write_text(about)
+    (tree / "pool").mkdir(parents=True, exist_ok=True)
+    deb = tree / f"pool/ours_{version}_all.deb"
+    command = [tool("dpkg-deb"), "--build", str(scratch / f"pkg{version}"), str(deb)]
+    subprocess.run(command, check=True, capture_output=True)
+    listed = f"{about}Filename: pool/{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {digest(deb)}\n"
+    (tree / "Packages.gz").write_bytes(gzip.compress(listed.encode()))
+    return deb
 
 
 def test_one_client_has_so_many_connections_and_no_more(served: Served) -> None:

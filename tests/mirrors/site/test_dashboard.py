@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from envcheck.mirrors.site.exporter import Totals, gauges, text
 from envcheck.mirrors.site.render import render
 from tests.mirrors.site.test_render import site
 
+DATA = Path(__file__).parents[2] / "data"
 PANELS: list[dict[str, Any]] = json.loads(dashboard())["panels"]
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
 
@@ -53,3 +55,14 @@ def test_every_query_is_promql(tmp_path: Path, promtool: str) -> None:
     (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
     done = subprocess.run([promtool, "check", "rules", str(tmp_path / "rules.yml")], capture_output=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "valid"), [("", "", True), ("gridPos", "gridpos", False), ("expr", "x", False)]
+)
+def test_its_model_is_what_grafana_publishes(tmp_path: Path, right: str, wrong: str, *, valid: bool) -> None:
+    (tmp_path / "dashboard.json").write_text(dashboard().replace(f'"{right}"', f'"{wrong}"'))
+    schema = str(DATA / "grafana-dashboard.schema.json")
+    judge = [sys.executable, "-m", "check_jsonschema", "--schemafile", schema, str(tmp_path / "dashboard.json")]
+    done = subprocess.run(judge, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == valid, done.stdout

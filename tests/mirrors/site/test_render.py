@@ -40,6 +40,7 @@ def site(root: Path, **changes: object) -> Site:
         s3="bucket/prefix",
         s3_port=8546,
         sync={"main": "rsync://other.example/static/main"},
+        trees={"debian": "https://apt.example/debian"},
         allow=["192.0.2.0/24", "127.0.0.0/8"],
     )
     return msgspec.structs.replace(made, **changes)

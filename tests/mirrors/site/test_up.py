@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -216,3 +217,46 @@ def test_compose_has_every_part(tmp_path: Path) -> None:
     assert list(services) == ["registry-docker.io", "olah", "rclone", "exporter", "prometheus", "nginx"]
     assert services["nginx"]["command"][-1] == "daemon off;"
     assert services["olah"]["environment"]["SSL_CERT_FILE"] == everything(tmp_path).ca
+
+
+def test_a_part_that_was_killed_is_named_and_up_heals(up: tuple[Path, int]) -> None:
+    root, _ = up
+    os.kill(int((root / "run/exporter.started").read_text().split()[0]), signal.SIGKILL)
+    wait(lambda: envcheck("mirror", "site", "status", str(root)).returncode == 1)
+    assert "exporter                 ended" in envcheck("mirror", "site", "status", str(root)).stdout
+    assert envcheck("mirror", "site", "up", str(root)).returncode == 0
+    assert envcheck("mirror", "site", "status", str(root)).returncode == 0
+
+
+def test_where_a_program_is_missing_nothing_is_started(tmp_path: Path, nginx: str) -> None:
+    root, only = tmp_path / "site", tmp_path / "bin"
+    only.mkdir()
+    (only / "nginx").symlink_to(nginx)
+    options = ("--no-hf", "--no-pytorch", "--link", "http://127.0.0.9", "--port", str(free_ports(130)))
+    assert envcheck("mirror", "site", "render", str(root), *options, "--s3", "bucket").returncode == 0
+    done = envcheck("mirror", "site", "up", str(root), PATH=str(only))
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
+    assert "not on this machine: rclone; nothing was started" in done.stderr
+    assert list((root / "run").glob("*.started")) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        (None, "no docker on this machine"),
+        ("echo 'compose is not a docker command' >&2; exit 1", "has no compose plugin"),
+        ("echo 2.20.3", "2.20.3 is too old"),
+    ],
+)
+@pytest.mark.parametrize("command", ["up", "status", "down"])
+def test_what_compose_needs_is_one_line(tmp_path: Path, script: str | None, says: str, command: str) -> None:
+    (tmp_path / "site").mkdir()
+    for name, text in render(everything(tmp_path / "site")).items():
+        (tmp_path / "site" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "site" / name).write_text(text)
+    if script is not None:
+        (tmp_path / "docker").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "docker").chmod(0o755)
+    done = envcheck("mirror", "site", command, str(tmp_path / "site"), "--compose", PATH=f"{tmp_path}:/nowhere")
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (3, 1, ""), done.stderr
+    assert says in done.stderr
