@@ -188,9 +188,7 @@ def _chosen(mirror: str) -> str | None:
     context = click.get_current_context(silent=True)
     if mirror == "user":
         name = chosen.read()
-        return (
-            f"{name}: `envcheck mirror use` chose it" if name else "none was chosen: every client's own default"
-        )
+        return f"{name}: `envcheck mirror use` chose it" if name else "none was chosen: every client's own default"
     if context is not None and context.get_parameter_source("mirror") is ParameterSource.ENVIRONMENT:
         return f"{mirror}: the environment names it"
     return None
