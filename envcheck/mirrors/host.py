@@ -6,7 +6,7 @@ import os
 import re
 import ssl
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ from envcheck.mirrors.pipconf import ClientConfig, pip_config, uv_config
 from envcheck.mirrors.profile import CLIENT_DEFAULT, HuggingFace, Index, Profile, has_userinfo, redacted, without_query
 
 _CA_VARIABLES: Final = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_CERTIFICATE: Final = re.compile(r"-----BEGIN (\w+ )?CERTIFICATE-----.*?-----END (\w+ )?CERTIFICATE-----", re.DOTALL)
 _TORCH_INDEX: Final = re.compile(r"/whl/(cpu|cu[0-9]+)/?$")
 
 
@@ -63,13 +64,22 @@ def system_roots(environ: Mapping[str, str] | None = None) -> Path | None:
 
 
 def ca_bundle(profile: Profile, environ: Mapping[str, str] | None = None) -> str | None:
-    """Return all roots to be trusted: this machine's and the profile's, since SSL_CERT_FILE replaces every other."""
+    """Return all roots to be trusted: this machine's and the profile's, since SSL_CERT_FILE replaces every other.
+
+    The certificates alone: what a site writes between them is for nobody's build.
+    """
     if profile.ca is None:
         return None
     own = system_roots(environ)
     usual = ssl.get_default_verify_paths().cafile
     texts = [Path(path).read_text() for path in dict.fromkeys([str(own) if own else usual, profile.ca]) if path]
-    return "\n".join(text.strip() for text in dict.fromkeys(texts)) + "\n"
+    return certificates(texts)
+
+
+def certificates(texts: Iterable[str]) -> str:
+    """Return the certificates in PEM texts, each once, and nothing of what stands between them."""
+    found = [match[0] for text in texts for match in _CERTIFICATE.finditer(text)]
+    return "\n".join(dict.fromkeys(found)) + "\n"
 
 
 def distribution(root: Path = Path("/")) -> tuple[str | None, str | None]:

@@ -20,6 +20,9 @@ if [ -r "$netrc" ]; then export NETRC="$netrc"; fi
 
 say() { echo "envcheck: $group: $*" >&2; }
 
+# A link that a mirror signed is a secret while it holds, and uv repeats all of it where it fails: this log is kept.
+hidden() { sed -u 's,\(://[^[:space:]?]*\)?[^[:space:]`'"'"'")]*,\1?...,g' >&2; }
+
 attempt() { # attempt KIND URL
     case $1 in
     carried) set -- --no-index ;;
@@ -47,8 +50,7 @@ rc=1
 tab=$(printf '\t')
 while IFS="$tab" read -r for name kind url <&3; do
     [ "$for" = "$group" ] || continue
-    rc=0
-    attempt "$kind" "$url" || rc=$?
+    rc=$({ { attempt "$kind" "$url"; echo "$?" >&4; } 2>&1 | hidden; } 4>&1 3<&-)
     if [ "$rc" = 0 ]; then
         say "used $(source_of "$name" "$url")"
         exec "$venv/bin/python" -I -B "$here/bytecode.py" "$venv/lib"

@@ -17,7 +17,7 @@ class Canaries:
 
     def __init__(self) -> None:
         self.stem = f"canary{secrets.token_hex(6)}"
-        self._said = re.compile(rb"%s-([a-z]+)|%s" % (self.stem.encode(), b"|".join(_encoded(self.stem))))
+        self._said = re.compile(rb"%s-([a-z]+)|%s" % (self.stem.encode(), b"|".join(encoded(self.stem))))
 
     def __getitem__(self, name: str) -> str:
         assert re.fullmatch("[a-z]+", name)
@@ -63,7 +63,7 @@ class Canaries:
         return names
 
 
-def _encoded(text: str) -> list[bytes]:
+def encoded(text: str) -> list[bytes]:
     """Return what a text is within base64, wherever in a group of three bytes it begins."""
     found = []
     for before in range(3):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import functools
+import hashlib
 import html
 import re
 import shutil
@@ -176,9 +178,15 @@ class _Handler(BaseHTTPRequestHandler):
 def _page(site: Site, project: str) -> bytes:
     """Return the PEP 503 page of a project, empty when there is none."""
     names = [p.name for p in sorted(site.wheels.glob("*.whl")) if _normal(p.name.partition("-")[0]) == project]
-    links = (f"/{site.path}/files/{name.replace('+', '%2B')}" for name in names)
+    links = (f"/{site.path}/files/{name.replace('+', '%2B')}#sha256={_digest(site.wheels / name)}" for name in names)
     rows = (f'<a href="{link}">{html.escape(name)}</a>' for link, name in zip(links, names, strict=True))
     return f"<!DOCTYPE html><html><body>{'<br>'.join(rows)}</body></html>".encode() if names else b""
+
+
+@functools.cache
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _normal(name: str) -> str:

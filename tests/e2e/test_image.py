@@ -42,7 +42,7 @@ def test_labels_are_the_specs_promises(image: Image, machine: Machine) -> None:
     said = layers.labels(image.reference, machine.env)
     assert {name: said.get(f"envcheck.{name}") for name in image.result["promises"]} == image.result["promises"]
     assert said["envcheck.torch"] == "2.13.0+cpu"
-    assert said["org.opencontainers.image.base.name"].startswith("envcheck/base:bookworm-")
+    assert said["org.opencontainers.image.base.name"].startswith("localhost/envcheck/base:bookworm-")
 
 
 def test_the_image_carries_an_envcheck_that_its_user_does_not_see(image: Image, machine: Machine) -> None:

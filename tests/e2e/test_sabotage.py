@@ -45,7 +45,7 @@ def test_a_torch_that_differs_from_its_tag_never_becomes_a_layer(machine: Machin
     assert machine.envcheck("render", CELL, "--mirror", "host", "--out", str(context)).returncode == 0
     dockerfile = context / "Dockerfile"
     dockerfile.write_text(dockerfile.read_text().replace("torch=2.13.0+cpu", "torch=2.12.1+cpu"))
-    base = machine.docker("images", "--format", "{{.Repository}}:{{.Tag}}", "envcheck/base").stdout.split()[0]
+    base = machine.docker("images", "--format", "{{.Repository}}:{{.Tag}}", "localhost/envcheck/base").stdout.split()[0]
     netrc = f"id=netrc,src={machine.env['NETRC']}"
     build = ["build", "--progress=plain", "--network=host", "--build-arg", f"BASE={base}", "--secret", netrc]
     done = machine.docker(*build, "--tag", "lie:1", str(context))

@@ -302,11 +302,12 @@ def test_a_mirror_behind_a_private_ca_is_trusted_only_with_the_profiles_ca(
 
 def test_the_profiles_roots_are_added_to_the_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, site = tmp_path / "own.pem", tmp_path / "site.pem"
-    own.write_text("-----BEGIN CERTIFICATE-----\nown\n")
-    site.write_text("-----BEGIN CERTIFICATE-----\nsite\n")
-    monkeypatch.setattr(hosts, "system_roots", lambda: own)
+    certificate = "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n"
+    own.write_text(certificate.format("own"))
+    site.write_text(f"# of the third cellar, password hunter2\n{certificate.format('site')}")
+    monkeypatch.setattr(hosts, "system_roots", lambda _environ: own)
     assert ca_bundle(Profile(name="t")) is None
-    assert ca_bundle(Profile(name="t", ca=str(site))) == own.read_text() + site.read_text()
+    assert ca_bundle(Profile(name="t", ca=str(site))) == certificate.format("own") + certificate.format("site")
     assert ca_bundle(Profile(name="t", ca=str(own))) == own.read_text()
 
 

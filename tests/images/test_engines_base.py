@@ -21,7 +21,7 @@ HOST = [AptSource(uris=[f"{MIRROR}/debian"], suites=["bookworm", "bookworm-updat
 def test_the_name_depends_on_suite_and_architecture() -> None:
     names = {bases.reference(base, arch) for base in (BOOKWORM, JAMMY) for arch in ("x86_64", "aarch64")}
     assert len(names) == 4
-    assert bases.reference(BOOKWORM, "x86_64").startswith("envcheck/base:bookworm-")
+    assert bases.reference(BOOKWORM, "x86_64").startswith("localhost/envcheck/base:bookworm-")
 
 
 def test_release_updates_and_security_are_used_where_they_are_served() -> None:

@@ -108,7 +108,7 @@ def test_an_image_that_lies_gets_no_tag_at_all(shelf: _Shelf, wish: Wish) -> Non
     shelf.labels["envcheck.torch"] = "2.4.1+cu124"
     with pytest.raises(PromiseError, match=r"envcheck\.torch is 2\.4\.1\+cu124, promised was 2\.8\.0\+cu128"):
         build(shelf, wish)
-    assert [name for name in shelf.images if not name.startswith("envcheck/base")] == []
+    assert [name for name in shelf.images if not name.startswith("localhost/envcheck/base")] == []
 
 
 def test_the_same_key_is_not_built_again_but_tagged(shelf: _Shelf, wish: Wish) -> None:
@@ -163,8 +163,8 @@ def test_a_build_past_its_limit_is_a_failure(shelf: _Shelf, wish: Wish) -> None:
     ("policy", "registry", "base"),
     [
         ("auto", True, "debian:bookworm-slim"),
-        ("auto", False, "envcheck/base"),
-        ("bootstrap", True, "envcheck/base"),
+        ("auto", False, "localhost/envcheck/base"),
+        ("bootstrap", True, "localhost/envcheck/base"),
         ("registry", True, "debian:bookworm-slim"),
     ],
 )
@@ -217,7 +217,8 @@ def test_a_network_is_given_where_something_must_be_fetched(shelf: _Shelf, wish:
 
 
 def test_the_label_names_the_base_that_was_used(shelf: _Shelf, wish: Wish) -> None:
-    assert building.dry_run(shelf, wish).labels["org.opencontainers.image.base.name"].startswith("envcheck/base:")
+    named = building.dry_run(shelf, wish).labels["org.opencontainers.image.base.name"]
+    assert named.startswith("localhost/envcheck/base:")
     shelf.registry.add("debian:bookworm-slim")
     assert "org.opencontainers.image.base.name" not in building.dry_run(shelf, wish).labels
 
@@ -271,7 +272,7 @@ def test_a_closed_profile_without_a_registry_has_docker_hub_not_asked(shelf: _Sh
     indexes = [Index(url="https://mirror.example/simple")]
     closed = wish._replace(profile=Profile(name="site", pypi=indexes, pytorch=indexes, closed=True))
     chosen = building.choose_base(shelf, closed, lambda _: None)
-    assert chosen.startswith("envcheck/base:")
+    assert chosen.startswith("localhost/envcheck/base:")
     assert building.dry_run(shelf, closed).base == chosen
     with pytest.raises(ConfigError, match="is closed and names no registry"):
         building.choose_base(shelf, closed._replace(base="registry"), lambda _: None)

@@ -22,7 +22,8 @@ from envcheck.mirrors.aptconf import AptSource, bases_for
 from envcheck.mirrors.host import apt_sources, ca_bundle
 from envcheck.mirrors.profile import Profile
 
-REPOSITORY: Final = "envcheck/base"
+# BuildKit asks the registry of a name before it looks for it among the engine's own images: this one asks nobody.
+REPOSITORY: Final = "localhost/envcheck/base"
 DEB_ARCH: Final[dict[HostArch, str]] = {"x86_64": "amd64", "aarch64": "arm64"}
 # Files newer than this get this date (1 January 1990: zip files know no earlier decade), so that two runs are equal.
 EPOCH: Final = 631152000

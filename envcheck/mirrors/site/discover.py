@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors import simple
+from envcheck.mirrors.host import certificates
 from envcheck.mirrors.http import Client, NetworkError
 from envcheck.mirrors.profile import CLIENT_DEFAULT, Profile, attempts
 from envcheck.mirrors.profile import Index as Source
@@ -82,7 +83,7 @@ def disk(root: Path) -> tuple[int, int]:
 def bundle(profile: Profile) -> str:
     """Return this machine's roots, where it has any, and the profile's own beside them, PEM."""
     files = [path for path in (_machine_roots(), profile.ca) if path]
-    return "".join(f"{Path(path).read_text().rstrip()}\n" for path in files)
+    return certificates(Path(path).read_text() for path in files)
 
 
 def roots() -> str:

@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import time
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -105,8 +106,10 @@ def answers(url: str, process: subprocess.Popen[bytes]) -> None:
     raise AssertionError(url)
 
 
-def wheel(directory: Path, name: str, version: str = "1.0", *, ballast: int = 0) -> Path:
-    """Write a wheel that installs one module, and so many bytes that do not compress."""
+def wheel(
+    directory: Path, name: str, version: str = "1.0", *, ballast: int = 0, more: Mapping[str, str] | None = None
+) -> Path:
+    """Write a wheel that installs one module, with more files, and so many bytes that do not compress."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}-{version}-py3-none-any.whl"
     about = f"{name}-{version}.dist-info"
@@ -115,6 +118,7 @@ def wheel(directory: Path, name: str, version: str = "1.0", *, ballast: int = 0)
         f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
         f"{about}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
+    files |= {path: text.encode() for path, text in (more or {}).items()}
     if ballast:
         seed = hashlib.shake_256(name.encode()).digest(ballast)
         files[f"{name}/ballast.bin"] = seed

@@ -1,0 +1,303 @@
+"""Secrets in every place a site has them, then every command: none is printed, logged, journalled or left in a file.
+
+What is named and not contained: a profile's `ca`, `netrc` and secret files are paths of this machine, and settings for
+this machine's own use that a person asked for (`mirror show --format`, `mirror env`, a site's configuration) name them
+by those paths, as the clients read them there. So may what tells a person about the profile. Nothing that leaves the
+machine does: no build context, image, report, bundle, published tree or log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.canaries import Canaries
+from tests.e2e.site_mirror import Site, authority, running, serving
+from tests.mirrors.hub.conftest import COMMIT, REPO, Hub
+from tests.mirrors.site.upstreams import free_ports, get, wheel
+
+ROOT = Path(__file__).resolve().parents[2]
+CELL = "torch2.13.0-cpu-py311"
+# The paths that a profile names: a directory and a file in it.
+PATHS = {"directory", "caname"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A user's directory with a profile whose mirror, hub, CA, netrc and tokens are all secret."""
+
+    home: Path
+    secret: Path
+    site: Site
+    hub: Hub
+    canaries: Canaries
+    env: dict[str, str]
+
+    def run(self, *words: str | Path, status: int = 0, **more: str) -> str:
+        """Run envcheck as a user does, and return all that it printed."""
+        command = [sys.executable, "-m", "envcheck", *map(str, words)]
+        env = {**self.env, **more}
+        done = subprocess.run(command, cwd=self.home, env=env, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def left(self) -> dict[str, set[str]]:
+        """Return what the search finds below the directory, but for what was put there."""
+        return self.canaries.below(self.home, but=[self.secret, *self.secret.iterdir()])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Return it, the servers running."""
+    canaries = Canaries()
+    secret = tmp_path / canaries["directory"]
+    home, wheels = tmp_path / "home", tmp_path / "wheels"
+    for directory in (secret, home):
+        directory.mkdir()
+    site = Site(wheels, canaries["path"], canaries["login"], canaries["password"], canaries["signature"])
+    ca, context = authority(secret, f"{canaries['caname']}.pem", "localhost", "127.0.0.1")
+    ca.write_text(f"# {canaries['comment']}\n{ca.read_text()}")
+    hub = Hub()
+    hub.token = canaries["file"]
+    doors = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    at, hub_at = (f"https://localhost:{door.getsockname()[1]}" for door in doors)
+    (secret / "netrc").write_text(f"machine localhost login {site.login} password {site.password}\n")
+    (secret / "token").write_text(canaries["file"])
+    (home / "site.yaml").write_text(
+        f"pypi: [{{url: '{at}/index/simple'}}]\npytorch: [{{url: '{at}/index/whl/{{variant}}'}}]\nca: {ca}\n"
+        f"apt: ['{at}']\nconda: {{channel_alias: '{at}/conda'}}\nnpm: '{at}/npm'\nregistry: localhost:5000\n"
+        f"hf: {{endpoint: '{hub_at}', trusted: '{hub_at}', token: allow}}\nnetrc: {secret}/netrc\n"
+        f"credentials: {{'{hub_at[8:]}': {{token_file: {secret}/token}}}}\n"
+    )
+    site = dataclasses.replace(site, path="index")
+    env = {
+        **{name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ},
+        "HOME": str(home),
+        "PYTHONPATH": str(ROOT),
+        "UV_CACHE_DIR": str(home / "uv"),
+        "PIP_CONFIG_FILE": os.devnull,
+        "UV_NO_CONFIG": "1",
+        "NO_COLOR": "1",
+        "UV_HTTP_RETRIES": "0",
+        "HF_TOKEN": canaries["environment"],
+        "PIP_INDEX_URL": f"https://me:{canaries['userinfo']}@localhost/simple",
+        "UV_INDEX_PYPI_MIRROR_PASSWORD": canaries["environment"],
+        "NPM_TOKEN": canaries["environment"],
+        **dict.fromkeys(("http_proxy", "https_proxy"), f"http://me:{canaries['proxy']}@127.0.0.1:9"),
+        "no_proxy": "localhost,127.0.0.1",
+    }
+    with serving(site, doors[0], context), running(hub, doors[1], context):
+        yield Place(home, secret, site, hub, canaries, env)
+
+
+def locked(place: Place) -> Path:
+    """Have two packages at the mirror, and return the directory of a cell's locks that names them."""
+    version = "__version__ = '2.13.0+cpu'\ncuda = None\n"
+    more = {"torch/version.py": version, "torch/__init__.py": f"{version}from torch import version\n"}
+    torch = wheel(place.site.wheels, "torch", "2.13.0+cpu", more=more)
+    demo = wheel(place.site.wheels, "demo", ballast=3_000_000)
+    images = place.home / "images"
+    (images / CELL).mkdir(parents=True)
+    for group, index, pin, path in (
+        ("torch", "pytorch/cpu", "torch==2.13.0+cpu", torch),
+        ("base", "pypi", "demo==1.0", demo),
+    ):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        text = f"# {CELL}, layer {group}\n# index: {index}\n{pin} \\\n    --hash=sha256:{digest}\n"
+        (images / CELL / f"{group}.lock").write_text(text)
+    return images
+
+
+def test_fetches(place: Place) -> None:
+    """By a lock, by a URL that is signed, by a model's revision; with what they leave when they end and when not."""
+    images = locked(place)
+    profile = ("--mirror", "site.yaml", "--to", "got")
+    said = place.run("--verbose", "fetch", "--lock", images / CELL / "base.lock", *profile)
+    said += place.run("fetch", "--lock", images / CELL / "torch.lock", *profile, "--json")
+    said += place.run("fetch", "--model", f"{REPO}@{COMMIT}", *profile)
+    assert any(path.startswith("/index/signed/demo-") for path in place.site.asked)
+    assert f"Bearer {place.canaries['file']}" in place.hub.tokens
+    place.site.refuse = 403
+    said += place.run("fetch", "--lock", images / CELL / "base.lock", "--mirror", "site.yaml", "--to", "x", status=3)
+    url = f"https://localhost:1/file?X-Amz-Signature={place.canaries['signature']}"
+    said += place.run("fetch", url, "--sha256", "0" * 64, "--mirror", "site.yaml", status=3)
+    assert place.canaries.within(said) == set()
+    assert "demo-1.0-py3-none-any.whl" in said
+    assert place.left() == {str(place.home / "site.yaml"): PATHS}
+
+
+def test_a_fetch_that_is_killed(place: Place) -> None:
+    images = locked(place)
+    words = ("fetch", "--lock", images / CELL / "base.lock", "--mirror", "site.yaml", "--to", "got", "--limit", "1M")
+    command = [sys.executable, "-m", "envcheck", *map(str, words)]
+    with subprocess.Popen(command, cwd=place.home, env=place.env, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while not any('"piece"' in path.read_text() for path in place.home.glob("got/.*.journal")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    assert {path.suffix for path in (place.home / "got").iterdir()} >= {".part", ".journal"}
+    assert place.left() == {str(place.home / "site.yaml"): PATHS}
+
+
+def test_a_lock_a_published_tree_and_a_bundle(place: Place) -> None:
+    said = place.run("lock", "--model", f"{REPO}@{COMMIT}", "--mirror", "site.yaml", "--output", "m.lock")
+    store = ("store", "--store", "store")
+    said += place.run(*store, "publish", "--model-lock", "m.lock", "--mirror", "site.yaml")
+    said += place.run(*store, "export", "-o", "bundle")
+    said += place.run("store", "--store", "other", "import", "bundle")
+    said += place.run(*store, "verify", "--json") + place.run(*store, "df", "--json")
+    assert list((place.home / "other/current/").rglob("config.json"))
+    assert f"Bearer {place.canaries['file']}" in place.hub.tokens
+    assert place.canaries.within(said) == set()
+    assert place.left() == {str(place.home / "site.yaml"): PATHS}
+
+
+def test_probes_and_what_is_kept_of_them(place: Place) -> None:
+    images = locked(place)
+    for form in ((), ("--json",)):
+        lock = ("--lock", images / CELL / "base.lock", "--fresh", *form)
+        said = place.run("mirror", "probe", "site.yaml", *lock)
+        model = ("--model", f"{REPO}@{COMMIT}")
+        said += place.run("mirror", "probe", "site.yaml", *model, *form)
+        url = f"https://localhost:1/file?X-Amz-Signature={place.canaries['signature']}"
+        said += place.run("mirror", "probe", "site.yaml", "--need", url, *form, status=3)
+        place.site.refuse = 403
+        said += place.run("mirror", "probe", "site.yaml", *lock, status=1)
+        place.site.refuse = 0
+        assert place.canaries.within(said) == set()
+        assert "localhost" in said
+    assert len(list((place.home / ".cache/envcheck/probe").iterdir())) > 0
+    assert place.left() == {str(place.home / "site.yaml"): PATHS}
+
+
+FORMS = ("pip", "uv", "hf", "apt", "conda", "npm", "buildkitd", "daemon", "registries", "env")
+
+
+def test_settings_name_files_and_hold_no_secret(place: Place) -> None:
+    """Paths of the CA, the netrc and a token are in them: the machine's own clients read them there."""
+    said = place.run("mirror", "show", "site.yaml") + place.run("mirror", "show", "site.yaml", "--json")
+    for form in FORMS:
+        words = ("mirror", "show", "site.yaml", "--format", form, "--variant", "cpu", "--suite", "bookworm")
+        said += place.run(*words) + place.run(*words, "--json") + place.run(*words, "--to", place.home / form)
+    said += place.run("mirror", "env", "site.yaml") + place.run("mirror", "use", "site.yaml")
+    assert place.canaries.within(said) == PATHS
+    written = place.left()
+    assert {Path(file).name for file in written} >= {"pip.conf", ".npmrc", "envcheck.sh", "buildkitd.toml"}
+    assert set().union(*written.values()) == PATHS
+    roots = list((place.home / ".local/share/envcheck/ca").iterdir())
+    assert len(roots) == 1
+    assert place.canaries.below(*roots) == {}
+
+
+def test_the_doctor_says_where_a_secret_is_and_not_what(place: Place) -> None:
+    secret = place.canaries["secret"]
+    (place.home / "Dockerfile").write_text(
+        f"FROM x\nENV HF_TOKEN={secret}\nARG PIP_INDEX_URL=https://me:{secret}@mirror.example/simple\n"
+        f"RUN pip install --extra-index-url https://me:{secret}@mirror.example/whl/cu118 torch\n"
+        f"RUN curl -H 'Authorization: Bearer {secret}' http://mirror.example/x?token={secret}\n"
+    )
+    (place.home / ".bashrc").write_text(f"export HF_TOKEN={secret}\nexport http_proxy=http://me:{secret}@proxy:3128\n")
+    (place.home / ".npmrc").write_text(f"//mirror.example/:_authToken={secret}\n")
+    (place.home / ".config/pip").mkdir(parents=True)
+    (place.home / ".config/pip/pip.conf").write_text(
+        f"[global]\nindex-url = http://me:{secret}@mirror.example/simple\n"
+    )
+    said = place.run("mirror", "doctor", "Dockerfile", status=1) + place.run("mirror", "doctor", "--json", status=1)
+    assert "Dockerfile:2" in said
+    assert ".npmrc" in said
+    assert place.canaries.within(said) == set()
+
+
+def test_a_build_context_and_an_environment(place: Place) -> None:
+    """Nothing but the CA's certificates leaves for a build: neither where they lie, nor what else that file says."""
+    images = locked(place)
+    said = place.run("render", CELL, "--mirror", "site.yaml", "--out", "context")
+    context = place.home / "context"
+    assert "BEGIN CERTIFICATE" in (context / "mirror/ca.pem").read_text()
+    assert place.canaries.below(context) == {}
+    # The command it prints names the netrc, which is not in the context, by its path.
+    assert place.canaries.within(said) == {"directory"}
+    build = (
+        "--verbose",
+        "build",
+        CELL,
+        "--engine",
+        "venv",
+        "--images",
+        images,
+        "--mirror",
+        "site.yaml",
+        "--dest",
+        "venv",
+    )
+    said = place.run(*build)
+    assert "used pypi-1" in said
+    assert any(path.startswith("/index/signed/torch-") for path in place.site.asked)
+    assert place.left() == {str(place.home / "site.yaml"): PATHS}
+    shutil.rmtree(place.home / "venv")
+    shutil.rmtree(place.home / "uv")
+    place.site.refuse = 403
+    said += place.run(*build, status=1)
+    assert place.canaries.within(said) == set()
+    assert "X-Amz-Signature" not in said
+    assert "/index/signed/" in said
+    assert place.left() == {str(place.home / "site.yaml"): PATHS}
+
+
+@pytest.mark.tools
+def test_a_site_and_its_logs(place: Place) -> None:
+    """Logins, tokens and signed links that clients send are in none of its files, logs and metrics."""
+    if shutil.which("nginx", path=f"{place.env['PATH']}:/usr/sbin") is None:
+        pytest.skip("no nginx here (`make test` unpacks it where apt is)")
+    root, port, canaries = place.home / "site", free_ports(130), place.canaries
+    options = ("--no-hf", "--no-pytorch", "--link", "http://127.0.0.1:9", "--port", str(port), "--min-free", "0")
+    said = place.run("mirror", "site", "render", root, "--profile", "site.yaml", *options)
+    try:
+        said += place.run("mirror", "site", "up", root)
+        basic = {"Authorization": place.site.wanted}
+        bearer = {"Authorization": f"Bearer {canaries['token']}", "Cookie": f"session={canaries['token']}"}
+        base = f"http://127.0.0.1:{port}"
+        for path in (
+            "/pypi/simple/demo/",
+            "/files/127.0.0.1:9/x.whl",
+            "/static/none",
+            "/none",
+            "/files/127.0.0.1:9/%2f",
+        ):
+            for headers in (basic, bearer):
+                get(f"{base}{path}?X-Amz-Signature={canaries['signature']}", None, "GET", **headers)
+        said += place.run("mirror", "site", "status", root, "--json", status=0)
+        said += get(f"http://127.0.0.1:{port + 100}/metrics")[1].decode()
+    finally:
+        said += place.run("mirror", "site", "down", root)
+    assert '"uri":"/files/127.0.0.1:9/x.whl"' in (root / "logs/access.json").read_text()
+    left = place.left()
+    assert canaries.within(said) == set()
+    # nginx is told which CA its upstreams are held against.
+    assert {name for names in left.values() for name in names} == PATHS, left
+    assert not [file for file in left if "/logs/" in file]
+
+
+def test_a_run_and_every_form_of_its_report(place: Place) -> None:
+    words = ("run", "--level", "quick", "--python", sys.executable, "--output", "report.json", "--html", "run.html")
+    said = place.run(*words, "--summary", "summary.md", status=3)
+    for form in ("junit", "prometheus", "html", "markdown"):
+        said += place.run("report", "convert", "report.json", "--to", form, "--out", f"report.{form}")
+    said += place.run("judge", "report.json", "--json", status=3) + place.run("report", "redact", "report.json")
+    assert json.loads((place.home / "report.json").read_text())["outcomes"]
+    assert place.canaries.within(said) == set()
+    assert place.left() == {str(place.home / "site.yaml"): PATHS}
