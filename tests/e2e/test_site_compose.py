@@ -1,0 +1,200 @@
+"""A mirror site in containers: the rendered compose file as it is, its images made of this machine's own programs.
+
+No registry need be reachable: the images are variables of the file, and here they name local ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Image, Machine
+from tests.mirrors.site.test_up import CONFIG
+from tests.mirrors.site.upstreams import answers, free_port, free_ports, get, page, upstream, wheel
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+PROGRAMS = ("nginx", "docker-registry", "prometheus")
+LOCAL = "envcheck-test-site:1"
+IMAGES = ("NGINX_IMAGE", "REGISTRY_IMAGE", "PYTHON_IMAGE", "PROMETHEUS_IMAGE")
+DOCKERFILE = (
+    f"FROM {{base}}\nUSER 0\nCOPY {' '.join(PROGRAMS)} /usr/bin/\nRUN ln -s docker-registry /usr/bin/registry\n"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Composed:
+    """A site that compose has started, its upstreams, and an engine that pulls through it."""
+
+    machine: Machine
+    root: Path
+    port: int
+    index: subprocess.Popen[bytes]
+    registry: subprocess.Popen[bytes]
+    origin: str
+
+    def envcheck(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of the site's, with the images there are."""
+        return self.machine.envcheck(
+            "mirror", "site", *arguments, str(self.root), "--compose", **dict.fromkeys(IMAGES, LOCAL)
+        )
+
+    def installed(self, to: Path) -> None:
+        """Install a package through the site, with nothing cached and its hash demanded."""
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--no-cache-dir",
+            "--disable-pip-version-check",
+            "--require-hashes",
+        ]
+        command = [*pip, "--index-url", f"http://127.0.0.1:{self.port}/pypi/simple", "--target", str(to)]
+        env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PIP_CONFIG_FILE": "/dev/null", "no_proxy": "*"}
+        command += ["-r", str(self.root.parent / "lock")]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def programs(machine: Machine, image: Image) -> str:
+    """Return an image with this machine's servers in it."""
+    with tempfile.TemporaryDirectory() as context:
+        for name in PROGRAMS:
+            found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+            if found is None:
+                pytest.skip(f"no {name} here (`make test` unpacks it where apt is)")
+            shutil.copy(found, context)
+        Path(context, "Dockerfile").write_text(DOCKERFILE.format(base=image.reference))
+        output = f"--output=type=image,name={LOCAL},compression=uncompressed"
+        done = machine.docker("build", "--quiet", output, context)
+    assert done.returncode == 0, done.stderr
+    return LOCAL
+
+
+@pytest.fixture(scope="module")
+def composed(machine: Machine, programs: str) -> Iterator[Composed]:
+    """Return a running site: a package index and a registry of one image are its upstreams."""
+    assert programs
+    # Whom nginx' workers run as in a container must reach the site, and pytest keeps its own directories to its user.
+    scratch = Path(tempfile.mkdtemp(prefix="envcheck-site-"))
+    scratch.chmod(0o755)
+    index, port, at = upstream(scratch / "index", "127.0.0.2"), free_ports(130), f"127.0.0.7:{free_port('127.0.0.7')}"
+    made = wheel(index.tree / "own", "nearlib", ballast=9_000_000)
+    page(index.tree / "simple", "nearlib", {f"/own/{made.name}": made})
+    (scratch / "lock").write_text(f"nearlib==1.0 --hash=sha256:{hashlib.sha256(made.read_bytes()).hexdigest()}\n")
+    (scratch / "profile.yaml").write_text(f"pypi: [{{url: {index.origin}/simple}}]\n")
+    (scratch / "registry.yml").write_text(CONFIG.format(root=scratch / "registry", at=at))
+    registry = subprocess.Popen(
+        [shutil.which("docker-registry") or "", "serve", str(scratch / "registry.yml")],
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    answers(f"http://{at}/", registry)
+    options = ["--profile", str(scratch / "profile.yaml"), "--link", index.origin, "--no-pytorch", "--no-hf"]
+    options += ["--port", str(port), "--min-free", "0", "--registry", f"docker.io=http://{at}"]
+    site = Composed(machine, scratch / "site", port, index.process, registry, at)
+    done = machine.envcheck("mirror", "site", "render", str(site.root), *options)
+    assert done.returncode == 0, done.stderr
+    try:
+        yield site
+    finally:
+        site.envcheck("down")
+        for process in (index.process, registry):
+            process.kill()
+            process.wait(20)
+        shutil.rmtree(scratch)
+
+
+@pytest.fixture(scope="module")
+def mirrored(composed: Composed) -> Iterator[Composed]:
+    """Have the engine pull through the site, by the daemon.json that envcheck renders for it, joined to its own."""
+    shown = composed.machine.envcheck("mirror", "show", str(composed.root / "client.yaml"), "--format", "daemon")
+    assert shown.returncode == 0, shown.stderr
+    run = Path(composed.machine.env["DOCKER_HOST"].removeprefix("unix://")).parent
+    own = (run / "daemon.json").read_text()
+    dockerd = int((run / "pid").read_text())
+    (run / "daemon.json").write_text(json.dumps({**json.loads(own), **json.loads(shown.stdout)}))
+    os.kill(dockerd, signal.SIGHUP)
+    wanted = f"http://127.0.0.1:{composed.port + 2}/"
+    for _ in range(100):
+        if wanted in composed.machine.docker("info", "--format", "{{.RegistryConfig.Mirrors}}").stdout:
+            break
+        time.sleep(0.1)
+    yield composed
+    (run / "daemon.json").write_text(own)
+    os.kill(dockerd, signal.SIGHUP)
+
+
+def states(site: Composed) -> dict[str, str]:
+    said = json.loads(site.envcheck("status", "--json").stdout)
+    return {part["name"]: part["state"] for part in said["parts"]}
+
+
+def test_a_site_runs_in_containers_serves_without_its_upstream_and_leaves_nothing(
+    mirrored: Composed, tmp_path: Path
+) -> None:
+    site, machine = mirrored, mirrored.machine
+    done = site.envcheck("up")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(states(site)) == {"registry-docker.io", "exporter", "prometheus", "nginx"}
+    assert set(states(site).values()) == {"running"}
+    site.installed(tmp_path / "one")
+    _push(site, tmp_path)
+    pulled = machine.docker("pull", "library/small:1")
+    assert pulled.returncode == 0, pulled.stderr
+    _cut_off(site)
+    site.installed(tmp_path / "two")
+    assert machine.docker("rmi", "library/small:1").returncode == 0
+    again = machine.docker("pull", "library/small:1")
+    assert again.returncode == 0, again.stderr
+    built = machine.docker("build", "--no-cache", "--pull", "--quiet", "-", stdin="FROM library/small:1\nCMD x\n")
+    assert built.returncode == 0, built.stderr
+    metrics = get(f"http://127.0.0.1:{site.port + 100}/metrics")[1].decode()
+    assert 'requests_total{part="files",outcome="ok"} 2\n' in metrics
+    assert 'downloads_total{outcome="error"} 0\n' in metrics
+    assert b'"health":"up"' in get(f"http://127.0.0.1:{site.port + 101}/api/v1/targets")[1]
+    ended = machine.docker("kill", "envcheck-mirror-exporter-1")
+    assert ended.returncode == 0, ended.stderr
+    assert (site.envcheck("status").returncode, states(site)["exporter"]) == (1, "ended")
+    assert site.envcheck("down").returncode == 0
+    assert set(states(site).values()) == {"not started"}
+    assert "envcheck-mirror" not in machine.docker("ps", "--all").stdout
+
+
+def _push(site: Composed, scratch: Path) -> None:
+    """Put a small image into the upstream's registry, and forget it here."""
+    (scratch / "small").mkdir()
+    (scratch / "small/file").write_bytes(os.urandom(200_000))
+    (scratch / "small/Dockerfile").write_text("FROM scratch\nCOPY file /file\n")
+    name = f"{site.origin}/library/small:1"
+    for command in (["build", "--quiet", "--tag", name, str(scratch / "small")], ["push", name], ["rmi", name]):
+        done = site.machine.docker(*command)
+        assert done.returncode == 0, done.stderr
+
+
+def _cut_off(site: Composed) -> None:
+    """End the upstreams once the registry of the site has stored what it sent."""
+    stored = site.root / "cache/registry/docker.io/docker/registry/v2"
+    for _ in range(200):
+        if list(stored.glob("blobs/sha256/*/*/data")) and list(
+            stored.glob("repositories/library/small/_layers/sha256/*")
+        ):
+            break
+        time.sleep(0.1)
+    time.sleep(1)
+    for process in (site.index, site.registry):
+        process.terminate()
+        process.wait(20)
