@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import fcntl
@@ -14,12 +15,17 @@ from typing import Final
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch import journal
 from envcheck.mirrors.fetch.pieces import spans
-from envcheck.mirrors.fetch.wanted import Means, StoppedError
+from envcheck.mirrors.fetch.wanted import Means, StoppedError, Wanted
 
 # Seconds between looks at whether the other process has ended; a wait in the kernel could not be interrupted.
 _LOOK: Final = 0.2
 # What st_blocks counts in, whatever the file system (stat(2)).
 _BLOCK: Final = 512
+
+
+def part_of(wanted: Wanted) -> Path:
+    """Return where a file is as long as it is unfinished."""
+    return wanted.path.with_name(f".{wanted.path.name}.{wanted.sha256[:8]}.part")
 
 
 def journal_of(part: Path) -> Path:
@@ -102,6 +108,34 @@ def _same(file: int, part: Path) -> bool:
         return False
     mine = os.fstat(file)
     return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
+
+def room_for(many: Sequence[Wanted]) -> None:
+    """Raise UnavailableError where all the files together are more than their file systems have room for.
+
+    What has no known size, or may be linked from this machine, is not counted; each file reserves its own room later.
+    """
+    needs: collections.Counter[int] = collections.Counter()
+    folders: dict[int, Path] = {}
+    for wanted in many:
+        folder = next(above for above in wanted.path.parents if above.exists())
+        device = folder.stat().st_dev
+        folders.setdefault(device, folder)
+        needs[device] += 0 if wanted.local else _lacks(wanted)
+    for device, size in needs.items():
+        room = shutil.disk_usage(folders[device])
+        if room.total and size > room.free:
+            raise _no_room(folders[device] / "all", size)
+
+
+def _lacks(wanted: Wanted) -> int:
+    """Return the bytes of room that a file takes which it does not hold yet."""
+    with contextlib.suppress(FileNotFoundError):
+        if wanted.path.stat().st_size == wanted.size:
+            return 0
+    with contextlib.suppress(FileNotFoundError):
+        return max(0, (wanted.size or 0) - part_of(wanted).stat().st_blocks * _BLOCK)
+    return wanted.size or 0
 
 
 def reserve(file: int, size: int, part: Path) -> None:

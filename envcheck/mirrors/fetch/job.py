@@ -123,9 +123,7 @@ class Job:
     def _work(self) -> None:
         try:
             while (task := self._next()) is not None:
-                began = time.monotonic()
-                failure, etag = self._piece(task)
-                self._settled(task, failure, etag, time.monotonic() - began)
+                self._settled(task, *self._piece(task))
         finally:
             with self._changed:
                 self._working -= 1
@@ -144,19 +142,20 @@ class Job:
                 self._changed.wait(min(wait, _TICK) if wait else _TICK)
             return None
 
-    def _piece(self, task: Task) -> tuple[Failure | None, str | None]:
+    def _piece(self, task: Task) -> tuple[Failure | None, str | None, float]:
+        """Return why it did not come, the ETag, and the seconds that its bytes took."""
         try:
             with self._line.asked(task.source, answers.request(task)) as answer:
                 failure = answers.judge(task, answer.status, answer.headers, self.size, time.time())
-                etag = answers.etag_of(answer.headers)
+                etag, began = answers.etag_of(answer.headers), time.monotonic()
                 if failure is None:
                     with self._changed:
                         self._board.answered(task, etag)
                         self._changed.notify_all()
                     failure = self._line.receive(task.span, answer)
-                return failure, etag
+                return failure, etag, time.monotonic() - began
         except NetworkError as error:
-            return Failure(str(error), got=self._line.coming.get(threading.get_ident(), 0)), None
+            return Failure(str(error), got=self._line.coming.get(threading.get_ident(), 0)), None, 0.0
 
     def _settled(self, task: Task, failure: Failure | None, etag: str | None, seconds: float) -> None:
         with self._changed:

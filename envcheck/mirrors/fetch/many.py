@@ -9,6 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final
 
 from envcheck.errors import EnvcheckError, PromiseError
+from envcheck.mirrors.fetch.disk import room_for
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.fetch.wanted import Fetched, Means, Wanted
 
@@ -34,8 +35,10 @@ class Totals:
 def fetch_all(wanted: Sequence[Wanted], means: Means, done: Callable[[Fetched], None]) -> list[Fetched]:
     """Fetch every file, in the order of `wanted` in the answer; `done` hears of each as it is there.
 
-    What one file fails with is raised when the others are there. An interrupt stops all, and keeps what has come.
+    What one file fails with is raised when the others are there; that there is no room for all, before anything is
+    asked for. An interrupt stops all, and keeps what has come.
     """
+    room_for(wanted)
     totals = Totals(wanted)
 
     def one(number: int) -> Fetched:

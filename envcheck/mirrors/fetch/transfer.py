@@ -25,7 +25,7 @@ def fetch(wanted: Wanted, means: Means) -> Fetched:
     """
     began = time.monotonic()
     wanted.path.parent.mkdir(parents=True, exist_ok=True)
-    part = wanted.path.with_name(f".{wanted.path.name}.{wanted.sha256[:8]}.part")
+    part = disk.part_of(wanted)
     with disk.locked(part, means) as file:
         size = _already(wanted)
         if size is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,6 +46,24 @@ def test_the_others_come_though_one_does_not(serve: Serve, wanted: Want, means: 
     with pytest.raises(UnavailableError, match="gone: no source gives it"):
         fetch_all(many, means, lambda _: None)
     assert [want.path.exists() for want in many] == [False, True, True]
+
+
+def test_room_for_all_of_them_is_looked_for_before_anything_is_asked(
+    serve: Serve, wanted: Want, means: Means, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two files of three have room; then one of them is there, and another is linked from this machine."""
+    server = serve()
+    many, usage = copies(wanted(server), 3), shutil.disk_usage("/")
+    size = many[0].size or 0
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=2 * size))
+    with pytest.raises(UnavailableError, match=rf": {3 * size} bytes are needed and {2 * size} are free"):
+        fetch_all(many, means, lambda _: None)
+    assert server.asked == []
+    fetch_all(many[:1], means, lambda _: None)
+    linked = dataclasses.replace(many[1], local=(many[0].path,))
+    fetch_all([many[0], linked, many[2]], means, lambda _: None)
+    assert all(want.path.exists() for want in many)
+    assert server.sent == 2 * size
 
 
 def test_wrong_bytes_are_told_before_what_is_not_to_be_had(serve: Serve, wanted: Want, means: Means) -> None:
