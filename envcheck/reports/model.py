@@ -7,7 +7,7 @@ import os
 import platform
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -17,6 +17,9 @@ from envcheck.node.snapshot import Snapshot
 from envcheck.runner.place import Place, place
 from envcheck.runner.record import Mode, OutcomeRow, Plan, Row, TargetFacts, Timing, Verdict, plain
 from envcheck.runner.run import Run
+
+SCHEMA: Final = "envcheck/report/1"
+_FIX: Final = "give the file that `envcheck run --output` wrote"
 
 
 class HostFacts(Row, frozen=True, kw_only=True):
@@ -38,7 +41,7 @@ class RunReport(Row, frozen=True, kw_only=True):
     that judged its evidence again.
     """
 
-    schema: Literal["envcheck/report/1"] = "envcheck/report/1"
+    schema: Literal["envcheck/report/1"] = SCHEMA
     tool: str
     started: str
     ended: str
@@ -134,13 +137,29 @@ def _persist(directory: Path) -> None:
 def load(path: Path) -> RunReport:
     """Return a report read back; a file that is none is a ConfigError naming the field."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunReport)
+        content = path.read_bytes()
+        return msgspec.json.decode(content, type=RunReport)
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
-        raise ConfigError(message, fix="give the file that `envcheck run --output` wrote") from error
+        raise ConfigError(message, fix=_FIX) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        message = f"{path} is no report: {error}"
-        raise ConfigError(message, fix="give the file that `envcheck run --output` wrote") from error
+        other = _other_schema(content)
+        message = f"{path} is of another schema: {other}, not {SCHEMA}" if other else f"{path} is no report: {error}"
+        fix = "read it with an envcheck of the version that wrote it" if other else _FIX
+        raise ConfigError(message, fix=fix) from error
+
+
+class _Head(msgspec.Struct):
+    schema: str
+
+
+def _other_schema(content: bytes) -> str | None:
+    """Return the schema of what another version of envcheck wrote; None for what is no report at all."""
+    try:
+        schema = msgspec.json.decode(content, type=_Head).schema
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return schema if schema != SCHEMA and schema.startswith(SCHEMA.rpartition("/")[0]) else None
 
 
 def json_schema() -> bytes:

@@ -51,13 +51,24 @@ def test_a_report_conforms_to_the_schema(report: MakeReport, tmp_path: Path, mod
     assert conforms(encode(report(FAIL, mode=mode)).decode(), tmp_path)
 
 
-@pytest.mark.parametrize("change", [{"schema": "envcheck/report/2"}, {"mode": "tpu"}, {"outcomes": [{}]}, {"more": 1}])
+@pytest.mark.parametrize(
+    "change", [{"schema": "envcheck/other/1"}, {"schema": 1}, {"mode": "tpu"}, {"outcomes": [{}]}, {"more": 1}]
+)
 def test_what_is_no_report_does_not_conform_and_is_not_read(
     report: MakeReport, tmp_path: Path, change: dict[str, Any]
 ) -> None:
     text = json.dumps({**json.loads(encode(report(FAIL))), **change})
     assert not conforms(text, tmp_path)
     with pytest.raises(ConfigError, match=r"instance\.json is no report"):
+        load(tmp_path / "instance.json")
+
+
+def test_the_report_of_another_version_is_told_as_one(report: MakeReport, tmp_path: Path) -> None:
+    later = {**json.loads(encode(report(FAIL))), "schema": "envcheck/report/2", "more": 1}
+    assert not conforms(json.dumps(later), tmp_path)
+    with pytest.raises(
+        ConfigError, match="is of another schema: envcheck/report/2, not envcheck/report/1; read it with"
+    ):
         load(tmp_path / "instance.json")
 
 
