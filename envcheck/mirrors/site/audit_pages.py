@@ -53,9 +53,12 @@ def read(site: Site, wanted: Collection[str]) -> Pages:
 def _add(pages: Pages, answer: Answer, site: Site, wanted: Collection[str]) -> None:
     part, _, path = answer.key.partition("|")
     index = next((one for one in site.indexes if one.part == part), None)
+    if index is None:  # a page of somebody else's tree, as apt's lists: its clients have signatures for it
+        pages.left.append(Finding(answer.key, "unknown", "no lock holds it, and it is no page of an index"))
+        return
     try:
         body = _body(answer)
-        page = f"{index.url}{path.rpartition('|')[0]}" if index else ""
+        page = f"{index.url}{path.rpartition('|')[0]}"
         found = {**dict(_files(body, answer.kind, page)), **dict(_metadata(body, answer.kind, page))}
     except FileNotFoundError:
         return

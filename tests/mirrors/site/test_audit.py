@@ -8,6 +8,7 @@ import os
 import pty
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from envcheck.mirrors.site.audit_disk import Unread
 from envcheck.mirrors.site.cachefile import Slice, answers, slices
 from envcheck.mirrors.site.render import render
 from tests.mirrors.site.audits import audit as audited
-from tests.mirrors.site.conftest import Authority, World, envcheck
+from tests.mirrors.site.conftest import ROOT, Authority, World, envcheck
 from tests.mirrors.site.test_render import site as everything
 from tests.mirrors.site.test_served import Served, lock
 from tests.mirrors.site.upstreams import get
@@ -206,6 +207,30 @@ def test_what_cannot_be_read_is_no_healthy_cache(served: Served, authority: Auth
     assert f"unreadable: {there}: Too many levels of symbolic links" in done.stdout
     assert done.stdout.splitlines()[-1] == "packages: 1 unreadable, 1 clean, 1 not cached"
     assert not (site / "state/audit.json").exists()
+
+
+def test_pages_of_others_trees_and_pages_that_are_none_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "site.json").write_text(render(everything(tmp_path))["site.json"])
+    (tmp_path / "state").mkdir()
+    folder = tmp_path / "cache/index/a/bc"
+    folder.mkdir(parents=True)
+    pages = {"https://apt.example/debian/dists/x/InRelease": "text/plain", "pypi|/x/|json": "application/json"}
+    for number, (key, kind) in enumerate(pages.items()):
+        named = f"\nKEY: {key}\n".encode()
+        told = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n\r\n".encode()
+        start = 58 + len(named)
+        head = struct.pack("=Q5qIHHH", 5, 0, 0, 0, 0, 0, 0, 0, start, start + len(told))
+        (folder / str(number)).write_bytes(head + named + told + b"no JSON")
+    code, found = audited(tmp_path, "packages", "--lock", str(ROOT / "images/torch2.13.0-cpu-py311/torch.lock"))
+    said = {name: (one["verdict"], one["about"]) for name, one in found.items() if one["verdict"] != "not cached"}
+    assert code == 3
+    assert said == {
+        "https://apt.example/debian/dists/x/InRelease": (
+            "unknown",
+            "no lock holds it, and it is no page of an index",
+        ),
+        "pypi|/x/|json": ("unknown", "its page is no PEP 691 JSON"),
+    }
 
 
 @pytest.mark.parametrize(
