@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from envcheck.mirrors.store import Store
 
 Progress = Callable[[int, int], None]
+_MEND: Final = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room (`envcheck store gc`), or name another directory"),
+    errno.EIO: "the disk fails: `envcheck store verify` says what is lost",
+}
 
 
 def open_store(root: Path | None) -> Store:
@@ -42,7 +47,7 @@ def disk_errors(root: Path) -> Iterator[None]:
         raise  # of whoever read our output, and not of the store
     except OSError as error:
         message = f"{error.filename or root}: {error.strerror or error}"
-        raise UnavailableError(message, fix="make room, mend its rights, or name another directory") from error
+        raise UnavailableError(message, fix=_MEND.get(error.errno or 0, "mend its rights, or name another")) from error
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.mirrors.store import sync
+from envcheck.mirrors.storefs import sync
 
 SUMS: Final = "bundle.sha256"
 # Their names have three digits, so that `cat bundle.tar.*` has them in order.

@@ -23,10 +23,10 @@ from envcheck.mirrors import contents as known
 from envcheck.mirrors import versions
 from envcheck.mirrors.contents import Contents
 from envcheck.mirrors.describe import metadata_of
-from envcheck.mirrors.fetch.verify import digest_of
 from envcheck.mirrors.publish import tree
-from envcheck.mirrors.store import Store, unwritable
-from envcheck.mirrors.versions import Manifest
+from envcheck.mirrors.store import Store
+from envcheck.mirrors.storefs import digest_or_none, unwritable
+from envcheck.mirrors.versions import Hashes, Manifest
 
 _LEFT: Final = {True: "left as it is: the store may not be written", False: "nothing here has it"}
 Hear = Callable[[str, int], None]
@@ -68,7 +68,7 @@ def verify(store: Store, hear: Hear = lambda _name, _size: None, bring: Bring | 
     """
     told = {number: _manifest(store, number) for number in versions.numbers(store)}
     held = {number: one for number, one in told.items() if not isinstance(one, Fault)}
-    hashes: dict[tuple[int, int], str] = {}
+    hashes: Hashes = {}
     seen = _objects(store, hashes, hear)
     for number, one in held.items():
         _look_at(store, number, one, hashes, seen)
@@ -101,28 +101,24 @@ def _manifest(store: Store, number: int) -> Manifest | Fault:
         return Fault(file=file, sha256="", what=what, versions=[number], mended=None, left=left)
 
 
-def _objects(store: Store, hashes: dict[tuple[int, int], str], hear: Hear) -> dict[str, _Sight]:
+def _objects(store: Store, hashes: Hashes, hear: Hear) -> dict[str, _Sight]:
     seen = {}
     for one in store.objects():
         hear(store.name(one.sha256) or one.sha256, one.size)
         with contextlib.suppress(FileNotFoundError):
             found = _hash(store.path(one.sha256), hashes)
             if found != one.sha256:
-                seen[one.sha256] = _Sight("it has another hash", wrong=True)
+                seen[one.sha256] = _Sight(versions.said_of(found), wrong=True)
     return seen
 
 
-def _look_at(
-    store: Store, number: int, told: Manifest, hashes: dict[tuple[int, int], str], seen: dict[str, _Sight]
-) -> None:
+def _look_at(store: Store, number: int, told: Manifest, hashes: Hashes, seen: dict[str, _Sight]) -> None:
     root = store.root / "versions" / str(number)
     for file, what in versions.differences(root, told.files, hashes):
         seen.setdefault(file.sha256, _Sight(what)).places.append((number, root / file.path))
 
 
-def _find_copies(
-    store: Store, number: int, told: Manifest, hashes: dict[tuple[int, int], str], seen: dict[str, _Sight]
-) -> None:
+def _find_copies(store: Store, number: int, told: Manifest, hashes: Hashes, seen: dict[str, _Sight]) -> None:
     """Note which file of a tree is intact where the store's own is not, or not there."""
     for file in told.files:
         path = store.root / "versions" / str(number) / file.path
@@ -134,12 +130,12 @@ def _find_copies(
                 sight.copy = path
 
 
-def _hash(path: Path, hashes: dict[tuple[int, int], str]) -> str:
+def _hash(path: Path, hashes: Hashes) -> str | None:
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
         inode = stat.st_dev, stat.st_ino
         if inode not in hashes:
-            hashes[inode] = digest_of(file.fileno(), stat.st_size)
+            hashes[inode] = digest_or_none(file.fileno())
         return hashes[inode]
 
 

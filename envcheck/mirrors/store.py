@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import fcntl
 import hashlib
 import json
 import os
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -26,17 +24,12 @@ from typing import Final, NamedTuple
 
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.verify import digest_of
 from envcheck.mirrors.fetch.wanted import Fetched, Means, Wanted
+from envcheck.mirrors.storefs import READ_ONLY, clone_or_copy, digest_or_none, link, sync, temporary, unwritable
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-# linux/fs.h: _IOW(0x94, 9, int).
-_FICLONE: Final = 0x40049409
-_READ_ONLY: Final = 0o444
-_NOT_TO_WRITE: Final = {errno.EROFS, errno.EACCES, errno.EPERM}
 # What processes at work keep from eviction: a file each, which its process holds locked.
 HELD: Final = "held"
-_NO_LINK: Final = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
 class Object(NamedTuple):
@@ -92,14 +85,14 @@ class Store:
         except (PromiseError, UnavailableError) as error:
             message = error.message.replace(f"{wanted.sha256}: ", f"{wanted.path.name}: ", 1)
             raise type(error)(message, fix=error.fix) from error
-        path.chmod(_READ_ONLY)
+        path.chmod(READ_ONLY)
         self.touch(wanted.sha256, wanted.path.name)
         return done
 
     def adopt(self, source: Path, sha256: str, name: str | None = None) -> None:
         """Take a copy of a file on this machine; raise PromiseError when the copy has another hash."""
         with self._draft(sha256) as draft, source.open("rb") as file, draft.open("r+b") as copy:
-            _clone_or_copy(file.fileno(), copy.fileno())
+            clone_or_copy(file.fileno(), copy.fileno())
             self._settle(draft, copy.fileno(), sha256, source)
         self.touch(sha256, name or source.name)
 
@@ -112,7 +105,7 @@ class Store:
             source.unlink()
             self.touch(sha256, name)
             return
-        source.chmod(_READ_ONLY)
+        source.chmod(READ_ONLY)
         self.path(sha256).parent.mkdir(parents=True, exist_ok=True)
         source.replace(self.path(sha256))
         sync(self.path(sha256).parent)
@@ -136,7 +129,7 @@ class Store:
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = target.with_name(f".link-{os.getpid()}-{time.monotonic_ns()}")
         try:
-            _link(self.path(sha256), fresh)
+            link(self.path(sha256), fresh)
             fresh.replace(target)
         except FileNotFoundError as error:
             message = f"{self.root}: there is no {self.name(sha256) or sha256}"
@@ -160,11 +153,10 @@ class Store:
         self.path(sha256).unlink(missing_ok=True)
         self._info(sha256).unlink(missing_ok=True)
 
-    def digest(self, sha256: str) -> tuple[str, int]:
-        """Return the hash that an object really has, and its inode."""
+    def digest(self, sha256: str) -> tuple[str | None, int]:
+        """Return the hash that an object really has, None where the disk does not give it back, and its inode."""
         with self.path(sha256).open("rb") as file:
-            stat = os.fstat(file.fileno())
-            return digest_of(file.fileno(), stat.st_size), stat.st_ino
+            return digest_or_none(file.fileno()), os.fstat(file.fileno()).st_ino
 
     def sound(self, sha256: str) -> bool:
         """Tell whether an object is there and has its hash."""
@@ -225,71 +217,15 @@ class Store:
         """Give an empty file beside an object's place; what was not settled ends with the block."""
         folder = self.path(sha256).parent
         folder.mkdir(parents=True, exist_ok=True)
-        with _temporary(folder) as draft:
+        with temporary(folder) as draft:
             yield draft
 
     def _settle(self, draft: Path, file: int, sha256: str, source: Path) -> None:
         """Hash what the disk gives back of a draft, and name it if it is what it must be."""
-        if digest_of(file, os.fstat(file).st_size) != sha256:
+        if digest_or_none(file) != sha256:
             message = f"{source}: it has another sha256 than {sha256}"
             raise PromiseError(message, fix="it is not the file that was asked for: leave it out, or get it anew")
         os.fsync(file)
-        os.fchmod(file, _READ_ONLY)
+        os.fchmod(file, READ_ONLY)
         draft.replace(self.path(sha256))
         sync(draft.parent)
-
-
-@contextlib.contextmanager
-def unwritable() -> Iterator[None]:
-    """Leave out what is only noted, where the store may be read and not written."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _NOT_TO_WRITE:
-            raise
-
-
-def sync(folder: Path) -> None:
-    """Have a directory's entries on the disk."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        target.hardlink_to(source)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        if error.errno not in _NO_LINK:
-            raise
-        _duplicate(source, target)
-
-
-def _duplicate(source: Path, target: Path) -> None:
-    with source.open("rb") as there, _temporary(target.parent) as draft, draft.open("r+b") as here:
-        _clone_or_copy(there.fileno(), here.fileno())
-        os.fchmod(here.fileno(), _READ_ONLY)
-        draft.replace(target)
-
-
-@contextlib.contextmanager
-def _temporary(folder: Path) -> Iterator[Path]:
-    file, name = tempfile.mkstemp(prefix=".draft-", dir=folder)
-    os.close(file)
-    try:
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-def _clone_or_copy(source: int, target: int) -> None:
-    """Share the blocks where the file system can (btrfs, XFS), and copy the bytes where it cannot."""
-    try:
-        fcntl.ioctl(target, _FICLONE, source)
-    except OSError:
-        with open(source, "rb", closefd=False) as there, open(target, "wb", closefd=False) as here:
-            shutil.copyfileobj(there, here, 1 << 20)

@@ -19,12 +19,14 @@ import msgspec
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.mirrors import contents as known
 from envcheck.mirrors.contents import Contents
-from envcheck.mirrors.fetch.verify import digest_of
 from envcheck.mirrors.publish import tree
-from envcheck.mirrors.store import Store, sync
+from envcheck.mirrors.store import Store
+from envcheck.mirrors.storefs import digest_or_none, sync
 
 MANIFEST: Final = "manifest.json"
 Progress = Callable[[int, int], None]
+# (device, inode) -> what that file's bytes hash to, None where the disk does not give them back.
+Hashes = dict[tuple[int, int], str | None]
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -124,12 +126,12 @@ def rollback(store: Store, *, hashed: bool = True, progress: Progress = lambda _
 def differences(
     root: Path,
     files: list[File],
-    known_hashes: dict[tuple[int, int], str] | None,
+    known_hashes: Hashes | None,
     progress: Progress = lambda _there, _all: None,
 ) -> list[tuple[File, str]]:
     """Return which files below `root`, a version's, are not what they must be, and what they are.
 
-    `known_hashes` maps (device, inode) to a hash, and learns what is hashed here; None to look at the sizes alone.
+    `known_hashes` learns what is hashed here; None to look at the sizes alone.
     """
     done, total, found = 0, sum(file.size for file in files), []
     for file in files:
@@ -140,7 +142,12 @@ def differences(
     return found
 
 
-def _difference(path: Path, file: File, known_hashes: dict[tuple[int, int], str] | None) -> str | None:
+def said_of(digest: str | None) -> str:
+    """Return what is said of a file that has not its hash."""
+    return "the disk does not give it back" if digest is None else "it has another hash"
+
+
+def _difference(path: Path, file: File, known_hashes: Hashes | None) -> str | None:
     try:
         with path.open("rb") as there:
             stat = os.fstat(there.fileno())
@@ -150,8 +157,8 @@ def _difference(path: Path, file: File, known_hashes: dict[tuple[int, int], str]
                 return None
             inode = stat.st_dev, stat.st_ino
             if inode not in known_hashes:
-                known_hashes[inode] = digest_of(there.fileno(), stat.st_size)
-            return None if known_hashes[inode] == file.sha256 else "it has another hash"
+                known_hashes[inode] = digest_or_none(there.fileno())
+            return None if known_hashes[inode] == file.sha256 else said_of(known_hashes[inode])
     except FileNotFoundError:
         return "it is not there"
 

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -296,6 +297,40 @@ def test_a_disk_that_is_too_full_for_a_version_serves_the_one_before(mount: Moun
     assert heal.verify(store) == []
 
 
+def test_what_the_disk_does_not_give_back_is_found_and_mended(mount: Mount, tmp_path: Path) -> None:
+    """Btrfs hashes its blocks: where one has changed on the disk, reading is an error, and no other bytes."""
+    disk = mount("btrfs", 200)
+    store = Store(disk / "store")
+    content = data(1)
+    contents = model(store, content, data(2))
+    for number in range(2):
+        versions.publish(store, model(store, data(3 + number), repo=f"o/{number}"), keep=3)
+        versions.publish(store, contents, keep=3)
+    digest = hashlib.sha256(content).hexdigest()
+    served = store.root / "current/hf/o/r/resolve" / ("0" * 40) / "f0.bin"
+    subprocess.run(["umount", str(disk)], check=True)
+    image = tmp_path / "disk.img"
+    with image.open("r+b") as file:
+        at = file.read().index(content[:4096])
+        file.seek(at)
+        file.write(b"another")
+    subprocess.run(["mount", "-o", "loop", str(image), str(disk)], check=True)
+    with pytest.raises(OSError, match="Input/output error"):
+        served.read_bytes()
+    assert "the disk does not give it back" in str(run(store, "rollback").exception)
+    assert "the disk fails: `envcheck store verify`" in str(run(store, "export", "-o", str(tmp_path / "b")).exception)
+    assert list((tmp_path / "b").iterdir()) == []
+    done = run(store, "verify")
+    assert (done.exception, done.return_value) == (None, 1)
+    assert "the disk does not give it back; in version" in done.stdout
+    assert not served.exists()
+    with pytest.raises(UnavailableError, match="the files to publish are not there"):
+        versions.publish(store, msgspec.structs.replace(contents, branches={"o/r@main": "0" * 40}), keep=3)
+    assert store.add(content, "f0.bin") == digest
+    assert run(store, "verify").return_value == 1
+    assert (run(store, "verify").return_value, served.read_bytes()) == (0, content)
+
+
 @pytest.fixture
 def sealed(mount: Mount, tmp_path: Path) -> Store:
     """Return a store with two versions that may be read alone; a file of both has rotted."""
@@ -323,7 +358,7 @@ def test_a_read_only_store_is_read_and_told_of(sealed: Store, tmp_path: Path) ->
     for arguments in (["gc", "--high", "0", "--low", "0"], ["import", str(tmp_path / "b")], ["switch", "2"]):
         error = run(sealed, *arguments).exception
         assert isinstance(error, UnavailableError), arguments
-        assert str(error).endswith("Read-only file system; make room, mend its rights, or name another directory")
+        assert str(error).endswith("Read-only file system; mend its rights, or name another")
         assert "\n" not in str(error)
 
 
@@ -367,5 +402,5 @@ def test_a_disk_that_is_too_small_for_a_bundle_keeps_none_of_it(mount: Mount, tm
     versions.publish(store, model(store, *(data(number) for number in range(20))), keep=1)
     error = run(store, "export", "-o", str(disk / "out"), "--part-size", "4M").exception
     assert isinstance(error, UnavailableError)
-    assert "No space left" in str(error)
+    assert "No space left on device; make room (`envcheck store gc`), or name another directory" in str(error)
     assert list((disk / "out").iterdir()) == []
