@@ -57,11 +57,21 @@ def test_the_fastest_that_has_all_comes_first_and_the_others_stand_by(
     done = run("fetch", "--model", REPO, "--to", str(tmp_path / "to"), "--json")
     assert done.return_value == 0, done.output
     assert {host for file in json.loads(done.stdout)["files"] for host in file["sources"]} == {fast.netloc}
-    lines = [line.strip() for line in done.stderr.splitlines()]
-    assert lines[0].startswith("hf: fast (")
-    assert lines[1].startswith("hf: slow (")
-    assert f"hf: not lacking: 3 of 4 there; vocab.txt: {lacking.netloc} answers 404" in " ".join(lines)
+    said = " ".join(done.stderr.split())
+    assert 0 <= said.find("hf: fast (") < said.find("hf: slow (")
+    assert f"hf: not lacking: 3 of 4 there; vocab.txt: {lacking.netloc} answers 404" in said
     assert not any(path.startswith(f"/{REPO}") for path in origin.asked)
+
+
+def test_a_dataset_is_probed_for_as_one(hubs: Hubs, known: Callable[..., None], tmp_path: Path) -> None:
+    origin, mirror = hubs(), hubs()
+    for server in (origin, mirror):
+        server.repos = {f"datasets/{REPO}": server.repo}
+    known(mirror=f"hf: {{endpoint: '{mirror.url}', trusted: '{origin.url}'}}\n")
+    done = run("fetch", "--dataset", REPO, "--to", str(tmp_path / "to"))
+    assert done.return_value == 0, done.output
+    assert f"/datasets/{REPO}/resolve/{COMMIT}/vocab.txt" in mirror.asked
+    assert (tmp_path / "to/datasets--owner--tiny/snapshots" / COMMIT / "vocab.txt").is_file()
 
 
 def test_what_the_first_gives_wrong_the_next_one_mends(hubs: Hubs, known: Callable[..., None], tmp_path: Path) -> None:
