@@ -32,7 +32,9 @@ def command(
 ) -> None:
     """Say what a profile sets, what it lacks, and what its settings cannot do.
 
-    With --format: the settings themselves on standard output, and what they cannot do on standard error.
+    With --format: the settings themselves on standard output, and what they cannot do on standard error. A CA, a
+    netrc and files of secrets are named by their paths, where clients of this machine read them; what they hold is
+    never in it.
 
     \b
     envcheck mirror show tuna

@@ -8,8 +8,10 @@ machine does: no build context, image, report, bundle, published tree or log.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -23,6 +25,7 @@ from pathlib import Path
 
 import pytest
 
+from envcheck.cli import main
 from tests.e2e.canaries import Canaries
 from tests.e2e.site_mirror import Site, authority, running, serving
 from tests.mirrors.hub.conftest import COMMIT, REPO, Hub
@@ -38,6 +41,7 @@ PATHS = {"directory", "caname"}
 class Place:
     """A user's directory with a profile whose mirror, hub, CA, netrc and tokens are all secret."""
 
+    at: str
     home: Path
     secret: Path
     site: Site
@@ -52,6 +56,22 @@ class Place:
         done = subprocess.run(command, cwd=self.home, env=env, capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr
+
+    def say(self, *words: str | Path, status: int = 0) -> str:
+        """Do the same in this process: a tenth of the time, for what starts nothing and asks nobody."""
+        printed = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+            for name in [*os.environ]:
+                patch.delenv(name)
+            for name, value in self.env.items():
+                patch.setenv(name, value)
+            patch.chdir(self.home)
+            patch.setattr("sys.argv", ["envcheck", *map(str, words)])
+            patch.setattr("sys.stderr", printed)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        assert int(str(ended.value.code)) == status, printed.getvalue()
+        return printed.getvalue()
 
     def left(self) -> dict[str, set[str]]:
         """Return what the search finds below the directory, but for what was put there."""
@@ -99,7 +119,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         "no_proxy": "localhost,127.0.0.1",
     }
     with serving(site, doors[0], context), running(hub, doors[1], context):
-        yield Place(home, secret, site, hub, canaries, env)
+        yield Place(at, home, secret, site, hub, canaries, env)
 
 
 def locked(place: Place) -> Path:
@@ -139,8 +159,11 @@ def test_fetches(place: Place) -> None:
 
 
 def test_a_fetch_that_is_killed(place: Place) -> None:
-    images = locked(place)
-    words = ("fetch", "--lock", images / CELL / "base.lock", "--mirror", "site.yaml", "--to", "got", "--limit", "1M")
+    locked(place)
+    (demo,) = place.site.wheels.glob("demo-*.whl")
+    digest = hashlib.sha256(demo.read_bytes()).hexdigest()
+    link = f"{place.at}/index/signed/{demo.name}?X-Amz-Signature={place.canaries['signature']}"
+    words = ("fetch", link, "--sha256", digest, "--mirror", "site.yaml", "--to", "got", "--limit", "1M")
     command = [sys.executable, "-m", "envcheck", *map(str, words)]
     with subprocess.Popen(command, cwd=place.home, env=place.env, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
@@ -189,11 +212,11 @@ FORMS = ("pip", "uv", "hf", "apt", "conda", "npm", "buildkitd", "daemon", "regis
 
 def test_settings_name_files_and_hold_no_secret(place: Place) -> None:
     """Paths of the CA, the netrc and a token are in them: the machine's own clients read them there."""
-    said = place.run("mirror", "show", "site.yaml") + place.run("mirror", "show", "site.yaml", "--json")
+    said = place.say("mirror", "show", "site.yaml") + place.say("mirror", "show", "site.yaml", "--json")
     for form in FORMS:
         words = ("mirror", "show", "site.yaml", "--format", form, "--variant", "cpu", "--suite", "bookworm")
-        said += place.run(*words) + place.run(*words, "--json") + place.run(*words, "--to", place.home / form)
-    said += place.run("mirror", "env", "site.yaml") + place.run("mirror", "use", "site.yaml")
+        said += place.say(*words) + place.say(*words, "--json") + place.say(*words, "--to", place.home / form)
+    said += place.run("mirror", "env", "site.yaml") + place.say("mirror", "use", "site.yaml")
     assert place.canaries.within(said) == PATHS
     written = place.left()
     assert {Path(file).name for file in written} >= {"pip.conf", ".npmrc", "envcheck.sh", "buildkitd.toml"}
@@ -216,7 +239,7 @@ def test_the_doctor_says_where_a_secret_is_and_not_what(place: Place) -> None:
     (place.home / ".config/pip/pip.conf").write_text(
         f"[global]\nindex-url = http://me:{secret}@mirror.example/simple\n"
     )
-    said = place.run("mirror", "doctor", "Dockerfile", status=1) + place.run("mirror", "doctor", "--json", status=1)
+    said = place.say("mirror", "doctor", "Dockerfile", status=1) + place.say("mirror", "doctor", "--json", status=1)
     assert "Dockerfile:2" in said
     assert ".npmrc" in said
     assert place.canaries.within(said) == set()
@@ -225,7 +248,7 @@ def test_the_doctor_says_where_a_secret_is_and_not_what(place: Place) -> None:
 def test_a_build_context_and_an_environment(place: Place) -> None:
     """Nothing but the CA's certificates leaves for a build: neither where they lie, nor what else that file says."""
     images = locked(place)
-    said = place.run("render", CELL, "--mirror", "site.yaml", "--out", "context")
+    said = place.say("render", CELL, "--mirror", "site.yaml", "--out", "context")
     context = place.home / "context"
     assert "BEGIN CERTIFICATE" in (context / "mirror/ca.pem").read_text()
     assert place.canaries.below(context) == {}
@@ -244,14 +267,9 @@ def test_a_build_context_and_an_environment(place: Place) -> None:
         "--dest",
         "venv",
     )
-    said = place.run(*build)
-    assert "used pypi-1" in said
-    assert any(path.startswith("/index/signed/torch-") for path in place.site.asked)
-    assert place.left() == {str(place.home / "site.yaml"): PATHS}
-    shutil.rmtree(place.home / "venv")
-    shutil.rmtree(place.home / "uv")
     place.site.refuse = 403
-    said += place.run(*build, status=1)
+    said = place.run(*build, status=1)
+    assert any(path.startswith("/index/signed/") for path in place.site.asked)
     assert place.canaries.within(said) == set()
     assert "X-Amz-Signature" not in said
     assert "/index/signed/" in said
