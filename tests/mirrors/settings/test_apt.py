@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import email.utils
 import hashlib
 import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -47,10 +50,16 @@ RELEASE = "Origin: test\nSuite: {0}\nCodename: {0}\nArchitectures: all amd64 arm
 
 
 def archive(directory: Path) -> None:
-    """Make an archive with one package in every suite."""
-    package = (
-        "Package: from-the-mirror\nVersion: 1\nArchitecture: all\nFilename: pool/x.deb\nSize: 1\nSHA256: " + "0" * 64
-    )
+    """Make an archive with one package in every suite, which is there for two of them."""
+    control = "Package: from-the-mirror\nVersion: 1\nArchitecture: all\nMaintainer: T <t@t.example>\nDescription: t\n"
+    made = directory.with_name("made")
+    (made / "DEBIAN").mkdir(parents=True)
+    (made / "DEBIAN/control").write_text(control)
+    deb = directory / "debian/pool/x.deb"
+    deb.parent.mkdir(parents=True)
+    subprocess.run(["dpkg-deb", "-b", str(made), str(deb)], check=True, capture_output=True)
+    digest = hashlib.sha256(deb.read_bytes()).hexdigest()
+    package = f"{control}Filename: pool/x.deb\nSize: {deb.stat().st_size}\nSHA256: {digest}"
     for name, suite in (
         ("debian", "bookworm"),
         ("debian", "bookworm-updates"),
@@ -64,22 +73,43 @@ def archive(directory: Path) -> None:
             listed.write_text(f"{package}\n\n")
             digest = hashlib.sha256(listed.read_bytes()).hexdigest()
             rows += f" {digest} {listed.stat().st_size} main/binary-{kind}/Packages\n"
-        (place / "Release").write_text(RELEASE.format(suite) + rows)
+        date = email.utils.format_datetime(dt.datetime.now(dt.timezone.utc), usegmt=True)
+        (place / "Release").write_text(f"Date: {date}\n" + RELEASE.format(suite) + rows)
 
 
-def test_apt_goes_on_to_the_second_mirror_when_the_first_is_dead(
-    tmp_path: Path, serve: Callable[[Path, str], str]
+def sign(directory: Path, keyring: Path) -> None:
+    """Sign every release of an archive with a key of its own, and write what it is known by."""
+    if shutil.which("gpg") is None:
+        pytest.skip("no gpg on this machine")
+    with tempfile.TemporaryDirectory(prefix="envcheck-gpg-") as home:  # its sockets allow no long path
+        gpg = ["gpg", "--homedir", home, "--batch", "--quiet", "--passphrase", ""]
+        subprocess.run([*gpg, "--quick-gen-key", "test@mirror.example", "ed25519"], check=True, capture_output=True)
+        for release in directory.rglob("Release"):
+            made = ["--output", str(release.with_name("InRelease")), "--clearsign", str(release)]
+            subprocess.run([*gpg, *made], check=True, capture_output=True)
+        subprocess.run([*gpg, "--output", str(keyring), "--export"], check=True, capture_output=True)
+        subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=True)
+
+
+@pytest.mark.parametrize("first", ["dead", "empty"])
+def test_apt_goes_on_to_the_second_mirror_when_the_first_has_it_not(
+    tmp_path: Path, serve: Callable[[Path, str], str], first: str
 ) -> None:
+    """Nobody listens there, or it answers 404: of the lists, and of the package itself."""
     apt = shutil.which("apt-get")
     if apt is None:
         pytest.skip("no apt on this machine")
     archive(tmp_path / "www")
+    sign(tmp_path / "www", tmp_path / "key.gpg")
     live = serve(tmp_path / "www", "127.0.0.2")
+    (tmp_path / "nothing").mkdir()
+    other = "http://127.0.0.1:9" if first == "dead" else serve(tmp_path / "nothing", "127.0.0.3")
     for name in ("lists", "state/lists/partial", "cache/archives/partial", "sources", "parts", "conf"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "status").touch()
-    files = sources(["http://127.0.0.1:9", live], "debian", "bookworm", str(tmp_path / "lists"))
-    (tmp_path / "parts/envcheck.sources").write_text(files.pop("envcheck.sources"))
+    files = sources([other, live], "debian", "bookworm", str(tmp_path / "lists"))
+    stanzas = re.sub(r"(?m)^Signed-By: .*", f"Signed-By: {tmp_path}/key.gpg", files.pop("envcheck.sources"))
+    (tmp_path / "parts/envcheck.sources").write_text(stanzas)
     for name, content in files.items():
         (tmp_path / "lists" / name).write_text(content)
     options = {
@@ -89,7 +119,6 @@ def test_apt_goes_on_to_the_second_mirror_when_the_first_is_dead(
         "Dir::State": tmp_path / "state",
         "Dir::State::status": tmp_path / "status",
         "Dir::Cache": tmp_path / "cache",
-        "Acquire::AllowInsecureRepositories": "true",
         "Acquire::Retries": "0",
         "APT::Sandbox::User": "",
     }
@@ -97,9 +126,13 @@ def test_apt_goes_on_to_the_second_mirror_when_the_first_is_dead(
     environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "APT_CONFIG": "/dev/null"}
     done = subprocess.run([apt, *given, "update"], env=environment, capture_output=True, text=True, check=False)
     told = done.stdout + done.stderr
-    assert re.search(r"^Ign:\d+ http://127\.0\.0\.1:9/debian bookworm InRelease", told, re.MULTILINE), told
+    assert re.search(rf"^Ign:\d+ {re.escape(other)}/debian bookworm InRelease", told, re.MULTILINE), told
     for row in ("debian bookworm", "debian bookworm-updates", "debian-security bookworm-security"):
         assert re.search(rf"^Get:\d+ {re.escape(live)}/{row}/main \w+ Packages", told, re.MULTILINE), told
+    got = [apt, *given, "download", "from-the-mirror"]
+    done = subprocess.run(got, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "from-the-mirror_1_all.deb").read_bytes() == (tmp_path / "www/debian/pool/x.deb").read_bytes()
 
 
 def test_the_files_of_a_machine_name_each_other() -> None:
