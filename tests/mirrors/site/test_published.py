@@ -159,11 +159,10 @@ def test_pip_and_uv_install_what_was_published(served: Served, tmp_path: Path) -
     whole = [one for one in lines if one["status"] == 200]
     assert {one["part"] for one in whole} == {"static", "hf"}
     assert sum(one["uri"].endswith(".whl") for one in whole) == 4
+    _pages_are_json_for_who_asks_and_else_html(served)
 
 
-def test_pages_are_json_for_who_asks_and_else_html_and_metadata_is_there(served: Served, tmp_path: Path) -> None:
-    contents = filled(served.store, tmp_path / "made")
-    served.published(contents)
+def _pages_are_json_for_who_asks_and_else_html(served: Served) -> None:
     page = f"{served.packages}/simple/alpha/"
     status, body, headers = get(page, served.ca, Accept=f"{publish.JSON}, text/html;q=0.01")
     assert (status, headers["Content-Type"], headers["Vary"]) == (200, publish.JSON, "Accept")

@@ -241,15 +241,15 @@ def test_where_a_program_is_missing_nothing_is_started(tmp_path: Path, nginx: st
 
 
 @pytest.mark.parametrize(
-    ("script", "says"),
+    ("command", "script", "says"),
     [
-        (None, "no docker on this machine"),
-        ("echo 'compose is not a docker command' >&2; exit 1", "has no compose plugin"),
-        ("echo 2.20.3", "2.20.3 is too old"),
+        ("up", None, "no docker on this machine"),
+        ("up", "echo 'compose is not a docker command' >&2; exit 1", "has no compose plugin"),
+        ("status", "echo 2.20.3", "2.20.3 is too old"),
+        ("down", None, "no docker on this machine"),
     ],
 )
-@pytest.mark.parametrize("command", ["up", "status", "down"])
-def test_what_compose_needs_is_one_line(tmp_path: Path, script: str | None, says: str, command: str) -> None:
+def test_what_compose_needs_is_one_line(tmp_path: Path, command: str, script: str | None, says: str) -> None:
     (tmp_path / "site").mkdir()
     for name, text in render(everything(tmp_path / "site")).items():
         (tmp_path / "site" / name).parent.mkdir(exist_ok=True)
