@@ -1,6 +1,6 @@
 """Fetching one large file: how fast, against aria2c -x16, curl and huggingface_hub, and in how much memory.
 
-    python benchmarks/fetch.py [--json] [--size 1000] [--limited 200] [--rate 5] [--large 10000] [--repeat 3] [--dir D]
+    python benchmarks/fetch.py [--json] [--size 1000] [--limited 400] [--rate 5] [--large 10000] [--repeat 3] [--dir D]
 
 An nginx on the loopback serves a file of random bytes as fast as it can. A second server gives each connection --rate
 million bytes a second and no more: the kernel paces it (SO_MAX_PACING_RATE). nginx's limit_rate would not do, as it
@@ -274,7 +274,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fetching one large file, against aria2c, curl and huggingface_hub.")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--size", type=int, default=1000)
-    parser.add_argument("--limited", type=int, default=200)
+    parser.add_argument("--limited", type=int, default=400)
     parser.add_argument("--rate", type=float, default=5.0)
     parser.add_argument("--large", type=int, default=10_000)
     parser.add_argument("--repeat", type=int, default=3)
