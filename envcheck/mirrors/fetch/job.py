@@ -86,8 +86,8 @@ class Job:
         working = True
         while working:
             with self._changed:
-                self._changed.wait_for(lambda: not self._working, _TICK)
-                working, there = self._working > 0, self._there()
+                self._changed.wait_for(lambda: not self._working or self._stopped is not None, _TICK)
+                working, there = self._working > 0 and self._stopped is None, self._there()
             self._hold_on()
             self._means.progress(there, self.size)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
 import subprocess
 import sys
@@ -11,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch import disk, journal
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.fetch.wanted import Means, Wanted
+from envcheck.mirrors.http import Client
 
 Serve = Callable[..., Any]
 Want = Callable[..., Wanted]
@@ -169,6 +173,23 @@ def test_a_file_system_that_reserves_nothing_and_tells_no_free_space_is_written_
     Nothing is written to reserve it: glibc's posix_fallocate would write to every block, on NFS the whole file.
     """
     assert mounted("ramfs", "ramfs", wanted(serve()), tmp_path, content) == "writes 0\nthere True\n"
+
+
+@pytest.mark.timeout(30)
+def test_a_disk_error_ends_it_at_once_though_other_connections_wait(
+    serve: Serve, wanted: Want, means: Means, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(stall=60.0)
+    written: list[int] = []
+
+    def full(_file: int, _chunk: bytes, at: int) -> None:
+        written.append(at)
+        if len(written) == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk, "write", full)
+    with pytest.raises(UnavailableError, match="bytes are needed and"):
+        fetch(wanted(server), dataclasses.replace(means, client=Client(read=50.0)))
 
 
 def test_room_is_reserved_to_the_last_block(tmp_path: Path) -> None:
