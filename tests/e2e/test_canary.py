@@ -167,7 +167,7 @@ def test_a_fetch_that_is_killed(place: Place) -> None:
     command = [sys.executable, "-m", "envcheck", *map(str, words)]
     with subprocess.Popen(command, cwd=place.home, env=place.env, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
-        while not any('"piece"' in path.read_text() for path in place.home.glob("got/.*.journal")):
+        while not any('"source"' in path.read_text() for path in place.home.glob("got/.*.journal")):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
