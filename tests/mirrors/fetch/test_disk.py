@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.fetch import disk, journal
+from envcheck.mirrors.fetch import disk, job, journal
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.fetch.wanted import Means, Wanted
 from envcheck.mirrors.http import Client
@@ -179,17 +179,15 @@ def test_a_file_system_that_reserves_nothing_and_tells_no_free_space_is_written_
 def test_a_disk_error_ends_it_at_once_though_other_connections_wait(
     serve: Serve, wanted: Want, means: Means, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = serve(stall=60.0)
-    written: list[int] = []
+    """The data cannot be synced any more, and every connection is in the middle of an answer that has stalled."""
 
-    def full(_file: int, _chunk: bytes, at: int) -> None:
-        written.append(at)
-        if len(written) == 4:
-            raise OSError(errno.ENOSPC, "No space left on device")
+    def broken(_file: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(disk, "write", full)
-    with pytest.raises(UnavailableError, match="bytes are needed and"):
-        fetch(wanted(server), dataclasses.replace(means, client=Client(read=50.0)))
+    monkeypatch.setattr(job, "_SYNC_SECONDS", 1.0)
+    monkeypatch.setattr(os, "fdatasync", broken)
+    with pytest.raises(UnavailableError, match="Input/output error"):
+        fetch(wanted(serve(stall=60.0)), dataclasses.replace(means, client=Client(read=50.0)))
 
 
 def test_room_is_reserved_to_the_last_block(tmp_path: Path) -> None:
