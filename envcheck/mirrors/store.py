@@ -160,7 +160,10 @@ class Store:
 
     def sound(self, sha256: str) -> bool:
         """Tell whether an object is there and has its hash."""
-        return self.has(sha256) and self.digest(sha256)[0] == sha256
+        try:
+            return self.digest(sha256)[0] == sha256
+        except FileNotFoundError:
+            return False
 
     def quarantine(self, sha256: str, inode: int) -> Path | None:
         """Move an object away, unless somebody has put another one there meanwhile."""

@@ -65,17 +65,18 @@ def publish(
 ) -> Published:
     """Serve these contents, and with `merge` those that are served now.
 
-    What a version needs is held while it is made, and hashed where no version has it yet and the caller has not
-    `checked` it. The version before it is kept, and `keep` of them in all. Where that is what is served, nothing is
-    made.
+    What is in no version yet, and not among what the caller has `checked`, is hashed first, while others use the
+    store: `Store.held` is the caller's. The version before it is kept, and `keep` of them in all. Where that is what is
+    served, nothing is made.
     """
+    _hash_new(store, contents, {*checked, *pinned(store)}, progress)
     with store.locked():
         served = current(store)
         there = manifest(store, served) if served is not None else None
         contents = known.merged(there.contents if there and merge else Contents(), contents)
         if served is not None and there and _same(_folder(store) / str(served), there, contents):
             return Published(served, new=False)
-        _present(store, contents, {*checked, *pinned(store)}, progress)
+        _present(store, contents)
         number = max(numbers(store), default=0) + 1
         draft = _folder(store) / f".{number}.new"
         _discard(draft)
@@ -97,19 +98,23 @@ def switch(store: Store, number: int, *, hashed: bool = True, progress: Progress
 
     Raise PromiseError where one is not what it must be: what is served then stays.
     """
+    _sound(store, number, {} if hashed else None, progress)
     with store.locked():
-        if number not in numbers(store):
-            there = ", ".join(map(str, numbers(store))) or "none"
-            message = f"{store.root}: no version {number}"
-            raise ConfigError(message, fix=f"there are: {there}")
-        told = manifest(store, number).files
-        wrong = differences(_folder(store) / str(number), told, {} if hashed else None, progress)
-        if wrong:
-            path, what = next((file.path, what) for file, what in wrong)
-            more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
-            message = f"version {number} is not served: {path}: {what}{more}"
-            raise PromiseError(message, fix="mend it with `envcheck store verify --mirror PROFILE`, or name another")
+        _sound(store, number, None)
         _point(store, number)
+
+
+def _sound(store: Store, number: int, hashes: Hashes | None, progress: Progress = lambda _there, _all: None) -> None:
+    if number not in numbers(store):
+        there = ", ".join(map(str, numbers(store))) or "none"
+        message = f"{store.root}: no version {number}"
+        raise ConfigError(message, fix=f"there are: {there}")
+    wrong = differences(_folder(store) / str(number), manifest(store, number).files, hashes, progress)
+    if wrong:
+        path, what = next((file.path, what) for file, what in wrong)
+        more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
+        message = f"version {number} is not served: {path}: {what}{more}"
+        raise PromiseError(message, fix="mend it with `envcheck store verify --mirror PROFILE`, or name another")
 
 
 def rollback(store: Store, *, hashed: bool = True, progress: Progress = lambda _there, _all: None) -> int:
@@ -221,21 +226,23 @@ def _same(root: Path, there: Manifest, contents: Contents) -> bool:
     return not any(_difference(root / file.path, file, None) for file in there.files)
 
 
-def _present(store: Store, contents: Contents, checked: set[str], progress: Progress) -> None:
-    """See that the store has all that is to be published; raise PromiseError for what is not of its hash."""
-    wanted = known.objects(contents)
-    missing = [digest for digest in wanted if not store.has(digest)]
+def _hash_new(store: Store, contents: Contents, known_hashes: Collection[str], progress: Progress) -> None:
+    """Hash what no version has yet. Raise PromiseError for what is not of its hash."""
+    unknown = {digest: size or 0 for digest, size in known.objects(contents).items() if digest not in known_hashes}
+    done, total = 0, sum(unknown.values())
+    for digest, size in unknown.items():
+        progress(done, total)
+        if not store.sound(digest) and store.has(digest):
+            message = f"{store.name(digest) or digest} has rotted in {store.root}: it has another hash"
+            raise PromiseError(message, fix="`envcheck store verify` takes it away; then publish again")
+        done += size
+
+
+def _present(store: Store, contents: Contents) -> None:
+    missing = [digest for digest in known.objects(contents) if not store.has(digest)]
     if missing:
         message = f"{store.root}: {len(missing)} of the files to publish are not there, {missing[0]} for one"
         raise UnavailableError(message, fix="fetch them again: `envcheck store publish --cell CELL --mirror PROFILE`")
-    unknown = [digest for digest in wanted if digest not in checked]
-    done, total = 0, sum(store.path(digest).stat().st_size for digest in unknown)
-    for digest in unknown:
-        progress(done, total)
-        if not store.sound(digest):
-            message = f"{store.name(digest) or digest} has rotted in {store.root}: it has another hash"
-            raise PromiseError(message, fix="`envcheck store verify` takes it away; then publish again")
-        done += store.path(digest).stat().st_size
 
 
 def _fill(store: Store, contents: Contents, draft: Path) -> None:
