@@ -49,7 +49,7 @@ def test_the_fastest_that_has_all_comes_first_and_the_others_stand_by(
     hubs: Hubs, known: Callable[..., None], tmp_path: Path
 ) -> None:
     origin, slow, fast, lacking = hubs(), hubs(), hubs(), hubs()
-    slow.pause = 0.02
+    slow.pause = 0.04
     del lacking.content["vocab.txt"]
     sites = {"slow": slow, "fast": fast, "lacking": lacking}
     texts = {name: f"hf: {{endpoint: '{site.url}', trusted: '{origin.url}'}}\n" for name, site in sites.items()}
@@ -76,7 +76,7 @@ def test_a_dataset_is_probed_for_as_one(hubs: Hubs, known: Callable[..., None], 
 
 def test_what_the_first_gives_wrong_the_next_one_mends(hubs: Hubs, known: Callable[..., None], tmp_path: Path) -> None:
     first, second = hubs(), hubs()
-    second.pause = 0.02
+    second.pause = 0.04
     content = bytearray(first.content["sub/weights.bin"])
     content[1_200_000] ^= 1
     first.content["sub/weights.bin"] = bytes(content)

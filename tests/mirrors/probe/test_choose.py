@@ -64,7 +64,7 @@ def test_each_part_of_a_lock_has_an_order_of_its_own(serve: Serve, mirror: Make,
 def test_a_source_that_needs_another_ca_is_left_out_and_said(
     serve: Serve, mirror: Make, asked: list[Asked], tmp_path: Path
 ) -> None:
-    one, two = serve(), serve(pause=0.01)
+    one, two = serve(), serve(pause=0.05)
     other = mirror("two", two.url)
     (tmp_path / "other.pem").write_text("elsewhere")
     other = dataclasses.replace(other, profile=msgspec.structs.replace(other.profile, ca=str(tmp_path / "other.pem")))
