@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -279,29 +280,31 @@ def test_a_build_context_and_an_environment(place: Place) -> None:
 @pytest.mark.tools
 def test_a_site_and_its_logs(place: Place) -> None:
     """Logins, tokens and signed links that clients send are in none of its files, logs and metrics."""
-    if shutil.which("nginx", path=f"{place.env['PATH']}:/usr/sbin") is None:
-        pytest.skip("no nginx here (`make test` unpacks it where apt is)")
+    for program in ("nginx", "docker-registry"):
+        if shutil.which(program, path=f"{place.env['PATH']}:/usr/sbin") is None:
+            pytest.skip(f"no {program} here (`make test` unpacks it where apt is)")
     root, port, canaries = place.home / "site", free_ports(130), place.canaries
     options = ("--no-hf", "--no-pytorch", "--link", "http://127.0.0.1:9", "--port", str(port), "--min-free", "0")
+    registry = Hub()  # which answers, and is no registry: the one of the site logs that
+    options += ("--registry", f"one={registry.url}")
     said = place.run("mirror", "site", "render", root, "--profile", "site.yaml", *options)
+    upstream = threading.Thread(target=registry.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    upstream.start()
     try:
         said += place.run("mirror", "site", "up", root)
         basic = {"Authorization": place.site.wanted}
         bearer = {"Authorization": f"Bearer {canaries['token']}", "Cookie": f"session={canaries['token']}"}
-        base = f"http://127.0.0.1:{port}"
-        for path in (
-            "/pypi/simple/demo/",
-            "/files/127.0.0.1:9/x.whl",
-            "/static/none",
-            "/none",
-            "/files/127.0.0.1:9/%2f",
-        ):
+        paths = ["/pypi/simple/demo/", "/files/127.0.0.1:9/x.whl", "/static/none", "/none", "/files/127.0.0.1:9/%2f"]
+        bases = {port: paths, port + 2: ["/v2/", "/v2/lib/image/manifests/1", "/v2/lib/image/tags/list", "/v1/"]}
+        for url in [f"http://127.0.0.1:{at}{path}" for at, known in bases.items() for path in known]:
             for headers in (basic, bearer):
-                get(f"{base}{path}?X-Amz-Signature={canaries['signature']}", None, "GET", **headers)
+                get(f"{url}?X-Amz-Signature={canaries['signature']}", None, "GET", **headers)
         said += place.run("mirror", "site", "status", root, "--json", status=0)
         said += get(f"http://127.0.0.1:{port + 100}/metrics")[1].decode()
     finally:
         said += place.run("mirror", "site", "down", root)
+        registry.shutdown()
+        registry.server_close()
     assert '"uri":"/files/127.0.0.1:9/x.whl"' in (root / "logs/access.json").read_text()
     left = place.left()
     assert canaries.within(said) == set()
