@@ -101,7 +101,8 @@ def command(  # noqa: PLR0913 (one argument an option)
 
     Versions are asserted inside the build, before a layer exists; the labels are read back before a tag is given.
     A cell whose key has an image already is not built again. With --prefetch the build itself has no network: its
-    files come from the store, where they were brought through the mirror and held against their hashes. With
+    files come from the store, where they were brought through the mirror and held against their hashes; docker needs
+    buildx for it, podman 4.2. A mirror that fails while building is named with why, and the next one is tried. With
     `envcheck --verbose` the build's own output is shown, with `--quiet` only the result.
 
     Exit 0: built, or built already; 1: the build failed, or is not what it promises; 2: wrong usage; 3: an engine, a
