@@ -35,3 +35,4 @@ def command(*, profile: str) -> None:
     named = profile if profile in {*NAMES, *presets()} else str(Path(profile).absolute())
     click.echo(f"wrote {chosen.write(named)}: {named}")
     click.echo("`--mirror user` means it from now on; `envcheck mirror env user` is for other programs")
+    click.echo("`envcheck mirror show user` says what it lacks, and what its settings cannot do")

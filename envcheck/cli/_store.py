@@ -33,7 +33,7 @@ def open_store(root: Path | None) -> Store:
     from envcheck.data import state_path
     from envcheck.mirrors.store import Store
 
-    return Store(root or state_path("store"))
+    return Store(root or state_path("store"), lambda text: click.echo(text, err=True))
 
 
 @contextlib.contextmanager
@@ -121,7 +121,7 @@ def prefetched(
     locks: list[Lock] = [*spec.locks, *([] if engine == "venv" else [tool_lock()])]
     pins = [digest for lock in locks for pin in lock.pins for digest in pin.sha256]
     with contextlib.ExitStack() as stack:
-        hold = store.held(pins, note=lambda text: click.echo(text, err=True)) if fetch else contextlib.nullcontext()
+        hold = store.held(pins) if fetch else contextlib.nullcontext()
         with disk_errors(store.root), hold:
             if fetch:
                 with fetching(settings, profile) as means:

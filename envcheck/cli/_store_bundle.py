@@ -72,7 +72,7 @@ def _served(store: Store) -> Iterator[Contents]:
         message = "nothing to export: nothing is published"
         raise ConfigError(message, fix="name a --cell or a --model-lock")
     told = versions.manifest(store, served).contents
-    with store.held(contents.objects(told), note=lambda text: click.echo(text, err=True)):
+    with store.held(contents.objects(told)):
         yield told
 
 
@@ -96,7 +96,7 @@ def import_(obj: Any, *, source: Path, keep: int, no_publish: bool, as_json: boo
     store = obj[1]
     with bar(obj[0], "import") as (_, progress):
         parts = bundle.verified(source, progress)
-        with store.held(note=lambda text: click.echo(text, err=True)):
+        with store.held():
             contents = bundle.take(store, parts, progress)
             counted = {"wheels": len(contents.wheels), "models": len(contents.models)}
             done = None if no_publish else versions.publish(store, contents, keep=keep, checked=objects(contents))

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.images.spec import ImageSpec
@@ -34,7 +32,7 @@ def gathered(
     profile, found = load_profile(mirror), contents.Contents()
     specs = [load_spec(matrix, cell, "runtime") for name in cells for cell in select(matrix, [name])]
     revisions = [hf.parse_lock(_read(path), str(path)) for path in models]
-    with store.held(_hashes(specs, revisions), note=lambda text: click.echo(text, err=True)):
+    with store.held(_hashes(specs, revisions)):
         with fetching(settings, profile) as means:
             for spec in specs:
                 found = contents.merged(found, contents.Contents(wheels=_wheels(store, spec, profile, means)))

@@ -42,13 +42,17 @@ class Object(NamedTuple):
 
 
 class Store:
-    """A store below `root`, which is made when something is put there. Several processes may use it at once."""
+    """A store below `root`, which is made when something is put there. Several processes may use it at once.
 
-    def __init__(self, root: Path) -> None:
+    `note` hears what a person reads who waits for another of them.
+    """
+
+    def __init__(self, root: Path, note: Callable[[str], None] = lambda _: None) -> None:
         if root.exists() and not root.is_dir():
             message = f"{root} is a file"
             raise ConfigError(message, fix="give --store a directory")
         self.root = root.absolute()
+        self._note = note
 
     def path(self, sha256: str) -> Path:
         """Return where an object is, or would be."""
@@ -176,14 +180,14 @@ class Store:
         return to
 
     @contextlib.contextmanager
-    def held(self, digests: Iterable[str] = (), note: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    def held(self, digests: Iterable[str] = ()) -> Iterator[None]:
         """Keep these from eviction until the block or its process ends, and whatever is put or used meanwhile.
 
         One that is under way is waited for. Of a store that may not be written, nothing is evicted from here either.
         """
         folder = self.root / HELD
         with contextlib.ExitStack() as stack:
-            with unwritable(), self.locked(note=note):
+            with unwritable(), self.locked():
                 folder.mkdir(exist_ok=True)
                 file = stack.enter_context(tempfile.NamedTemporaryFile("w", dir=folder, encoding="ascii"))
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -192,7 +196,7 @@ class Store:
             yield
 
     @contextlib.contextmanager
-    def locked(self, name: str = "lock", note: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    def locked(self, name: str = "lock", note: Callable[[str], None] | None = None) -> Iterator[None]:
         """Hold what publishes and what evicts apart. The lock is the kernel's: it ends with whoever held it."""
         self.root.mkdir(parents=True, exist_ok=True)
         file = os.open(self.root / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -200,7 +204,7 @@ class Store:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                note("another process publishes, imports or evicts: waiting for it")
+                (note or self._note)("another process publishes, imports or evicts: waiting for it")
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
         finally:

@@ -135,7 +135,10 @@ def test_use_says_what_it_wrote_and_takes_it_back(home: Path) -> None:
     result = run("use", str(home / "site.yaml"))
     assert f"wrote {home}/config/envcheck/mirror: {home}/site.yaml" in result.output
     assert (home / "config/envcheck/mirror").read_text() == f"{home}/site.yaml\n"
-    assert "https://npm.example" in run("show", "user").output
+    assert "`envcheck mirror show user` says what it lacks, and what its settings cannot do" in result.output
+    shown = run("show", "user").output
+    assert "https://npm.example" in shown
+    assert "uv reads none of pip's settings" in shown
     assert f"chosen with `envcheck mirror use`: {home}/site.yaml" in run("list").output
     assert run("use", "none").output == f"removed {home}/config/envcheck/mirror\n"
     assert run("use", "none").output == "nothing was chosen\n"

@@ -197,6 +197,18 @@ def test_an_import_that_is_killed_anywhere_leaves_what_is_served(
     versions.switch(store, 1)
 
 
+def test_who_waits_for_another_process_is_told_so(tmp_path: Path) -> None:
+    store = Store(tmp_path / "site")
+    versions.publish(store, model(store, b"x"), keep=3)
+    with store.locked(), envcheck(store, "switch", "1") as running:
+        assert running.stderr is not None
+        assert running.stderr.readline() == "another process publishes, imports or evicts: waiting for it\n"
+        assert running.poll() is None
+        os.kill(running.pid, signal.SIGTERM)
+        assert running.wait(60) == 128 + signal.SIGTERM
+    assert said(store, "switch", "1") == "version 1 is served\n"
+
+
 def test_an_import_of_what_is_served_makes_no_version(carried: Path, tmp_path: Path) -> None:
     store = Store(tmp_path / "site")
     first = json.loads(said(store, "import", str(carried), "--json"))
