@@ -286,8 +286,8 @@ def test_a_site_and_its_logs(place: Place) -> None:
     root, port, canaries = place.home / "site", free_ports(130), place.canaries
     options = ("--no-hf", "--no-pytorch", "--link", "http://127.0.0.1:9", "--port", str(port), "--min-free", "0")
     registry = Hub()  # which answers, and is no registry: the one of the site logs that
-    options += ("--registry", f"one={registry.url}")
-    said = place.run("mirror", "site", "render", root, "--profile", "site.yaml", *options)
+    registered = ("--registry", f"one={registry.url}")
+    said = place.run("mirror", "site", "render", root, "--profile", "site.yaml", *options, *registered)
     upstream = threading.Thread(target=registry.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     upstream.start()
     try:
