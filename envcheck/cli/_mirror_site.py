@@ -8,19 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from envcheck.cli._size import Size
-from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.mirrors.profile import Profile
     from envcheck.mirrors.site.control import Status
-    from envcheck.mirrors.site.discover import Part
-    from envcheck.mirrors.site.model import HuggingFace, Index, Registry, Site
 
 _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
 _FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
-# Ports below the site's own one that is given: 0 the indexes, 1 Hugging Face, 2... registries, then what is inside.
-_INSIDE: Final = 100
 
 
 @click.group()
@@ -72,21 +66,50 @@ def render(settings: Settings, /, *, directory: Path, **options: Any) -> int:
     \b
     envcheck mirror site render /srv/mirror --registry docker.io=https://registry.example
     """
+    from envcheck.cli._site import site
     from envcheck.mirrors.load import load
     from envcheck.mirrors.site import discover
     from envcheck.mirrors.site.files import write
     from envcheck.mirrors.site.render import render as to_files
 
     profile = load(options["profile"])
-    site = _site(settings, directory.absolute(), profile, options)
+    rendered = site(settings, directory.absolute(), profile, options)
     roots = {"ca.pem": discover.bundle(profile)} if profile.ca else {}
-    written = write(directory, {**to_files(site), **roots})
-    for name, kept in written.kept.items():
-        click.echo(f"{directory / name} was edited: it is {directory / kept} now", err=True)
+    written = write(directory, {**to_files(rendered), **roots})
+    _say_kept(directory, written.kept)
     if not settings.quiet:
         removed = f", {len(written.removed)} of an earlier render removed" if written.removed else ""
         start = f"start it with `envcheck mirror site up {directory}`"
         click.echo(f"{len(written.files)} files below {directory}{removed}; {start}")
+    return 0
+
+
+@command.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.option("--undo", is_flag=True, help="Ask upstreams again.")
+@click.pass_obj
+def offline(settings: Settings, /, *, directory: Path, undo: bool) -> int:
+    """Have a site serve what it has, and ask no registry and no Hugging Face.
+
+    A pull-through registry does not even start while its upstream cannot be reached, and olah answers 504 for what it
+    has. nginx needs no such word: what it cached comes anyway. Run `down` and `up` afterwards, or restart the units.
+
+    \b
+    envcheck mirror site offline /srv/mirror
+    """
+    import msgspec
+
+    from envcheck.mirrors.site.files import change
+    from envcheck.mirrors.site.model import read
+    from envcheck.mirrors.site.render import render as to_files
+
+    site = read(directory.absolute())
+    now, then = to_files(site), to_files(msgspec.structs.replace(site, offline=not undo))
+    kept = change(directory, {name: text for name, text in then.items() if text != now[name]})
+    _say_kept(directory, kept)
+    if not settings.quiet:
+        asked = "upstreams are asked" if undo else "no registry and no Hugging Face is asked"
+        click.echo(f"{asked} once the site is started anew: `envcheck mirror site down {directory}`, then `up`")
     return 0
 
 
@@ -184,117 +207,12 @@ def status(directory: Path, *, compose: bool, as_json: bool) -> int:
     return 0 if all(one.state == "running" or one.optional for one in told) else 1
 
 
+def _say_kept(directory: Path, kept: dict[str, str]) -> None:
+    for name, to in kept.items():
+        click.echo(f"{directory / name} was edited: it is {directory / to} now", err=True)
+
+
 def _table(told: list[Status]) -> None:
     for one in told:
         missing = f"  needs {one.needs}" if one.state == "not installed" else f"  port {one.port}"
         click.echo(f"{one.name:<24} {one.state}{missing}")
-
-
-def _site(settings: Settings, root: Path, profile: Profile, options: dict[str, Any]) -> Site:
-    from envcheck.mirrors.site import discover
-    from envcheck.mirrors.site.model import Site, Tls
-
-    addresses = list(options["address"]) or ["127.0.0.1"]
-    port, tls = options["port"], options["tls"]
-    size, free = discover.disk(root)
-    return Site(
-        root=str(root),
-        addresses=addresses,
-        name=options["name"] or addresses[0],
-        port=port,
-        indexes=_indexes(settings, profile, options),
-        ca=str(root / "ca.pem") if profile.ca else discover.roots(),
-        resolvers=discover.resolvers(Path("/etc/resolv.conf").read_text(errors="replace")),
-        exporter=port + _INSIDE,
-        prometheus=port + _INSIDE + 1,
-        cache_size=options["cache_size"] or size,
-        min_free=free if options["min_free"] is None else options["min_free"],
-        hf=_hf(profile, options),
-        registries=_registries(options["registries"], port),
-        tls=Tls(certificate=str(tls[0].absolute()), key=str(tls[1].absolute())) if tls else None,
-        users=str(options["users"].absolute()) if options["users"] else None,
-        allow=list(options["allow"]),
-        s3=options["s3"],
-        s3_port=port + _INSIDE + 3,
-        sync=dict(_pair(text, "SOURCE") for text in options["syncs"]),
-        trees={name: url.rstrip("/") for name, url in (_pair(text, "URL") for text in options["trees"])},
-        store=str(options["store"].absolute()) if options["store"] else None,
-        owner=_owner(root),
-        client_ca=str(options["ca"].absolute()) if options["ca"] else None,
-    )
-
-
-def _owner(root: Path) -> str:
-    """Return whom the directory belongs to, or will."""
-    import os
-
-    if not root.exists():
-        return f"{os.geteuid()}:{os.getegid()}"
-    told = root.stat()
-    return f"{told.st_uid}:{told.st_gid}"
-
-
-def _indexes(settings: Settings, profile: Profile, options: dict[str, Any]) -> list[Index]:
-    from envcheck.mirrors.site.discover import indexes
-
-    parts: tuple[Part, ...] = ("pypi", "pytorch") if options["pytorch"] else ("pypi",)
-    links = [_clean(link) for link in options["links"]]
-    return indexes(profile, parts, _pages(settings), _client(profile), links)
-
-
-def _hf(profile: Profile, options: dict[str, Any]) -> HuggingFace | None:
-    from envcheck.mirrors.site.model import HuggingFace
-
-    tokens, port = options["hf_tokens"], options["port"]
-    if not options["hf"] and not options["store"]:
-        return None
-    where = str(tokens.absolute()) if tokens else None
-    inner = port + _INSIDE + 2 if options["hf"] else 0
-    return HuggingFace(port=port + 1, inner=inner, endpoint=profile.hf.endpoint, tokens=where)
-
-
-def _registries(given: tuple[str, ...], port: int) -> list[Registry]:
-    from envcheck.mirrors.site.model import Registry
-
-    pairs = [_pair(text, "URL") for text in given]
-    return [
-        Registry(name=name, url=url, port=port + 2 + n, inner=port + _INSIDE + 10 + 2 * n, debug=port + 111 + 2 * n)
-        for n, (name, url) in enumerate(pairs)
-    ]
-
-
-def _pair(text: str, what: str) -> tuple[str, str]:
-    from envcheck.mirrors.profile import redacted
-
-    name, found, value = text.partition("=")
-    if not found or not value or "://" in name:
-        message = f"{redacted(text)!r} names no {what}"
-        raise ConfigError(message, fix=f"write NAME={what}")
-    return name, _clean(value)
-
-
-def _clean(url: str) -> str:
-    """Return a URL. Refuse one that holds what may be a secret: it would be in the site's files."""
-    from envcheck.mirrors.profile import has_userinfo, redacted, without_query
-
-    if has_userinfo(url) or without_query(url) != url:
-        message = f"{redacted(url)!r} has a password, a user or a query in it"
-        raise ConfigError(message, fix="leave it out: credentials come from the environment of what is started")
-    return url
-
-
-def _client(profile: Profile) -> Any:
-    from envcheck.mirrors import hub
-
-    return hub.client(profile)
-
-
-def _pages(settings: Settings) -> list[str]:
-    """Return the pages of the published cells' packages, as discover.indexes takes them."""
-    from envcheck.data import data_path
-    from envcheck.images.lock import read_locks
-    from envcheck.images.spec import select
-    from envcheck.matrix.load import load
-
-    locks = [lock for cell in select(load(settings.matrix), ()) for lock in read_locks(data_path("images") / str(cell))]
-    return sorted({f"{lock.index}/{pin.name}" for lock in locks for pin in lock.pins})

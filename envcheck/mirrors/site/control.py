@@ -174,7 +174,8 @@ def _start(site: Site, part: Part, program: str) -> None:
     while not _answers(part):
         if process.poll() is not None or time.monotonic() > deadline:
             message = f"{part.name} does not come up: {_last(log, Path(site.root, 'logs/error.log'))}"
-            raise UnavailableError(message, fix=f"see {log}")
+            offline = f"; where its upstream is cut off: `envcheck mirror site offline {site.root}`"
+            raise UnavailableError(message, fix=f"see {log}{offline if part.name.startswith('registry-') else ''}")
         time.sleep(_STEP)
 
 
@@ -273,10 +274,11 @@ def _read(path: Path) -> str:
 
 
 def _last(*logs: Path) -> str:
-    """Return the last line of the first log that has one."""
+    """Return why a program ended: its last word of that, else the last line of the first log that has one."""
     for log in logs:
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-        told = next((line for line in reversed(lines) if line.strip()), None)
+        said = [line for line in lines if line.strip()]
+        told = next((line for line in reversed(said) if line.startswith("panic: ")), said[-1] if said else None)
         if told is not None:
             return shlex.quote(told[-300:])
     return "it said nothing"

@@ -38,15 +38,33 @@ def write(root: Path, files: Mapping[str, str]) -> Written:
     for name in _WORKING:
         (root / name).mkdir(parents=True, exist_ok=True)
     before = _rendered(root)
+    kept = _kept(root, before, files)
     stale = [name for name in before if name not in files and (root / name).is_file()]
-    edited = [name for name in {**before, **files} if _edited(root / name, before.get(name), files.get(name))]
-    kept = {name: _put_aside(root, name) for name in edited}
-    for name, text in files.items():
-        _write(root / name, text)
     for name in stale:
         _remove(root, name)
-    _write(root / _RENDERED, json.dumps({name: _hash(text.encode()) for name, text in files.items()}, indent=1) + "\n")
-    return Written(list(files), [name for name in stale if name not in kept], kept)
+    _write_all(root, files, {})
+    return Written(list(files), stale, kept)
+
+
+def change(root: Path, files: Mapping[str, str]) -> dict[str, str]:
+    """Write some files of a site anew; return what was edited since, and where it is now."""
+    before = _rendered(root)
+    kept = _kept(root, {name: digest for name, digest in before.items() if name in files}, files)
+    _write_all(root, files, before)
+    return kept
+
+
+def _kept(root: Path, before: Mapping[str, str], files: Mapping[str, str]) -> dict[str, str]:
+    """Put aside what is neither what was written nor what will be; return name -> where it is now."""
+    edited = [name for name in {**before, **files} if _edited(root / name, before.get(name), files.get(name))]
+    return {name: _put_aside(root, name) for name in edited}
+
+
+def _write_all(root: Path, files: Mapping[str, str], before: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        _write(root / name, text)
+    told = {**before, **{name: _hash(text.encode()) for name, text in files.items()}}
+    _write(root / _RENDERED, json.dumps(told, indent=1) + "\n")
 
 
 def _rendered(root: Path) -> dict[str, str]:

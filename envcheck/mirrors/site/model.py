@@ -84,7 +84,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     `ca` is what upstream certificates are checked against; `resolvers` are asked for upstream names at run time, so
     that nginx starts also where no upstream can be reached. `users` is an htpasswd file, `allow` networks. `store` is
     a store whose published tree is served; `trees` are URLs of others' trees that are cached; `owner` is whom the
-    directory belongs to, uid:gid; `client_ca` is what its clients trust.
+    directory belongs to, uid:gid; `client_ca` is what its clients trust. `offline` ones ask no
+    registry and no Hugging Face.
     """
 
     root: str
@@ -110,6 +111,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     store: str | None = None
     owner: str = "0:0"
     client_ca: str | None = None
+    offline: bool = False
     schema: str = SCHEMA
 
     @property

@@ -36,6 +36,13 @@ class Served:
     python: str
     ca: Path
 
+    def anew(self) -> None:
+        """Start the site anew."""
+        path = f"{Path(self.python).parent}:{os.environ['PATH']}"
+        for command in ("down", "up"):
+            done = envcheck("mirror", "site", command, str(self.site), PATH=path)
+            assert done.returncode == 0, done.stdout + done.stderr
+
     def taken(self, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
         """Download the model as a user does, with nothing of this machine's configuration."""
         plain = {"PATH": os.environ["PATH"], "HOME": str(cache), "HF_HUB_CACHE": str(cache), "no_proxy": "*"}
@@ -82,3 +89,16 @@ def test_a_model_comes_through_the_site_once_and_its_token_stays_there(served: S
     assert get(f"https://127.0.0.1:{served.port + 1}/api/models/{REPO}", served.ca)[0] == 401
     parts = [json.loads(line)["part"] for line in (served.site / "logs/access.json").read_text().splitlines()]
     assert set(parts) == {"hf"}
+
+
+def test_a_model_comes_without_its_upstream_once_the_site_is_offline(served: Served, tmp_path: Path) -> None:
+    done = served.taken(tmp_path / "one", HF_TOKEN=TOKEN)
+    assert done.returncode == 0, done.stderr[-2000:]
+    served.hub.shutdown()
+    served.hub.server_close()
+    cached = f"https://127.0.0.1:{served.port + 1}/{REPO}/resolve/main/{LARGE}"
+    assert get(cached, served.ca, Authorization=f"Bearer {TOKEN}")[0] >= 500
+    assert envcheck("mirror", "site", "offline", str(served.site)).returncode == 0
+    served.anew()
+    done = served.taken(tmp_path / "three", HF_TOKEN=TOKEN)
+    assert (done.returncode, done.stdout.strip()) == (0, sha256(FILES[LARGE])), done.stderr[-2000:]

@@ -148,6 +148,23 @@ def test_an_image_is_pulled_through_once_and_then_without_its_upstream(
     assert 'envcheck_mirror_requests_total{part="registry",outcome="ok"} 9\n' in metrics
     assert 'envcheck_mirror_requests_total{part="registry",outcome="refused"} 1\n' in metrics
     assert f"{root}" not in metrics
+    _starts_again_offline_alone(root, port)
+
+
+def _starts_again_offline_alone(root: Path, port: int) -> None:
+    """Show that a pull-through registry asks its upstream before it starts, and what helps where there is none."""
+    assert envcheck("mirror", "site", "down", str(root)).returncode == 0
+    done = envcheck("mirror", "site", "up", str(root))
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
+    assert "connection refused" in done.stderr
+    assert f"envcheck mirror site offline {root}" in done.stderr
+    assert list((root / "run").glob("*.started")) == []
+    assert envcheck("mirror", "site", "offline", str(root)).returncode == 0
+    assert envcheck("mirror", "site", "up", str(root)).returncode == 0
+    assert pulled(port) == [MANIFEST, b"{}", LAYER]
+    done = envcheck("mirror", "site", "offline", str(root), "--undo")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "remoteurl" in (root / "registry/test.yml").read_text()
 
 
 def test_only_what_was_started_is_ended(up: tuple[Path, int]) -> None:

@@ -1,0 +1,128 @@
+"""The options of `envcheck mirror site render` as the site that they describe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from envcheck.errors import ConfigError
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.mirrors.profile import Profile
+    from envcheck.mirrors.site.discover import Part
+    from envcheck.mirrors.site.model import HuggingFace, Index, Registry, Site
+
+# Ports below the site's own one that is given: 0 the indexes, 1 Hugging Face, 2... registries, then what is inside.
+_INSIDE: Final = 100
+
+
+def site(settings: Settings, root: Path, profile: Profile, options: dict[str, Any]) -> Site:
+    """Return the site in a directory, before a profile's upstreams."""
+    from envcheck.mirrors.site import discover
+    from envcheck.mirrors.site.model import Site, Tls
+
+    addresses = list(options["address"]) or ["127.0.0.1"]
+    port, tls = options["port"], options["tls"]
+    size, free = discover.disk(root)
+    return Site(
+        root=str(root),
+        addresses=addresses,
+        name=options["name"] or addresses[0],
+        port=port,
+        indexes=_indexes(settings, profile, options),
+        ca=str(root / "ca.pem") if profile.ca else discover.roots(),
+        resolvers=discover.resolvers(Path("/etc/resolv.conf").read_text(errors="replace")),
+        exporter=port + _INSIDE,
+        prometheus=port + _INSIDE + 1,
+        cache_size=options["cache_size"] or size,
+        min_free=free if options["min_free"] is None else options["min_free"],
+        hf=_hf(profile, options),
+        registries=_registries(options["registries"], port),
+        tls=Tls(certificate=str(tls[0].absolute()), key=str(tls[1].absolute())) if tls else None,
+        users=str(options["users"].absolute()) if options["users"] else None,
+        allow=list(options["allow"]),
+        s3=options["s3"],
+        s3_port=port + _INSIDE + 3,
+        sync=dict(_pair(text, "SOURCE") for text in options["syncs"]),
+        trees={name: url.rstrip("/") for name, url in (_pair(text, "URL") for text in options["trees"])},
+        store=str(options["store"].absolute()) if options["store"] else None,
+        owner=_owner(root),
+        client_ca=str(options["ca"].absolute()) if options["ca"] else None,
+    )
+
+
+def _owner(root: Path) -> str:
+    """Return whom the directory belongs to, or will."""
+    import os
+
+    if not root.exists():
+        return f"{os.geteuid()}:{os.getegid()}"
+    told = root.stat()
+    return f"{told.st_uid}:{told.st_gid}"
+
+
+def _indexes(settings: Settings, profile: Profile, options: dict[str, Any]) -> list[Index]:
+    from envcheck.mirrors.site.discover import indexes
+
+    parts: tuple[Part, ...] = ("pypi", "pytorch") if options["pytorch"] else ("pypi",)
+    links = [_clean(link) for link in options["links"]]
+    return indexes(profile, parts, _pages(settings), _client(profile), links)
+
+
+def _hf(profile: Profile, options: dict[str, Any]) -> HuggingFace | None:
+    from envcheck.mirrors.site.model import HuggingFace
+
+    tokens, port = options["hf_tokens"], options["port"]
+    if not options["hf"] and not options["store"]:
+        return None
+    where = str(tokens.absolute()) if tokens else None
+    inner = port + _INSIDE + 2 if options["hf"] else 0
+    return HuggingFace(port=port + 1, inner=inner, endpoint=profile.hf.endpoint, tokens=where)
+
+
+def _registries(given: tuple[str, ...], port: int) -> list[Registry]:
+    from envcheck.mirrors.site.model import Registry
+
+    pairs = [_pair(text, "URL") for text in given]
+    return [
+        Registry(name=name, url=url, port=port + 2 + n, inner=port + _INSIDE + 10 + 2 * n, debug=port + 111 + 2 * n)
+        for n, (name, url) in enumerate(pairs)
+    ]
+
+
+def _pair(text: str, what: str) -> tuple[str, str]:
+    from envcheck.mirrors.profile import redacted
+
+    name, found, value = text.partition("=")
+    if not found or not value or "://" in name:
+        message = f"{redacted(text)!r} names no {what}"
+        raise ConfigError(message, fix=f"write NAME={what}")
+    return name, _clean(value)
+
+
+def _clean(url: str) -> str:
+    """Return a URL. Refuse one that holds what may be a secret: it would be in the site's files."""
+    from envcheck.mirrors.profile import has_userinfo, redacted, without_query
+
+    if has_userinfo(url) or without_query(url) != url:
+        message = f"{redacted(url)!r} has a password, a user or a query in it"
+        raise ConfigError(message, fix="leave it out: credentials come from the environment of what is started")
+    return url
+
+
+def _client(profile: Profile) -> Any:
+    from envcheck.mirrors import hub
+
+    return hub.client(profile)
+
+
+def _pages(settings: Settings) -> list[str]:
+    """Return the pages of the published cells' packages, as discover.indexes takes them."""
+    from envcheck.data import data_path
+    from envcheck.images.lock import read_locks
+    from envcheck.images.spec import select
+    from envcheck.matrix.load import load
+
+    locks = [lock for cell in select(load(settings.matrix), ()) for lock in read_locks(data_path("images") / str(cell))]
+    return sorted({f"{lock.index}/{pin.name}" for lock in locks for pin in lock.pins})
