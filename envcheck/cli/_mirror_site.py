@@ -26,8 +26,11 @@ def command() -> None:
     envcheck mirror site up /srv/mirror
     envcheck mirror show /srv/mirror/client.yaml --format daemon
 
-    client.yaml is the site as its clients' mirror profile. Alerts and queries have been held against a real
-    Prometheus; no Grafana has drawn the dashboard yet.
+    client.yaml is the site as its clients' mirror profile. `--compose` takes the images that NGINX_IMAGE,
+    REGISTRY_IMAGE, OLAH_IMAGE, RCLONE_IMAGE, PYTHON_IMAGE and PROMETHEUS_IMAGE name. Under systemd a user
+    envcheck-mirror owns the directory; copy its systemd/* to /etc/systemd/system, and enable envcheck-mirror.target,
+    the timers and the path. Alerts and queries are held against a real Prometheus, the dashboard against Grafana's
+    published types; no Grafana has drawn it yet.
     """
 
 
