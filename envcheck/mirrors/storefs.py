@@ -52,6 +52,13 @@ def sync(folder: Path) -> None:
         os.close(file)
 
 
+def make_readable(folder: Path) -> None:
+    """Make a directory that others may read, whatever the umask; one that is there stays as it is."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)
+
+
 def link(source: Path, target: Path) -> None:
     """Give a file another name; where the file system has no link for it, a file of the same blocks, or a copy."""
     try:

@@ -21,7 +21,7 @@ from envcheck.mirrors import contents as known
 from envcheck.mirrors.contents import Contents
 from envcheck.mirrors.publish import tree
 from envcheck.mirrors.store import Store
-from envcheck.mirrors.storefs import digest_or_none, sync
+from envcheck.mirrors.storefs import READ_ONLY, digest_or_none, make_readable, sync
 
 MANIFEST: Final = "manifest.json"
 Progress = Callable[[int, int], None]
@@ -249,7 +249,8 @@ def _fill(store: Store, contents: Contents, draft: Path) -> None:
     planned = tree(contents)
     written = {path: store.add(page, Path(path).name) for path, page in planned.pages.items()}
     paths = {**planned.objects, **written}
-    draft.mkdir(parents=True)
+    make_readable(draft.parent)
+    draft.mkdir()
     for path, digest in paths.items():
         store.view(digest, draft / path)
     wheels = {wheel.sha256: wheel for wheel in contents.wheels}
@@ -265,14 +266,18 @@ def _fill(store: Store, contents: Contents, draft: Path) -> None:
 
 
 def _settle(draft: Path) -> None:
-    """Have the manifest and every directory entry on the disk before the version gets its name."""
-    file = os.open(draft / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+    """Have the manifest and every directory entry on the disk before the version gets its name.
+
+    Whoever serves the tree may be another user: its rights are the same whatever the umask. The store's own directory
+    is its owner's to open.
+    """
+    with (draft / MANIFEST).open("rb") as file:
+        os.fsync(file.fileno())
+        os.fchmod(file.fileno(), READ_ONLY)
     for folder in [path for path in draft.rglob("*") if path.is_dir()]:
+        folder.chmod(0o755)
         sync(folder)
+    draft.chmod(0o755)
     sync(draft)
 
 

@@ -30,6 +30,20 @@ def test_a_version_holds_every_file_with_its_hash_and_licence(store: Store, cont
     assert (root / one.path).stat().st_ino == store.path(one.sha256).stat().st_ino
 
 
+def test_whoever_serves_a_version_may_read_it_whatever_the_umask(store: Store, contents: Contents) -> None:
+    before = os.umask(0o077)
+    try:
+        versions.publish(store, contents, keep=3)
+    finally:
+        os.umask(before)
+    tree = [store.root / "versions", *(store.root / "versions").rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in tree if path.is_dir()} == {0o755}
+    assert {path.stat().st_mode & 0o777 for path in tree if path.is_file()} == {0o444}
+    tree[0].chmod(0o750)
+    versions.publish(store, again(contents, 1), keep=3)
+    assert tree[0].stat().st_mode & 0o777 == 0o750
+
+
 def test_what_is_served_already_makes_no_version(store: Store, contents: Contents) -> None:
     turned = msgspec.structs.replace(contents, wheels=contents.wheels[::-1])
     part = Contents(wheels=contents.wheels[:1])
