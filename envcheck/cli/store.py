@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, root: Path | None) -> None:
     """Keep files by their hash, publish them as versions of a tree, and carry them to where no network goes.
 
-    A file server over STORE/current serves pip, uv and huggingface_hub; STORE/current/nginx says how nginx does.
+    A file server over STORE/current serves pip, uv and huggingface_hub; STORE/current/nginx says how nginx does, and
+    `envcheck mirror site render DIR --store STORE` has a mirror site do it (`site reload DIR` after a model is new).
 
     Exit 0: done, all is well; 1: something has another hash, or cannot be brought below the mark; 2: wrong usage;
     3: something needed is not there.
