@@ -21,7 +21,7 @@ from envcheck.images.lock import divide, group_of
 from envcheck.images.pins import Lock, Pin
 from envcheck.images.spec import ARCH, facts, torch_index, torch_version
 from envcheck.matrix.model import Cell, Matrix
-from envcheck.mirrors.profile import CLIENT_DEFAULT, Index, Profile
+from envcheck.mirrors.profile import CLIENT_DEFAULT, Index, Profile, attempts, without_queries
 
 # Every base has a newer C library; wheels for an older one match too.
 _PLATFORM: Final = "x86_64-manylinux_2_28"
@@ -72,12 +72,13 @@ def _sources(profile: Profile, torch_index: str) -> list[list[str]]:
 
     (`torch==2.13.0` would be satisfied by a local `torch-2.13.0+cpu` file: PEP 440 ignores a label nobody asked for.)
     """
-    remote = [i for i in profile.pypi if i.local is None and i.kind == "simple"] or [Index(url=CLIENT_DEFAULT)]
+    remote = attempts([i for i in profile.pypi if i.kind == "simple"], closed=profile.closed)
     python = [[] if i.url == CLIENT_DEFAULT else ["--default-index", i.url] for i in remote]
     if torch_index == "pypi":
         return python
     variant = torch_index.rpartition("/")[2]
-    torch = [_torch_options(index, variant) for index in profile.pytorch] or [["--torch-backend", variant]]
+    default = [] if profile.closed else [["--torch-backend", variant]]
+    torch = [_torch_options(index, variant) for index in profile.pytorch] or default
     return [[*p, *t] for t in torch for p in python]
 
 
@@ -97,7 +98,8 @@ def _first(tries: Iterable[tuple[list[str], Sequence[str]]], name: str, profile:
         if pins is not None:
             return pins
         refusals.append(said)
-    message = f"{name} cannot be locked: {refusals[0]}"
+    why = refusals[0] if refusals else f"{profile.name} is closed and does not name its indexes"
+    message = f"{name} cannot be locked: {why}"
     raise UnavailableError(message, fix="give a profile with --mirror through which its packages can be had")
 
 
@@ -137,7 +139,7 @@ def _gist(stderr: str) -> str:
     cause = diagnose(stderr)
     if cause is not None and "No solution found" not in stderr:
         return cause.what
-    lines = [line.strip(_DRAWN) for line in stderr.splitlines()]
+    lines = [line.strip(_DRAWN) for line in without_queries(stderr).splitlines()]
     return textwrap.shorten(" ".join(line for line in lines if line), 400, placeholder=" ...")
 
 

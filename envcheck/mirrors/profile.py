@@ -11,6 +11,7 @@ import msgspec
 
 CLIENT_DEFAULT: Final = "default"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|//|")
+_QUERY: Final = re.compile(r"(://[^\s?]*)\?[^\s`'\")]*")
 _BARE: Final = re.compile(r"[^/]*:[^/]*@")
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:@\s]+)(:[0-9]{1,5})?")
 
@@ -136,6 +137,11 @@ def host_of(url: str) -> str:
 def without_query(url: str) -> str:
     """Return the URL up to its `?`: what follows is often a token, and a path appended to it would not be one."""
     return url.partition("?")[0]
+
+
+def without_queries(text: str) -> str:
+    """Return what a program said without the queries of URLs in it: a link that a mirror signed is a secret."""
+    return _QUERY.sub(r"\1?...", text)
 
 
 def redacted(url: str) -> str:

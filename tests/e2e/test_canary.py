@@ -272,6 +272,10 @@ def test_a_build_context_and_an_environment(place: Place) -> None:
     said = place.run(*build, status=1)
     assert any(path.startswith("/index/signed/") for path in place.site.asked)
     assert place.canaries.within(said) == set()
+    for status in (403, 418):
+        place.site.refuse = status
+        said += place.run("lock", CELL, "--mirror", "site.yaml", "--images", "locks", status=3)
+    assert "418" in said
     assert "X-Amz-Signature" not in said
     assert "/index/signed/" in said
     assert place.left() == {str(place.home / "site.yaml"): PATHS}

@@ -8,6 +8,7 @@ from envcheck.errors import ConfigError
 from envcheck.images.context import sources
 from envcheck.images.engines.base import mirrors_for
 from envcheck.images.pins import Lock
+from envcheck.images.resolving import _sources
 from envcheck.matrix.load import load
 from envcheck.mirrors.aptconf import AptSource
 from envcheck.mirrors.hub import trusted
@@ -46,3 +47,11 @@ def test_the_hub_itself_is_not_asked_for_hashes() -> None:
     with pytest.raises(ConfigError, match="nobody is trusted"):
         trusted(CLOSED, mirror=False, environ=own)
     assert trusted(Profile(name="site", closed=True, hf=hub), mirror=False, environ=own) == "https://trusted.example"
+
+
+@pytest.mark.parametrize("index", ["pypi", "pytorch/cpu"])
+def test_a_lock_is_made_through_named_indexes_alone(index: str) -> None:
+    named = Profile(name="site", pypi=[INDEX], pytorch=[INDEX], closed=True)
+    assert _sources(CLOSED, index) == []
+    assert _sources(OPEN, index) != []
+    assert all(INDEX.url in source for source in _sources(named, index))

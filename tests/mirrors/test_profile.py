@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.mirrors.profile import HuggingFace, Index, Profile, attempts, has_userinfo, hf_environment, redacted
+from envcheck.mirrors.profile import (
+    HuggingFace,
+    Index,
+    Profile,
+    attempts,
+    has_userinfo,
+    hf_environment,
+    redacted,
+    without_queries,
+)
 
 
 def test_without_an_endpoint_xet_stays_and_no_token_is_sent() -> None:
@@ -70,3 +79,6 @@ def test_a_user_or_password_in_a_url_is_seen_and_hidden(url: str, *, has: bool) 
 
 def test_a_query_is_hidden() -> None:
     assert redacted("https://a.example/x?token=a@b") == "https://a.example/x?..."
+    said = "error (https://a.example/x?sig=s): `https://b.example/?t=s` is gone, is it? https://c.example/y"
+    hidden = "error (https://a.example/x?...): `https://b.example/?...` is gone, is it? https://c.example/y"
+    assert without_queries(said) == hidden
