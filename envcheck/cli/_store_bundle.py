@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envcheck.cli._size import Size
-from envcheck.cli._store_options import cells_option, json_option, keep_option, mb, mirror_option, models_option
+from envcheck.cli._store_options import cells_option, human, json_option, keep_option, mirror_option, models_option
 from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def export(
         told = {"schema": "envcheck/store-export/1", "to": str(to), "parts": sizes, "bytes": sum(sizes.values())}
         click.echo(json.dumps({**told, "not_redistributable": bound}, indent=2))
         return
-    click.echo(f"{to}: {len(parts)} part(s), {mb(sum(sizes.values()))}, and {bundle.SUMS}")
+    click.echo(f"{to}: {len(parts)} part(s), {human(sum(sizes.values()))}, and {bundle.SUMS}")
     if bound:
         click.echo(f"not to be passed on without their owner's leave: {len(bound)} wheel(s),")
         click.echo(f"  {bound[0]} for one")

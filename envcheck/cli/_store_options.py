@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -11,6 +11,8 @@ from envcheck.cli import _complete
 
 if TYPE_CHECKING:
     from envcheck.mirrors.listing import Version
+
+_UNITS: Final = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 cells_option = click.option(
@@ -27,12 +29,15 @@ keep_option = click.option(
 )
 
 
-def mb(size: int) -> str:
-    """Return bytes as people read them."""
-    return f"{size / 1e6:.1f} MB"
+def human(size: int) -> str:
+    """Return bytes as people read them, in powers of a thousand."""
+    for unit, factor in _UNITS.items():
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size} bytes"
 
 
 def line(version: Version) -> str:
     """Return a version in a line."""
-    held = f"{version.wheels} wheel(s), {version.models} model(s), {mb(version.bytes)}"
+    held = f"{version.wheels} wheel(s), {version.models} model(s), {human(version.bytes)}"
     return f"version {version.number:<4} {'current' if version.current else '':<8} {held}"

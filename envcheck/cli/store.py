@@ -10,7 +10,7 @@ import click
 
 from envcheck.cli._size import Size
 from envcheck.cli._store_bundle import export, import_
-from envcheck.cli._store_options import json_option, line, mb
+from envcheck.cli._store_options import human, json_option, line
 from envcheck.cli._store_tree import publish, rollback, switch
 from envcheck.errors import ConfigError, UnavailableError
 
@@ -57,12 +57,12 @@ def df(obj: Any, *, as_json: bool) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode(told)))
         return
     click.echo(f"store        {told.root}")
-    click.echo(f"on the disk  {mb(told.disk)}, as du counts")
-    click.echo(f"objects      {told.objects}, {mb(told.bytes)}")
-    click.echo(f"pinned       {mb(told.pinned)}")
-    click.echo(f"unfinished   {mb(told.unfinished)}")
-    click.echo(f"quarantined  {mb(told.quarantined)}")
-    click.echo(f"file system  {mb(told.used)} of {mb(told.room)}, {told.used / told.room:.0%}")
+    click.echo(f"on the disk  {human(told.disk)}, as du counts")
+    click.echo(f"objects      {told.objects}, {human(told.bytes)}")
+    click.echo(f"pinned       {human(told.pinned)}")
+    click.echo(f"unfinished   {human(told.unfinished)}")
+    click.echo(f"quarantined  {human(told.quarantined)}")
+    click.echo(f"file system  {human(told.used)} of {human(told.room)}, {told.used / told.room:.0%}")
     for version in told.versions:
         click.echo(line(version))
 
@@ -119,7 +119,7 @@ def verify(obj: Any, *, mirror: str | None, as_json: bool) -> int:
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"schema": "envcheck/store-verify/1", "faults": faults})))
     else:
-        _tell(faults, f"{len(objects)} object(s), {mb(total)}", mirror)
+        _tell(faults, f"{len(objects)} object(s), {human(total)}", mirror)
     return 1 if faults else 0
 
 
@@ -147,9 +147,9 @@ def gc(obj: Any, *, max_size: int | None, high: float, low: float, dry_run: bool
         told = {"schema": "envcheck/store-gc/1", "evicted": [one.sha256 for one in gone], "bytes": freed, "left": left}
         click.echo(json.dumps(told, indent=2))
     else:
-        click.echo(f"{'would evict' if dry_run else 'evicted'} {len(gone)} object(s), {mb(freed)}")
+        click.echo(f"{'would evict' if dry_run else 'evicted'} {len(gone)} object(s), {human(freed)}")
         if left:
-            click.echo(f"{mb(left)} too many are left: published, or in use by another process or name")
+            click.echo(f"{human(left)} too many are left: published, or in use by another process or name")
             click.echo("`envcheck store publish --only --keep 1` lets go of older versions")
     return 1 if left else 0
 

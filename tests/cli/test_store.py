@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import Settings
+from envcheck.cli._store_options import human
 from envcheck.cli.store import command
 from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
 from envcheck.mirrors import hf, versions
@@ -59,6 +60,21 @@ def test_df_says_what_is_pinned(run: Run) -> None:
     assert told["schema"] == "envcheck/store/1"
     assert told["pinned"] == told["bytes"] > 7
     assert "version 2    current" in run("df").stdout
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1000, "1.0 kB"),
+        (223_797_248, "223.8 MB"),
+        (92_065_200_000, "92.1 GB"),
+        (3 * 10**12, "3.0 TB"),
+    ],
+)
+def test_sizes_are_told_as_people_read_them(size: int, said: str) -> None:
+    assert human(size) == said
 
 
 def test_verify_is_1_when_something_is_wrong_and_names_it(run: Run, store: Store) -> None:

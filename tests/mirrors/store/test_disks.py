@@ -170,7 +170,7 @@ def test_eviction_of_a_file_system_that_fills_up(mount: Mount) -> None:
         os.utime(info, (len(loose), len(loose)))
     for one in versions.pinned(store):
         os.utime(store.root / "info" / one[:2] / f"{one}.json", (0, 0))
-    assert run(store, "gc", "--high", "99").stdout == "evicted 0 object(s), 0.0 MB\n"
+    assert run(store, "gc", "--high", "99").stdout == "evicted 0 object(s), 0 bytes\n"
     with store.held(loose[:2]):
         done = run(store, "gc")
     assert done.return_value == 0
