@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-_MOST: Final = 1 << 18
+_MOST: Final = 1 << 17
 _LEAST: Final = 1 << 12
 _TICK: Final = 0.5
 

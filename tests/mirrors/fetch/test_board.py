@@ -81,7 +81,7 @@ class World:
         ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(STEP, max_size=120))
 def test_what_is_there_was_all_written_and_is_of_one_file_of_each_source(steps: list[tuple[str, int, int]]) -> None:
     told, now = board(7, sources=2, connections=3), 0.0

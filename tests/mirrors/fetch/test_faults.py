@@ -157,6 +157,7 @@ def test_a_second_process_goes_on_when_the_first_is_killed(serve: Serve, wanted:
     first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     while server.sent < 3 * MIB:
         time.sleep(0.01)
+    server.faults.delay = 600.0  # what the first asks for from here on it never gets
     second = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert second.stderr is not None
     assert "another process is fetching file.bin: waiting for it" in second.stderr.readline()
