@@ -7,6 +7,8 @@ import errno
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,6 +190,24 @@ def test_a_disk_error_ends_it_at_once_though_other_connections_wait(
     monkeypatch.setattr(os, "fdatasync", broken)
     with pytest.raises(UnavailableError, match="Input/output error"):
         fetch(wanted(serve(stall=60.0)), dataclasses.replace(means, client=Client(read=50.0)))
+
+
+def test_who_waited_holds_the_file_that_has_the_name_now(means: Means, notes: list[str], tmp_path: Path) -> None:
+    """Not the one that the other process has finished meanwhile and moved to its own name."""
+    part, held = tmp_path / ".file.12345678.part", list[bool]()
+
+    def second() -> None:
+        with disk.locked(part, means) as file:
+            held.append(os.fstat(file).st_ino == part.stat().st_ino)
+
+    waiting = threading.Thread(target=second)
+    with disk.locked(part, means):
+        waiting.start()
+        while not notes:
+            time.sleep(0.01)
+        part.rename(tmp_path / "file")
+    waiting.join()
+    assert held == [True]
 
 
 def test_room_is_reserved_to_the_last_block(tmp_path: Path) -> None:
