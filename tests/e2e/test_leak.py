@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.closed_network import MIRROR, CannotCloseError, Destination, Network, closed_network, strangers
+from tests.e2e.closed_network import MIRROR, CannotCloseError, Network, closed_network, strangers
+from tests.e2e.packets import Destination
 from tests.e2e.site_mirror import Site, authority, running, serving
 from tests.mirrors.hub.conftest import COMMIT, REPO, Hub
 from tests.mirrors.site.upstreams import wheel

@@ -16,8 +16,9 @@ import pytest
 
 from tests.e2e import layers, private_engine
 from tests.e2e.canaries import Canaries, encoded
-from tests.e2e.closed_network import MIRROR, CannotCloseError, Destination, Network, closed_network, strangers
+from tests.e2e.closed_network import MIRROR, CannotCloseError, Network, closed_network, strangers
 from tests.e2e.conftest import CELL, ROOT
+from tests.e2e.packets import Destination
 from tests.e2e.private_engine import CannotStartError, unpacked
 from tests.e2e.site_mirror import Site, authority, serving
 from tests.mirrors.site.upstreams import wheel
@@ -117,8 +118,9 @@ def closed(
     at = f"https://{MIRROR}:{PORT}"
     profile.write_text(
         f"pypi: [{{url: '{at}/{site.path}/simple'}}]\npytorch: [{{url: '{at}/{site.path}/whl/{{variant}}'}}]\n"
-        f"apt: ['{at}']\nca: {ca}\nnetrc: {netrc}\nclosed: true\nhf: {{endpoint: '{at}', token: allow}}\n"
-        f"credentials: {{{MIRROR}: {{token_file: {token}}}}}\n"
+        f"apt: ['{at}']\nca: {ca}\nnetrc: {netrc}\nclosed: true\n"
+        f"hf: {{endpoint: 'https://{MIRROR}:8444', token: allow}}\n"
+        f"credentials: {{'{MIRROR}:8444': {{token_file: {token}}}}}\n"
     )
     keep = {name: os.environ[name] for name in ("LANG", "HOME") if name in os.environ}
     env = {
@@ -168,6 +170,24 @@ def test_the_build_asks_the_mirror_alone(closed: Closed, built: Built) -> None:
         assert f"/signed/{name}-" in asked
 
 
+def test_a_fetch_of_a_cell_asks_the_mirror_alone(closed: Closed, wheels: Path, tmp_path: Path) -> None:
+    """Of the real locks, every wheel; a quarter of a gigabyte of packets loses the list none."""
+    torch = ("--lock", ROOT / "images" / CELL / "torch.lock", "--to", tmp_path / "wheels")
+    subprocess.run([*ENVCHECK, "fetch", "--mirror", "host", *torch], cwd=ROOT, check=True, capture_output=True)
+    for path in wheels.glob("*.whl"):
+        os.link(path, tmp_path / "wheels" / path.name)
+    there, closed.site.wheels = closed.site.wheels, tmp_path / "wheels"
+    closed.network.asked()
+    done = closed.run(*ENVCHECK, "fetch", "--cell", CELL, "--mirror", closed.profile, "--to", tmp_path / "got")
+    closed.site.wheels = there
+    assert done.returncode == 0, done.stderr
+    asked = closed.network.asked()
+    assert strangers(asked) == set()
+    assert {one.port for one in asked if one.kind == "tcp"} == {PORT}
+    assert len(list((tmp_path / "got").glob("torch-2.13.0+cpu-cp311-*.whl"))) == 1
+    assert closed.canaries.within(done.stdout + done.stderr) == set()
+
+
 def test_apt_within_a_build_asks_the_mirror_alone(closed: Closed, built: Built) -> None:
     """In a base that lacks a package: it comes from the mirror, and the base's own sources are left alone."""
     base = json.loads(built.done.stdout)["base"]
@@ -181,28 +201,26 @@ def test_apt_within_a_build_asks_the_mirror_alone(closed: Closed, built: Built) 
     assert done.returncode == 0, done.stderr
     closed.network.asked()
     closed.site.asked.clear()
-    words = (
-        "--progress=plain",
-        "--network=host",
-        "--build-arg=BASE=localhost/lacking:1",
-        "--target=os",
-        "--tag=localhost/lacked:1",
-    )
+    words = ("--progress=plain", "--network=host", "--build-arg=BASE=localhost/lacking:1", "--target=os")
     done = closed.run("docker", "build", *words, f"--secret=id=netrc,src={closed.netrc}", out)
     assert "used the profile's apt mirrors" in done.stderr
     assert strangers(closed.network.asked()) == set()
     assert any("/pool/main/t/tini/" in path for path in closed.site.asked)
 
 
-def test_what_a_build_asks_for_elsewhere_is_in_the_list(closed: Closed) -> None:
-    """A step that connects, and a frontend that is itself pulled."""
+def test_what_a_build_asks_for_elsewhere_is_in_the_list(closed: Closed, built: Built) -> None:
+    """A step that connects, a frontend that is itself pulled, and a base by a name that has a registry."""
+    base = json.loads(built.done.stdout)["base"]
+    assert closed.run("docker", "tag", base, "elsewhere.example/base:1").returncode == 0
     closed.network.asked()
     program = 'import socket; socket.create_connection(("192.0.2.9", 80), 1)'
-    step = f"FROM localhost/lacked:1\nRUN python3 -c '{program}'\n"
-    frontend = "# syntax=elsewhere.example/frontend:1\nFROM localhost/lacked:1\n"
+    step = f"FROM {base}\nRUN python3 -c '{program}'\n"
+    frontend = f"# syntax=elsewhere.example/frontend:1\nFROM {base}\n"
+    named = "FROM elsewhere.example/base:1\nRUN false\n"
     for text, destination in (
         (step, Destination("tcp", "192.0.2.9", 80)),
         (frontend, Destination("dns", "elsewhere.example")),
+        (named, Destination("dns", "elsewhere.example")),
     ):
         (closed.profile.parent / "Dockerfile").write_text(text)
         words = ("--network=host", "--file", closed.profile.parent / "Dockerfile", closed.profile.parent / "images")
