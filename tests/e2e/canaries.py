@@ -17,16 +17,19 @@ class Canaries:
 
     def __init__(self) -> None:
         self.stem = f"canary{secrets.token_hex(6)}"
-        self._said = re.compile(rb"%s-([a-z]+)|%s" % (self.stem.encode(), b"|".join(encoded(self.stem))))
+        self.needles = [self.stem.encode(), *encoded(self.stem)]
+        self._said = re.compile(rb"%s-([a-z]+)|%s" % (self.stem.encode(), b"|".join(self.needles)))
 
     def __getitem__(self, name: str) -> str:
         assert re.fullmatch("[a-z]+", name)
         return f"{self.stem}-{name}"
 
     def within(self, data: str | bytes) -> set[str]:
-        """Return the names of those in a text; "base64" for one that is encoded."""
+        """Return the names of those in a text; "part" for one that is encoded, or cut short."""
         data = data.encode(errors="surrogateescape") if isinstance(data, str) else data
-        return {(found[1] or b"base64").decode() for found in self._said.finditer(data)}
+        if not any(needle in data for needle in self.needles):
+            return set()  # a hundred times as fast, and what nearly every gigabyte comes to
+        return {(found[1] or b"part").decode() for found in self._said.finditer(data)}
 
     def below(self, *roots: Path, but: Iterable[Path] = ()) -> dict[str, set[str]]:
         """Return file -> the names of those in its content (also as gzip packs it), its name, or where it leads to.

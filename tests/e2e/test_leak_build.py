@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import layers, private_engine
-from tests.e2e.canaries import Canaries, encoded
+from tests.e2e.canaries import Canaries
 from tests.e2e.closed_network import MIRROR, CannotCloseError, Network, closed_network, strangers
 from tests.e2e.conftest import CELL, ROOT
 from tests.e2e.packets import Destination
@@ -234,7 +234,7 @@ def test_no_secret_of_the_site_is_in_the_image_or_said(closed: Closed, built: Bu
     assert found.within(said) == set()
     # What is there is found, so that finding nothing means something.
     there = [f"envcheck.cell={CELL}", "demo/__init__.py"]
-    needles = [found.stem, *(text.decode() for text in encoded(found.stem)), closed.certificate]
+    needles = [*(needle.decode() for needle in found.needles), closed.certificate]
     assert set(layers.search(built.image, [*needles, *there], closed.env, tmp_path)) == set(there)
     logs = closed.profile.parent / "home"
     assert "used pypi-1" in "".join(path.read_text() for path in logs.rglob("*.log"))
