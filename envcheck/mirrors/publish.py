@@ -8,6 +8,7 @@ hf/…                   what huggingface_hub asks an endpoint for; it needs the
 
 from __future__ import annotations
 
+import hashlib
 import html
 import json
 from collections.abc import Iterable, Mapping
@@ -81,8 +82,12 @@ def nginx(headers: Mapping[str, Mapping[str, str]]) -> dict[str, bytes]:
         *(f"  add_header {name} $envcheck_{short};" for name, short in _HEADERS.items()),
         "}",
     ]
+    # Who serves a tree that changes can tell whether these headers are those of the files that are there now.
+    mark = hashlib.sha256("\n".join(variables).encode()).hexdigest()[:16]
+    variables.append(f'map "" $envcheck_mark {{ default "{mark}"; }}')
     files = {"maps": [*maps, *variables[1:]], "variables": variables, "packages": packages, "models": models}
-    return {f"nginx/{name}.conf": "\n".join([*lines, ""]).encode() for name, lines in files.items()}
+    told = {f"nginx/{name}.conf": "\n".join([*lines, ""]).encode() for name, lines in files.items()}
+    return {**told, f"nginx/{mark}": b""}
 
 
 def _escaped(text: str) -> str:

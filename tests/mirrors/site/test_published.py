@@ -202,9 +202,23 @@ def test_a_model_whose_headers_nginx_has_not_read_is_not_served_without_them(ser
     status, _, headers = get(f"{served.models}/site/late/resolve/main/config.json", served.ca, **bearer)
     assert (status, headers["X-Error-Code"]) == (404, "EntryNotFound")
     served.published(contents, "site/late")
+    _never_with_the_headers_of_another_version(served, bearer)
     status, body, headers = get(f"{served.models}/site/late/resolve/main/{LARGE}", served.ca, **bearer)
     assert (status, sha256(body), headers["X-Repo-Commit"]) == (200, sha256(FILES[LARGE]), COMMIT)
     assert headers["ETag"] == f'"{sha256(FILES[LARGE])}"'
+
+
+def _never_with_the_headers_of_another_version(served: Served, bearer: dict[str, str]) -> None:
+    """Show that a file of the same path, and of other content, is not served with what was said of the earlier one."""
+    path, other = f"{served.models}/{OWN}/resolve/main/config.json", b'{"model_type": "other"}'
+    assert get(path, served.ca, **bearer)[0] == 200
+    digest = served.store.add(other, "config.json")
+    file = hf.Entry(path="config.json", size=len(other), sha256=digest, sha1=hf.git_sha1(other))
+    changed = hf.Revision(repo=OWN, revision="f" * 40, files=[file])
+    versions.publish(served.store, Contents(models=[changed], branches={f"{OWN}@main": "f" * 40}), keep=3)
+    assert get(path, served.ca, **bearer)[0] == 404
+    versions.rollback(served.store)
+    assert get(path, served.ca, **bearer)[1] == FILES["config.json"]
 
 
 @pytest.mark.parametrize("served", [True], indirect=True)
