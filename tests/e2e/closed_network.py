@@ -78,9 +78,7 @@ def closed_network() -> Iterator[Network]:
     if os.geteuid() != 0:
         message = "a network of this kind needs root"
         raise CannotCloseError(message)
-    if shutil.which("ip", path=PATH) is None:
-        message = "no ip on this machine (Debian's and Ubuntu's package iproute2)"
-        raise CannotCloseError(message)
+    _have_ip()
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="closed-")))
         edge = stack.enter_context(_namespace("ip link set lo up"))
@@ -90,6 +88,16 @@ def closed_network() -> Iterator[Network]:
         stack.enter_context(recorder.running())
         stack.enter_context(names.running())
         yield Network(inside, edge, recorder, names)
+
+
+def _have_ip() -> None:
+    """Install iproute2 where it is missing, as it cannot be run unpacked: its libraries are packages of their own."""
+    if shutil.which("ip", path=PATH) is None and shutil.which("apt-get") is not None:
+        for words in (("update",), ("install", "--yes", "--no-install-recommends", "iproute2")):
+            subprocess.run(["apt-get", "-qq", *words], check=False, capture_output=True)
+    if shutil.which("ip", path=PATH) is None:
+        message = "no ip on this machine (Debian's and Ubuntu's package iproute2)"
+        raise CannotCloseError(message)
 
 
 def _own_names(scratch: Path) -> str:
