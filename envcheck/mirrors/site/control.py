@@ -51,10 +51,10 @@ def up(site: Site) -> list[Status]:
     with contextlib.ExitStack() as began:
         for part in parts(site):
             program = _program(part)
-            if _pid(site, part) is not None or program is None:
+            if _pid(site, part.name) is not None or program is None:
                 continue
             _refuse_taken(part)
-            began.callback(_end, site, part)
+            began.callback(_end, site, part.name)
             _start(site, part, program)
         began.pop_all()
     return status(site)
@@ -66,7 +66,7 @@ def reload(site: Site) -> None:
     Raise ConfigError where nginx does not take it: it then goes on as it was.
     """
     part = next(part for part in parts(site) if part.name == "nginx")
-    pid, program = _pid(site, part), _program(part)
+    pid, program = _pid(site, part.name), _program(part)
     if pid is None or program is None:
         message = "nginx does not run"
         raise UnavailableError(message, fix=f"run `envcheck mirror site up {site.root}`")
@@ -79,8 +79,13 @@ def reload(site: Site) -> None:
 
 
 def down(site: Site) -> list[str]:
-    """End what `up` started, nginx first; return the names. Waits until each is gone."""
-    return [part.name for part in reversed(parts(site)) if _end(site, part)]
+    """End what `up` started, nginx first, and what it started before the site was rendered without it.
+
+    Return the names. Waits until each is gone.
+    """
+    mine = [part.name for part in reversed(parts(site))]
+    earlier = sorted(path.stem for path in Path(site.root, "run").glob("*.started") if path.stem not in mine)
+    return [name for name in [*mine, *earlier] if _end(site, name)]
 
 
 def status(site: Site) -> list[Status]:
@@ -169,7 +174,7 @@ def _start(site: Site, part: Part, program: str) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    _record(site, part).write_text(f"{process.pid} {_began(process.pid)}\n")
+    _record(site, part.name).write_text(f"{process.pid} {_began(process.pid)}\n")
     deadline = time.monotonic() + _SECONDS
     while not _answers(part):
         if process.poll() is not None or time.monotonic() > deadline:
@@ -214,21 +219,21 @@ def _answers(part: Part) -> bool:
 
 
 def _state(site: Site, part: Part) -> State:
-    if _pid(site, part) is not None:
+    if _pid(site, part.name) is not None:
         return "running" if _answers(part) else "silent"
-    if _record(site, part).exists():
+    if _record(site, part.name).exists():
         return "ended"
     return "not started" if _program(part) else "not installed"
 
 
-def _record(site: Site, part: Part) -> Path:
-    return Path(site.root, "run", f"{part.name}.started")
+def _record(site: Site, name: str) -> Path:
+    return Path(site.root, "run", f"{name}.started")
 
 
-def _pid(site: Site, part: Part) -> int | None:
+def _pid(site: Site, name: str) -> int | None:
     """Return the number of the process that we started, or None where it is no more, or another has its number."""
     try:
-        pid, began = _record(site, part).read_text().split()
+        pid, began = _record(site, name).read_text().split()
     except (FileNotFoundError, ValueError):
         return None
     return int(pid) if began == _began(int(pid)) else None
@@ -243,20 +248,20 @@ def _began(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[19]
 
 
-def _end(site: Site, part: Part) -> bool:
+def _end(site: Site, name: str) -> bool:
     """End a part and all that it started: it leads a session of its own."""
-    pid = _pid(site, part)
+    pid = _pid(site, name)
     if pid is not None:
         os.kill(pid, signal.SIGTERM)
-        if not _gone(site, part):
+        if not _gone(site, name):
             os.killpg(pid, signal.SIGKILL)
-            _gone(site, part)
-    _record(site, part).unlink(missing_ok=True)
+            _gone(site, name)
+    _record(site, name).unlink(missing_ok=True)
     return pid is not None
 
 
-def _gone(site: Site, part: Part) -> bool:
-    return _until(lambda: _pid(site, part) is None)
+def _gone(site: Site, name: str) -> bool:
+    return _until(lambda: _pid(site, name) is None)
 
 
 def _until(there: Callable[[], bool]) -> bool:

@@ -277,3 +277,13 @@ def test_what_compose_needs_is_one_line(tmp_path: Path, command: str, script: st
     done = envcheck("mirror", "site", command, str(tmp_path / "site"), "--compose", PATH=f"{tmp_path}:/nowhere")
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (3, 1, ""), done.stderr
     assert says in done.stderr
+
+
+def test_what_an_earlier_render_started_is_ended_too(up: tuple[Path, int]) -> None:
+    root, port = up
+    options = ("--no-hf", "--no-pytorch", "--link", "http://127.0.0.9", "--port", str(port))
+    pid = int((root / "run/registry-test.started").read_text().split()[0])
+    assert envcheck("mirror", "site", "render", str(root), *options).returncode == 0
+    assert "registry-test" in envcheck("mirror", "site", "down", str(root)).stdout
+    wait(lambda: not Path(f"/proc/{pid}").exists())
+    assert list((root / "run").glob("*.started")) == []
