@@ -12,6 +12,7 @@ from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
+    from envcheck.mirrors.presets import Entry
     from envcheck.mirrors.profile import Profile
     from envcheck.mirrors.settings.base import Setting, Wish
 
@@ -127,9 +128,13 @@ def _tell(name: str, profile: Profile, wish: Wish, *, as_json: bool) -> None:
     if preset is not None:
         lacks = [*preset.lacks, *(f"{e.kind}: {text}" for e in preset.entries for text in e.lacks)]
         _section("Lacks", lacks)
-        _section("Known from", list(dict.fromkeys(f"{e.kind}: {e.source}" for e in preset.entries)))
+        _section("Known from", list(dict.fromkeys(f"{e.kind}, {_seen(e)}: {e.source}" for e in preset.entries)))
     _section("Cannot", cannot)
     click.echo(f"\nsettings for {', '.join(sets) or 'nothing'}: --format")
+
+
+def _seen(entry: Entry) -> str:
+    return f"seen to work on {entry.last_verified}" if entry.last_verified else "never seen to work"
 
 
 def _sources(profile: Profile) -> dict[str, list[str]]:

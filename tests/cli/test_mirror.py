@@ -78,6 +78,7 @@ def test_the_list_fits_a_terminal_and_is_json_for_programs(home: Path) -> None:
 def test_show_says_what_is_set_what_is_lacking_and_what_cannot_be_done(home: Path) -> None:
     text = run("show", "tuna").output
     assert "no PyTorch wheels" in text
+    assert "pypi, never seen to work: " in text
     assert "--torch-backend and UV_TORCH_BACKEND ignore every mirror" in text
     assert max(len(line) for line in text.splitlines() if "://" not in line) <= 80
     answer = json.loads(run("show", str(home / "site.yaml"), "--json").output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,20 @@ def test_every_address_has_its_source_and_no_plaintext(name: str) -> None:
         assert not entry.url.endswith("/")
         assert (entry.kind == "registry") == (entry.upstream is not None)
         assert entry.last_verified is None or entry.last_verified <= dt.datetime.now(tz=dt.timezone.utc).date()
+
+
+def test_a_comma_divides_no_sentence() -> None:
+    """What follows a comma between brackets is an item of its own, unless it is quoted."""
+    text = Path(chosen.__file__).with_name("presets.yaml").read_text(encoding="utf-8")
+    listed = re.findall(r"lacks: \[(.*)\]", text)
+    assert listed
+    assert [row for row in listed if "," in re.sub(r'"[^"]*"', "", row)] == []
+
+
+def test_every_kind_and_both_layouts_of_torch_are_among_them() -> None:
+    entries = [entry for preset in presets().values() for entry in preset.entries]
+    assert {entry.kind for entry in entries} == set(LAYOUTS)
+    assert {entry.layout or "simple" for entry in entries if entry.kind == "pytorch"} == {"simple", "find-links"}
 
 
 def test_what_is_known_to_be_missing_is_said() -> None:
