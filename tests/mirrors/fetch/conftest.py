@@ -28,6 +28,7 @@ class Faults:
 
     `signed`: it redirects to that URL with a signature of its own for each request. `once`: it serves no URL twice.
     `expires`: every so many requests it answers 403, as to a link that has run out. `most`: no answer has more bytes.
+    `extra`: each has so many more than were asked for. Not `sized`: it says no length, and ends with the connection.
     """
 
     content: bytes = CONTENT
@@ -46,6 +47,8 @@ class Faults:
     once: bool = False
     expires: int | None = None
     most: int | None = None
+    extra: int = 0
+    sized: bool = True
 
 
 class Server(ThreadingHTTPServer):
@@ -109,16 +112,17 @@ class _Handler(BaseHTTPRequestHandler):
         tag = {} if etag is None else {"ETag": etag}
         changed = "If-Range" in self.headers and self.headers["If-Range"] != etag
         if asked is None or not faults.ranges or changed:
-            self._head(200, {"Content-Length": str(total), **tag})
+            self._head(200, {**({"Content-Length": str(total)} if faults.sized else {"Connection": "close"}), **tag})
         else:
             first, last = asked.removeprefix("bytes=").split("-")
             start, stop = int(first) + faults.other_range, min(int(last) + 1, total)
             if start >= total:
                 self._head(416, {"Content-Range": f"bytes */{total}", "Content-Length": "0"})
                 return
-            told = {"Content-Range": f"bytes {start}-{stop - 1}/{total}", "Content-Length": str(stop - start)}
-            self._head(206, {**told, **tag})
-        self._send(faults, faults.content[start:stop])
+            told = {"Content-Range": f"bytes {start}-{stop - 1}/{total}"}
+            sized = {"Content-Length": str(stop - start + faults.extra)} if faults.sized else {"Connection": "close"}
+            self._head(206, {**told, **sized, **tag})
+        self._send(faults, faults.content[start:stop] + bytes(faults.extra))
 
     def _send(self, faults: Faults, body: bytes) -> None:
         whole = len(body)
@@ -132,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
             if part is not body[half:] or half:
                 time.sleep(faults.stall)
                 faults = dataclasses.replace(faults, stall=0.0)
-        self.close_connection = len(body) < whole
+        self.close_connection = len(body) < whole or not faults.sized
 
     def _head(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)

@@ -192,8 +192,11 @@ def test_a_disk_error_ends_it_at_once_though_other_connections_wait(
         fetch(wanted(serve(stall=60.0)), dataclasses.replace(means, client=Client(read=50.0)))
 
 
-def test_who_waited_holds_the_file_that_has_the_name_now(means: Means, notes: list[str], tmp_path: Path) -> None:
-    """Not the one that the other process has finished meanwhile and moved to its own name."""
+@pytest.mark.parametrize("third", [False, True])
+def test_who_waited_holds_the_file_that_has_the_name_now(
+    means: Means, notes: list[str], tmp_path: Path, *, third: bool
+) -> None:
+    """Not the one that the other process has finished meanwhile and moved away; a third may have begun another."""
     part, held = tmp_path / ".file.12345678.part", list[bool]()
 
     def second() -> None:
@@ -206,6 +209,8 @@ def test_who_waited_holds_the_file_that_has_the_name_now(means: Means, notes: li
         while not notes:
             time.sleep(0.01)
         part.rename(tmp_path / "file")
+        if third:
+            part.write_bytes(b"")
     waiting.join()
     assert held == [True]
 

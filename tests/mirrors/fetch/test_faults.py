@@ -22,11 +22,12 @@ Want = Callable[..., Wanted]
 MIB = 1 << 20
 
 
+@pytest.mark.parametrize("sized", [True, False])
 def test_answers_that_are_always_cut_off_are_gone_on_with_and_no_byte_comes_twice(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: Means, content: bytes, *, sized: bool
 ) -> None:
-    """As behind a proxy that ends what takes too long: no piece ever comes in one answer."""
-    server = serve(most=400_000)
+    """As behind a proxy that ends what takes too long: no piece ever comes in one answer, nor says that it is short."""
+    server = serve(most=400_000, sized=sized)
     want = wanted(server)
     done = fetch(want, means)
     assert want.path.read_bytes() == content

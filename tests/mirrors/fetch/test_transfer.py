@@ -71,8 +71,21 @@ def test_a_wrong_file_at_the_name_is_replaced(serve: Serve, wanted: Want, means:
         {"etag": lambda request: f'W/"{request}"'},
         {"etag": lambda request: f'"{request}"'},
         {"ranges": False, "truncate": 1000, "first": 2},
+        {"ranges": False, "truncate": 1000, "first": 2, "sized": False},
     ],
-    ids=["5xx", "429", "cut off", "stalls", "no ranges", "changes", "no etag", "weak etag", "fickle", "cut off whole"],
+    ids=[
+        "5xx",
+        "429",
+        "cut off",
+        "stalls",
+        "no ranges",
+        "changes",
+        "no etag",
+        "weak etag",
+        "fickle",
+        "cut off whole",
+        "no length",
+    ],
 )
 def test_one_server_with_a_fault_that_can_be_lived_with(
     serve: Serve, wanted: Want, means: Means, content: bytes, faults: dict[str, Any]
@@ -94,8 +107,21 @@ def test_one_server_with_a_fault_that_can_be_lived_with(
         {"content": b"short"},
         {"redirect": "http://127.0.0.250:1/nobody"},
         {"redirect": "ftp://127.0.0.250/file"},
+        {"extra": 100},
+        {"extra": 100, "sized": False},
     ],
-    ids=["404", "403", "500", "416", "other range", "other size", "dead redirect", "odd redirect"],
+    ids=[
+        "404",
+        "403",
+        "500",
+        "416",
+        "other range",
+        "other size",
+        "dead redirect",
+        "odd redirect",
+        "too much",
+        "and no length",
+    ],
 )
 def test_the_second_source_gives_what_the_first_does_not(
     serve: Serve, wanted: Want, means: Means, content: bytes, faults: dict[str, Any]
