@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple
 
+from envcheck.mirrors.doctor_models import url_for_a_model
 from envcheck.mirrors.doctor_names import IGNORED, OUTDATED, TORCH
 from envcheck.mirrors.doctor_secrets import SECRETS
 from envcheck.mirrors.doctor_text import Source
@@ -34,6 +35,8 @@ _LOOPBACK: Final = r"(?:localhost|127\.|\[::1\]|0\.0\.0\.0|169\.254\.)"
 _PLAIN: Final = re.compile(rf"(?<![\w])http://(?!{_LOOPBACK})[^\s\"'<>|;]+")
 _CLIENTS: Final = re.compile(
     r"(?i)index|find-links|\s-i\s|\s-f\s|endpoint|registry|channel|mirror|\bwget\b|\bcurl\b|\baria2c\b|\bgit\s+clone\b|^\s*url\s*="
+    r"|\bpip3?\s+install\b|^\s*ADD\s|\burlretrieve\b|\bload_state_dict_from_url\b|\bdownload_url"
+    r"|\brequests\.get\([^()\n]{0,300}\.(?:bin|pth?|ckpt|safetensors|whl|zip|tar|gz|parquet)\b"
 )
 _APT: Final = re.compile(r"(?m)^\s*(?:deb|deb-src|URIs:)\s|sources\.list|apt-key|apt-add-repository")
 _HUBS: Final = r"huggingface_hub|transformers|datasets|diffusers|sentence_transformers|peft|accelerate|vllm"
@@ -49,9 +52,12 @@ def _pattern(pattern: str, what: str, fix: str) -> Callable[[Source], Found]:
 
 
 def assigned(name: str) -> str:
-    """Return the pattern of a variable being given a value: in a shell, a Dockerfile, YAML, TOML or Python."""
+    """Return the pattern of a variable being given a value: in a shell, a Dockerfile, YAML, JSON, TOML or Python."""
     return (
         rf"(?<![\w$%{{.-]){name}(?:[\"']\])?\s*(?:=(?!=)|:\s)|\b(?:ENV|ARG|setenv|set\s+-gx|set\s+-x)\s+{name}\b"
+        # A table of names, as {"HF_MIRROR": "HF_ENDPOINT"}, gives no value.
+        rf"|(?<=[\"']){name}[\"']\s*:[ \t]*(?![\"'][A-Z_]+[\"'])\S"
+        rf"|\bname:[ \t]*[\"']?{name}[\"']?[ \t]*\r?\n[ \t]{{0,40}}value:"
         rf"|(?:setdefault|putenv)\(\s*[\"']{name}[\"']"
     )
 
@@ -117,6 +123,9 @@ def _unchecked(source: Source) -> Found:
         wget = re.search(r"\bwget\b(?=.{0,999}?\s(?:-[a-zA-Z]*c[a-zA-Z]*|--continue)(?:[\s\"']|$))", command, re.DOTALL)
         if wget:
             yield at + wget.start(), "wget -c takes whatever part is there for the right one, and ends with 0", _FETCH
+        curl = re.search(r"\bcurl\b.{0,999}?\s(?:-[a-zA-Z]*C|--continue-at)[ =]?-(?:\s|$)", command, re.DOTALL)
+        if curl:
+            yield at + curl.start(), "curl -C - takes whatever part is there for the right one", _FETCH
         aria = re.search(r"\baria2c\s+(?:[\"'$-]|\S*://)", command)
         if aria:
             fix = f"{_FETCH}; or add --checksum=sha-256=HASH, and no more than -x8"
@@ -179,10 +188,16 @@ def _pip_for_uv(source: Source) -> Found:
         yield found.start(), "uv, which is used here, reads none of pip's settings", "set UV_DEFAULT_INDEX too"
 
 
+# Bases whose sources still are one file.
+_OLDER: Final = re.compile(
+    r"(?im)^[ \t]*FROM\s+\S*(?:bionic|focal|jammy|buster|bullseye|ubuntu\S{0,3}(?:18|20|22)\.04)"
+)
+
+
 def _old_sources(source: Source) -> Found:
     for at, command in source.commands:
         found = re.search(r"\bsed\b.{0,999}?\s/etc/apt/sources\.list(?![.\w])", command, re.DOTALL)
-        if found and "sources.list.d" not in source.code:
+        if found and "sources.list.d" not in source.code and not _OLDER.search(source.code):
             what = "images since bookworm and noble have no /etc/apt/sources.list: sed fails, or changes nothing"
             yield at + found.start(), what, "write a deb822 file: `envcheck mirror show PROFILE --format apt`"
 
@@ -193,10 +208,14 @@ _TLS: Final = (
     rf"|allow-insecure-host|{assigned('UV_INSECURE_HOST')}|strict-ssl[\s=]+[\"']?false|ssl_verify:?\s+(?:[Ff]alse|no)\b"
     r"|\bpip3?\s+config\s+set\s+\S*trusted-host\b|--no-check-certificate|--check-certificate=false|\bcurl\b[^\n;&|]{0,999}?\s(?:--insecure\b|-[a-zA-Z]*k[a-zA-Z]*\b)"
     r"|\bNODE_TLS_REJECT_UNAUTHORIZED\s*=\s*[\"']?0|\bGIT_SSL_NO_VERIFY\b|http\.sslVerify[\s=]+false"
-    r"|\bverify\s*=\s*False\b|CURL_CA_BUNDLE[\"'\]]*\s*=\s*[\"']{2}|Verify-Peer\s+[\"']?false|\[trusted=yes\]"
-    r"|--allow-unauthenticated\b|\bcheck_certificate\s*=\s*off"
+    r"|\bverify\s*=\s*False\b|CURL_CA_BUNDLE[\"'\]]*\s*=\s*[\"']{2}|Verify-Peer(?:\s+|=)[\"']?false"
+    r"|\bcheck_certificate\s*=\s*off|\b_create_unverified_context\b|\bPYTHONHTTPSVERIFY\s*=\s*[\"']?0"
 )
-_URL_FIX: Final = "name OWNER/NAME and set HF_ENDPOINT; or `envcheck fetch --model` it and name the directory"
+_UNSIGNED: Final = (
+    r"\[[^\]\n]{0,200}\btrusted=yes\b|(?mi:^[ \t]*trusted:[ \t]*yes\b)"
+    r"|--allow-(?:unauthenticated|insecure-repositories)\b"
+    r"|\bAllow(?:Unauthenticated|InsecureRepositories)[\s=]+[\"']?(?:true|1|yes)\b"
+)
 
 RULES: Final = (
     Rule("W001", "unreal", _unread(IGNORED)),
@@ -209,7 +228,11 @@ RULES: Final = (
     Rule(
         "W007",
         "outdated",
-        _pattern(r"\b(?:resume_download|local_dir_use_symlinks)\s*=", "an argument without effect", "leave it out"),
+        _pattern(
+            r"\b(?:resume_download|local_dir_use_symlinks)\s*=|--(?:resume-download|local-dir-use-symlinks)\b",
+            "an argument without effect, or gone",
+            "leave it out",
+        ),
     ),
     Rule("W007", "outdated", _pattern(r"\buse_auth_token\s*=", "use_auth_token is removed", "write token=")),
     Rule("W007", "outdated", _pattern(r"\bhuggingface-cli\b", "huggingface-cli is retired", "write hf")),
@@ -228,6 +251,11 @@ RULES: Final = (
             _TLS, "the server's certificate is not checked", "trust the site's CA: SSL_CERT_FILE, or `ca:` in a profile"
         ),
     ),
+    Rule(
+        "W010",
+        "danger",
+        _pattern(_UNSIGNED, "apt's signatures are not checked", "name the archive's key: Signed-By in a deb822 file"),
+    ),
     Rule("W011", "unreal", _xet),
     Rule("W012", "unreal", _torch_backend),
     Rule(
@@ -238,15 +266,7 @@ RULES: Final = (
     Rule("W014", "unreal", _pip_for_uv),
     Rule("W015", "unreal", _too_late),
     Rule("W016", "unreal", _old_sources),
-    Rule(
-        "E101",
-        "unreal",
-        _pattern(
-            r"\b(?:from_pretrained|snapshot_download|hf_hub_download)\(\s*(?:\w+\s*=\s*)?[rbfuRBFU]{0,2}[\"']+https?://",
-            "it takes a repository's name or a directory, no URL",
-            _URL_FIX,
-        ),
-    ),
+    Rule("E101", "unreal", url_for_a_model),
     Rule(
         "E102",
         "unreal",

@@ -28,12 +28,15 @@ CANARIES = ("hunter2-canary", "CANARYcanary")
 EXPECTED = {
     "Dockerfile": """
         3 E105; 3 W009; 4 W002; 5 W001; 6 W011; 7 W016; 8 W005; 9 W010; 10 W010; 11 W005; 12 W004; 13 W013; 14 W012
-        15 E103; 16 E102; 16 W003; 17 W003; 18 W007; 19 W010
+        15 E103; 16 E102; 16 W003; 17 W003; 18 W007; 19 W010; 20 W003; 21 W010; 22 W005
     """,
     "bashrc": """
         2 W001; 3 W011; 4 W007; 5 W007; 6 E104; 6 W009; 7 W004; 8 W005; 9 W007; 10 W012; 11 W003; 12 W010; 13 E103
     """,
-    "train.py.sample": "8 W011; 8 W015; 9 W002; 11 E101; 13 W007; 14 W007; 16 E101; 17 W006; 20 W003; 21 W010",
+    "train.py.sample": """
+        8 W011; 8 W015; 9 W002; 11 E101; 13 W007; 14 W007; 16 E101; 17 W006; 20 W003; 21 W010; 24 E101; 25 E101
+        26 W001; 27 W010; 28 W005
+    """,
     "requirements.txt": "2 W004; 3 W008",
 }
 
@@ -108,6 +111,14 @@ def one(content: str, kind: Kind = "settings") -> list[str]:
         ("https://user:real-secret@h.example # https://user:password@h.example", "settings", ["1 E103"]),
         ("torch-backend = 'cu128'\n[[index]]\nurl = 'https://m.example'\n", "settings", ["1 W012"]),
         ("uv pip install --torch-backend=auto torch", "settings", []),
+        ("env:\n  - name: HF_MIRROR\n    value: https://m.example\n", "settings", ["2 W001"]),
+        ('{"containerEnv": {"PYTORCH_MIRROR": "https://m.example"}}', "json", ["1 W002"]),
+        ("FROM debian:12\nRUN sed -i s/a/b/ /etc/apt/sources.list", "dockerfile", ["2 W016"]),
+        ("FROM x/cuda:12.4.1-devel-ubuntu22.04\nRUN sed -i s/a/b/ /etc/apt/sources.list", "dockerfile", []),
+        ("Trusted: yes\ndeb [arch=amd64 trusted=yes] https://m.example x main", "settings", ["1 W010", "2 W010"]),
+        ("curl -C - -O $URL\ncurl -LOC- $URL\ncurl -o x-C - $URL", "settings", ["1 W003", "2 W003"]),
+        ("hf download a/b --resume-download", "settings", ["1 W007"]),
+        ("requests.get('http://api.example/health')", "python", []),
     ],
 )
 def test_each_client_is_understood(content: str, kind: Kind, expected: list[str]) -> None:
@@ -247,7 +258,9 @@ def test_the_json_is_for_programs() -> None:
     assert [finding["id"] for finding in answer["findings"]] == ["W004", "W008"]
 
 
-@pytest.mark.parametrize("unit", ["curl -s ", "sed /etc ", "wget -c ", "\n", "'", " #", "http://a", "from_pretrained("])
+@pytest.mark.parametrize(
+    "unit", ["curl -s ", "sed /etc ", "wget -c ", "\n", "'", " #", "http://a", "from_pretrained(", "a=b\n"]
+)
 def test_a_long_line_of_the_same_is_read_to_its_end(unit: str) -> None:
     content = unit * (50_000 // len(unit))
     assert one(f"{content}\nexport HF_MIRROR=https://m.example")[-1] == f"{content.count(chr(10)) + 2} W001"
