@@ -68,14 +68,15 @@ def command(  # noqa: PLR0913 (one argument an option)
     """Measure mirrors for the very files a lock needs, and rank them with reasons.
 
     Gates first: every file is there, down to the host that serves it; hash or size; certificates; ranges. A 404 is a
-    failed gate and never a speed. Who passes gets points for protocol, rate, latency and freshness. Without PROFILE,
-    this machine's configuration, your choice and every preset that has such an index are probed. With --need it is
-    the URLs that are compared, and a PROFILE says which CA and netrc file they are reached with.
+    failed gate and never a speed. Who passes gets points for protocol, rate, latency and freshness; who sends clients
+    to hosts that its profile does not name comes after all who do not. Without PROFILE, this machine's configuration,
+    your choice and every preset that has such an index are probed. With --need it is the URLs that are compared, and
+    a PROFILE says which CA and netrc file they are reached with.
 
     \b
     envcheck mirror probe --for torch2.13.0-cpu-py311
     envcheck mirror probe hf-mirror site.yaml --model org/name@COMMIT
-    envcheck mirror probe tuna ustc site.yaml --for torch2.13.0-cpu-py311 --region cn
+    envcheck mirror probe tuna site.yaml --for torch2.13.0-cpu-py311 --region cn
     """
     from envcheck.cli._probing import what_of
     from envcheck.mirrors.budget import Budget

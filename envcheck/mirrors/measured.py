@@ -104,7 +104,8 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """All that was seen of one mirror for one part of a lock. `at` is the time of day, in seconds.
 
-    `own` are the hosts the profile itself names. `rate_why` says why there is no `rate`,
+    `own` are the hosts the profile itself names; `origin` says that it is the clients' own default, whose other hosts
+    are no leak. `rate_why` says why there is no `rate`,
     `range_fault` what came where a range out of a file's middle was asked for.
     """
 
@@ -115,6 +116,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     own: list[str]
     region: str | None = None
     closed: bool = False
+    origin: bool = False
     needs: int = 0
     missing: str | None = None
     untrusted: str | None = None

@@ -28,6 +28,14 @@ def sources(profile: Profile, part: str) -> list[Index]:
     return [_spelled(index, family, variant) for index in named]
 
 
+def is_origin(profile: Profile, part: str) -> bool:
+    """Tell whether a part comes from the client's own default, and from nowhere else that could be left."""
+    if part == HUB:
+        return profile.name in _OWN and not profile.hf.endpoints
+    named = [index for index in (profile.pypi if part in {PYPI, URL} else profile.pytorch) if index.local is None]
+    return all(index.url == CLIENT_DEFAULT for index in named) and (bool(named) or profile.name in _OWN)
+
+
 def _endpoint(profile: Profile) -> list[Index]:
     """Return the endpoints of a profile, or huggingface_hub's own where that is what the profile stands for."""
     own = default_endpoint() if profile.name in _OWN and not profile.hf.endpoints else None

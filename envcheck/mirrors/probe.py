@@ -24,7 +24,7 @@ from envcheck.mirrors.fetch.pieces import Span, Task
 from envcheck.mirrors.gates import Peers, gates, passes, peers
 from envcheck.mirrors.http import Answer, Client, NetworkError, UntrustedError
 from envcheck.mirrors.measured import Branch, Latency, Measured, Page, Rate, Reached, Sight
-from envcheck.mirrors.origins import no_index, own_hosts, sources
+from envcheck.mirrors.origins import is_origin, no_index, own_hosts, sources
 from envcheck.mirrors.profile import Index, Profile
 from envcheck.mirrors.sights import Asked, Candidate, Known, candidates, known
 
@@ -33,7 +33,6 @@ RANGE_SECONDS: Final = 5.0
 _SHAKES: Final = 3
 _AT_ONCE: Final = 6
 _CHUNK: Final = 1 << 16
-_SMALLEST: Final = 1 << 16
 _THERE: Final = {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}
 
 
@@ -74,6 +73,7 @@ class Look:
             own=own_hosts(profile, self.part),
             region=self.mirror.region,
             closed=profile.closed,
+            origin=is_origin(profile, self.part),
             needs=self.needs,
             missing=None if sources(profile, self.part) else no_index(self.part),
             untrusted=self.untrusted,
@@ -256,7 +256,7 @@ def _rated(look: Look, before: Measured, others: Peers, budget: Budget) -> Measu
     file, url = max(look.files, key=lambda pair: _size(pair[0]))
     # Half a small file: a range that begins at 0 proves nothing.
     size = min(RANGE, max(1, _size(file) // 2))
-    if file.reached is None or not _size(file) or budget.left < min(size, _SMALLEST) or not budget.seconds:
+    if file.reached is None or not _size(file) or budget.left < min(size, _CHUNK) or not budget.seconds:
         return msgspec.structs.replace(before, rate_why="not measured: the probe's bytes or seconds were used up")
     size = min(size, budget.left)
     try:

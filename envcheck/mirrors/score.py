@@ -23,6 +23,7 @@ NEAR, FAR = 0.001, 1.0
 STALE: Final = 7 * 86400.0
 # huggingface_hub refuses what is larger over plain HTTP (MAX_HTTP_DOWNLOAD_SIZE).
 HUB_LARGEST: Final = 50_000_000_000
+LEAVES: Final = "it comes after every mirror whose files are on its own hosts, whatever its points"
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,12 +54,20 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
         """Return the names of the hard gates that were not passed."""
         return {gate.name for gate in self.gates if gate.hard and not gate.passed}
 
+    @property
+    def leaves(self) -> bool:
+        """Tell whether a mirror, which the clients' own default is not, sends who asks it elsewhere."""
+        return not self.measured.origin and any(gate.name == "stays" and gate.passed is False for gate in self.gates)
+
 
 def rank(all_measured: Sequence[Measured], *, must_stay: bool = False, here: str | None = None) -> list[Ranked]:
-    """Return the mirrors, those that pass first, the best score first; ties as they were given."""
+    """Return the mirrors, those that pass first, the best score first; ties as they were given.
+
+    Who passes and sends clients to other hosts comes after all who do not, however fast those hosts are.
+    """
     others = peers(all_measured)
     judged = [_judged(one, others, must_stay=must_stay, here=here) for one in all_measured]
-    return sorted(judged, key=lambda one: (not one.passed, not one.measured.answered, -(one.score or 0.0)))
+    return sorted(judged, key=lambda one: (not one.passed, not one.measured.answered, one.leaves, -(one.score or 0.0)))
 
 
 def _judged(one: Measured, others: Peers, *, must_stay: bool, here: str | None) -> Ranked:
@@ -66,10 +75,13 @@ def _judged(one: Measured, others: Peers, *, must_stay: bool, here: str | None) 
     passed = passes(found)
     given = marks(one, others, here)
     score = round(sum(mark.points for mark in given), 1) if passed else None
-    return Ranked(
+    judged = Ranked(
         mirror=one.mirror, part=one.part, passed=passed, score=score, gates=found, marks=given,
         notes=notes(one), measured=one,
     )  # fmt: skip
+    if passed and judged.leaves:
+        return msgspec.structs.replace(judged, notes=[*judged.notes, LEAVES])
+    return judged
 
 
 def marks(one: Measured, others: Peers, here: str | None) -> list[Mark]:

@@ -21,7 +21,7 @@ from envcheck.mirrors.http import Client
 from envcheck.mirrors.probe import Mirror
 from envcheck.mirrors.probe_hub import Wish, probe_hub
 from envcheck.mirrors.profile import HuggingFace, Profile
-from envcheck.mirrors.score import Ranked, rank
+from envcheck.mirrors.score import LEAVES, Ranked, rank
 
 BODY = b"weights" * 30_000
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -164,7 +164,7 @@ def test_the_commit_is_read_off_the_first_host_and_the_bytes_off_the_last(serve:
     assert told.passed, told.gates
     assert gated.only == {"stays"}
     assert why(told, "stays") == f"1 of 2 files come from {cdn.url.removeprefix('http://')}"
-    assert told.notes == ["it offers xet, whose data plane ignores HF_ENDPOINT: keep HF_HUB_DISABLE_XET=1"]
+    assert told.notes == ["it offers xet, whose data plane ignores HF_ENDPOINT: keep HF_HUB_DISABLE_XET=1", LEAVES]
 
 
 @pytest.mark.parametrize(

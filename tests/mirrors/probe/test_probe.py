@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from envcheck.mirrors.budget import Budget
+from envcheck.mirrors.origins import is_origin
 from envcheck.mirrors.probe import Mirror, probe
+from envcheck.mirrors.profile import HuggingFace, Index, Profile
 from envcheck.mirrors.score import Ranked, rank
 from envcheck.mirrors.sights import Asked
 
@@ -83,6 +85,18 @@ def test_where_files_really_come_from_is_told_and_can_be_a_gate(serve: Serve, mi
     assert (told.passed, gated.passed) == (True, False)
     assert why(told, "stays") == f"2 of 2 files come from {origin.host}"
     assert gated.only == {"stays"}
+
+
+def test_the_clients_own_default_is_the_origin_and_no_mirror_that_is_left() -> None:
+    default = Index(url="default")
+    assert is_origin(Profile(name="none"), "pypi")
+    assert is_origin(Profile(name="host"), "hf")
+    assert is_origin(Profile(name="site", pypi=[default, Index(url="/srv/wheels", kind="find-links")]), "pypi")
+    mirrored = Profile(name="host", pypi=[Index(url="https://mirror.example/simple"), default])
+    assert not is_origin(mirrored, "pypi")
+    assert is_origin(mirrored, "pytorch/cpu")
+    assert not is_origin(Profile(name="host", hf=HuggingFace(endpoint="https://hf.example")), "hf")
+    assert not is_origin(Profile(name="site"), "pypi")
 
 
 def test_an_origin_whose_certificate_nobody_trusts_fails_tls(serve: Serve, mirror: Make, asked: list[Asked]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from envcheck.mirrors.gates import Peers, gates
 from envcheck.mirrors.measured import Latency, Measured, Page, Rate, Reached, Sight
-from envcheck.mirrors.score import FAR, FAST, HUB_LARGEST, NEAR, SLOW, WEIGHTS, Mark, rank
+from envcheck.mirrors.score import FAR, FAST, HUB_LARGEST, LEAVES, NEAR, SLOW, WEIGHTS, Mark, rank
 
 REACHED = {"status": 206, "hosts": ["m"], "ranged": True, "total": 10}
 
@@ -92,6 +92,20 @@ def test_another_host_is_a_gate_for_a_closed_profile_or_when_asked_for() -> None
     assert failed(seen(files=out), must_stay=True) == {"stays"}
     assert failed(seen(files=out, closed=True)) == {"stays"}
     assert failed(seen(), must_stay=True) == set()
+
+
+def test_who_is_left_comes_after_who_is_not_however_fast_and_the_origin_is_no_mirror() -> None:
+    def slow(name: str, hosts: list[str], *, origin: bool = False) -> Measured:
+        rate = Rate(bytes=10**5, seconds=1.0, offset=0, host="m")
+        return seen(mirror=name, files=[sight(hosts=hosts)], rate=rate, origin=origin)
+
+    fast = seen(
+        mirror="fast", files=[sight(hosts=["m", "cdn"])], rate=Rate(bytes=10**8, seconds=1.0, offset=0, host="c")
+    )
+    gone = seen(mirror="gone", files=[sight(status=404, ranged=False)])
+    ranked = rank([fast, gone, slow("stays", ["m"]), slow("default", ["m", "files"], origin=True)])
+    assert [one.mirror for one in ranked] == ["stays", "default", "fast", "gone"]
+    assert [one.mirror for one in ranked if LEAVES in one.notes] == ["fast"]
 
 
 def test_a_size_that_all_agree_on_holds_for_who_gives_no_hash() -> None:
