@@ -25,7 +25,9 @@ from envcheck.node.queries import IDENTITY, QUERIES, Query, text
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json, to_json
 
 SOURCE: Final = "NVML"
-TIMEOUT: Final = 20.0
+# Where persistence mode is off the driver sets up each GPU anew, in seconds apiece, when it is first asked.
+# https://docs.nvidia.com/deploy/driver-persistence/index.html
+TIMEOUT: Final = 60.0
 SILENT: Final = "NVML gave no answer"
 NAMES: Final = ("driver.version", "driver.cuda", "nvml.version", "nvml.latency", "gpu.count", "gpu.p2p")
 ASKED: Final = {"all": QUERIES, "identity": IDENTITY}

@@ -15,8 +15,8 @@ CHUNK = 1 << 22
 class Canaries:
     """Secrets of one test: `canaries["token"]` is one, and any of them is found as itself and within base64."""
 
-    def __init__(self) -> None:
-        self.stem = f"canary{secrets.token_hex(6)}"
+    def __init__(self, stem: str | None = None) -> None:
+        self.stem = stem or f"canary{secrets.token_hex(6)}"
         self.needles = [self.stem.encode(), *encoded(self.stem)]
         self._said = re.compile(rb"%s-([a-z]+)|%s" % (self.stem.encode(), b"|".join(self.needles)))
 
