@@ -39,7 +39,13 @@ class _Bytes(click.ParamType[int]):
 @click.option("--lock", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="For every file of a lock.")
 @click.option("--model", metavar="REPO@REV", help="For every file of a model, its hashes from who is trusted.")
 @click.option("--dataset", metavar="REPO@REV", help="The same of a dataset.")
-@click.option("--need", "urls", multiple=True, metavar="URL", help="For one file at these URLs; repeatable.")
+@click.option(
+    "--need",
+    "urls",
+    multiple=True,
+    metavar="URL",
+    help="For the file at a URL, or several; #sha256=HASH says what it is.",
+)
 @click.option("--must-stay", is_flag=True, help="A file that another host serves fails its mirror.")
 @click.option("--region", metavar="REGION", help="Where this machine is, e.g. cn: a prior of 5 points.")
 @click.option("--limit", type=_Bytes(), default="128M", show_default=True, help="Bytes for all mirrors together.")
@@ -70,8 +76,8 @@ def command(  # noqa: PLR0913 (one argument an option)
     Gates first: every file is there, down to the host that serves it; hash or size; certificates; ranges. A 404 is a
     failed gate and never a speed. Who passes gets points for protocol, rate, latency and freshness; who sends clients
     to hosts that its profile does not name comes after all who do not. Without PROFILE, this machine's configuration,
-    your choice and every preset that has such an index are probed. With --need it is the URLs that are compared, and
-    a PROFILE says which CA and netrc file they are reached with.
+    your choice and every preset that has such an index are probed. With --need the URLs are compared, and the
+    PROFILEs with them for the same wheel or model's file; the first says by which CA and netrc file URLs are reached.
 
     \b
     envcheck mirror probe --for torch2.13.0-cpu-py311
@@ -96,7 +102,7 @@ def command(  # noqa: PLR0913 (one argument an option)
             must_stay=must_stay,
             here=region,
         )
-        for part in what_of(settings, wanted, mirrors)
+        for part in what_of(settings, wanted, mirrors, named=bool(names))
     }
     _print(settings, ranked, as_json=as_json)
     return _status(ranked)

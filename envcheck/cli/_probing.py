@@ -90,8 +90,11 @@ class Part:
         return rank(found, must_stay=must_stay, here=here)
 
 
-def what_of(settings: Settings, wanted: dict[str, Any], mirrors: list[Mirror]) -> list[Part]:
-    """Return the parts of the one thing that is wanted: --for, --lock, --model, --dataset or --need."""
+def what_of(settings: Settings, wanted: dict[str, Any], mirrors: list[Mirror], *, named: bool) -> list[Part]:
+    """Return the parts of the one thing that is wanted: --for, --lock, --model, --dataset or --need.
+
+    `named` says that the mirrors are those of the command line: they are compared with URLs too.
+    """
     from envcheck.mirrors.choose import parts
     from envcheck.mirrors.probe import probe
     from envcheck.mirrors.probe_hub import asked_of as files_of
@@ -102,7 +105,7 @@ def what_of(settings: Settings, wanted: dict[str, Any], mirrors: list[Mirror]) -
         message = f"{' and '.join(given)} at once" if given else "nothing says which files are needed"
         raise ConfigError(message, fix="give one of --for CELL, --lock FILE, --model or --dataset REPO@REV, --need URL")
     if wanted["--need"]:
-        return [_urls(wanted["--need"], mirrors[0])]
+        return [_urls(wanted["--need"], mirrors, named=named)]
     wish = _wish(wanted, mirrors)
     if wish is not None:
         return [Part(files_of(wish), lambda some, _asked, budget: probe_hub(some, wish, budget))]
@@ -110,11 +113,12 @@ def what_of(settings: Settings, wanted: dict[str, Any], mirrors: list[Mirror]) -
     return [Part(part, probe) for part in parts(asked_of(locks))]
 
 
-def _urls(urls: tuple[str, ...], trust: Mirror) -> Part:
+def _urls(urls: tuple[str, ...], mirrors: list[Mirror], *, named: bool) -> Part:
     from envcheck.mirrors import probe_url
 
-    only = probe_url.mirrors_of(urls, trust)
-    return Part(probe_url.asked_of(urls), lambda some, _asked, budget: probe_url.probe_urls(some, budget), only)
+    need = probe_url.need_of(urls)
+    only = probe_url.mirrors_of(need, mirrors[0]) + (probe_url.others(need, mirrors) if named else [])
+    return Part(probe_url.asked_of(need), lambda some, _asked, budget: probe_url.probe_urls(some, need, budget), only)
 
 
 def _wish(wanted: dict[str, Any], mirrors: list[Mirror]) -> Wish | None:

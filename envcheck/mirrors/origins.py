@@ -52,6 +52,8 @@ def no_index(part: str) -> str:
     """Return why a profile without an index of its own is no mirror for a part."""
     if part == HUB:
         return "the profile names no Hugging Face endpoint"
+    if part == URL:
+        return "the profile names no index or endpoint that could have it"
     kind = "Python" if part == PYPI else "PyTorch"
     return f"the profile names no {kind} index: packages would come from the client's own default"
 

@@ -114,10 +114,11 @@ def _read_pages(look: Look, asked: Sequence[Asked], budget: Budget) -> None:
     urls = list(dict.fromkeys(simple.page_url(index, one.project) for one in asked for index in indexes))
     look.door = urls[0]
     look.latency, look.latency_why = latency_of(look.mirror.client, look.door, budget)
-    at_once(lambda url: _read_page(look, url, budget), urls, _AT_ONCE, budget)
+    at_once(lambda url: read_page(look, url, budget), urls, _AT_ONCE, budget)
 
 
-def _read_page(look: Look, url: str, budget: Budget) -> None:
+def read_page(look: Look, url: str, budget: Budget) -> None:
+    """Read an index's page into the look, or why it could not be."""
     try:
         with look.mirror.client.get(url, {"Accept": simple.ACCEPT}) as answer:
             page, files = _page(answer, budget)

@@ -131,9 +131,45 @@ def test_urls_of_one_file_are_compared(site: Path) -> None:
     assert "canary" not in done.output
 
 
+def judged(*arguments: str) -> tuple[int, dict[str, Any]]:
+    """Return how a probe for a URL ends, and each mirror by its name."""
+    done = CliRunner().invoke(cli, ["mirror", "probe", "--json", *arguments], standalone_mode=False)
+    assert done.exception is None, done.exception
+    return done.return_value, {one["mirror"]: one for one in json.loads(done.stdout)["parts"]["url"]}
+
+
+def test_mirrors_are_asked_for_the_wheel_of_a_url(site: Path) -> None:
+    digest = hashlib.sha256((site / WHEEL).read_bytes()).hexdigest()
+    profiles = [str(site / "site.yaml"), str(site / "dead.yaml")]
+    away = f"http://127.0.0.99:9/{WHEEL}"
+    code, found = judged(*profiles, "--need", f"{away}#sha256={digest}")
+    assert (code, next(iter(found))) == (0, "site")
+    assert {name: one["passed"] for name, one in found.items()} == {"site": True, "127.0.0.99:9": False, "dead": False}
+    assert [(file["listed"], file["sha256"]) for file in found["site"]["measured"]["files"]] == [("hash", digest)]
+    code, found = judged(*profiles, "--need", f"{away}#sha256={'0' * 64}")
+    assert code == 1
+    assert [gate["name"] for gate in found["site"]["gates"] if gate["hard"] and not gate["passed"]] == ["hash"]
+    code, found = judged(*profiles, "--need", away.replace("demo-1.0", "demo-2.0"))
+    assert "its page does not list it" in str(found["site"]["gates"])
+    code, found = judged(*profiles, "--need", away.replace("demo-1.0", "demo-1.0+cu128"))
+    assert "the profile names no index or endpoint that could have it" in str(found["site"]["gates"])
+
+
+def test_mirrors_are_asked_for_the_model_file_of_a_url(site: Path) -> None:
+    path = f"org/name/resolve/main/{WHEEL}"
+    (site / path).parent.mkdir(parents=True)
+    (site / path).write_bytes(b"weights" * 1000)
+    url = (site / "site.yaml").read_text().partition("'")[2].partition("/simple")[0]
+    (site / "hub.yaml").write_text(f"hf: {{endpoint: '{url}/'}}\n")
+    code, found = judged(str(site / "hub.yaml"), "--need", f"http://127.0.0.99:9/{path}")
+    assert (code, found["hub"]["passed"], found["hub"]["measured"]["files"][0]["url"]) == (0, True, f"{url}/{path}")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["none", "--need", "https://host/a.bin#md5=0"], "something else than a hash"),
+        (["tuna", "ustc", "--need", "https://host/a.bin"], "no mirror can be asked for it by name"),
         ([], "nothing says which files are needed"),
         (["--for", "torch2.13.0-cpu-py311", "--offline", "--fresh"], "--fresh and --offline at once"),
         (["--for", "torch*"], "names"),
