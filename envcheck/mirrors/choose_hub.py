@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from envcheck.errors import UnavailableError
+from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors import hf, hub, probe_cache
 from envcheck.mirrors.budget import Budget
 from envcheck.mirrors.choose import BYTES, SECONDS, Choice, credentials, fitting, said
@@ -21,7 +21,12 @@ from envcheck.mirrors.score import Ranked, rank
 def wish(ref: hf.Reference, mirrors: Sequence[Mirror]) -> Wish:
     """Return what a reference names, as who is trusted tells it: the first of the mirrors that says who that is."""
     sure = next((mirror.profile for mirror in mirrors if mirror.profile.hf.trusted), Profile(name="none"))
-    endpoint = hub.trusted(sure, mirror=False)
+    try:
+        endpoint = hub.trusted(sure, mirror=False)
+    except ConfigError as error:
+        # What is said elsewhere names --trust-mirror, which makes no sense where the mirror is yet to be found.
+        fix = "give --lock FILE, name a profile with `hf: {trusted: URL}`, or install huggingface_hub beside envcheck"
+        raise ConfigError(error.message, fix=fix) from error
     return wished(hub.client(sure, endpoint), endpoint, ref)
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.mirrors import choose
+from envcheck.mirrors import choose, hub
 
 WHEEL = "demo-1.0-py3-none-any.whl"
 
@@ -233,6 +233,14 @@ def test_build_asks_a_probe_too(site: Path, monkeypatch: pytest.MonkeyPatch) -> 
     done = CliRunner().invoke(cli, arguments, standalone_mode=False)
     assert isinstance(done.exception, UnavailableError)
     assert "no mirror has what" in str(done.exception)
+
+
+def test_who_is_not_trusted_is_told_with_options_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "default_endpoint", lambda: None)
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    done = CliRunner().invoke(cli, ["mirror", "probe", "tuna", "--model", "org/name"], standalone_mode=False)
+    assert "nobody is trusted for the hashes" in str(done.exception)
+    assert "--trust-mirror" not in str(done.exception)
 
 
 def test_auto_is_for_the_wheels_of_a_lock() -> None:
