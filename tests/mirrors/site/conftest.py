@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mirrors.site.upstreams import Upstream, answers, free_ports, page, upstream, wheel
+from tests.mirrors.site.upstreams import PATIENCE, Upstream, answers, free_ports, page, upstream, wheel
 
 ROOT = Path(__file__).parents[3]
 
@@ -122,7 +122,7 @@ def served(world: World, nginx: str, authority: Authority) -> Iterator[tuple[Wor
     answers(f"https://127.0.0.1:{port}/", process)
     yield world, site, f"https://127.0.0.1:{port}"
     process.terminate()
-    process.wait(20)
+    process.wait(PATIENCE)
 
 
 @pytest.fixture(scope="session")

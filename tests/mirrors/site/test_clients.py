@@ -8,19 +8,20 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import shutil
 import ssl
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.mirrors.site.conftest import Authority, World, envcheck
 from tests.mirrors.site.test_up import CONFIG, LAYER, push
-from tests.mirrors.site.upstreams import answers, free_port, get
+from tests.mirrors.site.upstreams import PATIENCE, answers, eventually, free_port, get
 
 pytestmark = pytest.mark.tools
 
@@ -52,9 +53,8 @@ class Served:
         """Return the path of a file of 20 MB."""
         return f"/files/{self.world.far.origin.removeprefix('http://')}/packages/{self.world.wheels['farlib'].name}"
 
-    def log(self) -> list[dict[str, object]]:
-        """Return the access log; nginx writes a line once the client is done."""
-        time.sleep(0.3)
+    def log(self) -> list[dict[str, Any]]:
+        """Return the access log so far; nginx writes a line once the client is done."""
         return [json.loads(line) for line in (self.site / "logs/access.json").read_text().splitlines()]
 
 
@@ -115,7 +115,7 @@ def served(world: World, wide: Authority) -> Iterator[Served]:
     finally:
         envcheck("mirror", "site", "down", str(site))
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE)
 
 
 def digest(path: Path) -> str:
@@ -150,9 +150,12 @@ def test_aria2c_and_curl_take_a_large_file_in_pieces_at_every_address(served: Se
     assert (resumed.returncode, digest(tmp_path / "part")) == (0, whole), resumed.stderr
     untrusting = run(curl, "--silent", "--fail", served.at("/healthz"))
     assert untrusting.returncode == 60  # curl's own word for a certificate that it cannot check
-    lines = [line for line in served.log() if line["part"] == "files"]
-    assert {line["status"] for line in lines} == {200, 206}
-    assert [line["cache"] for line in lines][-2:] == ["HIT", "HIT"]
+    assert len(served.world.far.sent()) == 3
+
+    def last() -> list[tuple[int, str]]:
+        return [(line["status"], line["cache"]) for line in served.log() if line["part"] == "files"][-2:]
+
+    assert eventually(last, [(200, "HIT"), (206, "HIT")]) == [(200, "HIT"), (206, "HIT")]
 
 
 def test_skopeo_copies_an_image_by_the_rendered_settings_and_then_without_its_upstream(
@@ -174,13 +177,10 @@ def test_skopeo_copies_an_image_by_the_rendered_settings_and_then_without_its_up
         assert done.returncode == 0, done.stderr
         assert (to / layer).read_bytes() == LAYER
         stored = served.site / f"cache/registry/docker.io/docker/registry/v2/blobs/sha256/{layer[:2]}/{layer}/data"
-        for _ in range(200):
-            if stored.exists():
-                break
-            time.sleep(0.05)
+        assert eventually(stored.exists, wanted=True)
         served.registry.terminate()
-        served.registry.wait(20)
-    assert {line["part"] for line in served.log()} == {"registry"}
+        served.registry.wait(PATIENCE)
+    assert eventually(lambda: {line["part"] for line in served.log()}, {"registry"}) == {"registry"}
 
 
 def test_apt_installs_from_a_cached_tree_and_then_without_its_upstream(served: Served, tmp_path: Path) -> None:
@@ -198,9 +198,13 @@ def test_apt_installs_from_a_cached_tree_and_then_without_its_upstream(served: S
     for command in (["update"], ["download", "ours"]):
         _asked(apt, home, *command)
     assert digest(home / first.name) == digest(first)
+
+    def packages() -> list[str]:
+        return [line["cache"] for line in served.log() if str(line["uri"]).endswith(".deb")]
+
+    assert eventually(packages, ["MISS", "HIT"]) == ["MISS", "HIT"]
     lines = [line for line in served.log() if str(line["uri"]).startswith("/trees/debian/")]
     assert {line["part"] for line in lines} == {"files"}
-    assert [line["cache"] for line in lines if str(line["uri"]).endswith(".deb")] == ["MISS", "HIT"]
 
 
 def _apt(home: Path, source: str, ca: Path) -> Path:
@@ -257,12 +261,12 @@ def test_one_client_has_so_many_connections_and_no_more(served: Served) -> None:
         downloads = list(pool.map(begun, range(70)))
     assert sorted(closed(*one) for one in downloads) == [200] * 64 + [429] * 6
     # Who goes away is no failure of the mirror's, and its connections are free again.
-    for _ in range(100):
-        metrics = get(f"http://127.0.0.1:{served.port + 100}/metrics")[1].decode()
-        if 'requests_total{part="static",outcome="client_abort"} 64\n' in metrics:
-            break
-        time.sleep(0.1)
-    assert 'envcheck_mirror_requests_total{part="static",outcome="client_abort"} 64\n' in metrics
-    assert 'envcheck_mirror_requests_total{part="static",outcome="refused"} 6\n' in metrics
-    assert 'envcheck_mirror_downloads_total{outcome="error"} 0\n' in metrics
+    counts = re.compile(r'requests_total\{part="static",outcome="(\w+)"\} ([1-9]\d*)')
+
+    def metrics() -> str:
+        return get(f"http://127.0.0.1:{served.port + 100}/metrics")[1].decode()
+
+    wanted = {"client_abort": "64", "refused": "6"}
+    assert eventually(lambda: dict(counts.findall(metrics())), wanted) == wanted
+    assert 'envcheck_mirror_downloads_total{outcome="error"} 0\n' in metrics()
     assert closed(*begun(0)) == 200

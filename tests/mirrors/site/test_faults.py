@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 
 from envcheck.mirrors.site.exporter import Exporter
 from tests.mirrors.site.conftest import envcheck
-from tests.mirrors.site.upstreams import answers, free_ports, get
+from tests.mirrors.site.upstreams import PATIENCE, answers, eventually, free_ports, get
 
 pytestmark = pytest.mark.tools
 CONTENT = bytes(range(256)) * 80_000  # 20 MB: three slices
@@ -103,21 +102,26 @@ def behind(tmp_path: Path, nginx: str, request: pytest.FixtureRequest) -> Iterat
     answers(f"http://127.0.0.1:{port}/", process)
     yield server, site, port
     process.terminate()
-    process.wait(20)
+    process.wait(PATIENCE)
     server.shutdown()
     server.server_close()
+
+
+def logged(site: Path, key: str) -> list[Any]:
+    """Return what the access log says of each request."""
+    return [json.loads(line)[key] for line in (site / "logs/access.json").read_text().splitlines()]
 
 
 def url(server: Upstream, port: int, path: str = "file.whl") -> str:
     return f"http://127.0.0.1:{port}/files/127.0.0.8:{server.server_address[1]}/{path}"
 
 
-def counted(site: Path, outcome: str) -> int:
-    """Return how many requests for files had an outcome, by the exporter, once nginx has written its log."""
-    time.sleep(0.3)
-    found = re.search(rf'requests_total{{part="files",outcome="{outcome}"}} (\d+)', Exporter(site).text())
-    assert found
-    return int(found[1])
+def are_counted(site: Path, **wanted: int) -> bool:
+    """Tell whether the requests for files had these outcomes and no other, by the exporter, once nginx has its log."""
+    counts = re.compile(r'requests_total\{part="files",outcome="(\w+)"\} ([1-9]\d*)')
+    told = eventually(lambda: {name: int(n) for name, n in counts.findall(Exporter(site).text())}, wanted)
+    assert told == wanted
+    return True
 
 
 def test_an_upstream_that_breaks_off_is_the_mirrors_failure_and_leaves_no_wrong_bytes(
@@ -127,10 +131,10 @@ def test_an_upstream_that_breaks_off_is_the_mirrors_failure_and_leaves_no_wrong_
     server.fault = "break"
     with pytest.raises(http.client.IncompleteRead):
         get(url(server, port))
-    assert counted(site, "truncated") == 1
+    assert are_counted(site, truncated=1)
     server.fault = ""
     assert get(url(server, port))[1] == CONTENT
-    assert (counted(site, "truncated"), counted(site, "ok")) == (1, 1)
+    assert are_counted(site, truncated=1, ok=1)
 
 
 def test_a_client_that_goes_away_is_not_the_mirrors_failure(behind: tuple[Upstream, Path, int]) -> None:
@@ -139,7 +143,7 @@ def test_a_client_that_goes_away_is_not_the_mirrors_failure(behind: tuple[Upstre
         request = f"GET {url(server, port).partition(str(port))[2]} HTTP/1.1\r\nHost: x\r\n\r\n"
         client.sendall(request.encode())
         client.recv(1000)
-    assert (counted(site, "client_abort"), counted(site, "truncated"), counted(site, "error")) == (1, 0, 0)
+    assert are_counted(site, client_abort=1)
 
 
 def test_a_client_that_goes_before_it_is_answered_is_499_and_no_failure(behind: tuple[Upstream, Path, int]) -> None:
@@ -150,9 +154,8 @@ def test_a_client_that_goes_before_it_is_answered_is_499_and_no_failure(behind: 
             asked = silent.accept()[0]
             asked.recv(100)
         told = re.compile(r'requests_total\{part="hf",outcome="(\w+)"\} 1')
-        time.sleep(0.3)
+        assert eventually(lambda: logged(site, "status"), [499]) == [499]
         asked.close()
-    assert [json.loads(line)["status"] for line in (site / "logs/access.json").read_text().splitlines()] == [499]
     assert told.findall(Exporter(site).text()) == ["client_abort"]
     assert 'downloads_total{outcome="error"} 0' in Exporter(site).text()
 
@@ -163,7 +166,7 @@ def test_a_redirect_of_an_upstream_leads_no_client_round_the_mirror(behind: tupl
     status, body, headers = get(url(server, port))
     assert (status, "Location" in headers) == (502, False)
     assert b"--link" in body
-    assert counted(site, "error") == 1
+    assert are_counted(site, error=1)
 
 
 def test_an_upstream_that_is_gone_is_an_error_and_what_is_cached_still_comes(
@@ -175,7 +178,7 @@ def test_an_upstream_that_is_gone_is_an_error_and_what_is_cached_still_comes(
     server.server_close()
     assert get(url(server, port))[1] == CONTENT
     assert get(url(server, port, "other.whl"))[0] == 502
-    assert (counted(site, "ok"), counted(site, "error")) == (1 + 1, 1)
+    assert are_counted(site, ok=2, error=1)
 
 
 @pytest.mark.parametrize("behind", [("--users", "{root}/users", "--no-hf")], indirect=True)
@@ -184,7 +187,7 @@ def test_only_users_get_in_and_their_password_goes_no_further(behind: tuple[Upst
     assert get(url(server, port))[0] == 401
     assert get(url(server, port), Authorization="Basic bWU6c2VjcmV0")[0] == 200  # me:secret
     assert "Authorization" not in server.headers
-    assert counted(site, "refused") == 1
+    assert are_counted(site, refused=1, ok=1)
     assert get(f"http://127.0.0.1:{port}/healthz")[0] == 200
 
 
@@ -206,9 +209,8 @@ def test_the_bearer_of_a_token_reaches_hugging_faces_mirror_without_it(behind: t
         assert get(hf, Authorization="Bearer right")[1] == CONTENT
         assert "Authorization" not in inner.headers
         inner.shutdown()
-    logged = (site / "logs/access.json").read_text()
-    assert [json.loads(line)["part"] for line in logged.splitlines()] == ["hf", "hf", "hf"]
-    assert "right" not in logged
+    assert eventually(lambda: logged(site, "part"), ["hf"] * 3) == ["hf"] * 3
+    assert "right" not in (site / "logs/access.json").read_text()
     assert [path for path in site.rglob("*") if path.is_file() and b"Bearer right" in path.read_bytes()] == []
 
 

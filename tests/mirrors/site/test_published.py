@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from envcheck.mirrors.contents import Contents, Wheel
 from envcheck.mirrors.store import Store
 from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, REPO, Hub, sha256
 from tests.mirrors.site.conftest import Authority, envcheck
-from tests.mirrors.site.upstreams import free_ports, get, wheel
+from tests.mirrors.site.upstreams import eventually, free_ports, get, wheel
 
 pytestmark = pytest.mark.tools
 TOKEN = "right"  # noqa: S105 (a test's)
@@ -92,11 +91,7 @@ class Served:
         done = envcheck("mirror", "site", "reload", str(self.root))
         assert (done.returncode, done.stderr) == (0, "")
         path = f"{self.models}/{repo}/resolve/main/config.json"
-        for _ in range(100):
-            if get(path, self.ca, Authorization=f"Bearer {TOKEN}")[0] == 200:
-                return
-            time.sleep(0.05)
-        raise AssertionError(path)
+        assert eventually(lambda: get(path, self.ca, Authorization=f"Bearer {TOKEN}")[0], 200) == 200
 
     def run(self, home: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a client with nothing of this machine's configuration."""
@@ -110,6 +105,8 @@ def served(tmp_path: Path, nginx: str, authority: Authority, request: pytest.Fix
     """Return a site with a store that holds nothing yet; olah stands behind it where the test names an endpoint."""
     assert nginx
     root, port, behind = tmp_path / "site", free_ports(130), getattr(request, "param", False)
+    if behind:
+        request.getfixturevalue("hub_python")  # it comes with olah
     hub = Hub()
     hub.rows[:] = [{**row, "lfs": {**row["lfs"], "pointerSize": 132}} if "lfs" in row else row for row in hub.rows]
     threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()

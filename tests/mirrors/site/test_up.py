@@ -23,7 +23,7 @@ from envcheck.mirrors.site.parts import tasks
 from envcheck.mirrors.site.render import render
 from tests.mirrors.site.conftest import envcheck
 from tests.mirrors.site.test_render import site as everything
-from tests.mirrors.site.upstreams import answers, free_port, free_ports, get
+from tests.mirrors.site.upstreams import PATIENCE, answers, eventually, free_port, free_ports, get
 
 pytestmark = pytest.mark.tools
 CONFIG = """
@@ -90,7 +90,7 @@ def upstream_registry(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[by
     push(f"http://{at}")
     yield f"http://{at}", process, root / "log"
     process.terminate()
-    process.wait(20)
+    process.wait(PATIENCE)
 
 
 @pytest.fixture
@@ -110,11 +110,11 @@ def up(tmp_path: Path, nginx: str, upstream_registry: tuple[str, object, object]
 
 
 def wait(there: Callable[[], bool]) -> None:
-    for _ in range(200):
-        if there():
-            return
-        time.sleep(0.05)
-    raise AssertionError(there)
+    assert eventually(there, wanted=True)
+
+
+def metrics(port: int) -> str:
+    return get(f"http://127.0.0.1:{port + 100}/metrics")[1].decode()
 
 
 def pulled(port: int) -> list[bytes]:
@@ -144,13 +144,12 @@ def test_an_image_is_pulled_through_once_and_then_without_its_upstream(
     assert pulled(port) == [MANIFEST, b"{}", LAYER]
     assert log.read_text().count(f"GET /v2/lib/image/blobs/{digest(LAYER)}") == asked
     process.terminate()
-    process.wait(20)
+    process.wait(PATIENCE)
     assert pulled(port) == [MANIFEST, b"{}", LAYER]
     assert put(f"http://127.0.0.1:{port + 2}", "/v2/lib/image/manifests/two", MANIFEST, MANIFEST_TYPE).status == 403
-    metrics = get(f"http://127.0.0.1:{port + 100}/metrics")[1].decode()
-    assert 'envcheck_mirror_requests_total{part="registry",outcome="ok"} 9\n' in metrics
-    assert 'envcheck_mirror_requests_total{part="registry",outcome="refused"} 1\n' in metrics
-    assert f"{root}" not in metrics
+    for told in ('outcome="ok"} 9', 'outcome="refused"} 1'):
+        wait(lambda told=told: f'envcheck_mirror_requests_total{{part="registry",{told}\n' in metrics(port))
+    assert f"{root}" not in metrics(port)
     _starts_again_offline_alone(root, port)
 
 

@@ -7,15 +7,20 @@ import dataclasses
 import hashlib
 import http.client
 import json
+import os
 import shutil
 import socket
 import ssl
 import subprocess
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
+
+T = TypeVar("T")
+PATIENCE: Final = 60  # seconds: what a loaded machine may take for anything
 
 NGINX = """
 daemon off; pid {root}/nginx.pid; error_log {root}/error.log; worker_processes 1; {user}
@@ -40,8 +45,12 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 
 def free_ports(count: int) -> int:
-    """Return the first of so many ports in a row that nobody listens on, below those the kernel gives to clients."""
-    first = 20000 + time.time_ns() % 12000
+    """Return the first of so many ports in a row that nobody listens on, below those the kernel gives to clients.
+
+    Tests that run beside each other look in ranges of their own: nobody listens on a port that is only just chosen.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw2").removeprefix("gw")) % 3
+    first = 20000 + 4000 * worker + time.time_ns() % 3700
     return next(p for p in range(first, 32768 - count) if all(map(_free, range(p, p + count))))
 
 
@@ -64,12 +73,14 @@ class Upstream:
         return self.root / "tree"
 
     def sent(self) -> list[tuple[int, int, str]]:
-        """Return status, bytes and path of every answer so far; nginx writes a line after the last byte."""
-        lines, before = self._log(), None
-        while lines != before:
-            time.sleep(0.15)
-            lines, before = self._log(), lines
-        return [(int(line.split()[0]), int(line.split()[1]), line.split()[2]) for line in lines]
+        """Return status, bytes and path of every answer so far."""
+        if self.process.poll() is None:
+            # It writes a line with the last byte, and is one process: what was before this has its line before it, too.
+            mark = f"/mark-{time.monotonic_ns()}"
+            get(self.origin + mark)
+            assert eventually(lambda: self._log()[-1].endswith(mark), wanted=True)
+        lines = [line.split() for line in self._log() if "/mark-" not in line]
+        return [(int(status), int(size), path) for status, size, path in lines]
 
     def _log(self) -> list[str]:
         return (self.root / "sent.log").read_text().splitlines()
@@ -77,7 +88,7 @@ class Upstream:
     def stop(self) -> None:
         """End it; what it listened on refuses connections from now on."""
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(PATIENCE)
 
 
 def upstream(root: Path, address: str, extra: str = "") -> Upstream:
@@ -97,13 +108,21 @@ def upstream(root: Path, address: str, extra: str = "") -> Upstream:
 def answers(url: str, process: subprocess.Popen[bytes]) -> None:
     """Return once something answers at a URL; fail when the process ends before."""
     host, _, port = url.split("/")[2].partition(":")
-    for _ in range(200):
+
+    def there() -> bool:
         assert process.poll() is None, "the server ended"
         with socket.socket() as probe:
-            if probe.connect_ex((host, int(port))) == 0:
-                return
+            return probe.connect_ex((host, int(port))) == 0
+
+    assert eventually(there, wanted=True), url
+
+
+def eventually(read: Callable[[], T], wanted: T) -> T:
+    """Return what is read once it is what is wanted, or what it still is after a minute."""
+    deadline = time.monotonic() + PATIENCE
+    while (found := read()) != wanted and time.monotonic() < deadline:
         time.sleep(0.05)
-    raise AssertionError(url)
+    return found
 
 
 def wheel(
