@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from envcheck.errors import PromiseError, UnavailableError
+from envcheck.errors import UnavailableError
 from envcheck.images.pins import Lock, Pin
 from envcheck.images.wheels import local_wheels, named
 from envcheck.mirrors.fetch.wanted import Fetched, Means, Wanted
@@ -49,7 +49,7 @@ def bring(store: Store, locks: Sequence[Lock], python: str, profile: Profile, me
     for file in found:
         if named(file.name, pins[file.sha256], python):
             how = means(file.name)
-            done = _put(store, file, how)
+            done = store.put(Wanted(file.urls, file.sha256, file.size, Path(file.name)), how)
             if done.moved and not done.found:
                 _tell(file, done, how)
 
@@ -87,21 +87,6 @@ def viewed(store: Store, wheels: Iterable[Held], plan: str | None = None) -> Ite
         for wheel in wheels:
             store.view(wheel.sha256, folder / wheel.name)
         yield folder
-
-
-def _put(store: Store, file: Found, means: Means) -> Fetched:
-    """Fetch a file from its sources together, or from each alone where together they gave wrong bytes.
-
-    Of two that send whole files only, a fetch cannot tell which one is wrong.
-    """
-    wanted = Wanted(file.urls, file.sha256, file.size, Path(file.name))
-    try:
-        return store.put(wanted, means)
-    except PromiseError as error:
-        for url in file.urls if len(file.urls) > 1 else ():
-            with contextlib.suppress(PromiseError, UnavailableError):
-                return store.put(dataclasses.replace(wanted, urls=(url,)), means)
-        raise error from None
 
 
 def _tell(file: Found, done: Fetched, means: Means) -> None:

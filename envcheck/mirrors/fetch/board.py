@@ -23,8 +23,9 @@ SMALLEST_PART: Final = 1 << 18
 _SHORTEST: Final = 0.25
 # What a request must have brought before it failed, for the source to count as one that moves.
 _MOVED: Final = 1 << 16
-# The source of a piece that several sources gave parts of, or that an earlier run had.
+# The source of a piece that several sources gave parts of; that of one an earlier run had, from who is not asked now.
 MIXED: Final = -1
+EARLIER: Final = -2
 
 
 @dataclasses.dataclass

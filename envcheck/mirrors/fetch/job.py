@@ -11,9 +11,9 @@ from typing import Final
 
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch import answers, disk, journal
-from envcheck.mirrors.fetch.board import SMALLEST_PART, Board
+from envcheck.mirrors.fetch.board import EARLIER, MIXED, SMALLEST_PART, Board
 from envcheck.mirrors.fetch.line import Line
-from envcheck.mirrors.fetch.mend import mend, nobody
+from envcheck.mirrors.fetch.mend import giver, mend, nobody
 from envcheck.mirrors.fetch.pieces import Failure, Task, piece_size
 from envcheck.mirrors.fetch.stream import STREAMS, Stream
 from envcheck.mirrors.fetch.verify import Follower, digest_of
@@ -36,8 +36,8 @@ class Job:
         disk.reserve(file, size, part)
         if known:
             os.fdatasync(file)  # the new journal says of them that they are on the disk
-        names = {journal.source_id(url): index for index, url in enumerate(wanted.urls)}
-        done = {piece: names.get(source, -1) for piece, source in known.items()}
+        names = {"": MIXED} | {journal.source_id(url): index for index, url in enumerate(wanted.urls)}
+        done = {piece: names.get(source, EARLIER) for piece, source in known.items()}
         self._line = Line(wanted, means, file)
         self._board = Board(size, header.piece, len(wanted.urls), per_source=means.connections, done=done)
         self._journal = journal.Journal(disk.journal_of(part), header, known)
@@ -73,7 +73,7 @@ class Job:
         """Return the bytes that each host gave."""
         given: dict[str, int] = {}
         for piece, source in self._board.done.items():
-            host = host_of(self._wanted.urls[source]) if source >= 0 else "an earlier run"
+            host = giver(self._wanted.urls, source)
             given[host] = given.get(host, 0) + self._board.spans[piece].size
         return given
 
@@ -193,21 +193,27 @@ class Job:
     def _stream_or_give_up(self) -> None:
         """Take what lacks from the first source that knows no ranges, in one stream."""
         whole = [index for index, known in enumerate(self._board.sources) if not known.ranges and not known.dropped]
-        stream = Stream(self._line, self._means, self._board, self._file, self._keep)
         for source in whole:
             self._means.note(f"{host_of(self._wanted.urls[source])}: no ranges, so one stream and no going on with it")
-            for _ in range(STREAMS):
-                self._line.ended = False
-                failure = stream.bring(source)
-                self.moved, stream.moved = self.moved + stream.moved, 0
-                self._hold_on()
-                if failure is None:
-                    return
-                self._board.sources[source].reason = failure.reason
+            if self._streamed(source):
+                return
         pairs = zip(self._wanted.urls, self._board.sources, strict=True)
         reasons = "; ".join(f"{host_of(url)}: {known.reason or 'not asked'}" for url, known in pairs)
         message = f"{self._wanted.path.name}: no source gives it: {reasons or 'there is none to ask'}"
         raise UnavailableError(message, fix="name another mirror (--mirror), or run it again: what has come is kept")
+
+    def _streamed(self, source: int) -> bool:
+        """Take what lacks from a source in one stream, which may break off a few times; tell whether all came."""
+        stream = Stream(self._line, self._means, self._board, self._file, self._keep)
+        for _ in range(STREAMS):
+            self._line.ended = False
+            failure = stream.bring(source)
+            self.moved, stream.moved = self.moved + stream.moved, 0
+            self._hold_on()
+            if failure is None:
+                return True
+            self._board.sources[source].reason = failure.reason
+        return False
 
     def _hashed(self) -> str:
         try:
@@ -223,5 +229,11 @@ class Job:
         if digest_of(self._file, self.size) == sha256:
             self._means.note(found.told(urls))
             return
+        for source in found.whole:
+            self._journal.forget([*self._board.done])
+            self._board.done.clear()
+            if self._streamed(source) and digest_of(self._file, self.size) == sha256:
+                self._means.note(f"no bad piece to be told without ranges: all of it anew from {host_of(urls[source])}")
+                return
         self._journal.forget([*self._board.done])
         raise nobody(self._wanted.path.name, sha256)

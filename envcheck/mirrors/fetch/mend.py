@@ -10,8 +10,8 @@ from typing import Final
 
 from envcheck.errors import PromiseError
 from envcheck.mirrors.fetch import answers, disk
-from envcheck.mirrors.fetch.board import Board
-from envcheck.mirrors.fetch.pieces import Task
+from envcheck.mirrors.fetch.board import MIXED, Board
+from envcheck.mirrors.fetch.pieces import Failure, Task
 from envcheck.mirrors.fetch.verify import digest_of
 from envcheck.mirrors.fetch.wanted import Means, StoppedError
 from envcheck.mirrors.http import NetworkError
@@ -23,15 +23,26 @@ _COMBINED: Final = 6
 
 @dataclasses.dataclass
 class Mended:
-    """The pieces that another source has otherwise, with the source they were from, and the bytes it took to see it."""
+    """The pieces that another source has otherwise, with the source they were from, and the bytes it took to see it.
+
+    `whole` are the sources that cannot be compared with, as they send whole files only.
+    """
 
     replaced: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    whole: list[int] = dataclasses.field(default_factory=list)
     moved: int = 0
 
     def told(self, urls: Sequence[str]) -> str:
         """Return what a person reads of it."""
-        hosts = sorted({host_of(urls[source]) if source >= 0 else "an earlier run" for _, source in self.replaced})
+        hosts = sorted({giver(urls, source) for _, source in self.replaced})
         return f"{len(self.replaced)} bad piece(s) came from {', '.join(hosts)}; fetched from elsewhere"
+
+
+def giver(urls: Sequence[str], source: int) -> str:
+    """Return who gave a piece, for a person."""
+    if source >= 0:
+        return host_of(urls[source])
+    return "several sources" if source == MIXED else "an earlier run"
 
 
 def nobody(name: str, sha256: str) -> PromiseError:
@@ -49,7 +60,7 @@ def mend(urls: Sequence[str], sha256: str, means: Means, file: int, board: Board
     """
     found = Mended()
     size = board.spans[-1].stop if board.spans else 0
-    for piece, source, fresh in _others(urls, means, board, size):
+    for piece, source, fresh in _others(urls, means, board, size, found):
         found.moved += len(fresh)
         start = board.spans[piece].start
         if fresh == os.pread(file, len(fresh), start):
@@ -76,7 +87,7 @@ def _combined(urls: Sequence[str], sha256: str, means: Means, file: int, board: 
         piece, was, now = pairs[(step & -step).bit_length() - 1]
         source = was if board.done[piece] == now else now
         fresh = _piece(means, urls[source], Task(piece, board.spans[piece], source), size)
-        if fresh is None:
+        if not isinstance(fresh, bytes):
             return
         disk.write(file, fresh, board.spans[piece].start)
         found.moved += len(fresh)
@@ -86,29 +97,33 @@ def _combined(urls: Sequence[str], sha256: str, means: Means, file: int, board: 
             return
 
 
-def _others(urls: Sequence[str], means: Means, board: Board, size: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yield each piece as each source but its own has it."""
+def _others(
+    urls: Sequence[str], means: Means, board: Board, size: int, found: Mended
+) -> Iterator[tuple[int, int, bytes]]:
+    """Yield each piece as each source but its own has it; note who has whole files only."""
     for source, url in enumerate(urls):
         for piece, span in enumerate(board.spans):
             if board.done[piece] == source and len(urls) > 1:
                 continue
             fresh = _piece(means, url, Task(piece, span, source), size)
-            if fresh is None:
+            if not isinstance(fresh, bytes):
+                found.whole += [source] if fresh.whole else []
                 break
             yield piece, source, fresh
 
 
-def _piece(means: Means, url: str, task: Task, size: int) -> bytes | None:
+def _piece(means: Means, url: str, task: Task, size: int) -> bytes | Failure:
     if means.stop.is_set():
         raise StoppedError
     try:
         with means.client.get(url, answers.request(task)) as answer:
-            if answers.judge(task, answer.status, answer.headers, size, time.time()) is not None:
-                return None
+            failure = answers.judge(task, answer.status, answer.headers, size, time.time())
+            if failure is not None:
+                return failure
             fresh = b"".join(_limited(means, answer.chunks(means.limiter.chunk)))
-    except NetworkError:
-        return None
-    return fresh if len(fresh) == task.span.size else None
+    except NetworkError as error:
+        return Failure(str(error))
+    return fresh if len(fresh) == task.span.size else Failure("it ended before its length")
 
 
 def _limited(means: Means, chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -186,6 +186,35 @@ def test_two_sources_with_other_bad_pieces_make_one_good_file(
     assert want.path.read_bytes() == content
 
 
+@pytest.mark.parametrize("first", [{"ranges": False}, {}])
+@pytest.mark.parametrize("size", [None, 10 * MIB + 12345])
+def test_where_pieces_cannot_be_compared_the_whole_file_is_taken_from_the_other_source(
+    serve: Serve, wanted: Want, means: Means, content: bytes, notes: list[str], first: dict[str, Any], size: int | None
+) -> None:
+    bad, good = serve(content=flipped(content, 3 * MIB), **first), serve(ranges=False, truncate=1000, first=3)
+    want = wanted(bad, good, size=size)
+    done = fetch(want, means)
+    assert want.path.read_bytes() == content
+    assert leftovers(want) == []
+    assert done.sources == {good.url.split("/")[2]: len(content)}
+    assert any(f"all of it anew from {good.url.split('/')[2]}" in note for note in notes)
+
+
+def test_two_sources_of_whole_files_that_are_both_wrong_give_nothing(
+    serve: Serve, wanted: Want, means: Means, content: bytes
+) -> None:
+    bad, worse = (serve(content=flipped(content, at * MIB), ranges=False) for at in (3, 5))
+    want = wanted(bad, worse)
+    with pytest.raises(PromiseError, match="no source has the file with sha256"):
+        fetch(want, means)
+    assert list(want.path.parent.iterdir()) == []
+
+
+def test_a_piece_of_two_mirrors_is_said_to_be_of_several_sources(serve: Serve, wanted: Want, means: Means) -> None:
+    want = wanted(serve(most=400_000, gone_after=1), serve())
+    assert {*fetch(want, means).sources} == {want.urls[1].split("/")[2], "several sources"}
+
+
 def test_an_empty_file(serve: Serve, wanted: Want, means: Means) -> None:
     want = wanted(serve(content=b""), sha256=hashlib.sha256(b"").hexdigest(), size=None)
     fetch(want, means)
