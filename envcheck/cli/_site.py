@@ -77,6 +77,9 @@ def _hf(profile: Profile, options: dict[str, Any]) -> HuggingFace | None:
     if not options["hf"] and not options["store"]:
         return None
     where = str(tokens.absolute()) if tokens else None
+    if options["hf"] and profile.closed and profile.hf.endpoint is None:
+        message = f"{profile.name} is closed and names no `hf: {{endpoint: URL}}`"
+        raise ConfigError(message, fix="name one, leave it out with --no-hf, or take `closed` out")
     inner = port + _INSIDE + 2 if options["hf"] else 0
     return HuggingFace(port=port + 1, inner=inner, endpoint=profile.hf.endpoint, tokens=where)
 

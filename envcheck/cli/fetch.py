@@ -29,7 +29,9 @@ class How(NamedTuple):
 
 
 @click.command(
-    "fetch", epilog="Exit 0: all are there; 1: no source has the right file; 2: wrong usage; 3: not to be had."
+    "fetch",
+    epilog="Exit 0: all are there; 1: no source has the right file; 2: wrong usage; 3: not to be had; 130 or 143: "
+    "interrupted, and the same command goes on.",
 )
 @click.argument("url", required=False)
 @click.option("--sha256", metavar="HASH", help="What the file at URL must be.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Literal
@@ -15,7 +15,6 @@ from envcheck.mirrors import simple
 from envcheck.mirrors.host import certificates
 from envcheck.mirrors.http import Client, NetworkError
 from envcheck.mirrors.profile import CLIENT_DEFAULT, Profile, attempts
-from envcheck.mirrors.profile import Index as Source
 from envcheck.mirrors.site.model import Index, origin
 from envcheck.mirrors.upstream import python_index, pytorch_index
 
@@ -35,10 +34,11 @@ def indexes(
     """Return the indexes a site stands before: the profile's first of each kind, or the clients' own defaults.
 
     `pages` are "pypi/NAME" or "pytorch/VARIANT/NAME": what they link to is where files may be taken from. With `links`
-    given, nothing is asked. Raise UnavailableError where not one page of an index can be read.
+    given, nothing is asked. Raise UnavailableError where not one page of an index can be read, ConfigError where a
+    closed profile names no index.
     """
-    sources = {"pypi": (profile.pypi, python_index), "pytorch": (profile.pytorch, pytorch_index)}
-    return [_index(part, _url(*sources[part]), pages, client, links) for part in parts]
+    urls = [_url(profile, part) for part in parts]
+    return [_index(part, url, pages, client, links) for part, url in zip(parts, urls, strict=True)]
 
 
 def _index(part: Part, url: str, pages: Sequence[str], client: Client, links: Sequence[str]) -> Index:
@@ -47,9 +47,14 @@ def _index(part: Part, url: str, pages: Sequence[str], client: Client, links: Se
     return Index(part=part, url=url, links=sorted({origin(one) for one in linked} - {origin(url)}))
 
 
-def _url(sources: list[Source], default: Callable[[], str]) -> str:
-    first = attempts(sources)[0].url
-    url = default() if first == CLIENT_DEFAULT else first
+def _url(profile: Profile, part: Part) -> str:
+    named, default = (profile.pypi, python_index) if part == "pypi" else (profile.pytorch, pytorch_index)
+    sources = attempts(named, closed=profile.closed)
+    if not sources:
+        message = f"{profile.name} is closed and names no index under `{part}:`"
+        more = ", leave it out with --no-pytorch" if part == "pytorch" else ""
+        raise ConfigError(message, fix=f"name one{more}, or take `closed` out")
+    url = default() if sources[0].url == CLIENT_DEFAULT else sources[0].url
     return url.partition(_VARIANT)[0].rstrip("/")
 
 

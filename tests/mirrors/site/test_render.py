@@ -8,7 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from envcheck.cli import cli
 from envcheck.errors import ConfigError
 from envcheck.mirrors.site.discover import resolvers
 from envcheck.mirrors.site.model import HuggingFace, Index, Registry, Site, Tls, ports, read
@@ -148,3 +150,23 @@ def test_where_pages_link_to_is_asked_of_the_index(world: World) -> None:
     done = envcheck("mirror", "site", "render", target, "--profile", profile, "--no-pytorch")
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
     assert "--link" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "lacks"),
+    [
+        ("", (), "pypi:"),
+        ("pypi: [{url: https://x.example/simple}]", (), "pytorch:"),
+        ("pypi: [{url: https://x.example/simple}, {url: default}]", ("--no-pytorch",), "hf: {endpoint: URL}"),
+        ("pypi: [{url: default}]", ("--no-pytorch", "--no-hf"), "pypi:"),
+    ],
+)
+def test_a_closed_profile_gives_no_site_before_the_clients_own_defaults(
+    tmp_path: Path, names: str, options: tuple[str, ...], lacks: str
+) -> None:
+    (tmp_path / "closed.yaml").write_text(f"closed: true\n{names}\n")
+    words = ["mirror", "site", "render", str(tmp_path / "s"), "--profile", str(tmp_path / "closed.yaml")]
+    done = CliRunner().invoke(cli, [*words, "--link", "https://l.example", *options])
+    assert isinstance(done.exception, ConfigError)
+    assert lacks in done.exception.message
+    assert not (tmp_path / "s").exists()
