@@ -140,6 +140,9 @@ def _lay(edge: int, inside: int) -> None:
         _ip(end, "link", "set", CABLE, "up")
     for address in (ADDRESS, ADDRESS6):
         _ip(inside, "route", "add", "default", "via", address)
+    # Who does not answer is asked for once: what is repeated a second later would be in the list of what came after.
+    for table in ("arp_cache", "ndisc_cache"):
+        _ip(inside, "ntable", "change", "name", table, "dev", CABLE, "mcast_probes", "1")
 
 
 def _ip(pid: int, *arguments: str) -> None:
