@@ -11,7 +11,7 @@ from envcheck.mirrors.doctor_text import Source
 
 _FIX: Final = "name OWNER/NAME and set HF_ENDPOINT; or `envcheck fetch --model` it and name the directory"
 _ASSIGNED: Final = re.compile(
-    r"(?m)(?:^|;)[ \t]*(?P<name>[A-Za-z_]\w{0,60})[ \t]*(?::[^=\n]{1,60})?=(?!=)[ \t]*(?P<value>[^\n]{0,300})"
+    r"(?m)(?:^|;)[ \t]*(?P<name>[A-Za-z_][\w.]{0,60})[ \t]*(?::[^=\n]{1,60})?=(?!=)[ \t]*(?P<value>[^\n]{0,300})"
 )
 _CALLED: Final = re.compile(
     r"\b(?:(?:from_pretrained|snapshot_download|hf_hub_download)\(\s*(?:\w+\s*=\s*)?"
@@ -20,7 +20,7 @@ _CALLED: Final = re.compile(
 _URL: Final = re.compile(r"(?:os\.(?:environ\.get|getenv)\(\s*[\"']\w+[\"']\s*,\s*)?[rbfuRBFU]{0,2}[\"']+https?://")
 # A name alone, one that something is put after, or one that an f-string begins with.
 _NAMED: Final = re.compile(
-    r"(?P<bare>[A-Za-z_]\w*)\s*(?:[,)+;#]|$)|[rR]?[fF][rR]?[\"']+\{(?P<put>[A-Za-z_]\w*)(?:\.rstrip\([^()]*\))?\}"
+    r"(?P<bare>[A-Za-z_][\w.]*)\s*(?:[,)+;#]|$)|[rR]?[fF][rR]?[\"']+\{(?P<put>[A-Za-z_]\w*)(?:\.rstrip\([^()]*\))?\}"
 )
 
 

@@ -34,8 +34,8 @@ _VERIFIED: Final = re.compile(
 _LOOPBACK: Final = r"(?:localhost|127\.|\[::1\]|0\.0\.0\.0|169\.254\.)"
 _PLAIN: Final = re.compile(rf"(?<![\w])http://(?!{_LOOPBACK})[^\s\"'<>|;]+")
 _CLIENTS: Final = re.compile(
-    r"(?i)index|find-links|\s-i\s|\s-f\s|endpoint|registry|channel|mirror|\bwget\b|\bcurl\b|\baria2c\b|\bgit\s+clone\b|^\s*url\s*="
-    r"|\bpip3?\s+install\b|^\s*ADD\s|\burlretrieve\b|\bload_state_dict_from_url\b|\bdownload_url"
+    r"(?i)index|find-links|[\s\"']-[if][\s\"']|endpoint|registry|channel|mirror|\bwget\b|\bcurl\b|\baria2c\b|\bgit\s+clone\b|^\s*url\s*="
+    r"|\bpip3?[\s\"',]+install\b|^\s*ADD\s|\burlretrieve\b|\bload_state_dict_from_url\b|\bdownload_url"
     r"|\brequests\.get\([^()\n]{0,300}\.(?:bin|pth?|ckpt|safetensors|whl|zip|tar|gz|parquet)\b"
 )
 _APT: Final = re.compile(r"(?m)^\s*(?:deb|deb-src|URIs:)\s|sources\.list|apt-key|apt-add-repository")
@@ -90,12 +90,20 @@ def _outdated(source: Source) -> Found:
             yield found.start(), f"{name} is read no more, or not for long", instead
 
 
+def _verified(source: Source) -> int:
+    """Return up to where what is downloaded is held against a hash: in a Dockerfile to the last check."""
+    checks = [found.start() for found in _VERIFIED.finditer(source.code)]
+    if checks and source.kind != "dockerfile":
+        return len(source.code)  # often by a function, which comes first
+    return checks[-1] if checks else -1
+
+
 def _plaintext(source: Source) -> Found:
     """Find plain http that no hash or signature makes harmless: apt's sources are signed, some files verify."""
-    verified = _VERIFIED.search(source.code) is not None
+    verified = _verified(source)
     for at, command in source.commands:
         fetched = re.search(r"\b(?:wget|curl|aria2c)\b", command) is not None
-        if not _CLIENTS.search(command) or _APT.search(command) or (fetched and verified):
+        if not _CLIENTS.search(command) or _APT.search(command) or (fetched and at <= verified):
             continue
         for found in _PLAIN.finditer(command):
             if not re.search(r"(?i)prox(?:y|ies)\S*\s*[=:]?\s*[\"']?$|no_proxy", command[: found.start()]):
@@ -116,17 +124,24 @@ def _extra_index(source: Source) -> Found:
             )
 
 
+def _pooled(source: Source) -> Found:
+    for found in re.finditer(r"\bunsafe-(?:best|first)-match\b", source.code):
+        what = f"{found[0]} pools all indexes: whoever has a higher version under a name wins"
+        yield found.start(), what, "leave it out: uv's own strategy stays with the first index that has a name"
+
+
 def _unchecked(source: Source) -> Found:
-    if _VERIFIED.search(source.code):
-        return
-    for at, command in source.commands:
-        wget = re.search(r"\bwget\b(?=.{0,999}?\s(?:-[a-zA-Z]*c[a-zA-Z]*|--continue)(?:[\s\"']|$))", command, re.DOTALL)
+    verified = _verified(source)
+    for at, command in ((at, command) for at, command in source.commands if at > verified):
+        # -nc is another option: it leaves alone what is there.
+        option = r"(?:-(?:[a-zA-Z]*[a-mo-zA-Z])?c[a-zA-Z]*|--continue)"
+        wget = re.search(rf"\bwget\b(?=.{{0,999}}?[\s\"']{option}(?:[\s\"']|$))", command, re.DOTALL)
         if wget:
             yield at + wget.start(), "wget -c takes whatever part is there for the right one, and ends with 0", _FETCH
         curl = re.search(r"\bcurl\b.{0,999}?\s(?:-[a-zA-Z]*C|--continue-at)[ =]?-(?:\s|$)", command, re.DOTALL)
         if curl:
             yield at + curl.start(), "curl -C - takes whatever part is there for the right one", _FETCH
-        aria = re.search(r"\baria2c\s+(?:[\"'$-]|\S*://)", command)
+        aria = re.search(r"\baria2c[\"',]*\s+(?:[\"'$-]|\S*://)", command)
         if aria:
             fix = f"{_FETCH}; or add --checksum=sha-256=HASH, and no more than -x8"
             yield at + aria.start(), "aria2c without --checksum holds nothing against a hash", fix
@@ -203,7 +218,7 @@ def _old_sources(source: Source) -> Found:
 
 
 _TLS: Final = (
-    rf"--trusted-host(?!\s*=?\s*[\"']?{_LOOPBACK})|(?m:^)[ \t]*trusted-host[ \t]*=(?!\s*{_LOOPBACK})"
+    rf"--trusted-host(?!\s*=?\s*[\"']?{_LOOPBACK})|(?m:^|\\n)[ \t]*trusted-host[ \t]*=(?!\s*{_LOOPBACK})"
     rf"|{assigned('PIP_TRUSTED_HOST')}"
     rf"|allow-insecure-host|{assigned('UV_INSECURE_HOST')}|strict-ssl[\s=]+[\"']?false|ssl_verify:?\s+(?:[Ff]alse|no)\b"
     r"|\bpip3?\s+config\s+set\s+\S*trusted-host\b|--no-check-certificate|--check-certificate=false|\bcurl\b[^\n;&|]{0,999}?\s(?:--insecure\b|-[a-zA-Z]*k[a-zA-Z]*\b)"
@@ -222,6 +237,7 @@ RULES: Final = (
     Rule("W002", "unreal", _unread(TORCH)),
     Rule("W003", "danger", _unchecked),
     Rule("W004", "danger", _extra_index),
+    Rule("W004", "danger", _pooled),
     Rule("W005", "danger", _plaintext),
     Rule("W006", "unreal", _lines_dataset),
     Rule("W007", "outdated", _outdated),

@@ -119,6 +119,22 @@ def one(content: str, kind: Kind = "settings") -> list[str]:
         ("curl -C - -O $URL\ncurl -LOC- $URL\ncurl -o x-C - $URL", "settings", ["1 W003", "2 W003"]),
         ("hf download a/b --resume-download", "settings", ["1 W007"]),
         ("requests.get('http://api.example/health')", "python", []),
+        ("wget -nc https://m.example/a\nwget -qc https://m.example/a", "settings", ["2 W003"]),
+        (
+            'RUN ["wget", "-c", "u"]\nRUN ["pip", "install", "-i", "http://m.example/s", "x"]',
+            "dockerfile",
+            ["1 W003", "2 W005"],
+        ),
+        (
+            "RUN wget -c $U && sha256sum -c S\nRUN wget -c $U\nRUN wget http://m.example/x",
+            "dockerfile",
+            ["2 W003", "3 W005"],
+        ),
+        ("RUN wget -c $U\nRUN sha256sum -c SUMS", "dockerfile", []),
+        ("check() { sha256sum -c; }\nwget -c $U\ncheck", "settings", []),
+        ("RUN printf '[global]\\ntrusted-host=m.example' > /etc/pip.conf", "dockerfile", ["1 W010"]),
+        ("uv pip install --index-strategy unsafe-best-match torch", "settings", ["1 W004"]),
+        ('args.model = "https://m.example/a"\nM.from_pretrained(args.model)', "python", ["2 E101"]),
     ],
 )
 def test_each_client_is_understood(content: str, kind: Kind, expected: list[str]) -> None:
