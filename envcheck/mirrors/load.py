@@ -153,6 +153,7 @@ def _located(error: msgspec.ValidationError, lines: dict[str, int], path: Path) 
     if unknown:
         fix = f"the keys there are {', '.join(_keys(at))}"
         return ConfigError(f"{_where(f'{at}.{unknown}', lines, path)}: no such key", fix=fix)
+    what = what.replace("`object`", "a mapping").replace("`array`", "a list")  # as YAML calls them
     return ConfigError(f"{_where(at, lines, path)}: {what}", fix="see the example in `envcheck render --help`")
 
 

@@ -127,6 +127,8 @@ def test_an_unnamed_profile_is_called_as_its_file() -> None:
     ("change", "said"),
     [
         (("keep: true", "kepp: true"), "site.yaml:15: kepp: no such key"),
+        (("apt: [https://mirror.example]", "apt: https://m.example"), "site.yaml:11: apt: Expected a list, got `str`"),
+        (("keep: true", "conda: x"), "site.yaml:15: conda: Expected a mapping, got `str`"),
         (("keep: true", "keep: 1"), "site.yaml:15: keep: Expected `bool`, got `int`"),
         (("kind: find-links", "kind: flat"), "site.yaml:4: pypi[1].kind: Invalid enum value 'flat'"),
         (("kind: find-links", "sort: flat"), "site.yaml:4: pypi[1].sort: no such key"),

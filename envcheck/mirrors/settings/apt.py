@@ -12,6 +12,8 @@ _KEYRINGS: Final = {
     "ubuntu": "/usr/share/keyrings/ubuntu-archive-keyring.gpg",
 }
 _COMPONENTS: Final = {"debian": "main", "ubuntu": "main universe"}
+# Debian's suites that have neither updates nor security of their own.
+_ROLLING: Final = frozenset({"sid", "unstable", "experimental"})
 _LISTS: Final = "/etc/apt/envcheck"
 
 
@@ -53,4 +55,6 @@ def sources(bases: list[str], distro: str, suite: str, lists: str) -> dict[str, 
 def _archives(distro: str, suite: str) -> dict[str, list[str]]:
     if distro == "ubuntu":
         return {"ubuntu": [suite, f"{suite}-updates", f"{suite}-security"]}
+    if suite in _ROLLING:
+        return {"debian": [suite]}
     return {"debian": [suite, f"{suite}-updates"], "debian-security": [f"{suite}-security"]}
