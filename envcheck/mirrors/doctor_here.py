@@ -10,6 +10,7 @@ from typing import Final
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.doctor_text import Text, kind_of
+from envcheck.mirrors.hub import token_at
 
 # Settings are small; a gigabyte by a mistaken name is not read.
 LARGEST: Final = 8 << 20
@@ -93,5 +94,7 @@ def _readable(path: Path) -> bool:
 
 
 def _environment(environ: Mapping[str, str]) -> Text:
-    lines = [f"{name}={' '.join(value.split())}" for name, value in sorted(environ.items())]
+    # What `hf auth login` wrote is sent as HF_TOKEN is; it is not read here.
+    kept = {"HF_TOKEN": "kept"} if environ.get("HOME") and token_at(environ).is_file() else {}
+    lines = [f"{name}={' '.join(value.split())}" for name, value in sorted({**kept, **environ}.items())]
     return Text("environment", "\n".join(lines), "environment")

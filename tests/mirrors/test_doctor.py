@@ -216,6 +216,16 @@ def test_this_machine_is_read_and_a_root_of_ones_own(tmp_path: Path) -> None:
     ]
 
 
+def test_a_token_that_a_login_left_goes_to_the_mirror_too(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "HF_ENDPOINT": "https://m.example", "HF_HUB_DISABLE_XET": "1"}
+    assert examine(doctor_here.machine(environ, tmp_path)) == []
+    (tmp_path / ".cache/huggingface").mkdir(parents=True)
+    (tmp_path / ".cache/huggingface/token").write_text("hf_hunter2-canary")
+    (found,) = examine(doctor_here.machine(environ, tmp_path))
+    assert (found.id, found.where) == ("W009", "environment")
+    assert examine(doctor_here.machine({**environ, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}, tmp_path)) == []
+
+
 def test_what_is_too_large_for_settings_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "model.bin").open("wb") as file:
         file.truncate(doctor_here.LARGEST + 1)
