@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from envcheck.mirrors.budget import Budget
-from envcheck.mirrors.origins import is_origin
+from envcheck.mirrors.origins import is_origin, own_hosts
 from envcheck.mirrors.probe import Mirror, probe
 from envcheck.mirrors.profile import HuggingFace, Index, Profile
 from envcheck.mirrors.score import Ranked, rank
 from envcheck.mirrors.sights import Asked
+from envcheck.mirrors.upstream import python_index
 
 Serve = Callable[..., Any]
 Make = Callable[..., Mirror]
@@ -97,6 +99,7 @@ def test_the_clients_own_default_is_the_origin_and_no_mirror_that_is_left() -> N
     assert is_origin(mirrored, "pytorch/cpu")
     assert not is_origin(Profile(name="host", hf=HuggingFace(endpoint="https://hf.example")), "hf")
     assert not is_origin(Profile(name="site"), "pypi")
+    assert own_hosts(Profile(name="none"), "pypi") == [urlsplit(python_index()).netloc]
 
 
 def test_an_origin_whose_certificate_nobody_trusts_fails_tls(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
@@ -155,6 +158,11 @@ def test_no_more_is_moved_than_the_bytes_it_may_cost(serve: Serve, mirror: Make,
     assert ranked.passed
     assert ranked.measured.rate is None
     assert ranked.measured.rate_why == "not measured: the probe's bytes or seconds were used up"
+
+
+def test_pages_count_among_the_bytes_too(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+    ranked = judged([mirror("one", serve().url)], asked, size=50)["one"]
+    assert why(ranked, "coverage") == "0 of 2 there; demo==1.0: the probe's bytes were used up (and 1 more)"
 
 
 def test_a_server_that_drips_for_ever_ends_with_the_time(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
