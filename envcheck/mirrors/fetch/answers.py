@@ -53,11 +53,19 @@ def judge(task: Task, status: int, headers: Mapping[str, str], size: int, now: f
         if task.etag is not None and etag_of(headers) != task.etag:
             return Failure("the file changed while it was fetched", changed=True)
         return Failure("it sends whole files only", whole=True)
-    if status in _BUSY:
-        return Failure(f"it answers {status}", after=_after(headers, now), crowded=status in _CROWDED)
+    later = busy(status, headers, now)
+    if later is not None:
+        return later
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         return Failure("its file is shorter than what was asked for", drop=True)
     return Failure(f"it answers {status}", drop=True)
+
+
+def busy(status: int, headers: Mapping[str, str], now: float) -> Failure | None:
+    """Return why a source gives nothing now, if it may in a moment."""
+    if status not in _BUSY:
+        return None
+    return Failure(f"it answers {status}", after=_after(headers, now), crowded=status in _CROWDED)
 
 
 def _partial(task: Task, headers: Mapping[str, str], size: int) -> Failure | None:

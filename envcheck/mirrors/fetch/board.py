@@ -67,6 +67,12 @@ class _Begun:
     stale: bool = False
 
 
+def rest(failures: int, failure: Failure) -> float:
+    """Return the seconds for which a source is left alone that has failed so many times."""
+    usual = BACKOFF[max(0, min(failures, len(BACKOFF)) - 1)]
+    return min(usual if failure.after is None else failure.after, _MOST_PATIENT)
+
+
 class Board:
     """What is done, what is under way, and what may be taken next. Times are seconds of one monotonic clock.
 
@@ -186,8 +192,7 @@ class Board:
     def _rest(known: Source, failure: Failure, now: float) -> None:
         if failure.crowded and known.busy and failure.after is None:
             return  # there is room when one of the others has ended
-        rest = BACKOFF[max(0, min(known.failures, len(BACKOFF)) - 1)] if failure.after is None else failure.after
-        known.rests = max(known.rests, now + min(rest, _MOST_PATIENT))
+        known.rests = max(known.rests, now + rest(known.failures, failure))
 
     def forget(self, pieces: list[int]) -> None:
         """Have these pieces, which were there, fetched again."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch import answers, disk, journal
-from envcheck.mirrors.fetch.board import EARLIER, MIXED, SMALLEST_PART, Board
+from envcheck.mirrors.fetch.board import EARLIER, MIXED, SMALLEST_PART, Board, rest
 from envcheck.mirrors.fetch.line import Line
 from envcheck.mirrors.fetch.mend import giver, mend, nobody
 from envcheck.mirrors.fetch.pieces import Failure, Task, piece_size
@@ -205,7 +205,7 @@ class Job:
     def _streamed(self, source: int) -> bool:
         """Take what lacks from a source in one stream, which may break off a few times; tell whether all came."""
         stream = Stream(self._line, self._means, self._board, self._file, self._keep)
-        for _ in range(STREAMS):
+        for failures in range(1, STREAMS + 1):
             self._line.ended = False
             failure = stream.bring(source)
             self.moved, stream.moved = self.moved + stream.moved, 0
@@ -213,6 +213,8 @@ class Job:
             if failure is None:
                 return True
             self._board.sources[source].reason = failure.reason
+            if failures < STREAMS:
+                self._means.stop.wait(rest(failures, failure))
         return False
 
     def _hashed(self) -> str:

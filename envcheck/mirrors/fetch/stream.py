@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
@@ -31,6 +32,9 @@ class Stream:
         try:
             with self._line.asked(source, {}) as answer:
                 length = answers.total(answer.status, answer.headers)
+                busy = answers.busy(answer.status, answer.headers, time.time())
+                if busy is not None:
+                    return busy
                 if answer.status != HTTPStatus.OK or length not in {None, self._size}:
                     return Failure(f"it answers {answer.status}" + (f" with {length} bytes" if length else ""))
                 return self._receive(source, answer)

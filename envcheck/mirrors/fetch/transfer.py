@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from envcheck.errors import EnvcheckError, PromiseError, UnavailableError
+from envcheck.mirrors.asking import LaterError, NobodyError, in_turn
 from envcheck.mirrors.fetch import answers, disk
 from envcheck.mirrors.fetch.job import Job
 from envcheck.mirrors.fetch.verify import digest_of
@@ -58,28 +60,37 @@ def _done(wanted: Wanted, means: Means, part: Path, file: int) -> Job:
 
 
 def _sizes(wanted: Wanted, means: Means) -> Iterator[int]:
-    """Yield the sizes that the sources tell, in order and each once. Raise UnavailableError where none tells one."""
-    sizes, reasons = set(), []
-    for url in wanted.urls:
-        told = _told(url, means)
-        if isinstance(told, str):
-            reasons.append(f"{host_of(url)}: {told}")
-        elif told not in sizes:
-            sizes.add(told)
-            yield told
-    if not sizes:
-        message = f"{wanted.path.name}: no source gives it: {'; '.join(reasons)}"
-        raise UnavailableError(message, fix="name another mirror (--mirror)")
+    """Yield the sizes that the sources tell, each once. Raise UnavailableError where none tells one.
 
-
-def _told(url: str, means: Means) -> int | str:
-    """Return the size that a source tells, or why it tells none."""
+    Who is busy is waited for where no other source tells one.
+    """
     try:
-        with means.client.get(url, {"Range": "bytes=0-0"}) as answer:
-            size = answers.total(answer.status, answer.headers)
-            return f"it answers {answer.status} and no size" if size is None else size
-    except NetworkError as error:
-        return str(error)
+        first, teller = in_turn(wanted.urls, lambda url: _told(url, means), means.stop)
+    except NobodyError as error:
+        reasons = "; ".join(f"{host_of(url)}: {reason}" for url, reason in error.reasons.items())
+        message = f"{wanted.path.name}: no source gives it: {reasons or 'there is none to ask'}"
+        raise UnavailableError(message, fix="name another mirror (--mirror)") from error
+    yield first
+    sizes = {first}
+    for url in wanted.urls:
+        with contextlib.suppress(NetworkError):
+            if url != teller and (told := _told(url, means)) not in sizes:
+                sizes.add(told)
+                yield told
+
+
+def _told(url: str, means: Means) -> int:
+    """Return the size that a source tells. Raise NetworkError where it tells none, LaterError where it may later."""
+    with means.client.get(url, {"Range": "bytes=0-0"}) as answer:
+        size = answers.total(answer.status, answer.headers)
+        if size is not None:
+            return size
+        busy = answers.busy(answer.status, answer.headers, time.time())
+        if busy is None:
+            message = f"it answers {answer.status} and no size"
+            raise NetworkError(message)
+        means.note(f"{host_of(url)}: {busy.reason}" + (f", asks for {busy.after:.0f} s" if busy.after else ""))
+        raise LaterError(busy.reason, busy.after)
 
 
 def _already(wanted: Wanted) -> int | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from envcheck.mirrors import asking
 from envcheck.mirrors.fetch import board
 from envcheck.mirrors.fetch.wanted import Means, Wanted
 from envcheck.mirrors.http import Client
@@ -178,6 +179,7 @@ def notes() -> list[str]:
 def means(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> Means:
     """Return means that lose patience within a second."""
     monkeypatch.setattr(board, "BACKOFF", (0.05, 0.1, 0.15, 0.2))
+    monkeypatch.setattr(asking, "WAITS", (0.05, 0.1, 0.15))
     return Means(Client(connect=1.0, read=0.5, connections=4), connections=4, note=notes.append)
 
 

@@ -54,6 +54,48 @@ def test_retry_after_is_waited_for(serve: Serve, wanted: Want, means: Means, con
     assert server.times[1] - server.times[0] >= (1.9 if form == "seconds" else 0.9)
 
 
+def test_who_is_busy_when_its_size_is_asked_for_is_waited_for(
+    serve: Serve, wanted: Want, means: Means, content: bytes, notes: list[str]
+) -> None:
+    """As with a URL and a hash, and nothing else."""
+    server = serve(status=429, retry_after="1", first=1)
+    want = wanted(server, size=None)
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+    assert server.times[1] - server.times[0] >= 0.9
+    assert notes == [f"{want.urls[0].split('/')[2]}: it answers 429, asks for 1 s"]
+
+
+def test_another_source_that_tells_the_size_is_not_kept_waiting_by_one_that_is_busy(
+    serve: Serve, wanted: Want, means: Means, content: bytes
+) -> None:
+    slow, good = serve(status=429, retry_after="100"), serve()
+    want = wanted(slow, good, size=None)
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+
+
+def test_who_sends_whole_files_only_and_is_busy_is_waited_for(
+    serve: Serve, wanted: Want, means: Means, content: bytes
+) -> None:
+    server = serve()
+
+    class Busy(type(server.faults)):  # type: ignore[misc]  # the class that conftest made
+        @property
+        def status(self) -> int:
+            return 429 if len(server.asked) == 2 else 0
+
+        @status.setter
+        def status(self, value: int) -> None:
+            """Keep what it is."""
+
+    server.faults = Busy(ranges=False, retry_after="1")
+    want = wanted(server)
+    fetch(want, means)
+    assert want.path.read_bytes() == content
+    assert server.times[2] - server.times[1] >= 0.9
+
+
 @pytest.fixture
 def mute() -> Iterator[str]:
     """Give the URL of a host that takes connections and says nothing."""
