@@ -56,9 +56,6 @@ def test_pip_and_uv_install_and_a_second_build_moves_no_byte_from_upstream(
     for client in ("pip", "uv"):
         assert install(client, pypi, world, authority.ca, "farlib", "nearlib", "rellib").returncode == 0
     assert world.sent() == before
-    world.stop()
-    for client in ("pip", "uv"):
-        assert install(client, pytorch, world, authority.ca, "torchlike").returncode == 0
     lines = [json.loads(line) for line in (site / "logs/access.json").read_text().splitlines()]
     assert {line["part"] for line in lines} == {"pypi-index", "pytorch-index", "files"}
     large = [line for line in lines if line["uri"].endswith(world.wheels["farlib"].name)]
