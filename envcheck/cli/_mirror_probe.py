@@ -47,7 +47,12 @@ class _Bytes(click.ParamType[int]):
     help="For the file at a URL, or several; #sha256=HASH says what it is.",
 )
 @click.option("--must-stay", is_flag=True, help="A file that another host serves fails its mirror.")
-@click.option("--region", metavar="REGION", help="Where this machine is, e.g. cn: a prior of 5 points.")
+@click.option(
+    "--region",
+    metavar="REGION",
+    help="Where this machine is, e.g. cn: a prior of 5 points. `--mirror auto` takes it from "
+    "ENVCHECK_MIRROR_PROBE_REGION.",
+)
 @click.option("--limit", type=_Bytes(), default="128M", show_default=True, help="Bytes for all mirrors together.")
 @click.option("--seconds", type=click.FloatRange(1, 600), default=45.0, show_default=True, help="For each part.")
 @click.option("--fresh", is_flag=True, help="Measure, whatever is stored of the last hour.")

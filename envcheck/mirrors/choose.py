@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -45,7 +46,12 @@ def choose(asked: Sequence[Asked], *, here: str | None = None, mirrors: Sequence
 def ranking(asked: Sequence[Asked], mirrors: Sequence[Mirror], *, here: str | None = None) -> list[Ranked]:
     """Return the mirrors that have an index for one part, ranked by what is stored or measured of them."""
     able = [mirror for mirror in mirrors if sources(mirror.profile, asked[0].part)]
-    return rank(probe_cache.measured(able, asked, Budget(BYTES, SECONDS)), here=here)
+    return rank(probe_cache.measured(able, asked, Budget(BYTES, SECONDS)), here=here or region())
+
+
+def region() -> str | None:
+    """Return where this machine is, as the variable of `mirror probe --region` says it."""
+    return os.environ.get("ENVCHECK_MIRROR_PROBE_REGION") or None
 
 
 def parts(asked: Iterable[Asked]) -> list[list[Asked]]:

@@ -10,7 +10,7 @@ import msgspec
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors import hf, hub, probe_cache
 from envcheck.mirrors.budget import Budget
-from envcheck.mirrors.choose import BYTES, SECONDS, Choice, credentials, fitting, said
+from envcheck.mirrors.choose import BYTES, SECONDS, Choice, credentials, fitting, region, said
 from envcheck.mirrors.origins import HUB, sources
 from envcheck.mirrors.probe import Mirror
 from envcheck.mirrors.probe_hub import Wish, asked_of, probe_hub, wished
@@ -36,7 +36,7 @@ def choose(wanted: Wish, mirrors: Sequence[Mirror]) -> Choice:
     measured = probe_cache.measured(
         able, asked_of(wanted), Budget(BYTES, SECONDS), measure=lambda some, _, budget: probe_hub(some, wanted, budget)
     )
-    return join(rank(measured), {mirror.name: mirror.profile for mirror in able})
+    return join(rank(measured, here=region()), {mirror.name: mirror.profile for mirror in able})
 
 
 def join(ranked: Sequence[Ranked], profiles: Mapping[str, Profile], environ: Mapping[str, str] | None = None) -> Choice:

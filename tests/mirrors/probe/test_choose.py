@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.choose import choose, default_mirrors
+from envcheck.mirrors.choose import choose, default_mirrors, ranking
 from envcheck.mirrors.probe import Mirror
 from envcheck.mirrors.profile import Index
 from envcheck.mirrors.sights import Asked
@@ -37,6 +37,17 @@ def test_the_best_comes_first_and_who_fails_is_left_out(serve: Serve, mirror: Ma
     assert urls(choice.profile.pypi) == [fast.url, slow.url, whole.url]
     assert [line.split(" ")[1] for line in choice.why] == ["fast", "slow", "whole", "not"]
     assert choice.why[3].startswith("pypi: not gone: 1 of 2 there")
+
+
+def test_the_region_is_a_prior_of_auto_too(
+    serve: Serve, mirror: Make, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirrors = [mirror("here", serve().url, region="cn")]
+    monkeypatch.delenv("ENVCHECK_MIRROR_PROBE_REGION", raising=False)
+    points = [ranking(asked, mirrors)[0].marks[0].points]
+    monkeypatch.setenv("ENVCHECK_MIRROR_PROBE_REGION", "cn")
+    points += [ranking(asked, mirrors)[0].marks[0].points, ranking(asked, mirrors, here="us")[0].marks[0].points]
+    assert points == [0.0, 5.0, 0.0]
 
 
 def test_nobody_has_it(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
