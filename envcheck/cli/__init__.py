@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import io
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from envcheck import __version__
+from envcheck.cli import _streams
 from envcheck.cli._strict import refuse_empty
 from envcheck.errors import ConfigError, EnvcheckError
 
@@ -127,9 +127,7 @@ def cli(ctx: click.Context, *, matrix: Path | None, verbose: bool, quiet: bool) 
 
 def main() -> None:
     """Run the command line; every error a user can cause is one line and its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without a sign gets another, not a traceback
+    _streams.ready()
     sys.exit(_closed(_status()))
 
 

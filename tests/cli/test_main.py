@@ -153,3 +153,16 @@ def test_the_readme_has_a_line_for_every_command() -> None:
 def test_a_terminal_without_our_signs_gets_others() -> None:
     done = run("checks", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"])
+def test_a_stream_that_is_closed_or_full_changes_nothing_of_the_result(closed: str) -> None:
+    command = f"exec '{sys.executable}' -m envcheck mirror show none {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (">&-" not in closed.split())
+    wrong = subprocess.run(
+        ["sh", "-c", command.replace("none", "nowhere")], capture_output=True, text=True, check=False
+    )
+    assert wrong.returncode == 2
+    assert "Traceback" not in wrong.stderr
