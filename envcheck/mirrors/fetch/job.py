@@ -64,10 +64,10 @@ class Job:
         if self._stopped is not None:
             raise self._stopped
         self._hold_on()
-        if not self._board.complete:
-            self._stream_or_give_up()
-        if self._hashed() != self._wanted.sha256:
-            self._mend()
+        try:
+            self._make_whole()
+        except OSError as error:
+            raise disk.disk_error(error, self._wanted.path, self.size) from error
 
     def sources(self) -> dict[str, int]:
         """Return the bytes that each host gave."""
@@ -217,11 +217,11 @@ class Job:
                 self._means.stop.wait(rest(failures, failure))
         return False
 
-    def _hashed(self) -> str:
-        try:
-            return self._follower.finish()
-        except OSError as error:
-            raise disk.disk_error(error, self._wanted.path, self.size) from error
+    def _make_whole(self) -> None:
+        if not self._board.complete:
+            self._stream_or_give_up()
+        if self._follower.finish() != self._wanted.sha256:
+            self._mend()
 
     def _mend(self) -> None:
         urls, sha256 = self._wanted.urls, self._wanted.sha256
