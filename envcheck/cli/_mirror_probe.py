@@ -12,8 +12,6 @@ from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.mirrors.probe import Mirror
-    from envcheck.mirrors.profile import Index
     from envcheck.mirrors.score import Ranked
 
 HOUR: Final = 3600.0
@@ -80,11 +78,12 @@ def command(  # noqa: PLR0913 (one argument an option)
 ) -> int:
     """Measure mirrors for the very files a lock needs, and rank them with reasons.
 
-    Gates first: every file is there, down to the host that serves it; hash or size; certificates; ranges. A 404 is a
-    failed gate and never a speed. Who passes gets points for protocol, rate, latency and freshness; who sends clients
-    to hosts that its profile does not name comes after all who do not. Without PROFILE, this machine's configuration,
-    your choice and every preset that has such an index are probed. With --need the URLs are compared, and the
-    PROFILEs with them for the same wheel or model's file; the first says by which CA and netrc file URLs are reached.
+    Gates first: every file is there, down to the host that serves it, or in a directory here; hash or size;
+    certificates; ranges. A 404 is a failed gate and never a speed. Who passes gets points for protocol, rate, latency
+    and freshness; who sends clients to hosts that its profile does not name comes after all who do not. Without
+    PROFILE, this machine's configuration, your choice and every preset that has such an index are probed. With --need
+    the URLs are compared, and the PROFILEs with them for the same wheel or model's file; the first says by which CA
+    and netrc file URLs are reached.
 
     \b
     envcheck mirror probe --for torch2.13.0-cpu-py311
@@ -111,11 +110,11 @@ def command(  # noqa: PLR0913 (one argument an option)
         )
         for part in what_of(settings, wanted, mirrors, named=bool(names))
     }
-    _print(settings, ranked, mirrors, as_json=as_json)
+    _print(settings, ranked, as_json=as_json)
     return _status(ranked)
 
 
-def _print(settings: Settings, ranked: dict[str, list[Ranked]], mirrors: list[Mirror], *, as_json: bool) -> None:
+def _print(settings: Settings, ranked: dict[str, list[Ranked]], *, as_json: bool) -> None:
     import msgspec
 
     from envcheck.cli._probing import show
@@ -128,14 +127,6 @@ def _print(settings: Settings, ranked: dict[str, list[Ranked]], mirrors: list[Mi
         needs = max((one.measured.needs for one in found), default=0)
         title = f"{part}, {needs} file(s) needed" if found else f"{part}: no mirror to ask, or nothing stored"
         show(found, title, quiet=settings.quiet)
-        ours = [mirror.name for mirror in mirrors if any(index.local for index in _family(mirror, part))]
-        if ours and not settings.quiet:
-            click.echo(f"  not probed: wheels in directories here ({', '.join(ours)}); a build looks there too")
-
-
-def _family(mirror: Mirror, part: str) -> list[Index]:
-    kind = part.partition("/")[0]
-    return mirror.profile.pypi if kind == "pypi" else mirror.profile.pytorch if kind == "pytorch" else []
 
 
 def _status(ranked: dict[str, list[Ranked]]) -> int:

@@ -74,9 +74,9 @@ class Part:
 
     def able(self, mirrors: list[Mirror]) -> list[Mirror]:
         """Return the mirrors that have such a source at all."""
-        from envcheck.mirrors.origins import sources
+        from envcheck.mirrors import origins
 
-        return [mirror for mirror in mirrors if sources(mirror.profile, self.name)]
+        return [mirror for mirror in mirrors if origins.able(mirror.profile, self.name)]
 
     def ranked(
         self, mirrors: list[Mirror], budget: Budget, *, age: float, offline: bool, must_stay: bool, here: str | None

@@ -13,7 +13,7 @@ from envcheck.mirrors import chosen, probe_cache
 from envcheck.mirrors.budget import Budget
 from envcheck.mirrors.hub import client
 from envcheck.mirrors.load import load, presets
-from envcheck.mirrors.origins import sources
+from envcheck.mirrors.origins import able, sources
 from envcheck.mirrors.probe import Mirror
 from envcheck.mirrors.profile import Credential, Index, Profile
 from envcheck.mirrors.score import Ranked, rank
@@ -44,9 +44,9 @@ def choose(asked: Sequence[Asked], *, here: str | None = None, mirrors: Sequence
 
 
 def ranking(asked: Sequence[Asked], mirrors: Sequence[Mirror], *, here: str | None = None) -> list[Ranked]:
-    """Return the mirrors that have an index for one part, ranked by what is stored or measured of them."""
-    able = [mirror for mirror in mirrors if sources(mirror.profile, asked[0].part)]
-    return rank(probe_cache.measured(able, asked, Budget(BYTES, SECONDS)), here=here or region())
+    """Return the mirrors that have an index or directory for one part, ranked by what is stored or measured of them."""
+    some = [mirror for mirror in mirrors if able(mirror.profile, asked[0].part)]
+    return rank(probe_cache.measured(some, asked, Budget(BYTES, SECONDS)), here=here or region())
 
 
 def region() -> str | None:

@@ -70,7 +70,8 @@ def _tls(one: Measured) -> Gate:
     if one.untrusted is not None:
         return Gate(name=name, passed=False, hard=True, why=one.untrusted)
     if one.missing is not None or not one.answered:
-        return Gate(name=name, passed=None, hard=False, why="nothing answered")
+        why = "nobody was asked" if any(_there(file) for file in one.files) else "nothing answered"
+        return Gate(name=name, passed=None, hard=False, why=why)
     if one.latency is not None and one.latency.version is None:
         return Gate(name=name, passed=None, hard=False, why="plain http: only the lock's hashes protect the bytes")
     return Gate(name=name, passed=True, hard=True, why="every certificate is trusted")
@@ -92,12 +93,19 @@ def _coverage(one: Measured) -> Gate:
         if one.commit is not None and not there and all(_absent(file) for file in lost):
             why = f"it has no commit {one.commit[:12]}: {why}"
         return Gate(name=name, passed=False, hard=True, why=why)
-    return Gate(name=name, passed=True, hard=True, why=f"all {one.needs} there, down to the host that serves them")
+    here = sum(_here(file) for file in one.files)
+    where = f"{here} in this machine's directories" if here else "down to the host that serves them"
+    return Gate(name=name, passed=True, hard=True, why=f"all {one.needs} there, {where}")
 
 
 def _there(file: Sight) -> bool:
     reached = file.reached
     return reached is not None and (reached.status in {200, 206} or reached.total == 0)
+
+
+def _here(file: Sight) -> bool:
+    """Tell whether a file is in a directory of this machine, so that nobody serves it."""
+    return file.reached is not None and not file.reached.hosts
 
 
 def _absent(file: Sight) -> bool:
@@ -123,8 +131,9 @@ def _hash(one: Measured, others: Peers) -> Gate:
         linked = sum(file.reached is not None and file.reached.linked == file.sha256 is not None for file in there)
         why = f"X-Linked-Etag is the lock's sha256 for {linked}, the size is right for {sized} of {len(there)}"
         return Gate(name=name, passed=True, hard=True, why=why)
-    by_name = sum(file.listed == "name" for file in there)
-    how = f"{len(there) - by_name} by the page's hash" + (f", {by_name} by name and size" if by_name else "")
+    by_name, here = sum(file.listed == "name" for file in there), sum(_here(file) for file in there)
+    ways = {"the page's hash": len(there) - by_name - here, "name and size": by_name, "hashing the file": here}
+    how = ", ".join(f"{number} by {way}" for way, number in ways.items() if number)
     return Gate(name=name, passed=True, hard=True, why=f"{how}; {sized} of {len(there)} sizes compared")
 
 
@@ -153,7 +162,8 @@ def _ranges(one: Measured) -> Gate:
     name = "ranges"
     if one.range_fault is not None:
         return Gate(name=name, passed=False, hard=True, why=f"asked for the middle of a file: {one.range_fault}")
-    there = [file.reached for file in one.files if _there(file) and file.reached is not None and file.reached.total]
+    served = [file for file in one.files if _there(file) and not _here(file)]
+    there = [file.reached for file in served if file.reached is not None and file.reached.total]
     whole = [reached for reached in there if not reached.ranged]
     if whole:
         why = f"{whole[0].hosts[-1]} answers {whole[0].status} to a range: nothing can be resumed or divided"

@@ -70,7 +70,7 @@ def locate(needs: Sequence[Need], indexes: Mapping[str, Sequence[Index]], client
     for (need, _), answer in zip(asked, answers, strict=True):
         pages[need].append(answer)
     hosts = {need: [host_of(page) for other, page in asked if other == need] for need in needs}
-    return [found for need in needs for found in choose(need, pages[need], _local(need, indexes), hosts[need])]
+    return [found for need in needs for found in choose(need, pages[need], local_files(need, indexes), hosts[need])]
 
 
 def choose(
@@ -152,7 +152,7 @@ def _pages(need: Need, indexes: Mapping[str, Sequence[Index]]) -> list[str]:
     return [simple.page_url(_spelled(index, family), need.project, variant) for index in known]
 
 
-def _local(need: Need, indexes: Mapping[str, Sequence[Index]]) -> list[Path]:
+def local_files(need: Need, indexes: Mapping[str, Sequence[Index]]) -> list[Path]:
     """Return this machine's files of the project, in the indexes' order: in a directory, or in its project's."""
     family, _, variant = need.index.partition("/")
     known = [index.local for index in indexes.get(family, ()) if index.local is not None]

@@ -14,7 +14,10 @@ Listed = Literal["hash", "name", "url", "other", "absent", "unread"]
 
 
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a request for a file's first byte, at the end of its redirects. Sizes in bytes."""
+    """The answer to a request for a file's first byte, at the end of its redirects. Sizes in bytes.
+
+    Without `hosts` it is a file in a directory of this machine, of the right hash: nobody was asked for it.
+    """
 
     status: int
     hosts: list[str]
@@ -133,5 +136,5 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def answered(self) -> bool:
-        """Tell whether anything answered at all."""
-        return bool(self.pages) or any(file.reached is not None for file in self.files)
+        """Tell whether any host answered at all."""
+        return bool(self.pages) or any(file.reached is not None and file.reached.hosts for file in self.files)

@@ -28,6 +28,13 @@ def sources(profile: Profile, part: str) -> list[Index]:
     return [_spelled(index, family, variant) for index in named]
 
 
+def able(profile: Profile, part: str) -> bool:
+    """Tell whether a profile has anything to look for a part in: a source over the network, or a directory."""
+    family = part.partition("/")[0]
+    known = {PYPI: profile.pypi, "pytorch": profile.pytorch}.get(family, [])
+    return any(index.local is not None for index in known) or bool(sources(profile, part))
+
+
 def is_origin(profile: Profile, part: str) -> bool:
     """Tell whether a part comes from the client's own default, and from nowhere else that could be left."""
     if part == HUB:

@@ -6,7 +6,6 @@ Pages and first bytes are asked for at once; rates one mirror after another, as 
 from __future__ import annotations
 
 import dataclasses
-import email.utils
 import math
 import statistics
 import time
@@ -25,6 +24,8 @@ from envcheck.mirrors.gates import Peers, gates, passes, peers
 from envcheck.mirrors.http import Answer, Client, NetworkError, UntrustedError
 from envcheck.mirrors.measured import Branch, Latency, Measured, Page, Rate, Reached, Sight
 from envcheck.mirrors.origins import is_origin, no_index, own_hosts, sources
+from envcheck.mirrors.probe_local import held
+from envcheck.mirrors.probe_page import CHUNK, page_of
 from envcheck.mirrors.profile import Index, Profile
 from envcheck.mirrors.sights import Asked, Candidate, Known, candidates, known
 
@@ -32,7 +33,6 @@ RANGE: Final = 8 << 20
 RANGE_SECONDS: Final = 5.0
 _SHAKES: Final = 3
 _AT_ONCE: Final = 6
-_CHUNK: Final = 1 << 16
 _THERE: Final = {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}
 
 
@@ -53,6 +53,7 @@ class Look:
     mirror: Mirror
     part: str
     needs: int
+    held: dict[str, Sight] = dataclasses.field(default_factory=dict)
     read: dict[str, list[simple.File] | str] = dataclasses.field(default_factory=dict)
     pages: list[Page] = dataclasses.field(default_factory=list)
     files: list[tuple[Sight, str]] = dataclasses.field(default_factory=list)
@@ -66,6 +67,7 @@ class Look:
     def measured(self) -> Measured:
         """Return it as it is stored."""
         profile = self.mirror.profile
+        whole = len({sight.need for sight in self.held.values()}) >= self.needs
         return Measured(
             mirror=self.mirror.name,
             part=self.part,
@@ -75,7 +77,7 @@ class Look:
             closed=profile.closed,
             origin=is_origin(profile, self.part),
             needs=self.needs,
-            missing=None if sources(profile, self.part) else no_index(self.part),
+            missing=None if sources(profile, self.part) or whole else no_index(self.part),
             untrusted=self.untrusted,
             latency=self.latency,
             latency_why=self.latency_why,
@@ -108,10 +110,12 @@ def rated_all(looks: Sequence[Look], budget: Budget) -> list[Measured]:
 
 
 def _read_pages(look: Look, asked: Sequence[Asked], budget: Budget) -> None:
+    look.held = held(look.mirror.profile, asked)
     indexes = sources(look.mirror.profile, look.part)
-    if not indexes:
+    away = [one for one in asked if not look.held.keys() >= set(one.sha256)]
+    urls = list(dict.fromkeys(simple.page_url(index, one.project) for one in away for index in indexes))
+    if not urls:
         return
-    urls = list(dict.fromkeys(simple.page_url(index, one.project) for one in asked for index in indexes))
     look.door = urls[0]
     look.latency, look.latency_why = latency_of(look.mirror.client, look.door, budget)
     at_once(lambda url: read_page(look, url, budget), urls, _AT_ONCE, budget)
@@ -121,7 +125,7 @@ def read_page(look: Look, url: str, budget: Budget) -> None:
     """Read an index's page into the look, or why it could not be."""
     try:
         with look.mirror.client.get(url, {"Accept": simple.ACCEPT}) as answer:
-            page, files = _page(answer, budget)
+            page, files = page_of(answer, budget)
     except UntrustedError as error:
         look.untrusted = f"{urlsplit(url).netloc}: {error}"
         look.read[url] = str(error)
@@ -130,30 +134,6 @@ def read_page(look: Look, url: str, budget: Budget) -> None:
     else:
         look.pages.append(page)
         look.read[url] = files
-
-
-def _page(answer: Answer, budget: Budget) -> tuple[Page, list[simple.File]]:
-    if answer.status != HTTPStatus.OK:
-        message = f"it answers {answer.status} to {urlsplit(answer.url).path}"
-        raise NetworkError(message)
-    body = bytearray()
-    for chunk in answer.arriving(_CHUNK):
-        budget.spend(len(chunk))
-        body += chunk
-    kind = answer.headers.get("Content-Type", "")
-    page = Page(
-        host=answer.hosts[-1],
-        bytes=len(body),
-        json="json" in kind,
-        modified=_date(answer.headers.get("Last-Modified")),
-        serial=_serial(answer.headers),
-    )
-    return page, simple.parse(bytes(body), kind, answer.url)
-
-
-def _serial(headers: Mapping[str, str]) -> int | None:
-    said = headers.get("X-PyPI-Last-Serial", "")
-    return int(said) if said.isdecimal() else None
 
 
 def latency_of(client: Client, url: str, budget: Budget) -> tuple[Latency | None, str | None]:
@@ -182,7 +162,8 @@ def latency_of(client: Client, url: str, budget: Budget) -> tuple[Latency | None
 
 def _reach_all(look: Look, asked: Sequence[Asked], told: Mapping[str, Known], budget: Budget) -> None:
     indexes = sources(look.mirror.profile, look.part)
-    wanted = [places for one in asked for places in _places(look, one, indexes, told)] if indexes else []
+    wanted = [places for one in asked for places in _places(look, one, indexes, told)]
+    wanted = wanted if indexes or look.held else []
     reach_files(look, wanted, budget)
 
 
@@ -198,7 +179,11 @@ def reach_files(look: Look, wanted: Sequence[Sequence[Candidate]], budget: Budge
 def _places(look: Look, asked: Asked, indexes: Sequence[Index], told: Mapping[str, Known]) -> list[list[Candidate]]:
     read = [look.read.get(simple.page_url(index, asked.project), LATE) for index in indexes]
     pages = [page for page in read if not isinstance(page, str)]
-    return candidates(asked, pages, [page for page in read if isinstance(page, str)], told)
+    here = [[Candidate(look.held[digest], "")] for digest in asked.sha256 if digest in look.held]
+    away = dataclasses.replace(asked, sha256=tuple(digest for digest in asked.sha256 if digest not in look.held))
+    found = candidates(away, pages, [page for page in read if isinstance(page, str)], told)
+    # Of several files of a package, one that nobody lists lacks nothing where another is held.
+    return [*here, *(places for places in found if places[0].url)] if here else found
 
 
 def _reach(look: Look, places: Sequence[Candidate], budget: Budget) -> tuple[Sight, str]:
@@ -254,10 +239,13 @@ def _rated(look: Look, before: Measured, others: Peers, budget: Budget) -> Measu
     # Again, with the line to itself: among lookups of dead names one took 5 s here, and 3 ms alone.
     again = latency_of(look.mirror.client, look.door, budget)[0] if look.door else None
     before = msgspec.structs.replace(before, latency=again or before.latency)
-    file, url = max(look.files, key=lambda pair: _size(pair[0]))
+    served = [pair for pair in look.files if pair[1]]
+    if not served:
+        return msgspec.structs.replace(before, rate_why="not measured: all of it is in this machine's directories")
+    file, url = max(served, key=lambda pair: _size(pair[0]))
     # Half a small file: a range that begins at 0 proves nothing.
     size = min(RANGE, max(1, _size(file) // 2))
-    if file.reached is None or not _size(file) or budget.left < min(size, _CHUNK) or not budget.seconds:
+    if file.reached is None or not _size(file) or budget.left < min(size, CHUNK) or not budget.seconds:
         return msgspec.structs.replace(before, rate_why="not measured: the probe's bytes or seconds were used up")
     size = min(size, budget.left)
     try:
@@ -282,7 +270,7 @@ def _rate(client: Client, url: str, reached: Reached, size: int, budget: Budget)
         if failure is not None:
             raise NetworkError(failure.reason)
         try:
-            for chunk in answer.arriving(_CHUNK):
+            for chunk in answer.arriving(CHUNK):
                 there += len(chunk)
                 budget.spend(len(chunk))
                 if time.monotonic() - began > RANGE_SECONDS:
@@ -290,11 +278,3 @@ def _rate(client: Client, url: str, reached: Reached, size: int, budget: Budget)
         except NetworkError as error:
             why = str(error)
         return Rate(bytes=there, seconds=time.monotonic() - began, offset=offset, host=answer.hosts[-1], why=why)
-
-
-def _date(said: str | None) -> float | None:
-    """Return an HTTP date as the time of day in seconds."""
-    try:
-        return email.utils.parsedate_to_datetime(said).timestamp() if said else None
-    except (ValueError, OverflowError):
-        return None

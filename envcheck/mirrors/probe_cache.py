@@ -18,8 +18,6 @@ from envcheck.mirrors.probe import Mirror, probe
 from envcheck.mirrors.sights import Asked
 
 HOUR: Final = 3600.0
-# What did not answer may be back soon, and must not be waited for in every build until then.
-_DEAD: Final = 600.0
 
 
 def place() -> Path:
@@ -65,14 +63,28 @@ def measured(
 ) -> list[Measured]:
     """Return what was stored when all of it is younger than `age` seconds, else measure all anew and store that.
 
-    `offline` takes what is stored, however old; a mirror of which nothing is stored is left out.
+    A mirror that did not answer is never stored, as this machine's network may be back at once: it is asked again, and
+    the others only if it answers. `offline` takes what is stored, however old, and leaves out what is not.
     """
     keys = [key(mirror, asked) for mirror in mirrors]
-    stored = [msgspec.structs.replace(one, stored=True) for name in keys if (one := read(name)) is not None]
-    young = [one for one in stored if 0 <= time.time() - one.at <= (age if one.answered else min(age, _DEAD))]
-    if offline or len(young) == len(mirrors):
-        return stored
+    stored = [_stored(name) for name in keys]
+    if offline:
+        return [one for one in stored if one is not None]
+    known = [one for one in stored if one is not None and 0 <= time.time() - one.at <= age]
+    silent = [mirror for mirror, one in zip(mirrors, stored, strict=True) if one is None]
+    if known and len(known) + len(silent) == len(mirrors):
+        again = measure(silent, asked, budget) if silent else []
+        if not any(one.answered for one in again):
+            rest = iter(again)
+            return [one or next(rest) for one in stored]
     fresh = measure(mirrors, asked, budget)
     for name, one in zip(keys, fresh, strict=True):
-        write(name, one)
+        if one.answered:
+            write(name, one)
     return fresh
+
+
+def _stored(name: str) -> Measured | None:
+    """Return what is stored of a mirror that answered; earlier versions stored silence too."""
+    found = read(name)
+    return msgspec.structs.replace(found, stored=True) if found is not None and found.answered else None

@@ -78,11 +78,13 @@ def test_a_table_within_80_columns_says_who_and_why(site: Path) -> None:
     assert max(map(len, done.output.splitlines())) <= 80
 
 
-def test_directories_of_wheels_are_not_probed_and_that_is_said(site: Path) -> None:
-    (site / "both.yaml").write_text(f"pypi: [{{url: '{site}', kind: find-links}}]\n")
-    done = probe(site, str(site / "both.yaml"), str(site / "site.yaml"))
-    assert done.output.endswith("\n  not probed: wheels in directories here (both); a build looks there too\n")
-    assert "not probed" not in probe(site, str(site / "site.yaml")).output
+def test_a_directory_of_wheels_passes_for_what_it_holds(site: Path) -> None:
+    (site / "ours.yaml").write_text(f"pypi: [{{url: '{site}', kind: find-links}}]\n")
+    done = probe(site, str(site / "ours.yaml"))
+    assert done.return_value == 0
+    assert "all 1 there, 1 in this machine's directories" in done.output
+    (site / WHEEL).unlink()
+    assert probe(site, str(site / "ours.yaml")).return_value == 3
 
 
 def test_none_that_passes_and_none_that_answers_end_otherwise(site: Path) -> None:

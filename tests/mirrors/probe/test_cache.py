@@ -70,12 +70,28 @@ def test_garbage_is_measured_again(serve: Serve, mirror: Make, asked: list[Asked
     assert measured([one], asked)[0].stored
 
 
-def test_a_dead_mirror_is_asked_again_sooner(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
-    mirrors = [mirror("dead", "https://127.0.0.99:9/simple"), mirror("one", serve().url)]
-    dead, _ = measured(mirrors, asked)
-    assert all(one.stored for one in measured(mirrors, asked))
-    probe_cache.write(probe_cache.key(mirrors[0], asked), msgspec.structs.replace(dead, at=dead.at - 601))
-    assert not any(one.stored for one in measured(mirrors, asked))
+def test_silence_is_never_stored_and_holds_nobody_else_up(
+    serve: Serve, mirror: Make, asked: list[Asked], cache: Path
+) -> None:
+    site = serve()
+    mirrors = [mirror("dead", "https://127.0.0.99:9/simple"), mirror("one", site.url)]
+    assert [one.answered for one in measured(mirrors, asked)] == [False, True]
+    assert [path.stem for path in cache.iterdir()] == [probe_cache.key(mirrors[1], asked)]
+    before = len(site.asked)
+    assert [(one.mirror, one.stored) for one in measured(mirrors, asked)] == [("dead", False), ("one", True)]
+    assert len(site.asked) == before
+
+
+def test_an_outage_is_over_when_it_is_over(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+    one, other = mirror("one", serve().url), mirror("other", serve().url)
+    measured([one], asked)
+    away = mirror("other", "https://127.0.0.99:9/simple")
+    (silent,) = measured([away], asked)
+    probe_cache.write(probe_cache.key(other, asked), silent)  # as an earlier version did
+    assert [(found.mirror, found.answered, found.stored) for found in measured([one, other], asked)] == [
+        ("one", True, False),
+        ("other", True, False),
+    ]
 
 
 def test_another_profile_or_another_lock_is_another_measurement(mirror: Make, asked: list[Asked]) -> None:

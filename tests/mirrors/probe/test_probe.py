@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 
 from envcheck.mirrors.budget import Budget
@@ -16,6 +19,7 @@ from envcheck.mirrors.profile import HuggingFace, Index, Profile
 from envcheck.mirrors.score import Ranked, rank
 from envcheck.mirrors.sights import Asked
 from envcheck.mirrors.upstream import python_index
+from tests.mirrors.probe.conftest import WHEELS
 
 Serve = Callable[..., Any]
 Make = Callable[..., Mirror]
@@ -116,7 +120,7 @@ def test_a_page_without_hashes_is_matched_by_what_another_page_tells(
     alone = judged([mirror("flat", flat.url)], asked)["flat"]
     assert "no other mirror tells which file is meant" in why(alone, "coverage")
     both = judged([mirror("good", good.url), mirror("flat", flat.url)], asked)
-    assert why(both["flat"], "hash") == "0 by the page's hash, 2 by name and size; 2 of 2 sizes compared"
+    assert why(both["flat"], "hash") == "2 by name and size; 2 of 2 sizes compared"
     assert both["flat"].passed
 
 
@@ -179,3 +183,29 @@ def test_a_server_that_drips_for_ever_ends_with_the_time(serve: Serve, mirror: M
 def test_a_profile_without_an_index_is_no_mirror(mirror: Make, asked: list[Asked]) -> None:
     ranked = judged([mirror("empty")], asked)["empty"]
     assert why(ranked, "coverage").startswith("the profile names no Python index")
+
+
+def test_what_a_directory_holds_is_there_and_nobody_is_asked(mirror: Make, asked: list[Asked], tmp_path: Path) -> None:
+    dead = mirror("dead", "https://127.0.0.99:9/simple")
+    links = Index(url=str(tmp_path), kind="find-links")
+    one = dataclasses.replace(dead, profile=msgspec.structs.replace(dead.profile, pypi=[*dead.profile.pypi, links]))
+    for name, body in WHEELS.items():
+        (tmp_path / name).write_bytes(body)
+    whole = judged([one], asked)["dead"]
+    assert (whole.passed, whole.measured.answered, whole.measured.latency) == (True, False, None)
+    assert why(whole, "coverage") == "all 2 there, 2 in this machine's directories"
+    assert why(whole, "hash") == "2 by hashing the file; 2 of 2 sizes compared"
+    alone = dataclasses.replace(one, profile=msgspec.structs.replace(one.profile, pypi=[links]))
+    assert judged([alone], asked)["dead"].passed
+    (tmp_path / DEMO).write_bytes(b"another")
+    part = judged([one], asked)["dead"]
+    assert why(part, "coverage") == "1 of 2 there; demo==1.0: no connection"
+    assert "the profile names no Python index" in why(judged([alone], asked)["dead"], "coverage")
+
+
+def test_the_rest_comes_from_the_index(serve: Serve, mirror: Make, asked: list[Asked], tmp_path: Path) -> None:
+    site = serve()
+    one = mirror("one", site.url, str(tmp_path))
+    (tmp_path / DEMO).write_bytes(WHEELS[DEMO])
+    assert judged([one], asked)["one"].passed
+    assert not any("demo" in path for path, _ in site.asked)
