@@ -70,7 +70,13 @@ def endpoints_of(asked: Asked, profile: Profile) -> list[str]:
     """Return where a model's bytes come from, in order: the profile's endpoints, or who is trusted for the hashes."""
     from envcheck.mirrors.hub import trusted
 
-    return profile.hf.endpoints or [trusted(profile, mirror=asked.trust_mirror)]
+    if profile.hf.endpoints:
+        return profile.hf.endpoints
+    try:
+        return [trusted(profile, mirror=asked.trust_mirror)]
+    except ConfigError as error:
+        message = f"the mirror profile {profile.name} names no hf.endpoint: nothing says where the files come from"
+        raise ConfigError(message, fix="name one that does, e.g. --mirror hf-mirror; `envcheck mirror list`") from error
 
 
 def wanted_of(settings: Settings, asked: Asked, profile: Profile, client: Client, to: Path) -> list[Wanted]:

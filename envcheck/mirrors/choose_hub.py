@@ -25,7 +25,7 @@ def wish(ref: hf.Reference, mirrors: Sequence[Mirror]) -> Wish:
         endpoint = hub.trusted(sure, mirror=False)
     except ConfigError as error:
         # What is said elsewhere names --trust-mirror, which makes no sense where the mirror is yet to be found.
-        fix = "give --lock FILE, name a profile with `hf: {trusted: URL}`, or install huggingface_hub beside envcheck"
+        fix = "name a profile with `hf: {trusted: URL}`, or install huggingface_hub beside envcheck"
         raise ConfigError(error.message, fix=fix) from error
     return wished(hub.client(sure, endpoint), endpoint, ref)
 

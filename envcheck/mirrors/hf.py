@@ -78,8 +78,8 @@ class Head:
 
 def reference(text: str, kind: Kind) -> Reference:
     """Return what REPO@REV names. Raise ConfigError for what no repository is called."""
-    repo, _, revision = text.partition("@")
-    if not _NAME.fullmatch(repo) or ".." in repo or not _ref(revision or "main"):
+    repo, at, revision = text.partition("@")
+    if not _NAME.fullmatch(repo) or ".." in repo or not _ref(revision if at else "main"):
         message = f"{text!r} names no {kind}"
         raise ConfigError(message, fix="write OWNER/NAME@COMMIT, or OWNER/NAME@BRANCH")
     return Reference(kind, repo, revision or "main")

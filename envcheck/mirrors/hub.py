@@ -27,7 +27,9 @@ def trusted(profile: Profile, *, mirror: bool, environ: Mapping[str, str] | None
     found = None if profile.closed else default_endpoint() or environ.get("HF_ENDPOINT")
     if not found or found.rstrip("/") in {endpoint.rstrip("/") for endpoint in profile.hf.endpoints}:
         message = "nobody is trusted for the hashes: a mirror must not vouch for its own bytes"
-        fix = "give --lock FILE, `hf: {trusted: URL}` in a profile, huggingface_hub here, or --trust-mirror"
+        own = ", or give --trust-mirror" if profile.hf.endpoint is not None else ""
+        fix = f"name who is (`hf: {{trusted: URL}}` in a profile), install huggingface_hub beside envcheck{own}"
+        fix = f"{fix}; `fetch --lock FILE` asks nobody"
         raise ConfigError(message, fix=fix)
     return found
 

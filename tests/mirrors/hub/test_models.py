@@ -190,6 +190,25 @@ def test_who_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
             hub.trusted(mirror, mirror=False, environ=environ)
 
 
+def test_what_lacks_is_told_as_what_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hub, "default_endpoint", lambda: None)
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    lock = hf.Revision(repo=REPO, revision=COMMIT, files=[hf.Entry(path="a", size=1, sha256="a" * 64)])
+    (tmp_path / "model.lock").write_bytes(hf.format_lock(lock))
+
+    def told(*words: str) -> str:
+        done = CliRunner().invoke(cli, [*words, "--mirror", "none"], standalone_mode=False)
+        assert isinstance(done.exception, ConfigError)
+        return str(done.exception)
+
+    assert told("fetch", "--lock", str(tmp_path / "model.lock")).startswith("the mirror profile none names no hf.endpo")
+    nobody = told("lock", "--model", "org/name")
+    assert "nobody is trusted" in nobody
+    assert "--trust-mirror" not in nobody
+    for command in ("fetch", "lock"):
+        assert told(command, "--model", "org@").startswith("'org@' names no model; write OWNER/NAME@COMMIT")
+
+
 def test_a_token_goes_only_where_the_profile_allows(hubs: Hubs, tmp_path: Path) -> None:
     server = hubs()
     server.token = "canary-token"  # noqa: S105 (a test's)
