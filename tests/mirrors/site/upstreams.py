@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import http.client
 import json
@@ -73,12 +74,12 @@ class Upstream:
         return self.root / "tree"
 
     def sent(self) -> list[tuple[int, int, str]]:
-        """Return status, bytes and path of every answer so far."""
+        """Return status, bytes and path of every answer that has come to its end."""
         if self.process.poll() is None:
             # It writes a line with the last byte, and is one process: what was before this has its line before it, too.
             mark = f"/mark-{time.monotonic_ns()}"
             get(self.origin + mark)
-            assert eventually(lambda: self._log()[-1].endswith(mark), wanted=True)
+            assert eventually(lambda: any(line.endswith(mark) for line in self._log()), wanted=True)
         lines = [line.split() for line in self._log() if "/mark-" not in line]
         return [(int(status), int(size), path) for status, size, path in lines]
 
@@ -125,6 +126,11 @@ def eventually(read: Callable[[], T], wanted: T) -> T:
     return found
 
 
+@functools.lru_cache(2)
+def _noise(name: str, size: int) -> bytes:
+    return hashlib.shake_256(name.encode()).digest(size)
+
+
 def wheel(
     directory: Path, name: str, version: str = "1.0", *, ballast: int = 0, more: Mapping[str, str] | None = None
 ) -> Path:
@@ -139,8 +145,7 @@ def wheel(
     }
     files |= {path: text.encode() for path, text in (more or {}).items()}
     if ballast:
-        seed = hashlib.shake_256(name.encode()).digest(ballast)
-        files[f"{name}/ballast.bin"] = seed
+        files[f"{name}/ballast.bin"] = _noise(name, ballast)
     record = "".join(f"{file},,\n" for file in [*files, f"{about}/RECORD"])
     with zipfile.ZipFile(path, "w") as archive:
         for file, content in {**files, f"{about}/RECORD": record.encode()}.items():
