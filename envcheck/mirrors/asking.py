@@ -12,6 +12,7 @@ from envcheck.mirrors.fetch import answers
 from envcheck.mirrors.fetch.pieces import Span, Task
 from envcheck.mirrors.fetch.wanted import StoppedError
 from envcheck.mirrors.http import Client, NetworkError
+from envcheck.mirrors.remedies import of_status
 
 # Seconds before those that are busy are asked again, where they do not say how long; and the longest they may say.
 WAITS: Final[tuple[float, ...]] = (1.0, 2.0, 5.0)
@@ -25,7 +26,7 @@ class StatusError(NetworkError):
     """An answer that is none."""
 
     def __init__(self, status: int) -> None:
-        super().__init__(f"it answers {status}")
+        super().__init__(f"it answers {status}", of_status(status))
         self.status = status
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import socket
 import ssl
 import threading
@@ -22,6 +23,7 @@ from urllib3.util import Timeout, make_headers
 
 from envcheck import __version__
 from envcheck.errors import ConfigError
+from envcheck.mirrors import remedies
 from envcheck.mirrors.logins import Login, Netrc
 from envcheck.mirrors.urls import followed, host_of, proxy_of, user_of
 
@@ -30,10 +32,20 @@ _REDIRECTS: Final = {301, 302, 303, 307, 308}
 _SECURE: Final = "https"
 # What is read of a redirect's body, so that its connection can be used again.
 _DRAINED: Final = 1 << 16
+_PROXY: Final = (urllib3.exceptions.ProxyError, urllib3.exceptions.ProxySchemeUnknown)
+# What http.client says of a proxy that refuses; its own words come after the status.
+_TUNNEL: Final = re.compile(r"Tunnel connection failed: ([0-9]{3})\b")
 
 
 class NetworkError(Exception):
-    """A request that got no usable answer: refused, timed out, cut off, or not trusted. The text is for a person."""
+    """A request that got no usable answer: refused, timed out, cut off, or not trusted. The text is for a person.
+
+    `fix` is what to do about it, where that is not to ask another mirror.
+    """
+
+    def __init__(self, message: str = "", fix: str = "") -> None:
+        super().__init__(message)
+        self.fix = fix
 
 
 class UntrustedError(NetworkError):
@@ -181,7 +193,7 @@ class Client:
                     version, alpn = wrapped.version(), wrapped.selected_alpn_protocol()
                     return Shake(named - began, there - named, agreed, version, alpn)
         except (OSError, UnicodeError) as error:
-            raise _told(error) from error
+            raise _told(error, url) from error
 
     def _send(self, method: str, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
         own = {"User-Agent": f"envcheck/{__version__}", "Accept-Encoding": "identity"}
@@ -189,7 +201,7 @@ class Client:
             sent = {**own, **headers, **self._auth(url)}
             return self._pool(url).request(method, url, headers=sent, redirect=False, preload_content=False)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise _told(error) from error
+            raise _told(error, url) from error
 
     def _auth(self, url: str) -> dict[str, str]:
         meant = next((said for login in self._logins if (said := login.header(url)) is not None), None)
@@ -241,8 +253,11 @@ def _drained(response: urllib3.BaseHTTPResponse) -> None:
         response.close()
 
 
-def _told(error: Exception) -> NetworkError:
-    return (UntrustedError if _tls(error) is not None else NetworkError)(_why(error))
+def _told(error: Exception, url: str) -> NetworkError:
+    failed = _tls(error)
+    if isinstance(error, _PROXY):
+        return NetworkError(f"its proxy: {_why(getattr(error, 'original_error', error))}", remedies.of_proxy(url))
+    return NetworkError(_why(error)) if failed is None else UntrustedError(_why(error), remedies.of_tls(failed))
 
 
 def _tls(error: Exception) -> ssl.SSLError | None:
@@ -265,7 +280,12 @@ def _why(error: Exception) -> str:
         return _why(reason)
     if isinstance(error, ValueError):
         return "its URL is none"
+    refused = _TUNNEL.match(str(error))
+    if refused:
+        return f"it answers {refused[1]}"
     known = {
+        TimeoutError: "no answer in time",
+        urllib3.exceptions.DecodeError: "its Content-Encoding cannot be read",
         urllib3.exceptions.NameResolutionError: "the name does not resolve",
         urllib3.exceptions.NewConnectionError: "no connection",
         urllib3.exceptions.ConnectTimeoutError: "no connection in time",
@@ -274,4 +294,4 @@ def _why(error: Exception) -> str:
         urllib3.exceptions.ProtocolError: "it was cut off",
     }
     said = next((text for kind, text in known.items() if isinstance(error, kind)), None)
-    return said or (error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__)
+    return said or getattr(error, "strerror", None) or f"the request failed ({type(error).__name__})"

@@ -70,7 +70,8 @@ class Netrc:
         except (netrc.NetrcParseError, OSError, UnicodeDecodeError) as error:
             # What netrc itself says repeats the word that it cannot make sense of: half of a password, often.
             line = getattr(error, "lineno", None)
-            message = f"{path}: no netrc file: {f'line {line}' if line else type(error).__name__}"
+            what = f"line {line}" if line else getattr(error, "strerror", None) or "it is no UTF-8 text"
+            message = f"{path}: no netrc file: {what}"
             raise ConfigError(message, fix="write `machine HOST login USER password SECRET`, one a line") from error
 
     def header(self, url: str) -> str | None:

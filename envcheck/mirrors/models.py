@@ -16,7 +16,7 @@ from envcheck.mirrors import hf, snapshot
 from envcheck.mirrors.asking import LaterError, NobodyError, StatusError, in_turn, text
 from envcheck.mirrors.fetch.many import fetch_all
 from envcheck.mirrors.fetch.wanted import Fetched, Means, Wanted
-from envcheck.mirrors.http import Client, NetworkError, UntrustedError
+from envcheck.mirrors.http import Client, NetworkError
 from envcheck.mirrors.urls import host_of
 
 _PAGE: Final = 64 << 20
@@ -162,8 +162,8 @@ def _untold(ref: hf.Reference, endpoint: str, error: NobodyError | ValueError) -
 
 def _fix(reason: Exception) -> str:
     elsewhere = "or give --lock FILE, which asks nobody"
-    if isinstance(reason, UntrustedError):
-        return f"name its authority as `ca:` in the profile, {elsewhere}"
+    if isinstance(reason, NetworkError) and reason.fix and not isinstance(reason, StatusError):
+        return f"{reason.fix}, {elsewhere}"
     if isinstance(reason, LaterError):
         return f"run it again later, {elsewhere}"
     if isinstance(reason, StatusError):

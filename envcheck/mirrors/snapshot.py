@@ -18,6 +18,7 @@ from envcheck.mirrors.asking import NobodyError, in_turn, text
 from envcheck.mirrors.fetch import disk
 from envcheck.mirrors.fetch.wanted import Fetched, Means, StoppedError
 from envcheck.mirrors.http import Client, NetworkError
+from envcheck.mirrors.remedies import joined
 from envcheck.mirrors.urls import host_of
 
 # What a file system without links says (FAT, SMB without its own): there each file is copied.
@@ -42,7 +43,7 @@ def refused(path: str, error: NobodyError) -> PromiseError | UnavailableError:
     message = f"{path}: {'; '.join(f'{host_of(url)}: {reason}' for url, reason in error.reasons.items())}"
     if any(isinstance(reason, WrongError) for reason in error.reasons.values()):
         return PromiseError(message, fix="the mirror serves wrong bytes: compare with the origin, purge the mirror")
-    return UnavailableError(message, fix="name another mirror (--mirror), or run it again")
+    return UnavailableError(message, fix=joined((why.fix for why in error.reasons.values()), ", or run it again"))
 
 
 def blob(file: hf.Entry, urls: Sequence[str], blobs: Path, means: Means) -> Fetched:

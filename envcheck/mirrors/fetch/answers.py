@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Final
 
 from envcheck.mirrors.fetch.pieces import Failure, Task
+from envcheck.mirrors.remedies import of_status
 
 # Fifteen digits are a petabyte; more are nobody's file, and Python refuses to read thousands of them.
 _RANGE: Final = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})")
@@ -58,7 +59,7 @@ def judge(task: Task, status: int, headers: Mapping[str, str], size: int, now: f
         return later
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         return Failure("its file is shorter than what was asked for", drop=True)
-    return Failure(f"it answers {status}", drop=True)
+    return Failure(f"it answers {status}", drop=True, fix=of_status(status))
 
 
 def busy(status: int, headers: Mapping[str, str], now: float) -> Failure | None:

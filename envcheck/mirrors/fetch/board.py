@@ -50,6 +50,7 @@ class Source:
     gave: int = 0
     fickle: bool = False
     reason: str = ""
+    fix: str = ""
     rate: float = 0.0
 
 
@@ -170,7 +171,7 @@ class Board:
         """
         known, begun = self._ended(task)
         self._give_back(task, begun, failure.got)
-        known.reason = failure.reason
+        known.reason, known.fix = failure.reason, failure.fix
         forgotten = self._changed(task, known) if failure.changed else []
         if not failure.changed:
             self._refused(known, failure, now)

@@ -19,6 +19,7 @@ from envcheck.mirrors.fetch.stream import STREAMS, Stream
 from envcheck.mirrors.fetch.verify import Follower, digest_of
 from envcheck.mirrors.fetch.wanted import Means, StoppedError, Wanted
 from envcheck.mirrors.http import NetworkError
+from envcheck.mirrors.remedies import joined
 from envcheck.mirrors.urls import host_of
 
 # What a power cut may cost: the pieces of this many seconds.
@@ -155,7 +156,8 @@ class Job:
                     failure = self._line.receive(task.span, answer)
                 return failure, etag, time.monotonic() - began
         except NetworkError as error:
-            return Failure(str(error), got=self._line.coming.get(threading.get_ident(), 0)), None, 0.0
+            got = self._line.coming.get(threading.get_ident(), 0)
+            return Failure(str(error), got=got, fix=error.fix), None, 0.0
 
     def _settled(self, task: Task, failure: Failure | None, etag: str | None, seconds: float) -> None:
         with self._changed:
@@ -200,7 +202,8 @@ class Job:
         pairs = zip(self._wanted.urls, self._board.sources, strict=True)
         reasons = "; ".join(f"{host_of(url)}: {known.reason or 'not asked'}" for url, known in pairs)
         message = f"{self._wanted.path.name}: no source gives it: {reasons or 'there is none to ask'}"
-        raise UnavailableError(message, fix="name another mirror (--mirror), or run it again: what has come is kept")
+        fix = joined((known.fix for known in self._board.sources), ", or run it again: what has come is kept")
+        raise UnavailableError(message, fix=fix)
 
     def _streamed(self, source: int) -> bool:
         """Take what lacks from a source in one stream, which may break off a few times; tell whether all came."""
@@ -212,7 +215,8 @@ class Job:
             self._hold_on()
             if failure is None:
                 return True
-            self._board.sources[source].reason = failure.reason
+            known = self._board.sources[source]
+            known.reason, known.fix = failure.reason, failure.fix
             if failures < STREAMS:
                 self._means.stop.wait(rest(failures, failure))
         return False

@@ -43,10 +43,11 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why a source did not give what was asked. `drop`: it never will. `whole`: it knows no ranges.
+    """Why a source did not give what was asked, and `fix`, where that is not to ask another mirror.
 
-    `after`: the seconds it asked to be left alone. `changed`: what it has now is another file than before. `crowded`:
-    it serves some of our requests, and this one was too many. `got`: the bytes that came, and can be gone on with.
+    `drop`: it never will. `whole`: it knows no ranges. `after`: the seconds it asked to be left alone. `changed`: what
+    it has now is another file than before. `crowded`: it serves some of our requests, and this one was too many.
+    `got`: the bytes that came, and can be gone on with.
     """
 
     reason: str
@@ -56,6 +57,7 @@ class Failure:
     changed: bool = False
     crowded: bool = False
     got: int = 0
+    fix: str = ""
 
 
 def piece_size(size: int) -> int:

@@ -14,6 +14,7 @@ from envcheck.mirrors.fetch.pace import Pace
 from envcheck.mirrors.fetch.pieces import Failure
 from envcheck.mirrors.fetch.wanted import Means
 from envcheck.mirrors.http import Answer, NetworkError
+from envcheck.mirrors.remedies import of_status
 
 # How often a source without ranges is asked for the whole file.
 STREAMS: Final = 3
@@ -36,10 +37,11 @@ class Stream:
                 if busy is not None:
                     return busy
                 if answer.status != HTTPStatus.OK or length not in {None, self._size}:
-                    return Failure(f"it answers {answer.status}" + (f" with {length} bytes" if length else ""))
+                    said = f"it answers {answer.status}" + (f" with {length} bytes" if length else "")
+                    return Failure(said, fix=of_status(answer.status))
                 return self._receive(source, answer)
         except NetworkError as error:
-            return Failure(str(error))
+            return Failure(str(error), fix=error.fix)
 
     def _receive(self, source: int, answer: Answer) -> Failure | None:
         at, pace = 0, Pace()

@@ -15,6 +15,7 @@ from envcheck.mirrors.fetch.job import Job
 from envcheck.mirrors.fetch.verify import digest_of
 from envcheck.mirrors.fetch.wanted import Fetched, Means, Wanted
 from envcheck.mirrors.http import NetworkError
+from envcheck.mirrors.remedies import joined, of_status
 from envcheck.mirrors.urls import host_of
 
 
@@ -69,7 +70,7 @@ def _sizes(wanted: Wanted, means: Means) -> Iterator[int]:
     except NobodyError as error:
         reasons = "; ".join(f"{host_of(url)}: {reason}" for url, reason in error.reasons.items())
         message = f"{wanted.path.name}: no source gives it: {reasons or 'there is none to ask'}"
-        raise UnavailableError(message, fix="name another mirror (--mirror)") from error
+        raise UnavailableError(message, fix=joined(reason.fix for reason in error.reasons.values())) from error
     yield first
     sizes = {first}
     for url in wanted.urls:
@@ -88,7 +89,7 @@ def _told(url: str, means: Means) -> int:
         busy = answers.busy(answer.status, answer.headers, time.time())
         if busy is None:
             message = f"it answers {answer.status} and no size"
-            raise NetworkError(message)
+            raise NetworkError(message, of_status(answer.status))
         means.note(f"{host_of(url)}: {busy.reason}" + (f", asks for {busy.after:.0f} s" if busy.after else ""))
         raise LaterError(busy.reason, busy.after)
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from envcheck.mirrors.fetch.answers import etag_of, judge, request, total
 from envcheck.mirrors.fetch.pieces import Failure, Span, Task
+from envcheck.mirrors.remedies import of_status
 
 TASK = Task(1, Span(100, 200), 0, '"e"')
 GOOD = {"Content-Range": "bytes 100-199/1000", "ETag": '"e"'}
@@ -34,7 +35,7 @@ def test_the_piece_that_was_asked_for() -> None:
         (200, {"ETag": '"e"'}, Failure("it sends whole files only", whole=True)),
         (416, {}, Failure("its file is shorter than what was asked for", drop=True)),
         (404, {}, Failure("it answers 404", drop=True)),
-        (401, {}, Failure("it answers 401", drop=True)),
+        (401, {}, Failure("it answers 401", drop=True, fix=of_status(401))),
         (503, {}, Failure("it answers 503", crowded=True)),
         (429, {"Retry-After": "30"}, Failure("it answers 429", after=30.0, crowded=True)),
         (429, {"Retry-After": "Thu, 01 Jan 1970 00:01:40 GMT"}, Failure("it answers 429", after=100.0, crowded=True)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,7 +127,7 @@ def test_whatever_happens_no_piece_is_lost_or_done_twice(events: list[str]) -> N
         if event == "ok":
             told.arrived(task, '"e"')
         else:
-            what = {"drop": event == "drop", "changed": event == "change", "whole": event == "whole"}
+            what: dict[str, Any] = {"drop": event == "drop", "changed": event == "change", "whole": event == "whole"}
             told.failed(task, Failure(event, **what), now)
         assert not told.under_way
         assert told.complete == (len(told.done) == len(told.spans))
@@ -204,7 +205,8 @@ def test_with_many_under_way_every_piece_is_missing_under_way_or_done(steps: lis
                 told.answered(task, '"e"')
                 told.arrived(task, '"e"')
             else:
-                what = {"drop": step == "drop", "changed": step == "change", "crowded": step == "crowded"}
+                names = {"drop": "drop", "changed": "change", "crowded": "crowded"}
+                what: dict[str, Any] = {name: step == kind for name, kind in names.items()}
                 told.failed(task, Failure(step, **what), now)
         assert told.under_way == {task.piece for task in taken}
         assert not told.under_way & set(told.done)

@@ -1,0 +1,108 @@
+"""What a fetch says to do where a request failed: another mirror is no help against a CA, a login or a proxy."""
+
+from __future__ import annotations
+
+import dataclasses
+import ssl
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.errors import ConfigError, UnavailableError
+from envcheck.mirrors import remedies
+from envcheck.mirrors.fetch.transfer import fetch
+from envcheck.mirrors.fetch.wanted import Means, Wanted
+from envcheck.mirrors.logins import Netrc
+
+Serve = Callable[..., Any]
+Want = Callable[..., Wanted]
+LOGIN = "name the login it wants in the profile (`netrc:` or `credentials:`)"
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "no_proxy", "ssl_cert_file"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+def said(want: Wanted, means: Means) -> str:
+    with pytest.raises(UnavailableError) as error:
+        fetch(want, means)
+    return str(error.value)
+
+
+@pytest.fixture
+def secure(serve: Serve, wanted: Want, tmp_path: Path) -> Wanted:
+    key, certificate = tmp_path / "key.pem", tmp_path / "ca.pem"
+    words = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-subj",
+        "/CN=t",
+    ]
+    words += ["-addext", "subjectAltName=IP:127.0.0.2", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(words, check=True, capture_output=True)
+    server = serve()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    want = wanted(server)
+    return dataclasses.replace(want, urls=(want.urls[0].replace("http:", "https:"),))
+
+
+def test_a_certificate_of_an_unknown_authority(secure: Wanted, means: Means, monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in (secure.size, None):
+        told = said(dataclasses.replace(secure, size=size), means)
+        assert told.endswith(
+            ": TLS: self-signed certificate; name its authority as `ca:` in the profile, or in SSL_CERT_FILE"
+        )
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
+    told = said(dataclasses.replace(secure, size=None), means)
+    assert "SSL_CERT_FILE names /nowhere/ca.pem, which is no file" in told
+
+
+@pytest.mark.parametrize(("code", "fix"), [(10, "clock"), (62, "names it"), (1, "")])
+def test_what_no_authority_mends(code: int, fix: str) -> None:
+    error = ssl.SSLCertVerificationError("x")
+    error.verify_code = code
+    assert fix in remedies.of_tls(error)
+    assert "ca:" not in remedies.of_tls(error)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_refusal(serve: Serve, wanted: Want, means: Means, status: int, *, known: bool) -> None:
+    want = wanted(serve(status=status))
+    assert said(want if known else dataclasses.replace(want, size=None), means).endswith(f"; {LOGIN}")
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_is_not_there_or_refuses(
+    serve: Serve, wanted: Want, means: Means, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = serve(status=407)
+    want = dataclasses.replace(wanted(proxy), urls=(f"{scheme}://nobody.invalid/file.bin",), size=None)
+    for named, why in (("http://me:s3cret@127.0.0.1:9", "no connection"), ("socks5://127.0.0.1:9", "its URL")):
+        monkeypatch.setenv(f"{scheme}_proxy", named)
+        told = said(want, means)
+        assert f"its proxy: {why}" in told
+        assert f"correct {scheme}_proxy, which names 127.0.0.1:9, or name the host in no_proxy" in told
+        assert "s3cret" not in told
+    monkeypatch.setenv(f"{scheme}_proxy", proxy.url.removesuffix("/file.bin"))
+    assert f"{scheme}_proxy" in said(want, means)
+
+
+def test_a_netrc_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "netrc").write_bytes(b"machine a login b password \xff\n")
+    with pytest.raises(ConfigError, match=r"netrc: no netrc file: it is no UTF-8 text; write `machine HOST"):
+        Netrc(tmp_path / "netrc")
