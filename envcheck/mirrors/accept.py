@@ -105,7 +105,7 @@ def existing(profile: Profile, path: Path) -> Profile:
         named[f"credentials: {host}"] = secret.password_file or secret.token_file
     for key, file in named.items():
         if file is not None and not Path(file).is_file():
-            message = f"{path}: {key}: {file} does not exist"
+            message = f"{path}: {key}: {file} {'is a directory' if Path(file).is_dir() else 'does not exist'}"
             raise ConfigError(message, fix="name a file on this machine")
     if profile.ca is not None:
         content = Path(profile.ca).read_text(errors="replace")

@@ -7,6 +7,7 @@ name. What a killed export left under such names goes when the next one begins.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import io
@@ -33,7 +34,7 @@ Progress = Callable[[int, int], None]
 def writer(to: Path, size: int) -> Iterator[Parts]:
     """Give what writes a bundle into a directory that has none; what was not finished ends with the block."""
     to.mkdir(parents=True, exist_ok=True)
-    with _alone(to):
+    with _room(to), _alone(to):
         _clear(to)
         if any(to.glob("bundle.*")):
             message = f"{to}: there is a bundle already"
@@ -113,6 +114,18 @@ class Parts(io.RawIOBase):
             self._file.close()
             self._file = None
             self._sums.append(self._hasher.hexdigest())
+
+
+@contextlib.contextmanager
+def _room(to: Path) -> Iterator[None]:
+    """Tell a full disk as this directory's: of the store, an export only reads."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        message = f"{to}: {error.strerror}"
+        raise UnavailableError(message, fix="make room there, or give -o another directory") from error
 
 
 @contextlib.contextmanager

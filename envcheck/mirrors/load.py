@@ -93,7 +93,9 @@ def _read(data: bytes, path: Path) -> tuple[yaml.Node | None, Any]:
                 line = f"{path}:{event.start_mark.line + 1}" if event.start_mark else str(path)
                 message = f"{line}: an alias, or a * that begins a text"
                 raise ConfigError(message, fix="write out what it stands for, or put the text between quotes")
-        return yaml.compose(data, Loader=yaml.SafeLoader), yaml.safe_load(data)
+        node = yaml.compose(data, Loader=yaml.SafeLoader)
+        _refuse_twice_and_empty(node, path)
+        return node, yaml.safe_load(data)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{path}:{mark.line + 1}" if mark else str(path)
@@ -104,6 +106,25 @@ def _read(data: bytes, path: Path) -> tuple[yaml.Node | None, Any]:
     except (ValueError, RecursionError) as error:
         message = f"{path}: not YAML: {str(error).splitlines()[0]}"
         raise ConfigError(message, fix="mend it: a profile holds text, true or false, lists and mappings") from error
+
+
+def _refuse_twice_and_empty(node: yaml.Node | None, path: Path, name: str = "") -> None:
+    """Refuse a key that is there twice, of which YAML takes the last, and an empty list of indexes."""
+    if node is not None and name in {"pypi", "pytorch"} and not node.value:
+        message = f"{path}:{node.start_mark.line + 1}: {name}: it is empty and sets nothing"
+        raise ConfigError(message, fix="leave it out, or name an index or a directory")
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            at, here = redacted(f"{name}.{key.value}".lstrip(".")), key.start_mark.line + 1
+            if str(key.value) in seen:
+                message = f"{path}:{here}: {at}: it is there twice, first in line {seen[str(key.value)]}"
+                raise ConfigError(message, fix="join the two, or leave one out")
+            seen[str(key.value)] = here
+            _refuse_twice_and_empty(value, path, at)
+    if isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            _refuse_twice_and_empty(value, path, f"{name}[{number}]")
 
 
 def _lines(node: yaml.Node | None, at: str = "$") -> dict[str, int]:

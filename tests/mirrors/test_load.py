@@ -143,6 +143,10 @@ def test_an_unnamed_profile_is_called_as_its_file() -> None:
         ((WHOLE, "[" * 5000 + "]" * 5000), "site.yaml: not YAML"),
         (("keep: true", "keep: 2026-13-40"), "site.yaml: not YAML: month must be in 1..12"),
         (("ca: ca.pem", "ca: other.pem"), "site.yaml: ca: "),
+        (("ca: ca.pem", "ca: ."), "site.yaml: ca: {site} is a directory"),
+        (("keep: true", "pypi: [{url: default}]"), "site.yaml:15: pypi: it is there twice, first in line 2"),
+        (("token: allow", "endpoint: https://x"), "site.yaml:10: hf.endpoint: it is there twice, first in line 9"),
+        ((WHOLE, "keep: true\npypi: []"), "site.yaml:2: pypi: it is empty and sets nothing"),
         (("netrc: netrc", "netrc: other"), "site.yaml: netrc: "),
         ((WHOLE, "- a\n"), "site.yaml: a mirror profile is a mapping"),
         ((WHOLE, ""), "site.yaml: a mirror profile is a mapping"),
@@ -152,7 +156,7 @@ def test_what_is_wrong_is_named_with_its_key_and_line(site: Path, change: tuple[
     (site / "site.yaml").write_text(WHOLE.replace(*change))
     with pytest.raises(ConfigError) as refused:
         load(site / "site.yaml")
-    assert refused.value.message.removeprefix(f"{site}/").startswith(said)
+    assert refused.value.message.removeprefix(f"{site}/").startswith(said.replace("{site}", str(site)))
     assert "\n" not in str(refused.value)
 
 
