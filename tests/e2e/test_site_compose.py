@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,17 @@ import pytest
 
 from tests.e2e.conftest import Image, Machine
 from tests.mirrors.site.test_up import CONFIG
-from tests.mirrors.site.upstreams import answers, free_port, free_ports, get, page, upstream, wheel
+from tests.mirrors.site.upstreams import (
+    PATIENCE,
+    answers,
+    eventually,
+    free_port,
+    free_ports,
+    get,
+    page,
+    upstream,
+    wheel,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 PROGRAMS = ("nginx", "docker-registry", "prometheus")
@@ -114,7 +123,7 @@ def composed(machine: Machine, programs: str) -> Iterator[Composed]:
         site.envcheck("down")
         for process in (index.process, registry):
             process.kill()
-            process.wait(20)
+            process.wait(PATIENCE)
         shutil.rmtree(scratch)
 
 
@@ -129,10 +138,8 @@ def mirrored(composed: Composed) -> Iterator[Composed]:
     (run / "daemon.json").write_text(json.dumps({**json.loads(own), **json.loads(shown.stdout)}))
     os.kill(dockerd, signal.SIGHUP)
     wanted = f"http://127.0.0.1:{composed.port + 2}/"
-    for _ in range(100):
-        if wanted in composed.machine.docker("info", "--format", "{{.RegistryConfig.Mirrors}}").stdout:
-            break
-        time.sleep(0.1)
+    info = ("info", "--format", "{{.RegistryConfig.Mirrors}}")
+    assert eventually(lambda: wanted in composed.machine.docker(*info).stdout, wanted=True)
     yield composed
     (run / "daemon.json").write_text(own)
     os.kill(dockerd, signal.SIGHUP)
@@ -162,10 +169,14 @@ def test_a_site_runs_in_containers_serves_without_its_upstream_and_leaves_nothin
     assert again.returncode == 0, again.stderr
     built = machine.docker("build", "--no-cache", "--pull", "--quiet", "-", stdin="FROM library/small:1\nCMD x\n")
     assert built.returncode == 0, built.stderr
-    metrics = get(f"http://127.0.0.1:{site.port + 100}/metrics")[1].decode()
-    assert 'requests_total{part="files",outcome="ok"} 2\n' in metrics
-    assert 'downloads_total{outcome="error"} 0\n' in metrics
-    assert b'"health":"up"' in get(f"http://127.0.0.1:{site.port + 101}/api/v1/targets")[1]
+
+    def metrics() -> str:
+        return get(f"http://127.0.0.1:{site.port + 100}/metrics")[1].decode()
+
+    assert eventually(lambda: 'requests_total{part="files",outcome="ok"} 2\n' in metrics(), wanted=True)
+    assert 'downloads_total{outcome="error"} 0\n' in metrics()
+    targets = f"http://127.0.0.1:{site.port + 101}/api/v1/targets"
+    assert eventually(lambda: b'"health":"up"' in get(targets)[1], wanted=True)
     ended = machine.docker("kill", "envcheck-mirror-exporter-1")
     assert ended.returncode == 0, ended.stderr
     assert (site.envcheck("status").returncode, states(site)["exporter"]) == (1, "ended")
@@ -188,13 +199,8 @@ def _push(site: Composed, scratch: Path) -> None:
 def _cut_off(site: Composed) -> None:
     """End the upstreams once the registry of the site has stored what it sent."""
     stored = site.root / "cache/registry/docker.io/docker/registry/v2"
-    for _ in range(200):
-        if list(stored.glob("blobs/sha256/*/*/data")) and list(
-            stored.glob("repositories/library/small/_layers/sha256/*")
-        ):
-            break
-        time.sleep(0.1)
-    time.sleep(1)
+    links = "repositories/library/small/_layers/sha256/*/link"  # to its one layer and to its configuration
+    assert eventually(lambda: len(list(stored.glob(links))), 2) == 2
     for process in (site.index, site.registry):
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE)

@@ -133,8 +133,8 @@ def test_an_image_is_pulled_through_once_and_then_without_its_upstream(
     root, port = up
     _, process, log = upstream_registry
     assert pulled(port) == [MANIFEST, b"{}", LAYER]
-    stored = root / "cache/registry/test/docker/registry/v2/blobs/sha256" / digest(LAYER)[7:9] / digest(LAYER)[7:]
-    wait((stored / "data").exists)
+    stored = root / "cache/registry/test/docker/registry/v2/repositories/lib/image/_layers"
+    wait(lambda: len(list(stored.glob("sha256/*/link"))) == 2)
     # Registry 2.8 asks twice for what it has not: once for the client, once for itself; each is logged when it ends.
     asked, before = 0, -1
     while asked != before:
