@@ -37,6 +37,8 @@ PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "containerd", "docker-co
 NEWER_ENGINE = {"bookworm": "trixie"}
 # From linux/sockios.h and linux/if.h: a bridge without needing iproute2.
 SIOCBRADDBR, SIOCBRDELBR, SIOCSIFADDR, SIOCSIFNETMASK, SIOCSIFFLAGS, IFF_UP = 0x89A0, 0x89A1, 0x8916, 0x891C, 0x8914, 1
+# Seconds for dockerd to answer: a second or two, and a minute on two busy cores.
+PATIENCE = 180
 
 
 class CannotStartError(Exception):
@@ -254,11 +256,10 @@ def _free_subnet() -> str:
 
 
 def _ready(engine: Engine, process: subprocess.Popen[bytes]) -> Engine:
-    for _ in range(300):
+    deadline = time.monotonic() + PATIENCE
+    while process.poll() is None and time.monotonic() < deadline:
         if _answers({**os.environ, **engine.environment}):
             return engine
-        if process.poll() is not None:
-            break
         time.sleep(0.1)
     message = f"dockerd did not come up: {(engine.run / 'log').read_text(errors='replace')[-300:]}"
     raise CannotStartError(message)
@@ -311,11 +312,12 @@ def main(argv: list[str]) -> int:
 
 
 def _answers(env: Mapping[str, str]) -> bool:
-    there = shutil.which("docker", path=env.get("PATH"))
-    return (
-        bool(there)
-        and subprocess.run(["docker", "info"], env=env, capture_output=True, check=False, timeout=30).returncode == 0
-    )
+    if not shutil.which("docker", path=env.get("PATH")):
+        return False
+    try:
+        return subprocess.run(["docker", "info"], env=env, capture_output=True, check=False, timeout=30).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 if __name__ == "__main__":

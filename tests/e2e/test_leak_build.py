@@ -89,7 +89,7 @@ def engine_env(network: Network, tmp_path_factory: pytest.TempPathFactory) -> It
         assert process.stdin
         assert process.stdout
         try:
-            process.stdout.readline()
+            assert process.stdout.readline(), "no engine came up inside: see what it said"
             pairs = (text.split("=", 1) for text in told.read_text().split("\0") if text)
             yield {name: value for name, value in pairs if name in {"DOCKER_HOST", "DOCKER_CONFIG", "PATH"}}
         finally:
