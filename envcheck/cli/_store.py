@@ -36,6 +36,16 @@ def open_store(root: Path | None) -> Store:
     return Store(root or state_path("store"), lambda text: click.echo(text, err=True))
 
 
+def there(store: Store) -> Store:
+    """Return the store, for who only reads it. Refuse a place where none is: it may be mistyped."""
+    from envcheck.errors import ConfigError
+
+    if not store.begun:
+        message = f"{store.root}: {'this is no store' if store.root.exists() else 'there is no store'}"
+        raise ConfigError(message, fix="name the one that is meant (--store DIR); the first `store publish` makes one")
+    return store
+
+
 @contextlib.contextmanager
 def disk_errors(root: Path) -> Iterator[None]:
     """Tell a full disk, or one that may not be written, in a line."""

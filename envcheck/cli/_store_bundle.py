@@ -43,11 +43,11 @@ def export(
 
     Of cells and models, or of all that is served now. The same contents make the same bytes, whenever and wherever.
     """
-    from envcheck.cli._store import bar
+    from envcheck.cli._store import bar, there
     from envcheck.cli._store_gather import gathered
     from envcheck.mirrors import bundle
 
-    wanted = gathered(obj[0], obj[1], cells, models, mirror) if cells or models else _served(obj[1])
+    wanted = gathered(obj[0], obj[1], cells, models, mirror) if cells or models else _served(there(obj[1]))
     with wanted as contents, bar(obj[0], "export") as (_, progress):
         parts = bundle.export(obj[1], contents, to, part_size=part_size, progress=progress)
     sizes = {part.name: part.stat().st_size for part in parts}

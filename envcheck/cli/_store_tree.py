@@ -65,11 +65,11 @@ def switch(obj: Any, *, number: int, hashed: bool, as_json: bool) -> None:
 
     Each of its files is looked at first: what is broken is not served.
     """
-    from envcheck.cli._store import bar
+    from envcheck.cli._store import bar, there
     from envcheck.mirrors import versions
 
     with bar(obj[0], "switch") as (_, progress):
-        versions.switch(obj[1], number, hashed=hashed, progress=progress)
+        versions.switch(there(obj[1]), number, hashed=hashed, progress=progress)
     _say_served(obj[1], number, as_json=as_json)
 
 
@@ -82,11 +82,11 @@ def rollback(obj: Any, *, hashed: bool, as_json: bool) -> None:
 
     Each of its files is looked at first: what is broken is not served.
     """
-    from envcheck.cli._store import bar
+    from envcheck.cli._store import bar, there
     from envcheck.mirrors import versions
 
     with bar(obj[0], "rollback") as (_, progress):
-        number = versions.rollback(obj[1], hashed=hashed, progress=progress)
+        number = versions.rollback(there(obj[1]), hashed=hashed, progress=progress)
     _say_served(obj[1], number, as_json=as_json)
 
 

@@ -50,9 +50,10 @@ def df(obj: Any, *, as_json: bool) -> None:
     """
     import msgspec
 
+    from envcheck.cli._store import there
     from envcheck.mirrors import evict
 
-    told = evict.usage(obj[1])
+    told = evict.usage(there(obj[1]))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(told)))
         return
@@ -74,9 +75,10 @@ def versions_(obj: Any, *, as_json: bool) -> None:
     """List the published versions."""
     import msgspec
 
+    from envcheck.cli._store import there
     from envcheck.mirrors import listing
 
-    told = listing.listed(obj[1])
+    told = listing.listed(there(obj[1]))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"schema": "envcheck/versions/1", "versions": told})))
         return
@@ -98,11 +100,11 @@ def verify(obj: Any, *, mirror: str | None, as_json: bool) -> int:
     """
     import msgspec
 
-    from envcheck.cli._store import bar
+    from envcheck.cli._store import bar, there
     from envcheck.cli._store_mend import bringing
     from envcheck.mirrors import heal, versions
 
-    store = obj[1]
+    store = there(obj[1])
     objects = store.objects()
     total, done = sum(one.size for one in objects), 0
     if not objects and not versions.numbers(store):
@@ -137,10 +139,11 @@ def gc(obj: Any, *, max_size: int | None, high: float, low: float, dry_run: bool
     """
     import json
 
+    from envcheck.cli._store import there
     from envcheck.mirrors import evict
 
     gone, left = evict.gc(
-        obj[1], _limits(max_size, high, low), dry=dry_run, note=lambda text: click.echo(text, err=True)
+        there(obj[1]), _limits(max_size, high, low), dry=dry_run, note=lambda text: click.echo(text, err=True)
     )
     freed = sum(one.size for one in gone)
     if as_json:

@@ -54,6 +54,11 @@ class Store:
         self.root = root.absolute()
         self._note = note
 
+    @property
+    def begun(self) -> bool:
+        """Tell whether anything was ever put there: a directory of somebody else's files is no store."""
+        return any((self.root / name).is_dir() for name in ("sha256", "versions", HELD))
+
     def path(self, sha256: str) -> Path:
         """Return where an object is, or would be."""
         return self.root / "sha256" / sha256[:2] / sha256

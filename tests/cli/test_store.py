@@ -93,10 +93,23 @@ def test_verify_is_1_when_something_is_wrong_and_names_it(run: Run, store: Store
 
 
 def test_a_store_with_nothing_in_it_is_not_found_sound(run: Run, tmp_path: Path) -> None:
-    assert "nothing is stored there; name the store that is meant" in failed(
-        run("verify", root=tmp_path / "typo"), UnavailableError
-    )
-    assert not (tmp_path / "typo").exists()
+    with Store(tmp_path / "empty").held():
+        pass
+    told = failed(run("verify", root=tmp_path / "empty"), UnavailableError)
+    assert "nothing is stored there; name the store that is meant" in told
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["df"], ["versions"], ["verify"], ["gc"], ["switch", "1"], ["rollback"], ["export", "-o", "/no/such"]],
+)
+def test_who_reads_a_store_that_is_none_is_told(run: Run, tmp_path: Path, arguments: list[str]) -> None:
+    typo, ours = tmp_path / "typo", tmp_path / "ours"
+    ours.mkdir()
+    (ours / "letter.txt").touch()
+    assert f"{typo}: there is no store; name the one that is meant" in failed(run(*arguments, root=typo), ConfigError)
+    assert f"{ours}: this is no store" in failed(run(*arguments, root=ours), ConfigError)
+    assert (typo.exists(), [file.name for file in ours.iterdir()]) == (False, ["letter.txt"])
 
 
 def test_gc_is_1_when_all_that_is_left_is_published(run: Run, store: Store) -> None:
@@ -178,6 +191,8 @@ def test_what_is_refused(run: Run, arguments: list[str], said: str) -> None:
 
 
 def test_an_empty_store_has_nothing_to_export(run: Run, tmp_path: Path) -> None:
+    with Store(tmp_path / "none").held():
+        pass
     assert run("versions", root=tmp_path / "none").stdout == "nothing is published\n"
     done = run("export", "-o", str(tmp_path / "b"), root=tmp_path / "none")
     assert "nothing to export" in failed(done, ConfigError)
