@@ -42,10 +42,11 @@ def command(settings: Settings, /, *, files: tuple[Path, ...], here: bool | None
         raise ConfigError(message, fix="name files, or leave --no-here out")
     from envcheck.mirrors import doctor
     from envcheck.mirrors.doctor_here import files as read
-    from envcheck.mirrors.doctor_here import machine
+    from envcheck.mirrors.doctor_here import machine, unread
 
-    texts = [*(machine() if here or (here is None and not files) else []), *read(files)]
-    found = doctor.examine(texts)
+    ours = here or (here is None and not files)
+    texts = [*(machine() if ours else []), *read(files)]
+    found = [*(unread() if ours else []), *doctor.examine(texts)]
     if as_json:
         import msgspec
 
@@ -61,7 +62,7 @@ def _tell(found: list[Finding], looked_at: int, *, quiet: bool) -> None:
     wrap = textwrap.TextWrapper(80, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
     wrap.break_long_words = False
     for one in found:
-        place = one.where if one.where == "environment" else f"{one.where}:{one.line}"
+        place = one.where if one.where == "environment" or not one.line else f"{one.where}:{one.line}"
         click.echo(f"{place}: {_styled(one.level)} {one.id}")
         if not quiet:
             for text in (one.what, f"fix: {one.fix}"):

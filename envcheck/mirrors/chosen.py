@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from envcheck.errors import ConfigError
+
 
 def path() -> Path:
     """Return where the choice is kept."""
@@ -13,9 +15,13 @@ def path() -> Path:
 
 
 def read() -> str | None:
-    """Return the name or the path that was chosen, or None."""
+    """Return the name or the path that was chosen, or None. Raise ConfigError where that may not be read."""
     file = path()
-    return file.read_text(encoding="utf-8", errors="replace").strip() or None if file.is_file() else None
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip() or None if file.is_file() else None
+    except OSError as error:
+        message = f"{file}: {error.strerror}: which mirror was chosen cannot be read"
+        raise ConfigError(message, fix="name one: --mirror none, host, ...; or set HOME to this user's own") from error
 
 
 def write(name: str) -> Path:

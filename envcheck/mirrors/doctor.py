@@ -17,7 +17,10 @@ Level = Literal["danger", "unreal", "outdated"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One place. `danger` leaks a secret or takes wrong bytes; `unreal` fails or does nothing; `outdated` soon will."""
+    """One place. `danger` leaks a secret or takes wrong bytes; `unreal` fails or does nothing; `outdated` soon will.
+
+    Line 0 stands for the whole file.
+    """
 
     id: str
     level: Level

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from envcheck.errors import ConfigError
+from envcheck.mirrors.doctor import Finding
 from envcheck.mirrors.doctor_text import Text, kind_of
 from envcheck.mirrors.hub import token_at
 
@@ -76,12 +77,61 @@ def _decoded(path: Path) -> str:
 def machine(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> list[Text]:
     """Return this process's environment and the settings of this machine and user that can be read."""
     environ = os.environ if environ is None else environ
-    home = Path(environ.get("HOME") or root / "root")
     paths = [root / name for name in _OF_THE_MACHINE]
     paths += [path for directory, names in _DIRECTORIES for path in sorted((root / directory).glob(names))]
-    paths += [home / name for name in _OF_THE_USER]
-    paths += [Path(environ[name]) for name in _NAMING if environ.get(name, os.devnull) != os.devnull]
+    paths += _of_the_user(environ, root)
     return [_environment(environ), *(_as_it_is(path) for path in dict.fromkeys(paths) if _readable(path))]
+
+
+def unread(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> list[Finding]:
+    """Return which settings of this user may not be read by this user: nobody knows what is in them."""
+    environ = os.environ if environ is None else environ
+    home = _home(environ, root)
+    shut = {path: why for path in _of_the_user(environ, root) if (why := _refused(path)) is not None}
+    # Of a home that may not be entered each file would say the same.
+    whole = next((why for path, why in shut.items() if home in path.parents), None) if _closed(home) else None
+    places = {path: why for path, why in shut.items() if whole is None or home not in path.parents}
+    places |= {home: whole} if whole is not None else {}
+    return [
+        Finding(
+            id="W017",
+            level="unreal",
+            where=str(path),
+            line=0,
+            what=f"it could not be read ({why}): what pip, uv and the others make of it is not known",
+            fix="give it to this user, or set HOME to this user's own",
+        )
+        for path, why in places.items()
+    ]
+
+
+def _home(environ: Mapping[str, str], root: Path) -> Path:
+    return Path(environ.get("HOME") or root / "root")
+
+
+def _of_the_user(environ: Mapping[str, str], root: Path) -> list[Path]:
+    named = [Path(environ[name]) for name in _NAMING if environ.get(name, os.devnull) != os.devnull]
+    return [*(_home(environ, root) / name for name in _OF_THE_USER), *named]
+
+
+def _refused(path: Path) -> str | None:
+    """Return why a file that is there, or may be, cannot be opened."""
+    try:
+        if path.is_file():
+            path.open("rb").close()
+    except OSError as error:
+        return error.strerror
+    return None
+
+
+def _closed(folder: Path) -> bool:
+    try:
+        os.stat(f"{folder}/.")  # noqa: PTH116 (a Path drops the dot, which asks whether it may be entered)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _as_it_is(path: Path) -> Text:
@@ -90,11 +140,11 @@ def _as_it_is(path: Path) -> Text:
 
 
 def _readable(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.R_OK) and path.stat().st_size <= LARGEST
+    return _refused(path) is None and path.is_file() and path.stat().st_size <= LARGEST
 
 
 def _environment(environ: Mapping[str, str]) -> Text:
     # What `hf auth login` wrote is sent as HF_TOKEN is; it is not read here.
-    kept = {"HF_TOKEN": "kept"} if environ.get("HOME") and token_at(environ).is_file() else {}
+    kept = {"HF_TOKEN": "kept"} if environ.get("HOME") and _readable(token_at(environ)) else {}
     lines = [f"{name}={' '.join(value.split())}" for name, value in sorted({**kept, **environ}.items())]
     return Text("environment", "\n".join(lines), "environment")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,7 +21,7 @@ from hypothesis import strategies as st
 from envcheck.checks.env import ignored_settings
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
-from envcheck.mirrors import doctor_here
+from envcheck.mirrors import chosen, doctor_here
 from envcheck.mirrors.doctor import Finding, examine, wrong
 from envcheck.mirrors.doctor_names import IGNORED, OUTDATED, TORCH
 from envcheck.mirrors.doctor_rules import RULES
@@ -224,6 +228,45 @@ def test_a_token_that_a_login_left_goes_to_the_mirror_too(tmp_path: Path) -> Non
     (found,) = examine(doctor_here.machine(environ, tmp_path))
     assert (found.id, found.where) == ("W009", "environment")
     assert examine(doctor_here.machine({**environ, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}, tmp_path)) == []
+
+
+def test_a_home_of_somebody_else_is_told_and_ends_no_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    (home / ".cache/huggingface").mkdir(parents=True)
+    for name in (".bashrc", ".config/envcheck/mirror", ".cache/huggingface/token"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).touch()
+    (tmp_path / "pip.conf").write_text("[global]\ntrusted-host = m.example\n")
+    environ = {"HOME": str(home), "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
+    assert doctor_here.unread(environ, tmp_path) == []
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / ".config"))
+    with as_nobody(tmp_path, home):
+        (shut,) = doctor_here.unread(environ, tmp_path)
+        found = examine(doctor_here.machine(environ, tmp_path))
+        with pytest.raises(ConfigError, match=r"/mirror: Permission denied: which mirror .* --mirror none"):
+            chosen.read()
+    assert (shut.where, shut.level, shut.what[:39]) == (str(home), "unreal", "it could not be read (Permission denied")
+    assert [Path(one.where).name for one in found] == ["pip.conf"]
+    with as_nobody(tmp_path, home / ".bashrc"):
+        assert [one.where for one in doctor_here.unread(environ, tmp_path)] == [str(home / ".bashrc")]
+
+
+@contextlib.contextmanager
+def as_nobody(below: Path, shut: Path) -> Iterator[None]:
+    """Take the rights of one path away, and root's own; what is above `below` may be entered meanwhile."""
+    narrow = [path for path in [*below.parents, below] if path.stat().st_mode & 0o111 != 0o111]
+    before = {path: stat.S_IMODE(path.stat().st_mode) for path in [*narrow, shut]}
+    user = os.geteuid()
+    for path, mode in before.items():
+        path.chmod(0 if path == shut else mode | 0o111)
+    try:
+        if user == 0:
+            os.seteuid(65534)
+        yield
+    finally:
+        os.seteuid(user)
+        for path, mode in before.items():
+            path.chmod(mode)
 
 
 def test_what_is_too_large_for_settings_is_refused(tmp_path: Path) -> None:
