@@ -116,10 +116,11 @@ def _one(url: str, sha256: str | None, to: Path) -> Wanted:
     if not url.startswith(("https://", "http://")) or name in {"", ".", ".."} or "/" in name:
         message = f"{shown!r} is no URL of a file"
         raise ConfigError(message, fix="write https://HOST/PATH/FILE")
-    if sha256 is None or not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
+    digest = re.fullmatch(r"(?:sha256:)?([0-9a-fA-F]{64})", sha256 or "")
+    if digest is None:
         message = "no sha256 of 64 hexadecimal digits" if sha256 else f"{name}: nothing says what it must be"
         raise ConfigError(message, fix="give --sha256 HASH, from where the file is from and not from the mirror")
-    return Wanted((url,), sha256.lower(), None, to / name)
+    return Wanted((url,), digest[1].lower(), None, to / name)
 
 
 def _name(url: str) -> str:

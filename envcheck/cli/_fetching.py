@@ -10,13 +10,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from envcheck.cli._store_options import human
 from envcheck.errors import EnvcheckError
 
 if TYPE_CHECKING:
@@ -138,6 +139,13 @@ class Screen(NamedTuple):
     say: Callable[[str], None]
 
 
+def total(sizes: Sequence[int | None]) -> str:
+    """Return how much several files come to; a size that nobody told yet is said to be missing."""
+    known = [size for size in sizes if size is not None]
+    least = "" if len(known) == len(sizes) else f"{len(sizes) - len(known)} of unknown size, the others "
+    return f"{len(sizes)} files, {least}{human(sum(known))}, less what is there"
+
+
 @contextmanager
 def shown(settings: Settings, count: int, limiter: Limiter) -> Iterator[Screen]:
     """Give what a fetch is shown on: a bar on a terminal, a few lines elsewhere, nothing where it is to be quiet."""
@@ -166,14 +174,14 @@ def _screen(progress: Callable[[int, int], None], say: Callable[[str], None]) ->
 
 def tell(screen: Screen, done: Fetched, name: str) -> None:
     """Print what became of one file, as soon as it is there."""
-    size = done.size / 1e6
+    size = human(done.size)
     if not done.moved:
         where = ", linked or copied" if done.sources else ""
-        screen.say(f"{name}  {size:.1f} MB  was there{where}")
+        screen.say(f"{name}  {size}  was there{where}")
         return
-    went_on = f", {done.found / 1e6:.1f} MB of it from an earlier run" if done.found else ""
-    rate = done.moved / max(done.seconds, 1e-9) / 1e6
-    screen.say(f"{name}  {size:.1f} MB{went_on}  {', '.join(done.sources)}  {rate:.0f} MB/s")
+    went_on = f", {human(done.found)} of it from an earlier run" if done.found else ""
+    rate = human(int(done.moved / max(done.seconds, 1e-9)))
+    screen.say(f"{name}  {size}{went_on}  {', '.join(done.sources)}  {rate}/s")
 
 
 def end(done: list[Fetched], *, as_json: bool, then: str = "") -> None:
@@ -182,6 +190,6 @@ def end(done: list[Fetched], *, as_json: bool, then: str = "") -> None:
         _object(done, None, as_json=True)
         return
     moved, size = sum(f.moved for f in done), sum(f.size for f in done)
-    click.echo(f"{len(done)} file(s) there, {size / 1e6:.1f} MB, each of its hash; {moved / 1e6:.1f} MB moved")
+    click.echo(f"{len(done)} file(s) there, {human(size)}, each of its hash; {human(moved)} moved")
     if then:
         click.echo(then)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from envcheck.cli._asked import Asked, client_of, endpoints_of, wanted_of
-from envcheck.cli._fetching import Rate, Screen, end, interrupted, shown, tell, told
+from envcheck.cli._fetching import Rate, Screen, end, interrupted, shown, tell, told, total
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
@@ -35,7 +35,7 @@ class How(NamedTuple):
 )
 @click.argument("url", required=False)
 @click.option("--sha256", metavar="HASH", help="What the file at URL must be.")
-@click.option("--cell", metavar="CELL", help="Every wheel of a published cell's locks.")
+@click.option("--cell", metavar="CELL", help="Every wheel of a published cell's locks; a glob names several.")
 @click.option(
     "--lock",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -50,7 +50,12 @@ class How(NamedTuple):
     show_default=True,
     help="Where from: user (what `mirror use` chose), none, host, a preset, a YAML file, or auto: by a probe.",
 )
-@click.option("--to", type=click.Path(path_type=Path, file_okay=False), default=".", help="The directory they go to.")
+@click.option(
+    "--to",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=".",
+    help="The directory they go to. Another file of the same name is replaced, and that is said.",
+)
 @click.option("--limit", type=Rate(), help="Bytes a second for all together: 50M.")
 @click.option("--connections", type=click.IntRange(1, 64), default=8, show_default=True, help="At once to one host.")
 @click.option("--json", "as_json", is_flag=True, help="Print what it came to as JSON.")
@@ -99,7 +104,7 @@ def _fetched(settings: Settings, what: Asked, mirror: str, how: How, done: list[
     client = client_of(profile, how.connections)
     wanted = wanted_of(settings, what, profile, client, how.to)
 
-    with _shown(settings, client, how, len(wanted)) as (means, screen):
+    with _shown(settings, client, how, [want.size for want in wanted]) as (means, screen):
 
         def there(file: Fetched) -> None:
             done.append(file)
@@ -117,7 +122,7 @@ def _model(
     client = client_of(profile, how.connections, *endpoints)
     names = {file.blob: file.path for file in revision.files}
 
-    with _shown(settings, client, how, len(revision.files)) as (means, screen):
+    with _shown(settings, client, how, [file.size for file in revision.files]) as (means, screen):
 
         def there(file: Fetched) -> None:
             done.append(file)
@@ -136,11 +141,13 @@ def _call(revision: Revision) -> str:
 
 
 @contextmanager
-def _shown(settings: Settings, client: Client, how: How, count: int) -> Iterator[tuple[Means, Screen]]:
+def _shown(settings: Settings, client: Client, how: How, sizes: Sequence[int | None]) -> Iterator[tuple[Means, Screen]]:
     from envcheck.mirrors.fetch.limiter import Limiter, Slots
     from envcheck.mirrors.fetch.wanted import Means
 
     limiter, slots = Limiter(how.limit), Slots(how.connections)
-    with shown(settings, count, limiter) as screen:
+    with shown(settings, len(sizes), limiter) as screen:
+        if len(sizes) > 1:
+            screen.say(total(sizes))
         progress, note = screen.progress, screen.note
         yield Means(client, how.connections, limiter=limiter, progress=progress, note=note, slots=slots), screen

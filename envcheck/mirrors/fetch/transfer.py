@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from envcheck.errors import EnvcheckError, PromiseError, UnavailableError
+from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
 from envcheck.mirrors.asking import LaterError, NobodyError, in_turn
 from envcheck.mirrors.fetch import answers, disk
 from envcheck.mirrors.fetch.job import Job
@@ -27,6 +27,9 @@ def fetch(wanted: Wanted, means: Means) -> Fetched:
     when the means were told to stop.
     """
     began = time.monotonic()
+    if wanted.path.is_dir():
+        message = f"{wanted.path}: a directory has the name of the file"
+        raise ConfigError(message, fix="name another directory (--to)")
     wanted.path.parent.mkdir(parents=True, exist_ok=True)
     part = disk.part_of(wanted)
     with disk.locked(part, means) as file:
@@ -34,6 +37,8 @@ def fetch(wanted: Wanted, means: Means) -> Fetched:
         if size is not None:
             disk.discard(part)
             return Fetched(wanted.path, size, 0, size, time.monotonic() - began, {})
+        if os.path.lexists(wanted.path):
+            means.note(_other(wanted.path))
         taken = disk.taken(wanted.local, part, wanted.path, lambda copy: _is(wanted, copy))
         if taken is not None:
             return Fetched(wanted.path, taken, 0, taken, time.monotonic() - began, {"this machine": taken})
@@ -97,6 +102,13 @@ def _told(url: str, means: Means) -> int:
 def _already(wanted: Wanted) -> int | None:
     """Return the size of a file that is there and is the right one."""
     return wanted.path.stat().st_size if _is(wanted, wanted.path) else None
+
+
+def _other(path: Path) -> str:
+    """Return what a person reads of another file at the name: a link's target is not touched."""
+    if path.is_symlink():
+        return f"{path}: is a link to another file; what is fetched replaces the link alone"
+    return f"{path}: is another file; what is fetched replaces it, once it is whole and of its hash"
 
 
 def _is(wanted: Wanted, path: Path) -> bool:

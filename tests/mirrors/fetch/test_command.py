@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import pty
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.cli._fetching import Lines, Speed
+from envcheck.cli._fetching import Lines, Speed, total
 from envcheck.mirrors.fetch.wanted import Wanted
 
 Serve = Callable[..., Any]
@@ -137,7 +138,7 @@ def test_a_terminal_of_80_columns_sees_how_much_how_fast_and_how_long(serve: Ser
     drawn = on_terminal(words(wanted(serve(delay=0.6)), "--connections", "2"), 80)
     rows = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn))
     assert [row for row in rows if len(row) > 80] == []
-    assert any(re.fullmatch(r"file\.bin  10\.5 MB  127\.0\.0\.2:\d+  \d+ MB/s", row) for row in rows), rows
+    assert any(re.fullmatch(r"file\.bin  10\.5 MB  127\.0\.0\.2:\d+  [\d.]+ MB/s", row) for row in rows), rows
     full = [row for row in rows if re.search(r"1 file\(s\) .* [\d.]+/10\.5 MB +[\d.]+ MB/s, 0:00:\d\d left", row)]
     assert full, rows
 
@@ -145,7 +146,7 @@ def test_a_terminal_of_80_columns_sees_how_much_how_fast_and_how_long(serve: Ser
 def test_a_log_gets_no_bar_and_a_quiet_one_nothing(serve: Serve, wanted: Want) -> None:
     want = wanted(serve())
     done = ran(want)
-    assert re.fullmatch(r"file\.bin  10\.5 MB  127\.0\.0\.2:\d+  \d+ MB/s\n", done.stderr)
+    assert re.fullmatch(r"file\.bin  10\.5 MB  127\.0\.0\.2:\d+  [\d.]+ MB/s\n", done.stderr)
     want.path.unlink()
     at = words(want).index("fetch")
     quiet = subprocess.run(
@@ -177,3 +178,15 @@ def test_what_was_there_before_is_no_speed_and_what_stands_still_has_no_end() ->
         now[0] += 1.0
         last = speed.told(20_000_000)
     assert last == "0.0 MB/s"
+
+
+def test_a_small_file_is_no_0_mb_and_its_hash_may_say_what_it_is(serve: Serve, wanted: Want) -> None:
+    want = wanted(serve(content=b"few"), sha256=f"sha256:{hashlib.sha256(b'few').hexdigest().upper()}", size=3)
+    done = ran(want)
+    assert done.stdout == "1 file(s) there, 3 bytes, each of its hash; 3 bytes moved\n"
+    assert re.fullmatch(r"file\.bin  3 bytes  127\.0\.0\.2:\d+  [\d.]+ (bytes|kB)/s\n", done.stderr)
+
+
+def test_how_much_several_files_come_to_is_said_before() -> None:
+    assert total([5_100_000_000, 1_000]) == "2 files, 5.1 GB, less what is there"
+    assert total([2_000, None]) == "2 files, 1 of unknown size, the others 2.0 kB, less what is there"

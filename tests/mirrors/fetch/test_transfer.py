@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import re
 import shutil
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.errors import PromiseError, UnavailableError
+from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.mirrors.fetch.limiter import Limiter
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.fetch.wanted import Means, Wanted
@@ -50,12 +51,41 @@ def test_a_file_that_is_there_is_hashed_and_not_fetched(serve: Serve, wanted: Wa
     assert server.sent == before
 
 
-def test_a_wrong_file_at_the_name_is_replaced(serve: Serve, wanted: Want, means: Means, content: bytes) -> None:
+def test_a_wrong_file_at_the_name_is_replaced_and_that_is_said(
+    serve: Serve, wanted: Want, means: Means, content: bytes, notes: list[str]
+) -> None:
     want = wanted(serve())
     want.path.parent.mkdir()
     want.path.write_bytes(flipped(content, 5))
+    with pytest.raises(UnavailableError):
+        fetch(dataclasses.replace(want, urls=()), means)
+    assert want.path.read_bytes() == flipped(content, 5)
     fetch(want, means)
     assert want.path.read_bytes() == content
+    assert len(notes) == 2
+    assert f"{want.path}: is another file; what is fetched replaces it" in notes[1]
+
+
+def test_a_link_at_the_name_is_replaced_and_what_it_leads_to_is_kept(
+    serve: Serve, wanted: Want, means: Means, content: bytes, notes: list[str]
+) -> None:
+    want = wanted(serve())
+    want.path.parent.mkdir()
+    other = want.path.with_name("other")
+    other.write_bytes(b"mine")
+    want.path.symlink_to(other)
+    fetch(want, means)
+    assert (want.path.is_symlink(), want.path.read_bytes(), other.read_bytes()) == (False, content, b"mine")
+    assert len(notes) == 1
+    assert "replaces the link alone" in notes[0]
+
+
+def test_a_directory_of_the_files_name_is_named(serve: Serve, wanted: Want, means: Means) -> None:
+    want = wanted(serve())
+    want.path.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=re.escape(f"{want.path}: a directory has the name of the file")):
+        fetch(want, means)
+    assert leftovers(want) == []
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,8 @@ def test_a_lock_of_a_dataset_is_of_the_dataset(server: Hub, tmp_path: Path) -> N
     assert {file["path"] for file in json.loads(lock.read_bytes())["files"]} == set(CONTENT)
     assert json.loads(lock.read_bytes())["kind"] == "dataset"
     server.asked.clear()
-    run("fetch", "--lock", str(lock), "--mirror", mirror, "--to", str(tmp_path / "to"))
+    done = run("fetch", "--lock", str(lock), "--mirror", mirror, "--to", str(tmp_path / "to"))
+    assert done.stderr.splitlines()[0].startswith(f"{len(CONTENT)} files, ")
     assert all(path.startswith(f"/datasets/{REPO}/resolve/{COMMIT}/") for path in server.asked)
     assert (tmp_path / "to/datasets--owner--tiny/snapshots" / COMMIT / "README.md").read_text() == CARD
 
