@@ -97,7 +97,7 @@ def busy(watched: Watched) -> Iterator[Watched]:
 
 def until(there: Callable[[], bool]) -> bool:
     """Wait for what takes some scrapes; tell whether it came."""
-    for _ in range(150):
+    for _ in range(450):
         if there():
             return True
         time.sleep(0.2)
