@@ -141,7 +141,8 @@ def test_a_cell_that_cannot_be_locked_keeps_its_lock_and_is_named(
 ) -> None:
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     profile = tmp_path / "dead.yaml"
-    profile.write_text("pypi: [{url: 'http://127.0.0.1:9/simple'}]\n")
+    dead = "[{url: 'http://127.0.0.1:9/simple'}]"
+    profile.write_text(f"pypi: {dead}\npytorch: {dead}\n")
     before = {path: path.read_bytes() for path in (images / CELL).iterdir()}
     ended = run("lock", "--mirror", str(profile), CELL)
     assert ended.exit_code == 3
