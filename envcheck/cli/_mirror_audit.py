@@ -99,11 +99,12 @@ def _watched(findings: Iterable[Finding], settings: Settings) -> list[Finding]:
 
 def _remote(base: str, known: Known, client: Client) -> Iterator[Finding]:
     from envcheck.mirrors.profile import has_userinfo, redacted
-    from envcheck.mirrors.site.audit_remote import listed, models, served
+    from envcheck.mirrors.site.audit_remote import listed, models, refuse_silent, served
 
     if has_userinfo(base):
         message = f"a user or password in {redacted(base)}"
         raise ConfigError(message, fix="leave it out")
+    refuse_silent(base.rstrip("/"), client)
     files, absent = listed(base.rstrip("/"), known.needs, client)
     yield from served(files, client, "packages")
     yield from absent

@@ -55,8 +55,8 @@ def command() -> None:
 @click.option("--sync", "syncs", multiple=True, metavar="NAME=SOURCE", help="A tree to copy from another own mirror.")
 @click.option("--tree", "trees", multiple=True, metavar="NAME=URL", help="A tree to cache, as an apt mirror's.")
 @click.option("--store", type=_DIRECTORY, help="A store; what `store publish` made of it is served.")
-@click.option("--cache-size", type=Size(), help="Of the files' cache, as 500G; 70 % of the disk unless given.")
-@click.option("--min-free", type=Size(zero=True), help="Left of the disk; 15 % unless given.")
+@click.option("--cache-size", type=Size(), help="Of the files' cache, as 500G; 70 % of what is available unless given.")
+@click.option("--min-free", type=Size(zero=True), help="Left of the disk; 15 % of what is available unless given.")
 @click.pass_obj
 def render(settings: Settings, /, *, directory: Path, **options: Any) -> int:
     """Write all configuration of a site below DIRECTORY. Nothing is started.
@@ -70,6 +70,7 @@ def render(settings: Settings, /, *, directory: Path, **options: Any) -> int:
     envcheck mirror site render /srv/mirror --registry docker.io=https://registry.example
     """
     from envcheck.cli._site import site
+    from envcheck.cli._site_room import say_tight
     from envcheck.mirrors.load import load
     from envcheck.mirrors.site import discover
     from envcheck.mirrors.site.files import write
@@ -80,6 +81,9 @@ def render(settings: Settings, /, *, directory: Path, **options: Any) -> int:
     roots = {"ca.pem": discover.bundle(profile)} if profile.ca else {}
     written = write(directory, {**to_files(rendered), **roots})
     _say_kept(directory, written.kept)
+    say_tight(rendered)
+    if rendered.store and not Path(rendered.store).is_dir():
+        click.echo(f"warning: {rendered.store} is not there: nothing of it is served until it is a store", err=True)
     if not settings.quiet:
         removed = f", {len(written.removed)} of an earlier render removed" if written.removed else ""
         start = f"start it with `envcheck mirror site up {directory}`"
@@ -129,10 +133,12 @@ def up(settings: Settings, /, *, directory: Path, compose: bool) -> int:
     \b
     envcheck mirror site up /srv/mirror
     """
+    from envcheck.cli._site_room import say_tight
     from envcheck.mirrors.site import control
     from envcheck.mirrors.site.model import read
 
     site = read(directory.absolute())
+    say_tight(site)
     told = control.compose_up(site) if compose else control.up(site)
     if not settings.quiet:
         _table(told)
@@ -197,6 +203,7 @@ def status(directory: Path, *, compose: bool, as_json: bool) -> int:
     import dataclasses
     import json
 
+    from envcheck.cli._site_room import cache, line
     from envcheck.mirrors.site import control
     from envcheck.mirrors.site.model import read
 
@@ -204,9 +211,10 @@ def status(directory: Path, *, compose: bool, as_json: bool) -> int:
     told = control.composed(site) if compose else control.status(site)
     if as_json:
         parts = [dataclasses.asdict(one) for one in told]
-        click.echo(json.dumps({"schema": "envcheck/site-status/1", "parts": parts}, indent=2))
+        click.echo(json.dumps({"schema": "envcheck/site-status/1", "parts": parts, "cache": cache(site)}, indent=2))
     else:
         _table(told)
+        click.echo(line(site))
     return 0 if all(one.state == "running" or one.optional for one in told) else 1
 
 

@@ -10,33 +10,51 @@ from envcheck.errors import ConfigError
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.mirrors.profile import Profile
-    from envcheck.mirrors.site.discover import Part
-    from envcheck.mirrors.site.model import HuggingFace, Index, Registry, Site
+    from envcheck.mirrors.site.model import HuggingFace, Registry, Site
 
 # Ports below the site's own one that is given: 0 the indexes, 1 Hugging Face, 2... registries, then what is inside.
 _INSIDE: Final = 100
 
 
 def site(settings: Settings, root: Path, profile: Profile, options: dict[str, Any]) -> Site:
-    """Return the site in a directory, before a profile's upstreams."""
+    """Return the site in a directory, before a profile's upstreams. These are asked once all that is given is right."""
+    import msgspec
+
+    from envcheck.mirrors.site import certificate, discover
+    from envcheck.mirrors.site.files import refuse_others
+    from envcheck.mirrors.site.model import checked, checked_url
+
+    links = [checked_url(_clean(link)) for link in options["links"]]
+    refuse_others(root)
+    given = checked(_given(root, profile, options))
+    if given.tls:
+        certificate.checked(given.tls, given.name, options["ca"])
+    pages, client = _pages(settings), _client(profile)
+    found = [discover.linked(index, pages, client, links) for index in given.indexes]
+    return msgspec.structs.replace(given, indexes=found)
+
+
+def _given(root: Path, profile: Profile, options: dict[str, Any]) -> Site:
+    """Return the site as the options and this machine say it, before its indexes were asked for their links."""
     from envcheck.mirrors.site import discover
     from envcheck.mirrors.site.model import Site, Tls
+    from envcheck.mirrors.site.room import room
 
     addresses = list(options["address"]) or ["127.0.0.1"]
     port, tls = options["port"], options["tls"]
-    size, free = discover.disk(root)
+    size, free = room(root).sizes(options["cache_size"], options["min_free"])
     return Site(
         root=str(root),
         addresses=addresses,
         name=options["name"] or addresses[0],
         port=port,
-        indexes=_indexes(settings, profile, options),
+        indexes=discover.indexes(profile, ("pypi", "pytorch") if options["pytorch"] else ("pypi",)),
         ca=str(root / "ca.pem") if profile.ca else discover.roots(),
         resolvers=discover.resolvers(Path("/etc/resolv.conf").read_text(errors="replace")),
         exporter=port + _INSIDE,
         prometheus=port + _INSIDE + 1,
-        cache_size=options["cache_size"] or size,
-        min_free=free if options["min_free"] is None else options["min_free"],
+        cache_size=size,
+        min_free=free,
         hf=_hf(profile, options),
         registries=_registries(options["registries"], port),
         tls=Tls(certificate=str(tls[0].absolute()), key=str(tls[1].absolute())) if tls else None,
@@ -60,14 +78,6 @@ def _owner(root: Path) -> str:
         return f"{os.geteuid()}:{os.getegid()}"
     told = root.stat()
     return f"{told.st_uid}:{told.st_gid}"
-
-
-def _indexes(settings: Settings, profile: Profile, options: dict[str, Any]) -> list[Index]:
-    from envcheck.mirrors.site.discover import indexes
-
-    parts: tuple[Part, ...] = ("pypi", "pytorch") if options["pytorch"] else ("pypi",)
-    links = [_clean(link) for link in options["links"]]
-    return indexes(profile, parts, _pages(settings), _client(profile), links)
 
 
 def _hf(profile: Profile, options: dict[str, Any]) -> HuggingFace | None:

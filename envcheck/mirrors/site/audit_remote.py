@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,19 @@ from envcheck.mirrors.locate import Found, Need, locate
 from envcheck.mirrors.profile import Index
 from envcheck.mirrors.site.audit import Cache, Finding
 from envcheck.mirrors.site.audit_disk import CHUNK
+from envcheck.mirrors.urls import host_of
+
+
+def refuse_silent(base: str, client: Client) -> None:
+    """Raise UnavailableError where nobody answers there at all: it would be said of every file."""
+    try:
+        client.get(f"{base}/").close()
+    except NetworkError as error:
+        with contextlib.suppress(NetworkError):  # it is there, and merely sends its visitors somewhere odd
+            if client.shake(base) is not None:
+                return
+        message = f"no connection to {host_of(base)}: {error}"
+        raise UnavailableError(message, fix="check the URL, and --ca where its authority is private") from error
 
 
 def listed(base: str, needs: Iterable[Need], client: Client) -> tuple[list[Found], list[Finding]]:

@@ -23,6 +23,7 @@ from typing import Any, Final, Literal
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.site.model import Site
 from envcheck.mirrors.site.parts import Part, parts
+from envcheck.mirrors.site.processes import began, orphans, send
 
 State = Literal["running", "silent", "ended", "not started", "not installed"]
 _SECONDS: Final = 30.0
@@ -48,15 +49,16 @@ def up(site: Site) -> list[Status]:
     Then nothing that this call started is left running.
     """
     _refuse_missing(site)
-    with contextlib.ExitStack() as began:
+    with contextlib.ExitStack() as started:
         for part in parts(site):
             program = _program(part)
             if _pid(site, part.name) is not None or program is None:
                 continue
+            _end(site, part.name)  # what it left behind when it was killed, if that still has its port
             _refuse_taken(part)
-            began.callback(_end, site, part.name)
+            started.callback(_end, site, part.name)
             _start(site, part, program)
-        began.pop_all()
+        started.pop_all()
     return status(site)
 
 
@@ -75,7 +77,7 @@ def reload(site: Site) -> None:
         message = f"nginx does not take it: {judged.stderr.strip().splitlines()[0]}"
         raise ConfigError(message, fix="mend it, or render it anew; until then it goes on as it was")
     _until(lambda: _read(Path(site.root, "run/nginx.pid")) == str(pid))  # before it has written that, a signal ends it
-    os.kill(pid, signal.SIGHUP)
+    send(pid, signal.SIGHUP, part.name)
 
 
 def down(site: Site) -> list[str]:
@@ -174,7 +176,7 @@ def _start(site: Site, part: Part, program: str) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    _record(site, part.name).write_text(f"{process.pid} {_began(process.pid)}\n")
+    _record(site, part.name).write_text(f"{process.pid} {began(process.pid)}\n")
     deadline = time.monotonic() + _SECONDS
     while not _answers(part):
         if process.poll() is not None or time.monotonic() > deadline:
@@ -233,31 +235,35 @@ def _record(site: Site, name: str) -> Path:
 def _pid(site: Site, name: str) -> int | None:
     """Return the number of the process that we started, or None where it is no more, or another has its number."""
     try:
-        pid, began = _record(site, name).read_text().split()
+        pid, since = _record(site, name).read_text().split()
     except (FileNotFoundError, ValueError):
         return None
-    return int(pid) if began == _began(int(pid)) else None
+    return int(pid) if since == began(int(pid)) else None
 
 
-def _began(pid: int) -> str:
-    """Return when a process began, in ticks since boot, or "" where it is gone or has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+def _left(site: Site, name: str) -> dict[int, str]:
+    """Return what a part that was killed left running: number -> when it began."""
+    leader = _read(_record(site, name)).partition(" ")[0]
+    return orphans(int(leader), Path(site.root)) if leader.isdecimal() else {}
 
 
 def _end(site: Site, name: str) -> bool:
     """End a part and all that it started: it leads a session of its own."""
     pid = _pid(site, name)
     if pid is not None:
-        os.kill(pid, signal.SIGTERM)
+        send(pid, signal.SIGTERM, name)
         if not _gone(site, name):
             os.killpg(pid, signal.SIGKILL)
             _gone(site, name)
+    left = _left(site, name)
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        for one, since in left.items():
+            if began(one) == since:
+                send(one, how, name)
+        if _until(lambda: not any(began(one) == since for one, since in left.items())):
+            break
     _record(site, name).unlink(missing_ok=True)
-    return pid is not None
+    return pid is not None or bool(left)
 
 
 def _gone(site: Site, name: str) -> bool:

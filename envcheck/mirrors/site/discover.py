@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import ssl
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,34 +16,33 @@ from envcheck.mirrors.http import Client, NetworkError
 from envcheck.mirrors.profile import CLIENT_DEFAULT, Profile, attempts
 from envcheck.mirrors.site.model import Index, origin
 from envcheck.mirrors.upstream import python_index, pytorch_index
+from envcheck.mirrors.urls import host_of
 
 _AT_ONCE: Final = 8
 _VARIANT: Final = "/{variant}"
-# A disk over 85 % full is an alarm; nginx begins to evict there by itself.
-_KEPT_FREE: Final = 0.15
 _BUNDLES: Final = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
 
 Part = Literal["pypi", "pytorch"]
 
 
-def indexes(
-    profile: Profile, parts: Sequence[Part], pages: Sequence[str], client: Client, links: Sequence[str] = ()
-) -> list[Index]:
+def indexes(profile: Profile, parts: Sequence[Part]) -> list[Index]:
     """Return the indexes a site stands before: the profile's first of each kind, or the clients' own defaults.
 
-    `pages` are "pypi/NAME" or "pytorch/VARIANT/NAME": what they link to is where files may be taken from. With `links`
-    given, nothing is asked. Raise UnavailableError where not one page of an index can be read, ConfigError where a
-    closed profile names no index.
+    Nothing is asked, and none has links yet. Raise ConfigError where a closed profile names no index.
     """
-    urls = [_url(profile, part) for part in parts]
-    return [_index(part, url, pages, client, links) for part, url in zip(parts, urls, strict=True)]
+    return [Index(part=part, url=_url(profile, part)) for part in parts]
 
 
-def _index(part: Part, url: str, pages: Sequence[str], client: Client, links: Sequence[str]) -> Index:
+def linked(index: Index, pages: Sequence[str], client: Client, links: Sequence[str] = ()) -> Index:
+    """Return an index with where its files may be taken from: `links`, else what its pages link to.
+
+    `pages` are "pypi/NAME" or "pytorch/VARIANT/NAME". Raise UnavailableError where not one of them can be read.
+    """
+    part, url = index.part, index.url
     mine = [f"{url}/{page.removeprefix(f'{part}/')}/" for page in pages if page.startswith(f"{part}/")]
-    linked = links or _linked(client, mine)
-    return Index(part=part, url=url, links=sorted({origin(one) for one in linked} - {origin(url)}))
+    found = links or _linked(client, mine)
+    return Index(part=part, url=url, links=sorted({origin(one) for one in found} - {origin(url)}))
 
 
 def _url(profile: Profile, part: Part) -> str:
@@ -74,15 +72,7 @@ def _read(client: Client, page: str) -> list[simple.File] | str:
     try:
         return simple.read(client, page)
     except NetworkError as error:
-        return str(error)
-
-
-def disk(root: Path) -> tuple[int, int]:
-    """Return how many bytes of root's filesystem a cache may take, and how many are kept free."""
-    at = next(path for path in (root, *root.parents) if path.exists())
-    told = os.statvfs(at)
-    size = told.f_blocks * told.f_frsize
-    return int(size * (1 - 2 * _KEPT_FREE)), int(size * _KEPT_FREE)
+        return f"{host_of(page)}: {error}"
 
 
 def bundle(profile: Profile) -> str:

@@ -32,9 +32,7 @@ def write(root: Path, files: Mapping[str, str]) -> Written:
 
     What was edited since is kept under another name. Raise ConfigError for a directory with something else in it.
     """
-    if root.is_dir() and any(root.iterdir()) and not (root / "site.json").exists():
-        message = f"{root} is not empty and holds no mirror site"
-        raise ConfigError(message, fix="name a directory of its own")
+    refuse_others(root)
     for name in _WORKING:
         (root / name).mkdir(parents=True, exist_ok=True)
     before = _rendered(root)
@@ -44,6 +42,13 @@ def write(root: Path, files: Mapping[str, str]) -> Written:
         _remove(root, name)
     _write_all(root, files, {})
     return Written(list(files), stale, kept)
+
+
+def refuse_others(root: Path) -> None:
+    """Raise ConfigError for a directory with something else in it than a site."""
+    if root.is_dir() and any(root.iterdir()) and not (root / "site.json").exists():
+        message = f"{root} is not empty and holds no mirror site"
+        raise ConfigError(message, fix="name a directory of its own")
 
 
 def change(root: Path, files: Mapping[str, str]) -> dict[str, str]:

@@ -160,9 +160,7 @@ def checked(site: Site) -> Site:
             raise ConfigError(message, fix="choose another name")
     urls = [*site.origins, *(registry.url for registry in site.registries), *site.trees.values()]
     for url in [*urls, site.hf.endpoint] if site.hf and site.hf.endpoint else urls:
-        if not _URL.fullmatch(url):
-            message = f"{redacted(url)!r} is no URL of an upstream"
-            raise ConfigError(message, fix="write its scheme and host")
+        checked_url(url)
     for name in [*(registry.name for registry in site.registries), *site.sync, *site.trees]:
         if not _NAME.fullmatch(name):
             message = f"{name!r} is no name for a part of the site"
@@ -173,6 +171,14 @@ def checked(site: Site) -> Site:
         raise ConfigError(message, fix="give --hf-tokens FILE too, or --no-hf")
     _checked_networks(site)
     return site
+
+
+def checked_url(url: str) -> str:
+    """Return a URL. Raise ConfigError for what is none."""
+    if not _URL.fullmatch(url):
+        message = f"{redacted(url)!r} is no URL of an upstream"
+        raise ConfigError(message, fix="write its scheme and host")
+    return url
 
 
 def _checked_sources(site: Site) -> None:

@@ -92,7 +92,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
         write(tmp_path, {"site.json": "{}"})
 
 
-@pytest.mark.parametrize(("given", "size"), [("10g", 10**10), ("500m", 5 * 10**8), ("1.5T", 15 * 10**11), ("7", 7)])
+@pytest.mark.parametrize(("given", "size"), [("1g", 10**9), ("500m", 5 * 10**8), ("0.0015T", 15 * 10**8), ("7", 7)])
 def test_sizes_are_what_people_write(tmp_path: Path, given: str, size: int) -> None:
     rendered(tmp_path / "site", "--cache-size", given, "--min-free", "0")
     told = json.loads((tmp_path / "site/site.json").read_text())

@@ -1,0 +1,161 @@
+"""What `site render` takes and what it refuses, with why: all before anybody is asked."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner, Result
+
+from envcheck.cli import cli
+from envcheck.errors import ConfigError, UnavailableError
+from envcheck.mirrors.http import Client
+from envcheck.mirrors.site.audit_remote import refuse_silent
+from envcheck.mirrors.site.certificate import checked
+from envcheck.mirrors.site.model import Tls
+from envcheck.mirrors.site.room import USEFUL, Room
+from tests.mirrors.site.conftest import Authority
+from tests.mirrors.site.upstreams import free_port
+
+LINK = ("--link", "https://x.example")
+
+
+def render(site: Path, *options: str) -> Result:
+    return CliRunner().invoke(cli, ["mirror", "site", "render", str(site), *options])
+
+
+@pytest.fixture
+def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no request be made."""
+
+    def get(_client: Client, url: str, *_arguments: object) -> None:
+        pytest.fail(f"{url} was asked")
+
+    monkeypatch.setattr(Client, "get", get)
+
+
+@pytest.mark.usefixtures("unasked")
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--address", "300.1.1.1"), "300.1.1.1"),
+        (("--name", "a;b"), "'a;b'"),
+        (("--allow", "192.0.2.0/33"), "192.0.2.0/33"),
+        (("--registry", "docker.io"), "'docker.io' names no URL"),
+        (("--registry", "docker.io=x"), "'x' is no URL"),
+        (("--link", "garbage"), "'garbage' is no URL"),
+        (("--cache-size", "999999T"), "more than the whole disk"),
+        (("--min-free", "999999T"), "more than the whole disk"),
+    ],
+)
+def test_arguments_are_read_before_anybody_is_asked(tmp_path: Path, options: tuple[str, ...], says: str) -> None:
+    done = render(tmp_path / "site", *options)
+    assert isinstance(done.exception, ConfigError)
+    assert says in done.exception.message
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:
+    words = (*LINK, "--store", str(tmp_path / "store"))
+    assert f"warning: {tmp_path / 'store'} is not there" in render(tmp_path / "site", *words).output
+    (tmp_path / "store").mkdir()
+    assert "is not there" not in render(tmp_path / "site", *words).output
+
+
+def test_who_cannot_be_asked_is_named(tmp_path: Path) -> None:
+    at = f"127.0.0.1:{free_port('127.0.0.1')}"
+    (tmp_path / "dead.yaml").write_text(f"pypi: [{{url: 'http://{at}/simple'}}]\n")
+    done = render(tmp_path / "site", "--no-pytorch", "--profile", str(tmp_path / "dead.yaml"))
+    assert isinstance(done.exception, UnavailableError)
+    assert f"{at}: no connection" in done.exception.message
+    with pytest.raises(UnavailableError, match=f"no connection to {at}"):
+        refuse_silent(f"http://{at}", Client())
+
+
+@pytest.mark.parametrize(
+    ("disk", "given", "sizes", "tight"),
+    [
+        (Room(10**12, 10**12), (None, None), (7 * 10**11, 15 * 10**10), False),
+        (Room(10**12, 2 * 10**10), (None, None), (14 * 10**9, 3 * 10**9), False),
+        (Room(10**12, 2 * 10**10, 18 * 10**10), (None, None), (14 * 10**10, 3 * 10**10), False),
+        (Room(10**12, USEFUL), (None, None), (3_500_000_000, 750_000_000), False),
+        (Room(10**12, USEFUL - 1), (None, None), (3_499_999_999, 749_999_999), True),
+        (Room(10**12, 10**11), (8 * 10**10, 2 * 10**10), (8 * 10**10, 2 * 10**10), False),
+        (Room(10**12, 10**11), (8 * 10**10 + 1, 2 * 10**10), (8 * 10**10 + 1, 2 * 10**10), True),
+        (Room(10**12, 10**11), (10**12, 0), (10**12, 0), True),
+    ],
+)
+def test_sizes_come_of_what_is_available(
+    disk: Room, given: tuple[int | None, int | None], sizes: tuple[int, int], *, tight: bool
+) -> None:
+    assert disk.sizes(*given) == sizes
+    assert disk.tight(*sizes) is tight
+    assert tight or disk.holds(*sizes) == sizes[0]
+
+
+def test_a_full_disk_is_said_by_render_and_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = SimpleNamespace(total=10**12, used=10**12 - 100, free=100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    done = render(tmp_path / "site", *LINK)
+    assert done.exception is None
+    assert "warning: the cache can hold 70 bytes of its 70 bytes: 100 bytes are available" in done.output
+    told = CliRunner().invoke(cli, ["mirror", "site", "status", str(tmp_path / "site")])
+    assert "the cache can hold 70 bytes" in told.output.splitlines()[-1]
+    begun = CliRunner().invoke(cli, ["mirror", "site", "up", str(tmp_path / "site"), "--compose"], env={"PATH": ""})
+    assert "warning: the cache can hold 70 bytes" in begun.output
+
+
+def openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+def expired(authority: Authority, to: Path) -> Path:
+    """Return the authority's certificate for the same key, of a time that is over."""
+    request, ca = to / "request.pem", authority.ca
+    subject = ("-subj", "/CN=mirror", "-addext", "subjectAltName=IP:127.0.0.1")
+    openssl("req", "-new", "-key", authority.key, *subject, "-out", request)
+    sign = ("-CA", ca, "-CAkey", ca.with_name("ca.key"), "-copy_extensions", "copy", "-days", "-1")
+    openssl("x509", "-req", "-in", request, *sign, "-set_serial", "7", "-out", to / "old.pem")
+    return to / "old.pem"
+
+
+def stranger(to: Path) -> tuple[Path, Path]:
+    """Return a certificate that signed itself, and its key."""
+    key, ca = to / "other.key", to / "other.pem"
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=127.0.0.1")
+    names = ("-addext", "subjectAltName=IP:127.0.0.1")
+    openssl("req", "-x509", *new, *names, "-keyout", key, "-out", ca)
+    return ca, key
+
+
+def test_a_certificate_that_clients_would_not_take_is_said(authority: Authority, tmp_path: Path) -> None:
+    own = Tls(certificate=str(authority.certificate), key=str(authority.key))
+    other, key = stranger(tmp_path)
+    old = Tls(certificate=str(expired(authority, tmp_path)), key=own.key)
+    for ca in (authority.ca, None):
+        checked(own, "127.0.0.1", ca)
+        checked(own, "localhost", ca)
+        for tls, name, says in (
+            (own, "192.0.2.1", "is not for 192.0.2.1"),
+            (own, "mirror.example", "is not for mirror.example"),
+            (old, "127.0.0.1", "certificate has expired"),
+            (Tls(certificate=own.key, key=own.certificate), "localhost", "may be swapped"),
+            (Tls(certificate=own.certificate, key=str(key)), "localhost", "is not the key of"),
+            (own, ".x", "no name of a host"),
+        ):
+            with pytest.raises(ConfigError, match=says):
+                checked(tls, name, ca)
+    with pytest.raises(ConfigError, match=f"{other} did not sign {own.certificate}"):
+        checked(own, "127.0.0.1", other)
+    checked(Tls(certificate=str(other), key=str(key)), "127.0.0.1", other)
+
+
+def test_render_holds_the_certificate_against_the_name(authority: Authority, tmp_path: Path) -> None:
+    tls = ("--tls", str(authority.certificate), str(authority.key))
+    done = render(tmp_path / "site", *LINK, *tls, "--name", "mirror.example")
+    assert isinstance(done.exception, ConfigError)
+    assert "is not for mirror.example" in done.exception.message
+    assert render(tmp_path / "site", *LINK, *tls).exception is None
