@@ -29,5 +29,10 @@ def state_path(*parts: str) -> Path:
     home = os.environ.get("ENVCHECK_HOME")
     if home:
         return Path(home, *parts)
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share"
-    return Path(data, "envcheck", *parts)
+    return xdg("XDG_DATA_HOME", ".local/share").joinpath("envcheck", *parts)
+
+
+def xdg(variable: str, default: str) -> Path:
+    """Return one of the user's base directories; a relative one is to be ignored (XDG Base Directory, 0.8)."""
+    named = Path(os.environ.get(variable, ""))
+    return named if named.is_absolute() else Path.home() / default

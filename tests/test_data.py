@@ -8,11 +8,24 @@ import pytest
 
 from envcheck import data
 from envcheck.errors import ConfigError
+from envcheck.mirrors import chosen, probe_cache
 
 
 def test_a_checkout_uses_its_own_files() -> None:
     assert data.data_path("matrix.yaml") == Path(__file__).parents[1] / "matrix.yaml"
     assert data.own_images().is_dir()
+
+
+def test_a_base_directory_that_is_relative_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ENVCHECK_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for given, base in ((str(tmp_path / "data"), tmp_path / "data"), ("data", tmp_path / ".local/share")):
+        monkeypatch.setenv("XDG_DATA_HOME", given)
+        assert data.state_path("store") == base / "envcheck/store"
+    for variable in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(variable, "relative")
+    assert chosen.path() == tmp_path / ".config/envcheck/mirror"
+    assert probe_cache.place() == tmp_path / ".cache/envcheck/probe"
 
 
 def test_an_installed_package_uses_its_copies_and_leaves_them_alone(

@@ -130,7 +130,7 @@ def _tell(name: str, profile: Profile, wish: Wish, *, as_json: bool) -> None:
         _section("Lacks", lacks)
         _section("Known from", list(dict.fromkeys(f"{e.kind}, {_seen(e)}: {e.source}" for e in preset.entries)))
     _section("Cannot", cannot)
-    click.echo(f"\nsettings for {', '.join(sets) or 'nothing'}: --format")
+    click.echo(f"\nsettings for {', '.join(sets)}: --format" if sets else "\nit sets nothing: no settings")
 
 
 def _seen(entry: Entry) -> str:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 AUTO: Final = "auto"
 _WIDTH: Final = 80
+_NAME: Final = 22
 
 
 def locks_of(settings: Settings, selector: str) -> list[Lock]:
@@ -51,9 +52,9 @@ def locks_of(settings: Settings, selector: str) -> list[Lock]:
 
 def lock_at(path: Path) -> Lock:
     """Return the lock in a file."""
-    from envcheck.images.lock import parse_lock
+    from envcheck.images.lock import parse_requirements
 
-    return parse_lock(path.read_text(encoding="utf-8", errors="replace"), "base", str(path))
+    return parse_requirements(path.read_text(encoding="utf-8", errors="replace"), "base", str(path))
 
 
 def asked_of(locks: Iterable[Lock]) -> list[Asked]:
@@ -224,13 +225,14 @@ def show(ranked: list[Ranked], title: str, *, quiet: bool) -> None:
 
 
 def _line(one: Ranked, place: int) -> str:
+    name = f"{one.mirror:<{_NAME}}" if len(one.mirror) <= _NAME else f"{one.mirror}\n{'':<{_NAME + 5}}"
     if not one.passed:
         state = "not passed" if one.measured.answered else "not reached"
-        return f"  -  {one.mirror:<22} {state}: {', '.join(sorted(one.only))}"
+        return f"  -  {name} {state}: {', '.join(sorted(one.only))}"
     rate, latency = one.measured.rate, one.measured.latency
     speed = f"{rate.speed / 1e6:.1f} MB/s" if rate is not None else "no rate"
     delay = f"{latency.total * 1e3:.1f} ms" if latency is not None else "no latency"
-    return f"{place:>3}  {one.mirror:<22} {one.score:>5.1f} of 100   {speed:>12}   {delay:>10}"
+    return f"{place:>3}  {name} {one.score:>5.1f} of 100   {speed:>12}   {delay:>10}"
 
 
 def _why(one: Ranked) -> list[str]:

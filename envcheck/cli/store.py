@@ -171,8 +171,10 @@ def _tell(faults: list[Fault], counted: str, mirror: str | None) -> None:
     wrap.break_long_words = False
     for fault in faults:
         click.echo(fault.file)
-        served = f"; in version {', '.join(map(str, fault.versions))}" if fault.versions else "; in no version"
-        click.echo(wrap.fill(f"{fault.what}{served}"))
+        served = (
+            f"in version {', '.join(map(str, fault.versions))}" if fault.versions else "no version serves wrong bytes"
+        )
+        click.echo(wrap.fill(f"{fault.what}; {served}"))
         click.echo(wrap.fill(f"mended from {fault.mended}" if fault.mended else f"not mended: {fault.left}"))
     mended = sum(fault.mended is not None for fault in faults)
     said = f"{len(faults)} wrong, {mended} of them mended" if faults else "each is of its hash"

@@ -98,7 +98,7 @@ def _exactly(stream: Stream, size: int) -> bytes:
     while len(found) < size:
         more = stream.read(size - len(found))
         if not more:
-            message = "it ends before its end"
+            message = "it is cut off, or no tar"
             raise NotOursError(message)
         found += more
     return found
@@ -118,7 +118,7 @@ class _Body(io.RawIOBase):
         wanted = min(len(buffer), self.left)
         found = self._stream.read(wanted) if wanted else b""
         if wanted and not found:
-            message = "it ends before its end"
+            message = "it is cut off, or no tar"
             raise NotOursError(message)
         buffer[: len(found)] = found
         self.left -= len(found)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from envcheck.data import xdg
 from envcheck.errors import ConfigError
 
 
 def path() -> Path:
     """Return where the choice is kept."""
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(base, "envcheck", "mirror")
+    return xdg("XDG_CONFIG_HOME", ".config") / "envcheck" / "mirror"
 
 
 def read() -> str | None:

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from envcheck.data import xdg
 from envcheck.mirrors.budget import Budget
 from envcheck.mirrors.measured import Measured
 from envcheck.mirrors.probe import Mirror, probe
@@ -22,7 +23,7 @@ HOUR: Final = 3600.0
 
 def place() -> Path:
     """Return the directory: $XDG_CACHE_HOME/envcheck/probe, else below ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "envcheck", "probe")
+    return xdg("XDG_CACHE_HOME", ".cache") / "envcheck" / "probe"
 
 
 def key(mirror: Mirror, asked: Sequence[Asked]) -> str:

@@ -78,11 +78,18 @@ def _package(name: str) -> tuple[str | None, str]:
 
 
 def mirrors_of(need: Need, trust: Mirror) -> list[Mirror]:
-    """Return each URL's host as a mirror, reached as `trust` is: with its CA and its netrc file."""
+    """Return each URL's host as a mirror, and its path where hosts are not enough to tell them apart.
+
+    They are reached as `trust` is: with its CA and its netrc file.
+    """
     hosts = [urlsplit(url).netloc for url in need.urls]
-    return [
-        Mirror(host, Profile(name=host, pypi=[Index(url=url)]), trust.client)
+    names = [
+        host if hosts.count(host) == 1 else f"{host}{urlsplit(url).path}"
         for host, url in zip(hosts, need.urls, strict=True)
+    ]
+    return [
+        Mirror(name, Profile(name=name, pypi=[Index(url=url)]), trust.client)
+        for name, url in zip(names, need.urls, strict=True)
     ]
 
 

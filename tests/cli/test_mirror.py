@@ -86,6 +86,10 @@ def test_show_says_what_is_set_what_is_lacking_and_what_cannot_be_done(home: Pat
     assert answer["sets"] == ["pip", "uv", "npm", "env"]
 
 
+def test_a_profile_that_sets_nothing_says_so() -> None:
+    assert run("show", "none").output.endswith("\nit sets nothing: no settings\n")
+
+
 def test_a_form_is_all_there_is_on_standard_output(home: Path) -> None:
     result = run("show", str(home / "site.yaml"), "--format", "uv")
     assert msgspec.toml.decode(result.stdout)["index"][0]["url"] == "https://pypi.example/simple"

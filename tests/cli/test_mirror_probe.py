@@ -140,6 +140,15 @@ def test_urls_of_one_file_are_compared(site: Path) -> None:
     assert "canary" not in done.output
 
 
+def test_urls_of_one_host_are_told_apart(site: Path) -> None:
+    index = (site / "site.yaml").read_text().partition("'")[2].partition("'")[0]
+    there, gone = index.replace("simple", WHEEL), index.replace("simple", "gone.whl")
+    arguments = ["mirror", "probe", "none", "--need", there, "--need", f"{gone}?token=canary"]
+    done = CliRunner().invoke(cli, arguments, standalone_mode=False)
+    rows = [line.split() for line in done.output.splitlines() if line[:5].strip() in {"1", "-"}]
+    assert rows == [["1", there.removeprefix("http://")], ["-", gone.removeprefix("http://")]]
+
+
 def judged(*arguments: str) -> tuple[int, dict[str, Any]]:
     """Return how a probe for a URL ends, and each mirror by its name."""
     done = CliRunner().invoke(cli, ["mirror", "probe", "--json", *arguments], standalone_mode=False)

@@ -92,6 +92,14 @@ def test_verify_is_1_when_something_is_wrong_and_names_it(run: Run, store: Store
     assert "not served" in failed(run("rollback"), PromiseError)
 
 
+def test_what_only_the_store_has_wrong_no_version_serves(run: Run, store: Store) -> None:
+    one = next(one for one in store.objects() if one.size == 7)
+    store.path(one.sha256).unlink()
+    store.path(one.sha256).write_bytes(b"WEIGHTS")
+    told = run("verify").stdout
+    assert "; no version serves wrong bytes\n    mended from versions/" in told
+
+
 def test_a_store_with_nothing_in_it_is_not_found_sound(run: Run, tmp_path: Path) -> None:
     with Store(tmp_path / "empty").held():
         pass

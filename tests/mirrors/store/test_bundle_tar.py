@@ -86,6 +86,11 @@ def test_a_header_that_says_it_is_huge_takes_no_memory(kind: bytes, size: int) -
     assert endless.asked <= 1536
 
 
+def test_what_is_no_tar_is_said_to_be_none() -> None:
+    with pytest.raises(NotOursError, match="it is cut off, or no tar"):
+        list(bundle_tar.read(io.BytesIO(b"garbage")))
+
+
 GOOD = {f"{n}.bin": random.Random(n).randbytes(n * 300) for n in range(1, 4)}  # noqa: S311 (data)
 LISTED = msgspec.json.encode(
     {
