@@ -161,7 +161,7 @@ def _untold(ref: hf.Reference, endpoint: str, error: NobodyError | ValueError) -
 
 
 def _fix(reason: Exception) -> str:
-    elsewhere = "or give --lock FILE, which asks nobody"
+    elsewhere = "or `fetch --lock FILE`, which asks nobody"
     if isinstance(reason, NetworkError) and reason.fix and not isinstance(reason, StatusError):
         return f"{reason.fix}, {elsewhere}"
     if isinstance(reason, LaterError):

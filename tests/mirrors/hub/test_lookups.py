@@ -19,7 +19,7 @@ from envcheck.mirrors.http import Client
 
 REF = hf.Reference("model", "owner/tiny", "main")
 Hubs = Callable[[], Any]
-ELSEWHERE = "or give --lock FILE, which asks nobody"
+ELSEWHERE = "or `fetch --lock FILE`, which asks nobody"
 
 
 @pytest.fixture
