@@ -100,7 +100,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print what became of the fault catalogue, where its tests were run: found, missed, false alarms."""
     told = collections.defaultdict[str, dict[tuple[str, str], str]](dict)
-    for report in [r for kept in terminalreporter.stats.values() for r in kept if hasattr(r, "user_properties")]:
+    kept = [one for group in terminalreporter.stats.values() for one in group]
+    # Beside reports of tests there are the tests that were left out, and what could not be collected.
+    for report in [one for one in kept if hasattr(one, "when") and hasattr(one, "user_properties")]:
         for what, about in report.user_properties:
             if what in ("fault", "quiet", "sound machine") and (report.when == "call" or report.outcome != "passed"):
                 told[what][tuple(about)] = report.outcome
