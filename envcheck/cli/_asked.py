@@ -83,11 +83,11 @@ def wanted_of(settings: Settings, asked: Asked, profile: Profile, client: Client
     """Return the files that are asked for, where they may be had, and where they go."""
     if asked.url is not None:
         return [_one(asked.url, asked.sha256, to)]
-    from envcheck.images.lock import parse_lock
+    from envcheck.images.lock import parse_requirements
 
     if asked.lock is not None:
         text = asked.lock.read_text(encoding="utf-8", errors="replace")
-        return _located([parse_lock(text, "base", str(asked.lock))], None, profile, client, to)
+        return _located([parse_requirements(text, "base", str(asked.lock))], None, profile, client, to)
     from envcheck.data import own_images
     from envcheck.images.lock import read_locks
     from envcheck.images.spec import select

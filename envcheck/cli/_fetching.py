@@ -142,6 +142,8 @@ class Screen(NamedTuple):
 def total(sizes: Sequence[int | None]) -> str:
     """Return how much several files come to; a size that nobody told yet is said to be missing."""
     known = [size for size in sizes if size is not None]
+    if not known:
+        return f"{len(sizes)} files, whose sizes no page tells"
     least = "" if len(known) == len(sizes) else f"{len(sizes) - len(known)} of unknown size, the others "
     return f"{len(sizes)} files, {least}{human(sum(known))}, less what is there"
 

@@ -39,7 +39,7 @@ class How(NamedTuple):
 @click.option(
     "--lock",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Every file of one lock: a cell's, a model's or a dataset's.",
+    help="Every file of one lock: a cell's, a model's, a dataset's, or requirements with hashes.",
 )
 @click.option("--model", metavar="REPO@REV", help="A Hugging Face model, laid out as HF_HUB_CACHE wants it.")
 @click.option("--dataset", metavar="REPO@REV", help="The same of a dataset.")

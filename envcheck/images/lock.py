@@ -29,6 +29,15 @@ def group_of(package: str) -> Group:
     return "nvidia" if _CUDA.match(package) else "base"
 
 
+# What pip-compile and uv write beside a hashed pin: extras and a marker with it; options that say only where from.
+_REQUIREMENT: Final = re.compile(
+    r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==(?P<version>[^\s\\;]+)\s*(?:;[^\\]*)?\\$"
+)
+_BESIDE: Final = re.compile(
+    r"^(?:\s*#.*|(?:-i|--(?:extra-)?index-url|--find-links|--trusted-host|--(?:no|only)-binary)\b.*)$"
+)
+
+
 def divide(pins: Iterable[Pin], torch_index: str) -> list[Lock]:
     """Divide a cell's pins into locks in layer order; what torch's index serves of its own is the `torch` group."""
     pins = sorted(pins, key=lambda pin: pin.name)
@@ -71,6 +80,25 @@ def parse_lock(text: str, group: Group, where: str) -> Lock:
     if hashes is not None or not pins:
         raise _bad(where, len(text.splitlines()), "ends early")
     return Lock(group=group, index=index, pins=pins)
+
+
+def parse_requirements(text: str, group: Group, where: str) -> Lock:
+    """Return the lock in `text`, or that of requirements with hashes as pip-compile and uv write them: all of pypi."""
+    lines = text.splitlines()
+    if any(line.startswith("# index:") for line in lines):
+        return parse_lock(text, group, where)
+    try:
+        return parse_lock("\n".join([*map(_plain, lines), "# index: pypi"]), group, where)
+    except ConfigError as error:
+        fix = "give a lock of `envcheck lock`, or requirements with hashes (`pip-compile --generate-hashes`)"
+        raise ConfigError(error.message, fix=fix) from error
+
+
+def _plain(line: str) -> str:
+    found = _REQUIREMENT.match(line)
+    if found is None:
+        return "" if _BESIDE.match(line) else line
+    return f"{canonicalize_name(found['name'])}=={found['version']} \\"
 
 
 def _pin(line: str, where: str, number: int) -> Pin:

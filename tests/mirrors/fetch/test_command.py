@@ -189,4 +189,5 @@ def test_a_small_file_is_no_0_mb_and_its_hash_may_say_what_it_is(serve: Serve, w
 
 def test_how_much_several_files_come_to_is_said_before() -> None:
     assert total([5_100_000_000, 1_000]) == "2 files, 5.1 GB, less what is there"
+    assert total([None, None]) == "2 files, whose sizes no page tells"
     assert total([2_000, None]) == "2 files, 1 of unknown size, the others 2.0 kB, less what is there"
