@@ -62,8 +62,8 @@ def _given(root: Path, profile: Profile, options: dict[str, Any]) -> Site:
         allow=list(options["allow"]),
         s3=options["s3"],
         s3_port=port + _INSIDE + 3,
-        sync=dict(_pair(text, "SOURCE") for text in options["syncs"]),
-        trees={name: url.rstrip("/") for name, url in (_pair(text, "URL") for text in options["trees"])},
+        sync=_pairs(options["syncs"], "SOURCE"),
+        trees={name: url.rstrip("/") for name, url in _pairs(options["trees"], "URL").items()},
         store=str(options["store"].absolute()) if options["store"] else None,
         owner=_owner(root),
         client_ca=str(options["ca"].absolute()) if options["ca"] else None,
@@ -97,11 +97,21 @@ def _hf(profile: Profile, options: dict[str, Any]) -> HuggingFace | None:
 def _registries(given: tuple[str, ...], port: int) -> list[Registry]:
     from envcheck.mirrors.site.model import Registry
 
-    pairs = [_pair(text, "URL") for text in given]
     return [
         Registry(name=name, url=url, port=port + 2 + n, inner=port + _INSIDE + 10 + 2 * n, debug=port + 111 + 2 * n)
-        for n, (name, url) in enumerate(pairs)
+        for n, (name, url) in enumerate(_pairs(given, "URL").items())
     ]
+
+
+def _pairs(given: tuple[str, ...], what: str) -> dict[str, str]:
+    """Return NAME=WHAT as name -> what. Refuse a name that is given twice: only one of the two could be had."""
+    found: dict[str, str] = {}
+    for name, value in (_pair(text, what) for text in given):
+        if name in found:
+            message = f"{name!r} is given twice: {found[name]} and {value}"
+            raise ConfigError(message, fix="give each a name of its own")
+        found[name] = value
+    return found
 
 
 def _pair(text: str, what: str) -> tuple[str, str]:

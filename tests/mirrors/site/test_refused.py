@@ -46,6 +46,9 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--allow", "192.0.2.0/33"), "192.0.2.0/33"),
         (("--registry", "docker.io"), "'docker.io' names no URL"),
         (("--registry", "docker.io=x"), "'x' is no URL"),
+        (("--registry", "a=https://x.example", "--registry", "a=https://y.example"), "'a' is given twice"),
+        (("--sync", "a=/x", "--sync", "a=/y"), "'a' is given twice: /x and /y"),
+        (("--tree", "a=https://x.example", "--tree", "a=https://y.example"), "'a' is given twice"),
         (("--link", "garbage"), "'garbage' is no URL"),
         (("--cache-size", "999999T"), "more than the whole disk"),
         (("--min-free", "999999T"), "more than the whole disk"),
@@ -71,7 +74,7 @@ def test_who_cannot_be_asked_is_named(tmp_path: Path) -> None:
     done = render(tmp_path / "site", "--no-pytorch", "--profile", str(tmp_path / "dead.yaml"))
     assert isinstance(done.exception, UnavailableError)
     assert f"{at}: no connection" in done.exception.message
-    with pytest.raises(UnavailableError, match=f"no connection to {at}"):
+    with pytest.raises(UnavailableError, match=f"nobody to audit at {at}: no connection"):
         refuse_silent(f"http://{at}", Client())
 
 
