@@ -26,7 +26,7 @@ def refuse_silent(base: str, client: Client) -> None:
         with contextlib.suppress(NetworkError):  # it is there, and merely sends its visitors somewhere odd
             if client.shake(base) is not None:
                 return
-        message = f"no connection to {host_of(base)}: {error}"
+        message = f"nobody to audit at {host_of(base)}: {error}"
         raise UnavailableError(message, fix="check the URL, and --ca where its authority is private") from error
 
 
