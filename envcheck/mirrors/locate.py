@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import platform
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from packaging.tags import Tag
 from packaging.utils import (
@@ -22,12 +23,15 @@ from packaging.version import Version
 
 from envcheck.errors import UnavailableError
 from envcheck.mirrors import simple
+from envcheck.mirrors.asking import LaterError, NobodyError, in_turn
 from envcheck.mirrors.http import Client, NetworkError
 from envcheck.mirrors.profile import CLIENT_DEFAULT, Index
 from envcheck.mirrors.upstream import python_index, pytorch_index
 from envcheck.mirrors.urls import host_of
 
 _AT_ONCE: Final = 8
+
+_Answer: TypeAlias = list[simple.File] | NetworkError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +68,9 @@ def locate(needs: Sequence[Need], indexes: Mapping[str, Sequence[Index]], client
     Raise UnavailableError naming the first package that no index lists under a hash its lock holds, and why not.
     """
     asked = [(need, page) for need in needs for page in _pages(need, indexes)]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(lambda pair: _read(client, pair[1]), asked))
     pages: dict[Need, list[list[simple.File] | str]] = {need: [] for need in needs}
-    for (need, _), answer in zip(asked, answers, strict=True):
-        pages[need].append(answer)
+    for (need, _), answer in zip(asked, _answers(asked, client), strict=True):
+        pages[need].append(_said(answer) if isinstance(answer, NetworkError) else answer)
     hosts = {need: [host_of(page) for other, page in asked if other == need] for need in needs}
     return [found for need in needs for found in choose(need, pages[need], local_files(need, indexes), hosts[need])]
 
@@ -169,8 +171,49 @@ def _spelled(index: Index, family: str) -> Index:
     return Index(url=f"{pytorch_index()}/{{variant}}" if family == "pytorch" else python_index())
 
 
-def _read(client: Client, url: str) -> list[simple.File] | str:
+def _answers(asked: Sequence[tuple[Need, str]], client: Client) -> list[_Answer]:
+    """Return what each page says; who is busy is waited for, if no other page lists what is needed."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        try:
+            found = list(pool.map(lambda pair: _read(client, pair[1]), asked))
+            there = {need for (need, _), page in zip(asked, found, strict=True) if _lists(page, need)}
+
+            def settled(pair: tuple[Need, str], page: _Answer) -> _Answer:
+                wait = isinstance(page, LaterError) and pair[0] not in there
+                return _later(client, pair[1], page, stop) if wait else page
+
+            return list(pool.map(settled, asked, found))
+        except BaseException:
+            stop.set()
+            raise
+
+
+def _read(client: Client, url: str) -> _Answer:
     try:
         return simple.read(client, url)
     except NetworkError as error:
-        return str(error)
+        return error
+
+
+def _later(client: Client, url: str, busy: _Answer, stop: threading.Event) -> _Answer:
+    said = [busy]
+
+    def attempt(page: str) -> list[simple.File]:
+        answer = said.pop() if said else simple.read(client, page)
+        if isinstance(answer, NetworkError):
+            raise answer
+        return answer
+
+    try:
+        return in_turn([url], attempt, stop)[0]
+    except NobodyError as error:
+        return error.reasons[url]
+
+
+def _lists(page: _Answer, need: Need) -> bool:
+    return isinstance(page, list) and any(file.sha256 is None or file.sha256 in need.sha256 for file in page)
+
+
+def _said(error: NetworkError) -> str:
+    return f"{error} ({error.fix})" if error.fix else str(error)

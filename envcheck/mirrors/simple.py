@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import time
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from typing import Any, Final
@@ -12,8 +13,11 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 import msgspec
 
+from envcheck.mirrors.asking import LaterError
+from envcheck.mirrors.fetch import answers
 from envcheck.mirrors.http import Client, NetworkError
 from envcheck.mirrors.profile import Index
+from envcheck.mirrors.remedies import of_status
 
 ACCEPT: Final = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.3"
 # torch's own page on its largest index has 1 MB; a flat page of all its wheels several.
@@ -38,11 +42,12 @@ def page_url(index: Index, project: str, variant: str = "") -> str:
 
 
 def read(client: Client, url: str) -> list[File]:
-    """Return what a page lists. Raise NetworkError where there is no such page or it is none."""
+    """Return what a page lists. Raise NetworkError where there is none, LaterError where it may come in a moment."""
     with client.get(url, {"Accept": ACCEPT}) as answer:
         if answer.status != 200:  # noqa: PLR2004 (HTTP's OK)
             message = f"it answers {answer.status} to {urlsplit(url).path}"
-            raise NetworkError(message)
+            busy = answers.busy(answer.status, answer.headers, time.time())
+            raise NetworkError(message, of_status(answer.status)) if busy is None else LaterError(message, busy.after)
         return parse(answer.text(_LARGEST), answer.headers.get("Content-Type", ""), answer.url)
 
 

@@ -1,0 +1,50 @@
+"""What lists the files of a lock may be busy, too, or want a login."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envcheck.errors import UnavailableError
+from envcheck.mirrors.http import Client
+from envcheck.mirrors.locate import Need, locate
+from envcheck.mirrors.profile import Index
+
+Serve = Callable[..., Any]
+NAME, SHA = "demo-1.0-py3-none-any.whl", "a" * 64
+PAGE = f'<a href="{NAME}#sha256={SHA}">demo</a>'.encode()
+NEED = Need("demo", (SHA,))
+
+
+def index(server: Any) -> Index:
+    return Index(url=server.url.removesuffix("/file.bin"))
+
+
+def test_an_index_that_is_busy_is_waited_for_as_it_asks(serve: Serve) -> None:
+    server = serve()
+
+    class Once(type(server.faults)):  # type: ignore[misc]  # the class that conftest made
+        @property
+        def status(self) -> int:
+            return 503 if len(server.asked) == 1 else 0
+
+        @status.setter
+        def status(self, value: int) -> None:
+            """Keep what it is."""
+
+    server.faults = Once(content=PAGE, retry_after="1")
+    assert [found.name for found in locate([NEED], {"pypi": [index(server)]}, Client())] == [NAME]
+    assert server.times[1] - server.times[0] >= 0.9
+
+
+def test_no_busy_index_is_waited_for_where_another_has_it(serve: Serve) -> None:
+    busy, good = serve(status=503, retry_after="100"), serve(content=PAGE)
+    assert [found.name for found in locate([NEED], {"pypi": [index(busy), index(good)]}, Client())] == [NAME]
+    assert len(busy.asked) == 1
+
+
+def test_an_index_that_wants_a_login_is_said_to(serve: Serve) -> None:
+    with pytest.raises(UnavailableError, match=r"it answers 401 to /demo/ \(name the login it wants in the profile"):
+        locate([NEED], {"pypi": [index(serve(status=401))]}, Client())
