@@ -229,6 +229,8 @@ def _line(one: Ranked, place: int) -> str:
     if not one.passed:
         state = "not passed" if one.measured.answered else "not reached"
         return f"  -  {name} {state}: {', '.join(sorted(one.only))}"
+    if not one.measured.answered:
+        return f"{place:>3}  {name} all of it in this machine's directories"
     rate, latency = one.measured.rate, one.measured.latency
     speed = f"{rate.speed / 1e6:.1f} MB/s" if rate is not None else "no rate"
     delay = f"{latency.total * 1e3:.1f} ms" if latency is not None else "no latency"

@@ -152,6 +152,8 @@ def said(one: Ranked, taken: Sequence[Ranked]) -> str:
         rate = one.measured.rate
         speed = f", {rate.speed / 1e6:.1f} MB/s" if rate is not None else ""
         age = ", as stored" if one.measured.stored else ""
+        if one.passed and not one.measured.answered:
+            return f"{one.part}: {one.mirror} (all of it in this machine's directories)"
         return f"{one.part}: {one.mirror}" + (
             f" ({one.score:.0f} of 100{speed}{age})" if one.passed else " (no ranges)"
         )

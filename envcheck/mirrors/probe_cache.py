@@ -16,6 +16,7 @@ from envcheck.data import xdg
 from envcheck.mirrors.budget import Budget
 from envcheck.mirrors.measured import Measured
 from envcheck.mirrors.probe import Mirror, probe
+from envcheck.mirrors.probe_local import glance
 from envcheck.mirrors.sights import Asked
 
 HOUR: Final = 3600.0
@@ -27,9 +28,10 @@ def place() -> Path:
 
 
 def key(mirror: Mirror, asked: Sequence[Asked]) -> str:
-    """Return what a measurement is found by: all that the profile says, and all that was asked for."""
+    """Return what a measurement is found by: all that the profile says and its directories hold, and what was asked."""
     needs = sorted((one.part, one.label, *sorted(one.sha256)) for one in asked)
-    said = msgspec.json.encode([msgspec.to_builtins(mirror.profile), mirror.name, needs], order="sorted")
+    profile, ours = msgspec.to_builtins(mirror.profile), glance(mirror.profile, asked)
+    said = msgspec.json.encode([profile, mirror.name, needs, *ours], order="sorted")
     return hashlib.sha256(said).hexdigest()
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -17,14 +18,30 @@ _AT_ONCE: Final = 1 << 20
 
 def held(profile: Profile, asked: Iterable[Asked]) -> dict[str, Sight]:
     """Return the files that this machine's directories hold, by hash. Each of a right name is read whole."""
-    indexes = {"pypi": profile.pypi, "pytorch": profile.pytorch}
     found: dict[str, Sight] = {}
-    for one in asked:
-        for path in local_files(Need(one.project, one.sha256, one.part, one.version), indexes):
-            digest, size = _hash(path)
-            if digest in one.sha256:
-                found.setdefault(digest, _sight(one, digest, path.name, size))
+    for one, path in _candidates(profile, asked):
+        digest, size = _hash(path)
+        if digest in one.sha256:
+            found.setdefault(digest, _sight(one, digest, path.name, size))
     return found
+
+
+def glance(profile: Profile, asked: Iterable[Asked]) -> list[tuple[str, int, int]]:
+    """Return path, size and time of each file that would be hashed: where these change, `held` may."""
+    found = []
+    for _, path in _candidates(profile, asked):
+        with contextlib.suppress(OSError):
+            stat = path.stat()
+            found.append((str(path), stat.st_size, stat.st_mtime_ns))
+    return sorted(found)
+
+
+def _candidates(profile: Profile, asked: Iterable[Asked]) -> Iterator[tuple[Asked, Path]]:
+    indexes = {"pypi": profile.pypi, "pytorch": profile.pytorch}
+    # What is no wheel has no version that could be compared.
+    for one in (one for one in asked if one.part.partition("/")[0] in indexes):
+        for path in local_files(Need(one.project, one.sha256, one.part, one.version), indexes):
+            yield one, path
 
 
 def _sight(asked: Asked, digest: str, name: str, size: int) -> Sight:

@@ -82,6 +82,7 @@ def test_a_directory_of_wheels_passes_for_what_it_holds(site: Path) -> None:
     (site / "ours.yaml").write_text(f"pypi: [{{url: '{site}', kind: find-links}}]\n")
     done = probe(site, str(site / "ours.yaml"))
     assert done.return_value == 0
+    assert "  1  ours                   all of it in this machine's directories\n" in done.output
     assert "all 1 there, 1 in this machine's directories" in done.output
     (site / WHEEL).unlink()
     assert probe(site, str(site / "ours.yaml")).return_value == 3

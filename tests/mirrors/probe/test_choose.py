@@ -15,6 +15,7 @@ from envcheck.mirrors.choose import choose, default_mirrors, ranking
 from envcheck.mirrors.probe import Mirror
 from envcheck.mirrors.profile import Index
 from envcheck.mirrors.sights import Asked
+from tests.mirrors.probe.conftest import WHEELS
 
 Serve = Callable[..., Any]
 Make = Callable[..., Mirror]
@@ -102,3 +103,7 @@ def test_wheels_of_this_machine_do_where_no_mirror_does(
     choice = choose(asked, mirrors=[dataclasses.replace(gone, profile=profile)])
     assert choice.profile.pypi == [local]
     assert choice.why[0] == "pypi: no mirror, only this machine's directories of wheels"
+    for name, body in WHEELS.items():
+        (tmp_path / name).write_bytes(body)
+    choice = choose(asked, mirrors=[dataclasses.replace(gone, profile=profile)])
+    assert choice.why == ("pypi: gone (all of it in this machine's directories)",)
