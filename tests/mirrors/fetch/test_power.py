@@ -30,6 +30,7 @@ class Disk:
         self.noted = 0
         self.on = True
         self.renamed: list[bool] = []
+        self.named = False
         self._lock = threading.Lock()
         self._write = disk.write
         monkeypatch.setattr(disk, "write", self.write)
@@ -66,7 +67,9 @@ class Disk:
                 os.fstat(file).st_size,
             )
             plain(file)
-            if self.on and name.endswith(".part"):
+            if Path(name).is_dir():
+                self.named = bool(self.renamed)  # the name is on the disk, too
+            elif self.on and name.endswith(".part"):
                 self.durable = before
             elif self.on and ".journal" in name:
                 self.noted = length
@@ -117,4 +120,4 @@ def test_what_is_believed_after_a_power_cut_is_right(
     assert want.path.read_bytes() == content
     assert [note for note in notes if "hash" in note] == []  # no bad piece had to be looked for
     assert done.found + done.moved >= len(content)
-    assert kept.renamed == [True]
+    assert (kept.renamed, kept.named) == ([True], True)
