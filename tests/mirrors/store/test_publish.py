@@ -228,6 +228,12 @@ class _Local(HTTPConnection):
         return told
 
 
+def _listens(path: Path) -> bool:
+    """Tell whether a server takes connections there; it has bound its socket a moment before."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        return sock.connect_ex(str(path)) == 0
+
+
 @pytest.fixture
 def nginx(store: Store, contents: Contents) -> Iterator[Path]:
     """Run nginx over the tree, with the files that the tree brings; return where it listens."""
@@ -242,7 +248,7 @@ def nginx(store: Store, contents: Contents) -> Iterator[Path]:
         (at / "conf").write_text(user + CONF.format(at=at, tree=store.root / "current"))
         running = subprocess.Popen([program, "-p", place, "-c", str(at / "conf")], stderr=subprocess.PIPE, text=True)
         try:
-            while not (at / "models").exists():
+            while not all(map(_listens, (at / "packages", at / "models"))):
                 assert running.poll() is None, running.communicate()[1]
                 time.sleep(0.01)
             yield at
