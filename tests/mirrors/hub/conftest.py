@@ -318,4 +318,4 @@ def mirrored(hub_python: Path, tmp_path: Path) -> Iterator[Callable[[Hub], str]]
     yield start
     for process in running:
         process.terminate()
-        process.wait(20)
+        process.wait(60)

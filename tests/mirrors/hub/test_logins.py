@@ -78,14 +78,14 @@ def site(tmp_path: Path) -> Iterator[Site]:
     (root / "nginx.conf").write_text(CONF.format(root=root, port=port, token=TOKEN))
     words = [nginx, "-e", str(root / "error.log"), "-c", str(root / "nginx.conf"), "-p", str(root)]
     process = subprocess.Popen([*words, "-g", f"user {'root' if os.geteuid() == 0 else os.environ.get('USER', '')};"])
-    for _ in range(100):
+    for _ in range(1200):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.4", port)) == 0:
                 break
         time.sleep(0.05)
     yield Site(root, port)
     process.terminate()
-    process.wait(20)
+    process.wait(60)
 
 
 def fetch(site: Site, number: int, text: str, tmp_path: Path, path: str = "file.bin", **environment: str) -> Result:
