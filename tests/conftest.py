@@ -12,8 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import settings
 
 from envcheck.runner.discover import discover
+
+# An example that takes long says that the machine is loaded.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 REQUIRE_ALL = bool(os.environ.get("ENVCHECK_REQUIRE_ALL"))
 
