@@ -191,3 +191,11 @@ def test_how_much_several_files_come_to_is_said_before() -> None:
     assert total([5_100_000_000, 1_000]) == "2 files, 5.1 GB, less what is there"
     assert total([None, None]) == "2 files, whose sizes no page tells"
     assert total([2_000, None]) == "2 files, 1 of unknown size, the others 2.0 kB, less what is there"
+
+
+@pytest.mark.parametrize("lost", ["2>&-", "2>/dev/full"])
+def test_progress_that_cannot_be_said_changes_nothing_of_the_result(serve: Serve, wanted: Want, lost: str) -> None:
+    want = wanted(serve())
+    command = ["sh", "-c", f'exec "$@" {lost}', "sh", *words(want)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "1 file(s) there, 10.5 MB, each of its hash; 10.5 MB moved\n")
