@@ -14,17 +14,17 @@ from envcheck.mirrors.logins import Bearer, Login, named
 from envcheck.mirrors.profile import Profile
 
 
-def trusted(profile: Profile, *, mirror: bool, environ: Mapping[str, str] | None = None) -> str:
-    """Return the endpoint whose hashes are believed: the profile's, or huggingface_hub's own, or this machine's.
+def trusted(profile: Profile, *, mirror: bool) -> str:
+    """Return the endpoint whose hashes are believed: the profile's, or huggingface_hub's own.
 
-    `mirror` says that the profile's own endpoint is. Raise ConfigError where nobody is.
+    `mirror` says that the profile's own endpoint is. HF_ENDPOINT never is by itself: mostly it names a mirror, which
+    would vouch for its own bytes. Raise ConfigError where nobody is.
     """
-    environ = os.environ if environ is None else environ
     if profile.hf.trusted is not None:
         return profile.hf.trusted
     if mirror and profile.hf.endpoint is not None:
         return profile.hf.endpoint
-    found = None if profile.closed else default_endpoint() or environ.get("HF_ENDPOINT")
+    found = None if profile.closed else default_endpoint()
     if not found or found.rstrip("/") in {endpoint.rstrip("/") for endpoint in profile.hf.endpoints}:
         message = "nobody is trusted for the hashes: a mirror must not vouch for its own bytes"
         own = ", or give --trust-mirror" if profile.hf.endpoint is not None else ""

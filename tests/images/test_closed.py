@@ -41,12 +41,13 @@ def test_a_base_comes_from_no_mirror_of_the_machine() -> None:
     assert mirrors_for(base, CLOSED, machine) == []
 
 
-def test_the_hub_itself_is_not_asked_for_hashes() -> None:
-    own = {"HF_ENDPOINT": "https://hub.example"}
+def test_the_hub_itself_is_not_asked_for_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envcheck.mirrors.hub.default_endpoint", lambda: "https://hub.example")
     hub = HuggingFace(endpoint="https://mirror.example", trusted="https://trusted.example")
     with pytest.raises(ConfigError, match="nobody is trusted"):
-        trusted(CLOSED, mirror=False, environ=own)
-    assert trusted(Profile(name="site", closed=True, hf=hub), mirror=False, environ=own) == "https://trusted.example"
+        trusted(CLOSED, mirror=False)
+    assert trusted(OPEN, mirror=False) == "https://hub.example"
+    assert trusted(Profile(name="site", closed=True, hf=hub), mirror=False) == "https://trusted.example"
 
 
 @pytest.mark.parametrize("index", ["pypi", "pytorch/cpu"])
