@@ -73,7 +73,9 @@ def mirror_of(name: str) -> Mirror:
     profile = load(name)
     preset = presets().get(name)
     shown = name if name in {"host", "none"} else profile.name
-    return Mirror(shown, profile, client(profile, connect=4.0, read=8.0), preset.region if preset else None)
+    return Mirror(
+        shown, profile, client(profile, probes=True, connect=4.0, read=8.0), preset.region if preset else None
+    )
 
 
 def join(ranked: Sequence[Ranked], profiles: dict[str, Profile], names: Sequence[str]) -> Choice:

@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -139,7 +139,9 @@ class Client:
         connect: float = 10.0,
         read: float = 20.0,
         connections: int = 8,
+        within: Collection[str] | None = None,
     ) -> None:
+        self._within = within  # the names of the hosts that may be asked; None for all
         self._ca = ca
         self._context = None if ca is None else _trust(ca)  # the system's certificates are read when https is asked for
         self._offering: ssl.SSLContext | None = None
@@ -196,6 +198,9 @@ class Client:
             raise _told(error, url) from error
 
     def _send(self, method: str, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+        if self._within is not None and urlsplit(url).hostname not in self._within:
+            message = f"{host_of(url)} is not named in the profile, which is closed"
+            raise NetworkError(message, remedies.CLOSED)
         own = {"User-Agent": f"envcheck/{__version__}", "Accept-Encoding": "identity"}
         try:
             sent = {**own, **headers, **self._auth(url)}

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.http import Client
@@ -44,11 +45,23 @@ def default_endpoint() -> str | None:
     return found if isinstance(found, str) else None
 
 
-def client(profile: Profile, *asked: str, **options: Any) -> Client:
-    """Return a client that trusts and knows what the profile says. `asked` are endpoints beside the profile's own."""
+def client(profile: Profile, *asked: str, probes: bool = False, **options: Any) -> Client:
+    """Return a client that trusts and knows what the profile says. `asked` are endpoints beside the profile's own.
+
+    Of a closed profile it asks no host that the profile does not name, unless it `probes`: that is how one who leaves
+    is found out.
+    """
     ca = Path(profile.ca) if profile.ca else None
     netrc = Path(profile.netrc) if profile.netrc else None
-    return Client(ca=ca, netrc_file=netrc, logins=logins(profile, *asked), **options)
+    within = named_hosts(profile) if profile.closed and not probes else None
+    return Client(ca=ca, netrc_file=netrc, logins=logins(profile, *asked), within=within, **options)
+
+
+def named_hosts(profile: Profile) -> frozenset[str]:
+    """Return the hosts from which a profile has packages, models and datasets come, without their ports."""
+    indexes = [index.url for index in [*profile.pypi, *profile.pytorch] if index.local is None]
+    urls = [*indexes, *profile.hf.endpoints, profile.hf.trusted or "", profile.modelscope or ""]
+    return frozenset(name for url in urls if (name := urlsplit(url).hostname))
 
 
 def logins(profile: Profile, *asked: str, environ: Mapping[str, str] | None = None) -> list[Login]:

@@ -16,6 +16,7 @@ _UNKNOWN: Final = {2, 18, 19, 20, 21}
 _TIME: Final = {9, 10}
 _NAME: Final = {62, 64}
 _OTHER: Final = "name another mirror (--mirror)"
+CLOSED: Final = "name that host in the profile, or leave `closed` out of it"
 
 
 def of_tls(error: ssl.SSLError) -> str:

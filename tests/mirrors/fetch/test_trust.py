@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -22,7 +23,9 @@ from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.fetch.wanted import Means, Wanted
 from envcheck.mirrors.http import Client, NetworkError
+from envcheck.mirrors.hub import client
 from envcheck.mirrors.logins import Bearer
+from envcheck.mirrors.profile import HuggingFace, Index, Profile
 
 Serve = Callable[..., Any]
 Want = Callable[..., Wanted]
@@ -65,6 +68,30 @@ def test_a_token_goes_to_its_origin_alone(serve: Serve, wanted: Want, means: Mea
         front.headers_seen.clear()
         with Client(logins=[Bearer(other, CANARY)]).get(front.url):
             assert seen(front) == {None}
+
+
+def test_a_closed_profile_asks_no_host_it_does_not_name(
+    serve: Serve, wanted: Want, means: Means, content: bytes
+) -> None:
+    """Neither where a mirror leads, nor what was asked for by its own URL; a probe finds out who leads there."""
+    target = serve()
+    front, own = serve(redirect=target.url), serve()
+    open_ = Profile(name="site", pypi=[Index(url=front.url)], hf=HuggingFace(endpoint=own.url))
+    closed = msgspec.structs.replace(open_, closed=True)
+    said: list[str] = []
+    asking = dataclasses.replace(means, client=client(closed), note=said.append)
+    with pytest.raises(UnavailableError, match="is not named in the profile, which is closed"):
+        fetch(wanted(front), asking)
+    with pytest.raises(UnavailableError):
+        fetch(wanted(target), asking)
+    assert target.asked == []
+    want = wanted(front, own)
+    fetch(want, asking)
+    assert want.path.read_bytes() == content
+    assert target.asked == []
+    for asks in (client(open_), client(closed, probes=True)):
+        with asks.get(front.url) as answer:
+            assert answer.hosts[-1] == target.url.split("/")[2]
 
 
 def test_a_private_ca_is_trusted_when_given_and_plain_http_behind_https_is_not(
