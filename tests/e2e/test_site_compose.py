@@ -6,13 +6,16 @@ No registry need be reachable: the images are variables of the file, and here th
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import hashlib
+import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Image, Machine
-from tests.mirrors.site.test_up import CONFIG
+from tests.mirrors.site.test_up import CONFIG, digest, push
 from tests.mirrors.site.upstreams import (
     PATIENCE,
     answers,
@@ -159,7 +162,7 @@ def test_a_site_runs_in_containers_serves_without_its_upstream_and_leaves_nothin
     assert set(states(site)) == {"registry-docker.io", "exporter", "prometheus", "nginx"}
     assert set(states(site).values()) == {"running"}
     site.installed(tmp_path / "one")
-    _push(site, tmp_path)
+    _push(site)
     pulled = machine.docker("pull", "library/small:1")
     assert pulled.returncode == 0, pulled.stderr
     _cut_off(site)
@@ -185,15 +188,16 @@ def test_a_site_runs_in_containers_serves_without_its_upstream_and_leaves_nothin
     assert "envcheck-mirror" not in machine.docker("ps", "--all").stdout
 
 
-def _push(site: Composed, scratch: Path) -> None:
-    """Put a small image into the upstream's registry, and forget it here."""
-    (scratch / "small").mkdir()
-    (scratch / "small/file").write_bytes(os.urandom(200_000))
-    (scratch / "small/Dockerfile").write_text("FROM scratch\nCOPY file /file\n")
-    name = f"{site.origin}/library/small:1"
-    for command in (["build", "--quiet", "--tag", name, str(scratch / "small")], ["push", name], ["rmi", name]):
-        done = site.machine.docker(*command)
-        assert done.returncode == 0, done.stderr
+def _push(site: Composed) -> None:
+    """Put a small image into the upstream's registry: one that the engine never had, so that it pulls every blob."""
+    unpacked = io.BytesIO()
+    with tarfile.open(fileobj=unpacked, mode="w") as tar:
+        (member := tarfile.TarInfo("file")).size = 200_000
+        tar.addfile(member, io.BytesIO(os.urandom(member.size)))
+    architecture = site.machine.docker("version", "--format", "{{.Server.Arch}}").stdout.strip()
+    content = {"type": "layers", "diff_ids": [digest(unpacked.getvalue())]}
+    config = json.dumps({"architecture": architecture, "os": "linux", "config": {}, "rootfs": content}).encode()
+    push(f"http://{site.origin}", "library/small", "1", config, gzip.compress(unpacked.getvalue()))
 
 
 def _cut_off(site: Composed) -> None:

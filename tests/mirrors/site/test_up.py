@@ -40,20 +40,17 @@ def digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-MANIFEST = json.dumps(
-    {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST_TYPE,
-        "config": {"mediaType": "application/vnd.docker.container.image.v1+json", "size": 2, "digest": digest(b"{}")},
-        "layers": [
-            {
-                "mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip",
-                "size": len(LAYER),
-                "digest": digest(LAYER),
-            }
-        ],
-    }
-).encode()
+def manifest_of(config: bytes, layer: bytes) -> bytes:
+    """Return the manifest of an image of one layer."""
+    kinds = ("application/vnd.docker.container.image.v1+json", "application/vnd.docker.image.rootfs.diff.tar.gzip")
+    told, inner = (
+        {"mediaType": kind, "size": len(blob), "digest": digest(blob)}
+        for kind, blob in zip(kinds, (config, layer), strict=True)
+    )
+    return json.dumps({"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": told, "layers": [inner]}).encode()
+
+
+MANIFEST = manifest_of(b"{}", LAYER)
 
 
 def put(origin: str, path: str, body: bytes, kind: str, method: str = "PUT") -> http.client.HTTPResponse:
@@ -64,14 +61,14 @@ def put(origin: str, path: str, body: bytes, kind: str, method: str = "PUT") -> 
         return answer
 
 
-def push(origin: str) -> None:
+def push(origin: str, name: str = "lib/image", tag: str = "one", config: bytes = b"{}", layer: bytes = LAYER) -> None:
     """Put an image of one layer into a registry, by the protocol itself."""
-    for blob in (LAYER, b"{}"):
-        begun = put(origin, "/v2/lib/image/blobs/uploads/", b"", "text/plain", "POST")
+    for blob in (layer, config):
+        begun = put(origin, f"/v2/{name}/blobs/uploads/", b"", "text/plain", "POST")
         parts = urlsplit(begun.headers["Location"])
         to = f"{parts.path}?{parts.query}&digest={digest(blob)}"
         assert put(origin, to, blob, "application/octet-stream").status == 201
-    assert put(origin, "/v2/lib/image/manifests/one", MANIFEST, MANIFEST_TYPE).status == 201
+    assert put(origin, f"/v2/{name}/manifests/{tag}", manifest_of(config, layer), MANIFEST_TYPE).status == 201
 
 
 @pytest.fixture
