@@ -7,6 +7,7 @@ IPv6. A name server at the edge knows the mirror's name alone, and notes each na
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import ctypes
 import dataclasses
@@ -166,7 +167,7 @@ def _in(pid: int, make: Callable[[], socket.socket]) -> socket.socket:
         return pool.submit(enter).result()
 
 
-class _Kept:
+class _Kept(abc.ABC):
     """Destinations, noted by a thread of its own until the block ends."""
 
     def __init__(self, listening: socket.socket) -> None:
@@ -186,8 +187,9 @@ class _Kept:
             thread.join()
             self._socket.close()
 
+    @abc.abstractmethod
     def _work(self) -> None:
-        raise NotImplementedError
+        """Note what comes until the block ends."""
 
     def _note(self, one: Destination) -> None:
         with self._lock:

@@ -125,7 +125,7 @@ def composed(machine: Machine, programs: str) -> Iterator[Composed]:
     finally:
         site.envcheck("down")
         for process in (index.process, registry):
-            process.kill()
+            process.terminate()  # of a killed nginx the workers would stay
             process.wait(PATIENCE)
         shutil.rmtree(scratch)
 

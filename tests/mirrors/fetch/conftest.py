@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import random
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -161,6 +163,24 @@ def serve() -> Iterator[Callable[..., Server]]:
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture
+def secured(wanted: Callable[..., Wanted], tmp_path: Path) -> Callable[[Server], tuple[Wanted, Path]]:
+    """Give a function that has a server speak TLS: the file there, and the certificate it is to be trusted by."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "ca.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    words += ["-subj", "/CN=t", "-addext", "subjectAltName=IP:127.0.0.2", "-keyout", str(key), "-out", str(certificate)]
+
+    def speak(server: Server) -> tuple[Wanted, Path]:
+        subprocess.run(words, check=True, capture_output=True)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        want = wanted(server)
+        return dataclasses.replace(want, urls=(want.urls[0].replace("http:", "https:"),)), certificate
+
+    return speak
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import ssl
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,28 +35,8 @@ def said(want: Wanted, means: Means) -> str:
 
 
 @pytest.fixture
-def secure(serve: Serve, wanted: Want, tmp_path: Path) -> Wanted:
-    key, certificate = tmp_path / "key.pem", tmp_path / "ca.pem"
-    words = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-subj",
-        "/CN=t",
-    ]
-    words += ["-addext", "subjectAltName=IP:127.0.0.2", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(words, check=True, capture_output=True)
-    server = serve()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    want = wanted(server)
-    return dataclasses.replace(want, urls=(want.urls[0].replace("http:", "https:"),))
+def secure(serve: Serve, secured: Callable[..., tuple[Wanted, Path]]) -> Wanted:
+    return secured(serve())[0]
 
 
 def test_a_certificate_of_an_unknown_authority(secure: Wanted, means: Means, monkeypatch: pytest.MonkeyPatch) -> None:

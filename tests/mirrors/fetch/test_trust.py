@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -95,18 +94,10 @@ def test_a_closed_profile_asks_no_host_it_does_not_name(
 
 
 def test_a_private_ca_is_trusted_when_given_and_plain_http_behind_https_is_not(
-    serve: Serve, wanted: Want, means: Means, tmp_path: Path, content: bytes
+    serve: Serve, secured: Callable[..., tuple[Wanted, Path]], means: Means, content: bytes
 ) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "ca.pem"
-    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=t"]
-    words += ["-addext", "subjectAltName=IP:127.0.0.2", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(words, check=True, capture_output=True)
     server = serve()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    want = wanted(server)
-    want = dataclasses.replace(want, urls=(want.urls[0].replace("http:", "https:"),))
+    want, certificate = secured(server)
     with pytest.raises(UnavailableError, match="TLS: "):
         fetch(want, means)
     trusting = dataclasses.replace(means, client=Client(ca=certificate))
