@@ -9,7 +9,7 @@ BIN := .venv/bin
 help:
 	@sed -n 's/^# //p' Makefile
 	@echo "make lint types contracts drift    what CI checks besides the tests"
-	@echo "make checks  the README's table of checks, and which have met a GPU"
+	@echo "make checks  write the table of docs/checks.md, and which checks have met a GPU"
 	@echo "make faults  every fault of tests/faults put in: found, missed, false alarms on sound machines"
 	@echo "make bench   benchmarks/, as ratios"
 
@@ -47,11 +47,11 @@ checks: setup
 	$(BIN)/python .ci/checks
 
 faults: setup
-	@$(BIN)/envcheck build torch2.13.0-cpu-py311 --engine venv --mirror host --dest .envcheck/test-venv >/dev/null
+	@$(BIN)/envcheck build torch2.13.0-cpu-py311 --engine venv --mirror host --output .envcheck/test-venv >/dev/null
 	@ENVCHECK_TEST_PYTHON=$$PWD/.envcheck/test-venv/bin/python $(BIN)/pytest -q -n auto tests/faults
 
 bench: setup
-	@$(BIN)/envcheck build torch2.13.0-cpu-py311 --engine venv --mirror host --dest .envcheck/test-venv >/dev/null
+	@$(BIN)/envcheck build torch2.13.0-cpu-py311 --engine venv --mirror host --output .envcheck/test-venv >/dev/null
 	@failed=0; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || failed=1; done; exit $$failed
 
 dev-lock: setup

@@ -67,11 +67,14 @@ def be_rank(number: int, world: int, ports: list[int], backend: str, scratch: st
 
     device = f"cuda:{number}" if backend == "nccl" else "cpu"
     torch.set_num_threads(1)
-    rank = Rank(number, world, number, device, backend, scratch)
     seconds: dict[str, list[float]] = {"envcheck": [], "bare": []}
     size = 0
     for turn, port in enumerate(ports):
         os.environ["MASTER_PORT"] = str(port)
+        # Each group has a directory of its own: its ranks meet in a file there.
+        meeting = Path(scratch, str(turn))
+        meeting.mkdir(exist_ok=True)
+        rank = Rank(number, world, number, device, backend, str(meeting))
         # Turn about, ABBA: a machine that gets slower or faster meanwhile favours neither.
         if turn % 4 in (0, 3):
             point = all_reduce_bandwidth.measure(rank)["curve"][-1]

@@ -21,9 +21,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from envcheck.node import lanes
+from envcheck.node import parallel
 from envcheck.node.collect import sources
-from envcheck.node.lanes import Lane, Reading
+from envcheck.node.parallel import Lane, Reading
+from envcheck.node.value_types import number
 
 WAITING: Final = 5
 GOAL: Final = 1.25
@@ -32,7 +33,7 @@ GOAL: Final = 1.25
 def one_after_the_other(read: Sequence[Lane]) -> None:
     """Read each of them when the one before is done, or given up."""
     for lane in read:
-        lanes.read([lane])
+        parallel.read([lane])
 
 
 def seconds(read: Callable[[list[Lane]], Any], make: Callable[[], list[Lane]]) -> float:
@@ -49,13 +50,13 @@ def here() -> list[Lane]:
 
 def slow(wait: float) -> list[Lane]:
     """Return them with five that wait."""
-    return [*here(), *(Lane((f"slow {n}",), lambda: _after(wait), 10 * wait) for n in range(WAITING))]
+    return [*here(), *(Lane({f"slow {n}": number}, lambda: _after(wait), 10 * wait) for n in range(WAITING))]
 
 
 def hung(wait: float) -> list[Lane]:
     """Return them with five that never answer."""
     never = threading.Event()
-    return [*here(), *(Lane((f"hung {n}",), lambda: _after(None, never), wait) for n in range(WAITING))]
+    return [*here(), *(Lane({f"hung {n}": number}, lambda: _after(None, never), wait) for n in range(WAITING))]
 
 
 def _after(wait: float | None, event: threading.Event | None = None) -> Reading:
@@ -65,9 +66,9 @@ def _after(wait: float | None, event: threading.Event | None = None) -> Reading:
 
 def measured(make: Callable[[], list[Lane]], repeat: int) -> dict[str, float]:
     """Return the medians, in seconds, and how many times longer one after the other takes."""
-    for read in (one_after_the_other, lanes.read):
+    for read in (one_after_the_other, parallel.read):
         seconds(read, make)
-    pairs = [(seconds(one_after_the_other, make), seconds(lanes.read, make)) for _ in range(repeat)]
+    pairs = [(seconds(one_after_the_other, make), seconds(parallel.read, make)) for _ in range(repeat)]
     serial, beside = (statistics.median(pair[at] for pair in pairs) for at in (0, 1))
     return {"serial_s": round(serial, 4), "beside_s": round(beside, 4), "ratio": round(serial / beside, 2)}
 

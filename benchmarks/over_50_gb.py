@@ -31,9 +31,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from envcheck.mirrors import hf
-from envcheck.mirrors.fetch import disk, journal
-from envcheck.mirrors.fetch.pieces import piece_size, spans
+from envcheck.mirrors.fetch.disk import journal, partial_file
+from envcheck.mirrors.fetch.plan.pieces import piece_size, spans
+from envcheck.mirrors.hub import revision as hub_revision
 
 COMMIT: Final = "0123456789abcdef0123456789abcdef01234567"
 REPO: Final = "owner/large"
@@ -166,9 +166,11 @@ def served(file: Sparse, sha256: str, most: int = MOST) -> Iterator[Hub]:
         hub.server_close()
 
 
-def revision(file: Sparse, sha256: str) -> hf.Revision:
+def revision(file: Sparse, sha256: str) -> hub_revision.Revision:
     """Return the model's revision, as a lock has it."""
-    return hf.Revision(repo=REPO, revision=COMMIT, files=[hf.Entry(path=NAME, size=file.size, sha256=sha256)])
+    return hub_revision.Revision(
+        repo=REPO, revision=COMMIT, files=[hub_revision.Entry(path=NAME, size=file.size, sha256=sha256)]
+    )
 
 
 def begun(file: Sparse, sha256: str, to: Path) -> int:
@@ -181,7 +183,7 @@ def begun(file: Sparse, sha256: str, to: Path) -> int:
     pieces = spans(file.size, piece_size(file.size))
     there = {number: "0" * 16 for number, span in enumerate(pieces) if not file.marked(span.start, span.stop)}
     header = journal.Header(sha256, file.size, piece_size(file.size), journal.boot_id())
-    journal.Journal(disk.journal_of(part), header, there).close()
+    journal.Journal(partial_file.journal_of(part), header, there).close()
     return sum(span.size for number, span in enumerate(pieces) if number not in there)
 
 
@@ -212,8 +214,8 @@ class Ran(NamedTuple):
 def fetch(hub: Hub, sha256: str, root: Path, to: Path, *, until: int | None = None) -> Ran:
     """Fetch the model with envcheck in a process of its own, which is killed when `until` bytes were sent."""
     (root / "p.yaml").write_text(f"hf: {{endpoint: '{hub.url}'}}\n")
-    (root / "lock").write_bytes(hf.format_lock(revision(hub.file, sha256)))
-    words = ["--lock", str(root / "lock"), "--mirror", str(root / "p.yaml"), "--to", str(to)]
+    (root / "lock").write_bytes(hub_revision.format_lock(revision(hub.file, sha256)))
+    words = ["--lock", str(root / "lock"), "--mirror", str(root / "p.yaml"), "--output", str(to)]
     command = [sys.executable, "-m", "envcheck", "--quiet", "fetch", *words, "--connections", str(CONNECTIONS)]
     began = time.perf_counter()
     process = subprocess.Popen(command, env={**os.environ, "no_proxy": "*"}, stdout=subprocess.DEVNULL)

@@ -21,9 +21,9 @@ import jinja2
 import msgspec
 
 from envcheck.data import data_path
-from envcheck.images import render
+from envcheck.images.render import dockerfile
 from envcheck.images.spec import ImageSpec, load_spec
-from envcheck.matrix.load import load
+from envcheck.matrix.file.load import load
 
 GOAL_S = 1.0
 
@@ -49,12 +49,12 @@ def seconds(work: Callable[[], object]) -> float:
 
 def measure(cells: list[ImageSpec], repeat: int) -> dict[str, Any]:
     """Render the cells `repeat` times with us and with the peer, in turn."""
-    contexts = [render.template_context(spec) for spec in cells]
+    contexts = [dockerfile.template_context(spec) for spec in cells]
     peer = jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined)  # noqa: S701 (a Dockerfile)
     peer.filters["json"] = json.dumps
     template = peer.from_string((data_path("templates") / "Dockerfile.j2").read_text())
     rounds = [
-        (seconds(lambda: render.render_cells(cells)), seconds(lambda: [template.render(c) for c in contexts]))
+        (seconds(lambda: dockerfile.render_cells(cells)), seconds(lambda: [template.render(c) for c in contexts]))
         for _ in range(repeat)
     ]
     ours, theirs = [a for a, _ in rounds], [b for _, b in rounds]
@@ -62,7 +62,7 @@ def measure(cells: list[ImageSpec], repeat: int) -> dict[str, Any]:
     return {
         "schema": "envcheck/benchmark/1",
         "name": "render",
-        "cells": sum(name.endswith("/Dockerfile") for name in render.render_cells(cells)),
+        "cells": sum(name.endswith("/Dockerfile") for name in dockerfile.render_cells(cells)),
         "seconds": round(median, 4),
         "spread": [round(min(ours), 4), round(max(ours), 4)],
         "peer_seconds": round(peers, 4),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import settings
 
-from envcheck.runner.discover import discover
+from envcheck.runner.planning.discover import discover
 
 # An example that takes long says that the machine is loaded.
 settings.register_profile("untimed", deadline=None)
@@ -51,6 +51,8 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 
 SABOTAGE = Path(__file__).parent / "checks" / "sabotage"
 # After a probe that finds peer-to-peer broken, every group of the run does without it.
+# Checks of level full that take this long (seconds) run apart from the others, and only for tests that ask for them.
+LONG = 10.0
 AFTER_PROBES = ("all-reduce", "tells-environment")
 
 
@@ -66,10 +68,11 @@ class Sabotaged(NamedTuple):
 @pytest.fixture(scope="session")
 def sabotaged(torch_python: Path, once: Callable[..., Path]) -> Callable[[str], Sabotaged]:
     """Return what runs a check in two ranks of a real torch, with others, honest and lying, once for all."""
-    parts: dict[str, list[str]] = {"probes": [*AFTER_PROBES], "quick": [], "full": []}
+    parts: dict[str, list[str]] = {"probes": [*AFTER_PROBES], "quick": [], "full": [], "long": []}
     for found in discover(SABOTAGE):
         lies = not found.doc.startswith("Nothing is wrong")
-        part = "probes" if found.check.probe else "quick" if found.check.level in ("static", "quick") else "full"
+        part = "long" if found.check.level == "full" and found.check.seconds >= LONG else "full"
+        part = "probes" if found.check.probe else "quick" if found.check.level in ("static", "quick") else part
         if found.kind == "env" and (lies or not found.check.probe):
             parts[part].append(found.id)
 
@@ -82,13 +85,20 @@ def sabotaged(torch_python: Path, once: Callable[..., Path]) -> Callable[[str], 
         (directory / "code.txt").write_text(f"{done.returncode} {done.stderr}")
 
     def get(identity: str) -> Sabotaged:
-        part = next(part for part in ("quick", "full", "probes") if identity in parts[part])
+        part = next(part for part in ("quick", "full", "long", "probes") if identity in parts[part])
         directory = once(f"sabotaged-{part}", lambda made: run(made, parts[part]))
         code, _, errors = (directory / "code.txt").read_text().partition(" ")
         assert (directory / "report.json").exists(), errors
         return Sabotaged(directory / "report.json", int(code), (directory / "printed.txt").read_text())
 
     return get
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests that wait for the one run of all checks the time that it takes on a loaded machine."""
+    for item in items:
+        if "sabotaged" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(1500))
 
 
 @pytest.hookimpl(wrapper=True)

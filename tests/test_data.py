@@ -8,7 +8,8 @@ import pytest
 
 from envcheck import data
 from envcheck.errors import ConfigError
-from envcheck.mirrors import chosen, probe_cache
+from envcheck.mirrors.probe import cache as probe_cache
+from envcheck.mirrors.profiles import user_choice
 
 
 def test_a_checkout_uses_its_own_files() -> None:
@@ -24,7 +25,7 @@ def test_a_base_directory_that_is_relative_is_ignored(tmp_path: Path, monkeypatc
         assert data.state_path("store") == base / "envcheck/store"
     for variable in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(variable, "relative")
-    assert chosen.path() == tmp_path / ".config/envcheck/mirror"
+    assert user_choice.path() == tmp_path / ".config/envcheck/mirror"
     assert probe_cache.place() == tmp_path / ".cache/envcheck/probe"
 
 

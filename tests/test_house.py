@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import ast
+import collections
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from envcheck.node.why_unread import Why
 
 ROOT = Path(__file__).parents[1]
 TOP = {
@@ -20,6 +27,7 @@ TOP = {
     "envcheck",
     "benchmarks",
     "tests",
+    "docs",
     "pyproject.toml",
     "README.md",
     "CHANGELOG.md",
@@ -32,7 +40,6 @@ INDEX_HOSTS = re.compile(
         for a, b in (
             ("py", "pi.org"),
             ("python", "hosted.org"),
-            ("download.py", "torch.org"),
             ("deb.deb", "ian.org"),
             ("security.deb", "ian.org"),
             ("archive.ub", "untu.com"),
@@ -40,11 +47,34 @@ INDEX_HOSTS = re.compile(
         )
     )
 )
+# Phrases of a private dialect: write subject, active verb, one idea. The packages of envcheck/ follow.
+BANNED = (
+    r"to be had",
+    r"can be had",
+    r"told of",
+    r"asked of",
+    r"\bis told\b",
+    r"\bare told\b",
+    r"could not be told",
+    r"who is none",
+    r"\bnone is what\b",
+    r"nothing says",
+    r"no such thing",
+    r"comes to the same",
+    r"vouches",
+    r"nobody to",
+    r"is of another",
+    r"demands nothing",
+    r"goes? on where",
+)
+# A line of a script that imports from envcheck.
+IMPORT = re.compile(r"\s*(from envcheck[\w.]* import [\w, ]+)$")
 FOREIGN = [
     "envcheck/__init__.py",
     "envcheck/checks/__init__.py",
     "envcheck/node/__init__.py",
     "envcheck/node/snapshot.py",
+    "envcheck/node/why_unread.py",
 ]
 
 
@@ -60,8 +90,8 @@ def tracked() -> list[Path]:
 def foreign() -> list[Path]:
     """Return the files that foreign interpreters import."""
     found = [ROOT / name for name in FOREIGN]
-    found += sorted((ROOT / "envcheck/checks/env").glob("*.py"))
-    return [*found, ROOT / "envcheck/runner/__init__.py", *sorted((ROOT / "envcheck/runner").glob("worker*.py"))]
+    found += sorted((ROOT / "envcheck/checks/env").rglob("*.py"))
+    return [*found, ROOT / "envcheck/runner/__init__.py", *sorted((ROOT / "envcheck/runner/worker").glob("*.py"))]
 
 
 def test_the_top_level_is_what_users_fixed() -> None:
@@ -75,6 +105,128 @@ def test_no_file_is_over_a_megabyte() -> None:
 def test_no_host_of_a_public_package_index_is_written_down() -> None:
     named = [path for path in tracked() if INDEX_HOSTS.search(path.read_text(encoding="utf-8", errors="replace"))]
     assert named == []
+
+
+def test_documents_avoid_the_private_dialect() -> None:
+    documents = [path for path in tracked() if path.suffix == ".md" and not path.is_relative_to(ROOT / "tests")]
+    assert len(documents) > 10
+    used = []
+    for path in documents:
+        # The table of checks quotes the packages.
+        text = re.sub(r"(?s)<!-- checks -->.*<!-- /checks -->", "", path.read_text(encoding="utf-8"))
+        plain = " ".join(text.split())
+        used += [(path.name, match) for phrase in BANNED for match in re.findall(phrase, plain, re.IGNORECASE)]
+    assert used == []
+
+
+def test_no_folder_holds_more_than_twelve_modules() -> None:
+    drop_in = {"envcheck/checks/env", "envcheck/checks/node"}
+    modules = [path.relative_to(ROOT) for path in tracked() if path.suffix == ".py" and path.name != "__init__.py"]
+    rooms = collections.Counter(str(path.parent) for path in modules if path.parts[0] == "envcheck")
+    assert {room: count for room, count in rooms.items() if count > 12 and room not in drop_in} == {}
+
+
+def reasons_decided_on(path: Path) -> set[int]:
+    """Return the lines that compare or search the text of a signal's reason; `is None` is no look at the text."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    scopes: list[ast.AST] = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return {line for scope in scopes or [tree] for line in decisions_in(scope)}
+
+
+def decisions_in(scope: ast.AST) -> Iterator[int]:
+    """Yield the lines of one function that look into a reason, or into a name that it gave to one."""
+    bound = {"reason"}
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign | ast.NamedExpr) and names_a_reason(node.value, set()):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            bound |= {name.id for name in targets if isinstance(name, ast.Name)}
+    for node in ast.walk(scope):
+        looked_at: list[ast.expr] = []
+        if isinstance(node, ast.Compare) and not all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+            looked_at = [node.left, *node.comparators]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            searches = node.func.attr in ("search", "match", "fullmatch", "findall")
+            looked_at = [node.func.value, *(node.args if searches else [])]
+        yield from (part.lineno for part in looked_at if names_a_reason(part, bound))
+
+
+def names_a_reason(node: ast.expr, names: set[str]) -> bool:
+    """Tell whether the expression is a reason's text, or that text made over: `(x.reason or "").lower()`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "reason"
+    if isinstance(node, ast.Name):
+        return node.id in names
+    if isinstance(node, ast.BoolOp):
+        return any(names_a_reason(value, names) for value in node.values)
+    if isinstance(node, ast.Call):
+        return any(names_a_reason(part, names) for part in [node.func, *node.args])
+    return isinstance(node, ast.NamedExpr) and names_a_reason(node.value, names)
+
+
+def test_no_status_is_decided_on_the_text_of_a_reason(tmp_path: Path) -> None:
+    """`Signal.why` decides; `Signal.reason` is for people. The rule sees each form that checks once used."""
+    for line in (
+        'x.reason == "not collected"',
+        '"lost" in (x.reason or "")',
+        'str(x.reason).startswith("timed out")',
+        'any(word in x.reason for word in ("a", "b"))',
+        'reason = x.reason or ""\n"mismatch" in reason',
+        'refused = x.reason or ""\n"mismatch" in refused.lower()',
+        're.search("lost", x.reason)',
+    ):
+        (tmp_path / "check.py").write_text(line)
+        assert reasons_decided_on(tmp_path / "check.py"), line
+    rooms = [ROOT / "envcheck" / room for room in ("checks", "node", "runner", "reports", "cli")]
+    files = [path for room in rooms for path in room.rglob("*.py") if path.name != "why_unread.py"]
+    assert {str(path.relative_to(ROOT)): lines for path in files if (lines := reasons_decided_on(path))} == {}
+
+
+def test_the_page_of_json_schemas_lists_every_why() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs/json-schemas.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [*get_args(Why)]
+
+
+def test_every_signal_without_a_value_says_why() -> None:
+    silent = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in (ROOT / "envcheck").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Signal"
+        if {"reason"} <= {keyword.arg for keyword in node.keywords} and "why" not in {k.arg for k in node.keywords}
+    ]
+    assert silent == []
+
+
+def scripts_in(path: Path) -> list[ast.ImportFrom]:
+    """Return the imports from envcheck in the strings of a file: scripts that it gives to another process."""
+    strings = (node.value for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant))
+    lines = (line for text in strings if isinstance(text, str) for line in text.splitlines())
+    found = [match[1] for line in lines if (match := IMPORT.match(line))]
+    return [node for line in found for node in ast.parse(line).body if isinstance(node, ast.ImportFrom)]
+
+
+def test_what_a_script_in_a_string_imports_is_there() -> None:
+    """No linter reads a script in a string, and a test that only kills such a process passes when it never began."""
+    imports = {path: found for path in tracked() if path.suffix == ".py" and (found := scripts_in(path))}
+    assert len(imports) > 10
+    missing = [
+        f"{path.relative_to(ROOT)}: from {node.module} import {alias.name}"
+        for path, found in imports.items()
+        for node in found
+        for alias in node.names
+        if not importable(str(node.module), alias.name)
+    ]
+    assert missing == []
+
+
+def importable(module: str, name: str) -> bool:
+    """Tell whether `from module import name` works."""
+    try:
+        return hasattr(importlib.import_module(module), name) or (
+            importlib.util.find_spec(f"{module}.{name}") is not None
+        )
+    except ModuleNotFoundError:
+        return False
 
 
 def test_foreign_interpreters_down_to_3_9_can_parse_what_they_import() -> None:
@@ -100,7 +252,10 @@ def test_foreign_files_import_torch_inside_functions_only() -> None:
             for node in ast.parse(path.read_text(encoding="utf-8")).body
             if isinstance(node, ast.Import | ast.ImportFrom)
         ]
-        assert not any("torch" in ast.unparse(node) for node in top), path
+        modules = [
+            node.module if isinstance(node, ast.ImportFrom) else alias.name for node in top for alias in node.names
+        ]
+        assert not any(str(module).partition(".")[0] == "torch" for module in modules), path
 
 
 def old_python() -> str | None:
@@ -125,3 +280,46 @@ def test_an_old_interpreter_imports_what_it_must() -> None:
     code = "; ".join(f"import {name}" for name in modules)
     done = subprocess.run([python, "-B", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# `envcheck` on the public package index is a project of somebody else.
+INSTALLS = re.compile(
+    r"\b(?:pip|pipx|uvx?)\b[^\n#|;&]*?\s(?:install|add|run|--from)\b[^\n#|;&`]*?[ \"']envcheck(?![-\w./:])"
+)
+WARNING = "Do not run `pip install envcheck`"
+
+
+def test_nothing_of_ours_installs_the_package_of_somebody_else() -> None:
+    assert INSTALLS.search("RUN pip install --no-cache-dir envcheck==1.0")
+    assert not INSTALLS.search("pip install torch-envcheck")
+    installing = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in tracked()
+        if path.suffix != ".py" or "tests" not in path.parts
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if INSTALLS.search(line) and WARNING not in line
+    ]
+    assert installing == []
+    locked = [path for path in tracked() if path.suffix == ".lock" and "\nenvcheck==" in path.read_text()]
+    assert locked == []
+
+
+def test_the_built_wheel_is_named_torch_envcheck(tmp_path: Path) -> None:
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+        str(ROOT),
+    ]
+    subprocess.run(build, check=True, capture_output=True)
+    [wheel] = tmp_path.iterdir()
+    assert wheel.name.startswith("torch_envcheck-")
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = next(name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
+        assert "envcheck = envcheck.cli:main" in archive.read(metadata).decode()

@@ -11,32 +11,38 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from envcheck.node.snapshot import Snapshot
 
 PASS, WARN, FAIL, SKIP, ERROR = "pass", "warn", "fail", "skip", "error"
 LEVELS = ("static", "quick", "standard", "full")
+# A failure that was seen outranks what could not be read, and both outrank a warning.
+WORST_FIRST = (FAIL, ERROR, WARN, SKIP, PASS)
+# How many findings a summary line quotes; the report lists all of them.
+SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
     """One promise about an environment.
 
-    `level` is the first level that runs it; `seconds` what it takes, `timeout` when it is ended (both per attempt).
+    `level` is the first level that runs it; `seconds` what it takes, `timeout` when it is ended (both per attempt);
+    `cpu_seconds` what it takes on a machine without a GPU, where that differs.
     `gpus` is how many GPUs it needs at least (fewer: skip). `ranks` is 1, or 0 for one rank a GPU (a CPU: `--nproc`),
     of which it needs `least_ranks` (fewer: skip, and nothing is started).
-    `signals` are the snapshot's names it cannot be told without.
+    `signals` are the signals of the snapshot that it needs.
     `performance` marks a value that is measured a second time before it fails.
     `imports` are the modules that it loads besides torch and that take long: they are imported once for all checks.
     `probe` marks the one that tries peer-to-peer before the groups do: it runs first of its level, and where it is lost
-    while it copies, or a rank says `broken`, the groups after it go without (runner/worker_peers.py).
+    while it copies, or a rank says `broken`, the groups after it go without (runner/worker/p2p_fallback.py).
     """
 
     promise: str
     level: str
     seconds: float = 0.1
+    cpu_seconds: float | None = None
     timeout: float = 30.0
     gpus: int = 0
     ranks: int = 1
@@ -57,9 +63,26 @@ class Limit:
     kind: str = "at least"
 
 
+class Change(NamedTuple):
+    """A status that a rule of runner/judging/status_rules.py changed after the judge, and why."""
+
+    rule: str
+    before: str
+    after: str
+    reason: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a check came to. Only `pass` is a pass."""
+    """The result of a check, or one finding of it. Only `pass` is a pass.
+
+    `code` is a stable word for programs, for example "ecc.uncorrected"; the text of `summary` may change.
+    `culprit` names the GPU, rank, link or file that this finding is about; empty where it is about the whole node.
+    `remeasure` marks a speed that fell short and nothing else: only such an outcome is measured a second time. Wrong
+    data is final.
+    `findings` are all findings of the check, worst first; empty where the outcome is its own only finding.
+    `changes` say which rules changed the status after the judge.
+    """
 
     status: str
     summary: str
@@ -68,19 +91,24 @@ class Outcome:
     limit: Limit | None = None
     remedy: str = ""
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    code: str = ""
+    culprit: str = ""
+    remeasure: bool = False
+    findings: tuple[Outcome, ...] = ()
+    changes: tuple[Change, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class View:
     """All a judge may look at, plain data, so that an old report can be judged again.
 
-    `environment` is what the target's Python says of itself, as listed in `runner/worker_facts.py`; of a torch that
+    `environment` is what the target's Python says of itself, as listed in `runner/worker/torch_facts.py`; where torch
     cannot be imported it holds `error`, and what Python alone can say.
     `promises` are an image's labels or a venv's file, without their prefix (cell, torch, cuda, cudnn, nccl, python,
     arch_list …), and `packages` ("a==1 b==2") where the lock they name is at hand; empty for an environment that
     promises nothing. `mode` is "gpu" or "cpu". `matrix` is the Matrix that node checks compare with; None for the
     shipped one. `image` is what the engine says of an image (runs_as, program, history, secrets: see ImageFacts in
-    `runner/record.py`); empty for what is none.
+    `runner/schema.py`); empty where no image is validated.
     """
 
     snapshot: Snapshot
@@ -111,6 +139,42 @@ Measured = dict[str, Any]
 Ranks = list[Measured]
 
 
+def worst(findings: Iterable[Outcome], otherwise: Outcome) -> Outcome:
+    """Return one outcome that holds all `findings`, with the status of the worst; `otherwise` if there are none.
+
+    Value, limit and remedy are those of the first of the worst. Findings of findings are flattened.
+    """
+    flat = [part for finding in findings for part in (finding.findings or (finding,))]
+    flat.sort(key=lambda finding: WORST_FIRST.index(finding.status))
+    if not flat:
+        return otherwise
+    first = flat[0]
+    leading = list(dict.fromkeys(f.summary for f in flat if f.status == first.status))
+    more = f"; {len(leading) - SHOWN} more" if len(leading) > SHOWN else ""
+    details = {name: value for finding in reversed(flat) for name, value in finding.details.items()}
+    if any("gpus" in finding.details for finding in flat):
+        # Whoever reads only the outcome must still see every GPU that is blamed at its status.
+        blamed = [gpu for f in flat if f.status == first.status for gpu in f.details.get("gpus") or ()]
+        details["gpus"] = list(dict.fromkeys(blamed))
+    return dataclasses.replace(
+        first,
+        summary="; ".join(leading[:SHOWN]) + more,
+        details=details,
+        remeasure=all(f.remeasure for f in flat if f.status in (FAIL, ERROR)) and first.remeasure,
+        findings=tuple(flat),
+    )
+
+
+def too_slow(
+    summary: str, *, fix: str, value: Any = None, unit: str = "", limit: Limit | None = None, **details: Any
+) -> Outcome:
+    """Return a failure of speed alone: it is measured a second time, and the better attempt counts.
+
+    Never for wrong data, missing data or an exception: use `failed` for these, which is final.
+    """
+    return dataclasses.replace(failed(summary, fix=fix, value=value, unit=unit, limit=limit, **details), remeasure=True)
+
+
 def passed(summary: str, *, value: Any = None, unit: str = "", limit: Limit | None = None, **details: Any) -> Outcome:
     """Return a pass; a value that is no finite number is an error instead."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -121,22 +185,29 @@ def passed(summary: str, *, value: Any = None, unit: str = "", limit: Limit | No
 def warned(
     summary: str, *, fix: str, value: Any = None, unit: str = "", limit: Limit | None = None, **details: Any
 ) -> Outcome:
-    """Return a warning, with what to do."""
-    return Outcome(WARN, summary, value, unit, limit, fix, details)
+    """Return a warning, with what to do. `code` and `culprit` among the details become the outcome's own."""
+    return _named(Outcome(WARN, summary, value, unit, limit, fix, details))
 
 
 def failed(
     summary: str, *, fix: str, value: Any = None, unit: str = "", limit: Limit | None = None, **details: Any
 ) -> Outcome:
-    """Return a failure, with what to do."""
-    return Outcome(FAIL, summary, value, unit, limit, fix, details)
+    """Return a failure, with what to do. `code` and `culprit` among the details become the outcome's own."""
+    return _named(Outcome(FAIL, summary, value, unit, limit, fix, details))
 
 
 def skipped(reason: str, **details: Any) -> Outcome:
     """Return that the check does not apply here, and why."""
-    return Outcome(SKIP, reason, details=details)
+    return _named(Outcome(SKIP, reason, details=details))
 
 
 def undecided(reason: str, *, fix: str = "", **details: Any) -> Outcome:
     """Return that it could not be told, and why: an `error`, never a pass."""
-    return Outcome(ERROR, reason, remedy=fix, details=details)
+    return _named(Outcome(ERROR, reason, remedy=fix, details=details))
+
+
+def _named(outcome: Outcome) -> Outcome:
+    """Move `code` and `culprit` from the details of an outcome to their own fields."""
+    details = {name: value for name, value in outcome.details.items() if name not in ("code", "culprit")}
+    code, culprit = (str(outcome.details.get(name, "")) for name in ("code", "culprit"))
+    return dataclasses.replace(outcome, details=details, code=code, culprit=culprit)

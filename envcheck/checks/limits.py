@@ -1,7 +1,9 @@
 """What values have to reach, as data (`limits.json`), each with its source, unit and date. Standard library only.
 
-A row is chosen by `check` and by whatever else it holds of `gpu`, `transport` and `gpus`. `fail` and `warn` are bounds;
-`spec` is what the maker states, `measured` what somebody saw, `ceiling` what physics allows.
+A row is chosen by `check` and by whatever else it holds of `gpu`, `transport`, `gpus` and `pcie` (the generation of 16
+lanes). `fail` and `warn` are bounds; `spec` is what the maker states, `ceiling` what physics allows. `measurements` are
+public figures of healthy machines, which every floor lies below. A row that has fewer than two sources of them says
+`verified: false`, and then only warns.
 """
 
 from __future__ import annotations
@@ -11,16 +13,23 @@ import json
 from pathlib import Path
 from typing import Any
 
-from envcheck.checks import Limit
+from envcheck.checks import Limit, Outcome, too_slow, warned
 
 FILE = Path(__file__).with_name("limits.json")
-_AXES = ("gpu", "transport", "gpus")
+_AXES = ("gpu", "transport", "gpus", "pcie")
+# Rows of PCIe are for this many lanes.
+LANES = 16
 
 
 @functools.cache
 def rows() -> tuple[dict[str, Any], ...]:
-    """Return every row of the file."""
-    return tuple(json.loads(FILE.read_text(encoding="utf-8"))["limits"])
+    """Return every row of the file; its source names its measurements."""
+    return tuple(_quoted(row) for row in json.loads(FILE.read_text(encoding="utf-8"))["limits"])
+
+
+def _quoted(row: dict[str, Any]) -> dict[str, Any]:
+    figures = ", ".join(f"{one['value']:g} ({one['source']})" for one in row.get("measurements") or [])
+    return {**row, "source": f"{row['source']}; measured: {figures}"} if figures else row
 
 
 def find(check: str, **where: Any) -> dict[str, Any] | None:
@@ -34,6 +43,48 @@ def limit(check: str, bound: str, **where: Any) -> Limit:
     if row is None:
         raise KeyError(check)
     return Limit(row[bound], row["unit"], row["source"], row.get("kind", "at least"))
+
+
+def pcie(check: str, generation: Any, lanes: Any) -> dict[str, Any] | None:
+    """Return the row for a PCIe link of so many lanes, its figures scaled to them, or None for a link without a row."""
+    row = find(check, pcie=generation)
+    if row is None or not isinstance(lanes, int) or not 0 < lanes <= LANES:
+        return None
+    share = lanes / LANES
+    scaled = {key: round(row[key] * share, 2) for key in ("fail", "warn", "spec", "ceiling")}
+    return {**row, **scaled, "source": f"{row['source']}; here x{lanes} of generation {generation}"}
+
+
+def verified(row: dict[str, Any]) -> bool:
+    """Return whether a row rests on at least two public sources, so that it may fail a machine."""
+    return row.get("verified") is not False
+
+
+def short(
+    row: dict[str, Any], value: float, said: str, *, fix: str, cause: str = "", share: float = 1.0, **about: Any
+) -> Outcome | None:
+    """Return the finding that a value is below a row's bounds, or None. A row that is not verified only warns.
+
+    `said` names the value; `cause` follows it. `share` scales the floor, for a GPU that is capped on purpose.
+    """
+    floor, advice = (Limit(row[bound], row["unit"], row["source"]) for bound in ("fail", "warn"))
+    if value >= advice.value:
+        return None
+    judged: dict[str, Any] = {"fix": fix, "value": value, "unit": row["unit"], **about}
+    if value >= floor.value * share:
+        return warned(f"{said}: low{cause}", limit=advice, code="speed.low", **judged)
+    floor = _scaled(floor, share)
+    if not verified(row):
+        text = f"{said}: slow{cause}; the limit is unverified (fewer than two public sources), so it only warns"
+        return warned(text, limit=floor, code="speed.unverified", **judged)
+    return too_slow(f"{said}: slow{cause}", limit=floor, code="speed.slow", **judged)
+
+
+def _scaled(floor: Limit, share: float) -> Limit:
+    if share == 1:
+        return floor
+    why = f"{floor.source}; times {share:.2f} for the cap: speed falls as clocks do, and less than power does (ours)"
+    return Limit(round(floor.value * share, 1), floor.unit, why, floor.kind)
 
 
 def _matches(row: dict[str, Any], where: dict[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
 import signal
@@ -13,9 +14,10 @@ from typing import Any, Final, NamedTuple
 import click
 
 from envcheck import __version__
-from envcheck.cli import _streams
-from envcheck.cli._strict import refuse_empty
-from envcheck.errors import ConfigError, EnvcheckError
+from envcheck.cli.shared import messages, streams
+from envcheck.cli.shared.interruptible import leave, status_of
+from envcheck.cli.shared.strict_options import make_strict, variable
+from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 
 COMMANDS: Final = {
     "resolve": "What can run on this machine, or on the one you describe.",
@@ -25,18 +27,22 @@ COMMANDS: Final = {
     "render": "Write a cell's Dockerfile, or a whole build context.",
     "mirror": "Where bytes come from: profiles, settings, what is wrong with them.",
     "fetch": "Fetch files of known hashes, whole or not at all.",
-    "store": "Keep files by their hash, publish them, carry them to where no network goes.",
+    "store": "Keep files by their hash, release them, carry them to where no network goes.",
     "build": "Build a cell's image or environment and prove it is what its tag says.",
     "run": "Validate an environment: this one, another Python's, or an image's.",
     "checks": "What each check promises, needs and costs.",
     "judge": "Judge a report's evidence again, by today's rules.",
-    "report": "A report in other forms, or compared with another.",
+    "report": "A report in other formats, or compared with another.",
     "demo": "Resolve for this machine, build, validate.",
 }
 
 
+# Why nothing more can be written, where the error names no file: it was standard output.
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # What the envcheck of an image comes without (pyproject.toml, the group `image`).
 _HOST_ONLY: Final = {"docker", "jinja2", "uv"}
+# Commands with commands of their own, each in a package.
+_GROUPS: Final = {"mirror", "store"}
 
 
 class Settings(NamedTuple):
@@ -64,11 +70,12 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's signature)
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"envcheck.cli.{cmd_name}").command
+        home = f"{cmd_name}.group" if cmd_name in _GROUPS else f"commands.{cmd_name}"
+        command = importlib.import_module(f"envcheck.cli.{home}").command
         if not isinstance(command, click.Command):
-            message = f"envcheck.cli.{cmd_name}.command is no click command"
+            message = f"envcheck.cli.{home} has no click command called `command`"
             raise TypeError(message)
-        name_variables(command, f"ENVCHECK_{cmd_name.upper()}")
+        prepare(command, cmd_name)
         return command
 
     def resolve_command(
@@ -91,18 +98,22 @@ class _LazyGroup(click.Group):
             raise PipeClosedError from error
 
 
-def name_variables(command: click.Command, prefix: str) -> None:
-    """Give every option the variable that its name on the command line says: --gpu of resolve, ENVCHECK_RESOLVE_GPU."""
+def prepare(command: click.Command, path: str) -> None:
+    """Hold a command to the rules of all, and name its variables: --gpu of "resolve" is ENVCHECK_RESOLVE_GPU.
+
+    An argument that takes cells has a variable too, ENVCHECK_BUILD_CELL.
+    """
     for parameter in command.params:
         if isinstance(parameter, click.Option):
-            longest = max(parameter.opts, key=len)
-            parameter.envvar = f"{prefix}_{longest.lstrip('-').replace('-', '_').upper()}"
-            if parameter.multiple and isinstance(parameter.type, click.types.StringParamType):
-                parameter.type = _Listed()
-    refuse_empty(command)
+            parameter.envvar = variable(path, max(parameter.opts, key=len))
+        elif "CELL" in (parameter.metavar or ""):
+            parameter.envvar = variable(path, "--cell")
+        if (parameter.multiple or parameter.nargs == -1) and isinstance(parameter.type, click.types.StringParamType):
+            parameter.type = _Listed()
+    make_strict(command, path)
     if isinstance(command, click.Group):
         for name, child in command.commands.items():
-            name_variables(child, f"{prefix}_{name.upper()}")
+            prepare(child, f"{path} {name}")
 
 
 @click.group(
@@ -127,27 +138,42 @@ def cli(ctx: click.Context, *, matrix: Path | None, verbose: bool, quiet: bool) 
 
 def main() -> None:
     """Run the command line; every error a user can cause is one line and its exit code."""
-    _streams.ready()
-    sys.exit(_closed(_status()))
+    streams.ready()
+    try:
+        status = _status()
+    except SystemExit as ended:
+        if not isinstance(ended.code, int):
+            raise
+        status = ended.code
+    sys.exit(leave(_closed(status)))
 
 
 def _status() -> int:
     try:
         status = cli(prog_name="envcheck", standalone_mode=False)
-    except click.Abort:
-        return _say("interrupted", 128 + signal.SIGINT)
+    except click.Abort as abort:
+        cause = abort.__cause__
+        return _say("interrupted", status_of(cause if isinstance(cause, KeyboardInterrupt) else KeyboardInterrupt()))
     except PipeClosedError:
         return 128 + signal.SIGPIPE
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
-    except ModuleNotFoundError as error:
-        if error.name not in _HOST_ONLY:
-            raise
-        return _say("inside an image envcheck only validates; run this command on the host", ConfigError.exit_code)
     except (click.ClickException, EnvcheckError, OSError) as error:
         return _say(*_told(error))
+    except (ImportError, AttributeError) as error:
+        return _say(_installation_problem(error), ConfigError.exit_code)
     return status if isinstance(status, int) else 0
+
+
+def _installation_problem(error: ImportError | AttributeError) -> str:
+    """Return why this installation cannot run the command. Raises the error itself where that is not known."""
+    if isinstance(error, ModuleNotFoundError) and error.name in _HOST_ONLY:
+        return "inside an image envcheck only validates; run this command on the host"
+    hidden = messages.hidden_module()
+    if hidden is None:
+        raise error
+    return f"{hidden[1]} hides Python's own module {hidden[0]}; rename it or take its directory off PYTHONPATH"
 
 
 def _closed(status: int) -> int:
@@ -158,12 +184,16 @@ def _closed(status: int) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 128 + signal.SIGPIPE
-        return status or _say(f"standard output: {error.strerror}; give it room", ConfigError.exit_code)
+        return status or _say(_no_output(error), UnavailableError.exit_code)
     return status
 
 
+def _no_output(error: OSError) -> str:
+    return f"standard output: {error.strerror}; free space, or send it elsewhere"
+
+
 def _say(line: str, status: int) -> int:
-    click.echo(f"envcheck: {line}", err=True)
+    click.echo(f"envcheck: {messages.last_line(line)}", err=True)
     return status
 
 
@@ -171,6 +201,8 @@ def _told(error: click.ClickException | EnvcheckError | OSError) -> tuple[str, i
     """Return the line a user reads, and the exit code."""
     if isinstance(error, EnvcheckError):
         return str(error), error.exit_code
+    if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
+        return _no_output(error), UnavailableError.exit_code
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         what = f"{where}{error.strerror or error}; check the path, its rights and the free space"

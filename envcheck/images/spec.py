@@ -12,9 +12,9 @@ import msgspec
 
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
-from envcheck.images import lock as locking
-from envcheck.images.pins import Group, Lock, Pin
-from envcheck.matrix.model import Base, Build, Cell, HostArch, Matrix, Target, TorchRelease, TorchVariant
+from envcheck.images.locks import lockfile as locking
+from envcheck.images.locks.model import Group, Lock, Pin
+from envcheck.matrix.facts.model import Base, Build, Cell, HostArch, Matrix, Target, TorchRelease, TorchVariant
 
 __all__ = ["LABEL_PREFIX", "Group", "ImageSpec", "Lock", "Pin", "load_spec", "select", "torch_index"]
 
@@ -54,7 +54,7 @@ def select(matrix: Matrix, selectors: Sequence[str]) -> list[Cell]:
         if not any(fnmatchcase(name, selector) for name in names):
             near = difflib.get_close_matches(selector, names, n=3, cutoff=0.5)
             hint = f"did you mean {', '.join(near)}?" if near else "`envcheck images` lists the cells"
-            message = f"no published cell is called {selector!r}"
+            message = f"no published cell is named {selector!r}"
             raise ConfigError(message, fix=hint)
     return [cell for cell in cells if not selectors or any(fnmatchcase(str(cell), s) for s in selectors)]
 
@@ -62,9 +62,16 @@ def select(matrix: Matrix, selectors: Sequence[str]) -> list[Cell]:
 def load_spec(
     matrix: Matrix, cell: Cell, target: Target = "runtime", *, images_dir: Path | None = None, arch: HostArch = ARCH
 ) -> ImageSpec:
-    """Return what one target of a cell is to be, with the locks of `images_dir/<cell>/` (the shipped ones)."""
+    """Return what one target of a cell is to be, with the locks of `images_dir/<cell>/` (the shipped ones).
+
+    A cell of which some lock files are there and others are missing is a ConfigError.
+    """
     directory = (images_dir or data_path("images")) / str(cell)
     where = str(directory) if images_dir else None
+    lacking = locking.missing(directory)
+    if lacking:
+        message = f"{where or f'images/{cell}'} lacks {' and '.join(lacking)}"
+        raise ConfigError(message, fix=f"restore it, or run `envcheck lock {cell}` where its index can be reached")
     return make_spec(matrix, cell, locking.read_locks(directory), target=target, arch=arch, where=where)
 
 
@@ -82,7 +89,7 @@ def make_spec(
     release, variant, build = facts(matrix, cell, arch)
     base = matrix.base(cell.python)
     if base is None:
-        message = f"{cell}: no base has Python {cell.python}"
+        message = f"{cell}: no base image has Python {cell.python}"
         raise ConfigError(message, fix="add one under `bases:` of matrix.yaml")
     wanted = torch_version(release, variant.variant, arch)
     locked = locking.version_of(locks, "torch")
@@ -112,8 +119,8 @@ def facts(matrix: Matrix, cell: Cell, arch: HostArch) -> tuple[TorchRelease, Tor
     variant = release.variant(cell.variant) if release else None
     build = next((b for b in variant.builds if b.arch == arch and cell.python in b.python), None) if variant else None
     if release is None or variant is None or build is None:
-        message = f"{cell}: the matrix knows no such wheel for {arch}"
-        raise ConfigError(message, fix=f"ask `envcheck resolve --torch {cell.torch} --python {cell.python} --all`")
+        message = f"{cell}: the matrix lists no such wheel for {arch}"
+        raise ConfigError(message, fix=f"run `envcheck resolve --torch {cell.torch} --python {cell.python} --all`")
     return release, variant, build
 
 
@@ -161,5 +168,7 @@ def _library(cell: Cell, locks: list[Lock], package: str, fact: str | None, wher
     version = ".".join(pinned.split(".")[:_FIELDS])
     if fact is not None and not f"{pinned}.".startswith(f"{fact}."):
         message = f"{where}: the lock holds {package.partition('(')[0]} {pinned}, the matrix says {fact}"
-        raise ConfigError(message, fix=f"find out which is right; then mend matrix.yaml or run `envcheck lock {cell}`")
+        raise ConfigError(
+            message, fix=f"find out which is right; then correct matrix.yaml or run `envcheck lock {cell}`"
+        )
     return version

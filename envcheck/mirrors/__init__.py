@@ -1,5 +1,1 @@
-"""Where bytes come from, and whether they are the right ones."""
-
-from envcheck.mirrors.load import load
-
-__all__ = ["load"]
+"""Where packages and models come from, and whether they are the right ones."""

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from envcheck.node import container, host, infiniband, kmsg, lanes, nvml, pci, proc, toolkit
-from envcheck.node.lanes import Lane, Reading, Source
-from envcheck.node.snapshot import Signal, Snapshot
+from envcheck.node import parallel
+from envcheck.node.parallel import Lane, Reading, Source
+from envcheck.node.snapshot import Signal, Snapshot, unreadable
+from envcheck.node.sources import container, container_toolkit, host, infiniband, kernel_log, nvml, pci, proc
+from envcheck.node.value_types import listed, mapped, number, string, text, unlimited, version, whole
 
 _ROOT: Final = Path("/")
 _ENVIRONMENT: Final = ("NVIDIA_", "CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "OMP_", "UCX_", "FI_", "COMPUTE_", "OPENCL_")
@@ -23,7 +25,6 @@ _ENVIRONMENT_NAMES: Final = frozenset(
 _SECRET: Final = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
 _GPU_MODULES: Final = ("nvidia", "nouveau", "gdrdrv", "nv_peer_mem", "efa_nv_peermem")
 _OWN: Final = "environment"
-_SHM: Final = ("shm.total", "shm.free", "shm.kind")
 _LIBRARY_DIRS: Final = (
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -40,13 +41,13 @@ def collect(root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> Snap
 
     One that hangs costs its own time limit (lanes.TIMEOUT, nvml.TIMEOUT) and its own signals: they say so.
     """
-    signals, gpus = lanes.read(sources(root, environ))
+    signals, gpus = parallel.read(sources(root, environ))
     return Snapshot(_now(), _with_driver(signals), list(gpus))
 
 
 def identify(root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> Snapshot:
     """Read only what resolving needs: driver.version, driver.cuda, host.arch; each GPU's name, UUID and capability."""
-    signals, gpus = lanes.read(_nvidia(root, environ, "identity"))
+    signals, gpus = parallel.read(_nvidia(root, environ, "identity"))
     return Snapshot(_now(), {**_with_driver(signals), "host.arch": Signal(platform.machine())}, list(gpus))
 
 
@@ -54,12 +55,11 @@ def sources(root: Path, environ: Mapping[str, str]) -> list[Lane]:
     """Return what is read off a node, in the order of the snapshot: each by itself what may hang by itself."""
     return [
         *_nvidia(root, environ, "all"),
-        *lanes.each(_host(root) | _container(root, environ)),
-        lanes.together(_SHM, lambda: _shm(root)),
-        *lanes.each(_limits(root) | _environment(environ)),
-        lanes.together(kmsg.NAMES, lambda: kmsg.signals(root)),
-        *lanes.each(host.sources(root, environ) | pci.sources(root)),
-        *lanes.each({"ib.ports": lambda: infiniband.ports(root), **toolkit.sources(root, environ)}),
+        *parallel.each(_host(root) | _container(root, environ)),
+        *parallel.each(_shm(root) | _limits(root) | _environment(environ)),
+        parallel.together(kernel_log.TYPES, lambda: kernel_log.signals(root)),
+        *parallel.each(host.sources(root, environ) | pci.sources(root)),
+        *parallel.each(infiniband.sources(root) | container_toolkit.sources(root, environ)),
     ]
 
 
@@ -69,20 +69,20 @@ def _now() -> str:
 
 def _nvidia(root: Path, environ: Mapping[str, str], what: str) -> list[Lane]:
     """Return what asks NVML, and what reads the versions of kernel module and libraries off files."""
-    version = root / "proc/driver/nvidia/version"
+    module = root / "proc/driver/nvidia/version"
     find = functools.partial(find_library, root=root, environ=environ)
     files: dict[str, Source] = {
-        "driver.kernel": lambda: _file(version, _kernel_version),
-        "driver.kernel_flavour": lambda: _file(version, _kernel_flavour),
-        "driver.library": lambda: _library_version("libnvidia-ml.so.1", find("libnvidia-ml.so.1")),
-        "driver.libcuda": lambda: _library_version("libcuda.so.1", find("libcuda.so.1")),
+        "driver.kernel": Source(version, lambda: _file(module, _kernel_version)),
+        "driver.kernel_flavour": Source(text, lambda: _file(module, _kernel_flavour)),
+        "driver.library": Source(version, lambda: _library_version("libnvidia-ml.so.1", find("libnvidia-ml.so.1"))),
+        "driver.libcuda": Source(version, lambda: _library_version("libcuda.so.1", find("libcuda.so.1"))),
     }
     # It says itself when NVML's time is up; a library's directory may hang before that.
-    return [Lane(nvml.NAMES, lambda: _nvml(find("libnvidia-ml.so.1"), what), nvml.TIMEOUT + 5), *lanes.each(files)]
+    return [Lane(nvml.TYPES, lambda: _nvml(find("libnvidia-ml.so.1"), what), nvml.TIMEOUT + 5), *parallel.each(files)]
 
 
 def _nvml(library: Path | None, what: str) -> Reading:
-    return nvml.ask(what) if library else nvml.unread("libnvidia-ml.so.1 is not on the loader's path")
+    return nvml.ask(what) if library else nvml.unread("unsupported", "libnvidia-ml.so.1 is not on the loader's path")
 
 
 def _with_driver(signals: dict[str, Signal]) -> dict[str, Signal]:
@@ -103,9 +103,11 @@ def find_library(name: str, root: Path = _ROOT, environ: Mapping[str, str] = os.
 
 def _library_version(name: str, path: Path | None) -> Signal:
     if path is None:
-        return Signal(reason=f"{name} is not on the loader's path")
+        return Signal(reason=f"{name} is not on the loader's path", why="unsupported")
     version = proc.library_version(str(path.resolve()))
-    return Signal(version, None if version else f"{path.resolve().name} has no version in its name", source=str(path))
+    if version is None:
+        return Signal(reason=f"{path.resolve().name} has no version in its name", why="no-data", source=str(path))
+    return Signal(version, source=str(path))
 
 
 def _kernel_version(text: str) -> str | None:
@@ -123,33 +125,41 @@ def _file(path: Path, parse: Callable[[str], Any], unit: str | None = None) -> S
     try:
         value = parse(path.read_text(errors="replace"))
     except OSError as error:
-        return Signal(reason=f"{path}: {error.strerror}", unit=unit, source=str(path))
+        return unreadable(error, path, unit)
     except ValueError as error:
-        return Signal(reason=f"{path}: {error}", unit=unit, source=str(path))
+        return Signal(reason=f"{path}: {error}", why="failed", unit=unit, source=str(path))
     if value is None:
-        return Signal(reason=f"{path} does not say", unit=unit, source=str(path))
+        return Signal(reason=f"{path} does not say", why="no-data", unit=unit, source=str(path))
     return Signal(value, None, unit, str(path))
 
 
 def _host(root: Path) -> dict[str, Source]:
     here, memory = platform.uname(), functools.partial(_memory, root / "proc/meminfo")
     return {
-        "host.name": lambda: Signal(here.node, source="uname") if here.node else Signal(reason="uname: no host name"),
-        "host.arch": lambda: Signal(here.machine, source="uname"),
-        "host.kernel": lambda: Signal(here.release, source="uname"),
-        "host.os": lambda: _file(root / "etc/os-release", proc.os_name),
-        "host.python": lambda: Signal(platform.python_version(), source="envcheck's own"),
-        "host.uid": lambda: Signal(os.getuid(), source="getuid"),
-        "host.cpus": lambda: Signal(len(os.sched_getaffinity(0)), unit="CPUs", source="sched_getaffinity"),
-        "host.cpu": lambda: _file(root / "proc/cpuinfo", proc.cpu_model),
-        "host.memory_total": lambda: memory("MemTotal"),
-        "host.memory_available": lambda: memory("MemAvailable"),
-        "host.gpu_modules": lambda: _file(root / "proc/modules", _gpu_modules),
+        "host.name": Source(text, lambda: _named(here.node)),
+        "host.arch": Source(text, lambda: Signal(here.machine, source="uname")),
+        "host.kernel": Source(text, lambda: Signal(here.release, source="uname")),
+        "host.os": Source(text, lambda: _file(root / "etc/os-release", proc.os_name)),
+        "host.python": Source(version, lambda: Signal(platform.python_version(), source="envcheck's own")),
+        "host.uid": Source(whole, lambda: Signal(os.getuid(), source="getuid")),
+        "host.cpus": Source(whole, _cpus),
+        "host.cpu": Source(text, lambda: _file(root / "proc/cpuinfo", proc.cpu_model)),
+        "host.memory_total": Source(number, lambda: memory("MemTotal")),
+        "host.memory_available": Source(number, lambda: memory("MemAvailable")),
+        "host.gpu_modules": Source(listed(text), lambda: _file(root / "proc/modules", _gpu_modules)),
     }
 
 
+def _named(node: str) -> Signal:
+    return Signal(node, source="uname") if node else Signal(reason="uname: no host name", why="no-data")
+
+
+def _cpus() -> Signal:
+    return Signal(len(os.sched_getaffinity(0)), unit="CPUs", source="sched_getaffinity")
+
+
 def _memory(path: Path, name: str) -> Signal:
-    return _file(path, lambda text: proc.meminfo(text).get(name), "B")
+    return _file(path, lambda content: proc.meminfo(content).get(name), "B")
 
 
 def _gpu_modules(text: str) -> list[str]:
@@ -157,14 +167,19 @@ def _gpu_modules(text: str) -> list[str]:
 
 
 def _container(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
-    cgroup, v1 = root / "sys/fs/cgroup", "memory/memory.limit_in_bytes"
+    cgroup = root / "sys/fs/cgroup"
+    cpus = Source(unlimited, lambda: _file(cgroup / _beside(root, "cpu.max"), container.cpu_limit, "CPUs"))
     return {
-        "container.runtime": lambda: _runtime(root, environ),
-        "container.memory_limit": lambda: _file(
-            cgroup / (v1 if (cgroup / v1).exists() else _beside(root, "memory.max")), container.memory_limit, "B"
-        ),
-        "container.cpu_limit": lambda: _file(cgroup / _beside(root, "cpu.max"), container.cpu_limit, "CPUs"),
+        "container.runtime": Source(text, lambda: _runtime(root, environ)),
+        "container.memory_limit": Source(unlimited, lambda: _memory_limit(root)),
+        "container.cpu_limit": cpus,
     }
+
+
+def _memory_limit(root: Path) -> Signal:
+    cgroup, v1 = root / "sys/fs/cgroup", "memory/memory.limit_in_bytes"
+    path = cgroup / (v1 if (cgroup / v1).exists() else _beside(root, "memory.max"))
+    return _file(path, container.memory_limit, "B")
 
 
 def _runtime(root: Path, environ: Mapping[str, str]) -> Signal:
@@ -186,19 +201,21 @@ def _beside(root: Path, name: str) -> str:
     return inner if (root / "sys/fs/cgroup" / inner).exists() else name
 
 
-def _shm(root: Path) -> dict[str, Signal]:
-    path = root / "dev/shm"
+def _shm(root: Path) -> dict[str, Source]:
+    path, mounts = root / "dev/shm", root / "proc/self/mounts"
+    return {
+        "shm.total": Source(number, lambda: _space(path, lambda state: state.f_blocks)),
+        "shm.free": Source(number, lambda: _space(path, lambda state: state.f_bavail)),
+        "shm.kind": Source(text, lambda: _file(mounts, lambda content: _kind_of(content, str(path)))),
+    }
+
+
+def _space(path: Path, blocks: Callable[[os.statvfs_result], int]) -> Signal:
     try:
         state = os.statvfs(path)
     except OSError as error:
-        gone = Signal(reason=f"{path}: {error.strerror}", unit="B", source=str(path))
-        return dict.fromkeys(_SHM, gone)
-    kinds = _file(root / "proc/self/mounts", lambda text: _kind_of(text, str(path)))
-    return {
-        "shm.total": Signal(state.f_blocks * state.f_frsize, unit="B", source=str(path)),
-        "shm.free": Signal(state.f_bavail * state.f_frsize, unit="B", source=str(path)),
-        "shm.kind": kinds,
-    }
+        return unreadable(error, path, "B")
+    return Signal(blocks(state) * state.f_frsize, unit="B", source=str(path))
 
 
 def _kind_of(text: str, path: str) -> str | None:
@@ -208,15 +225,21 @@ def _kind_of(text: str, path: str) -> str | None:
 def _limits(root: Path) -> dict[str, Source]:
     path = root / "proc/self/limits"
     return {
-        "limits.memlock": lambda: _file(path, lambda text: proc.soft_limit(text, "Max locked memory"), "B"),
-        "limits.nofile": lambda: _file(path, lambda text: proc.soft_limit(text, "Max open files"), "files"),
+        "limits.memlock": Source(unlimited, lambda: _limit(path, "Max locked memory", "B")),
+        "limits.nofile": Source(unlimited, lambda: _limit(path, "Max open files", "files")),
     }
+
+
+def _limit(path: Path, name: str, unit: str) -> Signal:
+    return _file(path, lambda content: proc.soft_limit(content, name), unit)
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Source]:
     """Keep what steers CUDA, NCCL and the loader. Of what looks like a secret only the name is ever kept."""
     steering = {n: v for n, v in environ.items() if n.startswith(_ENVIRONMENT) or n in _ENVIRONMENT_NAMES}
+    kept = {n: v for n, v in sorted(steering.items()) if not _SECRET.search(n)}
+    secret = sorted(n for n in environ if _SECRET.search(n))
     return {
-        "env": lambda: Signal({n: v for n, v in sorted(steering.items()) if not _SECRET.search(n)}, source=_OWN),
-        "env.secret_names": lambda: Signal(sorted(n for n in environ if _SECRET.search(n)), source=_OWN),
+        "env": Source(mapped(string), lambda: Signal(kept, source=_OWN)),
+        "env.secret_names": Source(listed(text), lambda: Signal(secret, source=_OWN)),
     }

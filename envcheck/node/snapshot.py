@@ -7,22 +7,37 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
+
+from envcheck.node import why_unread
+from envcheck.node.why_unread import Why
 
 SCHEMA = "envcheck/snapshot/1"
 
 
 @dataclasses.dataclass(frozen=True)
 class Signal:
-    """One thing read off a node. Exactly one of `value` and `reason` is set."""
+    """One thing read off a node. Exactly one of `value` and `reason` is set.
+
+    `why` says in one word what `reason` says to people; None where there is a value.
+    """
 
     value: Any = None
     reason: str | None = None
     unit: str | None = None
     source: str = ""
+    why: Why | None = None
 
 
-UNREAD = Signal(reason="not collected")
+UNREAD = Signal(reason="not collected", why="not-collected")
+
+
+def unreadable(error: OSError, what: object, unit: str | None = None, source: str | None = None) -> Signal:
+    """Return the signal of `what` (a path, mostly) that the system refused; `source` is `what` where none is given."""
+    reason = f"{what}: {error.strerror}"
+    return Signal(
+        reason=reason, why=why_unread.of_os_error(error), unit=unit, source=str(what) if source is None else source
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +96,22 @@ def from_json(data: Any) -> Snapshot:
     )
 
 
+def with_whys(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot of a report with each signal's `why`, which reports of older versions lack."""
+    gpus = [Gpu(gpu.uuid, {name: _with_why(s) for name, s in gpu.signals.items()}) for gpu in snapshot.gpus]
+    signals = {name: _with_why(signal) for name, signal in snapshot.signals.items()}
+    return dataclasses.replace(snapshot, signals=signals, gpus=gpus)
+
+
+def _with_why(signal: Signal) -> Signal:
+    if signal.reason is None or signal.why is not None:
+        return signal
+    return dataclasses.replace(signal, why=why_unread.of_text(signal.reason))
+
+
 def _signal_to_json(signal: Signal) -> dict[str, Any]:
-    fields = {"value": signal.value, "reason": signal.reason, "unit": signal.unit, "source": signal.source or None}
-    return {key: value for key, value in fields.items() if value is not None}
+    fields = {"value": signal.value, "reason": signal.reason, "why": signal.why, "unit": signal.unit}
+    return {key: value for key, value in {**fields, "source": signal.source or None}.items() if value is not None}
 
 
 def _gpu(data: Any, where: str) -> Gpu:
@@ -104,7 +132,11 @@ def _signal(data: Any, where: str) -> Signal:
     if (value is None) == (reason is None):
         message = f"{where} must hold either a value or the reason why there is none"
         raise ValueError(message)
-    return Signal(value, reason, entry.get("unit"), entry.get("source", ""))
+    why = entry.get("why")
+    if why is not None and why not in get_args(Why):
+        message = f"{where}.why is {why!r}, not one of {', '.join(get_args(Why))}"
+        raise ValueError(message)
+    return _with_why(Signal(value, reason, entry.get("unit"), entry.get("source", ""), why))
 
 
 def _mapping(data: Any, where: str) -> Mapping[str, Any]:

@@ -23,12 +23,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from envcheck.reports import words
-from envcheck.reports.culprits import uuids
+from envcheck.reports import phrases
+from envcheck.reports.blamed_gpus import uuids
 from envcheck.reports.model import RunReport
 from envcheck.reports.redact import UNKEYED
-from envcheck.reports.series import Key, Series, speeds
-from envcheck.runner.record import OutcomeRow, Row
+from envcheck.reports.speeds import Key, Series, speeds
+from envcheck.runner.schema import OutcomeRow, Row
 
 FLOOR: Final = {"gpu": 0.05, "cpu": 0.30}
 # From the best to the worst; only pass is a pass, so a skip where there was one is worse.
@@ -43,7 +43,7 @@ _SIGNALS: Final = ("driver.version", "host.kernel", "host.os", "nvml.version")
 Kind = Literal["status", "speed", "gpu", "fact", "verdict"]
 
 
-class Change(Row, frozen=True, kw_only=True):
+class ReportChange(Row, frozen=True, kw_only=True):
     """One thing that differs. `worse` is a regression, None where neither is better.
 
     `shift` is the relative change of a speed's value, -0.1 for a tenth less, `threshold` what it had to pass.
@@ -63,12 +63,12 @@ class Comparison(Row, frozen=True, kw_only=True):
     """What differs between two reports. `compared` counts checks and speeds both have; `notes` say what was not."""
 
     schema: Literal["envcheck/comparison/1"] = "envcheck/comparison/1"
-    changes: list[Change]
+    changes: list[ReportChange]
     compared: int
     notes: list[str]
 
     @property
-    def regressions(self) -> list[Change]:
+    def regressions(self) -> list[ReportChange]:
         """Return what got worse."""
         return [change for change in self.changes if change.worse]
 
@@ -84,13 +84,13 @@ def compare(before: RunReport, after: RunReport, floor: float | None = None) -> 
     both = [identity for identity in old if identity in new]
     notes = [*_unlike(before, after), *_pseudonyms(before, after), *_only(after, old, new)]
     least = floor if floor is not None else FLOOR["gpu" if before.mode == after.mode == "gpu" else "cpu"]
-    shifts: list[Change | None] = []
+    shifts: list[ReportChange | None] = []
     if before.mode == after.mode:
         shifts = [change for identity in both for change in _shifts(old[identity], new[identity], least)]
     changes = [
         *_gpus(before, after),
         *(_status(old[i], new[i]) for i in both if old[i].status != new[i].status),
-        *(_lost(old[i]) for i in words.unfinished(after) if i in old and old[i].status == "pass"),
+        *(_lost(old[i]) for i in phrases.unfinished(after) if i in old and old[i].status == "pass"),
         *(change for change in shifts if change is not None),
         *_facts(before, after),
     ]
@@ -123,30 +123,30 @@ def _only(after: RunReport, old: dict[str, OutcomeRow], new: dict[str, OutcomeRo
             yield f"only in the {name}: {', '.join(ids)}"
 
 
-def _gpus(before: RunReport, after: RunReport) -> Iterator[Change]:
+def _gpus(before: RunReport, after: RunReport) -> Iterator[ReportChange]:
     old, new = uuids(before), uuids(after)
     # Two nodes have no GPU in common; a node that has one of its own left has lost the others.
     same = before.host.name == after.host.name or bool(set(old) & set(new))
     if same:
         for uuid in old:
             if uuid not in new:
-                yield Change(kind="gpu", what="GPU", gpu=uuid, before="there", after="gone", worse=True)
+                yield ReportChange(kind="gpu", what="GPU", gpu=uuid, before="there", after="gone", worse=True)
         for uuid in new:
             if uuid not in old:
-                yield Change(kind="gpu", what="GPU", gpu=uuid, before="not there", after="there")
+                yield ReportChange(kind="gpu", what="GPU", gpu=uuid, before="not there", after="there")
 
 
-def _status(old: OutcomeRow, new: OutcomeRow) -> Change:
+def _status(old: OutcomeRow, new: OutcomeRow) -> ReportChange:
     worse = _WORSE.index(new.status) > _WORSE.index(old.status)
     told = [f"{o.status}: {o.summary}" for o in (old, new)]
-    return Change(kind="status", what=old.id, before=told[0], after=told[1], worse=worse)
+    return ReportChange(kind="status", what=old.id, before=told[0], after=told[1], worse=worse)
 
 
-def _lost(old: OutcomeRow) -> Change:
-    return Change(kind="status", what=old.id, before=f"pass: {old.summary}", after="never ran", worse=True)
+def _lost(old: OutcomeRow) -> ReportChange:
+    return ReportChange(kind="status", what=old.id, before=f"pass: {old.summary}", after="never ran", worse=True)
 
 
-def _shifts(old: OutcomeRow, new: OutcomeRow, floor: float) -> Iterator[Change | None]:
+def _shifts(old: OutcomeRow, new: OutcomeRow, floor: float) -> Iterator[ReportChange | None]:
     earlier, later = speeds(old), speeds(new)
     measured = new.status in {"pass", "warn"}  # else its status says so already
     for key, series in earlier.items():
@@ -156,14 +156,14 @@ def _shifts(old: OutcomeRow, new: OutcomeRow, floor: float) -> Iterator[Change |
             yield _vanished(key, series)
 
 
-def _vanished(key: Key, old: Series) -> Change:
+def _vanished(key: Key, old: Series) -> ReportChange:
     """Return that a speed is measured no more, though its check ran on that GPU: nothing says that it is as it was."""
     before = _told(old, [*old.points][-1])
     what = f"{key.check} {key.quantity}"
-    return Change(kind="speed", what=what, gpu=key.gpu, before=before, after="not measured", worse=True)
+    return ReportChange(kind="speed", what=what, gpu=key.gpu, before=before, after="not measured", worse=True)
 
 
-def _shift(key: Key, old: Series, new: Series, floor: float) -> Change | None:
+def _shift(key: Key, old: Series, new: Series, floor: float) -> ReportChange | None:
     points = [point for point in old.points if point in new.points]
     sign = -1.0 if old.higher else 1.0
     ratios = [sign * (math.log(new.points[point]) - math.log(old.points[point])) for point in points]
@@ -172,7 +172,7 @@ def _shift(key: Key, old: Series, new: Series, floor: float) -> Change | None:
     if abs(shift) <= threshold:
         return None
     largest = points[-1]
-    return Change(
+    return ReportChange(
         kind="speed",
         what=f"{key.check} {key.quantity}{f' ({len(points)} sizes)' if len(points) > 1 else ''}",
         gpu=key.gpu,
@@ -195,22 +195,23 @@ def _noise(ratios: list[float]) -> float:
 
 
 def _told(series: Series, point: str) -> str:
-    return f"{words.quantity(series.points[point], series.unit)}{f' at {point}' if point else ''}"
+    return f"{phrases.quantity(series.points[point], series.unit)}{f' at {point}' if point else ''}"
 
 
-def _facts(before: RunReport, after: RunReport) -> Iterator[Change]:
+def _facts(before: RunReport, after: RunReport) -> Iterator[ReportChange]:
     pairs: list[tuple[str, Any, Any]] = [("verdict", before.verdict.sentence, after.verdict.sentence)]
     pairs += [("envcheck", before.tool, after.tool), ("target", before.target.name, after.target.name)]
+    pairs.append(("image", before.target.image_id, after.target.image_id))
     pairs += [(name, before.environment.get(name), after.environment.get(name)) for name in _FACTS]
     pairs += [(name, before.snapshot.signal(name).value, after.snapshot.signal(name).value) for name in _SIGNALS]
     for name, old, new in pairs:
         if old != new:
             kind: Kind = "verdict" if name == "verdict" else "fact"
-            yield Change(kind=kind, what=name, before=_fact(old), after=_fact(new))
+            yield ReportChange(kind=kind, what=name, before=_fact(old), after=_fact(new))
 
 
 def _fact(value: Any) -> str:
-    return "nothing" if value is None else words.quantity(value, "")
+    return "nothing" if value is None else phrases.quantity(value, "")
 
 
 def encode(found: Comparison) -> bytes:
@@ -234,14 +235,14 @@ def lines(found: Comparison) -> list[str]:
     return [*told, f"{end}; {found.compared} checks and speeds compared"]
 
 
-def _by_what(changes: list[Change]) -> list[list[Change]]:
-    groups: dict[tuple[str, str], list[Change]] = {}
+def _by_what(changes: list[ReportChange]) -> list[list[ReportChange]]:
+    groups: dict[tuple[str, str], list[ReportChange]] = {}
     for change in changes:
         groups.setdefault((change.kind, change.what), []).append(change)
     return list(groups.values())
 
 
-def _said(same: list[Change]) -> list[str]:
+def _said(same: list[ReportChange]) -> list[str]:
     """Return a change with what was and what is; those of several GPUs under one head, a line each."""
     first = same[0]
     shifts = [change.shift for change in same if change.shift is not None]
@@ -260,5 +261,5 @@ def _said(same: list[Change]) -> list[str]:
 
 
 def _wrapped(text: str, later: str, first: str = "") -> list[str]:
-    clean = words.printable(text)
+    clean = phrases.printable(text)
     return textwrap.wrap(clean, _COLUMNS, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)

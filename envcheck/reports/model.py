@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
-import tempfile
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
-from envcheck import __version__
+from envcheck import __version__, safe_files
 from envcheck.errors import ConfigError
-from envcheck.node.snapshot import Snapshot
-from envcheck.runner.place import Place, place
-from envcheck.runner.record import Mode, OutcomeRow, Plan, Row, TargetFacts, Timing, Verdict, plain
-from envcheck.runner.run import Run
+from envcheck.node.snapshot import Snapshot, with_whys
+from envcheck.runner.schema import Mode, OutcomeRow, Plan, Row, TargetFacts, Timing, Verdict, plain
+from envcheck.runner.state import Run
+from envcheck.runner.targets.launcher import Place, place
 
 SCHEMA: Final = "envcheck/report/1"
 _FIX: Final = "give the file that `envcheck run --output` wrote"
@@ -90,61 +88,21 @@ def encode(report: RunReport) -> bytes:
 
 def write(report: RunReport, path: Path) -> None:
     """Replace `path` by the report: a reader, or a crash, finds the old one or the new one."""
-    put(encode(report), path)
-
-
-def put(content: bytes, path: Path) -> None:
-    """Replace `path` by the content, whole or not at all; it stays so after a power cut. Raises OSError naming it.
-
-    What is no file (/dev/null, a pipe) is written to and stays what it is: root could replace that too.
-    """
-    path = Path(os.path.realpath(path))
-    try:
-        if path.exists() and not path.is_file():
-            path.write_bytes(content)
-        else:
-            _replace(content, path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def _replace(content: bytes, path: Path) -> None:
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    unfinished = Path(name)
-    try:
-        with os.fdopen(number, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        unfinished.chmod(0o644)
-        unfinished.replace(path)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    _persist(path.parent)
-
-
-def _persist(directory: Path) -> None:
-    """Have the names in a directory survive a power cut too, where its filesystem can be asked to."""
-    with contextlib.suppress(OSError):
-        listing = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(listing)
-        finally:
-            os.close(listing)
+    safe_files.replace(path, encode(report))
 
 
 def load(path: Path) -> RunReport:
-    """Return a report read back; a file that is none is a ConfigError naming the field."""
+    """Return a report from a file. Raise ConfigError, naming the field, if the file is not a report."""
     try:
-        content = path.read_bytes()
-        return msgspec.json.decode(content, type=RunReport)
+        content = safe_files.read_whole(path, most=1 << 30)
+        report = msgspec.json.decode(content, type=RunReport)
+        return msgspec.structs.replace(report, snapshot=with_whys(report.snapshot))
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
         raise ConfigError(message, fix=_FIX) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         other = _other_schema(content)
-        message = f"{path} is of another schema: {other}, not {SCHEMA}" if other else f"{path} is no report: {error}"
+        message = f"{path} has another schema: {other}, not {SCHEMA}" if other else f"{path} is not a report: {error}"
         fix = "read it with an envcheck of the version that wrote it" if other else _FIX
         raise ConfigError(message, fix=fix) from error
 
@@ -154,7 +112,7 @@ class _Head(msgspec.Struct):
 
 
 def _other_schema(content: bytes) -> str | None:
-    """Return the schema of what another version of envcheck wrote; None for what is no report at all."""
+    """Return the schema of what another version of envcheck wrote; None for what is not a report at all."""
     try:
         schema = msgspec.json.decode(content, type=_Head).schema
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -6,10 +6,14 @@ that key (HMAC-SHA256), so that redacted reports can still be compared.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
+import os
+import platform
+import pwd
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +24,7 @@ from envcheck.reports.rejudge import rejudge
 
 # What no name stands in; a check's id or a GPU's model may look like one.
 _KEPT: Final = ("schema", "tool", "started", "ended", "mode", "plan", "verdict", "judged_by", "resumed", "timing")
-_KEPT_KEYS: Final = ("id", "kind", "status", "unit", "image_id", "launcher", "arch", "system")
+_KEPT_KEYS: Final = ("id", "kind", "status", "unit", "code", "why", "image_id", "launcher", "arch", "system")
 # Where versions and models stand: "570.124.06" there is a driver, whatever the host is called.
 _TECHNICAL: Final = ("name", "arch_list", "torch", "cuda", "cudnn", "nccl", "python", "backend", "capability")
 _UUID: Final = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?:/\d+/\d+)?")
@@ -41,18 +45,21 @@ _STEERING: Final = re.compile(
     r"(NCCL|CUDA|CUBLAS|CUDNN|NVIDIA|TORCH|PYTORCH|TRITON|OMP|MKL|KMP|LD|UCX|FI|GLOO|COMPUTE|OPENCL|WORLD)(_|[A-Z]|$)"
 )
 _SWITCH: Final = re.compile(r"[\d.,:-]*|true|false|yes|no|on|off", re.IGNORECASE)
-_PROSE: Final = ("summary", "remedy", "log", "reason", "resolution", "error", "chosen", "text")
+_PROSE: Final = ("summary", "remedy", "log", "reason", "resolution", "error", "chosen", "text", "culprit")
 _RUNNING: Final = ("processes", "host.stuck_processes")
 _HARDWARE: Final = re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b|\b(?:[0-9a-fA-F]{4}:){3}[0-9a-fA-F]{4}\b")
 _PATH: Final = re.compile(r"(?<![\w/.<])/(?!/)[^\s'\":;,()\[\]<>|]+")
+_QUOTED: Final = re.compile(r"""(?<=')/[^'\n]*(?=')|(?<=")/[^"\n]*(?=")""")
 _SYSTEM: Final = ("usr", "lib", "lib64", "proc", "sys", "dev", "etc", "run", "bin", "sbin")
 # Below these the names are a site's own again.
-_OWN: Final = ("/usr/local/", "/run/media/", "/run/user/")
+_OWN: Final = ("/usr/local/", "/run/", "/etc/", "/dev/shm/")  # noqa: S108 (a prefix to look for)
 # Parts of a path that say what a thing is, and not whose: checks look at them.
 _COMMON: Final = re.compile(
-    r"home|Users|user|\.dockerenv|root|opt|srv|mnt|tmp|var|bin|lib|lib64|share|local|include|python3?(\.\d+)*|(site|dist)-packages|\.?v?envs?|"
+    r"home|Users|user|\.dockerenv|opt|srv|mnt|tmp|var|bin|lib|lib64|share|local|include|python3?(\.\d+)*|(site|dist)-packages|\.?v?envs?|"
     r"\.local|\.cache|\.config|torch[\w.+-]*|nvidia|cuda[-\d.]*|stubs|compat|triton|envcheck[\w.-]*|x86_64-linux(-gnu)?|"
-    r"aarch64-linux(-gnu)?|usr|run|media|etc|sbin|src|ptxas|nvcc|gcc|g\+\+|cc|c\+\+|nccl|ucx|openmpi|lib[\w+-]*\.so[\w.]*|pip\.conf|\.netrc|conda|(mini|ana)conda3|dir-\w+(\.\w+)?|user-\w+"
+    r"aarch64-linux(-gnu)?|usr|run|media|etc|sbin|src|ptxas|nvcc|gcc|g\+\+|cc|c\+\+|nccl|ucx|openmpi|lib[\w+-]*\.so[\w.]*|pip\.conf|\.netrc|conda|(mini|ana)conda3|dir-\w+(\.\w+)?|user-\w+|"
+    r"\w+\.d|\w+\.sock|nccl\.conf|hosts|hostname|resolv\.conf|ld\.so\.\w+|docker|containerd|cdi|daemon\.json|nvidia[\w.-]*|secrets|ssl|certs|systemd|udev|lock|dev|shm|"
+    r"passwd|group|os-release|security|limits\.conf|fstab|machine-id|modprobe|modules|apt|pip|containers"
 )
 _SUFFIX: Final = re.compile(r"\.(py|so|json|conf|toml|yaml|txt|pth|img)$")
 _WORDS: Final = re.compile(r"[\d.-]")
@@ -60,12 +67,12 @@ _WORDS: Final = re.compile(r"[\d.-]")
 UNKEYED: Final = ("GPU-00000000-0000-0000-0000-", "MIG-00000000-0000-0000-0000-")
 _IMAGES: Final = ("envcheck", "library", "nvidia", "pytorch", "nvcr.io")
 _PSEUDONYM: Final = re.compile(r"(host|user|dir|url|ip)-\w+")
-_LOOPBACK: Final = ("127.0.0.1", "0.0.0.0")  # noqa: S104 (no name of anybody's)
+_LOOPBACK: Final = ("127.0.0.1", "0.0.0.0")  # noqa: S104 (not a valid image nameybody's)
 _NAMELESS: Final = ("root", "localhost", "nobody", "user", "none", "None")
 
 
 class RedactError(EnvcheckError):
-    """What was redacted would be judged otherwise (exit 3)."""
+    """What was redacted would change (exit 3)."""
 
 
 class Pseudonyms:
@@ -93,18 +100,51 @@ class Pseudonyms:
         return f"{kind}-{digest[:10] if self._key else number}"
 
 
-def redact(report: RunReport, key: str = "") -> RunReport:
-    """Return the report without names. Raises RedactError where any check would be judged otherwise then."""
-    data, names = msgspec.to_builtins(report), Pseudonyms(key)
-    for kind, name in _names(data, ""):
+def know_this_machine(names: Pseudonyms) -> None:
+    """Have this host and this user replaced wherever they stand."""
+    host, users = platform.node(), [os.environ.get(name, "") for name in ("USER", "LOGNAME")]
+    with contextlib.suppress(KeyError):
+        users.append(pwd.getpwuid(os.getuid()).pw_name)
+    for kind, name in (("host", host), ("host", host.partition(".")[0]), *(("user", user) for user in users)):
+        if name and name not in _NAMELESS:
+            names.of(kind, name)
+
+
+def learn(report: RunReport, names: Pseudonyms) -> None:
+    """Have the names of another report replaced, too."""
+    for kind, name in _names(msgspec.to_builtins(report), ""):
         names.of(kind, name)
+
+
+def line(text: str, names: Pseudonyms, given: Iterable[str] = ()) -> str:
+    """Return a line that is printed beside a report without names: this host's, this user's, paths and addresses.
+
+    `given` are parts of relative paths that the user typed.
+    """
+    know_this_machine(names)
+    for match in _UUID.finditer(text):
+        names.of(match[1], match[0])
+    for word in sorted(given, key=len, reverse=True):
+        part = _part(word, names, word in names.names("user"))
+        for form in {word, repr(word)[1:-1]}:
+            text = part.join(re.split(rf"(?<![\w-]){re.escape(form)}(?![\w-])", text))
+    return _text(text, "text", names)
+
+
+def redact(report: RunReport, key: str = "", names: Pseudonyms | None = None) -> RunReport:
+    """Return the report without names. Raises RedactError where any check would change then.
+
+    `names` are pseudonyms that were given before, so that one name has one everywhere.
+    """
+    data, names = msgspec.to_builtins(report), names or Pseudonyms(key)
+    learn(report, names)
     told = {part: value if part in _KEPT else _walk(value, part, names) for part, value in data.items()}
     redacted = msgspec.convert(told, RunReport)
     before, after = ({o.id: o.status for o in rejudge(made).report.outcomes} for made in (report, redacted))
     changed = sorted(identity for identity in before if after.get(identity) != before[identity])
     if changed:
-        message = f"without its names, {', '.join(changed)} would be judged otherwise"
-        raise RedactError(message, fix="report it, and do not pass this report on")
+        message = f"without names the verdict of {', '.join(changed)} would change"
+        raise RedactError(message, fix="report this bug, and do not share this report")
     return redacted
 
 
@@ -186,6 +226,7 @@ def _text(text: str, key: str, names: Pseudonyms) -> str:
             text = text.replace(name, names.of(known, name))
     text = _URL.sub(lambda match: f"{match[1]}://{names.of('url', match[0])}.example", text)
     text = _IMAGE.sub(lambda match: _registry(match, names), text)
+    text = _QUOTED.sub(lambda match: _path(match[0], names), text)
     text = _PATH.sub(lambda match: _path(match[0], names), text)
     text = _HARDWARE.sub(lambda match: names.of("address", match[0]), text)
     text = _ADDRESS.sub(lambda m: m[0] if m[0] in _LOOPBACK else names.of("ip", m[0]), text)

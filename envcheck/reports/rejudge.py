@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from envcheck import __version__
-from envcheck.node.shapes import sound_facts
+from envcheck.node.signal_types import sound_facts
 from envcheck.reports.model import RunReport
-from envcheck.runner.again import Past
-from envcheck.runner.again import rejudge as judge_again
-from envcheck.runner.discover import discover
-from envcheck.runner.run import Run
+from envcheck.runner.planning.discover import discover
+from envcheck.runner.rejudge import Past
+from envcheck.runner.rejudge import rejudge as judge_again
+from envcheck.runner.state import Run
 
 
 class Rejudged(NamedTuple):

@@ -13,12 +13,12 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from envcheck.reports import gpus, times, words
+from envcheck.reports import durations, gpu_table, phrases
 from envcheck.reports.model import RunReport
-from envcheck.runner.budget import expected_to_fit
-from envcheck.runner.demands import Demand
-from envcheck.runner.record import OutcomeRow, Plan, TargetFacts
-from envcheck.runner.run import Run
+from envcheck.runner.planning.time_budget import expected_to_fit
+from envcheck.runner.requirements.measured import Demand
+from envcheck.runner.schema import OutcomeRow, Plan, TargetFacts
+from envcheck.runner.state import Run
 
 WIDTH: Final = 80
 _STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim", "error": "bold magenta"}
@@ -42,7 +42,7 @@ def show(report: RunReport, console: Console, written: Iterable[str] = ()) -> No
     console.print(_heading(report))
     console.print()
     console.print(_lines(report.outcomes))
-    for same in sorted(words.alike(report.outcomes), key=lambda group: _ORDER.find(group[0].status)):
+    for same in sorted(phrases.alike(report.outcomes), key=lambda group: _ORDER.find(group[0].status)):
         if same[0].status in ("fail", "error", "warn"):
             console.print()
             console.print(_finding(same))
@@ -50,13 +50,13 @@ def show(report: RunReport, console: Console, written: Iterable[str] = ()) -> No
     if report.plan.soak:
         console.print(_soak(report.outcomes))
         console.print()
-    if took := times.taken(report):
+    if took := durations.taken(report):
         console.print(Text(f"took {took}", style="dim"))
-    if one := gpus.blamed(report):
+    if one := gpu_table.blamed(report):
         console.print(Text(one))
     for line in written:
         console.print(Text(line, overflow="fold"), soft_wrap=True)
-    console.print(Text(words.conclusion(report), style=_STYLES[report.verdict.status]))
+    console.print(Text(phrases.conclusion(report), style=_STYLES[report.verdict.status]))
 
 
 def show_plan(plan: Plan, target: TargetFacts, console: Console, wanted: Iterable[Demand] = ()) -> None:
@@ -65,10 +65,10 @@ def show_plan(plan: Plan, target: TargetFacts, console: Console, wanted: Iterabl
     table = _grid((14, None, None, None))
     fitting = expected_to_fit(plan)
     for check in plan.checks:
-        table.add_row(check.id, check.level, times.cost(plan, check, fitting), check.promise)
+        table.add_row(check.id, check.level, durations.cost(plan, check, fitting), check.promise)
     ids = {check.id for check in plan.checks}
     for one in wanted:
-        table.add_row(one.id, "", "" if one.of in ids else "not run", words.demanded(one))
+        table.add_row(one.id, "", "" if one.of in ids else "not run", phrases.demanded(one))
     console.print(table)
 
 
@@ -81,7 +81,7 @@ def announcement(plan: Plan, target: TargetFacts) -> str:
     """Say what a run would do, in what, and for how long."""
     count = len(plan.checks)
     checks = f"{count} check{'s' * (count != 1)} of level {plan.level}"
-    return f"{checks} in {target.name} ({target.chosen}), {times.extent(plan)}"
+    return f"{checks} in {target.name} ({target.chosen}), {durations.extent(plan)}"
 
 
 class Progress:
@@ -116,7 +116,7 @@ class _Line:
 
     def __rich__(self) -> Text:
         spent = (time.monotonic() - self._since, self._run.elapsed)
-        line = times.progress(self._plan, self._run.done, self._check, spent, self._run.number)
+        line = durations.progress(self._plan, self._run.done, self._check, spent, self._run.number)
         return Text(line, no_wrap=True, overflow="ellipsis")
 
 
@@ -125,9 +125,11 @@ def _heading(report: RunReport) -> RenderableType:
     host, target, facts = report.host, report.target, report.environment
     table.add_row("envcheck", f"{report.tool}, {report.started}, {host.name} ({host.system} {host.kernel} {host.arch})")
     table.add_row("target", f"{target.name} ({target.chosen})")
-    table.add_row("", words.environment(facts))
-    table.add_row("ran on", words.hardware(report))
-    if made_up := words.made_up(report):
+    if image := phrases.image(report):
+        table.add_row("image", image)
+    table.add_row("", phrases.environment(facts))
+    table.add_row("ran on", phrases.hardware(report))
+    if made_up := phrases.made_up(report):
         table.add_row("evidence", made_up)
     if report.resolution:
         table.add_row("resolved", report.resolution)
@@ -137,7 +139,7 @@ def _heading(report: RunReport) -> RenderableType:
 def _lines(outcomes: Iterable[OutcomeRow]) -> Table:
     """Return a line a check, skips last; checks that came to the very same share one."""
     table = _grid((5, None, None))
-    for same in sorted(words.alike(outcomes), key=lambda group: group[0].status == "skip"):
+    for same in sorted(phrases.alike(outcomes), key=lambda group: group[0].status == "skip"):
         first, summary = same[0], _summary(same[0])
         names = Text("\n".join(o.id for o in same))
         if len(same) > _NAMES:
@@ -153,10 +155,13 @@ def _summary(outcome: OutcomeRow) -> Text:
     exact = outcome.limit is not None and outcome.value == outcome.limit.value
     numbers = isinstance(outcome.value, (int, float)) and outcome.limit is not None and not exact
     unit = (
-        "" if outcome.limit and outcome.unit == outcome.limit.unit and outcome.unit not in words.BYTES else outcome.unit
+        ""
+        if outcome.limit and outcome.unit == outcome.limit.unit and outcome.unit not in phrases.BYTES
+        else outcome.unit
     )
-    limit = f" ({words.quantity(outcome.value, unit)}; limit {words.bound(outcome)})" if numbers else ""
-    return Text.assemble((outcome.summary, "dim" if outcome.status == "skip" else ""), (limit, "dim"))
+    limit = f" ({phrases.quantity(outcome.value, unit)}; limit {phrases.bound(outcome)})" if numbers else ""
+    soft = "dim" if outcome.status == "skip" else ""
+    return Text.assemble((outcome.summary, soft), (limit, "dim"), (phrases.no_pass(outcome), _STYLES["warn"]))
 
 
 def _soak(outcomes: Sequence[OutcomeRow]) -> Table:
@@ -170,19 +175,19 @@ def _soak(outcomes: Sequence[OutcomeRow]) -> Table:
         table.add_column()
     table.add_row(*(Text(title, style="dim") for title in ("check", "rounds", "smallest / median / largest")))
     for outcome in (o for o in outcomes if o not in never):
-        often, sizes = times.spread(outcome)
+        often, sizes = durations.spread(outcome)
         if often:
             table.add_row(Text(outcome.id), Text(often, style=_STYLES[outcome.status]), Text(sizes))
     if never:
         names = never[0].id if len(never) == 1 else f"{len(never)} checks"
-        table.add_row(Text(names, style="dim"), Text(times.spread(never[0])[0], style="dim"), Text(""))
+        table.add_row(Text(names, style="dim"), Text(durations.spread(never[0])[0], style="dim"), Text(""))
     return table
 
 
 def _finding(same: list[OutcomeRow]) -> Table:
     table = _grid((8, None))
     table.add_row(Text(same[0].status, style=_STYLES[same[0].status]), Text(", ".join(o.id for o in same), "bold"))
-    for title, text in words.particulars(same[0]):
+    for title, text in phrases.particulars(same[0]):
         table.add_row(Text(title, style="dim"), Text(text))
     return table
 

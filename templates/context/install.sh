@@ -1,19 +1,21 @@
 #!/bin/sh
 # install.sh GROUP VENV: GROUP's lock into VENV, from the first source that has all of it, each file held to its hash.
 # uv falls back to no second index when the first fails: this loop does. sources.tsv: GROUP, NAME, KIND, URL.
+# Everything that this script reads belongs to GROUP alone: another group's sources change no layer of this one.
 set -u
 group=$1
 venv=$2
 here=$(cd "$(dirname "$0")" && pwd)
 uv=${ENVCHECK_UV:-/run/uv}
 lock=${ENVCHECK_LOCK:-/run/$group.lock}
-wheels=${ENVCHECK_WHEELS:-/run/wheels}
+from=${ENVCHECK_FROM:-/run/from}
+wheels=${ENVCHECK_WHEELS-/run/wheels}
 export UV_NO_CONFIG=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-60}" UV_HTTP_RETRIES="${UV_HTTP_RETRIES:-3}"
 export UV_CACHE_DIR="${ENVCHECK_CACHE:-/root/.cache/uv}"
 unset UV_INDEX UV_INDEX_URL UV_DEFAULT_INDEX UV_EXTRA_INDEX_URL UV_FIND_LINKS UV_TORCH_BACKEND UV_COMPILE_BYTECODE
-if [ -r "$here/ca.pem" ]; then
+if [ -r "$from/ca.pem" ]; then
     unset SSL_CERT_DIR
-    export SSL_CERT_FILE="$here/ca.pem"
+    export SSL_CERT_FILE="$from/ca.pem"
 fi
 netrc=${ENVCHECK_NETRC:-/run/secrets/netrc}
 if [ -r "$netrc" ]; then export NETRC="$netrc"; fi
@@ -32,7 +34,7 @@ attempt() { # attempt KIND URL
     default) set -- ;;
     *) say "unknown kind of source $1"; return 2 ;;
     esac
-    for directory in "$wheels" "$here/wheels"; do
+    for directory in "$wheels" "$from/wheels"; do
         if [ -d "$directory" ]; then set -- "$@" --find-links "$directory"; fi
     done
     "$uv" pip install --python "$venv/bin/python" --no-deps --require-hashes --only-binary :all: --no-progress \
@@ -53,13 +55,14 @@ while IFS="$tab" read -r for name kind url <&3; do
     rc=$({ { attempt "$kind" "$url"; echo "$?" >&4; } 2>&1 | hidden; } 4>&1 3<&-)
     if [ "$rc" = 0 ]; then
         say "used $(source_of "$name" "$url")"
+        rm -f "$venv/.lock"
         exec "$venv/bin/python" -I -B "$here/bytecode.py" "$venv/lib"
     fi
     say "$(source_of "$name" "$url") failed rc=$rc"
-done 3<"$here/sources.tsv"
+done 3<"$from/sources.tsv"
 # Why the local file was not taken outranks why the last mirror did not answer.
 while IFS="$tab" read -r for name <&3; do
     if [ "$for" = "$group" ]; then say "hash mismatch: the local $name is not the file that was locked"; fi
-done 3<"$here/refused.tsv"
+done 3<"$from/refused.tsv"
 say "no source had all of $group.lock"
 exit "$rc"

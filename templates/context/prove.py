@@ -1,23 +1,14 @@
 # ruff: noqa: INP001, PLC0415, SLF001, T201 (a script of a build; torch is imported late; no other API works without GPU)
-"""prove.py [--installed] NAME=VALUE...: exit 1, naming each difference, unless torch is what was promised.
+"""prove.py NAME=VALUE...: exit 1, naming each difference, unless torch is what was promised.
 
-Runs inside the RUN that installs, before the layer exists, so a wrong torch never becomes one. `--installed` reads the
-files of an installed torch that cannot be imported yet.
+Runs inside the last RUN that installs for it, before that layer exists: a wrong torch never becomes an image.
 """
 
 import platform
-import runpy
 import sys
-import sysconfig
 from typing import Dict, List  # noqa: UP035 (the oldest Python of the matrix)
 
 CUDNN_9 = 90000
-
-
-def installed() -> Dict[str, str]:  # noqa: UP006 (as above)
-    """Return what torch/version.py says."""
-    says = runpy.run_path(sysconfig.get_path("purelib") + "/torch/version.py")
-    return {"torch": says["__version__"], "cuda": says["cuda"] or "none"}
 
 
 def imported() -> Dict[str, str]:  # noqa: UP006 (as above)
@@ -50,9 +41,8 @@ def same(name: str, promised: str, found: str) -> bool:
 
 def main(arguments: List[str]) -> int:  # noqa: UP006 (as above)
     """Compare, and name on stderr what differs."""
-    shallow = arguments[:1] == ["--installed"]
-    promised = dict(argument.split("=", 1) for argument in arguments[shallow:])
-    found = installed() if shallow else imported()
+    promised = dict(argument.split("=", 1) for argument in arguments)
+    found = imported()
     found["python"] = ".".join(platform.python_version_tuple()[:2])
     wrong = [(name, value) for name, value in found.items() if not same(name, promised[name], value)]
     for name, value in wrong:

@@ -16,6 +16,7 @@ LIES = {
     "bandwidth-without-time": ("error", "a time was zero or no number"),
     "bandwidth-elsewhere": ("fail", "rank 1 computed on GPU-1, not on the CPU"),
     "overlap-sends-always": ("fail", "under no_sync two ranks have the same gradients"),
+    "overlap-counts-wrong-gradients": ("fail", "gradients are not the mean of the ranks', first in those which count"),
     "overlap-without-time": ("error", "rank 1 timed nothing"),
     "overlap-elsewhere": ("fail", "rank 0 computed on GPU-0, not on the CPU"),
 }

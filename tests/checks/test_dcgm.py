@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
-from envcheck.checks.env import _command, dcgm_diag
+from envcheck.checks.env import dcgm_diag
+from envcheck.checks.env.support.process import subprocesses
 
 Node = Callable[..., View]
 RANK = Rank(0, 1, 0, "cuda:0", "nccl", "/nonexistent")
@@ -188,7 +189,7 @@ def test_a_program_that_ignores_the_interrupt_is_killed(tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\ntrap '' INT\nexec sleep 60\n")
     script.chmod(0o755)
     began = time.monotonic()
-    assert _command.run([str(script)], 0.2, grace=0.2).code is None
+    assert subprocesses.run([str(script)], 0.2, grace=0.2).code is None
     assert time.monotonic() - began < 30
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
-from envcheck.checks.env import _fp8, fp8_training
+from envcheck.checks.env import fp8_training
+from envcheck.checks.env.support.training import fp8_products
 
 Node = Callable[..., View]
 Entry = dict[str, Any]
@@ -22,7 +23,7 @@ LOSSES = [1.0, *[0.05] * (STEPS - 1)]
 def report(view: View, **changes: Any) -> list[Entry]:
     where = {"world": len(view.snapshot.gpus), "host": "node1", "is_cuda": True, "backend": None}
     losses = {"float8": list(LOSSES), "bfloat16": list(LOSSES)}
-    told = {"losses": losses, "formats": list(fp8_training.FORMATS), **changes}
+    told = {"losses": losses, "first": 1.0, "formats": list(fp8_training.FORMATS), **changes}
     return [
         {"rank": rank, "device": gpu.uuid, **where, **copy.deepcopy(told)}
         for rank, gpu in enumerate(view.snapshot.gpus)
@@ -47,12 +48,12 @@ def h100(node: Node) -> View:
 )
 def test_who_owes_fp8(version: str, capability: tuple[int, int], why: str) -> None:
     torch = SimpleNamespace(__version__=version, _scaled_mm=1, float8_e4m3fn=1)
-    assert _fp8.lacking(torch, SimpleNamespace(type="cuda"), capability) == why
+    assert fp8_products.lacking(torch, SimpleNamespace(type="cuda"), capability) == why
 
 
 def test_a_torch_without_it_is_named() -> None:
     torch = SimpleNamespace(__version__="2.0.1+cu118")
-    assert "2.0.1+cu118 has no" in _fp8.lacking(torch, SimpleNamespace(type="cuda"), (9, 0))
+    assert "2.0.1+cu118 has no" in fp8_products.lacking(torch, SimpleNamespace(type="cuda"), (9, 0))
 
 
 @pytest.mark.parametrize("given", ["product", ("product", "largest")])
@@ -65,7 +66,7 @@ def test_the_product_is_found_in_what_each_torch_gives(given: Any) -> None:
 
     torch = SimpleNamespace(_scaled_mm=scaled, bfloat16="bf16")
     right = SimpleNamespace(t=lambda: "right.T")
-    assert _fp8.multiply(torch, "left", 2.0, right, 3.0) == "product"
+    assert fp8_products.multiply(torch, "left", 2.0, right, 3.0) == "product"
     assert called == {"scale_a": 2.0, "scale_b": 3.0, "out_dtype": "bf16"}
 
 
@@ -105,6 +106,23 @@ def test_a_loss_that_is_no_number_fails(h100: View, dtype: str, loss: Any) -> No
     assert fp8_training.judge(h100, ranks).status == FAIL
     ranks[7]["losses"] = {"float8": [0.0] * STEPS, "bfloat16": [0.0] * STEPS}
     assert fp8_training.judge(h100, ranks).status == FAIL
+
+
+def test_every_rank_that_is_off_is_a_finding(h100: View) -> None:
+    ranks = report(h100)
+    ranks[2]["losses"]["float8"][10] += 0.1
+    ranks[5]["first"] = 1.1
+    ranks[6]["formats"] = []
+    ranks[7]["losses"] = {}
+    outcome = fp8_training.judge(h100, ranks)
+    assert {finding.culprit[:6] for finding in outcome.findings} == {"rank 2", "rank 5", "rank 6", "rank 7"}
+    fifth = " ".join(finding.summary for finding in outcome.findings if finding.culprit.startswith("rank 5"))
+    assert "the first FP8 loss is 0.0909 of it away from plain Python's" in fifth
+
+
+@pytest.mark.parametrize("first", [None, NAN, 0.0, 0.9])
+def test_a_first_loss_that_is_not_plain_python_s_fails(h100: View, first: Any) -> None:
+    assert fp8_training.judge(h100, report(h100, first=first)).status == FAIL
 
 
 @pytest.mark.parametrize("losses", [{}, None, {"float8": [1.0], "bfloat16": [1.0]}, {"float8": LOSSES}])

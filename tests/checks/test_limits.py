@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks import limits
+from envcheck.checks import FAIL, PASS, WARN, limits
 
 ROWS = limits.rows()
 BANDWIDTHS = [row for row in ROWS if "spec" in row]
-UNITS = {"B", "s", "GB/s", "TFLOP/s", "link losses", "of the start"}
+UNITS = {"B", "s", "GB/s", "TFLOP/s", "link losses", "a day", "of the start"}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=json.dumps)
@@ -27,11 +27,67 @@ def test_each_row_has_bound_unit_source_and_date(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize("row", BANDWIDTHS, ids=json.dumps)
 def test_a_floor_lies_below_the_spec_and_above_a_third_of_it(row: dict[str, Any]) -> None:
     assert 0.3 * row["spec"] < row["fail"] < row["warn"] < row["spec"] <= row["ceiling"]
-    assert row["warn"] < row.get("measured", row["ceiling"]) <= row["ceiling"]
+
+
+@pytest.mark.parametrize("row", BANDWIDTHS, ids=json.dumps)
+def test_every_floor_lies_below_every_healthy_machine_that_a_row_quotes(row: dict[str, Any]) -> None:
+    assert all(row["warn"] < one["value"] <= row["ceiling"] and len(one["source"]) > 10 for one in row["measurements"])
+
+
+@pytest.mark.parametrize("row", BANDWIDTHS, ids=json.dumps)
+def test_a_row_is_verified_by_two_public_sources_or_says_that_it_is_not(row: dict[str, Any]) -> None:
+    assert limits.verified(row) == (len({one["source"] for one in row["measurements"]}) >= 2)
+    assert row.get("verified") in (None, False)
+
+
+@pytest.mark.parametrize("row", [{"verified": False}, {}], ids=json.dumps)
+@pytest.mark.parametrize(
+    ("value", "share", "status"), [(79, 1, FAIL), (81, 1, WARN), (89, 1, WARN), (90, 1, PASS), (41, 0.5, WARN)]
+)
+def test_an_unverified_row_only_warns(row: dict[str, Any], value: float, share: float, status: str) -> None:
+    whole = {"fail": 80, "warn": 90, "unit": "GB/s", "source": "two machines of the same maker", **row}
+    found = limits.short(whole, value, "copy: slow one", fix="reseat", share=share)
+    if status == FAIL and row:
+        assert found is not None
+        assert (found.status, found.code, found.remeasure) == (WARN, "speed.unverified", False)
+        assert "unverified" in found.summary
+    else:
+        assert (PASS if found is None else found.status) == status
+
+
+@pytest.mark.parametrize(("generation", "lanes", "floor"), [(4, 16, 20), (4, 8, 10), (3, 16, 9), (5, 4, 10.25)])
+def test_a_pcie_link_owes_what_its_generation_and_lanes_carry(generation: int, lanes: int, floor: float) -> None:
+    row = limits.pcie("host-to-gpu", generation, lanes)
+    assert row is not None
+    assert row["fail"] == pytest.approx(floor)
+    assert f"x{lanes} of generation {generation}" in row["source"]
+
+
+@pytest.mark.parametrize(("generation", "lanes"), [(None, 16), (4, None), (4, 0), (4, -1), (9, 16), (4, 64), ("4", 16)])
+def test_a_link_that_nobody_knows_owes_nothing(generation: Any, lanes: Any) -> None:
+    assert limits.pcie("host-to-gpu", generation, lanes) is None
+
+
+def test_the_boards_that_public_reports_measure_are_sound() -> None:
+    for value in (2474.76, 2578.12):
+        row = limits.find("hbm-copy", gpu="NVIDIA H100 80GB HBM3")
+        assert row is not None
+        assert limits.short(row, value, "HBM copy", fix="") is None
 
 
 # GB/s one way: NVLinks together (NVIDIA's data sheets give both ways), the slot's 16 lanes of Gen4 on an L40S.
-LINKS = {"V100-SXM2": 150.0, "A100-SXM4": 300.0, "H100": 450.0, "H200": 450.0, "B200": 900.0, "L40S": 31.5}
+LINKS = {
+    "A100 80GB PCIe": 300.0,
+    "H100 PCIe": 300.0,
+    "5090": 63.0,
+    "GB200": 900.0,
+    "V100-SXM2": 150.0,
+    "A100-SXM4": 300.0,
+    "H100": 450.0,
+    "H200": 450.0,
+    "B200": 900.0,
+    "L40S": 31.5,
+}
 SENT = [row for row in BANDWIDTHS if row["check"].startswith(("all-", "reduce-", "broadcast", "send-", "peer-"))]
 
 
@@ -50,7 +106,7 @@ def _adds(row: dict[str, Any], rate: float) -> bool:
 
 def test_no_two_rows_answer_the_same_question() -> None:
     asked = [
-        (row["check"], gpu, transport, row.get("gpus"))
+        (row["check"], gpu, transport, row.get("gpus"), row.get("pcie"))
         for row in ROWS
         for gpu in row.get("gpu", [None])
         for transport in ([row.get("transport")] if not isinstance(row.get("transport"), list) else row["transport"])

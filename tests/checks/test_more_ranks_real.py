@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from envcheck.runner.discover import discover
+from envcheck.runner.planning.discover import discover
 
 OF_RANKS = [f.id for f in discover() if f.kind == "env" and f.check.ranks == 0 and not f.check.gpus]
-# Tried with two ranks; it takes long, and each rank looks at memory of its own.
-ALONE = ("memory-patterns",)
+# Tried with two ranks: they take long, and each rank works by itself.
+ALONE = ("memory-patterns", "operators-in-breadth")
 # More ranks than cores: what is timed may come to any verdict.
 TIMED = ("straggler",)
 # Where a share that does not divide evenly, or a third one's, can be lost.
@@ -41,11 +41,15 @@ def outcomes(torch_python: Path, once: Callable[..., Path]) -> Callable[[int], d
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(900)  # the first one waits for the run of all checks
 @pytest.mark.parametrize(("ranks", "check"), [(ranks, check) for ranks, checks in GROUPS.items() for check in checks])
 def test_a_check_of_ranks_passes_in_larger_groups(
     outcomes: Callable[[int], dict[str, Any]], ranks: int, check: str
 ) -> None:
     row = outcomes(ranks)[check]
-    assert row["status"] in ({"pass", "warn", "fail"} if check in TIMED else {"pass"}), row["summary"]
+    allowed = {"pass", "warn", "fail"} if check in TIMED else {"pass"}
+    # On CPUs with AMX some seeds meet a known fault of oneDNN, which is warned of.
+    allowed |= {"warn"} if row["code"] == "operators.known" else set()
+    assert row["status"] in allowed, row["summary"]
     assert [entry["rank"] for entry in row["ranks"]] == [*range(ranks)]
     assert {entry["world"] for entry in row["ranks"]} == {ranks}

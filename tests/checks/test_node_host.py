@@ -40,16 +40,30 @@ def test_host_memory_holds_what_the_gpus_hold(node: Node, put: Node, total: int,
 def test_room_on_each_side_and_in_each_place(cpu: View, put: Node, name: str) -> None:
     assert disk_space.judge(put(cpu, **{name: 10 * GIB})).status == PASS
     assert disk_space.judge(put(cpu, **{name: 10 * GIB - 1})).status == WARN
-    outcome = disk_space.judge(put(cpu, **{name: Signal(reason="/nonexistent: No such file or directory")}))
+    outcome = disk_space.judge(
+        put(cpu, **{name: Signal(reason="/nonexistent: No such file or directory", why="unsupported")})
+    )
     assert outcome.status == WARN
     assert "/nonexistent" in outcome.summary
 
 
 def test_a_directory_that_does_not_answer_is_no_warning_about_room(cpu: View, put: Node) -> None:
-    hung = put(cpu, disk__home__free=Signal(reason="timed out: no answer in 10 s"), disk__tmp__free=1)
+    hung = put(cpu, disk__home__free=Signal(reason="timed out: no answer in 10 s", why="timed-out"), disk__tmp__free=1)
     outcome = disk_space.judge(hung)
     assert (outcome.status, outcome.summary) == (ERROR, "the home directory timed out: no answer in 10 s")
     assert "file server" in outcome.remedy
+
+
+def test_each_place_without_room_is_a_finding_beside_one_that_does_not_answer(cpu: View, put: Node) -> None:
+    gone, short = Signal(reason="timed out: no answer in 10 s", why="timed-out"), 10 * GIB - 1
+    outcome = disk_space.judge(put(cpu, disk__tmp__free=short, disk__home__free=gone, disk__cwd__free=short))
+    assert [(finding.status, finding.culprit) for finding in outcome.findings] == [
+        (ERROR, "the home directory"),
+        (WARN, "temporary files"),
+        (WARN, "here"),
+    ]
+    assert all(finding.remedy for finding in outcome.findings)
+    assert [finding.value for finding in outcome.findings[1:]] == [short, short]
 
 
 def test_the_clock(node: Node, put: Node) -> None:
@@ -63,6 +77,8 @@ def test_stuck_processes_are_named(cpu: View, put: Node) -> None:
     assert stuck_processes.judge(cpu).status == PASS
     many = [{"pid": pid, "name": "python3"} for pid in range(100, 106)]
     outcome = stuck_processes.judge(put(cpu, host__stuck_processes=many))
-    assert (outcome.status, outcome.value) == (WARN, 6)
+    assert (outcome.status, len(outcome.findings)) == (WARN, 6)
     assert "python3 (100)" in outcome.summary
-    assert "2 more" in outcome.summary
+    assert "3 more" in outcome.summary
+    assert [finding.culprit for finding in outcome.findings] == [f"process {pid} (python3)" for pid in range(100, 106)]
+    assert "/proc/105/stack" in outcome.findings[5].remedy

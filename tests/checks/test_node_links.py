@@ -12,7 +12,7 @@ from envcheck.checks.node import fabric, nvlink, nvlink_errors
 from envcheck.node.snapshot import Signal
 
 Node = Callable[..., View]
-UNREAD = Signal(reason="NVML: Unknown Error")
+UNREAD = Signal(reason="NVML: Unknown Error", why="failed")
 QUIET = {"replay": 0, "recovery": 0, "crc": 0}
 REGISTERED = {"state": "completed", "status": "ok", "health": "healthy"}
 ALL = range(8)
@@ -41,6 +41,7 @@ def test_twelve_of_eighteen_everywhere_may_be_by_design(node: Node, put_gpu: Nod
     assert "by design" in outcome.remedy
     assert outcome.limit is not None
     assert outcome.limit.value == 18
+    assert [f.culprit.split(" (")[0] for f in outcome.findings] == [f"GPU {index}" for index in ALL]
 
 
 @pytest.mark.parametrize(("speed", "status"), [(26562, PASS), (26000, PASS), (25999, WARN), (0, WARN)])

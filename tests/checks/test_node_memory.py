@@ -12,9 +12,10 @@ from envcheck.checks.node import ecc, recovery_action, row_remap
 from envcheck.node.snapshot import Signal
 
 Node = Callable[..., View]
-UNSUPPORTED = Signal(reason="NVML: Not Supported")
-FORBIDDEN = Signal(reason="NVML: Insufficient Permissions")
-LOST = Signal(reason="NVML: GPU is lost")
+UNSUPPORTED = Signal(reason="NVML: Not Supported", why="unsupported")
+FORBIDDEN = Signal(reason="NVML: Insufficient Permissions", why="denied")
+LOST = Signal(reason="NVML: GPU is lost", why="lost")
+UNREAD = Signal(reason="NVML: Unknown Error", why="failed")
 ROWS = {"correctable": 0, "uncorrectable": 0, "pending": 0, "failed": 0}
 PAGES = {"single_bit": 0, "double_bit": 0, "pending": False}
 
@@ -30,7 +31,8 @@ PAGES = {"single_bit": 0, "double_bit": 0, "pending": False}
         ({"ecc_sram": {"uncorrectable": 5, "threshold_exceeded": False}}, FAIL, "worn SRAM: GPU 3 5"),
         ({"ecc_sram": {"uncorrectable": 0, "threshold_exceeded": True}}, FAIL, "worn SRAM"),
         ({"ecc_mode": "off"}, WARN, "ECC is off on GPU 3"),
-        ({"ecc_volatile_uncorrected": LOST}, ERROR, "GPU 3: NVML: GPU is lost"),
+        ({"ecc_volatile_uncorrected": UNREAD}, ERROR, "GPU 3: NVML: Unknown Error"),
+        ({"ecc_volatile_uncorrected": LOST}, SKIP, "GPU 3 is lost (see gpu-lost)"),
     ],
 )
 def test_ecc_on_each_side(node: Node, put_gpu: Node, signals: dict[str, Any], status: str, word: str) -> None:
@@ -41,7 +43,7 @@ def test_ecc_on_each_side(node: Node, put_gpu: Node, signals: dict[str, Any], st
 
 def test_a_bad_gpu_is_named_by_uuid_even_where_another_could_not_be_read(node: Node, put_gpu: Node) -> None:
     view = put_gpu(node("h100x8"), [5], ecc_volatile_uncorrected=2)
-    outcome = ecc.judge(put_gpu(view, [6], ecc_volatile_uncorrected=LOST))
+    outcome = ecc.judge(put_gpu(view, [6], ecc_volatile_uncorrected=UNREAD))
     assert outcome.status == FAIL
     assert outcome.details["gpus"] == [view.snapshot.gpus[5].uuid]
 
@@ -107,3 +109,57 @@ def test_the_drivers_wish_is_the_remedy(node: Node, put_gpu: Node) -> None:
 def test_an_older_driver_that_has_no_such_word_is_a_skip(node: Node, put_gpu: Node) -> None:
     old = put_gpu(node("h100x8"), range(8), recovery_action=UNSUPPORTED)
     assert recovery_action.judge(old).status == SKIP
+
+
+HISTOGRAM = {"max": 640, "high": 0, "partial": 0, "low": 0, "none": 0}
+BANKS = {"active": 0, "inactive": 0, "none": 0, "pending": 0}
+
+
+@pytest.mark.parametrize(
+    ("signals", "status", "code"),
+    [
+        ({"unrepairable_memory": 0, "repairs": {"channel": False, "tpc": False}}, PASS, ""),
+        ({"unrepairable_memory": 1}, FAIL, "row-remap.unrepairable"),
+        ({"repairs": {"channel": True, "tpc": False}}, FAIL, "row-remap.channel-repair-pending"),
+        ({"repairs": {"channel": False, "tpc": True}}, FAIL, "row-remap.tpc-repair-pending"),
+        ({"bank_remaps": {**BANKS, "pending": 1}}, FAIL, "row-remap.bank-repair-pending"),
+        ({"bank_remaps": {**BANKS, "none": 2}}, WARN, "row-remap.banks-none"),
+        ({"row_histogram": {**HISTOGRAM, "none": 1}}, WARN, "row-remap.rows-none"),
+        ({"row_histogram": {**HISTOGRAM, "low": 1}}, WARN, "row-remap.rows-low"),
+        ({"row_histogram": {**HISTOGRAM, "high": 3, "partial": 1}}, PASS, ""),
+        ({"repairs": Signal(reason="NVML: Invalid Argument", why="no-data")}, PASS, ""),
+        ({"repairs": UNREAD}, ERROR, "repairs.unread"),
+    ],
+)
+def test_what_newer_drivers_say_of_repairs(
+    node: Node, put_gpu: Node, signals: dict[str, Any], status: str, code: str
+) -> None:
+    outcome = row_remap.judge(put_gpu(node("h100x8"), [2], **signals))
+    assert (outcome.status, outcome.code) == (status, code)
+    assert outcome.culprit.startswith("GPU 2 (" if code else "")
+
+
+def test_an_older_driver_is_read_by_its_reset_status(node: Node, put_gpu: Node) -> None:
+    old = put_gpu(node("h100x8"), range(8), recovery_action=UNSUPPORTED)
+    quiet = put_gpu(old, range(8), reset_status={"reset": False, "drain_and_reset": False})
+    assert recovery_action.judge(quiet).status == PASS
+    for status, action in (
+        ({"reset": True, "drain_and_reset": False}, "reset the GPU"),
+        ({"reset": False, "drain_and_reset": True}, "drain and reset"),
+    ):
+        outcome = recovery_action.judge(put_gpu(quiet, [4], reset_status=status))
+        assert (outcome.status, outcome.value) == (FAIL, action)
+    assert recovery_action.judge(put_gpu(quiet, [4], reset_status=UNREAD)).status == ERROR
+    assert recovery_action.judge(put_gpu(node("h100x8"), [4], reset_status=UNREAD)).status == PASS
+
+
+def test_each_sick_gpu_and_each_unread_one_is_a_finding(node: Node, put_gpu: Node) -> None:
+    view = put_gpu(node("a100x8"), [1], remapped_rows={**ROWS, "pending": 1})
+    view = put_gpu(put_gpu(view, [5], remapped_rows={**ROWS, "failed": 1}), [6], remapped_rows=UNREAD)
+    outcome = row_remap.judge(view)
+    assert [(f.status, f.code, f.culprit[:5]) for f in outcome.findings] == [
+        (FAIL, "row-remap.failed", "GPU 5"),
+        (FAIL, "row-remap.pending", "GPU 1"),
+        (ERROR, "remapped-rows.unread", "GPU 6"),
+    ]
+    assert outcome.details["gpus"] == [view.snapshot.gpus[i].uuid for i in (5, 1)]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Limit, View, limits
 from envcheck.checks.node import infiniband, peer_memory
 from envcheck.node.snapshot import Signal
-from envcheck.runner.discover import discover
-from envcheck.runner.judge import decide
+from envcheck.runner.judging.judge import decide
+from envcheck.runner.planning.discover import discover
 
 Node = Callable[..., View]
 Port = dict[str, Any]
@@ -90,6 +90,57 @@ def test_each_side_of_each_rule(cpu: View, put: Node, ports: list[Port], status:
     assert bool(outcome.remedy) == (status not in (PASS, SKIP))
 
 
+@pytest.mark.parametrize(
+    ("counters", "status", "code"),
+    [
+        ({"symbol_error": 120 * 24 * 3}, PASS, ""),
+        ({"symbol_error": 120 * 24 * 3 + 1}, WARN, "infiniband.symbol-error"),
+        ({"link_error_recovery": 30}, PASS, ""),
+        ({"link_error_recovery": 31}, WARN, "infiniband.link-error-recovery"),
+        ({"port_rcv_errors": 30}, PASS, ""),
+        ({"port_rcv_errors": 31}, WARN, "infiniband.port-rcv-errors"),
+        ({"local_link_integrity_errors": 30}, PASS, ""),
+        ({"local_link_integrity_errors": 31}, WARN, "infiniband.local-link-integrity-errors"),
+        ({"excessive_buffer_overrun_errors": 30}, PASS, ""),
+        ({"excessive_buffer_overrun_errors": 31}, WARN, "infiniband.excessive-buffer-overrun-errors"),
+        ({"port_xmit_discards": 7200}, PASS, ""),
+        ({"port_xmit_discards": 7201}, WARN, "infiniband.port-xmit-discards"),
+        ({"symbol_error": None, "port_rcv_errors": 0}, PASS, ""),
+    ],
+)
+def test_error_counters_are_judged_by_the_days_that_they_ran(
+    cpu: View, put: Node, counters: dict[str, Any], status: str, code: str
+) -> None:
+    ports = rails(8, counters=counters)
+    outcome = infiniband.judge(put(cpu, ib__ports=ports, host__uptime=3 * 86400.0))
+    assert (outcome.status, outcome.code) == (status, code)
+    if code:
+        assert outcome.culprit == "mlx5_7/1"
+        assert "since boot" in outcome.summary
+        row = limits.find(code.replace(".", "-", 1))
+        assert row is not None
+        assert outcome.limit == Limit(row["warn"], "a day", row["source"], "at most")
+        assert outcome.value > row["warn"]
+        unknown = infiniband.judge(put(cpu, ib__ports=ports, host__uptime=Signal(reason="no /proc", why="failed")))
+        assert (unknown.status, "not known" in unknown.summary) == (WARN, True)
+
+
+def test_what_ethernet_discards_is_no_error(cpu: View, put: Node) -> None:
+    ports = rails(1, **ROCE, counters={"port_xmit_discards": 10**6})
+    assert infiniband.judge(put(cpu, ib__ports=ports, host__uptime=3600.0)).status == PASS
+
+
+def test_each_sick_port_is_a_finding_of_its_own(cpu: View, put: Node) -> None:
+    ports = rails(8, rate=100.0, counters={"symbol_error": 10**9})
+    ports[2] = {**ports[2], **DOWN}
+    outcome = infiniband.judge(put(cpu, ib__ports=ports, host__uptime=86400.0))
+    assert [(f.status, f.code, f.culprit) for f in outcome.findings] == [
+        (FAIL, "infiniband.down", "mlx5_2/1"),
+        (FAIL, "infiniband.slow", "mlx5_7/1"),
+        (WARN, "infiniband.symbol-error", "mlx5_7/1"),
+    ]
+
+
 def test_four_of_eight_rails_that_are_slow_fail_nobody_alone(cpu: View, put: Node) -> None:
     half = [*rails(4), *[{**port, "rate": 200.0} for port in rails(4)]]
     assert infiniband.judge(put(cpu, ib__ports=half)).status == WARN
@@ -114,7 +165,7 @@ def test_garbage_never_passes(node: Node, put: Node, check: str, value: Any) -> 
 
 def test_an_older_snapshot_is_a_skip_and_an_unreadable_one_an_error(cpu: View, put: Node) -> None:
     assert infiniband.judge(cpu).status == SKIP
-    unread = put(cpu, ib__ports=Signal(reason="/sys/class/infiniband: Permission denied"))
+    unread = put(cpu, ib__ports=Signal(reason="/sys/class/infiniband: Permission denied", why="denied"))
     assert infiniband.judge(unread).status == ERROR
     assert "Permission denied" in infiniband.judge(unread).summary
 
@@ -129,7 +180,7 @@ def test_an_older_snapshot_is_a_skip_and_an_unreadable_one_an_error(cpu: View, p
         ({"driver__kernel_flavour": "open", "host__kernel": "5.11.22"}, WARN),
         ({"driver__kernel_flavour": "proprietary", "host__kernel": "6.8.0"}, WARN),
         ({"driver__kernel_flavour": "open", "host__kernel": "custom"}, WARN),
-        ({"host__gpu_modules": Signal(reason="/proc/modules: Permission denied")}, ERROR),
+        ({"host__gpu_modules": Signal(reason="/proc/modules: Permission denied", why="denied")}, ERROR),
         ({"ib__ports": rails(1, **DOWN)}, SKIP),
     ],
 )

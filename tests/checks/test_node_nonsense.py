@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from envcheck.checks import PASS, View
-from envcheck.runner.discover import discover
-from envcheck.runner.judge import decide
+from envcheck.runner.judging.judge import decide
+from envcheck.runner.planning.discover import discover
 
 Node = Callable[..., View]
 FOUND = {found.id: found for found in discover() if found.kind == "node"}

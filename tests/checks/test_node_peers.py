@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Check, Limit, View, failed, passed, warned
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Check, Limit, View, passed, too_slow, warned
 from envcheck.checks.node import acs, bar1, gpu_in_use, iommu, p2p_status
 from envcheck.node.snapshot import Signal
-from envcheck.runner import tenants
-from envcheck.runner.discover import Found, discover
-from envcheck.runner.judge import decide
+from envcheck.runner.judging import busy_gpus
+from envcheck.runner.judging.judge import decide
+from envcheck.runner.planning.discover import Found, discover
 
 Node = Callable[..., View]
 FOUND = {found.id: found for found in discover()}
@@ -67,7 +67,7 @@ def test_acs_is_a_fault_on_bare_metal_where_there_is_something_to_turn_back(node
         assert acs.judge(put(bare, pci__acs=[{**BRIDGE, "enabled": [redirect]}])).status == WARN
     assert acs.judge(put(bare, pci__acs=[])).status == SKIP
     assert acs.judge(put(bare, host__hypervisor=True)).status == SKIP
-    assert "cannot be told" in acs.judge(put(bare, host__hypervisor=Signal(reason="no flags"))).summary
+    assert "cannot be told" in acs.judge(put(bare, host__hypervisor=Signal(reason="no flags", why="failed"))).summary
     without = [{**pair, "read": "chipset not supported"} for pair in pairs()]
     assert acs.judge(put(bare, gpu__p2p=without)).status == SKIP
     assert acs.judge(put(bare, gpu__p2p=pairs())).status == WARN
@@ -81,18 +81,52 @@ def test_an_iommu_is_a_fault_on_bare_metal_where_pairs_use_the_bus(node: Node, p
     assert iommu.judge(put(bare, pci__iommu={})).status == SKIP
     assert iommu.judge(put(bare, host__hypervisor=True)).status == SKIP
     assert iommu.judge(put(bare, gpu__p2p=[{**pair, "nvlink": "ok"} for pair in pairs()])).status == PASS
-    assert iommu.judge(put(bare, gpu__p2p=Signal(reason="NVML: Unknown Error"))).status == SKIP
+    assert iommu.judge(put(bare, gpu__p2p=Signal(reason="NVML: Unknown Error", why="failed"))).status == SKIP
+
+
+def test_each_bridge_that_redirects_is_a_finding_with_its_own_command(node: Node, put: Node) -> None:
+    other, quiet = {**BRIDGE, "bus_id": "0000:1f:00.0"}, {**BRIDGE, "bus_id": "0000:2f:00.0", "enabled": []}
+    outcome = acs.judge(put(node("v100x4"), pci__acs=[BRIDGE, quiet, other], host__hypervisor=False))
+    assert [finding.culprit for finding in outcome.findings] == ["PCIe bridge 0000:0f:00.0", "PCIe bridge 0000:1f:00.0"]
+    for finding in outcome.findings:
+        assert (finding.status, finding.value, finding.limit and finding.limit.value) == (WARN, 1, 0)
+        assert f"setpci -s {finding.culprit.split()[-1]} " in finding.remedy
+
+
+def test_each_gpu_behind_the_iommu_is_a_finding_unless_it_reaches_no_other_over_the_bus(
+    node: Node, put: Node, put_gpu: Node
+) -> None:
+    view = node("v100x4")
+    for index in range(4):
+        view = put_gpu(view, [index], bus_id=f"00000000:1{index}:00.0")
+    groups = {f"0000:1{index}:00.0": "DMA" if index else "identity" for index in range(4)}
+    # GPU 3 has NVLinks to all others, so nothing of it goes over the bus.
+    linked = [{**pair, "nvlink": "ok"} if pair["b"] == 3 else pair for pair in pairs()]
+    outcome = iommu.judge(put(view, pci__iommu=groups, host__hypervisor=False, gpu__p2p=linked))
+    assert [finding.culprit.split(" (")[0] for finding in outcome.findings] == ["GPU 1", "GPU 2"]
+    uuids = [gpu.uuid for gpu in view.snapshot.gpus]
+    assert (outcome.status, outcome.details["gpus"]) == (WARN, uuids[1:3])
+    assert all(finding.remedy and finding.limit for finding in outcome.findings)
+    alone = put(view, pci__iommu={"0000:13:00.0": "DMA"}, host__hypervisor=False, gpu__p2p=linked)
+    assert iommu.judge(alone).status == PASS
 
 
 @pytest.mark.parametrize(("check", "name"), [("p2p-status", "gpu.p2p"), ("acs", "pci.acs"), ("iommu", "pci.iommu")])
 def test_a_snapshot_of_before_is_a_skip_and_nonsense_an_error(node: Node, put: Node, check: str, name: str) -> None:
     view = node("v100x4")
     assert decide(FOUND[check], view).status == SKIP
-    kinds: tuple[Any, ...] = ("banana", 7, [7], [{}], {"a": 1}, Signal(reason="read as 7, which it cannot be"))
+    kinds: tuple[Any, ...] = (
+        "banana",
+        7,
+        [7],
+        [{}],
+        {"a": 1},
+        Signal(reason="read as 7, which it cannot be", why="failed"),
+    )
     for nonsense in kinds:
         told = decide(FOUND[check], put(view, **{name.replace(".", "__"): nonsense}))
         assert told.status in ((ERROR, PASS) if (check, nonsense) == ("iommu", {"a": 1}) else (ERROR,)), nonsense
-    hidden = Signal(reason="/sys/bus/pci/devices: Permission denied")
+    hidden = Signal(reason="/sys/bus/pci/devices: Permission denied", why="denied")
     if check != "p2p-status":
         assert decide(FOUND[check], put(view, **{name.replace(".", "__"): hidden})).status == SKIP
 
@@ -129,7 +163,7 @@ def test_who_is_on_a_gpu_is_named_from_the_limits_on(node: Node, put_gpu: Node) 
 
 
 SPEED = Limit(300, "GB/s", "somebody who measured it")
-SLOW = failed("slow", fix="look at the links", value=9, unit="GB/s", limit=SPEED)
+SLOW = too_slow("slow", fix="look at the links", value=9, unit="GB/s", limit=SPEED)
 LOW = warned("low", fix="look at the links", value=290, unit="GB/s", limit=SPEED)
 FINE = passed("fine", value=400, unit="GB/s", limit=SPEED)
 FAST = Found("it", "env", Check(promise="p", level="quick", performance=True), decide, "doc", "f", FOUND["acs"].path)
@@ -139,17 +173,17 @@ def test_a_speed_that_falls_short_beside_somebody_elses_work_is_not_told(node: N
     free = node("h100x8")
     taken = put_gpu(free, [3], memory_used=70 << 30, processes=[{"pid": 4711, "name": "python"}])
     other = taken.snapshot.gpus[3].uuid
-    outcome = tenants.excuse(FAST, taken, SLOW)
+    outcome = busy_gpus.excuse(FAST, taken, SLOW)
     assert outcome.status == ERROR
     assert outcome.summary == "measured while 4711 (python) held 70.0 GiB on GPU 3: slow"
     assert (outcome.details["tenants"], bool(outcome.remedy)) == ([other], True)
-    assert tenants.excuse(FAST, taken, LOW).status == WARN
-    assert "4711 (python)" in tenants.excuse(FAST, taken, LOW).summary
-    assert tenants.excuse(FAST, free, SLOW) == SLOW
-    assert tenants.excuse(FAST, taken, FINE) == FINE
+    assert busy_gpus.excuse(FAST, taken, LOW).status == WARN
+    assert "4711 (python)" in busy_gpus.excuse(FAST, taken, LOW).summary
+    assert busy_gpus.excuse(FAST, free, SLOW) == SLOW
+    assert busy_gpus.excuse(FAST, taken, FINE) == FINE
     # What is wrong is wrong beside anybody.
     right = FAST._replace(check=Check(promise="p", level="quick"))
-    assert tenants.excuse(right, taken, SLOW) == SLOW
+    assert busy_gpus.excuse(right, taken, SLOW) == SLOW
 
 
 def test_only_who_is_on_the_gpu_that_is_blamed_is_an_excuse(node: Node, put_gpu: Node) -> None:
@@ -157,12 +191,12 @@ def test_only_who_is_on_the_gpu_that_is_blamed_is_an_excuse(node: Node, put_gpu:
     uuids = [gpu.uuid for gpu in taken.snapshot.gpus]
 
     def excused(**details: Any) -> bool:
-        slow = failed("slow", fix="look", value=9, unit="GB/s", limit=SPEED, **details)
-        return tenants.excuse(FAST, taken, slow).status == ERROR
+        slow = too_slow("slow", fix="look", value=9, unit="GB/s", limit=SPEED, **details)
+        return busy_gpus.excuse(FAST, taken, slow).status == ERROR
 
     assert [excused(device=uuids[3]), excused(device=uuids[4])] == [True, False]
     assert [excused(gpus=uuids[2:4]), excused(gpus=uuids[4:6])] == [True, False]
     # A run on other GPUs than the tenant's is its own.
     seen = node("h100x8", devices=[{"uuid": uuids[0]}])
     beside = put_gpu(seen, [3], utilization=99)
-    assert tenants.excuse(FAST, beside, SLOW) == SLOW
+    assert busy_gpus.excuse(FAST, beside, SLOW) == SLOW

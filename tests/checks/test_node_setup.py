@@ -24,7 +24,7 @@ from envcheck.checks.node import (
 from envcheck.node.snapshot import Signal
 
 Node = Callable[..., View]
-UNREAD = Signal(reason="NVML: Unknown Error")
+UNREAD = Signal(reason="NVML: Unknown Error", why="failed")
 GIB = 1 << 30
 
 
@@ -56,7 +56,8 @@ def test_mig_on_some_gpus_only_is_a_warning(node: Node, put_gpu: Node) -> None:
     assert mig.judge(node("rtx4090")).status == PASS
     assert mig.judge(node("mig")).value == "on"
     outcome = mig.judge(put_gpu(node("a100x8"), [7], mig_mode="on"))
-    assert (outcome.status, outcome.value) == (WARN, ["GPU 7"])
+    assert (outcome.status, outcome.value) == (WARN, "on")
+    assert outcome.culprit.startswith("GPU 7 (")
 
 
 @pytest.mark.parametrize(("mode", "status"), [("default", PASS), ("exclusive process", WARN), ("prohibited", FAIL)])
@@ -120,7 +121,7 @@ def test_which_kernel_module_drives_which_gpu(
 
 
 def test_an_unread_module_matters_only_where_one_is_needed(node: Node, put: Node, put_gpu: Node) -> None:
-    hidden = put(node("t4"), driver__kernel_flavour=Signal(reason="no /proc"))
+    hidden = put(node("t4"), driver__kernel_flavour=Signal(reason="no /proc", why="failed"))
     assert kernel_module.judge(hidden).status == PASS
     assert kernel_module.judge(put_gpu(hidden, [0], compute_capability="7.0")).status == ERROR
 
@@ -145,18 +146,25 @@ def test_an_nvml_that_does_not_answer_is_no_pass(node: Node, put: Node, cpu: Vie
     assert gpu_lost.judge(node("mismatch")).status == ERROR
     assert gpu_lost.judge(put(cpu, pci__gpus=[device("0000:01:00.0", "nouveau")])).status == WARN
     assert gpu_lost.judge(put(cpu, pci__gpus=[device("0000:01:00.0", None)])).status == WARN
+    two = put(cpu, pci__gpus=[device("0000:01:00.0", "nouveau"), device("0000:02:00.0", None)])
+    assert [(finding.culprit, "held by nouveau" in finding.summary) for finding in gpu_lost.judge(two).findings] == [
+        ("PCI 0000:01:00.0", True),
+        ("PCI 0000:02:00.0", False),
+    ]
 
 
 def test_machines_whose_bus_shows_no_gpu_are_skips(node: Node, put: Node, cpu: View) -> None:
     assert gpu_lost.judge(cpu).status == SKIP
     assert gpu_lost.judge(put(node("t4"), pci__gpus=[])).status == SKIP
-    assert gpu_lost.judge(put(node("t4"), pci__gpus=Signal(reason="no /sys"))).status == SKIP
+    assert gpu_lost.judge(put(node("t4"), pci__gpus=Signal(reason="no /sys", why="failed"))).status == SKIP
 
 
 def test_a_gpu_that_nvml_cannot_open_is_lost(node: Node) -> None:
     view = node("h100x8")
     snapshot = view.snapshot
-    gone = type(snapshot.gpus[0])("lost-3", {"index": Signal(3), "name": Signal(reason="NVML: GPU is lost")})
+    gone = type(snapshot.gpus[0])(
+        "lost-3", {"index": Signal(3), "name": Signal(reason="NVML: GPU is lost", why="lost")}
+    )
     snapshot.gpus[3] = gone
     outcome = gpu_lost.judge(view)
     assert outcome.status == FAIL
@@ -176,19 +184,27 @@ def test_numa_nodes(node: Node, put: Node) -> None:
         gpus = [device("0000:10:00.0"), device("0000:11:00.0", numa_node=nowhere)]
         outcome = numa.judge(put(node("h100x8"), pci__gpus=gpus))
         assert (outcome.status, outcome.value) == (WARN, 1)
+    both = [device("0000:10:00.0", numa_node=-1), device("0000:11:00.0", numa_node=None)]
+    findings = numa.judge(put(node("h100x8"), pci__gpus=both)).findings
+    assert [finding.culprit.split(" at ")[1] for finding in findings] == ["0000:10:00.0", "0000:11:00.0"]
 
 
 def test_gpus_whose_cpus_this_process_may_not_use_are_named(node: Node, put: Node) -> None:
     far = numa.judge(put(node("h100x8"), host__numa_cpus={"0": 48, "1": 0}))
     uuids = [gpu.uuid for gpu in node("h100x8").snapshot.gpus]
-    assert (far.status, far.value, far.details["gpus"]) == (WARN, 4, uuids[4:])
+    assert (far.status, far.details["gpus"]) == (WARN, uuids[4:])
+    assert [finding.culprit for finding in far.findings] == [
+        f"GPU {index} ({uuids[index]}) at {gpu['bus_id']}"
+        for index, gpu in enumerate(node("h100x8").snapshot.signal("pci.gpus").value)
+        if index > 3
+    ]
     for visible, status in (("0,3", PASS), ("3,4", WARN), (uuids[7], WARN), ("", PASS)):
         asked = put(node("h100x8"), host__numa_cpus={"0": 48, "1": 0}, env={"CUDA_VISIBLE_DEVICES": visible})
         assert numa.judge(asked).status == status
     assert numa.judge(put(node("h100x8"), host__numa_cpus={"0": 1, "1": 1})).status == PASS
     # A node without CPUs is a GPU's own memory, or an expander's.
     assert numa.judge(put(node("h100x8"), host__numa_nodes=3, host__numa_cpus={"0": 1, "1": 1})).status == PASS
-    unread = put(node("h100x8"), host__numa_cpus=Signal(reason="timed out: no answer in 10 s"))
+    unread = put(node("h100x8"), host__numa_cpus=Signal(reason="timed out: no answer in 10 s", why="timed-out"))
     assert numa.judge(unread).status == ERROR
     older = dataclasses.replace(node("h100x8").snapshot, signals={**node("h100x8").snapshot.signals})
     del older.signals["host.numa_cpus"]
@@ -196,7 +212,7 @@ def test_gpus_whose_cpus_this_process_may_not_use_are_named(node: Node, put: Nod
 
 
 def test_ecc_that_is_off_matters_where_it_comes_on(node: Node, put_gpu: Node) -> None:
-    silent = Signal(reason="NVML: Not Supported")
+    silent = Signal(reason="NVML: Not Supported", why="unsupported")
     off = put_gpu(node("h100x8"), range(8), ecc_mode="off", ecc_volatile_uncorrected=silent)
     assert ecc.judge(off).status == WARN
     assert ecc.judge(put_gpu(node("rtx4090"), [0], ecc_mode="off")).status == SKIP

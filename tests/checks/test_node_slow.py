@@ -13,8 +13,8 @@ from envcheck.node.snapshot import Signal
 
 Node = Callable[..., View]
 Judge = Callable[[View], Any]
-UNSUPPORTED = Signal(reason="NVML: Not Supported")
-UNREAD = Signal(reason="NVML: Unknown Error")
+UNSUPPORTED = Signal(reason="NVML: Not Supported", why="unsupported")
+UNREAD = Signal(reason="NVML: Unknown Error", why="failed")
 HEALTHY = ("h100x8", "a100x8", "v100x4", "t4", "rtx4090", "mig", "mixed")
 EACH: list[tuple[Judge, str]] = [
     (throttle.judge, "clock_reasons"),

@@ -24,7 +24,11 @@ SET = ["applications clocks"]
         ({"clock_app": 1980, "clock_app_default": 1980}, PASS, "1980"),
         ({"clock_app": 1979, "clock_app_default": 1980}, WARN, "GPU 3 1979 of 1980 MHz"),
         ({"clock_app": 1095, "clock_app_default": 1095}, PASS, "1980"),
-        ({"clock_app": 1500, "clock_app_default": Signal(reason="NVML: Not Supported")}, PASS, "1980"),
+        (
+            {"clock_app": 1500, "clock_app_default": Signal(reason="NVML: Not Supported", why="unsupported")},
+            PASS,
+            "1980",
+        ),
         ({"clock_sm": 1781, "clock_reasons": SET}, WARN, "GPU 3 1781 of 1980 MHz"),
         ({"clock_sm": 1783, "clock_reasons": SET}, PASS, "1980"),
         ({"clock_sm": 210, "clock_reasons": ["idle", *SET]}, PASS, "1980"),
@@ -34,7 +38,7 @@ SET = ["applications clocks"]
         ({"clock_sm": 2179}, ERROR, "above the highest"),
         ({"clock_sm": -1}, ERROR, "nonsense"),
         ({"clock_sm": math.nan}, ERROR, "nonsense"),
-        ({"clock_sm_max": Signal(reason="NVML: GPU is lost")}, ERROR, "GPU is lost"),
+        ({"clock_sm_max": Signal(reason="NVML: Unknown Error", why="failed")}, ERROR, "Unknown Error"),
     ],
 )
 def test_clocks_on_each_side(node: Node, put_gpu: Node, signals: dict[str, Any], status: str, word: str) -> None:
@@ -76,15 +80,19 @@ def spec(path: str, *drivers: str) -> dict[str, Any]:
         ({"toolkit__cdi": [spec("/etc/cdi/n.yaml", "550.54.14")]}, WARN, "driver 550.54.14; loaded is 570.124.06"),
         ({"toolkit__cdi": [spec("/etc/cdi/n.yaml", "550.1"), spec("/var/run/cdi/n.yaml", "570.124.06")]}, PASS, "2"),
         ({"toolkit__cdi": [spec("/etc/cdi/n.yaml", "570.124.06"), spec("/var/run/cdi/n.yaml", "1.2")]}, WARN, "1.2"),
-        ({"toolkit__docker": Signal(reason="daemon.json is no JSON")}, WARN, "no JSON"),
-        ({"toolkit__docker": Signal(reason="daemon.json is no JSON"), "toolkit__engines": []}, PASS, "1.17.4"),
+        ({"toolkit__docker": Signal(reason="daemon.json is not JSON", why="failed")}, WARN, "not JSON"),
+        (
+            {"toolkit__docker": Signal(reason="daemon.json is not JSON", why="failed"), "toolkit__engines": []},
+            PASS,
+            "1.17.4",
+        ),
         ({"toolkit__tools": {}}, SKIP, "docker here cannot give a container its GPUs"),
         ({"toolkit__tools": {}, "toolkit__engines": []}, SKIP, "no NVIDIA container toolkit"),
         ({"container__runtime": "docker"}, SKIP, "the toolkit is the host's"),
-        ({"toolkit__cdi": Signal(reason="/etc/cdi: Permission denied")}, ERROR, "Permission denied"),
+        ({"toolkit__cdi": Signal(reason="/etc/cdi: Permission denied", why="denied")}, ERROR, "Permission denied"),
         ({"toolkit__cdi": [1]}, ERROR, "nonsense"),
         ({"toolkit__tools": "banana"}, ERROR, "nonsense"),
-        ({"toolkit__tools": Signal(reason="not collected")}, SKIP, "older than the question"),
+        ({"toolkit__tools": Signal(reason="not collected", why="not-collected")}, SKIP, "older than the question"),
     ],
 )
 def test_the_toolkit(node: Node, put: Node, signals: dict[str, Any], status: str, word: str) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, View
-from envcheck.checks.env import _numa, memory_bandwidth
+from envcheck.checks.env import memory_bandwidth
+from envcheck.checks.env.support.hardware import numa_nodes
 from envcheck.node.snapshot import Signal
 
 Node = Callable[..., View]
@@ -37,10 +38,10 @@ def h100(node: Node) -> View:
 
 
 def test_cpu_lists_are_read_as_the_kernel_writes_them() -> None:
-    assert _numa.cpus("0-3,8\n") == {0, 1, 2, 3, 8}
-    assert _numa.cpus("\n") == set()
+    assert numa_nodes.cpus("0-3,8\n") == {0, 1, 2, 3, 8}
+    assert numa_nodes.cpus("\n") == set()
     with pytest.raises(ValueError, match="x"):
-        _numa.cpus("0-x")
+        numa_nodes.cpus("0-x")
 
 
 def test_nodes_without_cpus_and_files_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
@@ -48,27 +49,32 @@ def test_nodes_without_cpus_and_files_that_make_no_sense_are_left_out(tmp_path: 
         (tmp_path / name).mkdir()
         (tmp_path / name / "cpulist").write_text(text)
     (tmp_path / "node3").mkdir()
-    assert _numa.nodes(tmp_path) == {"0": {0, 1}}
-    assert _numa.nodes(tmp_path / "nothing") == {}
+    assert numa_nodes.nodes(tmp_path) == {"0": {0, 1}}
+    assert numa_nodes.nodes(tmp_path / "nothing") == {}
 
 
 def test_a_process_runs_on_a_node_and_comes_back() -> None:
     before = os.sched_getaffinity(0)
     one = {min(before)}
-    with _numa.on(one):
+    with numa_nodes.on(one):
         assert os.sched_getaffinity(0) == one
     assert os.sched_getaffinity(0) == before
-    with pytest.raises(OSError, match="Invalid argument"), _numa.on({100_000}):
+    with pytest.raises(OSError, match="Invalid argument"), numa_nodes.on({100_000}):
         pass
     assert os.sched_getaffinity(0) == before
 
 
 def test_a_gpu_is_found_at_its_slot(h100: View) -> None:
-    assert [_numa.nearest(h100, gpu.uuid) for gpu in h100.snapshot.gpus] == list("00001111")
-    assert _numa.nearest(h100, "GPU-of-nobody") is None
-    for nonsense in (Signal(reason="no /sys"), Signal("x"), Signal([None]), Signal([{"bus_id": "0000:10:00.0"}])):
+    assert [numa_nodes.nearest(h100, gpu.uuid) for gpu in h100.snapshot.gpus] == list("00001111")
+    assert numa_nodes.nearest(h100, "GPU-of-nobody") is None
+    for nonsense in (
+        Signal(reason="no /sys", why="failed"),
+        Signal("x"),
+        Signal([None]),
+        Signal([{"bus_id": "0000:10:00.0"}]),
+    ):
         h100.snapshot.signals["pci.gpus"] = nonsense
-        assert _numa.nearest(h100, h100.snapshot.gpus[0].uuid) is None
+        assert numa_nodes.nearest(h100, h100.snapshot.gpus[0].uuid) is None
 
 
 def test_the_nearest_node_is_judged_and_the_far_one_is_told(h100: View) -> None:
@@ -93,7 +99,7 @@ def test_a_slow_way_to_the_nearest_node_names_the_gpu(h100: View, rate: float, s
 
 
 def test_where_the_slot_is_not_known_the_best_node_counts(h100: View) -> None:
-    h100.snapshot.signals["pci.gpus"] = Signal(reason="hidden by the hypervisor")
+    h100.snapshot.signals["pci.gpus"] = Signal(reason="hidden by the hypervisor", why="failed")
     outcome = memory_bandwidth.judge(h100, report(h100, {"0": near(20.0), "1": near(52.0)}))
     assert outcome.status == PASS
     assert outcome.details["numa"]["0"]["node"] == "1"

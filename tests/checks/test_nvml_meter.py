@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks.env import _nvml
-from envcheck.node.queries import CLOCK_REASONS
+from envcheck.checks.env.support.hardware import sampler as hardware_sampler
+from envcheck.node.sources.nvml_readers import CLOCK_REASONS
 
 UUID = "GPU-00000000-1111-4000-8000-000000000000"
 ANSWERS = {
@@ -22,6 +22,8 @@ ANSWERS = {
     "nvmlDeviceGetTemperature": 61,
     "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
     "nvmlDeviceGetUtilizationRates": (99, 40),
+    "nvmlDeviceGetCurrPcieLinkGeneration": 5,
+    "nvmlDeviceGetCurrPcieLinkWidth": 16,
 }
 TEXTS = {
     3: b"Not Supported",
@@ -63,7 +65,7 @@ def library(known: str = UUID, mig: int | None = None, **changes: Any) -> Any:
 
 
 def read(**changes: Any) -> dict[str, Any]:
-    return _nvml.Meter(library(**changes), (UUID,)).read()
+    return hardware_sampler.Meter(library(**changes), (UUID,)).read()
 
 
 def test_what_a_gpu_says_is_in_the_units_promised() -> None:
@@ -75,35 +77,37 @@ def test_what_a_gpu_says_is_in_the_units_promised() -> None:
         "temperature": 61,
         "reasons": ["software power cap"],
         "utilization": 99,
+        "pcie_gen": 5,
+        "pcie_width": 16,
     }
 
 
 def test_an_older_driver_is_asked_by_the_older_name() -> None:
     old = library(nvmlDeviceGetCurrentClocksThrottleReasons=answering(0x48))
     del old.nvmlDeviceGetCurrentClocksEventReasons
-    assert _nvml.Meter(old, (UUID,)).read()["reasons"] == ["hardware slowdown", "hardware thermal slowdown"]
+    assert hardware_sampler.Meter(old, (UUID,)).read()["reasons"] == ["hardware slowdown", "hardware thermal slowdown"]
 
 
 @pytest.mark.parametrize(
     ("status", "why"), [(3, "Not Supported"), (4, "Insufficient Permissions"), (13, "Function Not Found")]
 )
 def test_what_is_not_offered_is_told_and_nothing_else_is_lost(status: int, why: str) -> None:
-    gpu = _nvml.Meter(library(nvmlDeviceGetPowerUsage=answering(0, status)), (UUID,))
+    gpu = hardware_sampler.Meter(library(nvmlDeviceGetPowerUsage=answering(0, status)), (UUID,))
     assert "power" not in gpu.read()
     assert gpu.not_offered == {"power": f"NVML: {why}"}
     assert len(gpu.read()) == len(ANSWERS) - 1
 
 
 def test_a_gpu_that_fails_is_unreadable() -> None:
-    with pytest.raises(_nvml.Unreadable, match="GPU is lost"):
+    with pytest.raises(hardware_sampler.Unreadable, match="GPU is lost"):
         read(nvmlDeviceGetTemperature=answering(0, 15))
-    with pytest.raises(_nvml.Unreadable, match="error 999"):
+    with pytest.raises(hardware_sampler.Unreadable, match="error 999"):
         read(nvmlInit_v2=lambda: 999)
 
 
 def test_a_gpu_that_nvml_does_not_list_is_unreadable() -> None:
-    with pytest.raises(_nvml.Unreadable, match="Not Found"):
-        _nvml.Meter(library(), ("GPU-other", "MIG-other"))
+    with pytest.raises(hardware_sampler.Unreadable, match="Not Found"):
+        hardware_sampler.Meter(library(), ("GPU-other", "MIG-other"))
 
 
 def test_a_slice_is_asked_of_the_gpu_it_is_cut_from() -> None:
@@ -114,14 +118,14 @@ def test_a_slice_is_asked_of_the_gpu_it_is_cut_from() -> None:
         return int(answering(50)(device, *arguments))
 
     found = library(known="MIG-1", mig=9, nvmlDeviceGetTemperature=temperature)
-    assert _nvml.Meter(found, ("GPU-1", "MIG-1")).read()["temperature"] == 50
+    assert hardware_sampler.Meter(found, ("GPU-1", "MIG-1")).read()["temperature"] == 50
     assert asked == [9]
 
 
 def test_reasons_are_those_of_the_snapshot() -> None:
-    assert _nvml.REASONS == CLOCK_REASONS
-    assert _nvml.words(0x400 | 0x8) == ["hardware slowdown", "unknown 0x400"]
-    assert _nvml.words(0) == []
+    assert hardware_sampler.REASONS == CLOCK_REASONS
+    assert hardware_sampler.words(0x400 | 0x8) == ["hardware slowdown", "unknown 0x400"]
+    assert hardware_sampler.words(0) == []
 
 
 def test_names_and_codes_are_those_of_nvidia() -> None:
@@ -129,16 +133,17 @@ def test_names_and_codes_are_those_of_nvidia() -> None:
     for name in ANSWERS:
         assert hasattr(pynvml, name), name
     names = ("NOT_SUPPORTED", "NO_PERMISSION", "NOT_FOUND", "FUNCTION_NOT_FOUND")
-    codes = (_nvml._NOT_SUPPORTED, _nvml._NO_PERMISSION, _nvml._NOT_FOUND, _nvml._NO_FUNCTION)  # noqa: SLF001 (NVIDIA's)
+    ours = vars(hardware_sampler)
+    codes = tuple(ours[name] for name in ("_NOT_SUPPORTED", "_NO_PERMISSION", "_NOT_FOUND", "_NO_FUNCTION"))
     assert codes == tuple(getattr(pynvml, f"NVML_ERROR_{name}") for name in names)
-    assert (pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU) == (_nvml._CLOCK_SM, _nvml._GPU_SENSOR)  # noqa: SLF001
+    assert (ours["_CLOCK_SM"], ours["_GPU_SENSOR"]) == (pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU)
 
 
 def test_a_machine_without_the_library_says_what_a_container_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_nvml, "LIBRARY", "libnvidia-ml-that-is-not-there.so.1")
-    with pytest.raises(_nvml.Unreadable, match="utility"):
-        _nvml.meter(UUID, 0)
-    with _nvml.Sampler(UUID, 0, 0.01) as sampler:
+    monkeypatch.setattr(hardware_sampler, "LIBRARY", "libnvidia-ml-that-is-not-there.so.1")
+    with pytest.raises(hardware_sampler.Unreadable, match="utility"):
+        hardware_sampler.meter(UUID, 0)
+    with hardware_sampler.Sampler(UUID, 0, 0.01) as sampler:
         pass
     assert "utility" in sampler.told()["unread"]
     assert sampler.told()["samples"] == []
@@ -146,7 +151,7 @@ def test_a_machine_without_the_library_says_what_a_container_lacks(monkeypatch: 
 
 def sampled(found: Any, monkeypatch: pytest.MonkeyPatch, samples: int) -> dict[str, Any]:
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: found)
-    with _nvml.Sampler(UUID, 0, 0.01) as sampler:
+    with hardware_sampler.Sampler(UUID, 0, 0.01) as sampler:
         until = time.monotonic() + 20
         while len(sampler.told()["samples"]) < samples and not sampler.told()["unread"] and time.monotonic() < until:
             time.sleep(0.01)
@@ -174,7 +179,7 @@ def test_a_torch_that_tells_no_uuid_has_cuda_asked(monkeypatch: pytest.MonkeyPat
     found = library()
     found.cuDeviceGet, found.cuDeviceGetUuid = lambda *_: 0, uuid
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: found)
-    assert _nvml.meter("node1/all/0", 0).read()["clock"] == 1755
+    assert hardware_sampler.meter("node1/all/0", 0).read()["clock"] == 1755
     found.cuDeviceGet = lambda *_: 101
-    with pytest.raises(_nvml.Unreadable, match="device 0"):
-        _nvml.meter("node1/all/0", 0)
+    with pytest.raises(hardware_sampler.Unreadable, match="device 0"):
+        hardware_sampler.meter("node1/all/0", 0)

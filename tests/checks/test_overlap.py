@@ -26,6 +26,9 @@ def report(world: int = 8, *, gpu: bool = True, **seconds: float) -> list[dict[s
             "seconds": dict(taken),
             "digests": {"synchronised": "same", "local": f"own{rank}"},
             "buckets": [1 << 20] * 4,
+            "sums": [1, 2, 3],
+            "off": [1e-7] * 6,
+            "wrong": 0,
         }
         for rank in range(world)
     ]
@@ -45,6 +48,18 @@ def test_the_hidden_share_is_what_a_step_does_not_get_longer_by(h100: View, sync
     assert outcome.value == pytest.approx(hidden)
     assert f"{hidden:.0%} of DDP's communication is hidden" in outcome.summary
     assert "reported, not judged" in outcome.summary
+
+
+@pytest.mark.parametrize(("step", "said"), [(1, "which count buckets"), (4, "which are timed")])
+@pytest.mark.parametrize("value", [0.011, -1.0, NAN, None])
+def test_gradients_of_every_step_are_verified(h100: View, step: int, said: str, value: Any) -> None:
+    ranks = report()
+    ranks[3]["off"][step] = value
+    outcome = overlap.judge(h100, ranks)
+    assert (outcome.status, outcome.culprit) == (FAIL, "rank 3")
+    assert said in outcome.summary
+    ranks[3]["off"] = [1e-7] * 5
+    assert overlap.judge(h100, ranks).status == ERROR
 
 
 @pytest.mark.parametrize("name", overlap.TIMES)
@@ -84,4 +99,20 @@ def test_ranks_that_are_missing_elsewhere_or_alone_prove_nothing(h100: View, cpu
 def test_buckets_that_are_none_or_others_than_the_rest_has_are_an_error(h100: View, buckets: Any) -> None:
     ranks = report()
     ranks[4]["buckets"] = buckets
+    assert overlap.judge(h100, ranks).status == ERROR
+
+
+def test_every_rank_with_a_wrong_message_is_a_finding(h100: View) -> None:
+    ranks = report()
+    ranks[2]["wrong"], ranks[5]["wrong"] = 1, 7
+    ranks[6]["sums"] = [1, 2, 4]
+    outcome = overlap.judge(h100, ranks)
+    assert (outcome.status, outcome.remeasure) == (FAIL, False)
+    assert [finding.culprit for finding in outcome.findings] == ["rank 2", "rank 5", "step 2"]
+
+
+@pytest.mark.parametrize("missing", [{"wrong": None}, {"wrong": -1}, {"sums": None}, {"sums": []}])
+def test_messages_that_nobody_verified_are_an_error(h100: View, missing: dict[str, Any]) -> None:
+    ranks = report()
+    ranks[3] |= missing
     assert overlap.judge(h100, ranks).status == ERROR

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
-from envcheck.checks.env import _pcie, pcie_under_load
+from envcheck.checks.env import pcie_under_load
+from envcheck.checks.env.support.hardware import pcie_link
 
 Node = Callable[..., View]
 UUID = "GPU-00000000-1111-4000-8000-000000000000"
@@ -30,18 +31,18 @@ def bus(root: Path, speed: str, width: str = "16") -> Path:
     [("2.5 GT/s PCIe", 1), ("8.0 GT/s PCIe", 3), ("16.0 GT/s PCIe", 4), ("32.0 GT/s PCIe", 5), ("64.0 GT/s PCIe", 6)],
 )
 def test_the_kernels_rates_are_generations(tmp_path: Path, speed: str, generation: int) -> None:
-    assert _pcie.link("0000:1b:00.0", bus(tmp_path, speed)) == (generation, 16)
+    assert pcie_link.link("0000:1b:00.0", bus(tmp_path, speed)) == (generation, 16)
 
 
 @pytest.mark.parametrize(("speed", "width"), [("Unknown", "16"), ("", "16"), ("7 GT/s", "16"), ("8.0 GT/s", "?")])
 def test_a_link_that_is_not_told_is_no_link(tmp_path: Path, speed: str, width: str) -> None:
     with pytest.raises(ValueError, match="tells"):
-        _pcie.link("0000:1b:00.0", bus(tmp_path, speed, width))
+        pcie_link.link("0000:1b:00.0", bus(tmp_path, speed, width))
 
 
 def test_a_gpu_that_is_not_on_the_bus_here_is_an_error_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="current_link_speed"):
-        _pcie.link("0000:99:00.0", bus(tmp_path, "8.0 GT/s"))
+        pcie_link.link("0000:99:00.0", bus(tmp_path, "8.0 GT/s"))
 
 
 def test_cuda_tells_the_address_of_its_device_in_the_kernels_letters() -> None:
@@ -49,9 +50,9 @@ def test_cuda_tells_the_address_of_its_device_in_the_kernels_letters() -> None:
         text.value = b"0000:1B:00.0"
         return 0
 
-    assert _pcie.address(3, SimpleNamespace(cuDeviceGet=lambda *_: 0, cuDeviceGetPCIBusId=name)) == "0000:1b:00.0"
+    assert pcie_link.address(3, SimpleNamespace(cuDeviceGet=lambda *_: 0, cuDeviceGetPCIBusId=name)) == "0000:1b:00.0"
     with pytest.raises(OSError, match="no bus address of its device 3"):
-        _pcie.address(3, SimpleNamespace(cuDeviceGet=lambda *_: 101, cuDeviceGetPCIBusId=name))
+        pcie_link.address(3, SimpleNamespace(cuDeviceGet=lambda *_: 101, cuDeviceGetPCIBusId=name))
 
 
 def rank(*readings: Any, **entry: Any) -> dict[str, Any]:
@@ -64,7 +65,9 @@ def rank(*readings: Any, **entry: Any) -> dict[str, Any]:
     ("readings", "status"),
     [
         ([[1, 16], [5, 16]], PASS),  # what it is before the load counts for nothing
-        ([[5, 16], [5, 12]], PASS),
+        ([[5, 16]] * 6 + [[1, 16]] * 4, PASS),
+        ([[1, 16]] * 6 + [[5, 16]] * 4, FAIL),
+        ([[5, 16]] * 4 + [[5, 12]] * 6, WARN),
         ([[5, 12]], WARN),
         ([[5, 8]], FAIL),
         ([[4, 16]], FAIL),
@@ -75,7 +78,7 @@ def rank(*readings: Any, **entry: Any) -> dict[str, Any]:
         ([[5]], ERROR),
     ],
 )
-def test_the_best_of_the_link_is_held_against_what_it_can_be(node: Node, readings: list[Any], status: str) -> None:
+def test_what_most_readings_show_is_held_against_what_it_can_be(node: Node, readings: list[Any], status: str) -> None:
     outcome = pcie_under_load.judge(node("h100x8"), [rank(*readings)])
     assert outcome.status == status, outcome
     if status in (WARN, FAIL):
@@ -100,3 +103,11 @@ def test_what_cannot_be_held_against_anything_is_told(node: Node, put: Node, put
     both = [rank([5, 16], world=2), {**hidden, "rank": 1, "world": 2, "device": "GPU-2"}]
     assert pcie_under_load.judge(node("h100x8"), both).status == ERROR
     assert pcie_under_load.judge(node("h100x8"), [rank([5, 16], is_cuda=False, device="cpu")]).status == FAIL
+
+
+def test_a_copy_that_brought_other_bits_is_final_and_held_beside_the_link(node: Node) -> None:
+    wrong = rank([3, 16], copies={"messages": 400, "wrong": 1, "first": 37})
+    outcome = pcie_under_load.judge(node("h100x8"), [wrong])
+    assert (outcome.status, outcome.remeasure) == (FAIL, False)
+    assert [finding.code for finding in outcome.findings] == ["data.wrong", "pcie.link-below-its-rate"]
+    assert "1 of 400 copies from the host brought other bits" in outcome.summary

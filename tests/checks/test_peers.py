@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View, limits
-from envcheck.checks.env import _peers, peer_bandwidth, peer_to_peer
+from envcheck.checks.env import peer_bandwidth, peer_to_peer
+from envcheck.checks.env.support.hardware import gpu_pairs
 
 Node = Callable[..., View]
 STANDING = {"rank": 0, "world": 1, "host": "n1", "is_cuda": True, "device": "GPU-0", "backend": None}
@@ -40,13 +41,22 @@ def test_each_pair_is_judged_on_both_sides_of_each_limit(named: tuple[View, list
         (ROW["ceiling"], PASS),
         (ROW["ceiling"] + 1, ERROR),
     ):
-        outcome = peer_bandwidth.judge(view, [rates(names, ROW["measured"], rate)])
+        outcome = peer_bandwidth.judge(view, [rates(names, 376.0, rate)])
         assert outcome.status == status, (rate, outcome)
         if status in (WARN, FAIL):
             assert f"{names[2]} -> {names[1]}" in outcome.summary
-            assert outcome.details["gpus"] == [_peers.uuid(names[2]), _peers.uuid(names[1])]
+            assert outcome.details["gpus"] == [gpu_pairs.uuid(names[2]), gpu_pairs.uuid(names[1])]
             assert outcome.details["matrix"][2][1] == rate
             assert (outcome.limit is not None, bool(outcome.remedy)) == (True, True)
+
+
+def test_every_pair_whose_copies_brought_other_bits_is_a_final_finding(named: tuple[View, list[str]]) -> None:
+    view, names = named
+    wrong = [{"source": 0, "target": end, "messages": 7, "wrong": 1, "first": 3} for end in (1, 2)]
+    outcome = peer_bandwidth.judge(view, [{**rates(names, 376.0, ROW["fail"] - 1), "wrong": wrong}])
+    assert (outcome.status, outcome.remeasure) == (FAIL, False)
+    ends = [f"{names[0]} -> {names[1]}", f"{names[0]} -> {names[2]}", f"{names[2]} -> {names[1]}"]
+    assert [finding.culprit for finding in outcome.findings] == ends
 
 
 @pytest.mark.parametrize("odd", [0.0, -1.0, float("nan"), "fast"])
@@ -56,7 +66,7 @@ def test_what_is_no_rate_never_passes(named: tuple[View, list[str]], odd: Any) -
 
 def test_a_pair_without_peer_access_is_left_out_and_none_at_all_is_a_skip(named: tuple[View, list[str]]) -> None:
     view, names = named
-    assert peer_bandwidth.judge(view, [rates(names, ROW["measured"], None)]).status == PASS
+    assert peer_bandwidth.judge(view, [rates(names, 376.0, None)]).status == PASS
     assert peer_bandwidth.judge(view, [rates(names, None)]).status == SKIP
     assert peer_bandwidth.judge(view, [{**rates(names, 380.0), "matrix": [[None]]}]).status == ERROR
     assert peer_bandwidth.judge(view, [{**STANDING}]).status == ERROR
@@ -92,6 +102,13 @@ def test_one_wrong_bit_in_one_direction_is_broken_peer_to_peer(node: Node) -> No
     assert peer_to_peer.judge(view, probe({"wrong": {}}, {"wrong": {}})).status == PASS
 
 
+def test_every_broken_direction_is_a_finding(node: Node) -> None:
+    bad = {"wrong": {"kernel": {"count": 2, "index": 5, "xor": "0x1", "transfer": 3}}}
+    outcome = peer_to_peer.judge(node("h100x8"), probe(bad, bad))
+    ends = ["GPU 0 (GPU-0)", "GPU 1 (GPU-1)"]
+    assert [finding.culprit for finding in outcome.findings] == [" -> ".join(ends), " -> ".join(ends[::-1])]
+
+
 def test_gpus_that_cannot_reach_each_other_are_a_skip_and_what_was_not_tried_is_no_pass(node: Node) -> None:
     view, apart = node("h100x8"), {"unreachable": "CUDA offers no peer access"}
     assert peer_to_peer.judge(view, probe(apart, apart)).status == SKIP
@@ -108,8 +125,8 @@ def test_the_link_between_two_gpus_is_what_nvml_says_of_the_pair(
     switched, plain = named[0], node("h100x8")
     a, b = (gpu.uuid for gpu in plain.snapshot.gpus[:2])
     pair = {"a": 0, "b": 1, "read": "ok", "write": "ok", "nvlink": "not supported", "path": "PXB"}
-    assert _peers.link(switched, a, b) == "nvswitch"
-    assert _peers.link(put(plain, gpu__p2p=[pair]), b, a) == "PXB"
-    assert _peers.link(put(plain, gpu__p2p=[{**pair, "nvlink": "ok"}]), a, b) == "nvlink"
-    assert [_peers.link(plain, a, b), _peers.link(switched, a, "GPU-else")] == ["", ""]
-    assert [_peers.links_up(plain, a, b), _peers.links_up(plain, "GPU-else")] == [18, 0]
+    assert gpu_pairs.link(switched, a, b) == "nvswitch"
+    assert gpu_pairs.link(put(plain, gpu__p2p=[pair]), b, a) == "PXB"
+    assert gpu_pairs.link(put(plain, gpu__p2p=[{**pair, "nvlink": "ok"}]), a, b) == "nvlink"
+    assert [gpu_pairs.link(plain, a, b), gpu_pairs.link(switched, a, "GPU-else")] == ["", ""]
+    assert [gpu_pairs.links_up(plain, a, b), gpu_pairs.links_up(plain, "GPU-else")] == [18, 0]

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
-from envcheck.checks.env import _bandwidth, all_reduce, all_reduce_bandwidth, amp, ddp, matmul, shm
+from envcheck.checks.env import all_reduce, all_reduce_bandwidth, amp, ddp, matmul, shm
+from envcheck.checks.env.support.collectives import timed_collectives
 from envcheck.node.snapshot import Signal
-from envcheck.reports.words import quantity
+from envcheck.reports.phrases import quantity
 
 Node = Callable[..., View]
 Entry = dict[str, Any]
@@ -25,23 +26,22 @@ def standing(rank: int, world: int, *, gpu: bool) -> Entry:
     return {"rank": rank, "world": world, "host": "node1", **(where if gpu else here)}
 
 
-def training(dtype: str) -> Entry:
-    run: Entry = {"dtype": dtype, "losses": [1.0 - 0.03 * step for step in range(amp.STEPS)]}
-    if dtype == "float16":
-        run["scales"] = [1024.0 * 2 ** (step // 4) for step in range(amp.STEPS)]
-        run["overflow"] = {"before": 65536.0, "after": 32768.0, "weights_untouched": True}
-    return run
-
-
 def curve(busbw: float, world: int) -> list[Entry]:
-    sizes = _bandwidth.SIZES["cuda"]
+    sizes = timed_collectives.SIZES["cuda"]
     return [{"bytes": size, "seconds": size * 2 * (world - 1) / world / busbw / 1e9, "right": True} for size in sizes]
 
 
 MEASURED: dict[Any, Callable[[int], Entry]] = {
     matmul: lambda _: {"errors": {"float32": 1e-7, "float16": 3e-4, "bfloat16": 2e-3, "tf32": 4e-4}},
-    amp: lambda _: {"runs": {dtype: training(dtype) for dtype in ("float32", "bfloat16", "float16")}},
-    ddp: lambda _: {"started": "a", "ended": "b", "errors": [0.01] * ddp.STEPS, "losses": [1.0, 0.9, 0.8]},
+    amp: lambda _: {"seed": 5, "cases": {name: {"off": 0.0} for name in amp.names(gpu=True)}},
+    ddp: lambda _: {
+        "own": "a",
+        "started": "a",
+        "ended": "b",
+        "losses": [1.0, 0.9, 0.8],
+        "errors": [0.01] * ddp.STEPS,
+        "steps": [0.01] * ddp.STEPS,
+    },
     all_reduce: lambda _: {"results": {dtype: {"wrong": 0} for dtype in all_reduce.EXACT_UP_TO}},
     all_reduce_bandwidth: lambda world: {"curve": curve(470.0, world)},
 }
@@ -137,45 +137,53 @@ def test_a_volta_owes_no_bfloat16(h100: View) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lie", "said"),
+    ("name", "result", "said"),
     [
-        (lambda runs: runs["bfloat16"].update(dtype="float32"), "the activation is float32"),
-        (lambda runs: runs["bfloat16"]["losses"].__setitem__(9, NAN), "not finite"),
-        (lambda runs: runs["float16"]["losses"].__setitem__(9, None), "not finite"),
-        (lambda runs: runs["float32"].update(losses=[1.0] * amp.STEPS), "does not fall"),
-        (lambda runs: runs["bfloat16"]["losses"].__setitem__(-1, 0.331), "as fp32's does"),
-        (lambda runs: runs["float16"].update(scales=[1024.0] * amp.STEPS), "never grew"),
-        (lambda runs: runs["float16"].update(scales=[2.0**-s for s in range(amp.STEPS)]), "skipped as overflows"),
-        (lambda runs: runs["float16"].update(scales=[]), "no number"),
-        (lambda runs: runs["float16"]["scales"].__setitem__(3, NAN), "no number"),
-        (lambda runs: runs["float16"]["overflow"].update(weights_untouched=False), "overflow was not skipped"),
-        (lambda runs: runs["float16"]["overflow"].update(after=65536.0), "overflow was not skipped"),
-        (lambda runs: runs["float16"].pop("overflow"), "overflow was not skipped"),
+        ("linear, bfloat16", {"wrong": "gives torch.float32 under autocast"}, "gives torch.float32"),
+        (
+            "softmax, float16",
+            {"raised": "RuntimeError: CUDA error"},
+            "softmax, float16 raised RuntimeError: CUDA error",
+        ),
+        ("training, bfloat16", {"off": NAN}, "training, bfloat16 is off by nan"),
+        ("training, float32", {"off": 1.1e-4}, "training, float32 is off by 0.00011"),
+        ("training, float16", {"off": 0.021}, "training, float16 is off by 0.021"),
+        ("linear, float16", {"absent": "no"}, "linear, float16 is missing"),
+        ("scaler: shrinks on inf", {"wrong": "the scale: 1024"}, "scaler: shrinks on inf: the scale: 1024"),
+        ("scaler: grows by its factor", {"absent": "no"}, "is missing"),
     ],
 )
-def test_each_way_mixed_precision_lies_is_named(h100: View, lie: Callable[[Any], Any], said: str) -> None:
+def test_each_way_mixed_precision_is_wrong_is_named(h100: View, name: str, result: Entry, said: str) -> None:
     ranks = report(amp)
-    lie(ranks[4]["runs"])
+    ranks[4]["cases"][name] = result
     outcome = amp.judge(h100, ranks)
     assert outcome.status == FAIL
-    assert "rank 4" in outcome.summary
+    assert "rank 4 on GPU-4" in outcome.summary
     assert said in outcome.summary
 
 
 def test_a_loss_just_within_the_tolerance_passes(h100: View) -> None:
     ranks = report(amp)
-    ranks[4]["runs"]["bfloat16"]["losses"][-1] += 0.0199
+    ranks[4]["cases"]["training, bfloat16"]["off"] = 0.0199
     assert amp.judge(h100, ranks).status == PASS
 
 
-def test_fp16_is_owed_on_gpus_alone(h100: View, cpu: View) -> None:
-    ranks = report(amp, 2, gpu=False)
-    for entry in ranks:
-        entry["runs"]["float16"] = {"not_applicable": "GradScaler and fp16 autocast belong to GPUs"}
+def test_fp16_is_owed_on_gpus_and_bf16_wherever_it_is_native(h100: View, cpu: View) -> None:
+    half = {name: {"absent": "dtype is not supported"} for name in amp.names(gpu=True) if name.endswith(", float16")}
+    brain = {name: {"absent": "bf16 is emulated"} for name in amp.names(gpu=True) if name.endswith("bfloat16")}
+    ranks, gpus = report(amp, 2, gpu=False), report(amp)
+    for entry in (*ranks, *gpus):
+        entry["cases"] |= half
     assert amp.judge(cpu, ranks).status == PASS
-    ranks = report(amp)
-    ranks[0]["runs"]["float16"] = {"not_applicable": "no"}
-    assert amp.judge(h100, ranks).status == ERROR
+    assert amp.judge(h100, gpus).status == FAIL
+    ranks, gpus = report(amp, 2, gpu=False), report(amp)
+    for entry in (*ranks, *gpus):
+        entry["cases"] |= brain
+    assert amp.judge(cpu, ranks).status == FAIL
+    assert amp.judge(h100, gpus).status == FAIL
+    for entry in gpus:
+        entry["capability"] = [7, 5]
+    assert amp.judge(h100, gpus).status == PASS
 
 
 @pytest.mark.parametrize(("error", "status"), [(1.0, PASS), (1.001, FAIL), (NAN, FAIL), (None, FAIL), (5000.0, FAIL)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envcheck.checks.env import _secrets
+from envcheck.checks.env.support.process import secret_patterns
 
 CANARY = "canary"  # what must never be read out
 LONG = CANARY * 6
@@ -30,7 +30,7 @@ LONG = CANARY * 6
     ids=range(13),
 )
 def test_a_credential_is_named_and_not_read_out(line: str, found: list[str]) -> None:
-    assert _secrets.line(line) == found
+    assert secret_patterns.line(line) == found
 
 
 @pytest.mark.parametrize(
@@ -53,4 +53,4 @@ def test_a_credential_is_named_and_not_read_out(line: str, found: list[str]) -> 
     ids=range(13),
 )
 def test_what_is_usual_is_none(line: str) -> None:
-    assert _secrets.line(line) == []
+    assert secret_patterns.line(line) == []

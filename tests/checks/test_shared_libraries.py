@@ -101,3 +101,15 @@ def _run(python: Path, tmp_path: Path, path: str) -> dict[str, Any]:
     [outcome] = json.loads(output.read_text())["outcomes"]
     said: dict[str, Any] = outcome
     return said
+
+
+def test_only_the_distributions_own_dangling_links_are_no_libraries(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    link, whole = tmp_path / "libcaffe2_observers.so", tmp_path / "libtorch.so"
+    link.symlink_to(tmp_path / "missing")
+    whole.touch()
+    assert not shared_libraries.of_distribution(link)
+    monkeypatch.setattr(shared_libraries, "DISTRIBUTION", f"{tmp_path}/")
+    assert shared_libraries.of_distribution(link)
+    assert not shared_libraries.of_distribution(whole)

@@ -11,35 +11,34 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
-from envcheck.checks.env import (
-    attention,
-    collectives,
-    convolution,
-    ddp_hooks,
-    ddp_no_sync,
-    fingerprint,
-    fsdp,
-    straggler,
-)
+from envcheck.checks.env import attention, convolution, ddp_hooks, ddp_no_sync, fingerprint, fsdp, straggler
 
 Node = Callable[..., View]
 Entry = dict[str, Any]
 NAN = float("nan")
 DTYPES = ("float32", "float16", "bfloat16")
 MEASURED: dict[Any, Callable[[], Entry]] = {
-    collectives: lambda: {"results": {name: {"wrong": 0, "elements": 9} for name in collectives.COLLECTIVES}},
     ddp_no_sync: lambda: {"local": [0.01, 0.0], "synchronised": [0.02, 0.1], "ended": "a"},
     ddp_hooks: lambda: {"runs": {hook: compressed(hook) for hook in ddp_hooks.HOOKS}},
     convolution: lambda: {"cudnn": True, "errors": {dtype: dict.fromkeys(convolution.PARTS, 1e-5) for dtype in DTYPES}},
     attention: lambda: {
-        "errors": {f"{kernel} {dtype}": 1e-5 for kernel in ("math", "flash") for dtype in DTYPES},
+        "errors": {f"{kernel} {dtype}": 1e-5 for kernel in ("default", "math", "flash") for dtype in DTYPES},
         "lacking": {"cudnn float32": "No available kernel"},
     },
-    fingerprint: lambda: {"model": "X", "repeats": 3, "digests": ["a", "a", "a"]},
+    fingerprint: lambda: {
+        "model": "X",
+        "repeats": 3,
+        "digests": ["a", "a", "a"],
+        "errors": {"float32": 1e-5, "float16": 1e-3},
+    },
     fsdp: lambda: {"errors": [1e-8], "gathered": [1e-8], "losses": [1.0] * fsdp.STEPS, "ended": "a", **shares()},
-    straggler: lambda: {"seconds": 0.001},
+    straggler: lambda: {
+        "products": {"median": 0.001, "p95": 0.0011, "shortest": 0.0009, "slept": 0.0},
+        "joined": {"at": [10.0, 11.0, 12.0], "slept": 0.0},
+        "wrong": 0,
+    },
 }
-COMMUNICATING = [collectives, ddp_no_sync, ddp_hooks, fsdp, straggler]
+COMMUNICATING = [ddp_no_sync, ddp_hooks, fsdp, straggler]
 
 
 def compressed(hook: str) -> Entry:
@@ -48,7 +47,7 @@ def compressed(hook: str) -> Entry:
 
 
 def shares() -> Entry:
-    return {"held": 10, "total": 80}
+    return {"held": 10, "total": 80, "cases": {name: {"off": 1e-6} for name in fsdp.VARIANTS}}
 
 
 def name_of(check: Any) -> str:
@@ -119,43 +118,6 @@ def test_gloo_on_gpus_fails_and_one_rank_alone_is_a_skip(check: Any, h100: View,
     assert check.judge(cpu, report(check, 1, gpu=False)).status == SKIP
 
 
-@pytest.mark.parametrize("name", collectives.COLLECTIVES)
-def test_a_wrong_element_of_a_collective_is_named(h100: View, name: str) -> None:
-    ranks = report(collectives)
-    wrong = {"wrong": 2, "elements": 9, "which": "from rank 4", "index": 77, "got": 5003 << 10, "expected": 4002 << 10}
-    ranks[6]["results"][name] = wrong
-    outcome = collectives.judge(h100, ranks)
-    assert (outcome.status, outcome.value, outcome.details["ranks"]) == (FAIL, 2, [6])
-    for part in (f"{name} is wrong on rank(s) [6] alone", "rank 6, from rank 4, index 77"):
-        assert part in outcome.summary
-    assert ("rank 5's chunk 3, place 0, not rank 4's chunk 2" in outcome.summary) is (name != "reduce-scatter")
-
-
-@pytest.mark.parametrize("result", [{}, {"wrong": None, "elements": 9}, {"wrong": NAN, "elements": 9}, {"wrong": 0}])
-def test_a_collective_that_compared_nothing_is_no_pass(h100: View, result: Entry) -> None:
-    ranks = report(collectives)
-    ranks[2]["results"]["all-to-all"] = result
-    outcome = collectives.judge(h100, ranks)
-    assert outcome.status == ERROR
-    assert "rank 2 ran no all-to-all" in outcome.summary
-
-
-def test_what_gloo_may_lack_is_named_and_what_nccl_lacks_is_no_pass(h100: View, cpu: View) -> None:
-    for view, gpu, status in ((cpu, False, PASS), (h100, True, ERROR)):
-        ranks = report(collectives, 2, gpu=gpu)
-        for entry in ranks:
-            entry["results"]["reduce-scatter"] = {"unsupported": "gloo does not support it"}
-        outcome = collectives.judge(view, ranks)
-        assert outcome.status == status
-        assert "no reduce-scatter" in outcome.summary
-
-
-def test_an_all_gather_that_gloo_refuses_is_no_pass(cpu: View) -> None:
-    ranks = report(collectives, 2, gpu=False)
-    ranks[1]["results"]["all-gather"] = {"unsupported": "it does not support it"}
-    assert collectives.judge(cpu, ranks).status == ERROR
-
-
 @pytest.mark.parametrize("kind", ["local", "synchronised"])
 @pytest.mark.parametrize(("error", "status"), [(1.0, PASS), (1.001, FAIL), (NAN, FAIL), (None, FAIL)])
 def test_accumulated_gradients_may_be_off_by_the_tolerance(h100: View, kind: str, error: Any, status: str) -> None:
@@ -212,6 +174,10 @@ def test_a_hook_no_rank_has_is_named_and_one_that_some_lack_is_no_pass(cpu: View
     assert "no bf16 hook: TypeError: needs NCCL" in outcome.summary
     ranks[1]["runs"]["fp16"] = {"unsupported": "no"}
     assert ddp_hooks.judge(cpu, ranks).status == ERROR
+    ranks[1]["runs"]["fp16"] = {"raised": "DistBackendError: NCCL error: unhandled cuda error"}
+    outcome = ddp_hooks.judge(cpu, ranks)
+    assert (outcome.status, outcome.findings[0].code) == (FAIL, "ddp-hooks.raised")
+    assert "rank 1 on cpu: the fp16 hook raised DistBackendError: NCCL error" in outcome.summary
     for entry in ranks:
         entry["runs"] = {hook: {"unsupported": "no"} for hook in ddp_hooks.HOOKS}
     assert ddp_hooks.judge(cpu, ranks).status == SKIP
@@ -255,6 +221,14 @@ def test_an_absent_kernel_is_named_and_an_absent_math_backend_is_no_pass(h100: V
     assert attention.judge(h100, ranks).status == ERROR
 
 
+def test_a_kernel_that_crashes_is_a_failure_that_quotes_it(h100: View) -> None:
+    ranks = report(attention)
+    ranks[2]["raised"] = {"flash float16, causal": "RuntimeError: CUDA error: an illegal memory access was encountered"}
+    outcome = attention.judge(h100, ranks)
+    assert outcome.status == FAIL
+    assert "rank 2 on GPU-2: flash float16, causal attention: RuntimeError: CUDA error" in outcome.summary
+
+
 def test_a_torch_that_cannot_choose_a_backend_is_a_skip(h100: View) -> None:
     ranks = [{**entry, "unsupported": "torch 2.2 cannot"} for entry in report(attention)]
     outcome = attention.judge(h100, ranks)
@@ -271,6 +245,23 @@ def test_bits_that_differ_once_or_always_name_their_gpu(h100: View) -> None:
     assert "than the rest, every time" in outcome.summary
     ranks[5]["model"] = "Y"
     assert fingerprint.judge(h100, ranks).status == PASS
+
+
+def test_a_fingerprint_names_every_rank_and_the_same_bits_may_be_wrong(h100: View) -> None:
+    ranks = report(fingerprint)
+    ranks[1]["digests"] = ["a", "a", "b"]
+    ranks[3]["errors"] = {"float32": 0.5, "float16": NAN}
+    ranks[4]["errors"] = {}
+    ranks[6]["digests"] = ["c", "c", "c"]
+    outcome = fingerprint.judge(h100, ranks)
+    said = [(finding.culprit[:6], finding.code, finding.status) for finding in outcome.findings]
+    assert said == [
+        ("rank 1", "fingerprint.bits", FAIL),
+        ("rank 3", "data.wrong", FAIL),
+        ("rank 3", "data.wrong", FAIL),
+        ("rank 6", "fingerprint.bits", FAIL),
+        ("rank 4", "fingerprint.missing", ERROR),
+    ]
 
 
 @pytest.mark.parametrize("digests", [[], ["a"], ["a", "a"], ["a", "a", None], ["a", "a", ""]])
@@ -304,6 +295,15 @@ def test_weights_that_were_never_sharded_or_are_gathered_apart_fail(h100: View) 
     assert (outcome.status, outcome.details["ranks"]) == (FAIL, [6])
 
 
+@pytest.mark.parametrize("result", [{"off": 0.021}, {"raised": "DistBackendError: NCCL"}, {"off": NAN}])
+def test_a_variant_of_sharding_that_trains_otherwise_fails(h100: View, result: Entry) -> None:
+    ranks = report(fsdp)
+    ranks[2]["cases"]["bf16 policy"] = result
+    outcome = fsdp.judge(h100, ranks)
+    assert outcome.status == FAIL
+    assert "rank 2 on GPU-2: bf16 policy" in outcome.summary
+
+
 def test_a_torch_without_fsdp2_is_a_skip_and_too_few_steps_are_no_pass(h100: View) -> None:
     ranks = report(fsdp)
     ranks[1]["losses"].pop()
@@ -313,33 +313,96 @@ def test_a_torch_without_fsdp2_is_a_skip_and_too_few_steps_are_no_pass(h100: Vie
 
 
 @pytest.mark.parametrize(
-    ("ratio", "on_gpus", "on_a_cpu"), [(1.1, PASS, PASS), (1.11, WARN, PASS), (1.25, WARN, PASS), (1.251, FAIL, WARN)]
+    ("ratio", "on_gpus", "on_a_cpu"),
+    [
+        (1.1, PASS, PASS),
+        (1.11, WARN, PASS),
+        (1.25, WARN, PASS),
+        (1.251, FAIL, PASS),
+        (2.0, FAIL, PASS),
+        (2.01, FAIL, WARN),
+    ],
 )
 def test_a_slow_rank_is_named_on_each_side_of_the_limits(
     h100: View, cpu: View, ratio: float, on_gpus: str, on_a_cpu: str
 ) -> None:
     for view, gpu, status in ((h100, True, on_gpus), (cpu, False, on_a_cpu)):
         ranks = report(straggler, 8 if gpu else 2, gpu=gpu)
-        ranks[1]["seconds"] = 0.001 * ratio
+        ranks[1]["products"]["median"] = 0.001 * ratio
         outcome = straggler.judge(view, ranks)
         assert outcome.status == status
         assert outcome.details["ranks"] == [1]
         assert "rank 1 (" in outcome.summary
         # Which rank is how far off the middle one, so that all of them can be drawn.
         assert outcome.details["over_middle"]["1"] == max(outcome.details["over_middle"].values())
-        assert 0 < outcome.details["spread"] < 1
+        assert 0 < outcome.details["spread"] < ratio
 
 
+@pytest.mark.parametrize("name", ["median", "p95", "shortest"])
 @pytest.mark.parametrize("seconds", [0.0, -1.0, NAN, None])
-def test_a_time_that_is_none_is_no_pass(h100: View, seconds: float | None) -> None:
+def test_a_time_that_is_none_is_no_pass(h100: View, name: str, seconds: float | None) -> None:
     ranks = report(straggler)
-    ranks[2]["seconds"] = seconds
+    ranks[2]["products"][name] = seconds
     assert straggler.judge(h100, ranks).status == ERROR
+
+
+@pytest.mark.parametrize("at", [[], None, [1.0, 2.0], [10.0, NAN, 12.0]])
+def test_meetings_that_nobody_timed_are_no_pass(h100: View, at: Any) -> None:
+    ranks = report(straggler)
+    ranks[2]["joined"]["at"] = at
+    assert straggler.judge(h100, ranks).status == ERROR
+
+
+@pytest.mark.parametrize(("late", "status"), [(0.0029, PASS), (0.0031, FAIL), (0.03, FAIL)])
+def test_a_gpu_s_rank_that_joins_late_is_named(h100: View, cpu: View, late: float, status: str) -> None:
+    ranks = report(straggler)
+    ranks[3]["joined"]["at"] = [at + late for at in ranks[3]["joined"]["at"]]
+    outcome = straggler.judge(h100, ranks)
+    assert (outcome.status, outcome.remeasure) == (status, status == FAIL)
+    if status == FAIL:
+        assert "rank 3 (GPU-3 of node1) joins collectives" in outcome.summary
+    here = report(straggler, 2, gpu=False)
+    here[1]["joined"]["at"] = [at + late for at in here[1]["joined"]["at"]]
+    assert straggler.judge(cpu, here).status == (WARN if late > 0.015 else PASS)
+
+
+def test_every_slow_rank_is_a_finding_and_late_rounds_count_on_gpus(h100: View) -> None:
+    ranks = report(straggler)
+    ranks[2]["products"]["p95"] = 0.021
+    ranks[5]["products"]["median"] = 0.002
+    ranks[6]["joined"]["slept"] = 0.03
+    outcome = straggler.judge(h100, ranks)
+    assert [finding.culprit[:6] for finding in outcome.findings] == ["rank 2", "rank 5", "rank 6"]
+    assert {finding.status for finding in outcome.findings} == {FAIL}
+
+
+@pytest.mark.parametrize(("slept", "status"), [(0.0002, PASS), (0.0003, FAIL), (0.002, FAIL)])
+def test_a_rank_that_sleeps_in_its_products_fails_on_a_cpu_too(cpu: View, slept: float, status: str) -> None:
+    ranks = report(straggler, 2, gpu=False)
+    ranks[1]["products"]["slept"] = slept
+    outcome = straggler.judge(cpu, ranks)
+    assert outcome.status == status
+    assert status == PASS or "rank 1 (cpu of node1) sleeps in its products" in outcome.summary
+
+
+def test_a_wrong_sum_is_final(cpu: View) -> None:
+    ranks = report(straggler, 2, gpu=False)
+    ranks[1]["wrong"] = 1
+    outcome = straggler.judge(cpu, ranks)
+    assert (outcome.status, outcome.remeasure, outcome.culprit[:6]) == (FAIL, False, "rank 1")
 
 
 @pytest.mark.parametrize(
     ("version", "kind", "lacks"),
-    [("2.4.1+cu121", "cpu", True), ("2.5.1", "cpu", True), ("2.6.0", "cpu", False), ("2.4.1+cu121", "cuda", False)],
+    [
+        ("2.4.1+cu121", "cpu", True),
+        ("2.5.1", "cpu", True),
+        ("2.6.0", "cpu", True),
+        ("2.8.0+cu128", "cpu", True),
+        ("2.9.0", "cpu", False),
+        ("2.4.1+cu121", "cuda", False),
+        ("2.8.0+cu128", "cuda", False),
+    ],
 )
 def test_the_fsdp2_of_an_old_torch_is_not_tried_without_a_gpu(
     monkeypatch: pytest.MonkeyPatch, version: str, kind: str, *, lacks: bool

@@ -15,6 +15,8 @@ Node = Callable[..., View]
 Entry = dict[str, Any]
 NAN = float("nan")
 LOSSES = [1.0, 0.9, 0.8, 0.7]
+STATE = {f"optimizer.{index}.{name}": "a" for index in range(6) for name in ("exp_avg", "exp_avg_sq")}
+RATES = [0.01, 0.01, 0.01, 0.005, 0.005, 0.005, 0.0025, 0.0025]
 MEASURED: dict[Any, Entry] = {
     checkpoint: {
         "bytes": 71759,
@@ -22,6 +24,9 @@ MEASURED: dict[Any, Entry] = {
         "losses": [LOSSES, LOSSES],
         "saved": {"0.weight": "a", "1.running_mean": "b"},
         "resumed": {"0.weight": "a", "1.running_mean": "b"},
+        "state": {"before": dict(STATE), "after": dict(STATE), "loaded": dict(STATE)},
+        "rates": [RATES, RATES[4:]],
+        "distributed": {"wrong": [], "tried": 6},
     },
     dataloader: {
         "batches": 6,
@@ -75,6 +80,16 @@ def test_a_cpu_dressed_as_a_gpu_fails(check: Any, node: Node) -> None:
         ({"losses": [LOSSES, [1.0, NAN, 0.8, 0.7]]}, FAIL, "not finite"),
         ({"losses": [LOSSES, LOSSES[:2]]}, ERROR, "not resumed"),
         ({"saved": {}, "resumed": {}}, ERROR, "not resumed"),
+        ({"state": None}, ERROR, "was not compared"),
+        ({"state": {"before": STATE, "after": {**STATE, "a": "b"}, "loaded": STATE}}, FAIL, "saving changed a"),
+        ({"state": {"before": STATE, "after": STATE, "loaded": {}}}, ERROR, "was not compared"),
+        ({"state": {"before": STATE, "after": STATE, "loaded": {"a": "b"}}}, FAIL, "loading did not bring back a"),
+        ({"state": {name: {"a": "b"} for name in ("before", "after", "loaded")}}, FAIL, "keeps 0 moments"),
+        ({"rates": [RATES, RATES[:4]]}, FAIL, "the resumed training's learning rates are"),
+        ({"rates": None}, ERROR, "rates were not recorded"),
+        ({"distributed": {"wrong": ["int64"], "tried": 6}}, FAIL, "brings back other numbers: int64"),
+        ({"distributed": {"wrong": [], "tried": 5}}, ERROR, "was not tried"),
+        ({"distributed": {"absent": "no module"}}, PASS, "same to the bit"),
     ],
 )
 def test_each_way_a_checkpoint_lies_is_named(cpu: View, changes: Entry, status: str, said: str) -> None:
@@ -88,9 +103,11 @@ def test_each_way_a_checkpoint_lies_is_named(cpu: View, changes: Entry, status: 
     [
         ({"died": "DataLoader worker (pid 5) is killed by signal: Bus error."}, FAIL, "Bus error"),
         ({"wrong": 3, "item": 9, "index": 5, "got": -1}, FAIL, "item 9, element 5 arrived as -1"),
-        ({"wrong": NAN}, ERROR, "6 of 6"),
-        ({"batches": 5}, ERROR, "5 of 6"),
-        ({"batches": 0}, ERROR, "0 of 6"),
+        ({"wrong": NAN}, ERROR, "no batch was compared"),
+        ({"batches": None}, ERROR, "no batch was compared"),
+        ({"batches": 5}, FAIL, "5 of 6 batches arrived: the loader lost"),
+        ({"batches": 0}, FAIL, "0 of 6 batches arrived"),
+        ({"batches": 7}, FAIL, "the loader repeated"),
         ({"death": None}, FAIL, "was not reported"),
         ({"death": "DataLoader timed out after 30 seconds"}, FAIL, "the loader waited"),
         ({"shared": False}, ERROR, "shared memory"),
@@ -109,9 +126,10 @@ def test_each_way_a_loader_lies_is_named(cpu: View, changes: Entry, status: str,
         ({"broke": "InductorError: no ptxas"}, FAIL, "no ptxas"),
         ({"code": {}}, FAIL, "wrote no code"),
         ({"errors": {}}, ERROR, "nothing was compiled"),
-        ({"errors": {"output": 1e-4}}, PASS, "agree"),
+        ({"errors": {"output": 1e-4}}, PASS, "are right"),
         ({"errors": {"output": 1.1e-4}}, FAIL, "the output is off by"),
-        ({"errors": {"output": 0.0, "0.weight": NAN}}, FAIL, "the gradient of 0.weight is off by nan"),
+        ({"errors": {"output": 0.0, "gradient of 0.weight": NAN}}, FAIL, "the gradient of 0.weight is off by nan"),
+        ({"breaks": ["data-dependent"]}, FAIL, "the graph was broken: data-dependent"),
         ({"errors": {"output": None}}, FAIL, "the output is off by None"),
     ],
 )

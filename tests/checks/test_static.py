@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,15 +15,8 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
-from envcheck.checks.env import (
-    _image,
-    _secrets,
-    compile_prerequisites,
-    credentials,
-    ignored_settings,
-    requirements,
-    shared_libraries,
-)
+from envcheck.checks.env import compile_prerequisites, credentials, ignored_settings, requirements, shared_libraries
+from envcheck.checks.env.support.process import image_facts, secret_patterns
 
 Node = Callable[..., View]
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
@@ -90,7 +84,7 @@ def test_a_fast_download_without_its_package_is_named(cpu: View, clean: pytest.M
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a home of our own, in an environment without a secret in it."""
     for name, value in os.environ.items():
-        if _secrets.variable(name, value):  # whatever the machine has
+        if secret_patterns.variable(name, value):  # whatever the machine has
             monkeypatch.delenv(name)
     for name in (*(name for name, _ in credentials.NAMED), "HF_HOME"):
         monkeypatch.delenv(name, raising=False)
@@ -190,7 +184,7 @@ def test_a_file_that_a_variable_names_is_looked_into(
 def test_every_home_is_looked_into_in_an_image_and_only_ones_own_on_a_machine(
     home: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    monkeypatch.setattr(_image, "is_image", lambda: at == "image")
+    monkeypatch.setattr(image_facts, "is_image", lambda: at == "image")
     seen: list[str] = []
 
     def glob(path: Path, _: str) -> list[Path]:
@@ -306,7 +300,7 @@ def package(site: Path, name: str, version: str, *requires: str) -> None:
     (info / "METADATA").write_text("\n".join(lines) + "\n")
 
 
-def measured_in(site: Path) -> dict[str, Any]:
+def measured_in(*sites: Path) -> dict[str, Any]:
     """Measure in an interpreter of its own that sees these packages, and packaging to read them with."""
     import packaging  # noqa: PLC0415 (where it lies is all that is asked)
 
@@ -315,7 +309,7 @@ def measured_in(site: Path) -> dict[str, Any]:
         "from envcheck.checks import Rank\n"
         "from envcheck.checks.env import requirements\n"
         "import packaging.requirements\n"
-        f"sys.path[:] = [{str(site)!r}]\n"
+        f"sys.path[:] = {[str(site) for site in sites]!r}\n"
         "print(json.dumps(requirements.measure(Rank(0, 1, 0, 'cpu', 'gloo', ''))))\n"
     )
     paths = [str(Path(requirements.__file__).parents[3]), str(Path(packaging.__file__).parents[1])]
@@ -345,6 +339,35 @@ def test_requirements_on_each_side(
     outcome = requirements.judge(cpu, [measured_in(tmp_path)])
     assert outcome.status == status
     assert word in outcome.summary
+
+
+def test_of_two_versions_of_a_package_the_one_that_python_imports_counts(cpu: View, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    package(first, "torch", "2.8", "sympy>=1.13")
+    package(first, "sympy", "1.14")
+    package(second, "Sympy", "1.11")
+    package(second, "torch", "1.13", "gone==1")
+    outcome = requirements.judge(cpu, [measured_in(first, second)])
+    assert outcome.status == PASS, outcome
+    assert outcome.details["shadowed"] == ["Sympy 1.11, hidden by 1.14", "torch 1.13, hidden by 2.8"]
+    outcome = requirements.judge(cpu, [measured_in(second, first)])
+    assert (outcome.status, outcome.value) == (FAIL, 1)
+    assert "torch 1.13 needs gone, which is not installed" in outcome.summary
+
+
+def test_a_reader_is_used_without_importing_what_brings_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import packaging  # noqa: PLC0415 (where it lies is all that is asked)
+
+    for name, below in requirements.READERS[:2]:
+        (tmp_path / name / below).mkdir(parents=True)
+        (tmp_path / name / "__init__.py").write_text("raise AssertionError('distutils')\n")
+    shutil.copytree(Path(packaging.__file__).parent, tmp_path / "pip/_vendor/packaging", dirs_exist_ok=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.split(".")[0] in ("packaging", "pip")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(requirements, "READERS", requirements.READERS[1:])
+    assert requirements.measure(Rank(0, 1, 0, "cpu", "gloo", ""))["reader"] == "pip"
+    assert "pip" not in sys.modules
 
 
 def test_without_a_reader_of_requirements_it_is_a_skip_and_without_packages_an_error(cpu: View) -> None:

@@ -32,8 +32,8 @@ def test_the_limits_of_this_process_are_read() -> None:
 
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    known = (*environment_variables.REFUSED_BY_DCGM, *environment_variables.SLOWING, "LD_LIBRARY_PATH")
-    for name in known:
+    files = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH")
+    for name in (*environment_variables.RULES, *environment_variables.THREADS, *files):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -43,25 +43,100 @@ def test_a_clean_environment_passes(node: Node) -> None:
     assert environment_variables.judge(node("h100x8"), [environment_variables.measure(RANK)]).status == PASS
 
 
-@pytest.mark.parametrize("name", environment_variables.REFUSED_BY_DCGM)
-def test_each_variable_that_dcgm_refuses_is_named(node: Node, clean: pytest.MonkeyPatch, name: str) -> None:
-    clean.setenv(name, "1")
+HARMFUL = {
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_P2P_LEVEL": "LOC",
+    "NCCL_ALGO": "Ring",
+    "NCCL_PROTO": "LL128",
+    "PYTHONHOME": "/opt/python",
+}
+HARMLESS = {"NCCL_NVLS_ENABLE": "1", "NCCL_P2P_LEVEL": "NVL"}
+
+
+@pytest.mark.parametrize("name", environment_variables.RULES)
+def test_each_harmful_variable_is_named(node: Node, clean: pytest.MonkeyPatch, name: str) -> None:
+    clean.setenv(name, HARMFUL.get(name, "1"))
     outcome = environment_variables.judge(node("h100x8"), [environment_variables.measure(RANK)])
-    assert outcome.status == WARN
+    assert (outcome.status, outcome.culprit) == (WARN, name)
+    assert outcome.code == f"environment.{name.lower()}"
     assert name in outcome.summary
     assert name in outcome.remedy
 
 
-@pytest.mark.parametrize(("name", "value"), environment_variables.SLOWING.items())
-def test_what_slows_gpus_is_a_warning_there_alone(
-    node: Node, cpu: View, clean: pytest.MonkeyPatch, name: str, value: str
-) -> None:
-    clean.setenv(name, value)
-    measured = [environment_variables.measure(RANK)]
-    assert environment_variables.judge(node("h100x8"), measured).status == WARN
-    assert environment_variables.judge(cpu, measured).status == PASS
-    clean.setenv(name, {"0": "1", "1": "0"}[value])
+SWITCHES = [name for name, rule in environment_variables.RULES.items() if rule.harmful != ".*"]
+FOR_GPUS = [name for name, rule in environment_variables.RULES.items() if rule.gpu_only]
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_that_is_off_does_no_harm(node: Node, clean: pytest.MonkeyPatch, name: str) -> None:
+    clean.setenv(name, HARMLESS.get(name, "0"))
     assert environment_variables.judge(node("h100x8"), [environment_variables.measure(RANK)]).status == PASS
+
+
+@pytest.mark.parametrize("name", FOR_GPUS)
+def test_what_slows_gpus_is_a_warning_there_alone(cpu: View, clean: pytest.MonkeyPatch, name: str) -> None:
+    clean.setenv(name, HARMFUL.get(name, "1"))
+    assert environment_variables.judge(cpu, [environment_variables.measure(RANK)]).status == PASS
+
+
+def test_every_harmful_variable_is_a_finding(node: Node, clean: pytest.MonkeyPatch) -> None:
+    for name in ("NVIDIA_TF32_OVERRIDE", "NCCL_PROTO", "PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        clean.setenv(name, "1")
+    outcome = environment_variables.judge(node("h100x8"), [environment_variables.measure(RANK)])
+    assert {f.culprit for f in outcome.findings} == {
+        *("NVIDIA_TF32_OVERRIDE", "NCCL_PROTO", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [("4", PASS), ("5", WARN), ("1", PASS), ("5,1", WARN), ("4,9", PASS), ("all", WARN), ("0", WARN), ("-1", WARN)],
+)
+def test_more_threads_than_cores_is_a_warning(cpu: View, value: str, status: str) -> None:
+    entry = {"rank": 0, "variables": {"OMP_NUM_THREADS": value}, "libraries": [], "preload": [], "modules": []}
+    outcome = environment_variables.judge(cpu, [{**entry, "cores": 4}])
+    assert outcome.status == status
+    assert outcome.culprit == ("OMP_NUM_THREADS" if status == WARN else "")
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("random.py", WARN),
+        ("json/__init__.py", WARN),
+        ("torch/__init__.py", WARN),
+        ("numpy/__init__.py", WARN),
+        ("sitecustomize.py", WARN),
+        ("train.py", PASS),
+        ("README.md", PASS),
+    ],
+)
+def test_a_module_on_pythonpath_that_shadows_another_is_named(
+    cpu: View, clean: pytest.MonkeyPatch, tmp_path: Path, name: str, status: str
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    clean.setenv("PYTHONPATH", f"/nowhere:{tmp_path}")
+    outcome = environment_variables.judge(cpu, [environment_variables.measure(RANK)])
+    assert outcome.status == status
+    assert (str(tmp_path / name.split("/", maxsplit=1)[0]) in outcome.summary) == (status == WARN)
+
+
+@pytest.mark.parametrize(
+    ("preload", "status"),
+    [
+        ("/opt/fault/libinject.so", WARN),
+        ("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", PASS),
+        ("/usr/lib/libtcmalloc_minimal.so.4 /x/libspy.so", WARN),
+        ("libgomp-a34b3233.so.1", PASS),
+    ],
+)
+def test_a_preloaded_library_is_named_unless_it_is_an_allocator(cpu: View, preload: str, status: str) -> None:
+    entry = {"rank": 0, "variables": {}, "libraries": [], "modules": [], "cores": 4}
+    outcome = environment_variables.judge(cpu, [{**entry, "preload": preload.split()}])
+    assert outcome.status == status
+    assert outcome.culprit == ("LD_PRELOAD" if status == WARN else "")
 
 
 @pytest.mark.parametrize(
@@ -82,6 +157,17 @@ def test_a_library_before_the_wheels_own_is_named(
     assert environment_variables.judge(cpu, measured).status == PASS
 
 
+def test_the_libraries_of_the_wheel_itself_are_no_finding(
+    node: Node, clean: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = tmp_path / "site-packages/torch/lib"
+    own.mkdir(parents=True)
+    (own / "libcudnn.so.9").touch()
+    clean.syspath_prepend(str(tmp_path / "site-packages"))
+    clean.setenv("LD_LIBRARY_PATH", str(own))
+    assert environment_variables.judge(node("h100x8"), [environment_variables.measure(RANK)]).status == PASS
+
+
 def test_an_environment_that_was_not_read_is_an_error(node: Node) -> None:
     assert environment_variables.judge(node("h100x8"), []).status == ERROR
-    assert environment_variables.judge(node("h100x8"), [{"rank": 0, "refused": None}]).status == ERROR
+    assert environment_variables.judge(node("h100x8"), [{"rank": 0, "variables": None}]).status == ERROR

@@ -19,7 +19,7 @@ SAMPLE = {"clock": 1700, "power": 690.0, "temperature": 65, "reasons": ["softwar
 
 def report(view: View, **changes: Any) -> list[Entry]:
     where = {"world": len(view.snapshot.gpus), "host": "node1", "is_cuda": True, "backend": None}
-    where |= {"name": "NVIDIA H100 80GB HBM3", "dtype": "bfloat16", "interval": 1.0}
+    where |= {"name": "NVIDIA H100 80GB HBM3", "dtype": "bfloat16", "interval": 1.0, "error": 1e-3}
     points = [{"at": float(at), "tflops": 700.0, "wrong": 0} for at in range(65)]
     load: Entry = {"samples": [{"at": float(at), **SAMPLE} for at in range(64)], "unread": None, "not_offered": {}}
     return [
@@ -71,6 +71,25 @@ def test_what_a_cold_gpu_does_better_is_no_loss(h100: View) -> None:
     assert sustained_gemm.judge(h100, ranks).status == PASS
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "status"),
+    [(750.0, 350.0, FAIL), (950.0, 700.0, WARN), (930.0, 700.0, PASS), (360.0, 350.0, FAIL)],
+)
+def test_a_fall_in_the_first_seconds_and_a_speed_below_the_model_s_floor_are_findings(
+    h100: View, first: float, then: float, status: str
+) -> None:
+    ranks = report(h100)
+    for entry in (ranks[2], ranks[4]):
+        for index, point in enumerate(entry["points"]):
+            point["tflops"] = first if index < 3 else then
+    outcome = sustained_gemm.judge(h100, ranks)
+    assert outcome.status == status
+    if status != PASS:
+        assert [finding.culprit[:6] for finding in outcome.findings] == ["rank 2", "rank 4"]
+        assert f"{then:.4g} TFLOP/s at the end, {first:.4g} in its best second" in outcome.summary
+        assert "at its power limit" in outcome.summary
+
+
 def test_a_gpu_that_is_behind_all_along_is_named(h100: View) -> None:
     ranks = report(h100)
     for point in ranks[5]["points"]:
@@ -102,6 +121,22 @@ def test_a_cap_is_named_and_is_no_fault(h100: View, reason: str, said: str) -> N
     outcome = sustained_gemm.judge(h100, ranks)
     assert outcome.status == PASS
     assert said in outcome.summary
+
+
+@pytest.mark.parametrize("error", [0.0101, NAN, -0.1])
+def test_a_reference_that_is_no_product_fails(h100: View, error: Any) -> None:
+    ranks = report(h100)
+    ranks[4]["error"] = error
+    outcome = sustained_gemm.judge(h100, ranks)
+    assert (outcome.status, outcome.culprit[:6]) == (FAIL, "rank 4")
+    assert "the bfloat16 product is off by" in outcome.summary
+
+
+def test_products_without_a_reference_are_undetermined(h100: View) -> None:
+    ranks = report(h100)
+    del ranks[4]["error"]
+    outcome = sustained_gemm.judge(h100, ranks)
+    assert (outcome.status, outcome.culprit[:6]) == (ERROR, "rank 4")
 
 
 @pytest.mark.parametrize("wrong", [1, None, NAN, "0"])

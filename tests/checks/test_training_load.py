@@ -115,3 +115,14 @@ def test_gloo_and_cpus_are_no_training_on_gpus(h100: View) -> None:
     ranks = report(h100)
     ranks[0] |= {"is_cuda": False, "device": "cpu"}
     assert training_load.judge(h100, ranks).status == FAIL
+
+
+def test_every_gpu_with_a_fault_is_a_finding(h100: View) -> None:
+    ranks = report(h100)
+    for rank in (2, 6):
+        ranks[rank]["load"]["samples"] = [{**SAMPLE, "reasons": ["power brake"]}] * 19
+    ranks[4]["losses"] = [1.0, NAN]
+    outcome = training_load.judge(h100, ranks)
+    assert (outcome.status, len(outcome.findings)) == (FAIL, 3)
+    assert [finding.status for finding in outcome.findings] == [FAIL, WARN, WARN]
+    assert all(finding.code and finding.culprit for finding in outcome.findings)

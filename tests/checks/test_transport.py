@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
-from envcheck.checks.env import _links, _nccl, transport
+from envcheck.checks.env import transport
+from envcheck.checks.env.support.collectives import nccl_log, transports
 
 Node = Callable[..., View]
 Put = Callable[..., View]
@@ -141,7 +142,7 @@ REAL: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("log", "told"), [row[1:] for row in REAL], ids=[row[0] for row in REAL])
 def test_a_real_line_is_read(log: str, told: dict[str, Any]) -> None:
-    parsed = _nccl.parse(log)
+    parsed = nccl_log.parse(log)
     assert {name: parsed[name] for name in told} == told
 
 
@@ -171,10 +172,10 @@ WORDS = st.sampled_from(
 @settings(max_examples=300)
 @given(st.lists(WORDS | st.text(max_size=12)).map("".join))
 def test_no_line_makes_the_parser_fail_or_its_answer_unjudgeable(text: str) -> None:
-    logs = {0: _nccl.parse(text), 1: {}}
+    logs = {0: nccl_log.parse(text), 1: {}}
     assert set(logs[0]) == {"lines", "version", "network", "edges", "nvls", "algorithms", "settings"}
-    assert all(way.startswith(("P2P/", "SHM/", "NET/")) for ways in _nccl.edges(logs).values() for way in ways)
-    assert isinstance(_nccl.nvls(logs)["used"], bool)
+    assert all(way.startswith(("P2P/", "SHM/", "NET/")) for ways in nccl_log.edges(logs).values() for way in ways)
+    assert isinstance(nccl_log.nvls(logs)["used"], bool)
 
 
 def test_nccl_is_asked_before_and_its_log_is_read_after(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,19 +184,19 @@ def test_nccl_is_asked_before_and_its_log_is_read_after(tmp_path: Any, monkeypat
     asked: dict[str, str] = {}
     monkeypatch.setattr("os.environ", asked)
     rank = Rank(3, 8, 3, "cuda:3", "nccl", str(scratch))
-    assert _nccl.read(rank) == {}
-    _nccl.ask(rank, calls=True)
+    assert nccl_log.read(rank) == {}
+    nccl_log.ask(rank, calls=True)
     assert asked["NCCL_DEBUG"] == "INFO"
     assert {"INIT", "NET", "P2P", "SHM", "TUNING"} <= {*asked["NCCL_DEBUG_SUBSYS"].split(",")}
     # As NCCL expands it.
     (scratch / asked["NCCL_DEBUG_FILE"].replace("%%", "%").rpartition("/")[2]).write_bytes(b"\xff NCCL INFO x\n")
-    assert _nccl.read(rank)["lines"] == 1
+    assert nccl_log.read(rank)["lines"] == 1
 
 
 def test_gloo_is_not_asked_of_nccl(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, str] = {}
     monkeypatch.setattr("os.environ", asked)
-    _nccl.ask(Rank(0, 2, 0, "cpu", "gloo", str(tmp_path)))
+    nccl_log.ask(Rank(0, 2, 0, "cpu", "gloo", str(tmp_path)))
     assert asked == {}
 
 
@@ -222,7 +223,7 @@ def report(world: int, way: str, said: str = SWITCH, odd: dict[tuple[int, int], 
             if peer != rank
         )
         here = {"rank": rank, "world": world, "host": "node1", "is_cuda": True, "device": f"GPU-{rank}"}
-        entries.append({**here, "backend": "nccl", "nccl": _nccl.parse(log)})
+        entries.append({**here, "backend": "nccl", "nccl": nccl_log.parse(log)})
     return entries
 
 
@@ -320,7 +321,7 @@ def test_a_log_that_says_nothing_proves_nothing(node: Node, cpu: View) -> None:
     ranks[3]["nccl"] = {}
     outcome = transport.judge(node("h100x8"), ranks)
     assert (outcome.status, outcome.summary) == (ERROR, "NCCL left no log of rank(s) [3]")
-    nowhere = [{**entry, "nccl": _nccl.parse(MULTICAST)} for entry in ranks]
+    nowhere = [{**entry, "nccl": nccl_log.parse(MULTICAST)} for entry in ranks]
     assert transport.judge(node("h100x8"), nowhere).status == ERROR
     assert transport.judge(node("h100x8"), []).status == ERROR
     assert transport.judge(node("h100x8"), report(1, "P2P/CUMEM")).status == SKIP
@@ -361,21 +362,21 @@ def test_what_no_parser_of_ours_wrote_is_no_pass(node: Node, field: str, value: 
     ],
 )
 def test_bandwidth_is_judged_by_the_link_that_is_proven(node: Node, said: str, way: str, judged: str) -> None:
-    assert _links.of(node("h100x8"), report(8, way, said)).judged == judged
+    assert transports.of(node("h100x8"), report(8, way, said)).judged == judged
 
 
 def test_where_nothing_is_proven_what_nvml_shows_is_the_guess(node: Node) -> None:
     silent = [{**entry, "nccl": {}} for entry in report(2, "P2P/CUMEM")]
-    assert _links.of(node("h100x8"), silent).judged == "nvls"
-    assert _links.of(node("mixed"), silent).judged == "pcie"
-    assert _links.of(dataclasses.replace(node("cpu"), mode="cpu"), silent).judged == ""
+    assert transports.of(node("h100x8"), silent).judged == "nvls"
+    assert transports.of(node("mixed"), silent).judged == "pcie"
+    assert transports.of(dataclasses.replace(node("cpu"), mode="cpu"), silent).judged == ""
 
 
 def test_multicast_that_one_rank_does_not_find_is_not_there_for_the_group(node: Node) -> None:
     whole = report(8, "P2P/CUMEM", MULTICAST + RING)
-    assert _nccl.nvls({entry["rank"]: entry["nccl"] for entry in whole})["available"] is True
+    assert nccl_log.nvls({entry["rank"]: entry["nccl"] for entry in whole})["available"] is True
     whole[5]["nccl"]["nvls"]["available"] = False
-    assert _nccl.nvls({entry["rank"]: entry["nccl"] for entry in whole})["available"] is False
+    assert nccl_log.nvls({entry["rank"]: entry["nccl"] for entry in whole})["available"] is False
     outcome = transport.judge(node("h100x8"), whole)
     assert (outcome.status, "NCCL finds no multicast" in outcome.summary) == (WARN, True)
 
@@ -389,6 +390,6 @@ def test_multicast_that_one_rank_does_not_find_is_not_there_for_the_group(node: 
     ],
 )
 def test_only_what_the_switch_adds_may_pass_the_links_and_by_so_much(judged: str, name: str, most: float) -> None:
-    assert _links.Links(judged, (), "nccl", 8, 450.0).ceiling(name) == pytest.approx(most)
-    assert _links.Links(judged, (), "nccl", 2, 450.0).ceiling(name) == 450.0
-    assert _links.Links(judged, (), "nccl", 8, None).ceiling(name) is None
+    assert transports.Links(judged, (), "nccl", 8, 450.0).ceiling(name) == pytest.approx(most)
+    assert transports.Links(judged, (), "nccl", 2, 450.0).ceiling(name) == 450.0
+    assert transports.Links(judged, (), "nccl", 8, None).ceiling(name) is None

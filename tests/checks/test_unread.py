@@ -1,18 +1,25 @@
-"""What a node check cannot be told without, and cannot be read, is an error: never a pass, never a skip."""
+"""What a node check undetermined: cannot read, and cannot be read, is an error: never a pass, never a skip."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from envcheck import checks
 from envcheck.checks import ERROR, PASS, View
+from envcheck.checks.node.support import gpu_readings
+from envcheck.node import signal_types
 from envcheck.node.snapshot import Signal
-from envcheck.runner.discover import discover
-from envcheck.runner.judge import decide
+from envcheck.runner.judging.judge import decide
+from envcheck.runner.planning.discover import discover
 
 FOUND = {found.id: found for found in discover() if found.kind == "node"}
+ROOT = Path(checks.__file__).parent
 NEEDED = [(check, name) for check, found in FOUND.items() for name in found.check.signals]
 
 
@@ -20,8 +27,36 @@ NEEDED = [(check, name) for check, found in FOUND.items() for name in found.chec
 def test_an_unreadable_signal_is_an_error_that_names_it(node: Callable[..., View], check: str, name: str) -> None:
     view = node("h100x8")
     assert decide(FOUND[check], view).status in (PASS, "warn")
-    unread = {**view.snapshot.signals, name: Signal(reason="NVML: Insufficient Permissions")}
+    unread = {**view.snapshot.signals, name: Signal(reason="NVML: Insufficient Permissions", why="denied")}
     blind = dataclasses.replace(view, snapshot=dataclasses.replace(view.snapshot, signals=unread))
     outcome = decide(FOUND[check], blind)
     assert outcome.status == ERROR
     assert f"{name}: NVML: Insufficient Permissions" in outcome.summary
+
+
+def named() -> Iterator[tuple[str, str]]:
+    """Yield what checks name in `.signal(...)` or `gpu_readings.read(view, ...)`, and what looks like a signal."""
+    rooms = "|".join({name.partition(".")[0] for name in signal_types.NODE})
+    dotted = re.compile(rf"({rooms})\.[a-z_.]+")
+    for path in (ROOT / "node").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and dotted.fullmatch(node.value):
+                yield path.name, node.value
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                place = {"signal": 0, "read": 1}.get(node.func.attr, len(node.args))
+                for argument in node.args[place : place + 1]:
+                    if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                        yield path.name, argument.value
+
+
+def test_a_check_asks_for_signals_that_somebody_reads() -> None:
+    """A name that nobody reads is never collected: its check would skip for ever."""
+    known = signal_types.NODE.keys() | signal_types.GPU.keys()
+    asked = [*named(), *((check, name) for check, found in FOUND.items() for name in found.check.signals)]
+    assert len(asked) > 100
+    assert [(place, name) for place, name in asked if name not in known] == []
+
+
+def test_a_signal_of_gpus_that_no_row_reads_is_no_number(node: Callable[..., View]) -> None:
+    with pytest.raises(KeyError, match="fan_speed_of_yore"):
+        gpu_readings.read(node("h100x8"), "fan_speed_of_yore")

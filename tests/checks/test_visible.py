@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
-from envcheck.checks.node import _visible, visible_devices
+from envcheck.checks.node import visible_devices
+from envcheck.checks.node.support import visible_gpus
 
 Node = Callable[..., View]
 UUIDS = ["GPU-a1", "GPU-b2"]
@@ -22,7 +23,7 @@ CASES += [("0,GPU-b2", 1), ("GPU-a,GPU-a1", 0), ("MIG-x,MIG-y", 1), ("NoDevFiles
 
 @pytest.mark.parametrize(("value", "gpus"), CASES)
 def test_cuda_visible_devices_as_cuda_reads_it(value: str | None, gpus: int) -> None:
-    assert _visible.parse(value, UUIDS).gpus == gpus
+    assert visible_gpus.parse(value, UUIDS).gpus == gpus
 
 
 @pytest.mark.torch
@@ -36,7 +37,7 @@ for value in json.loads(sys.argv[1]):
 """
     command = [str(torch_python), "-c", code, json.dumps(values)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    read = [_visible.parse(value, UUIDS) for value in values]
+    read = [visible_gpus.parse(value, UUIDS) for value in values]
     mine = [[] if one.repeated is not None else one.chosen for one in read]
     assert mine == [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -50,7 +50,7 @@ def test_the_second_gpu_of_a_mixed_node_counts_too(node: Node) -> None:
 @pytest.mark.parametrize(("driver", "status"), [("570.26", PASS), ("570.25", FAIL), (None, ERROR)])
 def test_ptx_alone_needs_a_driver_that_can_compile_it(node: Node, driver: str | None, status: str) -> None:
     view = node("rtx4090", arch_list=["sm_75", "compute_80"])
-    signal = Signal(driver) if driver else Signal(reason="NVML: Unknown Error")
+    signal = Signal(driver) if driver else Signal(reason="NVML: Unknown Error", why="failed")
     signals = {**view.snapshot.signals, "driver.version": signal}
     view = dataclasses.replace(view, snapshot=dataclasses.replace(view.snapshot, signals=signals))
     assert arch_list.judge(view).status == status
@@ -58,7 +58,7 @@ def test_ptx_alone_needs_a_driver_that_can_compile_it(node: Node, driver: str | 
 
 def test_an_empty_arch_list_and_an_unread_capability_are_errors(node: Node) -> None:
     assert arch_list.judge(node("t4", arch_list=[])).status == ERROR
-    lost = [Gpu("lost-0", {"compute_capability": Signal(reason="NVML: GPU is lost")})]
+    lost = [Gpu("GPU-0", {"compute_capability": Signal(reason="NVML: Unknown Error", why="failed")})]
     view = node("t4")
     blind = dataclasses.replace(view, snapshot=dataclasses.replace(view.snapshot, gpus=lost))
     assert arch_list.judge(blind).status == ERROR
@@ -130,6 +130,8 @@ def test_a_lock_that_is_off_in_many_packages_is_told_shortly(node: Node) -> None
     outcome = image_promises.judge(node("h100x8", promised, packages={}))
     assert outcome.summary.endswith("6 more")
     assert len(outcome.details["lies"]) == 9
+    assert [finding.culprit for finding in outcome.findings] == [f"p{n}" for n in range(9)]
+    assert {(f.value, f.limit.value if f.limit else None) for f in outcome.findings} == {("none", "1")}
 
 
 def test_no_promise_is_no_pass_and_a_torch_that_does_not_import_breaks_one(cpu: View) -> None:
@@ -174,6 +176,22 @@ def test_one_gpu_less_than_nvml_sees_fails_with_cudas_own_error(node: Node) -> N
     outcome = gpu_visible.judge(node("h100x8", device_count=7, devices=[], device_error="CUDA unknown error"))
     assert outcome.status == FAIL
     assert "CUDA unknown error" in outcome.summary
+
+
+def test_each_gpu_that_torch_does_not_see_is_named_where_torch_names_its_own(node: Node) -> None:
+    uuids = [gpu.uuid for gpu in node("h100x8").snapshot.gpus]
+    seen = [{"uuid": uuid} for index, uuid in enumerate(uuids) if index not in (2, 5)]
+    outcome = gpu_visible.judge(node("h100x8", device_count=6, devices=seen))
+    assert [(finding.status, finding.culprit) for finding in outcome.findings] == [
+        (FAIL, f"GPU 2 ({uuids[2]})"),
+        (FAIL, f"GPU 5 ({uuids[5]})"),
+    ]
+    assert outcome.details["gpus"] == [uuids[2], uuids[5]]
+    assert all(finding.remedy and finding.limit and finding.value == 6 for finding in outcome.findings)
+    hidden = visible(node("h100x8", device_count=1, devices=[{"uuid": uuids[2]}]), CUDA_VISIBLE_DEVICES="2,5")
+    assert gpu_visible.judge(hidden).details["gpus"] == [uuids[5]]
+    strangers = gpu_visible.judge(node("t4", devices=[{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]))
+    assert [(finding.status, finding.culprit) for finding in strangers.findings] == [(ERROR, "GPU-a"), (ERROR, "GPU-b")]
 
 
 def test_a_container_without_gpus_is_told_by_its_variable(node: Node) -> None:

@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import Settings, cli
-from envcheck.cli._progress import listeners
+from envcheck.cli.shared.build_progress import listeners
 from envcheck.errors import UnavailableError
 from envcheck.images.engines import venv
 from envcheck.images.spec import load_spec, select
-from envcheck.matrix.load import load
+from envcheck.matrix.file.load import load
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def build(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (("torch9.9.9-cpu-py311", "--engine", "venv"), 2, "no published cell is called 'torch9.9.9-cpu-py311'"),
+        (("torch9.9.9-cpu-py311", "--engine", "venv"), 2, "no published cell is named 'torch9.9.9-cpu-py311'"),
         (("torch2.13.0-cpu-py312", "--engine", "venv"), 2, "did you mean torch2.13.0-cpu-py311"),
         (("torch2*", "--engine", "venv"), 2, "build one at a time"),
         (("torch2.13.0-cpu-py311", "--engine", "venv", "--mirror", "nosuch"), 2, "no mirror profile 'nosuch'"),
@@ -46,6 +46,16 @@ def build(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
             "--bake is for docker's buildx, and the engine is",
         ),
         (("torch2.13.0-cpu-py311", "--engine", "venv", "--images", "/no/such"), 2, "'/no/such' does not exist"),
+        (
+            ("torch2.13.0-cpu-py311", "--engine", "docker", "--tag", "Me/torch"),
+            2,
+            "'Me/torch' is not a valid image name",
+        ),
+        (
+            ("torch2.13.0-cpu-py311", "--engine", "docker", "--tag", "me/torch:"),
+            2,
+            "'me/torch:' is not a valid image name",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_one_line(
@@ -63,19 +73,28 @@ def test_a_cell_without_a_lock_is_refused_with_what_to_do(nowhere: dict[str, str
     assert "has no lock; run `envcheck lock torch2.13.0-cpu-py311`" in done.stderr
 
 
+def test_without_a_cell_it_is_the_published_one_that_resolve_names(nowhere: dict[str, str]) -> None:
+    argv = [sys.executable, "-m", "envcheck", "resolve", "--json"]
+    asked = subprocess.run(argv, env=nowhere, capture_output=True, text=True, check=False)
+    published = json.loads(asked.stdout)["published"]
+    done = build(nowhere, "--engine", "docker")
+    assert done.returncode == 3
+    assert f"cell    {published}: the best published one for this machine" in done.stderr
+
+
 def test_a_directory_of_someone_else_is_not_taken(nowhere: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
-    done = build(nowhere, "torch2.13.0-cpu-py311", "--engine", "venv", "--dest", str(tmp_path))
+    done = build(nowhere, "torch2.13.0-cpu-py311", "--engine", "venv", "--output", str(tmp_path))
     if "no Python 3.11" in done.stderr:
         pytest.skip("Python 3.11 is not on this machine")
     assert done.returncode == 2
-    assert "was not made by envcheck build" in done.stderr
+    assert "was not created by `envcheck build`" in done.stderr
     assert (tmp_path / "mine").read_text() == "x"
 
 
 def test_the_plan_of_an_environment_is_printed_and_nothing_made(nowhere: dict[str, str], tmp_path: Path) -> None:
     dest = tmp_path / "env"
-    done = build(nowhere, "torch2.13.0-cpu-py311", "--engine", "venv", "--dest", str(dest), "--dry-run")
+    done = build(nowhere, "torch2.13.0-cpu-py311", "--engine", "venv", "--output", str(dest), "--dry-run")
     if "no Python 3.11" in done.stderr:
         pytest.skip("Python 3.11 is not on this machine")
     assert done.returncode == 0
@@ -100,7 +119,7 @@ def held(tmp_path: Path) -> Path:
 
 
 def test_a_plan_says_that_nothing_would_be_built(nowhere: dict[str, str], held: Path) -> None:
-    common = ("torch2.13.0-cpu-py311", "--engine", "venv", "--dest", str(held), "--dry-run")
+    common = ("torch2.13.0-cpu-py311", "--engine", "venv", "--output", str(held), "--dry-run")
     assert "skip    this key is built there already" in build(nowhere, *common).stdout
     told = json.loads(build(nowhere, *common, "--json").stdout)
     assert (told["schema"], told["engine"], told["skipped"]) == ("envcheck/build-plan/1", "venv", True)
@@ -108,7 +127,7 @@ def test_a_plan_says_that_nothing_would_be_built(nowhere: dict[str, str], held: 
 
 
 def test_quiet_prints_the_result_alone(nowhere: dict[str, str], held: Path) -> None:
-    argv = ["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--dest", str(held)]
+    argv = ["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--output", str(held)]
     loud = subprocess.run(
         [sys.executable, "-m", "envcheck", *argv], env=nowhere, capture_output=True, text=True, check=True
     )

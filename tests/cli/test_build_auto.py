@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from envcheck.cli import cli
 from envcheck.errors import PromiseError
 from envcheck.images.engines import venv
-from envcheck.images.lock import read_locks
-from envcheck.images.pins import Pin
+from envcheck.images.locks.lockfile import read_locks
+from envcheck.images.locks.model import Pin
 from envcheck.images.spec import ImageSpec
-from envcheck.mirrors import choose
-from envcheck.mirrors.profile import Profile
+from envcheck.mirrors.profiles.model import Profile
+from envcheck.mirrors.select import by_lock
 
 CELL = "torch2.13.0-cpu-py311"
 LOCKS = read_locks(Path(__file__).parents[2] / "images" / CELL)
@@ -87,8 +87,8 @@ def test_build_is_given_the_mirror_that_passed(
     for name, site in zip(("lacking", "whole"), sites, strict=True):
         url = f"http://{site.server_address[0]!s}:{site.server_port}/simple"
         (tmp_path / f"{name}.yaml").write_text(f"pypi: [{{url: '{url}'}}]\npytorch: [{{url: '{url}'}}]\n")
-    named = [choose.mirror_of(str(tmp_path / f"{name}.yaml")) for name in ("lacking", "whole")]
-    monkeypatch.setattr(choose, "default_mirrors", lambda: named)
+    named = [by_lock.mirror_of(str(tmp_path / f"{name}.yaml")) for name in ("lacking", "whole")]
+    monkeypatch.setattr(by_lock, "default_mirrors", lambda: named)
     given: list[Profile] = []
 
     def build(_spec: ImageSpec, profile: Profile, *_args: object, **_options: object) -> None:
@@ -97,7 +97,7 @@ def test_build_is_given_the_mirror_that_passed(
         raise PromiseError(message, fix="")
 
     monkeypatch.setattr(venv, "build", build)
-    words = ["build", CELL, "--engine", "venv", "--mirror", "auto", "--dest", str(tmp_path / "venv")]
+    words = ["build", CELL, "--engine", "venv", "--mirror", "auto", "--output", str(tmp_path / "venv")]
     done = CliRunner().invoke(cli, words, standalone_mode=False)
     assert isinstance(done.exception, PromiseError), done.exception
     said = " ".join(done.stderr.split())

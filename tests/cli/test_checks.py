@@ -1,4 +1,4 @@
-"""`envcheck checks`: what a reader is told of each check, and that the README and the limits tell the same."""
+"""`envcheck checks`: the facts about each check, and that docs/checks.md and the limits agree with them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from click.testing import CliRunner
 
 from envcheck.checks import LEVELS, limits
 from envcheck.cli import Settings
-from envcheck.cli.checks import command
-from envcheck.reports import catalogue
+from envcheck.cli.commands.checks import command
+from envcheck.reports import check_catalogue
 from envcheck.reports.model import load
-from envcheck.runner.discover import discover
+from envcheck.runner.planning.discover import discover
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "checks.md"
 REPORTS = ROOT / "tests" / "data" / "reports"
 
 
@@ -27,15 +27,15 @@ def told(*argv: str) -> str:
     return done.output
 
 
-def test_the_readme_has_the_checks_of_today() -> None:
-    [table] = re.findall(r"(?s)<!-- checks -->\n\n(.*)\n<!-- /checks -->", README.read_text(encoding="utf-8"))
-    assert table == told("--markdown"), "run `make checks`"
+def test_the_page_of_checks_is_up_to_date() -> None:
+    [table] = re.findall(r"(?s)<!-- checks -->\n\n(.*)\n<!-- /checks -->", PAGE.read_text(encoding="utf-8"))
+    assert table == told("--format", "markdown"), "run `make checks`"
 
 
 def test_which_checks_have_met_a_gpu_is_what_recorded_reports_say() -> None:
     reports = [(path.relative_to(ROOT).as_posix(), load(path)) for path in sorted(REPORTS.glob("*.json"))]
-    written = json.loads(catalogue.MET.read_text(encoding="utf-8"))["met"]
-    assert written == catalogue.met_in(reports), "run `make checks`"
+    written = json.loads(check_catalogue.MET.read_text(encoding="utf-8"))["met"]
+    assert written == check_catalogue.met_in(reports), "run `make checks`"
 
 
 def test_the_list_is_by_level_and_fits_80_columns() -> None:
@@ -43,7 +43,9 @@ def test_the_list_is_by_level_and_fits_80_columns() -> None:
     assert max(map(len, lines)) <= 80
     assert [line.partition(":")[0] for line in lines if re.match(r"\w+: \d+ check", line)] == list(LEVELS)
     assert not any(line != line.rstrip() for line in lines)
-    assert lines[-1].startswith(f"{sum(bool(catalogue.met(f.id)) for f in discover())} of {len(discover())} have met")
+    assert lines[-1].startswith(
+        f"{sum(bool(check_catalogue.met(f.id)) for f in discover())} of {len(discover())} have met"
+    )
 
 
 def test_a_level_holds_those_before_it() -> None:
@@ -54,13 +56,16 @@ def test_a_level_holds_those_before_it() -> None:
 @pytest.mark.parametrize(
     ("identity", "lines"),
     [
-        ("driver-cuda", ["level quick", "runs on   GPU node: what", "signals   driver.version"]),
+        ("driver-cuda", ["level quick", "runs on   GPU node: data", "signals   driver.version"]),
         ("shm", ["runs on   Python: one process", "fails below 1,024 MiB, warns below 8,192 MiB"]),
         ("shm", ["shm-free: fails below"]),
         ("nvml-latency", ["warns above 5 s", "awsome-distributed-training"]),
         ("gemm-throughput", ["s; a value that falls short is measured again", "gemm-float8 NVIDIA H200: fails below"]),
         ("gemm-throughput", ["at least 0.9 of the best GPU"]),
-        ("all-reduce-bandwidth", ["8 x NVIDIA H100 80GB HBM3 over nvls: fails below 375 GB/s", "nccl-tests"]),
+        (
+            "all-reduce-bandwidth",
+            ["8 x NVIDIA H100 80GB HBM3 or NVIDIA H200 over nvls: fails below 375 GB/s", "nccl-tests"],
+        ),
     ],
 )
 def test_all_about_one_says_what_it_needs_costs_and_is_judged_by(identity: str, lines: list[str]) -> None:
@@ -69,12 +74,12 @@ def test_all_about_one_says_what_it_needs_costs_and_is_judged_by(identity: str, 
 
 
 def test_every_limit_belongs_to_a_check_that_tells_it() -> None:
-    shown = {row["check"] for found in discover() for row in catalogue.rows(found)}
+    shown = {row["check"] for found in discover() for row in check_catalogue.rows(found)}
     assert {row["check"] for row in limits.rows()} == shown, "name the row in the file of the check that judges by it"
 
 
 def test_every_check_says_where_it_runs_in_known_words() -> None:
-    assert {catalogue.runs_on(found) for found in discover()} <= set(catalogue.RUNS)
+    assert {check_catalogue.runs_on(found) for found in discover()} <= set(check_catalogue.RUNS)
 
 
 def test_a_site_has_its_own_checks_told(tmp_path: Path) -> None:
@@ -83,5 +88,5 @@ def test_a_site_has_its_own_checks_told(tmp_path: Path) -> None:
     text += 'BOUND = Limit(3, "W", "the contract")\ndef judge(view):\n    return passed("x")\n'
     (tmp_path / "node" / "ours.py").write_text(text)
     about = told("ours", "--checks", str(tmp_path))
-    assert "runs on   node: what was read off the node" in about
+    assert "runs on   node: data read from the node" in about
     assert "  at least 3 W\n    the contract\n" in about

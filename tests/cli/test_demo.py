@@ -11,15 +11,16 @@ from pathlib import Path
 import click
 import pytest
 
-from envcheck.cli import _here, demo
+from envcheck.cli.commands import demo
+from envcheck.cli.shared import this_node
 from envcheck.errors import NothingLegalError, UnavailableError
-from envcheck.matrix.load import load
-from envcheck.matrix.resolve import Wanted, resolve
+from envcheck.matrix.file.load import load
+from envcheck.matrix.resolver.resolve import Query, resolve
 from envcheck.node import collect
 from envcheck.node.snapshot import Signal, Snapshot
 
 MATRIX = load()
-H100 = Wanted(gpus=["H100"], driver="550.54.14")
+H100 = Query(gpus=["H100"], driver="550.54.14")
 
 
 def test_the_newest_published_legal_cell_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,30 +39,32 @@ def test_of_its_pythons_the_one_whose_base_is_this_release_comes_first(monkeypat
 
 
 def test_without_a_gpu_it_is_the_cpu_cell() -> None:
-    assert str(demo.choose(MATRIX, resolve(MATRIX, Wanted(variant="cpu")), "docker")) == "torch2.13.0-cpu-py311"
+    assert str(demo.choose(MATRIX, resolve(MATRIX, Query(variant="cpu")), "docker")) == "torch2.13.0-cpu-py311"
 
 
 def test_a_machine_no_published_cell_is_legal_on_is_told_so() -> None:
     with pytest.raises(NothingLegalError, match="envcheck images"):
-        demo.choose(MATRIX, resolve(MATRIX, Wanted(gpus=["K80"], driver="470.57.02")), "docker")
+        demo.choose(MATRIX, resolve(MATRIX, Query(gpus=["K80"], driver="470.57.02")), "docker")
 
 
 def test_a_venv_needs_the_cells_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "_has_python", lambda _: False)
     with pytest.raises(UnavailableError, match=r"install one of Python 3\.11"):
-        demo.choose(MATRIX, resolve(MATRIX, Wanted(variant="cpu")), "venv")
+        demo.choose(MATRIX, resolve(MATRIX, Query(variant="cpu")), "venv")
 
 
 def test_its_first_step_says_what_resolve_says(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    no_gpu = Snapshot(signals={"host.arch": Signal("x86_64"), "driver.version": Signal(reason="no library")})
+    no_gpu = Snapshot(
+        signals={"host.arch": Signal("x86_64"), "driver.version": Signal(reason="no library", why="failed")}
+    )
     monkeypatch.setattr(collect, "identify", lambda: no_gpu)
-    monkeypatch.setattr(_here, "active_python", lambda: "3.12")
+    monkeypatch.setattr(this_node, "active_python", lambda: "3.12")
     answer = demo._resolve(MATRIX, quiet=False)  # noqa: SLF001 (the step, without the build that follows it)
     said = capsys.readouterr().out
     assert click.unstyle(said).startswith("torch2.15.0-cpu-py312: ok")
-    assert "read off this node: python 3.12" in said
+    assert "read from this node: python 3.12" in said
     assert {"torch2.13.0-cpu-py311", "torch2.13.0-cpu-py312"} <= {row.cell for row in answer.ranked}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from click.testing import CliRunner, Result
 from envcheck.cli import cli
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
-from envcheck.images import resolving
-from envcheck.images.pins import Lock
+from envcheck.images import lock_with_uv
+from envcheck.images.locks.model import Lock
 
 CELL = "torch2.13.0-cpu-py311"
 
@@ -46,6 +47,43 @@ def test_cells_without_a_lock_are_named_with_what_to_do(run: Callable[..., Resul
     assert "torch2.13.0-cu130-py311    debian:bookworm-slim NO" in shown.output
     assert "  torch2.13.0-cu130-py311: run `envcheck lock torch2.13.0-cu130-py311` where" in shown.output
     assert max(len(line) for line in lines[:-1]) <= 80
+
+
+@pytest.mark.parametrize("lacking", ["torch", "base"])
+def test_a_lock_file_that_is_missing_is_named_and_nothing_is_built(
+    run: Callable[..., Result], images: Path, lacking: str
+) -> None:
+    (images / CELL / f"{lacking}.lock").unlink()
+    shown = run("images", CELL)
+    assert shown.exit_code == 0
+    assert shown.output.splitlines()[1].split()[2] == "BAD"
+    assert f"lacks {lacking}.lock: restore it, or run" in shown.output
+    row = json.loads(run("images", CELL, "--json").output)["cells"][0]
+    assert (row["locked"], row["missing"]) == (False, [f"{lacking}.lock"])
+    # The engine is not asked for: none of that name is here.
+    for command in (["build", CELL, "--engine", "docker"], ["render", CELL]):
+        ended = run(*command)
+        assert isinstance(ended.exception, ConfigError), ended.output
+        assert f"lacks {lacking}.lock" in str(ended.exception)
+
+
+def test_what_a_dockerfile_installs_must_be_locked(run: Callable[..., Result], images: Path) -> None:
+    cell = "torch2.13.0-cu130-py311"
+    shutil.copytree(data_path("images") / cell, images / cell)
+    assert run("images", cell).output.splitlines()[1].split()[2] == "yes"
+    (images / cell / "nvidia.lock").unlink()
+    assert "lacks nvidia.lock" in run("images", cell).output
+
+
+def test_an_edited_dockerfile_is_warned_of(images: Path) -> None:
+    shutil.copyfile(data_path("images") / CELL / "Dockerfile", images / CELL / "Dockerfile")
+    argv = ["build", CELL, "--engine", "venv", "--images", str(images), "--dry-run"]
+    before = CliRunner().invoke(cli, argv)
+    (images / CELL / "Dockerfile").write_text("FROM scratch\n")
+    after = CliRunner().invoke(cli, argv)
+    assert "warning" not in before.stderr
+    assert "Dockerfile is edited or out of date and is not what this build uses" in after.stderr
+    assert (after.exit_code, after.stdout) == (before.exit_code, before.stdout)
 
 
 def test_one_cell_is_no_plural_and_shows_its_tag(run: Callable[..., Result]) -> None:
@@ -103,26 +141,26 @@ def test_a_context_is_written_and_the_command_that_builds_it_printed(
     (tmp_path / "netrc").touch()
     profile.write_text("netrc: netrc\npypi: [{url: 'http://127.0.0.1:9/simple'}]\n")
     out = tmp_path / "ctx"
-    shown = run("render", CELL, "--mirror", str(profile), "--out", str(out))
+    shown = run("render", CELL, "--mirror", str(profile), "--output", str(out))
     assert shown.exit_code == 0, shown.output
     secret = f"--secret id=netrc,src={tmp_path / 'netrc'}"
     assert (
         shown.output.splitlines()[-1]
         == f"docker build --network host {secret} -t envcheck/torch:2.13.0-cpu-py311-runtime {out}"
     )
-    assert (out / "mirror/sources.tsv").is_file()
+    assert (out / "mirror/torch/sources.tsv").is_file()
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--mirror", "none"], "go together"),
-        (["--out", "x"], "go together"),
-        (["--mirror", "none", "--out", "x", "--check"], "give one of them"),
-        (["torch2.13*", "--mirror", "none", "--out", "x"], "one cell, and 5 are selected"),
+        (["--output", "x"], "go together"),
+        (["--mirror", "none", "--output", "x", "--check"], "give one of them"),
+        (["torch2.13*", "--mirror", "none", "--output", "x"], "one cell, and 5 are selected"),
         (["torch2.13.0-cpu"], f"did you mean .*{CELL}"),
-        (["torch2.13.0-cu130-py311", "--mirror", "none", "--out", "x"], "envcheck lock torch2.13.0-cu130-py311"),
-        ([CELL, "--mirror", "nun", "--out", "x"], "none or host"),
+        (["torch2.13.0-cu130-py311", "--mirror", "none", "--output", "x"], "envcheck lock torch2.13.0-cu130-py311"),
+        ([CELL, "--mirror", "nun", "--output", "x"], "none or host"),
     ],
 )
 def test_bad_input_is_one_error_that_says_what_to_do_and_writes_nothing(
@@ -156,14 +194,14 @@ def test_a_cell_that_cannot_be_locked_keeps_its_lock_and_is_named(
 def test_a_new_lock_replaces_the_whole_of_the_old_one(
     run: Callable[..., Result], images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from envcheck.images.lock import read_locks  # noqa: PLC0415 (only this test reads them)
+    from envcheck.images.locks.lockfile import read_locks  # noqa: PLC0415 (only this test reads them)
 
     locks = read_locks(images / CELL)
 
     def found(*_: object) -> list[Lock]:
         return locks[:1]
 
-    monkeypatch.setattr(resolving, "lock_cell", found)
+    monkeypatch.setattr(lock_with_uv, "lock_cell", found)
     ended = run("lock", "--mirror", "none", CELL)
     assert (ended.exit_code, ended.output.splitlines()[-1]) == (0, "locked 1 of 1; next: envcheck render")
     assert [path.name for path in (images / CELL).iterdir()] == ["torch.lock"]

@@ -121,8 +121,8 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
         done = subprocess.run(
             [sys.executable, "-m", "envcheck", "resolve", "--no-here"], stdout=full, stderr=subprocess.PIPE, check=False
         )
-    assert done.returncode == 2
-    assert done.stderr.count(b"\n") == 1
+    assert done.returncode == 3
+    assert done.stderr == b"envcheck: standard output: No space left on device; free space, or send it elsewhere\n"
 
 
 @pytest.mark.parametrize(
@@ -166,3 +166,13 @@ def test_a_stream_that_is_closed_or_full_changes_nothing_of_the_result(closed: s
     )
     assert wrong.returncode == 2
     assert "Traceback" not in wrong.stderr
+
+
+@pytest.mark.parametrize("name", ["random", "colorsys"])
+def test_a_file_that_hides_a_module_of_python_is_named_in_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.py").write_text("nothing = None\n")
+    command = [sys.executable, "-m", "envcheck", "run", "--level", "static", "--dry-run"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert f"{tmp_path / name}.py hides Python's own module {name}" in done.stderr

@@ -12,10 +12,10 @@ import pytest
 
 from envcheck.cli import main
 from envcheck.errors import UnavailableError
-from envcheck.matrix import index
-from envcheck.matrix.index import Step
-from envcheck.matrix.lint import Finding
-from envcheck.matrix.model import Matrix
+from envcheck.matrix.facts.model import Matrix
+from envcheck.matrix.file import check_online as file_check_online
+from envcheck.matrix.file.check_online import Step
+from envcheck.matrix.file.lint import Problem
 
 Run = Callable[..., tuple[int, str, str]]
 SHIPPED = Path(__file__).parents[2] / "matrix.yaml"
@@ -125,17 +125,19 @@ def test_format_brings_a_file_into_its_canonical_form(run: Run, tmp_path: Path) 
 
 
 def test_schema_is_the_committed_one(run: Run) -> None:
-    committed = SHIPPED.parent / "envcheck" / "matrix" / "matrix.schema.json"
+    committed = SHIPPED.parent / "envcheck" / "matrix" / "file" / "matrix.schema.json"
     assert run("matrix", "schema") == (0, committed.read_text(), "")
 
 
 def test_online_mismatch_is_exit_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "check_online", lambda *_, **__: [Finding("torch 2.8.0", "requires CUDA 13.0")])
+    monkeypatch.setattr(
+        file_check_online, "check_online", lambda *_, **__: [Problem("torch 2.8.0", "requires CUDA 13.0")]
+    )
     code, out, _ = run("matrix", "check", "--online")
     assert (code, out.splitlines()[:2]) == (1, ["torch 2.8.0: requires CUDA 13.0", "1 finding"])
 
 
-def answer_all(matrix: Matrix, progress: Callable[[Step], None]) -> list[Finding]:
+def answer_all(matrix: Matrix, progress: Callable[[Step], None]) -> list[Problem]:
     """Stand in for the index: one release of two questions."""
     del matrix
     progress(Step("2.8.0", 1, 2, release_done=False))
@@ -144,7 +146,7 @@ def answer_all(matrix: Matrix, progress: Callable[[Step], None]) -> list[Finding
 
 
 def test_online_says_what_it_asks_how_far_it_is_and_what_it_left_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "check_online", answer_all)
+    monkeypatch.setattr(file_check_online, "check_online", answer_all)
     code, out, err = run("matrix", "check", "--online")
     assert code == 0
     assert err.splitlines() == [
@@ -156,7 +158,7 @@ def test_online_says_what_it_asks_how_far_it_is_and_what_it_left_out(run: Run, m
 
 
 def test_online_in_quiet_and_json_keeps_its_streams_clean(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "check_online", answer_all)
+    monkeypatch.setattr(file_check_online, "check_online", answer_all)
     assert run("--quiet", "matrix", "check", "--online")[2] == ""
     code, out, err = run("matrix", "check", "--online", "--json")
     assert (code, json.loads(out)) == (0, [])
@@ -168,7 +170,7 @@ def test_online_without_an_index_is_exit_3(run: Run, monkeypatch: pytest.MonkeyP
         message = "the package index cannot be asked"
         raise UnavailableError(message, fix="check it")
 
-    monkeypatch.setattr(index, "check_online", refuse)
+    monkeypatch.setattr(file_check_online, "check_online", refuse)
     code, out, err = run("matrix", "check", "--online")
     assert (code, out) == (3, "")
     assert err.endswith("\nenvcheck: the package index cannot be asked; check it\n")

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import cli
-from envcheck.cli.mirror import COMMANDS, command
+from envcheck.cli.mirror.group import COMMANDS, command
 from envcheck.mirrors.settings import FORMS
 
 SITE = """\
@@ -100,7 +100,7 @@ def test_a_form_is_all_there_is_on_standard_output(home: Path) -> None:
 def test_the_forms_of_the_option_are_those_there_are() -> None:
     show = command.get_command(click.Context(command), "show")
     assert show is not None
-    choice = next(p.type for p in show.params if p.name == "form")
+    choice = next(p.type for p in show.params if p.name == "format_name")
     assert isinstance(choice, click.Choice)
     assert list(choice.choices) == list(FORMS)
 
@@ -108,14 +108,14 @@ def test_the_forms_of_the_option_are_those_there_are() -> None:
 def test_files_are_written_below_a_directory_and_what_is_there_is_kept(home: Path) -> None:
     out = home / "out"
     for _ in range(2):
-        result = run("show", "tuna", "--format", "apt", "--suite", "noble", "--to", str(out))
+        result = run("show", "tuna", "--format", "apt", "--suite", "noble", "--output", str(out))
         assert f"wrote {out}/etc/apt/sources.list.d/envcheck.sources" in result.stdout
     assert "ubuntu.mirrors" in (out / "etc/apt/sources.list.d/envcheck.sources").read_text()
     (out / "etc/apt/envcheck/ubuntu.mirrors").write_text("mine\n")
-    said = refused("show", "tuna", "--format", "apt", "--suite", "noble", "--to", str(out))
+    said = refused("show", "tuna", "--format", "apt", "--suite", "noble", "--output", str(out))
     assert "is there, with something else in it" in said
     assert (out / "etc/apt/envcheck/ubuntu.mirrors").read_text() == "mine\n"
-    assert run("show", "tuna", "--format", "pip", "--to", str(out)).stdout == f"wrote {out}/.config/pip/pip.conf\n"
+    assert run("show", "tuna", "--format", "pip", "--output", str(out)).stdout == f"wrote {out}/.config/pip/pip.conf\n"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_files_are_written_below_a_directory_and_what_is_there_is_kept(home: Pat
     [
         ("show", "tunna"),
         ("show", "tuna", "--format", "npm"),
-        ("show", "tuna", "--to", "x"),
+        ("show", "tuna", "--output", "x"),
         ("show", "tuna", "--variant", "12.8; rm"),
         ("show", "tuna", "--suite", "../x"),
         ("show",),

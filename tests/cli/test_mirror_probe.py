@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.mirrors import choose, hub
+from envcheck.mirrors.hub import api as hub_api
+from envcheck.mirrors.select import by_lock
 
 WHEEL = "demo-1.0-py3-none-any.whl"
 
@@ -69,7 +70,7 @@ def probe(site: Path, *arguments: str) -> Result:
 
 
 def test_a_table_within_80_columns_says_who_and_why(site: Path) -> None:
-    done = probe(site, str(site / "dead.yaml"), str(site / "site.yaml"))
+    done = probe(site, "--mirror", str(site / "dead.yaml"), "--mirror", str(site / "site.yaml"))
     assert done.return_value == 0, done.output
     first, second = (line for line in done.output.splitlines() if line[:5].strip() in {"1", "-"})
     assert first.split()[:2] == ["1", "site"]
@@ -80,35 +81,35 @@ def test_a_table_within_80_columns_says_who_and_why(site: Path) -> None:
 
 def test_a_directory_of_wheels_passes_for_what_it_holds(site: Path) -> None:
     (site / "ours.yaml").write_text(f"pypi: [{{url: '{site}', kind: find-links}}]\n")
-    done = probe(site, str(site / "ours.yaml"))
+    done = probe(site, "--mirror", str(site / "ours.yaml"))
     assert done.return_value == 0
     assert "  1  ours                   all of it in this machine's directories\n" in done.output
     assert "all 1 there, 1 in this machine's directories" in done.output
     (site / WHEEL).unlink()
-    assert probe(site, str(site / "ours.yaml")).return_value == 3
+    assert probe(site, "--mirror", str(site / "ours.yaml")).return_value == 3
 
 
 def test_none_that_passes_and_none_that_answers_end_otherwise(site: Path) -> None:
     (site / "simple/demo/index.html").write_text("nothing here")
-    assert probe(site, str(site / "site.yaml")).return_value == 1
-    assert probe(site, str(site / "dead.yaml")).return_value == 3
+    assert probe(site, "--mirror", str(site / "site.yaml")).return_value == 1
+    assert probe(site, "--mirror", str(site / "dead.yaml")).return_value == 3
 
 
 def test_json_holds_the_numbers_and_offline_asks_nobody(site: Path) -> None:
-    probe(site, str(site / "site.yaml"))
+    probe(site, "--mirror", str(site / "site.yaml"))
     (site / WHEEL).unlink()
-    done = probe(site, str(site / "site.yaml"), "--offline", "--json")
+    done = probe(site, "--mirror", str(site / "site.yaml"), "--offline", "--json")
     answer: dict[str, Any] = json.loads(done.output)
     (one,) = answer["parts"]["pypi"]
     assert (answer["schema"], one["mirror"], one["passed"]) == ("envcheck/ranking/1", "site", True)
     assert (one["measured"]["stored"], one["measured"]["rate"]["bytes"]) == (True, 100_000)
     assert {gate["name"] for gate in one["gates"]} == {"tls", "coverage", "hash", "ranges", "stays"}
-    fresh = probe(site, str(site / "site.yaml"), "--fresh")
+    fresh = probe(site, "--mirror", str(site / "site.yaml"), "--fresh")
     assert fresh.return_value == 1
 
 
 def test_offline_with_nothing_stored_answers_nothing(site: Path) -> None:
-    done = probe(site, str(site / "site.yaml"), "--offline")
+    done = probe(site, "--mirror", str(site / "site.yaml"), "--offline")
     assert (done.return_value, done.output) == (3, "pypi: no mirror to ask, or nothing stored\n")
 
 
@@ -116,9 +117,9 @@ def test_a_closed_profile_must_not_be_left(site: Path) -> None:
     profile = site / "site.yaml"
     page = site / "simple/demo/index.html"
     page.write_text(page.read_text().replace('href="/', f'href="{_elsewhere(profile)}/'))
-    assert probe(site, str(profile)).return_value == 0
+    assert probe(site, "--mirror", str(profile)).return_value == 0
     profile.write_text(profile.read_text() + "closed: true\n")
-    done = probe(site, str(profile))
+    done = probe(site, "--mirror", str(profile))
     assert done.return_value == 1
     assert "not passed: stays" in done.output
 
@@ -131,7 +132,7 @@ def _elsewhere(profile: Path) -> str:
 def test_urls_of_one_file_are_compared(site: Path) -> None:
     index = (site / "site.yaml").read_text().partition("'")[2].partition("'")[0]
     there = index.replace("simple", WHEEL) + "?token=canary"
-    arguments = ["mirror", "probe", "none", "--need", there, "--need", "http://127.0.0.99:9/away.whl"]
+    arguments = ["mirror", "probe", "--mirror", "none", "--need", there, "--need", "http://127.0.0.99:9/away.whl"]
     done = CliRunner().invoke(cli, arguments, standalone_mode=False)
     assert done.return_value == 0, done.output
     first, second = (line.split() for line in done.output.splitlines() if line[:5].strip() in {"1", "-"})
@@ -144,7 +145,7 @@ def test_urls_of_one_file_are_compared(site: Path) -> None:
 def test_urls_of_one_host_are_told_apart(site: Path) -> None:
     index = (site / "site.yaml").read_text().partition("'")[2].partition("'")[0]
     there, gone = index.replace("simple", WHEEL), index.replace("simple", "gone.whl")
-    arguments = ["mirror", "probe", "none", "--need", there, "--need", f"{gone}?token=canary"]
+    arguments = ["mirror", "probe", "--mirror", "none", "--need", there, "--need", f"{gone}?token=canary"]
     done = CliRunner().invoke(cli, arguments, standalone_mode=False)
     rows = [line.split() for line in done.output.splitlines() if line[:5].strip() in {"1", "-"}]
     assert rows == [["1", there.removeprefix("http://")], ["-", gone.removeprefix("http://")]]
@@ -159,7 +160,7 @@ def judged(*arguments: str) -> tuple[int, dict[str, Any]]:
 
 def test_mirrors_are_asked_for_the_wheel_of_a_url(site: Path) -> None:
     digest = hashlib.sha256((site / WHEEL).read_bytes()).hexdigest()
-    profiles = [str(site / "site.yaml"), str(site / "dead.yaml")]
+    profiles = ["--mirror", str(site / "site.yaml"), "--mirror", str(site / "dead.yaml")]
     away = f"http://127.0.0.99:9/{WHEEL}"
     code, found = judged(*profiles, "--need", f"{away}#sha256={digest}")
     assert (code, next(iter(found))) == (0, "site")
@@ -180,21 +181,27 @@ def test_mirrors_are_asked_for_the_model_file_of_a_url(site: Path) -> None:
     (site / path).write_bytes(b"weights" * 1000)
     url = (site / "site.yaml").read_text().partition("'")[2].partition("/simple")[0]
     (site / "hub.yaml").write_text(f"hf: {{endpoint: '{url}/'}}\n")
-    code, found = judged(str(site / "hub.yaml"), "--need", f"http://127.0.0.99:9/{path}")
+    code, found = judged("--mirror", str(site / "hub.yaml"), "--need", f"http://127.0.0.99:9/{path}")
     assert (code, found["hub"]["passed"], found["hub"]["measured"]["files"][0]["url"]) == (0, True, f"{url}/{path}")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["none", "--need", "https://host/a.bin#md5=0"], "something else than a hash"),
-        (["tuna", "ustc", "--need", "https://host/a.bin"], "no mirror can be asked for it by name"),
+        (["--mirror", "none", "--need", "https://host/a.bin#md5=0"], "something else than a hash"),
+        (
+            ["--mirror", "tuna", "--mirror", "ustc", "--need", "https://host/a.bin"],
+            "no mirror can be asked for it by name",
+        ),
         ([], "nothing says which files are needed"),
-        (["--for", "torch2.13.0-cpu-py311", "--offline", "--fresh"], "--fresh and --offline at once"),
-        (["--for", "torch*"], "names"),
-        (["none", "--need", "https://user:canary@host/file"], "may be asked"),
-        (["none", "--need", "ftp://host/file"], "may be asked"),
-        (["--for", "torch2.13.0-cpu-py311", "--model", "org/name"], "--for and --model at once"),
+        (["torch2.13.0-cpu-py311", "--offline", "--fresh"], "--fresh and --offline at once"),
+        (["torch*"], "names"),
+        (["tuna", "--model", "org/name"], "'tuna' is a mirror, and the argument is a CELL"),
+        (["my/site.yaml"], "give it with --mirror my/site.yaml"),
+        (["torch2.13.0-cpu-py311", "torch2.13.0-cpu-py312"], "2 cells at once"),
+        (["--mirror", "none", "--need", "https://user:canary@host/file"], "may be asked"),
+        (["--mirror", "none", "--need", "ftp://host/file"], "may be asked"),
+        (["torch2.13.0-cpu-py311", "--model", "org/name"], "CELL and --model at once"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:
@@ -204,9 +211,9 @@ def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:
 
 
 def test_fetch_takes_the_mirror_that_passed_and_says_so(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = [choose.mirror_of(str(site / name)) for name in ("dead.yaml", "site.yaml")]
-    monkeypatch.setattr(choose, "default_mirrors", lambda: named)
-    arguments = ["fetch", "--lock", str(site / "demo.lock"), "--mirror", "auto", "--to", str(site / "to")]
+    named = [by_lock.mirror_of(str(site / name)) for name in ("dead.yaml", "site.yaml")]
+    monkeypatch.setattr(by_lock, "default_mirrors", lambda: named)
+    arguments = ["fetch", "--lock", str(site / "demo.lock"), "--mirror", "auto", "--output", str(site / "to")]
     done = CliRunner().invoke(cli, arguments, standalone_mode=False)
     assert done.exit_code == 0, done.output
     assert (site / "to" / WHEEL).read_bytes() == (site / WHEEL).read_bytes()
@@ -233,7 +240,7 @@ def test_a_mirror_that_is_not_named_is_told(
     there = [said.format(site)] if said else []
     build = ["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--dry-run", *arguments]
     assert CliRunner().invoke(cli, build).stderr.splitlines()[:1] == there
-    fetch = ["fetch", "--lock", "demo.lock", "--to", "to", *arguments]
+    fetch = ["fetch", "--lock", "demo.lock", "--output", "to", *arguments]
     told = CliRunner().invoke(cli, fetch).stderr.splitlines()
     assert [line for line in told if line.startswith("mirror")] == there
     assert CliRunner().invoke(cli, ["--quiet", *build]).stderr == ""
@@ -247,7 +254,7 @@ def test_a_mirror_of_the_environment_is_told(site: Path) -> None:
 
 
 def test_build_asks_a_probe_too(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "default_mirrors", lambda: [choose.mirror_of(str(site / "dead.yaml"))])
+    monkeypatch.setattr(by_lock, "default_mirrors", lambda: [by_lock.mirror_of(str(site / "dead.yaml"))])
     arguments = ["build", "torch2.13.0-cpu-py311", "--mirror", "auto", "--engine", "venv", "--dry-run"]
     done = CliRunner().invoke(cli, arguments, standalone_mode=False)
     assert isinstance(done.exception, UnavailableError)
@@ -255,9 +262,11 @@ def test_build_asks_a_probe_too(site: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_who_is_not_trusted_is_told_with_options_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "default_endpoint", lambda: None)
+    monkeypatch.setattr(hub_api, "default_endpoint", lambda: None)
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
-    done = CliRunner().invoke(cli, ["mirror", "probe", "tuna", "--model", "org/name"], standalone_mode=False)
+    done = CliRunner().invoke(
+        cli, ["mirror", "probe", "--mirror", "tuna", "--model", "org/name"], standalone_mode=False
+    )
     assert "nobody is trusted for the hashes" in str(done.exception)
     assert "--trust-mirror" not in str(done.exception)
 

@@ -15,9 +15,9 @@ import pytest
 import envcheck
 from envcheck.node.snapshot import Snapshot
 from envcheck.reports.model import HostFacts, RunReport, write
-from envcheck.runner.judge import verdict
-from envcheck.runner.place import Place
-from envcheck.runner.record import OutcomeRow, Plan, TargetFacts
+from envcheck.runner.judging.judge import verdict
+from envcheck.runner.schema import OutcomeRow, Plan, TargetFacts
+from envcheck.runner.targets.launcher import Place
 
 Envcheck = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -69,10 +69,10 @@ GOOD = OutcomeRow(id="ddp", kind="env", status="pass", summary="gradients are eq
 
 def test_a_form_is_printed_or_written(run: Envcheck, saved: Callable[..., Path], tmp_path: Path) -> None:
     path = saved("r.json", GOOD)
-    printed = run("report", "convert", str(path), "--to", "junit")
+    printed = run("report", "convert", str(path), "--format", "junit")
     assert (printed.returncode, printed.stderr) == (0, "")
     assert ET.fromstring(printed.stdout)[0].get("tests") == "1"  # noqa: S314 (our own)
-    written = run("report", "convert", str(path), "--to", "junit", "--out", "j.xml")
+    written = run("report", "convert", str(path), "--format", "junit", "--output", "j.xml")
     assert (written.returncode, written.stdout) == (0, "")
     assert (tmp_path / "j.xml").read_text() == printed.stdout
 
@@ -80,10 +80,10 @@ def test_a_form_is_printed_or_written(run: Envcheck, saved: Callable[..., Path],
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["none.json", "--to", "junit"], "cannot read none.json"),
-        (["bad.json", "--to", "junit"], "bad.json is no report"),
-        (["r.json", "--to", "pdf"], "'pdf'"),
-        (["r.json", "--to", "junit", "--out", "no/such/j.xml"], "no/such"),
+        (["none.json", "--format", "junit"], "cannot read none.json"),
+        (["bad.json", "--format", "junit"], "bad.json is not a report"),
+        (["r.json", "--format", "pdf"], "'pdf'"),
+        (["r.json", "--format", "junit", "--output", "no/such/j.xml"], "no/such"),
     ],
 )
 def test_what_is_wrong_is_one_line(
@@ -110,7 +110,7 @@ def test_a_threshold_that_nothing_can_pass_is_wrong_usage(run: Envcheck, saved: 
     before = saved("a.json", OutcomeRow(id="a", kind="node", status="pass", summary="fine"))
     done = run("report", "compare", str(before), str(before), "--threshold", "nan")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("envcheck: Invalid value for '--threshold': 'nan' is no number")
+    assert done.stderr.startswith("envcheck: Invalid value for '--threshold': 'nan' is not a number")
 
 
 def test_judge_exits_as_run_would(run: Envcheck, saved: Callable[..., Path], tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_judge_exits_as_run_would(run: Envcheck, saved: Callable[..., Path], tmp
 
 def test_redact_writes_a_report_that_can_be_read_and_judged(run: Envcheck, saved: Callable[..., Path]) -> None:
     saved("r.json", GOOD)
-    done = run("report", "redact", "r.json", "--out", "to-share.json")
+    done = run("report", "redact", "r.json", "--output", "to-share.json")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     shown = run("judge", "to-share.json")
     assert shown.returncode == 0
@@ -173,9 +173,10 @@ def test_node_exporter_finds_a_whole_file_by_its_name(
     run: Envcheck, saved: Callable[..., Path], tmp_path: Path
 ) -> None:
     saved("r.json", GOOD)
-    argv = ("report", "convert", "r.json", "--to", "prometheus", "--out")
+    argv = ("report", "convert", "r.json", "--format", "prometheus", "--output")
     good, odd = run(*argv, "envcheck.prom"), run(*argv, "envcheck.txt")
     assert (good.returncode, good.stderr) == (0, "")
-    assert (odd.returncode, odd.stderr) == (0, "note: node_exporter reads no envcheck.txt: its files end in .prom\n")
+    said = "note: node_exporter reads only files that end in .prom, and not envcheck.txt\n"
+    assert (odd.returncode, odd.stderr) == (0, said)
     assert {path.name for path in tmp_path.glob("*envcheck*")} == {"envcheck.prom", "envcheck.txt"}
     assert (tmp_path / "envcheck.prom").stat().st_mode & 0o777 == 0o644

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,17 +11,21 @@ from typing import Any
 
 import pytest
 
-from envcheck.cli import _here, main
+from envcheck.cli import main
+from envcheck.cli.shared import this_node
 from envcheck.errors import UnavailableError
-from envcheck.matrix.load import load
-from envcheck.matrix.resolve import Wanted
+from envcheck.matrix.file.load import load
+from envcheck.matrix.resolver.resolve import Query
 from envcheck.node import collect
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 
 Run = Callable[..., tuple[int, str, str]]
 
 NO_GPU = Snapshot(
-    signals={"host.arch": Signal("x86_64"), "driver.version": Signal(reason="libnvidia-ml.so.1 is not there")}
+    signals={
+        "host.arch": Signal("x86_64"),
+        "driver.version": Signal(reason="libnvidia-ml.so.1 is not there", why="failed"),
+    }
 )
 
 
@@ -38,7 +43,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(collect, "identify", lambda: NO_GPU)
-    monkeypatch.setattr(_here, "active_python", lambda: "3.11")
+    monkeypatch.setattr(this_node, "active_python", lambda: "3.11")
 
     def call(*args: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["envcheck", *args])
@@ -61,24 +66,59 @@ def test_the_answer_comes_first_then_why(run: Run) -> None:
     assert out.index("Why") > out.index("pip install")
     assert "driver 570.124.06 >= 570.26" in out
     assert max(map(len, lines)) <= 80
-    assert "read off this node" not in out
+    assert "read from this node" not in out
 
 
-def test_another_index_is_named_without_a_host(run: Run) -> None:
-    _, out, _ = run("resolve", "--torch", "2.8.0", "--variant", "cu126", "--no-here")
-    assert "pip install torch==2.8.0+cu126" in out
-    assert "--index-url $PYTORCH_INDEX/whl/cu126" in out
-    assert "(PYTORCH_INDEX: the PyTorch wheel index, or your mirror of it" in out
-    assert "uv pip install torch==2.8.0 torchvision==0.23.0 torchaudio==2.8.0" in out
-    assert "--torch-backend=cu126" in out
-    assert max(map(len, out.splitlines())) <= 80
-    assert "http" not in out
+def test_the_pip_command_can_be_pasted(run: Run) -> None:
+    ask = ("resolve", "--torch", "2.8.0", "--variant", "cu126", "--no-here", "--mirror", "none")
+    _, out, _ = run(*ask)
+    command = shlex.split(out.split("\n\n")[0].replace("\\\n", " ").split("\n", 1)[1])
+    assert command == [
+        *("pip", "install", "torch==2.8.0+cu126", "torchvision==0.23.0", "torchaudio==2.8.0"),
+        *("--index-url", "https://download.pytorch.org/whl/cu126"),
+    ]
+    _, out, _ = run(*ask, "--json")
+    assert shlex.split(json.loads(out)["pip"]) == command
+
+
+@pytest.mark.parametrize(
+    ("profile", "ends"),
+    [
+        ("pytorch: [{url: 'https://mirror.example/whl/{variant}'}]", "--index-url https://mirror.example/whl/cu126"),
+        (
+            "pytorch: [{url: 'https://mirror.example/links/', kind: find-links}]",
+            "--find-links https://mirror.example/links/",
+        ),
+        ("closed: true", ""),
+    ],
+)
+def test_the_pip_command_names_the_index_of_the_mirror_profile(
+    run: Run, tmp_path: Path, profile: str, ends: str
+) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text(f"{profile}\n", encoding="utf-8")
+    _, out, _ = run("resolve", "--torch", "2.8.0", "--variant", "cu126", "--no-here", "--mirror", str(path), "--json")
+    assert json.loads(out)["pip"].endswith(ends)
+    assert "download.pytorch.org" not in out
+
+
+def test_the_published_cell_is_the_command_that_builds_it(run: Run) -> None:
+    _, out, _ = run("resolve", "--gpu", "H100", "--driver", "535.104.05")
+    assert "envcheck build torch2.10.0-cu128-py313" in out
+    assert "is not published; this is the best that is" in " ".join(out.split())
+    _, out, _ = run("resolve", "--torch", "2.0.1", "--no-here")
+    assert "none of the published cells fits" in out
+
+
+def test_a_weak_fact_is_named(run: Run) -> None:
+    _, out, _ = run("resolve", "--torch", "2.14.1", "--variant", "cu126", "--no-here")
+    assert "verified: false, only one weak source has the x86_64 wheels" in " ".join(out.split())
 
 
 def test_nothing_legal_is_exit_1_with_what_could_be_done(run: Run) -> None:
     code, out, _ = run("resolve", "--torch", "2.8.0+cu121", "--no-here")
     assert code == 1
-    assert out.startswith("nothing that was asked for can run: no-wheel")
+    assert out.startswith("no combination matches: no-wheel")
     assert "keep cu121: torch 2.5.1" in out
 
 
@@ -94,13 +134,13 @@ def test_json_is_the_resolution(run: Run) -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--gpu", "H10"], "no GPU called 'H10' in the matrix; did you mean H100"),
-        (["--driver", "R570"], "--driver R570 is no driver version; give it whole"),
-        (["--variant", "cu999"], "was ever built as 'cu999'; use one of cpu,"),
+        (["--gpu", "H10"], "no GPU named 'H10' in the matrix; did you mean H100"),
+        (["--driver", "R570"], "--driver R570 is not a driver version; give it whole"),
+        (["--variant", "12.8"], "--variant '12.8' is neither a CUDA variant nor cpu; write it as cu128"),
         (["--variant", "cu128", "--cuda", "12.6"], "--variant cu128 has CUDA 12.8, --cuda says 12.6; give one"),
-        (["--torch", "newest"], "--torch 'newest' is no version requirement; write 2.8"),
-        (["--python", "three"], "--python three is no Python version; write it as 3.12"),
-        (["--cc", "90"], "--cc 90 is no compute capability; write it as 9.0"),
+        (["--torch", "newest"], "--torch 'newest' is not a version requirement; write 2.8"),
+        (["--python", "three"], "--python three is not a Python version; write it as 3.12"),
+        (["--cc", "90"], "--cc 90 is not a compute capability; write it as 9.0"),
         (["--gpu", "H100", "--gpu", "GB200"], "are on different host architectures"),
         (["--base-cuda", "1.0"], "what nvidia/cuda of CUDA 1.0 demands is not in the matrix; use one of 11.4"),
     ],
@@ -124,7 +164,7 @@ def test_a_machine_without_a_gpu_gets_the_cpu_variant_and_is_told(run: Run) -> N
     assert code == 0
     assert out.startswith("torch2.13.0-cpu-py311: ok")
     assert "no NVIDIA GPU on this node" in out
-    assert "read off this node: python 3.11" in out
+    assert "read from this node: python 3.11" in out
 
 
 def test_a_gpu_node_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,41 +199,47 @@ def test_quiet_is_only_the_answer(run: Run) -> None:
 
 
 @pytest.fixture
-def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., _here.Here]:
+def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., this_node.Here]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return lambda snapshot, **axes: _here.fill(load(), Wanted(**axes), snapshot, "3.12")
+    return lambda snapshot, **axes: this_node.fill(load(), Query(**axes), snapshot, "3.12")
 
 
-def test_an_unknown_name_is_resolved_by_its_capability(fill: Callable[..., _here.Here]) -> None:
+def test_an_unknown_name_is_resolved_by_its_capability(fill: Callable[..., this_node.Here]) -> None:
     gpu = {"name": Signal("NVIDIA A10G"), "compute_capability": Signal("8.6")}
-    assert fill(node(gpu)).wanted.cc == ["8.6"]
-    assert fill(node(gpu)).wanted.gpus == []
+    assert fill(node(gpu)).query.cc == ["8.6"]
+    assert fill(node(gpu)).query.gpus == []
 
 
 @pytest.mark.parametrize(
     ("snapshot", "says"),
     [
-        (node(h100(), driver=Signal(reason="no answer in 2 s")), "driver version could not be read: no answer in 2 s"),
-        (node({"name": Signal(reason="Unknown Error")}), "GPU GPU-0 cannot be identified: not collected"),
-        (node({"name": Signal(""), "compute_capability": Signal(reason="lost")}), "cannot be identified: lost"),
+        (
+            node(h100(), driver=Signal(reason="no answer in 2 s", why="timed-out")),
+            "driver version could not be read: no answer in 2 s",
+        ),
+        (node({"name": Signal(reason="Unknown Error", why="failed")}), "GPU GPU-0 cannot be identified: not collected"),
+        (
+            node({"name": Signal(""), "compute_capability": Signal(reason="lost", why="failed")}),
+            "cannot be identified: lost",
+        ),
     ],
 )
 def test_a_gpu_that_cannot_be_read_is_never_left_free(
-    fill: Callable[..., _here.Here], snapshot: Snapshot, says: str
+    fill: Callable[..., this_node.Here], snapshot: Snapshot, says: str
 ) -> None:
     with pytest.raises(UnavailableError, match=says):
         fill(snapshot)
 
 
-def test_a_driver_without_a_gpu_is_said(fill: Callable[..., _here.Here]) -> None:
+def test_a_driver_without_a_gpu_is_said(fill: Callable[..., this_node.Here]) -> None:
     found = fill(node())
-    assert found.wanted.variant == "cpu"
+    assert found.query.variant == "cpu"
     assert "driver 570.124.06 is there, but NVML lists no GPU" in found.notes[0]
 
 
-def test_what_was_asked_for_is_kept(fill: Callable[..., _here.Here]) -> None:
+def test_what_was_asked_for_is_kept(fill: Callable[..., this_node.Here]) -> None:
     found = fill(NO_GPU, variant="cu128", python="3.13")
-    assert (found.wanted.variant, found.wanted.python) == ("cu128", "3.13")
+    assert (found.query.variant, found.query.python) == ("cu128", "3.13")
     assert "left free" in found.notes[0]
 
 
@@ -208,14 +254,14 @@ def test_the_active_python(tmp_path: Path) -> None:
     make(tmp_path / "path" / "python3.10")
     (tmp_path / "path" / "python3").symlink_to("python3.10")
     path = {"PATH": str(tmp_path / "path")}
-    assert _here.active_python(path) == "3.10"
+    assert this_node.active_python(path) == "3.10"
     make(tmp_path / "venv" / "pyvenv.cfg", "home = /usr/bin\nversion = 3.12.4\n")
     make(tmp_path / "venv" / "bin" / "python3")
-    assert _here.active_python({**path, "VIRTUAL_ENV": str(tmp_path / "venv")}) == "3.12"
+    assert this_node.active_python({**path, "VIRTUAL_ENV": str(tmp_path / "venv")}) == "3.12"
     make(tmp_path / "free" / "bin" / "python3.13t")
     (tmp_path / "free" / "bin" / "python3").symlink_to("python3.13t")
-    assert _here.active_python({**path, "VIRTUAL_ENV": str(tmp_path / "free")}) == "3.13t"
-    assert _here.active_python({"PATH": ""}) == f"3.{sys.version_info.minor}"
+    assert this_node.active_python({**path, "VIRTUAL_ENV": str(tmp_path / "free")}) == "3.13t"
+    assert this_node.active_python({"PATH": ""}) == f"3.{sys.version_info.minor}"
 
 
 def test_arguments_come_from_the_environment_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,3 +269,28 @@ def test_arguments_come_from_the_environment_too(run: Run, monkeypatch: pytest.M
     _, out, _ = run("resolve", "--no-here", "--json")
     answer: dict[str, Any] = json.loads(out)
     assert answer["wanted"]["torch"] == "2.5.1"
+
+
+def test_a_matrix_that_never_ends_is_refused(run: Run) -> None:
+    code, out, err = run("--matrix", "/dev/zero", "resolve", "--no-here")
+    assert (code, out) == (2, "")
+    assert err == "envcheck: /dev/zero: longer than 64 MiB; name the file that was meant\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--torch", "२.8"),
+        ("--torch", ">=2.٨"),
+        ("--driver", "५70.124.06"),
+        ("--python", "3.1२"),
+        ("--cuda", "12.८"),
+        ("--cc", "९.0"),
+        ("--variant", "cu12८"),
+    ],
+)
+def test_digits_of_other_scripts_are_refused(run: Run, option: str, value: str) -> None:
+    code, out, err = run("resolve", "--no-here", option, value)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert option in err
+    assert value in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -69,9 +70,9 @@ def own(tmp_path: Path, *only: str) -> list[str]:
     [
         ("passed('fine')", 0, "PASS: 1 promise proved on CPU; no GPU was tested"),
         ("failed('not fine', fix='mend it')", 1, "FAIL: mine (on CPU; no GPU was tested)"),
-        ("warned('hm', fix='look')", 3, "COULD NOT BE TOLD: nothing passed (on CPU; no GPU was tested)"),
-        ("skipped('not here')", 3, "COULD NOT BE TOLD: nothing passed (on CPU; no GPU was tested)"),
-        ("1 / 0", 3, "COULD NOT BE TOLD: mine (on CPU; no GPU was tested)"),
+        ("warned('hm', fix='look')", 3, "UNDETERMINED: nothing passed (on CPU; no GPU was tested)"),
+        ("skipped('not here')", 3, "UNDETERMINED: nothing passed (on CPU; no GPU was tested)"),
+        ("1 / 0", 3, "UNDETERMINED: mine (on CPU; no GPU was tested)"),
     ],
 )
 def test_the_exit_code_and_the_last_words_say_the_same(
@@ -146,19 +147,108 @@ def test_what_is_redacted_cannot_be_gone_on_with(run: Envcheck, add: Add, tmp_pa
     )
 
 
-def test_a_disk_that_is_full_takes_the_report_and_not_the_run(add: Add, tmp_path: Path) -> None:
-    small = tmp_path / "small"
+def with_disk_of(size: str, small: Path) -> list[str]:
+    """Return what runs a command that alone sees a file system of this size at `small`, or skip."""
     small.mkdir()
-    mount = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o size=4k tmpfs {small} && exec "$@"', "sh"]
+    mount = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o size={size} tmpfs {small} && exec "$@"', "sh"]
     if shutil.which("unshare") is None or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs the right to mount a small file system")
+    return mount
+
+
+@pytest.mark.parametrize("size", ["8k", "64k", "88k", "96k", "104k"])
+def test_a_full_disk_for_temporary_files_is_named_by_every_check_it_takes(add: Add, tmp_path: Path, size: str) -> None:
+    small = tmp_path / "small"
+    mount = with_disk_of(size, small)
+    names = [f"mine{number}" for number in range(16)]
+    for name in names:
+        add(name, "passed('fine')")
+    argv = [sys.executable, "-m", "envcheck", *own(tmp_path, *names), "--level", "static", "--json"]
+    env = {**os.environ, "TMPDIR": str(small)}
+    done = subprocess.run([*mount, *argv], capture_output=True, text=True, check=False, env=env)
+    if not done.stdout:
+        *_, line = done.stderr.splitlines()
+        assert line.startswith("envcheck: no writable directory for temporary files: No space left")
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+        return
+    assert (done.returncode, "Traceback" in done.stderr) == (3, False), done.stderr
+    lost = [o for o in json.loads(done.stdout)["outcomes"] if o["status"] != "pass"]
+    assert lost
+    for outcome in lost:
+        assert outcome["status"] == "error"
+        assert "No space left on device" in outcome["summary"], outcome
+
+
+def test_a_disk_that_is_full_takes_the_report_and_not_the_run(add: Add, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    mount = with_disk_of("4k", small)
     add("mine", "passed('fine')")
     argv = [sys.executable, "-m", "envcheck", *own(tmp_path, "mine"), "--output", str(small / "report.json")]
     done = subprocess.run([*mount, *argv, "--level", "static"], capture_output=True, text=True, check=False)
     assert done.returncode == 3
-    assert "PASS: 1 promise proved" in done.stdout
+    assert "PASS" not in done.stdout
+    assert "UNDETERMINED: every check that ran is sound, but the report could not be written" in done.stdout
     [line] = done.stderr.splitlines()
-    assert line == f"envcheck: {small / 'report.json'}: No space left on device; free space or give --output"
+    assert (
+        line == f"envcheck: {small / 'report.json'}: no space left on device; free space, or give --output another file"
+    )
+
+
+@pytest.mark.parametrize("option", ["--html", "--summary"])
+@pytest.mark.parametrize("more", [(), ("--json",)], ids=["terminal", "json"])
+def test_nothing_is_called_a_pass_before_all_files_are_written(
+    run: Envcheck, add: Add, tmp_path: Path, option: str, more: tuple[str, ...]
+) -> None:
+    add("mine", "passed('fine')")
+    done = run(*own(tmp_path, "mine"), option, "/dev/full", *more)
+    assert done.returncode == 3
+    line = f"envcheck: /dev/full: no space left on device; free space, or give {option} another file"
+    assert line in done.stderr
+    assert "PASS:" not in done.stdout
+    assert '"status": "error"' in done.stdout or not more
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("passed('fine')", 3), ("failed('bad', fix='mend it')", 1)])
+@pytest.mark.parametrize("more", ["", "--json", "--dry-run"])
+def test_a_standard_output_that_is_full_is_one_line_and_no_pass(
+    add: Add, tmp_path: Path, outcome: str, code: int, more: str
+) -> None:
+    add("mine", outcome)
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "envcheck", "--quiet", *own(tmp_path, "mine"), *more.split()]
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == (3 if more == "--dry-run" else code)
+    [line] = done.stderr.splitlines()
+    assert line.lower() == "envcheck: standard output: no space left on device; free space, or send it elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"SLURM_NTASKS": "abc", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, "SLURM_NTASKS='abc' is not a number"),
+        ({"RANK": "0", "WORLD_SIZE": "-1"}, "WORLD_SIZE='-1' is not a number"),
+        ({"RANK": "9", "WORLD_SIZE": "2"}, "torchrun contradict each other: rank 9 of 2"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, ""),
+    ],
+)
+def test_a_launchers_nonsense_is_a_warning_before_the_run(
+    run: Envcheck, add: Add, tmp_path: Path, environ: dict[str, str], told: str
+) -> None:
+    add("mine", "passed('fine')")
+    done = run("--quiet", *own(tmp_path, "mine"), **environ)
+    assert done.returncode == 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith("envcheck: warning: ")]
+    assert [told in line for line in lines] == [True] * bool(told), done.stderr
+
+
+def test_what_is_redacted_names_nobody_on_the_terminal_either(run: Envcheck, add: Add, tmp_path: Path) -> None:
+    add("mine", f"failed('{tmp_path}/treasure is broken', fix='mend it on {platform.node()}.')")
+    done = run(*own(tmp_path, "mine"), "--redact", "--html", str(tmp_path / "page.html"))
+    assert done.returncode == 1
+    for text in (done.stdout, done.stderr, (tmp_path / "page.html").read_text()):
+        assert str(tmp_path) not in text
+        assert "treasure" not in text
+        assert platform.node() not in text.split()
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(run: Envcheck, add: Add, tmp_path: Path) -> None:
@@ -175,10 +265,10 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(run: Envcheck, add: Ad
     ("options", "told"),
     [
         (["--baseline", "no.json"], "cannot read no.json: No such file or directory"),
-        (["--baseline", "bad"], "bad is no report"),
-        (["--require", "no.toml"], "no requirements at no.toml"),
-        (["--require", "bad"], "bad: Invalid statement"),
-        (["--resume", "--output", "bad"], "bad is no report"),
+        (["--baseline", "bad"], "bad is not a report"),
+        (["--requirements", "no.toml"], "no requirements at no.toml"),
+        (["--requirements", "bad"], "bad: Invalid statement"),
+        (["--resume", "--output", "bad"], "bad is not a report"),
         (["--output", "no/report.json"], "cannot write to no: No such file or directory; give --output"),
         (["--html", "no/page.html"], "cannot write to no: No such file or directory; give --html"),
         (["--summary", "no/summary.md"], "cannot write to no: No such file or directory; give --summary"),
@@ -203,7 +293,7 @@ def test_a_dry_run_names_what_a_site_demands_of_measured_values_and_who_measures
     add("mine", "passed('fine')")
     (tmp_path / "cwd").mkdir()
     (tmp_path / "cwd/ours.toml").write_text("[gpu]\nhbm_gb_s = 2800\n[host]\ndisk_read_gb_s = 1.5\n")
-    done = run(*own(tmp_path, "mine", "disk-read"), "--require", "ours.toml", "--dry-run")
+    done = run(*own(tmp_path, "mine", "disk-read"), "--requirements", "ours.toml", "--dry-run")
     told = " ".join(done.stdout.split())
     assert "require-hbm-speed not run copy on the card ≥ 2800 GB/s, measured by memory-bandwidth" in told
     assert "require-disk-read reading the disk ≥ 1.5 GB/s, measured by disk-read" in told
@@ -237,7 +327,7 @@ def test_require_gpu_is_a_failure_that_says_why(run: Envcheck, add: Add, tmp_pat
     assert run(*own(tmp_path, "plain", "on-gpu")).returncode == 0
     done = run(*own(tmp_path, "plain", "on-gpu"), "--require-gpu")
     assert done.returncode == 1
-    assert "needs 1 GPU, none to be had: torch cannot be imported" in " ".join(done.stdout.split())
+    assert "needs 1 GPU, found none: torch cannot be imported" in " ".join(done.stdout.split())
 
 
 def test_a_timeout_replaces_a_checks_own(run: Envcheck, add: Add, tmp_path: Path) -> None:
@@ -290,12 +380,12 @@ def test_every_option_has_its_variable(run: Envcheck, add: Add, tmp_path: Path) 
             ["--shm-size", "1g"],
             "envcheck: --shm-size is a container's, and there is none without --image; give",
         ),
-        (["--only", "dpp"], "envcheck: no check is called dpp; did you mean ddp"),
+        (["--only", "dpp"], "envcheck: no check is named dpp; did you mean ddp"),
         (["--python", "/none"], "envcheck: no Python at /none; give --python the path"),
         (["--python", "/bin/ls"], "envcheck: /bin/ls is not a Python: it said "),
         (
             ["--python", "/bin/true"],
-            "envcheck: /bin/true is not a Python, for it says nothing; give --python a working",
+            "envcheck: /bin/true is not a Python: it printed nothing; give --python a working",
         ),
         (["--python", "/bin/echo"], "envcheck: /bin/echo is not a Python: it said "),
         (
@@ -307,17 +397,20 @@ def test_every_option_has_its_variable(run: Envcheck, add: Add, tmp_path: Path) 
             "envcheck: cannot write to none: No such file or directory; give --html a file",
         ),
         (["--output", "a", "--html", "./a"], "envcheck: --output and --html are both a; give each a file of its own"),
-        (["--require", ""], "envcheck: Invalid value for '--require': nothing was given; a variable that is not set?"),
+        (
+            ["--requirements", ""],
+            "envcheck: Invalid value for '--requirements': nothing was given; a variable that is not set?",
+        ),
         (["--only", ""], "envcheck: Invalid value for '--only': nothing was given"),
         (["--summary="], "envcheck: Invalid value for '--summary': nothing was given"),
-        (["--checks", "."], "/cwd holds no check; put files into its node/ and env/"),
+        (["--checks", "."], "/cwd contains no check; put files into its node/ and env/"),
         (["--budget", "60s", "--repeat", "2"], "envcheck: --budget and --repeat exclude each other; give one of them"),
         (["--repeat", "2", "--duration", "1m"], "envcheck: --repeat and --duration exclude each other"),
-        (["--budget", "0s"], "envcheck: Invalid value for '--budget': '0s' is no time: write 90s, 10m or 2h"),
-        (["--duration", "soon"], "envcheck: Invalid value for '--duration': 'soon' is no time"),
-        (["--duration", "9" * 400], "is no time: write 90s, 10m or 2h"),
-        (["--timeout", "nan"], "envcheck: Invalid value for '--timeout': 'nan' is no number"),
-        (["--timeout", "inf"], "envcheck: Invalid value for '--timeout': 'inf' is no number"),
+        (["--budget", "0s"], "envcheck: Invalid value for '--budget': '0s' is not a time: write 90s, 10m or 2h"),
+        (["--duration", "soon"], "envcheck: Invalid value for '--duration': 'soon' is not a time"),
+        (["--duration", "9" * 400], "is not a time: write 90s, 10m or 2h"),
+        (["--timeout", "nan"], "envcheck: Invalid value for '--timeout': 'nan' is not a number"),
+        (["--timeout", "inf"], "envcheck: Invalid value for '--timeout': 'inf' is not a number"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(run: Envcheck, argv: list[str], line: str) -> None:

@@ -10,12 +10,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import Settings
-from envcheck.cli._store_options import human
-from envcheck.cli.store import command
+from envcheck.cli.store.group import command
+from envcheck.cli.store.options import human
 from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
-from envcheck.mirrors import hf, versions
-from envcheck.mirrors.contents import Contents
-from envcheck.mirrors.store import Store
+from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.store import versions
+from envcheck.mirrors.store.manifest import Contents
+from envcheck.mirrors.store.objects import Store
 
 Run = Callable[..., Result]
 
@@ -25,8 +26,8 @@ def store(tmp_path: Path) -> Store:
     """Return a store with two versions of a small model."""
     made = Store(tmp_path / "store")
     digest = made.add(b"weights", "model.bin")
-    files = [hf.Entry(path="model.bin", size=7, sha256=digest)]
-    model = hf.Revision(repo="o/r", revision="0" * 40, files=files)
+    files = [hub_revision.Entry(path="model.bin", size=7, sha256=digest)]
+    model = hub_revision.Revision(repo="o/r", revision="0" * 40, files=files)
     for branches in ({}, {"o/r@main": "0" * 40}):
         versions.publish(made, Contents(models=[model], branches=branches), keep=5)
     return made
@@ -149,10 +150,12 @@ def test_every_answer_is_json_for_programs(run: Run, store: Store, tmp_path: Pat
     assert json.loads(run("rollback", "--json").stdout) == {**served, "version": 1}
     assert json.loads(run("switch", "2", "--no-hash", "--json").stdout) == {**served, "version": 2}
     digest = store.add(b"other", "model.bin")
-    model = hf.Revision(repo="o/s", revision="1" * 40, files=[hf.Entry(path="m.bin", size=5, sha256=digest)])
-    (tmp_path / "model.lock").write_bytes(hf.format_lock(model))
+    model = hub_revision.Revision(
+        repo="o/s", revision="1" * 40, files=[hub_revision.Entry(path="m.bin", size=5, sha256=digest)]
+    )
+    (tmp_path / "model.lock").write_bytes(hub_revision.format_lock(model))
     published = {"schema": "envcheck/store-published/1", "served": current, "version": 3}
-    publish = ("publish", "--model-lock", str(tmp_path / "model.lock"), "--json")
+    publish = ("release", "--model-lock", str(tmp_path / "model.lock"), "--json")
     assert json.loads(run(*publish).stdout) == {**published, "new": True}
     assert json.loads(run(*publish).stdout) == {**published, "new": False}
     told = json.loads(run("export", "-o", str(tmp_path / "b"), "--json").stdout)
@@ -175,23 +178,25 @@ def test_every_command_fits_a_terminal_and_has_an_example(run: Run, store: Store
 
 def test_a_model_is_published_from_its_lock(run: Run, store: Store, tmp_path: Path) -> None:
     digest = store.add(b"other", "model.bin")
-    model = hf.Revision(repo="o/s", revision="1" * 40, files=[hf.Entry(path="m.bin", size=5, sha256=digest)])
-    (tmp_path / "model.lock").write_bytes(hf.format_lock(model))
-    run("publish", "--model-lock", str(tmp_path / "model.lock"))
+    model = hub_revision.Revision(
+        repo="o/s", revision="1" * 40, files=[hub_revision.Entry(path="m.bin", size=5, sha256=digest)]
+    )
+    (tmp_path / "model.lock").write_bytes(hub_revision.format_lock(model))
+    run("release", "--model-lock", str(tmp_path / "model.lock"))
     assert (store.root / "current/hf/o/s/resolve/main/m.bin").read_bytes() == b"other"
     assert (store.root / "current/hf/o/r/resolve/main/model.bin").exists()
     store.evict(digest)
-    said = failed(run("publish", "--model-lock", str(tmp_path / "model.lock")), UnavailableError)
+    said = failed(run("release", "--model-lock", str(tmp_path / "model.lock")), UnavailableError)
     assert "names no hf.endpoint" in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["publish"], "nothing to publish; name a --cell"),
-        (["publish", "--cell", "torch9*"], "no published cell"),
-        (["publish", "--model-lock", "/no/such"], "/no/such: No such file"),
-        (["publish", "--cell", "torch2.13.0-cpu-py311", "--mirror", "nosuch"], "no mirror profile"),
+        (["release"], "nothing to release; name a CELL"),
+        (["release", "torch9*"], "no published cell"),
+        (["release", "--model-lock", "/no/such"], "/no/such: No such file"),
+        (["release", "torch2.13.0-cpu-py311", "--mirror", "nosuch"], "no mirror profile"),
     ],
 )
 def test_what_is_refused(run: Run, arguments: list[str], said: str) -> None:
@@ -201,7 +206,7 @@ def test_what_is_refused(run: Run, arguments: list[str], said: str) -> None:
 def test_an_empty_store_has_nothing_to_export(run: Run, tmp_path: Path) -> None:
     with Store(tmp_path / "none").held():
         pass
-    assert run("versions", root=tmp_path / "none").stdout == "nothing is published\n"
+    assert run("versions", root=tmp_path / "none").stdout == "nothing is released\n"
     done = run("export", "-o", str(tmp_path / "b"), root=tmp_path / "none")
     assert "nothing to export" in failed(done, ConfigError)
     assert "objects      0" in run("df", root=tmp_path / "none").stdout

@@ -68,12 +68,13 @@ def private_engine(*, keep: bool = False) -> Iterator[Engine]:
     root = unpacked()
     _sweep()
     run = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=CACHE))
-    with _data(run, keep=keep) as data, _bridge(f"envcheck{os.getpid() % 10**7}") as bridge:
+    with _guarded(run), _data(run, keep=keep) as data, _bridge(f"envcheck{os.getpid() % 10**7}") as bridge:
         process = _spawn(root, run, data, bridge)
         try:
             yield _ready(Engine(root, run), process)
         finally:
             _stop(process)
+            _unmount(data)  # what a build that was cut off left
             _clean(run)
 
 
@@ -89,22 +90,48 @@ def _data(run: Path, *, keep: bool) -> Iterator[Path]:
         except BlockingIOError as error:
             message = "another command has the private engine whose images are kept"
             raise CannotStartError(message) from error
+        _unmount(CACHE / "data")  # nobody has it: what is mounted there, a killed engine left
         yield CACHE / "data"
 
 
+@contextlib.contextmanager
+def _guarded(run: Path) -> Iterator[None]:
+    """Have a process wait for the end of this one, however it comes, and then end what it left."""
+    argv = [sys.executable, __file__, "guard", str(run)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True):
+        yield
+
+
+def _guard(run: Path) -> None:
+    """Read until the end of the process that holds the other end, which may have cleaned up itself."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.read()
+    if run.exists():
+        _end(run)
+
+
 def _sweep() -> None:
-    """End and remove what a start left that was killed: its process is gone, its dockerd may not be."""
+    """End and remove what a start left that was killed together with its guard."""
     for run in CACHE.glob("run-*"):
-        owner = run.name.split("-")[1]
-        if Path("/proc", owner).exists():
-            continue
-        with contextlib.suppress(OSError, ValueError):
-            pid = int((run / "pid").read_text(encoding="ascii"))
-            if str(run) in Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8"):
-                os.killpg(pid, signal.SIGTERM)
-                time.sleep(5)
-        _clean(run)
-        _remove_bridge(f"envcheck{int(owner) % 10**7}")
+        if not Path("/proc", run.name.split("-")[1]).exists():
+            _end(run)
+
+
+def _end(run: Path) -> None:
+    """End a start's dockerd, unmount what it mounted, and remove its files and bridge."""
+    with contextlib.suppress(OSError, ValueError):
+        pid = int((run / "pid").read_text(encoding="ascii"))
+        if str(run) in Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8"):
+            os.killpg(pid, signal.SIGTERM)
+            deadline = time.monotonic() + 30
+            while Path(f"/proc/{pid}/exe").exists() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            os.killpg(pid, signal.SIGKILL)
+    _clean(run)
+    _remove_bridge(f"envcheck{int(run.name.split('-')[1]) % 10**7}")
+    with contextlib.suppress(CannotStartError), _data(run, keep=True):
+        pass  # taking it unmounts what is left there
 
 
 @contextlib.contextmanager
@@ -143,7 +170,16 @@ def unpacked() -> Path:
         raise CannotStartError(message)
     if shutil.which("mmdebstrap") is None:
         _run("apt-get", "-qq", "update")
-        _run("apt-get", "-qq", "install", "--yes", "--no-install-recommends", "mmdebstrap")
+        _run(
+            "apt-get",
+            "-qq",
+            "-o",
+            "DPkg::Lock::Timeout=120",
+            "install",
+            "--yes",
+            "--no-install-recommends",
+            "mmdebstrap",
+        )
     root = CACHE / "root-with-compose"  # another name whenever PACKAGES change
     if not (root / "usr/sbin/dockerd").exists():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -276,10 +312,15 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _clean(run: Path) -> None:
-    mounted = (line.split()[1] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines())
-    for point in sorted((m for m in mounted if m.startswith(f"{run}/")), reverse=True):
-        subprocess.run(["umount", "--lazy", point], check=False)
+    _unmount(run)
     shutil.rmtree(run, ignore_errors=True)
+
+
+def _unmount(directory: Path) -> None:
+    """Unmount a directory, which dockerd mounts on itself, and all below it."""
+    mounted = (line.split()[1] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines())
+    for point in sorted((m for m in mounted if f"{m}/".startswith(f"{directory}/")), reverse=True):
+        subprocess.run(["umount", "--lazy", point], check=False)
 
 
 def _run(*argv: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
@@ -292,6 +333,11 @@ def _run(*argv: str, env: dict[str, str] | None = None, cwd: Path | None = None)
 
 def main(argv: list[str]) -> int:
     """Run a command beside an engine of its own and return its exit status."""
+    if argv[:1] == ["guard"] and len(argv) == 2:
+        _guard(Path(argv[1]))
+        return 0
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _ended)
     if argv[:1] not in (["exec"], ["offer"]) or argv[1:2] != ["--"] or not argv[2:]:
         sys.stderr.write(f"usage: {__file__} exec|offer -- COMMAND...\n")
         return 2
@@ -309,6 +355,10 @@ def main(argv: list[str]) -> int:
         if env and argv[0] == "offer":
             sys.stderr.write("the private engine ends here; `make engine` opens a shell beside it, with its images\n")
         return status
+
+
+def _ended(number: int, _: object) -> None:
+    sys.exit(128 + number)
 
 
 def _answers(env: Mapping[str, str]) -> bool:

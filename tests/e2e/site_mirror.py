@@ -25,8 +25,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
-from envcheck.mirrors.aptconf import bases_for
-from envcheck.mirrors.host import apt_sources
+from envcheck.mirrors.profiles.apt_config import bases_for
+from envcheck.mirrors.profiles.host_config import apt_sources
 
 SUITE = "bookworm"
 RANGE = re.compile(r"bytes=(\d+)-(\d*)")

@@ -144,14 +144,16 @@ def locked(place: Place) -> Path:
 def test_fetches(place: Place) -> None:
     """By a lock, by a URL that is signed, by a model's revision; with what they leave when they end and when not."""
     images = locked(place)
-    profile = ("--mirror", "site.yaml", "--to", "got")
+    profile = ("--mirror", "site.yaml", "--output", "got")
     said = place.run("--verbose", "fetch", "--lock", images / CELL / "base.lock", *profile)
     said += place.run("fetch", "--lock", images / CELL / "torch.lock", *profile, "--json")
     said += place.run("fetch", "--model", f"{REPO}@{COMMIT}", *profile)
     assert any(path.startswith("/index/signed/demo-") for path in place.site.asked)
     assert f"Bearer {place.canaries['file']}" in place.hub.tokens
     place.site.refuse = 403
-    said += place.run("fetch", "--lock", images / CELL / "base.lock", "--mirror", "site.yaml", "--to", "x", status=3)
+    said += place.run(
+        "fetch", "--lock", images / CELL / "base.lock", "--mirror", "site.yaml", "--output", "x", status=3
+    )
     url = f"https://localhost:1/file?X-Amz-Signature={place.canaries['signature']}"
     said += place.run("fetch", url, "--sha256", "0" * 64, "--mirror", "site.yaml", status=3)
     assert place.canaries.within(said) == set()
@@ -164,7 +166,7 @@ def test_a_fetch_that_is_killed(place: Place) -> None:
     (demo,) = place.site.wheels.glob("demo-*.whl")
     digest = hashlib.sha256(demo.read_bytes()).hexdigest()
     link = f"{place.at}/index/signed/{demo.name}?X-Amz-Signature={place.canaries['signature']}"
-    words = ("fetch", link, "--sha256", digest, "--mirror", "site.yaml", "--to", "got", "--limit", "1M")
+    words = ("fetch", link, "--sha256", digest, "--mirror", "site.yaml", "--output", "got", "--limit", "1M")
     command = [sys.executable, "-m", "envcheck", *map(str, words)]
     with subprocess.Popen(command, cwd=place.home, env=place.env, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
@@ -180,7 +182,7 @@ def test_a_fetch_that_is_killed(place: Place) -> None:
 def test_a_lock_a_published_tree_and_a_bundle(place: Place) -> None:
     said = place.run("lock", "--model", f"{REPO}@{COMMIT}", "--mirror", "site.yaml", "--output", "m.lock")
     store = ("store", "--store", "store")
-    said += place.run(*store, "publish", "--model-lock", "m.lock", "--mirror", "site.yaml")
+    said += place.run(*store, "release", "--model-lock", "m.lock", "--mirror", "site.yaml")
     said += place.run(*store, "export", "-o", "bundle")
     said += place.run("store", "--store", "other", "import", "bundle")
     said += place.run(*store, "verify", "--json") + place.run(*store, "df", "--json")
@@ -194,13 +196,13 @@ def test_probes_and_what_is_kept_of_them(place: Place) -> None:
     images = locked(place)
     for form in ((), ("--json",)):
         lock = ("--lock", images / CELL / "base.lock", "--fresh", *form)
-        said = place.run("mirror", "probe", "site.yaml", *lock)
+        said = place.run("mirror", "probe", "--mirror", "site.yaml", *lock)
         model = ("--model", f"{REPO}@{COMMIT}")
-        said += place.run("mirror", "probe", "site.yaml", *model, *form)
+        said += place.run("mirror", "probe", "--mirror", "site.yaml", *model, *form)
         url = f"https://localhost:1/file?X-Amz-Signature={place.canaries['signature']}"
-        said += place.run("mirror", "probe", "site.yaml", "--need", url, *form, status=3)
+        said += place.run("mirror", "probe", "--mirror", "site.yaml", "--need", url, *form, status=3)
         place.site.refuse = 403
-        said += place.run("mirror", "probe", "site.yaml", *lock, status=1)
+        said += place.run("mirror", "probe", "--mirror", "site.yaml", *lock, status=1)
         place.site.refuse = 0
         assert place.canaries.within(said) == set()
         assert "localhost" in said
@@ -216,7 +218,7 @@ def test_settings_name_files_and_hold_no_secret(place: Place) -> None:
     said = place.say("mirror", "show", "site.yaml") + place.say("mirror", "show", "site.yaml", "--json")
     for form in FORMS:
         words = ("mirror", "show", "site.yaml", "--format", form, "--variant", "cpu", "--suite", "bookworm")
-        said += place.say(*words) + place.say(*words, "--json") + place.say(*words, "--to", place.home / form)
+        said += place.say(*words) + place.say(*words, "--json") + place.say(*words, "--output", place.home / form)
     said += place.run("mirror", "env", "site.yaml") + place.say("mirror", "use", "site.yaml")
     assert place.canaries.within(said) == PATHS
     written = place.left()
@@ -249,9 +251,9 @@ def test_the_doctor_says_where_a_secret_is_and_not_what(place: Place) -> None:
 def test_a_build_context_and_an_environment(place: Place) -> None:
     """Nothing but the CA's certificates leaves for a build: neither where they lie, nor what else that file says."""
     images = locked(place)
-    said = place.say("render", CELL, "--mirror", "site.yaml", "--out", "context")
+    said = place.say("render", CELL, "--mirror", "site.yaml", "--output", "context")
     context = place.home / "context"
-    assert "BEGIN CERTIFICATE" in (context / "mirror/ca.pem").read_text()
+    assert "BEGIN CERTIFICATE" in (context / "mirror/os/ca.pem").read_text()
     assert place.canaries.below(context) == {}
     # The command it prints names the netrc, which is not in the context, by its path.
     assert place.canaries.within(said) == {"directory"}
@@ -265,7 +267,7 @@ def test_a_build_context_and_an_environment(place: Place) -> None:
         images,
         "--mirror",
         "site.yaml",
-        "--dest",
+        "--output",
         "venv",
     )
     place.site.refuse = 403
@@ -291,7 +293,7 @@ def test_a_site_and_its_logs(place: Place) -> None:
     options = ("--no-hf", "--no-pytorch", "--link", "http://127.0.0.1:9", "--port", str(port), "--min-free", "0")
     registry = Hub()  # which answers, and is no registry: the one of the site logs that
     registered = ("--registry", f"one={registry.url}")
-    said = place.run("mirror", "site", "render", root, "--profile", "site.yaml", *options, *registered)
+    said = place.run("mirror", "site", "render", root, "--mirror", "site.yaml", *options, *registered)
     upstream = threading.Thread(target=registry.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     upstream.start()
     try:
@@ -321,7 +323,7 @@ def test_a_run_and_every_form_of_its_report(place: Place) -> None:
     words = ("run", "--level", "quick", "--python", sys.executable, "--output", "report.json", "--html", "run.html")
     said = place.run(*words, "--summary", "summary.md", status=3)
     for form in ("junit", "prometheus", "html", "markdown"):
-        said += place.run("report", "convert", "report.json", "--to", form, "--out", f"report.{form}")
+        said += place.run("report", "convert", "report.json", "--format", form, "--output", f"report.{form}")
     said += place.run("judge", "report.json", "--json", status=3) + place.run("report", "redact", "report.json")
     assert json.loads((place.home / "report.json").read_text())["outcomes"]
     assert place.canaries.within(said) == set()

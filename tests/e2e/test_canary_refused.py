@@ -75,12 +75,14 @@ def test_a_url_with_a_secret(said: Said, tmp_path: Path, url: str) -> None:
         ("mirror", "show", url),
         ("mirror", "env", url),
         ("mirror", "use", url),
-        ("mirror", "probe", "none", "--need", url) if "?" not in url else ("mirror", "probe", url),
-        ("fetch", "--cell", "torch2.13.0-cpu-py311", "--mirror", url),
+        ("mirror", "probe", "--mirror", "none", "--need", url)
+        if "?" not in url
+        else ("mirror", "probe", "--mirror", url),
+        ("fetch", "torch2.13.0-cpu-py311", "--mirror", url),
         ("build", "torch2.13.0-cpu-py311", "--engine", "venv", "--mirror", url),
-        ("render", "torch2.13.0-cpu-py311", "--out", "{}/out", "--mirror", url),
-        ("store", "publish", "--cell", "torch2.13.0-cpu-py311", "--mirror", url),
-        (*SITE, "--profile", url),
+        ("render", "torch2.13.0-cpu-py311", "--output", "{}/out", "--mirror", url),
+        ("store", "release", "torch2.13.0-cpu-py311", "--mirror", url),
+        (*SITE, "--mirror", url),
         (*SITE, "--registry", f"one={url}"),
         (*SITE, "--sync", f"one={url}"),
         (*SITE, "--link", url),
@@ -177,8 +179,9 @@ def test_this_machines_files_with_a_secret(said: Said, monkeypatch: pytest.Monke
 )
 def test_a_netrc_that_is_none(said: Said, tmp_path: Path, text: str) -> None:
     (tmp_path / "netrc").write_text(text)
+    (tmp_path / "netrc").chmod(0o600)
     (tmp_path / "site.yaml").write_text("netrc: netrc\npypi: [{url: 'https://127.0.0.1:9/simple'}]\n")
-    refused(said("fetch", "--cell", "torch2.13.0-cpu-py311", "--mirror", "site.yaml"))
+    refused(said("fetch", "torch2.13.0-cpu-py311", "--mirror", "site.yaml"))
 
 
 def test_what_would_not_be_found_is_found(said: Said, tmp_path: Path) -> None:

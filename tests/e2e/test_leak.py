@@ -110,7 +110,7 @@ def only_the_mirror(network: Network) -> bool:
 
 
 def test_a_fetch_asks_the_mirror_alone(closed: Closed, tmp_path: Path) -> None:
-    profile = ("--mirror", closed.home / "site.yaml", "--to", tmp_path)
+    profile = ("--mirror", closed.home / "site.yaml", "--output", tmp_path)
     done = closed.envcheck("fetch", "--lock", closed.home / "demo.lock", *profile)
     assert done.returncode == 0, done.stderr
     assert only_the_mirror(closed.network)
@@ -122,7 +122,7 @@ def test_a_fetch_asks_the_mirror_alone(closed: Closed, tmp_path: Path) -> None:
 
 def test_a_probe_asks_the_mirror_alone(closed: Closed) -> None:
     url = f"https://{MIRROR}:{PORT}/index/files/demo-1.0-py3-none-any.whl"
-    done = closed.envcheck("mirror", "probe", closed.home / "site.yaml", "--need", url)
+    done = closed.envcheck("mirror", "probe", "--mirror", closed.home / "site.yaml", "--need", url)
     assert done.returncode == 0, done.stdout + done.stderr
     assert only_the_mirror(closed.network)
 
@@ -166,6 +166,6 @@ def test_what_asks_elsewhere_is_in_the_list(closed: Closed, tmp_path: Path) -> N
     assert closed.network.asked() == set()
     (tmp_path / "open.yaml").write_text("pypi: [{url: 'https://elsewhere.example/simple'}]\n")
     lock = closed.home / "demo.lock"
-    done = closed.envcheck("fetch", "--lock", lock, "--mirror", tmp_path / "open.yaml", "--to", tmp_path)
+    done = closed.envcheck("fetch", "--lock", lock, "--mirror", tmp_path / "open.yaml", "--output", tmp_path)
     assert done.returncode == 3, done.stderr
     assert strangers(closed.network.asked()) == {Destination("dns", "elsewhere.example")}

@@ -172,13 +172,13 @@ def test_the_build_asks_the_mirror_alone(closed: Closed, built: Built) -> None:
 
 def test_a_fetch_of_a_cell_asks_the_mirror_alone(closed: Closed, wheels: Path, tmp_path: Path) -> None:
     """Of the real locks, every wheel; a quarter of a gigabyte of packets loses the list none."""
-    torch = ("--lock", ROOT / "images" / CELL / "torch.lock", "--to", tmp_path / "wheels")
+    torch = ("--lock", ROOT / "images" / CELL / "torch.lock", "--output", tmp_path / "wheels")
     subprocess.run([*ENVCHECK, "fetch", "--mirror", "host", *torch], cwd=ROOT, check=True, capture_output=True)
     for path in wheels.glob("*.whl"):
         os.link(path, tmp_path / "wheels" / path.name)
     there, closed.site.wheels = closed.site.wheels, tmp_path / "wheels"
     closed.network.asked()
-    done = closed.run(*ENVCHECK, "fetch", "--cell", CELL, "--mirror", closed.profile, "--to", tmp_path / "got")
+    done = closed.run(*ENVCHECK, "fetch", CELL, "--mirror", closed.profile, "--output", tmp_path / "got")
     closed.site.wheels = there
     assert done.returncode == 0, done.stderr
     asked = closed.network.asked()
@@ -197,7 +197,7 @@ def test_apt_within_a_build_asks_the_mirror_alone(closed: Closed, built: Built) 
     )
     assert made.returncode == 0, made.stderr
     out = closed.profile.parent / "context"
-    done = closed.run(*ENVCHECK, "render", CELL, "--mirror", closed.profile, "--out", out)
+    done = closed.run(*ENVCHECK, "render", CELL, "--mirror", closed.profile, "--output", out)
     assert done.returncode == 0, done.stderr
     closed.network.asked()
     closed.site.asked.clear()

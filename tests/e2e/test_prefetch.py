@@ -40,7 +40,7 @@ class Offline:
 def mirror(machine: Machine, wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
     """Return a mirror on the loopback that has every wheel of the cell and of envcheck, with a CA and a password."""
     folder = tmp_path_factory.mktemp("mirror")
-    fetched = machine.envcheck("fetch", "--cell", CELL, "--mirror", "host", "--to", str(folder))
+    fetched = machine.envcheck("fetch", CELL, "--mirror", "host", "--output", str(folder))
     assert fetched.returncode == 0, fetched.stderr
     for wheel in wheels.glob("*.whl"):
         shutil.copy(wheel, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -49,14 +50,24 @@ def test_it_is_there_for_a_command_and_gone_after_it() -> None:
 
 
 @pytest.mark.usefixtures("startable")
-def test_what_a_killed_start_left_is_ended_by_the_next() -> None:
-    killed = run("exec", "--", "sh", "-c", 'echo "$DOCKER_HOST"; kill -9 $PPID')
+@pytest.mark.parametrize("signal", ["KILL", "TERM", "HUP"])
+@pytest.mark.parametrize("how", ["exec", "offer"])
+def test_a_killed_start_leaves_no_engine_mount_or_bridge(tmp_path: Path, how: str, signal: str) -> None:
+    before = bridges()
+    none = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    # A container's root is mounted below the data root, which `offer` keeps.
+    make = "tar -c --files-from /dev/null | docker import - envcheck/empty:1 >/dev/null"
+    killed = run(how, "--", "sh", "-c", f'echo "$DOCKER_HOST"; {make}; kill -{signal} $PPID; sleep 1', env=none)
     own = Path(killed.stdout.strip().removeprefix("unix://")).parent
-    pid = int((own / "pid").read_text())
-    assert Path(f"/proc/{pid}").exists()
-    assert run("exec", "--", "true").returncode == 0
+    deadline = time.monotonic() + 120
+    while own.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert not own.exists()
-    assert not Path(f"/proc/{pid}/exe").exists()
+    mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    assert not [point for point in mounted if point.startswith((str(own), str(private_engine.CACHE / "data")))]
+    while bridges() - before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not {name for name in bridges() - before if name.startswith("envcheck")}
 
 
 @pytest.mark.usefixtures("startable")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.images.diagnose import explain
+from envcheck.images.build.failure_causes import explain
 from tests.e2e import layers
 from tests.e2e.conftest import BUILD, CELL, ROOT, Image, Machine
 
@@ -42,7 +42,7 @@ def test_a_lock_with_a_wrong_hash_is_not_installed(machine: Machine, tmp_path: P
 @pytest.mark.usefixtures("image")
 def test_a_torch_that_differs_from_its_tag_never_becomes_a_layer(machine: Machine, tmp_path: Path) -> None:
     context = tmp_path / "context"
-    assert machine.envcheck("render", CELL, "--mirror", "host", "--out", str(context)).returncode == 0
+    assert machine.envcheck("render", CELL, "--mirror", "host", "--output", str(context)).returncode == 0
     dockerfile = context / "Dockerfile"
     dockerfile.write_text(dockerfile.read_text().replace("torch=2.13.0+cpu", "torch=2.12.1+cpu"))
     base = machine.docker("images", "--format", "{{.Repository}}:{{.Tag}}", "localhost/envcheck/base").stdout.split()[0]

@@ -115,7 +115,7 @@ def composed(machine: Machine, programs: str) -> Iterator[Composed]:
         stdout=subprocess.DEVNULL,
     )
     answers(f"http://{at}/", registry)
-    options = ["--profile", str(scratch / "profile.yaml"), "--link", index.origin, "--no-pytorch", "--no-hf"]
+    options = ["--mirror", str(scratch / "profile.yaml"), "--link", index.origin, "--no-pytorch", "--no-hf"]
     options += ["--port", str(port), "--min-free", "0", "--registry", f"docker.io=http://{at}"]
     site = Composed(machine, scratch / "site", port, index.process, registry, at)
     done = machine.envcheck("mirror", "site", "render", str(site.root), *options)

@@ -17,13 +17,14 @@ import yaml
 from envcheck.cli import main
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
 from envcheck.reports.model import HostFacts, RunReport, write
-from envcheck.runner.discover import Found, discover
-from envcheck.runner.judge import verdict
-from envcheck.runner.place import Place
-from envcheck.runner.plan import plan
-from envcheck.runner.record import OutcomeRow, TargetFacts
+from envcheck.runner.judging.judge import verdict
+from envcheck.runner.planning.discover import Found, discover
+from envcheck.runner.planning.plan import plan
+from envcheck.runner.schema import Attempt, OutcomeRow, TargetFacts
+from envcheck.runner.targets.launcher import Place
 
 SNAPSHOTS = Path(__file__).parents[1] / "data" / "snapshots"
+RECORDINGS = SNAPSHOTS.with_name("recordings.yaml")
 CHECKS = {found.id: found for found in discover()}
 Row = Mapping[str, Any]
 
@@ -68,20 +69,51 @@ def catalogue(name: str) -> list[dict[str, Any]]:
     return rows
 
 
+@functools.cache
+def recordings() -> list[dict[str, Any]]:
+    """Return the machines of tests/data/recordings.yaml."""
+    rows: list[dict[str, Any]] = yaml.safe_load(RECORDINGS.read_text(encoding="utf-8"))
+    return rows
+
+
+def recorded(row: Row) -> Snapshot:
+    """Return the machine of a recording; its GPUs are those of its base with what the source shows."""
+    base, own = machine(row["base"]), row["gpus"]
+    places = row.get("bus") or [f"0000:{16 + index:02x}:00.0" for index in range(row["count"])]
+    lacking = {name: Signal(reason="NVML: Not Supported", why="unsupported") for name in row["lacks"]}
+    gpus = []
+    for index, place in enumerate(places):
+        uuid = f"GPU-{index:08d}-2222-4000-8000-000000000000"
+        if index in row.get("lost", {}):
+            gpus.append(Gpu(f"lost-{index}", dict.fromkeys(base.gpus[0].signals, Signal(reason=row["lost"][index]))))
+            continue
+        named = {"index": Signal(index), "uuid": Signal(uuid), "bus_id": Signal(f"0000{place}")}
+        shown = {**_signals(own["all"]), **lacking, **_signals(own.get(index, {}))}
+        gpus.append(Gpu(uuid, {**base.gpus[0].signals, **shown, **named}))
+    slots = [{"bus_id": place, "driver": "nvidia", "numa_node": 0, "aer": {}} for place in places]
+    names = ("driver.version", "driver.kernel", "driver.library", "driver.libcuda")
+    node = {**dict.fromkeys(names, row["driver"]), "driver.cuda": row["cuda"]} if "driver" in row else {}
+    node |= {"gpu.count": row["count"], "pci.gpus": slots, **row.get("node", {})}
+    origin = Signal("transcribed", source=f"{row['source']} {row.get('date', '')}".strip())
+    return dataclasses.replace(base, signals={**base.signals, **_signals(node), "origin": origin}, gpus=gpus)
+
+
 def kind(row: Row) -> str:
     """Return how a fault is put in."""
     return next(told for field, told in KINDS.items() if field in row)
 
 
 def sound() -> list[dict[str, Any]]:
-    """Return the sound machines: those of machines.yaml, and the snapshots that are of one."""
+    """Return the sound machines: those of machines.yaml, and the snapshots and recordings that are of one."""
     names = sorted(path.stem for path in SNAPSHOTS.glob("*.json") if path.stem not in FAULTY)
     kept = [{"name": name, "machine": name, "environment": WHEELS.get(name, {})} for name in names]
-    return [*kept, *catalogue("machines.yaml")]
+    return [*kept, *catalogue("machines.yaml"), *(row for row in recordings() if "fault" not in row)]
 
 
 def origin(row: Row) -> str:
     """Return whether a sound machine was recorded; one that was edited is what the edits make it."""
+    if "source" in row:
+        return "transcribed"
     edited = {"gpus", "node", "gone"} & row.keys()
     return "made from documentation" if edited else str(machine(row.get("machine", "h100x8")).signal("origin").value)
 
@@ -92,7 +124,9 @@ def machine(name: str) -> Snapshot:
 
 
 def broken(row: Row) -> Snapshot:
-    """Return a machine with the row's edits."""
+    """Return a machine with the row's edits, or that of a recording."""
+    if "source" in row:
+        return recorded(row)
     sound = machine(row.get("machine", "h100x8"))
     changes, gone = row.get("gpus", {}), row.get("gone", [])
     gpus = [
@@ -108,6 +142,17 @@ def _signals(edits: Mapping[str, Any]) -> dict[str, Signal]:
     return {**{name: Signal(value) for name, value in edits.items()}, **unread}
 
 
+def attempts(row: Row) -> list[Attempt]:
+    """Return the attempts of a row with earlier measurements: these, then the one whose measurements the row has."""
+    rounds = [earlier["round"] for earlier in row.get("earlier", [])]
+    last = max(rounds) + (1 if row.get("repeated") else 0) if rounds else 1
+    made = [
+        Attempt(status="fail", value=None, seconds=1, body=1, round=number, ranks=earlier["ranks"], remeasure=False)
+        for number, earlier in zip(rounds, row.get("earlier", []), strict=True)
+    ]
+    return [*made, Attempt(status="pass", value=None, seconds=1, body=1, round=last, shown=True)] if made else []
+
+
 def evidence(row: Row) -> RunReport:
     """Return the report of a run on the row's machine that nobody has judged: every check of the node, and its own."""
     snapshot = broken(row)
@@ -115,7 +160,14 @@ def evidence(row: Row) -> RunReport:
     chosen = [found for found in CHECKS.values() if found.kind == "node"]
     chosen += [CHECKS[row["check"]]] if "measured" in row else []
     unjudged = [
-        OutcomeRow(id=f.id, kind=f.kind, status="error", summary="not judged", ranks=row.get("measured", []))
+        OutcomeRow(
+            id=f.id,
+            kind=f.kind,
+            status="error",
+            summary="not judged",
+            ranks=row.get("measured", []),
+            attempts=attempts(row) if f.kind == "env" else [],
+        )
         for f in chosen
     ]
     return RunReport(
@@ -157,6 +209,12 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Told
 
 
 @pytest.fixture
+def unjudged() -> Callable[[Row], RunReport]:
+    """Return what makes the report of a row's machine that nobody has judged."""
+    return evidence
+
+
+@pytest.fixture
 def judged(judge: Callable[..., Told]) -> Callable[[Row], Told]:
     """Return what judges a row's machine: all checks of the node, and the one that the row has measurements for."""
     return lambda row: judge(evidence(row))
@@ -164,9 +222,9 @@ def judged(judge: Callable[..., Told]) -> Callable[[Row], Told]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one test of each row of the catalogue, by how the fault is put in."""
-    rows = catalogue("faults.yaml")
+    rows, sick = catalogue("faults.yaml"), [row for row in recordings() if "fault" in row]
     for name, mine, key in (
-        ("fault", [row for row in rows if not {"sabotage", "rank"} & row.keys()], "fault"),
+        ("fault", [row for row in [*rows, *sick] if not {"sabotage", "rank"} & row.keys()], "fault"),
         ("process", [row for row in rows if "rank" in row], "fault"),
         ("lie", [row for row in rows if "sabotage" in row], "fault"),
         ("sane", sound(), "name"),
@@ -190,6 +248,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def rows() -> list[dict[str, Any]]:
     """Return the whole catalogue of faults."""
     return catalogue("faults.yaml")
+
+
+@pytest.fixture(scope="session", name="recordings")
+def transcribed() -> list[dict[str, Any]]:
+    """Return the machines of tests/data/recordings.yaml."""
+    return recordings()
 
 
 @pytest.fixture(scope="session")

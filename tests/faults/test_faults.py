@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from envcheck.reports.model import load
-from envcheck.runner.discover import Found
+from envcheck.node.snapshot import Gpu, Signal, Snapshot, with_whys
+from envcheck.reports.model import RunReport, load
+from envcheck.reports.rejudge import rejudge
+from envcheck.runner.planning.discover import Found
 
 TESTS = Path(__file__).parents[1]
 # What a sound machine may rightly be warned of: the calendar moves on.
@@ -30,12 +33,25 @@ def blankless(text: str) -> str:
     return "".join(text.split())
 
 
+def culprits(row: Row) -> list[str]:
+    """Return what the summary has to name: of several faults at once each."""
+    named = row["culprit"]
+    return named if isinstance(named, list) else [named]
+
+
 def told_rightly(row: Row, identity: str, told: Any) -> None:
     """Hold what is printed, the JSON and the exit code against the row."""
     found = told.outcomes[identity]
     assert found["status"] == row["status"], found
-    assert row["culprit"] in found["summary"]
-    assert blankless(row["culprit"]) in told.printed
+    for culprit in culprits(row):
+        assert culprit in found["summary"]
+        assert blankless(culprit) in told.printed
+    told_findings = [(f["status"], f["code"], f["culprit"]) for f in found["findings"]]
+    wanted = row.get("findings", [])
+    assert len(told_findings) == len(wanted) or not wanted, told_findings
+    for (status, code, culprit), one in zip(wanted, told_findings, strict=False):
+        assert one[:2] == (status, code)
+        assert one[2].startswith(culprit)
     assert found["remedy"] or row["status"] == "error", found
     assert blankless(found["remedy"]) in told.printed
     assert (told.code, told.verdict["exit_code"]) == (row.get("exit", EXIT[row["status"]]),) * 2
@@ -122,6 +138,37 @@ def test_a_sound_machine_raises_no_alarm(sane: Row, judged: Callable[..., Any]) 
     assert (told.code, told.verdict["status"]) == (0, "pass")
 
 
+def speechless(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with another text in place of each reason; `why` stays."""
+
+    def without(signals: dict[str, Signal]) -> dict[str, Signal]:
+        texts = {name: "no words" for name, signal in signals.items() if signal.reason is not None}
+        return {name: dataclasses.replace(signal, reason=texts.get(name)) for name, signal in signals.items()}
+
+    gpus = [Gpu(gpu.uuid, without(gpu.signals)) for gpu in snapshot.gpus]
+    return dataclasses.replace(snapshot, signals=without(snapshot.signals), gpus=gpus)
+
+
+def decided(report: RunReport) -> list[tuple[str, str, str, list[tuple[str, str]]]]:
+    """Return what each check decides, without its texts."""
+    outcomes = rejudge(report).report.outcomes
+    return [(o.id, o.status, o.code, [(one.status, one.code) for one in o.findings]) for o in outcomes]
+
+
+def test_no_status_depends_on_the_text_of_a_reason(
+    rows: list[Row], machines: list[Row], unjudged: Callable[[Row], RunReport]
+) -> None:
+    seen = set()
+    for row in [row for row in [*rows, *machines] if not {"sabotage", "rank"} & row.keys()]:
+        report = unjudged(row)
+        known = with_whys(report.snapshot)
+        seen |= {signal.why for gpu in known.gpus for signal in gpu.signals.values()}
+        seen |= {signal.why for signal in known.signals.values()}
+        texts, words = (structs.replace(report, snapshot=one) for one in (known, speechless(known)))
+        assert decided(texts) == decided(words), row
+    assert seen >= {"unsupported", "denied", "failed", "lost", "mismatch", "timed-out"}
+
+
 SHAPES: tuple[dict[str, int], ...] = (
     {"H100": 8},
     {"H200": 8},
@@ -158,7 +205,8 @@ def test_the_catalogue_is_large_enough_and_says_each_thing_once(rows: list[Row],
     assert {row["check"] for row in rows} <= {*checks, "runner"}
     assert {row["status"] for row in rows} <= {"fail", "warn", "error"}
     fields = {"fault", "machine", "node", "gpus", "gone", "environment", "promises", "measured", "sabotage", "rank"}
-    assert {key for row in rows for key in row} <= fields | {"check", "status", "culprit", "also", "exit"}
+    fields |= {"earlier", "repeated", "check", "status", "culprit", "findings", "also", "exit"}
+    assert {key for row in rows for key in row} <= fields
 
 
 def test_every_check_of_the_node_has_a_fault_that_it_catches(rows: list[Row], checks: dict[str, Found]) -> None:
@@ -171,6 +219,18 @@ def test_every_sabotage_is_a_fault_of_the_catalogue(rows: list[Row]) -> None:
     files = {path.stem.replace("_", "-"): path.read_text() for path in (TESTS / "checks/sabotage/env").glob("*.py")}
     lies = {name for name, text in files.items() if not text.startswith(('"""Nothing is wrong', '"""No sabotage'))}
     assert lies == told
+
+
+KINDS_RECORDED = {"guest", "wsl", "mig", "vgpu", "idle", "loaded", "laptop", "jetson", "workstation", "desktop", "sick"}
+
+
+def test_recordings_of_public_machines_name_their_sources(recordings: list[Row]) -> None:
+    names = [row["name"] for row in recordings]
+    assert len(set(names)) == len(names) >= 40
+    assert sum("fault" in row for row in recordings) >= 15
+    assert {kind for row in recordings for kind in row["kinds"]} >= KINDS_RECORDED
+    assert [row["name"] for row in recordings if not re.match(r"[\w.-]+/[\w.-]+(#\d+$| \S+$)", row["source"])] == []
+    assert all(("fault" in row) == ("sick" in row["kinds"]) for row in recordings)
 
 
 NAMED = ("slow", "bit", "swapped chunks", "nan", "scaler", "drift", "averaged", "buffer", "cpu", "uuid", "64 mb")

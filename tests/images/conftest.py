@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from envcheck.images.pins import Lock, Pin
-from envcheck.matrix.model import Matrix
+from envcheck.images.locks.model import Lock, Pin
+from envcheck.matrix.facts.model import Matrix
 
 Wheel = Callable[..., Path]
 _SOURCES = {"source": ["s"]}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.images.context import sources
-from envcheck.images.engines.base import mirrors_for
-from envcheck.images.pins import Lock
-from envcheck.images.resolving import _sources
-from envcheck.matrix.load import load
-from envcheck.mirrors.aptconf import AptSource
-from envcheck.mirrors.hub import trusted
-from envcheck.mirrors.profile import CLIENT_DEFAULT, HuggingFace, Index, Profile, attempts
+from envcheck.images.engines.bootstrap import mirrors_for
+from envcheck.images.lock_with_uv import _sources
+from envcheck.images.locks.model import Lock
+from envcheck.images.render.build_context import sources
+from envcheck.matrix.file.load import load
+from envcheck.mirrors.hub.api import trusted
+from envcheck.mirrors.profiles.apt_config import AptSource
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, HuggingFace, Index, Profile, attempts
 
 OPEN, CLOSED = Profile(name="site"), Profile(name="site", closed=True)
 INDEX = Index(url="https://mirror.example/simple")
@@ -42,7 +42,7 @@ def test_a_base_comes_from_no_mirror_of_the_machine() -> None:
 
 
 def test_the_hub_itself_is_not_asked_for_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envcheck.mirrors.hub.default_endpoint", lambda: "https://hub.example")
+    monkeypatch.setattr("envcheck.mirrors.hub.api.default_endpoint", lambda: "https://hub.example")
     hub = HuggingFace(endpoint="https://mirror.example", trusted="https://trusted.example")
     with pytest.raises(ConfigError, match="nobody is trusted"):
         trusted(CLOSED, mirror=False)

@@ -6,17 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.images.diagnose import LAST_LINES, diagnose, explain
+from envcheck.images.build.failure_causes import LAST_LINES, diagnose, explain
 from envcheck.images.engines.build import FailedError
 
 REAL = {
     "disk": "OSError: [Errno 28] No space left on device",
+    "disk apt": "E: You don't have enough free space in /var/cache/apt/archives/.",
+    "disk docker": "write /var/lib/docker/tmp/x: no space left on device",
+    "disk in capitals": "NO SPACE LEFT ON DEVICE",
+    "disk quota": "cp: error writing '/opt/venv/x': Disk quota exceeded",
     "hash": "error: Hash mismatch for `torch==2.13.0+cpu`",
     "hash pip": "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
     "TLS": "  Caused by: invalid peer certificate: UnknownIssuer",
     "TLS pip": "SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed'))",
     "TLS apt": "Certificate verification failed: The certificate is NOT trusted.",
-    "version assertion": "envcheck: proof failed: torch is 2.4.1+cu124, promised was 2.8.0+cu128",
+    "version assertion": "envcheck: proof failed: torch is 2.4.1+cu124, expected 2.8.0+cu128",
     "resolve": "W: Failed to fetch http://mirror.example/debian  Temporary failure resolving 'mirror.example'",
     "resolve uv": "  Caused by: dns error: failed to lookup address information: Name or service not known",
     "reached": "  Caused by: tcp connect error: Connection refused (os error 111)",

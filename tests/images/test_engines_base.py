@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.images.engines import base as bases
-from envcheck.matrix.model import Base
-from envcheck.mirrors.aptconf import AptSource
-from envcheck.mirrors.profile import Profile
+from envcheck.images.engines import bootstrap as bases
+from envcheck.matrix.facts.model import Base
+from envcheck.mirrors.profiles.apt_config import AptSource
+from envcheck.mirrors.profiles.model import Profile
 
 BOOKWORM = Base(python="3.11", distro="debian", suite="bookworm", image="debian:bookworm-slim")
 JAMMY = Base(python="3.10", distro="ubuntu", suite="jammy", image="ubuntu:22.04")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -13,17 +15,17 @@ import pytest
 from envcheck import __version__
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.images import engines
-from envcheck.images.engines import base as bases
+from envcheck.images.build.plan import BuildPlan
+from envcheck.images.engines import bootstrap as bases
 from envcheck.images.engines import build as building
-from envcheck.images.engines import docker, sdk
-from envcheck.images.engines.build import Built, FailedError, Wish
-from envcheck.images.engines.command import Done
-from envcheck.images.engines.sdk import ImageInfo
-from envcheck.images.pins import Lock
-from envcheck.images.plan import BuildPlan
+from envcheck.images.engines import docker, docker_sdk
+from envcheck.images.engines.build import BuildRequest, Built, FailedError
+from envcheck.images.engines.docker_sdk import ImageInfo
+from envcheck.images.engines.subprocesses import CommandResult
+from envcheck.images.locks.model import Lock
 from envcheck.images.spec import ImageSpec, make_spec
-from envcheck.matrix.model import Cell, Matrix
-from envcheck.mirrors.profile import Index, Profile
+from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.mirrors.profiles.model import Index, Profile
 
 
 class _Shelf:
@@ -37,6 +39,12 @@ class _Shelf:
         self.images: dict[str, ImageInfo] = {}
         self.registry: set[str] = set()
         self.builds: list[BuildPlan] = []
+        self.alive = True
+        self.says = "#1 [1/1] RUN true\n#1 0.1 error: Hash mismatch for `numpy`\n#1 ERROR: exit code: 1\n"
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def answers(self) -> bool:
+        return self.alive
 
     def put(self, reference: str, labels: dict[str, str], number: int = 0) -> None:
         self.images[reference] = ImageInfo(f"sha256:{number}", 1, [], labels, {}, "", [f"sha256:{reference}"])
@@ -61,13 +69,14 @@ class _Shelf:
         self.put(bases.reference(spec.base, spec.arch), {})
         return bases.reference(spec.base, spec.arch)
 
-    def build(self, plan: BuildPlan, *, on_line: Callable[[str], None], timeout: float) -> Done:
+    def build(self, plan: BuildPlan, *, on_line: Callable[[str], None], timeout: float) -> CommandResult:
         assert timeout > 0
         self.builds.append(plan)
         on_line("#1 [1/1] RUN true")
+        self.meanwhile()
         if self.status == 0:
             self.put(plan.name, {**self.labels, **plan.labels}, len(self.builds))
-        return Done(self.status, "#1 [1/1] RUN true\n#1 0.1 error: Hash mismatch for `numpy`\n#1 ERROR: exit code: 1\n")
+        return CommandResult(self.status, self.says)
 
     def tag(self, image: str, reference: str) -> None:
         self.images[reference] = next(i for i in self.images.values() if i.id == image)
@@ -87,75 +96,75 @@ def shelf(spec: ImageSpec) -> _Shelf:
 
 
 @pytest.fixture
-def wish(spec: ImageSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wish:
+def build_request(spec: ImageSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildRequest:
     monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path))
-    return Wish(spec, Profile(name="t"), "site/torch", None, "auto", 60.0, "abc", 0)
+    return BuildRequest(spec, Profile(name="t"), "site/torch", None, "auto", 60.0, "abc", 0)
 
 
-def build(shelf: _Shelf, wish: Wish) -> Built:
-    return building.build(shelf, wish, say=lambda _: None, on_line=lambda _: None)
+def build(shelf: _Shelf, build_request: BuildRequest) -> Built:
+    return building.build(shelf, build_request, say=lambda _: None, on_line=lambda _: None)
 
 
-def test_a_built_image_gets_its_keys_name_its_tag_and_its_aliases(shelf: _Shelf, wish: Wish) -> None:
-    built = build(shelf, wish)
+def test_a_built_image_gets_its_keys_name_its_tag_and_its_aliases(shelf: _Shelf, build_request: BuildRequest) -> None:
+    built = build(shelf, build_request)
     assert built.tags[0] == built.image == "site/torch:2.8.0-cu128-py311-runtime"
     assert len(built.tags) == 6
     assert all(tag in shelf.images for tag in built.tags)
     assert shelf.images[f"envcheck/build:{built.key[:32]}"].id == built.id
 
 
-def test_an_image_that_lies_gets_no_tag_at_all(shelf: _Shelf, wish: Wish) -> None:
+def test_an_image_that_lies_gets_no_tag_at_all(shelf: _Shelf, build_request: BuildRequest) -> None:
     shelf.labels["envcheck.torch"] = "2.4.1+cu124"
-    with pytest.raises(PromiseError, match=r"envcheck\.torch is 2\.4\.1\+cu124, promised was 2\.8\.0\+cu128"):
-        build(shelf, wish)
+    with pytest.raises(PromiseError, match=r"envcheck\.torch is 2\.4\.1\+cu124, expected 2\.8\.0\+cu128"):
+        build(shelf, build_request)
     assert [name for name in shelf.images if not name.startswith("localhost/envcheck/base")] == []
 
 
-def test_the_same_key_is_not_built_again_but_tagged(shelf: _Shelf, wish: Wish) -> None:
-    first = build(shelf, wish)
-    again = build(shelf, wish._replace(repository="other"))
+def test_the_same_key_is_not_built_again_but_tagged(shelf: _Shelf, build_request: BuildRequest) -> None:
+    first = build(shelf, build_request)
+    again = build(shelf, build_request._replace(repository="other"))
     assert (len(shelf.builds), again.skipped, again.key) == (1, True, first.key)
     assert again.image in shelf.images
 
 
-def test_an_image_derived_from_it_is_not_taken_for_it(shelf: _Shelf, wish: Wish) -> None:
-    first = build(shelf, wish)
+def test_an_image_derived_from_it_is_not_taken_for_it(shelf: _Shelf, build_request: BuildRequest) -> None:
+    first = build(shelf, build_request)
     shelf.put("my/own:1", shelf.images[first.image].labels, 99)
-    assert build(shelf, wish).id == first.id
+    assert build(shelf, build_request).id == first.id
     shelf.untag(f"envcheck/build:{first.key[:32]}")
-    assert build(shelf, wish).skipped is False
+    assert build(shelf, build_request).skipped is False
 
 
-def test_another_base_is_another_key(shelf: _Shelf, wish: Wish) -> None:
-    first = build(shelf, wish)
+def test_another_base_is_another_key(shelf: _Shelf, build_request: BuildRequest) -> None:
+    first = build(shelf, build_request)
     shelf.registry.add("debian:bookworm-slim")
-    again = build(shelf, wish)
+    again = build(shelf, build_request)
     assert again.base == "debian:bookworm-slim"
     assert again.key != first.key
 
 
-def test_an_alias_never_goes_back(shelf: _Shelf, wish: Wish) -> None:
+def test_an_alias_never_goes_back(shelf: _Shelf, build_request: BuildRequest) -> None:
     shelf.put("site/torch:cu128-py311", {"envcheck.torch": "2.9.1+cu128"}, 99)
-    built = build(shelf, wish)
+    built = build(shelf, build_request)
     assert built.held_back == {"site/torch:cu128-py311": "it names torch 2.9.1, which is newer"}
     assert shelf.images["site/torch:cu128-py311"].id == "sha256:99"
 
 
-def test_a_failed_build_names_step_cause_and_log(shelf: _Shelf, wish: Wish) -> None:
+def test_a_failed_build_names_step_cause_and_log(shelf: _Shelf, build_request: BuildRequest) -> None:
     shelf.status = 1
     with pytest.raises(FailedError, match="hash mismatch") as failed:
-        build(shelf, wish)
+        build(shelf, build_request)
     assert failed.value.detail[:2] == ["in [1/1] RUN true", "error: Hash mismatch for `numpy`"]
-    log = building.log_path(f"{wish.spec.cell}-runtime")
+    log = building.log_path(f"{build_request.spec.cell}-runtime")
     assert str(log) in str(failed.value)
     assert "Hash mismatch" in log.read_text()
     assert "\n" not in str(failed.value)
 
 
-def test_a_build_past_its_limit_is_a_failure(shelf: _Shelf, wish: Wish) -> None:
+def test_a_build_past_its_limit_is_a_failure(shelf: _Shelf, build_request: BuildRequest) -> None:
     shelf.status = None
     with pytest.raises(FailedError):
-        build(shelf, wish)
+        build(shelf, build_request)
     assert "timed out" in building.FailedError("x", "timed out after 60 s", Path("log")).message
 
 
@@ -170,57 +179,61 @@ def test_a_build_past_its_limit_is_a_failure(shelf: _Shelf, wish: Wish) -> None:
 )
 def test_where_the_base_comes_from(
     shelf: _Shelf,
-    wish: Wish,
+    build_request: BuildRequest,
     policy: building.BasePolicy,
     registry: bool,  # noqa: FBT001 (a parameter of the test)
     base: str,
 ) -> None:
     shelf.registry |= {"debian:bookworm-slim"} if registry else set()
-    chosen = building.choose_base(shelf, wish._replace(base=policy), lambda _: None)
+    chosen = building.choose_base(shelf, build_request._replace(base=policy), lambda _: None)
     assert chosen.partition(":")[0] in base
     assert chosen in shelf.images
-    assert building.dry_run(shelf, wish._replace(base=policy)).base == chosen
+    assert building.dry_run(shelf, build_request._replace(base=policy)).base == chosen
 
 
-def test_a_dry_run_changes_nothing(shelf: _Shelf, wish: Wish) -> None:
-    planned = building.dry_run(shelf, wish)
+def test_a_dry_run_changes_nothing(shelf: _Shelf, build_request: BuildRequest) -> None:
+    planned = building.dry_run(shelf, build_request)
     assert (shelf.images, shelf.builds, planned.key) == ({}, [], None)
     assert planned.argv[0] == "docker"
     assert (Path(planned.context) / "Dockerfile").is_file()
 
 
-def test_a_dry_run_says_that_the_key_is_built(shelf: _Shelf, wish: Wish) -> None:
-    assert building.dry_run(shelf, wish).skipped is False
-    built = build(shelf, wish)
-    planned = building.dry_run(shelf, wish)
+def test_a_dry_run_says_that_the_key_is_built(shelf: _Shelf, build_request: BuildRequest) -> None:
+    assert building.dry_run(shelf, build_request).skipped is False
+    built = build(shelf, build_request)
+    planned = building.dry_run(shelf, build_request)
     assert (planned.key, planned.skipped) == (built.key, True)
 
 
-def test_the_stores_files_are_a_named_context_and_no_mirror_is_left(shelf: _Shelf, wish: Wish, tmp_path: Path) -> None:
+def test_the_stores_files_are_a_named_context_and_no_mirror_is_left(
+    shelf: _Shelf, build_request: BuildRequest, tmp_path: Path
+) -> None:
     netrc = tmp_path / "netrc"
     netrc.touch()
     profile = Profile(name="t", pypi=[Index(url="http://127.0.0.1:9/simple")], netrc=str(netrc))
-    with_mirror = building.dry_run(shelf, wish._replace(profile=profile))
+    with_mirror = building.dry_run(shelf, build_request._replace(profile=profile))
     assert (with_mirror.network, with_mirror.contexts, [*with_mirror.secrets]) == ("host", {}, ["netrc"])
-    planned = building.dry_run(shelf, wish._replace(profile=profile, wheels=tmp_path / "wheels", base="bootstrap"))
+    planned = building.dry_run(
+        shelf, build_request._replace(profile=profile, wheels=tmp_path / "wheels", base="bootstrap")
+    )
     assert (planned.network, planned.secrets) == ("none", {})
     assert planned.contexts == {"wheels": str(tmp_path / "wheels")}
     assert f"--build-context=wheels={tmp_path}/wheels" in planned.argv
     assert "--network=none" in planned.argv
     assert [path for path in Path(planned.context).rglob("*") if path.suffix == ".whl"] == []
-    assert "127.0.0.1:9" not in (Path(planned.context) / "mirror/sources.tsv").read_text()
+    assert "127.0.0.1:9" not in (Path(planned.context) / "mirror/torch/sources.tsv").read_text()
 
 
-def test_a_network_is_given_where_something_must_be_fetched(shelf: _Shelf, wish: Wish) -> None:
-    assert building.dry_run(shelf, wish).network == "host"
-    assert building.dry_run(shelf, wish._replace(network="none")).network == "none"
+def test_a_network_is_given_where_something_must_be_fetched(shelf: _Shelf, build_request: BuildRequest) -> None:
+    assert building.dry_run(shelf, build_request).network == "host"
+    assert building.dry_run(shelf, build_request._replace(network="none")).network == "none"
 
 
-def test_the_label_names_the_base_that_was_used(shelf: _Shelf, wish: Wish) -> None:
-    named = building.dry_run(shelf, wish).labels["org.opencontainers.image.base.name"]
+def test_the_label_names_the_base_that_was_used(shelf: _Shelf, build_request: BuildRequest) -> None:
+    named = building.dry_run(shelf, build_request).labels["org.opencontainers.image.base.name"]
     assert named.startswith("localhost/envcheck/base:")
     shelf.registry.add("debian:bookworm-slim")
-    assert "org.opencontainers.image.base.name" not in building.dry_run(shelf, wish).labels
+    assert "org.opencontainers.image.base.name" not in building.dry_run(shelf, build_request).labels
 
 
 def test_an_image_of_this_checkout_says_its_commit() -> None:
@@ -247,7 +260,7 @@ def test_without_an_engine_auto_is_venv_and_docker_says_what_to_do() -> None:
     ):
         engines.find("docker")
     with pytest.raises(UnavailableError) as told:
-        sdk.client()
+        docker_sdk.client()
     assert "--engine" not in str(told.value)
     assert "Errno" not in str(told.value)
 
@@ -257,9 +270,9 @@ def test_an_engine_of_others_is_not_called_absent(monkeypatch: pytest.MonkeyPatc
     def closed(_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(sdk, "_knock", closed)
-    with pytest.raises(UnavailableError, match="this user may not speak to it; have the user added to the docker"):
-        sdk.client()
+    monkeypatch.setattr(docker_sdk, "_knock", closed)
+    with pytest.raises(UnavailableError, match="permission denied for this user; add the user to the docker"):
+        docker_sdk.client()
 
 
 def test_auto_prefers_docker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,10 +280,12 @@ def test_auto_prefers_docker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engines.find("auto") == "docker"
 
 
-def test_a_closed_profile_without_a_registry_has_docker_hub_not_asked(shelf: _Shelf, wish: Wish) -> None:
+def test_a_closed_profile_without_a_registry_has_docker_hub_not_asked(
+    shelf: _Shelf, build_request: BuildRequest
+) -> None:
     shelf.registry |= {"debian:bookworm-slim", "mirror.example/library/debian:bookworm-slim"}
     indexes = [Index(url="https://mirror.example/simple")]
-    closed = wish._replace(profile=Profile(name="site", pypi=indexes, pytorch=indexes, closed=True))
+    closed = build_request._replace(profile=Profile(name="site", pypi=indexes, pytorch=indexes, closed=True))
     chosen = building.choose_base(shelf, closed, lambda _: None)
     assert chosen.startswith("localhost/envcheck/base:")
     assert building.dry_run(shelf, closed).base == chosen
@@ -278,3 +293,66 @@ def test_a_closed_profile_without_a_registry_has_docker_hub_not_asked(shelf: _Sh
         building.choose_base(shelf, closed._replace(base="registry"), lambda _: None)
     named = closed._replace(profile=msgspec.structs.replace(closed.profile, registry="mirror.example"))
     assert building.choose_base(shelf, named, lambda _: None).startswith("mirror.example/")
+
+
+def test_a_name_with_a_tag_is_the_images_only_one(shelf: _Shelf, build_request: BuildRequest) -> None:
+    built = build(shelf, build_request._replace(repository="me/torch", tag="mine"))
+    assert (built.image, built.tags) == ("me/torch:mine", ["me/torch:mine"])
+    assert [name for name in shelf.images if name.startswith("me/")] == ["me/torch:mine"]
+
+
+def test_of_two_builds_of_one_key_the_second_waits_and_finds_it_built(
+    shelf: _Shelf, build_request: BuildRequest
+) -> None:
+    said, second = list[str](), list[Built]()
+    thread = threading.Thread(
+        target=lambda: second.append(building.build(shelf, build_request, say=said.append, on_line=lambda _: None))
+    )
+
+    def begin_another() -> None:
+        shelf.meanwhile = lambda: None
+        thread.start()
+        deadline = time.monotonic() + 60
+        while not any("waiting" in line for line in said) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    shelf.meanwhile = begin_another
+    first = build(shelf, build_request)
+    thread.join(60)
+    assert said == ["another build of the same image is running; waiting for it"]
+    assert (len(shelf.builds), first.skipped, [b.skipped for b in second]) == (1, False, [True])
+
+
+def test_an_engine_that_ends_under_a_build_is_unavailable_not_a_failed_build(
+    shelf: _Shelf, build_request: BuildRequest
+) -> None:
+    def die() -> None:
+        shelf.alive = False
+
+    shelf.status, shelf.meanwhile = 1, die
+    with pytest.raises(UnavailableError, match=r"docker stopped answering during the build .*; start it again"):
+        build(shelf, build_request)
+
+
+def test_an_engine_that_was_restarted_under_a_build_is_told_by_what_its_client_says(
+    shelf: _Shelf, build_request: BuildRequest
+) -> None:
+    shelf.status = 1
+    lost = "rpc error: code = Unavailable desc = error reading from server: EOF"
+    shelf.says = f"#1 [1/1] RUN true\nERROR: failed to solve: {lost}\n"
+    with pytest.raises(UnavailableError, match="docker stopped answering"):
+        build(shelf, build_request)
+    shelf.says = "#1 [1/1] RUN true\n#1 0.1 transport is closing, said a mirror\n#1 ERROR: exit code: 1\n"
+    with pytest.raises(FailedError):
+        build(shelf, build_request)
+
+
+def test_a_disk_that_has_no_room_for_the_log_hides_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert building.keep_log(Path("log"), "text") is None
+    assert str(FailedError("x", "no space left on device", None)).startswith(
+        "x could not be built: the disk is full (no space left for the log)"
+    )

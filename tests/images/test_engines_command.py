@@ -9,23 +9,23 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import BuildError, UnavailableError
-from envcheck.images.engines import command
+from envcheck.images.engines import subprocesses
 
 
 def test_lines_arrive_whole_and_in_order() -> None:
     lines: list[str] = []
-    done = command.stream(["sh", "-c", "echo one; echo two >&2; printf three"], timeout=10, on_line=lines.append)
+    done = subprocesses.stream(["sh", "-c", "echo one; echo two >&2; printf three"], timeout=10, on_line=lines.append)
     assert done == (0, "one\ntwo\nthree")
     assert lines == ["one", "two", "three"]
 
 
 def test_a_failure_keeps_its_status_and_words() -> None:
-    assert command.stream(["sh", "-c", "echo why; exit 7"], timeout=10) == (7, "why\n")
+    assert subprocesses.stream(["sh", "-c", "echo why; exit 7"], timeout=10) == (7, "why\n")
 
 
 def test_at_its_limit_the_whole_group_is_killed(tmp_path: Path) -> None:
     child = tmp_path / "child"
-    done = command.stream(["sh", "-c", f"sleep 60 & echo $! >{child}; echo started; wait"], timeout=1)
+    done = subprocesses.stream(["sh", "-c", f"sleep 60 & echo $! >{child}; echo started; wait"], timeout=1)
     assert done.status is None
     assert done.output == "started\n"
     pid = int(child.read_text())
@@ -39,21 +39,21 @@ def test_at_its_limit_the_whole_group_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_program_that_closes_its_output_and_hangs_is_ended_too() -> None:
-    assert command.stream(["sh", "-c", "exec >&- 2>&-; sleep 60"], timeout=1).status is None
+    assert subprocesses.stream(["sh", "-c", "exec >&- 2>&-; sleep 60"], timeout=1).status is None
 
 
 def test_a_program_that_is_not_there_says_what_to_do() -> None:
     with pytest.raises(UnavailableError, match="no-such-program is not installed; install no-such-program"):
-        command.stream(["no-such-program"], timeout=1)
+        subprocesses.stream(["no-such-program"], timeout=1)
 
 
 def test_output_tells_the_last_words_of_a_failure() -> None:
-    assert command.output(["sh", "-c", "echo fine"]) == "fine\n"
+    assert subprocesses.output(["sh", "-c", "echo fine"]) == "fine\n"
     with pytest.raises(BuildError, match="the reason"):
-        command.output(["sh", "-c", "echo the reason; exit 1"])
+        subprocesses.output(["sh", "-c", "echo the reason; exit 1"])
 
 
 def test_environment_is_added_not_replaced() -> None:
-    assert command.output(["sh", "-c", 'test -n "$PATH" && echo ok']) == "ok\n"
-    done = command.stream(["sh", "-c", 'echo "$ADDED-$PATH"'], timeout=5, env={"ADDED": "yes"})
+    assert subprocesses.output(["sh", "-c", 'test -n "$PATH" && echo ok']) == "ok\n"
+    done = subprocesses.stream(["sh", "-c", 'echo "$ADDED-$PATH"'], timeout=5, env={"ADDED": "yes"})
     assert done.output == f"yes-{os.environ['PATH']}\n"

@@ -10,12 +10,14 @@ import pytest
 
 from envcheck.errors import UnavailableError
 from envcheck.images import engines
-from envcheck.images.engines import command
+from envcheck.images.engines import subprocesses
+from envcheck.images.engines.digests import Digests
 from envcheck.images.engines.docker import Docker
 from envcheck.images.engines.podman import Podman, image_info
 
 # `podman image inspect` of 4.3, cut to what is read.
-SAID = """[{"Id": "86cd", "RepoTags": ["localhost/x:1"], "Size": 231, "Labels": {"envcheck.torch": "2.8.0"},
+SAID = """[{"Id": "86cd", "Digest": "sha256:d1", "RepoTags": ["localhost/x:1"],
+  "RepoDigests": ["localhost/x@sha256:d1"], "Size": 231, "Labels": {"envcheck.torch": "2.8.0"},
   "Config": {"User": "1000:1000", "Env": ["A=b=c"], "Entrypoint": ["tini"], "Cmd": null},
   "RootFS": {"Type": "layers", "Layers": ["sha256:1"]}}]"""
 
@@ -26,10 +28,11 @@ def test_an_image_is_read() -> None:
     assert info.env == {"A": "b=c"}
     assert info.command == ("tini",)
     assert (info.id, info.user, info.size, info.layers) == ("86cd", "1000:1000", 231, ["sha256:1"])
+    assert info.digests == Digests("sha256:d1", "sha256:86cd", None, ("localhost/x@sha256:d1",))
 
 
 def test_podman_builds_nothing_it_cannot_inspect() -> None:
-    if command.which("podman") is None:
+    if subprocesses.which("podman") is None:
         pytest.skip("podman is not installed")
     assert Podman().inspect("localhost/no-such-image:1") is None
 
@@ -51,7 +54,7 @@ def test_a_podman_that_takes_no_named_context_is_told_from_one_that_does(program
     Podman().demand_contexts()
     program("podman", "echo '--cache-from stringArray'")
     with pytest.raises(
-        UnavailableError, match=r"this podman takes none; use podman 4\.2 or later, or leave --prefetch"
+        UnavailableError, match=r"this podman does not support; use podman 4\.2 or later, or leave --prefetch"
     ):
         Podman().demand_contexts()
 
@@ -63,7 +66,7 @@ def test_a_docker_without_buildx_takes_no_named_context(
     program("docker", "exit 0")
     Docker().demand_contexts()
     program("docker", '[ "$1" != buildx ]')
-    with pytest.raises(UnavailableError, match="no buildx plugin for one; install docker-buildx, or leave --prefetch"):
+    with pytest.raises(UnavailableError, match="buildx plugin; install docker-buildx, or leave --prefetch"):
         Docker().demand_contexts()
 
 
@@ -73,6 +76,6 @@ def test_no_layer_is_taken_for_the_text_of_its_run_alone(program: Callable[[str,
 
 
 def test_without_podman_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "which", lambda _: None)
+    monkeypatch.setattr(subprocesses, "which", lambda _: None)
     with pytest.raises(UnavailableError, match="podman is not installed; install podman, or choose another --engine"):
         engines.find("podman")

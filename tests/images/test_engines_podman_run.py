@@ -13,8 +13,8 @@ import pytest
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images import engines
-from envcheck.images.engines import podman_run, sdk
-from envcheck.images.engines.sdk import OWNER, Mount, owner
+from envcheck.images.engines import docker_sdk, podman_containers
+from envcheck.images.engines.docker_sdk import OWNER, BindMount, owner
 
 # Answers as podman 4.3 does; what it was asked is in `asked`, one line a call.
 PODMAN = """#!{python}
@@ -58,14 +58,14 @@ def test_an_images_history_comes_last_instruction_first(podman: Podman) -> None:
             0,
         )
     )
-    assert podman_run.history("i:1") == ["ENV A=b", "", "FROM x"]
+    assert podman_containers.history("i:1") == ["ENV A=b", "", "FROM x"]
     podman(image=(json.dumps([{}]), 0))
-    assert podman_run.history("i:1") == []
+    assert podman_containers.history("i:1") == []
 
 
 def test_a_container_is_asked_for_as_documented(podman: Podman, tmp_path: Path) -> None:
-    mounts = [Mount(tmp_path, "/in"), Mount(tmp_path, "/out", read_only=False)]
-    podman_run.run_container("i:1", argv=["sh", "-c", "x"], mounts=mounts, shm_size="8g", user="1:2").close()
+    mounts = [BindMount(tmp_path, "/in"), BindMount(tmp_path, "/out", read_only=False)]
+    podman_containers.run_container("i:1", argv=["sh", "-c", "x"], mounts=mounts, shm_size="8g", user="1:2").close()
     create = next(asked for asked in podman() if asked[0] == "create")
     assert create[-4:] == ['--entrypoint=["sh"]', "i:1", "-c", "x"]
     assert f"--mount=type=bind,source={tmp_path},target=/in,ro=true" in create
@@ -76,7 +76,7 @@ def test_a_container_is_asked_for_as_documented(podman: Podman, tmp_path: Path) 
 
 
 def test_it_reads_end_of_file_when_it_is_closed(podman: Podman, tmp_path: Path) -> None:
-    running = podman_run.run_container("i:1", argv=["true"])
+    running = podman_containers.run_container("i:1", argv=["true"])
     assert running.wait(0) is None
     assert not (tmp_path / "eof").exists()
     podman(inspect=(json.dumps({**STATE, "Status": "exited", "ExitCode": 137, "OOMKilled": True}), 0))
@@ -97,13 +97,13 @@ def test_gpus_that_podman_does_not_know_are_said_so_and_nothing_is_left(podman: 
     with pytest.raises(
         UnavailableError, match=r"podman knows no NVIDIA GPUs of this machine; .*nvidia-ctk cdi generate"
     ):
-        podman_run.run_container("i:1", argv=["true"], gpus=True)
+        podman_containers.run_container("i:1", argv=["true"], gpus=True)
     assert podman()[-1] == ["rm", "--force", "c0ffee"]
 
 
 def test_a_container_that_never_started_is_an_error_and_no_wait_for_ever(podman: Podman) -> None:
     podman(inspect=(json.dumps({"Status": "initialized", "Error": "no room"}), 0))
-    running = podman_run.run_container("i:1", argv=["true"])
+    running = podman_containers.run_container("i:1", argv=["true"])
     running._client.kill()  # noqa: SLF001 (as if it had ended by itself)
     running._client.wait()  # noqa: SLF001
     with pytest.raises(UnavailableError, match="podman could not start the container: no room"):
@@ -115,7 +115,7 @@ def test_what_a_killed_run_left_is_swept_and_what_others_have_is_not(podman: Pod
     host = owner().rpartition(":")[0]
     names = {"dead": f"{host}:0000", "living": owner(), "elsewhere": "other-host:0000"}
     podman(ps=(json.dumps([{"Id": name, "Labels": {OWNER: label}} for name, label in names.items()]), 0))
-    podman_run.run_container("i:1", argv=["true"]).close()
+    podman_containers.run_container("i:1", argv=["true"]).close()
     assert [asked[1] for asked in podman() if asked[0] == "rm"] == ["dead", "--force"]
 
 
@@ -132,7 +132,7 @@ def test_an_image_is_run_by_who_holds_it(
             raise UnavailableError(message, fix="start one")
         return SimpleNamespace(id="of docker") if docker == "has" else None
 
-    monkeypatch.setattr(sdk, "inspect", inspect)
+    monkeypatch.setattr(docker_sdk, "inspect", inspect)
     podman(image=('[{"Id": "of podman"}]', 0) if held else ("Error: no such image", 125))
     if expected is ConfigError:
         with pytest.raises(ConfigError, match="no image i:1 in this machine's engine"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,11 @@ from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.engines import venv
 from envcheck.images.engines.build import FailedError
 from envcheck.images.engines.venv import Environment
-from envcheck.images.pins import Lock, Pin
-from envcheck.images.resolving import lock_cell
+from envcheck.images.lock_with_uv import lock_cell
+from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import ImageSpec, make_spec
-from envcheck.matrix.model import Cell, Matrix
-from envcheck.mirrors.profile import Index, Profile
+from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.mirrors.profiles.model import Index, Profile
 
 Build = Callable[..., Environment]
 
@@ -117,15 +119,40 @@ def test_a_half_built_one_is_not_taken_for_complete(build: Build) -> None:
 def test_a_directory_of_someone_else_is_left_alone(build: Build, tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
     (tmp_path / "env/thesis.tex").touch()
-    with pytest.raises(ConfigError, match="was not made by envcheck build; give another --dest"):
+    with pytest.raises(ConfigError, match="was not created by `envcheck build`; give another --output"):
         build()
     assert (tmp_path / "env/thesis.tex").exists()
     shutil.rmtree(tmp_path / "env")
     (tmp_path / "env").write_text("a file")
-    with pytest.raises(ConfigError, match="was not made by envcheck build"):
+    with pytest.raises(ConfigError, match="was not created by `envcheck build`"):
         build()
 
 
 def test_a_python_that_is_not_here_says_what_to_do() -> None:
     with pytest.raises(UnavailableError, match=r"no Python 3\.77 on this machine; install python3\.77"):
         venv.find_python("3.77")
+
+
+def test_of_two_builds_of_one_environment_the_second_waits_and_finds_it_built(
+    spec: ImageSpec, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    said, second = list[str](), list[Environment]()
+
+    def make(on_line: Callable[[str], None], say: Callable[[str], None] = lambda _: None) -> Environment:
+        return venv.build(spec, profile, tmp_path / "env", timeout=120, on_line=on_line, say=say)
+
+    thread = threading.Thread(target=lambda: second.append(make(lambda _: None, said.append)))
+
+    def on_line(_: str) -> None:
+        if thread.ident is None:
+            thread.start()
+            deadline = time.monotonic() + 60
+            while not said and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+    first = make(on_line)
+    thread.join(60)
+    assert said == ["another build of the same image is running; waiting for it"]
+    assert (first.skipped, [one.skipped for one in second]) == (False, [True])

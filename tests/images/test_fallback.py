@@ -18,16 +18,16 @@ from urllib.parse import urlsplit
 import pytest
 
 from envcheck.errors import PromiseError
-from envcheck.images import prefetch
 from envcheck.images.engines import venv
 from envcheck.images.engines.venv import Environment
-from envcheck.images.resolving import lock_cell
+from envcheck.images.lock_with_uv import lock_cell
+from envcheck.images.locks import prefetch
 from envcheck.images.spec import ImageSpec, make_spec
-from envcheck.matrix.model import Cell, Matrix
-from envcheck.mirrors.fetch.wanted import Means
-from envcheck.mirrors.http import Client
-from envcheck.mirrors.profile import Index, Profile
-from envcheck.mirrors.store import Store
+from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.mirrors.fetch.request import Means
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.profiles.model import Index, Profile
+from envcheck.mirrors.store.objects import Store
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
 

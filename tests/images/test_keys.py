@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.images.keys import context_digest, key
+from envcheck.images.build.build_key import context_digest, key
 
 FILES = {
     "Dockerfile": "ARG BASE=debian:x\nFROM ${BASE}\nRUN true\n",
     "torch.lock": "torch==2.8.0",
     "bin/uv": "binary",
-    "mirror/install.sh": "echo",
-    "mirror/sources.tsv": "torch\tpypi-1\tsimple\thttps://mirror.example/simple\n",
-    "mirror/ca.pem": "certificate",
-    "mirror/wheels/torch.whl": "wheel",
-    "mirror/apt/debian.mirrors": "http://mirror.example/debian",
+    "mirror/install/install.sh": "echo",
+    "mirror/torch/sources.tsv": "torch\tpypi-1\tsimple\thttps://mirror.example/simple\n",
+    "mirror/os/ca.pem": "certificate",
+    "mirror/torch/wheels/torch.whl": "wheel",
+    "mirror/os/apt/debian.mirrors": "http://mirror.example/debian",
 }
 
 
@@ -29,14 +29,16 @@ def context(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["torch.lock", "bin/uv", "mirror/install.sh"])
+@pytest.mark.parametrize("name", ["torch.lock", "bin/uv", "mirror/install/install.sh"])
 def test_content_changes_it(context: Path, name: str) -> None:
     before = context_digest(context)
     (context / name).write_text("other")
     assert context_digest(context) != before
 
 
-@pytest.mark.parametrize("name", ["mirror/sources.tsv", "mirror/ca.pem", "mirror/wheels/torch.whl", "mirror/apt/x"])
+@pytest.mark.parametrize(
+    "name", ["mirror/torch/sources.tsv", "mirror/os/ca.pem", "mirror/torch/wheels/torch.whl", "mirror/os/apt/x"]
+)
 def test_the_mirror_does_not(context: Path, name: str) -> None:
     before = context_digest(context)
     (context / name).write_text("other")

@@ -8,8 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.errors import ConfigError
-from envcheck.images.lock import digest, divide, format_lock, group_of, parse_lock, parse_requirements, version_of
-from envcheck.images.pins import Lock, Pin
+from envcheck.images.locks.lockfile import (
+    digest,
+    divide,
+    format_lock,
+    group_of,
+    parse_lock,
+    parse_requirements,
+    version_of,
+)
+from envcheck.images.locks.model import Lock, Pin
 
 SHA = "a" * 64
 GOOD = f"# title\n# index: pypi\nsix==1.17.0 \\\n    --hash=sha256:{SHA}\n"
@@ -34,13 +42,13 @@ def test_what_is_written_is_read_again_in_one_canonical_form(members: list[Pin],
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (GOOD.replace("# index: pypi\n", ""), "x.lock:1: no `# index"),
-        (GOOD.replace("pypi", "conda"), "x.lock:1: no `# index"),
+        (GOOD.replace("# index: pypi\n", ""), "x.lock:1: missing comment `# index"),
+        (GOOD.replace("pypi", "conda"), "x.lock:1: missing comment `# index"),
         (GOOD.replace("==1.17.0", ">=1.17.0"), "x.lock:3: 'six>=1.17.0"),
-        (GOOD.replace("1.17.0", "1.17.*"), "x.lock:3: '1.17.*' is no version"),
+        (GOOD.replace("1.17.0", "1.17.*"), "x.lock:3: '1.17.*' is not a version"),
         (GOOD.replace("six==1.17.0", "six @ https://mirror.example/six.whl"), "x.lock:3:"),
-        (GOOD.replace(SHA, SHA[1:]), "x.lock:4: no sha256"),
-        (GOOD.replace("sha256", "md5"), "x.lock:4: no sha256"),
+        (GOOD.replace(SHA, SHA[1:]), "x.lock:4: missing sha256"),
+        (GOOD.replace("sha256", "md5"), "x.lock:4: missing sha256"),
         (GOOD.replace(" \\\n", "\n"), "x.lock:3:"),
         (GOOD.rstrip("\n") + " \\\n", "x.lock:4: ends early"),
         ("# index: pypi\n", "x.lock:1: ends early"),
@@ -111,12 +119,12 @@ colorama==0.4.6 ; sys_platform == 'win32' \\
 
 def test_requirements_without_hashes_are_told_which_would_do() -> None:
     for text, said in (
-        ("six==1.17.0\n", "r.txt:1: 'six==1.17.0' is no exact, hashed pin"),
+        ("six==1.17.0\n", "r.txt:1: 'six==1.17.0' is not an exact version with a hash"),
         (f"# a\n-r more.txt\nsix==1 \\\n    --hash=sha256:{SHA}\n", "r.txt:2: '-r more.txt'"),
         (f"six>=1 \\\n    --hash=sha256:{SHA}\n", "r.txt:1: 'six>=1"),
     ):
         with pytest.raises(ConfigError, match="give a lock of `envcheck lock`, or requirements with hashes") as error:
             parse_requirements(text, "base", "r.txt")
         assert error.value.message.startswith(said)
-    with pytest.raises(ConfigError, match=r"no `# index: …` comment"):
+    with pytest.raises(ConfigError, match=r"missing comment `# index: …`"):
         parse_requirements(GOOD.replace("pypi", "conda"), "base", "x.lock")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.images import plan
-from envcheck.images.pins import Lock
-from envcheck.images.plan import Inputs, Options
+from envcheck.images.build import plan
+from envcheck.images.build.plan import BuildInputs, Options
+from envcheck.images.locks.model import Lock
 from envcheck.images.spec import ImageSpec, make_spec
-from envcheck.matrix.model import Cell, Matrix
+from envcheck.matrix.facts.model import Cell, Matrix
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
 
@@ -30,10 +30,10 @@ OPTIONS = Options(
 )
 
 
-def inputs(tmp_path: Path, key: str | None = "f" * 64) -> Inputs:
+def inputs(tmp_path: Path, key: str | None = "f" * 64) -> BuildInputs:
     netrc = tmp_path / "netrc"
     netrc.write_text("machine mirror.example login me password canary")
-    return Inputs("envcheck/base:bookworm-1", key, tmp_path / "context", {"netrc": netrc}, {"x": "y"})
+    return BuildInputs("envcheck/base:bookworm-1", key, tmp_path / "context", {"netrc": netrc}, {"x": "y"})
 
 
 def test_the_argv_is_all_of_it(spec: ImageSpec, tmp_path: Path) -> None:

@@ -15,18 +15,18 @@ import msgspec
 import pytest
 
 from envcheck.errors import PromiseError, UnavailableError
-from envcheck.images import context as contexts
-from envcheck.images import prefetch
 from envcheck.images.engines import venv
-from envcheck.images.pins import Lock
-from envcheck.images.resolving import lock_cell
+from envcheck.images.lock_with_uv import lock_cell
+from envcheck.images.locks import prefetch
+from envcheck.images.locks.model import Lock
+from envcheck.images.render import build_context as contexts
+from envcheck.images.render.committed_files import write_locks
 from envcheck.images.spec import ImageSpec, make_spec
-from envcheck.images.store import write_locks
-from envcheck.matrix.model import Cell, Matrix
-from envcheck.mirrors.fetch.wanted import Means
-from envcheck.mirrors.http import Client
-from envcheck.mirrors.profile import Index, Profile
-from envcheck.mirrors.store import Store
+from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.mirrors.fetch.request import Means
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.profiles.model import Index, Profile
+from envcheck.mirrors.store.objects import Store
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_what_an_image_is_to_keep_of_its_profile_is_the_profiles(spec: ImageSpec
     profile = Profile(name="t", pypi=[Index(url="https://a.example/simple")], keep=True)
     context = contexts.write(spec, profile, tmp_path / "context", wheels=tmp_path / "wheels")
     assert (context.path / "keep/etc/pip.conf").read_text() == "[global]\nindex-url = https://a.example/simple\n"
-    assert "a.example" not in (context.path / "mirror/sources.tsv").read_text()
+    assert "a.example" not in (context.path / "mirror/torch/sources.tsv").read_text()
 
 
 def test_wrong_bytes_reach_no_name_of_the_store(
@@ -119,7 +119,7 @@ def test_wrong_bytes_reach_no_name_of_the_store(
 
 
 def test_what_is_not_in_the_store_is_named(store: Store, spec: ImageSpec) -> None:
-    with pytest.raises(UnavailableError, match="of the lock's hash; fetch it first"):
+    with pytest.raises(UnavailableError, match="with the locked hash; fetch it first"):
         prefetch.held(store, spec.locks, spec.cell.python)
 
 
@@ -134,11 +134,11 @@ def test_an_offline_context_names_no_source_but_its_files(
     assert sorted(linked) == sorted(store.path(digest).stat().st_ino for digest in pins(spec.locks))
     assert list(store.root.glob(".view-*")) == []
     assert (context.wheels, context.network, context.secrets) == (folder, "none", {})
-    rows = (context.path / "mirror/sources.tsv").read_text().splitlines()
+    rows = [row for file in context.path.glob("mirror/*/sources.tsv") for row in file.read_text().splitlines()]
     assert {row.split("\t", 1)[1] for row in rows} == {"files-of-the-store\tcarried\t-"}
     assert {row.split("\t")[0] for row in rows} == {"nvidia", "torch", "base", "envcheck"}
     here = {path.name for path in (context.path / "mirror").iterdir()}
-    assert here == {"bytecode.py", "install.sh", "os.sh", "prove.py", "refused.tsv", "sources.tsv"}
+    assert here == {"os", "install", "prove", "nvidia", "torch", "base", "envcheck"}
 
 
 def _envcheck(arguments: list[str], home: Path, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -159,13 +159,13 @@ def test_build_prefetch_and_then_again_with_the_network_cut(
     (tmp_path / "site.yaml").write_text(json.dumps({"pypi": [{"url": f"{site.url}/simple"}]}))
     build = ["--matrix", str(tmp_path / "matrix.yaml"), "build", str(spec.cell), "--engine", "venv", "--prefetch"]
     build += ["--images", str(tmp_path / "images"), "--mirror", str(tmp_path / "site.yaml"), "--json"]
-    absent = _envcheck([*build, "--dest", str(tmp_path / "no")], tmp_path, cut)
+    absent = _envcheck([*build, "--output", str(tmp_path / "no")], tmp_path, cut)
     assert absent.returncode == 3
     assert absent.stderr.splitlines()[-1].startswith("envcheck: ")
-    first = _envcheck([*build, "--dest", str(tmp_path / "one")], tmp_path)
+    first = _envcheck([*build, "--output", str(tmp_path / "one")], tmp_path)
     assert first.returncode == 0, first.stderr
     site.asked.clear()
-    second = _envcheck([*build, "--dest", str(tmp_path / "two")], tmp_path, cut)
+    second = _envcheck([*build, "--output", str(tmp_path / "two")], tmp_path, cut)
     assert second.returncode == 0, second.stderr
     assert json.loads(second.stdout)["promises"]["torch"] == "2.8.0+cu128"
     assert (tmp_path / "two/bin/python").exists()

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.images.resolving import lock_cell, lock_tool, parse_pylock, requirements
+from envcheck.images.lock_with_uv import lock_cell, lock_tool, parse_pylock, requirements
 from envcheck.images.spec import make_spec
-from envcheck.matrix.model import Cell, Matrix
-from envcheck.mirrors.profile import Index, Profile
+from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.mirrors.profiles.model import Index, Profile
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
 CPU = Cell(torch="2.8.0", variant="cpu", python="3.11")

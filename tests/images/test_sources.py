@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envcheck.images.sources import Used, used
+from envcheck.images.build.used_sources import Used, used
 
 BUILDKIT = """\
 #7 [os 1/1] RUN sh /run/mirror/os.sh tini

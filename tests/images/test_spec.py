@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.images.lock import digest, format_lock
-from envcheck.images.pins import Lock, Pin
+from envcheck.images.locks.lockfile import digest, format_lock
+from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import load_spec, make_spec, select
-from envcheck.matrix.load import load
-from envcheck.matrix.model import Cell, Matrix
+from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.matrix.file.load import load
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
 COMPANIONS = {"triton": "3.4.0", "torchvision": "0.23.0", "torchaudio": "2.8.0"}
@@ -80,7 +80,7 @@ def test_a_cell_without_wheels_or_base_is_refused(matrix: Matrix) -> None:
         make_spec(matrix, Cell(torch="2.8.0", variant="cu118", python="3.11"), [])
     with pytest.raises(ConfigError, match="no such wheel"):
         make_spec(matrix, Cell(torch="2.8.0", variant="cu128", python="3.13"), [])
-    with pytest.raises(ConfigError, match=r"no base has Python 3\.10"):
+    with pytest.raises(ConfigError, match=r"no base image has Python 3\.10"):
         make_spec(matrix, Cell(torch="2.8.0", variant="cu128", python="3.10"), [])
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from envcheck.images import tags
+from envcheck.errors import ConfigError
+from envcheck.images.build import tags
+from envcheck.images.build.tags import parse
 from envcheck.images.spec import ImageSpec
-from envcheck.matrix.model import Base, Cell, Target
+from envcheck.matrix.facts.model import Base, Cell, Target
 
 
 def spec(torch: str = "2.13.0", target: Target = "runtime") -> ImageSpec:
@@ -55,3 +57,44 @@ def test_alias_stays_with_a_newer_torch_or_a_stranger(labels: dict[str, str], wh
     said = tags.held_back(labels, spec())
     assert said is not None
     assert why in said
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("me/torch", ("me/torch", None)),
+        ("me/torch:mine", ("me/torch", "mine")),
+        ("torch:2.8", ("torch", "2.8")),
+        ("registry.example:5000/ml/torch", ("registry.example:5000/ml/torch", None)),
+        ("registry.example:5000/ml/torch:v1", ("registry.example:5000/ml/torch", "v1")),
+        ("localhost/torch:x", ("localhost/torch", "x")),
+        ("[::1]:5000/torch:x", ("[::1]:5000/torch", "x")),
+        ("a__b/c--d.e:T_1.x-y", ("a__b/c--d.e", "T_1.x-y")),
+    ],
+)
+def test_a_name_is_read_as_docker_reads_it(name: str, expected: tuple[str, str | None]) -> None:
+    assert parse(name) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Me/torch",
+        "me/torch:",
+        ":mine",
+        "me//torch",
+        "me/torch:a:b",
+        "me/torch@sha256:" + "0" * 64,
+        "me/torch:-x",
+        "-me",
+        "me/torch:" + "x" * 129,
+        "me torch",
+        "me/torch:mine\n",
+        "a" * 256,
+        "https://registry.example/torch",
+        "../torch",
+    ],
+)
+def test_what_is_no_name_is_refused_before_anything_is_built(name: str) -> None:
+    with pytest.raises(ConfigError, match="is not a valid image name; give REPOSITORY or REPOSITORY:TAG"):
+        parse(name)

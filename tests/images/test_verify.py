@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from envcheck.errors import PromiseError
-from envcheck.images.pins import Lock
+from envcheck.images.build.labels import demand, lies
+from envcheck.images.locks.model import Lock
 from envcheck.images.spec import ImageSpec, make_spec
-from envcheck.images.verify import demand, lies
-from envcheck.matrix.model import Cell, Matrix
+from envcheck.matrix.facts.model import Cell, Matrix
 
 
 @pytest.fixture
@@ -29,11 +29,11 @@ def test_the_truth_passes_whatever_else_is_said(spec: ImageSpec, labels: dict[st
 
 @pytest.mark.parametrize("name", ["cell", "target", "torch", "cuda", "cudnn", "nccl", "python", "arch-list", "lock"])
 def test_each_lie_is_named(spec: ImageSpec, labels: dict[str, str], name: str) -> None:
-    with pytest.raises(PromiseError, match=rf"envcheck\.{name} is 0\.0, promised was "):
+    with pytest.raises(PromiseError, match=rf"envcheck\.{name} is 0\.0, expected "):
         demand(spec, {**labels, f"envcheck.{name}": "0.0"}, "x:1")
 
 
 def test_saying_nothing_is_a_lie(spec: ImageSpec, labels: dict[str, str]) -> None:
     del labels["envcheck.torch"]
-    assert lies(spec, labels) == ["envcheck.torch is absent, promised was 2.8.0+cu128"]
+    assert lies(spec, labels) == ["envcheck.torch is absent, expected 2.8.0+cu128"]
     assert len(lies(spec, {})) == len(spec.promises)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from envcheck.matrix.load import loads
-from envcheck.matrix.model import Matrix
-from envcheck.matrix.resolve import Resolution, Wanted, resolve
+from envcheck.matrix.facts.model import Matrix
+from envcheck.matrix.file.load import loads
+from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
 
 SHIPPED = Path(__file__).parents[2] / "matrix.yaml"
 
@@ -29,7 +29,7 @@ def matrix() -> Matrix:
 
 @pytest.fixture(scope="session")
 def ask(matrix: Matrix) -> Ask:
-    def answer(**axes: Any) -> Resolution:
-        return resolve(matrix, Wanted(**axes))
+    def ask(**axes: Any) -> Resolution:
+        return resolve(matrix, Query(**axes))
 
-    return answer
+    return ask

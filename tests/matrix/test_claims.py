@@ -6,19 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
-from envcheck.matrix.model import Matrix
-from envcheck.matrix.resolve import Resolution
+from envcheck.matrix.facts.model import Matrix
+from envcheck.matrix.resolver.resolve import Resolution
 
 Ask = Callable[..., Resolution]
 
 
 def test_torch_2_8_has_no_cu121_and_the_answer_says_what_has(ask: Ask) -> None:
-    answer = ask(torch="2.8.0", variant="cu121")
-    assert (answer.verdict, answer.cell) == ("no-wheel", None)
-    assert answer.reasons == [
-        "torch 2.8.0 has no cu121 wheels, but cpu, cu126, cu128, cu129; cu121 is there for torch 2.1.0 - 2.5.1"
+    resolution = ask(torch="2.8.0", variant="cu121")
+    assert (resolution.verdict, resolution.cell) == ("no-wheel", None)
+    assert resolution.reasons == [
+        "torch 2.8.0 has no cu121 wheels, but cpu, cu126, cu128, cu129; torch 2.1.0 - 2.5.1 has cu121"
     ]
-    assert {(row.change, row.cell.rpartition("-")[0]) for row in answer.alternatives} == {
+    assert {(row.change, row.cell.rpartition("-")[0]) for row in resolution.alternatives} == {
         ("keep torch 2.8.0: cu128", "torch2.8.0-cu128"),
         ("keep cu121: torch 2.5.1", "torch2.5.1-cu121"),
     }
@@ -86,11 +86,11 @@ def test_gpu_against_wheel_and_driver(ask: Ask, gpu: str, torch: str, variant: s
 
 
 def test_cuda_13_on_r570_needs_a_data_centre_gpu_and_its_compat_package(ask: Ask) -> None:
-    wanted = {"torch": "2.13.0", "variant": "cu130", "driver": "570.124.06"}
-    centre = ask(gpus=["H100"], **wanted)
+    axes = {"torch": "2.13.0", "variant": "cu130", "driver": "570.124.06"}
+    centre = ask(gpus=["H100"], **axes)
     assert centre.verdict == "forward-compat-required"
     assert "cuda-compat-13-0" in " ".join(centre.reasons)
-    desk = ask(gpus=["RTX 4090"], **wanted)
+    desk = ask(gpus=["RTX 4090"], **axes)
     assert desk.verdict == "driver-too-old"
     assert "data-centre GPUs only" in " ".join(desk.reasons)
 
@@ -118,10 +118,10 @@ def test_what_pip_install_gives_on_aarch64(matrix: Matrix, torch: str, variant: 
     ],
 )
 def test_what_pip_install_gives_on_x86_64(ask: Ask, torch: str, variant: str) -> None:
-    answer = ask(torch=torch)
-    assert answer.cell is not None
-    assert answer.cell.split("-")[1] == variant
-    assert answer.index == ""
+    resolution = ask(torch=torch)
+    assert resolution.cell is not None
+    assert resolution.cell.split("-")[1] == variant
+    assert resolution.index == ""
 
 
 def test_no_torchaudio_after_2_11(matrix: Matrix) -> None:

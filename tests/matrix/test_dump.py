@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import yaml
 
-from envcheck.matrix.dump import HEADER, canonical, dump
-from envcheck.matrix.load import loads
-from envcheck.matrix.model import Matrix
-from envcheck.matrix.schema import schema
+from envcheck.matrix.facts.model import Matrix
+from envcheck.matrix.file.canonical import HEADER, canonical, dump
+from envcheck.matrix.file.load import loads
+from envcheck.matrix.file.schema import schema
 
 
 def test_the_shipped_file_is_canonical_byte_for_byte(shipped: Path, matrix: Matrix) -> None:
@@ -51,8 +51,8 @@ def test_the_file_names_its_schema_and_that_is_the_models(shipped: Path) -> None
 
 
 def test_the_schema_refuses_unknown_keys_and_numbers_for_versions() -> None:
-    found = msgspec.json.decode(schema())
-    gpu = found["$defs"]["Gpu"]
+    document = msgspec.json.decode(schema())
+    gpu = document["$defs"]["GpuModel"]
     assert gpu["additionalProperties"] is False
     assert gpu["properties"]["cc"]["type"] == "string"
     assert {"name", "cc", "source"} <= set(gpu["required"])

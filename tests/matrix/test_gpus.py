@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from envcheck.matrix.gpus import capability_of_series, find_gpu, suggest
-from envcheck.matrix.model import Matrix
+from envcheck.matrix.facts.gpu_names import capability_of_series, find_gpu, suggest
+from envcheck.matrix.facts.model import Matrix
+from envcheck.matrix.facts.other_accelerators import other_accelerator
 
 
 @pytest.mark.parametrize(
@@ -39,12 +40,26 @@ from envcheck.matrix.model import Matrix
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell Workstation Edition"),
         ("NVIDIA GB10", "GB10"),
         ("DGX Spark", "GB10"),
+        ("GRID T4-16Q", "T4"),
+        ("NVIDIA L40S-48Q", "L40S"),
+        ("NVIDIA A100-40C", "A100"),
+        ("NVIDIA Corporation GA102GL [A10] (rev a1)", "A10"),
+        ("NVIDIA Corporation GH100 [H100 SXM5 80GB] (rev a1)", "H100"),
+        ("3D controller: NVIDIA Corporation TU104GL [Tesla T4] (rev a1)", "T4"),
+        (
+            "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation AD102 [GeForce RTX 4090] [10de:2684]",
+            "RTX 4090",
+        ),
+        ("0000:07:00.0 3D controller: NVIDIA Corporation GA100 [A100 SXM4 80GB] (rev a1)", "A100"),
+        ("NVIDIA Corporation TU102 [GeForce RTX 2080 Ti Rev. A] (rev a1)", "RTX 2080 Ti"),
+        ("NVIDIA Corporation GH100 [GH200 120GB / 480GB] (rev a1)", "GH200"),
+        ("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0a1b2c3d-0000-1111-2222-333344445555)", "H100"),
     ],
 )
 def test_names_that_mean_a_gpu(matrix: Matrix, written: str, name: str) -> None:
-    found = find_gpu(matrix, written)
-    assert found is not None
-    assert found.name == name
+    match = find_gpu(matrix, written)
+    assert match is not None
+    assert match.name == name
 
 
 @pytest.mark.parametrize(
@@ -91,11 +106,42 @@ def test_nothing_is_suggested_for_nothing_like_it(matrix: Matrix) -> None:
     ],
 )
 def test_a_series_tells_its_capability(matrix: Matrix, written: str, cc: str) -> None:
-    found = capability_of_series(matrix, written)
-    assert found is not None
-    assert found[0] == cc
+    match = capability_of_series(matrix, written)
+    assert match is not None
+    assert match[0] == cc
 
 
 @pytest.mark.parametrize("written", ["A6000", "RTX 4000", "Quadro RTX 6000", "GTX 960", "RTX 5000 Blackwell", "MI300X"])
 def test_a_name_that_fixes_no_capability_tells_none(matrix: Matrix, written: str) -> None:
     assert capability_of_series(matrix, written) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "kind"),
+    [
+        ("AMD Instinct MI300X", "an AMD GPU"),
+        ("MI250X", "an AMD GPU"),
+        ("Radeon RX 7900 XTX", "an AMD GPU"),
+        ("Advanced Micro Devices, Inc. [AMD/ATI] Aldebaran/MI200 [Instinct MI250X/MI250]", "an AMD GPU"),
+        ("gfx90a", "an AMD GPU"),
+        ("Intel Data Center GPU Max 1550", "an Intel GPU"),
+        ("Intel Corporation DG2 [Arc A770] (rev 08)", "an Intel GPU"),
+        ("Arc B580", "an Intel GPU"),
+        ("Gaudi 3", "an Intel GPU"),
+        ("Apple M2 Max", "an Apple GPU"),
+        ("m3 ultra", "an Apple GPU"),
+        ("Orin (nvgpu)", "an NVIDIA Jetson module"),
+        ("NVIDIA Jetson AGX Thor", "an NVIDIA Jetson module"),
+        ("Tegra X1", "an NVIDIA Jetson module"),
+    ],
+)
+def test_accelerators_that_no_cuda_wheel_runs_on(matrix: Matrix, written: str, kind: str) -> None:
+    assert find_gpu(matrix, written) is None
+    other = other_accelerator(written)
+    assert other is not None
+    assert other.kind == kind
+
+
+@pytest.mark.parametrize("written", ["NVIDIA A1000", "Tesla M4", "H10", "Quadro M4000", "RTX 4070", "", "NVIDIA"])
+def test_an_unknown_nvidia_name_is_no_other_accelerator(written: str) -> None:
+    assert other_accelerator(written) is None

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.matrix import index
-from envcheck.matrix.index import Question, Reply, Step, check_online, scope
-from envcheck.matrix.model import Matrix
+from envcheck.matrix.facts.model import Matrix
+from envcheck.matrix.file import check_online as file_check_online
+from envcheck.matrix.file.check_online import Question, Reply, Step, check_online, scope
 
 
 def honest(matrix: Matrix) -> Callable[[Question], Reply]:
@@ -45,9 +45,9 @@ def test_what_is_not_asked_is_counted_with_the_reason(matrix: Matrix) -> None:
 
 
 def test_findings_keep_the_order_of_the_matrix_whatever_answers_first(matrix: Matrix) -> None:
-    found = check_online(matrix, lambda _: Reply(None, "none"))
+    problems = check_online(matrix, lambda _: Reply(None, "none"))
     order = [release.torch for release in matrix.torch]
-    assert [finding.where.removeprefix("torch ") for finding in found] == [name for name in order for _ in range(2)]
+    assert [problem.where.removeprefix("torch ") for problem in problems] == [name for name in order for _ in range(2)]
 
 
 def test_a_dead_index_is_asked_once(matrix: Matrix) -> None:
@@ -66,7 +66,7 @@ def test_a_dead_index_is_asked_once(matrix: Matrix) -> None:
 def test_what_is_still_to_be_asked_is_given_up_when_the_index_goes_away(
     matrix: Matrix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index, "AT_ONCE", 1)
+    monkeypatch.setattr(file_check_online, "PARALLEL_QUESTIONS", 1)
     asked: list[Question] = []
 
     def going(question: Question) -> Reply:
@@ -83,29 +83,29 @@ def test_what_is_still_to_be_asked_is_given_up_when_the_index_goes_away(
 
 
 def test_another_cuda_is_found(matrix: Matrix) -> None:
-    found = check_online(matrix, lambda question: Reply(f"nvidia-cuda-runtime==13.0.96\ntorch=={question.torch}"))
-    said = {finding.where: finding.what for finding in found}
-    assert said["torch 2.8.0"] == "the index's wheel requires CUDA 13.0, the matrix says 12.8"
-    assert "torch 2.13.0" not in said
+    problems = check_online(matrix, lambda question: Reply(f"nvidia-cuda-runtime==13.0.96\ntorch=={question.torch}"))
+    texts = {problem.where: problem.what for problem in problems}
+    assert texts["torch 2.8.0"] == "the index's wheel requires CUDA 13.0, the matrix says 12.8"
+    assert "torch 2.13.0" not in texts
 
 
 def test_a_wheel_without_cuda_is_found(matrix: Matrix) -> None:
-    found = check_online(matrix, lambda _: Reply("torch==1\n"))
-    assert len(found) == len(matrix.torch)
-    assert "requires no CUDA runtime" in found[0].what
+    problems = check_online(matrix, lambda _: Reply("torch==1\n"))
+    assert len(problems) == len(matrix.torch)
+    assert "requires no CUDA runtime" in problems[0].what
 
 
 def test_a_missing_wheel_is_found(matrix: Matrix) -> None:
-    found = check_online(matrix, lambda _: Reply(None, "No solution found"))
-    assert len(found) == 2 * len(matrix.torch)
-    assert "no wheel for Python 3." in found[0].what
+    problems = check_online(matrix, lambda _: Reply(None, "No solution found"))
+    assert len(problems) == 2 * len(matrix.torch)
+    assert "no wheel for Python 3." in problems[0].what
 
 
 def fake_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     uv = tmp_path / "uv"
     uv.write_text(f"#!/bin/sh\n{script}\n")
     uv.chmod(uv.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(index, "_beside", lambda: tmp_path)
+    monkeypatch.setattr(file_check_online, "_scripts", lambda: tmp_path)
 
 
 def test_uv_is_asked_for_a_linux_wheel_of_that_python(
@@ -122,7 +122,7 @@ def test_an_index_that_cannot_be_reached_is_not_a_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, matrix: Matrix
 ) -> None:
     fake_uv(tmp_path, monkeypatch, "cat >/dev/null; echo 'error: Failed to fetch' >&2; exit 2")
-    with pytest.raises(UnavailableError, match="cannot be asked: error: Failed to fetch"):
+    with pytest.raises(UnavailableError, match="cannot query the package index: error: Failed to fetch"):
         check_online(matrix)
 
 
@@ -134,7 +134,7 @@ def test_a_client_that_says_there_is_none_is_a_finding(
 
 
 def test_no_uv_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, matrix: Matrix) -> None:
-    monkeypatch.setattr(index, "_beside", lambda: tmp_path)
+    monkeypatch.setattr(file_check_online, "_scripts", lambda: tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnavailableError, match="uv is not on PATH"):
         check_online(matrix)

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from envcheck.matrix.lint import lint
-from envcheck.matrix.model import Matrix
+from envcheck.matrix.facts.model import Matrix
+from envcheck.matrix.file.lint import lint
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -71,7 +71,7 @@ SABOTAGE: dict[str, tuple[Change, str]] = {
     ),
     "torchaudio after the end": (
         lambda p: row(p["torch"], torch="2.13.0").update(torchaudio="2.13.0"),
-        "it has a torchaudio although 2.12.0 has none",
+        "it has a torchaudio, although 2.12.0 has none",
     ),
     "no such PyPI variant": (
         lambda p: row(p["torch"], torch="2.8.0").update(pypi={"x86_64": "cu121"}),
@@ -97,5 +97,5 @@ def test_each_rule_finds_what_it_is_for(matrix: Matrix, name: str) -> None:
     plain = msgspec.to_builtins(matrix)
     change, says = SABOTAGE[name]
     change(plain)
-    found = lint(msgspec.convert(plain, Matrix))
-    assert any(says in finding.what for finding in found), found
+    problems = lint(msgspec.convert(plain, Matrix))
+    assert any(says in problem.what for problem in problems), problems

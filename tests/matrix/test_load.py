@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.matrix.load import load, loads
-from envcheck.matrix.model import Matrix
+from envcheck.matrix.facts.model import Matrix
+from envcheck.matrix.file.load import load, loads
 
 BAD = Path(__file__).parents[1] / "data" / "bad"
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from envcheck.matrix.candidates import candidates
-from envcheck.matrix.facts import Facts
-from envcheck.matrix.model import Matrix
-from envcheck.matrix.wanted import Wanted
+from envcheck.matrix.facts.lookup import Facts
+from envcheck.matrix.facts.model import Matrix
+from envcheck.matrix.resolver.candidates import candidates
+from envcheck.matrix.resolver.query import Query
 
 PLAIN = yaml.safe_load((Path(__file__).parents[2] / "matrix.yaml").read_text())
 CUDA = PLAIN["cuda"]
@@ -87,8 +87,8 @@ def expected(variant: dict[str, Any], gpu: dict[str, Any], driver: str) -> str: 
     if "sass" not in build:
         return "arch-not-in-wheel"
     if not has_code(build, gpu["cc"], cuda):
-        known = number(cuda) >= number(capability(gpu["cc"])["min_cuda"])
-        return "arch-not-in-wheel" if known else "gpu-too-new-for-cuda"
+        built = number(cuda) >= number(capability(gpu["cc"])["min_cuda"])
+        return "arch-not-in-wheel" if built else "gpu-too-new-for-cuda"
     if dropped(gpu, driver):
         return "gpu-dropped-by-driver"
     if too_old_for_gpu(gpu, driver):
@@ -112,9 +112,9 @@ def test_both_opinions_agree(matrix: Matrix, gpu: dict[str, Any]) -> None:
     for release in [row for row in PLAIN["torch"] if row["torch"].endswith((".0", "1.13.1"))]:
         variants = [row for row in release["variants"] if row["variant"] != "cpu"]
         for variant, driver in itertools.product(variants, DRIVERS):
-            wanted = Wanted(torch=release["torch"], variant=variant["variant"], driver=driver)
+            query = Query(torch=release["torch"], variant=variant["variant"], driver=driver)
             verdict = expected(variant, gpu, driver)
             seen.add(verdict)
-            (found,) = candidates(facts, wanted, [device], gpu["host_arch"])
-            assert found.answer.verdict == verdict, wanted
+            (candidate,) = candidates(facts, query, [device], gpu["host_arch"])
+            assert candidate.verdict.name == verdict, query
     assert len(seen) >= 3

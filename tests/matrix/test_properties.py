@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envcheck.matrix.load import loads
-from envcheck.matrix.model import Cell, Matrix
-from envcheck.matrix.resolve import Wanted, resolve
-from envcheck.matrix.verdict import LEGAL
-from envcheck.matrix.versions import branch, key
+from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.matrix.facts.versions import branch, key
+from envcheck.matrix.file.load import loads
+from envcheck.matrix.resolver.resolve import Query, resolve
+from envcheck.matrix.resolver.verdict import LEGAL
 
 MATRIX = loads((Path(__file__).parents[2] / "matrix.yaml").read_bytes())
 CUDA_CELLS = [(release.torch, v.variant) for release in MATRIX.torch for v in release.variants if v.cuda]
@@ -39,8 +39,8 @@ def test_a_newer_driver_takes_nothing_away_but_a_dropped_generation(
     cell: tuple[str, str], gpu: Any, drivers: tuple[str, str]
 ) -> None:
     older, newer = sorted(drivers, key=key)
-    wanted = Wanted(torch=cell[0], variant=cell[1], gpus=[gpu.name], driver=older)
-    before, after = resolve(MATRIX, wanted), resolve(MATRIX, wanted.but(driver=newer))
+    query = Query(torch=cell[0], variant=cell[1], gpus=[gpu.name], driver=older)
+    before, after = resolve(MATRIX, query), resolve(MATRIX, query.replace(driver=newer))
     if before.verdict not in LEGAL or after.verdict in LEGAL:
         return
     # Two facts of NVIDIA's own are not monotone: a later branch may have been cut before a GPU was added to an earlier
@@ -57,17 +57,17 @@ def test_a_newer_driver_takes_nothing_away_but_a_dropped_generation(
 @given(cell=CELLS, drivers=st.tuples(DRIVERS, DRIVERS))
 def test_without_a_gpu_a_newer_driver_takes_nothing_away(cell: tuple[str, str], drivers: tuple[str, str]) -> None:
     older, newer = sorted(drivers, key=key)
-    wanted = Wanted(torch=cell[0], variant=cell[1], driver=older)
-    if resolve(MATRIX, wanted).verdict in LEGAL:
-        assert resolve(MATRIX, wanted.but(driver=newer)).verdict in LEGAL
+    query = Query(torch=cell[0], variant=cell[1], driver=older)
+    if resolve(MATRIX, query).verdict in LEGAL:
+        assert resolve(MATRIX, query.replace(driver=newer)).verdict in LEGAL
 
 
 @pytest.mark.parametrize("cell", [str(cell) for cell in MATRIX.cells()])
 def test_every_published_cell_resolves(cell: str) -> None:
-    found = Cell.parse(cell)
-    assert found is not None
-    answer = resolve(MATRIX, Wanted(torch=found.torch, variant=found.variant, python=found.python, arch="x86_64"))
-    assert (answer.verdict, answer.cell) == ("ok", cell)
+    parsed = Cell.parse(cell)
+    assert parsed is not None
+    resolution = resolve(MATRIX, Query(torch=parsed.torch, variant=parsed.variant, python=parsed.python, arch="x86_64"))
+    assert (resolution.verdict, resolution.cell) == ("ok", cell)
 
 
 @settings(max_examples=100, deadline=None)
@@ -78,19 +78,19 @@ def test_every_alternative_is_legal_when_asked_for(
     cell: tuple[str, str], gpus: list[Any], driver: str, python: str | None
 ) -> None:
     names = [gpu.name for gpu in gpus]
-    wanted = Wanted(torch=cell[0], variant=cell[1], gpus=names, driver=driver, python=python, arch="x86_64")
-    for offered in resolve(MATRIX, wanted).alternatives:
-        found = Cell.parse(offered.cell)
-        assert found is not None
-        changed = wanted.but(torch=found.torch, variant=found.variant, python=found.python)
-        version = re.search(r"driver (?:>= )?([0-9.]+)$", offered.change)
+    query = Query(torch=cell[0], variant=cell[1], gpus=names, driver=driver, python=python, arch="x86_64")
+    for offer in resolve(MATRIX, query).alternatives:
+        parsed = Cell.parse(offer.cell)
+        assert parsed is not None
+        changed = query.replace(torch=parsed.torch, variant=parsed.variant, python=parsed.python)
+        version = re.search(r"driver (?:>= )?([0-9.]+)$", offer.change)
         if version:
-            changed = changed.but(driver=version[1])
-        if offered.change.startswith("without the "):
-            gone = offered.change.removeprefix("without the ")
-            changed = changed.but(gpus=[name for name in names if name != gone])
+            changed = changed.replace(driver=version[1])
+        if offer.change.startswith("without the "):
+            gone = offer.change.removeprefix("without the ")
+            changed = changed.replace(gpus=[name for name in names if name != gone])
         again = resolve(MATRIX, changed)
-        assert (again.verdict, again.cell) == (offered.verdict, offered.cell)
+        assert (again.verdict, again.cell) == (offer.verdict, offer.cell)
         assert again.verdict in LEGAL
 
 
@@ -120,5 +120,5 @@ def _shuffled(matrix: Matrix, seed: int) -> Matrix:
 def test_the_answer_does_not_depend_on_the_order_of_facts(
     seed: int, gpus: list[Any], driver: str, torch: str | None
 ) -> None:
-    wanted = Wanted(torch=torch, gpus=[gpu.name for gpu in gpus], driver=driver, arch="x86_64")
-    assert resolve(_shuffled(MATRIX, seed), wanted) == resolve(MATRIX, wanted)
+    query = Query(torch=torch, gpus=[gpu.name for gpu in gpus], driver=driver, arch="x86_64")
+    assert resolve(_shuffled(MATRIX, seed), query) == resolve(MATRIX, query)

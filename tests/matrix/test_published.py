@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from envcheck.matrix.load import load
-from envcheck.matrix.versions import key
+from envcheck.matrix.facts.versions import key
+from envcheck.matrix.file.load import load
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 
@@ -16,6 +16,6 @@ def test_the_cells_follow_from_the_facts() -> None:
         variant = release.variant(release.pypi["x86_64"])
         assert variant is not None
         pythons = {python for build in variant.builds if build.arch == "x86_64" for python in build.python}
-        wanted = [p for p in PYTHONS if p in pythons and matrix.base(p)] if minor >= (2, 4) else []
-        expected |= {f"torch{release.torch}-{variant.variant}-py{p.replace('.', '')}" for p in wanted}
+        chosen = [p for p in PYTHONS if p in pythons and matrix.base(p)] if minor >= (2, 4) else []
+        expected |= {f"torch{release.torch}-{variant.variant}-py{p.replace('.', '')}" for p in chosen}
     assert {str(cell) for cell in matrix.cells()} == expected

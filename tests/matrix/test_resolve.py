@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.matrix.model import Cell, Matrix
-from envcheck.matrix.resolve import Resolution, Wanted, driver_verdict, resolve, runs_on
-from envcheck.matrix.versions import key
-from envcheck.matrix.wanted import spoken
+from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.matrix.facts.versions import key
+from envcheck.matrix.resolver.query import normalized
+from envcheck.matrix.resolver.resolve import Query, Resolution, driver_verdict, resolve, runs_on
 
 Ask = Callable[..., Resolution]
 
@@ -30,8 +31,8 @@ def test_the_json_form(ask: Ask) -> None:
 
 
 def test_newest_torch_first_then_native_then_pypis_own(ask: Ask) -> None:
-    answer = ask(gpus=["H100"], driver="570.124.06", torch=">=2.7,<2.9", python="3.12")
-    assert [row.cell for row in answer.ranked] == [
+    resolution = ask(gpus=["H100"], driver="570.124.06", torch=">=2.7,<2.9", python="3.12")
+    assert [row.cell for row in resolution.ranked] == [
         "torch2.8.0-cu128-py312",  # native, and PyPI's own
         "torch2.8.0-cu126-py312",  # native
         "torch2.8.0-cu129-py312",  # minor-version compatibility
@@ -46,19 +47,22 @@ def test_newest_torch_first_then_native_then_pypis_own(ask: Ask) -> None:
 
 @pytest.mark.parametrize("gpu", ["A100", "H100", "L40S", "T4", "GH200"])
 def test_what_runs_as_it_is_comes_before_what_needs_a_package(ask: Ask, gpu: str) -> None:
-    answer = ask(gpus=[gpu], driver="570.124.06")
-    verdicts = [row.verdict for row in answer.ranked]
-    assert answer.verdict in ("ok", "driver-ok-via-minor-compat")
+    resolution = ask(gpus=[gpu], driver="570.124.06")
+    verdicts = [row.verdict for row in resolution.ranked]
+    assert resolution.verdict in ("ok", "driver-ok-via-minor-compat")
     first = verdicts.index("forward-compat-required")
     assert set(verdicts[first:]) == {"forward-compat-required"}
-    offered = {row.change: row.verdict for row in answer.alternatives}
-    assert offered["keep the driver, with cuda-compat: torch 2.15.0 with cu132"] == "forward-compat-required"
+    offer = {row.change: row.verdict for row in resolution.alternatives}
+    assert offer["keep the driver, with cuda-compat: torch 2.15.0 with cu132"] == "forward-compat-required"
 
 
 def test_an_old_driver_gets_the_old_torch_that_runs_on_it(ask: Ask) -> None:
-    answer = ask(gpus=["A100"], driver="470.57.02")
-    assert answer.cell is not None
-    assert (answer.cell.rpartition("-")[0], answer.verdict) == ("torch2.7.1-cu118", "driver-ok-via-minor-compat")
+    resolution = ask(gpus=["A100"], driver="470.57.02")
+    assert resolution.cell is not None
+    assert (resolution.cell.rpartition("-")[0], resolution.verdict) == (
+        "torch2.7.1-cu118",
+        "driver-ok-via-minor-compat",
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,9 +78,9 @@ def test_an_old_driver_gets_the_old_torch_that_runs_on_it(ask: Ask) -> None:
     ],
 )
 def test_torch_is_a_pep_440_requirement(ask: Ask, requirement: str, newest: str) -> None:
-    answer = ask(torch=requirement)
-    assert answer.cell is not None
-    found = Cell.parse(answer.cell)
+    resolution = ask(torch=requirement)
+    assert resolution.cell is not None
+    found = Cell.parse(resolution.cell)
     assert found is not None
     assert found.torch == newest
 
@@ -98,9 +102,9 @@ def test_a_mixed_node_needs_what_runs_on_all_and_names_the_culprit(ask: Ask) -> 
 
 
 def test_a_mixed_node_names_the_gpu_that_rules_out_cuda_compat(ask: Ask) -> None:
-    answer = ask(gpus=["H100", "RTX 4090"], driver="570.124.06", torch="2.13.0", variant="cu130")
-    assert answer.verdict == "driver-too-old"
-    assert answer.reasons[0].startswith("RTX 4090: ")
+    resolution = ask(gpus=["H100", "RTX 4090"], driver="570.124.06", torch="2.13.0", variant="cu130")
+    assert resolution.verdict == "driver-too-old"
+    assert resolution.reasons[0].startswith("RTX 4090: ")
 
 
 def test_gpus_of_two_host_architectures_are_no_node(ask: Ask) -> None:
@@ -120,29 +124,29 @@ def test_a_weak_default_is_not_relied_on_for_what_to_install(ask: Ask) -> None:
 
 def test_the_cpu_variant_runs_under_any_driver_and_none(ask: Ask) -> None:
     for driver in (None, "390.157", "595.45.04"):
-        answer = ask(torch="2.8.0", variant="cpu", driver=driver)
-        assert (answer.verdict, answer.index) == ("ok", "whl/cpu")
+        resolution = ask(torch="2.8.0", variant="cpu", driver=driver)
+        assert (resolution.verdict, resolution.index) == ("ok", "whl/cpu")
 
 
 def test_a_gpu_is_never_answered_with_the_cpu_variant(ask: Ask) -> None:
-    answer = ask(gpus=["V100"], driver="590.44.01")
-    assert answer.verdict == "gpu-dropped-by-driver"
-    assert not answer.ranked
-    changes = {row.change: row.cell for row in answer.alternatives}
+    resolution = ask(gpus=["V100"], driver="590.44.01")
+    assert resolution.verdict == "gpu-dropped-by-driver"
+    assert not resolution.ranked
+    changes = {row.change: row.cell for row in resolution.alternatives}
     assert "cpu" in changes["without the GPU: cpu"]
     assert "keep cu126: driver 580.65.06" in changes
 
 
 def test_nearest_alternatives_per_axis(ask: Ask) -> None:
-    answer = ask(torch="2.8.0", variant="cu128", gpus=["RTX 4090"], driver="470.256.02")
-    assert answer.verdict == "driver-too-old"
-    changes = [row.change for row in answer.alternatives]
+    resolution = ask(torch="2.8.0", variant="cu128", gpus=["RTX 4090"], driver="470.256.02")
+    assert resolution.verdict == "driver-too-old"
+    changes = [row.change for row in resolution.alternatives]
     assert "keep cu128: driver >= 525.78.01" in changes  # the first R525 that drives it, above the family's floor
-    answer = ask(torch="2.8.0", variant="cu128", gpus=["A100"], driver="460.32.03")
-    assert "keep cu128: driver >= 525.60.13" in [row.change for row in answer.alternatives]
-    answer = ask(torch="2.8.0", gpus=["H100"], driver="570.124.06", python="3.14")
-    assert answer.verdict == "python-unsupported"
-    assert "keep torch 2.8.0+cu128: Python 3.13" in [row.change for row in answer.alternatives]
+    resolution = ask(torch="2.8.0", variant="cu128", gpus=["A100"], driver="460.32.03")
+    assert "keep cu128: driver >= 525.60.13" in [row.change for row in resolution.alternatives]
+    resolution = ask(torch="2.8.0", gpus=["H100"], driver="570.124.06", python="3.14")
+    assert resolution.verdict == "python-unsupported"
+    assert "keep torch 2.8.0+cu128: Python 3.13" in [row.change for row in resolution.alternatives]
 
 
 @pytest.mark.parametrize(
@@ -154,32 +158,32 @@ def test_nearest_alternatives_per_axis(ask: Ask) -> None:
     ],
 )
 def test_the_smallest_upgrade_is_offered_beside_the_newest(ask: Ask, gpu: str, driver: str, change: str) -> None:
-    offered = [row.change for row in ask(gpus=[gpu], driver=driver).alternatives]
-    assert offered[0] == "keep cu132: driver >= 580.65.06"
-    assert change in offered
+    offer = [row.change for row in ask(gpus=[gpu], driver=driver).alternatives]
+    assert offer[0] == "keep cu132: driver >= 580.65.06"
+    assert change in offer
 
 
 def test_the_same_upgrade_is_offered_once(ask: Ask) -> None:
-    answer = ask(torch="2.8.0", variant="cu128", gpus=["RTX 4090"], driver="470.57.02")
-    assert [row.change for row in answer.alternatives] == [
+    resolution = ask(torch="2.8.0", variant="cu128", gpus=["RTX 4090"], driver="470.57.02")
+    assert [row.change for row in resolution.alternatives] == [
         "keep cu128: driver >= 525.78.01",
         "keep cu128: driver >= 570.86.15",
     ]
 
 
 def test_compat_offers_what_makes_it_native(ask: Ask) -> None:
-    answer = ask(torch="2.8.0", variant="cu128", gpus=["H100"], driver="565.57.01")
-    assert answer.verdict == "driver-ok-via-minor-compat"
-    assert {row.change: row.verdict for row in answer.alternatives} == {
+    resolution = ask(torch="2.8.0", variant="cu128", gpus=["H100"], driver="565.57.01")
+    assert resolution.verdict == "driver-ok-via-minor-compat"
+    assert {row.change: row.verdict for row in resolution.alternatives} == {
         "keep cu128: driver >= 570.86.15": "ok",
         "keep the driver: cu126": "ok",
     }
 
 
 def test_only_a_capability_known_no_cuda_compat_is_claimed(ask: Ask) -> None:
-    answer = ask(cc=["9.0"], driver="570.124.06", torch="2.13.0", variant="cu130")
-    assert answer.verdict == "driver-too-old"
-    assert any("data-centre" in note for note in answer.notes)
+    resolution = ask(cc=["9.0"], driver="570.124.06", torch="2.13.0", variant="cu130")
+    assert resolution.verdict == "driver-too-old"
+    assert any("data-centre" in note for note in resolution.notes)
 
 
 def test_a_capability_no_wheel_knows_is_too_new(ask: Ask) -> None:
@@ -187,9 +191,9 @@ def test_a_capability_no_wheel_knows_is_too_new(ask: Ask) -> None:
 
 
 def test_ptx_counts_only_under_a_driver_that_can_compile_it(ask: Ask) -> None:
-    wanted = {"cc": ["13.0"], "torch": "2.8.0", "variant": "cu129"}  # the only code for it is 12.0+PTX
-    assert ask(driver="575.51.03", **wanted).verdict == "ok"
-    older = ask(driver="575.51.02", **wanted)
+    axes = {"cc": ["13.0"], "torch": "2.8.0", "variant": "cu129"}  # the only code for it is 12.0+PTX
+    assert ask(driver="575.51.03", **axes).verdict == "ok"
+    older = ask(driver="575.51.02", **axes)
     assert older.verdict == "driver-too-old"
     assert "only PTX fits" in older.reasons[0]
 
@@ -218,38 +222,40 @@ def test_an_answer_on_a_weak_fact_says_so(ask: Ask, axes: dict[str, object], ver
 
 
 def test_unknown_code_is_not_counted_on(ask: Ask) -> None:
-    answer = ask(torch="2.9.1", variant="cu129", gpus=["GH200"], driver="580.65.06")
-    assert (answer.verdict, answer.verified) == ("arch-not-in-wheel", False)
+    resolution = ask(torch="2.9.1", variant="cu129", gpus=["GH200"], driver="580.65.06")
+    assert (resolution.verdict, resolution.verified) == ("arch-not-in-wheel", False)
 
 
 def test_wheels_nobody_looked_for_are_not_counted_on(ask: Ask) -> None:
-    answer = ask(torch="2.12.0", variant="cu126", arch="aarch64")
-    assert (answer.verdict, answer.verified) == ("no-wheel", False)
-    assert "nobody has looked" in answer.reasons[0]
+    resolution = ask(torch="2.12.0", variant="cu126", arch="aarch64")
+    assert (resolution.verdict, resolution.verified) == ("no-wheel", False)
+    assert "it is not known" in resolution.reasons[0]
 
 
 def test_a_torch_that_is_not_in_the_matrix(ask: Ask) -> None:
-    answer = ask(torch="2.16")
-    assert (answer.verdict, answer.cell, answer.verified) == ("no-wheel", None, False)
-    assert [row.change for row in answer.alternatives] == ["torch 2.15.0 with cu132"]
+    resolution = ask(torch="2.16")
+    assert (resolution.verdict, resolution.cell, resolution.verified) == ("no-wheel", None, False)
+    assert [row.change for row in resolution.alternatives] == ["torch 2.15.0 with cu132"]
 
 
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        ({"gpus": ["H10"]}, "no GPU called 'H10'.*did you mean H100"),
-        ({"variant": "cu999"}, "ever built as 'cu999'.*use one of cpu, cu116"),
-        ({"cuda": "12.7"}, r"CUDA 12\.7 is not in the matrix.*12\.6, 12\.8"),
+        ({"gpus": ["H10"]}, "no GPU named 'H10'.*did you mean H100"),
+        ({"variant": "cu12.8"}, "neither a CUDA variant nor cpu; write it as cu128"),
+        ({"variant": "rocm6.2"}, "neither a CUDA variant nor cpu.*ROCm"),
+        ({"cuda": "12"}, "not a CUDA version; write it as 12.8"),
         ({"variant": "cu128", "cuda": "12.6"}, "cu128 has CUDA 12.8, --cuda says 12.6"),
         ({"variant": "cpu", "cuda": "12.6"}, "no CUDA at all"),
-        ({"driver": "R570"}, "no driver version.*570.124.06"),
-        ({"driver": "570"}, "no driver version"),
-        ({"python": "py312"}, "no Python version"),
-        ({"cc": ["sm_90"]}, "no compute capability"),
-        ({"cc": ["0.1"]}, r"--cc 0\.1: no fact of the matrix is near it, but of 3\.7.*nvidia-smi"),
+        ({"driver": "R570"}, "not a driver version.*570.124.06"),
+        ({"driver": "570"}, "not a driver version"),
+        ({"python": "py312"}, "not a Python version"),
+        ({"cc": ["sm_90"]}, "not a compute capability"),
+        ({"cc": ["0.1"]}, r"--cc 0\.1: the matrix has no fact about it or its neighbours; it has 3\.7.*nvidia-smi"),
         ({"gpus": ["RTX 4070"]}, r"did you mean RTX 4090.*--cc 8\.9, as RTX 4090 has; `nvidia-smi --query-gpu=compute"),
-        ({"gpus": ["MI300X"]}, r"show --gpus` lists them \(or give --cc; `nvidia-smi"),
-        ({"torch": "latest"}, "no version requirement"),
+        ({"gpus": ["XPU9"]}, r"show --gpus` lists them \(or give --cc; `nvidia-smi"),
+        ({"gpus": ["NVIDIA Corporation Device 2901 (rev a1)"]}, "run `update-pciids`"),
+        ({"torch": "latest"}, "not a version requirement"),
     ],
 )
 def test_nonsense_is_refused_in_one_line(ask: Ask, axes: dict[str, object], message: str) -> None:
@@ -258,11 +264,75 @@ def test_nonsense_is_refused_in_one_line(ask: Ask, axes: dict[str, object], mess
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("axes", "reason", "change"),
+    [
+        (
+            {"torch": "1.13.1", "variant": "cu113"},
+            "torch 1.13.1 has no cu113 wheels.*no torch release of the matrix has cu113",
+            "keep torch 1.13.1: cu117",
+        ),
+        (
+            {"variant": "cu134", "gpus": ["H100"]},
+            "no torch release of the matrix has cu134",
+            "keep torch 2.15.0: cu132",
+        ),
+        ({"variant": "cu999"}, "no torch release of the matrix has cu999", "keep torch 2.15.0: cu132"),
+        ({"cuda": "12.7", "torch": "2.8.0"}, "no torch release of the matrix has cu127", "keep torch 2.8.0: cu128"),
+    ],
+)
+def test_a_variant_that_no_torch_was_built_for_is_an_answer(
+    ask: Ask, axes: dict[str, object], reason: str, change: str
+) -> None:
+    resolution = ask(**axes)
+    assert (resolution.verdict, resolution.cell, resolution.legal) == ("no-wheel", None, False)
+    assert re.search(reason, resolution.reasons[0])
+    assert [row.change for row in resolution.alternatives] == [change]
+
+
+@pytest.mark.parametrize("name", ["AMD Instinct MI300X", "Intel Arc A770", "Apple M2", "Jetson AGX Orin"])
+def test_an_accelerator_of_another_kind_is_answered_as_what_it_is(ask: Ask, name: str) -> None:
+    resolution = ask(gpus=[name])
+    assert (resolution.verdict, resolution.legal) == ("no-wheel", False)
+    assert resolution.reasons[0].startswith(f"{name} is a")
+    assert [(row.change, row.verdict) for row in resolution.alternatives] == [("without the GPU: cpu", "ok")]
+
+
+def test_weak_library_versions_reach_the_answer_by_name(matrix: Matrix) -> None:
+    weak = [(r.torch, v.variant) for r in matrix.torch for v in r.variants if not v.libraries_verified]
+    assert weak
+    for torch, variant in weak:
+        resolution = resolve(matrix, Query(torch=torch, variant=variant))
+        assert not resolution.verified
+        assert f"the cuDNN, NCCL and triton versions of torch {torch}+{variant}" in resolution.weak
+
+
+def test_an_answer_names_each_weak_fact_or_is_verified(matrix: Matrix) -> None:
+    resolutions = [resolve(matrix, Query(gpus=[gpu.name], driver="580.65.06")) for gpu in matrix.gpus]
+    assert all(resolution.verified == (resolution.weak == []) for resolution in resolutions)
+    assert {resolution.verified for resolution in resolutions} == {True, False}
+
+
+def test_the_best_published_cell_is_named(ask: Ask, matrix: Matrix) -> None:
+    published = {str(cell) for cell in matrix.cells()}
+    for axes in ({"driver": "535.104.05", "gpus": ["H100"]}, {"variant": "cpu"}, {"gpus": ["RTX 4090"]}):
+        resolution = ask(**axes)
+        legal = [row.cell for row in resolution.ranked if row.cell in published]
+        assert resolution.published == legal[0]
+    assert ask(torch="2.0.1").published is None
+
+
+def test_a_python_that_was_only_read_does_not_bind_the_published_cell(matrix: Matrix) -> None:
+    query = Query(variant="cpu", python="3.14")
+    assert resolve(matrix, query).published is None
+    assert resolve(matrix, query, read_here={"python": "3.14"}).published in {str(c) for c in matrix.cells()}
+
+
 def test_words_as_people_write_them() -> None:
-    meant = spoken(Wanted(torch="2.8.0+cu121", python="3.12.4", cuda="12.1.1"))
+    meant = normalized(Query(torch="2.8.0+cu121", python="3.12.4", cuda="12.1.1"))
     assert (meant.torch, meant.variant, meant.python, meant.cuda) == ("2.8.0", "cu121", "3.12", "12.1")
     with pytest.raises(ConfigError, match=r"\+cu121, --variant says cu128"):
-        spoken(Wanted(torch="2.8.0+cu121", variant="cu128"))
+        normalized(Query(torch="2.8.0+cu121", variant="cu128"))
 
 
 @pytest.mark.parametrize(
@@ -317,13 +387,13 @@ def test_the_nearest_code_is_the_one_that_is_named(ask: Ask, gpu: str, code: str
         ({"gpus": ["K80"]}, "driver not given: needs >= 450.80.02, R470 at most"),
         (
             {"gpus": ["GH200"], "arch": "x86_64"},
-            "x86_64 was asked for, but the matrix knows GH200 in aarch64 hosts only",
+            "x86_64 was requested, but the matrix lists GH200 only in aarch64 hosts",
         ),
         (
             {"gpus": ["H100"], "arch": "aarch64"},
-            "aarch64 was asked for, but the matrix knows H100 in x86_64 hosts only",
+            "aarch64 was requested, but the matrix lists H100 only in x86_64 hosts",
         ),
-        ({"cc": ["13.0"]}, "compute capability 13.0, and it is newer than all it knows"),
+        ({"cc": ["13.0"]}, "compute capability 13.0, because it is newer than all GPUs of the matrix"),
         ({"cc": ["8.1"]}, "compute capability 8.1: judged as Ampere, after 8.0"),
         (
             {"torch": "2.8.0", "variant": "cu128", "gpus": ["H100"], "driver": "565.57.01"},
@@ -350,9 +420,9 @@ def test_what_is_not_open_is_not(ask: Ask, axes: dict[str, object], word: str) -
 
 
 def test_a_driver_below_the_listed_branches_is_never_verified(ask: Ask) -> None:
-    wanted = {"torch": "2.5.1", "variant": "cu118", "gpus": ["RTX 4090"]}
-    assert ask(driver="520.61.05", **wanted).verified is False
-    assert ask(driver="530.30.02", **wanted).verified is True
+    axes = {"torch": "2.5.1", "variant": "cu118", "gpus": ["RTX 4090"]}
+    assert ask(driver="520.61.05", **axes).verified is False
+    assert ask(driver="530.30.02", **axes).verified is True
 
 
 @pytest.mark.parametrize(
@@ -366,21 +436,21 @@ def test_a_driver_below_the_listed_branches_is_never_verified(ask: Ask) -> None:
     ],
 )
 def test_what_an_nvidia_base_would_refuse(matrix: Matrix, base: str, driver: str, gpu: str, says: str) -> None:
-    answer = resolve(matrix, Wanted(driver=driver, gpus=[gpu]), base_cuda=base)
-    assert says in answer.notes[-1]
+    resolution = resolve(matrix, Query(driver=driver, gpus=[gpu]), base_cuda=base)
+    assert says in resolution.notes[-1]
 
 
 def test_a_base_nobody_has_read_is_refused(matrix: Matrix) -> None:
     with pytest.raises(ConfigError, match=r"nvidia/cuda of CUDA 13\.1.*use one of 11\.4"):
-        resolve(matrix, Wanted(), base_cuda="13.1")
+        resolve(matrix, Query(), base_cuda="13.1")
 
 
 def test_driver_verdict_for_a_node_check(matrix: Matrix) -> None:
-    assert driver_verdict(matrix, "12.8", "570.26", None).verdict == "ok"
-    assert driver_verdict(matrix, "12.8", "550.54.14", None).verdict == "driver-ok-via-minor-compat"
-    assert driver_verdict(matrix, "13.0", "550.54.14", datacenter=True).verdict == "forward-compat-required"
-    assert driver_verdict(matrix, "13.0", "550.54.14", datacenter=False).verdict == "driver-too-old"
-    assert driver_verdict(matrix, "13.0", "550.54.14", None).verdict == "driver-too-old"
+    assert driver_verdict(matrix, "12.8", "570.26", None).name == "ok"
+    assert driver_verdict(matrix, "12.8", "550.54.14", None).name == "driver-ok-via-minor-compat"
+    assert driver_verdict(matrix, "13.0", "550.54.14", datacenter=True).name == "forward-compat-required"
+    assert driver_verdict(matrix, "13.0", "550.54.14", datacenter=False).name == "driver-too-old"
+    assert driver_verdict(matrix, "13.0", "550.54.14", None).name == "driver-too-old"
     with pytest.raises(ConfigError, match=r"CUDA 14\.0 is not in the matrix"):
         driver_verdict(matrix, "14.0", "550.54.14", None)
 

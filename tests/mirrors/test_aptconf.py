@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envcheck.mirrors.aptconf import AptSource, bases_for, parse_sources
+from envcheck.mirrors.profiles.apt_config import AptSource, bases_for, parse_sources
 
 DEB822 = """\
 Types: deb deb-src

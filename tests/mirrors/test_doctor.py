@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 from envcheck.checks.env import ignored_settings
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
-from envcheck.mirrors import chosen, doctor_here
-from envcheck.mirrors.doctor import Finding, examine, wrong
-from envcheck.mirrors.doctor_names import IGNORED, OUTDATED, TORCH
-from envcheck.mirrors.doctor_rules import RULES
-from envcheck.mirrors.doctor_text import Kind, Text, kind_of, read
+from envcheck.mirrors.doctor import this_machine
+from envcheck.mirrors.doctor.doctor import Finding, examine, wrong
+from envcheck.mirrors.doctor.document import Kind, Text, kind_of, read
+from envcheck.mirrors.doctor.known_variables import IGNORED, OUTDATED, TORCH
+from envcheck.mirrors.doctor.rules import RULES
+from envcheck.mirrors.profiles import user_choice
 
 DATA = Path(__file__).parents[1] / "data/doctor"
 CANARIES = ("hunter2-canary", "CANARYcanary")
@@ -47,7 +48,7 @@ EXPECTED = {
 
 def found_in(*paths: Path) -> list[Finding]:
     """Examine samples; one in Python has another name, so that nothing takes it for ours."""
-    texts = doctor_here.files(paths)
+    texts = this_machine.files(paths)
     return examine(t._replace(kind=kind_of(t.name.removesuffix(".sample"))) for t in texts)
 
 
@@ -211,7 +212,7 @@ def test_this_machine_is_read_and_a_root_of_ones_own(tmp_path: Path) -> None:
         "HF_HUB_ENABLE_HF_TRANSFER": "1",
         "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
     }
-    found = examine(doctor_here.machine(environ, tmp_path))
+    found = examine(this_machine.machine(environ, tmp_path))
     assert [(Path(f.where).name, f.id) for f in found] == [
         ("daemon.json", "W005"),
         (".bashrc", "W001"),
@@ -222,12 +223,12 @@ def test_this_machine_is_read_and_a_root_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_token_that_a_login_left_goes_to_the_mirror_too(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path), "HF_ENDPOINT": "https://m.example", "HF_HUB_DISABLE_XET": "1"}
-    assert examine(doctor_here.machine(environ, tmp_path)) == []
+    assert examine(this_machine.machine(environ, tmp_path)) == []
     (tmp_path / ".cache/huggingface").mkdir(parents=True)
     (tmp_path / ".cache/huggingface/token").write_text("hf_hunter2-canary")
-    (found,) = examine(doctor_here.machine(environ, tmp_path))
+    (found,) = examine(this_machine.machine(environ, tmp_path))
     assert (found.id, found.where) == ("W009", "environment")
-    assert examine(doctor_here.machine({**environ, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}, tmp_path)) == []
+    assert examine(this_machine.machine({**environ, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}, tmp_path)) == []
 
 
 def test_a_home_of_somebody_else_is_told_and_ends_no_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,17 +239,17 @@ def test_a_home_of_somebody_else_is_told_and_ends_no_look(tmp_path: Path, monkey
         (home / name).touch()
     (tmp_path / "pip.conf").write_text("[global]\ntrusted-host = m.example\n")
     environ = {"HOME": str(home), "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
-    assert doctor_here.unread(environ, tmp_path) == []
+    assert this_machine.unread(environ, tmp_path) == []
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / ".config"))
     with as_nobody(tmp_path, home):
-        (shut,) = doctor_here.unread(environ, tmp_path)
-        found = examine(doctor_here.machine(environ, tmp_path))
+        (shut,) = this_machine.unread(environ, tmp_path)
+        found = examine(this_machine.machine(environ, tmp_path))
         with pytest.raises(ConfigError, match=r"/mirror: Permission denied: which mirror .* --mirror none"):
-            chosen.read()
+            user_choice.read()
     assert (shut.where, shut.level, shut.what[:39]) == (str(home), "unreal", "it could not be read (Permission denied")
     assert [Path(one.where).name for one in found] == ["pip.conf"]
     with as_nobody(tmp_path, home / ".bashrc"):
-        assert [one.where for one in doctor_here.unread(environ, tmp_path)] == [str(home / ".bashrc")]
+        assert [one.where for one in this_machine.unread(environ, tmp_path)] == [str(home / ".bashrc")]
 
 
 @contextlib.contextmanager
@@ -271,20 +272,20 @@ def as_nobody(below: Path, shut: Path) -> Iterator[None]:
 
 def test_what_is_too_large_for_settings_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "model.bin").open("wb") as file:
-        file.truncate(doctor_here.LARGEST + 1)
+        file.truncate(this_machine.LARGEST + 1)
     with pytest.raises(ConfigError, match=r"model\.bin has 8 MB; name Dockerfiles"):
-        doctor_here.files([tmp_path / "model.bin"])
+        this_machine.files([tmp_path / "model.bin"])
     with pytest.raises(ConfigError, match="/dev/zero has more than 8 MB"):
-        doctor_here.files([Path("/dev/zero")])
+        this_machine.files([Path("/dev/zero")])
 
 
 def test_what_is_no_text_is_refused_and_what_windows_writes_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"HF_MIRROR=https://m.example\n\0")
     with pytest.raises(ConfigError, match=r"a\.bin is no text"):
-        doctor_here.files([tmp_path / "a.bin"])
+        this_machine.files([tmp_path / "a.bin"])
     for encoding in ("utf-16", "utf-8-sig"):
         (tmp_path / "a.sh").write_bytes("HF_MIRROR=https://m.example\n".encode(encoding))
-        assert lines(examine(doctor_here.files([tmp_path / "a.sh"]))) == ["1 W001"]
+        assert lines(examine(this_machine.files([tmp_path / "a.sh"]))) == ["1 W001"]
 
 
 def _refused(*arguments: str) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.host import apt_sources, host_profile, system_roots
-from envcheck.mirrors.profile import HuggingFace, Index
+from envcheck.mirrors.profiles.host_config import apt_sources, host_profile, system_roots
+from envcheck.mirrors.profiles.model import HuggingFace, Index
 
 
 @pytest.fixture

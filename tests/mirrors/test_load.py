@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors import load
-from envcheck.mirrors.load import parse
-from envcheck.mirrors.profile import Conda, Credential, HuggingFace, Index, Profile
+from envcheck.mirrors.profiles.load import load, parse
+from envcheck.mirrors.profiles.model import Conda, Credential, HuggingFace, Index, Profile
 
 WHOLE = """\
 name: site
@@ -213,7 +212,7 @@ def test_an_unknown_profile_says_what_there_is() -> None:
 
 
 def test_the_example_in_the_help_is_a_profile(tmp_path: Path) -> None:
-    from envcheck.cli.render import _EPILOG  # noqa: PLC0415 (only this test reads the help)
+    from envcheck.cli.commands.render import _EPILOG  # noqa: PLC0415 (only this test reads the help)
 
     lines = _EPILOG.partition("of your own:\n")[2].replace("~/.netrc", "netrc")
     shutil.copyfile("/dev/null", tmp_path / "netrc")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors import chosen
-from envcheck.mirrors.accept import accept
-from envcheck.mirrors.load import load, presets
-from envcheck.mirrors.presets import LAYOUTS, Entry, Preset, profile_of
-from envcheck.mirrors.profile import Conda, Index, Profile
+from envcheck.mirrors.profiles import user_choice
+from envcheck.mirrors.profiles.load import load, presets
+from envcheck.mirrors.profiles.model import Conda, Index, Profile
+from envcheck.mirrors.profiles.presets import LAYOUTS, Entry, Preset, profile_of
+from envcheck.mirrors.profiles.validate import accept
 
 NAMES = ("tuna", "ustc", "sjtu", "aliyun", "tencent", "huawei", "nju", "hf-mirror", "modelscope")
 
@@ -44,7 +44,7 @@ def test_every_address_has_its_source_and_no_plaintext(name: str) -> None:
 
 def test_a_comma_divides_no_sentence() -> None:
     """What follows a comma between brackets is an item of its own, unless it is quoted."""
-    text = Path(chosen.__file__).with_name("presets.yaml").read_text(encoding="utf-8")
+    text = Path(user_choice.__file__).with_name("presets.yaml").read_text(encoding="utf-8")
     listed = re.findall(r"lacks: \[(.*)\]", text)
     assert listed
     assert [row for row in listed if "," in re.sub(r'"[^"]*"', "", row)] == []
@@ -93,11 +93,11 @@ def test_each_kind_of_entry_becomes_its_part_of_the_profile() -> None:
 def test_user_is_what_was_chosen_and_none_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert load("user") == Profile(name="none")
-    assert chosen.write("tuna") == tmp_path / "envcheck/mirror"
+    assert user_choice.write("tuna") == tmp_path / "envcheck/mirror"
     assert load("user") == load("tuna")
-    chosen.write("/gone.yaml")
+    user_choice.write("/gone.yaml")
     with pytest.raises(ConfigError, match=r"no mirror profile '/gone\.yaml'; .*`envcheck mirror use none`"):
         load("user")
-    assert chosen.forget() == tmp_path / "envcheck/mirror"
-    assert chosen.forget() is None
+    assert user_choice.forget() == tmp_path / "envcheck/mirror"
+    assert user_choice.forget() is None
     assert load("user") == Profile(name="none")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.mirrors.profile import (
+from envcheck.mirrors.profiles.model import (
     HuggingFace,
     Index,
     Profile,

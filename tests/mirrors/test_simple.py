@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.http import Client, NetworkError
-from envcheck.mirrors.locate import Found, Need, choose, locate
-from envcheck.mirrors.profile import Index
-from envcheck.mirrors.simple import File, page_url, parse
+from envcheck.mirrors.index.locate import LocatedFile, Need, choose, locate
+from envcheck.mirrors.index.simple_api import File, page_url, parse
+from envcheck.mirrors.net.client import Client, NetworkError
+from envcheck.mirrors.profiles.model import Index
 
 A, B = "a" * 64, "b" * 64
 URL = "https://mirror.example/simple/torch/"
@@ -79,14 +79,14 @@ def test_a_file_is_known_by_its_hash_and_has_every_place_that_names_it() -> None
         [File(W, "https://four.example/t.whl")],
     ]
     found = choose(Need("torch", (A,)), pages)
-    assert found == [Found(W, A, 5, tuple(f"https://{host}.example/t.whl" for host in ("one", "three", "four")))]
+    assert found == [LocatedFile(W, A, 5, tuple(f"https://{host}.example/t.whl" for host in ("one", "three", "four")))]
 
 
 def test_where_no_page_tells_hashes_the_one_file_it_can_be_is_taken() -> None:
     others = ["torch-2.8.0-cp312-cp312-manylinux_2_28_x86_64.whl", "torch-2.7.0-cp311-cp311-manylinux_2_28_x86_64.whl"]
     others += ["torch-2.8.0-cp311-cp311-win_amd64.whl", "torchvision-2.8.0-cp311-cp311-manylinux_2_28_x86_64.whl"]
     page = [File(linux(name), f"https://flat.example/{name}") for name in [*others, W]]
-    assert choose(NEED, [page]) == [Found(linux(W), A, None, (f"https://flat.example/{W}",))]
+    assert choose(NEED, [page]) == [LocatedFile(linux(W), A, None, (f"https://flat.example/{W}",))]
     with pytest.raises(UnavailableError, match="torch: its page tells no hashes"):
         choose(dataclasses.replace(NEED, python=None), [page])
 
@@ -102,7 +102,7 @@ def test_a_wheel_of_this_machine_is_a_place_too(tmp_path: Path) -> None:
     for name in (wheel.name, "torch-2.7.0-py3-none-any.whl", "numpy-2.8.0-py3-none-any.whl"):
         (tmp_path / name).write_bytes(b"")
     indexes = {"pytorch": [Index(url=str(tmp_path), kind="find-links")]}
-    assert locate([NEED], indexes, Client()) == [Found(wheel.name, A, None, (), (wheel,))]
+    assert locate([NEED], indexes, Client()) == [LocatedFile(wheel.name, A, None, (), (wheel,))]
 
 
 def test_nothing_of_that_hash_says_why_at_each_place() -> None:

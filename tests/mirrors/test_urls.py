@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envcheck.mirrors.urls import followed, host_of, origin_of, proxy_of, user_of
+from envcheck.mirrors.net.urls import followed, host_of, origin_of, proxy_of, user_of
 
 
 def test_a_redirect_stays_as_secure_as_it_was() -> None:

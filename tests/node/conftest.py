@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +13,38 @@ from typing import Any
 
 import pytest
 
+from envcheck.node.sources import nvml_queries, nvml_readers
+
+# nvmlReturn_t, by the texts that the tests have NVML refuse with.
+CODES = {
+    "Invalid Argument": 2,
+    "Not Supported": 3,
+    "Insufficient Permissions": 4,
+    "Function Not Found": 13,
+    "GPU is lost": 15,
+    "GPU requires restart": 16,
+    "Driver/library version mismatch": 18,
+    "No Data": 21,
+    "Argument Version Mismatch": 25,
+    "Unknown Error": 999,
+}
+TEXTS = {code: text for text, code in CODES.items()}
+
+
+# Every name of NVML's that a row or a reader asks for.
+ASKED = frozenset(
+    name
+    for module in (nvml_queries, nvml_readers)
+    for name in re.findall(r"\b(?:nvml|n)\.((?:c_)?(?:nvml|NVML)\w+)", inspect.getsource(module))
+)
+
 
 class NVMLError(Exception):
-    """What nvidia-ml-py raises."""
+    """What nvidia-ml-py raises: made of a code, or here of the text that belongs to it."""
+
+    def __init__(self, what: int | str) -> None:
+        self.value = CODES[what] if isinstance(what, str) else what
+        super().__init__(TEXTS[self.value])
 
 
 class Structure(ctypes.Structure):
@@ -73,7 +104,13 @@ class FakeNvml:
     NVML_VALUE_TYPE_SIGNED_INT = 5
     NVML_VALUE_TYPE_UNSIGNED_SHORT = 6
     NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON = 90
+    NVML_FI_DEV_RESET_STATUS = 226
+    NVML_FI_DEV_DRAIN_AND_RESET_STATUS = 227
     NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
+    NVML_FI_DEV_ACTIVE_BANK_REMAPPINGS = 303
+    NVML_FI_DEV_INACTIVE_BANK_REMAPPINGS = 304
+    NVML_FI_DEV_BANK_REMAPPER_HISTOGRAM_NONE = 306
+    NVML_FI_DEV_PENDING_BANK_REMAPPING = 307
     c_nvmlEccSramErrorStatus_v1_t = Structure  # noqa: N815 (NVML's name)
     c_nvmlGpuFabricInfo_v3_t = Structure  # noqa: N815 (NVML's name)
     c_nvmlGpuFabricInfo_v2_t = Older  # noqa: N815 (NVML's name)
@@ -82,7 +119,9 @@ class FakeNvml:
 
     def __init__(self, refused: dict[str, str], **answers: Any) -> None:
         self.refused = refused
+        # A row's function that is not below answers 0: a new row needs an answer here only where it wants another.
         self.answers = {
+            **{name: 0 for name in ASKED if name.startswith("nvml")},
             "nvmlInit": None,
             "nvmlShutdown": None,
             "nvmlSystemGetDriverVersion": "570.124.06",
@@ -128,6 +167,9 @@ class FakeNvml:
             "nvmlDeviceGetMarginTemperature": 52,
             "nvmlDeviceGetVbiosVersion": "96.00.74.00.01",
             "nvmlDeviceGetVirtualizationMode": 0,
+            "nvmlDeviceGetRepairStatus": [0, 1],
+            "nvmlDeviceGetUnrepairableMemoryFlag_v1": 0,
+            "nvmlDeviceGetRowRemapperHistogram": SimpleNamespace(max=638, high=1, partial=0, low=0, none=1),
             "nvmlDeviceGetFieldValues": [field(uiVal=0)],
             "nvmlDeviceGetSramEccErrorStatus": filled(aggregateUncSecDed=1, aggregateUncParity=2),
             "nvmlDeviceGetGpuFabricInfoV": filled(state=3, status=0, healthSummary=1),
@@ -135,6 +177,8 @@ class FakeNvml:
         }
 
     def __getattr__(self, name: str) -> Any:
+        if name in ASKED and name.startswith("NVML_"):
+            return 0
         if name not in self.answers:
             raise AttributeError(name)
         return lambda *arguments: self._answer(name, arguments)

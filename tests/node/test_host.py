@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.node import host, proc
-from envcheck.node.lanes import Source
+from envcheck.node.parallel import Source
 from envcheck.node.snapshot import Signal
+from envcheck.node.sources import host, proc
 
 STAT = "{pid} ({name}) {state} 1 2 3 4 5 {flags} 0 0\n"
 
 
 def read(sources: Mapping[str, Source]) -> dict[str, Signal]:
     """Read them one after the other."""
-    return {name: source() for name, source in sources.items()}
+    return {name: source.read() for name, source in sources.items()}
 
 
 def process(root: Path, pid: int, name: str, state: str, flags: int = 0) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from envcheck.node import infiniband
+from envcheck.node.sources import infiniband
 
 ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Callable
 
 import pytest
 
-from envcheck.node import lanes
-from envcheck.node.lanes import Lane, Reading
+from envcheck.node import parallel
+from envcheck.node.parallel import Lane, Reading, Source
 from envcheck.node.snapshot import Gpu, Signal
+from envcheck.node.value_types import whole
+
+
+def source(read: Callable[[], Signal]) -> Source:
+    return Source(whole, read)
 
 
 def value(number: int) -> Signal:
@@ -17,8 +24,8 @@ def value(number: int) -> Signal:
 
 def test_sources_that_wait_for_one_another_all_answer() -> None:
     meeting = threading.Barrier(20, timeout=60)  # one after the other, none of them would ever be let through
-    sources = {f"s{number}": lambda: value(meeting.wait()) for number in range(20)}
-    signals = lanes.read(lanes.each(sources)).signals
+    sources = {f"s{n}": source(lambda: value(meeting.wait())) for n in range(20)}
+    signals = parallel.read(parallel.each(sources)).signals
     assert sorted(signal.value for signal in signals.values()) == [*range(20)]
 
 
@@ -30,23 +37,23 @@ def test_what_is_read_stands_in_the_order_of_the_lanes_whoever_was_first() -> No
         done[number].set()
         return value(number)
 
-    sources = {f"s{number}": lambda number=number: after(number) for number in range(4)}
-    last = Lane(("s4",), lambda: Reading({"s4": after(4)}, [Gpu("GPU-1")]), 60)
-    signals, gpus = lanes.read([*lanes.each(sources), last])
+    sources = {f"s{number}": source(functools.partial(after, number)) for number in range(4)}
+    last = Lane({"s4": whole}, lambda: Reading({"s4": after(4)}, [Gpu("GPU-1")]), 60)
+    signals, gpus = parallel.read([*parallel.each(sources), last])
     assert [(name, signal.value) for name, signal in signals.items()] == [(f"s{n}", n) for n in range(5)]
     assert gpus == [Gpu("GPU-1")]
 
 
 def test_each_that_hangs_is_given_up_by_its_own_time_and_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
-    monkeypatch.setattr(lanes, "TIMEOUT", 60)
+    monkeypatch.setattr(parallel, "TIMEOUT", 60)
 
     def hangs() -> Reading:
         never.wait()
         return Reading({})
 
-    hung = [Lane((f"h{number}", f"also {number}"), hangs, 0.2) for number in range(50)]
-    signals = lanes.read([*hung, *lanes.each({"sound": lambda: value(1)})]).signals
+    hung = [Lane({f"h{number}": whole, f"also {number}": whole}, hangs, 0.2) for number in range(50)]
+    signals = parallel.read([*hung, *parallel.each({"sound": source(lambda: value(1))})]).signals
     never.set()
     assert signals.pop("sound") == value(1)
     assert len(signals) == 100
@@ -60,7 +67,7 @@ def test_what_comes_after_its_time_changes_nothing() -> None:
         late.wait()
         return Reading({"late": value(1)}, [Gpu("GPU-1")])
 
-    told = lanes.read([Lane(("late",), answers_late, 0.05)])
+    told = parallel.read([Lane({"late": whole}, answers_late, 0.05)])
     late.set()
     for thread in threading.enumerate():
         if thread.name == "reads late":
@@ -73,9 +80,9 @@ def test_a_source_that_breaks_is_a_reason_of_all_its_signals_and_of_no_other() -
         message = "4,3"
         raise ValueError(message)
 
-    broken = lanes.together(("a", "b"), breaks)
-    signals = lanes.read([broken, *lanes.each({"c": lambda: value(1)})]).signals
-    assert signals == {**dict.fromkeys("ab", Signal(reason="ValueError: 4,3")), "c": value(1)}
+    broken = parallel.together({"a": whole, "b": whole}, breaks)
+    signals = parallel.read([broken, *parallel.each({"c": source(lambda: value(1))})]).signals
+    assert signals == {**dict.fromkeys("ab", Signal(reason="ValueError: 4,3", why="failed")), "c": value(1)}
 
 
 def test_where_no_thread_is_to_be_had_all_is_read_nonetheless(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,4 +91,6 @@ def test_where_no_thread_is_to_be_had_all_is_read_nonetheless(monkeypatch: pytes
         raise RuntimeError(message)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    assert lanes.read(lanes.each({"a": lambda: value(1), "b": lambda: value(2)})).signals["b"] == value(2)
+    assert parallel.read(parallel.each({"a": source(lambda: value(1)), "b": source(lambda: value(2))})).signals[
+        "b"
+    ] == value(2)

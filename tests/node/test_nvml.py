@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.node import nvml, queries
+from envcheck.node.sources import nvml, nvml_queries, nvml_readers
 
 Fake = Callable[..., Any]
 
@@ -19,6 +19,8 @@ def test_every_query_has_its_value_with_its_unit(fake_nvml: Fake) -> None:
     signals, [gpu] = nvml.read(fake_nvml())
     assert {name for name, signal in gpu.signals.items() if signal.value is None} == set()
     assert {name for name, signal in signals.items() if signal.value is None} == set()
+    assert {query.name for query in nvml_queries.QUERIES if not query.type(gpu.signal(query.name).value)} == set()
+    assert {name: signal.value for name, signal in signals.items() if not nvml.TYPES[name](signal.value)} == {}
     assert signals["driver.cuda"].value == "12.8"
     assert gpu.uuid == "GPU-1"
     assert gpu.signal("name").value == "NVIDIA H100 80GB HBM3"
@@ -126,7 +128,7 @@ def test_a_fields_own_return_code_counts(fake_nvml: Fake) -> None:
 def test_a_field_newer_than_the_driver_is_not_supported_and_no_fault(fake_nvml: Fake) -> None:
     unknown = SimpleNamespace(nvmlReturn=2, valueType=1, value=SimpleNamespace(uiVal=0))
     _, [gpu] = nvml.read(fake_nvml(nvmlDeviceGetFieldValues=[unknown]))
-    assert gpu.signal("recovery_action").reason == "NVML: 3"
+    assert gpu.signal("recovery_action").reason == "NVML: Not Supported"
 
 
 def test_a_driver_with_the_older_fabric_structure_is_asked_with_that(fake_nvml: Fake) -> None:
@@ -146,9 +148,10 @@ def test_a_driver_with_the_older_fabric_structure_is_asked_with_that(fake_nvml: 
 def test_every_name_asked_of_nvml_is_one_that_nvidia_ml_py_has() -> None:
     import pynvml  # noqa: PLC0415 (only this test needs the real one)
 
-    asked = re.findall(r"\b(?:nvml|n)\.((?:c_)?(?:nvml|NVML)\w+)", inspect.getsource(queries))
-    assert len(set(asked)) > 30
-    assert [name for name in sorted(set(asked)) if not hasattr(pynvml, name)] == []
+    sources = map(inspect.getsource, (nvml_queries, nvml_readers))
+    asked = {name for source in sources for name in re.findall(r"\b(?:nvml|n)\.((?:c_)?(?:nvml|NVML)\w+)", source)}
+    assert len(asked) > 60
+    assert [name for name in sorted(asked) if not hasattr(pynvml, name)] == []
 
 
 def test_a_function_newer_than_nvidia_ml_py_is_a_reason(fake_nvml: Fake) -> None:
@@ -178,5 +181,34 @@ def test_an_uncounted_node_has_the_reason(fake_nvml: Fake) -> None:
 
 
 def test_identity_asks_no_more_than_names(fake_nvml: Fake) -> None:
-    _, [gpu] = nvml.read(fake_nvml(), queries.IDENTITY)
+    _, [gpu] = nvml.read(fake_nvml(), nvml.IDENTITY)
     assert set(gpu.signals) == {"index", "name", "uuid", "compute_capability"}
+
+
+def test_what_only_some_drivers_say_of_repairs_is_read(fake_nvml: Fake) -> None:
+    _, [gpu] = nvml.read(fake_nvml())
+    assert gpu.signal("repairs").value == {"channel": False, "tpc": True}
+    assert gpu.signal("row_histogram").value == {"max": 638, "high": 1, "partial": 0, "low": 0, "none": 1}
+    assert gpu.signal("bank_remaps").value == {"active": 0, "inactive": 0, "none": 0, "pending": 0}
+    assert gpu.signal("reset_status").value == {"reset": False, "drain_and_reset": False}
+    assert gpu.signal("unrepairable_memory").value == 0
+
+
+def test_gpus_of_other_containers_are_not_ours_to_judge(fake_nvml: Fake) -> None:
+    fake = fake_nvml(nvmlDeviceGetCount=3)
+
+    def first_only(index: int) -> str:
+        if index:
+            raise fake.NVMLError("Insufficient Permissions")  # noqa: EM101, TRY003 (NVML's own words)
+        return "handle"
+
+    fake.answers["nvmlDeviceGetHandleByIndex"] = first_only
+    signals, gpus = nvml.read(fake)
+    assert signals["gpu.count"].value == 3
+    assert [gpu.uuid for gpu in gpus] == ["GPU-1"]
+
+
+def test_a_user_who_may_open_no_gpu_is_told_of_each(fake_nvml: Fake) -> None:
+    refused = {"nvmlDeviceGetHandleByIndex": "Insufficient Permissions"}
+    _, gpus = nvml.read(fake_nvml(refused, nvmlDeviceGetCount=2))
+    assert [gpu.uuid for gpu in gpus] == ["lost-0", "lost-1"]

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from envcheck.node import command, nvml
+from envcheck.node import subprocesses
+from envcheck.node.sources import nvml
 
 Install = Callable[..., Path]
 ROOT = Path(nvml.__file__).parents[2]
@@ -48,7 +49,7 @@ def test_however_it_ends_there_it_is_a_reason_here(installed_nvml: Install, firs
     installed_nvml(first=first)
     signals, gpus = nvml.ask("all")
     assert [*gpus] == []
-    assert tuple(signals) == nvml.NAMES
+    assert [*signals] == [*nvml.TYPES]
     assert {str(signal.reason)[: len(reason)] for signal in signals.values()} == {reason}
 
 
@@ -78,7 +79,8 @@ def _runs(pid: str) -> bool:
 def test_it_ends_with_the_process_that_asked(installed_nvml: Install, tmp_path: Path) -> None:
     told = tmp_path / "pid"
     installed_nvml(first=f"print(os.getpid(), file=open({str(told)!r}, 'w'), flush=True); time.sleep(600)")
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from envcheck.node import nvml; nvml.ask('identity', 600)"
+    path = f"import sys; sys.path.insert(0, {str(ROOT)!r})"
+    code = f"{path}; from envcheck.node.sources import nvml; nvml.ask('identity', 600)"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         while not told.exists() or not told.read_text().strip():
             time.sleep(0.01)
@@ -99,10 +101,10 @@ def test_a_module_that_lies_in_the_working_directory_is_not_imported(
 def test_what_no_signal_ends_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pids, kill = tmp_path / "pid", os.killpg
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(command, "_GRACE", 0.05)
+    monkeypatch.setattr(subprocesses, "_GRACE", 0.05)
     monkeypatch.setattr(os, "killpg", lambda group, number: asked.append((group, number)))
     with pytest.raises(TimeoutError, match="no answer"):
-        command.output(Path("/bin/sh"), "-c", f"echo $$ > {pids}; exec sleep 600", timeout=0.5)
+        subprocesses.output(Path("/bin/sh"), "-c", f"echo $$ > {pids}; exec sleep 600", timeout=0.5)
     assert [group for group, _ in asked] == [int(pids.read_text())]
     kill(*asked[0])
     os.waitpid(asked[0][0], 0)

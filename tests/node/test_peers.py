@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from envcheck.node import nvml, pci, queries, shapes
-from envcheck.node.lanes import Source
+from envcheck.node import signal_types
+from envcheck.node.parallel import Source
 from envcheck.node.snapshot import Signal, Snapshot
+from envcheck.node.sources import nvml, pci
 
 Fake = Callable[..., Any]
 ROOT = "sys/devices/pci0000:00"
@@ -21,7 +22,7 @@ REDIRECTS = 0b0011101  # source validation, request and completion redirect, ups
 
 def read(sources: Mapping[str, Source]) -> dict[str, Signal]:
     """Read them one after the other."""
-    return {name: source() for name, source in sources.items()}
+    return {name: source.read() for name, source in sources.items()}
 
 
 def test_each_pair_is_told_with_what_its_gpus_may_and_the_path_between_them(fake_nvml: Fake) -> None:
@@ -63,7 +64,7 @@ def test_what_nvml_will_not_say_of_pairs_is_a_reason_and_one_without_a_path_has_
     signals, _ = nvml.read(fake_nvml({"nvmlDeviceGetP2PStatus": "Not Supported"}, **two))
     assert signals["gpu.p2p"].reason == "NVML: Not Supported"
     assert nvml.read(fake_nvml())[0]["gpu.p2p"].value == []
-    assert "gpu.p2p" not in nvml.read(fake_nvml(), queries.IDENTITY)[0]
+    assert "gpu.p2p" not in nvml.read(fake_nvml(), nvml.IDENTITY)[0]
 
 
 def test_who_computes_is_told_by_name_where_the_driver_tells_it(fake_nvml: Fake) -> None:
@@ -78,7 +79,9 @@ def test_who_computes_is_told_by_name_where_the_driver_tells_it(fake_nvml: Fake)
     assert gpu.signal("processes").value == [{"pid": 4711, "memory": 3 << 30, "name": "python"}]
     assert gpu.signal("utilization").value == 97
     _, [hidden] = nvml.read(
-        fake_nvml({"nvmlSystemGetProcessName": "No Permission"}, nvmlDeviceGetComputeRunningProcesses=[process])
+        fake_nvml(
+            {"nvmlSystemGetProcessName": "Insufficient Permissions"}, nvmlDeviceGetComputeRunningProcesses=[process]
+        )
     )
     assert hidden.signal("processes").value == [{"pid": 4711, "memory": 3 << 30, "name": None}]
 
@@ -186,4 +189,4 @@ def test_a_tree_without_any_of_it_is_reasons(tmp_path: Path) -> None:
 
 def test_this_machine_is_read_and_what_is_read_has_its_shape() -> None:
     seen = Snapshot(signals=read(pci.sources(Path("/"))))
-    assert shapes.sound(seen) == seen
+    assert signal_types.sound(seen) == seen

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envcheck.node import container, proc
+from envcheck.node.sources import container, proc
 
 PROPRIETARY = """NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023
 GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)

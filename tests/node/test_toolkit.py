@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.node import command, toolkit
-from envcheck.node.lanes import Source
+from envcheck.node import subprocesses
+from envcheck.node.parallel import Source
 from envcheck.node.snapshot import Signal
+from envcheck.node.sources import container_toolkit
 
 # As `nvidia-ctk cdi generate` writes it (NVIDIA Container Toolkit documentation, Container Device Interface).
 SPEC = """---
@@ -33,7 +34,7 @@ PATH = {"PATH": "relative:/usr/bin"}
 
 def read(sources: Mapping[str, Source]) -> dict[str, Signal]:
     """Read them one after the other."""
-    return {name: source() for name, source in sources.items()}
+    return {name: source.read() for name, source in sources.items()}
 
 
 def tool(root: Path, name: str, body: str) -> Path:
@@ -54,7 +55,7 @@ def test_tools_and_engines_are_found_with_their_versions(tmp_path: Path) -> None
     tool(tmp_path, "nvidia-ctk", 'echo "NVIDIA Container Toolkit CLI version 1.17.4"; echo "commit: 9b69590c"')
     tool(tmp_path, "nvidia-container-cli", "echo broken >&2; exit 127")
     tool(tmp_path, "podman", "exit 1")
-    signals = read(toolkit.sources(tmp_path, PATH))
+    signals = read(container_toolkit.sources(tmp_path, PATH))
     versions = {"nvidia-ctk": "1.17.4", "nvidia-container-cli": "unknown: exit code 127: broken"}
     assert signals["toolkit.tools"].value == versions
     assert signals["toolkit.engines"].value == ["podman"]
@@ -62,7 +63,7 @@ def test_tools_and_engines_are_found_with_their_versions(tmp_path: Path) -> None
 
 def test_a_tool_that_hangs_is_ended(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match=r"no answer in 0\.2 s"):
-        command.output(tool(tmp_path, "slow", "exec sleep 60"), timeout=0.2)
+        subprocesses.output(tool(tmp_path, "slow", "exec sleep 60"), timeout=0.2)
 
 
 def test_specifications_say_of_which_driver_they_are(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_specifications_say_of_which_driver_they_are(tmp_path: Path) -> None:
     spec(tmp_path, "var/run/cdi/nvidia.json", '{"cdiVersion": "0.6.0",\n "kind": "nvidia.com/gpu",\n "devices": []}')
     spec(tmp_path, "etc/cdi/other.yaml", "kind: vendor.example/net\n")
     spec(tmp_path, "etc/cdi/notes.txt", SPEC)
-    found = read(toolkit.sources(tmp_path, PATH))["toolkit.cdi"].value
+    found = read(container_toolkit.sources(tmp_path, PATH))["toolkit.cdi"].value
     assert [(row["path"], row["kind"], row["drivers"]) for row in found] == [
         ("/etc/cdi/nvidia.yaml", "nvidia.com/gpu", ["550.54.14"]),
         ("/var/run/cdi/nvidia.json", "nvidia.com/gpu", []),
@@ -93,13 +94,13 @@ def test_specifications_say_of_which_driver_they_are(tmp_path: Path) -> None:
 def test_dockers_settings(tmp_path: Path, text: str | None, value: object) -> None:
     if text is not None:
         spec(tmp_path, "etc/docker/daemon.json", text)
-    signal = read(toolkit.sources(tmp_path, PATH))["toolkit.docker"]
+    signal = read(container_toolkit.sources(tmp_path, PATH))["toolkit.docker"]
     assert signal.value == value
     assert (signal.reason is None) == (value is not None)
 
 
 def test_nothing_installed_is_nothing_found(tmp_path: Path) -> None:
-    signals = read(toolkit.sources(tmp_path, {}))
+    signals = read(container_toolkit.sources(tmp_path, {}))
     assert (signals["toolkit.tools"].value, signals["toolkit.engines"].value, signals["toolkit.cdi"].value) == (
         {},
         [],

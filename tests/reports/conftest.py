@@ -9,9 +9,9 @@ import pytest
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.model import HostFacts, RunReport
-from envcheck.runner.judge import verdict
-from envcheck.runner.place import Place
-from envcheck.runner.record import OutcomeRow, Plan, Planned, TargetFacts
+from envcheck.runner.judging.judge import verdict
+from envcheck.runner.schema import OutcomeRow, Plan, Planned, TargetFacts
+from envcheck.runner.targets.launcher import Place
 
 
 def planned(identity: str) -> Planned:

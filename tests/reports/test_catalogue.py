@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
-from envcheck.reports.catalogue import met_in
+from envcheck.reports.check_catalogue import met_in
 from envcheck.reports.model import RunReport
-from envcheck.runner.record import OutcomeRow
+from envcheck.runner.schema import OutcomeRow
 
 GPUS = [Gpu("GPU-1", {"name": Signal("NVIDIA H200")})]
 REAL = Snapshot("", {"origin": Signal("recorded")}, GPUS)

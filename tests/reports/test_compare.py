@@ -17,7 +17,7 @@ from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.compare import compare, encode, lines
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.redact import redact
-from envcheck.runner.record import Attempt, OutcomeRow, Plan, Spread
+from envcheck.runner.schema import Attempt, OutcomeRow, Plan, Spread
 
 MakeReport = Callable[..., RunReport]
 REPORTS = Path(__file__).parents[1] / "data" / "reports"

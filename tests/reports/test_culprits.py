@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from envcheck.node.snapshot import Gpu, Snapshot
-from envcheck.reports.culprits import culprits
+from envcheck.reports.blamed_gpus import culprits
 from envcheck.reports.model import RunReport
-from envcheck.runner.record import OutcomeRow
+from envcheck.runner.schema import OutcomeRow
 
 RANKS = [{"rank": i, "device": f"GPU-{i}"} for i in range(3)]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from envcheck.reports.drawings import COLOURS, SECONDS, Line, chart, legend
-from envcheck.reports.figures import Figure, figures
-from envcheck.runner.record import LimitRow, OutcomeRow, Spread
+from envcheck.reports.html.charts import Figure, figures
+from envcheck.reports.html.svg import COLOURS, SECONDS, PlotLine, chart, legend
+from envcheck.runner.schema import LimitRow, OutcomeRow, Spread
 
 SIZES = [1 << 20, 1 << 26, 1 << 30]
 NAMES = ["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send/recv"]
@@ -115,6 +115,6 @@ def test_what_has_no_shape_is_not_drawn(details: dict[str, Any]) -> None:
 
 
 def test_more_curves_than_colours_are_told_apart_by_dashes() -> None:
-    lines = [Line(str(n), [(0.0, 1.0), (9.0, 2.0)]) for n in range(COLOURS * 2)]
+    lines = [PlotLine(str(n), [(0.0, 1.0), (9.0, 2.0)]) for n in range(COLOURS * 2)]
     assert len({kind for kind, _ in legend(lines)}) == COLOURS * 2
     assert chart(lines, SECONDS, "W", None, "t").svg.count("dashed") >= COLOURS

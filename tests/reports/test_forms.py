@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.compare import compare, lines
-from envcheck.reports.forms import FORMS
+from envcheck.reports.formats import registry
 from envcheck.reports.model import HostFacts, RunReport
 from envcheck.reports.redact import RedactError, redact
 from envcheck.reports.rejudge import rejudge
-from envcheck.runner.judge import verdict
-from envcheck.runner.place import Place
-from envcheck.runner.record import Attempt, LimitRow, OutcomeRow, Plan, Planned, TargetFacts, plain
+from envcheck.runner.judging.judge import verdict
+from envcheck.runner.schema import Attempt, LimitRow, OutcomeRow, Plan, Planned, TargetFacts, plain
+from envcheck.runner.targets.launcher import Place
 
 SAMPLE: Final = re.compile(r'[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-z_]+="([^"\\\n]|\\[\\n"])*",?)*\})? \S+')
 
@@ -178,14 +178,14 @@ READERS = {"junit": xml, "prometheus": exposition, "html": hypertext, "markdown"
 
 
 def test_every_form_has_a_reader_here() -> None:
-    assert set(READERS) == set(FORMS)
+    assert set(READERS) == set(registry.names())
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", registry.names())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(report=REPORTS)
 def test_a_form_is_read_back_whatever_the_report_holds(form: str, report: RunReport) -> None:
-    READERS[form](FORMS[form](report))
+    READERS[form](registry.named(form).render(report))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

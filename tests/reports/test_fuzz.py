@@ -26,15 +26,15 @@ import pytest
 from envcheck.checks import PASS, View
 from envcheck.cli import main
 from envcheck.errors import EnvcheckError
-from envcheck.node import shapes
+from envcheck.node import signal_types
 from envcheck.reports.compare import compare, encode, lines
-from envcheck.reports.forms import FORMS
+from envcheck.reports.formats import registry
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.redact import redact
 from envcheck.reports.rejudge import rejudge
-from envcheck.runner.discover import discover
-from envcheck.runner.judge import decide
-from envcheck.runner.plan import plan
+from envcheck.runner.judging.judge import decide
+from envcheck.runner.planning.discover import discover
+from envcheck.runner.planning.plan import plan
 
 DATA = Path(__file__).parents[1] / "data"
 CHECKS = {found.id: found for found in discover()}
@@ -152,9 +152,9 @@ def machine(name: str) -> dict[str, Any]:
 
 def view(told: RunReport) -> View:
     """Return what the judges of a report may look at."""
-    facts = shapes.sound_facts(told.environment)
+    facts = signal_types.sound_facts(told.environment)
     mode = "gpu" if facts.get("device_count") else "cpu"
-    return View(shapes.sound(told.snapshot), facts, told.promises, mode)
+    return View(signal_types.sound(told.snapshot), facts, told.promises, mode)
 
 
 @functools.cache
@@ -198,7 +198,7 @@ def passing(data: Any, ids: list[str]) -> list[str]:
 
 def forms(told: RunReport, chance: random.Random, before: RunReport) -> None:
     """Tell a report in one form or another: none may break, and JUnit is XML."""
-    form = chance.choice((*FORMS, "json", "compare", "redact" if chance.random() < 0.2 else "json"))
+    form = chance.choice((*registry.names(), "json", "compare", "redact" if chance.random() < 0.2 else "json"))
     with contextlib.suppress(EnvcheckError):  # one line, and an exit code
         if form == "compare":
             found = compare(before, told, None)
@@ -206,8 +206,8 @@ def forms(told: RunReport, chance: random.Random, before: RunReport) -> None:
             assert lines(found) is not None
         elif form == "redact":
             redact(told)
-        elif form in FORMS:
-            text = FORMS[form](told)
+        elif form in registry.names():
+            text = registry.named(form).render(told)
             assert form != "junit" or ET.fromstring(text) is not None  # noqa: S314 (our own)
 
 
@@ -289,7 +289,7 @@ COMMANDS = (
     ["report", "show"],
     ["report", "redact"],
     ["report", "compare", str(DATA / "reports" / "h200x1.json")],
-    *(["report", "convert", "--to", form] for form in FORMS),
+    *(["report", "convert", "--format", form] for form in registry.names()),
 )
 
 

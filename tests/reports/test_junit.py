@@ -9,11 +9,12 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from msgspec import structs
 
-from envcheck.reports.junit import junit
+from envcheck.reports.formats.junit import junit
 from envcheck.reports.model import RunReport, load
-from envcheck.runner.judge import verdict
-from envcheck.runner.record import Attempt, LimitRow, OutcomeRow, Plan, Planned
+from envcheck.runner.judging.judge import verdict
+from envcheck.runner.schema import Attempt, LimitRow, OutcomeRow, Plan, Planned
 
 MakeReport = Callable[..., RunReport]
 REPORTS = sorted((Path(__file__).parents[1] / "data" / "reports").glob("*.json"))
@@ -110,10 +111,11 @@ def test_a_failure_says_value_limit_source_and_remedy(report: MakeReport) -> Non
     assert (failure.text or "").splitlines() == [
         "fail: slow said so",
         "value: 1 GB/s",
-        "measured: 0.9 GB/s, then 1 GB/s",
         "limit: ≥ 2 GB/s",
         "source: a data sheet",
         "remedy: reseat it",
+        "attempt: 1 of 2: fail, 0.9 GB/s",
+        "attempt: 2 of 2: fail, 1 GB/s",
     ]
 
 
@@ -147,6 +149,23 @@ def test_what_xml_cannot_hold_is_left_out_of_a_log(report: MakeReport, character
     assert parsed(report(loud))[0].findtext("system-err") == "loud:\nFatal error <&>]]> é 漢"
 
 
+def test_what_xml_cannot_hold_is_left_out_of_a_name(report: MakeReport) -> None:
+    told = report(row("good", "pass"))
+    check = Planned(
+        id="a\x00b\ud7ff",
+        kind="env",
+        level="\x01",
+        promise="",
+        seconds=1,
+        timeout=1,
+        gpus=0,
+        ranks=1,
+        performance=False,
+    )
+    plan = Plan(level="\x02full", checks=[check], nproc=1)
+    assert ET.fromstring(junit(structs.replace(told, plan=plan, ended=""))) is not None  # noqa: S314 (our own)
+
+
 def test_a_check_that_never_ran_is_an_error(report: MakeReport) -> None:
     whole = report(row("good", "pass"))
     lost = Planned(
@@ -170,7 +189,7 @@ def test_a_check_that_never_ran_is_an_error(report: MakeReport) -> None:
 @pytest.mark.parametrize("outcomes", [[], [row("none", "skip")]])
 def test_a_run_that_proved_nothing_is_not_green(report: MakeReport, outcomes: list[OutcomeRow]) -> None:
     error = case(parsed(report(*outcomes)), "verdict")[0]
-    assert (error.tag, error.get("message")) == ("error", "COULD NOT BE TOLD: nothing passed")
+    assert (error.tag, error.get("message")) == ("error", "UNDETERMINED: nothing passed")
 
 
 def test_a_pass_has_no_case_but_its_checks(report: MakeReport) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from envcheck.reports.markdown import markdown
+from envcheck.reports.formats.markdown import markdown
 from envcheck.reports.model import RunReport
-from envcheck.runner.record import LimitRow, OutcomeRow
+from envcheck.runner.schema import LimitRow, OutcomeRow
 
 MakeReport = Callable[..., RunReport]
 

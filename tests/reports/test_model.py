@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from envcheck import safe_files
 from envcheck.errors import ConfigError
 from envcheck.reports import model
 from envcheck.reports.model import RunReport, encode, json_schema, load, write
-from envcheck.runner.record import LimitRow, OutcomeRow
+from envcheck.runner.schema import LimitRow, OutcomeRow
 
 MakeReport = Callable[..., RunReport]
 SCHEMA = Path(model.__file__).with_name("report.schema.json")
@@ -59,16 +60,14 @@ def test_what_is_no_report_does_not_conform_and_is_not_read(
 ) -> None:
     text = json.dumps({**json.loads(encode(report(FAIL))), **change})
     assert not conforms(text, tmp_path)
-    with pytest.raises(ConfigError, match=r"instance\.json is no report"):
+    with pytest.raises(ConfigError, match=r"instance\.json is not a report"):
         load(tmp_path / "instance.json")
 
 
 def test_the_report_of_another_version_is_told_as_one(report: MakeReport, tmp_path: Path) -> None:
     later = {**json.loads(encode(report(FAIL))), "schema": "envcheck/report/2", "more": 1}
     assert not conforms(json.dumps(later), tmp_path)
-    with pytest.raises(
-        ConfigError, match="is of another schema: envcheck/report/2, not envcheck/report/1; read it with"
-    ):
+    with pytest.raises(ConfigError, match="has another schema: envcheck/report/2, not envcheck/report/1; read it with"):
         load(tmp_path / "instance.json")
 
 
@@ -104,7 +103,7 @@ def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> N
     with ThreadPoolExecutor(1) as reader:
         for way in (pipe, link):
             told = reader.submit(pipe.read_bytes)
-            model.put(b"told", way)
+            safe_files.replace(way, b"told")
             assert told.result() == b"told"
     assert pipe.is_fifo()
     assert link.is_symlink()
@@ -113,7 +112,7 @@ def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> N
 def test_a_link_to_a_report_stays_one(tmp_path: Path) -> None:
     link, real = tmp_path / "latest.json", tmp_path / "run-1.json"
     link.symlink_to(real)
-    model.put(b"told", link)
+    safe_files.replace(link, b"told")
     assert (link.is_symlink(), real.read_bytes()) == (True, b"told")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "run-1.json"]
 
@@ -128,7 +127,7 @@ def test_what_is_written_stays_after_a_power_cut(tmp_path: Path, monkeypatch: py
         real(number)
 
     monkeypatch.setattr("os.fsync", note)
-    model.put(b"x", tmp_path / "r.json")
+    safe_files.replace(tmp_path / "r.json", b"x")
     assert flushed == [("file", []), ("directory", ["r.json"])]
 
 
@@ -137,7 +136,7 @@ def test_what_is_half_written_has_not_the_name_that_readers_look_for(
 ) -> None:
     seen: list[str] = []
     monkeypatch.setattr("os.fsync", lambda _: seen.extend(path.name for path in tmp_path.iterdir()))
-    model.put(b"x", tmp_path / "envcheck.prom")
+    safe_files.replace(tmp_path / "envcheck.prom", b"x")
     assert len(seen) == 2
     assert not seen[0].endswith(".prom")
     assert [path.name for path in tmp_path.iterdir()] == ["envcheck.prom"]

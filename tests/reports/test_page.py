@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
-from envcheck.reports import page as page_module
+from envcheck.reports.html import page as page_module
+from envcheck.reports.html.page import page
 from envcheck.reports.model import RunReport
-from envcheck.reports.page import page
-from envcheck.runner.record import LimitRow, OutcomeRow, Plan
+from envcheck.runner.schema import LimitRow, OutcomeRow, Plan
 
 MakeReport = Callable[..., RunReport]
 SNAPSHOT = Path(__file__).parents[1] / "data" / "snapshots" / "h100x8.json"
@@ -125,7 +125,7 @@ def test_a_gpu_that_a_finding_names_is_marked_in_its_row(report: MakeReport) -> 
 
 
 def test_what_could_not_be_read_off_a_gpu_says_why(report: MakeReport) -> None:
-    gpus = [Gpu("GPU-1", {"temperature": Signal(reason="not permitted")})]
+    gpus = [Gpu("GPU-1", {"temperature": Signal(reason="not permitted", why="failed")})]
     assert '<td title="not permitted">?</td>' in page(report(SLOW, snapshot=Snapshot("", {}, gpus)))
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
+from envcheck.reports.formats.prometheus import prometheus
 from envcheck.reports.model import RunReport, load
-from envcheck.reports.prometheus import prometheus
-from envcheck.runner.record import LimitRow, OutcomeRow, Plan
+from envcheck.runner.schema import LimitRow, OutcomeRow, Plan
 
 MakeReport = Callable[..., RunReport]
 SNAPSHOT = Path(__file__).parents[1] / "data" / "snapshots" / "h100x8.json"
@@ -76,7 +76,8 @@ def test_values_and_limits_are_in_base_units(report: MakeReport) -> None:
 
 def test_gpus_are_told_by_uuid_and_findings_name_theirs(report: MakeReport) -> None:
     gpus = [
-        Gpu(f"GPU-{i}", {"power_draw": Signal(70.0, unit="W"), "clock_sm": Signal(reason="hidden")}) for i in (1, 2)
+        Gpu(f"GPU-{i}", {"power_draw": Signal(70.0, unit="W"), "clock_sm": Signal(reason="hidden", why="failed")})
+        for i in (1, 2)
     ]
     found = samples(prometheus(report(SLOW, snapshot=Snapshot("", {}, gpus))))
     assert found['envcheck_gpu_power_draw_watts{uuid="GPU-1",gpu="0"}'] == 70

@@ -18,10 +18,10 @@ from envcheck.reports import redact as redacting
 from envcheck.reports.model import HostFacts, RunReport, encode
 from envcheck.reports.redact import RedactError, redact
 from envcheck.reports.rejudge import rejudge
-from envcheck.runner.discover import discover
-from envcheck.runner.place import Place
-from envcheck.runner.plan import plan
-from envcheck.runner.record import OutcomeRow, TargetFacts
+from envcheck.runner.planning.discover import discover
+from envcheck.runner.planning.plan import plan
+from envcheck.runner.schema import OutcomeRow, TargetFacts
+from envcheck.runner.targets.launcher import Place
 
 MakeReport = Callable[..., RunReport]
 SNAPSHOT = from_json(json.loads((Path(__file__).parents[1] / "data" / "snapshots" / "h100x8.json").read_text()))
@@ -188,5 +188,5 @@ def test_a_redaction_that_would_change_a_verdict_is_refused(
         return "1.2.3" if key == "driver.kernel" else text
 
     monkeypatch.setattr(redacting, "_text", spoil)
-    with pytest.raises(RedactError, match="driver-nvml would be judged otherwise"):
+    with pytest.raises(RedactError, match="driver-nvml would change"):
         redact(site(report))

@@ -13,9 +13,9 @@ from msgspec import structs
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
 from envcheck.reports.model import RunReport
 from envcheck.reports.rejudge import rejudge
-from envcheck.runner.discover import discover
-from envcheck.runner.plan import plan
-from envcheck.runner.record import OutcomeRow
+from envcheck.runner.planning.discover import discover
+from envcheck.runner.planning.plan import plan
+from envcheck.runner.schema import OutcomeRow
 
 MakeReport = Callable[..., RunReport]
 SNAPSHOT = from_json(json.loads((Path(__file__).parents[1] / "data" / "snapshots" / "h100x8.json").read_text()))
@@ -71,7 +71,7 @@ def test_measurements_are_judged_again(past: Callable[..., RunReport], wrong: in
     [
         row("all-reduce", "error", summary="rank 3 died of SIGSEGV", details={"rank": 3}, ranks=ranks()),
         row("all-reduce", "error", summary="took longer than 120 s", ranks=[*ranks()[:7], None]),
-        row("all-reduce", "error", summary="the worker went silent and was ended"),
+        row("all-reduce", "error", summary="the worker stopped answering and was ended"),
         row("all-reduce", "skip", summary="did not fit into the budget", left_out=True),
     ],
 )
@@ -92,6 +92,18 @@ def test_a_gpu_that_had_to_be_there_has_to_be_there_again(past: Callable[..., Ru
     shm = row("shm", "pass", ranks=[{"rank": 0, "total": 64 << 30, "free": 64 << 30}])
     found = rejudge(past(shm, mode="cpu", environment=none, snapshot=Snapshot(), require_gpu=True))
     assert [(o.id, o.status) for o in found.report.outcomes] == [("shm", "pass"), ("require-gpu", "fail")]
+
+
+def test_a_lost_gpu_is_named_again_as_long_as_the_snapshot_has_it(past: Callable[..., RunReport]) -> None:
+    signals = {**SNAPSHOT.gpus[5].signals, "utilization": Signal(reason="NVML: GPU is lost", why="lost")}
+    gpus = [*SNAPSHOT.gpus[:5], Gpu(SNAPSHOT.gpus[5].uuid, signals), *SNAPSHOT.gpus[6:]]
+    gone = Snapshot(SNAPSHOT.taken, SNAPSHOT.signals, gpus)
+    for before in ([row("ecc", "pass")], [row("ecc", "pass"), row("lost-gpus", "error")]):
+        found = rejudge(past(*before, snapshot=gone))
+        assert [(o.id, o.status) for o in found.report.outcomes] == [("ecc", "pass"), ("lost-gpus", "error")]
+        assert found.report.verdict.exit_code == 3
+    healed = rejudge(past(row("ecc", "pass"), row("lost-gpus", "error")))
+    assert [(o.id, o.status) for o in healed.report.outcomes] == [("ecc", "pass")]
 
 
 def test_a_run_that_was_cut_short_is_no_pass_now(past: Callable[..., RunReport]) -> None:

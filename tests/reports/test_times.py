@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from envcheck.reports import times
+from envcheck.reports import durations
 from envcheck.reports.model import RunReport
-from envcheck.runner.record import Attempt, OutcomeRow, Plan, Planned, Spread, Timing
+from envcheck.runner.schema import Attempt, OutcomeRow, Plan, Planned, Spread, Timing
 
 MakeReport = Callable[..., RunReport]
 
@@ -44,7 +44,7 @@ def plan(*seconds: float, **choices: Any) -> Plan:
     [(0.4, "<1 s"), (1.0, "1 s"), (119.4, "119 s"), (120.0, "2 min"), (605.0, "10 min 5 s"), (3600.0, "60 min")],
 )
 def test_durations(seconds: float, said: str) -> None:
-    assert times.duration(seconds) == said
+    assert durations.duration(seconds) == said
 
 
 @pytest.mark.parametrize(
@@ -57,41 +57,44 @@ def test_durations(seconds: float, said: str) -> None:
     ],
 )
 def test_what_is_said_before_it_begins(choices: dict[str, Any], said: str) -> None:
-    assert times.extent(plan(2.0, 10.0, **choices)) == said
+    assert durations.extent(plan(2.0, 10.0, **choices)) == said
 
 
 def test_time_taken_stands_beside_time_planned(report: MakeReport) -> None:
     rows = [row("short", 0.2, 0.5), row("over", 7.04, 2.0), row("under", 0.9, 5.0)]
     rows += [row("skipped", 0.0, 9.0), row("left", 0.0, 9.0, left_out=True)]
     made = report(*rows, timing=Timing(planned=25.5, taken=12.06, starting=2.91))
-    assert times.taken(made) == (
+    assert durations.taken(made) == (
         "12.1 s (planned for what was measured: 7.5 s): starting Python and torch 2.9 s; "
         "over 7.0 s (planned 2 s); under 0.9 s (planned 5 s)"
     )
-    assert times.taken(structs.replace(made, timing=None)) == ""
+    assert durations.taken(structs.replace(made, timing=None)) == ""
 
 
 def test_of_many_checks_those_that_took_longest_are_told(report: MakeReport) -> None:
     made = report(*(row(f"c{n}", float(n), 1.0) for n in range(1, 20)), timing=Timing(planned=9, taken=190, starting=1))
-    assert times.taken(made).endswith("; c15 15.0 s (planned 1 s); c14 14.0 s (planned 1 s); 13 more in the report")
+    assert durations.taken(made).endswith("; c15 15.0 s (planned 1 s); c14 14.0 s (planned 1 s); 13 more in the report")
 
 
 def test_a_second_look_is_time_too(report: MakeReport) -> None:
     twice = row("slow", 3.0, 3.0)
     twice = structs.replace(twice, attempts=twice.attempts * 2)
-    assert "slow 6.0 s" in times.taken(report(twice, timing=Timing(planned=3.0, taken=7.0, starting=1.0)))
+    assert "slow 6.0 s" in durations.taken(report(twice, timing=Timing(planned=3.0, taken=7.0, starting=1.0)))
 
 
 def test_a_spread_says_how_often_what_and_from_where_to_where() -> None:
     spread = Spread(rounds=3, statuses={"pass": 2, "fail": 1}, told_in=2, smallest=0.5, median=1.0, largest=2.25)
-    assert times.spread(row("a", 1.0, 1.0, status="fail", unit="GB/s", spread=spread)) == (
+    assert durations.spread(row("a", 1.0, 1.0, status="fail", unit="GB/s", spread=spread)) == (
         "2 pass, 1 fail (first in round 2)",
         "0.5 / 1 / 2.25 GB/s",
     )
     memory = Spread(rounds=1, statuses={"pass": 1}, told_in=1, smallest=1 << 20, median=1 << 21, largest=1 << 30)
-    assert times.spread(row("a", 1.0, 1.0, unit="B", spread=memory)) == ("1 pass", "1 MiB / 2 MiB / 1,024 MiB")
-    assert times.spread(row("a", 1.0, 1.0, spread=Spread(rounds=1, statuses={"pass": 1}, told_in=1))) == ("1 pass", "")
-    assert times.spread(row("a", 1.0, 1.0)) == ("", "")
+    assert durations.spread(row("a", 1.0, 1.0, unit="B", spread=memory)) == ("1 pass", "1 MiB / 2 MiB / 1,024 MiB")
+    assert durations.spread(row("a", 1.0, 1.0, spread=Spread(rounds=1, statuses={"pass": 1}, told_in=1))) == (
+        "1 pass",
+        "",
+    )
+    assert durations.spread(row("a", 1.0, 1.0)) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,7 @@ def test_a_spread_says_how_often_what_and_from_where_to_where() -> None:
     ],
 )
 def test_the_progress_line(choices: dict[str, Any], now: str, said: str) -> None:
-    assert times.progress(plan(2.0, 10.0, **choices), 0, now, (3.0, 4.0), 1) == said
+    assert durations.progress(plan(2.0, 10.0, **choices), 0, now, (3.0, 4.0), 1) == said
 
 
 @pytest.mark.parametrize(
@@ -123,4 +126,4 @@ def test_a_check_that_takes_no_time_here_says_why(
 ) -> None:
     needs: dict[str, Any] = {"kind": "env", "level": "full", "promise": "", "timeout": 9.0, "performance": False}
     check = Planned(id="x", seconds=10.0, gpus=1, ranks=0, least_ranks=least_ranks, **needs)
-    assert times.cost(Plan(level="full", checks=[check], nproc=2, gpus=gpus), check, fitting) == said
+    assert durations.cost(Plan(level="full", checks=[check], nproc=2, gpus=gpus), check, fitting) == said

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner.discover import discover
-from envcheck.runner.drive import validate
-from envcheck.runner.plan import plan
-from envcheck.runner.processes import LocalPython
-from envcheck.runner.record import OutcomeRow
-from envcheck.runner.run import Run
-from envcheck.runner.target import Chosen, Target
+from envcheck.runner.execute import validate
+from envcheck.runner.planning.discover import discover
+from envcheck.runner.planning.plan import plan
+from envcheck.runner.schema import OutcomeRow
+from envcheck.runner.state import Run
+from envcheck.runner.targets.interface import Chosen, Target
+from envcheck.runner.targets.local_python import LocalPython
 
 HEAD = '''"""Goes wrong in a test."""
 import ctypes, faulthandler, json, os, signal, subprocess, sys, time
-from envcheck.checks import Check, failed, passed
+from envcheck.checks import Check, failed, passed, too_slow
 CHECK = Check(promise="holds", level="quick", {options})
 '''
 JUDGE = """

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from envcheck.checks import Check, passed
-from envcheck.runner.budget import STARTING, expected_to_fit, most_telling_first
-from envcheck.runner.discover import Found, discover
-from envcheck.runner.plan import plan
-from envcheck.runner.run import Run
+from envcheck.runner.planning.discover import Found, discover
+from envcheck.runner.planning.plan import plan
+from envcheck.runner.planning.time_budget import STARTING, expected_to_fit, most_telling_first
+from envcheck.runner.state import Run
 
 
 def check(identity: str, kind: Any = "env", **about: Any) -> Found:

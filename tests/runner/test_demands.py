@@ -13,9 +13,10 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS
 from envcheck.errors import ConfigError
-from envcheck.runner import demands, requirements
-from envcheck.runner.discover import discover
-from envcheck.runner.record import OutcomeRow
+from envcheck.runner.planning.discover import discover
+from envcheck.runner.requirements import file as requirements_file
+from envcheck.runner.requirements import measured as requirements_measured
+from envcheck.runner.schema import OutcomeRow
 
 ROOT = Path(__file__).parents[2]
 SPEEDS = {"host to GPU": 51.0, "GPU to host": 46.0, "HBM copy": 2900.0, "bfloat16": 700.0}
@@ -73,8 +74,8 @@ def pairs(*matrix: list[Any]) -> dict[str, Any]:
     ],
 )
 def test_each_bound_on_both_sides(name: str, bound: float, row: OutcomeRow, status: str, word: str) -> None:
-    wanted = demands.demand(name, bound, "our contract")
-    found = demands.hold([wanted], {row.id: row})[f"require-{name}"]
+    wanted = requirements_measured.demand(name, bound, "our contract")
+    found = requirements_measured.hold([wanted], {row.id: row})[f"require-{name}"]
     assert found.status == status, found
     assert word in found.summary
     assert bool(found.remedy) == (status != PASS)
@@ -83,28 +84,28 @@ def test_each_bound_on_both_sides(name: str, bound: float, row: OutcomeRow, stat
         assert (found.limit.value, found.limit.source) == (bound, "our contract")
 
 
-@pytest.mark.parametrize("name", demands.names())
+@pytest.mark.parametrize("name", requirements_measured.names())
 @pytest.mark.parametrize("row", NOTHING)
 def test_what_was_not_measured_is_never_met(name: str, row: OutcomeRow | None) -> None:
-    wanted = demands.demand(name, 1e-9 if name != "network-latency" else 1e9, "our contract")
+    wanted = requirements_measured.demand(name, 1e-9 if name != "network-latency" else 1e9, "our contract")
     rows = {} if row is None else {wanted.of: row}
-    [found] = demands.hold([wanted], rows).values()
+    [found] = requirements_measured.hold([wanted], rows).values()
     assert found.status == ERROR, found
     assert wanted.of in found.remedy
 
 
 def test_every_demand_is_measured_by_a_check_there_is() -> None:
-    assert set(demands.names().values()) <= {found.id for found in discover()}
+    assert set(requirements_measured.names().values()) <= {found.id for found in discover()}
 
 
 def test_every_measured_field_of_a_file_becomes_its_demand(tmp_path: Path) -> None:
     text = "[gpu]\npcie_gb_s = 1\nhbm_gb_s = 2\nbf16_tflops = 3\npeer_gb_s = 4\nall_reduce_gb_s = 5\n"
     text += "[host]\ndisk_read_gb_s = 6\n[network]\nlatency_us = 7\n"
     (tmp_path / "ours.toml").write_text(text)
-    found = requirements.measured(requirements.read(str(tmp_path / "ours.toml")))
-    assert {one.id.removeprefix("require-") for one in found} == set(demands.names())
+    found = requirements_file.measured(requirements_file.read(str(tmp_path / "ours.toml")))
+    assert {one.id.removeprefix("require-") for one in found} == set(requirements_measured.names())
     assert sorted(one.limit.value for one in found) == [1, 2, 3, 4, 5, 6, 7]
-    assert requirements.measured(requirements.Requirements()) == []
+    assert requirements_file.measured(requirements_file.Requirements()) == []
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-1", "0", "true", '"1"'])
@@ -113,7 +114,7 @@ def test_a_demand_of_no_number_is_refused(tmp_path: Path, field: str, number: st
     table, _, key = field.partition(".")
     (tmp_path / "ours.toml").write_text(f"[{table}]\n{key} = {number}\n")
     with pytest.raises(ConfigError) as error:
-        requirements.read(str(tmp_path / "ours.toml"))
+        requirements_file.read(str(tmp_path / "ours.toml"))
     assert key in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -121,7 +122,7 @@ def test_a_demand_of_no_number_is_refused(tmp_path: Path, field: str, number: st
 def test_the_command_holds_a_run_against_what_was_measured_and_what_was_not(tmp_path: Path) -> None:
     (tmp_path / "ours.toml").write_text("[host]\ndisk_read_gb_s = 0.000001\n[gpu]\npcie_gb_s = 1\n")
     command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", sys.executable, "--only", "open-files"]
-    command += ["--require", "ours.toml", "--output", "r.json"]
+    command += ["--requirements", "ours.toml", "--output", "r.json"]
     done = subprocess.run(
         command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True, check=False
     )

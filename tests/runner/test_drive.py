@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
-from envcheck.runner import session
-from envcheck.runner.processes import PACKAGE, LocalPython
-from envcheck.runner.record import TargetFacts, plain
-from envcheck.runner.run import Run
-from envcheck.runner.target import Chosen
+from envcheck.runner.schema import TargetFacts, plain
+from envcheck.runner.state import Run
+from envcheck.runner.targets import worker_session
+from envcheck.runner.targets.interface import Chosen
+from envcheck.runner.targets.local_python import PACKAGE, LocalPython
+from tests.interpreters import interpreters
 
 SPEED = """
 def judge(view, ranks):
     speed = ranks[0]["speed"]
-    return passed("fast", value=speed, unit="GB/s") if speed >= 100 else failed("slow", fix="wait", value=speed)
+    return passed("fast", value=speed, unit="GB/s") if speed >= 100 else too_slow("slow", fix="wait", value=speed)
 """
+EXACT = SPEED.replace("too_slow(", "failed(")
+# Below 100 it is slow; 0 is wrong data.
+MIXED = SPEED.replace(
+    "    return passed", "    if not speed:\n        return failed('wrong data', fix='out')\n    return passed"
+)
 
 
 def speeds(file: Path, *values: float) -> str:
@@ -61,14 +65,43 @@ def test_a_second_look_that_cannot_look_takes_nothing_away(
     add("speed", speeds(tmp_path / "seen", 99.0), "ranks=1, performance=True", SPEED)
     found = run_site().outcomes["speed"]
     assert (found.status, found.value) == ("fail", 99.0)
-    assert [a.status for a in found.attempts] == ["fail", "error"]
+    assert [(a.status, a.shown) for a in found.attempts] == [("fail", True), ("error", False)]
+    assert [(f.status, f.code) for f in found.findings] == [("fail", ""), ("error", "process.lost")]
+    assert "measured again: rank 0 IndexError" in found.summary
+    assert "IndexError" in found.log
+    assert not found.remeasure
+
+
+def test_wrong_data_in_the_second_measurement_is_final_too(
+    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
+) -> None:
+    (tmp_path / "seen").mkdir()
+    add("speed", speeds(tmp_path / "seen", 99.0, 0.0, 100.0), "ranks=1, performance=True", MIXED)
+    found = run_site().outcomes["speed"]
+    assert (found.status, found.summary) == ("fail", "wrong data")
+    assert [(a.summary, a.shown, a.ranks) for a in found.attempts] == [
+        ("slow", False, [{"speed": 99.0}]),
+        ("wrong data", True, []),
+    ]
+
+
+@pytest.mark.parametrize("values", [(100.0, 0.0, 100.0), (99.0, 0.0, 100.0, 100.0), (99.0, 98.0, 100.0, 0.0)])
+def test_one_round_with_wrong_data_is_the_verdict_of_all_rounds(
+    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path, values: tuple[float, ...]
+) -> None:
+    (tmp_path / "seen").mkdir()
+    add("speed", speeds(tmp_path / "seen", *values), "ranks=1, performance=True", MIXED)
+    found = run_site(repeat=3).outcomes["speed"]
+    assert (found.status, found.summary) == ("fail", "wrong data")
+    assert [a.summary for a in found.attempts if a.shown] == ["wrong data"]
+    assert {a.round for a in found.attempts} == {1, 2, 3}
 
 
 def test_a_correctness_that_fails_fails_at_once(
     add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
 ) -> None:
     (tmp_path / "seen").mkdir()
-    add("exact", speeds(tmp_path / "seen", 99.0, 100.0), "ranks=1", SPEED)
+    add("exact", speeds(tmp_path / "seen", 99.0, 100.0), "ranks=1, performance=True", EXACT)
     assert [a.value for a in run_site().outcomes["exact"].attempts] == [99.0]
 
 
@@ -77,9 +110,9 @@ def test_a_node_check_counts_the_gpus_nvml_shows_not_those_torch_sees(site: Path
         '"""Doc."""\nfrom envcheck.checks import Check, passed\nCHECK = Check(promise="p", level="quick", gpus=1)\n'
         "def judge(view):\n    return passed('seen', value=len(view.snapshot.gpus))\n"
     )
-    blind = Snapshot(signals={"driver.version": Signal(reason="no library")})
+    blind = Snapshot(signals={"driver.version": Signal(reason="no library", why="failed")})
     skipped = run_site(snapshot=blind).outcomes["seen"]
-    assert (skipped.status, skipped.summary) == ("skip", "needs 1 GPU, none to be had: no library")
+    assert (skipped.status, skipped.summary) == ("skip", "needs 1 GPU, found none: no library")
     assert run_site(snapshot=Snapshot(gpus=[Gpu("GPU-1")])).outcomes["seen"].value == 1
 
 
@@ -96,12 +129,12 @@ def test_a_node_that_cannot_be_read_is_raised_and_one_that_hangs_holds_up_nobody
 HANGS = """
 import pathlib, signal, sys, threading
 sys.path.insert(0, {root!r})
-from envcheck.runner import drive, session
-from envcheck.runner.discover import discover
-from envcheck.runner.plan import plan
-from envcheck.runner.processes import LocalPython
-from envcheck.runner.run import Run
-from envcheck.runner.target import Chosen
+from envcheck.runner import execute
+from envcheck.runner.planning.discover import discover
+from envcheck.runner.planning.plan import plan
+from envcheck.runner.targets.local_python import LocalPython
+from envcheck.runner.state import Run
+from envcheck.runner.targets.interface import Chosen
 site = pathlib.Path({site!r})
 chosen = [f for f in discover(site) if f.id == "one"]
 class Watcher:
@@ -115,7 +148,7 @@ def hangs():
 def run(collect):
     made = Run(plan(chosen, level="full", nproc=1), chosen, LocalPython(Chosen(pathlib.Path(sys.executable), "x")))
     made.site = site
-    drive.validate(made, collect, Watcher())
+    execute.validate(made, collect, Watcher())
 try:
     run(fails)
 except ValueError as error:
@@ -175,8 +208,8 @@ DONE: dict[str, Any] = {
     [
         ([FACTS], 0, "the worker exited with code 0: last words"),
         ([FACTS], -9, "the worker died of SIGKILL: last words"),
-        ([FACTS, {"event": "end"}], None, "the worker ended without a word about it"),
-        ([FACTS, {"event": "started", "id": "two", "group": 0}], None, "the worker went silent and was ended"),
+        ([FACTS, {"event": "end"}], None, "the worker ended without a message"),
+        ([FACTS, {"event": "started", "id": "two", "group": 0}], None, "the worker stopped answering and was ended"),
         ([FACTS, {"event": "died", "signal": "SIGABRT"}], None, "the worker died of SIGABRT: last words"),
         ([], 3, "the worker exited with code 3 while importing torch: last words"),
     ],
@@ -189,7 +222,7 @@ def test_however_a_worker_ends_every_check_has_its_outcome_and_it_is_ended(
     code: int | None,
     summary: str,
 ) -> None:
-    monkeypatch.setattr(session, "_OVER", 0.2)
+    monkeypatch.setattr(worker_session, "_OVER", 0.2)
     add("two", "return {}", "timeout=0.1")
     target = Scripted(events, code)
     run = run_site(target=target)
@@ -219,16 +252,16 @@ def test_a_process_that_no_signal_ends_is_named_in_the_report(
 IMMORTAL = """
 import json, os, pathlib, signal, sys
 sys.path.insert(0, {root!r})
-from envcheck.runner import worker_group, worker_kernel
-worker_kernel.adopt_orphans()
-worker_group._GRACE = 0.3
-kill = worker_kernel.signal_quietly
-worker_kernel.signal_quietly = lambda pid, number: None
-done = worker_group.run_group(worker_group.Job(source="file:{check}"), pathlib.Path({scratch!r}), 0.3, lambda: None)
+from envcheck.runner.worker import process_tree, rank_group
+process_tree.adopt_orphans()
+rank_group._GRACE = 0.3
+kill = process_tree.signal_quietly
+process_tree.signal_quietly = lambda pid, number: None
+done = rank_group.run_group(rank_group.Job(source="file:{check}"), pathlib.Path({scratch!r}), 0.3, lambda: None)
 print(json.dumps(done))
-worker_kernel.signal_quietly = kill
-worker_kernel._survivors.clear()
-worker_kernel.end_descendants(5)
+process_tree.signal_quietly = kill
+process_tree._survivors.clear()
+process_tree.end_descendants(5)
 """
 
 
@@ -249,16 +282,8 @@ def test_measurements_that_json_cannot_hold_are_told_not_nulled() -> None:
     }
 
 
-def pythons() -> Iterator[str]:
-    """Yield one interpreter of each minor version on PATH or under pyenv."""
-    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    for minor in range(9, 16):
-        found = [*sorted(map(str, root.glob(f"versions/3.{minor}.*/bin/python"))), shutil.which(f"python3.{minor}")]
-        yield from [python for python in found if python][:1]
-
-
 @pytest.mark.parametrize("spawn", [False, True], ids=["fork", "spawn"])
-@pytest.mark.parametrize("python", [*pythons()] or [sys.executable])
+@pytest.mark.parametrize("python", interpreters())
 def test_the_worker_runs_in_every_python_there_is(
     add: Callable[..., Path], run_site: Callable[..., Run], python: str, *, spawn: bool
 ) -> None:

@@ -15,14 +15,14 @@ from types import SimpleNamespace
 import pytest
 
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner import worker_facts
-from envcheck.runner.discover import discover
-from envcheck.runner.drive import validate
-from envcheck.runner.plan import plan
-from envcheck.runner.processes import LocalPython
-from envcheck.runner.run import Run
-from envcheck.runner.target import Chosen
-from envcheck.runner.worker_facts import dotted_cudnn, dotted_nccl
+from envcheck.runner.execute import validate
+from envcheck.runner.planning.discover import discover
+from envcheck.runner.planning.plan import plan
+from envcheck.runner.state import Run
+from envcheck.runner.targets.interface import Chosen
+from envcheck.runner.targets.local_python import LocalPython
+from envcheck.runner.worker import torch_facts
+from envcheck.runner.worker.torch_facts import dotted_cudnn, dotted_nccl
 
 Torch = Callable[..., None]
 
@@ -104,7 +104,7 @@ def test_a_check_of_several_ranks_starts_nothing_where_there_is_one(
     outcome = run_site().outcomes["together"]
     assert outcome.status == status
     assert bool(outcome.ranks) == (status == "pass")
-    assert status == "pass" or outcome.summary == "needs 2 ranks, 1 to be had"
+    assert status == "pass" or outcome.summary == "needs 2 ranks, found 1"
 
 
 def test_without_torch_a_check_of_several_ranks_is_no_skip(
@@ -183,8 +183,8 @@ def test_an_import_that_kills_or_hangs_is_an_error_of_every_check(
     more: str,
     told: str,
 ) -> None:
-    monkeypatch.setattr("envcheck.runner.session.IMPORT_TIMEOUT", 2.0)
-    monkeypatch.setattr("envcheck.runner.outcomes.IMPORT_TIMEOUT", 2.0)
+    monkeypatch.setattr("envcheck.runner.targets.worker_session.IMPORT_TIMEOUT", 2.0)
+    monkeypatch.setattr("envcheck.runner.judging.outcome_rows.IMPORT_TIMEOUT", 2.0)
     torch(more=more)
     add("plain", "return {}")
     run = run_site(require_gpu=True)
@@ -234,9 +234,9 @@ def test_only_an_environment_of_ours_tells_all_its_packages(
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     marker = tmp_path / "promises.json"
     marker.touch()
-    monkeypatch.setattr(worker_facts, "_OURS", (str(marker),) if ours else ())
+    monkeypatch.setattr(torch_facts, "_OURS", (str(marker),) if ours else ())
     monkeypatch.syspath_prepend(tmp_path / "path")
-    found = worker_facts.python_facts()["packages"]
+    found = torch_facts.python_facts()["packages"]
     assert {"nvidia-nccl-cu12": "1.0", "torchvision": "1.0"}.items() <= found.items()
     assert ("secret-project" in found) == ours
     assert ("pytest" in found) == ours
@@ -300,7 +300,7 @@ def test_the_libcuda_that_was_loaded_is_told_with_what_it_said(
     library.write_bytes(b"x" * mmap.PAGESIZE)
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: SimpleNamespace(cuInit=lambda _flags: code))
     with library.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ):
-        assert worker_facts.driver_facts() == {"cuinit": code, "libcuda": str(library)}
+        assert torch_facts.driver_facts() == {"cuinit": code, "libcuda": str(library)}
 
 
 def test_no_libcuda_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +308,7 @@ def test_no_libcuda_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(2, f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", refuse)
-    assert worker_facts.driver_facts() == {}
+    assert torch_facts.driver_facts() == {}
 
 
 def test_no_gpu_is_touched_before_the_node_was_read(torch: Torch, add: Callable[..., Path], site: Path) -> None:

@@ -12,11 +12,11 @@ from msgspec import structs
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned
 from envcheck.node.snapshot import Signal, Snapshot
-from envcheck.runner.discover import Found
-from envcheck.runner.judge import decide, exit_code, group_size, verdict, without_gpu
-from envcheck.runner.record import OutcomeRow
+from envcheck.runner.judging.judge import decide, exit_code, group_size, verdict, without_gpu
+from envcheck.runner.planning.discover import Found
+from envcheck.runner.schema import OutcomeRow
 
-VIEW = View(Snapshot(signals={"read": Signal(1), "unread": Signal(reason="permission denied")}))
+VIEW = View(Snapshot(signals={"read": Signal(1), "unread": Signal(reason="permission denied", why="failed")}))
 
 
 def found(judge: Callable[..., Any], **check: Any) -> Found:
@@ -35,7 +35,7 @@ def test_a_judge_is_asked_when_its_signals_are_read() -> None:
 @pytest.mark.parametrize(("signal", "reason"), [("unread", "permission denied"), ("never", "not collected")])
 def test_an_unread_signal_is_an_error_that_names_it_and_its_reason(signal: str, reason: str) -> None:
     outcome = decide(found(lambda _: passed("fine"), signals=("read", signal)), VIEW)
-    assert (outcome.status, outcome.summary) == ("error", f"cannot be told without {signal}: {reason}")
+    assert (outcome.status, outcome.summary) == ("error", f"undetermined: cannot read {signal}: {reason}")
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyError, IndexError, TypeError, ValueError, AttributeError])
@@ -45,7 +45,7 @@ def test_a_judge_that_breaks_is_an_error_that_names_its_file(error: type[Excepti
 
     outcome = decide(found(judge), VIEW)
     assert outcome.status == "error"
-    assert outcome.summary.startswith(f"bug in the check: {error.__name__}")
+    assert outcome.summary.startswith(f"bug in this check: {error.__name__}")
     assert "x.py" in outcome.remedy
 
 
@@ -80,9 +80,9 @@ def test_gpus_enough_one_too_few_and_none() -> None:
     two = found(lambda _: passed("fine"), gpus=2)
     assert without_gpu(two, 2, "", require_gpu=True) is None
     short = without_gpu(two, 1, "CUDA shows none", require_gpu=True)
-    assert short == skipped("needs 2 GPUs, 1 to be had")
+    assert short == skipped("needs 2 GPUs, found 1")
     lacking = without_gpu(two, 0, "CUDA shows none", require_gpu=False)
-    assert lacking == skipped("needs 2 GPUs, none to be had: CUDA shows none")
+    assert lacking == skipped("needs 2 GPUs, found none: CUDA shows none")
     required = without_gpu(two, 0, "CUDA shows none", require_gpu=True)
     assert required is not None
     assert (required.status, bool(required.remedy)) == ("fail", True)
@@ -109,7 +109,7 @@ def test_a_verdict_on_a_cpu_never_reads_like_a_gpus() -> None:
         outcomes = [row("a", s) for s in statuses]
         assert "no GPU was tested" in verdict(outcomes, "cpu").sentence
         assert "no GPU was tested" not in verdict(outcomes, "gpu").sentence
-        assert verdict(outcomes, "unknown").sentence.count("without a word from torch; no GPU was tested") == 1
+        assert verdict(outcomes, "unknown").sentence.count("without an answer from torch; no GPU was tested") == 1
     assert verdict([row("a", "pass")], "cpu").sentence == "PASS: 1 promise proved on CPU; no GPU was tested"
 
 
@@ -133,5 +133,5 @@ def test_a_verdict_names_what_failed_and_counts_everything() -> None:
 
 def test_what_was_cut_short_is_no_pass() -> None:
     found = verdict([row("a", "pass")], "gpu", complete=False)
-    assert (found.status, found.exit_code, found.sentence) == ("error", 3, "COULD NOT BE TOLD: cut short")
+    assert (found.status, found.exit_code, found.sentence) == ("error", 3, "UNDETERMINED: cut short")
     assert verdict([row("a", "fail")], "gpu", complete=False).exit_code == 1

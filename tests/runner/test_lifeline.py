@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import envcheck
-from envcheck.runner.run import Run
+from envcheck.runner.state import Run
 
 # A rank deaf to SIGTERM, with one child in its group and one that fled into a session of its own.
 FAMILY = """
@@ -160,8 +160,8 @@ def test_a_killed_worker_is_an_error_of_every_unfinished_check(
 def test_a_worker_that_cannot_even_start_is_told_with_its_last_words(
     add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
 ) -> None:
-    from envcheck.runner.processes import LocalPython  # noqa: PLC0415
-    from envcheck.runner.target import Chosen  # noqa: PLC0415
+    from envcheck.runner.targets.interface import Chosen  # noqa: PLC0415
+    from envcheck.runner.targets.local_python import LocalPython  # noqa: PLC0415
 
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho this is no Python >&2\nexit 9\n")

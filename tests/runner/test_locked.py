@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from envcheck.images.spec import load_spec
-from envcheck.matrix.load import load
-from envcheck.matrix.model import Cell
-from envcheck.runner.locked import with_packages
+from envcheck.matrix.facts.model import Cell
+from envcheck.matrix.file.load import load
+from envcheck.runner.targets.locked_packages import with_packages
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.12")
 

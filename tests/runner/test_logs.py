@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from envcheck.runner.logs import last_lines
-from envcheck.runner.outcomes import lost
-from envcheck.runner.worker_group import LOG_LIMIT
+from envcheck.runner.judging.log_excerpt import last_lines
+from envcheck.runner.judging.outcome_rows import lost
+from envcheck.runner.worker.rank_group import LOG_LIMIT
 
 STAGING = "/tmp/envcheck-run-x/plan/staging/envcheck"  # noqa: S108 (a path in a log)
 RUNNER = [f'  File "{STAGING}/runner/{name}.py", line 6 in run' for name in ("worker_rank", "worker_group", "worker")]
@@ -45,7 +45,7 @@ def test_of_a_deep_stack_the_innermost_frames_are_kept_of_each_thread() -> None:
 def test_a_traceback_keeps_its_innermost_frames_with_their_source_and_the_exception() -> None:
     lines = [
         "Traceback (most recent call last):",
-        f'  File "{STAGING}/runner/worker_rank.py", line 66, in measure',
+        f'  File "{STAGING}/runner/worker/rank.py", line 66, in measure',
         "    measured = load()(place)",
         "               ^^^^^^^^^^^^^",
         *(line for i in range(12) for line in (f'  File "/a/{i}.py", line 1, in f', "    f()")),

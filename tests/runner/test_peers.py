@@ -9,19 +9,41 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks import ERROR, FAIL, PASS, WARN, Check, Limit, Outcome, failed, passed, skipped, undecided, warned
-from envcheck.runner import peers, worker_peers
-from envcheck.runner.again import rejudge
-from envcheck.runner.discover import Found, discover
-from envcheck.runner.plan import plan
-from envcheck.runner.run import Run
-from envcheck.runner.worker_nursery import _Nursery
+from envcheck.checks import (
+    ERROR,
+    FAIL,
+    PASS,
+    WARN,
+    Check,
+    Limit,
+    Outcome,
+    View,
+    failed,
+    passed,
+    skipped,
+    too_slow,
+    undecided,
+    warned,
+)
+from envcheck.node.snapshot import Snapshot
+from envcheck.runner.judging import p2p_effects, status_rules
+from envcheck.runner.planning.discover import Found, discover
+from envcheck.runner.planning.plan import plan
+from envcheck.runner.rejudge import rejudge
+from envcheck.runner.state import Run
+from envcheck.runner.worker import p2p_fallback
+from envcheck.runner.worker.fork_server import _Nursery
 
 PROBE = {"probe": True}
-HANG = {"rank": 0, "text": "still running after 9 s (ranks 0, 1); ended by SIGKILL"}
+HANG = {"rank": 0, "text": "still running after 9 s (ranks 0, 1); ended by SIGKILL", "hung": True}
 TEXT = str(HANG["text"])
 SPEED = Limit(300, "GB/s", "somebody who measured it")
 RAN_WITH = {"ran_with": ["NCCL_P2P_DISABLE=1"]}
+
+
+def after_rules(outcome: Outcome, check: Found, details: dict[str, Any]) -> Outcome:
+    """Return an outcome after the rules that follow its judge."""
+    return status_rules.apply(outcome, status_rules.Evidence(check, View(Snapshot()), details))
 
 
 def done(**ending: Any) -> dict[str, Any]:
@@ -44,12 +66,12 @@ def done(**ending: Any) -> dict[str, Any]:
 def test_only_what_shows_peer_to_peer_broken_has_the_groups_after_it_go_without(
     ending: dict[str, Any], *, off: bool
 ) -> None:
-    assert worker_peers.later(PROBE, done(**ending), {"A": "b"}) == {"A": "b", **(worker_peers.OFF if off else {})}
-    assert worker_peers.later({"probe": False}, done(**ending), {}) == {}
+    assert p2p_fallback.later(PROBE, done(**ending), {"A": "b"}) == {"A": "b", **(p2p_fallback.OFF if off else {})}
+    assert p2p_fallback.later({"probe": False}, done(**ending), {}) == {}
 
 
 def test_a_group_that_passed_without_what_it_hung_with_has_those_after_it_go_without() -> None:
-    assert worker_peers.later({"probe": False}, done(hung=HANG["text"]), {}) == worker_peers.OFF
+    assert p2p_fallback.later({"probe": False}, done(hung=HANG["text"]), {}) == p2p_fallback.OFF
 
 
 @pytest.mark.parametrize(
@@ -67,11 +89,11 @@ def test_a_group_of_gpus_that_hung_is_tried_again_where_that_can_help(
     ending: dict[str, Any], choices: dict[str, Any], *, again: bool
 ) -> None:
     asked: dict[str, Any] = {"environment": {}, "gpu": True, "world": 2, **choices}
-    assert worker_peers.worth_another_try(done(**ending), **asked) is again
+    assert p2p_fallback.worth_another_try(done(**ending), **asked) is again
 
 
 def test_a_group_that_hung_both_times_hung() -> None:
-    both = worker_peers.second(done(error=HANG), done(error={"rank": 1, "text": "died of SIGBUS"}, seconds=2.0))
+    both = p2p_fallback.second(done(error=HANG), done(error={"rank": 1, "text": "died of SIGBUS"}, seconds=2.0))
     assert both["error"]["text"] == f"{HANG['text']}; without peer-to-peer it was lost too: died of SIGBUS"
     assert (both["seconds"], "hung" in both, both["environment"]) == (3.0, False, {})
 
@@ -103,9 +125,65 @@ def test_a_group_that_hangs_is_ended_and_run_once_more_without_peer_to_peer(nurs
     first, second = (event for event in events if event["event"] == "done")
     assert first["ranks"] == [{"rank": 0, "device": "cuda:0"}, {"rank": 1, "device": "cuda:1"}]
     assert first["hung"].startswith("still running after 1 s")
-    assert (first["environment"], second["environment"]) == (worker_peers.OFF, worker_peers.OFF)
+    assert (first["environment"], second["environment"]) == (p2p_fallback.OFF, p2p_fallback.OFF)
     # The one after it is not left to hang at all.
     assert "hung" not in second
+
+
+# What ranks print before NCCL's watchdog aborts them, by torch: 1.13 to 2.2, 2.4 and 2.5, from 2.6 on, the heartbeat's.
+WATCHDOG = {
+    "2.1": "[E ProcessGroupNCCL.cpp:475] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, "
+    "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=60000) ran for 60047 milliseconds before timing out.",
+    "2.4": "[rank1]:[E321 02:07:08 ProcessGroupNCCL.cpp:607] [Rank 1] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=15, OpType=_ALLGATHER_BASE, Timeout(ms)=60000) ran for 60060 milliseconds before timing out.",
+    "2.6": "[rank1]:[E101 ProcessGroupNCCL.cpp:684] [PG ID 0 PG GUID 0(default_pg) Rank 1] Timeout at NCCL work: 10, "
+    "last enqueued NCCL work: 12, last completed NCCL work: 9.",
+    "heartbeat": "[rank1]:[F101 ProcessGroupNCCL.cpp:1497] [PG ID 0 PG GUID 0 Rank 1] ProcessGroupNCCL's watchdog got "
+    "stuck for 480 seconds without making progress in monitoring enqueued collectives.",
+}
+NO_HANG = (
+    "[rank1]:[E ProcessGroupNCCL.cpp:1414] [PG 2 Rank 1] Process group watchdog thread terminated with exception: "
+    "CUDA error: an illegal memory access was encountered"
+)
+ABORTS = """
+if os.environ.get("NCCL_P2P_DISABLE") != "1":
+    if rank.rank == 1:
+        os.write(2, {words!r}.encode())
+        {end}
+    time.sleep(60)
+return {{"rank": rank.rank, "device": rank.device}}
+"""
+
+
+def aborted(nursery: _Nursery, add: Callable[..., Path], directory: Path, words: str, end: str) -> dict[str, Any]:
+    """Return what a group came to whose rank 1 ends with these words unless peer-to-peer is off."""
+    add("hangs", ABORTS.format(words=words, end=end), options="ranks=0, timeout=30")
+    check = {"id": "hangs", "source": "file:site/hangs.py", "ranks": 0, "gpus": 0, "timeout": 30.0, "probe": False}
+    nursery.check(check, {"device_count": 2, "start": "fork"})
+    events = [json.loads(line) for line in (directory / "worker" / "events.jsonl").read_text().splitlines()]
+    return next(event for event in events if event["event"] == "done")
+
+
+@pytest.mark.parametrize("version", WATCHDOG)
+@pytest.mark.parametrize("end", ["os.abort()", "raise RuntimeError({words!r})"])
+def test_a_group_that_the_watchdog_of_nccl_ended_is_run_once_more_without_peer_to_peer(
+    nursery: _Nursery, add: Callable[..., Path], tmp_path: Path, version: str, end: str
+) -> None:
+    done = aborted(nursery, add, tmp_path, WATCHDOG[version], end.format(words=WATCHDOG[version]))
+    assert done["error"] is None
+    assert done["environment"] == p2p_fallback.OFF
+    assert "atchdog" in done["hung"] or "Timeout at NCCL work" in done["hung"]
+    outcome = after_rules(passed("fine", value=1), found(), {**RAN_WITH, "hung": done["hung"]})
+    assert (outcome.status, outcome.summary.startswith("P2P broken: ")) == (FAIL, True)
+
+
+def test_an_abort_that_was_no_hang_is_not_tried_again(
+    nursery: _Nursery, add: Callable[..., Path], tmp_path: Path
+) -> None:
+    done = aborted(nursery, add, tmp_path, f"{NO_HANG}\nterminate called\n  what():  {NO_HANG}", "os.abort()")
+    assert done["error"]["rank"] == 1
+    assert "an illegal memory access" in done["error"]["text"]
+    assert "hung" not in done
 
 
 def test_a_second_try_that_was_of_no_use_is_not_tried_with_the_next_group(
@@ -131,18 +209,19 @@ LOST = undecided("rank 0 died of SIGSEGV", fix="see the log", rank=0)
 
 def test_a_probe_that_is_lost_while_it_copies_fails_and_names_the_pair() -> None:
     error = {"rank": 0, "text": "died of SIGSEGV", "doing": "GPU 0 (GPU-a) -> GPU 1 (GPU-b)"}
-    outcome = peers.lost(found(probe=True), LOST, error)
+    outcome = p2p_effects.lost(found(probe=True), LOST, error)
     assert outcome.status == FAIL
     assert outcome.summary == "P2P broken: GPU 0 (GPU-a) -> GPU 1 (GPU-b): the process died of SIGSEGV"
-    assert outcome.details["culprit"] == "GPU 0 (GPU-a) -> GPU 1 (GPU-b)"
+    assert outcome.culprit == "GPU 0 (GPU-a) -> GPU 1 (GPU-b)"
     assert outcome.remedy
-    assert peers.lost(found(probe=True), LOST, {"rank": 0, "text": "died of SIGSEGV"}) == LOST
-    other = peers.lost(found(), LOST, error)
+    assert p2p_effects.lost(found(probe=True), LOST, {"rank": 0, "text": "died of SIGSEGV"}) == LOST
+    other = p2p_effects.lost(found(), LOST, error)
     assert (other.status, other.summary) == (ERROR, f"{LOST.summary}, while it was at: {error['doing']}")
 
 
-SLOW = failed("slow", fix="look at the links", value=9, unit="GB/s", limit=SPEED)
-OWN = failed("slow", fix="look at this GPU", value=9, unit="TFLOP/s", limit=SPEED, device="GPU-1")
+WRONG = failed("two elements differ", fix="look at the links", value=2)
+SLOW = too_slow("slow", fix="look at the links", value=9, unit="GB/s", limit=SPEED)
+OWN = too_slow("slow", fix="look at this GPU", value=9, unit="TFLOP/s", limit=SPEED, device="GPU-1")
 LOW = warned("low", fix="look at the links", value=290, unit="GB/s", limit=SPEED)
 FINE = passed("fine", value=400, unit="GB/s", limit=SPEED)
 
@@ -154,24 +233,25 @@ FINE = passed("fine", value=400, unit="GB/s", limit=SPEED)
         (OWN, {"performance": True}, FAIL),
         (LOW, {"performance": True}, WARN),
         (FINE, {"performance": True}, PASS),
-        (SLOW, {}, FAIL),
+        (WRONG, {"performance": True}, FAIL),
+        (WRONG, {}, FAIL),
         (LOW, {}, WARN),
     ],
 )
 def test_what_was_measured_without_peer_to_peer_says_so_and_is_not_blamed_for_its_pace(
     outcome: Outcome, options: dict[str, Any], status: str
 ) -> None:
-    told = peers.told(found(**options), outcome, RAN_WITH)
+    told = after_rules(outcome, found(**options), RAN_WITH)
     assert told.status == status
     assert "NCCL_P2P_DISABLE=1" in told.summary
     assert outcome.summary in told.summary
-    assert peers.told(found(**options), outcome, {}) == outcome
-    assert peers.told(found(**options), skipped("one rank"), RAN_WITH) == skipped("one rank")
+    assert after_rules(outcome, found(**options), {}) == outcome
+    assert after_rules(skipped("one rank"), found(**options), RAN_WITH) == skipped("one rank")
 
 
 @pytest.mark.parametrize(("outcome", "status"), [(FINE, FAIL), (LOW, FAIL), (SLOW, FAIL), (LOST, ERROR)])
 def test_a_group_that_hung_and_came_through_without_peer_to_peer_has_not_passed(outcome: Outcome, status: str) -> None:
-    told = peers.told(found(performance=True), outcome, {**RAN_WITH, "hung": HANG["text"]})
+    told = after_rules(outcome, found(performance=True), {**RAN_WITH, "hung": HANG["text"]})
     assert told.status == status
     assert TEXT in told.summary
     assert outcome.summary in told.summary
@@ -206,9 +286,9 @@ def test_a_second_look_and_a_run_that_is_gone_on_with_go_without_as_well(
     add("z_probe", "open('rank0.doing', 'w').write('GPU 0 -> GPU 1')\nos.abort()", options="timeout=9, probe=True")
     add("a_group", "return {}")
     outcomes = run_site().outcomes
-    assert peers.environment(["z-probe"], outcomes) == worker_peers.OFF
-    assert peers.environment(["another"], outcomes) == {}
-    assert peers.environment([], {}) == {}
+    assert p2p_effects.environment(["z-probe"], outcomes) == p2p_fallback.OFF
+    assert p2p_effects.environment(["another"], outcomes) == {}
+    assert p2p_effects.environment([], {}) == {}
 
 
 def test_the_shipped_probe_runs_before_every_group_of_its_level() -> None:

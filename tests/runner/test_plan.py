@@ -10,9 +10,9 @@ import pytest
 
 from envcheck.checks import LEVELS, Check, passed
 from envcheck.errors import ConfigError
-from envcheck.runner.discover import Found, discover
-from envcheck.runner.plan import plan, select, worker_plan
-from envcheck.runner.run import Run
+from envcheck.runner.planning.discover import Found, discover
+from envcheck.runner.planning.plan import plan, select, worker_plan
+from envcheck.runner.state import Run
 
 
 def check(identity: str, level: str, **needs: Any) -> Found:
@@ -36,8 +36,8 @@ def test_only_takes_a_check_of_any_level_and_skip_takes_one_out() -> None:
 @pytest.mark.parametrize(
     ("only", "skip", "message"),
     [
-        (["a-ful"], [], r"no check is called a-ful; did you mean a-full"),
-        ([], ["zzz"], r"no check is called zzz; see `envcheck checks`"),
+        (["a-ful"], [], r"no check is named a-ful; did you mean a-full"),
+        ([], ["zzz"], r"no check is named zzz; see `envcheck checks`"),
         (["a-full"], ["a-full"], r"no check is left to run"),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_site_adds_a_check_by_dropping_a_file(site: Path) -> None:
 def test_a_name_taken_twice_and_an_empty_site_are_refused(site: Path, name: str | None) -> None:
     if name:
         (site / "env" / name).write_text(SOUND)
-    with pytest.raises(ConfigError, match="two checks are called ddp" if name else "holds no check"):
+    with pytest.raises(ConfigError, match="two checks are named ddp" if name else "contains no check"):
         discover(site)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.runner import worker_rank
-from envcheck.runner.processes import PACKAGE, LocalPython, foreign_environment
-from envcheck.runner.run import Run
-from envcheck.runner.target import Chosen
+from envcheck.runner.state import Run
+from envcheck.runner.targets.interface import Chosen
+from envcheck.runner.targets.local_python import PACKAGE, LocalPython, foreign_environment
+from envcheck.runner.worker import rank as worker_rank
 
 
 def test_a_rank_is_told_what_torchrun_would_tell_it() -> None:

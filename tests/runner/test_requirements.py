@@ -11,8 +11,9 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, View
 from envcheck.errors import ConfigError
 from envcheck.node.snapshot import Signal, from_json
-from envcheck.runner import bought, requirements
-from envcheck.runner.judge import decide
+from envcheck.runner.judging.judge import decide
+from envcheck.runner.requirements import file as requirements_file
+from envcheck.runner.requirements import node_checks
 
 SNAPSHOTS = Path(__file__).parents[1] / "data" / "snapshots"
 GIB = 1 << 30
@@ -22,8 +23,8 @@ def view(machine: str) -> View:
     return View(from_json(json.loads((SNAPSHOTS / f"{machine}.json").read_text())))
 
 
-def judged(wanted: requirements.Requirements, machine: View) -> dict[str, str]:
-    return {found.id: decide(found, machine).status for found in bought.checks(wanted)}
+def judged(wanted: requirements_file.Requirements, machine: View) -> dict[str, str]:
+    return {found.id: decide(found, machine).status for found in node_checks.checks(wanted)}
 
 
 def written(tmp_path: Path, text: str) -> str:
@@ -31,9 +32,9 @@ def written(tmp_path: Path, text: str) -> str:
     return str(tmp_path / "ours.toml")
 
 
-@pytest.mark.parametrize("name", sorted(p.stem for p in requirements.PROFILES.glob("*.toml")))
+@pytest.mark.parametrize("name", sorted(p.stem for p in requirements_file.PROFILES.glob("*.toml")))
 def test_each_shipped_profile_is_met_by_its_own_machine_and_by_no_other(name: str) -> None:
-    wanted = requirements.read(name)
+    wanted = requirements_file.read(name)
     machines = {"hgx-h100": ("h100x8", "a100x8"), "workstation": ("rtx4090", "t4")}
     right, wrong = machines[name]
     assert set(judged(wanted, view(right)).values()) == {PASS}
@@ -61,25 +62,25 @@ def test_each_shipped_profile_is_met_by_its_own_machine_and_by_no_other(name: st
     ],
 )
 def test_each_demand_on_both_sides(tmp_path: Path, text: str, check: str, status: str) -> None:
-    wanted = requirements.read(written(tmp_path, text))
+    wanted = requirements_file.read(written(tmp_path, text))
     assert judged(wanted, view("h100x8"))[check] == status
 
 
 def test_two_demands_never_share_a_line_of_the_report() -> None:
-    found = bought.checks(requirements.read("hgx-h100"))
+    found = node_checks.checks(requirements_file.read("hgx-h100"))
     assert len({decide(f, view("h100x8")).summary for f in found}) == len(found)
 
 
-@pytest.mark.parametrize("lanes", [8, Signal(reason="NVML: GPU is lost")])
+@pytest.mark.parametrize("lanes", [8, Signal(reason="NVML: GPU is lost", why="lost")])
 def test_one_gpu_of_eight_is_enough_to_fall_short(tmp_path: Path, lanes: Any) -> None:
-    wanted = requirements.read(written(tmp_path, "[gpu]\npcie_width = 16"))
+    wanted = requirements_file.read(written(tmp_path, "[gpu]\npcie_width = 16"))
     machine = view("h100x8")
     machine.snapshot.gpus[6].signals["pcie_width"] = lanes if isinstance(lanes, Signal) else Signal(lanes)
     assert judged(wanted, machine)["require-pcie-width"] == (ERROR if isinstance(lanes, Signal) else FAIL)
 
 
 def test_a_machine_without_gpus_meets_no_demand_for_them() -> None:
-    told = judged(requirements.read("hgx-h100"), view("cpu"))
+    told = judged(requirements_file.read("hgx-h100"), view("cpu"))
     assert told["require-gpus"] == FAIL
     assert {told["require-model"], told["require-nvlinks"], told["require-driver"]} == {ERROR}
 
@@ -91,8 +92,8 @@ def test_a_machine_without_gpus_meets_no_demand_for_them() -> None:
         ('[gpu]\ncount = "8"', "count"),
         ("gpu = ", "ours.toml"),
         ('[gpu]\nmodel = "H1000"', "H100"),
-        ('[driver]\nmin = "new"', "no version"),
-        ('[driver]\nmin = "580"\nbelow = "580"', "no driver is from 580 and below 580"),
+        ('[driver]\nmin = "new"', "not a version"),
+        ('[driver]\nmin = "580"\nbelow = "580"', "no driver is at least 580 and below 580"),
         ("", "demands nothing"),
         ('name = "ours"\n[gpu]', "demands nothing"),
         ('[gpu]\nmodel = ""\ncount = 1', "gpu.model is empty"),
@@ -100,11 +101,11 @@ def test_a_machine_without_gpus_meets_no_demand_for_them() -> None:
 )
 def test_a_wrong_file_is_refused_by_place(tmp_path: Path, text: str, word: str) -> None:
     with pytest.raises(ConfigError) as error:
-        requirements.read(written(tmp_path, text))
+        requirements_file.read(written(tmp_path, text))
     assert word in f"{error.value} {error.value.fix}"
 
 
 def test_a_file_that_is_not_there_names_the_profiles_that_are() -> None:
     with pytest.raises(ConfigError) as error:
-        requirements.read("nowhere.toml")
+        requirements_file.read("nowhere.toml")
     assert "hgx-h100" in str(error.value.fix)

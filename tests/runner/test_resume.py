@@ -18,10 +18,10 @@ import envcheck
 from envcheck.errors import ConfigError
 from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.reports.model import RunReport, load, report_of, write
-from envcheck.runner import soak
-from envcheck.runner.drive import validate
-from envcheck.runner.record import TargetFacts
-from envcheck.runner.run import Run
+from envcheck.runner.execute import validate
+from envcheck.runner.planning import repeat as planning_repeat
+from envcheck.runner.schema import TargetFacts
+from envcheck.runner.state import Run
 
 # The dearer check waits for a file; until then it can only be killed.
 FIRST = "open({seen!r}, 'a').write('x')\nreturn {{}}"
@@ -105,7 +105,7 @@ def test_a_run_that_is_over_is_not_gone_on_with(killed: Job) -> None:
     assert killed.run("--resume").returncode == 0
     again = killed.run("--resume")
     assert (again.returncode, len(again.stderr.splitlines())) == (2, 1)
-    assert "is over; leave --resume out" in again.stderr
+    assert "is complete; leave --resume out" in again.stderr
 
 
 def test_without_a_report_it_begins_at_the_beginning_and_says_so(job: Job) -> None:
@@ -122,7 +122,7 @@ def test_another_torch_than_then_is_refused_in_one_line_and_the_report_stays_as_
     kept = killed.report.read_bytes()
     done = killed.run("--resume")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert f"cannot go on with {killed.report}: torch was 2.4.1+cu121, is unknown; leave --resume" in done.stderr
+    assert f"cannot resume {killed.report}: torch was 2.4.1+cu121, is unknown; leave --resume" in done.stderr
     assert killed.report.read_bytes() == kept
     assert killed.seen.read_text() == "x"
 
@@ -159,7 +159,7 @@ def going_on(run: Run, earlier: RunReport, **planned: Any) -> Run:
 def test_another_plan_is_refused_saying_what_differs(
     earlier: tuple[Run, RunReport], planned: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"cannot go on with report\.json: {said}; leave --resume out"):
+    with pytest.raises(ConfigError, match=rf"cannot resume report\.json: {said}; leave --resume out"):
         going_on(*earlier, **planned)
 
 
@@ -173,9 +173,9 @@ def test_another_limit_of_a_check_is_another_plan(earlier: tuple[Run, RunReport]
     ("changes", "said"),
     [
         ({"target": TargetFacts(kind="image", name="a", chosen="")}, "target was a, is "),
-        ({"boot": "another"}, "the machine was booted since, or is another one"),
-        ({"boot": ""}, "the machine was booted since, or is another one"),
-        ({"ended": "2026-01-01"}, "is over; leave --resume out"),
+        ({"boot": "another"}, "the machine was rebooted since, or it is another machine"),
+        ({"boot": ""}, "the machine was rebooted since, or it is another machine"),
+        ({"ended": "2026-01-01"}, "is complete; leave --resume out"),
     ],
 )
 def test_another_target_or_boot_is_refused(earlier: tuple[Run, RunReport], changes: dict[str, Any], said: str) -> None:
@@ -222,7 +222,7 @@ class Told:
 def test_a_performance_that_fell_short_once_has_its_second_look_after_the_kill(
     add: Callable[..., Path], run_site: Callable[..., Run]
 ) -> None:
-    judge = "def judge(view, ranks):\n    return failed('slow', fix='wait', value=1.0)\n"
+    judge = "def judge(view, ranks):\n    return too_slow('slow', fix='wait', value=1.0)\n"
     add("slow", "return {}", "ranks=1, performance=True", judge)
     run = run_site(snapshot=NODE)
     [row] = report_of(run).outcomes
@@ -242,12 +242,12 @@ def test_a_soak_goes_on_with_the_round_it_was_killed_in(add: Callable[..., Path]
     add("two", "return {}", "ranks=1")
     run = run_site(repeat=2, snapshot=NODE)
     two = run_site(repeat=1, snapshot=NODE).outcomes["two"]
-    partly = [run.outcomes["one"], soak.fold(None, two)]
+    partly = [run.outcomes["one"], planning_repeat.fold(None, two)]
     again = going_on(run, structs.replace(report_of(run), ended="", outcomes=partly))
     assert (again.number, again.done) == (2, 1)
     watcher = Told()
     validate(again, lambda: NODE, watcher, pause=0.0)
-    assert [soak.rounds(o) for o in again.outcomes.values()] == [2, 2]
+    assert [planning_repeat.rounds(o) for o in again.outcomes.values()] == [2, 2]
     assert again.outcomes["one"] == run.outcomes["one"]
 
 
@@ -255,4 +255,4 @@ def test_what_is_no_report_is_refused(job: Job) -> None:
     job.report.write_text("{}")
     done = job.run("--resume")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "is no report" in done.stderr
+    assert "is not a report" in done.stderr

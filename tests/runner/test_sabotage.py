@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from envcheck.runner.record import OutcomeRow
+from envcheck.runner.schema import OutcomeRow
 
 Sabotage = Callable[..., OutcomeRow]
 
@@ -27,11 +27,11 @@ CASES = {
     "returns a circle": ("x = {}\nx['x'] = x\nreturn x", "rank 0 ValueError: Circular reference detected"),
     "returns too much": (
         "return {'x': 'y' * (1 << 21)}",
-        "rank 0 ValueError: measure returned 20972",
+        "rank 0 ValueError: measure returned 2097",
     ),
     "forges a result": (
         "open('rank0.json', 'w').write('[1'); os._exit(0)",
-        "rank 0 its result file is no JSON",
+        "rank 0 its result file is not JSON",
     ),
     "fills its result": (
         "open('rank0.json', 'w').write(' ' * (1 << 21)); os._exit(0)",

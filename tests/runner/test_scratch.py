@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.runner import scratch
+from envcheck.runner.targets import scratch_dirs
 
 HOLDER = """
 import pathlib, sys, time
 sys.path.insert(0, sys.argv[1])
-from envcheck.runner import scratch
+from envcheck.runner.targets import scratch_dirs as scratch
 with scratch.directory() as made:
     (made / "big").touch()
     print(made, flush=True)
@@ -36,7 +36,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def another(place: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """Return another process that holds a directory, and which."""
-    root = str(Path(scratch.__file__).parents[2])
+    root = str(Path(scratch_dirs.__file__).parents[2])
     command = [sys.executable, "-c", HOLDER, root]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -54,7 +54,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next(another: Another, place: 
     process.kill()
     process.wait()
     assert (left / "big").exists()
-    with scratch.directory() as mine:
+    with scratch_dirs.directory() as mine:
         assert [*place.iterdir()] == [mine.parent]
         assert mine.stat().st_mode & 0o777 == 0o777
         assert mine.parent.stat().st_mode & 0o777 == 0o700
@@ -63,7 +63,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next(another: Another, place: 
 
 def test_a_run_that_goes_on_keeps_its_directory(another: Another, place: Path) -> None:
     process, held = another
-    with scratch.directory() as mine:
+    with scratch_dirs.directory() as mine:
         assert sorted(place.iterdir()) == sorted([held.parent, mine.parent])
     assert [*held.iterdir()] != []
     process.communicate("")
@@ -90,7 +90,7 @@ def test_what_is_not_of_a_killed_run_stays(tmp_path: Path) -> None:
     (place / "envcheck-run-lies/plan/owner").symlink_to(tmp_path / "elsewhere/plan/owner")
     before = sorted(place.iterdir())
     gone = left_behind(place, "envcheck-run-gone")
-    scratch.sweep(place)
+    scratch_dirs.sweep(place)
     assert sorted(place.iterdir()) == before
     assert not gone.exists()
     assert (tmp_path / "elsewhere/plan/owner").exists()
@@ -99,7 +99,7 @@ def test_what_is_not_of_a_killed_run_stays(tmp_path: Path) -> None:
 def test_another_users_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = left_behind(tmp_path, "envcheck-run-theirs")
     monkeypatch.setattr(os, "geteuid", lambda: kept.stat().st_uid + 1)
-    scratch.sweep(tmp_path)
+    scratch_dirs.sweep(tmp_path)
     assert kept.exists()
 
 
@@ -110,8 +110,8 @@ def test_where_there_are_no_locks_a_run_has_its_directory_and_no_other_takes_it(
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with scratch.directory() as mine:
+    with scratch_dirs.directory() as mine:
         monkeypatch.undo()
-        scratch.sweep(place)
+        scratch_dirs.sweep(place)
         assert mine.is_dir()
     assert [*place.iterdir()] == []

@@ -11,12 +11,12 @@ from msgspec import structs
 
 from envcheck.checks import Check, passed
 from envcheck.node.snapshot import Signal, Snapshot
-from envcheck.runner import soak
-from envcheck.runner.discover import Found
-from envcheck.runner.drive import validate
-from envcheck.runner.plan import plan
-from envcheck.runner.record import OutcomeRow
-from envcheck.runner.run import Run
+from envcheck.runner.execute import validate
+from envcheck.runner.planning import repeat as planning_repeat
+from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.plan import plan
+from envcheck.runner.schema import OutcomeRow
+from envcheck.runner.state import Run
 
 
 def row(status: Any, value: Any = None) -> OutcomeRow:
@@ -31,7 +31,7 @@ def found(identity: str) -> Found:
 def folded(*rows: OutcomeRow) -> OutcomeRow:
     whole = None
     for each in rows:
-        whole = soak.fold(whole, each)
+        whole = planning_repeat.fold(whole, each)
     assert whole is not None
     return whole
 
@@ -119,7 +119,7 @@ def test_rounds_are_really_run_and_the_bad_one_decides(
 def test_a_performance_that_falls_short_once_in_a_round_has_its_second_look_in_that_round(
     add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
 ) -> None:
-    add("counts", counted(tmp_path / "seen"), "ranks=1, performance=True", VALUE)
+    add("counts", counted(tmp_path / "seen"), "ranks=1, performance=True", VALUE.replace("failed(", "too_slow("))
     found = run_site(repeat=2).outcomes["counts"]
     assert found.status == "pass"
     assert found.spread is not None
@@ -129,7 +129,7 @@ def test_a_performance_that_falls_short_once_in_a_round_has_its_second_look_in_t
 def test_a_duration_is_at_least_one_round(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
     add("one", "return {}", "ranks=1")
     add("two", "return {}", "ranks=1")
-    assert [soak.rounds(o) for o in run_site(duration=0.001).outcomes.values()] == [1, 1]
+    assert [planning_repeat.rounds(o) for o in run_site(duration=0.001).outcomes.values()] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_round_that_has_begun_is_finished_and_no_other_begins_when_it_is_over(
     checks = [found(identity) for identity in ("a", "b")]
     known = {identity: folded(*[row("pass")] * count) for identity, count in done.items()}
     made = plan(checks, level="full", nproc=2, **choices)
-    assert [c.id for c in soak.to_do(made, known, elapsed)] == to_do
+    assert [c.id for c in planning_repeat.to_do(made, known, elapsed)] == to_do
 
 
 def test_the_node_is_read_in_every_round(site: Path, run_site: Callable[..., Run]) -> None:

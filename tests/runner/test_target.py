@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images.engines import sdk
-from envcheck.runner import devices as seen
-from envcheck.runner import target
-from envcheck.runner.container import ContainerHandle, ContainerTarget
-from envcheck.runner.processes import PACKAGE, LocalPython, answering
-from envcheck.runner.record import ImageFacts
-from envcheck.runner.target import Chosen, choose_python, parse_promises, read_promises
+from envcheck.images.engines import docker_sdk
+from envcheck.images.engines.digests import Digests
+from envcheck.runner.schema import ImageFacts
+from envcheck.runner.targets import gpu_devices as seen
+from envcheck.runner.targets import interface as targets_interface
+from envcheck.runner.targets.container import ContainerHandle, ContainerTarget
+from envcheck.runner.targets.interface import Chosen, choose_python, parse_promises, read_promises
+from envcheck.runner.targets.local_python import PACKAGE, LocalPython, answering
 
 
 def interpreter(directory: Path) -> Path:
@@ -86,7 +87,7 @@ def test_promises_are_read_beside_the_python_they_are_of(tmp_path: Path, monkeyp
     assert read_promises(str(tmp_path)) == {"torch": "2.13.0+cpu", "arch_list": "none"}
     image = tmp_path / "image.json"
     image.write_text('{"torch": "2.8.0"}')
-    monkeypatch.setattr(target, "IMAGE_PROMISES", image)
+    monkeypatch.setattr(targets_interface, "IMAGE_PROMISES", image)
     assert read_promises("/opt/venv") == {"torch": "2.8.0"}
     # What an image promises of its own environment says nothing of another one in it.
     assert read_promises("/usr") == {}
@@ -125,18 +126,18 @@ class FakeContainer:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return what the engine is asked to start, once it is; its images carry `labels`."""
-    asked: dict[str, Any] = {"labels": {}, "history": [], "command": (), "user": ""}
+    asked: dict[str, Any] = {"labels": {}, "history": [], "command": (), "user": "", "layers": [], "digests": Digests()}
 
     def run_container(image: str, **options: Any) -> FakeContainer:
         asked.update(options, image=image)
         return FakeContainer(None)
 
-    told = ("labels", "command", "user")
+    told = ("labels", "command", "user", "layers", "digests")
     monkeypatch.setattr(
-        sdk, "inspect", lambda _: SimpleNamespace(id="sha256:1", **{name: asked[name] for name in told})
+        docker_sdk, "inspect", lambda _: SimpleNamespace(id="sha256:1", **{name: asked[name] for name in told})
     )
-    monkeypatch.setattr(sdk, "history", lambda _: asked["history"])
-    monkeypatch.setattr(sdk, "run_container", run_container)
+    monkeypatch.setattr(docker_sdk, "history", lambda _: asked["history"])
+    monkeypatch.setattr(docker_sdk, "run_container", run_container)
     return asked
 
 
@@ -183,6 +184,15 @@ def test_what_an_image_is_and_where_it_holds_a_credential_is_told_without_its_va
     assert ContainerTarget("i").facts.image == ImageFacts(runs_as="1000", program="", history=0, secrets=[])
 
 
+def test_every_digest_that_the_engine_states_is_in_the_report(started: dict[str, Any]) -> None:
+    started["layers"] = ["sha256:a", "sha256:b"]
+    started["digests"] = Digests("sha256:m", "sha256:c", "sha256:i", ("r.example/x@sha256:i",))
+    facts = ContainerTarget("i").facts.image
+    assert facts is not None
+    assert (facts.manifest_digest, facts.config_digest, facts.index_digest) == ("sha256:m", "sha256:c", "sha256:i")
+    assert (facts.repository_digests, facts.diff_ids) == (["r.example/x@sha256:i"], ["sha256:a", "sha256:b"])
+
+
 @pytest.mark.parametrize(
     ("pythons", "environ", "expected"),
     [
@@ -209,7 +219,7 @@ def test_in_a_foreign_image_the_first_python_with_torch_is_found(
     if expected is None:
         assert (done.returncode, done.stdout) == (97, "no Python in this image\n")
     else:
-        worker = "-B /run/envcheck/envcheck/runner/worker.py /run/envcheck-plan"
+        worker = "-B /run/envcheck/envcheck/runner/worker/main.py /run/envcheck-plan"
         assert done.stdout == f"{tmp_path / expected} {worker}\n"
 
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from envcheck.runner.discover import discover
+from envcheck.runner.planning.discover import discover
 
 LAUNCHER = Path(__file__).with_name("simulate.py")
+LIES = LAUNCHER.with_name("lies")
 # What Triton compiles for is real, dcgmi and a bus are not there, and how much may be locked is this machine's.
 NOT_HERE = ("compiled", "dcgm-diag", "memlock", "pcie-under-load")
 # What is timed by this machine's own clock, which others share, may come to any verdict.
@@ -77,6 +78,21 @@ def test_speeds_are_those_of_the_gpu(pair: dict[str, Any]) -> None:
 
 
 @pytest.mark.torch
+def test_one_wrong_element_of_any_product_is_found(torch_python: Path, tmp_path: Path) -> None:
+    lies = {
+        "gemm-flips-a-bit": "1 of 4 bfloat16 products have wrong elements, first product 2",
+        "gemm-skips-a-product": "1 of 4 bfloat16 products have wrong elements, first product 2",
+        "gemm-swaps-columns": "the bfloat16 product is off by",
+        "sustained-gemm-scales": "the bfloat16 product is off by",
+    }
+    only = [option for lie in lies for option in ("--only", lie)]
+    found = run(torch_python, tmp_path / "report.json", 1, "--checks", str(LIES), *only)
+    for lie, said in lies.items():
+        assert found[lie]["status"] == "fail", found[lie]
+        assert said in found[lie]["summary"]
+
+
+@pytest.mark.torch
 def test_the_slow_one_of_two_gpus_is_named(torch_python: Path, tmp_path: Path) -> None:
     only = ("--only", "gemm-throughput")
     slow = run(torch_python, tmp_path / "report.json", 2, *only, slow="1:1.5")["gemm-throughput"]
@@ -87,13 +103,15 @@ def test_the_slow_one_of_two_gpus_is_named(torch_python: Path, tmp_path: Path) -
 
 @pytest.mark.torch
 def test_one_gpu_without_bfloat16_and_fp8_is_judged_by_what_it_has(torch_python: Path, tmp_path: Path) -> None:
-    passing = ("amp", "matmul", "attention", "convolution", "gemm-throughput")
+    passing = ("matmul", "attention", "convolution", "gemm-throughput", "amp")
     only = [option for check in (*passing, "fp8-training", "all-reduce") for option in ("--only", check)]
     found = run(torch_python, tmp_path / "report.json", 1, *only, cc="7.0", name="Tesla V100-SXM2-16GB", cuda="12.6")
     assert {check: found[check]["status"] for check in passing} == dict.fromkeys(passing, "pass")
     assert [found[check]["status"] for check in ("fp8-training", "all-reduce")] == ["skip", "skip"]
     assert set(found["gemm-throughput"]["ranks"][0]["values"]) == {"float32", "float16"}
-    assert "bfloat16" not in found["amp"]["ranks"][0]["runs"]
+    assert found["amp"]["ranks"][0]["cases"]["linear, bfloat16"] == {
+        "absent": "bf16 is emulated at compute capability (7, 0) (8.0 has it)"
+    }
 
 
 @pytest.mark.torch

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided
-from envcheck.checks.env import _group
+from envcheck.checks.env.support.collectives import exact_comparison, gloo_gaps, process_group
 
 CHECK = Check(
     promise="an all-reduce is exact to the bit, in every dtype, on every rank",
@@ -47,15 +47,15 @@ def measure(rank: Rank) -> Measured:
     """Reduce the pattern in each dtype and compare every element; say which was wrong first, and by which bits."""
     import torch
 
-    device = _group.device_of(rank)
-    with _group.group(rank) as dist:
+    device = process_group.device_of(rank)
+    with process_group.group(rank) as dist:
         hashed = pattern(torch.arange(COUNT, device=device))
         results = {
             dtype: _reduce(torch, dist, rank, hashed, dtype)
             for dtype, largest in EXACT_UP_TO.items()
             if LARGEST_TERM * rank.world <= largest
         }
-        return {**_group.standing(rank, hashed, dist.get_backend()), "results": results}
+        return {**process_group.standing(rank, hashed, dist.get_backend()), "results": results}
 
 
 def _reduce(torch: Any, dist: Any, rank: Rank, hashed: Any, dtype: str) -> Measured:
@@ -67,20 +67,20 @@ def _reduce(torch: Any, dist: Any, rank: Rank, hashed: Any, dtype: str) -> Measu
         try:
             dist.all_reduce(tensor)
         except RuntimeError as error:
-            if rank.backend == "gloo" and "scalar type" in str(error):
-                return {"unsupported": str(error).splitlines()[0]}
+            if gloo_gaps.lacks(rank.backend, error):
+                return {"unsupported": gloo_gaps.quoted(error)}
             raise
         # A rank that stopped at its first difference would leave the others in the next collective.
-        if not found["wrong"] and not torch.equal(tensor, expected):
+        if not found["wrong"] and int(exact_comparison.compared(torch, tensor, expected)):
             found = _difference(torch, tensor, expected, dtype)
     return found
 
 
 def _difference(torch: Any, got: Any, expected: Any, dtype: str) -> Measured:
-    wrong = (got != expected).nonzero().flatten()
-    first = int(wrong[0])
     bits = getattr(torch, _BITS[dtype])
-    xor = int((got.view(bits)[first] ^ expected.view(bits)[first]).item()) & 0xFFFFFFFF
+    pairs = list(enumerate(zip(got.view(bits).tolist(), expected.view(bits).tolist())))
+    wrong = [(index, mine ^ right) for index, (mine, right) in pairs if mine != right] or [(0, 0)]
+    first, xor = wrong[0][0], wrong[0][1] & 0xFFFFFFFF
     return {
         "wrong": len(wrong),
         "index": first,
@@ -92,14 +92,14 @@ def _difference(torch: Any, got: Any, expected: Any, dtype: str) -> Measured:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on the first wrong element, naming rank, index and bits; a dtype that was not reduced is no pass."""
-    found = _group.problem(view, ranks)
+    found = process_group.problem(view, ranks)
     if found is not None:
         return found
     if len(ranks) == 1:
         return skipped("one rank reduces with nobody")
     for entry in ranks:
         for dtype in required(len(ranks), entry["backend"]):
-            if not _group.counts((entry.get("results") or {}).get(dtype, {}).get("wrong")):
+            if not process_group.counts((entry.get("results") or {}).get(dtype, {}).get("wrong")):
                 return undecided(f"rank {entry['rank']} reduced no {dtype}", fix="see the check's log")
     wrong = [
         (entry["rank"], dtype, result)

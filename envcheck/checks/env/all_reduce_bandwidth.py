@@ -13,12 +13,13 @@ from __future__ import annotations
 import dataclasses
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View
-from envcheck.checks.env import _bandwidth, _curves, _group, _nccl
+from envcheck.checks.env.support.collectives import bandwidth_curves, nccl_log, process_group, timed_collectives
 
 CHECK = Check(
     promise="all-reduce completes at every size, and as fast as this GPU, link and count do where that is known",
     level="standard",
     seconds=5.0,
+    cpu_seconds=1.5,
     timeout=240.0,
     ranks=0,
     least_ranks=2,
@@ -32,23 +33,23 @@ def measure(rank: Rank) -> Measured:
     """Time all-reduces over small messages and a curve of large ones, as this rank sees them."""
     import torch
 
-    device = _group.device_of(rank)
-    _nccl.ask(rank)
-    with _group.group(rank) as dist:
-        found = _bandwidth.curves(torch, dist, rank, device, [NAME])
+    device = process_group.device_of(rank)
+    nccl_log.ask(rank)
+    with process_group.group(rank) as dist:
+        found = timed_collectives.curves(torch, dist, rank, device, [NAME])
         probe = torch.zeros(1, device=device)
         return {
-            **_group.standing(rank, probe, dist.get_backend()),
+            **process_group.standing(rank, probe, dist.get_backend()),
             "curve": found["curves"].get(NAME, []),
             "latency": found["latency"],
-            "nccl": _nccl.read(rank),
+            "nccl": nccl_log.read(rank),
         }
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Judge the best bus bandwidth of the curve where a limit is known; above what the links can do is an error."""
     curves = [{**entry, "curves": {NAME: entry.get("curve") or []}} for entry in ranks]
-    outcome = _curves.judge(view, curves, [NAME], {NAME: "all-reduce-bandwidth"})
+    outcome = bandwidth_curves.judge(view, curves, [NAME], {NAME: "all-reduce-bandwidth"})
     details = {name: value for name, value in outcome.details.items() if name not in ("curves", "unsupported")}
     if "curves" in outcome.details:
         details["curve"] = outcome.details["curves"][NAME]

@@ -1,181 +1,169 @@
 """Mixed precision that is not mixed, or that trains nothing.
 
-Seen in the wild: autocast that does nothing (wrong device type) while everything "passes", bf16 emulated on old GPUs, a
-GradScaler that meets infinities at every step and so never takes one, a loss that goes NaN after a few steps. The dtype
-is read off a real activation, the loss has to fall as far as fp32's does, and the scaler has to grow on good steps and
-shrink, without touching the weights, on an overflow provoked on purpose.
+Seen in the wild: autocast that does nothing (wrong device type) while everything "passes", one operation that keeps
+its dtype, bf16 emulated on old GPUs, a GradScaler that meets infinities at every step and so never takes one, a loss
+that goes NaN after a few steps. The dtype of each operation is read off its result, the loss has to follow the curve
+that plain Python computes, and the scaler has to grow, shrink, skip and go on as documented.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
+from functools import partial
 from typing import Any, NamedTuple
 
-from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided
-from envcheck.checks.env import _group, _precision
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View
+from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.training import (
+    autocast_rules,
+    dtype_precision,
+    gradient_scaler,
+    plain_math,
+    promise_cases,
+)
 
 CHECK = Check(
-    promise="mixed-precision training computes in its dtype, stays finite and learns; the gradient scaler works",
+    promise="autocast gives each operation its dtype, training in it follows fp32's, and the gradient scaler works",
     level="standard",
     seconds=2.0,
+    cpu_seconds=0.4,
     timeout=120.0,
     ranks=0,
     imports=("torch._dynamo",),  # by the first optimizer
 )
 
-STEPS = 24
-GROWTH_INTERVAL = 4
-FALL = Limit(
-    0.02,
-    "of the first loss",
-    "distance of the last loss from fp32's; ours: bf16 ends 0.00004 away on a CPU, so that 2 % leaves room for any "
-    "rounding to 8 bits and none for a broken kernel",
-    "at most",
-)
-_SCALER_FIX = "update torch; if it persists on this GPU alone, the GPU computes fp16 wrongly"
-
-
-def required(entry: Measured) -> list[str]:
-    """Return the dtypes to train in: bf16 on CPUs and from compute capability 8.0 on, fp16 on every GPU."""
-    if not entry["is_cuda"]:
-        return ["bfloat16"]
-    native = tuple(entry.get("capability") or ()) >= _precision.BFLOAT16_SINCE
-    return ["bfloat16", "float16"] if native else ["float16"]
+DTYPES = ("bfloat16", "float16")
+# Seen: 2.1 casts transposed convolutions on a CPU, 1.13 does not; torch.amp.custom_fwd came with 2.4 (release notes).
+CONVOLUTION_ON_CPU_SINCE, CUSTOM_SINCE = (2, 0), (2, 4)
+STEPS, BATCH, WIDTH, HIDDEN, OUTPUTS = 12, 24, 13, 21, 5
+RATE = 0.4
+_CURVE = "largest distance of a step's loss from the curve in plain Python, as a share of the first loss"
+LIMITS = {
+    "float32": Limit(1e-4, "of the first loss", f"{_CURVE}; fp32 is seen 4e-7 away (ours)", "at most"),
+    "lower": Limit(0.02, "of the first loss", f"{_CURVE}; bf16 is seen 0.002 away (ours)", "at most"),
+    "exact": Limit(0, "wrong", "pytorch.org/docs/stable/amp.html: dtypes and powers of two are exact", "at most"),
+}
+_FIX = "reinstall torch; where another machine's is right with the same wheel, run the matmul check on this device"
 
 
 def measure(rank: Rank) -> Measured:
-    """Train the same small model in fp32 and in each autocast dtype."""
+    """Try every operation and context in each dtype, train in each, and try the gradient scaler."""
     import torch
 
-    device = _group.device_of(rank)
+    device = process_group.device_of(rank)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
-    activation, reference = train(torch, device, "float32")
-    entry = {**_group.standing(rank, activation), "capability": list(capability)}
-    runs = {"float32": reference, **{dtype: train(torch, device, dtype)[1] for dtype in required(entry)}}
-    if device.type != "cuda":
-        runs["float16"] = {"not_applicable": "GradScaler and fp16 autocast belong to GPUs"}
-    return {**entry, "runs": runs}
+    seed = plain_math.seed_of(rank)
+    cases = _every(torch, device, seed, tuple(capability))
+    where = process_group.standing(rank, torch.zeros(1, device=device))
+    return {**where, "capability": list(capability), "seed": seed, "cases": promise_cases.run(cases)}
 
 
-class _Training(NamedTuple):
-    model: Any
-    optimizer: Any
-    scaler: Any
-    inputs: Any
-    targets: Any
+def names(*, gpu: bool) -> list[str]:
+    """Return the name of every case."""
+    tried = (*autocast_rules.operations(gpu=gpu), *autocast_rules.CONTEXTS, "training")
+    scaler = [f"scaler: {name}" for name in gradient_scaler.NAMES]
+    return ["training, float32", *(f"{name}, {dtype}" for dtype in DTYPES for name in tried), *scaler]
 
 
-def _training(torch: Any, device: Any, dtype: str) -> _Training:
-    torch.manual_seed(7)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8))
-    inputs = torch.randn(256, 64)
-    targets = torch.tanh(inputs @ torch.randn(64, 8)).to(device)
-    model = model.to(device)
-    options = {"init_scale": 1024.0, "growth_interval": GROWTH_INTERVAL, "enabled": dtype == "float16"}
-    # torch.amp.GradScaler came with 2.3, and the older name warns from 2.4 on.
-    new = hasattr(torch.amp, "GradScaler")
-    scaler = torch.amp.GradScaler(device.type, **options) if new else torch.cuda.amp.GradScaler(**options)
-    return _Training(model, torch.optim.SGD(model.parameters(), lr=0.5), scaler, inputs.to(device), targets)
+def _every(torch: Any, device: Any, seed: int, capability: tuple[int, ...]) -> dict[str, promise_cases.Case]:
+    task = _task(seed)
+    found: dict[str, promise_cases.Case] = {"training, float32": partial(_distance, torch, device, task, None)}
+    for dtype in DTYPES:
+        if dtype == "bfloat16" and device.type == "cuda" and capability < dtype_precision.BFLOAT16_SINCE:
+            absent = partial(_emulated, capability)
+            found |= {name: absent for name in names(gpu=True) if name.endswith(dtype)}
+            continue
+        tries = autocast_rules.Tries(torch, device, dtype)
+        found |= {f"{name}, {dtype}": case for name, case in tries.cases().items()}
+        found[f"training, {dtype}"] = partial(_distance, torch, device, task, tries)
+    return {**found, **{f"scaler: {name}": case for name, case in gradient_scaler.Tries(torch, device).cases().items()}}
 
 
-def train(torch: Any, device: Any, dtype: str) -> tuple[Any, Measured]:
-    """Return an activation, which shows where and in which dtype the model computed, and how the training went."""
-    training = _training(torch, device, dtype)
-    seen: list[Any] = []
-    hook = training.model[0].register_forward_hook(lambda _module, _inputs, output: seen.append(output.detach()))
-    losses = [_step(torch, training, dtype)]
-    hook.remove()
-    scales = [training.scaler.get_scale()]
-    for _ in range(STEPS - 1):
-        losses.append(_step(torch, training, dtype))
-        scales.append(training.scaler.get_scale())
-    run: Measured = {"dtype": str(seen[0].dtype).replace("torch.", ""), "losses": [round(x, 6) for x in losses]}
-    if dtype == "float16":
-        run |= {"scales": scales, "overflow": _overflow(torch, training)}
-    return seen[0], run
+def _emulated(capability: tuple[int, ...]) -> None:
+    message = f"bf16 is emulated at compute capability {capability} (8.0 has it)"
+    raise promise_cases.Absent(message)
 
 
-def _step(torch: Any, training: _Training, dtype: str, blow_up: float = 1.0) -> float:
-    model, optimizer, scaler, inputs, targets = training
-    optimizer.zero_grad()
-    lower = torch.bfloat16 if dtype == "float32" else getattr(torch, dtype)
-    with torch.autocast(inputs.device.type, dtype=lower, enabled=dtype != "float32"):
-        loss = torch.nn.functional.mse_loss(model(inputs), targets) * blow_up
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    return float(loss.detach())
+class _Task(NamedTuple):
+    """A small training: parameters to begin with, a batch, and the losses that plain Python computes for it."""
+
+    start: list[list[float]]
+    inputs: plain_math.Matrix
+    targets: plain_math.Matrix
+    right: list[float]
 
 
-def _overflow(torch: Any, training: _Training) -> Measured:
-    before, weights = training.scaler.get_scale(), training.model[0].weight.detach().clone()
-    _step(torch, training, "float16", blow_up=1e30)
-    untouched = bool(torch.equal(weights, training.model[0].weight.detach()))
-    return {"before": before, "after": training.scaler.get_scale(), "weights_untouched": untouched}
+def _task(seed: int) -> _Task:
+    sizes = (HIDDEN * WIDTH, HIDDEN, OUTPUTS * HIDDEN, OUTPUTS)
+    start = [plain_math.values(f"{seed} {size}", size, 0.5) for size in sizes]
+    inputs = plain_math.rows(plain_math.values(f"{seed} inputs", BATCH * WIDTH), WIDTH)
+    targets = plain_math.rows(plain_math.values(f"{seed} targets", BATCH * OUTPUTS), OUTPUTS)
+    return _Task(start, inputs, targets, curve(start, inputs, targets))
+
+
+def _distance(torch: Any, device: Any, task: _Task, tries: autocast_rules.Tries | None) -> float:
+    """Train a small model; return the largest distance of its losses from those that plain Python computes."""
+    return plain_math.off(_trained(torch, device, task, tries), task.right, task.right[0])
+
+
+def curve(parameters: list[list[float]], inputs: plain_math.Matrix, targets: plain_math.Matrix) -> list[float]:
+    """Return the loss of each step of plain gradient descent, by the chain rule in float64."""
+    now, losses = [list(part) for part in parameters], []
+    for _ in range(STEPS):
+        shaped = [plain_math.rows(now[0], WIDTH), now[1], plain_math.rows(now[2], HIDDEN), now[3]]
+        loss, gradients = plain_math.two_layers(shaped, inputs, targets)
+        losses.append(loss)
+        now = [[x - RATE * g for x, g in zip(part, gradient)] for part, gradient in zip(now, gradients)]
+    return losses
+
+
+def _trained(torch: Any, device: Any, task: _Task, tries: autocast_rules.Tries | None) -> list[float]:
+    layers = torch.nn
+    model = layers.Sequential(layers.Linear(WIDTH, HIDDEN), layers.Tanh(), layers.Linear(HIDDEN, OUTPUTS)).to(device)
+    with torch.no_grad():
+        for parameter, values in zip(model.parameters(), task.start):
+            parameter.copy_(torch.tensor(values).reshape(parameter.shape))
+    inputs, targets = (torch.tensor(part, device=device) for part in (task.inputs, task.targets))
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    scaled = tries is not None and tries.dtype == torch.float16
+    scaler = gradient_scaler.Tries(torch, device).scaler() if scaled else None
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        with tries.autocast() if tries else contextlib.nullcontext():
+            loss = layers.functional.mse_loss(model(inputs), targets)
+        (scaler.scale(loss) if scaler else loss).backward()
+        if scaler:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
-    """Fail on the first rank and dtype that was not computed in that dtype, did not learn, or whose scaler is stuck."""
-    found = _group.problem(view, ranks, backend=False)
-    if found is not None:
-        return found
-    worst = 0.0
-    for entry in ranks:
-        runs = entry.get("runs") or {}
-        for dtype in ["float32", *required(entry)]:
-            if not (runs.get(dtype) or {}).get("losses"):
-                return undecided(f"rank {entry['rank']} did not train in {dtype}", fix="see the check's log")
-            found = untrained(entry["rank"], dtype, runs)
-            if found is not None:
-                return found
-            worst = max(worst, _distance(runs, dtype))
-    dtypes = ", ".join(required(ranks[0]))
-    return passed(
-        f"{dtypes}: autocast computes in it, the loss falls as in fp32, on {len(ranks)} rank(s)",
-        value=worst,
-        unit=FALL.unit,
-        limit=FALL,
-        runs=ranks[0]["runs"],
-    )
+    """Fail naming each operation of the wrong dtype, each training that goes another way, each fault of the scaler."""
+    gpu = view.mode == "gpu"
+    old = gpu and all(tuple(entry.get("capability") or ()) < dtype_precision.BFLOAT16_SINCE for entry in ranks)
+
+    release = tuple(int(part) for part in re.findall(r"\d+", str(view.environment.get("torch") or "99.0"))[:2])
+
+    def may_lack(name: str) -> bool:
+        if release < CUSTOM_SINCE and name.startswith("custom_fwd"):
+            return True
+        if release < CONVOLUTION_ON_CPU_SINCE and not gpu and name.startswith("conv_transpose"):
+            return True
+        if name.endswith("bfloat16"):
+            return old or name.startswith(("attention", "custom_fwd"))
+        # Older CPU builds have neither fp16 autocast nor a scaler, and say so.
+        return name.startswith(("attention", "custom_fwd")) or not gpu
+
+    return promise_cases.judge(view, ranks, promise_cases.Terms(names(gpu=gpu), _limit, "amp.wrong", _FIX, may_lack))
 
 
-def _distance(runs: Measured, dtype: str) -> float:
-    reference = runs["float32"]["losses"]
-    return float(abs(runs[dtype]["losses"][-1] - reference[-1]) / reference[0])
-
-
-def untrained(rank: int, dtype: str, runs: Measured) -> _group.Problem:
-    """Return what is wrong with one dtype's training, or None."""
-    run = runs[dtype]
-    losses, where = run["losses"], f"rank {rank}, {dtype}"
-    if run.get("dtype") != dtype:
-        return failed(f"{where}: the activation is {run.get('dtype')}", fix="autocast does nothing: reinstall torch")
-    if not all(_group.finite(loss) for loss in losses):
-        return failed(f"{where}: the loss is not finite", fix="run the matmul check on this GPU", losses=losses)
-    if losses[-1] >= losses[0]:
-        return failed(f"{where}: the loss does not fall", fix="run the matmul check on this GPU", losses=losses)
-    if _distance(runs, dtype) > FALL.value:
-        return failed(
-            f"{where}: the loss does not fall as fp32's does",
-            fix="run the matmul check on this GPU: this dtype is computed wrongly",
-            value=_distance(runs, dtype),
-            unit=FALL.unit,
-            limit=FALL,
-        )
-    return _stuck_scaler(where, run) if dtype == "float16" else None
-
-
-def _stuck_scaler(where: str, run: Measured) -> _group.Problem:
-    scales, overflow = run.get("scales") or [], run.get("overflow") or {}
-    if not scales or not all(_group.finite(scale) for scale in scales):
-        return failed(f"{where}: the gradient scale is no number", fix=_SCALER_FIX, scales=scales)
-    skips = sum(later < earlier for earlier, later in zip(scales, scales[1:]))
-    if skips * 2 > STEPS:
-        return failed(f"{where}: {skips} of {STEPS} steps were skipped as overflows", fix=_SCALER_FIX, scales=scales)
-    if max(scales) <= scales[0]:
-        return failed(f"{where}: the gradient scaler never grew", fix=_SCALER_FIX, scales=scales)
-    before: Any = overflow.get("before")
-    after: Any = overflow.get("after")
-    halved = _group.finite(before) and _group.finite(after) and 0 <= after < before
-    if overflow.get("weights_untouched") is not True or not halved:
-        return failed(f"{where}: an overflow was not skipped", fix=_SCALER_FIX, overflow=overflow)
-    return None
+def _limit(name: str) -> Limit:
+    if not name.startswith("training"):
+        return LIMITS["exact"]
+    return LIMITS["float32" if name.endswith("float32") else "lower"]

@@ -3,26 +3,36 @@
 Seen in the wild: a buffer (BatchNorm's statistics) that is not in the file, an optimizer that starts afresh, a schedule
 or a random generator that begins again at step 0, a file system that says "written" and was full. The loss jumps a
 little and nobody asks. Saved after k steps, run on to 2k; loaded into a fresh model, run to 2k: the bits are the same.
+What is saved is digested before, after, and when it is loaded, from the objects themselves; the learning rates are held
+against their formula; and torch.distributed.checkpoint has to bring plain numbers back.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import os
 from pathlib import Path
 from typing import Any
 
-from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided
-from envcheck.checks.env import _deterministic, _group
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
+from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.training import deterministic_training
 
 CHECK = Check(
     promise="training resumed from a checkpoint is the training that was saved, to the bit",
     level="standard",
     seconds=2.0,
+    cpu_seconds=0.3,
     timeout=120.0,
     imports=("torch._dynamo",),  # by the first optimizer
 )
 
 STEPS = 4
+# Weight and bias of two linear layers and of the normalisation between them.
+PARAMETERS = 6
+_ROUNDING = 1e-12
+_DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "uint8")
 LIMIT = Limit(0, "tensors that differ", "the same operations on the same bits, deterministic algorithms on", "at most")
 _FIX = "save and load the whole state_dict of model, optimizer and schedule, and the random state; or reinstall torch"
 
@@ -31,28 +41,56 @@ def measure(rank: Rank) -> Measured:
     """Save half-way, go on; load, go on from there; fingerprint every tensor of both ends."""
     import torch
 
-    _deterministic.make(torch)
-    device = _group.device_of(rank)
+    deterministic_training.make(torch)
+    device = process_group.device_of(rank)
     path = Path(rank.scratch) / "checkpoint.pt"
-    saved = _deterministic.Training(torch, device, seed=1)
+    saved = deterministic_training.Training(torch, device, seed=1)
     saved.run(0, STEPS)
+    before = saved.fingerprints()
     _save(torch, saved, path)
+    after = saved.fingerprints()
     saved.run(STEPS, STEPS)
-    resumed = _deterministic.Training(torch, device, seed=2)
+    ended = saved.fingerprints()
+    resumed = deterministic_training.Training(torch, device, seed=2)
     lacking = _load(torch, resumed, path)
+    loaded = resumed.fingerprints()
     resumed.run(STEPS, STEPS)
-    where = _group.standing(rank, next(resumed.model.parameters()))
+    where = process_group.standing(rank, next(resumed.model.parameters()))
     return {
         **where,
         "bytes": path.stat().st_size,
         "lacking": lacking,
         "losses": [saved.losses[STEPS:], resumed.losses],
-        "saved": saved.fingerprints(),
+        "rates": [saved.rates, resumed.rates],
+        "state": {"before": before, "after": after, "loaded": loaded},
+        "saved": ended,
         "resumed": resumed.fingerprints(),
+        "distributed": _distributed(torch, device, Path(rank.scratch) / "distributed"),
     }
 
 
-def _save(torch: Any, training: _deterministic.Training, path: Path) -> None:
+def _distributed(torch: Any, device: Any, directory: Path) -> Measured:
+    """Save plain numbers by torch.distributed.checkpoint and load them; return which came back wrong, or why not."""
+    if importlib.util.find_spec("torch.distributed.checkpoint") is None:
+        return {"absent": f"torch {torch.__version__} as installed has no module torch.distributed.checkpoint"}
+    from torch.distributed import checkpoint
+
+    taken = inspect.signature(checkpoint.save).parameters if hasattr(checkpoint, "save") else {}
+    if "checkpoint_id" not in taken:
+        return {"absent": f"torch {torch.__version__} has no torch.distributed.checkpoint.save(checkpoint_id=)"}
+    plain = {name: list(range(first, first + 24)) for first, name in enumerate(_DTYPES)}
+    sent = {name: torch.tensor(numbers, dtype=getattr(torch, name), device=device) for name, numbers in plain.items()}
+    came = {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
+    try:
+        checkpoint.save({"nested": sent}, checkpoint_id=str(directory))
+        checkpoint.load({"nested": came}, checkpoint_id=str(directory))
+    # PyTorch derives its CheckpointException from BaseException.
+    except (Exception, getattr(checkpoint, "CheckpointException", Exception)) as error:  # noqa: BLE001 (a finding)
+        return {"raised": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"}
+    return {"wrong": [name for name, numbers in plain.items() if came[name].tolist() != numbers], "tried": len(plain)}
+
+
+def _save(torch: Any, training: deterministic_training.Training, path: Path) -> None:
     cuda = torch.cuda.get_rng_state(training.device) if training.device.type == "cuda" else None
     state = {
         "model": training.model.state_dict(),
@@ -68,7 +106,7 @@ def _save(torch: Any, training: _deterministic.Training, path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _load(torch: Any, training: _deterministic.Training, path: Path) -> list[str]:
+def _load(torch: Any, training: deterministic_training.Training, path: Path) -> list[str]:
     """Load everything; return what of the model the file does not hold."""
     state = torch.load(path, map_location="cpu")
     found = training.model.load_state_dict(state["model"], strict=False)
@@ -82,29 +120,90 @@ def _load(torch: Any, training: _deterministic.Training, path: Path) -> list[str
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail naming what the file lacks, or the first step and tensors that differ."""
-    found = _group.problem(view, ranks, backend=False)
+    found = process_group.problem(view, ranks, backend=False)
     if found is not None:
         return found
     entry = ranks[0]
     losses, saved, resumed = entry.get("losses") or [[], []], entry.get("saved"), entry.get("resumed")
-    written = _group.finite(entry.get("bytes")) and entry["bytes"] > 0
+    written = process_group.finite(entry.get("bytes")) and entry["bytes"] > 0
     if [len(run) for run in losses] != [STEPS, STEPS] or not saved or not resumed or not written:
         return undecided("the training was not resumed", fix="see the check's log")
-    if not all(_group.finite(loss) for run in losses for loss in run):
-        return failed("the loss is not finite", fix="run the matmul check on this device", losses=losses)
+    findings = []
+    if not all(process_group.finite(loss) for run in losses for loss in run):
+        fix = "run the matmul check on this device"
+        findings.append(failed("the loss is not finite", fix=fix, losses=losses, code="checkpoint.loss"))
     if entry.get("lacking"):
-        return failed(f"the checkpoint lacks {', '.join(entry['lacking'])}", fix=_FIX, lacking=entry["lacking"])
-    return _apart(losses, saved, resumed) or passed(
-        f"{2 * STEPS} steps with a checkpoint between are the same to the bit: {len(saved)} tensors, "
-        f"{entry['bytes']} bytes on disk",
-        value=0,
-        unit=LIMIT.unit,
-        limit=LIMIT,
-        losses=losses[0],
+        said = f"the checkpoint lacks {', '.join(entry['lacking'])}"
+        findings.append(failed(said, fix=_FIX, lacking=entry["lacking"], code="checkpoint.lacks"))
+    apart = _apart(losses, saved, resumed)
+    findings += [*([apart] if apart else []), *_changed(entry), *_rates(entry), *_not_brought_back(entry)]
+    return (
+        worst(findings, otherwise=findings[0])
+        if findings
+        else passed(
+            f"{2 * STEPS} steps with a checkpoint between are the same to the bit: {len(saved)} tensors, "
+            f"{entry['bytes']} bytes on disk",
+            value=0,
+            unit=LIMIT.unit,
+            limit=LIMIT,
+            losses=losses[0],
+        )
     )
 
 
-def _apart(losses: list[list[float]], saved: dict[str, str], resumed: dict[str, str]) -> _group.Problem:
+def _changed(entry: Measured) -> list[Outcome]:
+    """Return a finding for what saving changed, what loading did not bring back, and what the optimizer lacks."""
+    state = entry.get("state") or {}
+    before, after, loaded = (state.get(name) or {} for name in ("before", "after", "loaded"))
+    if not (before and after and loaded):
+        return [undecided("the state was not compared", fix="see the check's log", code="checkpoint.missing")]
+    found = []
+    moments = {name for name in before if name.startswith("optimizer.") and name.endswith(("exp_avg", "exp_avg_sq"))}
+    if len(moments) != 2 * PARAMETERS:
+        said = f"the optimizer keeps {len(moments)} moments for {PARAMETERS} parameters, not {2 * PARAMETERS}"
+        found.append(failed(said, fix=_FIX, value=len(moments), code="checkpoint.moments", culprit="optimizer"))
+    for what, other in (("saving changed", after), ("loading did not bring back", loaded)):
+        names = sorted(name for name in before.keys() | other.keys() if before.get(name) != other.get(name))
+        if names:
+            said = f"{what} {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"  # noqa: PLR2004 (a line's worth)
+            code = f"checkpoint.{what.split()[0]}"
+            found.append(
+                failed(said, fix=_FIX, value=len(names), unit=LIMIT.unit, limit=LIMIT, code=code, tensors=names)
+            )
+    return found
+
+
+def _rates(entry: Measured) -> list[Outcome]:
+    """Return a finding where the learning rates are not those of the schedule's formula."""
+    rule = deterministic_training
+    right = [rule.RATE * rule.FACTOR ** (step // rule.PERIOD) for step in range(2 * STEPS)]
+    rates = entry.get("rates") or []
+    if [len(one) for one in rates] != [2 * STEPS, STEPS]:
+        return [undecided("the learning rates were not recorded", fix="see the check's log", code="checkpoint.missing")]
+    found = []
+    for who, got, due in (("saved", rates[0], right), ("resumed", rates[1], right[STEPS:])):
+        if not all(process_group.finite(one) and abs(one - other) <= other * _ROUNDING for one, other in zip(got, due)):
+            said = f"the {who} training's learning rates are {got}, not {due}"
+            found.append(failed(said, fix=_FIX, code="checkpoint.rates", culprit=who))
+    return found
+
+
+def _not_brought_back(entry: Measured) -> list[Outcome]:
+    """Return a finding where torch.distributed.checkpoint brought other numbers back."""
+    came = entry.get("distributed") or {}
+    if came.get("raised"):
+        said = f"rank {entry.get('rank')}: torch.distributed.checkpoint raised {came['raised']}"
+        return [failed(said, fix="reinstall torch", code="checkpoint.distributed-raised")]
+    if came.get("wrong"):
+        said = f"torch.distributed.checkpoint brings back other numbers: {', '.join(came['wrong'])}"
+        return [failed(said, fix="reinstall torch", value=len(came["wrong"]), code="checkpoint.distributed")]
+    if came.get("absent") or (came.get("wrong") == [] and came.get("tried") == len(_DTYPES)):
+        return []
+    said = "torch.distributed.checkpoint was not tried"
+    return [undecided(said, fix="see the check's log", code="checkpoint.missing")]
+
+
+def _apart(losses: list[list[float]], saved: dict[str, str], resumed: dict[str, str]) -> process_group.Problem:
     names = sorted(saved.keys() | resumed.keys())
     apart = [name for name in names if saved.get(name) != resumed.get(name)]
     steps = [step for step, (one, other) in enumerate(zip(*losses)) if one != other]

@@ -12,12 +12,13 @@ send/recv; S is the total bytes, GB = 1e9 (NVIDIA/nccl-tests, doc/PERFORMANCE.md
 from __future__ import annotations
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View
-from envcheck.checks.env import _bandwidth, _curves, _group, _nccl
+from envcheck.checks.env.support.collectives import bandwidth_curves, nccl_log, process_group, timed_collectives
 
 CHECK = Check(
     promise="every collective but all-reduce too is as fast as this GPU, link and count make it, where that is known",
     level="standard",
-    seconds=6.0,
+    seconds=9.0,
+    cpu_seconds=5.5,
     timeout=300.0,
     ranks=0,
     least_ranks=2,
@@ -40,14 +41,14 @@ def measure(rank: Rank) -> Measured:
     """Time each collective over small messages and a curve of large ones, as this rank sees them."""
     import torch
 
-    device = _group.device_of(rank)
-    _nccl.ask(rank)
-    with _group.group(rank) as dist:
-        found = _bandwidth.curves(torch, dist, rank, device, [*ROWS])
+    device = process_group.device_of(rank)
+    nccl_log.ask(rank)
+    with process_group.group(rank) as dist:
+        found = timed_collectives.curves(torch, dist, rank, device, [*ROWS])
         probe = torch.zeros(1, device=device)
-        return {**_group.standing(rank, probe, dist.get_backend()), **found, "nccl": _nccl.read(rank)}
+        return {**process_group.standing(rank, probe, dist.get_backend()), **found, "nccl": nccl_log.read(rank)}
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Judge each collective's best bus bandwidth; the worst of them is the outcome."""
-    return _curves.judge(view, ranks, GLOO_HAS if view.mode == "cpu" else [*ROWS], ROWS)
+    return bandwidth_curves.judge(view, ranks, GLOO_HAS if view.mode == "cpu" else [*ROWS], ROWS)

@@ -1,26 +1,31 @@
 """A cuDNN that is loaded, and convolves something else.
 
 Seen in the wild: a second cuDNN on the loader's path whose kernels do not match, TF32 left on for convolutions though
-matmul has it off (torch's default), a deterministic algorithm that was chosen and is not there. Forward and both
-gradients are compared with float64 on the CPU, from the very inputs the device got.
+matmul has it off (torch's default), a deterministic algorithm that was chosen and is not there, a kernel that is wrong
+for groups or strides only. Output and both gradients are compared with sums of products in plain Python, with options
+and sizes from a seed.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided
-from envcheck.checks.env import _group, _precision
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
+from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.operators import products_reference, seeded_numbers
+from envcheck.checks.env.support.training import dtype_precision
 
 CHECK = Check(
-    promise="a convolution and its gradients equal the float64 reference, in every dtype the device has",
+    promise="convolutions and their gradients equal a formula in plain Python, in every dtype the device has",
     level="standard",
-    seconds=1.0,
+    seconds=2.0,
+    cpu_seconds=0.5,
     timeout=90.0,
     ranks=0,
 )
 
-IMAGES, CHANNELS, SIDE, FILTERS, KERNEL = 4, 32, 24, 48, 3
 PARTS = ("output", "input gradient", "weight gradient")
 ACCUMULATED = 1e-4
 
@@ -31,76 +36,125 @@ def limit(dtype: str) -> Limit:
         "0.0001 for fp32, wide of the 0.000005 of Winograd algorithms and below the 0.0003 of TF32; plus 2 unit "
         "roundoffs of a 16-bit result (ours)"
     )
-    return Limit(ACCUMULATED + 2 * _precision.UNIT_ROUNDOFF[dtype], "relative error", source, "at most")
+    return Limit(ACCUMULATED + 2 * dtype_precision.UNIT_ROUNDOFF[dtype], "relative error", source, "at most")
 
 
 def measure(rank: Rank) -> Measured:
     """Convolve in each dtype; say how far from float64 the output and the gradients are."""
     import torch
 
-    device = _group.device_of(rank)
+    device = process_group.device_of(rank)
     torch.backends.cudnn.allow_tf32 = False
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
-    probe, errors = _errors(torch, device, torch.float32)
-    entry: Measured = {**_group.standing(rank, probe), "capability": list(capability)}
+    seed, probe = seeded_numbers.seed(rank.rank), torch.zeros(1, device=device)
+    entry: Measured = {**process_group.standing(rank, probe), "capability": list(capability), "seed": seed}
     entry["cudnn"] = bool(torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled)
-    others = [dtype for dtype in _precision.dtypes(entry) if dtype != "float32"]
-    found = {dtype: _errors(torch, device, getattr(torch, dtype))[1] for dtype in others}
-    return {**entry, "errors": {"float32": errors, **found}}
+    source = seeded_numbers.source(seed)
+    examples = [_example(shape, source) for shape in shapes(source)]
+    errors: dict[str, dict[str, float]] = {}
+    for dtype in dtype_precision.dtypes(entry):
+        runs = [_errors(torch, device, dtype, one) for one in examples]
+        errors[dtype] = {part: max(run[part] for run in runs) for part in PARTS}
+    return {**entry, "errors": errors}
 
 
-def _errors(torch: Any, device: Any, dtype: Any) -> tuple[Any, dict[str, float]]:
-    """Return an output that was made on the device, and each part's relative distance from the float64 one."""
-    generator = torch.Generator().manual_seed(30)
-    images = torch.randn(IMAGES, CHANNELS, SIDE, SIDE, generator=generator).to(dtype)
-    weights = torch.randn(FILTERS, CHANNELS, KERNEL, KERNEL, generator=generator).to(dtype)
-    upstream = torch.randn(IMAGES, FILTERS, SIDE, SIDE, generator=generator).to(dtype)
-    made = _convolved(torch, images.to(device), weights.to(device), upstream.to(device))
-    reference = _convolved(torch, images.double(), weights.double(), upstream.double())
-    apart = [float((one.cpu().double() - other).norm() / other.norm()) for one, other in zip(made, reference)]
-    return made[0], dict(zip(PARTS, apart))
+class Example(NamedTuple):
+    """A convolution, its inputs (exact in 16 bits) and its output and gradients."""
+
+    shape: products_reference.Convolution
+    inputs: tuple[list[float], list[float], list[float]]
+    expected: tuple[list[float], list[float], list[float]]
 
 
-def _convolved(torch: Any, images: Any, weights: Any, upstream: Any) -> tuple[Any, Any, Any]:
-    images, weights = images.detach().requires_grad_(), weights.detach().requires_grad_()
-    output = torch.nn.functional.conv2d(images, weights, padding=1)
+def shapes(source: random.Random) -> list[products_reference.Convolution]:
+    """Return convolutions of one to three dimensions: plain, strided and dilated, grouped, of each channel, 1 x 1."""
+
+    def odd(low: int, high: int) -> int:
+        return 2 * source.randint(low, high) + 1
+
+    make, one, two = products_reference.Convolution, (1, 1), (2, 2)
+    return [
+        make(2, 8, 12, (odd(4, 6), odd(4, 6)), (3, 3), one, one, one),
+        make(1, 3, 16, (odd(7, 9), odd(7, 9)), (5, 3), two, (2, 1), one),
+        make(2, 6, 9, (odd(4, 6), odd(4, 6)), (3, 3), (1, 2), (0, 2), (2, 1), groups=3),
+        make(1, 12, 12, (odd(4, 6), odd(4, 6)), (3, 3), one, one, one, groups=12),
+        make(2, 17, 11, (odd(2, 4), odd(2, 4)), one, one, (0, 0), one),
+        make(2, 5, 7, (odd(10, 20),), (5,), (2,), (3,), (2,)),
+        make(1, 3, 4, (5, odd(2, 3), 6), (3, 2, 3), (1, 2, 1), (1, 0, 1), (1, 1, 2)),
+    ]
+
+
+def _example(shape: products_reference.Convolution, source: random.Random) -> Example:
+    sizes = [products_reference.count(one) for one in shape.shapes]
+    images, weights, upstream = ([source.randint(-127, 127) / 64 for _ in range(n)] for n in sizes)
+    triples = shape.triples()
+    output = products_reference.meet(sizes[2], triples, images, weights)
+    first = products_reference.meet(sizes[0], ((x, y, w) for y, x, w in triples), upstream, weights)
+    second = products_reference.meet(sizes[1], ((w, y, x) for y, x, w in triples), upstream, images)
+    return Example(shape, (images, weights, upstream), (output, first, second))
+
+
+def _errors(torch: Any, device: Any, dtype: str, one: Example) -> dict[str, float]:
+    """Return each part's relative distance from its reference."""
+    c = one.shape
+    images, weights, upstream = (
+        seeded_numbers.tensor(torch, x, shape, dtype, device) for x, shape in zip(one.inputs, c.shapes)
+    )
+    images, weights = torch.nn.Parameter(images), torch.nn.Parameter(weights)
+    function = getattr(torch.nn.functional, f"conv{len(c.sizes)}d")
+    output = function(images, weights, stride=c.stride, padding=c.padding, dilation=c.dilation, groups=c.groups)
     output.backward(upstream)
-    return output.detach(), images.grad, weights.grad
+    made = (output, images.grad, weights.grad)
+    return {
+        part: seeded_numbers.apart(seeded_numbers.read(x), right) for part, x, right in zip(PARTS, made, one.expected)
+    }
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
-    """Fail on the first rank, dtype and part whose error is above its bound, or is no number."""
-    found = _group.problem(view, ranks, backend=False)
+    """Fail on every rank, dtype and part whose error is above its bound, or is not a number."""
+    found = process_group.problem(view, ranks, backend=False)
     if found is not None:
         return found
-    worst = (-1.0, "", 0.0)
-    for entry in ranks:
-        if view.mode == "gpu" and entry.get("cudnn") is False:
-            return failed(f"rank {entry['rank']} has no cuDNN", fix="install a torch wheel with cuDNN, or enable it")
-        for dtype in _precision.dtypes(entry):
-            errors, bound = (entry.get("errors") or {}).get(dtype) or {}, limit(dtype)
-            if set(errors) != set(PARTS) or not isinstance(entry.get("cudnn"), bool):
-                return undecided(f"rank {entry['rank']} measured no {dtype} convolution", fix="see the check's log")
-            for part, error in errors.items():
-                if not _group.finite(error) or not 0 <= error <= bound.value:
-                    return _wrong(entry, dtype, part, error)
-                worst = max(worst, (error / bound.value, dtype, error))
+    findings = [finding for entry in ranks for finding in _findings(view, entry)]
+    if findings:
+        return worst(findings, otherwise=findings[0])
+    every = [(dtype, error) for entry in ranks for dtype, parts in entry["errors"].items() for error in parts.values()]
+    dtype, error = max(every, key=lambda pair: pair[1] / limit(pair[0]).value)
     return passed(
-        f"convolutions agree with float64 on {len(ranks)} rank(s); closest to its bound: {worst[1]}",
-        value=worst[2],
+        f"convolutions agree with plain Python on {len(ranks)} rank(s); closest to its bound: {dtype}",
+        value=error,
         unit="relative error",
-        limit=limit(worst[1]),
+        limit=limit(dtype),
         errors=ranks[0]["errors"],
+        seed=ranks[0].get("seed"),
     )
+
+
+def _findings(view: View, entry: Measured) -> Iterator[Outcome]:
+    if view.mode == "gpu" and entry.get("cudnn") is False:
+        fix = "install a torch wheel with cuDNN, or enable it"
+        yield failed(f"rank {entry['rank']} has no cuDNN", fix=fix, code="convolution.no-cudnn")
+    for dtype in dtype_precision.dtypes(entry):
+        errors, bound = (entry.get("errors") or {}).get(dtype) or {}, limit(dtype)
+        if set(errors) != set(PARTS) or not isinstance(entry.get("cudnn"), bool):
+            said = f"rank {entry['rank']} measured no {dtype} convolution"
+            yield undecided(said, fix="see the check's log", code="convolution.unmeasured")
+            continue
+        for part, error in errors.items():
+            if not process_group.finite(error) or not 0 <= error <= bound.value:
+                yield _wrong(entry, dtype, part, error)
 
 
 def _wrong(entry: Measured, dtype: str, part: str, error: Any) -> Outcome:
     return failed(
         f"rank {entry['rank']} on {entry['device']}: the {part} of a {dtype} convolution is off by {error}",
         fix="look for a second cuDNN (LD_LIBRARY_PATH, conda); on this GPU alone, run the matmul check and take it out",
-        value=error if _group.finite(error) else None,
+        value=error if process_group.finite(error) else None,
         unit="relative error",
         limit=limit(dtype),
+        code="convolution.wrong",
+        culprit=f"rank {entry['rank']} on {entry['device']}",
         rank=entry["rank"],
         errors=entry["errors"],
+        seed=entry.get("seed"),
     )

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned
-from envcheck.checks.env import _image, _secrets
+from envcheck.checks.env.support.process import image_facts, secret_patterns
 
 CHECK = Check(promise="no credential lies in the environment's files, variables or history", level="static")
 
@@ -48,7 +48,7 @@ FILES = (
     ".ssh/id_ecdsa",
 )
 _ANY = r"\S"
-_URL = _secrets.IN_URL.pattern
+_URL = secret_patterns.IN_URL.pattern
 _AUTH = r'"(?:auth|identitytoken|password)"\s*:\s*"[^"]'
 # A credential where this is in it: under a home, ...
 PATTERNS = (
@@ -102,17 +102,17 @@ def measure(rank: Rank) -> Measured:
     found = [*_kept(_homes()), *(str(path) for path, pattern in (*named, *own, *shared) if _holds(path, pattern))]
     return {
         "rank": rank.rank,
-        "image": _image.is_image(),
+        "image": image_facts.is_image(),
         "prefix": sys.prefix,
         "files": list(dict.fromkeys(found)),
-        "variables": sorted(name for name, value in os.environ.items() if _secrets.variable(name, value)),
+        "variables": sorted(name for name, value in os.environ.items() if secret_patterns.variable(name, value)),
     }
 
 
 def _homes() -> list[Path]:
     """Return the homes to look into: in an image everybody's, on a machine the user's own and root's."""
     homes = [Path(os.environ.get("HOME") or "/root"), *([Path("/root")] if os.access("/root", os.X_OK) else [])]
-    homes += sorted(Path("/home").glob("*")) if _image.is_image() else []
+    homes += sorted(Path("/home").glob("*")) if image_facts.is_image() else []
     return list(dict.fromkeys(homes))
 
 

@@ -7,30 +7,35 @@ element is compared where the model would read it. Then a worker kills itself: t
 
 from __future__ import annotations
 
+import array
+import ctypes
 import os
 import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
-from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided
-from envcheck.checks.env import _group
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
+from envcheck.checks.env.support.collectives import process_group
 
 CHECK = Check(
     promise="DataLoader workers deliver every element through shared memory, and a worker that dies is reported",
     level="standard",
     seconds=2.0,
+    cpu_seconds=0.9,
     timeout=120.0,
 )
 
 WORKERS, PREFETCH = 2, 2
 ITEMS, BATCH = 24, 4
-ELEMENTS = 1 << 20
+ELEMENTS, PERIOD = 1 << 20, 997
 FATAL_ITEM = 9
 _PATIENCE = 30.0
 _SETTLE = 0.3
+_QUOTED = 400
 LIMIT = Limit(0, "wrong elements", "what a worker made has to be what the model reads", "at most")
 _SHM_FIX = "give the container more shared memory (--shm-size=8g, --ipc=host; in Kubernetes an emptyDir in Memory)"
+_LIMIT_FIX = "raise that limit for this user, or for the container (docker run --ulimit)"
 
 
 class Items:
@@ -47,16 +52,15 @@ class Items:
 
         if index == self.fatal:
             os.kill(os.getpid(), signal.SIGKILL)
-        return torch.arange(ELEMENTS, dtype=torch.int32) % 997 + 1000 * index
+        return torch.arange(ELEMENTS, dtype=torch.int32) % PERIOD + 1000 * index
 
 
 def measure(rank: Rank) -> Measured:
     """Read every batch through workers and compare it; then read from a worker that kills itself."""
     import torch
 
-    device = _group.device_of(rank)
-    base = torch.arange(ELEMENTS, dtype=torch.int32, device=device) % 997
-    where = _group.standing(rank, base)
+    device = process_group.device_of(rank)
+    where = process_group.standing(rank, torch.zeros(1, device=device))
     read: Measured = {"batches": 0, "wrong": 0, "shared": True}
 
     # 96 MiB that are held at a time: Docker gives 64 for all.
@@ -66,7 +70,7 @@ def measure(rank: Rank) -> Measured:
         for number, batch in enumerate(_loader(torch, rank, Items())):
             held.append(batch)
             read["shared"] = read["shared"] and bool(batch.is_shared() or batch.is_pinned())
-            _compare(torch, batch.to(device, non_blocking=True), base, number, read)
+            _compare(batch.to(device, non_blocking=True), number, read)
 
     def deadly() -> None:
         for _ in _loader(torch, rank, Items(FATAL_ITEM)):
@@ -82,12 +86,12 @@ def _broken(reading: Callable[[], None]) -> str | None:
     try:
         try:
             reading()
-        except (RuntimeError, OSError, EOFError) as error:
-            told.append(_first_line(error))
+        except Exception as error:  # noqa: BLE001 (whatever ends an epoch early is what is reported)
+            told.append(_said(error))
             # A connection to the dead worker broke first, perhaps; what the loader itself says comes after.
             time.sleep(_SETTLE)
     except RuntimeError as error:
-        told.append(_first_line(error))
+        told.append(_said(error))
     return told[-1] if told else None
 
 
@@ -104,51 +108,82 @@ def _loader(torch: Any, rank: Rank, items: Items) -> Any:
     )
 
 
-def _compare(torch: Any, batch: Any, base: Any, number: int, read: Measured) -> None:
+def expected(index: int) -> bytes:
+    """Return the bytes of an item, made without torch."""
+    period = array.array("i", [1000 * index + number for number in range(PERIOD)]).tobytes()
+    return (period * (ELEMENTS // PERIOD + 1))[: ELEMENTS * 4]
+
+
+def _compare(batch: Any, number: int, read: Measured) -> None:
+    """Compare a batch with what its items have to be, byte for byte, and count what is wrong."""
     read["batches"] += 1
     for row, item in enumerate(batch):
         index = number * BATCH + row
-        if not torch.equal(item, base + 1000 * index):
-            wrong = (item != base + 1000 * index).nonzero().flatten()
-            if not read["wrong"]:
-                read |= {"item": index, "index": int(wrong[0]), "got": int(item[int(wrong[0])])}
-            read["wrong"] += len(wrong)
+        taken = item.detach().cpu().contiguous()
+        got = ctypes.string_at(taken.data_ptr(), taken.numel() * taken.element_size())
+        if got == expected(index):
+            continue
+        pairs = zip(array.array("i", got[: ELEMENTS * 4]), array.array("i", expected(index)))
+        wrong: list[tuple[int, Any]] = [(place, one) for place, (one, other) in enumerate(pairs) if one != other]
+        wrong = wrong or [(len(got) // 4, None)]
+        if not read["wrong"]:
+            read |= {"item": index, "index": wrong[0][0], "got": wrong[0][1]}
+        read["wrong"] += len(wrong)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _said(error: Exception) -> str:
+    """Return what broke, and what a worker raised, which the loader quotes last."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1].strip()}"[:_QUOTED]
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on a worker that died by itself, an element that is wrong, or a death that was kept quiet."""
-    found = _group.problem(view, ranks, backend=False)
+    found = process_group.problem(view, ranks, backend=False)
     if found is not None:
         return found
     entry = ranks[0]
     if entry.get("died"):
-        return failed(f"the loader broke: {entry['died']}", fix=_SHM_FIX, batches=entry.get("batches"))
-    if not _group.finite(entry.get("wrong")) or entry.get("batches") != ITEMS // BATCH:
-        told = f"{entry.get('batches', 0)} of {ITEMS // BATCH} batches were compared"
-        return undecided(told, fix="see the check's log")
-    if entry["wrong"]:
-        return failed(
-            f"item {entry.get('item')}, element {entry.get('index')} arrived as {entry.get('got')}",
-            fix="test this machine's memory; look for what else writes to /dev/shm",
-            value=entry["wrong"],
-            unit=LIMIT.unit,
-            limit=LIMIT,
-        )
-    return _kept_quiet(entry) or passed(
+        fix = _LIMIT_FIX if "ulimit" in str(entry["died"]) else _SHM_FIX
+        return failed(f"the loader broke: {entry['died']}", fix=fix, batches=entry.get("batches"))
+    if not process_group.finite(entry.get("wrong")) or not process_group.counts(entry.get("batches")):
+        return undecided("no batch was compared", fix="see the check's log")
+    findings = [_wrong_data(entry)] if entry["wrong"] else []
+    findings += [_lost(entry)] if entry["batches"] != ITEMS // BATCH else []
+    quiet = _kept_quiet(entry)
+    return worst([*findings, *([quiet] if quiet else [])], _delivered(entry))
+
+
+def _wrong_data(entry: Measured) -> Outcome:
+    return failed(
+        f"item {entry.get('item')}, element {entry.get('index')} arrived as {entry.get('got')}",
+        fix="test this machine's memory; look for what else writes to /dev/shm",
+        value=entry["wrong"],
+        unit=LIMIT.unit,
+        limit=LIMIT,
+        code="dataloader.data",
+    )
+
+
+def _lost(entry: Measured) -> Outcome:
+    said = f"{entry['batches']} of {ITEMS // BATCH} batches arrived: the loader {{}} batches without saying so"
+    fix = "reinstall torch; run the samplers check, which says which indices are lost"
+    what = "lost" if entry["batches"] < ITEMS // BATCH else "repeated"
+    return failed(said.format(what), fix=fix, value=entry["batches"], unit="batches", code="dataloader.lost")
+
+
+def _delivered(entry: Measured) -> Outcome:
+    return passed(
         f"{ITEMS * ELEMENTS * 4 >> 20} MiB through {WORKERS} workers arrived as they were made; a killed worker was "
         "reported",
         value=0,
         unit=LIMIT.unit,
         limit=LIMIT,
-        death=entry["death"],
+        death=entry.get("death"),
     )
 
 
-def _kept_quiet(entry: Measured) -> _group.Problem:
+def _kept_quiet(entry: Measured) -> process_group.Problem:
     death = entry.get("death") or ""
     if not isinstance(death, str):
         return undecided("how the killed worker was told of is no text", fix="see the check's log")

@@ -26,7 +26,8 @@ from envcheck.checks import (
     undecided,
     warned,
 )
-from envcheck.checks.env import _command, _dcgm
+from envcheck.checks.env.support.hardware import dcgm_report
+from envcheck.checks.env.support.process import subprocesses
 
 CHECK = Check(
     promise="NVIDIA's diagnostic (dcgmi diag) finds nothing", level="full", seconds=150.0, timeout=2500.0, gpus=1
@@ -59,14 +60,14 @@ def measure(rank: Rank) -> Measured:
     if level not in SECONDS:
         message = f"{NAME} is {level!r}, not one of {', '.join(SECONDS)}"
         raise ValueError(message)
-    done = _command.run([tool, "diag", "-r", level, "-j"], SECONDS[level])
+    done = subprocesses.run([tool, "diag", "-r", level, "-j"], SECONDS[level])
     said = f"{done.errors}\n{done.output}".strip()
     return {
         "rank": rank.rank,
         "installed": True,
         "level": level,
         "code": done.code,
-        "document": _dcgm.document(done.output),
+        "document": dcgm_report.document(done.output),
         "said": said[-_KEPT:],
     }
 
@@ -85,22 +86,24 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         last = (said.splitlines() or ["nothing"])[-1]
         return undecided(f"dcgmi diag wrote no JSON (exit code {entry['code']}): {last}", fix=_START)
     try:
-        results = _dcgm.results(entry["document"])
-    except _dcgm.UnknownShapeError as error:
+        results = dcgm_report.results(entry["document"])
+    except dcgm_report.UnknownShapeError as error:
         return undecided(f"dcgmi diag: {error}", fix=f"run `dcgmi diag -r {entry.get('level')}` by hand")
     return _judged(view, entry, results)
 
 
-def _judged(view: View, entry: Measured, results: list[_dcgm.Result]) -> Outcome:
-    bad = [result for result in results if result.status in (_dcgm.FAILED, _dcgm.WARNED)]
-    bad += [result for result in results if result.status == _dcgm.PASSED and _worst(result.findings) in (2, 3, 4, 6)]
-    grave = [r for r in bad if r.status == _dcgm.FAILED and not _mild(r.findings, _of_test(bad, r.test))]
+def _judged(view: View, entry: Measured, results: list[dcgm_report.Result]) -> Outcome:
+    bad = [result for result in results if result.status in (dcgm_report.FAILED, dcgm_report.WARNED)]
+    bad += [
+        result for result in results if result.status == dcgm_report.PASSED and _worst(result.findings) in (2, 3, 4, 6)
+    ]
+    grave = [r for r in bad if r.status == dcgm_report.FAILED and not _mild(r.findings, _of_test(bad, r.test))]
     if bad:
         return _told(view, grave or bad, failed if grave else warned)
     if entry["code"] != 0:
         why = f"dcgmi diag ended with code {entry['code']}, and no test says why"
         return undecided(why, fix="run it by hand, and look at nvvs.log")
-    ran = sorted({result.test for result in results if result.status == _dcgm.PASSED})
+    ran = sorted({result.test for result in results if result.status == dcgm_report.PASSED})
     left = sorted({result.test for result in results} - set(ran))
     also = f"; not run here: {', '.join(left)}" if left else ""
     if not ran:
@@ -108,21 +111,21 @@ def _judged(view: View, entry: Measured, results: list[_dcgm.Result]) -> Outcome
     return passed(f"level {entry.get('level')}: {', '.join(ran)}{also}", value=0, unit=LIMIT.unit, limit=LIMIT)
 
 
-def _of_test(results: list[_dcgm.Result], test: str) -> list[_dcgm.Finding]:
+def _of_test(results: list[dcgm_report.Result], test: str) -> list[dcgm_report.Finding]:
     return [finding for result in results if result.test == test for finding in result.findings]
 
 
-def _mild(own: list[_dcgm.Finding], of_test: list[_dcgm.Finding]) -> bool:
+def _mild(own: list[dcgm_report.Finding], of_test: list[dcgm_report.Finding]) -> bool:
     """Tell whether a failure is of nothing but configuration; a summary without reasons has those of its test."""
     findings = own or of_test
     return bool(findings) and all(finding.severity in _MILD for finding in findings)
 
 
-def _worst(findings: list[_dcgm.Finding]) -> Any:
+def _worst(findings: list[dcgm_report.Finding]) -> Any:
     return next((severity for severity in _ASKED if any(f.severity == severity for f in findings)), None)
 
 
-def _told(view: View, bad: list[_dcgm.Result], verdict: Callable[..., Outcome]) -> Outcome:
+def _told(view: View, bad: list[dcgm_report.Result], verdict: Callable[..., Outcome]) -> Outcome:
     """Name test, GPU and DCGM's own text of the gravest first."""
     order = list(_ASKED)
     ranked = sorted(bad, key=lambda r: (not r.entities, order.index(_worst(r.findings) or 3)))
@@ -135,7 +138,7 @@ def _told(view: View, bad: list[_dcgm.Result], verdict: Callable[..., Outcome]) 
     return verdict(told, fix=fix, value=len(tests), unit=LIMIT.unit, limit=LIMIT, gpus=gpus, findings=lines)
 
 
-def _line(result: _dcgm.Result) -> str:
+def _line(result: dcgm_report.Result) -> str:
     if not result.entities and not result.findings:
         return f"{result.test}: {result.status}"
     texts = [f"{f.text}{'' if f.code is None else f' (DCGM error {f.code})'}" for f in result.findings]

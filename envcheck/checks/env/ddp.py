@@ -8,13 +8,17 @@ same model in one process on the whole batch.
 
 from __future__ import annotations
 
-from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, passed
-from envcheck.checks.env import _group, _replicas
+from typing import Any
+
+from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, worst
+from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.training import model_replicas, plain_math
 
 CHECK = Check(
     promise="DDP's gradients equal one process's on the same global batch, and replicas stay equal to the bit",
     level="standard",
     seconds=2.0,
+    cpu_seconds=0.2,
     timeout=120.0,
     ranks=0,
     least_ranks=2,
@@ -22,61 +26,87 @@ CHECK = Check(
 )
 
 STEPS = 3
-PER_RANK = 16
-WIDTH = 64
-LIMIT = _replicas.tolerance("a gradient that was not averaged is off by thousands of tolerances")
+PER_RANK = 12
+WIDTH = 43
+RATE = 0.05
+LIMIT = model_replicas.tolerance("a gradient that was not averaged is off by thousands of tolerances")
 
 
 def measure(rank: Rank) -> Measured:
     """Train a few steps; say how far gradients are from the one-process reference, and digest the replica's weights."""
     import torch
 
-    device = _group.device_of(rank)
-    with _group.group(rank) as dist:
-        torch.manual_seed(1000 + rank.rank)
-        module = _replicas.model(torch, WIDTH).to(device)
-        model = _replicas.wrap(rank, module)
-        started = _replicas.digest(torch, module.parameters())
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
-        errors, losses = [], []
+    device, seed = process_group.device_of(rank), plain_math.seed_of(rank)
+    with process_group.group(rank) as dist:
+        module = model_replicas.model(torch, WIDTH).to(device)
+        model_replicas.start(torch, module, f"{seed} {rank.rank}")
+        own = model_replicas.digest(torch, module.parameters())
+        model = model_replicas.wrap(rank, module)
+        started = model_replicas.digest(torch, module.parameters())
+        errors, losses, steps = [], [], []
         for step in range(STEPS):
-            inputs, targets = _replicas.batch(torch, step, rank.world * PER_RANK, WIDTH, device)
-            reference = _replicas.reference(torch, module, inputs, targets)
-            mine = slice(rank.rank * PER_RANK, (rank.rank + 1) * PER_RANK)
-            optimizer.zero_grad()
-            loss = torch.nn.functional.mse_loss(model(inputs[mine]), targets[mine])
-            loss.backward()
-            errors.append(_replicas.off((p.grad for p in module.parameters()), reference))
-            losses.append(float(loss.detach()))
-            optimizer.step()
-        where = _group.standing(rank, next(module.parameters()), dist.get_backend())
-        return {
-            **where,
-            "started": started,
-            "ended": _replicas.digest(torch, module.parameters()),
-            "errors": errors,
-            "losses": losses,
-        }
+            batch = model_replicas.batch(torch, f"{seed} {step}", rank.world * PER_RANK, WIDTH, device)
+            error, loss, moved = _step(torch, rank, model, module, batch)
+            errors.append(error)
+            losses.append(loss)
+            steps.append(moved)
+        where = process_group.standing(rank, next(module.parameters()), dist.get_backend())
+        ended = model_replicas.digest(torch, module.parameters())
+        told = {"own": own, "started": started, "ended": ended, "errors": errors, "steps": steps, "losses": losses}
+        return {**where, "seed": seed, **told}
+
+
+def _step(torch: Any, rank: Rank, model: Any, module: Any, batch: model_replicas.Batch) -> tuple[float, float, float]:
+    """Take one step of plain gradient descent; return how far the gradients are off, the loss, and how far the step."""
+    reference = model_replicas.reference(module, batch)
+    before = [plain_math.flat(part) for part in model_replicas.weights(module)]
+    inputs, targets = batch.share(rank.rank * PER_RANK, PER_RANK).tensors
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
+    optimizer.zero_grad()
+    loss = torch.nn.functional.mse_loss(model(inputs), targets)
+    loss.backward()
+    error = model_replicas.off([p.grad for p in module.parameters()], reference)
+    optimizer.step()
+    moved = [[x - RATE * g for x, g in zip(part, grad)] for part, grad in zip(before, reference)]
+    return error, float(loss.detach()), model_replicas.off(module.parameters(), moved)
+
+
+OFF = {
+    "errors": "the gradients are not those of one process on the whole batch",
+    "steps": "the weights after the step are not one process's",
+}
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
-    """Fail on a rank whose gradients are off, or whose replica is not the others', naming it."""
-    errors = _replicas.errors(view, ranks, ("errors",), STEPS)
+    """Fail on a rank whose gradients or steps are off, or whose replica is not the others', naming it."""
+    errors = model_replicas.errors(view, ranks, tuple(OFF), STEPS)
     if isinstance(errors, Outcome):
         return errors
-    off = _replicas.first_off(errors, LIMIT)
-    if off is not None:
-        what = "the gradients are not those of one process on the whole batch"
-        fix = "run the all-reduce check: wrong there too, the link or NCCL is broken; right there, reinstall torch"
-        return _replicas.blamed(off, what, fix, LIMIT)
-    return (
-        _replicas.drifted(ranks, "started", "when training started")
-        or _replicas.drifted(ranks, "ended", "when training ended")
-        or passed(
-            f"gradients equal one process's and replicas are equal on {len(ranks)} ranks over {ranks[0]['backend']}",
-            value=max(error.value for error in errors),
+    fix = "run the all-reduce check: wrong there too, the link or NCCL is broken; right there, reinstall torch"
+    off = model_replicas.first_off(errors, LIMIT)
+    found = [model_replicas.blamed(off, OFF[off.kind], fix, LIMIT)] if off is not None else []
+    found += [drift for moment, when in MOMENTS.items() if (drift := model_replicas.drifted(ranks, moment, when))]
+    found += _unsent(ranks)
+    summary = f"gradients equal one process's and replicas are equal on {len(ranks)} ranks over {ranks[0]['backend']}"
+    return worst(
+        found,
+        passed(
+            summary,
+            value=None if found else max(error.value for error in errors),
             unit=LIMIT.unit,
             limit=LIMIT,
             digest=ranks[0]["ended"],
-        )
+            seed=ranks[0].get("seed"),
+        ),
     )
+
+
+MOMENTS = {"started": "when training started", "ended": "when training ended"}
+
+
+def _unsent(ranks: Ranks) -> list[Outcome]:
+    """Return the failure that DDP began with other weights than rank 0's own."""
+    if ranks[0].get("own") == ranks[0].get("started"):
+        return []
+    said = "training started with other weights than rank 0 was given"
+    return [failed(said, fix="run the collectives check: broadcast is wrong", code="ddp.start", culprit="rank 0")]

@@ -7,15 +7,32 @@ given gradients of a rank it can represent, so that it has to be right and not m
 
 from __future__ import annotations
 
+import importlib.util
+import math
 from typing import Any
 
-from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided
-from envcheck.checks.env import _group, _replicas
+from envcheck.checks import (
+    Check,
+    Limit,
+    Measured,
+    Outcome,
+    Rank,
+    Ranks,
+    View,
+    failed,
+    passed,
+    skipped,
+    undecided,
+    worst,
+)
+from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.training import model_replicas, plain_math, promise_cases
 
 CHECK = Check(
     promise="DDP's bf16, fp16 and PowerSGD hooks give the averaged gradient within their rounding, equal on every rank",
     level="standard",
     seconds=2.0,
+    cpu_seconds=0.3,
     timeout=120.0,
     ranks=0,
     least_ranks=2,
@@ -27,11 +44,13 @@ STEPS = 5
 # PowerSGD sends its first gradients whole; it may not compress earlier.
 WHOLE = 2
 PER_RANK = 8
-WIDTH = 64
+WIDTH = 32
 # The inputs span no more dimensions than this, and so does the gradient of the layer that they go into.
 SUBSPACE = 4
 UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 POWERSGD_BOUND = 1e-4
+# What DDP and gloo say of a dtype that they do not have on a CPU (torch/nn/parallel/distributed.py; gloo's own switch).
+REFUSALS = ("BF16 all reduce communication hook required", "Invalid scalar type")
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -51,28 +70,35 @@ def measure(rank: Rank) -> Measured:
     """Train a few steps under each hook; say how far its gradients are from the average, and digest the replica."""
     import torch
 
-    device = _group.device_of(rank)
-    with _group.group(rank) as dist:
-        runs = {hook: _run(torch, dist, rank, device, hook) for hook in HOOKS if rank.world > 1}
+    device, seed = process_group.device_of(rank), plain_math.seed_of(rank)
+    with process_group.group(rank) as dist:
+        runs = {hook: _tried(torch, dist, rank, device, hook) for hook in HOOKS if rank.world > 1}
         probe = torch.zeros(1, device=device)
-        return {**_group.standing(rank, probe, dist.get_backend()), "runs": runs}
+        return {**process_group.standing(rank, probe, dist.get_backend()), "seed": seed, "runs": runs}
+
+
+def _tried(torch: Any, dist: Any, rank: Rank, device: Any, hook: str) -> Measured:
+    try:
+        return _run(torch, dist, rank, device, hook)
+    except promise_cases.Absent as absent:
+        return {"unsupported": str(absent)}
+    except Exception as error:  # noqa: BLE001 (an error of NCCL's or CUDA's is a failure that is quoted, no absence)
+        return {"raised": promise_cases.quoted(error)}
 
 
 def _run(torch: Any, dist: Any, rank: Rank, device: Any, hook: str) -> Measured:
-    torch.manual_seed(3000 + rank.rank)
-    module = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 8)).to(device)
-    model = _replicas.wrap(rank, module)
-    try:
-        state = _register(torch, dist, model, hook, device)
-    except (ImportError, RuntimeError, AttributeError, TypeError) as error:
-        return {"unsupported": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+    seed = plain_math.seed_of(rank)
+    module = model_replicas.model(torch, WIDTH).to(device)
+    model_replicas.start(torch, module, f"{seed} {rank.rank}")
+    model = model_replicas.wrap(rank, module)
+    state = _register(torch, dist, model, hook, device)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.02)
     errors = []
     for step in range(STEPS):
         optimizer.zero_grad()
-        errors.append(_step(torch, rank, model, step, device))
+        errors.append(_step(torch, rank, model, f"{seed} {step}", device))
         optimizer.step()
-    run: Measured = {"errors": errors, "ended": _replicas.digest(torch, module.parameters())}
+    run: Measured = {"errors": errors, "ended": model_replicas.digest(torch, module.parameters())}
     return {**run, "compression": float(state.compression_stats()[0])} if state is not None else run
 
 
@@ -80,10 +106,19 @@ def _register(torch: Any, dist: Any, model: Any, hook: str, device: Any) -> Any:
     if hook in UNIT_ROUNDOFF:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-        model.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))
-        # Says now, and not in the middle of a backward pass, whether this backend adds in the dtype at all.
-        dist.all_reduce(torch.zeros(1, dtype=getattr(torch, _DTYPES[hook]), device=device))
+        try:
+            model.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))
+            # Says now, and not in the middle of a backward pass, whether this backend adds in the dtype at all.
+            dist.all_reduce(torch.zeros(1, dtype=getattr(torch, _DTYPES[hook]), device=device))
+        except (TypeError, RuntimeError) as error:
+            refused = next((said for said in REFUSALS if said in str(error)), None)
+            if refused is None or device.type != "cpu":
+                raise
+            raise promise_cases.Absent(promise_cases.quoted(error)) from error
         return None
+    if importlib.util.find_spec("numpy") is None:
+        message = "torch's PowerSGD hook imports NumPy, which is not installed"
+        raise promise_cases.Absent(message)
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=SUBSPACE, start_powerSGD_iter=WHOLE)
@@ -91,67 +126,91 @@ def _register(torch: Any, dist: Any, model: Any, hook: str, device: Any) -> Any:
     return state
 
 
-def _step(torch: Any, rank: Rank, model: Any, step: int, device: Any) -> float:
+def _step(torch: Any, rank: Rank, model: Any, seed: str, device: Any) -> float:
     """Return the largest error of a parameter's gradient, relative to the mean norm of what the ranks sent."""
-    generator = torch.Generator().manual_seed(60 + step)
-    basis = torch.randn(SUBSPACE, WIDTH, generator=torch.Generator().manual_seed(59))
-    inputs = (torch.randn(rank.world * PER_RANK, SUBSPACE, generator=generator) @ basis / 2).to(device)
-    targets = torch.randn(rank.world * PER_RANK, 8, generator=generator).to(device)
-    shares = [slice(r * PER_RANK, (r + 1) * PER_RANK) for r in range(rank.world)]
-    sent = [_replicas.reference(torch, model.module, inputs[share], targets[share]) for share in shares]
-    mine = shares[rank.rank]
-    torch.nn.functional.mse_loss(model(inputs[mine]), targets[mine]).backward()
-    return _replicas.worst(_off(p.grad, list(own)) for p, own in zip(model.module.parameters(), zip(*sent)))
+    batch = _batch(torch, seed, rank.world * PER_RANK, device)
+    shares = [batch.share(r * PER_RANK, PER_RANK) for r in range(rank.world)]
+    sent = [model_replicas.reference(model.module, share) for share in shares]
+    inputs, targets = shares[rank.rank].tensors
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    got = [model_replicas.numbers(p.grad) for p in model.module.parameters()]
+    return model_replicas.worst(_off(gradient, list(own)) for gradient, own in zip(got, zip(*sent)))
 
 
-def _off(gradient: Any, sent: list[Any]) -> float:
-    average = sum(sent) / len(sent)
-    scale = sum(float(grad.norm()) for grad in sent) / len(sent)
-    return float((gradient - average).norm()) / scale
+def _batch(torch: Any, seed: str, count: int, device: Any) -> model_replicas.Batch:
+    """Return a batch whose inputs span SUBSPACE dimensions and no more."""
+    basis = plain_math.rows(plain_math.values("basis", SUBSPACE * WIDTH), WIDTH)
+    places = plain_math.rows(plain_math.values(f"{seed} places", count * SUBSPACE), SUBSPACE)
+    columns = plain_math.transposed(basis)
+    inputs = [[plain_math.dot(place, column) for column in columns] for place in places]
+    targets = plain_math.rows(
+        plain_math.values(f"{seed} targets", count * model_replicas.OUTPUTS), model_replicas.OUTPUTS
+    )
+    tensors = (torch.tensor(inputs, device=device), torch.tensor(targets, device=device))
+    return model_replicas.Batch((inputs, targets), tensors)
+
+
+def _off(gradient: list[float], sent: list[list[float]]) -> float:
+    if any(len(own) != len(gradient) for own in sent):
+        return math.inf
+    average = [sum(parts) / len(sent) for parts in zip(*sent)]
+    scale = sum(math.sqrt(plain_math.dot(own, own)) for own in sent) / len(sent)
+    gap = [got - right for got, right in zip(gradient, average)]
+    return math.sqrt(plain_math.dot(gap, gap)) / scale
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on a rank whose compressed gradients are too far off, or whose replica is not the others'."""
-    found = _group.problem(view, ranks)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks)
+    if problem is not None:
+        return problem
     if len(ranks) == 1:
         return skipped("one rank sends no gradient")
-    lacking = {}
+    lacking, found = {}, []
     for hook in HOOKS:
-        told = [(entry.get("runs") or {}).get(hook) or {} for entry in ranks]
-        reasons = {run.get("unsupported") for run in told}
+        runs = [(entry.get("runs") or {}).get(hook) or {} for entry in ranks]
+        reasons = {run.get("unsupported") for run in runs}
         if len(reasons) == 1 and None not in reasons:
             lacking[hook] = str(reasons.pop())
-            continue
-        found = _unlike(ranks, told, hook)
-        if found is not None:
-            return found
+        elif any("raised" in run for run in runs):
+            found += [_raised(entry, run, hook) for entry, run in zip(ranks, runs) if "raised" in run]
+        else:
+            unlike = _unlike(ranks, runs, hook)
+            found += [unlike] if unlike else []
+    if found:
+        return worst(found, passed(""))
     if len(lacking) == len(HOOKS):
         return skipped("; ".join(f"no {hook} hook here: {why}" for hook, why in lacking.items()))
     return _passed(ranks, lacking)
 
 
-def _unlike(ranks: Ranks, runs: list[Measured], hook: str) -> _group.Problem:
+def _raised(entry: Measured, run: Measured, hook: str) -> Outcome:
+    where = f"rank {entry['rank']} on {entry['device']}"
+    said = f"{where}: the {hook} hook raised {run['raised']}"
+    fix = "run the collectives check: wrong there too, look at NCCL and the driver; right there, reinstall torch"
+    return failed(said, fix=fix, code="ddp-hooks.raised", culprit=where, rank=entry["rank"])
+
+
+def _unlike(ranks: Ranks, runs: list[Measured], hook: str) -> process_group.Problem:
     limit = bound(hook, len(ranks))
     for entry, run in zip(ranks, runs):
         errors, rank = run.get("errors") or [], entry["rank"]
         if len(errors) != STEPS or not run.get("ended"):
             return undecided(f"rank {rank} took {len(errors)} of {STEPS} {hook} steps", fix="see the check's log")
         for step, error in enumerate(errors):
-            if not _group.finite(error) or not 0 <= error <= limit.value:
+            if not process_group.finite(error) or not 0 <= error <= limit.value:
                 return failed(
                     f"rank {rank}, {hook} hook, step {step}: the gradient is off by {error}",
                     fix="run all-reduce and ddp: right there, train without this hook, or reinstall torch",
-                    value=error if _group.finite(error) else None,
+                    value=error if process_group.finite(error) else None,
                     unit=limit.unit,
                     limit=limit,
                     rank=rank,
                 )
-        if hook == "powersgd" and not (_group.finite(run.get("compression")) and run["compression"] > 1):
+        if hook == "powersgd" and not (process_group.finite(run.get("compression")) and run["compression"] > 1):
             return failed(f"rank {rank}: PowerSGD compressed nothing", fix="reinstall torch", rank=rank)
     ended = [{"rank": entry["rank"], "ended": run["ended"]} for entry, run in zip(ranks, runs)]
-    return _replicas.drifted(ended, "ended", f"after training under the {hook} hook")
+    return model_replicas.drifted(ended, "ended", f"after training under the {hook} hook")
 
 
 def _passed(ranks: Ranks, lacking: dict[str, str]) -> Outcome:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, passed
-from envcheck.checks.env import _group, _replicas
+from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, passed, worst
+from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.training import model_replicas, plain_math
 
 CHECK = Check(
     promise="gradients accumulated under no_sync stay local, and then equal one process's on the whole batch",
     level="standard",
     seconds=2.0,
+    cpu_seconds=0.2,
     timeout=120.0,
     ranks=0,
     least_ranks=2,
@@ -24,55 +26,54 @@ CHECK = Check(
 
 STEPS = 2
 MICRO_BATCHES = 4
-PER_MICRO = 8
-WIDTH = 48
-LIMIT = _replicas.tolerance("a micro-batch left out is off by thousands of tolerances")
+PER_MICRO = 5
+WIDTH = 29
+LIMIT = model_replicas.tolerance("a micro-batch left out is off by thousands of tolerances")
 
 
 def measure(rank: Rank) -> Measured:
     """Accumulate a few micro-batches, then synchronise; say how far gradients are from both references."""
     import torch
 
-    device = _group.device_of(rank)
-    with _group.group(rank) as dist:
-        torch.manual_seed(2000 + rank.rank)
-        module = _replicas.model(torch, WIDTH).to(device)
-        model = _replicas.wrap(rank, module)
+    device, seed = process_group.device_of(rank), plain_math.seed_of(rank)
+    with process_group.group(rank) as dist:
+        module = model_replicas.model(torch, WIDTH).to(device)
+        model_replicas.start(torch, module, f"{seed} {rank.rank}")
+        model = model_replicas.wrap(rank, module)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
         local, synchronised = [], []
         for step in range(STEPS):
             optimizer.zero_grad()
             count = rank.world * MICRO_BATCHES * PER_MICRO
-            inputs, targets = _replicas.batch(torch, 40 + step, count, WIDTH, device)
-            errors = _accumulate(torch, rank, model, inputs, targets)
+            batch = model_replicas.batch(torch, f"{seed} {step}", count, WIDTH, device)
+            errors = _accumulate(torch, rank, model, batch)
             local.append(errors[0])
             synchronised.append(errors[1])
             optimizer.step()
-        where = _group.standing(rank, next(module.parameters()), dist.get_backend())
-        ended = _replicas.digest(torch, module.parameters())
-        return {**where, "local": local, "synchronised": synchronised, "ended": ended}
+        where = process_group.standing(rank, next(module.parameters()), dist.get_backend())
+        ended = model_replicas.digest(torch, module.parameters())
+        return {**where, "seed": seed, "local": local, "synchronised": synchronised, "ended": ended}
 
 
-def _accumulate(torch: Any, rank: Rank, model: Any, inputs: Any, targets: Any) -> tuple[float, float]:
+def _accumulate(torch: Any, rank: Rank, model: Any, batch: model_replicas.Batch) -> tuple[float, float]:
     """Return the errors of the gradients before and after they are synchronised, in tolerances."""
     module, mine = model.module, MICRO_BATCHES * PER_MICRO
-    whole = _replicas.reference(torch, module, inputs, targets)
-    inputs = inputs[rank.rank * mine : (rank.rank + 1) * mine]
-    targets = targets[rank.rank * mine : (rank.rank + 1) * mine]
+    whole = model_replicas.reference(module, batch)
+    own = batch.share(rank.rank * mine, mine)
     last = mine - PER_MICRO
-    kept = _replicas.reference(torch, module, inputs[:last], targets[:last])
     with model.no_sync():
-        for start in range(0, last, PER_MICRO):
-            _backward(torch, model, inputs, targets, start)
+        for first in range(0, last, PER_MICRO):
+            _backward(torch, model, own.share(first, PER_MICRO))
+    kept = model_replicas.reference(module, own.share(0, last))
     share = last / mine
-    before = _replicas.off((p.grad for p in module.parameters()), (grad * share for grad in kept))
-    _backward(torch, model, inputs, targets, last)
-    return before, _replicas.off((p.grad for p in module.parameters()), whole)
+    before = model_replicas.off([p.grad for p in module.parameters()], [[x * share for x in grad] for grad in kept])
+    _backward(torch, model, own.share(last, PER_MICRO))
+    return before, model_replicas.off([p.grad for p in module.parameters()], whole)
 
 
-def _backward(torch: Any, model: Any, inputs: Any, targets: Any, start: int) -> None:
-    micro = slice(start, start + PER_MICRO)
-    (torch.nn.functional.mse_loss(model(inputs[micro]), targets[micro]) / MICRO_BATCHES).backward()
+def _backward(torch: Any, model: Any, batch: model_replicas.Batch) -> None:
+    inputs, targets = batch.tensors
+    (torch.nn.functional.mse_loss(model(inputs), targets) / MICRO_BATCHES).backward()
 
 
 OFF = {
@@ -83,18 +84,22 @@ OFF = {
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on a rank whose gradients were sent too early, are not the whole batch's, or whose replica drifted."""
-    errors = _replicas.errors(view, ranks, tuple(OFF), STEPS)
+    errors = model_replicas.errors(view, ranks, tuple(OFF), STEPS)
     if isinstance(errors, Outcome):
         return errors
-    off = _replicas.first_off(errors, LIMIT)
-    if off is not None:
-        fix = "run the ddp check: right there, reinstall torch, as its no_sync is broken; wrong there, run all-reduce"
-        return _replicas.blamed(off, OFF[off.kind], fix, LIMIT)
-    return _replicas.drifted(ranks, "ended", "after accumulating") or passed(
-        f"{MICRO_BATCHES} micro-batches under no_sync equal one process's batch on {len(ranks)} ranks over "
-        f"{ranks[0]['backend']}",
-        value=max(error.value for error in errors),
-        unit=LIMIT.unit,
-        limit=LIMIT,
-        digest=ranks[0]["ended"],
+    off = model_replicas.first_off(errors, LIMIT)
+    fix = "run the ddp check: right there, reinstall torch, as its no_sync is broken; wrong there, run all-reduce"
+    found = [model_replicas.blamed(off, OFF[off.kind], fix, LIMIT)] if off is not None else []
+    drift = model_replicas.drifted(ranks, "ended", "after accumulating")
+    said = f"{MICRO_BATCHES} micro-batches under no_sync equal one process's batch"
+    return worst(
+        [*found, *([drift] if drift else [])],
+        passed(
+            f"{said} on {len(ranks)} ranks over {ranks[0]['backend']}",
+            value=None if off else max(error.value for error in errors),
+            unit=LIMIT.unit,
+            limit=LIMIT,
+            digest=ranks[0]["ended"],
+            seed=ranks[0].get("seed"),
+        ),
     )

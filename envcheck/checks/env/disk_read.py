@@ -30,7 +30,7 @@ from envcheck.checks import (
     undecided,
     warned,
 )
-from envcheck.checks.env import _group
+from envcheck.checks.env.support.collectives import process_group
 
 CHECK = Check(
     promise="the disk of the work directory can be read fast enough for training",
@@ -42,6 +42,8 @@ CHECK = Check(
 MIB = 1 << 20
 BLOCK, MOST, LEAST = 8 * MIB, 1024 * MIB, 64 * MIB
 READERS = 4
+# Blocks that are read before they are compared, and by how much one differs from the next: no power of two.
+ROUND, SLIDE = 16, 4099
 SECONDS = 20.0  # each for writing and reading: a slow disk gets a smaller file
 MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 # Eight PCIe 5.0 x4 disks side by side are 126 GB/s: what is above has not left memory.
@@ -82,28 +84,35 @@ def _kind(where: str) -> str:
 
 
 def _measured(descriptor: int, size: int) -> dict[str, Any]:
-    block = os.urandom(BLOCK)
-    written = _write(descriptor, block, size)
+    """Read in rounds, timed, and compare every block of a round before the next one begins, which is not timed."""
+    noise = os.urandom(BLOCK + size // BLOCK * SLIDE)
+    written = _write(descriptor, noise, size)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     direct = _past_the_cache(descriptor)
-    began = time.perf_counter()
+    buffers = [mmap.mmap(-1, BLOCK) for _ in range(ROUND)]
+    seconds, read, same, turn = 0.0, 0, True, 0
     with concurrent.futures.ThreadPoolExecutor(READERS) as readers:
-        parts = list(readers.map(lambda part: _read(descriptor, part, written, began), range(READERS)))
-    seconds = time.perf_counter() - began
-    return {
-        "written": written,
-        "read": sum(read for read, _ in parts),
-        "seconds": seconds,
-        "direct": direct,
-        "same": all(last == block for read, last in parts if read),
-    }
+        while turn * BLOCK < written and seconds < SECONDS:
+            blocks = range(turn, min(turn + ROUND, written // BLOCK))
+            began = time.perf_counter()
+            counts = list(readers.map(lambda k, first=turn: _read(descriptor, buffers[k - first], k), blocks))
+            seconds += time.perf_counter() - began
+            read += sum(counts)
+            same = same and all(buffers[k - turn][:] == _block(noise, k) for k in blocks)
+            turn += ROUND
+    return {"written": written, "read": read, "seconds": seconds, "direct": direct, "same": same}
 
 
-def _write(descriptor: int, block: bytes, size: int) -> int:
+def _block(noise: bytes, number: int) -> bytes:
+    """Return what is in a block: the noise, moved on by so much from block to block that no two are alike."""
+    return noise[number * SLIDE : number * SLIDE + BLOCK]
+
+
+def _write(descriptor: int, noise: bytes, size: int) -> int:
     """Write until the size or the time is reached, and have all of it on the disk; return the bytes."""
     until, written = time.perf_counter() + SECONDS, 0
     while written < size and (written < LEAST or time.perf_counter() < until):
-        written += os.write(descriptor, block[: BLOCK - written % BLOCK])
+        written += os.write(descriptor, _block(noise, written // BLOCK)[written % BLOCK :])
         os.fdatasync(descriptor)
     return written // BLOCK * BLOCK
 
@@ -119,14 +128,9 @@ def _past_the_cache(descriptor: int) -> bool:
         return False
 
 
-def _read(descriptor: int, part: int, size: int, began: float) -> tuple[int, bytes]:
-    """Read every READERS-th block; return the bytes read, and the last block."""
-    buffer, read = mmap.mmap(-1, BLOCK), 0
-    for offset in range(part * BLOCK, size, READERS * BLOCK):
-        if time.perf_counter() - began > SECONDS:
-            break
-        read += os.preadv(descriptor, [buffer], offset)
-    return read, buffer[:]
+def _read(descriptor: int, buffer: mmap.mmap, number: int) -> int:
+    """Read one block; return how many bytes of it came."""
+    return os.preadv(descriptor, [buffer], number * BLOCK)
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
@@ -149,7 +153,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
 
 
 def _positive(value: Any) -> bool:
-    return _group.finite(value) and bool(value > 0)
+    return process_group.finite(value) and bool(value > 0)
 
 
 def _judged(entry: Measured, kind: Any, where: str, limit: Limit) -> Outcome:

@@ -1,68 +1,170 @@
-"""A variable set long ago decides today what CUDA, NCCL and the loader do.
+"""A variable set long ago decides today what CUDA, NCCL, the loader and Python do.
 
 Seen in the wild: LD_LIBRARY_PATH with another cuDNN or NCCL in it, which the loader takes before the wheel's own
-("cuDNN version incompatibility"); NCCL_P2P_DISABLE from somebody's debugging, which costs most of the bandwidth; CUDA's
+("cuDNN version incompatibility"); a PYTHONPATH with another torch, or with a random.py, in it; NCCL_P2P_DISABLE from
+somebody's debugging, which costs most of the bandwidth; NVIDIA_TF32_OVERRIDE, which changes every result; CUDA's
 coredump and profiler switches, which DCGM refuses to run its diagnostics under (NVIDIA/DCGM nvvs/src/Software.cpp).
 """
 
 from __future__ import annotations
 
 import os
+import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, passed, undecided, warned
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, passed, undecided, warned, worst
+from envcheck.checks.env.support.collectives import process_group
 
 CHECK = Check(promise="no environment variable slows, redirects or replaces what the wheel brings", level="static")
 
-REFUSED_BY_DCGM = (
-    "NSIGHT_CUDA_DEBUGGER",
-    "CUDA_INJECTION32_PATH",
-    "CUDA_INJECTION64_PATH",
-    "CUDA_AUTO_BOOST",
-    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION",
-    "CUDA_COREDUMP_FILE",
-    "CUDA_DEVICE_WAITS_ON_EXCEPTION",
-    "CUDA_PROFILE",
-    "COMPUTE_PROFILE",
-    "OPENCL_PROFILE",
-)
-SLOWING = {
-    "NCCL_P2P_DISABLE": "1",
-    "NCCL_SHM_DISABLE": "1",
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_NVLS_ENABLE": "0",
-    "CUDA_LAUNCH_BLOCKING": "1",
+NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+CUDA = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars"
+TORCH = "https://docs.pytorch.org/docs/stable/torch_environment_variables.html"
+DCGM = "NVIDIA/DCGM nvvs/src/Software.cpp"
+
+
+class Rule(NamedTuple):
+    """When a variable does harm: `harmful` is a pattern of its value, `gpu_only` where the CPU does not care."""
+
+    harmful: str
+    why: str
+    source: str
+    gpu_only: bool = True
+
+
+_ON = r"(?!0+$|false$|off$|no$).+"
+_OFF = r"0+"
+_ANY = r".*"
+_REFUSED = Rule(_ANY, "DCGM refuses to run its diagnostics with it", DCGM, gpu_only=False)
+RULES = {
+    "NSIGHT_CUDA_DEBUGGER": _REFUSED,
+    "CUDA_INJECTION32_PATH": _REFUSED,
+    "CUDA_INJECTION64_PATH": _REFUSED,
+    "CUDA_AUTO_BOOST": _REFUSED,
+    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": _REFUSED,
+    "CUDA_COREDUMP_FILE": _REFUSED,
+    "CUDA_DEVICE_WAITS_ON_EXCEPTION": _REFUSED,
+    "CUDA_PROFILE": _REFUSED,
+    "COMPUTE_PROFILE": _REFUSED,
+    "OPENCL_PROFILE": _REFUSED,
+    "NCCL_P2P_DISABLE": Rule(_ON, "NCCL copies through the host's memory", NCCL),
+    "NCCL_P2P_LEVEL": Rule(r"LOC|0", "NCCL copies through the host's memory", NCCL),
+    "NCCL_SHM_DISABLE": Rule(_ON, "NCCL goes through the network within a node", NCCL),
+    "NCCL_IB_DISABLE": Rule(_ON, "NCCL uses TCP instead of InfiniBand", NCCL),
+    "NCCL_NVLS_ENABLE": Rule(_OFF, "NCCL does not reduce in the NVSwitch", NCCL),
+    "NCCL_ALGO": Rule(_ANY, "it takes the choice of algorithm from NCCL", NCCL),
+    "NCCL_PROTO": Rule(_ANY, "it takes the choice of protocol from NCCL; LL128 corrupts data on some links", NCCL),
+    "NCCL_MAX_NCHANNELS": Rule(_ANY, "it limits NCCL's channels and so its bandwidth", NCCL),
+    "NCCL_MAX_CTAS": Rule(_ANY, "it limits NCCL's channels and so its bandwidth", NCCL),
+    "CUDA_LAUNCH_BLOCKING": Rule(_ON, "every kernel launch waits for its kernel", CUDA),
+    "CUDA_CACHE_DISABLE": Rule(_ON, "every process compiles its PTX anew", CUDA),
+    "CUDA_DEVICE_MAX_CONNECTIONS": Rule(
+        _ANY, "it limits the work queues; Megatron's sequence parallelism needs 1, others lose overlap", CUDA
+    ),
+    "NVIDIA_TF32_OVERRIDE": Rule(
+        _ANY, "it sets TF32 for every cuBLAS and cuDNN call, whatever the program asks for", "NVIDIA cuBLAS, TF32"
+    ),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": Rule(_ON, "fp32 products are computed in TF32", TORCH),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": Rule(_ANY, "every allocation goes to the driver", TORCH),
+    "TORCH_COMPILE_DISABLE": Rule(_ON, "torch.compile compiles nothing", TORCH, gpu_only=False),
+    "TORCHDYNAMO_DISABLE": Rule(_ON, "torch.compile compiles nothing", TORCH, gpu_only=False),
+    "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": Rule(_ON, "torch.load runs code from files", TORCH, gpu_only=False),
+    "PYTHONHOME": Rule(_ANY, "Python takes its standard library from elsewhere", "docs.python.org", gpu_only=False),
 }
-SHADOWED = ("libcudnn.so", "libcublas.so", "libcudart.so", "libnccl.so", "libcuda.so")
-LIMIT = Limit(
-    0, "variables", "NVIDIA/DCGM nvvs/src/Software.cpp; NCCL's and CUDA's lists of environment variables", "equal"
-)
+SHADOWED = ("libcudnn*.so*", "libcublas*.so*", "libcudart.so*", "libnccl.so*", "libcuda.so*")
+PACKAGES = ("torch", "torchvision", "torchaudio", "triton", "numpy", "nvidia", "sitecustomize", "usercustomize")
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# Allocators and OpenMP runtimes that people preload on purpose: they replace malloc or threads, and nothing of CUDA.
+USUAL = re.compile(r"lib(jemalloc|tcmalloc\w*|mimalloc|iomp5|gomp|omp|stdc\+\+|gcc_s)(-[\w.]+)?\.so[\d.]*")
+LIMIT = Limit(0, "variables", "NCCL's, CUDA's and PyTorch's lists of environment variables; " + DCGM, "equal")
 
 
 def measure(rank: Rank) -> Measured:
-    """Return the names of variables that do harm, and the libraries LD_LIBRARY_PATH puts before the wheel's."""
+    """Return the variables that matter, and the files that they put before the environment's own."""
     directories = [Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
-    libraries = [str(file) for d in directories for name in SHADOWED for file in sorted(d.glob(f"{name}*"))]
+    libraries = [str(f) for d in directories if not _own(d) for name in SHADOWED for f in sorted(d.glob(name))]
+    preload = [entry for entry in re.split(r"[\s:]+", os.environ.get("LD_PRELOAD", "")) if entry]
     return {
         "rank": rank.rank,
-        "refused": [name for name in REFUSED_BY_DCGM if name in os.environ],
-        "slowing": [name for name, value in SLOWING.items() if os.environ.get(name) == value],
+        "variables": {name: os.environ[name] for name in (*RULES, *THREADS) if name in os.environ},
         # A driver's own libcuda belongs there (a container runtime or cuda-compat put it there), a stub never does.
-        "shadowing": [path for path in libraries if "/libcuda.so" not in path or "/stubs/" in path],
+        "libraries": [path for path in libraries if "/libcuda.so" not in path or "/stubs/" in path],
+        "preload": preload,
+        "modules": list(_shadowing_modules()),
+        "cores": len(os.sched_getaffinity(0)),
     }
 
 
+def _own(directory: Path) -> bool:
+    """Return whether a directory belongs to the torch or nvidia packages that Python imports: NGC's images name it."""
+    roots = [Path(entry, package) for entry in sys.path if entry for package in ("torch", "nvidia")]
+    return any(root == directory or root in directory.parents for root in roots)
+
+
+def _shadowing_modules() -> Iterator[str]:
+    """Yield the files on PYTHONPATH that Python imports instead of its standard library or an installed package."""
+    standard = set(getattr(sys, "stdlib_module_names", sys.builtin_module_names))
+    for entry in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        try:
+            names = sorted(Path(entry).iterdir())
+        except OSError:
+            continue
+        for path in names:
+            name = path.name.partition(".")[0]
+            package = path.is_dir() and (name in PACKAGES or (path / "__init__.py").exists())
+            module = path.suffix in (".py", ".pyc", ".so")
+            if (package or module) and (name in standard or name in PACKAGES):
+                yield str(path)
+
+
 def judge(view: View, ranks: Ranks) -> Outcome:
-    """Warn naming each; libraries on the path matter only to a torch that brings its own CUDA."""
+    """Warn of each variable and file that does harm here."""
     entry = ranks[0] if ranks else {}
-    found = [entry.get(kind) for kind in ("refused", "slowing", "shadowing")]
-    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in found):
-        return undecided("the environment was not read", fix="see the check's log")
-    shadowing = entry["shadowing"] if view.environment.get("cuda") else []
-    harmful = [*entry["refused"], *(entry["slowing"] if view.mode == "gpu" else [])]
-    told = [f"{name} is set" for name in harmful] + [f"LD_LIBRARY_PATH has {path}" for path in shadowing[:3]]
-    if told:
-        names = [*harmful, *(["LD_LIBRARY_PATH"] if shadowing else [])]
-        fix = f"unset {' '.join(names)}, in the image or in the profile that sets it"
-        return warned("; ".join(told), fix=fix, value=len(names), unit=LIMIT.unit, limit=LIMIT, shadowing=shadowing)
-    return passed("no variable does harm", value=0, unit=LIMIT.unit, limit=LIMIT)
+    lists = [entry.get(name) for name in ("libraries", "preload", "modules")]
+    readable = all(isinstance(names, list) and all(isinstance(n, str) for n in names) for names in lists)
+    cores = entry["cores"] if process_group.counts(entry.get("cores")) else 0
+    if not readable or not isinstance(entry.get("variables"), dict) or cores < 1:
+        return undecided("the environment was not read", fix="see the check's log", code="environment.unread")
+    findings = [*_variables(view, entry["variables"]), *_threads(entry["variables"], cores), *_files(view, entry)]
+    return worst(findings, passed("no variable does harm", value=0, unit=LIMIT.unit, limit=LIMIT))
+
+
+def _variables(view: View, variables: dict[str, Any]) -> Iterator[Outcome]:
+    for name, rule in RULES.items():
+        value = str(variables.get(name, ""))
+        if name not in variables or (rule.gpu_only and view.mode != "gpu"):
+            continue
+        if re.fullmatch(rule.harmful, value, re.IGNORECASE):
+            limit = Limit("not set", "", rule.source, "equal")
+            yield _warning(name, f"{name}={value}: {rule.why}" if value else f"{name} is set: {rule.why}", value, limit)
+
+
+def _threads(variables: dict[str, Any], cores: int) -> Iterator[Outcome]:
+    """Judge the first number of a list such as "8,2": the threads of the outermost level (OpenMP 5.2, 21.1.2)."""
+    for name in THREADS:
+        first = str(variables.get(name, "1")).split(",")[0].strip()
+        limit = Limit(cores, "threads", "the CPU cores that this process may use", "at most")
+        if not first.isdecimal() or int(first) == 0:
+            yield _warning(name, f"{name}={first} is not a number of threads", first, limit)
+        elif int(first) > cores:
+            yield _warning(name, f"{name}={first} with {cores} cores: threads wait for each other", int(first), limit)
+
+
+def _files(view: View, entry: Measured) -> Iterator[Outcome]:
+    limit = Limit("no file", "", "man ld.so; https://docs.python.org/3/using/cmdline.html#envvar-PYTHONPATH", "equal")
+    # A torch without CUDA loads none of these libraries.
+    for path in entry["libraries"] if view.environment.get("cuda") else []:
+        yield _warning("LD_LIBRARY_PATH", f"LD_LIBRARY_PATH puts {path} before the wheel's own", path, limit)
+    for path in entry["preload"]:
+        if not USUAL.fullmatch(path.rpartition("/")[2]):
+            yield _warning("LD_PRELOAD", f"LD_PRELOAD loads {path} into every process", path, limit)
+    for path in entry["modules"]:
+        yield _warning("PYTHONPATH", f"PYTHONPATH puts {path} before the module of that name", path, limit)
+
+
+def _warning(name: str, text: str, value: Any, limit: Limit) -> Outcome:
+    fix = f"unset {name}, in the image or in the profile that sets it"
+    return warned(text, fix=fix, value=value, limit=limit, code=f"environment.{name.lower()}", culprit=name)

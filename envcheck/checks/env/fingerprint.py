@@ -3,20 +3,24 @@
 Seen in the wild: Meta counted six in 54 days of Llama 3 on 16 thousand H100s. Few of them make a NaN: only the bits
 tell. A deterministic training and large products are repeated, and their digests compared between repeats of a rank (a
 fault that comes and goes) and between ranks (one that stays); a soak compares them between its rounds too. Products are
-made in fp32 and in 16 bits, as those are other units of a GPU. A run that passes proves no absence.
+made in fp32 and in 16 bits, as those are other units of a GPU, and verified once: the same bits may be wrong ones. A
+run that passes proves no absence.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided
-from envcheck.checks.env import _deterministic, _group, _replicas
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
+from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.operators import verified_products
+from envcheck.checks.env.support.training import deterministic_training, model_replicas
 
 CHECK = Check(
     promise="the same deterministic work gives the same bits, again and again and on every rank",
     level="full",
     seconds=5.0,
+    cpu_seconds=0.7,
     timeout=300.0,
     ranks=0,
     imports=("torch._dynamo",),  # by the first optimizer
@@ -25,6 +29,10 @@ CHECK = Check(
 STEPS = 6
 REPEATS = {"cuda": 40, "cpu": 3}
 SIZE = {"cuda": 4096, "cpu": 384}
+# The same in every round and on every rank, so that their bits can be compared.
+SEED = 12
+# An environment may choose TF32 for products of fp32; the matmul check says whether it does.
+ROUNDING = {"float32": "tf32", "float16": "float16", "bfloat16": "bfloat16"}
 LIMIT = Limit(0, "digests that differ", "deterministic algorithms on the same bits give the same bits", "at most")
 _FIX = "take this GPU out and test it alone (dcgmi diag -r 4); the same rank again after a reset means replace it"
 
@@ -33,64 +41,99 @@ def measure(rank: Rank) -> Measured:
     """Repeat the same work and digest what each repeat leaves behind."""
     import torch
 
-    _deterministic.make(torch)
-    device = _group.device_of(rank)
+    deterministic_training.make(torch)
+    device = process_group.device_of(rank)
     torch.set_num_threads(1)
     digests = []
     repeats = REPEATS[device.type]
+    operands = _operands(torch, device)
     for _ in range(repeats):
-        training = _deterministic.Training(torch, device, seed=11)
+        training = deterministic_training.Training(torch, device, seed=11)
         training.run(0, STEPS)
-        digests.append(_replicas.digest(torch, [*training.model.parameters(), _product(torch, device)])[:16])
+        digests.append(model_replicas.digest(torch, [*training.model.parameters(), _sums(torch, operands)])[:16])
     model = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     probe = next(training.model.parameters())
-    return {**_group.standing(rank, probe), "model": model, "repeats": repeats, "digests": digests}
+    errors = {str(one.dtype)[6:]: verified_products.error(torch, one, one, one @ one.t()) for one in operands}
+    told = {"model": model, "repeats": repeats, "digests": digests, "errors": errors}
+    return {**process_group.standing(rank, probe), **told}
 
 
-def _product(torch: Any, device: Any) -> Any:
-    """Return sums over the bits of large products: each element weighs its place, so that no two swap unseen."""
-    size = SIZE[device.type]
-    generator = torch.Generator().manual_seed(12)
-    left = torch.randn(size, size, generator=generator).to(device)
+def _operands(torch: Any, device: Any) -> tuple[Any, Any]:
+    """Return the matrix that is multiplied by its transpose, in fp32 and in 16 bits."""
+    left = verified_products.data(torch, SIZE[device.type], SIZE[device.type], device, SEED)
     # Every GPU has fp16 units, and every CPU torch bfloat16: which it is makes no difference to the bits.
-    short = left.to(torch.float16 if device.type == "cuda" else torch.bfloat16)
-    products = ((left @ left.t()).view(torch.int32), (short @ short.t()).view(torch.int16))
-    places = torch.arange(size * size, device=device) % 65521 + 1
+    return left, left.to(torch.float16 if device.type == "cuda" else torch.bfloat16)
+
+
+def _sums(torch: Any, operands: tuple[Any, Any]) -> Any:
+    """Return sums over the bits of large products: each element weighs its place, so that no two swap unseen."""
+    wide, short = operands
+    products = ((wide @ wide.t()).view(torch.int32), (short @ short.t()).view(torch.int16))
+    places = torch.arange(wide.numel(), device=wide.device) % 65521 + 1
     return torch.stack([(bits.long().flatten() * places).sum() for bits in products])
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
-    """Fail naming the rank whose repeats differ, or that differs from the others of its model."""
-    found = _group.problem(view, ranks, backend=False)
+    """Fail on each rank whose products are wrong, whose repeats differ, or that differs from others of its model."""
+    found = process_group.problem(view, ranks, backend=False)
     if found is not None:
         return found
-    for entry in ranks:
-        digests, repeats = entry.get("digests") or [], entry.get("repeats")
-        if len(digests) < 2 or len(digests) != repeats or not all(digests):  # noqa: PLR2004 (two to compare)
-            return undecided(f"rank {entry['rank']} repeated nothing", fix="see the check's log")
-        odd = [number for number, digest in enumerate(digests) if digests.count(digest) * 2 <= len(digests)]
-        if odd:
-            return _apart(f"rank {entry['rank']} on {entry['device']}: repeats {odd[:8]} gave other bits", [entry])
-    return _between(ranks) or passed(
-        f"{len(ranks)} rank(s) gave the same bits {ranks[0]['repeats']} times",
+    findings = [finding for entry in ranks for finding in (*_wrong(entry), *_repeated(entry))]
+    blamed = {finding.culprit for finding in findings}
+    findings += [finding for finding in _between(ranks) if finding.culprit not in blamed]
+    same = passed(
+        f"{len(ranks)} rank(s) gave the same bits {ranks[0].get('repeats')} times",
         value=0,
         unit=LIMIT.unit,
         limit=LIMIT,
-        bits={str(entry["rank"]): entry["digests"][0] for entry in ranks},
+        bits={str(entry["rank"]): (entry.get("digests") or [""])[0] for entry in ranks},
     )
+    return worst(findings, otherwise=same)
 
 
-def _between(ranks: Ranks) -> _group.Problem:
-    """Return the failure naming the ranks that differ from the others of their model, or None."""
+def _name(entry: Measured) -> str:
+    return f"rank {entry['rank']} on {entry['device']}"
+
+
+def _wrong(entry: Measured) -> list[Outcome]:
+    """Return a finding for each product of a rank that is wrong."""
+    errors, found = entry.get("errors") or {}, []
+    if len(errors) != len(SIZE):
+        said = f"{_name(entry)} verified no product"
+        return [undecided(said, fix="see the check's log", code="fingerprint.missing", culprit=_name(entry))]
+    for dtype, error in errors.items():
+        most = verified_products.TOLERANCE.get(ROUNDING.get(dtype, ""), 0.0)
+        if not process_group.finite(error) or not 0 <= error <= most:
+            said = f"{_name(entry)}: the {dtype} product is off by {error}, however often it has the same bits"
+            about: dict[str, Any] = {"code": "data.wrong", "culprit": _name(entry), "ranks": [entry["rank"]]}
+            found.append(failed(said, fix="run the matmul check on this device; or reinstall torch", **about))
+    return found
+
+
+def _repeated(entry: Measured) -> list[Outcome]:
+    """Return a finding where the repeats of a rank differ, or where there are none."""
+    digests, repeats = entry.get("digests") or [], entry.get("repeats")
+    if len(digests) < 2 or len(digests) != repeats or not all(digests):  # noqa: PLR2004 (two to compare)
+        said = f"rank {entry['rank']} repeated nothing"
+        return [undecided(said, fix="see the check's log", code="fingerprint.missing", culprit=_name(entry))]
+    odd = [number for number, digest in enumerate(digests) if digests.count(digest) * 2 <= len(digests)]
+    if not odd:
+        return []
+    return [_apart(f"{_name(entry)}: repeats {odd[:8]} gave other bits", [entry])]
+
+
+def _between(ranks: Ranks) -> list[Outcome]:
+    """Return a finding for each model of GPU of which ranks differ from the others."""
+    found = []
     for model in sorted({str(entry.get("model")) for entry in ranks}):
         peers = [entry for entry in ranks if str(entry.get("model")) == model]
-        first = [entry["digests"][0] for entry in peers]
+        first = [(entry.get("digests") or [""])[0] for entry in peers]
         odd = [peer for peer, digest in zip(peers, first) if first.count(digest) * 2 <= len(first)]
         if len(set(first)) > 1:
             names = ", ".join(f"{peer['rank']} ({peer['device']})" for peer in odd)
             whom = "one another" if len(odd) == len(peers) else "the rest"
-            return _apart(f"rank(s) {names} gave other bits than {whom}, every time", odd)
-    return None
+            found.append(_apart(f"rank(s) {names} gave other bits than {whom}, every time", odd))
+    return found
 
 
 def _apart(said: str, odd: Ranks) -> Outcome:
@@ -100,6 +143,8 @@ def _apart(said: str, odd: Ranks) -> Outcome:
         value=sum(len(set(entry["digests"])) for entry in odd),
         unit=LIMIT.unit,
         limit=LIMIT,
+        code="fingerprint.bits",
+        culprit=", ".join(map(_name, odd)),
         ranks=[entry["rank"] for entry in odd],
         digests={str(entry["rank"]): entry["digests"] for entry in odd},
     )

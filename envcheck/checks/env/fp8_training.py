@@ -8,15 +8,31 @@ al. 2022, FP8 Formats for Deep Learning, arXiv 2209.05433), and its loss has to 
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
-from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided
-from envcheck.checks.env import _fp8, _group
+from envcheck.checks import (
+    Check,
+    Limit,
+    Measured,
+    Outcome,
+    Rank,
+    Ranks,
+    View,
+    failed,
+    passed,
+    skipped,
+    undecided,
+    worst,
+)
+from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.training import fp8_products, plain_math
 
 CHECK = Check(
     promise="a training step in FP8 follows the loss of the same step in bfloat16, where the GPU and torch have FP8",
     level="full",
     seconds=3.0,
+    cpu_seconds=0.8,
     timeout=120.0,
     ranks=0,
     imports=("torch._dynamo",),  # by the first optimizer
@@ -25,6 +41,8 @@ CHECK = Check(
 STEPS, BATCH, WIDTH, CLASSES = 30, 64, 64, 16
 # FP8 units want sizes that are multiples of 16.
 RATE = 0.2
+# Numbers spread evenly this far have a standard deviation of 1.
+_SPREAD = math.sqrt(3)
 # What a training in FP8 has to have multiplied.
 FORMATS = ("float8_e4m3fn x float8_e4m3fn", "float8_e5m2 x float8_e4m3fn")
 DISTANCE = Limit(
@@ -42,16 +60,51 @@ def measure(rank: Rank) -> Measured:
     """Train the same model in bfloat16 and in FP8; return the losses of both."""
     import torch
 
-    device = _group.device_of(rank)
+    device = process_group.device_of(rank)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
     probe = torch.zeros(1, device=device)
-    entry: Measured = {**_group.standing(rank, probe), "capability": list(capability)}
-    why = _fp8.lacking(torch, device, capability)
+    entry: Measured = {**process_group.standing(rank, probe), "capability": list(capability)}
+    why = fp8_products.lacking(torch, device, capability)
     if why:
         return {**entry, "lacking": why}
     made: list[str] = []
-    losses = {"float8": _train(torch, device, _linear(torch, made)), "bfloat16": _train(torch, device, _plain)}
-    return {**entry, "losses": losses, "formats": sorted(set(made))}
+    seed = plain_math.seed_of(rank)
+    task = _task(seed)
+    losses = {"float8": _train(torch, device, task, _linear(torch, made))}
+    losses["bfloat16"] = _train(torch, device, task, _plain)
+    return {**entry, "seed": seed, "losses": losses, "first": _first_loss(task), "formats": sorted(set(made))}
+
+
+class _Task(NamedTuple):
+    """What is trained, as rows from Python's generator: inputs, targets, and the weights of both layers."""
+
+    inputs: plain_math.Matrix
+    targets: plain_math.Matrix
+    weights: tuple[plain_math.Matrix, plain_math.Matrix]
+
+
+def _task(seed: int) -> _Task:
+    """Return targets that a linear layer and tanh make of the inputs, and weights to start from."""
+
+    def matrix(name: str, rows: int, columns: int) -> plain_math.Matrix:
+        return plain_math.rows(plain_math.values(f"{seed} {name}", rows * columns, _SPREAD), columns)
+
+    def narrow(name: str, rows: int) -> plain_math.Matrix:
+        return [[value / WIDTH**0.5 for value in row] for row in matrix(name, rows, WIDTH)]
+
+    inputs = matrix("inputs", BATCH, WIDTH)
+    outputs = plain_math.affine(inputs, narrow("targets", CLASSES), [0.0] * CLASSES)
+    targets = [[math.tanh(value) for value in row] for row in outputs]
+    return _Task(inputs, targets, (narrow("first", WIDTH), narrow("second", CLASSES)))
+
+
+def _first_loss(task: _Task) -> float:
+    """Return the loss of the weights to start from, in plain Python."""
+    first, second = task.weights
+    hidden = [[max(value, 0.0) for value in row] for row in plain_math.affine(task.inputs, first, [0.0] * WIDTH)]
+    outputs = plain_math.affine(hidden, second, [0.0] * CLASSES)
+    gaps = [out - wish for row, wishes in zip(outputs, task.targets) for out, wish in zip(row, wishes)]
+    return sum(gap * gap for gap in gaps) / len(gaps)
 
 
 def _plain(inputs: Any, weight: Any) -> Any:
@@ -63,9 +116,12 @@ def _linear(torch: Any, made: list[str]) -> Any:
 
     def product(left: Any, left_dtype: Any, right: Any) -> Any:
         # Its rows become contiguous before they are FP8: not every torch copies FP8 across.
-        a, b = (_fp8.quantized(torch, x.contiguous(), d) for x, d in ((left, left_dtype), (right, torch.float8_e4m3fn)))
+        a, b = (
+            fp8_products.quantized(torch, x.contiguous(), d)
+            for x, d in ((left, left_dtype), (right, torch.float8_e4m3fn))
+        )
         made.append(" x ".join(str(x[0].dtype).replace("torch.", "") for x in (a, b)))
-        return _fp8.multiply(torch, *a, *b)
+        return fp8_products.multiply(torch, *a, *b)
 
     class Linear(torch.autograd.Function):  # type: ignore[misc]
         """inputs @ weight.T, and its gradients."""
@@ -83,15 +139,12 @@ def _linear(torch: Any, made: list[str]) -> Any:
     return Linear.apply
 
 
-def _train(torch: Any, device: Any, linear: Any) -> list[float]:
+def _train(torch: Any, device: Any, task: _Task, linear: Any) -> list[float]:
     """Train from the same weights on the same batch, products by `linear`, weights kept in fp32."""
-    generator = torch.Generator().manual_seed(3)
-    inputs = torch.randn(BATCH, WIDTH, generator=generator)
-    targets = torch.tanh(inputs @ torch.randn(WIDTH, CLASSES, generator=generator) / WIDTH**0.5).to(device)
-    shapes = ((WIDTH, WIDTH), (CLASSES, WIDTH))
-    weights = [torch.randn(*shape, generator=generator) / WIDTH**0.5 for shape in shapes]
-    weights = [weight.to(device).requires_grad_() for weight in weights]
-    optimizer, data = torch.optim.SGD(weights, lr=RATE, momentum=0.9), inputs.to(device, torch.bfloat16)
+    targets, data = (torch.tensor(rows, device=device) for rows in (task.targets, task.inputs))
+    data = data.to(torch.bfloat16)
+    weights = [torch.tensor(rows, device=device).requires_grad_() for rows in task.weights]
+    optimizer = torch.optim.SGD(weights, lr=RATE, momentum=0.9)
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -104,49 +157,64 @@ def _train(torch: Any, device: Any, linear: Any) -> list[float]:
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
-    """Fail on the first rank whose FP8 is none, or whose loss is not bfloat16's; skip where no rank has FP8."""
-    found = _group.problem(view, ranks, backend=False)
+    """Fail on each rank whose FP8 is none, or whose loss is not bfloat16's; skip where no rank has FP8."""
+    found = process_group.problem(view, ranks, backend=False)
     if found is not None:
         return found
     lacking = {str(entry["rank"]): str(entry["lacking"]) for entry in ranks if entry.get("lacking")}
     if len(lacking) == len(ranks):
         return skipped(f"no FP8: {' and '.join(sorted(set(lacking.values())))}")
-    worst = 0.0
-    for entry in (one for one in ranks if not one.get("lacking")):
-        found = _untrained(entry)
-        if found is not None:
-            return found
-        worst = max(worst, _distance(entry))
+    trained = [entry for entry in ranks if not entry.get("lacking")]
+    findings = [finding for entry in trained for finding in _findings(entry)]
+    if findings:
+        return worst(findings, otherwise=findings[0])
     also = f"; not on rank(s) {', '.join(lacking)}: {next(iter(lacking.values()))}" if lacking else ""
     return passed(
-        f"the FP8 loss follows bfloat16's on {len(ranks) - len(lacking)} rank(s){also}",
-        value=worst,
+        f"the FP8 loss follows bfloat16's on {len(trained)} rank(s){also}",
+        value=max(map(_distance, trained)),
         unit=DISTANCE.unit,
         limit=DISTANCE,
-        losses=ranks[0].get("losses"),
+        losses=trained[0].get("losses"),
         lacking=lacking,
+        seed=trained[0].get("seed"),
     )
 
 
-def _untrained(entry: Measured) -> _group.Problem:
-    """Return what is wrong with one rank's training, or None."""
+def _findings(entry: Measured) -> list[Outcome]:
+    """Return all that is wrong with one rank's training."""
     where, losses = f"rank {entry['rank']} on {entry['device']}", entry.get("losses") or {}
+    about: dict[str, Any] = {"culprit": where, "code": "fp8.loss"}
     eight, sixteen = (losses.get(dtype) or [] for dtype in ("float8", "bfloat16"))
     if len(eight) != STEPS or len(sixteen) != STEPS:
-        return undecided(f"{where} trained {len(eight)} steps, not {STEPS}", fix="see the check's log")
-    if not all(_group.finite(loss) for loss in eight + sixteen) or not sixteen[0] > 0:
-        return failed(f"{where}: the loss is not finite", fix=_FIX, losses=losses)
+        said = f"{where} trained {len(eight)} steps, not {STEPS}"
+        return [undecided(said, fix="see the check's log", **{**about, "code": "fp8.missing"})]
+    if not all(process_group.finite(loss) for loss in eight + sixteen) or not sixteen[0] > 0:
+        return [failed(f"{where}: the loss is not finite", fix=_FIX, losses=losses, **about)]
+    found = []
     if sorted(entry.get("formats") or []) != sorted(FORMATS):
         said = ", ".join(entry.get("formats") or []) or "nothing"
-        return failed(f"{where} multiplied {said}, not in FP8", fix=_FIX)
-    for dtype, last in (("bfloat16", sixteen[-1]), ("FP8", eight[-1])):
-        if last / sixteen[0] > FALLEN.value:
-            said = f"{where}: the {dtype} loss comes to {last / sixteen[0]:.3g} of the first"
-            return failed(said, fix=_FIX, value=last / sixteen[0], unit=FALLEN.unit, limit=FALLEN, losses=losses)
-    if _distance(entry) > DISTANCE.value:
-        said = f"{where}: the FP8 loss is {_distance(entry):.3g} of the first loss away from bfloat16's"
-        return failed(said, fix=_FIX, value=_distance(entry), unit=DISTANCE.unit, limit=DISTANCE, losses=losses)
-    return None
+        found.append(failed(f"{where} multiplied {said}, not in FP8", fix=_FIX, **{**about, "code": "fp8.formats"}))
+    for said, value, limit in _shares(entry, eight, sixteen):
+        if not value <= limit.value:
+            text = f"{where}: {said.format(f'{value:.3g}')}"
+            found.append(failed(text, fix=_FIX, value=value, unit=limit.unit, limit=limit, losses=losses, **about))
+    return found
+
+
+def _shares(entry: Measured, eight: list[float], sixteen: list[float]) -> list[tuple[str, float, Limit]]:
+    """Return what is judged, as (words, value, limit), each a share of the first loss."""
+    first: Any = entry.get("first")
+    known = process_group.finite(first) and first > 0
+    rows = [
+        (f"the first {name} loss is {{}} of it away from plain Python's", losses[0], DISTANCE)
+        for name, losses in (("bfloat16", sixteen), ("FP8", eight))
+    ]
+    shares = [(said, abs(loss - first) / first if known else math.inf, limit) for said, loss, limit in rows]
+    shares += [
+        (f"the {name} loss comes to {{}} of the first", losses[-1] / sixteen[0], FALLEN)
+        for name, losses in (("bfloat16", sixteen), ("FP8", eight))
+    ]
+    return [*shares, ("the FP8 loss is {} of the first loss away from bfloat16's", _distance(entry), DISTANCE)]
 
 
 def _distance(entry: Measured) -> float:

@@ -4,7 +4,8 @@ Seen in the wild: a power or clock cap that somebody forgot, a card that throttl
 that falls back to a kernel without tensor cores. Pre-heated (a cold GPU scores higher), the L2 flushed and the output
 rewritten before each product, random data (constants draw less power and run faster), timed by events, median taken:
 stas00/ml-engineering, compute/accelerator, mamf-finder. TFLOP/s = 2 n^3 / t / 1e12. What NVML says while it heats up
-goes with it: a GPU that somebody caps owes what its cap leaves it, and a slow one's own reason is named.
+goes with it: a GPU that somebody caps owes what its cap leaves it, and a slow one's own reason is named. Every product
+that was timed is verified afterwards, to the bit (support/operators/verified_products.py).
 """
 
 from __future__ import annotations
@@ -12,13 +13,30 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from envcheck.checks import PASS, Check, Measured, Outcome, Rank, Ranks, View, failed, warned
-from envcheck.checks.env import _fp8, _group, _load, _nvml, _speed
+from envcheck.checks import (
+    PASS,
+    Check,
+    Limit,
+    Measured,
+    Outcome,
+    Rank,
+    Ranks,
+    View,
+    failed,
+    undecided,
+    warned,
+    worst,
+)
+from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.hardware import gpu_speed, load_samples
+from envcheck.checks.env.support.hardware import sampler as hardware_sampler
+from envcheck.checks.env.support.operators import seeded_numbers, verified_products
+from envcheck.checks.env.support.training import fp8_products
 
 CHECK = Check(
     promise="matrix products run at the speed this GPU model has in each dtype, where that is known",
     level="standard",
-    seconds=10.0,
+    seconds=13.0,
     timeout=180.0,
     gpus=1,
     ranks=0,
@@ -29,9 +47,6 @@ SIZE = 8192
 PREHEAT, INTERVAL = 5.0, 0.5
 WARMUP, ITERATIONS = 5, 25
 BFLOAT16_SINCE = (8, 0)
-# A corner of the product is compared, so that what was timed is known to be one. fp8 keeps three bits of mantissa.
-CORNER = 32
-TOLERANCE = {"float32": 1e-4, "tf32": 5e-3, "float16": 5e-3, "bfloat16": 2e-2, "float8": 2e-2}
 DTYPES = {
     "bfloat16": "gemm-bfloat16",
     "float16": "gemm-float16",
@@ -39,6 +54,8 @@ DTYPES = {
     "float32": "gemm-float32",
     "float8": "gemm-float8",
 }
+LIMIT = Limit(0, "products with wrong elements", "the same product of the same bits has the same bits", "at most")
+_WRONG_FIX = "run the matmul check on this GPU; wrong there too, take the GPU out"
 _FIX = "look at clocks, power limit and temperature under load (nvidia-smi -q -d PERFORMANCE,POWER); compare slots"
 
 
@@ -48,29 +65,32 @@ def tflops(seconds: float) -> float:
 
 
 def measure(rank: Rank) -> Measured:
-    """Multiply in every dtype the GPU has, all GPUs at once; say how fast, and how far off the product was."""
+    """Multiply in every dtype the GPU has, all GPUs at once; return how fast, and what was wrong in the products."""
     import torch
 
-    device = _group.device_of(rank)
+    device = process_group.device_of(rank)
     capability = torch.cuda.get_device_capability(device)
-    data = torch.randn(SIZE, SIZE, device=device)
-    entry: Measured = {**_group.standing(rank, data), "name": torch.cuda.get_device_name(device)}
-    values, errors, lacking = {}, {}, {}
-    with _nvml.Sampler(entry["device"], rank.local_rank, INTERVAL) as sampler:
+    seed = seeded_numbers.seed(rank.rank)
+    data = verified_products.data(torch, SIZE, SIZE, device, seed)
+    entry: Measured = {**process_group.standing(rank, data), "name": torch.cuda.get_device_name(device), "seed": seed}
+    values, errors, products, lacking = {}, {}, {}, {}
+    with hardware_sampler.Sampler(entry["device"], rank.local_rank, INTERVAL) as sampler:
         _preheat(torch, data.half())
     for dtype in DTYPES:
         why = _lacking(torch, dtype, device, capability)
         if why:
             lacking[dtype] = why
             continue
-        took, errors[dtype] = _timed(torch, dtype, data)
-        values[dtype] = tflops(took)
-    return {**entry, "values": values, "errors": errors, "unsupported": lacking, "load": sampler.told()}
+        took, made = _timed(torch, dtype, data)
+        values[dtype], errors[dtype] = tflops(took), made.error
+        products[dtype] = gpu_speed.verdict(made.wrong())
+    told = {"values": values, "errors": errors, "products": products, "unsupported": lacking}
+    return {**entry, **told, "load": sampler.told()}
 
 
 def _lacking(torch: Any, dtype: str, device: Any, capability: tuple[int, int]) -> str:
     if dtype == "float8":
-        return _fp8.lacking(torch, device, capability)
+        return fp8_products.lacking(torch, device, capability)
     return "not in this GPU" if dtype in ("bfloat16", "tf32") and capability < BFLOAT16_SINCE else ""
 
 
@@ -82,67 +102,86 @@ def _preheat(torch: Any, data: Any) -> None:
         torch.cuda.synchronize()
 
 
-def _timed(torch: Any, dtype: str, data: Any) -> tuple[float, float]:
-    """Return the median seconds of a product, and the relative error of a corner of it."""
+def _timed(torch: Any, dtype: str, data: Any) -> tuple[float, verified_products.Products]:
+    """Return the median seconds of a product, and the products, each of them verified."""
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-    flush = torch.empty(_speed.FLUSH, dtype=torch.int8, device=data.device)
-    left, multiply, out, noise = _operands(torch, dtype, data)
+    flush = torch.empty(gpu_speed.FLUSH, dtype=torch.int8, device=data.device)
+    products, out = _products(torch, dtype, data)
+    noise = data.to(out.dtype)
 
     def before() -> None:
         flush.zero_()
         out.copy_(noise)
 
-    took = _speed.seconds(torch, multiply, before, WARMUP, ITERATIONS)
-    product = multiply()[:CORNER, :CORNER].cpu().double()
-    # The right operand is the left one's transpose in every dtype.
-    rows = left[:CORNER].float().cpu().double()
-    expected = rows @ rows.T
-    return took, float((product - expected).norm() / expected.norm())
+    return gpu_speed.seconds(torch, products.work, before, WARMUP, ITERATIONS, products.verify), products
 
 
-def _operands(torch: Any, dtype: str, data: Any) -> tuple[Any, Any, Any, Any]:
-    """Return the left operand, the product by its transpose as a call, its output, and noise of the output's kind."""
+def _products(torch: Any, dtype: str, data: Any) -> tuple[verified_products.Products, Any]:
+    """Return the products of the data by its transpose and by its mirrored transpose, and where they are written."""
+    kind = {"tf32": "float32", "float8": "float8_e4m3fn"}.get(dtype, dtype)
+    left, mirrored = (side.to(getattr(torch, kind)) for side in (data, data.flip(0).contiguous()))
+    lines = (left, mirrored)
     if dtype == "float8":
-        left, one = data.to(torch.float8_e4m3fn), torch.ones((), device=data.device)
-        out = torch.empty(SIZE, SIZE, dtype=torch.bfloat16, device=data.device)
+        one = torch.ones((), device=data.device)
 
-        return left, lambda: _fp8.multiply(torch, left, one, left, one), out, data.to(torch.bfloat16)
-    left = data if dtype in ("float32", "tf32") else data.to(getattr(torch, dtype))
+        def multiply(turn: int) -> Any:
+            return fp8_products.multiply(torch, left, one, lines[turn], one)
+
+        return verified_products.Products(torch, left, lines, multiply), data.to(torch.bfloat16)
     out = torch.empty_like(left)
-    return left, lambda: torch.mm(left, left.t(), out=out), out, left
+    into = verified_products.Products(torch, left, lines, lambda turn: torch.mm(left, lines[turn].t(), out=out))
+    return into, out
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on a product that is no product; then judge each GPU's TFLOP/s by its model's limits."""
-    found = _group.problem(view, ranks, backend=False)
+    found = process_group.problem(view, ranks, backend=False)
     if found is not None:
         return found
-    for entry in ranks:
-        for dtype in entry.get("values") or {}:
-            error: Any = (entry.get("errors") or {}).get(dtype)
-            if not _group.finite(error) or not 0 <= error <= TOLERANCE.get(dtype, 0):
-                return failed(
-                    f"rank {entry['rank']} on {entry['device']}: the {dtype} product is off by {error}",
-                    fix="run the matmul check on this GPU; wrong there too, take the GPU out",
-                    value=error if _group.finite(error) else None,
-                    unit="relative error",
-                    rank=entry["rank"],
-                )
-    outcome = _speed.judge(view, ranks, DTYPES, "TFLOP/s", _FIX)
-    return (_faulty(ranks) if outcome.status == PASS else None) or outcome
+    speed = gpu_speed.judge(view, ranks, DTYPES, "TFLOP/s", _FIX)
+    findings = [found for entry in ranks for found in (*_wrong(entry), *_faulty(entry))]
+    slow = [speed] if speed.status != PASS else []
+    return worst([*findings, *slow], otherwise=speed)
 
 
-def _faulty(ranks: Ranks) -> _group.Problem:
-    """Return the warning naming a GPU that is fast enough still, and slows itself down for heat or power."""
-    for entry in ranks:
-        seen = _load.faults(entry.get("load") or {})
-        if seen:
-            return warned(
-                f"rank {entry['rank']} ({entry['device']}): {', '.join(seen)}{_load.told(entry['load'])}",
-                fix=_FIX,
-                value=sum(seen.values()),
-                unit=_load.NO_FAULT.unit,
-                limit=_load.NO_FAULT,
-                rank=entry["rank"],
+def _wrong(entry: Measured) -> list[Outcome]:
+    """Return a finding for each dtype with a wrong product."""
+    found = []
+    for dtype in entry.get("values") or {}:
+        error: Any = (entry.get("errors") or {}).get(dtype)
+        made = (entry.get("products") or {}).get(dtype) or {}
+        about = {"code": "data.wrong", "culprit": gpu_speed.culprit(entry), "rank": entry["rank"]}
+        where = f"rank {entry['rank']} on {entry['device']}"
+        if not process_group.finite(error) or not 0 <= error <= verified_products.TOLERANCE[dtype]:
+            value = error if process_group.finite(error) else None
+            said = f"{where}: the {dtype} product is off by {error}"
+            found.append(failed(said, fix=_WRONG_FIX, value=value, unit="relative error", **about))
+        wrong, count = made.get("wrong"), made.get("messages")
+        if not (process_group.counts(wrong) and process_group.counts(count) and count):
+            said = f"{where} verified no {dtype} product"
+            found.append(undecided(said, fix="see the check's log", **{**about, "code": "speed.unverified"}))
+        elif wrong:
+            said = (
+                f"{where}: {wrong} of {count} {dtype} products have wrong elements, first product {made.get('first')}"
             )
-    return None
+            found.append(failed(said, fix=_WRONG_FIX, value=wrong, unit=LIMIT.unit, limit=LIMIT, **about))
+    return found
+
+
+def _faulty(entry: Measured) -> list[Outcome]:
+    """Return the warning that a GPU slows itself down for heat or power."""
+    seen = load_samples.faults(entry.get("load") or {})
+    if not seen:
+        return []
+    said = f"rank {entry['rank']} ({entry['device']}): {', '.join(seen)}{load_samples.told(entry['load'])}"
+    warning = warned(
+        said,
+        fix=_FIX,
+        value=sum(seen.values()),
+        unit=load_samples.NO_FAULT.unit,
+        limit=load_samples.NO_FAULT,
+        code="gpu.slows-down",
+        culprit=gpu_speed.culprit(entry),
+        rank=entry["rank"],
+    )
+    return [warning]

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, passed, skipped, undecided, warned
-from envcheck.checks.env import _image
+from envcheck.checks.env.support.process import image_facts
 
 CHECK = Check(
     promise="the image runs as a user of its own, under an init that reaps and hands signals on", level="static"
@@ -42,8 +42,8 @@ def measure(rank: Rank) -> Measured:
     """Return who this process is, whether its root is the machine's, and what PID 1 is."""
     return {
         "rank": rank.rank,
-        "image": _image.is_image(),
-        "contained": _image.contained(),
+        "image": image_facts.is_image(),
+        "contained": image_facts.contained(),
         "uid": os.getuid(),
         "mapped": _mapped(_read("/proc/self/uid_map")),
         "init": _read("/proc/1/comm").strip(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, passed, undecided, warned
-from envcheck.checks.env import _group
+from envcheck.checks.env.support.collectives import process_group
 
 CHECK = Check(promise="enough memory may be locked for RDMA", level="quick", gpus=1)
 
@@ -24,11 +24,18 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     from envcheck.checks import limits
 
     allowed, limit = (ranks[0].get("bytes") if ranks else None), limits.limit("memlock", "warn")
-    if allowed is None or not _group.finite(allowed):
-        return undecided("the limit was not read", fix="see the check's log")
+    if allowed is None or not process_group.finite(allowed):
+        return undecided("the limit was not read", fix="see the check's log", code="memlock.unread")
     if allowed == -1:
         return passed("memory may be locked without limit", value="unlimited", unit="B", limit=limit)
     if allowed < limit.value:
         fix = "start the container with --ulimit memlock=-1, or raise memlock in limits.conf or the Slurm unit"
-        return warned(f"{allowed / 2**20:.0f} MiB may be locked", fix=fix, value=allowed, unit="B", limit=limit)
+        return warned(
+            f"{allowed / 2**20:.0f} MiB may be locked",
+            fix=fix,
+            value=allowed,
+            unit="B",
+            limit=limit,
+            code="memlock.low",
+        )
     return passed(f"{allowed / 2**30:.0f} GiB may be locked", value=allowed, unit="B", limit=limit)

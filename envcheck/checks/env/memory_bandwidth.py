@@ -13,8 +13,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed
-from envcheck.checks.env import _group, _numa, _speed
+from envcheck.checks import PASS, Check, Measured, Outcome, Rank, Ranks, View, failed, worst
+from envcheck.checks.env.support.collectives import exact_comparison, process_group
+from envcheck.checks.env.support.hardware import gpu_speed, load_samples, numa_nodes
+from envcheck.checks.env.support.hardware import sampler as hardware_sampler
 
 CHECK = Check(
     promise="copies in the GPU's memory, and to and from the host, reach what this GPU model does, where that is known",
@@ -26,9 +28,10 @@ CHECK = Check(
     performance=True,
 )
 
-ON_CARD, ACROSS = 1 << 30, 512 * _speed.MIB
+ON_CARD, ACROSS = 1 << 30, 512 * gpu_speed.MIB
 _FREE_SHARE = 0.25
 WARMUP, ITERATIONS = 3, 20
+_INTERVAL = 0.05
 PATHS = {"HBM copy": "hbm-copy", "host to GPU": "host-to-gpu", "GPU to host": "gpu-to-host"}
 _ACROSS = ("host to GPU", "GPU to host")
 _FIX = (
@@ -41,34 +44,48 @@ def measure(rank: Rank) -> Measured:
     """Copy on the card, to it and from it; the median GB/s (1e9) of each, and whether the bytes arrived."""
     import torch
 
-    device = _group.device_of(rank)
-    with _group.group(rank) as dist:
+    device = process_group.device_of(rank)
+    with process_group.group(rank) as dist:
         probe = torch.zeros(1, device=device)
         values, right = {}, {}
         free = int(torch.cuda.mem_get_info(device)[0] * _FREE_SHARE)
-        values["HBM copy"], right["HBM copy"] = _on_card(torch, device, min(ON_CARD, free // 2))
+        values["HBM copy"], right["HBM copy"] = _on_card(torch, device, min(ON_CARD, free // 3))
         for turn in range(rank.world):
             if turn == rank.rank:
-                across, refused = _by_node(torch, device, min(ACROSS, free))
+                with hardware_sampler.Sampler(
+                    str(process_group.standing(rank, probe)["device"]), rank.local_rank, _INTERVAL
+                ) as sampler:
+                    across, refused = _by_node(torch, device, min(ACROSS, free // 3))
                 values |= _best(across)
                 right |= {path: all(told["right"] for told in across.values()) for path in _best(across)}
             dist.all_reduce(probe)
             torch.cuda.synchronize()
         name = torch.cuda.get_device_name(device)
-        entry = {**_group.standing(rank, probe, dist.get_backend()), "name": name, "values": values, "right": right}
-        return {**entry, "across": across, "refused": refused}
+        entry = {
+            **process_group.standing(rank, probe, dist.get_backend()),
+            "name": name,
+            "values": values,
+            "right": right,
+        }
+        return {**entry, "across": across, "refused": refused, "link": link(sampler.told())}
+
+
+def link(load: Measured) -> Measured:
+    """Return the PCIe generation and lanes that were seen while copies ran; empty where the GPU has no such link."""
+    generation, lanes = load_samples.spread(load, "pcie_gen"), load_samples.spread(load, "pcie_width")
+    return {"generation": int(generation[2]), "lanes": int(lanes[2])} if generation and lanes else {}
 
 
 def _on_card(torch: Any, device: Any, size: int) -> tuple[float, bool]:
-    source = torch.randint(-128, 127, (size,), dtype=torch.int8, device=device)
-    target = torch.zeros_like(source)
-    rate = 2 * size / _median(torch, target, source) / 1e9
-    return rate, bool(torch.equal(source, target))
+    sources = gpu_speed.numbers(torch, size, device)
+    target = torch.zeros_like(sources[0])
+    took, became = _copies(torch, target, sources, lambda turn: exact_comparison.compared(torch, target, sources[turn]))
+    return 2 * 4 * target.numel() / took / 1e9, became["wrong"] == 0
 
 
 def _by_node(torch: Any, device: Any, size: int) -> tuple[dict[str, Measured], dict[str, str]]:
     """Copy from and to each NUMA node's memory; say which nodes this process may not run on, and why."""
-    nodes = _numa.nodes() or {"here": os.sched_getaffinity(0)}
+    nodes = numa_nodes.nodes() or {"here": os.sched_getaffinity(0)}
     kept: list[Any] = []
     found = {node: _bound(torch, device, size // len(nodes), cpus, kept) for node, cpus in nodes.items()}
     refused = {node: told for node, told in found.items() if isinstance(told, str)}
@@ -77,40 +94,61 @@ def _by_node(torch: Any, device: Any, size: int) -> tuple[dict[str, Measured], d
 
 def _bound(torch: Any, device: Any, size: int, cpus: set[int], kept: list[Any]) -> Measured | str:
     try:
-        with _numa.on(cpus):
+        with numa_nodes.on(cpus):
             return _across(torch, device, size, kept)
     except OSError as error:
         return str(error.strerror)
 
 
 def _across(torch: Any, device: Any, size: int, kept: list[Any]) -> Measured:
-    """Return the rate of each way, and whether the bytes arrived. What is pinned is `kept`: torch would hand it on."""
-    host = torch.randint(-128, 127, (size,), dtype=torch.int8).pin_memory()
-    card, back = torch.zeros_like(host, device=device), torch.zeros_like(host).pin_memory()
-    kept += [host, back]
-    down, up = size / _median(torch, card, host) / 1e9, size / _median(torch, back, card) / 1e9
-    return {"host to GPU": down, "GPU to host": up, "right": bool(torch.equal(back, host))}
+    """Return the rate of each way, and whether the bytes arrived. What is pinned is `kept`: torch would hand it on.
+
+    What came back to the host is sent to the card again and compared there, which is quicker than the host is.
+    """
+    host = [one.pin_memory() for one in gpu_speed.numbers(torch, size)]
+    there = [one.to(device, copy=True) for one in host]
+    card, back = torch.zeros_like(there[0]), torch.zeros_like(host[0]).pin_memory()
+    kept += [*host, back]
+
+    def returned(turn: int) -> Any:
+        card.copy_(back, non_blocking=True)
+        return exact_comparison.compared(torch, card, there[turn])
+
+    down, came = _copies(torch, card, host, lambda turn: exact_comparison.compared(torch, card, there[turn]))
+    up, went = _copies(torch, back, there, returned)
+    size = 4 * card.numel()
+    right = came["wrong"] == 0 and went["wrong"] == 0
+    return {"host to GPU": size / down / 1e9, "GPU to host": size / up / 1e9, "right": right, "copies": [came, went]}
 
 
-def _median(torch: Any, target: Any, source: Any) -> float:
-    return _speed.seconds(torch, lambda: target.copy_(source, non_blocking=True), lambda: None, WARMUP, ITERATIONS)
+def _copies(torch: Any, target: Any, sources: Any, wrong: Any) -> tuple[float, Measured]:
+    """Copy one source after the other to the target; see `_speed.copied`."""
+
+    def copy(turn: int) -> None:
+        target.copy_(sources[turn], non_blocking=True)
+
+    return gpu_speed.copied(torch, copy, wrong, (WARMUP, ITERATIONS))
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail where bytes did not arrive; then judge each GPU's GB/s by its model's limits."""
-    found = _group.problem(view, ranks)
+    found = process_group.problem(view, ranks)
     if found is not None:
         return found
-    for entry in ranks:
-        lost = _lost(entry)
-        if lost:
-            return failed(
-                f"rank {entry['rank']} on {entry['device']}: {lost} did not bring every byte",
-                fix="take the GPU out and test its memory; try it in another slot",
-                rank=entry["rank"],
-            )
+    wrong = [
+        failed(
+            f"rank {entry['rank']} on {entry['device']}: {lost} did not bring every byte",
+            fix="take the GPU out and test its memory; try it in another slot",
+            code="data.wrong",
+            culprit=gpu_speed.culprit(entry),
+            rank=entry["rank"],
+        )
+        for entry in ranks
+        if (lost := _lost(entry))
+    ]
     near = [_near(view, entry) for entry in ranks]
-    outcome = _speed.judge(view, near, PATHS, "GB/s", _FIX)
+    speed = gpu_speed.judge(view, near, PATHS, "GB/s", _FIX)
+    outcome = worst([*wrong, *([speed] if speed.status != PASS else [])], otherwise=speed)
     numa = {str(entry["rank"]): {"node": entry.get("node"), "across": entry.get("across")} for entry in near}
     return dataclasses.replace(
         outcome, summary=f"{outcome.summary}{_far(near)}", details={**outcome.details, "numa": numa}
@@ -130,7 +168,7 @@ def _near(view: View, entry: Measured) -> Measured:
     A report from before there were nodes has its rates already.
     """
     across = entry.get("across") or {}
-    node = _numa.nearest(view, entry["device"])
+    node = numa_nodes.nearest(view, entry["device"])
     if node not in across:
         node = max(across, key=lambda one: sum(_rates(across[one]).values()), default=None)
     known = {path: rate for path, rate in (entry.get("values") or {}).items() if not across or path not in _ACROSS}
@@ -144,7 +182,7 @@ def _best(across: Mapping[str, Measured]) -> dict[str, float]:
 
 
 def _rates(told: Measured) -> dict[str, float]:
-    return {path: float(told[path]) for path in _ACROSS if _group.finite(told.get(path))}
+    return {path: float(told[path]) for path in _ACROSS if process_group.finite(told.get(path))}
 
 
 def _far(near: Ranks) -> str:

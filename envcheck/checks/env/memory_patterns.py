@@ -8,11 +8,12 @@ and back downwards (moving inversions, as memtest86 and DCGM's memtest do). The 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned
-from envcheck.checks.env import _group
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
+from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.operators import seeded_numbers
 
 CHECK = Check(
     promise="every free word of memory holds each pattern that is written into it",
@@ -31,6 +32,8 @@ WORD = 8
 LIMIT = Limit(0, "words", "what is read back is what was written", "at most")
 TESTED = Limit(0.75, "of the GPU's memory", "NVIDIA/DCGM nvvs: its memory test has to get 75 % of a GPU's memory")
 _FIX = "take this GPU out and test it alone (dcgmi diag -r 4); rows that stay wrong after a reset mean replace it"
+LITERAL = {"zeros": 0, "ones": -1, "0x55": 0x5555555555555555, "0xaa": ~0x5555555555555555}
+LOOKED = 64
 Fill = Callable[[Any, int], None]
 
 
@@ -38,18 +41,30 @@ def measure(rank: Rank) -> Measured:
     """Write and read back every pattern; say how much was tested and what was wrong in each pass."""
     import torch
 
-    device = _group.device_of(rank)
+    device = process_group.device_of(rank)
     free, total = torch.cuda.mem_get_info(device) if device.type == "cuda" else (CPU_BYTES, CPU_BYTES)
     chunks = _chunks(torch, device, int(free * SHARE))
     scratch = chunks.pop()
-    passes = {name: _pass(chunks, scratch, fill) for name, fill in fills(torch).items()}
+    blind = _blind(scratch)
+    passes = {name: _pass(chunks, scratch, fill, LITERAL.get(name)) for name, fill in fills(torch).items()}
     passes["moving inversions"] = _inversions(chunks, scratch)
     return {
-        **_group.standing(rank, scratch),
+        **process_group.standing(rank, scratch),
         "tested": sum(chunk.numel() for chunk in chunks) * WORD,
         "total": total,
         "passes": passes,
+        "blind": blind,
     }
+
+
+def _blind(scratch: Any) -> str:
+    """Return why a flipped bit would not be seen: what is compared is torch's, so that it is tried first."""
+    scratch.fill_(LITERAL["0x55"])
+    other = scratch.clone()
+    other[scratch.numel() // 2] ^= 1
+    found = _nothing()
+    _compare(found, other, scratch, 0)
+    return "" if found["wrong"] == 1 else f"one flipped bit was counted as {found['wrong']} wrong words"
 
 
 def _chunks(torch: Any, device: Any, wanted: int) -> list[Any]:
@@ -82,19 +97,24 @@ def fills(torch: Any) -> dict[str, Fill]:
         generator = torch.Generator(device=chunk.device).manual_seed(number)
         chunk.random_(-(2**63), 2**63 - 1, generator=generator)
 
-    same = {"zeros": 0, "ones": -1, "0x55": 0x5555555555555555, "0xaa": ~0x5555555555555555}
-    constant = {name: lambda chunk, _, word=word: chunk.fill_(word) for name, word in same.items()}
+    constant = {name: lambda chunk, _, word=word: chunk.fill_(word) for name, word in LITERAL.items()}
     return {**constant, "address": address, "random": noise}
 
 
-def _pass(chunks: list[Any], scratch: Any, fill: Fill) -> Measured:
-    """Fill everything, and only then read it back: a write that lands elsewhere too shows."""
+def _pass(chunks: list[Any], scratch: Any, fill: Fill, word: int | None = None) -> Measured:
+    """Fill everything, and only then read it back: a write that lands elsewhere too shows.
+
+    Of a constant pattern, some words of each chunk are looked at in plain Python too: what fills both sides alike with
+    something else would compare equal.
+    """
     for number, chunk in enumerate(chunks):
         fill(chunk, number)
     found = _nothing()
     for number, chunk in enumerate(chunks):
         fill(scratch, number)
         _compare(found, chunk, scratch, number)
+        looked = seeded_numbers.read(chunk[:: max(1, chunk.numel() // LOOKED)]) if word is not None else []
+        found["wrong"] += sum(value != word for value in looked)
     return found
 
 
@@ -131,19 +151,14 @@ def _compare(found: Measured, chunk: Any, expected: Any, number: int) -> None:
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
-    """Fail naming the GPU, the pattern, the first wrong word and its bits; warn where little of a GPU was free."""
-    found = _group.problem(view, ranks, backend=False)
+    """Fail naming each GPU, the pattern, the first wrong word and its bits; warn where little of a GPU was free."""
+    found = process_group.problem(view, ranks, backend=False)
     if found is not None:
         return found
     owed = [*fills(None), "moving inversions"]
-    for entry in ranks:
-        passes = entry.get("passes") or {}
-        missing = [name for name in owed if not _group.finite((passes.get(name) or {}).get("wrong"))]
-        if missing or not _group.finite(entry.get("tested")) or entry["tested"] <= 0:
-            return undecided(f"rank {entry['rank']} tested no {', '.join(missing) or 'memory'}", fix="see the log")
-        wrong = {name: passes[name] for name in owed if passes[name]["wrong"] != 0}
-        if wrong:
-            return _wrong(entry, wrong)
+    findings = [finding for entry in ranks for finding in _findings(entry, owed)]
+    if findings:
+        return worst(findings, otherwise=findings[0])
     return (_little(ranks) if view.mode == "gpu" else None) or passed(
         f"{sum(entry['tested'] for entry in ranks) / MIB:,.0f} MiB on {len(ranks)} rank(s) held {len(owed)} patterns",
         value=0,
@@ -151,6 +166,19 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         limit=LIMIT,
         tested={str(entry["rank"]): entry["tested"] for entry in ranks},
     )
+
+
+def _findings(entry: Measured, owed: list[str]) -> Iterator[Outcome]:
+    passes = entry.get("passes") or {}
+    missing = [name for name in owed if not process_group.finite((passes.get(name) or {}).get("wrong"))]
+    if missing or not process_group.finite(entry.get("tested")) or entry["tested"] <= 0:
+        yield undecided(f"rank {entry['rank']} tested no {', '.join(missing) or 'memory'}", fix="see the log")
+    if entry.get("blind"):
+        said = f"rank {entry['rank']} on {entry['device']}: {entry['blind']}"
+        yield failed(said, fix="install torch again; run the operators check", code="memory.blind")
+    wrong = {name: passes[name] for name in owed if name not in missing and passes[name]["wrong"] != 0}
+    if wrong:
+        yield _wrong(entry, wrong)
 
 
 def _wrong(entry: Measured, wrong: dict[str, Measured]) -> Outcome:
@@ -164,16 +192,18 @@ def _wrong(entry: Measured, wrong: dict[str, Measured]) -> Outcome:
         value=count,
         unit=LIMIT.unit,
         limit=LIMIT,
+        code="memory.wrong",
+        culprit=f"rank {entry['rank']} on {entry['device']}",
         rank=entry["rank"],
         device=entry["device"],
         passes=wrong,
     )
 
 
-def _little(ranks: Ranks) -> _group.Problem:
+def _little(ranks: Ranks) -> process_group.Problem:
     for entry in ranks:
         total: Any = entry.get("total")
-        share = entry["tested"] / total if _group.finite(total) and total > 0 else 0.0
+        share = entry["tested"] / total if process_group.finite(total) and total > 0 else 0.0
         if share < TESTED.value:
             return warned(
                 f"rank {entry['rank']} on {entry['device']}: {share:.0%} of its memory was free to be tested",

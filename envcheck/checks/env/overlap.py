@@ -11,18 +11,35 @@ has published what it has to be, and on a CPU the same cores compute and communi
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
-from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided
-from envcheck.checks.env import _group, _replicas
+from envcheck.checks import (
+    Check,
+    Limit,
+    Measured,
+    Outcome,
+    Rank,
+    Ranks,
+    View,
+    failed,
+    passed,
+    skipped,
+    undecided,
+    worst,
+)
+from envcheck.checks.env.support.collectives import exact_comparison, process_group
+from envcheck.checks.env.support.operators import verified_products
+from envcheck.checks.env.support.training import model_replicas, plain_math
 
 CHECK = Check(
     promise="DDP sends gradients when it should and not when not; how much of that it hides behind backward is told",
     level="standard",
     seconds=3.0,
+    cpu_seconds=0.9,
     timeout=180.0,
     ranks=0,
     least_ranks=2,
@@ -33,86 +50,141 @@ CHECK = Check(
 WIDTH, DEPTH, BATCH = {"cuda": 4096, "cpu": 512}, {"cuda": 8, "cpu": 6}, {"cuda": 2048, "cpu": 64}
 BUCKET_MB = {"cuda": 25, "cpu": 1}
 WARMUP, STEPS = {"cuda": 4, "cpu": 2}, {"cuda": 15, "cpu": 6}
+# Steps in which buckets are counted.
+COUNTING = 3
 TIMES = ("synchronised", "local", "communication")
 # A step cannot be much quicker for waiting on others as well.
 PLAUSIBLE = 0.8
 _SAMPLE = 4096
+GRADIENT = Limit(
+    1e-2,
+    "of the largest gradient",
+    "ours: the mean of what each rank's data gives this model alone, in any order and TF32; what was not sent is 1 off",
+    "at most",
+)
+LIMIT = Limit(0, "wrong elements", "sums of small integers are exact in float32", "at most")
 
 
 def measure(rank: Rank) -> Measured:
     """Time steps with and without synchronisation, and the all-reduces alone; medians, in seconds, of this rank."""
     import torch
 
-    device = _group.device_of(rank)
-    with _group.group(rank) as dist:
-        buckets = _buckets(torch, rank, device) if rank.world > 1 else []
-        model, step = _model(torch, rank, device)
-        told = _times(torch, dist, device, model, step, buckets) if rank.world > 1 else {}
-        where = _group.standing(rank, next(model.parameters()), dist.get_backend())
-        return {**where, "buckets": buckets, **told}
+    device = process_group.device_of(rank)
+    with process_group.group(rank) as dist:
+        buckets, off = _buckets(torch, rank, device) if rank.world > 1 else ([], [])
+        trained = _Trained(torch, rank, device)
+        told = _times(torch, dist, device, trained, buckets) if rank.world > 1 else {}
+        where = process_group.standing(rank, next(trained.model.parameters()), dist.get_backend())
+        off += told.pop("off", [])
+        return {**where, "buckets": buckets, "off": off, **told}
 
 
-def _times(
-    torch: Any, dist: Any, device: Any, model: Any, step: Callable[[], None], buckets: list[int]
-) -> dict[str, Any]:
+def _times(torch: Any, dist: Any, device: Any, trained: _Trained, buckets: list[int]) -> dict[str, Any]:
     """Take the times in turn, so that what the machine does besides happens to all; ranks in step before each."""
-    alone = _alone(torch, dist, buckets, device)
+    alone = _Alone(torch, dist, buckets, device)
     timed = _events if device.type == "cuda" else _clocked
     times: dict[str, list[float]] = {name: [] for name in TIMES}
-    digests = {}
-    for _ in range(WARMUP[device.type] + STEPS[device.type]):
+    digests, sums, off, wrong, model = {}, [], [], 0, trained.model
+    for turn in range(WARMUP[device.type] + STEPS[device.type]):
         for name in TIMES:
+            alone.fill(turn)
             dist.barrier()
             with model.no_sync() if name == "local" else contextlib.nullcontext():
-                times[name].append(timed(torch, alone if name == "communication" else step))
+                times[name].append(timed(torch, alone.send if name == "communication" else trained.step))
             digests[name] = _digest(torch, model)
+            if name == "synchronised":
+                sums.append(_checksum(torch, model))
+                off.append(trained.off())
+            if name == "communication":
+                wrong += alone.wrong(turn)
     taken = {name: statistics.median(values[WARMUP[device.type] :]) for name, values in times.items()}
-    return {"seconds": taken, "digests": digests}
+    return {"seconds": taken, "digests": digests, "sums": sums, "off": off, "wrong": wrong}
 
 
-def _model(torch: Any, rank: Rank, device: Any) -> tuple[Any, Callable[[], None]]:
-    """Return a model under DDP, the same on every rank, and a step on data of this rank's own."""
-    kind = device.type
-    torch.manual_seed(7)
-    layers = [torch.nn.Linear(WIDTH[kind], WIDTH[kind], bias=False) for _ in range(DEPTH[kind])]
-    model = _replicas.wrap(rank, torch.nn.Sequential(*layers).to(device), bucket_cap_mb=BUCKET_MB[kind])
-    torch.manual_seed(1000 + rank.rank)
-    inputs = torch.randn(BATCH[kind], WIDTH[kind], device=device)
+class _Trained:
+    """A model under DDP, the same on every rank, data of this rank's own, and the gradients that all data give."""
 
-    def step() -> None:
-        model.zero_grad()
-        model(inputs).square().mean().backward()
+    def __init__(self, torch: Any, rank: Rank, device: Any) -> None:
+        kind, self.torch = device.type, torch
+        torch.manual_seed(7)
+        layers = [torch.nn.Linear(WIDTH[kind], WIDTH[kind], bias=False) for _ in range(DEPTH[kind])]
+        plain = torch.nn.Sequential(*layers).to(device)
+        seed = plain_math.seed_of(rank)
+        self.expected: list[Any] = [0.0] * len(layers)
+        for other in range(rank.world):
+            inputs = verified_products.data(torch, BATCH[kind], WIDTH[kind], device, seed + other)
+            plain.zero_grad()
+            plain(inputs).square().mean().backward()
+            shares = [parameter.grad / rank.world for parameter in plain.parameters()]
+            self.expected = [mean + share for mean, share in zip(self.expected, shares)]
+            if other == rank.rank:
+                self.inputs = inputs
+        plain.zero_grad()
+        self.model = model_replicas.wrap(rank, plain, bucket_cap_mb=BUCKET_MB[kind])
 
-    return model, step
+    def step(self) -> None:
+        """Go forward and backward."""
+        self.model.zero_grad()
+        self.model(self.inputs).square().mean().backward()
+
+    def off(self) -> float:
+        """Return how far the gradients are from the mean of all ranks', as a share of the largest; -1 for no number."""
+        pairs = zip(self.model.parameters(), self.expected)
+        found = [float((parameter.grad - mean).abs().max() / mean.abs().max()) for parameter, mean in pairs]
+        return max(found) if all(map(math.isfinite, found)) else -1.0
 
 
-def _buckets(torch: Any, rank: Rank, device: Any) -> list[int]:
-    """Return how many elements DDP sends at once, by its own account, in its third step: it sorts them after one."""
+def _buckets(torch: Any, rank: Rank, device: Any) -> tuple[list[int], list[float]]:
+    """Return how many elements DDP sends at once (it sorts its buckets after a step), and how far each step is off."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    model, step = _model(torch, rank, device)
+    trained = _Trained(torch, rank, device)
     seen: list[int] = []
+    off = []
 
     def send(bucket: Any) -> Any:
         seen.append(int(bucket.buffer().numel()))
         return default_hooks.allreduce_hook(None, bucket)
 
     # DDP refuses a hook whose annotations are not its own; a lambda has none.
-    model.register_comm_hook(None, lambda _state, bucket: send(bucket))
-    for _ in range(3):
+    trained.model.register_comm_hook(None, lambda _state, bucket: send(bucket))
+    for _ in range(COUNTING):
         seen.clear()
-        step()
-    return seen
+        trained.step()
+        off.append(trained.off())
+    return seen, off
 
 
-def _alone(torch: Any, dist: Any, buckets: list[int], device: Any) -> Callable[[], None]:
-    tensors = [torch.zeros(count, device=device) for count in buckets]
+class _Alone:
+    """The all-reduces of DDP's buckets with nothing beside them; each message is verified after it was timed."""
 
-    def send() -> None:
-        for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+    def __init__(self, torch: Any, dist: Any, buckets: list[int], device: Any) -> None:
+        self.torch, self.dist = torch, dist
+        self.tensors = [torch.zeros(count, device=device) for count in buckets]
+
+    def fill(self, turn: int) -> None:
+        """Write what this rank sends in this turn: small integers, whose sum is exact."""
+        for number, tensor in enumerate(self.tensors):
+            tensor.fill_(float(turn + number + self.dist.get_rank()))
+
+    def send(self) -> None:
+        """Start every all-reduce, and wait for all of them."""
+        for work in [self.dist.all_reduce(tensor, async_op=True) for tensor in self.tensors]:
             work.wait()
 
-    return send
+    def wrong(self, turn: int) -> int:
+        """Return how many elements are not the sum of what the ranks sent."""
+        found, world = 0, self.dist.get_world_size()
+        for number, tensor in enumerate(self.tensors):
+            right = float(sum(turn + number + rank for rank in range(world)))
+            found += int(exact_comparison.compared(self.torch, tensor, self.torch.full_like(tensor, right)))
+        return found
+
+
+def _checksum(torch: Any, model: Any) -> int:
+    """Return the sum of the bits of every gradient, read as integers: ranks with the same gradients agree on it."""
+    total = sum(p.grad.view(torch.int32).to(torch.int64).sum() for p in model.parameters())
+    return int(total)
 
 
 def _events(torch: Any, work: Callable[[], None]) -> float:
@@ -131,30 +203,68 @@ def _clocked(_torch: Any, work: Callable[[], None]) -> float:
 
 
 def _digest(torch: Any, model: Any) -> str:
-    return _replicas.digest(torch, [next(model.parameters()).grad.flatten()[:_SAMPLE]])
+    return model_replicas.digest(torch, [next(model.parameters()).grad.flatten()[:_SAMPLE]])
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Report the hidden share, once times are times, gradients were sent when they should be, and not when not."""
-    found = _group.problem(view, ranks)
+    found = process_group.problem(view, ranks)
     if found is not None:
         return found
     if len(ranks) == 1:
         return skipped("one rank has nothing to communicate")
     for entry in ranks:
         times: list[Any] = [(entry.get("seconds") or {}).get(name) for name in TIMES]
-        if not all(_group.finite(taken) and taken > 0 for taken in times):
+        if not all(process_group.finite(taken) and taken > 0 for taken in times):
             return undecided(f"rank {entry['rank']} timed nothing", fix="see the check's log")
-    return _untrue(ranks) or _reported(view, ranks)
+    untrue = _untrue(ranks)
+    findings = [*_wrong(ranks), *([untrue] if untrue else [])]
+    return worst(findings, otherwise=findings[0]) if findings else _reported(view, ranks)
 
 
-def _untrue(ranks: Ranks) -> _group.Problem:
+def _wrong(ranks: Ranks) -> list[Outcome]:
+    """Return a finding for each rank whose messages were wrong, and one for gradients that differ in some step."""
+    found = [finding for entry in ranks for finding in _off(entry)]
+    for entry in ranks:
+        rank, wrong, sums = entry["rank"], entry.get("wrong"), entry.get("sums")
+        about = {"code": "data.wrong", "culprit": f"rank {rank}", "ranks": [rank]}
+        if not process_group.counts(wrong) or not isinstance(sums, list) or not sums:
+            found.append(undecided(f"rank {rank} verified no message", fix="see the check's log", **about))
+        elif wrong:
+            said = f"rank {rank}: {wrong} elements of DDP's all-reduces without backward are not the sum of the ranks'"
+            fix = "run the all-reduce and collectives checks: they say which elements are wrong, and by which bits"
+            found.append(failed(said, fix=fix, value=wrong, unit="wrong elements", limit=LIMIT, **about))
+    steps = [step for step, sums in enumerate(zip(*(entry.get("sums") or [] for entry in ranks))) if len(set(sums)) > 1]
+    if steps:
+        said = f"in {len(steps)} synchronised steps gradients differ between ranks, first in step {steps[0]}"
+        found.append(failed(said, fix="run the ddp check", code="ddp.gradients", culprit=f"step {steps[0]}"))
+    return found
+
+
+def _off(entry: Measured) -> list[Outcome]:
+    """Return the finding that gradients of a rank are not the mean of all ranks', or were not compared."""
+    rank, off = entry["rank"], entry.get("off") or []
+    about = {"code": "ddp.gradients", "culprit": f"rank {rank}"}
+    if len(off) != COUNTING + len(entry.get("sums") or []):
+        return [undecided(f"rank {rank} compared {len(off)} steps' gradients", fix="see the check's log", **about)]
+    sound = [process_group.finite(value) and 0 <= value <= GRADIENT.value for value in off]
+    steps = [step for step, right in enumerate(sound) if not right]
+    if not steps:
+        return []
+    when = "which count buckets" if steps[0] < COUNTING else "which are timed"
+    said = f"rank {rank}: in {len(steps)} of {len(off)} steps gradients are not the mean of the ranks', first in those "
+    value = off[steps[0]] if process_group.finite(off[steps[0]]) else None
+    fix = "run the ddp and ddp-hooks checks"
+    return [failed(f"{said}{when}", fix=fix, value=value, unit=GRADIENT.unit, limit=GRADIENT, **about)]
+
+
+def _untrue(ranks: Ranks) -> process_group.Problem:
     """Return the failure of gradients that say something else was timed than is told; None where they agree."""
     said = [entry.get("digests") or {} for entry in ranks]
     if not all(isinstance(digests.get(name), str) for digests in said for name in ("synchronised", "local")):
         return undecided("a rank told nothing of its gradients", fix="see the check's log")
     buckets: list[Any] = [entry.get("buckets") or [None] for entry in ranks]
-    known = all(_group.finite(count) and count > 0 for held in buckets for count in held)
+    known = all(process_group.finite(count) and count > 0 for held in buckets for count in held)
     if not known or buckets.count(buckets[0]) != len(ranks):
         return undecided("the ranks do not tell the same buckets", fix="see the check's log")
     if len({digests["synchronised"] for digests in said}) > 1:

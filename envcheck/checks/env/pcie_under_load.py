@@ -2,12 +2,13 @@
 
 Seen in the wild: a riser that holds a Gen5 board at Gen3, a link that fell back after errors, lanes lost in a reseat;
 all of them found weeks later as "slow data loading". So the link is read while pinned memory is copied over it, and
-the best of what it showed is held against what NVML says this GPU can have in this system. A link at half its
+what most readings show is held against what NVML says this GPU can have in this system. A link at half its
 rate or less is a failure on boards for data centres; elsewhere it may be the mainboard's design.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import Any
 
@@ -22,10 +23,13 @@ from envcheck.checks import (
     failed,
     passed,
     skipped,
+    too_slow,
     undecided,
     warned,
+    worst,
 )
-from envcheck.checks.env import _group, _pcie, _speed
+from envcheck.checks.env.support.collectives import exact_comparison, process_group
+from envcheck.checks.env.support.hardware import gpu_speed, pcie_link
 
 CHECK = Check(
     promise="under load each GPU's PCIe link has the generation and the lanes that it can have in this system",
@@ -38,8 +42,10 @@ CHECK = Check(
 )
 
 SECONDS = 1.0  # a link needs milliseconds to come up, the driver some more to ask for it
-SIZE = 64 * _speed.MIB
+SIZE = 64 * gpu_speed.MIB
 _HALF = 0.5
+# So many of the readings at least are of a link that is still coming up.
+_RAMP = 10
 _ALL = Limit(1.0, "of its rate", "NVML: the most that this GPU can have in this system", "at least")
 # Boards for desktops, whose mainboards split sixteen lanes between two slots by design.
 _DESKTOPS = ("GeForce", "TITAN", "Quadro", "RTX A", "RTX PRO", "RTX 4000", "RTX 5000", "RTX 6000")
@@ -53,53 +59,83 @@ def measure(rank: Rank) -> Measured:
     """Copy from pinned memory for a second and read the link meanwhile: each reading's generation and lanes."""
     import torch
 
-    device = _group.device_of(rank)
-    card = torch.zeros(SIZE, dtype=torch.uint8, device=device)
-    entry = {**_group.standing(rank, card), "name": torch.cuda.get_device_name(device)}
+    device = process_group.device_of(rank)
+    card = torch.zeros(SIZE // 4, dtype=torch.int32, device=device)
+    entry = {**process_group.standing(rank, card), "name": torch.cuda.get_device_name(device)}
     try:
-        bus_id = _pcie.address(device.index)
-        return {**entry, "bus_id": bus_id, "readings": _loaded(torch, card, bus_id)}
+        bus_id = pcie_link.address(device.index)
+        return {**entry, "bus_id": bus_id, **_loaded(torch, card, bus_id)}
     except (OSError, ValueError) as error:
         return {**entry, "unreadable": str(error)}
 
 
-def _loaded(torch: Any, card: Any, bus_id: str) -> list[list[int]]:
-    host = torch.zeros(SIZE, dtype=torch.uint8).pin_memory()
+def _loaded(torch: Any, card: Any, bus_id: str) -> Measured:
+    """Return the link's `readings` while copies are under way, and how many `copies` did not bring every bit."""
+    host = [one.pin_memory() for one in gpu_speed.numbers(torch, SIZE)]
+    there = [one.to(card.device, copy=True) for one in host]
+    wrong: list[Any] = []
     readings, until = [], time.monotonic() + SECONDS
     while time.monotonic() < until:
-        for _ in range(4):
-            card.copy_(host, non_blocking=True)
-        readings.append(list(_pcie.link(bus_id)))
+        for turn in range(4):
+            card.copy_(host[turn % 2], non_blocking=True)
+            wrong.append(exact_comparison.compared(torch, card, there[turn % 2]))
+        readings.append(list(pcie_link.link(bus_id)))
         torch.cuda.synchronize()
-    return readings
+    return {"readings": readings, "copies": gpu_speed.verdict([int(count) for count in wrong])}
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Name the GPU whose link stays below what NVML says it can have: a failure of a link that is half or less."""
-    found = _group.problem(view, ranks, backend=False)
+    found = process_group.problem(view, ranks, backend=False)
     if found is not None:
         return found
     if all(entry.get("unreadable") for entry in ranks):
         return skipped(f"the kernel does not show the GPUs' links here: {ranks[0]['unreadable']}")
     told = [_one(view, entry) for entry in ranks]
-    bad = [outcome for outcome in told if isinstance(outcome, Outcome)]
+    bad = [*_lost(ranks), *(outcome for outcome in told if isinstance(outcome, Outcome))]
     if bad:
-        return min(bad, key=lambda outcome: ("error", "fail", "warn").index(outcome.status))
-    links = sorted({f"Gen{link.generation} x{link.lanes}" for link in told if isinstance(link, _pcie.Link)})
+        return worst(bad, otherwise=bad[0])
+    links = sorted({f"Gen{link.generation} x{link.lanes}" for link in told if isinstance(link, pcie_link.Link)})
     unknown = sum(_most(view, entry) is None for entry in ranks)
     rest = f"; of {unknown} NVML does not say what they could have" if unknown else ""
     return passed(f"{len(ranks)} GPU(s) under load: {', '.join(links)}{rest}", value=len(ranks), unit="GPUs")
 
 
+def _lost(ranks: Ranks) -> list[Outcome]:
+    """Return a failure for each GPU whose copies did not all bring what was sent."""
+    return [
+        failed(
+            f"rank {entry['rank']} ({entry.get('name')}, {entry['device']}): {copies['wrong']} of {copies['messages']} "
+            "copies from the host brought other bits",
+            fix="test this GPU's memory and its slot: memory-patterns, pcie-errors; try it in another slot",
+            value=copies["wrong"],
+            unit="wrong copies",
+            code="data.wrong",
+            culprit=gpu_speed.culprit(entry),
+        )
+        for entry in ranks
+        if (copies := entry.get("copies") or {}).get("wrong")
+    ]
+
+
+def usual(readings: list[list[int]]) -> pcie_link.Link:
+    """Return the link that at least half of the readings show or exceed, without those while it came up."""
+    settled = readings[max(1, len(readings) // _RAMP) :] or readings
+    return pcie_link.Link(*statistics.median_low([tuple(reading) for reading in settled]))
+
+
 def _one(view: View, entry: Measured) -> Any:
-    """Return the best that one GPU's link showed, or the outcome where that is too little or was not read."""
+    """Return what one GPU's link showed mostly, or the outcome where that is too little or was not read."""
     where = f"rank {entry['rank']} ({entry.get('name')}, {entry['device']})"
     readings = entry.get("readings") or []
     if not readings or not all(_sane(reading) for reading in readings):
         return undecided(
-            f"{where}: no link was read: {entry.get('unreadable') or 'nonsense'}", fix="see the check's log"
+            f"{where}: no link was read: {entry.get('unreadable') or 'nonsense'}",
+            fix="see the check's log",
+            code="pcie.unread",
+            culprit=gpu_speed.culprit(entry),
         )
-    best, most = _pcie.Link(*max(readings)), _most(view, entry)
+    best, most = usual(readings), _most(view, entry)
     if most is None or (best.generation >= most.generation and best.lanes >= most.lanes):
         return best
     # Each generation doubles the rate of a lane.
@@ -107,23 +143,29 @@ def _one(view: View, entry: Measured) -> Any:
     said = (
         f"{where} under load: Gen{best.generation} x{best.lanes}, where Gen{most.generation} x{most.lanes} is possible"
     )
-    known: dict[str, Any] = {"value": round(share, 3), "unit": "of its rate", "device": entry["device"]}
+    known: dict[str, Any] = {
+        "value": round(share, 3),
+        "unit": "of its rate",
+        "code": "pcie.link-below-its-rate",
+        "culprit": gpu_speed.culprit(entry),
+        "device": entry["device"],
+    }
     if view.snapshot.signal("host.hypervisor").value is True:
         return warned(f"{said}; a virtual machine may show another link", fix=_FIX, limit=_ALL, **known)
     modest = any(word in str(entry.get("name")) for word in _DESKTOPS)
-    return (failed if share <= _HALF and not modest else warned)(said, fix=_FIX, limit=_ALL, **known)
+    return (too_slow if share <= _HALF and not modest else warned)(said, fix=_FIX, limit=_ALL, **known)
 
 
 def _sane(reading: Any) -> bool:
     return isinstance(reading, list) and len(reading) == 2 and all(isinstance(n, int) and n > 0 for n in reading)  # noqa: PLR2004 (generation, lanes)
 
 
-def _most(view: View, entry: Measured) -> _pcie.Link | None:
+def _most(view: View, entry: Measured) -> pcie_link.Link | None:
     """Return what NVML says this GPU can have; nothing on Arm, where the CPU is reached over another link."""
     if view.snapshot.signal("host.arch").value not in ("x86_64", None):
         return None
     for gpu in view.snapshot.gpus:
         generation, lanes = gpu.signal("pcie_gen_max").value, gpu.signal("pcie_width_max").value
         if gpu.uuid == entry["device"] and generation and lanes:
-            return _pcie.Link(int(generation), int(lanes))
+            return pcie_link.Link(int(generation), int(lanes))
     return None

@@ -22,9 +22,10 @@ from envcheck.checks import (
     passed,
     skipped,
     undecided,
-    warned,
+    worst,
 )
-from envcheck.checks.env import _group, _peers, _speed
+from envcheck.checks.env.support.collectives import exact_comparison, process_group
+from envcheck.checks.env.support.hardware import gpu_pairs, gpu_speed
 
 CHECK = Check(
     promise="each GPU writes to each other one as fast as this model and link do, where that is known",
@@ -35,7 +36,7 @@ CHECK = Check(
     performance=True,
 )
 
-SIZE = 512 * _speed.MIB
+SIZE = 512 * gpu_speed.MIB
 _FREE_SHARE = 0.25
 WARMUP, ITERATIONS = 2, 5
 _FIX = "look at the states and errors of this pair's NVLinks (nvidia-smi nvlink -s, -e), at ACS and at PCIe width"
@@ -47,29 +48,48 @@ def measure(rank: Rank) -> Measured:
     import torch
 
     if os.environ.get("NCCL_P2P_DISABLE") == "1":  # where the first transfer hangs, so would these
-        return {**_group.standing(rank, torch.zeros(1, device=_group.device_of(rank))), "off": True}
-    devices = _peers.devices(torch, rank)
-    names = [_peers.name(torch, device, index) for index, device in enumerate(devices)]
+        return {**process_group.standing(rank, torch.zeros(1, device=process_group.device_of(rank))), "off": True}
+    devices = gpu_pairs.devices(torch, rank)
+    names = [gpu_pairs.name(torch, device, index) for index, device in enumerate(devices)]
     size = min(SIZE, *(int(torch.cuda.mem_get_info(device)[0] * _FREE_SHARE) for device in devices))
-    buffers = [torch.randint(-128, 127, (size,), dtype=torch.int8, device=device) for device in devices]
+    # The same bits reach every GPU through the host: what another one sends can be compared where it arrives.
+    pattern = gpu_speed.numbers(torch, size // 3)
+    held = [[one.to(device, copy=True) for one in pattern] for device in devices]
+    wrong: list[Measured] = []
+    size = 4 * pattern[0].numel()
     matrix: list[list[float | None]] = [[None] * len(devices) for _ in devices]
-    for source, target in _peers.ordered(len(devices)):
-        if _peers.unreachable(torch, devices[source], devices[target]) is None:
-            _peers.doing(rank, f"{names[source]} -> {names[target]}")
-            matrix[source][target] = size / _seconds(torch, buffers[source], buffers[target]) / 1e9
+    for source, target in gpu_pairs.ordered(len(devices)):
+        if gpu_pairs.unreachable(torch, devices[source], devices[target]) is None:
+            gpu_pairs.doing(rank, f"{names[source]} -> {names[target]}")
+            took, became = _copies(torch, held[source], held[target])
+            matrix[source][target] = size / took / 1e9
+            wrong += [{"source": source, "target": target, **became}] if became["wrong"] else []
     models = [torch.cuda.get_device_name(device) for device in devices]
-    return {**_group.standing(rank, buffers[0]), "gpus": names, "models": models, "bytes": size, "matrix": matrix}
+    told = {"gpus": names, "models": models, "bytes": size, "matrix": matrix, "wrong": wrong}
+    return {**process_group.standing(rank, held[0][0]), **told}
 
 
-def _seconds(torch: Any, source: Any, target: Any) -> float:
-    # PyTorch copies between GPUs on the source's current stream: that is where the events have to be.
-    with torch.cuda.device(source.device):
-        return _speed.seconds(torch, lambda: target.copy_(source, non_blocking=True), lambda: None, WARMUP, ITERATIONS)
+def _copies(torch: Any, sources: Any, there: Any) -> tuple[float, Measured]:
+    target = torch.zeros_like(there[0])
+
+    def copy(turn: int) -> None:
+        target.copy_(sources[turn], non_blocking=True)
+
+    # PyTorch copies between GPUs on the source's current stream: that is where the events have to be. It waits for the
+    # target's stream too, where the comparison runs, which must not be timed.
+    with torch.cuda.device(sources[0].device):
+        return gpu_speed.copied(
+            torch,
+            copy,
+            lambda turn: exact_comparison.compared(torch, target, there[turn]),
+            (WARMUP, ITERATIONS),
+            lambda: gpu_pairs.synchronize(torch, target.device),
+        )
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
-    """Judge each pair's GB/s by its model's limit; the worst is the outcome, and names both GPUs."""
-    found = _group.problem(view, ranks, backend=False)
+    """Judge each pair's GB/s by its model's limit; each pair that falls short is a finding, and names both GPUs."""
+    found = process_group.problem(view, ranks, backend=False)
     if found is not None:
         return found
     entry = ranks[0]
@@ -78,52 +98,80 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     names, models, matrix = entry.get("gpus") or [], entry.get("models") or [], entry.get("matrix") or []
     if len(names) < 2 or len(models) != len(names) or [len(row) for row in matrix] != [len(names)] * len(names):  # noqa: PLR2004 (a pair)
         return undecided("the matrix of rates is not one of every pair", fix="see the check's log")
-    pairs = [_pair(view, entry, *ends) for ends in _peers.ordered(len(names)) if matrix[ends[0]][ends[1]] is not None]
+    pairs = [
+        _pair(view, entry, *ends) for ends in gpu_pairs.ordered(len(names)) if matrix[ends[0]][ends[1]] is not None
+    ]
     if not pairs:
         return skipped("no GPU here can reach another: CUDA offers no peer access")
-    bad = next((pair for pair in pairs if not (_group.finite(pair["rate"]) and pair["rate"] > 0)), None)
-    if bad is not None:
-        return undecided(f"{bad['where']}: {bad['rate']} GB/s is no rate", fix="see the check's log", matrix=matrix)
-    worst = min(pairs, key=lambda pair: float(pair["rate"] / (pair["row"]["fail"] if pair["row"] else 1e-9)))
-    return _above(pairs, matrix) or _judged(worst, pairs, matrix)
+    # The furthest behind its limit first: of findings that are equally bad, the first one stands for all.
+    pairs.sort(key=_share)
+    findings = [_wrong(names, one) for one in entry.get("wrong") or []]
+    findings += [finding for pair in pairs for finding in _found(pair, matrix)]
+    return worst(findings, otherwise=findings[0]) if findings else _passed(pairs, matrix)
+
+
+def _wrong(names: list[str], one: Measured) -> Outcome:
+    """Return the failure of a pair whose copies did not all bring what was sent."""
+    source, target = names[one["source"]], names[one["target"]]
+    return failed(
+        f"{source} -> {target}: {one['wrong']} of {one['messages']} copies brought other bits, the first is copy "
+        f"{one['first']}",
+        fix=_FIX,
+        value=one["wrong"],
+        unit="wrong copies",
+        code="data.wrong",
+        culprit=f"{source} -> {target}",
+        gpus=[gpu_pairs.uuid(source), gpu_pairs.uuid(target)],
+    )
+
+
+def _share(pair: Pair) -> float:
+    rate = float(pair["rate"]) if process_group.finite(pair["rate"]) else 0.0
+    return rate / (pair["row"]["fail"] if pair["row"] else 1e-9)
 
 
 def _pair(view: View, entry: Measured, source: int, target: int) -> Pair:
     from envcheck.checks import limits
 
     names, models = entry["gpus"], entry["models"]
-    ends = [_peers.uuid(names[source]), _peers.uuid(names[target])]
-    link = _peers.link(view, *ends)
+    ends = [gpu_pairs.uuid(names[source]), gpu_pairs.uuid(names[target])]
+    link = gpu_pairs.link(view, *ends)
     alike = models[source] == models[target]
     row = limits.find("peer-bandwidth", gpu=models[source], transport=link) if alike else None
-    if row is not None and _peers.links_up(view, *ends) < row["links"]:
+    if row is not None and gpu_pairs.links_up(view, *ends) < row["links"]:
         row = None  # 12 of 18 links is some clouds' design; check nvlink says so
     where = f"{names[source]} -> {names[target]}"
     return {"where": where, "ends": ends, "rate": entry["matrix"][source][target], "row": row, "link": link}
 
 
-def _above(pairs: list[Pair], matrix: Any) -> Outcome | None:
-    for pair in pairs:
-        if pair["row"] and pair["rate"] > pair["row"]["ceiling"]:
-            said = f"{pair['where']}: {pair['rate']:.4g} GB/s, above the {pair['row']['ceiling']:g} its links can carry"
-            return undecided(f"{said}, so mismeasured", fix="run it again", matrix=matrix)
-    return None
+def _found(pair: Pair, matrix: Any) -> list[Outcome]:
+    """Return what is amiss with one pair: no rate, one that its links cannot carry, or one below its limits."""
+    from envcheck.checks import limits
+
+    row, where, named = pair["row"], pair["where"], {"culprit": pair["where"], "matrix": matrix}
+    if not (process_group.finite(pair["rate"]) and pair["rate"] > 0):
+        said = f"{where}: {pair['rate']} GB/s is no rate"
+        return [undecided(said, fix="see the check's log", code="speed.missing", **named)]
+    value = float(pair["rate"])
+    if row is None:
+        return []
+    if value > row["ceiling"]:
+        said = f"{where}: {value:.4g} GB/s, above the {row['ceiling']:g} its links can carry, so mismeasured"
+        return [undecided(said, fix="run it again", code="speed.impossible", **named)]
+    short = limits.short(row, value, f"{where}: {value:.4g} GB/s", fix=_FIX, gpus=pair["ends"], **named)
+    return [short] if short else []
 
 
-def _judged(worst: Pair, pairs: list[Pair], matrix: Any) -> Outcome:
+def _passed(pairs: list[Pair], matrix: Any) -> Outcome:
+    """Return the pass of pairs that are sorted by how far they are above their limits."""
     rates = [float(pair["rate"]) for pair in pairs]
     over = ", ".join(sorted({pair["link"] for pair in pairs} - {""}))
     slowest = min(pairs, key=lambda pair: float(pair["rate"]))
     extent = f"{len(pairs)} ordered pairs{f' over {over}' if over else ''}"
-    row = worst["row"]
+    row = pairs[0]["row"]
     if row is None:
         told = f"{extent}: {min(rates):.4g} to {max(rates):.4g} GB/s, slowest {slowest['where']}"
         return passed(f"{told}: reported, not judged (no limit known)", value=min(rates), unit="GB/s", matrix=matrix)
-    floor, advice = (Limit(row[key], "GB/s", row["source"], "at least") for key in ("fail", "warn"))
-    value, where = float(worst["rate"]), f"{worst['where']}: {worst['rate']:.4g} GB/s"
-    judged: dict[str, Any] = {"value": value, "unit": "GB/s", "matrix": matrix}
-    if value < floor.value:
-        return failed(f"{where}: slow", fix=_FIX, limit=floor, gpus=worst["ends"], **judged)
-    if value < advice.value:
-        return warned(f"{where}: low", fix=_FIX, limit=advice, gpus=worst["ends"], **judged)
-    return passed(f"{extent}: at least {min(rates):.4g} GB/s", limit=floor, **judged)
+    floor, value = Limit(row["fail"], "GB/s", row["source"], "at least"), float(pairs[0]["rate"])
+    said = f"{extent}: at least {min(rates):.4g} GB/s"
+    return passed(said, value=value, unit="GB/s", limit=floor, matrix=matrix)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 from envcheck.checks import (
@@ -25,13 +28,20 @@ from envcheck.checks import (
     undecided,
     warned,
 )
-from envcheck.checks.env import _group
+from envcheck.checks.env.support.collectives import process_group
 
 CHECK = Check(promise="every installed package finds the packages it needs", level="static", seconds=0.5)
 
 LIMIT = Limit(0, "requirements", "the packages' own metadata, as `pip check` reads it", "equal")
-# Whoever reads requirements in this interpreter; uv and pip make environments without any of the first three.
-READERS = ("packaging", "pip._vendor.packaging", "setuptools._vendor.packaging", "wheel.vendored.packaging")
+# Whoever brings the module `packaging`: a package, and where below it. The packages themselves are not imported, for
+# importing setuptools replaces distutils. uv and pip make environments without any but the first.
+READERS = (
+    ("packaging", ""),
+    ("pip", "_vendor/packaging"),
+    ("setuptools", "_vendor/packaging"),
+    ("wheel", "vendored/packaging"),
+)
+_COPY = "envcheck_reader_"  # the name under which one is loaded
 FAMILY = re.compile(r"(torch|torchvision|torchaudio|triton) ")
 _NAME = re.compile(r"[-_.]+")
 _SHOWN = 3
@@ -40,9 +50,9 @@ _SHOWN = 3
 def measure(rank: Rank) -> Measured:
     """Return what is required and is not there, or is there in a version that is refused."""
     reader = _reader()
-    installed = {_key(d.metadata["Name"]): d for d in importlib.metadata.distributions() if d.metadata["Name"]}
+    installed, shadowed = _installed()
     if reader is None:
-        return {"rank": rank.rank, "packages": len(installed), "reader": None}
+        return {"rank": rank.rank, "packages": len(installed), "reader": None, "shadowed": shadowed}
     broken = [
         f"{dist.metadata['Name']} {dist.version} {problem}"
         for dist in installed.values()
@@ -50,18 +60,48 @@ def measure(rank: Rank) -> Measured:
         for problem in [_problem(reader, text, installed)]
         if problem
     ]
-    return {"rank": rank.rank, "packages": len(installed), "reader": reader.__name__, "broken": sorted(broken)}
+    return {
+        "rank": rank.rank,
+        "packages": len(installed),
+        "reader": reader.__name__.split(".")[0].replace(_COPY, ""),
+        "broken": sorted(broken),
+        "shadowed": shadowed,
+    }
+
+
+def _installed() -> tuple[dict[str, importlib.metadata.Distribution], list[str]]:
+    """Return the distribution of each name that Python imports, the first on sys.path, and the later ones as text."""
+    installed: dict[str, importlib.metadata.Distribution] = {}
+    shadowed = set()
+    for dist in importlib.metadata.distributions():
+        name = dist.metadata["Name"]
+        first = installed.setdefault(_key(name), dist) if name else dist
+        if first.version != dist.version:
+            shadowed.add(f"{name} {dist.version}, hidden by {first.version}")
+    return installed, sorted(shadowed)
 
 
 def _reader() -> Any:
-    return next((module for module in map(_imported, READERS) if module is not None), None)
+    return next((module for package, below in READERS if (module := _loaded(package, below)) is not None), None)
 
 
-def _imported(name: str) -> Any:
-    try:
-        return importlib.import_module(f"{name}.requirements")
-    except ImportError:
+def _loaded(package: str, below: str) -> Any:
+    """Return the module packaging.requirements of a copy of `packaging`, or None where there is none that works."""
+    spec = importlib.util.find_spec(package)
+    places = spec.submodule_search_locations if spec else None
+    init = Path(next(iter(places), ""), below, "__init__.py") if places else None
+    if init is None or not init.is_file():
         return None
+    name = f"{_COPY}{package}"
+    own = importlib.util.spec_from_file_location(name, init, submodule_search_locations=[str(init.parent)])
+    if own is None or own.loader is None:
+        return None
+    sys.modules[name] = module = importlib.util.module_from_spec(own)
+    try:
+        own.loader.exec_module(module)
+        return importlib.import_module(f"{name}.requirements")
+    except (ImportError, SyntaxError):
+        return None  # a copy that is damaged: the next one may do
 
 
 def _key(name: str) -> str:
@@ -79,6 +119,8 @@ def _problem(reader: Any, text: str, installed: dict[str, importlib.metadata.Dis
     found = installed.get(_key(requirement.name))
     if found is None:
         return f"needs {requirement.name}, which is not installed"
+    if not found.version:
+        return f"needs {requirement.name}, whose metadata has no version"
     if not requirement.specifier.contains(found.version, prereleases=True):
         return f"needs {requirement.name}{requirement.specifier}, and has {found.version}"
     return None
@@ -87,7 +129,7 @@ def _problem(reader: Any, text: str, installed: dict[str, importlib.metadata.Dis
 def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
     """Fail where torch's own family is affected, warn elsewhere; where nothing reads requirements, skip."""
     entry = ranks[0] if ranks else {}
-    if not _group.counts(entry.get("packages")) or not entry["packages"]:
+    if not process_group.counts(entry.get("packages")) or not entry["packages"]:
         return undecided("no installed package was found", fix="see the check's log")
     if not isinstance(entry.get("reader"), str):
         return skipped("nothing in this environment reads requirements (packaging, pip, setuptools)")
@@ -99,4 +141,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         fix = "install what is named, or build the environment again from its lock"
         verdict = failed if any(FAMILY.match(line) for line in broken) else warned
         return verdict(told, fix=fix, value=len(broken), unit=LIMIT.unit, limit=LIMIT, broken=broken)
-    return passed(f"{entry['packages']} packages agree", value=0, unit=LIMIT.unit, limit=LIMIT)
+    shadowed = entry.get("shadowed") or []
+    hidden = f"; {len(shadowed)} more are hidden by another version of theirs: {shadowed[0]}" if shadowed else ""
+    summary = f"{entry['packages']} packages agree{hidden}"
+    return passed(summary, value=0, unit=LIMIT.unit, limit=LIMIT, shadowed=shadowed)

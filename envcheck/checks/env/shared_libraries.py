@@ -13,8 +13,9 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from envcheck.checks import (
     Check,
@@ -29,8 +30,9 @@ from envcheck.checks import (
     skipped,
     undecided,
     warned,
+    worst,
 )
-from envcheck.checks.env import _group
+from envcheck.checks.env.support.collectives import process_group
 
 CHECK = Check(
     promise="every library of torch resolves, none is there twice, and libcuda is no stub",
@@ -42,6 +44,8 @@ CHECK = Check(
 LIMIT = Limit(0, "libraries", "ld.so(8): the first library of a name is taken", "equal")
 COMPANIONS = ("torchvision", "torchaudio")
 TWICE = re.compile(r"^(lib(?:cublas|cublasLt|cudnn\w*|nccl|cusparse|cufft|cusolver))\.so")
+# Debian's python3-torch links to libraries of Caffe2 that it does not ship (seen: 1.13.1+dfsg-4).
+DISTRIBUTION = "/usr/lib/python3/dist-packages/"
 CACHE = "/etc/ld.so.cache"
 # Brought by the driver: an image on a build machine has none.
 DRIVER = ("libcuda.so", "libnvidia-ml.so")
@@ -57,6 +61,7 @@ def measure(rank: Rank) -> Measured:
     for name in COMPANIONS:
         spec = importlib.util.find_spec(name)
         libraries += sorted(Path(spec.origin).parent.glob("*.so")) if spec and spec.origin else []
+    libraries = [path for path in libraries if not of_distribution(path)]
     broken = {path.name: why for path in libraries if (why := _load(path))}
     cached, site = _cached(), Path(torch.__file__).parents[1]
     return {
@@ -67,6 +72,11 @@ def measure(rank: Rank) -> Measured:
         "beside": _beside(site, [*cached, *map(str, Path(sys.prefix, "lib").glob("lib*.so*"))]),
         "stubs": sorted({path for path in [*cached, *_on_path()] if "/stubs/" in path and "/libcuda.so" in path}),
     }
+
+
+def of_distribution(path: Path) -> bool:
+    """Return whether a path is a link without a target that Debian's own package left: it holds no library."""
+    return str(path).startswith(DISTRIBUTION) and path.is_symlink() and not path.exists()
 
 
 def _load(path: Path) -> str | None:
@@ -123,39 +133,78 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if not view.environment.get("torch"):
         return skipped(f"no torch to look into: {view.environment.get('error', 'none was asked')}")
     entry = ranks[0] if ranks else {}
-    if not _group.counts(entry.get("tried")) or not entry["tried"] or not isinstance(entry.get("broken"), dict):
+    if not process_group.counts(entry.get("tried")) or not entry["tried"] or not isinstance(entry.get("broken"), dict):
         return undecided("no library of torch was looked at", fix="see the check's log")
+    findings = [*_broken(entry), *_stubs(entry), *_twice(entry)]
+    if view.environment.get("cuda"):
+        findings += [*_mixed(view.environment.get("packages") or {}), *_elsewhere(entry)]
+    fine = passed(f"{entry['tried']} libraries load, none twice", value=0, unit=LIMIT.unit, limit=LIMIT)
+    return worst(findings, otherwise=fine)
+
+
+def _broken(entry: Measured) -> list[Outcome]:
     broken = {name: why for name, why in entry["broken"].items() if not _drivers(why)}
-    if broken:
-        name, why = next(iter(broken.items()))
-        told = f"{len(broken)} of {entry['tried']} libraries do not load, {name}: {why}"
-        fix = "reinstall torch with the very packages it names (the lock has them); remove nothing from site-packages"
-        return failed(told, fix=fix, value=len(broken), unit=LIMIT.unit, limit=LIMIT, broken=broken)
-    return _several(view, entry) or passed(
-        f"{entry['tried']} libraries load, none twice", value=0, unit=LIMIT.unit, limit=LIMIT
-    )
+    fix = "reinstall torch with the very packages it names (the lock has them); remove nothing from site-packages"
+    said = f"of {entry['tried']} libraries do not load"
+    return [
+        _finding(
+            failed, f"{len(broken)} {said}, {name}: {why}", fix, len(broken), "libraries.broken", name, broken=broken
+        )
+        for name, why in broken.items()
+    ]
 
 
-def _several(view: View, entry: Measured) -> Outcome | None:
-    twice, stubs, beside = entry.get("loaded_twice") or {}, entry.get("stubs") or [], entry.get("beside") or []
-    if stubs:
-        fix = "take the stubs directory out of LD_LIBRARY_PATH and ld.so.conf; it is for linking only"
-        return failed(f"a stub libcuda: {stubs[0]}", fix=fix, value=len(stubs), unit=LIMIT.unit, limit=LIMIT)
-    if twice:
-        name, paths = next(iter(twice.items()))
-        fix = "remove one of them: the wheel's own is the one torch was built with"
-        told = f"{name} is loaded twice: {', '.join(paths)}"
-        return failed(told, fix=fix, value=len(twice), unit=LIMIT.unit, limit=LIMIT, twice=twice)
-    over = _overwritten(view.environment.get("packages") or {})
-    if over and view.environment.get("cuda"):
-        fix = "uninstall both, then install the one that torch names"
-        told = f"{' and '.join(over[0])} put the same files in one place"
-        return warned(told, fix=fix, value=len(over), unit=LIMIT.unit, limit=LIMIT, overwritten=over)
-    if beside and view.environment.get("cuda"):
-        fix = "use a base or an environment without CUDA: the wheels bring theirs"
-        told = f"there is {', '.join(beside[:3])} beside the wheel's own"
-        return warned(told, fix=fix, value=len(beside), unit=LIMIT.unit, limit=LIMIT, beside=beside)
-    return None
+def _stubs(entry: Measured) -> list[Outcome]:
+    stubs = entry.get("stubs") or []
+    fix = "take the stubs directory out of LD_LIBRARY_PATH and ld.so.conf; it is for linking only"
+    return [_finding(failed, f"a stub libcuda: {path}", fix, len(stubs), "libraries.stub", path) for path in stubs]
+
+
+def _twice(entry: Measured) -> list[Outcome]:
+    twice = entry.get("loaded_twice") or {}
+    fix = "remove one of them: the wheel's own is the one torch was built with"
+    return [
+        _finding(
+            failed,
+            f"{name} is loaded twice: {', '.join(paths)}",
+            fix,
+            len(twice),
+            "libraries.twice",
+            name,
+            twice=twice,
+        )
+        for name, paths in twice.items()
+    ]
+
+
+def _mixed(packages: Mapping[str, str]) -> list[Outcome]:
+    over = _overwritten(packages)
+    fix = "uninstall both, then install the one that torch names"
+    return [
+        _finding(
+            warned,
+            f"{' and '.join(names)} put the same files in one place",
+            fix,
+            len(over),
+            "libraries.overwritten",
+            names[0],
+            overwritten=over,
+        )
+        for names in over
+    ]
+
+
+def _elsewhere(entry: Measured) -> list[Outcome]:
+    beside = entry.get("beside") or []
+    fix = "use a base or an environment without CUDA: the wheels bring theirs"
+    said = f"there is {', '.join(beside[:3])} beside the wheel's own"
+    return [_finding(warned, said, fix, len(beside), "libraries.beside", beside[0], beside=beside)] if beside else []
+
+
+def _finding(
+    judged: Callable[..., Outcome], said: str, fix: str, count: int, code: str, culprit: str, **details: Any
+) -> Outcome:
+    return judged(said, fix=fix, value=count, unit=LIMIT.unit, limit=LIMIT, code=code, culprit=culprit, **details)
 
 
 def _overwritten(packages: Mapping[str, str]) -> list[list[str]]:

@@ -7,9 +7,24 @@ GPUs (NVIDIA/nccl#290, #342). It is asked inside the environment under test: the
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
-from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned
-from envcheck.checks.env import _group
+from envcheck.checks import (
+    Check,
+    Limit,
+    Measured,
+    Outcome,
+    Rank,
+    Ranks,
+    View,
+    failed,
+    passed,
+    undecided,
+    warned,
+    worst,
+)
+from envcheck.checks.env.support.collectives import process_group
 
 CHECK = Check(promise="shared memory has room for NCCL and DataLoader workers", level="static")
 
@@ -33,24 +48,26 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     from envcheck.checks import limits
 
     total, free = (ranks[0].get("total"), ranks[0].get("free")) if ranks else (None, None)
-    if total is None or free is None or not _group.finite(total) or not _group.finite(free):
+    if total is None or free is None or not process_group.finite(total) or not process_group.finite(free):
         return undecided("the size of /dev/shm was not measured", fix="mount a tmpfs at /dev/shm")
     floor, advice, room = (
         limits.limit("shm", "fail"),
         limits.limit("shm", "warn"),
         limits.limit("shm-free", "fail"),
     )
+    findings = []
     if total < floor.value:
-        return failed(f"{PATH} is too small", fix=_FIX, value=total, unit="B", limit=floor, free=free)
-    if free < room.value:
-        return failed(
-            f"too little of the {total / 2**20:,.0f} MiB of {PATH} is free",
-            fix=_EMPTY_IT,
-            value=free,
-            unit="B",
-            limit=room,
-            total=total,
-        )
-    if view.mode == "gpu" and total < advice.value:
-        return warned(f"{PATH} is small for a GPU node", fix=_FIX, value=total, unit="B", limit=advice, free=free)
-    return passed(f"{PATH} has room", value=total, unit="B", limit=floor, free=free)
+        findings.append(_small(failed, "is too small", total, floor, free))
+    elif view.mode == "gpu" and total < advice.value:
+        findings.append(_small(warned, "is small for a GPU node", total, advice, free))
+    if free < min(room.value, total):
+        said = f"too little of the {total / 2**20:,.0f} MiB of {PATH} is free"
+        more: dict[str, Any] = {"code": "shm.full", "culprit": PATH, "total": total}
+        findings.append(failed(said, fix=_EMPTY_IT, value=free, unit="B", limit=room, **more))
+    return worst(findings, otherwise=passed(f"{PATH} has room", value=total, unit="B", limit=floor, free=free))
+
+
+def _small(judged: Callable[..., Outcome], what: str, total: float, limit: Limit, free: float) -> Outcome:
+    return judged(
+        f"{PATH} {what}", fix=_FIX, value=total, unit="B", limit=limit, code="shm.small", culprit=PATH, free=free
+    )

@@ -1,12 +1,16 @@
 """One slow rank is what every collective waits for.
 
 Seen in the wild: a GPU at idle clocks among seven at full, a rank whose CPU is shared with a monitoring agent, a card
-that throttles in the slot without air. Each rank times the same fixed work without waiting for anybody; the shortest of
-many rounds counts, so that what happens to pass by on the machine does not.
+that throttles in the slot without air, a rank that a logger holds up before each all-reduce. Each rank times the same
+fixed work without waiting for anybody, and then when it joins one small all-reduce after the other. The median and the
+95th percentile of its rounds count, and how long the rank itself slept (a voluntary context switch, getrusage(2)): that
+shows a rank that waits for something of its own, however busy the machine is. On a CPU, which others use too, ranks
+that are apart repeat the rounds: each one's best median counts.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from typing import Any
@@ -22,25 +26,35 @@ from envcheck.checks import (
     failed,
     passed,
     skipped,
+    too_slow,
     undecided,
     warned,
+    worst,
 )
-from envcheck.checks.env import _group
+from envcheck.checks.env.support.collectives import process_group, timed_collectives
+from envcheck.checks.env.support.process import timed_rounds
 
 CHECK = Check(
-    promise="no rank takes longer than the others for the same work",
+    promise="no rank takes longer than the others for the same work, nor comes late to collectives",
     level="standard",
-    seconds=1.0,
+    seconds=0.4,
     timeout=120.0,
     ranks=0,
     least_ranks=2,
     performance=True,
 )
 
-ROUNDS = {"cuda": 60, "cpu": 1000}
-SIZE = {"cuda": 4096, "cpu": 192}
-# A round on a CPU ends within one time slice, so that other processes do not lengthen the shortest.
-PRODUCTS = {"cuda": 4, "cpu": 1}
+ROUNDS = {"cuda": 120, "cpu": 100}
+# So many times the rounds are repeated at most, while the ranks are apart.
+BLOCKS = {"cuda": 1, "cpu": 6}
+SIZE = {"cuda": 4096, "cpu": 256}
+# A round on a CPU ends within one time slice of the scheduler.
+PRODUCTS = {"cuda": 2, "cpu": 1}
+MEETINGS, NUMBERS = {"cuda": 200, "cpu": 60}, 64
+# A round that is longer by less is no matter; schedulers and clocks do as much.
+_NOTABLE = 0.002
+# On a CPU that others use, the scheduler alone can hold a rank up for some time slices.
+_BUSY = 5
 ADVICE = Limit(
     1.1,
     "of the fastest rank's time",
@@ -48,62 +62,227 @@ ADVICE = Limit(
     "at most",
 )
 LIMIT = Limit(1.25, "of the fastest rank's time", "ours: a quarter of the machine's time is spent waiting", "at most")
+CPU_LIMIT = Limit(
+    2.0,
+    LIMIT.unit,
+    "ours: a core whose other thread serves another process, or a core of the slower kind, has half the speed",
+    "at most",
+)
+LATE = Limit(
+    0.003,
+    "s",
+    "ours: a bucket of DDP's 25 MiB takes under 1 ms over NVLink (all-reduce rows of limits.json), 3 ms over PCIe",
+    "at most",
+)
+ASLEEP = Limit(0.25, "of a round's time", "ours: work that needs no one else does not sleep", "at most")
 _FIX = "look at this GPU's clocks, power and temperature under load, and at what else runs on its CPUs"
+_LATE_FIX = "look at what this rank does between collectives (loggers, profilers, hooks), and at what runs on its CPUs"
 
 
 def measure(rank: Rank) -> Measured:
-    """Time the same products over and over, all ranks at once; return the shortest round."""
+    """Time the same products over and over, all ranks at once; then when this rank joins each of many all-reduces."""
     import torch
 
-    device = _group.device_of(rank)
+    device = process_group.device_of(rank)
     torch.set_num_threads(1)
-    with _group.group(rank) as dist:
+    with process_group.group(rank) as dist:
         size = SIZE[device.type]
         data = torch.randn(size, size, device=device)
-        times = [_round(torch, data) for _ in range(ROUNDS[device.type])]
-        dist.all_reduce(torch.zeros(1, device=device))
-        return {**_group.standing(rank, data, dist.get_backend()), "seconds": min(times)}
+        _round(torch, data)
+        products = _products(torch, dist, data)
+        joined, wrong = _meetings(torch, dist, rank, device)
+        told = {"products": products, "joined": joined, "wrong": wrong}
+        return {**process_group.standing(rank, data, dist.get_backend()), **told}
 
 
-def _round(torch: Any, data: Any) -> float:
-    began = time.perf_counter()
+def _products(torch: Any, dist: Any, data: Any) -> Measured:
+    """Return how long rounds take. While ranks are apart they repeat them, and the best median of each counts."""
+    blocks: list[list[tuple[float, float]]] = []
+    while len(blocks) < BLOCKS[data.device.type]:
+        blocks.append([timed_rounds.timed(lambda: _round(torch, data)) for _ in range(ROUNDS[data.device.type])])
+        least = min(statistics.median(seconds for seconds, _ in block) for block in blocks)
+        # The largest of both is what the slowest and, negated, the fastest take.
+        ends = torch.tensor([least, -least], dtype=torch.float64, device=data.device)
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+        slowest, fastest = ends.tolist()
+        if slowest <= ADVICE.value * -fastest:
+            break
+    return {**timed_rounds.spread([one for block in blocks for one in block]), "median": least, "blocks": len(blocks)}
+
+
+def _round(torch: Any, data: Any) -> None:
     for _ in range(PRODUCTS[data.device.type]):
         torch.mm(data, data)
     if data.is_cuda:
         torch.cuda.synchronize()
-    return time.perf_counter() - began
+
+
+def _meetings(torch: Any, dist: Any, rank: Rank, device: Any) -> tuple[Measured, int]:
+    """Return when this rank joined each all-reduce and how long it slept before, and how many brought wrong sums."""
+    at, slept, busy, wrong = [], [], [], 0
+    tensor = torch.zeros(NUMBERS, dtype=torch.int64, device=device)
+    dist.barrier()
+    for number in range(MEETINGS[device.type]):
+        works: list[Any] = []
+
+        def join(number: int = number, works: list[Any] = works) -> None:
+            tensor.fill_(rank.rank + number)
+            works.append(dist.all_reduce(tensor, async_op=True))
+
+        began = time.thread_time()
+        slept.append(timed_rounds.timed(join)[1])
+        busy.append(time.thread_time() - began)
+        at.append(time.monotonic())
+        works[0].wait()
+        wrong += tensor.tolist() != [sum(range(number, number + rank.world))] * NUMBERS
+    return {"at": at, "slept": statistics.fmean(slept), "busy": statistics.median(busy)}, wrong
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
-    """Name the rank furthest behind the fastest: fail on a GPU past the limit; on shared CPU cores warn at most."""
-    found = _group.problem(view, ranks)
+    """Name each rank behind the others, in computing and in joining them; on a shared CPU fail only if it slept."""
+    found = process_group.problem(view, ranks)
     if found is not None:
         return found
     if len(ranks) == 1:
         return skipped("one rank has nobody to be behind")
+    wrong, unmeasured = _wrong(ranks), _unmeasured(ranks)
+    if unmeasured:
+        return worst([*wrong, *unmeasured], otherwise=unmeasured[0])
+    findings = [*wrong, *_slow(view, ranks), *_late(view, ranks), *_asleep(view, ranks)]
+    outcome = worst(_once(findings), otherwise=_together(view, ranks))
+    return dataclasses.replace(outcome, details={**outcome.details, **_details(ranks)})
+
+
+def _unmeasured(ranks: Ranks) -> list[Outcome]:
+    found = []
     for entry in ranks:
-        if not _group.finite(entry.get("seconds")) or entry["seconds"] <= 0:
-            return undecided(f"rank {entry['rank']} timed nothing", fix="see the check's log")
-    return _compared(view, ranks)
+        products, joined = entry.get("products") or {}, entry.get("joined") or {}
+        times: list[Any] = [products.get(name) for name in ("median", "p95", "shortest")]
+        at = joined.get("at") or [None]
+        slept: list[Any] = [products.get("slept"), joined.get("slept")]
+        known = all(process_group.finite(one) for one in (*times, *at, *slept)) and min(slept) >= 0
+        # A clock that does not go back, read before each meeting (clock_gettime(2), CLOCK_MONOTONIC).
+        known = known and at[0] > 0 and all(before <= after for before, after in zip(at, at[1:]))
+        alike = len(at) == len((ranks[0].get("joined") or {}).get("at") or [])
+        if not (known and alike and min(times) > 0 and process_group.counts(entry.get("wrong"))):
+            said = f"rank {entry['rank']} timed nothing"
+            found.append(undecided(said, fix="see the check's log", code="speed.missing", culprit=_name(entry)))
+    return found
 
 
-def _compared(view: View, ranks: Ranks) -> Outcome:
-    fastest, slowest = (pick(ranks, key=lambda entry: float(entry["seconds"])) for pick in (min, max))
-    ratio = float(slowest["seconds"] / fastest["seconds"])
-    where = f"rank {slowest['rank']} ({slowest.get('device')} of {slowest.get('host')})"
-    middle = statistics.median(float(entry["seconds"]) for entry in ranks)
-    details: dict[str, Any] = {
-        "ranks": [slowest["rank"]],
-        "seconds": {str(entry["rank"]): entry["seconds"] for entry in ranks},
-        "over_middle": {str(entry["rank"]): round(entry["seconds"] / middle - 1, 4) for entry in ranks},
-        "spread": round(float(slowest["seconds"] - fastest["seconds"]) / middle, 4),
+def _wrong(ranks: Ranks) -> list[Outcome]:
+    return [
+        failed(
+            f"rank {entry['rank']}: {entry['wrong']} all-reduces brought a wrong sum",
+            fix="run the all-reduce and collectives checks, which say what arrived instead",
+            code="data.wrong",
+            culprit=_name(entry),
+            ranks=[entry["rank"]],
+        )
+        for entry in ranks
+        if process_group.counts(entry.get("wrong")) and entry["wrong"]
+    ]
+
+
+def _name(entry: Measured) -> str:
+    return f"rank {entry['rank']} ({entry.get('device')} of {entry.get('host')})"
+
+
+def _slow(view: View, ranks: Ranks) -> list[Outcome]:
+    """Return a finding for each rank whose median round is behind the fastest, or whose late rounds stand out."""
+    found, limit = [], LIMIT if view.mode == "gpu" else CPU_LIMIT
+    fastest = min(entry["products"]["median"] for entry in ranks)
+    usual = statistics.median_low([entry["products"]["p95"] for entry in ranks])
+    for entry in ranks:
+        ratio, late = entry["products"]["median"] / fastest, entry["products"]["p95"]
+        said = f"{_name(entry)} takes {ratio:.2f} times as long as others"
+        value: dict[str, Any] = {"value": round(ratio, 4), "unit": LIMIT.unit}
+        if view.mode == "gpu" and ratio <= ADVICE.value and late > LIMIT.value * usual and late - usual > _NOTABLE:
+            said = f"{_name(entry)} takes {late * 1000:.3g} ms in every twentieth round, where others take "
+            said, ratio = f"{said}{usual * 1000:.3g} ms", late / usual
+            value["value"] = round(ratio, 4)
+        about: dict[str, Any] = {**value, "code": "speed.behind", "culprit": _name(entry), "ranks": [entry["rank"]]}
+        # A CPU may have cores of two kinds, and others use it: no fault of this rank's.
+        if ratio > limit.value:
+            tell = too_slow if view.mode == "gpu" else warned
+            found.append(tell(said, fix=_FIX, limit=limit, **about))
+        elif ratio > ADVICE.value and view.mode == "gpu":
+            found.append(warned(said, fix=_FIX, limit=ADVICE, **about))
+    return found
+
+
+def lateness(ranks: Ranks) -> dict[int, list[float]]:
+    """Return by how many seconds each rank joined each all-reduce after the first one of its host."""
+    first = {
+        host: [min(at) for at in zip(*(e["joined"]["at"] for e in ranks if e.get("host") == host))]
+        for host in {entry.get("host") for entry in ranks}
     }
-    judged: dict[str, Any] = {"value": round(ratio, 4), "unit": LIMIT.unit}
-    if ratio > LIMIT.value:
-        # A CPU may have cores of two kinds, which is no fault of anybody's.
-        tell = failed if view.mode == "gpu" else warned
-        return tell(f"{where} takes {ratio:.2f} times as long as others", fix=_FIX, **judged, limit=LIMIT, **details)
-    if ratio > ADVICE.value and view.mode == "gpu":
-        return warned(f"{where} takes {ratio:.2f} times as long as others", fix=_FIX, **judged, limit=ADVICE, **details)
-    said = f"{len(ranks)} ranks take the same time, within {ratio:.2f}; the slowest is {where}"
-    return passed(said, **judged, limit=LIMIT, **details)
+    return {
+        entry["rank"]: [at - least for at, least in zip(entry["joined"]["at"], first[entry.get("host")])]
+        for entry in ranks
+    }
+
+
+def _late(view: View, ranks: Ranks) -> list[Outcome]:
+    """Return a finding for each rank that is late, in the median or in every twentieth, where most are not."""
+    found, late, gpu = [], lateness(ranks), view.mode == "gpu"
+    least = LATE.value if gpu else LATE.value * _BUSY
+    for share, often in ((0.5, "mostly"), (0.95, "in every twentieth"))[: 2 if gpu else 1]:
+        at = {rank: timed_collectives.percentile(seconds, share) for rank, seconds in late.items()}
+        usual = statistics.median_low(at.values())
+        for entry in ranks:
+            mine = at[entry["rank"]]
+            if mine <= least or mine <= 3 * usual:
+                continue
+            tell = too_slow if gpu else warned
+            said = f"{_name(entry)} joins collectives {mine * 1000:.3g} ms after the first rank, {often}"
+            about: dict[str, Any] = {"code": "speed.late", "culprit": _name(entry), "ranks": [entry["rank"]]}
+            found.append(tell(said, fix=_LATE_FIX, value=round(mine, 5), unit="s", limit=LATE, **about))
+    return found
+
+
+def _asleep(view: View, ranks: Ranks) -> list[Outcome]:
+    """Return a failure for each rank that slept in its own work; a GPU's rank may sleep while it waits for its GPU."""
+    found = []
+    for entry in ranks:
+        about: dict[str, Any] = {"code": "speed.asleep", "culprit": _name(entry), "ranks": [entry["rank"]]}
+        share = entry["products"]["slept"] / entry["products"]["shortest"]
+        if view.mode != "gpu" and share > ASLEEP.value:
+            said = f"{_name(entry)} sleeps in its products, {entry['products']['slept'] * 1000:.3g} ms a round"
+            value = {"value": round(share, 4), "unit": ASLEEP.unit, "limit": ASLEEP}
+            found.append(too_slow(said, fix=_LATE_FIX, **value, **about))
+        if entry["joined"]["slept"] > LATE.value:
+            said = f"{_name(entry)} sleeps {entry['joined']['slept'] * 1000:.3g} ms before it joins a collective"
+            slept = round(entry["joined"]["slept"], 5)
+            found.append(too_slow(said, fix=_LATE_FIX, value=slept, unit="s", limit=LATE, **about))
+        busy = entry["joined"].get("busy", 0.0)
+        if process_group.finite(busy) and busy > LATE.value:
+            said = f"{_name(entry)} computes for {busy * 1000:.3g} ms of its own before it joins a collective"
+            found.append(too_slow(said, fix=_LATE_FIX, value=round(busy, 5), unit="s", limit=LATE, **about))
+    return found
+
+
+def _once(findings: list[Outcome]) -> list[Outcome]:
+    """Return the findings without the warnings about a rank that has failed already."""
+    failing = {finding.culprit for finding in findings if finding.status == "fail"}
+    return [finding for finding in findings if finding.status != "warn" or finding.culprit not in failing]
+
+
+def _details(ranks: Ranks) -> Measured:
+    medians = {str(entry["rank"]): entry["products"]["median"] for entry in ranks}
+    middle, late = statistics.median(medians.values()), lateness(ranks)
+    return {
+        "seconds": medians,
+        "p95": {str(entry["rank"]): entry["products"]["p95"] for entry in ranks},
+        "over_middle": {rank: round(seconds / middle - 1, 4) for rank, seconds in medians.items()},
+        "spread": round((max(medians.values()) - min(medians.values())) / middle, 4),
+        "late": {str(rank): round(statistics.median(seconds), 6) for rank, seconds in late.items()},
+    }
+
+
+def _together(view: View, ranks: Ranks) -> Outcome:
+    fastest, slowest = (pick(ranks, key=lambda entry: float(entry["products"]["median"])) for pick in (min, max))
+    ratio = float(slowest["products"]["median"] / fastest["products"]["median"])
+    said = f"{len(ranks)} ranks take the same time, within {ratio:.2f}; the slowest is {_name(slowest)}"
+    limit = LIMIT if view.mode == "gpu" else CPU_LIMIT
+    return passed(said, value=round(ratio, 4), unit=limit.unit, limit=limit, ranks=[slowest["rank"]])

@@ -2,8 +2,9 @@
 
 Seen in the wild: thermal paste that has pumped out, a fan that spins up too late, a power feed that browns out with
 eight boards at full draw, a core that computes wrongly only when hot. Products run on all GPUs at once for three
-minutes; once a second the speed is taken, every bit of a product is compared with the first one's (gpu-burn and DCGM's
-diagnostic do so too), and the GPU is asked for clock, power, temperature and its reasons for slowing down.
+minutes; once a second the speed is taken, the bits of every product are compared with the first one's (gpu-burn and
+DCGM's diagnostic do so too), which plain Python and sums in float64 have verified, and the GPU is asked for clock,
+power, temperature and its reasons for slowing down.
 """
 
 from __future__ import annotations
@@ -12,8 +13,26 @@ import statistics
 import time
 from typing import Any
 
-from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned
-from envcheck.checks.env import _deterministic, _group, _load, _nvml, _speed
+from envcheck.checks import (
+    Check,
+    Limit,
+    Measured,
+    Outcome,
+    Rank,
+    Ranks,
+    View,
+    failed,
+    passed,
+    too_slow,
+    undecided,
+    warned,
+    worst,
+)
+from envcheck.checks.env.support.collectives import exact_comparison, process_group
+from envcheck.checks.env.support.hardware import gpu_speed, load_samples
+from envcheck.checks.env.support.hardware import sampler as hardware_sampler
+from envcheck.checks.env.support.operators import seeded_numbers, verified_products
+from envcheck.checks.env.support.training import deterministic_training
 
 CHECK = Check(
     promise="minutes of matrix products keep their speed and bits, and no GPU slows itself down for heat or power",
@@ -31,6 +50,9 @@ BFLOAT16_SINCE = (8, 0)
 # The clock of a cold GPU is higher than it can hold: the first sixth is no measure of anything.
 WARM, WINDOWS = 6, 5
 _FEWEST = 6
+_OURS = "ours: a cold GPU is faster by its boost clock alone, which is under a quarter"
+BEST = Limit(0.6, "of its best second", _OURS, "at least")
+BEST_ADVICE = Limit(0.75, "of its best second", _OURS, "at least")
 _FIX = (
     "look at fans, inlet air, power cables and supplies, and at this slot against the others (nvidia-smi -q -d POWER)"
 )
@@ -40,88 +62,142 @@ def measure(rank: Rank) -> Measured:
     """Multiply for SECONDS; say once a second how fast, how many elements had other bits, and what NVML saw."""
     import torch
 
-    _deterministic.make(torch)
-    device = _group.device_of(rank)
+    deterministic_training.make(torch)
+    device = process_group.device_of(rank)
     native = torch.cuda.get_device_capability(device) >= BFLOAT16_SINCE
-    data = torch.randn(SIZE, SIZE, device=device).to(torch.bfloat16 if native else torch.float16)
-    entry = {**_group.standing(rank, data), "name": torch.cuda.get_device_name(device), "dtype": str(data.dtype)[6:]}
-    with _nvml.Sampler(entry["device"], rank.local_rank, INTERVAL) as sampler:
-        points = _run(torch, data)
-    return {**entry, "points": points, "interval": INTERVAL, "load": sampler.told()}
+    seed = seeded_numbers.seed(rank.rank)
+    data = verified_products.data(torch, SIZE, SIZE, device, seed).to(torch.bfloat16 if native else torch.float16)
+    entry = {
+        **process_group.standing(rank, data),
+        "name": torch.cuda.get_device_name(device),
+        "dtype": str(data.dtype)[6:],
+        "seed": seed,
+    }
+    with hardware_sampler.Sampler(entry["device"], rank.local_rank, INTERVAL) as sampler:
+        error, points = _run(torch, data)
+    return {**entry, "error": error, "points": points, "interval": INTERVAL, "load": sampler.told()}
 
 
-def _run(torch: Any, data: Any) -> list[Measured]:
-    reference, out = torch.mm(data, data), torch.empty_like(data)
+def _run(torch: Any, data: Any) -> tuple[float, list[Measured]]:
+    """Multiply by one and by another matrix, turn about, so that a product that was not computed is seen.
+
+    Returns how far the first products are off, and what was measured each second.
+    """
+    rights, out = (data, data.flip(0).contiguous()), torch.empty_like(data)
+    lines = (rights[0].t(), rights[1].t())
+    made = verified_products.Products(torch, data, lines, lambda turn: torch.mm(data, rights[turn], out=out))
+    references = made.references
+    sums = [_sum(torch, reference) for reference in references]
     torch.cuda.synchronize()
     points: list[Measured] = []
     began, products = time.monotonic(), 1
     while (at := time.monotonic() - began) < SECONDS:
-        took = _batch(torch, data, out, products)
-        wrong = int((out != reference).sum())
+        took, added = _batch(torch, data, rights, out, products)
+        wrong = int(exact_comparison.compared(torch, out.view(-1), references[(products - 1) % 2].view(-1)))
+        wrong = max(wrong, sum(int(one) != int(sums[turn % 2]) for turn, one in enumerate(added)))
         points.append({"at": round(at, 2), "tflops": 2 * SIZE**3 * products / took / 1e12, "wrong": wrong})
         products = max(1, round(products * BATCH / took))
-    return points
+    return made.error, points
 
 
-def _batch(torch: Any, data: Any, out: Any, products: int) -> float:
-    """Return the seconds that so many products take."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(products):
-        torch.mm(data, data, out=out)
-    end.record()
+def _sum(torch: Any, product: Any) -> Any:
+    """Return the sum of a product's bits, taken as integers: one flipped bit changes it by a power of two."""
+    return product.view(-1).view(torch.int32).sum(dtype=torch.int64)
+
+
+def _batch(torch: Any, data: Any, rights: Any, out: Any, products: int) -> tuple[float, list[int]]:
+    """Return the seconds that so many products take, and the sum of the bits of each, which is not timed."""
+    marks, sums = [], []
+    for turn in range(products):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        torch.mm(data, rights[turn % 2], out=out)
+        end.record()
+        marks.append((start, end))
+        sums.append(_sum(torch, out))
     torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) / 1000
+    return sum(float(start.elapsed_time(end)) for start, end in marks) / 1000, torch.stack(sums).tolist()
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on other bits, on a GPU that slows itself down, and on speed lost under way; the worst GPU is named."""
-    found = _group.problem(view, ranks, backend=False)
+    found = process_group.problem(view, ranks, backend=False)
     if found is not None:
         return found
-    for entry in ranks:
-        found = _unmeasured(entry) or _wrong(entry) or _throttled(entry)
-        if found is not None:
-            return found
-    kept = [(*_kept(entry), entry) for entry in ranks]
-    return _lost(kept) or _behind(kept) or _held(kept)
+    unmeasured = {entry["rank"]: finding for entry in ranks if (finding := _unmeasured(entry)) is not None}
+    findings = [*unmeasured.values()]
+    findings += [f for e in ranks for f in (_off(e), _wrong(e), _throttled(e)) if f is not None]
+    kept = [(*_kept(entry), entry) for entry in ranks if entry["rank"] not in unmeasured]
+    lost = [finding for one in kept if (finding := _lost(*one) or _fallen(view, *one[1:])) is not None]
+    blamed = {finding.culprit for finding in (*findings, *lost)}
+    findings += [*lost, *(finding for finding in _behind(kept) if finding.culprit not in blamed)]
+    return worst(findings, otherwise=findings[0]) if findings else _held(kept)
 
 
-def _unmeasured(entry: Measured) -> _group.Problem:
+def _unmeasured(entry: Measured) -> process_group.Problem:
     points = entry.get("points") or []
-    sound = all(_group.finite(p.get("tflops")) and p["tflops"] > 0 and _group.finite(p.get("at")) for p in points)
+    sound = all(
+        process_group.finite(p.get("tflops")) and p["tflops"] > 0 and process_group.finite(p.get("at")) for p in points
+    )
     if len(points) < _FEWEST or not sound:
-        return undecided(f"rank {entry['rank']} measured no speed over time", fix="see the check's log")
-    return _load.unseen(entry, float(points[-1]["at"]), float(entry.get("interval") or INTERVAL))
+        said = f"rank {entry['rank']} measured no speed over time"
+        return undecided(said, fix="see the check's log", code="speed.missing", culprit=gpu_speed.culprit(entry))
+    return load_samples.unseen(entry, float(points[-1]["at"]), float(entry.get("interval") or INTERVAL))
 
 
-def _wrong(entry: Measured) -> _group.Problem:
-    for point in entry["points"]:
+def _off(entry: Measured) -> process_group.Problem:
+    """Return the failure that the products with which all others are compared are none, or None."""
+    error: Any = entry.get("error")
+    if error is None:
+        said = f"rank {entry['rank']} compared no product with a reference"
+        return undecided(said, fix="see the check's log", code="data.missing", culprit=gpu_speed.culprit(entry))
+    most = verified_products.TOLERANCE.get(str(entry.get("dtype")), 0.0)
+    if process_group.finite(error) and 0 <= error <= most:
+        return None
+    return failed(
+        f"rank {entry['rank']} on {entry['device']}: the {entry.get('dtype')} product is off by {error}",
+        fix="run the matmul check on this GPU; wrong there too, take the GPU out",
+        value=error if process_group.finite(error) else None,
+        unit="relative error",
+        code="data.wrong",
+        culprit=gpu_speed.culprit(entry),
+        rank=entry["rank"],
+    )
+
+
+def _wrong(entry: Measured) -> process_group.Problem:
+    for point in entry.get("points") or []:
         if point.get("wrong") != 0:
-            said = f"{point.get('wrong')} elements of a product had other bits after {point['at']:.0f} s under load"
+            at = f"{point['at']:.0f} s" if process_group.finite(point.get("at")) else "an unknown time"
+            said = f"{point.get('wrong')} elements of a product had other bits after {at} under load"
             return failed(
-                f"rank {entry['rank']} on {entry['device']}: {said}{_load.told(entry['load'])}",
+                f"rank {entry['rank']} on {entry['device']}: {said}{load_samples.told(entry.get('load') or {})}",
                 fix="take this GPU out: it computes wrongly when it works hard; dcgmi diag -r 4 tests it alone",
                 value=point.get("wrong"),
                 unit="elements",
                 limit=Limit(0, "elements", "deterministic products of the same bits have the same bits", "at most"),
+                code="data.wrong",
+                culprit=gpu_speed.culprit(entry),
                 rank=entry["rank"],
                 device=entry["device"],
             )
     return None
 
 
-def _throttled(entry: Measured) -> _group.Problem:
-    seen, load = _load.faults(entry["load"]), entry["load"]
+def _throttled(entry: Measured) -> process_group.Problem:
+    load = entry.get("load") or {}
+    seen = load_samples.faults(load)
     if not seen:
         return None
     said = ", ".join(f"{name} in {count}" for name, count in seen.items())
     return failed(
-        f"rank {entry['rank']} on {entry['device']}: {said} of {len(load['samples'])} samples{_load.told(load)}",
+        f"rank {entry['rank']} on {entry['device']}: {said} of {len(load['samples'])} samples{load_samples.told(load)}",
         fix=_FIX,
         value=sum(seen.values()),
-        unit=_load.NO_FAULT.unit,
-        limit=_load.NO_FAULT,
+        unit=load_samples.NO_FAULT.unit,
+        limit=load_samples.NO_FAULT,
+        code="gpu.slows-down",
+        culprit=gpu_speed.culprit(entry),
         rank=entry["rank"],
         device=entry["device"],
     )
@@ -136,30 +212,52 @@ def _kept(entry: Measured) -> tuple[float, float]:
     return end / statistics.median(warm[:window]), end
 
 
-def _lost(kept: list[tuple[float, float, Measured]]) -> _group.Problem:
+def _lost(share: float, end: float, entry: Measured) -> process_group.Problem:
     from envcheck.checks import limits
 
-    share, end, entry = min(kept, key=lambda one: one[0])
-    for bound, tell in (("fail", failed), ("warn", warned)):
+    for bound, tell in (("fail", too_slow), ("warn", warned)):
         limit = limits.limit("sustained-gemm", bound)
         if share < limit.value:
             load = entry["load"]
             return tell(
                 f"rank {entry['rank']} on {entry['device']}: {end:.4g} TFLOP/s at the end, {share:.1%} of the start"
-                f"{_load.told(load)}{_load.caps(load)}",
+                f"{load_samples.told(load)}{load_samples.caps(load)}",
                 fix=_FIX,
                 value=round(share, 4),
                 unit=limit.unit,
                 limit=limit,
+                code="speed.falls",
+                culprit=gpu_speed.culprit(entry),
                 rank=entry["rank"],
                 device=entry["device"],
             )
     return None
 
 
-def _behind(kept: list[tuple[float, float, Measured]]) -> _group.Problem:
+def _fallen(view: View, end: float, entry: Measured) -> process_group.Problem:
+    """Return the finding that a GPU has lost too much of its best second, or is below its model's floor for minutes."""
+    from envcheck.checks import limits
+
+    load, best = entry["load"], sorted(float(point["tflops"]) for point in entry["points"])[-2]
+    row = limits.find(f"gemm-{entry.get('dtype')}", gpu=entry.get("name"))
+    share, cap = gpu_speed.capped(view, entry)
+    held = limits.limit("sustained-gemm", "fail").value * share
+    floor = Limit(round(row["fail"] * held, 1), "TFLOP/s", f"{row['source']}; times {held:.2f}") if row else None
+    said = f"rank {entry['rank']} on {entry['device']}: {end:.4g} TFLOP/s at the end, {best:.4g} in its best second"
+    said += f"{load_samples.told(load)}{load_samples.caps(load)}{cap}"
+    about: dict[str, Any] = {"fix": _FIX, "code": "speed.falls", "culprit": gpu_speed.culprit(entry)}
+    about |= {"rank": entry["rank"], "device": entry["device"]}
+    if floor and end < floor.value:
+        return too_slow(said, value=end, unit=floor.unit, limit=floor, **about)
+    for limit, tell in ((BEST, too_slow), (BEST_ADVICE, warned)):
+        if end < best * limit.value:
+            return tell(said, value=round(end / best, 4), unit=limit.unit, limit=limit, **about)
+    return None
+
+
+def _behind(kept: list[tuple[float, float, Measured]]) -> list[Outcome]:
     ranks = [{**entry, "values": {"sustained": end}} for _, end, entry in kept]
-    return _speed.behind(ranks, ["sustained"], "TFLOP/s", _FIX)
+    return gpu_speed.behind(ranks, ["sustained"], "TFLOP/s", _FIX)
 
 
 def _held(kept: list[tuple[float, float, Measured]]) -> Outcome:
@@ -172,7 +270,7 @@ def _held(kept: list[tuple[float, float, Measured]]) -> Outcome:
     also = f"; not told by this GPU: {', '.join(silent)}" if silent else ""
     return passed(
         f"{len(kept)} GPU(s), {slowest['dtype']}: {end:.4g} TFLOP/s at the end, {share:.1%} of the start"
-        f"{_load.told(slowest['load'])}{_load.caps(slowest['load'])}{also}",
+        f"{load_samples.told(slowest['load'])}{load_samples.caps(slowest['load'])}{also}",
         value=round(share, 4),
         unit=limit.unit,
         limit=limit,

@@ -11,8 +11,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned
-from envcheck.checks.env import _group, _load, _nvml, _precision, _replicas
+from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
+from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.hardware import load_samples
+from envcheck.checks.env.support.hardware import sampler as hardware_sampler
+from envcheck.checks.env.support.training import dtype_precision, model_replicas
 
 CHECK = Check(
     promise="training keeps the GPUs at work without a fault of heat or power; utilisation, memory and power are told",
@@ -34,14 +37,14 @@ def measure(rank: Rank) -> Measured:
     """Train for SECONDS; return what NVML saw, the memory that was needed, and the loss before and after."""
     import torch
 
-    device = _group.device_of(rank)
-    with _group.group(rank) as dist:
+    device = process_group.device_of(rank)
+    with process_group.group(rank) as dist:
         step = _training(torch, rank, device)
         losses = [step() for _ in range(WARMUP)]
         steps = _steps(torch, dist, device, step)
         torch.cuda.reset_peak_memory_stats(device)
-        identity = _group.standing(rank, losses[0], dist.get_backend())
-        with _nvml.Sampler(identity["device"], rank.local_rank, INTERVAL) as sampler:
+        identity = process_group.standing(rank, losses[0], dist.get_backend())
+        with hardware_sampler.Sampler(identity["device"], rank.local_rank, INTERVAL) as sampler:
             began = time.monotonic()
             losses += [step() for _ in range(steps)]
             torch.cuda.synchronize()
@@ -62,10 +65,10 @@ def _training(torch: Any, rank: Rank, device: Any) -> Any:
     """Return a step of a training: a call that gives its loss, which is not waited for."""
     torch.manual_seed(5)
     layers = [layer for _ in range(LAYERS) for layer in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())]
-    model = _replicas.wrap(rank, torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, WIDTH)).to(device))
+    model = model_replicas.wrap(rank, torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, WIDTH)).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     inputs, targets = (torch.randn(BATCH, WIDTH, device=device) for _ in range(2))
-    native = torch.cuda.get_device_capability(device) >= _precision.BFLOAT16_SINCE
+    native = torch.cuda.get_device_capability(device) >= dtype_precision.BFLOAT16_SINCE
     dtype = torch.bfloat16 if native else torch.float16
 
     def step() -> Any:
@@ -101,55 +104,64 @@ def _memory(torch: Any, device: Any) -> Measured:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Tell what the training took of each GPU; warn of one that slows itself down, and believe no idle one."""
-    found = _group.problem(view, ranks)
+    found = process_group.problem(view, ranks)
     if found is not None:
         return found
+    known = {entry["rank"]: _untold(entry) for entry in ranks}
+    findings = [finding for finding in known.values() if finding is not None]
     for entry in ranks:
-        found = _untold(entry) or _idle(entry)
-        if found is not None:
-            return found
-    return _faulty(ranks) or _told(ranks)
+        if known[entry["rank"]] is None:
+            findings += [finding for finding in (_idle(entry), _faulty(entry)) if finding is not None]
+    return worst(findings, otherwise=findings[0]) if findings else _told(ranks)
 
 
-def _untold(entry: Measured) -> _group.Problem:
+def _untold(entry: Measured) -> process_group.Problem:
     """Return why this rank's numbers are none, or None."""
     losses, where = entry.get("losses") or [], f"rank {entry['rank']} on {entry['device']}"
     lacking = [name for name in ("steps_per_second", "lasted", "peak", "total") if not _positive(entry.get(name))]
     if lacking or len(losses) != 2 or entry["peak"] > entry["total"]:  # noqa: PLR2004 (before and after)
         return undecided(f"{where} told no {', '.join(lacking) or 'loss, or memory that cannot be'}", fix="see the log")
-    if not all(_group.finite(loss) for loss in losses):
-        return failed(f"{where}: the loss is not finite", fix="run the amp and matmul checks on this GPU")
-    return _load.unseen(entry, float(entry["lasted"]), float(entry.get("interval") or INTERVAL))
+    if not all(process_group.finite(loss) for loss in losses):
+        fix = "run the amp and matmul checks on this GPU"
+        return failed(f"{where}: the loss is not finite", fix=fix, code="training.loss", culprit=where)
+    return load_samples.unseen(entry, float(entry["lasted"]), float(entry.get("interval") or INTERVAL))
 
 
 def _positive(value: Any) -> bool:
-    return _group.finite(value) and bool(value > 0)
+    return process_group.finite(value) and bool(value > 0)
 
 
-def _idle(entry: Measured) -> _group.Problem:
-    busy = _load.spread(entry["load"], "utilization")
+def _idle(entry: Measured) -> process_group.Problem:
+    busy = load_samples.spread(entry["load"], "utilization")
     if busy is None or busy[2] > 0:
         return None
     return undecided(
         f"rank {entry['rank']} trained for {entry['lasted']:.0f} s and NVML saw {entry['device']} idle all the while",
         fix="compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES: another device may be doing the work",
+        code="training.idle",
+        culprit=_name(entry),
     )
 
 
-def _faulty(ranks: Ranks) -> _group.Problem:
-    for entry in ranks:
-        seen, load = _load.faults(entry["load"]), entry["load"]
-        if seen:
-            return warned(
-                f"rank {entry['rank']} on {entry['device']}: {', '.join(seen)} under a training{_load.told(load)}",
-                fix=_FIX,
-                value=sum(seen.values()),
-                unit=_load.NO_FAULT.unit,
-                limit=_load.NO_FAULT,
-                rank=entry["rank"],
-                device=entry["device"],
-            )
-    return None
+def _faulty(entry: Measured) -> process_group.Problem:
+    seen, load = load_samples.faults(entry["load"]), entry["load"]
+    if not seen:
+        return None
+    return warned(
+        f"rank {entry['rank']} on {entry['device']}: {', '.join(seen)} in training{load_samples.told(load)}",
+        fix=_FIX,
+        value=sum(seen.values()),
+        unit=load_samples.NO_FAULT.unit,
+        limit=load_samples.NO_FAULT,
+        rank=entry["rank"],
+        device=entry["device"],
+        code="training.slowdown",
+        culprit=_name(entry),
+    )
+
+
+def _name(entry: Measured) -> str:
+    return f"rank {entry['rank']} on {entry['device']}"
 
 
 def _told(ranks: Ranks) -> Outcome:
@@ -163,7 +175,7 @@ def _told(ranks: Ranks) -> Outcome:
         f"power up to {max(power):.0f} W" if power else "power not told by this GPU",
     ]
     return passed(
-        f"training on {len(ranks)} GPU(s): {', '.join(said)}{_load.caps(fullest['load'])}: reported, not judged",
+        f"training on {len(ranks)} GPU(s): {', '.join(said)}{load_samples.caps(fullest['load'])}: reported, not judged",
         value=float(min(busy)) if busy else None,
         unit="% utilisation" if busy else "",
         gpus=gpus,
@@ -173,10 +185,10 @@ def _told(ranks: Ranks) -> Outcome:
 def _one(entry: Measured) -> Measured:
     """Return what one GPU's training came to: %, bytes, W, C, and steps a second."""
     load, none = entry["load"], (None, None, None)
-    power, heat = _load.spread(load, "power") or none, _load.spread(load, "temperature") or none
+    power, heat = load_samples.spread(load, "power") or none, load_samples.spread(load, "temperature") or none
     return {
         "device": entry["device"],
-        "utilization": (_load.spread(load, "utilization") or none)[1],
+        "utilization": (load_samples.spread(load, "utilization") or none)[1],
         "peak": entry["peak"],
         "headroom": entry["total"] - entry["peak"],
         "power": power[1],

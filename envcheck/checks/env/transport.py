@@ -10,8 +10,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, passed, skipped, undecided, warned
-from envcheck.checks.env import _bandwidth, _group, _links, _nccl
+from envcheck.checks import (
+    Check,
+    Limit,
+    Measured,
+    Outcome,
+    Rank,
+    Ranks,
+    View,
+    failed,
+    passed,
+    skipped,
+    undecided,
+    warned,
+    worst,
+)
+from envcheck.checks.env.support.collectives import (
+    exact_comparison,
+    nccl_log,
+    process_group,
+    timed_collectives,
+    transports,
+)
 
 CHECK = Check(
     promise="NCCL's own log shows every two GPUs using the best link they have",
@@ -26,6 +46,7 @@ CHECK = Check(
 # NVLS is for large messages.
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter")
 SIZE = 256 << 20
+PAIRED = 1 << 18
 LIMIT = Limit(0, "pairs off their link", "ours: GPUs with NVLink between them have no reason to go round it", "at most")
 _UNREAD = "see the check's log; does another NCCL than the wheel's take part (NCCL_DEBUG_FILE is written since 2.2)?"
 _FIX = (
@@ -40,22 +61,30 @@ def measure(rank: Rank) -> Measured:
     """Have NCCL connect for large collectives and between every two ranks; return what it logged."""
     import torch
 
-    device = _group.device_of(rank)
-    _nccl.ask(rank, calls=True)
-    with _group.group(rank) as dist:
-        for name in COLLECTIVES if rank.world > 1 else ():
-            _bandwidth.message(torch, dist, rank, device, name, SIZE).run()
-        tensor = torch.ones(1 << 18, device=device)
+    device = process_group.device_of(rank)
+    nccl_log.ask(rank, calls=True)
+    with process_group.group(rank) as dist:
+        wrong = [name for name in COLLECTIVES if rank.world > 1 and _sent_wrongly(torch, dist, rank, device, name)]
+        tensor = torch.full((PAIRED,), float(rank.rank + 1), device=device)
         for distance in range(1, rank.world):
-            _bandwidth.around(dist, rank, tensor, torch.empty_like(tensor), distance)
-        if tensor.is_cuda:
-            torch.cuda.synchronize()
-        return {**_group.standing(rank, tensor, dist.get_backend()), "nccl": _nccl.read(rank)}
+            sender, got = (rank.rank - distance) % rank.world, torch.zeros_like(tensor)
+            timed_collectives.around(dist, rank, tensor, got, distance)
+            if int(exact_comparison.compared(torch, got, torch.full_like(got, float(sender + 1)))):
+                wrong.append(f"a message from rank {sender}")
+        return {**process_group.standing(rank, tensor, dist.get_backend()), "nccl": nccl_log.read(rank), "wrong": wrong}
+
+
+def _sent_wrongly(torch: Any, dist: Any, rank: Rank, device: Any, name: str) -> bool:
+    made = timed_collectives.Message(torch, dist, rank, device, name, SIZE)
+    made.fill()
+    made.run()
+    made.verify()
+    return bool(made.verdict()["wrong"])
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Warn where the log shows a slower link than the GPUs have, naming the pairs; an empty log proves nothing."""
-    found = _group.problem(view, ranks)
+    found = process_group.problem(view, ranks)
     if found is not None:
         return found
     if view.mode != "gpu":
@@ -63,42 +92,57 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if len(ranks) == 1:
         return skipped("one rank talks to nobody")
     logs = {entry["rank"]: entry.get("nccl") or {} for entry in ranks}
-    pairs = _nccl.edges(logs)
+    pairs = nccl_log.edges(logs)
     unread = _unread(logs, pairs)
-    if unread:
-        return undecided(unread, fix=_UNREAD)
-    return _slower(view, ranks, pairs, _details(pairs, logs)) or _switched(view, ranks, _details(pairs, logs))
+    details = {} if unread else _details(pairs, logs)
+    outcome = (
+        undecided(unread, fix=_UNREAD, code="transport.unread")
+        if unread
+        else _slower(view, ranks, pairs, details) or _switched(view, ranks, details)
+    )
+    wrong = [_wrong(entry) for entry in ranks if entry.get("wrong")]
+    return worst([*wrong, outcome], otherwise=outcome) if wrong else outcome
 
 
-def _unread(logs: _nccl.Logs, pairs: _nccl.Pairs) -> str:
+def _wrong(entry: Measured) -> Outcome:
+    """Return the failure of a rank that received something else than was sent."""
+    return failed(
+        f"rank {entry['rank']} received wrong data: {', '.join(map(str, entry['wrong']))}",
+        fix="run the collectives check, which says what arrived instead",
+        code="data.wrong",
+        culprit=f"rank {entry['rank']} ({entry.get('device')})",
+    )
+
+
+def _unread(logs: nccl_log.Logs, pairs: nccl_log.Pairs) -> str:
     """Return why the logs prove nothing; "" where they do."""
-    silent = [rank for rank, log in logs.items() if not (_group.finite(log.get("lines")) and log["lines"] > 0)]
+    silent = [rank for rank, log in logs.items() if not (process_group.finite(log.get("lines")) and log["lines"] > 0)]
     if silent:
         return f"NCCL left no log of rank(s) {silent}"
     if not pairs:
         return "NCCL's log names no connection between any two ranks"
-    strange = sorted({way for ways in pairs.values() for way in ways if not way.startswith(_nccl.WAYS)})
+    strange = sorted({way for ways in pairs.values() for way in ways if not way.startswith(nccl_log.WAYS)})
     if strange or not all(0 <= a < b < len(logs) for a, b in pairs):
         return f"NCCL's log is not understood: {', '.join(strange) or sorted(pairs)}"[:200]
     return ""
 
 
-def _details(pairs: _nccl.Pairs, logs: _nccl.Logs) -> dict[str, Any]:
+def _details(pairs: nccl_log.Pairs, logs: nccl_log.Logs) -> dict[str, Any]:
     return {
         "pairs": {f"{a}-{b}": sorted(ways) for (a, b), ways in sorted(pairs.items())},
-        "nvls": _nccl.nvls(logs),
-        "algorithms": _nccl.merged(logs, "algorithms"),
-        "settings": _nccl.merged(logs, "settings"),
+        "nvls": nccl_log.nvls(logs),
+        "algorithms": nccl_log.merged(logs, "algorithms"),
+        "settings": nccl_log.merged(logs, "settings"),
         **{name: next((log[name] for log in logs.values() if log.get(name)), None) for name in ("version", "network")},
     }
 
 
-def _slower(view: View, ranks: Ranks, pairs: _nccl.Pairs, details: dict[str, Any]) -> Outcome | None:
+def _slower(view: View, ranks: Ranks, pairs: nccl_log.Pairs, details: dict[str, Any]) -> Outcome | None:
     """Return the warning that names the ranks which go round a link they have; None where none does."""
     hosts = {entry["rank"]: entry.get("host") for entry in ranks}
     devices = {entry["rank"]: str(entry.get("device")) for entry in ranks}
     near = [pair for pair in sorted(pairs) if hosts.get(pair[0]) == hosts.get(pair[1])]
-    off = [pair for pair in near if _links.roundabout(view, pairs, pair, devices)]
+    off = [pair for pair in near if transports.roundabout(view, pairs, pair, devices)]
     if not off:
         return None
     ways = sorted({way for pair in off for way in pairs[pair] if not way.startswith("P2P/")})
@@ -110,8 +154,8 @@ def _slower(view: View, ranks: Ranks, pairs: _nccl.Pairs, details: dict[str, Any
 
 def _switched(view: View, ranks: Ranks, details: dict[str, Any]) -> Outcome:
     """Warn where GPUs behind switches that can add do not have them do it, unless somebody told NCCL not to."""
-    missing = _links.nvls_missing(view, len(ranks), details["nvls"])
-    declined = _nccl.nvls_declined(details["settings"])
+    missing = transports.nvls_missing(view, len(ranks), details["nvls"])
+    declined = nccl_log.nvls_declined(details["settings"])
     if missing and not declined:
         return warned(f"no NVLS{_because(details)}: {missing}", fix=_NVLS_FIX, **details)
     ways = [
@@ -123,5 +167,5 @@ def _switched(view: View, ranks: Ranks, details: dict[str, Any]) -> Outcome:
 
 
 def _because(details: dict[str, Any]) -> str:
-    chosen = [f"{name}={value}" for name, value in sorted(details["settings"].items()) if name in _nccl.CHOICES]
+    chosen = [f"{name}={value}" for name, value in sorted(details["settings"].items()) if name in nccl_log.CHOICES]
     return f" ({', '.join(chosen)})" if chosen else ""

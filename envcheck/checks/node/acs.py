@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
-from envcheck.checks.node import _pairs
+from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
+from envcheck.checks.node.support import gpu_pairs
 
 CHECK = Check(
     promise="no PCIe bridge above several GPUs turns their transfers back to the CPU",
@@ -25,15 +25,18 @@ _LIMIT: Final = Limit(
     "equal",
 )
 _REDIRECTS: Final = ("request redirect", "completion redirect")
+_SHOWN: Final = 4
 _FIX: Final = (
-    "switch ACS off in the BIOS (often with VT-d or the IOMMU), or on these bridges after each boot: "
+    "switch ACS off in the BIOS (often with VT-d or the IOMMU), or on this bridge after each boot: "
     "`setpci -s BRIDGE ECAP_ACS+0x6.w=0000`"
 )
 
 
 def judge(view: View) -> Outcome:
     """Warn on bare metal of each bridge that redirects, by address; elsewhere say why that is no fault."""
-    missing = _pairs.unreadable(view, "pci.acs", "run as root, outside a container or in one that sees the host's /sys")
+    missing = gpu_pairs.unreadable(
+        view, "pci.acs", "run as root, outside a container or in one that sees the host's /sys"
+    )
     if missing is not None:
         return missing
     bridges = view.snapshot.signal("pci.acs").value
@@ -41,15 +44,30 @@ def judge(view: View) -> Outcome:
         return undecided("pci.acs is nonsense", fix="read the node again")
     if not bridges:
         return skipped("the PCI bus shows no bridge above a GPU here")
-    found = {str(b["bus_id"]): b["gpus"] for b in bridges if any(word in b["enabled"] for word in _REDIRECTS)}
-    if not found:
-        return passed(f"none of {len(bridges)} bridges above the GPUs redirects", value=0, unit="bridges", limit=_LIMIT)
-    said = f"ACS redirects on {len(found)} of {len(bridges)} bridges above GPUs: {', '.join([*found][:4])}"
-    harmless = _harmless(view)
+    redirecting = [bridge for bridge in bridges if any(word in bridge["enabled"] for word in _REDIRECTS)]
+    harmless = _harmless(view) if redirecting else ""
     if harmless:
-        return skipped(f"{said}; {harmless}")
-    below = sorted({gpu for gpus in found.values() for gpu in gpus})
-    return warned(said, fix=_FIX, value=len(found), unit="bridges", limit=_LIMIT, bridges=[*found], below=below)
+        addresses = ", ".join(str(bridge["bus_id"]) for bridge in redirecting[:_SHOWN])
+        told = f"ACS redirects on {len(redirecting)} of {len(bridges)} bridges above GPUs: {addresses}"
+        return skipped(f"{told}; {harmless}")
+    sound = f"none of {len(bridges)} bridges above the GPUs redirects"
+    return worst([_finding(bridge) for bridge in redirecting], passed(sound, value=0, unit=_LIMIT.unit, limit=_LIMIT))
+
+
+def _finding(bridge: dict[str, Any]) -> Outcome:
+    address, kinds = str(bridge["bus_id"]), [word for word in _REDIRECTS if word in bridge["enabled"]]
+    return warned(
+        f"ACS on the PCIe bridge {address} redirects what {len(bridge['gpus'])} GPU(s) below it send",
+        fix=_FIX.replace("BRIDGE", address),
+        value=1,
+        unit=_LIMIT.unit,
+        limit=_LIMIT,
+        code="acs.redirects",
+        culprit=f"PCIe bridge {address}",
+        enabled=kinds,
+        bridges=[address],
+        below=sorted(map(str, bridge["gpus"])),
+    )
 
 
 def _shaped(bridge: Any) -> bool:
@@ -60,7 +78,7 @@ def _harmless(view: View) -> str:
     virtual = view.snapshot.signal("host.hypervisor").value
     if virtual is not False:
         return "a virtual machine's host needs it" if virtual else "whether this is a virtual machine cannot be told"
-    pairs = _pairs.matrix(view)
-    if isinstance(pairs, list) and not any(map(_pairs.ok, pairs)):
+    pairs = gpu_pairs.matrix(view)
+    if isinstance(pairs, list) and not any(map(gpu_pairs.ok, pairs)):
         return "these GPUs have no peer-to-peer to turn back"
     return ""

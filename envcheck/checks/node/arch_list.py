@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided
-from envcheck.checks.node import _facts
-from envcheck.matrix.model import Matrix, TorchRelease
-from envcheck.matrix.verdict import OK, driver_verdict, runs_on
-from envcheck.matrix.versions import key
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
+from envcheck.checks.node.support import gpu_readings, matrix_facts
+from envcheck.matrix.facts.model import Matrix, TorchRelease
+from envcheck.matrix.facts.versions import key
+from envcheck.matrix.resolver.verdict import OK, driver_verdict, runs_on
 from envcheck.node.snapshot import Gpu
 
 CHECK = Check(promise="torch carries code for every GPU of this node", level="quick", gpus=1)
@@ -23,7 +23,7 @@ SOURCE = (
 
 
 def judge(view: View) -> Outcome:
-    """Fail naming the first GPU that nothing in the wheel runs on, with wheels that would."""
+    """Fail naming each GPU that nothing in the wheel runs on, with wheels that would."""
     cuda, listed = view.environment.get("cuda"), view.environment.get("arch_list")
     if not view.environment.get("torch"):
         return skipped(f"no torch to look into: {view.environment.get('error', 'none was asked')}")
@@ -31,43 +31,42 @@ def judge(view: View) -> Outcome:
         return skipped("this torch carries no code for any GPU (see gpu-visible)")
     if not listed:
         return undecided("the wheel's arch list is empty or unread", fix="see build_facts_error in the report")
-    for gpu in view.snapshot.gpus:
-        outcome = _one(view, gpu, str(cuda), [str(code) for code in listed])
-        if outcome is not None:
-            return outcome
+    codes = [str(code) for code in listed]
+    findings = [finding for gpu in view.snapshot.gpus for finding in _one(view, gpu, str(cuda), codes)]
     summary = f"{' '.join(listed)} covers {', '.join(sorted({_name(gpu) for gpu in view.snapshot.gpus}))}"
-    return passed(summary, value=list(listed), limit=Limit("code for every GPU", "", SOURCE, "equal"))
+    return worst(findings, passed(summary, value=list(listed), limit=Limit("code for every GPU", "", SOURCE, "equal")))
 
 
 def _name(gpu: Gpu) -> str:
     return f"{gpu.signal('name').value} ({gpu.signal('compute_capability').value})"
 
 
-def _one(view: View, gpu: Gpu, cuda: str, listed: list[str]) -> Outcome | None:
-    matrix, capability = _facts.matrix(view), gpu.signal("compute_capability")
+def _one(view: View, gpu: Gpu, cuda: str, listed: list[str]) -> list[Outcome]:
+    matrix, capability = matrix_facts.matrix(view), gpu.signal("compute_capability")
+    culprit = gpu_readings.culprit(view, gpu_readings.label(gpu))
+    if capability.value is None and gpu_readings.lost(gpu):
+        return [skipped(f"{gpu_readings.label(gpu)} is lost (see gpu-lost)", culprit=culprit, gpus=[gpu.uuid])]
     if capability.value is None:
-        return undecided(f"GPU {gpu.uuid}: its compute capability is unread: {capability.reason}", fix="look at NVML")
+        text = f"GPU {gpu.uuid}: its compute capability is unread: {capability.reason}"
+        return [undecided(text, fix="look at NVML", code="arch-list.unread", culprit=culprit, gpus=[gpu.uuid])]
     sass = [code for code in listed if code.startswith("sm_")]
     ptx = [code for code in listed if code.startswith("compute_")]
-    cc, limit = str(capability.value), Limit(f"code for {capability.value}", "", SOURCE, "equal")
+    cc, torch = str(capability.value), str(view.environment["torch"])
     if runs_on(matrix, sass, [], cc, cuda):
-        return None
-    if not runs_on(matrix, [], ptx, cc, cuda):
-        why = f"nothing in torch {view.environment['torch']} ({' '.join(listed)}) runs on {_name(gpu)}"
-        return failed(
-            why, fix=_alternatives(matrix, str(view.environment["torch"]), cc), value=listed, limit=limit, gpu=gpu.uuid
-        )
+        return []
     driver = view.snapshot.signal("driver.version").value
-    if driver is None:
-        return undecided(
-            f"only PTX fits {_name(gpu)}, and the driver that must compile it is unread", fix="look at NVML"
-        )
-    if driver_verdict(matrix, cuda, str(driver), _facts.datacenter(view)).verdict != OK:
+    if not runs_on(matrix, [], ptx, cc, cuda):
+        why, code = f"nothing in torch {torch} ({' '.join(listed)}) runs on {_name(gpu)}", "arch-list.none"
+    elif driver is None:
+        text = f"only PTX fits {_name(gpu)}, and the driver that must compile it is unread"
+        return [undecided(text, fix="look at NVML", code="arch-list.driver-unread", culprit=culprit)]
+    elif driver_verdict(matrix, cuda, str(driver), matrix_facts.datacenter(view)).name != OK:
         why = f"only PTX fits {_name(gpu)}, and driver {driver} is too old to compile that of CUDA {cuda}"
-        return failed(
-            why, fix=_alternatives(matrix, str(view.environment["torch"]), cc), value=listed, limit=limit, gpu=gpu.uuid
-        )
-    return None
+        code = "arch-list.ptx"
+    else:
+        return []
+    limit, fix = Limit(f"code for {cc}", "", SOURCE, "equal"), _alternatives(matrix, torch, cc)
+    return [failed(why, fix=fix, value=listed, limit=limit, code=code, culprit=culprit, gpus=[gpu.uuid])]
 
 
 def _alternatives(matrix: Matrix, torch: str, cc: str) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, warned
-from envcheck.checks.node import _facts, _gpus
-from envcheck.matrix.gpus import find_gpu
+from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
+from envcheck.checks.node.support import gpu_readings, matrix_facts
+from envcheck.matrix.facts.gpu_names import find_gpu
 
 CHECK = Check(
     promise="each GPU's BAR1 is as large as its model's can be, where that is known",
@@ -30,31 +30,32 @@ _SINCE: Final = (8, 0)
 
 def judge(view: View) -> Outcome:
     """Warn of a GPU whose window is smaller than its like's, or than its memory on boards made for data centres."""
-    sizes = _gpus.read(view, "bar1_total")
-    lacking = sizes.lacking()
-    if lacking is not None:
-        return lacking
-    memory, names = _gpus.read(view, "memory_total").values, _gpus.read(view, "name").values
-    usual = {name: max(sizes.values[gpu] for gpu in sizes.values if names.get(gpu) == name) for name in names.values()}
-    odd = {gpu: size for gpu, size in sizes.values.items() if size < usual.get(names.get(gpu), 0)}
-    small = {gpu: size for gpu, size in sizes.values.items() if _large(view, gpu, names) and size < memory.get(gpu, 0)}
-    for bad, bound, source in ((odd, usual, _ALIKE), (small, memory, _SOURCE)):
-        if bad:
-            limit = Limit(bound[next(iter(bad)) if bound is memory else names[next(iter(bad))]], "B", source)
-            told = f"BAR1 is small: {_gpus.told(_mib(bad), 'MiB')}; {limit.value >> 20} MiB could be had"
-            gpus = _gpus.uuids(view, bad)
-            return warned(told, fix=_FIX, value=min(bad.values()), unit="B", limit=limit, gpus=gpus)
-    least = min(sizes.values.values())
-    return passed(f"at least {least >> 20} MiB", value=least, unit="B")
+    sizes = gpu_readings.read(view, "bar1_total")
+    memory, names = gpu_readings.read(view, "memory_total").values, gpu_readings.read(view, "name").values
+    usual = {name: max(sizes.values.get(gpu, 0) for gpu in names if names[gpu] == name) for name in names.values()}
+    findings = sizes.lacking()
+    for gpu, size in sizes.values.items():
+        alike = usual.get(names.get(gpu), 0)
+        if size < alike:
+            findings += sizes.blame({gpu: size}, _rule("odd", size, alike, _ALIKE))
+        elif _large(view, gpu, names) and size < memory.get(gpu, 0):
+            findings += sizes.blame({gpu: size}, _rule("small", size, memory[gpu], _SOURCE))
+    least = min(sizes.values.values(), default=0)
+    return worst(findings, sizes.absent() or passed(f"at least {int(least) >> 20} MiB", value=least, unit="B"))
+
+
+def _rule(code: str, size: float, bound: float, source: str) -> gpu_readings.Rule:
+    text = f"BAR1 is small: {{gpu}} {int(size) >> 20} MiB; {int(bound) >> 20} MiB could be had"
+    return gpu_readings.Rule(warned, f"bar1.{code}", text, _FIX, Limit(bound, "B", source), "B")
 
 
 def _large(view: View, gpu: str, names: dict[str, Any]) -> bool:
-    """Return whether this board's window covers its memory by design; a Grace's CPU reaches the memory by itself."""
-    known = find_gpu(_facts.matrix(view), str(names.get(gpu)))
+    """Return whether this board's window covers its memory by design.
+
+    A Grace's CPU reaches the memory by itself, and a vGPU is given the window that its host chose.
+    """
+    known = find_gpu(matrix_facts.matrix(view), str(names.get(gpu)))
     capability = tuple(int(part) for part in known.cc.split(".")) if known else (0, 0)
     x86 = view.snapshot.signal("host.arch").value == "x86_64"
-    return known is not None and known.datacenter and capability >= _SINCE and x86
-
-
-def _mib(sizes: dict[str, Any]) -> dict[str, int]:
-    return {gpu: int(size) >> 20 for gpu, size in sizes.items()}
+    shared = any(one.signal("virtualization").value == "vgpu" for one in view.snapshot.gpus) or matrix_facts.wsl(view)
+    return known is not None and known.datacenter and capability >= _SINCE and x86 and not shared

@@ -6,10 +6,11 @@ many; then "this node is 30 % slower" reports. A set clock is a choice, so it is
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, undecided, warned
-from envcheck.checks.node import _gpus
+from envcheck.checks import ERROR, Check, Limit, Outcome, View, failed, passed, warned, worst
+from envcheck.checks.node.support import gpu_readings
 
 CHECK = Check(promise="no GPU is held below the clocks it was made for", level="quick", seconds=0.01, gpus=1)
 
@@ -22,49 +23,51 @@ _RESET: Final = "if it is not on purpose: nvidia-smi --reset-applications-clocks
 
 def judge(view: View) -> Outcome:
     """Warn of clocks set low, and of a working GPU that a setting holds back (one-model compares their highest)."""
-    now, most = _gpus.read(view, "clock_sm"), _gpus.read(view, "clock_sm_max")
-    lacking = now.lacking() or most.lacking()
-    if lacking is not None:
-        return lacking
-    nonsense = {gpu: mhz for gpu, mhz in now.values.items() if not mhz <= 1.1 * most.values.get(gpu, mhz)}
-    if nonsense:
-        return undecided(
-            f"above the highest clock: {_gpus.told(nonsense, 'MHz')}", fix="look at `nvidia-smi -q -d CLOCK`"
-        )
-    return _lowered(view) or _held(view, now.values, most.values) or _sound(most.values)
+    now, most = gpu_readings.read(view, "clock_sm"), gpu_readings.read(view, "clock_sm_max")
+    findings = [*now.lacking(), *most.lacking(), *_nonsense(now, most), *_lowered(view), *_held(view, now, most)]
+    return worst(findings, now.absent() or most.absent() or _sound(most.values))
 
 
-def _lowered(view: View) -> Outcome | None:
-    chosen, usual = _gpus.read(view, "clock_app").values, _gpus.read(view, "clock_app_default").values
-    low = {gpu: (mhz, usual[gpu]) for gpu, mhz in chosen.items() if gpu in usual and mhz < usual[gpu]}
-    if not low:
-        return None
-    told = _gpus.told({gpu: f"{mhz:g} of {made:g}" for gpu, (mhz, made) in low.items()}, "MHz")
-    least, made = min(low.values())
-    limit = Limit(made, "MHz", _DEFAULT)
-    gpus = _gpus.uuids(view, low)
-    return warned(f"application clocks set low: {told}", fix=_RESET, value=least, unit="MHz", limit=limit, gpus=gpus)
+def _nonsense(now: gpu_readings.Reading, most: gpu_readings.Reading) -> list[Outcome]:
+    odd = {gpu: mhz for gpu, mhz in now.values.items() if not mhz <= 1.1 * most.values.get(gpu, mhz)}
+    rule = gpu_readings.Rule(
+        failed, "clocks.nonsense", "above the highest clock: {gpu} {value} MHz", "look at `nvidia-smi -q -d CLOCK`"
+    )
+    return [dataclasses.replace(finding, status=ERROR) for finding in now.blame(odd, rule)]
 
 
-def _held(view: View, now: dict[str, Any], most: dict[str, Any]) -> Outcome | None:
+def _lowered(view: View) -> list[Outcome]:
+    chosen, usual = gpu_readings.read(view, "clock_app"), gpu_readings.read(view, "clock_app_default").values
+    low = {gpu: mhz for gpu, mhz in chosen.values.items() if gpu in usual and mhz < usual[gpu]}
+    return [
+        finding
+        for gpu, mhz in low.items()
+        for finding in chosen.blame({gpu: mhz}, _rule("lowered", "application clocks set low", usual[gpu], _DEFAULT))
+    ]
+
+
+def _held(view: View, now: gpu_readings.Reading, most: gpu_readings.Reading) -> list[Outcome]:
     """Judge GPUs at work whose driver names a set clock as what limits them: an idle one lowers its clock itself."""
-    reasons, usual = _gpus.read(view, "clock_reasons").values, _gpus.read(view, "clock_app_default").values
-    bound = {gpu: min(usual.get(gpu, most[gpu]), most[gpu]) for gpu in now if gpu in most}
-    held = {
-        gpu: (now[gpu], most[gpu])
-        for gpu, said in reasons.items()
-        if gpu in bound and _SET in said and "idle" not in said and now[gpu] < _HELD * bound[gpu]
-    }
-    if not held:
-        return None
-    told = _gpus.told({gpu: f"{mhz:g} of {top:g}" for gpu, (mhz, top) in held.items()}, "MHz")
-    least, top = min(held.values())
-    limit = Limit(top, "MHz", _MOST)
-    gpus = _gpus.uuids(view, held)
-    return warned(f"held by a set clock: {told}", fix=_RESET, value=least, unit="MHz", limit=limit, gpus=gpus)
+    reasons, usual = (
+        gpu_readings.read(view, "clock_reasons").values,
+        gpu_readings.read(view, "clock_app_default").values,
+    )
+    working = [gpu for gpu, why in reasons.items() if _SET in why and "idle" not in why]
+    both = [gpu for gpu in working if gpu in now.values and gpu in most.values]
+    held = [gpu for gpu in both if now.values[gpu] < _HELD * min(usual.get(gpu, most.values[gpu]), most.values[gpu])]
+    return [
+        finding
+        for gpu in held
+        for finding in now.blame({gpu: now.values[gpu]}, _rule("held", "held by a set clock", most.values[gpu], _MOST))
+    ]
+
+
+def _rule(code: str, what: str, bound: float, source: str) -> gpu_readings.Rule:
+    text = f"{what}: {{gpu}} {{value:g}} of {bound:g} MHz"
+    return gpu_readings.Rule(warned, f"clocks.{code}", text, _RESET, Limit(bound, "MHz", source), "MHz")
 
 
 def _sound(most: dict[str, Any]) -> Outcome:
     tops = sorted(set(most.values()))
-    told = f"nothing holds the clocks below {', '.join(f'{mhz:g}' for mhz in tops)} MHz"
-    return passed(told, value=tops[0], unit="MHz", limit=Limit(tops[0], "MHz", _MOST))
+    text = f"nothing holds the clocks below {', '.join(f'{mhz:g}' for mhz in tops)} MHz"
+    return passed(text, value=tops[0], unit="MHz", limit=Limit(tops[0], "MHz", _MOST))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned
-from envcheck.checks.node import _gpus
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
+from envcheck.checks.node.support import gpu_readings
 
 CHECK = Check(promise="every GPU takes processes", level="quick", seconds=0.01, gpus=1)
 
@@ -18,12 +18,15 @@ _FIX: Final = "nvidia-smi --compute-mode=0, as root"
 
 
 def judge(view: View) -> Outcome:
-    """Fail where no process may use the GPU, warn where only one may."""
-    mode = _gpus.read(view, "compute_mode")
+    """Fail where no process may use a GPU, warn where only one may."""
+    mode = gpu_readings.read(view, "compute_mode")
     shut = mode.where(lambda word: word == "prohibited")
     single = mode.where(lambda word: word not in ("default", "prohibited"))
-    for bad, verdict in ((shut, failed), (single, warned)):
-        if bad:
-            words = sorted(set(bad.values()))
-            return verdict(_gpus.told(bad), fix=_FIX, value=words, limit=_LIMIT, gpus=_gpus.uuids(view, bad))
-    return mode.lacking() or passed(f"default on {len(mode.values)} GPU(s)", value="default", limit=_LIMIT)
+    findings = [
+        *mode.lacking(),
+        *mode.blame(shut, gpu_readings.Rule(failed, "compute-mode.prohibited", "{gpu} {value}", _FIX, _LIMIT)),
+        *mode.blame(single, gpu_readings.Rule(warned, "compute-mode.exclusive", "{gpu} {value}", _FIX, _LIMIT)),
+    ]
+    return worst(
+        findings, mode.absent() or passed(f"default on {len(mode.values)} GPU(s)", value="default", limit=_LIMIT)
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
+from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
 
 CHECK = Check(
     promise="containers are given the driver that is loaded",
@@ -28,17 +28,21 @@ def judge(view: View) -> Outcome:
     runtime = view.snapshot.signal("container.runtime").value
     if runtime not in (None, "none"):
         return skipped(f"in a container ({runtime}): the toolkit is the host's")
-    if view.snapshot.signal("toolkit.tools").reason == "not collected":
+    if view.snapshot.signal("toolkit.tools").why == "not-collected":
         return skipped("this snapshot is older than the question: the container toolkit was not collected")
     tools, engines, cdi, docker = (view.snapshot.signal(name) for name in _NAMES)
     if not isinstance(tools.value, dict) or not isinstance(engines.value, list) or not _listed(cdi.value or []):
         return undecided("the toolkit's signals are nonsense", fix="take the snapshot again")
+    findings = []
     if docker.reason is not None and "docker" in engines.value:
         fix = "correct /etc/docker/daemon.json, then: nvidia-ctk runtime configure --runtime=docker"
-        return warned(f"docker's settings cannot be read: {docker.reason}", fix=fix)
+        text = f"docker's settings cannot be read: {docker.reason}"
+        findings.append(warned(text, fix=fix, code="container-toolkit.docker", culprit="/etc/docker/daemon.json"))
     if cdi.value is None:
-        return undecided(f"the CDI specifications cannot be read: {cdi.reason}", fix="run as root")
-    return _stale(view, cdi.value) or _told(tools.value, engines.value, cdi.value)
+        reason = f"the CDI specifications cannot be read: {cdi.reason}"
+        findings.append(undecided(reason, fix="run as root", code="container-toolkit.cdi-unread"))
+    findings += _stale(view, cdi.value or [])
+    return worst(findings, _told(tools.value, engines.value, cdi.value or []))
 
 
 def _listed(specifications: Any) -> bool:
@@ -48,16 +52,17 @@ def _listed(specifications: Any) -> bool:
     )
 
 
-def _stale(view: View, specifications: list[dict[str, Any]]) -> Outcome | None:
+def _stale(view: View, specifications: list[dict[str, Any]]) -> list[Outcome]:
     """Compare the specification of each kind that counts, the last one read, with the loaded driver."""
     driver = view.snapshot.signal("driver.kernel").value or view.snapshot.signal("driver.version").value
-    limit = Limit(driver, "driver version", _SOURCE, "equal")
+    limit, findings = Limit(driver, "driver version", _SOURCE, "equal"), []
     for row in {str(row.get("kind")): row for row in specifications}.values():
         others = [version for version in row["drivers"] if version != driver]
         if driver is not None and others:
             why = f"{row['path']} names files of driver {', '.join(map(str, others))}; loaded is {driver}"
-            return warned(why, fix=_GENERATE.format(path=row["path"]), value=others[0], limit=limit)
-    return None
+            fix, code = _GENERATE.format(path=row["path"]), "container-toolkit.stale"
+            findings.append(warned(why, fix=fix, value=others[0], limit=limit, code=code, culprit=row["path"]))
+    return findings
 
 
 def _told(tools: dict[str, Any], engines: list[Any], specifications: list[dict[str, Any]]) -> Outcome:

@@ -5,9 +5,12 @@ Seen in the wild: fleets still on R535 or R550 because nothing ever said so, unt
 
 from __future__ import annotations
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, undecided, warned
-from envcheck.checks.node import _facts
-from envcheck.matrix.facts import Facts
+import re
+from typing import Final
+
+from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
+from envcheck.checks.node.support import matrix_facts
+from envcheck.matrix.facts.lookup import Facts
 
 CHECK = Check(
     promise="the driver's branch is still maintained",
@@ -16,17 +19,42 @@ CHECK = Check(
     signals=("driver.version",),
 )
 
+_NUMBER: Final = re.compile(r"\d{1,9}\.\d")
+
 
 def judge(view: View) -> Outcome:
-    """Warn from the month after the branch's last; a branch whose end nobody published is reported as such."""
+    """Warn from the month after the branch's last, and of a branch that the matrix does not know."""
     driver, month = str(view.snapshot.signal("driver.version").value), view.snapshot.taken[:7]
-    row = Facts(_facts.matrix(view)).branch(driver)
-    if row is None or not month:
-        return undecided(f"driver {driver} at {month or 'no date'}: its branch is not in the matrix", fix="refresh it")
+    elsewhere = _elsewhere(view)
+    if elsewhere:
+        return skipped(f"{elsewhere}: NVIDIA's Linux branches and their ends do not apply to driver {driver}")
+    if not _NUMBER.match(driver) or not month:
+        return undecided(f"driver {driver} at {month or 'no date'}", fix="refresh it", code="driver-branch.nonsense")
+    facts = Facts(matrix_facts.matrix(view))
+    row = facts.branch(driver)
+    if row is None:
+        return _unknown(driver, max((int(known.branch) for known in facts.drivers), default=0))
     if row.end_of_life is None:
         return passed(f"R{row.branch}: no end of life is known", value=driver)
     limit = Limit(row.end_of_life, "month", f"matrix.yaml: drivers ({', '.join(row.source)})", "at most")
     if month > row.end_of_life:
-        why = f"driver branch R{row.branch} ended in {row.end_of_life}"
-        return warned(why, fix="move to a maintained branch: R580 is long-term", value=month, limit=limit)
+        why, fix = (
+            f"driver branch R{row.branch} ended in {row.end_of_life}",
+            "move to a maintained branch: R580 is long-term",
+        )
+        return warned(why, fix=fix, value=month, limit=limit, code="driver-branch.ended")
     return passed(f"R{row.branch} is maintained until {row.end_of_life}", value=month, limit=limit)
+
+
+def _elsewhere(view: View) -> str:
+    """Return whose driver it is where it is not the one of NVIDIA's Linux branches."""
+    if matrix_facts.wsl(view):
+        return "WSL2: the driver is the one of Windows"
+    return "Jetson: the driver is part of JetPack" if matrix_facts.jetson(view) else ""
+
+
+def _unknown(driver: str, newest: int) -> Outcome:
+    newer = int(driver.split(".", maxsplit=1)[0]) > newest
+    age = f"newer than R{newest}, the newest branch of the matrix" if newer else "of a branch that is not in the matrix"
+    fix = "refresh the matrix (`envcheck matrix check`), or install a driver of a branch that it lists"
+    return warned(f"driver {driver} is {age}", fix=fix, value=driver, code="driver-branch.unknown")

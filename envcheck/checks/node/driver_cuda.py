@@ -7,12 +7,14 @@ family (minor-version compatibility), and on data-centre GPUs older still with c
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, NamedTuple
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned
-from envcheck.checks.node import _cuinit, _facts
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned, worst
+from envcheck.checks.node.support import cuda_init_errors, gpu_readings, matrix_facts
 from envcheck.errors import ConfigError
-from envcheck.matrix.verdict import FORWARD, MINOR, OK, Answer, driver_verdict
+from envcheck.matrix.resolver.verdict import FORWARD, MINOR, OK, TOO_OLD, Verdict, driver_verdict
+from envcheck.node.snapshot import Gpu
 
 CHECK = Check(
     promise="the driver runs the CUDA that torch carries",
@@ -27,57 +29,121 @@ SOURCE = "matrix.yaml: cuda.minors, cuda.families (NVIDIA CUDA release notes and
 
 def judge(view: View) -> Outcome:
     """Compare the driver with the floor of torch's CUDA; below it, and with cuda-compat, only what works counts."""
-    cuda, driver = _facts.wheel_cuda(view), str(view.snapshot.signal("driver.version").value)
+    cuda, driver = matrix_facts.wheel_cuda(view), str(view.snapshot.signal("driver.version").value)
     if cuda is None:
         return skipped(
             "this torch carries no CUDA (see gpu-visible)" if view.environment else "no torch to compare with"
         )
+    if matrix_facts.jetson(view):
+        return skipped(f"Jetson: driver {driver} and CUDA come with JetPack, and its torch is built for them")
     unfit = _unfit(view, cuda, driver)
-    if unfit is not None:
-        return unfit
     try:
-        answer = driver_verdict(_facts.matrix(view), cuda, driver, _facts.datacenter(view))
+        answers = _answers(view, cuda, driver)
     except (ConfigError, ValueError) as error:
-        return undecided(f"driver {driver}, CUDA {cuda}: {error}", fix="refresh matrix.yaml: `envcheck matrix check`")
-    if answer.verdict in (OK, MINOR):
-        note = ": new PTX-only features need the newer driver" if answer.verdict == MINOR else ""
-        return passed(f"{answer.reason}{note}", value=driver, limit=_limit(view, cuda), verdict=answer.verdict)
-    return _below(view, cuda, driver, answer)
+        text, fix = f"driver {driver}, CUDA {cuda}: {error}", "refresh matrix.yaml: `envcheck matrix check`"
+        findings = [*unfit, undecided(text, fix=fix, code="driver-cuda.unknown")]
+        return worst(findings, findings[0])
+    if unfit:
+        # Whether cuda-compat helps cannot be told while another libcuda is in its place.
+        answers = [one for one in answers if one.answer.name == TOO_OLD]
+    findings = [*unfit, *(_finding(view, cuda, driver, one) for one in answers)]
+    return worst(findings, findings[0])
 
 
-def _unfit(view: View, cuda: str, driver: str) -> Outcome | None:
+class _Judged(NamedTuple):
+    """What the driver means for one GPU; `gpu` is None where it means the same for all."""
+
+    gpu: Gpu | None
+    answer: Verdict
+
+
+def _answers(view: View, cuda: str, driver: str) -> list[_Judged]:
+    """Return one answer for the node, or one for each GPU where a rule for data-centre GPUs tells them apart."""
+    matrix = matrix_facts.matrix(view)
+    each = [
+        _Judged(gpu, driver_verdict(matrix, cuda, driver, matrix_facts.is_datacenter(view, _name(gpu))))
+        for gpu in view.snapshot.gpus
+        if not gpu_readings.lost(gpu)
+    ]
+    if len({one.answer.name for one in each}) > 1:
+        return each
+    return [_Judged(None, driver_verdict(matrix, cuda, driver, matrix_facts.datacenter(view)))]
+
+
+def _name(gpu: Gpu) -> str:
+    return str(gpu.signal("name").value)
+
+
+def _finding(view: View, cuda: str, driver: str, judged: _Judged) -> Outcome:
+    answer = judged.answer
+    if answer.name in (OK, MINOR):
+        note = ": new PTX-only features need the newer driver" if answer.name == MINOR else ""
+        return passed(f"{answer.reason}{note}", value=driver, limit=_limit(view, cuda), verdict=answer.name)
+    outcome = _below(view, cuda, driver, answer, _seen(view, judged.gpu))
+    if judged.gpu is None:
+        return dataclasses.replace(outcome, culprit=f"driver {driver}" if outcome.code else "")
+    label = gpu_readings.label(judged.gpu)
+    return dataclasses.replace(
+        outcome,
+        summary=f"{label} ({_name(judged.gpu)}): {outcome.summary}",
+        culprit=gpu_readings.culprit(view, label),
+        details={**outcome.details, "gpus": [judged.gpu.uuid]},
+    )
+
+
+def _seen(view: View, gpu: Gpu | None) -> int | None:
+    """Return how many of the GPUs in question torch sees; None where it was not asked."""
+    count = view.environment.get("device_count")
+    named = [str(device["uuid"]) for device in view.environment.get("devices") or [] if device.get("uuid")]
+    if gpu is None or not count or not named:
+        return count
+    return int(gpu.uuid in named)
+
+
+def _unfit(view: View, cuda: str, driver: str) -> list[Outcome]:
     """Return the failure of a libcuda that does not go with this driver or GPU, whatever the tables say."""
-    code, known = _cuinit.code(view), _cuinit.known(view)
+    code, known = cuda_init_errors.code(view), cuda_init_errors.known(view)
     if known is None or code not in _MISFITS:
-        return None
+        return []
     loaded = view.environment.get("libcuda")
     where = f" ({loaded})" if loaded else ""
     limit = Limit(0, "", "CUDA driver API: cuInit returns CUDA_SUCCESS", "equal")
     told = f"cuInit: error {code}, {known.name}: {known.means}{where}; driver {driver}, torch's CUDA {cuda}"
-    return failed(told, fix=known.fix, value=code, limit=limit, libcuda=loaded)
+    culprit = str(loaded or "libcuda")
+    return [
+        failed(
+            told,
+            fix=known.fix,
+            value=code,
+            limit=limit,
+            libcuda=loaded,
+            code="driver-cuda.libcuda",
+            culprit=culprit,
+        )
+    ]
 
 
 def _limit(view: View, cuda: str) -> Limit:
-    facts = _facts.matrix(view).cuda
+    facts = matrix_facts.matrix(view).cuda
     family = next(row for row in facts.families if row.major == cuda.partition(".")[0])
     return Limit(family.floor, "driver version", SOURCE)
 
 
-def _below(view: View, cuda: str, driver: str, answer: Answer) -> Outcome:
-    seen = view.environment.get("device_count")
+def _below(view: View, cuda: str, driver: str, answer: Verdict, seen: int | None) -> Outcome:
     floor = _limit(view, cuda)
     compat = f"cuda-compat-{cuda.replace('.', '-')}"
     install = f"install {compat} and put its directory first in LD_LIBRARY_PATH, or a driver >= {floor.value}"
     upgrade = f"install a driver >= {floor.value}, or a wheel this driver runs: `envcheck resolve --driver {driver}`"
-    judged: dict[str, Any] = {"verdict": answer.verdict, "devices_torch_sees": seen}
-    if answer.verdict == FORWARD and seen:
+    judged: dict[str, Any] = {"verdict": answer.name, "devices_torch_sees": seen, "code": "driver-cuda.too-old"}
+    if answer.name == FORWARD and seen:
         loaded = view.environment.get("libcuda")
         how = f"with {loaded}" if loaded else f"so {compat} is loaded"
         why = f"{answer.reason}; torch sees {seen} GPU(s), {how}"
+        del judged["code"]
         return passed(why, value=driver, limit=floor, **judged)
-    if answer.verdict == FORWARD and seen is None:
+    if answer.name == FORWARD and seen is None:
         return warned(f"runs with {compat} only: {answer.reason}", fix=install, value=driver, limit=floor, **judged)
-    if answer.verdict == FORWARD:
+    if answer.name == FORWARD:
         return failed(f"{compat} is not loaded: {answer.reason}", fix=install, value=driver, limit=floor, **judged)
     if seen:
         why = f"torch sees {seen} GPU(s) though by every table it should not: {answer.reason}"

@@ -7,7 +7,8 @@ containers that were started before the upgrade (NVIDIA/nvidia-container-toolkit
 from __future__ import annotations
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided
-from envcheck.node.nvml import SILENT
+from envcheck.checks.node.support import matrix_facts
+from envcheck.node.snapshot import Signal
 
 CHECK = Check(promise="NVML opens; the kernel module and the driver's libraries are of one version", level="quick")
 
@@ -20,22 +21,38 @@ _SOURCE = "NVML_ERROR_LIB_RM_VERSION_MISMATCH: the NVML and the kernel module of
 
 def judge(view: View) -> Outcome:
     """Compare /proc/driver/nvidia/version with the libraries; NVML's own word for a mismatch is as good."""
-    kernel = view.snapshot.signal("driver.kernel")
-    libraries = {name: view.snapshot.signal(f"driver.{name}") for name in ("library", "libcuda")}
+    kernel, nvml = view.snapshot.signal("driver.kernel"), view.snapshot.signal("driver.library")
     limit = Limit(kernel.value, "driver version", _SOURCE, "equal")
-    said = view.snapshot.signal("nvml.latency").reason or ""
-    if "version mismatch" in said.lower():
-        here = f"kernel module {kernel.value or 'unknown'}, NVML {libraries['library'].value or 'unknown'}"
-        return failed(f"{here}: {said}", fix=_FIX, value=libraries["library"].value, limit=limit)
-    nvml = libraries["library"]
-    if nvml.value is not None and said:
-        return failed(f"NVML does not open: {said}", fix=_WEDGED if SILENT in said else _REOPEN)
-    if kernel.value is None and nvml.value is None:
-        return skipped(f"no NVIDIA driver here: {kernel.reason}; {nvml.reason}")
+    opening = view.snapshot.signal("nvml.latency")
+    refused = opening.reason or ""
+    if opening.why == "mismatch":
+        text = f"kernel module {kernel.value or 'unknown'}, NVML {nvml.value or 'unknown'}: {refused}"
+        return failed(text, fix=_FIX, value=nvml.value, limit=limit, code="driver-nvml.mismatch")
+    if nvml.value is not None and refused:
+        fix = _WEDGED if opening.why == "timed-out" else _REOPEN
+        return failed(f"NVML does not open: {refused}", fix=fix, code="driver-nvml.closed")
     if kernel.value is None or nvml.value is None:
-        return undecided(f"one side is unknown: {kernel.reason or nvml.reason}", fix=_HALF)
+        return _one_side(view, kernel, nvml, refused)
     if nvml.value != kernel.value:
         why = f"the kernel module is {kernel.value}, libnvidia-ml is {nvml.value}"
-        return failed(why, fix=_FIX, value=nvml.value, limit=limit)
-    summary = f"kernel module and NVML are {kernel.value}"
-    return passed(summary, value=nvml.value, limit=limit, libcuda=libraries["libcuda"].value)
+        return failed(why, fix=_FIX, value=nvml.value, limit=limit, code="driver-nvml.mismatch")
+    libcuda = view.snapshot.signal("driver.libcuda").value
+    return passed(f"kernel module and NVML are {kernel.value}", value=nvml.value, limit=limit, libcuda=libcuda)
+
+
+def _one_side(view: View, kernel: Signal, nvml: Signal, refused: str) -> Outcome:
+    """Judge a system that shows one side only: WSL2 has no kernel module, sandboxes and containers may hide it.
+
+    NVML refuses to open on another version than its own, so one that lists GPUs is of the module's version.
+    """
+    version = view.snapshot.signal("driver.version").value
+    libcuda = view.snapshot.signal("driver.libcuda").value
+    whole = libcuda == nvml.value or matrix_facts.wsl(view)
+    if view.snapshot.gpus and version is not None and not refused and whole:
+        hidden = "WSL2 has no kernel module" if matrix_facts.wsl(view) else str(kernel.reason or nvml.reason)
+        return passed(
+            f"NVML {nvml.value or version} opens, which it does on its own version only; {hidden}", value=version
+        )
+    if kernel.value is None and nvml.value is None:
+        return skipped(f"no NVIDIA driver here: {kernel.reason}; {nvml.reason}")
+    return undecided(f"one side is unknown: {kernel.reason or nvml.reason}", fix=_HALF, code="driver-nvml.half")

@@ -6,10 +6,10 @@ and all-reduce at three quarters of its speed with a fabric whose multicast does
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned
-from envcheck.checks.node import _gpus
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned, worst
+from envcheck.checks.node.support import gpu_readings
 
 CHECK = Check(
     promise="the NVSwitch fabric has registered every GPU and is healthy", level="quick", seconds=0.01, gpus=1
@@ -20,25 +20,32 @@ _FIX: Final = "start nvidia-fabricmanager of the driver's very version (Blackwel
 
 
 def judge(view: View) -> Outcome:
-    """Fail on a GPU that is not registered; with one GPU that torch sees all the same, warn."""
-    fabric = _gpus.read(view, "fabric")
-    lacking = fabric.lacking()
-    if lacking is not None:
-        return lacking
+    """Fail on each GPU that is not registered; with one GPU that torch sees all the same, warn."""
+    fabric = gpu_readings.read(view, "fabric")
     mine = fabric.where(lambda info: info["state"] != "not supported")
-    if not mine:
-        return skipped("no GPU here tells its fabric (not supported)")
-    bad = {gpu: info["state"] for gpu, info in mine.items() if info["state"] != "completed"}
-    bad |= {gpu: info["status"] for gpu, info in mine.items() if gpu not in bad and info["status"] != "ok"}
-    bad |= {gpu: info["health"] for gpu, info in mine.items() if gpu not in bad and info["health"] == "unhealthy"}
     alone = len(view.snapshot.gpus) == 1 and bool(view.environment.get("device_count"))
-    seen = sorted({str(word) for word in bad.values()})
-    if bad:
-        verdict = warned if alone else failed
-        told = f"fabric: {_gpus.told(bad)}"
-        return verdict(told, fix=_FIX, value=seen, limit=_LIMIT, gpus=_gpus.uuids(view, bad))
-    scarce = [gpu for gpu, info in mine.items() if info["health"] == "limited capacity"]
-    if scarce:
-        why = f"the fabric has limited capacity for {', '.join(scarce)}"
-        return warned(why, fix=_FIX, value="limited capacity", limit=_LIMIT)
-    return passed(f"{len(mine)} GPU(s) registered", value="completed", limit=_LIMIT)
+    verdict = warned if alone else failed
+    findings = [
+        *fabric.lacking(),
+        *fabric.blame(
+            _bad(mine), gpu_readings.Rule(verdict, "fabric.unregistered", "fabric: {gpu} {value}", _FIX, _LIMIT)
+        ),
+    ]
+    scarce = {gpu: info["health"] for gpu, info in mine.items() if info["health"] == "limited capacity"}
+    text = "the fabric has limited capacity for {gpu}"
+    findings += fabric.blame(scarce, gpu_readings.Rule(warned, "fabric.limited", text, _FIX, _LIMIT))
+    absent = fabric.absent() or (None if mine else skipped("no GPU here has a fabric (not supported)"))
+    return worst(findings, absent or passed(f"{len(mine)} GPU(s) registered", value="completed", limit=_LIMIT))
+
+
+def _bad(mine: dict[str, Any]) -> dict[str, str]:
+    """Return the first of state, status and health that is wrong, by GPU."""
+    wrong = {
+        gpu: [
+            *([info["state"]] if info["state"] != "completed" else []),
+            *([info["status"]] if info["status"] != "ok" else []),
+            *([info["health"]] if info["health"] == "unhealthy" else []),
+        ]
+        for gpu, info in mine.items()
+    }
+    return {gpu: str(words[0]) for gpu, words in wrong.items() if words}

@@ -6,8 +6,8 @@ container the driver hides the processes of other ones, but not their memory. Re
 
 from __future__ import annotations
 
-from envcheck.checks import Check, Outcome, View, passed, warned
-from envcheck.checks.node import _gpus, _tenants
+from envcheck.checks import Check, Outcome, View, passed, warned, worst
+from envcheck.checks.node.support import gpu_readings, gpu_tenants
 
 CHECK = Check(promise="nobody else holds GPU memory or computes", level="quick", seconds=0.01, gpus=1)
 
@@ -16,19 +16,28 @@ _FIX = "end them, or wait; where no process is shown look from the host, and res
 
 def judge(view: View) -> Outcome:
     """Warn above the limits, naming the processes that NVML shows; below them are the driver and desktops."""
-    found = _tenants.tenants(view)
-    used = _gpus.read(view, "memory_used")
-    if found:
-        held = [tenant for tenant in found if tenant.held is not None]
-        limit = _tenants.HELD if held else _tenants.BUSY
-        worst = max(float((tenant.held if held else tenant.busy) or 0) for tenant in found)
-        who = "; ".join(f"{tenant.gpu}: {tenant.who or 'processes not shown here'}" for tenant in found[:4])
-        amounts = "; ".join(tenant.told() for tenant in found[:4])
-        gpus = [tenant.uuid for tenant in found]
-        return warned(f"in use by {who} ({amounts})", fix=_FIX, value=worst, unit=limit.unit, limit=limit, gpus=gpus)
-    lacking = used.lacking()
-    if lacking is not None:
-        return lacking
-    small = {gpu: _tenants.people(running) for gpu, running in _gpus.read(view, "processes").values.items() if running}
-    noted = f"; processes below the limit: {_gpus.told(small)}" if small else ""
-    return passed(f"the GPUs are free{noted}", value=max(used.values.values()), unit="B", limit=_tenants.HELD)
+    used = gpu_readings.read(view, "memory_used")
+    findings = [*used.lacking(), *map(_finding, gpu_tenants.tenants(view))]
+    small = {
+        gpu: gpu_tenants.people(running)
+        for gpu, running in gpu_readings.read(view, "processes").values.items()
+        if running
+    }
+    noted = f"; processes below the limit: {gpu_readings.told(small)}" if small else ""
+    most = max(used.values.values(), default=0)
+    sound = passed(f"the GPUs are free{noted}", value=most, unit="B", limit=gpu_tenants.HELD)
+    return worst(findings, used.absent() or sound)
+
+
+def _finding(tenant: gpu_tenants.Tenant) -> Outcome:
+    limit, value = (gpu_tenants.BUSY, tenant.busy) if tenant.held is None else (gpu_tenants.HELD, tenant.held)
+    return warned(
+        f"in use by {tenant.gpu}: {tenant.who or 'processes not shown here'} ({tenant.told()})",
+        fix=_FIX,
+        value=float(value or 0),
+        unit=limit.unit,
+        limit=limit,
+        code="gpu-in-use.memory" if tenant.held is not None else "gpu-in-use.busy",
+        culprit=f"{tenant.gpu} ({tenant.uuid})",
+        gpus=[tenant.uuid],
+    )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned
-from envcheck.checks.node import _gpus
+from envcheck.checks import PASS, SKIP, Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned, worst
+from envcheck.checks.node.support import gpu_readings, matrix_facts
 
 CHECK = Check(promise="every NVIDIA GPU on the PCI bus answers the driver", level="quick", seconds=0.01)
 
@@ -20,10 +20,31 @@ _ELSEWHERE: Final = "vfio-pci"
 
 def judge(view: View) -> Outcome:
     """Fail on a GPU that NVML lost or never had; warn on one that has another driver, or none."""
-    for gpu in view.snapshot.gpus:
-        if gpu.uuid.startswith("lost-"):
-            why = f"{_gpus.label(gpu)} is in NVML's list and does not answer: {gpu.signal('name').reason}"
-            return failed(why, fix=_FIX, value=len(view.snapshot.gpus), unit="GPUs")
+    lost, bus = _lost(view), _bus(view)
+    return worst(lost if bus.status in (PASS, SKIP) else [*lost, bus], bus)
+
+
+def _lost(view: View) -> list[Outcome]:
+    """Return one failure for each GPU in NVML's list that does not answer, whatever the PCI bus shows of it."""
+    return [
+        failed(
+            f"{gpu_readings.label(gpu)} is in NVML's list and does not answer: {lost.reason}",
+            fix=_FIX,
+            value=len(view.snapshot.gpus),
+            unit="GPUs",
+            code="gpu-lost.reset-required" if lost.why == "reset-required" else "gpu-lost.lost",
+            culprit=gpu_readings.culprit(view, gpu_readings.label(gpu)),
+            gpus=[gpu.uuid],
+        )
+        for gpu in view.snapshot.gpus
+        if (lost := gpu_readings.lost(gpu))
+    ]
+
+
+def _bus(view: View) -> Outcome:
+    """Compare NVML's list with the PCI bus."""
+    if matrix_facts.jetson(view):
+        return skipped("Jetson: its GPU is part of the chip and not on the PCI bus")
     bus = view.snapshot.signal("pci.gpus")
     if bus.value is None:
         return skipped(f"the PCI bus is hidden here ({bus.reason})")
@@ -45,22 +66,50 @@ def _none(view: View) -> Outcome:
 
 
 def _compared(view: View, mine: list[str]) -> Outcome:
-    seen = {_gpus.slot(gpu.signal("bus_id").value) for gpu in view.snapshot.gpus}
-    missing = [bus_id for bus_id in mine if _gpus.slot(bus_id) not in seen]
+    seen = {gpu_readings.slot(gpu.signal("bus_id").value) for gpu in view.snapshot.gpus}
+    missing = [bus_id for bus_id in mine if gpu_readings.slot(bus_id) not in seen]
+    # A GPU that answers nothing does not give its address either: the missing one is its own.
+    unplaced = [gpu for gpu in view.snapshot.gpus if gpu.signal("bus_id").value is None]
+    missing = missing if len(missing) > len(unplaced) else []
     limit = Limit(len(mine), "GPUs", _SOURCE)
     if missing and view.snapshot.signal("container.runtime").value not in (None, "none"):
         return skipped(f"a container that was given {len(seen)} of the {len(mine)} GPUs on the bus")
     if missing:
-        why = f"{len(mine)} GPUs on the bus, {len(seen)} in NVML: {', '.join(missing)} is missing"
-        return failed(why, fix=_FIX, value=len(seen), unit="GPUs", limit=limit, missing=missing)
+        findings = [_missing(view, bus_id, len(mine), len(seen), limit) for bus_id in missing]
+        return worst(findings, findings[0])
     return passed(f"{len(seen)} GPU(s)", value=len(seen), unit="GPUs", limit=limit)
+
+
+def _missing(view: View, bus_id: str, there: int, seen: int, limit: Limit) -> Outcome:
+    return failed(
+        f"{there} GPUs on the bus, {seen} in NVML: {bus_id} is missing",
+        fix=_FIX,
+        value=seen,
+        unit="GPUs",
+        limit=limit,
+        code="gpu-lost.missing",
+        culprit=gpu_readings.place(view, bus_id),
+        missing=[bus_id],
+    )
 
 
 def _silent(view: View, devices: list[dict[str, Any]]) -> Outcome:
     """Judge GPUs on the bus of a machine whose NVML does not answer."""
     reason, count = view.snapshot.signal("gpu.count").reason, len(devices)
-    held = sorted({str(gpu["driver"] or "no driver") for gpu in devices})
-    if "nvidia" in held:
-        return undecided(f"{count} GPU(s) on the bus, and NVML does not answer: {reason}", fix="see driver-nvml")
-    why = f"{count} NVIDIA GPU(s) on the bus held by {', '.join(held)}: torch cannot use them ({reason})"
-    return warned(why, fix=_UNBOUND, value=0, unit="GPUs", limit=Limit(count, "GPUs", _SOURCE))
+    if any(gpu["driver"] == "nvidia" for gpu in devices):
+        text = f"{count} GPU(s) on the bus, and NVML does not answer: {reason}"
+        return undecided(text, fix="see driver-nvml", code="gpu-lost.nvml-silent")
+    findings = [_elsewhere(gpu, str(reason), Limit(count, "GPUs", _SOURCE)) for gpu in devices]
+    return worst(findings, findings[0])
+
+
+def _elsewhere(gpu: dict[str, Any], reason: str, limit: Limit) -> Outcome:
+    return warned(
+        f"the NVIDIA GPU at {gpu['bus_id']} is held by {gpu['driver'] or 'no driver'}: torch cannot use it ({reason})",
+        fix=_UNBOUND,
+        value=0,
+        unit="GPUs",
+        limit=limit,
+        code="gpu-lost.other-driver",
+        culprit=f"PCI {gpu['bus_id']}",
+    )

@@ -6,16 +6,15 @@ old for the wheel, a container without the compute capability. What that variabl
 
 from __future__ import annotations
 
-from typing import Any
-
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided
-from envcheck.checks.node import _cuinit, _visible
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
+from envcheck.checks.node.support import cuda_init_errors, gpu_readings, visible_gpus
 from envcheck.node.snapshot import Snapshot
 
 CHECK = Check(promise="torch sees every GPU that NVML sees, less those hidden on purpose", level="quick", gpus=1)
 
 _SILENT = "CUDA shows fewer, without an error"
 _FIX = "compare the driver with torch's CUDA (check driver-cuda); in a container use --gpus all with `compute`"
+_COMPARE = "compare `nvidia-smi -L` inside and outside the container"
 _SOURCE = "NVML's device count, after CUDA_VISIBLE_DEVICES (CUDA C++ Programming Guide, environment variables)"
 
 
@@ -30,26 +29,66 @@ def judge(view: View) -> Outcome:
     if isinstance(seen, bool) or not isinstance(seen, int) or seen < 0 or not isinstance(environment, dict):
         return undecided(f"nonsense: {seen!r} devices, environment {str(environment)[:40]}", fix="run it again")
     uuids = [gpu.uuid for gpu in view.snapshot.gpus]
-    expected = _visible.parse(environment.get("CUDA_VISIBLE_DEVICES"), uuids)
+    expected = visible_gpus.parse(environment.get("CUDA_VISIBLE_DEVICES"), uuids)
     limit = Limit(expected.gpus or len(uuids), "GPUs", _SOURCE, "equal")
     if seen == 0 or seen < expected.gpus:
-        summary = f"NVML sees {len(uuids)} GPU(s), torch {seen}: {_cause(view, environment)}"
-        return failed(summary, fix=_fix(view, environment), value=seen, unit="GPUs", limit=limit)
-    stranger = _stranger(view.snapshot, view.environment.get("devices") or [])
-    if stranger or seen > max(expected.gpus, len(uuids)):
-        why = stranger or f"torch sees {seen} GPUs, NVML only {len(uuids)}"
-        return undecided(why, fix="compare `nvidia-smi -L` inside and outside the container")
+        findings = _unseen(view, seen, [uuids[index] for index in expected.chosen if isinstance(index, int)], limit)
+        return worst(findings, findings[0])
+    strangers = _strangers(view.snapshot, _named(view))
+    if not strangers and seen > max(expected.gpus, len(uuids)):
+        strangers = [undecided(f"torch sees {seen} GPUs, NVML only {len(uuids)}", fix=_COMPARE)]
     hidden = f", {len(uuids) - seen} hidden by CUDA_VISIBLE_DEVICES" if seen < len(uuids) else ""
-    return passed(f"torch sees {seen} of {len(uuids)} GPU(s){hidden}", value=seen, unit="GPUs", limit=limit)
+    sound = passed(f"torch sees {seen} of {len(uuids)} GPU(s){hidden}", value=seen, unit="GPUs", limit=limit)
+    return worst(strangers, sound)
 
 
-def _stranger(snapshot: Snapshot, devices: list[Any]) -> str | None:
-    """Name a device of torch's that NVML does not know; under MIG torch's UUIDs are not the GPUs'."""
-    if any(gpu.signal("mig_mode").value == "on" for gpu in snapshot.gpus):
-        return None
+def _unseen(view: View, seen: int, expected: list[str], limit: Limit) -> list[Outcome]:
+    """Return one failure for each GPU that torch does not see, or one for the node where they cannot be told apart."""
+    environment = view.snapshot.signal("env").value
+    cause, fix, named = _cause(view, environment), _fix(view, environment), _named(view)
+    told_apart = seen > 0 and len(named) == seen and not _sliced(view.snapshot)
+    missing = [gpu for gpu in view.snapshot.gpus if told_apart and gpu.uuid in expected and gpu.uuid not in named]
+    return [
+        failed(
+            f"torch does not see {gpu_readings.label(gpu)}: {cause}",
+            fix=fix,
+            value=seen,
+            unit="GPUs",
+            limit=limit,
+            code="gpu-visible.missing",
+            culprit=gpu_readings.culprit(view, gpu_readings.label(gpu)),
+            gpus=[gpu.uuid],
+        )
+        for gpu in missing
+    ] or [_fewer(f"NVML sees {len(view.snapshot.gpus)} GPU(s), torch {seen}: {cause}", fix, seen, limit)]
+
+
+def _fewer(text: str, fix: str, seen: int, limit: Limit) -> Outcome:
+    return failed(text, fix=fix, value=seen, unit="GPUs", limit=limit, code="gpu-visible.fewer")
+
+
+def _sliced(snapshot: Snapshot) -> bool:
+    """Return whether MIG is on for any GPU: torch's UUIDs are not the GPUs' then."""
+    return any(gpu.signal("mig_mode").value == "on" for gpu in snapshot.gpus)
+
+
+def _named(view: View) -> list[str]:
+    """Return the UUIDs of the devices that torch sees, as far as its release tells them."""
+    return [str(device["uuid"]) for device in view.environment.get("devices") or [] if device.get("uuid")]
+
+
+def _strangers(snapshot: Snapshot, named: list[str]) -> list[Outcome]:
+    """Return one error for each device of torch's that NVML does not know."""
+    if _sliced(snapshot):
+        return []
     known = {gpu.uuid for gpu in snapshot.gpus}
-    named = [str(device.get("uuid")) for device in devices if device.get("uuid")]
-    return next((f"torch's device {uuid} is none that NVML knows" for uuid in named if uuid not in known), None)
+    return [
+        undecided(
+            f"torch's device {uuid} is none that NVML knows", fix=_COMPARE, code="gpu-visible.stranger", culprit=uuid
+        )
+        for uuid in named
+        if uuid not in known
+    ]
 
 
 def _cause(view: View, environment: dict[str, str]) -> str:
@@ -59,7 +98,7 @@ def _cause(view: View, environment: dict[str, str]) -> str:
         return f"CUDA_VISIBLE_DEVICES is {environment['CUDA_VISIBLE_DEVICES']!r}"
     if environment.get("NVIDIA_VISIBLE_DEVICES") in ("", "void", "none"):
         return f"NVIDIA_VISIBLE_DEVICES is {environment['NVIDIA_VISIBLE_DEVICES']!r}"
-    known = _cuinit.known(view)
+    known = cuda_init_errors.known(view)
     return f"{known.name}: {known.means}" if known else str(view.environment.get("device_error") or _SILENT)
 
 
@@ -68,5 +107,5 @@ def _fix(view: View, environment: dict[str, str]) -> str:
         return "install a CUDA wheel: `envcheck resolve` names the one for this driver and GPU"
     if environment.get("CUDA_VISIBLE_DEVICES") is not None:
         return "unset CUDA_VISIBLE_DEVICES"
-    known = _cuinit.known(view)
+    known = cuda_init_errors.known(view)
     return known.fix if known else _FIX

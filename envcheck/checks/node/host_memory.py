@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, warned
-from envcheck.checks.node import _gpus
+from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
+from envcheck.checks.node.support import gpu_readings
 
 CHECK = Check(
     promise="host memory holds what the GPUs hold", level="quick", seconds=0.01, gpus=1, signals=("host.memory_total",)
@@ -23,10 +23,10 @@ def judge(view: View) -> Outcome:
     total = int(view.snapshot.signal("host.memory_total").value)
     allowed = view.snapshot.signal("container.memory_limit").value
     own = min(total, int(allowed)) if isinstance(allowed, int) else total
-    sizes = _gpus.read(view, "memory_total")
-    lacking = sizes.lacking()
-    if lacking is not None:
-        return lacking
+    sizes = gpu_readings.read(view, "memory_total")
+    missing = sizes.lacking() or [*filter(None, [sizes.absent()])]
+    if missing:
+        return worst(missing, missing[0])
     limit = Limit(sum(sizes.values.values()), "B", _SOURCE)
     told = f"{own / 2**30:.0f} GiB" + (" (the container's limit)" if own < total else "")
     if not own >= limit.value:

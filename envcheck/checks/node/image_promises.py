@@ -7,12 +7,13 @@ environment says of itself is compared with its labels, and what is installed wi
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
 
 CHECK = Check(
     promise="torch, CUDA, cuDNN, NCCL, triton, companions, Python, arch list and packages are as labels and lock say",
@@ -21,7 +22,6 @@ CHECK = Check(
 
 SOURCE = "the environment's own labels, or its envcheck-promises.json; the lock whose digest they hold"
 _FIX = "rebuild it from its lock (`envcheck build CELL`), or correct the label; do not deploy it"
-_SHOWN = 3
 
 
 def _minor(version: Any) -> str:
@@ -72,12 +72,11 @@ def judge(view: View) -> Outcome:
         # A report of before packages were listed is judged by what it has.
         promised = {key: said for key, said in promised.items() if key not in _PACKAGES}
     seen = {key: _seen(key, view.environment) for key in promised}
-    lies = [lie for key, said in promised.items() if (lie := _lie(key, said, seen[key]))]
     off, lock = _lock(view)
-    if lies or off:
-        told = [*lies, *off[:_SHOWN], *([f"{len(off) - _SHOWN} more"] if len(off) > _SHOWN else [])]
-        return failed("; ".join(told), fix=_FIX, value=seen, limit=_limit(promised), lies=[*lies, *off])
-    return passed(f"{len(promised)} of {len(promised)} promises kept{lock}", value=seen, limit=_limit(promised))
+    lies = [lie for key, said in promised.items() for lie in _lie(key, said, seen[key])] + off
+    sound = passed(f"{len(promised)} of {len(promised)} promises kept{lock}", value=seen, limit=_limit(promised))
+    outcome = worst(lies, sound)
+    return dataclasses.replace(outcome, details={"lies": [lie.summary for lie in lies]}) if lies else outcome
 
 
 def _promises(key: str, said: str) -> bool:
@@ -95,19 +94,24 @@ def _seen(key: str, environment: Mapping[str, Any]) -> Any:
     return next((environment["packages"][name] for name in _PACKAGES[key] if name in environment["packages"]), None)
 
 
-def _lie(key: str, promise: str, found: Any) -> str | None:
+def _lie(key: str, promise: str, found: Any) -> list[Outcome]:
     real, said = COMPARED[key](found), COMPARED[key](promise)
-    return None if real == said else f"{key.replace('_', '-')}: promised {said}, is {real}"
+    return [] if real == said else [_broken(key.replace("_", "-"), "promised", said, real)]
 
 
-def _lock(view: View) -> tuple[list[str], str]:
+def _broken(name: str, how: str, said: str, real: str) -> Outcome:
+    text, limit = f"{name}: {how} {said}, is {real}", Limit(said, "", SOURCE, "equal")
+    return failed(text, fix=_FIX, value=real, limit=limit, code=f"image-promises.{how}", culprit=name)
+
+
+def _lock(view: View) -> tuple[list[Outcome], str]:
     """Return what is not installed as it is locked; and of a lock that is kept, or that cannot be looked into, so."""
     installed, locked = view.environment.get("packages"), view.promises.get("packages", "").split()
     if not locked or not isinstance(installed, Mapping):
         return [], "" if view.promises.get("lock", "none") == "none" else "; its lock is not at hand to compare with"
     pins = dict(pin.split("==", 1) for pin in locked)
     off = [
-        f"{name}: locked {version}, is {_word(installed.get(name))}"
+        _broken(name, "locked", version, _word(installed.get(name)))
         for name, version in pins.items()
         if not _same(version, installed.get(name))
     ]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
-from envcheck.checks.node import _pairs
+from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
+from envcheck.checks.node.support import gpu_pairs, gpu_readings
 
 CHECK = Check(
     promise="no IOMMU translates between GPUs that reach each other over PCIe", level="quick", seconds=0.01, gpus=2
@@ -25,8 +25,8 @@ _FIX: Final = "boot with iommu=pt (pass through), or with the IOMMU off in the B
 
 
 def judge(view: View) -> Outcome:
-    """Warn on bare metal where pairs use PCIe and the IOMMU translates for their GPUs."""
-    missing = _pairs.unreadable(view, "pci.iommu", "run where /sys of the host is to be seen")
+    """Warn on bare metal of each GPU that reaches another over PCIe and for which the IOMMU translates."""
+    missing = gpu_pairs.unreadable(view, "pci.iommu", "run where /sys of the host is to be seen")
     if missing is not None:
         return missing
     groups = view.snapshot.signal("pci.iommu").value
@@ -42,15 +42,32 @@ def judge(view: View) -> Outcome:
 
 
 def _translates(view: View, behind: list[str]) -> Outcome:
-    pairs = _pairs.matrix(view)
+    pairs = gpu_pairs.matrix(view)
     said = f"the IOMMU translates for {', '.join(behind[:4])}"
     if view.snapshot.signal("host.hypervisor").value is not False:
         return skipped(f"{said}; not known to be bare metal")
     if isinstance(pairs, Outcome):
         return skipped(f"{said}; which GPUs reach each other over PCIe is not known: {pairs.summary}")
-    over_pcie = [pair for pair in pairs if _pairs.ok(pair) and pair["nvlink"] != "ok"]
-    if not over_pcie:
-        return passed(f"{said}; no two GPUs reach each other over PCIe", value=0, unit=_LIMIT.unit, limit=_LIMIT)
-    told = f"{said}, and {len(over_pcie)} pairs of GPUs reach each other over PCIe"
-    gpus = _pairs.uuids(view, over_pcie)
-    return warned(told, fix=_FIX, value=len(behind), unit=_LIMIT.unit, limit=_LIMIT, gpus=gpus)
+    over_pcie = [pair for pair in pairs if gpu_pairs.ok(pair) and pair["nvlink"] != "ok"]
+    findings = [finding for address in behind for finding in _finding(view, address, over_pcie)]
+    sound = passed(f"{said}; none of them reaches another over PCIe", value=0, unit=_LIMIT.unit, limit=_LIMIT)
+    return worst(findings, sound)
+
+
+def _finding(view: View, address: str, over_pcie: list[gpu_pairs.Pair]) -> list[Outcome]:
+    """Return the warning of one GPU behind the IOMMU; one without a known place counts as part of any pair."""
+    uuids = gpu_readings.at(view, [address])
+    own = [pair for pair in over_pcie if not uuids or set(uuids) & set(gpu_pairs.uuids(view, [pair]))]
+    if not own:
+        return []
+    finding = warned(
+        f"the IOMMU translates for {address}, which reaches other GPUs over PCIe ({len(own)} pairs)",
+        fix=_FIX,
+        value=1,
+        unit=_LIMIT.unit,
+        limit=_LIMIT,
+        code="iommu.translates",
+        culprit=gpu_readings.place(view, address),
+        gpus=uuids,
+    )
+    return [finding]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, warned
-from envcheck.checks.node import _gpus
+from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
+from envcheck.checks.node.support import gpu_readings
 
 CHECK = Check(promise="MIG is on for all GPUs of this node, or for none", level="quick", seconds=0.01, gpus=1)
 
@@ -17,16 +17,12 @@ _LIMIT: Final = Limit("the same", "", "NVIDIA MIG user guide; NCCL does not run 
 
 
 def judge(view: View) -> Outcome:
-    """Warn where some are sliced and some are not; a GPU that cannot be sliced is not."""
-    mode = _gpus.read(view, "mig_mode")
-    unread = mode.lacking() if mode.unread else None
-    if unread is not None:
-        return unread
-    on = sorted(mode.where(lambda word: word == "on"))
-    if on and len(on) < len(view.snapshot.gpus):
-        fix = "nvidia-smi --id=GPU --multi-instance-gpu=0 (and a reset), or give these GPUs to other jobs"
-        return warned(
-            f"MIG is on for {', '.join(on)} only", fix=fix, value=on, limit=_LIMIT, gpus=_gpus.uuids(view, on)
-        )
-    said = "on: each job sees slices, and no NVLink" if on else "off"
-    return passed(f"MIG is {said}", value="on" if on else "off", limit=_LIMIT)
+    """Warn of the sliced GPUs where others are not; a GPU that cannot be sliced is not."""
+    mode = gpu_readings.read(view, "mig_mode")
+    on = mode.where(lambda word: word == "on")
+    odd = on if len(on) < len(view.snapshot.gpus) else {}
+    fix = "nvidia-smi --id=GPU --multi-instance-gpu=0 (and a reset), or give these GPUs to other jobs"
+    rule = gpu_readings.Rule(warned, "mig.some", "MIG is on for {gpu}, not for all", fix, _LIMIT)
+    state = "on: each job sees slices, and no NVLink" if on else "off"
+    sound = passed(f"MIG is {state}", value="on" if on else "off", limit=_LIMIT)
+    return worst([*mode.lacking(), *mode.blame(odd, rule)], sound)

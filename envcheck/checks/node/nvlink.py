@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned
-from envcheck.checks.node import _gpus
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned, worst
+from envcheck.checks.node.support import gpu_readings
 
 CHECK = Check(promise="every NVLink that should be there is up, at its speed", level="quick", seconds=0.01, gpus=1)
 
@@ -37,58 +37,90 @@ def board(name: str) -> dict[str, Any] | None:
 
 
 def judge(view: View) -> Outcome:
-    """Fail where GPUs of a node differ; warn where all have less than their board and are no virtual machine's."""
-    links = _gpus.read(view, "nvlinks")
-    lacking = links.lacking()
-    if lacking is not None:
-        return lacking
-    if _gpus.read(view, "mig_mode").where(lambda mode: mode == "on"):
+    """Fail where GPUs of a node differ; warn where all have less than their board and are no virtual machine's.
+
+    Bridges on PCIe boards are bought in pairs: there only GPUs with a bridge are compared.
+    """
+    links = gpu_readings.read(view, "nvlinks")
+    if gpu_readings.read(view, "mig_mode").where(lambda mode: mode == "on"):
         return skipped("MIG is on: its instances do not use NVLink")
     if len(view.snapshot.gpus) == 1:
-        return skipped("one GPU has nobody to be linked to")
+        return worst(links.lacking(), skipped("one GPU has nobody to be linked to"))
     up = {gpu: list(states).count("up") for gpu, states in links.values.items()}
-    most = max(up.values())
-    behind = {gpu: count for gpu, count in up.items() if count < most}
-    if behind:
-        told = f"links up: {_gpus.told(behind)}; the others have {most}"
-        limit = Limit(most, "links", _PEERS)
-        gpus = _gpus.uuids(view, behind)
-        return failed(told, fix=_FIX, value=min(behind.values()), unit="links", limit=limit, gpus=gpus)
-    return _against_board(view, most, links)
+    fixed = {gpu: count for gpu, count in up.items() if _board(view, gpu)}
+    bridged = {gpu: count for gpu, count in up.items() if gpu not in fixed and count}
+    groups = (*_groups(view, fixed), bridged)
+    findings = [*links.lacking(), *(f for group in groups for f in (*_behind(links, group), *_short(links, group)))]
+    findings += [*_alone(links, bridged), *_slow(view, up)]
+    return worst(findings, links.absent() or _sound(view, links, up))
 
 
-def _against_board(view: View, most: int, links: _gpus.Reading) -> Outcome:
-    known = board(str(view.snapshot.gpus[0].signal("name").value))
-    limit = Limit(
-        known["links"] if known else 1, "links", known["source"] if known else "at least one, where NVML shows any"
-    )
-    if 0 < most < limit.value and _guest(view):
-        told = (
-            f"{most} links up on every GPU of this virtual machine; the board has {limit.value}, and it was given these"
-        )
-        return _slow(view, known) or passed(told, value=most, unit="links", limit=Limit(most, "links", _PEERS))
-    if most < limit.value:
-        told = f"{most} links up on every GPU; the board has {limit.value}"
-        return warned(told, fix=_BY_DESIGN, value=most, unit="links", limit=limit)
-    slow = _slow(view, known)
-    if slow is not None:
-        return slow
-    down = sum(list(states).count("down") for states in links.values.values())
-    noted = f"; {down} that NVML lists are unused" if down else ""
-    return passed(f"{most} links up on each of {len(links.values)} GPUs{noted}", value=most, unit="links", limit=limit)
+def _board(view: View, gpu: str) -> dict[str, Any] | None:
+    return board(str(gpu_readings.read(view, "name").values.get(gpu)))
+
+
+def _groups(view: View, up: dict[str, int]) -> list[dict[str, int]]:
+    """Return the GPUs of each kind of board."""
+    models = {gpu: str(_board(view, gpu)) for gpu in up}
+    return [{gpu: up[gpu] for gpu in up if models[gpu] == model} for model in dict.fromkeys(models.values())]
+
+
+def _behind(links: gpu_readings.Reading, up: dict[str, int]) -> list[Outcome]:
+    """Return one failure for each GPU that has fewer links up than another of its kind."""
+    most = max(up.values(), default=0)
+    text = f"links up: {{gpu}} {{value}}; the others have {most}"
+    rule = gpu_readings.Rule(failed, "nvlink.down", text, _FIX, Limit(most, "links", _PEERS), "links")
+    return links.blame({gpu: count for gpu, count in up.items() if count < most}, rule)
+
+
+def _alone(links: gpu_readings.Reading, bridged: dict[str, int]) -> list[Outcome]:
+    """Return the failure of the one GPU whose bridge reaches no other."""
+    text = "links up: {gpu} {value}, and no other GPU has the other end of its bridge up"
+    rule = gpu_readings.Rule(failed, "nvlink.half-bridge", text, _FIX, Limit(2, "GPUs", _PEERS), "links")
+    return links.blame(bridged if len(bridged) == 1 else {}, rule)
+
+
+def _short(links: gpu_readings.Reading, up: dict[str, int]) -> list[Outcome]:
+    """Warn of each board of one kind where all have fewer links up than their data sheet says."""
+    known, most = _board(links.view, next(iter(up), "")), max(up.values(), default=0)
+    if known is None or most >= known["links"] or (most > 0 and _guest(links.view)):
+        return []
+    text = f"{most} links up on every GPU; the board has {known['links']}"
+    limit = Limit(known["links"], "links", known["source"])
+    rule = gpu_readings.Rule(warned, "nvlink.short", text, _BY_DESIGN, limit, "links")
+    return links.blame({gpu: count for gpu, count in up.items() if count == most}, rule)
 
 
 def _guest(view: View) -> bool:
     return all(gpu.signal("virtualization").value in _GUESTS for gpu in view.snapshot.gpus)
 
 
-def _slow(view: View, known: dict[str, Any] | None) -> Outcome | None:
-    speeds = _gpus.read(view, "nvlink_speed").values
-    best = max([*speeds.values(), 0])
-    floor = known["mb_s"] if known else best
-    slow = {gpu: speed for gpu, speed in speeds.items() if not speed >= max(floor, best)}
-    if not slow:
-        return None
-    limit = Limit(floor, "MB/s", known["source"] if known else _PEERS)
-    told = f"slow links: {_gpus.told(slow, 'MB/s')}"
-    return warned(told, fix=_FIX, value=min(slow.values()), unit="MB/s", limit=limit, gpus=_gpus.uuids(view, slow))
+def _slow(view: View, up: dict[str, int]) -> list[Outcome]:
+    """Warn of links slower than the board's, or than those of the other GPUs."""
+    speeds, findings = gpu_readings.read(view, "nvlink_speed"), []
+    linked = {gpu: speed for gpu, speed in speeds.values.items() if up.get(gpu)}
+    for gpu, speed in linked.items():
+        known, best = _board(view, gpu), max(linked.values())
+        floor = known["mb_s"] if known else best
+        if not speed >= max(floor, best):
+            limit = Limit(floor, "MB/s", known["source"] if known else _PEERS)
+            rule = gpu_readings.Rule(warned, "nvlink.slow", "slow links: {gpu} {value} MB/s", _FIX, limit, "MB/s")
+            findings += speeds.blame({gpu: speed}, rule)
+    return findings
+
+
+def _sound(view: View, links: gpu_readings.Reading, up: dict[str, int]) -> Outcome:
+    most = max(up.values())
+    if not most:
+        return skipped("no GPU here has a bridge to another")
+    known = _board(view, max(up, key=lambda gpu: up[gpu]))
+    limit = Limit(known["links"] if known else most, "links", known["source"] if known else _PEERS)
+    if known and most < known["links"]:
+        text = f"{most} links up on every GPU of this virtual machine; the board has {limit.value}"
+        return passed(f"{text}, and it was given these", value=most, unit="links", limit=Limit(most, "links", _PEERS))
+    without = [gpu for gpu, count in up.items() if not count]
+    down = sum(list(states).count("down") for gpu, states in links.values.items() if up[gpu])
+    noted = f"; {down} that NVML lists are unused" if down else ""
+    bare = f"; no bridge on {', '.join(without)}" if without else ""
+    linked = len(links.values) - len(without)
+    return passed(f"{most} links up on each of {linked} GPUs{noted}{bare}", value=most, unit="links", limit=limit)

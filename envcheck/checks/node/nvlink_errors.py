@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, warned
-from envcheck.checks.node import _gpus
+from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
+from envcheck.checks.node.support import gpu_readings
 
 CHECK = Check(promise="the NVLinks carry data without errors", level="quick", seconds=0.01, gpus=1)
 
@@ -20,15 +20,15 @@ _FIX: Final = "reset all GPUs of the node together; if it comes back, look at th
 
 def judge(view: View) -> Outcome:
     """Warn on recoveries, and on many repairs: the counters do not say when, and bandwidth is measured elsewhere."""
-    errors = _gpus.read(view, "nvlink_errors")
+    errors = gpu_readings.read(view, "nvlink_errors")
     recovered = {gpu: counts["recovery"] for gpu, counts in errors.values.items()}
     noisy = {gpu: counts["crc"] + counts["replay"] for gpu, counts in errors.values.items()}
-    for counts, limit in ((recovered, _RECOVERY), (noisy, _CRC)):
+    findings = errors.lacking()
+    for counts, limit, code in ((recovered, _RECOVERY, "recovery"), (noisy, _CRC, "crc")):
         bad = {gpu: count for gpu, count in counts.items() if not count <= limit.value}
-        if bad:
-            told = f"NVLink errors: {_gpus.told(bad, limit.unit)}"
-            return warned(
-                told, fix=_FIX, value=max(bad.values()), unit=limit.unit, limit=limit, gpus=_gpus.uuids(view, bad)
-            )
-    lacking = errors.lacking()
-    return lacking or passed("no recoveries, few repeats", value=max(noisy.values()), unit=_CRC.unit, limit=_CRC)
+        text = f"NVLink errors: {{gpu}} {{value}} {limit.unit}"
+        rule = gpu_readings.Rule(warned, f"nvlink-errors.{code}", text, _FIX, limit, limit.unit)
+        findings += errors.blame(bad, rule)
+    most = max(noisy.values(), default=0)
+    sound = errors.absent() or passed("no recoveries, few repeats", value=most, unit=_CRC.unit, limit=_CRC)
+    return worst(findings, sound)

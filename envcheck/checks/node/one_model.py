@@ -9,8 +9,8 @@ from __future__ import annotations
 import collections
 from typing import Any, Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, warned
-from envcheck.checks.node import _gpus
+from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, warned, worst
+from envcheck.checks.node.support import gpu_readings
 
 CHECK = Check(
     promise="all GPUs of this node are of one model, memory size and VBIOS", level="quick", seconds=0.01, gpus=1
@@ -24,19 +24,22 @@ def judge(view: View) -> Outcome:
     """Warn where models, memory sizes (by more than 2 %) or VBIOS versions differ, naming the odd ones out."""
     if len(view.snapshot.gpus) == 1:
         return skipped("one GPU is like itself")
-    names = _gpus.read(view, "name")
-    lacking = names.lacking()
-    if lacking is not None:
-        return lacking
-    sizes = {gpu: round(size / 2**30 / 2) * 2 for gpu, size in _gpus.read(view, "memory_total").values.items()}
-    clocks = _gpus.read(view, "clock_sm_max").values
-    vbios = _gpus.read(view, "vbios").values
-    for what, values in (("model", names.values), ("GiB", sizes), ("highest clock", clocks), ("VBIOS", vbios)):
-        odd = _odd(values)
-        if odd:
-            told, kinds = f"{what} differs: {_gpus.told(odd)}", sorted({str(v) for v in values.values()})
-            return warned(told, fix=_FIX, value=kinds, limit=_LIMIT, gpus=_gpus.uuids(view, odd))
-    return passed(f"{len(names.values)} x {next(iter(names.values.values()))}", value=len(names.values), unit="GPUs")
+    names = gpu_readings.read(view, "name")
+    sizes = {gpu: round(size / 2**30 / 2) * 2 for gpu, size in gpu_readings.read(view, "memory_total").values.items()}
+    clocks, vbios = gpu_readings.read(view, "clock_sm_max").values, gpu_readings.read(view, "vbios").values
+    findings = names.lacking()
+    for code, what, values in (
+        ("model", "model", names.values),
+        ("memory", "GiB", sizes),
+        ("clock", "highest clock", clocks),
+        ("vbios", "VBIOS", vbios),
+    ):
+        # Another model has another memory size, clock and VBIOS: that is one difference.
+        alike = {gpu: value for gpu, value in values.items() if code == "model" or gpu not in _odd(names.values)}
+        rule = gpu_readings.Rule(warned, f"one-model.{code}", f"{what} differs: {{gpu}} {{value}}", _FIX, _LIMIT)
+        findings += names.blame(_odd(alike), rule)
+    kinds = ", ".join(f"{count} x {name}" for name, count in collections.Counter(names.values.values()).items())
+    return worst(findings, names.absent() or passed(kinds, value=len(names.values), unit="GPUs"))
 
 
 def _odd(values: dict[str, Any]) -> dict[str, Any]:

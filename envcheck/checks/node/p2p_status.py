@@ -7,10 +7,11 @@ and most virtual machines over PCIe have none either: that is told, and no fault
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned
-from envcheck.checks.node import _gpus, _pairs
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned, worst
+from envcheck.checks.node.support import gpu_pairs, gpu_readings
 
 CHECK = Check(
     promise="every pair of GPUs that should reach each other's memory may", level="quick", seconds=0.01, gpus=2
@@ -26,23 +27,22 @@ _FIX: Final = (
 
 def judge(view: View) -> Outcome:
     """Fail where GPUs with NVLinks up may not reach each other; warn of a pair that is worse off than its like."""
-    if _gpus.read(view, "mig_mode").where(lambda mode: mode == "on"):
+    if gpu_readings.read(view, "mig_mode").where(lambda mode: mode == "on"):
         return skipped("MIG is on: its instances cannot reach each other")
-    pairs = _pairs.matrix(view)
+    pairs = gpu_pairs.matrix(view)
     if isinstance(pairs, Outcome):
         return pairs
-    without = [pair for pair in pairs if not _pairs.ok(pair)]
+    without = [pair for pair in pairs if not gpu_pairs.ok(pair)]
     if not without:
         return passed(f"all {len(pairs)} pairs have it: {_over(pairs)}", value=0, unit=_ALL.unit, limit=_ALL)
     linked = [pair for pair in without if _linked(view, pair)]
-    odd = [pair for pair in without if any(_pairs.ok(peer) and peer["path"] == pair["path"] for peer in pairs)]
-    for bad, limit, verdict in ((linked, _ALL, failed), (odd, _ALIKE, warned)):
-        if bad:
-            said = f"no peer-to-peer: {_pairs.told(bad)}"
-            gpus = _pairs.uuids(view, bad)
-            return verdict(said, fix=_FIX, value=len(bad), unit=limit.unit, limit=limit, gpus=gpus)
+    odd = [pair for pair in without if any(gpu_pairs.ok(peer) and peer["path"] == pair["path"] for peer in pairs)]
+    findings = [_finding(view, pair, _ALL, failed, "p2p-status.nvlink") for pair in linked]
+    findings += [_finding(view, pair, _ALIKE, warned, "p2p-status.odd") for pair in odd if pair not in linked]
+    if findings:
+        return worst(findings, findings[0])
     if len(without) == len(pairs):
-        why = sorted({_pairs.why_not(pair) for pair in without})
+        why = sorted({gpu_pairs.why_not(pair) for pair in without})
         return skipped(f"no pair of these GPUs has it ({', '.join(why)}): NCCL goes through the host's memory")
     return passed(
         f"{len(pairs) - len(without)} of {len(pairs)} pairs have it, all on one kind of path: {_over(pairs)}",
@@ -52,7 +52,20 @@ def judge(view: View) -> Outcome:
     )
 
 
-def _linked(view: View, pair: _pairs.Pair) -> bool:
+def _finding(view: View, pair: gpu_pairs.Pair, limit: Limit, verdict: Callable[..., Outcome], code: str) -> Outcome:
+    return verdict(
+        f"no peer-to-peer: {gpu_pairs.told([pair])}",
+        fix=_FIX,
+        value=1,
+        unit=limit.unit,
+        limit=limit,
+        code=code,
+        culprit=f"GPU {pair['a']} - GPU {pair['b']}",
+        gpus=gpu_pairs.uuids(view, [pair]),
+    )
+
+
+def _linked(view: View, pair: gpu_pairs.Pair) -> bool:
     """Return whether NVLinks join the two: NVML says so, or both hang on NVSwitches only."""
     ends = [gpu for gpu in view.snapshot.gpus if gpu.signal("index").value in (pair["a"], pair["b"])]
     remotes = [gpu.signal("nvlink_remotes").value for gpu in ends]
@@ -60,8 +73,8 @@ def _linked(view: View, pair: _pairs.Pair) -> bool:
     return pair["nvlink"] == "ok" or switched
 
 
-def _over(pairs: list[_pairs.Pair]) -> str:
-    linked = sum(pair["nvlink"] == "ok" for pair in pairs if _pairs.ok(pair))
-    rest = sum(map(_pairs.ok, pairs)) - linked
+def _over(pairs: list[gpu_pairs.Pair]) -> str:
+    linked = sum(pair["nvlink"] == "ok" for pair in pairs if gpu_pairs.ok(pair))
+    rest = sum(map(gpu_pairs.ok, pairs)) - linked
     told = [f"{linked} over NVLink"] * bool(linked) + [f"{rest} over PCIe"] * bool(rest)
     return ", ".join(told)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned
-from envcheck.checks.node import _gpus
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
+from envcheck.checks.node.support import gpu_readings
 
 CHECK = Check(promise="the PCIe links carry data without errors", level="quick", seconds=0.01, gpus=1)
 
@@ -23,26 +23,36 @@ def judge(view: View) -> Outcome:
     """Fail on fatal AER errors; warn on replays and correctable errors past what DCGM allows, and on nonfatal ones."""
     bus = view.snapshot.signal("pci.gpus").value
     aer = {str(gpu["bus_id"]): gpu["aer"] for gpu in ([] if bus is None else bus)}
-    replays = _gpus.read(view, "pcie_replays")
-    rules: tuple[tuple[str, dict[str, Any], Limit], ...] = (
-        ("fatal AER errors", _counts(aer, "fatal"), _NONE),
-        ("nonfatal AER errors", _counts(aer, "nonfatal"), _NONE),
-        ("correctable AER errors", _counts(aer, "correctable"), _AER),
-        ("replays", replays.values, _REPLAYS),
+    replays = gpu_readings.read(view, "pcie_replays")
+    findings = [*replays.lacking(), *_aer(view, aer)]
+    many = replays.where(lambda count: not count <= _REPLAYS.value)
+    findings += replays.blame(
+        many, gpu_readings.Rule(warned, "pcie-errors.replays", "replays: {gpu} {value}", _FIX, _REPLAYS, _REPLAYS.unit)
     )
-    for what, counts, limit in rules:
-        bad = {place: count for place, count in counts.items() if not count <= limit.value}
-        if bad:
-            verdict = failed if what.startswith("fatal") else warned
-            told = f"{what}: {_gpus.told(bad)}"
-            gpus = _gpus.uuids(view, bad) if what == "replays" else _gpus.at(view, bad)
-            return verdict(told, fix=_FIX, value=max(bad.values()), unit=limit.unit, limit=limit, gpus=gpus)
-    lacking = replays.lacking()
-    if lacking is not None:
-        return lacking
     counted = "AER counts nothing worse" if _counts(aer, "fatal") else "the kernel shows no AER counters"
-    worst = max(replays.values.values())
-    return passed(f"at most {worst} replays; {counted}", value=worst, unit="replays", limit=_REPLAYS)
+    most = max(replays.values.values(), default=0)
+    sound = passed(f"at most {most} replays; {counted}", value=most, unit="replays", limit=_REPLAYS)
+    return worst(findings, replays.absent() or sound)
+
+
+def _aer(view: View, aer: dict[str, Any]) -> list[Outcome]:
+    """Return one finding for each GPU on the bus and kind of error."""
+    rules = (("fatal", _NONE, failed), ("nonfatal", _NONE, warned), ("correctable", _AER, warned))
+    return [
+        verdict(
+            f"{kind} AER errors: {place} {count}",
+            fix=_FIX,
+            value=count,
+            unit=limit.unit,
+            limit=limit,
+            code=f"pcie-errors.{kind}",
+            culprit=gpu_readings.place(view, place),
+            gpus=gpu_readings.at(view, [place]),
+        )
+        for kind, limit, verdict in rules
+        for place, count in _counts(aer, kind).items()
+        if not count <= limit.value
+    ]
 
 
 def _counts(aer: dict[str, Any], kind: str) -> dict[str, int]:

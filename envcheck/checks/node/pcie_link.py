@@ -9,64 +9,104 @@ from __future__ import annotations
 import collections
 from typing import Any, Final
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned
-from envcheck.checks.node import _facts, _gpus
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
+from envcheck.checks.node.support import gpu_readings, matrix_facts
 
 CHECK = Check(
     promise="every GPU has the PCIe lanes and the generation it can have", level="quick", seconds=0.01, gpus=1
 )
 
 _WIDTH: Final = "NVML: the most lanes this GPU can have in this system"
+_SIBLINGS: Final = "the other GPUs of this model on this node"
 _GEN: Final = "NVML: the newest generation this GPU can have in this system"
 _FIX: Final = "reseat the board or its riser, look at the slot's BIOS settings; exchange it with a good one to compare"
 
 
 def judge(view: View) -> Outcome:
-    """Fail on lost lanes of a data-centre GPU, warn on others' and on a generation that is low while it works."""
-    width, widest = _gpus.read(view, "pcie_width"), _gpus.read(view, "pcie_width_max")
-    narrow = {gpu: (lanes, widest.values[gpu]) for gpu, lanes in width.values.items() if gpu in widest.values}
-    narrow = {gpu: pair for gpu, pair in narrow.items() if not pair[0] >= pair[1]}
-    if narrow:
-        told = f"PCIe lanes: {_gpus.told({gpu: f'{now} of {most}' for gpu, (now, most) in narrow.items()})}"
-        least, most = min(narrow.values())
-        verdict = failed if _facts.datacenter(view) else warned
-        gpus = _gpus.uuids(view, narrow)
-        return verdict(told, fix=_FIX, value=least, unit="lanes", limit=Limit(most, "lanes", _WIDTH), gpus=gpus)
-    lacking = width.lacking() or widest.lacking()
-    return lacking or _generation(view, width)
+    """Fail on lost lanes of a data-centre GPU, warn on others' and on a generation that is low while it works.
+
+    A virtual machine's GPUs that are all alike were given what they have: that is a note.
+    """
+    width, widest = gpu_readings.read(view, "pcie_width"), gpu_readings.read(view, "pcie_width_max")
+    now, newest = gpu_readings.read(view, "pcie_gen"), gpu_readings.read(view, "pcie_gen_max")
+    readings = (width, widest, now, newest)
+    findings = [finding for reading in readings for finding in reading.lacking()]
+    findings += _lanes(view, width, widest)
+    findings += _generations(view, now, newest)
+    absent = next((skip for reading in readings if (skip := reading.absent()) is not None), None)
+    return worst(findings, absent or _sound(view, width, widest, now, newest))
 
 
-def _generation(view: View, width: _gpus.Reading) -> Outcome:
-    now, newest = _gpus.read(view, "pcie_gen"), _gpus.read(view, "pcie_gen_max")
-    lacking = now.lacking() or newest.lacking()
-    if lacking is not None:
-        return lacking
-    best = max(newest.values.values())
+def _lanes(view: View, width: gpu_readings.Reading, widest: gpu_readings.Reading) -> list[Outcome]:
+    """Compare each GPU with its siblings, and with what it can have in this system."""
+    names, guest, findings = gpu_readings.read(view, "name").values, matrix_facts.guest(view), []
+    for gpu, lanes in width.values.items():
+        siblings = [count for other, count in width.values.items() if names.get(other) == names.get(gpu)]
+        usual, most = _most_common(siblings), widest.values.get(gpu, lanes)
+        verdict = warned if matrix_facts.is_datacenter(view, str(names.get(gpu))) is False else failed
+        if not lanes >= usual:
+            bound, source = max(usual, most), _SIBLINGS
+        elif not lanes >= most and not guest:
+            bound, source = most, _WIDTH
+        else:
+            continue
+        text = f"PCIe lanes: {{gpu}} {{value}} of {bound:g}"
+        limit = Limit(bound, "lanes", source)
+        findings += width.blame({gpu: lanes}, gpu_readings.Rule(verdict, "pcie-link.width", text, _FIX, limit, "lanes"))
+    return findings
+
+
+def _most_common(values: list[float]) -> float:
+    """Return the most frequent value; of several the largest."""
+    counts = collections.Counter(values)
+    return max(counts, key=lambda value: (counts[value], value))
+
+
+def _generations(view: View, now: gpu_readings.Reading, newest: gpu_readings.Reading) -> list[Outcome]:
+    """Warn of a place that allows less than its siblings' do, and of a GPU that is slower than it can be at work."""
+    best = max(newest.values.values(), default=0)
     limit = Limit(best, "", _GEN)
     held = _held_back(view, newest.values)
     busy = {gpu: gen for gpu, gen in now.values.items() if not gen >= newest.values.get(gpu, gen) and _works(view, gpu)}
-    if held or busy:
-        bad = held or busy
-        told = f"PCIe generation {'possible' if held else 'under load'}: {_gpus.told(bad)}; others {best}"
-        return warned(told, fix=_FIX, value=min(bad.values()), limit=limit, gpus=_gpus.uuids(view, bad))
-    lanes = ", ".join(f"x{lanes}" for lanes in sorted(set(width.values.values())))
-    idle = (
-        " (lower while idle)" if any(not gen >= newest.values.get(gpu, gen) for gpu, gen in now.values.items()) else ""
+    possible, load = (
+        f"PCIe generation {when}: {{gpu}} {{value}}; others {best}" for when in ("possible", "under load")
     )
-    return passed(f"{lanes}, generation {best}{idle}", value=best, limit=limit)
+    return [
+        *newest.blame(held, gpu_readings.Rule(warned, "pcie-link.slot", possible, _FIX, limit)),
+        *now.blame(
+            {} if matrix_facts.guest(view) else busy,
+            gpu_readings.Rule(warned, "pcie-link.generation", load, _FIX, limit),
+        ),
+    ]
+
+
+def _sound(
+    view: View,
+    width: gpu_readings.Reading,
+    widest: gpu_readings.Reading,
+    now: gpu_readings.Reading,
+    newest: gpu_readings.Reading,
+) -> Outcome:
+    best, limit = max(newest.values.values()), Limit(max(newest.values.values()), "", _GEN)
+    lanes = ", ".join(f"x{lanes}" for lanes in sorted(set(width.values.values())))
+    slower = any(not gen >= newest.values.get(gpu, gen) for gpu, gen in now.values.items())
+    idle = " (lower while idle)" if slower else ""
+    fewer = any(not lanes >= widest.values.get(gpu, lanes) for gpu, lanes in width.values.items())
+    given = f" of x{max(widest.values.values())}, as this virtual machine was given" if fewer else ""
+    note = "virtual machine" if matrix_facts.guest(view) else "bare metal"
+    return passed(f"{lanes}{given}, generation {best}{idle}", value=best, limit=limit, system=note)
 
 
 def _works(view: View, gpu: str) -> bool:
-    reasons = _gpus.read(view, "clock_reasons").values.get(gpu)
-    return reasons is not None and "idle" not in reasons
+    reasons, load = (gpu_readings.read(view, name).values.get(gpu) for name in ("clock_reasons", "utilization"))
+    return reasons is not None and "idle" not in reasons and load != 0
 
 
 def _held_back(view: View, newest: dict[str, Any]) -> dict[str, Any]:
     """Return the GPUs whose place allows less than that of most of their own model."""
-    names = _gpus.read(view, "name").values
-    bad: dict[str, Any] = {}
-    for model in set(names.values()):
-        mine = {gpu: gen for gpu, gen in newest.items() if names.get(gpu) == model}
-        usual = collections.Counter(mine.values()).most_common(1)[0][0] if mine else 0
-        bad |= {gpu: gen for gpu, gen in mine.items() if gen < usual}
-    return bad
+    names = gpu_readings.read(view, "name").values
+    usual = {
+        model: _most_common([gen for gpu, gen in newest.items() if names.get(gpu) == model])
+        for model in {names.get(gpu) for gpu in newest}
+    }
+    return {gpu: gen for gpu, gen in newest.items() if gen < usual[names.get(gpu)]}

@@ -11,7 +11,8 @@ import re
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
-from envcheck.checks.node import _facts, _ports
+from envcheck.checks.node.support import infiniband_ports, matrix_facts
+from envcheck.node.snapshot import Signal
 
 CHECK = Check(promise="network cards can read and write the GPUs' memory", level="quick", seconds=0.01, gpus=1)
 
@@ -28,24 +29,34 @@ _FIX: Final = "modprobe nvidia-peermem (after MLNX_OFED or DOCA), or the open ke
 
 def judge(view: View) -> Outcome:
     """Warn where data-centre GPUs sit beside active ports and neither way to their memory is open."""
-    found = _ports.ports(view)
-    if isinstance(found, Outcome) or not any(map(_ports.active, found)):
+    found = infiniband_ports.ports(view)
+    if isinstance(found, Outcome) or not any(map(infiniband_ports.active, found)):
         return found if isinstance(found, Outcome) else skipped("no InfiniBand or RoCE port is in use")
-    if _facts.datacenter(view) is False:
+    if matrix_facts.datacenter(view) is False:
         return skipped("not every GPU here is a data-centre one, and others have no GPUDirect RDMA")
     modules = view.snapshot.signal("host.gpu_modules")
-    if not isinstance(modules.value, list) or not all(isinstance(name, str) for name in modules.value):
-        return undecided(f"the kernel's modules cannot be read: {modules.reason or 'nonsense'}", fix="mount /proc")
-    loaded = [name for name in _MODULES if name in modules.value]
+    if modules.why != "unsupported" and not _listed(modules.value):
+        reason = f"the kernel's modules cannot be read: {modules.reason or 'nonsense'}"
+        return undecided(reason, fix="mount /proc", code="peer-memory.unread")
+    return _way(view, modules)
+
+
+def _listed(modules: object) -> bool:
+    return isinstance(modules, list) and all(isinstance(name, str) for name in modules)
+
+
+def _way(view: View, modules: Signal) -> Outcome:
+    """Return by which way network cards reach the GPUs' memory, or that there is none."""
+    loaded = [name for name in _MODULES if name in (modules.value or [])]
     if loaded:
         return passed(f"{loaded[0]} is loaded", value=loaded[0], limit=_LIMIT)
-    kernel, flavour = (view.snapshot.signal(name) for name in ("host.kernel", "driver.kernel_flavour"))
-    if flavour.value == "open" and _numbers(kernel.value) >= _DMA_BUF:
-        return passed(f"DMA-BUF: the open kernel module on Linux {kernel.value}", value="DMA-BUF", limit=_LIMIT)
-    told = (
-        f"no nvidia_peermem, and no DMA-BUF with the {flavour.value or 'unknown'} kernel module on Linux {kernel.value}"
-    )
-    return warned(told, fix=_FIX, value="neither", limit=_LIMIT)
+    kernel, flavour = (view.snapshot.signal(name).value for name in ("host.kernel", "driver.kernel_flavour"))
+    if flavour == "open" and _numbers(kernel) >= _DMA_BUF:
+        return passed(f"DMA-BUF: the open kernel module on Linux {kernel}", value="DMA-BUF", limit=_LIMIT)
+    if modules.value is None:
+        return skipped(f"this kernel lists no modules ({modules.reason}): nvidia_peermem may be built in")
+    text = f"no nvidia_peermem, and no DMA-BUF with the {flavour or 'unknown'} kernel module on Linux {kernel}"
+    return warned(text, fix=_FIX, value="neither", limit=_LIMIT, code="peer-memory.none")
 
 
 def _numbers(kernel: object) -> tuple[int, ...]:

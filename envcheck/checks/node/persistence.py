@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, warned
-from envcheck.checks.node import _facts, _gpus
+from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
+from envcheck.checks.node.support import gpu_readings, matrix_facts
 
 CHECK = Check(promise="the driver stays loaded while the GPUs are idle", level="quick", seconds=0.01, gpus=1)
 
@@ -17,11 +17,14 @@ _LIMIT: Final = Limit("on", "", "NVIDIA driver persistence guide: run nvidia-per
 
 
 def judge(view: View) -> Outcome:
-    """Warn where it is off on a data-centre GPU; a desktop's display keeps the driver loaded anyway."""
-    mode = _gpus.read(view, "persistence")
+    """Warn of each data-centre GPU where it is off; a desktop's display keeps the driver loaded anyway."""
+    mode, names = gpu_readings.read(view, "persistence"), gpu_readings.read(view, "name").values
     off = mode.where(lambda word: word != "on")
-    if off and _facts.datacenter(view) is not False:
-        fix = "start nvidia-persistenced, on the host"
-        return warned(f"off on {', '.join(off)}", fix=fix, value="off", limit=_LIMIT, gpus=_gpus.uuids(view, off))
-    said = ", ".join(sorted(set(mode.values.values())))
-    return mode.lacking() or passed(f"persistence mode: {said}", value=said, limit=_LIMIT)
+    matters = {
+        gpu: word for gpu, word in off.items() if matrix_facts.is_datacenter(view, str(names.get(gpu))) is not False
+    }
+    fix = "start nvidia-persistenced, on the host"
+    rule = gpu_readings.Rule(warned, "persistence.off", "persistence mode is {value} on {gpu}", fix, _LIMIT)
+    seen = ", ".join(sorted(set(mode.values.values())))
+    sound = mode.absent() or passed(f"persistence mode: {seen}", value=seen, limit=_LIMIT)
+    return worst([*mode.lacking(), *mode.blame({} if matrix_facts.wsl(view) else matters, rule)], sound)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, warned
-from envcheck.checks.node import _gpus
+from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, warned, worst
+from envcheck.checks.node.support import gpu_readings, matrix_facts
 
 CHECK = Check(promise="every GPU may draw the power it was made for", level="quick", seconds=0.01, gpus=1)
 
@@ -18,19 +18,26 @@ _TOLERANCE: Final = 0.99
 
 
 def judge(view: View) -> Outcome:
-    """Warn where the enforced limit lies below the default one."""
-    enforced, default = _gpus.read(view, "power_limit"), _gpus.read(view, "power_limit_default")
+    """Warn of each GPU whose enforced limit lies below its default one; a laptop moves its limits by itself."""
+    enforced, default = gpu_readings.read(view, "power_limit"), gpu_readings.read(view, "power_limit_default")
+    names = gpu_readings.read(view, "name").values
     both = {gpu: (watts, default.values[gpu]) for gpu, watts in enforced.values.items() if gpu in default.values}
     capped = {gpu: pair for gpu, pair in both.items() if not pair[0] >= _TOLERANCE * pair[1]}
-    if capped:
-        told = {gpu: f"{watts:g} of {usual:g}" for gpu, (watts, usual) in capped.items()}
-        lowest, usual = min(capped.values(), key=lambda pair: pair[0] / pair[1])
-        fix = f"if it is not on purpose: nvidia-smi --power-limit={usual:g}; benchmarks will fall short with the cap"
-        limit = Limit(usual, "W", _SOURCE)
-        return warned(f"capped: {_gpus.told(told, 'W')}", fix=fix, value=lowest, unit="W", limit=limit)
-    lacking = enforced.lacking() or default.lacking()
-    if lacking is not None:
-        return lacking
-    watts = sorted({watts for watts, _ in both.values()})
+    findings = [*enforced.lacking(), *default.lacking()]
+    for gpu, (watts, usual) in capped.items():
+        if not matrix_facts.laptop(str(names.get(gpu))):
+            findings += enforced.blame({gpu: watts}, _rule(usual))
+    if not both:
+        return worst(findings, enforced.absent() or default.absent() or skipped("no GPU has both limits"))
+    seen = sorted({watts for watts, _ in both.values()})
     limit = Limit(max(usual for _, usual in both.values()), "W", _SOURCE)
-    return passed(f"{', '.join(f'{w:g} W' for w in watts)}, as made", value=watts[-1], unit="W", limit=limit)
+    text = f"{', '.join(f'{w:g} W' for w in seen)}{', moved by the laptop itself' if capped else ', as made'}"
+    return worst(findings, passed(text, value=seen[-1], unit="W", limit=limit))
+
+
+def _rule(usual: float) -> gpu_readings.Rule:
+    fix = f"if it is not on purpose: nvidia-smi --power-limit={usual:g}; benchmarks will fall short with the cap"
+    limit = Limit(usual, "W", _SOURCE)
+    return gpu_readings.Rule(
+        warned, "power-limit.capped", f"capped: {{gpu}} {{value:g}} of {usual:g} W", fix, limit, "W"
+    )

@@ -5,22 +5,36 @@ Seen in the wild: nodes put back into service after an NVLink error with "Drain 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed
-from envcheck.checks.node import _gpus
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, worst
+from envcheck.checks.node.support import gpu_readings
 
 CHECK = Check(promise="the driver asks for no recovery of any GPU", level="quick", seconds=0.01, gpus=1)
 
-_LIMIT: Final = Limit("none", "", "NVML: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION (R570 and later)", "equal")
+_SOURCE: Final = (
+    "NVML: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION (R570 and later); before, NVML_FI_DEV_RESET_STATUS and "
+    "NVML_FI_DEV_DRAIN_AND_RESET_STATUS"
+)
+_LIMIT: Final = Limit("none", "", _SOURCE, "equal")
 
 
 def judge(view: View) -> Outcome:
-    """Fail on any action but none, with that action as the remedy."""
-    asked = _gpus.read(view, "recovery_action")
-    wanted = asked.where(lambda action: action != "none")
-    if wanted:
-        fix = f"drain the node, then: {', '.join(sorted(set(wanted.values())))}"
-        value = sorted(set(wanted.values()))
-        return failed(_gpus.told(wanted), fix=fix, value=value, limit=_LIMIT, gpus=_gpus.uuids(view, wanted))
-    return asked.lacking() or passed(f"none on {len(asked.values)} GPU(s)", value="none", limit=_LIMIT)
+    """Fail on any action but none, with that action as the remedy; an older driver is read by its reset status."""
+    asked, older = gpu_readings.read(view, "recovery_action"), gpu_readings.read(view, "reset_status", newer=True)
+    actions = {gpu: _action(status) for gpu, status in older.values.items()} | asked.values
+    findings = [*asked.lacking(), *(older.lacking() if asked.silent else [])]
+    for gpu, action in actions.items():
+        if action != "none":
+            rule = gpu_readings.Rule(
+                failed, "recovery.asked", "{gpu} {value}", f"drain the node, then: {action}", _LIMIT
+            )
+            findings += asked.blame({gpu: action}, rule)
+    sound = passed(f"none on {len(actions)} GPU(s)", value="none", limit=_LIMIT)
+    return worst(findings, sound if actions else asked.absent() or sound)
+
+
+def _action(status: dict[str, Any]) -> str:
+    if status["drain_and_reset"]:
+        return "drain and reset"
+    return "reset the GPU" if status["reset"] else "none"

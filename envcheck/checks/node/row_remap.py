@@ -6,63 +6,124 @@ remapping taken for a software fault. GPUs before Ampere retire pages instead, 6
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned
-from envcheck.checks.node import _gpus
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
+from envcheck.checks.node.support import gpu_readings
 
 CHECK = Check(
     promise="no memory row or page waits for its replacement, and spares are left", level="quick", seconds=0.01, gpus=1
 )
 
 _DCGM: Final = "NVIDIA/DCGM diag: rows remapped for uncorrectable errors below 512, retired pages below 63"
+_NVIDIA: Final = "NVIDIA GPU memory error management: row remapping"
 _ROWS: Final = Limit(512, "rows", _DCGM, "at most")
 _PAGES: Final = Limit(62, "pages", _DCGM, "at most")
-_NONE: Final = Limit(0, "GPUs", "NVIDIA GPU memory error management: row remapping", "equal")
+_NONE: Final = Limit(0, "GPUs", _NVIDIA, "equal")
+_BANKS: Final = Limit(0, "banks", f"{_NVIDIA}; NVML: nvmlRowRemapperHistogramValues_t, none and low", "equal")
+_REPAIR: Final = Limit(0, "GPUs", "NVML: nvmlRepairStatus_v1_t; a reset makes the repair", "equal")
 _RESET: Final = "drain the node and reset these GPUs (nvidia-smi --gpu-reset): the replacement happens then"
 _REPLACE: Final = "have these GPUs replaced: there is no spare memory left where it is needed"
+_WATCH: Final = "watch it; run the full level on these GPUs"
+_THIN: Final = "plan the replacement of these GPUs: the next bad row of such a bank cannot be remapped"
+_Holds = Callable[[dict[str, Any]], Any]
 
 
 def judge(view: View) -> Outcome:
-    """Fail on failed, pending and used-up replacements; warn on nothing: remapped rows are repaired rows."""
-    rows, pages = _gpus.read(view, "remapped_rows"), _gpus.read(view, "retired_pages")
-    for told, bad, fix in (
-        ("a row could not be remapped", rows.where(lambda r: r["failed"]), _REPLACE),
-        ("a row waits to be remapped", rows.where(lambda r: r["pending"]), _RESET),
-        ("a page waits for its retirement", pages.where(lambda p: p["pending"]), _RESET),
+    """Fail on failed, pending and used-up replacements; warn where data was lost once and where spares run out."""
+    rows, pages = gpu_readings.read(view, "remapped_rows"), gpu_readings.read(view, "retired_pages")
+    main = rows if rows.values or rows.unread or not pages.values else pages
+    sound = main.absent() or passed("nothing is pending, nothing failed", value=0, unit=_unit(main), limit=_limit(main))
+    findings = [
+        *main.lacking(),
+        *_replacements(rows, pages),
+        *_spares(rows, _ROWS, "row-remap.used-up", lambda r: r["uncorrectable"]),
+        *_spares(pages, _PAGES, "row-remap.pages-used-up", lambda p: p["single_bit"] + p["double_bit"]),
+        *_repairs(view),
+        *_banks(view),
+        *_lost_data(rows, pages),
+    ]
+    return worst(findings, sound)
+
+
+def _limit(main: gpu_readings.Reading) -> Limit:
+    return _PAGES if main.name == "retired_pages" else _ROWS
+
+
+def _unit(main: gpu_readings.Reading) -> str:
+    return _limit(main).unit
+
+
+def _replacements(rows: gpu_readings.Reading, pages: gpu_readings.Reading) -> list[Outcome]:
+    rules: tuple[tuple[gpu_readings.Reading, str, str, str, str], ...] = (
+        (rows, "failed", "row-remap.failed", "a row could not be remapped", _REPLACE),
+        (rows, "pending", "row-remap.pending", "a row waits to be remapped", _RESET),
+        (pages, "pending", "row-remap.page-pending", "a page waits for its retirement", _RESET),
+    )
+    return [
+        finding
+        for reading, field, code, what, fix in rules
+        for finding in reading.blame(
+            _counts(reading, field), gpu_readings.Rule(failed, code, f"{what}: {{gpu}}", fix, _NONE)
+        )
+    ]
+
+
+def _counts(reading: gpu_readings.Reading, field: str) -> dict[str, int]:
+    """Return the GPUs for which a field is more than zero, or true."""
+    return {gpu: int(value[field]) for gpu, value in reading.values.items() if value[field]}
+
+
+def _spares(reading: gpu_readings.Reading, limit: Limit, code: str, count: _Holds) -> list[Outcome]:
+    worn = {gpu: count(value) for gpu, value in reading.values.items() if not count(value) <= limit.value}
+    text = f"spares are used up: {{gpu}} {{value}} {limit.unit}"
+    return reading.blame(worn, gpu_readings.Rule(failed, code, text, _REPLACE, limit, limit.unit))
+
+
+def _repairs(view: View) -> list[Outcome]:
+    """Judge what only newer drivers report: memory that cannot be repaired, and repairs that wait for a reset."""
+    repairs, banks = gpu_readings.read(view, "repairs", newer=True), gpu_readings.read(view, "bank_remaps", newer=True)
+    broken = gpu_readings.read(view, "unrepairable_memory", newer=True)
+    findings = [f for reading in (repairs, banks, broken) for f in reading.lacking()]
+    rule = gpu_readings.Rule(failed, "row-remap.unrepairable", "memory that cannot be repaired: {gpu}", _REPLACE, _NONE)
+    findings += broken.blame(broken.where(bool), rule)
+    for reading, field, what in (
+        (repairs, "channel", "a memory channel"),
+        (repairs, "tpc", "a TPC"),
+        (banks, "pending", "a memory bank"),
     ):
-        if bad:
-            why, gpus = f"{told}: {', '.join(bad)}", _gpus.uuids(view, bad)
-            return failed(why, fix=fix, value=len(bad), unit="GPUs", limit=_NONE, gpus=gpus)
-    worn = rows.where(lambda r: not r["uncorrectable"] <= _ROWS.value)
-    if worn:
-        return _worn(view, {gpu: r["uncorrectable"] for gpu, r in worn.items()}, _ROWS)
-    thin = pages.where(lambda p: not _retired(p) <= _PAGES.value)
-    if thin:
-        return _worn(view, {gpu: _retired(p) for gpu, p in thin.items()}, _PAGES)
-    told_by = rows if rows.values or not pages.values else pages
-    lacking = told_by.lacking()
-    if lacking is not None:
-        return lacking
-    return _healthy(rows, pages)
+        text = f"{what} waits for its repair: {{gpu}}"
+        code = "bank" if reading is banks else field
+        rule = gpu_readings.Rule(failed, f"row-remap.{code}-repair-pending", text, _RESET, _REPAIR)
+        findings += reading.blame(_counts(reading, field), rule)
+    return findings
 
 
-def _retired(pages: dict[str, Any]) -> int:
-    return int(pages["single_bit"]) + int(pages["double_bit"])
+def _banks(view: View) -> list[Outcome]:
+    """Warn of banks that have no spare row left, and of those that have few."""
+    rows, banks = (
+        gpu_readings.read(view, "row_histogram", newer=True),
+        gpu_readings.read(view, "bank_remaps", newer=True),
+    )
+    findings = rows.lacking()
+    for reading, field, what in (
+        (rows, "none", "banks without a spare row"),
+        (rows, "low", "banks with few spare rows"),
+        (banks, "none", "groups without a spare bank"),
+    ):
+        text = f"{what}: {{gpu}} {{value}}"
+        code = f"row-remap.{'rows' if reading is rows else 'banks'}-{field}"
+        findings += reading.blame(
+            _counts(reading, field), gpu_readings.Rule(warned, code, text, _THIN, _BANKS, _BANKS.unit)
+        )
+    return findings
 
 
-def _worn(view: View, counts: dict[str, int], limit: Limit) -> Outcome:
-    why, worst = f"spares are used up: {_gpus.told(counts, limit.unit)}", max(counts.values())
-    return failed(why, fix=_REPLACE, value=worst, unit=limit.unit, limit=limit, gpus=_gpus.uuids(view, counts))
-
-
-def _healthy(rows: _gpus.Reading, pages: _gpus.Reading) -> Outcome:
-    """Warn where a GPU has needed spares for errors that lost data, pass otherwise."""
-    lost = {gpu: r["uncorrectable"] for gpu, r in rows.values.items() if r["uncorrectable"]}
-    lost |= {gpu: p["double_bit"] for gpu, p in pages.values.items() if p["double_bit"]}
-    limit = _ROWS if rows.values else _PAGES
-    if lost:
-        fix = "watch it; run the full level on these GPUs"
-        told = f"repaired after errors that lost data: {_gpus.told(lost, limit.unit)}"
-        return warned(told, fix=fix, value=max(lost.values()), unit=limit.unit, limit=limit)
-    return passed("nothing is pending, nothing failed", value=0, unit=limit.unit, limit=limit)
+def _lost_data(rows: gpu_readings.Reading, pages: gpu_readings.Reading) -> list[Outcome]:
+    findings = []
+    for reading, field, limit in ((rows, "uncorrectable", _ROWS), (pages, "double_bit", _PAGES)):
+        text = f"repaired after errors that lost data: {{gpu}} {{value}} {limit.unit}"
+        rule = gpu_readings.Rule(warned, "row-remap.lost-data", text, _WATCH, limit, limit.unit)
+        findings += reading.blame(_counts(reading, field), rule)
+    return findings

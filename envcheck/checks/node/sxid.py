@@ -6,10 +6,11 @@ stands in its own text; a few are fatal to the whole fabric whatever they say.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned
-from envcheck.checks.node import _log
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
+from envcheck.checks.node.support import kernel_events
 
 CHECK = Check(promise="the kernel's log has no NVSwitch error that calls for action", level="quick", seconds=0.01)
 
@@ -17,27 +18,40 @@ _SOURCE: Final = "NVIDIA Fabric Manager user guide, appendix D: NVSwitch SXid er
 _ALWAYS_FATAL: Final = (10003,)
 # Corrected single-bit errors: the switch has dealt with them.
 _CORRECTED: Final = (11012, 11021, 11022, 11023, 12021, 12023)
+_LIMIT: Final = Limit(0, "SXids that call for action", _SOURCE, "at most")
+# The word by itself: "Non-fatal" and "nonfatal" are the opposite.
+_FATAL: Final = re.compile(r"(?<!non)(?<!non[- ])\bfatal\b")
 _RESET: Final = "drain the node, reset all GPUs together and restart the fabric manager; reboot if it comes back"
 
 
 def judge(view: View) -> Outcome:
     """Fail on a fatal SXid within a day; warn on an older one, and on what is neither fatal nor corrected."""
-    events = _log.events(view, "kernel.sxids")
+    events = kernel_events.events(view, "kernel.sxids")
     if isinstance(events, Outcome):
         return events
-    limit = Limit(0, "SXids that call for action", _SOURCE, "at most")
-    acted = [e for e in events if int(e["code"]) not in _CORRECTED]
-    fatal = [e for e in acted if _fatal(e) and float(e["age"]) <= _log.RECENT]
-    if not acted:
-        noted = f"; {len(events)} corrected" if events else ""
-        return passed(f"no such SXid {_log.reach(view)}{noted}", value=0, unit=limit.unit, limit=limit)
-    shown = fatal or acted
-    told = "; ".join(dict.fromkeys(f"SXid {e['code']} on {e['bus_id']}, {_log.ago(float(e['age']))}" for e in shown))
-    verdict = failed if fatal else warned
-    fix = _RESET if any(_fatal(e) for e in shown) else "watch it; if NCCL hangs or slows down: " + _RESET
-    return verdict(told, fix=fix, value=len(shown), unit=limit.unit, limit=limit, sxids=events)
+    acted = [event for event in events if int(event["code"]) not in _CORRECTED]
+    latest = {(e["bus_id"], int(e["code"]), _fatal(e)): e for e in sorted(acted, key=lambda e: -float(e["age"]))}
+    noted = f"; {sum(map(kernel_events.count, events))} corrected" if events else ""
+    sound = passed(f"no such SXid {kernel_events.reach(view)}{noted}", value=0, unit=_LIMIT.unit, limit=_LIMIT)
+    return worst([_finding(event) for event in latest.values()], sound)
+
+
+def _finding(event: dict[str, Any]) -> Outcome:
+    age, fatal, times = float(event["age"]), _fatal(event), kernel_events.count(event)
+    verdict = failed if fatal and age <= kernel_events.RECENT else warned
+    often = f", {times} times" if times > 1 else ""
+    return verdict(
+        f"SXid {event['code']} on {event['bus_id']}{often}, {kernel_events.ago(age)}",
+        fix=_RESET if fatal else "watch it; if NCCL hangs or slows down: " + _RESET,
+        value=times,
+        unit=_LIMIT.unit,
+        limit=_LIMIT,
+        code=f"sxid.{event['code']}",
+        culprit=f"NVSwitch {event['bus_id']}",
+        sxids=[event],
+    )
 
 
 def _fatal(event: dict[str, Any]) -> bool:
     text = str(event["text"]).lower()
-    return int(event["code"]) in _ALWAYS_FATAL or ("fatal" in text and "non-fatal" not in text)
+    return int(event["code"]) in _ALWAYS_FATAL or bool(_FATAL.search(text))

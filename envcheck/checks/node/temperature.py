@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned
-from envcheck.checks.node import _gpus
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
+from envcheck.checks.node.support import gpu_readings
 
 CHECK = Check(
     promise="every GPU is well below the temperature at which it slows down", level="quick", seconds=0.01, gpus=1
@@ -21,15 +21,15 @@ _FIX: Final = "look at fans, filters, inlet temperature and blanking panels"
 
 
 def judge(view: View) -> Outcome:
-    """Fail where the slowdown has begun, warn where it is near."""
-    margin = _gpus.read(view, "temperature_margin")
-    for limit, verdict in ((_OVER, failed), (_NEAR, warned)):
-        hot = {gpu: degrees for gpu, degrees in margin.values.items() if not degrees >= limit.value}
-        if hot:
-            told, least = f"degrees left to the slowdown: {_gpus.told(hot, 'C')}", min(hot.values())
-            return verdict(told, fix=_FIX, value=least, unit="C", limit=limit, gpus=_gpus.uuids(view, hot))
-    lacking = margin.lacking()
-    if lacking is not None:
-        return lacking
-    least = min(margin.values.values())
-    return passed(f"at least {least} C below the slowdown", value=least, unit="C", limit=_NEAR)
+    """Fail where the slowdown has begun, warn where it is near; each GPU by itself."""
+    margin, what = gpu_readings.read(view, "temperature_margin"), "degrees left to the slowdown: {gpu} {value} C"
+    over = margin.where(lambda degrees: not degrees >= _OVER.value)
+    near = margin.where(lambda degrees: _OVER.value <= degrees < _NEAR.value)
+    findings = [
+        *margin.lacking(),
+        *margin.blame(over, gpu_readings.Rule(failed, "temperature.slowdown", what, _FIX, _OVER, "C")),
+        *margin.blame(near, gpu_readings.Rule(warned, "temperature.near", what, _FIX, _NEAR, "C")),
+    ]
+    least = min(margin.values.values(), default=0)
+    sound = margin.absent() or passed(f"at least {least} C below the slowdown", value=least, unit="C", limit=_NEAR)
+    return worst(findings, sound)

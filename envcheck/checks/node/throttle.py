@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned
-from envcheck.checks.node import _gpus
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
+from envcheck.checks.node.support import gpu_readings
 
 CHECK = Check(promise="no GPU is being slowed down by heat or power faults", level="quick", seconds=0.01, gpus=1)
 
@@ -20,14 +20,12 @@ _FIX: Final = "look at fans, inlet temperature, power cables and the power suppl
 
 
 def judge(view: View) -> Outcome:
-    """Fail on what the board itself does about heat or power, warn on what the driver does."""
-    reasons = _gpus.read(view, "clock_reasons")
+    """Fail on what the board itself does about heat or power, warn on what the driver does; each GPU by itself."""
+    reasons = gpu_readings.read(view, "clock_reasons")
     limit = Limit("none of " + ", ".join(sorted(_FAULTS | _SYMPTOMS)), "", _SOURCE, "equal")
-    for bad, verdict in ((_FAULTS, failed), (_FAULTS | _SYMPTOMS, warned)):
-        slowed = {gpu: sorted(bad & set(said)) for gpu, said in reasons.values.items() if bad & set(said)}
-        if slowed:
-            told = "; ".join(f"{gpu}: {', '.join(why)}" for gpu, why in slowed.items())
-            seen = sorted({word for why in slowed.values() for word in why})
-            return verdict(told, fix=_FIX, value=seen, limit=limit, gpus=_gpus.uuids(view, slowed))
-    said = sorted({word for why in reasons.values.values() for word in why}) or ["none"]
-    return reasons.lacking() or passed(f"reasons now: {', '.join(said)}", value=said, limit=limit)
+    findings = reasons.lacking()
+    for code, bad, verdict in (("throttle.fault", _FAULTS, failed), ("throttle.symptom", _SYMPTOMS, warned)):
+        slowed = {gpu: ", ".join(sorted(bad & set(seen))) for gpu, seen in reasons.values.items() if bad & set(seen)}
+        findings += reasons.blame(slowed, gpu_readings.Rule(verdict, code, "{gpu}: {value}", _FIX, limit))
+    seen = sorted({word for why in reasons.values.values() for word in why}) or ["none"]
+    return worst(findings, reasons.absent() or passed(f"reasons now: {', '.join(seen)}", value=seen, limit=limit))

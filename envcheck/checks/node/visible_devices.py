@@ -7,10 +7,11 @@ faster card for CUDA and the other one for nvidia-smi.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned
-from envcheck.checks.node import _visible
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned, worst
+from envcheck.checks.node.support import visible_gpus
 
 CHECK = Check(promise="CUDA_VISIBLE_DEVICES means what it says", level="quick", seconds=0.01, gpus=1)
 
@@ -30,33 +31,40 @@ def judge(view: View) -> Outcome:
     value = environment.get(NAME)
     if value is None:
         return skipped(f"{NAME} is not set: CUDA shows every GPU")
-    read = _visible.parse(str(value), [gpu.uuid for gpu in view.snapshot.gpus])
+    read = visible_gpus.parse(str(value), [gpu.uuid for gpu in view.snapshot.gpus])
     if read.repeated is not None:
         told = f"{NAME}={value}: {read.repeated} comes twice, and CUDA then shows no GPU at all"
-        return failed(told, fix=_FIX, value=1, unit=_LIMIT.unit, limit=_LIMIT)
+        return failed(told, fix=_FIX, value=1, unit=_LIMIT.unit, limit=_LIMIT, code="visible-devices.repeated")
+    findings = _surprises(view, str(value), read, environment)
     if read.ignored:
         names = ", ".join(repr(entry) if entry != entry.strip() or not entry else entry for entry in read.ignored)
         told = (
             f"{NAME}={value}: {names} {'are' if len(read.ignored) > 1 else 'is'} ignored, CUDA shows {read.gpus} GPU(s)"
         )
         verdict = warned if read.chosen else failed
-        return verdict(told, fix=_FIX, value=len(read.ignored), unit=_LIMIT.unit, limit=_LIMIT)
-    return _surprises(view, str(value), read, environment)
+        findings = [_finding(verdict, told, len(read.ignored), "ignored"), *findings]
+    text = f"{NAME}={value}: {read.gpus} of {len(view.snapshot.gpus)} GPU(s), as written"
+    return worst(findings, passed(text, value=0, unit=_LIMIT.unit, limit=_LIMIT))
 
 
-def _surprises(view: View, value: str, read: _visible.Visible, environment: dict[str, str]) -> Outcome:
+def _finding(verdict: Callable[..., Outcome], text: str, value: int, code: str, fix: str = _FIX) -> Outcome:
+    return verdict(text, fix=fix, value=value, unit=_LIMIT.unit, limit=_LIMIT, code=f"visible-devices.{code}")
+
+
+def _surprises(view: View, value: str, read: visible_gpus.Visible, environment: dict[str, str]) -> list[Outcome]:
+    """Return a warning for each way in which CUDA shows something else than the value seems to say."""
+    findings = []
     if read.misread:
         told = f"{NAME}={value}: only the number at the beginning of {', '.join(read.misread)} counts"
-        return warned(told, fix=_FIX, value=len(read.misread), unit=_LIMIT.unit, limit=_LIMIT)
+        findings.append(_finding(warned, told, len(read.misread), "misread"))
     if read.gpus < len(read.chosen):
         told = f"{NAME} names {len(read.chosen)} MIG instances, and CUDA shows the first"
         fix = "start one process an instance, each with one name"
-        return warned(told, fix=fix, value=len(read.chosen) - read.gpus, unit=_LIMIT.unit, limit=_LIMIT)
+        findings.append(_finding(warned, told, len(read.chosen) - read.gpus, "mig", fix))
     models = {str(gpu.signal("name").value) for gpu in view.snapshot.gpus}
     by_index = any(isinstance(entry, int) for entry in read.chosen) and not value.startswith("GPU-")
     hides = by_index and len(read.chosen) < len(view.snapshot.gpus)
     if hides and len(models) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         told = f"{NAME}={value} on unlike GPUs: CUDA counts the fastest first, nvidia-smi by PCI bus"
-        return warned(told, fix=_ORDER, value=len(read.chosen), unit=_LIMIT.unit, limit=_LIMIT)
-    told = f"{NAME}={value}: {read.gpus} of {len(view.snapshot.gpus)} GPU(s), as written"
-    return passed(told, value=0, unit=_LIMIT.unit, limit=_LIMIT)
+        findings.append(_finding(warned, told, len(read.chosen), "order", _ORDER))
+    return findings

@@ -7,13 +7,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images.engines.command import Done
-from envcheck.images.plan import BuildPlan
+from envcheck.images.build.plan import BuildPlan
+from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.spec import ImageSpec
-from envcheck.mirrors.profile import Profile
+from envcheck.mirrors.profiles.model import Profile
 
 if TYPE_CHECKING:
-    from envcheck.images.engines.sdk import ImageInfo, Mount
+    from envcheck.images.engines.docker_sdk import BindMount, ImageInfo
 
 EngineName = Literal["docker", "podman", "venv"]
 
@@ -24,6 +24,9 @@ class Engine(Protocol):
     @property
     def name(self) -> Literal["docker", "podman"]:
         """Return what --engine calls it."""
+
+    def answers(self) -> bool:
+        """Tell whether the engine still answers."""
 
     def frontend(self) -> list[str]:
         """Return the build command; the plan adds the options."""
@@ -43,7 +46,7 @@ class Engine(Protocol):
     def import_base(self, spec: ImageSpec, profile: Profile) -> str:
         """Bootstrap the spec's base, import it and return its reference."""
 
-    def build(self, plan: BuildPlan, *, on_line: Callable[[str], None], timeout: float) -> Done:
+    def build(self, plan: BuildPlan, *, on_line: Callable[[str], None], timeout: float) -> CommandResult:
         """Run the plan's command, handing over each line it writes."""
 
     def tag(self, image: str, reference: str) -> None:
@@ -53,7 +56,7 @@ class Engine(Protocol):
         """Take a reference away."""
 
 
-class Running(Protocol):
+class RunningContainer(Protocol):
     """A started container. When this process dies it reads end of file."""
 
     def wait(self, timeout: float) -> int | None:
@@ -83,11 +86,11 @@ class Containers(Protocol):
         image: str,
         *,
         argv: Sequence[str],
-        mounts: Sequence[Mount],
+        mounts: Sequence[BindMount],
         shm_size: str | None,
         gpus: bool,
         user: str | None,
-    ) -> Running:
+    ) -> RunningContainer:
         """Start a container; `argv` replaces the image's entrypoint and command."""
 
 
@@ -104,20 +107,20 @@ def local_name(engine: str, image: str) -> str:
 
 def holder(image: str) -> tuple[Containers, ImageInfo]:
     """Return what can run a local image, and what it says of it: docker where it holds it, else podman."""
-    from envcheck.images.engines import podman_run, sdk  # noqa: PLC0415 (the SDK takes a third of a second)
+    from envcheck.images.engines import docker_sdk, podman_containers  # noqa: PLC0415 (the SDK takes a third of a second)
 
     silent: UnavailableError | None = None
     try:
-        found = sdk.inspect(image)
+        found = docker_sdk.inspect(image)
     except UnavailableError as error:
         silent = error
     else:
         if found is not None:
-            return sdk, found
+            return docker_sdk, found
     with suppress(UnavailableError):
-        found = podman_run.inspect(image)
+        found = podman_containers.inspect(image)
         if found is not None:
-            return podman_run, found
+            return podman_containers, found
         silent = None
     if silent is not None:
         raise silent

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from envcheck import __version__
 from envcheck.data import data_path, state_path
-from envcheck.errors import BuildError, ConfigError, PromiseError
-from envcheck.images import context as contexts
-from envcheck.images import diagnose, keys, tags, verify
-from envcheck.images.engines import Engine, command
-from envcheck.images.engines import base as bases
-from envcheck.images.engines.sdk import ImageInfo
-from envcheck.images.plan import PLATFORMS, BuildPlan, Inputs, Network, Options, make
-from envcheck.images.render import base_reference
-from envcheck.images.sources import Used, used
+from envcheck.errors import BuildError, ConfigError, PromiseError, UnavailableError
+from envcheck.exclusive import held
+from envcheck.images.build import build_key, failure_causes, tags
+from envcheck.images.build import labels as build_labels
+from envcheck.images.build.plan import PLATFORMS, BuildInputs, BuildPlan, Network, Options, make
+from envcheck.images.build.used_sources import Used, used
+from envcheck.images.engines import Engine, subprocesses
+from envcheck.images.engines import bootstrap as bases
+from envcheck.images.engines.docker_sdk import ImageInfo
+from envcheck.images.render import build_context as contexts
+from envcheck.images.render.dockerfile import base_reference
 from envcheck.images.spec import ImageSpec
-from envcheck.mirrors.profile import Profile
+from envcheck.mirrors.profiles.model import Profile
 
 BasePolicy = Literal["auto", "registry", "bootstrap"]
+# What the docker client and buildx say last when the daemon goes away under a build.
+_ENDED: Final = re.compile(
+    r"Cannot connect to the Docker daemon|error during connect|error reading from server|transport is closing"
+    r"|rpc error: code = Unavailable|docker\.sock.*connection refused"
+)
 
 
-class Wish(NamedTuple):
-    """What to build and how; `network` None lets the context decide. `timeout` in seconds, of the build itself.
+class BuildRequest(NamedTuple):
+    """What to build and how. If `network` is None, the context decides. `timeout` limits the build itself, in seconds.
 
-    `wheels`: a directory that has a file of every pin; nothing else is asked for any.
+    `wheels` is a directory with a file for every pin, which replaces all indexes. `tag` is the only tag of the image.
     """
 
     spec: ImageSpec
@@ -45,6 +54,7 @@ class Wish(NamedTuple):
     epoch: int
     matrix: Path | None = None
     wheels: Path | None = None
+    tag: str | None = None
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,46 +83,48 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def choose_base(engine: Engine, wish: Wish, say: Callable[[str], None]) -> str:
+def choose_base(engine: Engine, request: BuildRequest, say: Callable[[str], None]) -> str:
     """Return a base that this engine holds: the registry's, or the bootstrapped one where no registry has it."""
-    remote = base_reference(wish.spec, wish.profile.registry)
-    own = bases.reference(wish.spec.base, wish.spec.arch)
-    if wish.base != "bootstrap":
+    remote = base_reference(request.spec, request.profile.registry)
+    own = bases.reference(request.spec.base, request.spec.arch)
+    if request.base != "bootstrap":
         if engine.inspect(remote):
             return remote
-        if _offered(engine, wish, remote):
+        if _offered(engine, request, remote):
             say(f"pulling {remote}")
             engine.pull(remote)
             return remote
     if not engine.inspect(own):
-        say(f"no registry has {wish.spec.base.image}: bootstrapping it from the apt mirror (about 30 s)")
-        engine.import_base(wish.spec, wish.profile)
+        say(f"no registry has {request.spec.base.image}: bootstrapping it from the apt mirror (about 30 s)")
+        engine.import_base(request.spec, request.profile)
     return own
 
 
-def _offered(engine: Engine, wish: Wish, remote: str) -> bool:
+def _offered(engine: Engine, request: BuildRequest, remote: str) -> bool:
     """Tell whether a registry is to be asked for the base, and has it.
 
     Docker Hub, which is nobody's mirror, is not asked for a closed profile.
     """
-    named = wish.profile.registry is not None or not wish.profile.closed
-    if wish.base == "registry" and named:
+    named = request.profile.registry is not None or not request.profile.closed
+    if request.base == "registry" and named:
         return True
-    if wish.base == "registry":
-        message = f"{wish.profile.name} is closed and names no registry"
+    if request.base == "registry":
+        message = f"{request.profile.name} is closed and names no registry"
         raise ConfigError(message, fix="name one under `registry:`, or leave --base out: the base is bootstrapped")
     return named and engine.has_remote(remote)
 
 
-def prepare(engine: Engine, wish: Wish, base: str, scratch: Path) -> BuildPlan:
+def prepare(engine: Engine, request: BuildRequest, base: str, scratch: Path) -> BuildPlan:
     """Write the context and return the plan; its key is None when the engine does not hold the base yet."""
-    context = contexts.write(wish.spec, wish.profile, scratch / "context", matrix=wish.matrix, wheels=wish.wheels)
+    context = contexts.write(
+        request.spec, request.profile, scratch / "context", matrix=request.matrix, wheels=request.wheels
+    )
     held = engine.inspect(base)
-    key = held and keys.key(
-        context=keys.context_digest(context.path),
+    key = held and build_key.key(
+        context=build_key.context_digest(context.path),
         base=hashlib.sha256("".join(held.layers).encode()).hexdigest(),
-        platform=PLATFORMS[wish.spec.arch],
-        target=wish.spec.target,
+        platform=PLATFORMS[request.spec.arch],
+        target=request.spec.target,
         secrets=context.secrets,
     )
     complete = base.startswith(f"{bases.REPOSITORY}:")
@@ -120,43 +132,69 @@ def prepare(engine: Engine, wish: Wish, base: str, scratch: Path) -> BuildPlan:
     options = Options(
         engine=engine.name,
         frontend=engine.frontend(),
-        repository=wish.repository,
-        network=wish.network or needed,
-        epoch=wish.epoch,
-        revision=wish.revision,
+        repository=request.repository,
+        network=request.network or needed,
+        epoch=request.epoch,
+        revision=request.revision,
+        tag=request.tag,
     )
     own = {"org.opencontainers.image.base.name": base} if complete else {}
-    return make(wish.spec, options, Inputs(base, key, context.path, context.secrets, own, context.wheels))
+    return make(request.spec, options, BuildInputs(base, key, context.path, context.secrets, own, context.wheels))
 
 
-def dry_run(engine: Engine, wish: Wish) -> BuildPlan:
+def dry_run(engine: Engine, request: BuildRequest) -> BuildPlan:
     """Return the plan as `build` would carry it out, fetching, importing and building nothing.
 
     Its context is left in place, so that what is printed of the plan can be run.
     """
-    remote = base_reference(wish.spec, wish.profile.registry)
-    there = wish.base != "bootstrap" and (engine.inspect(remote) or _offered(engine, wish, remote))
-    base = remote if there else bases.reference(wish.spec.base, wish.spec.arch)
-    place = state_path("plans", f"{wish.spec.cell}-{wish.spec.target}")
+    remote = base_reference(request.spec, request.profile.registry)
+    there = request.base != "bootstrap" and (engine.inspect(remote) or _offered(engine, request, remote))
+    base = remote if there else bases.reference(request.spec.base, request.spec.arch)
+    place = state_path("plans", f"{request.spec.cell}-{request.spec.target}")
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    planned = prepare(engine, wish, base, place)
+    planned = prepare(engine, request, base, place)
     return msgspec.structs.replace(planned, skipped=bool(planned.key and engine.inspect(planned.name)))
 
 
-def build(engine: Engine, wish: Wish, *, say: Callable[[str], None], on_line: Callable[[str], None]) -> Built:
-    """Build, read back, tag. A failure is a BuildError that names step and cause; a lie is a PromiseError."""
+def build(
+    engine: Engine, request: BuildRequest, *, say: Callable[[str], None], on_line: Callable[[str], None]
+) -> Built:
+    """Build, read back, tag. A failure is a BuildError that names step and cause; a lie is a PromiseError.
+
+    Of two builds of one key the second waits for the first. An engine that ends under way is an UnavailableError.
+    """
+    try:
+        return _build(engine, request, say, on_line)
+    except PromiseError:
+        raise
+    except BuildError as error:
+        if not _lost(engine, error):
+            raise
+        log = getattr(error, "log", None)
+        message = f"{engine.name} stopped answering during the build{f' (log: {log})' if log else ''}"
+        raise UnavailableError(message, fix="start it again, then build again: finished layers are kept") from error
+
+
+def _lost(engine: Engine, error: BuildError) -> bool:
+    """Tell whether the engine ended under way; it may be up again."""
+    return bool(_ENDED.search("\n".join(getattr(error, "detail", [])[-1:]))) or not engine.answers()
+
+
+def _build(engine: Engine, request: BuildRequest, say: Callable[[str], None], on_line: Callable[[str], None]) -> Built:
     began = time.monotonic()
-    base = choose_base(engine, wish, say)
+    with one_at_a_time(bases.reference(request.spec.base, request.spec.arch), say):
+        base = choose_base(engine, request, say)
     with tempfile.TemporaryDirectory(prefix="envcheck-build-") as scratch:
-        plan = prepare(engine, wish, base, Path(scratch))
-        found = engine.inspect(plan.name) if plan.key else None
-        log = None if found else _run(engine, plan, wish.timeout, on_line)
-    image = found or engine.inspect(plan.name)
+        plan = prepare(engine, request, base, Path(scratch))
+        with one_at_a_time(f"{engine.name} {plan.key}", say):
+            found = engine.inspect(plan.name) if plan.key else None
+            log, text = (None, "") if found else _run(engine, plan, request.timeout, on_line)
+            image = found or engine.inspect(plan.name)
     if image is None:
         message = f"the build of {plan.tag} ended without an image"
-        raise BuildError(message, fix=f"see {log}")
-    given, held_back = _approve(engine, wish.spec, plan, image)
+        raise BuildError(message, fix=f"see {log}" if log else "build again")
+    given, held_back = _approve(engine, request.spec, plan, image)
     return Built(
         engine=plan.engine,
         cell=plan.cell,
@@ -169,8 +207,8 @@ def build(engine: Engine, wish: Wish, *, say: Callable[[str], None], on_line: Ca
         tags=given,
         held_back=held_back,
         base=base,
-        promises=wish.spec.promises,
-        sources=used(log.read_text(encoding="utf-8")) if log else [],
+        promises=request.spec.promises,
+        sources=used(text),
         log=str(log) if log else None,
         seconds=round(time.monotonic() - began, 1),
     )
@@ -179,7 +217,7 @@ def build(engine: Engine, wish: Wish, *, say: Callable[[str], None], on_line: Ca
 def _approve(engine: Engine, spec: ImageSpec, plan: BuildPlan, image: ImageInfo) -> tuple[list[str], dict[str, str]]:
     """Read the image back; give it its tags if it is what it says, and take its name away if it is not."""
     try:
-        verify.demand(spec, image.labels, plan.name)
+        build_labels.demand(spec, image.labels, plan.name)
     except PromiseError:
         engine.untag(plan.name)
         raise
@@ -195,21 +233,38 @@ def _approve(engine: Engine, spec: ImageSpec, plan: BuildPlan, image: ImageInfo)
     return [plan.tag, *(a for a in plan.aliases if a not in held_back)], held_back
 
 
-def _run(engine: Engine, plan: BuildPlan, timeout: float, on_line: Callable[[str], None]) -> Path:
-    log = log_path(f"{plan.cell}-{plan.target}")
-    done = engine.build(plan, on_line=on_line, timeout=timeout)
-    log.write_text(done.output, encoding="utf-8")
-    if done.status != 0:
-        ended = f"timed out after {timeout:.0f} s" if done.status is None else ""
-        raise FailedError(plan.tag, f"{done.output}\n{ended}", log)
-    return log
+def _run(engine: Engine, plan: BuildPlan, timeout: float, on_line: Callable[[str], None]) -> tuple[Path | None, str]:
+    """Run the build; return its log, where there was room for one, and what the log says."""
+    result = engine.build(plan, on_line=on_line, timeout=timeout)
+    log = keep_log(log_path(f"{plan.cell}-{plan.target}"), result.output)
+    if result.status != 0:
+        ended = f"timed out after {timeout:.0f} s" if result.status is None else ""
+        raise FailedError(plan.tag, f"{result.output}\n{ended}", log)
+    return log, result.output
 
 
 def log_path(name: str) -> Path:
     """Return where a build's whole log goes."""
-    log = state_path("logs") / f"{name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    return state_path("logs") / f"{name}.log"
+
+
+def keep_log(log: Path, text: str) -> Path | None:
+    """Write a log, and return where it is; None where it cannot be written: that must not hide why a build failed."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text, encoding="utf-8")
+    except OSError:
+        return None
     return log
+
+
+@contextlib.contextmanager
+def one_at_a_time(what: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold what only one build of this user may do at once; say that another one is waited for."""
+    lock = state_path("locks") / hashlib.sha256(what.encode()).hexdigest()[:32]
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with held(lock, lambda: say("another build of the same image is running; waiting for it")):
+        yield
 
 
 class FailedError(BuildError):
@@ -218,20 +273,22 @@ class FailedError(BuildError):
     `step` is named for a build that is not in a container, whose log does not tell its steps.
     """
 
-    def __init__(self, what: str, text: str, log: Path, *, step: str | None = None) -> None:
-        found = diagnose.explain(text)
-        cause = found.cause or diagnose.Cause("no known cause", "read its last lines above, or the whole log")
+    def __init__(self, what: str, text: str, log: Path | None, *, step: str | None = None) -> None:
+        found = failure_causes.explain(text)
+        cause = found.cause or failure_causes.Cause("no known cause", "read its last lines above, or the whole log")
         fix = cause.fix + ("" if step else cause.contained)
-        super().__init__(f"{what} could not be built: {cause.what} (log: {log})", fix=fix)
+        where = f"log: {log}" if log else "no space left for the log"
+        super().__init__(f"{what} could not be built: {cause.what} ({where})", fix=fix)
+        self.log = log
         self.detail = [f"in {step or found.step}", *found.lines]
 
 
 def origin() -> tuple[str, int]:
     """Return what the image is built from and its date: the checkout's commit, or envcheck's version and 1970."""
     top = data_path("templates").parent
-    if (top / ".git").exists() and command.which("git"):
-        done = command.stream(["git", "-C", str(top), "log", "-1", "--format=%H %ct"], timeout=10)
-        if done.status == 0:
-            commit, _, date = done.output.strip().partition(" ")
+    if (top / ".git").exists() and subprocesses.which("git"):
+        result = subprocesses.stream(["git", "-C", str(top), "log", "-1", "--format=%H %ct"], timeout=10)
+        if result.status == 0:
+            commit, _, date = result.output.strip().partition(" ")
             return commit, int(date)
     return __version__, 0

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from envcheck.errors import UnavailableError
-from envcheck.images.engines import base as bases
-from envcheck.images.engines import command, sdk
-from envcheck.images.engines.command import Done
-from envcheck.images.engines.sdk import ImageInfo
-from envcheck.images.plan import BuildPlan
+from envcheck.images.build.plan import BuildPlan
+from envcheck.images.engines import bootstrap as bases
+from envcheck.images.engines import docker_sdk, subprocesses
+from envcheck.images.engines.docker_sdk import ImageInfo
+from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.spec import ImageSpec
-from envcheck.mirrors.profile import Profile
+from envcheck.mirrors.profiles.model import Profile
 
 _PULL_TIMEOUT: Final = 1800.0
 _IMPORT_TIMEOUT: Final = 600.0
@@ -27,9 +27,17 @@ class Docker:
 
     def __init__(self) -> None:
         try:
-            sdk.client().close()
+            docker_sdk.client().close()
         except UnavailableError as error:
             raise UnavailableError(error.message, fix=f"{error.fix}, or use --engine venv") from error
+
+    def answers(self) -> bool:
+        """Tell whether the engine still answers."""
+        try:
+            docker_sdk.client().close()
+        except UnavailableError:
+            return False
+        return True
 
     def frontend(self) -> list[str]:
         """Return the build command: buildx where there is such a plugin, else the client's own BuildKit."""
@@ -41,20 +49,20 @@ class Docker:
     def demand_contexts(self) -> None:
         """Raise UnavailableError where there is no buildx: the client's own builder takes no named context."""
         if not _has_buildx():
-            message = "--prefetch hands the store over as a named context, and this docker has no buildx plugin for one"
+            message = "--prefetch needs a named build context, which docker supports only with the buildx plugin"
             raise UnavailableError(message, fix="install docker-buildx, or leave --prefetch out")
 
     def inspect(self, reference: str) -> ImageInfo | None:
         """Return what this engine holds under a reference, or None."""
-        return sdk.inspect(reference)
+        return docker_sdk.inspect(reference)
 
     def has_remote(self, reference: str) -> bool:
         """Tell whether a registry that answers within ten seconds has the image."""
-        return sdk.registry_has(reference)
+        return docker_sdk.registry_has(reference)
 
     def pull(self, reference: str) -> None:
         """Fetch an image from its registry."""
-        if command.stream(["docker", "pull", "--quiet", reference], timeout=_PULL_TIMEOUT).status != 0:
+        if subprocesses.stream(["docker", "pull", "--quiet", reference], timeout=_PULL_TIMEOUT).status != 0:
             message = f"{reference} could not be pulled"
             raise UnavailableError(message, fix="try `docker pull` by hand, or --base bootstrap")
 
@@ -63,27 +71,27 @@ class Docker:
         with tempfile.TemporaryDirectory(prefix="envcheck-base-") as scratch:
             tar = Path(scratch) / "rootfs.tar"
             how = bases.bootstrap(spec.base, spec.arch, profile, tar)
-            command.output(["docker", "import", str(tar), how.reference], timeout=_IMPORT_TIMEOUT)
+            subprocesses.output(["docker", "import", str(tar), how.reference], timeout=_IMPORT_TIMEOUT)
         return how.reference
 
-    def build(self, plan: BuildPlan, *, on_line: Callable[[str], None], timeout: float) -> Done:
+    def build(self, plan: BuildPlan, *, on_line: Callable[[str], None], timeout: float) -> CommandResult:
         """Run the plan's command, handing over each line of BuildKit's plain progress."""
-        return command.stream(plan.argv, timeout=timeout, on_line=on_line, env={"DOCKER_BUILDKIT": "1"})
+        return subprocesses.stream(plan.argv, timeout=timeout, on_line=on_line, env={"DOCKER_BUILDKIT": "1"})
 
     def tag(self, image: str, reference: str) -> None:
         """Give an image one more reference."""
-        sdk.tag(image, reference)
+        docker_sdk.tag(image, reference)
 
     def untag(self, reference: str) -> None:
         """Take a reference away."""
-        sdk.untag(reference)
+        docker_sdk.untag(reference)
 
 
 def _has_buildx() -> bool:
-    return command.stream(["docker", "buildx", "version"], timeout=30).status == 0
+    return subprocesses.stream(["docker", "buildx", "version"], timeout=30).status == 0
 
 
 def _builder() -> list[str]:
     """Choose the engine's own builder, named like its context: only that one sees a base that is in no registry."""
-    done = command.stream(["docker", "context", "show"], timeout=30)
-    return [f"--builder={done.output.strip()}"] if done.status == 0 else []
+    result = subprocesses.stream(["docker", "context", "show"], timeout=30)
+    return [f"--builder={result.output.strip()}"] if result.status == 0 else []

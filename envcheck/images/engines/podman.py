@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from envcheck.errors import UnavailableError
-from envcheck.images.engines import base as bases
-from envcheck.images.engines import command
-from envcheck.images.engines.command import Done
-from envcheck.images.engines.sdk import ImageInfo
-from envcheck.images.plan import BuildPlan
+from envcheck.images.build.plan import BuildPlan
+from envcheck.images.engines import bootstrap as bases
+from envcheck.images.engines import digests, subprocesses
+from envcheck.images.engines.docker_sdk import ImageInfo
+from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.spec import ImageSpec
-from envcheck.mirrors.profile import Profile
+from envcheck.mirrors.profiles.model import Profile
 
 _PULL_TIMEOUT: Final = 1800.0
 _IMPORT_TIMEOUT: Final = 600.0
@@ -27,10 +27,14 @@ class Podman:
     name: Final = "podman"
 
     def __init__(self) -> None:
-        done = command.stream(["podman", "info"], timeout=30)
-        if done.status != 0:
+        result = subprocesses.stream(["podman", "info"], timeout=30)
+        if result.status != 0:
             message = "podman does not work here (`podman info` fails)"
             raise UnavailableError(message, fix="run it by hand to see why, or use --engine docker or venv")
+
+    def answers(self) -> bool:
+        """Tell whether podman still answers."""
+        return subprocesses.stream(["podman", "info"], timeout=30).status == 0
 
     def frontend(self) -> list[str]:
         """Return the build command; the docker format keeps what the OCI format has no place for.
@@ -41,22 +45,22 @@ class Podman:
 
     def demand_contexts(self) -> None:
         """Raise UnavailableError where this podman is older than 4.2 and takes no named context."""
-        if "--build-context" not in command.stream(["podman", "build", "--help"], timeout=30).output:
-            message = "--prefetch hands the store over as a named context, and this podman takes none"
+        if "--build-context" not in subprocesses.stream(["podman", "build", "--help"], timeout=30).output:
+            message = "--prefetch needs a named build context, which this podman does not support"
             raise UnavailableError(message, fix="use podman 4.2 or later, or leave --prefetch out")
 
     def inspect(self, reference: str) -> ImageInfo | None:
         """Return what podman holds under a reference, or None."""
-        done = command.stream(["podman", "image", "inspect", reference], timeout=60)
-        return image_info(json.loads(done.output)[0]) if done.status == 0 else None
+        result = subprocesses.stream(["podman", "image", "inspect", reference], timeout=60)
+        return image_info(json.loads(result.output)[0]) if result.status == 0 else None
 
     def has_remote(self, reference: str) -> bool:
         """Tell whether a registry that answers within ten seconds has the image."""
-        return command.stream(["podman", "manifest", "inspect", reference], timeout=10).status == 0
+        return subprocesses.stream(["podman", "manifest", "inspect", reference], timeout=10).status == 0
 
     def pull(self, reference: str) -> None:
         """Fetch an image from its registry."""
-        if command.stream(["podman", "pull", "--quiet", reference], timeout=_PULL_TIMEOUT).status != 0:
+        if subprocesses.stream(["podman", "pull", "--quiet", reference], timeout=_PULL_TIMEOUT).status != 0:
             message = f"{reference} could not be pulled"
             raise UnavailableError(message, fix="try `podman pull` by hand, or --base bootstrap")
 
@@ -65,20 +69,20 @@ class Podman:
         with tempfile.TemporaryDirectory(prefix="envcheck-base-") as scratch:
             tar = Path(scratch) / "rootfs.tar"
             how = bases.bootstrap(spec.base, spec.arch, profile, tar)
-            command.output(["podman", "import", "--quiet", str(tar), how.reference], timeout=_IMPORT_TIMEOUT)
+            subprocesses.output(["podman", "import", "--quiet", str(tar), how.reference], timeout=_IMPORT_TIMEOUT)
         return how.reference
 
-    def build(self, plan: BuildPlan, *, on_line: Callable[[str], None], timeout: float) -> Done:
+    def build(self, plan: BuildPlan, *, on_line: Callable[[str], None], timeout: float) -> CommandResult:
         """Run the plan's command, handing over each line it writes."""
-        return command.stream(plan.argv, timeout=timeout, on_line=on_line)
+        return subprocesses.stream(plan.argv, timeout=timeout, on_line=on_line)
 
     def tag(self, image: str, reference: str) -> None:
         """Give an image one more reference."""
-        command.output(["podman", "tag", image, reference])
+        subprocesses.output(["podman", "tag", image, reference])
 
     def untag(self, reference: str) -> None:
         """Take a reference away."""
-        command.stream(["podman", "untag", reference, reference], timeout=60)
+        subprocesses.stream(["podman", "untag", reference, reference], timeout=60)
 
 
 def image_info(said: dict[str, Any]) -> ImageInfo:
@@ -93,4 +97,5 @@ def image_info(said: dict[str, Any]) -> ImageInfo:
         user=str(config.get("User") or ""),
         layers=list((said.get("RootFS") or {}).get("Layers") or []),
         command=(*(config.get("Entrypoint") or ()), *(config.get("Cmd") or ())),
+        digests=digests.of_podman(said),
     )

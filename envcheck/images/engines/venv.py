@@ -16,14 +16,15 @@ import uv
 
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images import context as contexts
-from envcheck.images import keys, render
-from envcheck.images.engines import command
-from envcheck.images.engines.build import FailedError, log_path
-from envcheck.images.sources import Used, used
+from envcheck.images.build import build_key
+from envcheck.images.build.used_sources import Used, used
+from envcheck.images.engines import subprocesses
+from envcheck.images.engines.build import FailedError, keep_log, log_path, one_at_a_time
+from envcheck.images.render import build_context as contexts
+from envcheck.images.render import dockerfile
+from envcheck.images.render.committed_files import lock_files
 from envcheck.images.spec import ImageSpec
-from envcheck.images.store import lock_files
-from envcheck.mirrors.profile import Profile
+from envcheck.mirrors.profiles.model import Profile
 
 PROMISES: Final = "envcheck-promises.json"
 _KEY: Final = "envcheck-key"
@@ -83,6 +84,7 @@ def build(
     *,
     timeout: float,
     on_line: Callable[[str], None],
+    say: Callable[[str], None] = lambda _: None,
     wheels: Path | None = None,
 ) -> Environment:
     """Make `dest` the spec's environment and prove it from the inside; one that is complete already is left as it is.
@@ -94,13 +96,14 @@ def build(
     dest = dest.absolute()
     interpreter = find_python(spec.cell.python)
     key = _key(interpreter, spec)
-    skipped = _holds(dest) == key
-    log = None if skipped else log_path(f"{spec.cell}-venv")
-    if log is not None:
-        with tempfile.TemporaryDirectory(prefix="envcheck-venv-", dir=_scratch(dest)) as scratch:
-            context = contexts.write(spec, profile, Path(scratch) / "context", wheels=wheels)
-            steps = _Steps(context, dest, spec, log, timeout, on_line)
-            _fill(dest, interpreter, steps, key)
+    steps = None
+    with one_at_a_time(f"venv {dest.resolve()}", say):
+        skipped = _holds(dest) == key
+        if not skipped:
+            with tempfile.TemporaryDirectory(prefix="envcheck-venv-", dir=_scratch(dest)) as scratch:
+                context = contexts.write(spec, profile, Path(scratch) / "context", wheels=wheels)
+                steps = _Steps(context, dest, spec, timeout, on_line)
+                _fill(dest, interpreter, steps, key)
     return Environment(
         cell=str(spec.cell),
         target=spec.target,
@@ -109,8 +112,8 @@ def build(
         key=key,
         skipped=skipped,
         promises=spec.promises,
-        sources=used(log.read_text(encoding="utf-8")) if log else [],
-        log=str(log) if log else None,
+        sources=used(steps.text) if steps else [],
+        log=str(steps.log) if steps and steps.log else None,
         seconds=round(time.monotonic() - began, 1),
     )
 
@@ -118,11 +121,11 @@ def build(
 def find_python(version: str) -> str:
     """Return an interpreter of this minor version on this machine; none is downloaded."""
     argv = [uv.find_uv_bin(), "python", "find", "--no-project", "--no-python-downloads", "--system", version]
-    done = command.stream(argv, timeout=60, env={"UV_NO_CONFIG": "1"})
-    if done.status != 0:
+    result = subprocesses.stream(argv, timeout=60, env={"UV_NO_CONFIG": "1"})
+    if result.status != 0:
         message = f"no Python {version} on this machine"
         raise UnavailableError(message, fix=f"install python{version}, or `uv python install {version}`, or use docker")
-    return done.output.strip().splitlines()[-1]
+    return result.output.strip().splitlines()[-1]
 
 
 def _scratch(dest: Path) -> Path:
@@ -134,8 +137,8 @@ def _scratch(dest: Path) -> Path:
 def _key(interpreter: str, spec: ImageSpec) -> str:
     locks = hashlib.sha256(b"".join(lock_files(spec.cell, spec.locks).values()))
     templates = data_path("templates") / "context"
-    scripts = b"".join((templates / name).read_bytes() for name in ("install.sh", "prove.py"))
-    return keys.key(
+    scripts = b"".join((templates / name).read_bytes() for name in ("bytecode.py", "install.sh", "prove.py"))
+    return build_key.key(
         context=hashlib.sha256(scripts + locks.digest()).hexdigest(),
         base=str(Path(interpreter).resolve()),
         platform=spec.arch,
@@ -145,12 +148,12 @@ def _key(interpreter: str, spec: ImageSpec) -> str:
 
 
 def _holds(dest: Path) -> str | None:
-    """Return the key of the complete environment at `dest`; refuse a directory that is none of ours."""
+    """Return the key of the complete environment at `dest`; refuse a directory that envcheck did not create."""
     if (dest / _KEY).is_file() and not (dest / _PARTIAL).exists():
         return (dest / _KEY).read_text(encoding="ascii")
     if dest.exists() and not (dest / _PARTIAL).exists() and (not dest.is_dir() or any(dest.iterdir())):
-        message = f"{dest} is there and was not made by envcheck build"
-        raise ConfigError(message, fix="give another --dest, or remove it")
+        message = f"{dest} exists and was not created by `envcheck build`"
+        raise ConfigError(message, fix="give another --output, or remove it")
     return None
 
 
@@ -162,7 +165,6 @@ class _Steps:
         context: contexts.Context,
         dest: Path,
         spec: ImageSpec,
-        log: Path,
         timeout: float,
         on_line: Callable[[str], None],
     ) -> None:
@@ -171,36 +173,36 @@ class _Steps:
         self.spec = spec
         self._locks = context.path
         # Never /run/wheels, which is an image build's.
-        self._wheels = str(context.wheels or context.path / "mirror/wheels")
+        self._wheels = str(context.wheels or "")
         self._netrc = {"NETRC": str(context.secrets["netrc"])} if "netrc" in context.secrets else {}
-        self._log = log
+        self.log: Path | None = None
         self._timeout = timeout
         self._on_line = on_line
-        self._text = ""
+        self.text = ""
 
     def install(self, group: str) -> None:
         """Install one group's lock with the script an image build runs."""
         lock = self._locks / f"{group}.lock"
-        cache = command.output([uv.find_uv_bin(), "cache", "dir"]).strip()
+        cache = subprocesses.output([uv.find_uv_bin(), "cache", "dir"]).strip()
         env = {"ENVCHECK_UV": uv.find_uv_bin(), "ENVCHECK_LOCK": str(lock), "ENVCHECK_CACHE": cache}
-        env |= {"ENVCHECK_WHEELS": self._wheels, **self._netrc}
-        self.run(f"install {group}", ["sh", str(self.mirror / "install.sh"), group, str(self.dest)], env)
+        env |= {"ENVCHECK_WHEELS": self._wheels, "ENVCHECK_FROM": str(self.mirror / group), **self._netrc}
+        self.run(f"install {group}", ["sh", str(self.mirror / "install/install.sh"), group, str(self.dest)], env)
 
     def prove(self) -> None:
         """Ask the installed torch what it is, with the script an image build runs."""
-        promised = [f"{name}={self.spec.promises[name]}" for name in render.PROVEN]
-        self.run("prove", [str(self.dest / "bin/python"), "-I", "-B", str(self.mirror / "prove.py"), *promised])
+        promised = [f"{name}={self.spec.promises[name]}" for name in dockerfile.PROVEN]
+        self.run("prove", [str(self.dest / "bin/python"), "-I", "-B", str(self.mirror / "prove/prove.py"), *promised])
 
     def run(self, step: str, argv: list[str], env: dict[str, str] | None = None) -> None:
         """Run a command; its failure is a FailedError."""
         self._on_line(f"#0 [{self.spec.cell}] {step}")
-        done = command.stream(argv, timeout=self._timeout, on_line=self._on_line, env=env)
-        self._text += f"== {step}\n{done.output}\n"
-        self._log.write_text(self._text, encoding="utf-8")
-        if done.status != 0:
-            ended = "" if done.status is not None else f"timed out after {self._timeout:.0f} s"
-            text = f"{done.output}\n{ended}"
-            raise FailedError(str(self.spec.cell), text, self._log, step=step)
+        result = subprocesses.stream(argv, timeout=self._timeout, on_line=self._on_line, env=env)
+        self.text += f"== {step}\n{result.output}\n"
+        self.log = keep_log(log_path(f"{self.spec.cell}-venv"), self.text)
+        if result.status != 0:
+            ended = "" if result.status is not None else f"timed out after {self._timeout:.0f} s"
+            text = f"{result.output}\n{ended}"
+            raise FailedError(str(self.spec.cell), text, self.log, step=step)
 
 
 def _fill(dest: Path, interpreter: str, steps: _Steps, key: str) -> None:

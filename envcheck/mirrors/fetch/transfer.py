@@ -4,65 +4,111 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
-from envcheck.mirrors.asking import LaterError, NobodyError, in_turn
-from envcheck.mirrors.fetch import answers, disk
-from envcheck.mirrors.fetch.job import Job
-from envcheck.mirrors.fetch.verify import digest_of
-from envcheck.mirrors.fetch.wanted import Fetched, Means, Wanted
-from envcheck.mirrors.http import NetworkError
-from envcheck.mirrors.remedies import joined, of_status
-from envcheck.mirrors.urls import host_of
+from envcheck.mirrors.fetch import whole
+from envcheck.mirrors.fetch.disk import partial_file
+from envcheck.mirrors.fetch.disk.running_hash import digest_of
+from envcheck.mirrors.fetch.download import Job
+from envcheck.mirrors.fetch.plan import range_responses
+from envcheck.mirrors.fetch.request import Fetched, Means, Wanted
+from envcheck.mirrors.fetch.retries import LaterError, NobodyError, in_turn
+from envcheck.mirrors.net.advice import joined, of_status
+from envcheck.mirrors.net.client import NetworkError
+from envcheck.mirrors.net.urls import host_of
 
 
-def fetch(wanted: Wanted, means: Means) -> Fetched:
+def fetch(wanted: Wanted, means: Means, *, durable: bool = True) -> Fetched:
     """Put the file at its path, whole and of that hash, or leave nothing there.
+
+    `durable`: it is on the disk when this returns. Else a small file may not be: the caller has `disk.settle` called.
 
     What an earlier process left is gone on with; a second process waits for the first. Raise PromiseError when what
     the sources have is not the file, UnavailableError when they cannot be reached or the disk has no room, StoppedError
     when the means were told to stop.
     """
-    began = time.monotonic()
     if wanted.path.is_dir():
         message = f"{wanted.path}: a directory has the name of the file"
-        raise ConfigError(message, fix="name another directory (--to)")
+        raise ConfigError(message, fix="name another directory (--output)")
     wanted.path.parent.mkdir(parents=True, exist_ok=True)
-    part = disk.part_of(wanted)
-    with disk.locked(part, means) as file:
-        size = _already(wanted)
-        if size is not None:
-            disk.discard(part)
-            return Fetched(wanted.path, size, 0, size, time.monotonic() - began, {})
-        if os.path.lexists(wanted.path):
-            means.note(_other(wanted.path))
-        taken = disk.taken(wanted.local, part, wanted.path, lambda copy: _is(wanted, copy))
-        if taken is not None:
-            return Fetched(wanted.path, taken, 0, taken, time.monotonic() - began, {"this machine": taken})
-        job = _done(wanted, means, part, file)
-        disk.publish(part, file, wanted.path)
-        return Fetched(wanted.path, job.size, job.moved, job.found, time.monotonic() - began, job.sources())
+    part = partial_file.part_of(wanted)
+    with partial_file.locked(part, means) as file:
+        try:
+            return _put(wanted, means, part, file, durable=durable)
+        except OSError as error:
+            # A full disk may be told when the file is synced (delayed allocation, NFS), and then without a name.
+            size = max(os.fstat(file).st_size, wanted.size or 0)
+            raise partial_file.disk_error(error, wanted.path, size) from error
+
+
+def _put(wanted: Wanted, means: Means, part: Path, file: int, *, durable: bool) -> Fetched:
+    began = time.monotonic()
+    size = _already(wanted)
+    if size is not None:
+        partial_file.discard(part)
+        return Fetched(wanted.path, size, 0, size, time.monotonic() - began, {})
+    if os.path.lexists(wanted.path):
+        means.note(_other(wanted.path))
+    taken = partial_file.taken(wanted.local, part, wanted.path, lambda copy: _is(wanted, copy))
+    if taken is not None:
+        return Fetched(wanted.path, taken, 0, taken, time.monotonic() - began, {"this machine": taken})
+    if whole.fits(wanted) and whole.empty(file):
+        small = whole.bring(wanted, means, file)
+        if small is not None:
+            partial_file.publish(part, file, wanted.path, durable=durable)
+            seconds = time.monotonic() - began
+            return Fetched(wanted.path, small.size, small.moved, 0, seconds, {small.host: small.size})
+    job = _done(wanted, means, part, file)
+    partial_file.publish(part, file, wanted.path)
+    return Fetched(wanted.path, job.size, job.moved, job.found, time.monotonic() - began, job.sources())
 
 
 def _done(wanted: Wanted, means: Means, part: Path, file: int) -> Job:
-    """Return the finished job. Where nothing but the sources tell a size, each size that one tells is tried."""
+    """Return the finished job. Where nothing but the sources tell a size, each size that one tells is tried.
+
+    A size that is wrong, or that the disk has no room for, is a claim of one source: the next one is tried.
+    """
     failed: EnvcheckError | None = None
-    for size in _sizes(wanted, means) if wanted.size is None else [wanted.size]:
-        job = Job(wanted, means, part, file, size)
-        try:
-            job.run()
-        except (PromiseError, UnavailableError) as error:
-            failed = failed if isinstance(failed, PromiseError) else error
-        else:
-            return job
-        finally:
-            job.close()
+    for size in _candidates(wanted, means, part) if wanted.size is None else [wanted.size]:
+        ended = _ran(wanted, means, part, file, size)
+        if isinstance(ended, Job):
+            return ended
+        failed = failed if isinstance(failed, PromiseError) else ended
     if isinstance(failed, PromiseError):
-        disk.discard(part)
+        partial_file.discard(part)
     raise failed or AssertionError
+
+
+def _ran(wanted: Wanted, means: Means, part: Path, file: int, size: int) -> Job | EnvcheckError:
+    try:
+        job = Job(wanted, means, part, file, size)
+        with contextlib.closing(job):
+            job.run()
+    except (PromiseError, UnavailableError) as error:
+        return error
+    return job
+
+
+def _candidates(wanted: Wanted, means: Means, part: Path) -> Iterator[int]:
+    """Yield the size of what an earlier run has begun, where it has a piece, then those that the sources tell."""
+    header, pieces = partial_file.noted(part)
+    begun = header.size if header is not None and header.sha256 == wanted.sha256 and pieces else None
+    if begun is not None:
+        yield begun
+    yield from (size for size in _sizes(wanted, means) if size != begun)
+
+
+def least(wanted: Wanted, means: Means) -> int | None:
+    """Return the least size that a source tells, in bytes; None where none tells one."""
+    sizes: list[int] = []
+    for url in wanted.urls:
+        with contextlib.suppress(NetworkError):
+            sizes.append(_told(url, means))
+    return min(sizes, default=None)
 
 
 def _sizes(wanted: Wanted, means: Means) -> Iterator[int]:
@@ -88,14 +134,14 @@ def _sizes(wanted: Wanted, means: Means) -> Iterator[int]:
 def _told(url: str, means: Means) -> int:
     """Return the size that a source tells. Raise NetworkError where it tells none, LaterError where it may later."""
     with means.client.get(url, {"Range": "bytes=0-0"}) as answer:
-        size = answers.total(answer.status, answer.headers)
+        size = range_responses.total(answer.status, answer.headers)
         if size is not None:
             return size
-        busy = answers.busy(answer.status, answer.headers, time.time())
+        busy = range_responses.busy(answer.status, answer.headers, time.time())
         if busy is None:
             message = f"it answers {answer.status} and no size"
             raise NetworkError(message, of_status(answer.status))
-        means.note(f"{host_of(url)}: {busy.reason}" + (f", asks for {busy.after:.0f} s" if busy.after else ""))
+        means.note(f"{host_of(url)}: {busy.reason}")
         raise LaterError(busy.reason, busy.after)
 
 
@@ -114,10 +160,12 @@ def _other(path: Path) -> str:
 def _is(wanted: Wanted, path: Path) -> bool:
     """Tell whether a file is there and has the hash."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):
         return False
     try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            return False
         size = os.fstat(file).st_size
         return wanted.size in {None, size} and digest_of(file, size) == wanted.sha256
     finally:

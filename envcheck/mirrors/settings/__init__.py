@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.profile import Profile
+from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.settings import apt, containers, hf, others, python, shell
 from envcheck.mirrors.settings.base import Setting, Wish
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from envcheck.mirrors.profile import Profile, host_of
+from envcheck.mirrors.profiles.model import Profile, host_of
 from envcheck.mirrors.settings.base import Setting, Wish, secret_of
 
 _KEYRINGS: Final = {

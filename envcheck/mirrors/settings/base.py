@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from envcheck.mirrors.profile import CLIENT_DEFAULT, Credential, Index, Profile, host_of
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Credential, Index, Profile, host_of
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):

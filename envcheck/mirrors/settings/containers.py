@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from envcheck.mirrors.profile import Profile
+from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.settings.base import Setting, Wish
 
 _HUB = "docker.io"

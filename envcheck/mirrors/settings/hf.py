@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envcheck.mirrors.profile import Profile, hf_environment, host_of
+from envcheck.mirrors.profiles.model import Profile, hf_environment, host_of
 from envcheck.mirrors.settings.base import Setting, Wish
 
 

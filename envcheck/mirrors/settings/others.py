@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from urllib.parse import urlsplit
 
-from envcheck.mirrors.profile import Profile, host_of
+from envcheck.mirrors.profiles.model import Profile, host_of
 from envcheck.mirrors.settings.base import Setting, Wish, own_roots, secret_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from envcheck.mirrors.profile import Profile, host_of
+from envcheck.mirrors.profiles.model import Profile, host_of
 from envcheck.mirrors.settings.base import Setting, Wish, named, own_roots, secret_of
 
 PYPI = "pypi-mirror"

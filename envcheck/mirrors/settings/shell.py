@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from envcheck.mirrors.profile import Credential, Profile
+from envcheck.mirrors.profiles.model import Credential, Profile
 from envcheck.mirrors.settings import hf, python
 from envcheck.mirrors.settings.base import Setting, Wish, named, own_roots, secret_of
 

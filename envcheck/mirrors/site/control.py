@@ -22,8 +22,8 @@ from typing import Any, Final, Literal
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.site.model import Site
-from envcheck.mirrors.site.parts import Part, parts
 from envcheck.mirrors.site.processes import began, orphans, send
+from envcheck.mirrors.site.services import Part, parts
 
 State = Literal["running", "silent", "ended", "not started", "not installed"]
 _SECONDS: Final = 30.0

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Final, Literal
 
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.mirrors import simple
-from envcheck.mirrors.host import certificates
-from envcheck.mirrors.http import Client, NetworkError
-from envcheck.mirrors.profile import CLIENT_DEFAULT, Profile, attempts
+from envcheck.mirrors.index import simple_api
+from envcheck.mirrors.net.client import Client, NetworkError
+from envcheck.mirrors.net.client_defaults import python_index, pytorch_index
+from envcheck.mirrors.net.urls import host_of
+from envcheck.mirrors.profiles.host_config import certificates
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile, attempts
 from envcheck.mirrors.site.model import Index, origin
-from envcheck.mirrors.upstream import python_index, pytorch_index
-from envcheck.mirrors.urls import host_of
 
 _AT_ONCE: Final = 8
 _VARIANT: Final = "/{variant}"
@@ -68,9 +68,9 @@ def _linked(client: Client, pages: Iterable[str]) -> list[str]:
     return [file.url for files in read for file in files if file.url.startswith(("https://", "http://"))]
 
 
-def _read(client: Client, page: str) -> list[simple.File] | str:
+def _read(client: Client, page: str) -> list[simple_api.File] | str:
     try:
-        return simple.read(client, page)
+        return simple_api.read(client, page)
     except NetworkError as error:
         return f"{host_of(page)}: {error}"
 

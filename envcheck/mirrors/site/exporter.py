@@ -191,9 +191,9 @@ def gauges(root: Path) -> dict[str, tuple[str, dict[str, float]]]:
         found["sync_success_timestamp_seconds"] = ("When a tree was last copied whole.", synced)
     audit = _audit(root / "state/audit.json")
     if audit:
-        found["audit_timestamp_seconds"] = ("When the caches were last hashed again.", {"": audit["time"]})
-        found["audit_files"] = ("Files of the locks that the caches held then.", {"": audit["files"]})
-        found["audit_poisoned_files"] = ("Of these, how many were not what the locks say.", {"": audit["poisoned"]})
+        found["audit_timestamp_seconds"] = ("Time of the last audit.", {"": audit["time"]})
+        found["audit_files"] = ("Files that the last audit judged.", {"": audit["files"]})
+        found["audit_poisoned_files"] = ("Files that were wrong at the last audit.", {"": audit["poisoned"]})
     return found
 
 

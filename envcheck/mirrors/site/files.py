@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from envcheck import safe_files
 from envcheck.errors import ConfigError
 
 _WORKING: Final = ("cache/index", "cache/files", "cache/hf", "logs/olah", "run", "public/static", "state/sync", "trees")
@@ -112,6 +112,4 @@ def _hash(content: bytes) -> str:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)  # noqa: PTH105 (a rename that may go over an older file, said as such)
+    safe_files.put(path, text.encode())

@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.profile import redacted
+from envcheck.mirrors.profiles.model import redacted
 
 SCHEMA: Final = "envcheck/site/1"
-# What would end a word of nginx's or be expanded in it.
-_UNSAFE: Final = re.compile(r"[\"'$\\;{}#%\s]")
-_URL: Final = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^/@:?\[\]]+)(:[0-9]{1,5})?(/[^?]*)?")
+# What means something to nginx, to a unit of systemd or to the shell that copies trees.
+_UNSAFE: Final = re.compile(r"[\"'`$\\;{}#%<>|&()\s]")
+_URL: Final = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[A-Za-z0-9._~!*+,=:@%/-]*)?")
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _SOURCE: Final = re.compile(r"rsync://[^/@]+/.+|/.+|(?!.*://)[^/:-][^/:]*::?[^@]+")
 
@@ -155,8 +155,8 @@ def checked(site: Site) -> Site:
         *site.trees.values(),
     ]
     for text in texts:
-        if _UNSAFE.search(text):
-            message = f"{redacted(text)!r}: a blank or one of \"'$\\;{{}}#% in a path or URL of the site"
+        if _UNSAFE.search(text) or not text.isprintable():
+            message = f"{redacted(text)!r}: a blank or one of \"'`$\\;{{}}#%<>|&() in a path or URL of the site"
             raise ConfigError(message, fix="choose another name")
     urls = [*site.origins, *(registry.url for registry in site.registries), *site.trees.values()]
     for url in [*urls, site.hf.endpoint] if site.hf and site.hf.endpoint else urls:
@@ -174,7 +174,7 @@ def checked(site: Site) -> Site:
 
 
 def checked_url(url: str) -> str:
-    """Return a URL. Raise ConfigError for what is none."""
+    """Return a URL. Raise ConfigError if it is not a URL."""
     if not _URL.fullmatch(url):
         message = f"{redacted(url)!r} is no URL of an upstream"
         raise ConfigError(message, fix="write its scheme and host")
@@ -187,7 +187,7 @@ def _checked_sources(site: Site) -> None:
             message = f"the source of {name} is nothing that rsync copies from, or has a password in it"
             raise ConfigError(message, fix="write rsync://HOST/MODULE/PATH, HOST:PATH or /PATH")
         if name == "store":
-            message = "a tree called store: there is what `envcheck store publish` made"
+            message = "a tree called store: there is what `envcheck store release` made"
             raise ConfigError(message, fix="choose another name for the copy")
 
 
@@ -218,7 +218,7 @@ def read(root: Path) -> Site:
     except FileNotFoundError as error:
         message = f"{root} holds no mirror site"
         raise ConfigError(message, fix=f"run `envcheck mirror site render {root}`") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         message = f"{path} is not what envcheck wrote: {error}"
         raise ConfigError(message, fix=f"run `envcheck mirror site render {root}` again") from error
     if site.schema != SCHEMA or Path(site.root) != root.absolute():

@@ -11,7 +11,7 @@ import msgspec
 from envcheck.mirrors.site import exporter
 from envcheck.mirrors.site.dashboard import dashboard
 from envcheck.mirrors.site.model import Site, checked, netloc
-from envcheck.mirrors.site.parts import parts, tasks
+from envcheck.mirrors.site.services import parts, tasks
 from envcheck.templating import rendered
 
 _ONCE: Final = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import random
+import select
 import ssl
 import subprocess
 import threading
@@ -15,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.mirrors import asking
-from envcheck.mirrors.fetch import board
-from envcheck.mirrors.fetch.wanted import Means, Wanted
-from envcheck.mirrors.http import Client
+from envcheck.mirrors.fetch import retries as fetch_retries
+from envcheck.mirrors.fetch.plan import scheduler
+from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.net.client import Client
 
 SIZE = 10 * (1 << 20) + 12345
 CONTENT = random.Random(4).randbytes(SIZE)  # noqa: S311 (data, no secret)
@@ -32,6 +33,7 @@ class Faults:
     `signed`: it redirects to that URL with a signature of its own for each request. `once`: it serves no URL twice.
     `expires`: every so many requests it answers 403, as to a link that has run out. `most`: no answer has more bytes.
     `extra`: each has so many more than were asked for. Not `sized`: it says no length, and ends with the connection.
+    `drip`: seconds before each byte of a body. `line`: the bytes a second of all its answers together.
     """
 
     content: bytes = CONTENT
@@ -52,6 +54,8 @@ class Faults:
     most: int | None = None
     extra: int = 0
     sized: bool = True
+    drip: float = 0.0
+    line: float | None = None
 
 
 class Server(ThreadingHTTPServer):
@@ -67,6 +71,7 @@ class Server(ThreadingHTTPServer):
         self.sent = 0
         self.headers_seen: list[dict[str, str]] = []
         self.lock = threading.Lock()
+        self.narrow = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -129,10 +134,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, faults: Faults, body: bytes) -> None:
         whole = len(body)
+        while faults.drip:
+            self.wfile.write(b"x")
+            time.sleep(faults.drip)
         body = body[: max(1, whole - faults.truncate)][: faults.most]
         half = len(body) // 2 if faults.stall else 0
         for part in (body[:half], body[half:]):
             for at in range(0, len(part), 1 << 16):
+                self._queue(faults)
                 self.wfile.write(part[at : at + (1 << 16)])
                 with self.server.lock:
                     self.server.sent += len(part[at : at + (1 << 16)])
@@ -140,6 +149,13 @@ class _Handler(BaseHTTPRequestHandler):
                 time.sleep(faults.stall)
                 faults = dataclasses.replace(faults, stall=0.0)
         self.close_connection = len(body) < whole or not faults.sized
+
+    def _queue(self, faults: Faults) -> None:
+        if faults.line is not None:
+            with self.server.narrow:
+                if select.select([self.connection], [], [], 0)[0]:  # a client that asks nothing more has gone away
+                    raise BrokenPipeError
+                time.sleep((1 << 16) / faults.line)
 
     def _head(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -198,8 +214,8 @@ def notes() -> list[str]:
 @pytest.fixture
 def means(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> Means:
     """Return means that lose patience within a second."""
-    monkeypatch.setattr(board, "BACKOFF", (0.05, 0.1, 0.15, 0.2))
-    monkeypatch.setattr(asking, "WAITS", (0.05, 0.1, 0.15))
+    monkeypatch.setattr(scheduler, "BACKOFF", (0.05, 0.1, 0.15, 0.2))
+    monkeypatch.setattr(fetch_retries, "WAITS", (0.05, 0.1, 0.15))
     return Means(Client(connect=1.0, read=0.5, connections=4), connections=4, note=notes.append)
 
 

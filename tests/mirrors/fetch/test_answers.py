@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envcheck.mirrors.fetch.answers import etag_of, judge, request, total
-from envcheck.mirrors.fetch.pieces import Failure, Span, Task
-from envcheck.mirrors.remedies import of_status
+from envcheck.mirrors.fetch.plan.pieces import Failure, Span, Task
+from envcheck.mirrors.fetch.plan.range_responses import etag_of, judge, request, total
+from envcheck.mirrors.net.advice import of_status
 
 TASK = Task(1, Span(100, 200), 0, '"e"')
 GOOD = {"Content-Range": "bytes 100-199/1000", "ETag": '"e"'}
@@ -37,8 +37,17 @@ def test_the_piece_that_was_asked_for() -> None:
         (404, {}, Failure("it answers 404", drop=True)),
         (401, {}, Failure("it answers 401", drop=True, fix=of_status(401))),
         (503, {}, Failure("it answers 503", crowded=True)),
-        (429, {"Retry-After": "30"}, Failure("it answers 429", after=30.0, crowded=True)),
-        (429, {"Retry-After": "Thu, 01 Jan 1970 00:01:40 GMT"}, Failure("it answers 429", after=100.0, crowded=True)),
+        (429, {"Retry-After": "30"}, Failure("it answers 429 and asks to wait 30 s", after=30.0, crowded=True)),
+        (
+            429,
+            {"Retry-After": "Thu, 01 Jan 1970 00:01:40 GMT"},
+            Failure("it answers 429 and asks to wait 100 s", after=100.0, crowded=True),
+        ),
+        (
+            503,
+            {"Retry-After": "9" * 5000},
+            Failure("it answers 503 and asks to wait more than 10^18 s", after=float("inf"), crowded=True),
+        ),
         (429, {"Retry-After": "soon"}, Failure("it answers 429", crowded=True)),
     ],
 )

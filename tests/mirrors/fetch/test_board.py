@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envcheck.mirrors.fetch.board import BACKOFF, MIXED, SMALLEST_PART, Board
-from envcheck.mirrors.fetch.pieces import MIB, Failure, Span, Task
+from envcheck.mirrors.fetch.plan.pieces import MIB, Failure, Span, Task
+from envcheck.mirrors.fetch.plan.scheduler import BACKOFF, MIXED, SMALLEST_PART, Board
 
 # The bytes that the simulation knows apart.
 UNIT = 1 << 16

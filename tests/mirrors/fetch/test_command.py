@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from envcheck.cli._fetching import Lines, Speed, total
-from envcheck.mirrors.fetch.wanted import Wanted
+from envcheck.cli.sources.fetch_progress import Lines, Speed, total
+from envcheck.mirrors.fetch.request import Wanted
 
 Serve = Callable[..., Any]
 Want = Callable[..., Wanted]
@@ -30,7 +30,7 @@ MIB = 1 << 20
 def words(want: Wanted, *more: str) -> list[str]:
     # A shell's background job, as CI may be one, ignores the interrupt, and so would what it starts.
     fetch = ["env", "--default-signal=INT", sys.executable, "-m", "envcheck", "fetch", want.urls[0]]
-    return [*fetch, "--sha256", want.sha256, "--to", str(want.path.parent), *more]
+    return [*fetch, "--sha256", want.sha256, "--output", str(want.path.parent), *more]
 
 
 def ran(want: Wanted, *more: str) -> subprocess.CompletedProcess[str]:
@@ -61,7 +61,7 @@ def test_a_program_gets_an_object_of_wrong_bytes_and_of_a_directory_that_is_none
     done = ran(want, "--json")
     assert done.returncode == 1
     assert "no source has the file with sha256 000000000000" in json.loads(done.stdout)["error"]["message"]
-    done = ran(want, "--json", "--to", "/proc/nowhere")
+    done = ran(want, "--json", "--output", "/proc/nowhere")
     assert done.returncode == 2
     assert "/proc/nowhere" in json.loads(done.stdout)["error"]["message"]
     assert done.stderr.count("\n") == 1
@@ -73,7 +73,9 @@ def test_whoever_stops_it_reads_how_it_goes_on_and_it_does(
 ) -> None:
     server = serve(delay=0.2)
     want = wanted(server)
-    process = subprocess.Popen(words(want, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        words(want, "--json", "--connections", "4"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     while server.sent < 3 * MIB:
         time.sleep(0.01)
     time.sleep(0.2)
@@ -101,7 +103,7 @@ def test_whoever_stops_it_reads_how_it_goes_on_and_it_does(
         (["--sha256", "12345"], "no sha256 of 64 hexadecimal digits"),
         (["--sha256", "g" * 64], "no sha256 of 64 hexadecimal digits"),
         (["--sha256", ""], "--sha256"),
-        (["--to", "/dev/null"], "/dev/null"),
+        (["--output", "/dev/null"], "/dev/null"),
     ],
 )
 def test_a_bad_value_is_one_line(serve: Serve, wanted: Want, more: list[str], said: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import os
 import subprocess
 import sys
@@ -16,10 +17,11 @@ from typing import Any
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.fetch import disk, job, journal
+from envcheck.mirrors.fetch import download as fetch_download
+from envcheck.mirrors.fetch.disk import journal, partial_file
+from envcheck.mirrors.fetch.request import Means, Wanted
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.wanted import Means, Wanted
-from envcheck.mirrors.http import Client
+from envcheck.mirrors.net.client import Client
 
 Serve = Callable[..., Any]
 Want = Callable[..., Wanted]
@@ -30,8 +32,8 @@ import os, resource, signal, sys
 from pathlib import Path
 from envcheck.errors import EnvcheckError
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.wanted import Means, Wanted
-from envcheck.mirrors.http import Client
+from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.net.client import Client
 how, url, sha256, path, *size = sys.argv[1:]
 means = Means(Client())
 if how == "limit":
@@ -56,7 +58,7 @@ def test_a_file_larger_than_the_system_lets_us_write(serve: Serve, wanted: Want)
     want = wanted(server)
     said = tried("limit", want)
     assert said.startswith("UnavailableError")
-    assert "is more than its file system or `ulimit -f` allows; name another directory (--to)" in said
+    assert "is more than its file system or `ulimit -f` allows; name another directory (--output)" in said
     assert not want.path.exists()
     assert server.sent <= MIB
 
@@ -90,10 +92,10 @@ MOUNTED = """
 import errno, os, sys, threading
 from pathlib import Path
 from envcheck.errors import EnvcheckError
-from envcheck.mirrors.fetch import disk
+from envcheck.mirrors.fetch.disk import partial_file as disk
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.wanted import Means, Wanted
-from envcheck.mirrors.http import Client
+from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.net.client import Client
 how, url, sha256, size, path = sys.argv[1:]
 room = Path(path).parents[1] / "other"
 filled = threading.Event()
@@ -165,7 +167,7 @@ def test_where_no_room_can_be_reserved_a_disk_that_fills_up_is_one_line_and_what
     told = mounted("unreserved", "tmpfs -o size=16m", want, tmp_path, content).splitlines()
     assert told[0] == "filled ENOSPC"
     assert told[1].startswith("UnavailableError")
-    assert "bytes are needed and 0 are free; make room, or name another directory (--to)" in told[1]
+    assert "bytes are needed and 0 are free; make room, or name another directory (--output)" in told[1]
     # Of one stream the first piece is not whole yet.
     assert told[2:] == [f"found {ranges}", "there True"]
 
@@ -189,10 +191,37 @@ def test_a_disk_error_ends_it_at_once_though_other_connections_wait(
     def broken(_file: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(job, "_SYNC_SECONDS", 1.0)
+    monkeypatch.setattr(fetch_download, "_SYNC_SECONDS", 1.0)
     monkeypatch.setattr(os, "fdatasync", broken)
     with pytest.raises(UnavailableError, match="Input/output error"):
         fetch(wanted(serve(stall=60.0)), dataclasses.replace(means, client=Client(read=50.0)))
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_disk_that_is_full_only_when_the_file_is_synced_is_told_as_any_other(
+    serve: Serve,
+    wanted: Want,
+    means: Means,
+    content: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    small: bool,
+) -> None:
+    """So it is on NFS, and where a file system allocates late."""
+
+    def full(_file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    body = content[:1000] if small else content
+    want = dataclasses.replace(wanted(serve(content=body)), size=len(body), sha256=hashlib.sha256(body).hexdigest())
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UnavailableError, match=f"{len(body)} bytes are needed and [0-9]+ are free"):
+        fetch(want, means)
+    assert not want.path.exists()
+    monkeypatch.setattr(partial_file, "_syncfs", full)
+    with pytest.raises(UnavailableError, match=f"{tmp_path}: not all .* is on the disk: No space left"):
+        partial_file.settle([tmp_path])
 
 
 @pytest.mark.parametrize("third", [False, True])
@@ -203,11 +232,11 @@ def test_who_waited_holds_the_file_that_has_the_name_now(
     part, held = tmp_path / ".file.12345678.part", list[bool]()
 
     def second() -> None:
-        with disk.locked(part, means) as file:
+        with partial_file.locked(part, means) as file:
             held.append(os.fstat(file).st_ino == part.stat().st_ino)
 
     waiting = threading.Thread(target=second)
-    with disk.locked(part, means):
+    with partial_file.locked(part, means):
         waiting.start()
         while not notes:
             time.sleep(0.01)
@@ -220,7 +249,7 @@ def test_who_waited_holds_the_file_that_has_the_name_now(
 
 def test_room_is_reserved_to_the_last_block(tmp_path: Path) -> None:
     with (tmp_path / "part").open("w+b") as file:
-        disk.reserve(file.fileno(), 4 * MIB + 1, tmp_path / "part")
+        partial_file.reserve(file.fileno(), 4 * MIB + 1, tmp_path / "part")
         assert os.fstat(file.fileno()).st_blocks * 512 > 4 * MIB
 
 
@@ -235,7 +264,7 @@ def test_after_a_power_cut_what_never_reached_the_disk_is_fetched_again(
     part = want.path.with_name(f".{want.path.name}.{want.sha256[:8]}.part")
     part.write_bytes(content[: 2 * MIB] + bytes(want.size - 2 * MIB))
     header = journal.Header(want.sha256, want.size, MIB, "before the power cut")
-    kept = journal.Journal(disk.journal_of(part), header, {})
+    kept = journal.Journal(partial_file.journal_of(part), header, {})
     for piece in range(6):
         kept.piece(piece, journal.source_id(want.urls[0]))
         if piece == 1:
@@ -248,7 +277,7 @@ def test_after_a_power_cut_what_never_reached_the_disk_is_fetched_again(
     want.path.unlink()
     part.write_bytes(bytes(want.size))
     monkeypatch.setattr(journal, "boot_id", lambda: "before the power cut")
-    again = journal.Journal(disk.journal_of(part), header, dict.fromkeys(range(6), "x"))
+    again = journal.Journal(partial_file.journal_of(part), header, dict.fromkeys(range(6), "x"))
     again.close()
     fetch(want, means)
     assert want.path.read_bytes() == content

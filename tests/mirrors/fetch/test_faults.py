@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from envcheck.errors import UnavailableError
+from envcheck.mirrors.fetch.request import Means, Wanted
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.wanted import Means, Wanted
 
 Serve = Callable[..., Any]
 Want = Callable[..., Wanted]
@@ -63,7 +63,7 @@ def test_who_is_busy_when_its_size_is_asked_for_is_waited_for(
     fetch(want, means)
     assert want.path.read_bytes() == content
     assert server.times[1] - server.times[0] >= 0.9
-    assert notes == [f"{want.urls[0].split('/')[2]}: it answers 429, asks for 1 s"]
+    assert notes == [f"{want.urls[0].split('/')[2]}: it answers 429 and asks to wait 1 s"]
 
 
 def test_another_source_that_tells_the_size_is_not_kept_waiting_by_one_that_is_busy(
@@ -196,7 +196,7 @@ def test_a_second_process_goes_on_when_the_first_is_killed(serve: Serve, wanted:
     server = serve(delay=0.2)
     want = wanted(server)
     words = [sys.executable, "-m", "envcheck", "fetch", want.urls[0], "--sha256", want.sha256]
-    words += ["--to", str(want.path.parent), "--connections", "2"]
+    words += ["--output", str(want.path.parent), "--connections", "2"]
     first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     while server.sent < 3 * MIB:
         time.sleep(0.01)

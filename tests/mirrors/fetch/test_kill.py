@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from envcheck.mirrors.fetch import pieces
-from envcheck.mirrors.fetch.wanted import Wanted
+from envcheck.mirrors.fetch.plan import pieces
+from envcheck.mirrors.fetch.request import Wanted
 
 CONNECTIONS = 4
 # A process without threads, that forks a fetcher, kills it a random time later, and so on until one gets to its end.
@@ -19,8 +19,8 @@ KILLER = """
 import hashlib, json, os, random, signal, sys, time
 from pathlib import Path
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.wanted import Means, Wanted
-from envcheck.mirrors.http import Client
+from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.net.client import Client
 
 url, sha256, size, path, connections, kills, seed = sys.argv[1:]
 wanted = Wanted((url,), sha256, int(size), Path(path))

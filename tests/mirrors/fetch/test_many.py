@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from envcheck.errors import PromiseError, UnavailableError
-from envcheck.mirrors.fetch.limiter import Slots
-from envcheck.mirrors.fetch.many import Totals, fetch_all
-from envcheck.mirrors.fetch.wanted import Fetched, Means, Wanted
+from envcheck.mirrors.fetch.batch import Totals, fetch_all
+from envcheck.mirrors.fetch.limits import Slots
+from envcheck.mirrors.fetch.request import Fetched, Means, Wanted
 
 Serve = Callable[..., Any]
 Want = Callable[..., Wanted]
@@ -111,7 +111,7 @@ def test_an_interrupt_is_one_line_at_once_and_what_has_come_is_kept(
     # A shell's background job, as CI may be one, ignores the interrupt, and so would what it starts.
     words = ["env", "--default-signal=INT", sys.executable, "-m", "envcheck"]
     words += ["fetch", want.urls[0], "--sha256", want.sha256]
-    words += ["--to", str(want.path.parent), "--connections", "2"]
+    words += ["--output", str(want.path.parent), "--connections", "2"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while server.sent < 3 << 20:
         time.sleep(0.01)

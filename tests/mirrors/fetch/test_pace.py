@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from envcheck.mirrors.fetch.pace import BYTES, SECONDS, Pace
+from envcheck.mirrors.net.stall import BYTES, SECONDS, Pace
 
 
 @pytest.mark.parametrize(("size", "drips"), [(1, True), (BYTES, False)])

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.http import Client
-from envcheck.mirrors.locate import Need, locate
-from envcheck.mirrors.profile import Index
+from envcheck.mirrors.index.locate import Need, locate
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.profiles.model import Index
 
 Serve = Callable[..., Any]
 NAME, SHA = "demo-1.0-py3-none-any.whl", "a" * 64

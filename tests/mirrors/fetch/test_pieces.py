@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envcheck.mirrors.fetch.board import BACKOFF, Board
-from envcheck.mirrors.fetch.pieces import MIB, Failure, Task, piece_size, spans
+from envcheck.mirrors.fetch.limits import LONGEST_WAIT
+from envcheck.mirrors.fetch.plan.pieces import MIB, Failure, Task, piece_size, spans
+from envcheck.mirrors.fetch.plan.scheduler import BACKOFF, Board
 
 
 def board(sources: int = 2, size: int = 4 * MIB, **more: int) -> Board:
@@ -68,13 +69,69 @@ def test_a_source_that_failed_rests_longer_each_time_and_then_is_left_alone() ->
     assert told.sources[0].dropped
 
 
-def test_retry_after_is_kept_to_and_is_not_believed_for_ever() -> None:
-    for said, kept in ((7.0, 7.0), (9e9, 120.0)):
-        told = board(sources=1)
-        task = told.take(0.0)
+def refused(told: Board, now: float, failure: Failure) -> None:
+    """Have the next request fail."""
+    task = told.take(now)
+    assert task is not None
+    told.failed(task, failure, now)
+
+
+def test_who_asks_to_wait_is_left_alone_for_as_long() -> None:
+    told = board(sources=1)
+    refused(told, 0.0, Failure("429", after=7.0))
+    assert told.wait(0.0) == 7.0
+
+
+def test_who_asks_to_wait_too_long_at_once_or_in_all_is_given_up() -> None:
+    for waits in ([9e9], [float("inf")], [LONGEST_WAIT / 2 + 1] * 2):
+        told, now = board(sources=1), 0.0
+        for number, wait in enumerate(waits, 1):
+            refused(told, now, Failure("429", after=wait))
+            assert told.sources[0].dropped is (number == len(waits))
+            now += wait
+
+
+def test_who_gave_something_between_may_ask_to_wait_again() -> None:
+    told, now = board(sources=1), 0.0
+    for _ in range(3):
+        refused(told, now, Failure("429", after=LONGEST_WAIT))
+        now += LONGEST_WAIT
+        task = told.take(now)
         assert task is not None
-        told.failed(task, Failure("429", after=said), 0.0)
-        assert told.wait(0.0) == kept
+        told.arrived(task, None)
+    assert not told.sources[0].dropped
+
+
+def test_who_serves_some_and_asks_the_rest_to_wait_too_long_is_asked_for_fewer_at_once() -> None:
+    told = board(sources=1, per_source=2)
+    first = told.take(0.0)
+    assert first is not None
+    told.answered(first, None)
+    refused(told, 0.0, Failure("429", after=9e9, crowded=True))
+    assert (told.sources[0].dropped, told.sources[0].room) == (False, 1)
+    told.arrived(first, None)
+    refused(told, 0.0, Failure("429", after=9e9, crowded=True))
+    assert told.sources[0].dropped
+
+
+def test_who_is_slow_for_several_connections_is_tried_with_one_before_it_is_given_up() -> None:
+    told = board(sources=1, per_source=3)
+    first = told.take(0.0)
+    assert first is not None
+    told.answered(first, None)
+    others = [told.take(0.0) for _ in range(2)]
+    for number, task in enumerate((first, *others)):
+        assert task is not None
+        told.failed(task, Failure("slow", slow=True), 30.0 + 2 * number)
+    assert not told.sources[0].dropped
+    now = 34.0 + max(BACKOFF)
+    alone = told.take(now)
+    assert alone is not None
+    assert alone.alone
+    told.answered(alone, None)
+    assert told.take(now) is None
+    told.failed(alone, Failure("slow", slow=True), now + 30.0)
+    assert told.sources[0].dropped
 
 
 def test_a_success_makes_earlier_failures_forgotten() -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from envcheck.mirrors.fetch import disk, job, journal
+from envcheck.mirrors.fetch import download as fetch_download
+from envcheck.mirrors.fetch.disk import journal, partial_file
+from envcheck.mirrors.fetch.request import Means, Wanted
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.wanted import Means, Wanted
 
 Serve = Callable[..., Any]
 Want = Callable[..., Wanted]
@@ -32,8 +33,8 @@ class Disk:
         self.renamed: list[bool] = []
         self.named = False
         self._lock = threading.Lock()
-        self._write = disk.write
-        monkeypatch.setattr(disk, "write", self.write)
+        self._write = partial_file.write
+        monkeypatch.setattr(partial_file, "write", self.write)
         for name in ("fdatasync", "fsync"):
             monkeypatch.setattr(os, name, self._synced(getattr(os, name)))
         monkeypatch.setattr(Path, "replace", self._renaming())
@@ -84,7 +85,7 @@ def lose(chance: random.Random, kept: Disk, part: Path) -> None:
             if chance.random() < 0.7:
                 file.seek(at)
                 file.write(bytes(length) if chance.random() < 0.5 else chance.randbytes(length))
-    noted = disk.journal_of(part)
+    noted = partial_file.journal_of(part)
     text = noted.read_bytes()
     left = text[: chance.randint(kept.noted, len(text))]
     noted.write_bytes(left + bytes(chance.choice([0, 0, 300])))
@@ -101,8 +102,8 @@ def test_what_is_believed_after_a_power_cut_is_right(
     seed: int,
 ) -> None:
     chance = random.Random(seed)  # noqa: S311 (a choice of moments)
-    monkeypatch.setattr(job, "_SYNC_SECONDS", 0.02)
-    monkeypatch.setattr(job, "_TICK", 0.01)
+    monkeypatch.setattr(fetch_download, "_SYNC_SECONDS", 0.02)
+    monkeypatch.setattr(fetch_download, "_TICK", 0.01)
     server = serve(delay=0.02, etag=lambda request: '"one"' if request < 5 + seed else '"two"')
     want, kept, enough = wanted(server), Disk(monkeypatch), chance.uniform(0.1, 0.9)
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.mirrors import remedies
+from envcheck.mirrors.fetch.request import Means, Wanted
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.wanted import Means, Wanted
-from envcheck.mirrors.logins import Netrc
+from envcheck.mirrors.net import advice
+from envcheck.mirrors.net.credentials import Netrc
 
 Serve = Callable[..., Any]
 Want = Callable[..., Wanted]
@@ -54,8 +54,8 @@ def test_a_certificate_of_an_unknown_authority(secure: Wanted, means: Means, mon
 def test_what_no_authority_mends(code: int, fix: str) -> None:
     error = ssl.SSLCertVerificationError("x")
     error.verify_code = code
-    assert fix in remedies.of_tls(error)
-    assert "ca:" not in remedies.of_tls(error)
+    assert fix in advice.of_tls(error)
+    assert "ca:" not in advice.of_tls(error)
 
 
 @pytest.mark.parametrize("status", [401, 403])

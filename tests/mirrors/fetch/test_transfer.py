@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.mirrors.fetch.limiter import Limiter
+from envcheck.mirrors.fetch.limits import Limiter
+from envcheck.mirrors.fetch.request import Means, Wanted
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.wanted import Means, Wanted
 
 Serve = Callable[..., Any]
 Want = Callable[..., Wanted]

@@ -19,12 +19,12 @@ from click.testing import CliRunner
 
 from envcheck.cli import cli
 from envcheck.errors import UnavailableError
+from envcheck.mirrors.fetch.request import Means, Wanted
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.wanted import Means, Wanted
-from envcheck.mirrors.http import Client, NetworkError
-from envcheck.mirrors.hub import client
-from envcheck.mirrors.logins import Bearer
-from envcheck.mirrors.profile import HuggingFace, Index, Profile
+from envcheck.mirrors.hub.api import client
+from envcheck.mirrors.net.client import Client, NetworkError
+from envcheck.mirrors.net.credentials import Bearer
+from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
 
 Serve = Callable[..., Any]
 Want = Callable[..., Wanted]
@@ -153,7 +153,7 @@ def test_no_secret_is_written_or_said(serve: Serve, tmp_path: Path) -> None:
     for faults in ({"gone_after": 6}, {"status": 404}, {"redirect": f"ftp://x/?{CANARY}"}, {}):
         server.faults = dataclasses.replace(type(server.faults)(), **faults)
         words = ["fetch", f"{server.url}?token={CANARY}", "--sha256", "0" * 64, "--mirror", str(profile)]
-        done = CliRunner().invoke(cli, [*words, "--to", str(to), "--json"])
+        done = CliRunner().invoke(cli, [*words, "--output", str(to), "--json"])
         assert done.exit_code != 0
         said += done.output + done.stderr + str(done.exception)
         said += "".join(path.name for path in to.iterdir())
@@ -190,8 +190,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from functools import partial
 from pathlib import Path
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.wanted import Means, Wanted
-from envcheck.mirrors.http import Client
+from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.net.client import Client
 site, sha256 = sys.argv[2:4]
 server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=site))
 threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -219,7 +219,7 @@ def test_two_processes_on_one_file_move_it_once(serve: Serve, wanted: Want) -> N
     server = serve(delay=0.05)
     want = wanted(server)
     words = [sys.executable, "-m", "envcheck", "fetch", want.urls[0], "--sha256", want.sha256, "--json"]
-    words += ["--to", str(want.path.parent)]
+    words += ["--output", str(want.path.parent)]
     both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     told = [process.communicate()[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]

@@ -12,14 +12,16 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
-from envcheck.mirrors import choose, choose_hub, hf, hub
-from envcheck.mirrors.budget import Budget
-from envcheck.mirrors.http import Client
-from envcheck.mirrors.models import locked
-from envcheck.mirrors.probe import Mirror
-from envcheck.mirrors.probe_hub import Wish, probe_hub
-from envcheck.mirrors.profile import Credential, HuggingFace, Profile
-from envcheck.mirrors.score import Ranked, rank
+from envcheck.mirrors.hub import api as hub_api
+from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.hub.download import locked
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.probe.budget import Budget
+from envcheck.mirrors.probe.hub import Wish, probe_hub
+from envcheck.mirrors.probe.probe import Mirror
+from envcheck.mirrors.probe.ranking import Ranked, rank
+from envcheck.mirrors.profiles.model import Credential, HuggingFace, Profile
+from envcheck.mirrors.select import by_lock, by_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OLD = "89abcdef0123456789abcdef0123456789abcdef"
@@ -35,8 +37,8 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None
     def set_to(**texts: str) -> None:
         for name, text in texts.items():
             (tmp_path / f"{name}.yaml").write_text(text)
-        found = [choose.mirror_of(str(tmp_path / f"{name}.yaml")) for name in texts]
-        monkeypatch.setattr(choose, "default_mirrors", lambda: found)
+        found = [by_lock.mirror_of(str(tmp_path / f"{name}.yaml")) for name in texts]
+        monkeypatch.setattr(by_lock, "default_mirrors", lambda: found)
 
     return set_to
 
@@ -54,7 +56,7 @@ def test_the_fastest_that_has_all_comes_first_and_the_others_stand_by(
     sites = {"slow": slow, "fast": fast, "lacking": lacking}
     texts = {name: f"hf: {{endpoint: '{site.url}', trusted: '{origin.url}'}}\n" for name, site in sites.items()}
     known(**texts, none="pypi: [{url: 'https://mirror.example/simple'}]\n")
-    done = run("fetch", "--model", REPO, "--to", str(tmp_path / "to"), "--json")
+    done = run("fetch", "--model", REPO, "--output", str(tmp_path / "to"), "--json")
     assert done.return_value == 0, done.output
     assert {host for file in json.loads(done.stdout)["files"] for host in file["sources"]} == {fast.netloc}
     said = " ".join(done.stderr.split())
@@ -68,7 +70,7 @@ def test_a_dataset_is_probed_for_as_one(hubs: Hubs, known: Callable[..., None], 
     for server in (origin, mirror):
         server.repos = {f"datasets/{REPO}": server.repo}
     known(mirror=f"hf: {{endpoint: '{mirror.url}', trusted: '{origin.url}'}}\n")
-    done = run("fetch", "--dataset", REPO, "--to", str(tmp_path / "to"))
+    done = run("fetch", "--dataset", REPO, "--output", str(tmp_path / "to"))
     assert done.return_value == 0, done.output
     assert f"/datasets/{REPO}/resolve/{COMMIT}/vocab.txt" in mirror.asked
     assert (tmp_path / "to/datasets--owner--tiny/snapshots" / COMMIT / "vocab.txt").is_file()
@@ -80,22 +82,24 @@ def test_what_the_first_gives_wrong_the_next_one_mends(hubs: Hubs, known: Callab
     content = bytearray(first.content["sub/weights.bin"])
     content[1_200_000] ^= 1
     first.content["sub/weights.bin"] = bytes(content)
-    (tmp_path / "lock").write_bytes(hf.format_lock(locked_of(second)))
+    (tmp_path / "lock").write_bytes(hub_revision.format_lock(locked_of(second)))
     known(first=f"hf: {{endpoint: '{first.url}'}}\n", second=f"hf: {{endpoint: '{second.url}'}}\n")
-    done = run("fetch", "--lock", str(tmp_path / "lock"), "--to", str(tmp_path / "to"))
+    done = run("fetch", "--lock", str(tmp_path / "lock"), "--output", str(tmp_path / "to"))
     assert done.return_value == 0, done.output
     assert f"1 bad piece(s) came from {first.netloc}; fetched from elsewhere" in done.stderr
 
 
-def locked_of(endpoint: Any) -> hf.Revision:
-    return locked(Client(), endpoint.url, hf.Reference("model", REPO, "main"))
+def locked_of(endpoint: Any) -> hub_revision.Revision:
+    return locked(Client(), endpoint.url, hub_revision.Reference("model", REPO, "main"))
 
 
 def test_where_nobody_has_it_each_says_why(hubs: Hubs, known: Callable[..., None], tmp_path: Path) -> None:
     origin, old = hubs(), hubs()
     old.repo.commits = (OLD,)
     known(old=f"hf: {{endpoint: '{old.url}', trusted: '{origin.url}'}}\n")
-    done = CliRunner().invoke(cli, ["fetch", "--model", f"{REPO}@{COMMIT}", "--mirror", "auto", "--to", str(tmp_path)])
+    done = CliRunner().invoke(
+        cli, ["fetch", "--model", f"{REPO}@{COMMIT}", "--mirror", "auto", "--output", str(tmp_path)]
+    )
     assert "no mirror has the whole of it: old: it has no commit 0123456789ab: 0 of 4 there" in str(done.exception)
     assert not (tmp_path / "models--owner--tiny").exists()
 
@@ -117,7 +121,7 @@ def ranked(hubs: Hubs, *names: str) -> list[Ranked]:
     wish, found = Wish(locked_of(hubs())), []
     for name in names:
         profile = Profile(name=name, hf=HuggingFace(endpoint=hubs().url))
-        found += rank(probe_hub([Mirror(name, profile, hub.client(profile))], wish, Budget(1 << 20, 5.0)))
+        found += rank(probe_hub([Mirror(name, profile, hub_api.client(profile))], wish, Budget(1 << 20, 5.0)))
     return found
 
 
@@ -128,12 +132,12 @@ def test_a_token_is_for_the_endpoints_of_the_profile_that_allows_it(hubs: Hubs) 
     own = Credential(token_env="OTHER")  # noqa: S106
     named = Profile(name="c", hf=HuggingFace(endpoint="https://c.example"), credentials={"c.example": own})
     profiles = {"a": open_to, "b": closed, "c": named}
-    joined = choose_hub.join(ranked(hubs, "a", "b", "c"), profiles, {"HF_TOKEN": "canary"}).profile
+    joined = by_model.join(ranked(hubs, "a", "b", "c"), profiles, {"HF_TOKEN": "canary"}).profile
     assert set(joined.hf.endpoints) == {"https://a.example", "https://b.example", "https://c.example"}
     assert joined.hf.token == "never"  # noqa: S105
     assert joined.credentials == {"a.example": Credential(token_env="HF_TOKEN"), "c.example": own}  # noqa: S106
     environ = {"HF_TOKEN": "canary", "OTHER": "other"}
-    logins = hub.logins(joined, environ=environ)
+    logins = hub_api.logins(joined, environ=environ)
     said = {url: [one.header(f"{url}/x") for one in logins] for url in joined.hf.endpoints}
     assert [one for one in said["https://b.example"] if one] == []
     assert [one for one in said["https://c.example"] if one] == ["Bearer other"]

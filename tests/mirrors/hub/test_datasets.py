@@ -60,7 +60,7 @@ def profile(server: Hub, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("revision", ["", f"@{COMMIT}"])
 def test_it_lies_where_huggingface_hub_looks_for_datasets(server: Hub, tmp_path: Path, revision: str) -> None:
-    words = ("--dataset", f"{REPO}{revision}", "--mirror", profile(server, tmp_path), "--to", str(tmp_path / "to"))
+    words = ("--dataset", f"{REPO}{revision}", "--mirror", profile(server, tmp_path), "--output", str(tmp_path / "to"))
     said = " ".join(run("fetch", *words).output.split())
     folder = tmp_path / "to/datasets--owner--tiny"
     snapshot = folder / "snapshots" / COMMIT
@@ -77,7 +77,7 @@ def test_a_lock_of_a_dataset_is_of_the_dataset(server: Hub, tmp_path: Path) -> N
     assert {file["path"] for file in json.loads(lock.read_bytes())["files"]} == set(CONTENT)
     assert json.loads(lock.read_bytes())["kind"] == "dataset"
     server.asked.clear()
-    done = run("fetch", "--lock", str(lock), "--mirror", mirror, "--to", str(tmp_path / "to"))
+    done = run("fetch", "--lock", str(lock), "--mirror", mirror, "--output", str(tmp_path / "to"))
     assert done.stderr.splitlines()[0].startswith(f"{len(CONTENT)} files, ")
     assert all(path.startswith(f"/datasets/{REPO}/resolve/{COMMIT}/") for path in server.asked)
     assert (tmp_path / "to/datasets--owner--tiny/snapshots" / COMMIT / "README.md").read_text() == CARD
@@ -86,7 +86,7 @@ def test_a_lock_of_a_dataset_is_of_the_dataset(server: Hub, tmp_path: Path) -> N
 def test_a_model_of_the_same_name_is_another_repository(server: Hub, tmp_path: Path) -> None:
     mirror = profile(server, tmp_path)
     for kind in ("model", "dataset"):
-        run("fetch", f"--{kind}", REPO, "--mirror", mirror, "--to", str(tmp_path / "to"))
+        run("fetch", f"--{kind}", REPO, "--mirror", mirror, "--output", str(tmp_path / "to"))
     there = {
         name: {str(at.relative_to(root)) for at in root.rglob("*") if at.is_file()}
         for name in ("models", "datasets")
@@ -99,7 +99,7 @@ def test_a_model_of_the_same_name_is_another_repository(server: Hub, tmp_path: P
 def test_its_own_library_reads_every_row_without_a_network(
     server: Hub, run_hub: Callable[..., str], tmp_path: Path
 ) -> None:
-    run("fetch", "--dataset", REPO, "--mirror", profile(server, tmp_path), "--to", str(tmp_path / "to"))
+    run("fetch", "--dataset", REPO, "--mirror", profile(server, tmp_path), "--output", str(tmp_path / "to"))
     server.shutdown()
     home = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
     at, rows = json.loads(run_hub(READ, tmp_path / "to", **home))

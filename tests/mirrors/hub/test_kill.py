@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.mirrors import hf, models
-from envcheck.mirrors.http import Client
+from envcheck.mirrors.hub import download as hub_download
+from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.net.client import Client
 from tests.mirrors.hub.conftest import COMMIT, REPO, Hub, Repo
 
 SEED = random.Random(9)  # noqa: S311 (data)
@@ -38,10 +39,10 @@ def server(hubs: Callable[[], Hub]) -> Hub:
 def start(server: Hub, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
     """Give a function that starts `envcheck fetch` of the model in a process of its own."""
     (tmp_path / "p.yaml").write_text(f"hf: {{endpoint: '{server.url}'}}\n")
-    lock = models.locked(Client(), server.url, hf.Reference("model", REPO, "main"))
-    (tmp_path / "lock").write_bytes(hf.format_lock(lock))
+    lock = hub_download.locked(Client(), server.url, hub_revision.Reference("model", REPO, "main"))
+    (tmp_path / "lock").write_bytes(hub_revision.format_lock(lock))
     server.sent = 0
-    words = ["--lock", "lock", "--mirror", "p.yaml", "--to", "to", "--connections", str(CONNECTIONS)]
+    words = ["--lock", "lock", "--mirror", "p.yaml", "--output", "to", "--connections", str(CONNECTIONS)]
     running: list[subprocess.Popen[bytes]] = []
 
     def begin() -> subprocess.Popen[bytes]:

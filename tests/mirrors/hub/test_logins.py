@@ -17,10 +17,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
-from envcheck.mirrors import hub, logins
-from envcheck.mirrors.http import Client, NetworkError
-from envcheck.mirrors.load import parse
-from envcheck.mirrors.profile import Credential, HuggingFace, Index, Profile
+from envcheck.mirrors.hub import api as hub_api
+from envcheck.mirrors.net import credentials as net_credentials
+from envcheck.mirrors.net.client import Client, NetworkError
+from envcheck.mirrors.profiles.load import parse
+from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Profile
 from tests.mirrors.hub.conftest import Hub
 
 PASSWORD, TOKEN = "canary-password", "canary-token"
@@ -90,7 +91,15 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def fetch(site: Site, number: int, text: str, tmp_path: Path, path: str = "file.bin", **environment: str) -> Result:
     (tmp_path / "p.yaml").write_text(text)
-    words = [site.url(number, path), "--sha256", SHA256, "--mirror", str(tmp_path / "p.yaml"), "--to", str(tmp_path)]
+    words = [
+        site.url(number, path),
+        "--sha256",
+        SHA256,
+        "--mirror",
+        str(tmp_path / "p.yaml"),
+        "--output",
+        str(tmp_path),
+    ]
     return CliRunner(env=environment).invoke(cli, ["fetch", *words], standalone_mode=False)
 
 
@@ -173,7 +182,7 @@ def test_nothing_of_a_secret_is_written_or_said(site: Site, tmp_path: Path) -> N
         path for path in written if PASSWORD.encode() in path.read_bytes() or BASIC.encode() in path.read_bytes()
     ] == []
     profile = parse((tmp_path / "p.yaml").read_bytes(), tmp_path / "p.yaml")
-    assert PASSWORD not in repr(logins.named(profile, {"P": PASSWORD}))
+    assert PASSWORD not in repr(net_credentials.named(profile, {"P": PASSWORD}))
 
 
 ENDPOINT, OTHER, ORIGIN = "https://a.example", "https://b.example", "https://o.example"
@@ -182,7 +191,7 @@ NEVER = HuggingFace(endpoint=ENDPOINT, fallbacks=[OTHER], trusted=ORIGIN)
 OWN = Credential(token_env="OWN")  # noqa: S106 (a name)
 
 
-def said(known: Sequence[logins.Login], url: str) -> str | None:
+def said(known: Sequence[net_credentials.Login], url: str) -> str | None:
     """Return what a URL's host is told."""
     return next((header for login in known if (header := login.header(url)) is not None), None)
 
@@ -200,7 +209,7 @@ def test_huggingface_s_own_token_goes_where_the_profile_says(
     policy: HuggingFace, credentials: dict[str, Credential], told: list[str | None]
 ) -> None:
     profile = Profile(name="p", hf=policy, credentials=credentials)
-    known = hub.logins(profile, environ={"HF_TOKEN": "canary", "OWN": "own"})
+    known = hub_api.logins(profile, environ={"HF_TOKEN": "canary", "OWN": "own"})
     assert [said(known, f"{url}/api") for url in (ENDPOINT, OTHER, ORIGIN)] == told
     elsewhere = ("http://a.example/api", "https://b.example:8443/x", "https://evil.example/a.example")
     assert [said(known, url) for url in elsewhere] == [None, None, None]
@@ -209,7 +218,7 @@ def test_huggingface_s_own_token_goes_where_the_profile_says(
 def test_a_credential_of_a_port_is_for_that_port_and_comes_first() -> None:
     named = {"x.example": Credential(token_env="A"), "x.example:444": Credential(token_env="B")}  # noqa: S106
     profile = Profile(name="p", pypi=[Index(url="https://x.example")], credentials=named)
-    known = logins.named(profile, {"A": "a", "B": "b"})
+    known = net_credentials.named(profile, {"A": "a", "B": "b"})
     assert said(known, "https://x.example:444/f") == "Bearer b"
     assert said(known, "https://X.example/f") == said(known, "https://x.example:445/f") == "Bearer a"
     assert said(known, "https://y.example:444/f") is None
@@ -219,14 +228,14 @@ def test_a_token_s_file_is_read_as_huggingface_hub_does(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("from-file\n")
     profile = Profile(name="p", hf=HuggingFace(endpoint=ENDPOINT, token="allow"))  # noqa: S106 (a policy)
     for environ in ({"HF_HOME": str(tmp_path)}, {"HF_TOKEN_PATH": str(tmp_path / "token")}):
-        assert [one.header(ENDPOINT) for one in hub.logins(profile, environ=environ)] == ["Bearer from-file"]
-    assert hub.logins(profile, environ={"HF_HOME": str(tmp_path / "none")}) == []
+        assert [one.header(ENDPOINT) for one in hub_api.logins(profile, environ=environ)] == ["Bearer from-file"]
+    assert hub_api.logins(profile, environ={"HF_HOME": str(tmp_path / "none")}) == []
 
 
 def test_a_client_says_why_it_does_not_ask() -> None:
     profile = Profile(name="p", credentials={"x.example": Credential(token_env="NOT_SET")})  # noqa: S106
     with pytest.raises(NetworkError, match=r"^its credential is not there: \$NOT_SET holds none$"):
-        Client(logins=logins.named(profile, {})).get("https://x.example/f")
+        Client(logins=net_credentials.named(profile, {})).get("https://x.example/f")
 
 
 def test_two_hubs_are_each_told_their_own_token(hubs: Callable[[], Hub], tmp_path: Path) -> None:
@@ -236,7 +245,7 @@ def test_two_hubs_are_each_told_their_own_token(hubs: Callable[[], Hub], tmp_pat
         f"hf: {{endpoint: '{mirror.url}', trusted: '{origin.url}'}}\n"
         f"credentials: {{'{mirror.netloc}': {{token_env: MIRROR}}, '{origin.netloc}': {{token_env: ORIGIN}}}}\n"
     )
-    words = ["fetch", "--model", "owner/tiny", "--mirror", str(tmp_path / "p.yaml"), "--to", str(tmp_path / "to")]
+    words = ["fetch", "--model", "owner/tiny", "--mirror", str(tmp_path / "p.yaml"), "--output", str(tmp_path / "to")]
     environ = {"MIRROR": mirror.token, "ORIGIN": origin.token, "HF_TOKEN": "canary-own"}
     done = CliRunner(env=environ).invoke(cli, words, standalone_mode=False)
     assert done.return_value == 0, done.exception

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors import asking, hf, models
-from envcheck.mirrors.http import Client
+from envcheck.mirrors.fetch import retries as fetch_retries
+from envcheck.mirrors.hub import download as hub_download
+from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.net.client import Client
 
-REF = hf.Reference("model", "owner/tiny", "main")
+REF = hub_revision.Reference("model", "owner/tiny", "main")
 Hubs = Callable[[], Any]
 ELSEWHERE = "or `fetch --lock FILE`, which asks nobody"
 
@@ -50,9 +52,9 @@ def rogue(tmp_path: Path) -> Iterator[str]:
         yield f"https://127.0.0.7:{server.getsockname()[1]}"
 
 
-def told(endpoint: str, ref: hf.Reference = REF) -> str:
+def told(endpoint: str, ref: hub_revision.Reference = REF) -> str:
     with pytest.raises(UnavailableError) as failed:
-        models.revision(Client(connect=0.5, read=0.5), endpoint, ref)
+        hub_download.revision(Client(connect=0.5, read=0.5), endpoint, ref)
     assert "\n" not in str(failed.value)
     return str(failed.value)
 
@@ -70,7 +72,7 @@ def test_a_host_where_nobody_listens() -> None:
 
 
 def test_a_host_that_says_nothing(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "WAITS", ())
+    monkeypatch.setattr(fetch_retries, "WAITS", ())
     said = told(silent)
     assert f"{silent.removeprefix('http://')}: it stalled; see that it can be reached from here" in said
 
@@ -91,7 +93,7 @@ def test_a_host_whose_certificate_is_not_trusted(rogue: str) -> None:
     ],
 )
 def test_an_answer_that_is_none(hubs: Hubs, monkeypatch: pytest.MonkeyPatch, status: int, fix: str) -> None:
-    monkeypatch.setattr(asking, "WAITS", (0.01,))
+    monkeypatch.setattr(fetch_retries, "WAITS", (0.01,))
     server = hubs()
     server.busy = [status] * 9
     assert told(server.url) == f"model owner/tiny@main: {server.netloc}: it answers {status}; {fix}"
@@ -99,10 +101,13 @@ def test_an_answer_that_is_none(hubs: Hubs, monkeypatch: pytest.MonkeyPatch, sta
 
 def test_a_repository_and_a_revision_that_are_not_there(hubs: Hubs) -> None:
     server = hubs()
-    for ref in (hf.Reference("model", "owner/other", "main"), hf.Reference("dataset", "owner/tiny", "main")):
+    for ref in (
+        hub_revision.Reference("model", "owner/other", "main"),
+        hub_revision.Reference("dataset", "owner/tiny", "main"),
+    ):
         assert told(server.url, ref).startswith(f"{ref.kind} {ref.repo}@main: {server.netloc}: it answers 404; check")
-    assert "@nosuch: " in told(server.url, hf.Reference("model", "owner/tiny", "nosuch"))
-    assert "it answers 404" in told(server.url, hf.Reference("model", "owner/tiny", "f" * 40))
+    assert "@nosuch: " in told(server.url, hub_revision.Reference("model", "owner/tiny", "nosuch"))
+    assert "it answers 404" in told(server.url, hub_revision.Reference("model", "owner/tiny", "f" * 40))
 
 
 def test_what_is_no_hub(hubs: Hubs) -> None:

@@ -13,14 +13,17 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.mirrors import asking, hf, models, snapshot
-from envcheck.mirrors.fetch.wanted import Means
-from envcheck.mirrors.http import Client
-from envcheck.mirrors.load import parse
+from envcheck.mirrors.fetch import retries as fetch_retries
+from envcheck.mirrors.fetch.request import Means
+from envcheck.mirrors.hub import cache_layout
+from envcheck.mirrors.hub import download as hub_download
+from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.profiles.load import parse
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "owner/tiny"
-REF = hf.Reference("model", REPO, "main")
+REF = hub_revision.Reference("model", REPO, "main")
 LARGE = "sub/weights.bin"
 Hubs = Callable[[], Any]
 
@@ -28,7 +31,7 @@ Hubs = Callable[[], Any]
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have who is busy asked again at once."""
-    monkeypatch.setattr(asking, "WAITS", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(fetch_retries, "WAITS", (0.01, 0.01, 0.01))
 
 
 def flip(hub: Any, path: str, at: int = 0) -> None:
@@ -41,8 +44,8 @@ def fetched(origin: Any, endpoints: list[str], to: Path) -> tuple[dict[str, set[
     """Fetch the model; return the hosts that gave each file, and what a person was told."""
     notes: list[str] = []
     client = Client(connect=1.0, read=2.0)
-    wanted = models.revision(client, origin.url, REF)
-    done = models.fetch_revision(wanted, endpoints, to, Means(client, note=notes.append), lambda _: None)
+    wanted = hub_download.revision(client, origin.url, REF)
+    done = hub_download.fetch_revision(wanted, endpoints, to, Means(client, note=notes.append), lambda _: None)
     names = {file.blob: file.path for file in wanted.files}
     for file in wanted.files:
         at = to / "models--owner--tiny/snapshots" / COMMIT / file.path
@@ -114,13 +117,13 @@ def test_who_is_busy_is_asked_again(hubs: Hubs, tmp_path: Path, small: bool) -> 
 
 def test_while_one_is_busy_the_next_gives_small_files(hubs: Hubs, tmp_path: Path) -> None:
     origin, first, second = hubs(), hubs(), hubs()
-    wanted = models.revision(Client(), origin.url, REF)
+    wanted = hub_download.revision(Client(), origin.url, REF)
     first.busy = [503] * 1000
     client, done = Client(), []
     for file in wanted.files:
         if file.path != LARGE:
-            urls = [hf.file_url(hub.url, REF, file.path) for hub in (first, second)]
-            done.append(snapshot.blob(file, urls, tmp_path, Means(client)))
+            urls = [hub_revision.file_url(hub.url, REF, file.path) for hub in (first, second)]
+            done.append(cache_layout.blob(file, urls, tmp_path, Means(client)))
     assert {host for one in done for host in one.sources} == {second.netloc}
     assert len(first.asked) == 3
 
@@ -157,7 +160,7 @@ def test_a_profile_names_them_in_order_and_who_is_trusted(hubs: Hubs, tmp_path: 
     (tmp_path / "p.yaml").write_text(
         f"hf:\n  endpoint: {first.url}\n  fallbacks: [{second.url}]\n  trusted: {origin.url}\n"
     )
-    words = ("fetch", "--model", REPO, "--mirror", str(tmp_path / "p.yaml"), "--to", str(tmp_path / "to"))
+    words = ("fetch", "--model", REPO, "--mirror", str(tmp_path / "p.yaml"), "--output", str(tmp_path / "to"))
     files = json.loads(run(*words, "--json").stdout)["files"]
     assert {host for file in files for host in file["sources"]} == {first.netloc, second.netloc}
     assert not any(path.startswith(f"/{REPO}") for path in origin.asked)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.mirrors.http import Client
-from envcheck.mirrors.probe import Mirror
-from envcheck.mirrors.profile import Index, Profile
-from envcheck.mirrors.sights import Asked
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.probe.file_matches import Asked
+from envcheck.mirrors.probe.probe import Mirror
+from envcheck.mirrors.profiles.model import Index, Profile
 
 WHEELS = {
     f"{name}-py3-none-any.whl": random.Random(name).randbytes(size)  # noqa: S311 (data, no secret)

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from envcheck.mirrors import probe_cache
-from envcheck.mirrors.budget import Budget
-from envcheck.mirrors.measured import Measured
-from envcheck.mirrors.probe import Mirror
-from envcheck.mirrors.sights import Asked
+from envcheck.mirrors.probe import cache as probe_cache
+from envcheck.mirrors.probe.budget import Budget
+from envcheck.mirrors.probe.file_matches import Asked
+from envcheck.mirrors.probe.measurements import Measured
+from envcheck.mirrors.probe.probe import Mirror
 
 Serve = Callable[..., Any]
 Make = Callable[..., Mirror]

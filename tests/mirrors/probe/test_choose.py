@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.choose import choose, default_mirrors, ranking
-from envcheck.mirrors.probe import Mirror
-from envcheck.mirrors.profile import Index
-from envcheck.mirrors.sights import Asked
+from envcheck.mirrors.probe.file_matches import Asked
+from envcheck.mirrors.probe.probe import Mirror
+from envcheck.mirrors.profiles.model import Index
+from envcheck.mirrors.select.by_lock import choose, default_mirrors, ranking
 from tests.mirrors.probe.conftest import WHEELS
 
 Serve = Callable[..., Any]

@@ -15,13 +15,13 @@ import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import cli
-from envcheck.mirrors.budget import Budget
-from envcheck.mirrors.hf import Entry, Head, Revision, format_lock
-from envcheck.mirrors.http import Client
-from envcheck.mirrors.probe import Mirror
-from envcheck.mirrors.probe_hub import Wish, probe_hub
-from envcheck.mirrors.profile import HuggingFace, Profile
-from envcheck.mirrors.score import LEAVES, Ranked, rank
+from envcheck.mirrors.hub.revision import Entry, Head, Revision, format_lock
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.probe.budget import Budget
+from envcheck.mirrors.probe.hub import Wish, probe_hub
+from envcheck.mirrors.probe.probe import Mirror
+from envcheck.mirrors.probe.ranking import LEAVES, Ranked, rank
+from envcheck.mirrors.profiles.model import HuggingFace, Profile
 
 BODY = b"weights" * 30_000
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -226,7 +226,15 @@ def test_a_model_lock_is_probed_for(serve: Callable[..., Hub], tmp_path: Path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "model.lock").write_bytes(format_lock(REVISION))
     (tmp_path / "site.yaml").write_text(f"hf: {{endpoint: '{serve().url}'}}\n")
-    arguments = ["mirror", "probe", str(tmp_path / "site.yaml"), "--lock", str(tmp_path / "model.lock"), "--json"]
+    arguments = [
+        "mirror",
+        "probe",
+        "--mirror",
+        str(tmp_path / "site.yaml"),
+        "--lock",
+        str(tmp_path / "model.lock"),
+        "--json",
+    ]
     done = CliRunner().invoke(cli, arguments, standalone_mode=False)
     assert done.return_value == 0, done.output
     assert json.loads(done.output)["parts"]["hf"][0]["measured"]["commit"] == COMMIT

@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from envcheck.mirrors.budget import Budget
-from envcheck.mirrors.origins import is_origin, own_hosts
-from envcheck.mirrors.probe import Mirror, probe
-from envcheck.mirrors.profile import HuggingFace, Index, Profile
-from envcheck.mirrors.score import Ranked, rank
-from envcheck.mirrors.sights import Asked
-from envcheck.mirrors.upstream import python_index
+from envcheck.mirrors.net.client_defaults import python_index
+from envcheck.mirrors.probe.budget import Budget
+from envcheck.mirrors.probe.effective_indexes import is_origin, own_hosts
+from envcheck.mirrors.probe.file_matches import Asked
+from envcheck.mirrors.probe.probe import Mirror, probe
+from envcheck.mirrors.probe.ranking import Ranked, rank
+from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
 from tests.mirrors.probe.conftest import WHEELS
 
 Serve = Callable[..., Any]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from envcheck.mirrors.gates import Peers, gates
-from envcheck.mirrors.measured import Latency, Measured, Page, Rate, Reached, Sight
-from envcheck.mirrors.score import FAR, FAST, HUB_LARGEST, LEAVES, NEAR, SLOW, WEIGHTS, Mark, rank
+from envcheck.mirrors.probe.criteria import Peers, gates
+from envcheck.mirrors.probe.measurements import Latency, Measured, Page, Rate, Reached, Sight
+from envcheck.mirrors.probe.ranking import FAR, FAST, HUB_LARGEST, LEAVES, NEAR, SLOW, WEIGHTS, Mark, rank
 
 REACHED = {"status": 206, "hosts": ["m"], "ranged": True, "total": 10}
 

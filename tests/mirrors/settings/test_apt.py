@@ -18,7 +18,7 @@ from threading import Thread
 
 import pytest
 
-from envcheck.mirrors.profile import Profile
+from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.settings.apt import apt as render_apt
 from envcheck.mirrors.settings.apt import sources
 from envcheck.mirrors.settings.base import Wish

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import uv
 
-from envcheck.mirrors.profile import Credential, HuggingFace, Index, Profile
+from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Profile
 from envcheck.mirrors.settings import FORMS
 from envcheck.mirrors.settings.base import Wish
 

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.load import presets
-from envcheck.mirrors.presets import profile_of
-from envcheck.mirrors.profile import Conda, Credential, HuggingFace, Index, Profile
+from envcheck.mirrors.profiles.load import presets
+from envcheck.mirrors.profiles.model import Conda, Credential, HuggingFace, Index, Profile
+from envcheck.mirrors.profiles.presets import profile_of
 from envcheck.mirrors.settings import FORMS, render
 from envcheck.mirrors.settings.base import Wish
 from envcheck.mirrors.settings.python import pip_conf, uv_toml

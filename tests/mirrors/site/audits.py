@@ -1,4 +1,4 @@
-"""An audit as the tests run it: the command itself, in this process, as its start takes longer than what it does."""
+"""`envcheck mirror audit` as the tests run it: in this process, because the start of another takes longer."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ def audit(where: Path | str, cache: str, *options: str) -> tuple[int, Findings]:
     return done.return_value, {one["name"]: one for one in files if one["cache"] == cache}
 
 
-def verdicts(found: Findings) -> dict[str, str]:
-    """Return what each finding says."""
-    return {name: one["verdict"] for name, one in found.items()}
+def verdicts(findings: Findings) -> dict[str, str]:
+    """Return the verdict of each finding."""
+    return {name: one["verdict"] for name, one in findings.items()}
+
+
+def spoil(path: Path, at: int = -9) -> bytes:
+    """Change one byte deep in a file and not its size; return what it was."""
+    content = path.read_bytes()
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 or len(content) :])
+    return content

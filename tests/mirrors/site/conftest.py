@@ -84,7 +84,7 @@ class World:
     def render(self, *more: str) -> tuple[Path, int]:
         """Render a site before the upstreams; return its directory and first port."""
         site, port = self.root / "site", free_ports(130)
-        options = ("--profile", str(self.root / "site.yaml"), "--port", str(port), "--link", self.far.origin)
+        options = ("--mirror", str(self.root / "site.yaml"), "--port", str(port), "--link", self.far.origin)
         # In this process: to start one takes longer than what it does.
         words = ["mirror", "site", "render", str(site), *options, "--min-free", "0", *more]
         assert CliRunner().invoke(cli, words, standalone_mode=False, catch_exceptions=False).return_value == 0

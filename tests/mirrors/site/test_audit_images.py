@@ -1,83 +1,86 @@
-"""Poison in a real pull-through registry: found by its own name, purged with its links, and pulled anew."""
+"""An audit of images: what a real pull-through registry serves is compared with the digests that name it."""
 
 from __future__ import annotations
 
-import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.mirrors.site.audits import Findings, verdicts
-from tests.mirrors.site.audits import audit as audited
-from tests.mirrors.site.test_up import LAYER, MANIFEST, digest, pulled, up, upstream_registry, wait
+from envcheck.errors import ConfigError
+from envcheck.mirrors.site.audit.over_http import registry_of
+from envcheck.mirrors.site.audit.registry_images import ImageName, image_name
+from tests.mirrors.site.audits import audit, verdicts
+from tests.mirrors.site.conftest import envcheck
+from tests.mirrors.site.test_render import site as everything
+from tests.mirrors.site.test_up import LAYER, MANIFEST, digest, up, upstream_registry
 
 pytestmark = pytest.mark.tools
 __all__ = ["up", "upstream_registry"]
 
 
-def audit(root: Path) -> tuple[int, Findings]:
-    """Return the exit code and the findings about images, by hash."""
-    code, found = audited(root, "images")
-    return code, {name.partition("@")[2]: one for name, one in found.items()}
-
-
-def storage(root: Path) -> Path:
-    return root / "cache/registry/test/docker/registry/v2"
-
-
 def blob(root: Path, content: bytes) -> Path:
     name = digest(content).removeprefix("sha256:")
-    return storage(root) / "blobs/sha256" / name[:2] / name / "data"
+    return root / "cache/registry/test/docker/registry/v2/blobs/sha256" / name[:2] / name / "data"
 
 
-def links(root: Path, content: bytes) -> list[Path]:
-    return list((storage(root) / "repositories").rglob(f"{digest(content).removeprefix('sha256:')}/link"))
-
-
-def test_a_poisoned_blob_manifest_and_link_are_purged_and_pulled_anew(up: tuple[Path, int]) -> None:
+def test_a_poisoned_manifest_or_layer_is_found_and_the_fix_pulls_it_anew(up: tuple[Path, int]) -> None:
     root, port = up
-    right = [MANIFEST, b"{}", LAYER]
-    assert pulled(port) == right
-    for content in right:
-        wait(lambda content=content: bool(blob(root, content).exists() and links(root, content)))  # type: ignore[misc]
-    code, found = audit(root)
-    assert (code, {one["verdict"] for one in found.values()}, set(found)) == (0, {"clean"}, set(map(digest, right)))
-    # Right in size, and JSON still: the registry serves both without a word.
+    names = [f"lib/image@{digest(content)}" for content in (MANIFEST, b"{}", LAYER)]
+    option = ("--image", f"test/{names[0]}")
+    assert audit(root, "images", *option)[0] == 0
+    code, findings = audit(root, "images", *option)
+    assert (code, verdicts(findings)) == (0, dict.fromkeys(names, "clean"))
+    # The registry serves wrong content of the right size, and JSON that was changed, as it is.
     blob(root, LAYER).write_bytes(b"A" + LAYER[1:])
+    code, findings = audit(root, "images", *option)
+    assert (code, findings[names[2]]["verdict"]) == (1, "poisoned")
+    assert "rm -r" in findings[names[2]]["fix"]
     blob(root, MANIFEST).write_bytes(MANIFEST.replace(b'"size": 2', b'"size": 3'))
-    assert pulled(port) == [MANIFEST.replace(b'"size": 2', b'"size": 3'), b"{}", b"A" + LAYER[1:]]
-    assert len(links(root, LAYER)) == 1
-    code, found = audit(root)
-    assert (code, verdicts(found)) == (
-        1,
-        {digest(MANIFEST): "poisoned", digest(b"{}"): "clean", digest(LAYER): "poisoned"},
-    )
-    assert found[digest(LAYER)]["name"].startswith("test/lib/image@sha256:")
-    assert (links(root, LAYER), links(root, MANIFEST)) == ([], [])
-    assert not blob(root, LAYER).exists()
-    assert pulled(port) == right
-    # An audit that is killed between a blob and its links leaves nothing that would be served.
-    wait(lambda: bool(links(root, LAYER)))
-    before = links(root, LAYER)[0].stat().st_mtime_ns
-    blob(root, LAYER).unlink()
-    assert pulled(port) == right
-    wait(lambda: links(root, LAYER)[0].stat().st_mtime_ns > before)
-    # A link that leads to another blob gives that under the name of this.
-    wait(lambda: bool(links(root, LAYER)))
-    links(root, LAYER)[0].write_text(digest(b"{}"))
-    code, found = audit(root)
-    assert (code, found[digest(LAYER)]["verdict"]) == (1, "clean"), "the blob is; its link was not, and is gone"
-    assert links(root, LAYER) == []
-    assert pulled(port) == right
-    assert audit(root)[0] == 0
-    _unread_is_told(root)
+    code, findings = audit(f"http://127.0.0.1:{port + 2}", "images", "--image", names[0])
+    assert (code, verdicts(findings)) == (1, {names[0]: "poisoned"}), "what a wrong manifest lists is not read"
+    assert envcheck("mirror", "site", "down", str(root)).returncode == 0
+    subprocess.run(["rm", "-r", str(root / "cache/registry")], check=True)
+    assert envcheck("mirror", "site", "up", str(root)).returncode == 0
+    assert audit(root, "images", *option)[0] == 0
 
 
-def _unread_is_told(root: Path) -> None:
-    """Show that what cannot be read is no healthy registry, even where all else is clean."""
-    there = blob(root, b"{}")
-    there.unlink()
-    there.symlink_to(there)
-    code, found = audit(root)
-    assert (code, found[digest(b"{}")]["verdict"]) == (3, "unreadable")
-    assert not (root / "state/audit.json").exists() or json.loads((root / "state/audit.json").read_text())["files"] == 3
+def test_a_tag_has_no_digest_and_its_blobs_have(up: tuple[Path, int]) -> None:
+    root, _ = up
+    code, findings = audit(root, "images", "--image", "test/lib/image:one")
+    assert code == 0
+    assert verdicts(findings) == {
+        "lib/image:one": "unknown",
+        f"lib/image@{digest(b'{}')}": "clean",
+        f"lib/image@{digest(LAYER)}": "clean",
+    }
+    assert audit(root, "images", "--image", "test/lib/image:one", "--strict")[0] == 3
+    code, findings = audit(root, "images", "--image", "test/lib/absent:one")
+    assert (code, verdicts(findings)) == (3, {"lib/absent:one": "unavailable"})
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("docker.io/library/debian:12", ImageName("docker.io/library/debian", "12")),
+        ("debian", ImageName("debian", "latest")),
+        (f"a/b:c@sha256:{'a' * 64}", ImageName("a/b", "c", f"sha256:{'a' * 64}")),
+    ],
+)
+def test_a_name_is_read_as_docker_reads_it(text: str, name: ImageName) -> None:
+    assert image_name(text) == name
+
+
+@pytest.mark.parametrize("text", ["", "A/b", "a@sha256:1", "../a", "a/b?c"])
+def test_what_is_no_image_name_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        image_name(text)
+
+
+def test_an_image_is_found_in_the_registry_that_its_name_begins_with(tmp_path: Path) -> None:
+    site = everything(tmp_path)
+    assert [registry.name for registry in site.registries] == ["docker.io"]
+    for text in ("debian:12", "library/debian:12", "docker.io/library/debian:12"):
+        assert registry_of(site, image_name(text))[1].repository == "library/debian"
+    with pytest.raises(ConfigError, match=r"ghcr\.example"):
+        registry_of(site, image_name("ghcr.example/a/b:1"))

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.mirrors import versions
-from envcheck.mirrors.contents import Contents
-from envcheck.mirrors.site.audit import Finding
-from envcheck.mirrors.site.audit_trees import audit as audited
-from envcheck.mirrors.store import Store
-from tests.mirrors.site.audits import audit
+from envcheck.mirrors.site.audit.report import AuditFinding
+from envcheck.mirrors.site.audit.trees import audit as audited
+from envcheck.mirrors.store import versions
+from envcheck.mirrors.store.manifest import Contents
+from envcheck.mirrors.store.objects import Store
+from tests.mirrors.site.audits import audit, spoil
 from tests.mirrors.site.conftest import Authority
-from tests.mirrors.site.test_audit import spoil
 from tests.mirrors.site.test_render import site
 from tests.mirrors.site.test_served import Served
 from tests.mirrors.site.upstreams import get
@@ -23,7 +22,7 @@ from tests.mirrors.store.conftest import contents, make_wheel, model, store
 __all__ = ["contents", "make_wheel", "model", "store"]
 
 
-def found(root: Path, **changes: object) -> dict[str, Finding]:
+def found(root: Path, **changes: object) -> dict[str, AuditFinding]:
     return {one.name: one for one in audited(site(root, **changes))}
 
 
@@ -76,7 +75,7 @@ def test_each_file_is_judged_by_the_manifest_nearest_to_it_and_others_by_nobody(
         "loose/a.bin": "unknown",
         "alone.bin": "unknown",
         "gone": "unreadable",
-        f"deep/down/{told.files[0].path}": "not cached",
+        f"deep/down/{told.files[0].path}": "missing",
     }
     assert len(verdicts) - len(odd) == 3 * len(told.files) - 1
     # The version that is current holds the store's own object: both are wrong.
@@ -86,7 +85,8 @@ def test_each_file_is_judged_by_the_manifest_nearest_to_it_and_others_by_nobody(
     spoil(path)
     poisoned = [one for one in found(tmp_path, store=str(store.root)).values() if one.verdict == "poisoned"]
     assert [one.name for one in poisoned] == [f"store/files/{wheel.sha256}/{wheel.name}"]
-    assert "envcheck store verify" in poisoned[0].about
+    assert "envcheck store --store " in poisoned[0].fix
+    assert " verify`" in poisoned[0].fix
 
 
 def test_a_manifest_that_is_none_or_cannot_be_read_calls_nothing_clean(
@@ -99,6 +99,6 @@ def test_a_manifest_that_is_none_or_cannot_be_read_calls_nothing_clean(
     (static / "other/manifest.json").symlink_to(static / "other/manifest.json")
     said = found(tmp_path)
     assert {one.verdict for one in said.values()} == {"unknown", "unreadable"}
-    assert said["main/manifest.json"].about.startswith("no manifest of a published tree")
+    assert said["main/manifest.json"].about.startswith("not the manifest of a published tree")
     assert said["other/manifest.json"].verdict == "unreadable"
     assert found(tmp_path / "absent", store=str(tmp_path / "none")) == {}

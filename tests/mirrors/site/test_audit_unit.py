@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.mirrors.site.parts import tasks
+from envcheck.mirrors.site.services import tasks
+from tests.mirrors.site.audits import spoil
 from tests.mirrors.site.conftest import Authority, World
-from tests.mirrors.site.test_audit import audit, piece, spoil
+from tests.mirrors.site.test_audit import audit, url
 from tests.mirrors.site.test_render import site as everything
-from tests.mirrors.site.upstreams import answers
+from tests.mirrors.site.upstreams import answers, get
 
 pytestmark = pytest.mark.tools
 # systemd's own for services.
@@ -48,19 +49,18 @@ def test_what_the_timer_starts_works_by_itself(world: World, nginx: str, authori
         answers(f"https://127.0.0.1:{port}/", process)
         try:
             assert audit(world, f"https://127.0.0.1:{port}", authority, "rellib")[0] == 0
-            # A site's own locks lie below it; those of the published cells are known besides.
+            # The unit audits the locks that lie below the site.
             (site / "locks").mkdir()
             (world.root / "audited.lock").rename(site / "locks/own.lock")
             done = started(site)
-            assert (done.returncode, done.stdout.splitlines()[-1].partition(",")[0]) == (0, "packages: 1 clean")
-            assert done.stderr == ""
-            # The page is gone: the site is asked, over TLS that only its own CA vouches for.
-            spoil(piece(site, "rellib"))
-            for path in (site / "cache/index").rglob("*"):
-                if path.is_file():
-                    path.unlink()
+            assert (done.returncode, done.stdout, done.stderr) == (0, "packages: 1 clean\n", "")
+            # A wrong file in the cache: it was fetched while the upstream had it.
+            subprocess.run(["find", str(site / "cache/files"), "-type", "f", "-delete"], check=True)
+            right = spoil(world.wheels["rellib"])
+            assert get(url(world, f"https://127.0.0.1:{port}", "rellib"), authority.ca)[1] != right
+            world.wheels["rellib"].write_bytes(right)
             done = started(site)
-            assert (done.returncode, done.stdout.splitlines()[-1].partition(",")[0]) == (1, "packages: 1 poisoned")
+            assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "packages: 1 poisoned")
             assert json.loads((site / "state/audit.json").read_text())["poisoned"] == 1
         finally:
             process.terminate()

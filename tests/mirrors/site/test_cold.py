@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.mirrors.site.model import read
-from envcheck.mirrors.site.parts import tasks
+from envcheck.mirrors.site.services import tasks
 from tests.mirrors.site.conftest import envcheck
 from tests.mirrors.site.upstreams import answers, free_port, free_ports, get
 

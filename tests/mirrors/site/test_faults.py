@@ -85,7 +85,7 @@ def behind(tmp_path: Path, nginx: str, request: pytest.FixtureRequest) -> Iterat
     (tmp_path / "profile.yaml").write_text(f"pypi: [{{url: {link}/simple}}]\n")
     options = (
         "--no-pytorch",
-        "--profile",
+        "--mirror",
         str(tmp_path / "profile.yaml"),
         "--link",
         link,

@@ -103,7 +103,7 @@ def test_sizes_are_what_people_write(tmp_path: Path, given: str, size: int) -> N
 @pytest.mark.parametrize("given", ["0", "10x", "-1", "many", "1e9", "nan"])
 def test_what_is_no_size_is_one_line(tmp_path: Path, given: str) -> None:
     done = command("site", "render", str(tmp_path / "site"), *SMALL, "--cache-size", given)
-    assert (done.exit_code, "is no size" in str(done.exception or "") + done.output) == (2, True)
+    assert (done.exit_code, "is not a size" in str(done.exception or "") + done.output) == (2, True)
     assert not (tmp_path / "site").exists()
 
 

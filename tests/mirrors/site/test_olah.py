@@ -63,7 +63,7 @@ def served(tmp_path: Path, nginx: str, authority: Authority) -> Iterator[Served]
     threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     (tmp_path / "tokens").write_text(f'"Bearer {TOKEN}" 1;\n')
     (tmp_path / "site.yaml").write_text(f"hf: {{endpoint: {hub.url}}}\n")
-    options = ("--profile", str(tmp_path / "site.yaml"), "--hf-tokens", str(tmp_path / "tokens"), "--port", str(port))
+    options = ("--mirror", str(tmp_path / "site.yaml"), "--hf-tokens", str(tmp_path / "tokens"), "--port", str(port))
     tls = ("--tls", str(authority.certificate), str(authority.key), "--no-pytorch", "--link", "https://x.example")
     done = envcheck("mirror", "site", "render", str(site), *options, *tls, "--min-free", "0")
     assert done.returncode == 0, done.stderr

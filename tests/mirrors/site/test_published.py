@@ -1,4 +1,4 @@
-"""What `envcheck store publish` makes, served by the site's nginx to real pip, uv, huggingface_hub and transformers."""
+"""What `envcheck store release` makes, served by the site's nginx to real pip, uv, huggingface_hub and transformers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 import uv
 
-from envcheck.mirrors import hf, publish, versions
-from envcheck.mirrors.contents import Contents, Wheel
-from envcheck.mirrors.store import Store
+from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.store import tree_files, versions
+from envcheck.mirrors.store.manifest import Contents, Wheel
+from envcheck.mirrors.store.objects import Store
 from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, REPO, Hub, sha256
 from tests.mirrors.site.conftest import Authority, envcheck
 from tests.mirrors.site.upstreams import eventually, free_ports, get, wheel
@@ -53,17 +54,17 @@ def _wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:
     return Wheel(name=path.name, sha256=digest, size=size, index=index, metadata=told)
 
 
-def _model(store: Store, repo: str) -> hf.Revision:
+def _model(store: Store, repo: str) -> hub_revision.Revision:
     files = [
-        hf.Entry(
+        hub_revision.Entry(
             path=path,
             size=len(content),
             sha256=store.add(content, Path(path).name),
-            sha1=None if path == LARGE else hf.git_sha1(content),
+            sha1=None if path == LARGE else hub_revision.git_sha1(content),
         )
         for path, content in FILES.items()
     ]
-    return hf.Revision(repo=repo, revision=COMMIT, files=files)
+    return hub_revision.Revision(repo=repo, revision=COMMIT, files=files)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +113,7 @@ def served(tmp_path: Path, nginx: str, authority: Authority, request: pytest.Fix
     threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     (tmp_path / "tokens").write_text(f'"Bearer {TOKEN}" 1;\n')
     (tmp_path / "profile.yaml").write_text(f"hf: {{endpoint: {hub.url}}}\n")
-    options = ["--profile", str(tmp_path / "profile.yaml"), "--no-pytorch", "--link", "https://x.example"]
+    options = ["--mirror", str(tmp_path / "profile.yaml"), "--no-pytorch", "--link", "https://x.example"]
     options += ["--tls", str(authority.certificate), str(authority.key), "--hf-tokens", str(tmp_path / "tokens")]
     options += ["--port", str(port), "--min-free", "0", "--store", str(tmp_path / "store")]
     options += [] if behind else ["--no-hf"]
@@ -161,8 +162,8 @@ def test_pip_and_uv_install_what_was_published(served: Served, tmp_path: Path) -
 
 def _pages_are_json_for_who_asks_and_else_html(served: Served) -> None:
     page = f"{served.packages}/simple/alpha/"
-    status, body, headers = get(page, served.ca, Accept=f"{publish.JSON}, text/html;q=0.01")
-    assert (status, headers["Content-Type"], headers["Vary"]) == (200, publish.JSON, "Accept")
+    status, body, headers = get(page, served.ca, Accept=f"{tree_files.JSON}, text/html;q=0.01")
+    assert (status, headers["Content-Type"], headers["Vary"]) == (200, tree_files.JSON, "Accept")
     file = json.loads(body)["files"][0]
     status, body, headers = get(page, served.ca, Accept="text/html")
     assert (status, headers["Content-Type"], b'href="../../files/' in body) == (200, "text/html", True)
@@ -210,8 +211,8 @@ def _never_with_the_headers_of_another_version(served: Served, bearer: dict[str,
     path, other = f"{served.models}/{OWN}/resolve/main/config.json", b'{"model_type": "other"}'
     assert get(path, served.ca, **bearer)[0] == 200
     digest = served.store.add(other, "config.json")
-    file = hf.Entry(path="config.json", size=len(other), sha256=digest, sha1=hf.git_sha1(other))
-    changed = hf.Revision(repo=OWN, revision="f" * 40, files=[file])
+    file = hub_revision.Entry(path="config.json", size=len(other), sha256=digest, sha1=hub_revision.git_sha1(other))
+    changed = hub_revision.Revision(repo=OWN, revision="f" * 40, files=[file])
     versions.publish(served.store, Contents(models=[changed], branches={f"{OWN}@main": "f" * 40}), keep=3)
     assert get(path, served.ca, **bearer)[0] == 404
     versions.rollback(served.store)

@@ -57,7 +57,7 @@ def live(tmp_path: Path, nginx: str) -> Iterator[Live]:
     assert nginx
     source, site, port = upstream(tmp_path / "upstream", "127.0.0.2"), tmp_path / "site", free_ports(130)
     try:
-        done = envcheck("fetch", "--cell", CELL.name, "--mirror", "host", "--to", str(source.tree / "files"))
+        done = envcheck("fetch", CELL.name, "--mirror", "host", "--output", str(source.tree / "files"))
         if done.returncode == 3:
             pytest.skip(f"no index to be had here: {done.stderr}")
         assert done.returncode == 0, done.stderr
@@ -69,7 +69,7 @@ def live(tmp_path: Path, nginx: str) -> Iterator[Live]:
         profile.write_text(
             f"pypi: [{{url: {source.origin}/simple}}]\npytorch: [{{url: '{source.origin}/whl/{{variant}}'}}]\n"
         )
-        options = ("--profile", str(profile), "--link", source.origin, "--no-hf", "--port", str(port))
+        options = ("--mirror", str(profile), "--link", source.origin, "--no-hf", "--port", str(port))
         done = envcheck("mirror", "site", "render", str(site), *options, "--min-free", "0")
         assert done.returncode == 0, done.stderr
         assert envcheck("mirror", "site", "up", str(site)).returncode == 0
@@ -103,7 +103,7 @@ def test_pip_and_uv_install_the_cpu_cells_lock_and_a_second_build_moves_no_byte_
 def test_wheels_of_the_real_index_come_over_tls_and_then_without_it(tmp_path: Path, nginx: str) -> None:
     assert nginx
     site, port = tmp_path / "site", free_ports(130)
-    options = ("--profile", "host", "--no-pytorch", "--no-hf", "--port", str(port), "--min-free", "0")
+    options = ("--mirror", "host", "--no-pytorch", "--no-hf", "--port", str(port), "--min-free", "0")
     done = envcheck("mirror", "site", "render", str(site), *options)
     if done.returncode == 3:
         pytest.skip(f"no index to be had here: {done.stderr}")

@@ -12,11 +12,11 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.mirrors.http import Client
-from envcheck.mirrors.site.audit_remote import refuse_silent
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.site.audit.over_http import refuse_unreachable
 from envcheck.mirrors.site.certificate import checked
+from envcheck.mirrors.site.disk_space import USEFUL, Room
 from envcheck.mirrors.site.model import Tls
-from envcheck.mirrors.site.room import USEFUL, Room
 from tests.mirrors.site.conftest import Authority
 from tests.mirrors.site.upstreams import free_port
 
@@ -49,6 +49,11 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--registry", "a=https://x.example", "--registry", "a=https://y.example"), "'a' is given twice"),
         (("--sync", "a=/x", "--sync", "a=/y"), "'a' is given twice: /x and /y"),
         (("--tree", "a=https://x.example", "--tree", "a=https://y.example"), "'a' is given twice"),
+        (("--sync", "a=/x`id`"), "a blank or one of"),
+        (("--sync", "a=host:/x|id"), "a blank or one of"),
+        (("--sync", "a=/x\x1b"), "a blank or one of"),
+        (("--tree", "a=https://x.example/`id`"), "a blank or one of"),
+        (("--tree", "a=https://x.example/a&b"), "a blank or one of"),
         (("--link", "garbage"), "'garbage' is no URL"),
         (("--cache-size", "999999T"), "more than the whole disk"),
         (("--min-free", "999999T"), "more than the whole disk"),
@@ -71,11 +76,11 @@ def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:
 def test_who_cannot_be_asked_is_named(tmp_path: Path) -> None:
     at = f"127.0.0.1:{free_port('127.0.0.1')}"
     (tmp_path / "dead.yaml").write_text(f"pypi: [{{url: 'http://{at}/simple'}}]\n")
-    done = render(tmp_path / "site", "--no-pytorch", "--profile", str(tmp_path / "dead.yaml"))
+    done = render(tmp_path / "site", "--no-pytorch", "--mirror", str(tmp_path / "dead.yaml"))
     assert isinstance(done.exception, UnavailableError)
     assert f"{at}: no connection" in done.exception.message
-    with pytest.raises(UnavailableError, match=f"nobody to audit at {at}: no connection"):
-        refuse_silent(f"http://{at}", Client())
+    with pytest.raises(UnavailableError, match=f"cannot connect to {at}"):
+        refuse_unreachable(f"http://{at}", Client())
 
 
 @pytest.mark.parametrize(

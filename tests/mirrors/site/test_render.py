@@ -162,11 +162,11 @@ def test_where_pages_link_to_is_asked_of_the_index(world: World) -> None:
     far = {f"{world.far.origin}/packages/x.whl": world.wheels["farlib"]}
     page(world.index.tree / "simple", "filelock", far)
     target, profile = str(world.root / "asked"), str(world.root / "only.yaml")
-    done = envcheck("mirror", "site", "render", target, "--profile", profile, "--no-pytorch")
+    done = envcheck("mirror", "site", "render", target, "--mirror", profile, "--no-pytorch")
     assert done.returncode == 0, done.stderr
     assert read(world.root / "asked").indexes[0].links == [world.far.origin]
     world.stop()
-    done = envcheck("mirror", "site", "render", target, "--profile", profile, "--no-pytorch")
+    done = envcheck("mirror", "site", "render", target, "--mirror", profile, "--no-pytorch")
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
     assert "--link" in done.stderr
 
@@ -184,7 +184,7 @@ def test_a_closed_profile_gives_no_site_before_the_clients_own_defaults(
     tmp_path: Path, names: str, options: tuple[str, ...], lacks: str
 ) -> None:
     (tmp_path / "closed.yaml").write_text(f"closed: true\n{names}\n")
-    words = ["mirror", "site", "render", str(tmp_path / "s"), "--profile", str(tmp_path / "closed.yaml")]
+    words = ["mirror", "site", "render", str(tmp_path / "s"), "--mirror", str(tmp_path / "closed.yaml")]
     done = CliRunner().invoke(cli, [*words, "--link", "https://l.example", *options])
     assert isinstance(done.exception, ConfigError)
     assert lacks in done.exception.message

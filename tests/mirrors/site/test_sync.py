@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.mirrors.site.parts import tasks
 from envcheck.mirrors.site.render import render
+from envcheck.mirrors.site.services import tasks
 from tests.mirrors.site.test_render import site as everything
 from tests.mirrors.site.upstreams import PATIENCE, answers, free_port
 

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from envcheck.mirrors.site.parts import tasks
 from envcheck.mirrors.site.render import render
+from envcheck.mirrors.site.services import tasks
 from tests.mirrors.site.conftest import envcheck
 from tests.mirrors.site.test_render import site as everything
 from tests.mirrors.site.upstreams import PATIENCE, answers, eventually, free_port, free_ports, get

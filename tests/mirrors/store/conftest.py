@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from envcheck.mirrors import hf, publish, versions
-from envcheck.mirrors.contents import Contents, Wheel, about
-from envcheck.mirrors.store import Store
+from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.store import tree_files, versions
+from envcheck.mirrors.store.manifest import Contents, Wheel, about
+from envcheck.mirrors.store.objects import Store
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -61,18 +62,23 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def model(store: Store) -> hf.Revision:
+def model(store: Store) -> hub_revision.Revision:
     """Return a model of a small file and one in LFS, both in the store."""
     small, large = b'{"model_type": "t"}\n', random.Random(1).randbytes(300_000)  # noqa: S311 (data)
     files = [
-        hf.Entry(path="config.json", size=len(small), sha256=store.add(small, "config.json"), sha1=hf.git_sha1(small)),
-        hf.Entry(path="sub/model.bin", size=len(large), sha256=store.add(large, "model.bin")),
+        hub_revision.Entry(
+            path="config.json",
+            size=len(small),
+            sha256=store.add(small, "config.json"),
+            sha1=hub_revision.git_sha1(small),
+        ),
+        hub_revision.Entry(path="sub/model.bin", size=len(large), sha256=store.add(large, "model.bin")),
     ]
-    return hf.Revision(repo="owner/tiny", revision=COMMIT, files=files)
+    return hub_revision.Revision(repo="owner/tiny", revision=COMMIT, files=files)
 
 
 @pytest.fixture
-def contents(store: Store, make_wheel: Callable[..., Path], model: hf.Revision) -> Contents:
+def contents(store: Store, make_wheel: Callable[..., Path], model: hub_revision.Revision) -> Contents:
     """Return three wheels, one of PyTorch's index and one that needs another, and the model."""
     alpha = wheel(store, make_wheel("alpha", requires=("beta>=1",)))
     beta = wheel(store, make_wheel("beta"))
@@ -133,12 +139,12 @@ class _Handler(SimpleHTTPRequestHandler):
         self.directory = str(self.server.root / self.server.below)
         found = Path(super().translate_path(path))
         if found.is_dir():
-            wants_json = publish.JSON in self.headers.get("Accept", "") or self.server.below
+            wants_json = tree_files.JSON in self.headers.get("Accept", "") or self.server.below
             found /= "index.json" if wants_json else "index.html"
         return str(found)
 
     def guess_type(self, path: Any) -> str:
-        return publish.JSON if str(path).endswith("/index.json") and not self.server.below else "text/html"
+        return tree_files.JSON if str(path).endswith("/index.json") and not self.server.below else "text/html"
 
     def end_headers(self) -> None:
         known = json.loads((self.server.root / "headers.json").read_text())["headers"]

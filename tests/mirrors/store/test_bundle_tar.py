@@ -16,9 +16,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from envcheck.errors import ConfigError, PromiseError
-from envcheck.mirrors import bundle, bundle_tar, heal
-from envcheck.mirrors.bundle_tar import NotOursError
-from envcheck.mirrors.store import Store
+from envcheck.mirrors.store import verify as store_verify
+from envcheck.mirrors.store.bundle import bundle
+from envcheck.mirrors.store.bundle import tar as bundle_tar
+from envcheck.mirrors.store.bundle.tar import NotOursError
+from envcheck.mirrors.store.objects import Store
 
 
 def written(files: dict[str, bytes]) -> bytes:
@@ -133,7 +135,7 @@ def taken(tar: bytes) -> bool:
             done, said = True, ""
         assert "\n" not in said
         assert {one.sha256 for one in store.objects()} == (set(OBJECTS) if done else set())
-        assert heal.verify(store) == []
+        assert store_verify.verify(store) == []
         assert {path.name for path in root.iterdir()} <= {"b", "store"}
         assert {path.name for path in (root / "store").iterdir()} <= {"sha256", "info", "import.lock"}
         return done

@@ -16,9 +16,12 @@ from pathlib import Path
 import pytest
 import uv
 
-from envcheck.mirrors import bundle, heal, hf, versions
-from envcheck.mirrors.contents import Contents, objects
-from envcheck.mirrors.store import Store
+from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.store import verify as store_verify
+from envcheck.mirrors.store import versions
+from envcheck.mirrors.store.bundle import bundle
+from envcheck.mirrors.store.manifest import Contents, objects
+from envcheck.mirrors.store.objects import Store
 from tests.mirrors.store.test_interrupted import said
 from tests.mirrors.store.test_publish import CUT
 
@@ -123,5 +126,5 @@ def test_what_was_carried_is_all_there_and_as_it_was(other: Store, contents: Con
     assert told.wheels == sorted(contents.wheels, key=lambda wheel: (wheel.index, wheel.name))
     assert (told.models, told.branches) == (contents.models, contents.branches)
     assert all(other.sound(digest) for digest in objects(contents))
-    assert heal.verify(other) == []
-    assert isinstance(told.models[0], hf.Revision)
+    assert store_verify.verify(other) == []
+    assert isinstance(told.models[0], hub_revision.Revision)

@@ -19,14 +19,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import Settings
-from envcheck.cli.store import command
+from envcheck.cli.store.group import command
 from envcheck.errors import UnavailableError
-from envcheck.mirrors import bundle, evict, heal, hf, versions
-from envcheck.mirrors.contents import Contents
-from envcheck.mirrors.evict import Limits
-from envcheck.mirrors.fetch.wanted import Means, Wanted
-from envcheck.mirrors.http import Client
-from envcheck.mirrors.store import Store
+from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.store import evict, versions
+from envcheck.mirrors.store import verify as store_verify
+from envcheck.mirrors.store.bundle import bundle
+from envcheck.mirrors.store.evict import Limits
+from envcheck.mirrors.store.manifest import Contents
+from envcheck.mirrors.store.objects import Store
 
 ROOT = os.getuid() == 0
 MIB = 1 << 20
@@ -82,10 +85,10 @@ def model(store: Store, *contents: bytes, repo: str = "o/r") -> Contents:
     """Put files into a store, and return the model that they are."""
     digests = {f"f{number}.bin": store.add(content, f"f{number}.bin") for number, content in enumerate(contents)}
     files = [
-        hf.Entry(path=path, size=len(content), sha256=digest)
+        hub_revision.Entry(path=path, size=len(content), sha256=digest)
         for (path, digest), content in zip(digests.items(), contents, strict=True)
     ]
-    return Contents(models=[hf.Revision(repo=repo, revision="0" * 40, files=files)])
+    return Contents(models=[hub_revision.Revision(repo=repo, revision="0" * 40, files=files)])
 
 
 def run(store: Store, *arguments: str) -> Result:
@@ -150,7 +153,7 @@ def test_a_tree_of_clones_heals_the_store_and_the_store_the_tree(mount: Mount) -
         assert served.stat().st_ino != store.path(digest).stat().st_ino
         store.path(digest).chmod(0o644)
         store.path(digest).write_bytes(data(3))
-        (fault,) = heal.verify(store)
+        (fault,) = store_verify.verify(store)
         assert str(fault.mended).endswith("f0.bin")
         assert store.sound(digest)
     finally:
@@ -178,7 +181,7 @@ def test_eviction_of_a_file_system_that_fills_up(mount: Mount) -> None:
     assert gone == loose[2 : 2 + len(gone)]
     assert done.stdout == f"evicted {len(gone)} object(s), {len(gone) * MIB / 1e6:.1f} MB\n"
     assert 0.72 < _share(disk) <= 0.755
-    assert heal.verify(store) == []
+    assert store_verify.verify(store) == []
     assert run(store, "gc", "--high", "1", "--low", "1").return_value == 1
     assert (loose != gone, [digest for digest in loose if store.has(digest)]) == (True, [])
     assert all(store.sound(digest) for digest in versions.pinned(store))
@@ -275,7 +278,7 @@ def test_a_disk_that_fills_up_during_an_import_leaves_what_is_served(mount: Moun
     assert not (store.root / "import").exists()
     assert versions.current(store) == 1
     assert len([one for one in store.objects() if one.size == MIB]) == 1
-    assert heal.verify(store) == []
+    assert store_verify.verify(store) == []
     (disk / "filler").unlink()
     assert "version 2 is served" in run(store, "import", str(source)).stdout
 
@@ -294,7 +297,7 @@ def test_a_disk_that_is_too_full_for_a_version_serves_the_one_before(mount: Moun
         versions.publish(store, wanted, keep=2)
     assert versions.current(store) == 1
     assert [path.name for path in (store.root / "versions").iterdir()] == ["1"]
-    assert heal.verify(store) == []
+    assert store_verify.verify(store) == []
 
 
 def test_what_the_disk_does_not_give_back_is_found_and_mended(mount: Mount, tmp_path: Path) -> None:
@@ -387,7 +390,7 @@ def test_a_bundle_is_taken_from_where_nothing_may_be_written(mount: Mount, tmp_p
         (source / "x").touch()
     store = Store(tmp_path / "new")
     assert "version 1 is served" in run(store, "import", str(source)).stdout
-    assert heal.verify(store) == []
+    assert store_verify.verify(store) == []
 
 
 def test_a_bundle_is_not_written_where_nothing_may_be_written(mount: Mount, tmp_path: Path) -> None:

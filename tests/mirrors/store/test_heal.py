@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import PromiseError
-from envcheck.mirrors import evict, heal, versions
-from envcheck.mirrors.contents import Contents
-from envcheck.mirrors.store import Store
+from envcheck.mirrors.store import evict, versions
+from envcheck.mirrors.store import verify as store_verify
+from envcheck.mirrors.store.manifest import Contents
+from envcheck.mirrors.store.objects import Store
 from tests.mirrors.store.conftest import again, broken, sha256
 
 
@@ -43,7 +44,7 @@ def whole(store: Store) -> bool:
 
 def test_a_sound_store_has_no_faults(twice: Store) -> None:
     heard: list[int] = []
-    assert heal.verify(twice, lambda _name, size: heard.append(size)) == []
+    assert store_verify.verify(twice, lambda _name, size: heard.append(size)) == []
     assert len(heard) == len(twice.objects())
 
 
@@ -51,13 +52,13 @@ def test_what_rotted_is_named_with_its_versions_and_taken_out_of_them(twice: Sto
     """A client that hashes nothing, as huggingface_hub, must get no file rather than a wrong one."""
     bad = contents.wheels[1]
     rot(twice.path(bad.sha256))
-    (fault,) = heal.verify(twice)
+    (fault,) = store_verify.verify(twice)
     assert (fault.file, fault.versions, fault.what, fault.mended) == (bad.name, [1, 2], "it has another hash", None)
     moved = next((twice.root / "quarantine").iterdir()).name
     assert fault.left == f"moved to quarantine/{moved}; taken out of version 1, 2"
     assert not twice.has(bad.sha256)
     assert served(twice, bad.name) == []
-    (again_,) = heal.verify(twice)
+    (again_,) = store_verify.verify(twice)
     assert (again_.what, again_.left, again_.versions) == ("it is not there", "nothing here has it", [1, 2])
     with pytest.raises(PromiseError, match="it is not there"):
         versions.rollback(twice)
@@ -73,12 +74,12 @@ def test_an_object_is_mended_from_a_copy_in_a_tree(twice: Store, contents: Conte
     bad = contents.wheels[0]
     _alone(served(twice, bad.name)[0])
     rot(twice.path(bad.sha256))
-    (fault,) = heal.verify(twice)
+    (fault,) = store_verify.verify(twice)
     assert fault.versions == [2]
     assert fault.mended == f"versions/1/files/{bad.sha256}/{bad.name}"
     assert whole(twice)
     assert twice.sound(bad.sha256)
-    assert heal.verify(twice) == []
+    assert store_verify.verify(twice) == []
 
 
 def test_a_tree_is_mended_from_the_store(twice: Store, contents: Contents) -> None:
@@ -86,7 +87,7 @@ def test_a_tree_is_mended_from_the_store(twice: Store, contents: Contents) -> No
     _alone(first)
     rot(first)
     second.unlink()
-    (fault,) = heal.verify(twice)
+    (fault,) = store_verify.verify(twice)
     assert (fault.versions, fault.mended) == ([1, 2], "the store's own")
     assert whole(twice)
     assert first.stat().st_ino == second.stat().st_ino == twice.path(contents.wheels[0].sha256).stat().st_ino
@@ -94,23 +95,23 @@ def test_a_tree_is_mended_from_the_store(twice: Store, contents: Contents) -> No
 
 def test_an_object_that_only_the_trees_still_have_comes_back(twice: Store, contents: Contents) -> None:
     twice.path(contents.wheels[0].sha256).unlink()
-    (fault,) = heal.verify(twice)
+    (fault,) = store_verify.verify(twice)
     assert fault.what == "it is not in the store"
     assert str(fault.mended).endswith(contents.wheels[0].name)
     assert twice.sound(contents.wheels[0].sha256)
-    assert heal.verify(twice) == []
+    assert store_verify.verify(twice) == []
 
 
 def test_pages_are_made_anew_and_metadata_is_read_out_of_its_wheel(twice: Store, contents: Contents) -> None:
     page = twice.root / "versions/1/simple/alpha/index.html"
     rot(page)
     rot(twice.path(str(contents.wheels[0].metadata)))
-    faults = {fault.file: fault for fault in heal.verify(twice)}
+    faults = {fault.file: fault for fault in store_verify.verify(twice)}
     assert faults["simple/alpha/index.html"].mended == "what the version holds"
     assert faults[f"{contents.wheels[0].name}.metadata"].mended == "its wheel"
     assert len(faults) == 2
     assert whole(twice)
-    assert heal.verify(twice) == []
+    assert store_verify.verify(twice) == []
 
 
 def test_a_mirror_mends_what_nothing_here_can(twice: Store, contents: Contents) -> None:
@@ -124,7 +125,7 @@ def test_a_mirror_mends_what_nothing_here_can(twice: Store, contents: Contents) 
         twice.add(good, "a.whl")
         return {sha256(bad): "m.example: 404"}
 
-    found = {fault.file: fault for fault in heal.verify(twice, bring=bring)}
+    found = {fault.file: fault for fault in store_verify.verify(twice, bring=bring)}
     alpha, beta = (found[wheel.name] for wheel in contents.wheels[:2])
     assert (alpha.mended, beta.mended) == ("what the profile names", None)
     assert beta.left == "m.example: 404; taken out of version 1, 2"
@@ -137,7 +138,7 @@ def test_a_manifest_that_cannot_be_read_is_told_and_the_rest_is_looked_at(twice:
     manifest.unlink()
     manifest.write_text("{")
     rot(twice.path(contents.wheels[0].sha256))
-    first, second = heal.verify(twice)
+    first, second = store_verify.verify(twice)
     assert (first.file, first.versions) == ("versions/1/manifest.json", [1])
     assert "remove versions/1" in str(first.left)
     assert second.versions == [2]
@@ -147,23 +148,23 @@ def test_a_version_that_is_let_go_of_meanwhile_lacks_nothing(twice: Store, conte
     def publish(_name: str, _size: int) -> None:
         versions.publish(twice, again(contents, 9), keep=1)
 
-    assert heal.verify(twice, publish) == []
+    assert store_verify.verify(twice, publish) == []
     assert versions.numbers(twice) == [2, 3]
     (twice.root / "versions/2/manifest.json").unlink()
 
     def discard(_name: str, _size: int) -> None:
         shutil.rmtree(twice.root / "versions/2", ignore_errors=True)
 
-    assert heal.verify(twice, discard) == []
+    assert store_verify.verify(twice, discard) == []
 
 
 def test_a_rotten_object_of_no_version_is_put_away(store: Store) -> None:
     digest = store.add(b"abc", "a.txt")
     rot(store.path(digest))
-    (fault,) = heal.verify(store)
+    (fault,) = store_verify.verify(store)
     assert (fault.file, fault.versions, fault.mended) == ("a.txt", [], None)
     assert str(fault.left).startswith("moved to quarantine/")
-    assert (heal.verify(store), evict.usage(store).quarantined) == ([], 3)
+    assert (store_verify.verify(store), evict.usage(store).quarantined) == ([], 3)
 
 
 @pytest.mark.parametrize("harm", [lambda path: os.truncate(path, 0), rot])
@@ -171,5 +172,5 @@ def test_size_and_bytes_are_both_looked_at(twice: Store, contents: Contents, har
     bad = contents.models[0].files[1]
     twice.path(bad.sha256 or "").chmod(0o644)
     harm(twice.path(bad.sha256 or ""))
-    (fault,) = heal.verify(twice)
+    (fault,) = store_verify.verify(twice)
     assert fault.file == f"hf/owner/tiny/resolve/{contents.models[0].revision}/sub/model.bin"

@@ -15,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.mirrors import bundle, heal, hf, versions
-from envcheck.mirrors.bundle_parts import writer
-from envcheck.mirrors.contents import Contents
-from envcheck.mirrors.store import Store
+from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.store import verify as store_verify
+from envcheck.mirrors.store import versions
+from envcheck.mirrors.store.bundle import bundle
+from envcheck.mirrors.store.bundle.parts import writer
+from envcheck.mirrors.store.manifest import Contents
+from envcheck.mirrors.store.objects import Store
 from tests.mirrors.store.conftest import broken
 
 ROOT = Path(__file__).parents[3]
@@ -45,10 +48,10 @@ def data(number: int, size: int) -> bytes:
 
 def model(store: Store, *contents: bytes, repo: str = "o/r") -> Contents:
     entries = [
-        hf.Entry(path=f"f{number}", size=len(content), sha256=store.add(content, f"f{number}"))
+        hub_revision.Entry(path=f"f{number}", size=len(content), sha256=store.add(content, f"f{number}"))
         for number, content in enumerate(contents)
     ]
-    return Contents(models=[hf.Revision(repo=repo, revision="0" * 40, files=entries)])
+    return Contents(models=[hub_revision.Revision(repo=repo, revision="0" * 40, files=entries)])
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +164,7 @@ def site(tmp_path: Path) -> Iterator[Callable[[], None]]:
         number = versions.current(store)
         assert number == 1
         assert broken(store, number) == []
-        assert heal.verify(store) == []
+        assert store_verify.verify(store) == []
 
     yield look
     look()
@@ -193,7 +196,7 @@ def test_an_import_that_is_killed_anywhere_leaves_what_is_served(
     assert not (store.root / "import").exists()
     site()
     assert "is served" in said(store, "import", str(carried))
-    assert heal.verify(store) == []
+    assert store_verify.verify(store) == []
     versions.switch(store, 1)
 
 
@@ -226,5 +229,5 @@ def test_an_import_of_what_is_served_makes_no_version(carried: Path, tmp_path: P
         "version 1 is served, and has all of it: no version was made",
     ]
     assert versions.numbers(store) == [1]
-    told = json.loads(said(Store(tmp_path / "other"), "import", str(carried), "--no-publish", "--json"))
+    told = json.loads(said(Store(tmp_path / "other"), "import", str(carried), "--no-release", "--json"))
     assert told == {"schema": "envcheck/store-import/1", "wheels": 0, "models": 1}

@@ -20,11 +20,14 @@ from urllib.request import Request, urlopen
 import pytest
 import uv
 
-from envcheck.mirrors import hf, models, publish, simple, versions
-from envcheck.mirrors.contents import Contents
-from envcheck.mirrors.fetch.wanted import Means
-from envcheck.mirrors.http import Client
-from envcheck.mirrors.store import Store
+from envcheck.mirrors.fetch.request import Means
+from envcheck.mirrors.hub import download as hub_download
+from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.index import simple_api
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.store import tree_files, versions
+from envcheck.mirrors.store.manifest import Contents
+from envcheck.mirrors.store.objects import Store
 
 Serve = Callable[..., Any]
 # Whoever leaves the loopback is told that nobody is there.
@@ -117,7 +120,7 @@ def test_wrong_bytes_in_the_tree_are_refused_by_the_clients(
 
 
 def test_pages_say_the_same_in_html_and_in_json(contents: Contents) -> None:
-    pages = publish.tree(contents).pages
+    pages = tree_files.tree(contents).pages
     told = json.loads(pages["simple/alpha/index.json"])
     page = pages["simple/alpha/index.html"].decode()
     wheel = contents.wheels[0]
@@ -145,25 +148,27 @@ def _get(url: str) -> tuple[dict[str, str], bytes]:
 
 @pytest.mark.parametrize("revision", ["main", None])
 def test_our_own_client_fetches_a_model_from_the_tree(
-    store: Store, contents: Contents, model: hf.Revision, serve: Serve, tmp_path: Path, revision: str | None
+    store: Store, contents: Contents, model: hub_revision.Revision, serve: Serve, tmp_path: Path, revision: str | None
 ) -> None:
     versions.publish(store, contents, keep=2)
     site = serve("hf")
     client = Client()
-    wanted = models.locked(client, site.url, hf.Reference("model", "owner/tiny", revision or model.revision))
+    wanted = hub_download.locked(
+        client, site.url, hub_revision.Reference("model", "owner/tiny", revision or model.revision)
+    )
     assert (wanted.ref, wanted.files) == (revision, model.files)
-    models.fetch_revision(wanted, [site.url], tmp_path / "hub", Means(client), lambda _: None)
+    hub_download.fetch_revision(wanted, [site.url], tmp_path / "hub", Means(client), lambda _: None)
     snapshot = tmp_path / "hub/models--owner--tiny/snapshots" / model.revision
     assert (snapshot / "config.json").read_bytes() == b'{"model_type": "t"}\n'
 
 
 def test_a_model_is_served_with_the_headers_that_huggingface_hub_needs(
-    store: Store, contents: Contents, model: hf.Revision, serve: Serve
+    store: Store, contents: Contents, model: hub_revision.Revision, serve: Serve
 ) -> None:
     versions.publish(store, contents, keep=2)
     for revision in ("main", model.revision):
         headers, body = _get(f"{serve('hf').url}/owner/tiny/resolve/{revision}/config.json")
-        tag = f'"{hf.git_sha1(body)}"'
+        tag = f'"{hub_revision.git_sha1(body)}"'
         assert headers["X-Repo-Commit"] == model.revision
         assert (headers["ETag"], headers["X-Linked-Etag"], headers["X-Linked-Size"]) == (tag, tag, str(len(body)))
 
@@ -179,7 +184,7 @@ print(HfApi().model_info("owner/tiny").sha, HfApi().verify_repo_checksums("owner
 
 @pytest.mark.tools
 def test_huggingface_hub_downloads_a_model_from_the_tree_and_finds_its_hashes_right(
-    store: Store, contents: Contents, model: hf.Revision, serve: Serve, tmp_path: Path
+    store: Store, contents: Contents, model: hub_revision.Revision, serve: Serve, tmp_path: Path
 ) -> None:
     python = os.environ.get("ENVCHECK_TEST_HUB")
     if not python:
@@ -193,7 +198,7 @@ def test_huggingface_hub_downloads_a_model_from_the_tree_and_finds_its_hashes_ri
 
 
 def test_what_the_tree_says_of_no_xet(contents: Contents) -> None:
-    assert [path for path, page in publish.tree(contents).pages.items() if b"xet" in page] == []
+    assert [path for path, page in tree_files.tree(contents).pages.items() if b"xet" in page] == []
 
 
 CONF = """
@@ -260,11 +265,11 @@ def nginx(store: Store, contents: Contents) -> Iterator[Path]:
 @pytest.mark.tools
 def test_nginx_gives_json_to_whom_asks_for_it_and_else_html(nginx: Path, contents: Contents) -> None:
     packages = _Local(nginx / "packages")
-    status, headers, page = packages.ask("/simple/alpha/", Accept=f"{publish.JSON}, text/html;q=0.01")
-    assert (status, headers["Content-Type"], json.loads(page)["name"]) == (200, publish.JSON, "alpha")
+    status, headers, page = packages.ask("/simple/alpha/", Accept=f"{tree_files.JSON}, text/html;q=0.01")
+    assert (status, headers["Content-Type"], json.loads(page)["name"]) == (200, tree_files.JSON, "alpha")
     status, headers, page = packages.ask("/whl/cpu/torch/", Accept="text/html")
     assert (status, headers["Content-Type"], page[:15]) == (200, "text/html", b"<!DOCTYPE html>")
-    assert [file.name for file in simple.parse(page, "text/html", "http://h/whl/cpu/torch/")] == [
+    assert [file.name for file in simple_api.parse(page, "text/html", "http://h/whl/cpu/torch/")] == [
         contents.wheels[2].name
     ]
     wheel = contents.wheels[2]
@@ -274,7 +279,7 @@ def test_nginx_gives_json_to_whom_asks_for_it_and_else_html(nginx: Path, content
 
 
 @pytest.mark.tools
-def test_nginx_sends_the_headers_that_huggingface_hub_needs(nginx: Path, model: hf.Revision) -> None:
+def test_nginx_sends_the_headers_that_huggingface_hub_needs(nginx: Path, model: hub_revision.Revision) -> None:
     served = _Local(nginx / "models")
     large = model.files[1]
     for revision in ("main", model.revision):
@@ -289,4 +294,4 @@ def test_nginx_sends_the_headers_that_huggingface_hub_needs(nginx: Path, model: 
         status, headers, body = served.ask(path)
         assert (status, headers["Content-Type"], json.loads(body)["sha"]) == (200, "application/json", model.revision)
     status, _, body = served.ask("/api/models/owner/tiny/tree/main?recursive=true&expand=false")
-    assert (status, hf.entries_of(body)[1].sha256) == (200, large.sha256)
+    assert (status, hub_revision.entries_of(body)[1].sha256) == (200, large.sha256)

@@ -11,10 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import Settings
-from envcheck.cli.store import command
-from envcheck.mirrors import heal, versions
-from envcheck.mirrors.contents import Contents, objects
-from envcheck.mirrors.store import Store
+from envcheck.cli.store.group import command
+from envcheck.mirrors.store import verify as store_verify
+from envcheck.mirrors.store import versions
+from envcheck.mirrors.store.manifest import Contents, objects
+from envcheck.mirrors.store.objects import Store
 from tests.mirrors.store.conftest import Site
 from tests.mirrors.store.test_heal import rot, whole
 
@@ -65,7 +66,7 @@ def test_a_mirror_gives_back_all_that_was_lost(
     assert done.stdout.count("mended from its wheel") == 3
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert whole(store)
-    assert (heal.verify(store), verify().return_value) == ([], 0)
+    assert (store_verify.verify(store), verify().return_value) == ([], 0)
     assert mirrored.objects()
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.mirrors import evict, heal, versions
-from envcheck.mirrors.contents import Contents
-from envcheck.mirrors.evict import Limits
-from envcheck.mirrors.store import Object, Store
+from envcheck.mirrors.store import evict, versions
+from envcheck.mirrors.store import verify as store_verify
+from envcheck.mirrors.store.evict import Limits
+from envcheck.mirrors.store.manifest import Contents
+from envcheck.mirrors.store.objects import Object, Store
 
 LITTLE = Limits(size=1)
 
@@ -114,7 +115,7 @@ def test_gc_evicts_by_last_use_and_keeps_what_a_version_holds(store: Store, cont
     gone, left = evict.gc(store, LITTLE, dry=False, note=lambda _: None)
     assert [one.sha256 for one in gone] == [second]
     assert left > 0
-    assert heal.verify(store) == []
+    assert store_verify.verify(store) == []
 
 
 def test_gc_keeps_what_a_version_holds_though_its_tree_is_on_another_inode(store: Store, contents: Contents) -> None:

@@ -18,12 +18,13 @@ import msgspec
 import pytest
 
 from envcheck.errors import PromiseError, UnavailableError
-from envcheck.mirrors import evict, heal, versions
-from envcheck.mirrors.contents import Contents, Wheel
-from envcheck.mirrors.evict import Limits
-from envcheck.mirrors.fetch.wanted import Means, Wanted
-from envcheck.mirrors.http import Client
-from envcheck.mirrors.store import Store
+from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.store import evict, versions
+from envcheck.mirrors.store import verify as store_verify
+from envcheck.mirrors.store.evict import Limits
+from envcheck.mirrors.store.manifest import Contents, Wheel
+from envcheck.mirrors.store.objects import Store
 
 CONTENT = random.Random(3).randbytes(3_000_000)  # noqa: S311 (data)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -63,7 +64,7 @@ def test_an_object_that_rotted_is_fetched_anew(store: Store, url: str) -> None:
     store.path(SHA256).chmod(0o644)
     store.path(SHA256).write_bytes(b"x" * len(CONTENT))
     store.put(_wanted(url), Means(Client()))
-    assert heal.verify(store) == []
+    assert store_verify.verify(store) == []
 
 
 def test_wrong_bytes_get_no_name_and_the_error_says_which_file(store: Store, url: str) -> None:
@@ -75,9 +76,9 @@ def test_wrong_bytes_get_no_name_and_the_error_says_which_file(store: Store, url
 FETCH = """
 import sys
 from pathlib import Path
-from envcheck.mirrors.fetch.wanted import Means, Wanted
-from envcheck.mirrors.http import Client
-from envcheck.mirrors.store import Store
+from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.store.objects import Store
 store = Store(Path(sys.argv[1]))
 store.put(Wanted((sys.argv[2],), sys.argv[3], None, Path("a.whl")), Means(Client()))
 store.view(sys.argv[3], Path(sys.argv[4]))
@@ -96,8 +97,8 @@ def test_two_processes_that_want_one_file_both_get_it(store: Store, url: str, tm
 EVICT = """
 import sys
 from pathlib import Path
-from envcheck.mirrors import evict
-from envcheck.mirrors.store import Store
+from envcheck.mirrors.store import evict
+from envcheck.mirrors.store.objects import Store
 store = Store(Path(sys.argv[1]))
 print("begun", flush=True)
 while True:
@@ -113,7 +114,7 @@ def test_an_evicter_that_never_stops_takes_nothing_that_is_published_or_viewed(
     few = Contents(wheels=contents.wheels[:1])
     with subprocess.Popen([sys.executable, "-c", EVICT, str(store.root)], stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
-        running.stdout.readline()
+        assert running.stdout.readline() == b"begun\n"
         published, end = 0, time.monotonic() + 30
         while published < 5 and time.monotonic() < end:
             wheel = few.wheels[0]
@@ -125,9 +126,10 @@ def test_an_evicter_that_never_stops_takes_nothing_that_is_published_or_viewed(
             with contextlib.suppress(UnavailableError):
                 versions.publish(store, msgspec.structs.replace(few, wheels=[_bare(contents)]), keep=2)
                 published += 1
+        assert running.poll() is None
         running.kill()
     assert published > 0
-    assert heal.verify(store) == []
+    assert store_verify.verify(store) == []
     assert all(store.has(digest) for digest in versions.pinned(store))
 
 

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.mirrors import versions
-from envcheck.mirrors.contents import Contents
-from envcheck.mirrors.store import Store
+from envcheck.mirrors.store import versions
+from envcheck.mirrors.store.manifest import Contents
+from envcheck.mirrors.store.objects import Store
 from tests.mirrors.store.conftest import again
 
 

@@ -15,16 +15,17 @@ from typing import Any
 SMALLER: dict[str, dict[str, Any]] = {
     "gemm_throughput": {"SIZE": 512, "PREHEAT": 0.05, "WARMUP": 1, "ITERATIONS": 3},
     "memory_bandwidth": {"ON_CARD": 1 << 23, "ACROSS": 1 << 22, "ITERATIONS": 5},
-    "_speed": {"FLUSH": 1 << 20},
+    "support.hardware.gpu_speed": {"FLUSH": 1 << 20},
     "fingerprint": {"SIZE": {"cuda": 256}, "REPEATS": {"cuda": 3}},
+    "support.collectives.case_tensors": {"LARGE": {"cuda": 4099}},
     "straggler": {"SIZE": {"cuda": 192}, "ROUNDS": {"cuda": 300}, "PRODUCTS": {"cuda": 1}},
     "memory_patterns": {"CHUNK": {"cuda": 1 << 20}},
     "overlap": {"WIDTH": {"cuda": 512}, "DEPTH": {"cuda": 4}, "BATCH": {"cuda": 32}, "BUCKET_MB": {"cuda": 1}},
     "training_load": {"SECONDS": 1.5, "INTERVAL": 0.1, "WIDTH": 64, "BATCH": 64},
     "peer_to_peer": {"VALUES": (1 << 18) + 3},
     "transport": {"SIZE": 1 << 20},
-    "sustained_gemm": {"SIZE": 256, "SECONDS": 3.0, "BATCH": 1e-6, "INTERVAL": 0.2},
-    "_bandwidth": {
+    "sustained_gemm": {"SIZE": 128, "SECONDS": 3.0, "BATCH": 5e-8, "INTERVAL": 0.2},
+    "support.collectives.timed_collectives": {
         "SIZES": {"cuda": [1 << 20, 1 << 22, 1 << 24]},
         "WARMUP": {"cuda": 1},
         "MOST": 5,
@@ -34,7 +35,7 @@ SMALLER: dict[str, dict[str, Any]] = {
 
 
 def _shrink(module: ModuleType) -> None:
-    for name, value in SMALLER[module.__name__.rpartition(".")[2]].items():
+    for name, value in SMALLER[module.__name__.removeprefix("envcheck.checks.env.")].items():
         known = getattr(module, name)
         setattr(module, name, {**known, **value} if isinstance(known, dict) else value)
 
@@ -52,7 +53,7 @@ def _load(pynvml: Any) -> None:
 
 
 AFTER: dict[str, Callable[[ModuleType], None]] = {"torch": _simulate}
-AFTER |= {"envcheck.checks.env._nvml": _drive, "pynvml": _load}
+AFTER |= {"envcheck.checks.env.support.hardware.sampler": _drive, "pynvml": _load}
 AFTER |= {f"envcheck.checks.env.{name}": _shrink for name in SMALLER}
 
 

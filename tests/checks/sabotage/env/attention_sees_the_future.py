@@ -17,8 +17,8 @@ def measure(rank: Rank) -> Measured:
 
     honest = torch.nn.functional.scaled_dot_product_attention
 
-    def lying(*tensors: Any, is_causal: bool) -> Any:  # noqa: ARG001 (what is forgotten)
-        return honest(*tensors)
+    def lying(*tensors: Any, is_causal: bool, **options: Any) -> Any:  # noqa: ARG001 (what is forgotten)
+        return honest(*tensors, **options)
 
     if rank.rank == 1:
         torch.nn.functional.scaled_dot_product_attention = lying

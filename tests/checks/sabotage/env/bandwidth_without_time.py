@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from envcheck.checks import Measured, Rank
-from envcheck.checks.env import _bandwidth, collective_bandwidth
+from envcheck.checks.env import collective_bandwidth
+from envcheck.checks.env.support.collectives import timed_collectives
 
 CHECK = collective_bandwidth.CHECK
 judge = collective_bandwidth.judge
@@ -11,7 +12,7 @@ judge = collective_bandwidth.judge
 
 def measure(rank: Rank) -> Measured:
     """Make rank 1's time of the one large send/recv a NaN."""
-    _bandwidth.SIZES["cpu"], _bandwidth.SMALL_ITERATIONS["cpu"] = [1 << 20], 2
+    timed_collectives.SIZES["cpu"], timed_collectives.SMALL_ITERATIONS["cpu"] = [1 << 20], 2
     measured = collective_bandwidth.measure(rank)
     if rank.rank == 1:
         measured["curves"]["send/recv"][0]["seconds"] = float("nan")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from envcheck.checks import Measured, Rank
-from envcheck.checks.env import _bandwidth, collective_bandwidth
+from envcheck.checks.env import collective_bandwidth
+from envcheck.checks.env.support.collectives import timed_collectives
 
 CHECK = collective_bandwidth.CHECK
 judge = collective_bandwidth.judge
@@ -16,7 +17,7 @@ def measure(rank: Rank) -> Measured:
     """Swap the first two chunks of what rank 1 gets of large messages."""
     import torch.distributed as dist  # noqa: PLC0415 (as a check does)
 
-    _bandwidth.SIZES["cpu"], _bandwidth.SMALL_ITERATIONS["cpu"] = [1 << 20], 2
+    timed_collectives.SIZES["cpu"], timed_collectives.SMALL_ITERATIONS["cpu"] = [1 << 20], 2
     honest = dist.all_to_all_single
 
     def lying(got: Any, sent: Any) -> None:

@@ -15,7 +15,7 @@ def measure(rank: Rank) -> Measured:
     """Compile nothing."""
     import torch  # noqa: PLC0415 (as a check does)
 
-    def nothing(model: Any) -> Any:
+    def nothing(model: Any, **_options: Any) -> Any:
         return model
 
     torch.compile = nothing

@@ -17,8 +17,8 @@ def measure(rank: Rank) -> Measured:
 
     honest = torch.nn.functional.conv2d
 
-    def lying(images: Any, weights: Any, padding: int) -> Any:
-        output = honest(images, weights, padding=padding)
+    def lying(images: Any, weights: Any, **options: Any) -> Any:
+        output = honest(images, weights, **options)
         if output.dtype == torch.float32:
             output.data[0, 0, 0, 1] = output.data[0, 0, 0, 0] + 1
         return output

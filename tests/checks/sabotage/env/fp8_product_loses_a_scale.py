@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from envcheck.checks import Measured, Rank
-from envcheck.checks.env import _fp8, matmul
+from envcheck.checks.env import matmul
+from envcheck.checks.env.support.training import fp8_products
 
 CHECK = matmul.CHECK
 judge = matmul.judge
@@ -13,11 +14,11 @@ judge = matmul.judge
 
 def measure(rank: Rank) -> Measured:
     """Scale the product by a little more than was meant."""
-    honest = _fp8.multiply
+    honest = fp8_products.multiply
 
     def careless(torch: Any, left: Any, left_scale: Any, right: Any, right_scale: Any) -> Any:
         return honest(torch, left, left_scale * 1.125, right, right_scale)
 
     if rank.rank == 1:
-        _fp8.multiply = careless
+        fp8_products.multiply = careless
     return matmul.measure(rank)

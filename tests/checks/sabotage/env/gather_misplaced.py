@@ -9,6 +9,7 @@ from envcheck.checks.env import collectives
 
 CHECK = collectives.CHECK
 judge = collectives.judge
+CHUNK = 16
 
 
 def measure(rank: Rank) -> Measured:
@@ -17,9 +18,9 @@ def measure(rank: Rank) -> Measured:
 
     honest = dist.all_gather
 
-    def lying(parts: Any, tensor: Any) -> None:
-        honest(parts, tensor)
-        parts[0][: collectives.CHUNK] = parts[0][collectives.CHUNK : 2 * collectives.CHUNK].clone()
+    def lying(parts: Any, tensor: Any, **options: Any) -> None:
+        honest(parts, tensor, **options)
+        parts[0][:CHUNK] = parts[0][CHUNK : 2 * CHUNK].clone() if len(tensor) >= 2 * CHUNK else parts[0][:CHUNK]
 
     if rank.rank == 1:
         dist.all_gather = lying

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from envcheck.checks import Measured, Rank
-from envcheck.checks.env import _replicas, ddp
+from envcheck.checks.env import ddp
+from envcheck.checks.env.support.training import model_replicas
 
 CHECK = ddp.CHECK
 judge = ddp.judge
@@ -16,7 +17,7 @@ def measure(rank: Rank) -> Measured:
     """Spoil the second gradient of rank 1 after each backward pass."""
     import torch  # noqa: PLC0415 (as a check does)
 
-    wrap, backward = _replicas.wrap, torch.Tensor.backward
+    wrap, backward = model_replicas.wrap, torch.Tensor.backward
 
     def spoiled(rank: Any, module: Any, **options: Any) -> Any:
         second = list(module.parameters())[1]
@@ -29,5 +30,5 @@ def measure(rank: Rank) -> Measured:
         torch.Tensor.backward = back
         return wrap(rank, module, **options)
 
-    _replicas.wrap = spoiled
+    model_replicas.wrap = spoiled
     return ddp.measure(rank)

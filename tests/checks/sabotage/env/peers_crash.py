@@ -12,7 +12,7 @@ from envcheck.checks.env import peer_to_peer
 
 CHECK = dataclasses.replace(peer_to_peer.CHECK, gpus=0)
 judge = peer_to_peer.judge
-COPIES_OF_A_PAIR = 3  # one by the copy engine, two halves by a kernel
+COPIES_OF_A_PAIR = 3 * peer_to_peer.TRANSFERS  # one by the copy engine, two halves by a kernel, each time
 
 
 def measure(rank: Rank) -> Measured:

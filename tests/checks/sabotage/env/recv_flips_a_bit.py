@@ -12,7 +12,7 @@ judge = collectives.judge
 
 
 def measure(rank: Rank) -> Measured:
-    """Flip bit 3 of element 777 of what rank 0 receives."""
+    """Flip bit 3 of the first element of what rank 0 receives in int32."""
     import torch.distributed as dist  # noqa: PLC0415 (as a check does)
 
     honest = dist.batch_isend_irecv
@@ -25,10 +25,14 @@ def measure(rank: Rank) -> Measured:
 
         def wait(self) -> None:
             self.work.wait()
-            self.tensor[777] ^= 8
+            self.tensor[0] ^= 8
 
     def lying(operations: Any) -> Any:
+        import torch  # noqa: PLC0415 (as a check does)
+
         works = honest(operations)
+        if len(operations) > 2 or operations[1].tensor.dtype is not torch.int32:
+            return works
         return [*works[:-1], Flipping(works[-1], operations[1].tensor)]
 
     if rank.rank == 0:

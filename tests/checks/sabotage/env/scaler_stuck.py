@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from envcheck.checks import Measured, Outcome, Rank, Ranks, View, passed
+from envcheck.checks import Measured, Rank
 from envcheck.checks.env import amp
 
 CHECK = amp.CHECK
+judge = amp.judge
 
 
 def measure(rank: Rank) -> Measured:
@@ -20,10 +21,4 @@ def measure(rank: Rank) -> Measured:
         honest(scaler, 1024.0)
 
     torch.amp.GradScaler.update = stuck
-    device = torch.device(rank.device)
-    return {"rank": rank.rank, "runs": {name: amp.train(torch, device, name)[1] for name in ("float32", "float16")}}
-
-
-def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
-    """Judge rank 1 as amp would on a GPU."""
-    return amp.untrained(1, "float16", ranks[1]["runs"]) or passed("the scaler works")
+    return amp.measure(rank)

@@ -17,8 +17,8 @@ def measure(rank: Rank) -> Measured:
 
     honest = dist.reduce_scatter
 
-    def lying(output: Any, inputs: Any) -> None:
-        honest(output, inputs)
+    def lying(output: Any, inputs: Any, **options: Any) -> None:
+        honest(output, inputs, **options)
         output.copy_(inputs[rank.rank])
 
     if rank.rank == 1:

@@ -20,7 +20,7 @@ def measure(rank: Rank) -> Measured:
     def lying(left: Any, right: Any) -> Any:
         product = honest(left, right)
         if product.dtype == torch.float32:
-            product[3, 4] += 1
+            product[0, 4] += 1
         return product
 
     if rank.rank == 1:

@@ -1,6 +1,6 @@
-"""Autograd, autocast and random numbers of the simulated GPU."""
+"""Autograd and random numbers of the simulated GPU."""
 
-# ruff: noqa: EM101, FBT001, FBT002, SLF001, TRY003 (it stands in for torch: its names, signatures and words)
+# ruff: noqa: SLF001 (it stands in for torch: its names, signatures and words)
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def install(torch: Any) -> None:
 
     graph._engine_run_backward = torch.autograd._engine_run_backward = run
     _functions_of_autograd(torch)
+    _hooks_of_saved_tensors(torch)
     _generator(torch)
     then = torch._C.Future.then
 
@@ -65,6 +66,24 @@ def _functions_of_autograd(torch: Any) -> None:
     function.apply, backward.apply = classmethod(apply), apply_back
 
 
+def _hooks_of_saved_tensors(torch: Any) -> None:
+    """See what runs in the hooks that C++ calls for what a backward pass needs, as in torch.utils.checkpoint."""
+    mode, hooks = tensors.mode_of(torch), torch.autograd.graph.saved_tensors_hooks
+    begin = hooks.__init__
+
+    def seen(hook: Any) -> Any:
+        def called(given: Any) -> Any:
+            with mode():
+                return hook(given)
+
+        return called
+
+    def entered(self: Any, pack_hook: Any, unpack_hook: Any) -> None:
+        begin(self, seen(pack_hook), seen(unpack_hook))
+
+    hooks.__init__ = entered
+
+
 def _generator(torch: Any) -> None:
     """Have a generator of CUDA's give the CPU's numbers, for tensors of its own device alone."""
     real = torch.Generator
@@ -79,20 +98,3 @@ def _generator(torch: Any) -> None:
         return self.place or torch.device("cpu")
 
     torch.Generator = type("Generator", (real,), {"__new__": new, "device": property(device)})
-
-
-def autocast(torch: Any) -> None:
-    real = torch.amp.autocast_mode.autocast
-
-    def entered(
-        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
-    ) -> None:
-        if device_type == "cuda":
-            gpu.Gpu.start()
-            if enabled and dtype is torch.bfloat16 and gpu.CAPABILITY < (8, 0):
-                raise RuntimeError("Current CUDA Device does not support bfloat16. Please switch dtype to float16.")
-            device_type, dtype = "cpu", dtype or torch.float16
-        begin(self, device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
-
-    begin = real.__init__
-    real.__init__ = entered

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from . import autograd, gpu, nccl, tensors
+from . import autograd, casts, gpu, kernels, nccl, tensors
 
 
 class Event:
@@ -135,7 +135,6 @@ def _functions(torch: Any) -> dict[str, Callable[..., Any]]:
         before, gpu.Gpu.current = gpu.Gpu.current, device if device >= 0 else gpu.Gpu.current
         return before
 
-    seed = torch.zeros(16, dtype=torch.uint8)
     started: dict[str, Callable[..., Any]] = {
         "init": lambda: None,
         "_lazy_init": lambda: None,
@@ -153,8 +152,9 @@ def _functions(torch: Any) -> dict[str, Callable[..., Any]]:
         "current_stream": stream_here,
         "default_stream": stream_here,
         "can_device_access_peer": lambda device, peer_device: gpu.index_of(device) != gpu.index_of(peer_device),
-        "get_rng_state": lambda device="cuda": seed.clone(),
-        "set_rng_state": lambda new_state, device="cuda": None,
+        # Its numbers are the CPU's (see autograd.py), and so is their state.
+        "get_rng_state": lambda device="cuda": torch.random.get_rng_state(),
+        "set_rng_state": lambda new_state, device="cuda": torch.random.set_rng_state(new_state),
         "is_bf16_supported": lambda including_emulation=True: including_emulation or gpu.CAPABILITY >= (8, 0),
         "get_arch_list": lambda: gpu.ARCHES.split(),
     }
@@ -195,7 +195,8 @@ def install(torch: Any) -> None:
     _modules(torch)
     tensors.install(torch)
     autograd.install(torch)
-    autograd.autocast(torch)
+    casts.install(torch)
+    kernels.install(torch)
     _accelerator(torch)
     if torch.distributed.is_available():
         nccl.install(torch)
@@ -212,6 +213,8 @@ def _modules(torch: Any) -> None:
     cudnn = types.SimpleNamespace(version=lambda: 91002, is_available=lambda: True)
     torch.backends.cudnn.version, torch.backends.cudnn.is_available = cudnn.version, cudnn.is_available
     torch.backends.cuda.is_built = lambda: True
+    # oneDNN is the CPU's: its 16-bit convolutions read what lies beyond their input on some CPUs (torch 2.13, AMX).
+    torch.backends.mkldnn.set_flags(_enabled=False)
 
 
 def _accelerator(torch: Any) -> None:

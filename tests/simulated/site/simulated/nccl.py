@@ -15,6 +15,7 @@ COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "all_to_all"),
     *("all_to_all_single", "broadcast", "send", "recv", "isend", "irecv", "reduce", "gather", "scatter"),
 )
+AVERAGING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 _groups: dict[Any, Any] = {}
 
 
@@ -91,12 +92,28 @@ def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _collectives(dist: Any, inner: Any) -> None:
     """Let each collective take its time, and refuse what NCCL refuses: tensors that are not on a GPU."""
+    for name in ("all_gather_object", "broadcast_object_list"):
+        setattr(dist, name, _of_objects(getattr(dist, name)))
     barrier = dist.barrier
     dist.barrier = lambda group=None, async_op=False, device_ids=None: barrier(group, async_op)
     for name in COLLECTIVES:
         timed = _timed(dist, getattr(dist, name), name)
         setattr(dist, name, timed)
         setattr(inner, name, timed)
+
+
+def _of_objects(collective: Any) -> Any:
+    """Let a collective of objects send what it made of them from the CPU, where the stand-in's tensors lie."""
+
+    @functools.wraps(collective)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        backend, _groups[None] = _groups.get(None), "gloo"
+        try:
+            return collective(*args, **kwargs)
+        finally:
+            _groups[None] = backend
+
+    return call
 
 
 def _timed(dist: Any, collective: Any, name: str) -> Any:
@@ -109,6 +126,13 @@ def _timed(dist: Any, collective: Any, name: str) -> Any:
             ranks, size = dist.get_world_size(), max(t.numel() * t.element_size() for t in given)
             share = 2 * (ranks - 1) / ranks if name == "all_reduce" else 1.0
             gpu.Gpu.works(size * share / speed.BANDWIDTH["link"])
+        if not all(t.is_contiguous() for t in given):
+            raise ValueError("Tensors must be contiguous")
+        if kwargs.get("op") == dist.ReduceOp.AVG and name in AVERAGING:
+            # gloo averages floats alone.
+            work = collective(*args, **{**kwargs, "op": dist.ReduceOp.SUM})
+            given[0].copy_(given[0].div(dist.get_world_size(), rounding_mode="floor"))
+            return work
         return collective(*args, **kwargs)
 
     return call

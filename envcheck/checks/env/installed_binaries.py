@@ -1,0 +1,40 @@
+"""A library with one wrong byte loads, and computes something else, or crashes weeks later.
+
+Seen in the wild: a layer that a flaky disk or proxy damaged, a libtorch that was copied over from another version, a
+patched cuDNN. Every file of torch, triton and NVIDIA's packages that is no Python file is compared with the digest that
+its installer wrote down; several gigabytes in CUDA environments, so that the bytes and the seconds are reported.
+"""
+
+from __future__ import annotations
+
+from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, undecided, worst
+from envcheck.checks.env import installed_files
+from envcheck.checks.env.support.process import package_files
+
+CHECK = Check(
+    promise="every library of torch, triton and NVIDIA's packages is, byte for byte, the one that was installed",
+    level="standard",
+    seconds=8.0,
+    cpu_seconds=1.2,
+    timeout=600.0,
+)
+
+# Nothing of these computes: who removed documentation or headers to save room has broken nothing.
+IDLE = (".h", ".hpp", ".cuh", ".cpp", ".cu", ".md", ".txt", ".cmake", ".a", ".html", ".pyi", ".rst")
+
+
+def measure(rank: Rank) -> Measured:
+    """Digest every file but Python's."""
+    packages = package_files.packages()
+    told = package_files.compare(f for one in packages for f in one.files if f.path.suffix != ".py")
+    idle = [path for path in told["missing"] if path.endswith(IDLE) or "/share/" in path or "-info/" in path]
+    told["missing"] = [path for path in told["missing"] if path not in set(idle)]
+    return {**installed_files.entry(rank, packages, told), "idle": len(idle)}
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Fail on each file that is changed or missing; warn of packages that recorded none."""
+    told = ranks[0] if ranks else {}
+    if view.environment.get("error") and not told.get("packages"):
+        return undecided(f"no torch to compare: {view.environment['error']}", code="installed.none")
+    return worst(installed_files.problems(told), otherwise=installed_files.summary(told, "other files"))

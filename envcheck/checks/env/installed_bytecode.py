@@ -1,0 +1,59 @@
+"""Python runs a module's bytecode, not its source: one that was left behind or edited hides a source that is right.
+
+Seen in the wild: a .pyc copied with an older image's time stamps, so that an upgrade of the source is never run. Python
+takes bytecode whose header names the source's time and size (PEP 552), whatever it holds. Each that Python would take
+for the modules of `import torch` is compared with what the source compiles to.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
+from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.process import package_files
+
+CHECK = Check(
+    promise="the bytecode that Python runs for torch is what its sources compile to",
+    level="full",
+    seconds=15.0,
+    timeout=600.0,
+)
+
+_FIX = "delete the __pycache__ directories of the package; Python makes them anew"
+SHOWN = 50
+
+
+def measure(rank: Rank) -> Measured:
+    """Compile again the sources of torch's family that `import torch` runs, and compare."""
+    import torch  # noqa: F401 (its modules are what is looked at)
+
+    begun, used = time.monotonic(), {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    listed = [f.path for one in package_files.packages() for f in one.files if f.path.suffix == ".py"]
+    sources = [path for path in listed if str(path) in used]
+    wrong = package_files.stale(sources)
+    seconds = round(time.monotonic() - begun, 1)
+    return {"rank": rank.rank, "sources": len(sources), "wrong": wrong[:SHOWN], "count": len(wrong), "seconds": seconds}
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
+    """Fail naming each bytecode that differs from its source."""
+    told = ranks[0] if ranks else {}
+    if not process_group.counts(told.get("sources")) or not process_group.counts(told.get("count")):
+        return undecided("no bytecode was compared", fix="see the check's log", code="bytecode.unmeasured")
+    if not told["sources"]:
+        return undecided("no package of torch lists its sources", fix="see installed-files", code="bytecode.none")
+    findings = [
+        failed(
+            f"{path} is not what its source compiles to",
+            fix=_FIX,
+            code="bytecode.differs",
+            culprit=path,
+            value=told["count"],
+            unit="files",
+        )
+        for path in told.get("wrong") or []
+    ]
+    done = f"the bytecode of {told['sources']} sources is theirs ({told.get('seconds')} s)"
+    return worst(findings, otherwise=passed(done, value=told["count"], unit="files"))

@@ -1,0 +1,208 @@
+"""A torch that somebody edited, half upgraded, or that another directory on the path replaces.
+
+Seen in the wild: a constant changed in site-packages "to try something", two versions of torch in one directory after
+an upgrade that broke off, a torch/ of the working directory that is imported in place of the installed one. Each Python
+file of torch, triton and NVIDIA's packages is compared with what its installer wrote down (RECORD, or the ledger of
+Debian or conda), and torch/version.py with the package's version. Libraries are the check `installed-binaries`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
+from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.process import package_files
+
+CHECK = Check(
+    promise="every Python file of torch, triton and NVIDIA's packages is the one that was installed",
+    level="static",
+    seconds=1.5,
+    cpu_seconds=0.6,
+    timeout=120.0,
+)
+
+FIX = "install the package again (pip install --force-reinstall --no-deps NAME==VERSION), or build the image again"
+KINDS = {"changed": "was changed", "missing": "is missing", "unreadable": "cannot be read"}
+VERSION = re.compile(r"^__version__\s*(?::[^=]+)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+# Made by virtualenv and uv themselves, listed by no package.
+KNOWN_PTH = ("_virtualenv.pth", "distutils-precedence.pth")
+SHOWN = 50
+
+
+def measure(rank: Rank) -> Measured:
+    """Digest the Python files, and look for what was added, replaced or is there twice."""
+    packages = package_files.packages()
+    told = package_files.compare(f for one in packages for f in one.files if f.path.suffix == ".py")
+    torch = next((one for one in packages if one.name == "torch"), None)
+    return {
+        **entry(rank, packages, told),
+        "imported": _imported(),
+        "listed": bool(torch) and _imported() in {str(item.path) for one in packages for item in one.files},
+        "says": _says(torch),
+        "added": _added(packages),
+        "startup": _startup(),
+    }
+
+
+def entry(rank: Rank, packages: list[package_files.Package], told: dict[str, Any]) -> Measured:
+    """Return the result that both checks of installed files have, its lists cut to a bearable length."""
+    lists = {kind: told[kind][:SHOWN] for kind in (*KINDS, "without")}
+    counts = {f"{kind}_count": len(told[kind]) for kind in lists}
+    rows = [{"name": p.name, "version": p.version, "ledger": p.ledger, "where": p.where} for p in packages]
+    figures = {name: told[name] for name in ("files", "bytes", "seconds")}
+    return {"rank": rank.rank, "packages": rows, **figures, **lists, **counts}
+
+
+def _imported() -> str:
+    spec = importlib.util.find_spec("torch")
+    return os.path.normpath(spec.origin) if spec and spec.origin else ""
+
+
+def _says(torch: package_files.Package | None) -> str:
+    """Return the version that torch/version.py has, "" where there is none."""
+    path = Path(torch.where).parent / "torch" / "version.py" if torch else None
+    found = VERSION.search(path.read_text(encoding="utf-8")) if path and path.exists() else None
+    return found[1] if found else ""
+
+
+def _added(packages: list[package_files.Package]) -> list[str]:
+    """Return files in the directories of recorded packages that no package at all brought."""
+    recorded = [one for one in packages if one.ledger == "RECORD"]
+    found = sorted({path for one in recorded for path in package_files.strangers(one, packages)})
+    if not found:
+        return []
+    known: set[str] = set()
+    for dist in importlib.metadata.distributions():
+        known |= {os.path.normpath(str(dist.locate_file(file))) for file in dist.files or []}
+    return [path for path in found if path not in known][:SHOWN]
+
+
+def _startup() -> list[str]:
+    """Return modules and .pth lines that run at every start of this Python, apart from the system's own."""
+    own = (sys.base_prefix + "/lib/python", "/usr/lib/python", "/etc/python")
+    sites = [Path(entry) for entry in sys.path if entry and Path(entry).is_dir() and not entry.endswith(".zip")]
+    modules = [path for site in sites for path in map(site.joinpath, package_files.STARTUP) if path.exists()]
+    lines = [path for site in sites for path in site.glob("*.pth") if _runs(path) and path.name not in KNOWN_PTH]
+    listed = {
+        os.path.normpath(str(dist.locate_file(file)))
+        for dist in (importlib.metadata.distributions() if lines else ())
+        for file in dist.files or []
+    }
+    outside = [path for path in modules if not str(path).startswith(own) or "site-packages" in str(path)]
+    return sorted({*map(str, outside), *(str(path) for path in lines if str(path) not in listed)})
+
+
+def _runs(path: Path) -> bool:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return any(line.startswith(("import ", "import\t")) for line in text.splitlines())
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Fail on each changed or missing file, on a shadowed torch and on mixed versions; warn of what nobody recorded."""
+    told = ranks[0] if ranks else {}
+    if view.environment.get("error") and not told.get("packages"):
+        return undecided(f"no torch to compare: {view.environment['error']}", code="installed.none")
+    findings = [*problems(told), *_shadowed(told), *_versions(told), *_extra(told)]
+    return worst(findings, otherwise=summary(told, "Python files"))
+
+
+def summary(told: Measured, what: str) -> Outcome:
+    """Return the pass, with what it cost."""
+    return passed(
+        f"{told.get('files')} {what} of {len(told.get('packages') or [])} packages are as installed "
+        f"({(told.get('bytes') or 0) / 1e6:,.0f} MB in {told.get('seconds')} s)",
+        value=0,
+        unit="files",
+        seconds=told.get("seconds"),
+        bytes=told.get("bytes"),
+    )
+
+
+def _listed(packages: object) -> bool:
+    """Return whether each package says what it is, where it lies, and which ledger (a text, maybe empty) it has."""
+    return isinstance(packages, list) and all(
+        isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("name", "version", "ledger", "where"))
+        for one in packages
+    )
+
+
+def problems(told: Measured) -> Iterator[Outcome]:
+    """Yield what is wrong with the files that are listed, and the packages that list none."""
+    packages: Any = told.get("packages")
+    if not _listed(packages) or not process_group.counts(told.get("files")):
+        yield undecided("no installed file was looked at", fix="see the check's log", code="installed.unmeasured")
+        return
+    for kind, words in KINDS.items():
+        count = told.get(f"{kind}_count")
+        if not process_group.counts(count) or (count and not told.get(kind)):
+            yield undecided(f"not said how many files {words}", fix="see the check's log", code="installed.unmeasured")
+        for path in told.get(kind) or []:
+            yield failed(f"{path} {words}", fix=FIX, code=f"installed.{kind}", culprit=path, value=count, unit="files")
+    bare = [one["name"] for one in packages if not one.get("ledger")]
+    if bare or not packages:
+        named = ", ".join(sorted(bare)) or "torch"
+        said = f"nothing says which files of {named} were installed (no RECORD, dpkg or conda ledger)"
+        yield warned(said, fix="install it from a wheel to have its files compared", code="installed.unrecorded")
+    elif not told["files"]:
+        yield undecided("the packages list no file", fix=FIX, code="installed.empty")
+    if told.get("without"):
+        said = f"{told.get('without_count')} files have no digest, the first {told['without'][0]}"
+        yield warned(said, fix=FIX, code="installed.without-digest", culprit=told["without"][0])
+
+
+def _shadowed(told: Measured) -> Iterator[Outcome]:
+    torch = [one for one in told.get("packages") or [] if one["name"] == "torch"]
+    if torch and torch[0]["ledger"] and told.get("listed") is not True:
+        where = told.get("imported") or "nowhere"
+        said = f"torch is imported from {where}, which its package did not bring ({torch[0]['where']})"
+        fix = "take the directory out of PYTHONPATH, .pth files and the working directory, or install torch again"
+        yield failed(said, fix=fix, code="installed.shadowed", culprit=where)
+
+
+def _versions(told: Measured) -> Iterator[Outcome]:
+    packages = told.get("packages") or []
+    for name in sorted({one["name"] for one in packages}):
+        same = [one for one in packages if one["name"] == name]
+        directories = {str(Path(one["where"]).parent) for one in same}
+        if len(same) > len(directories):
+            versions = " and ".join(sorted(one["version"] for one in same))
+            said = f"{name} is installed twice in one directory: {versions}"
+            yield failed(said, fix=FIX, code="installed.twice", culprit=name)
+    torch = next((one for one in packages if one["name"] == "torch"), None)
+    if torch is None or torch["ledger"] != "RECORD":
+        return
+    says, version = str(told.get("says")), str(torch["version"])
+    # The wheel of the public index is called 2.6.0, and says 2.6.0+cu124 of itself.
+    if says != version and says.partition("+")[0] != version:
+        said = f"torch/version.py says {says or 'nothing'}, the package is {version}"
+        yield failed(said, fix=FIX, code="installed.version", culprit="torch/version.py")
+
+
+def _extra(told: Measured) -> Iterator[Outcome]:
+    for path in told.get("added") or []:
+        if _hides(Path(path)):
+            said = f"{path} was added and is imported in place of a file of its package"
+            yield failed(said, fix=f"remove it; {FIX}", code="installed.hides", culprit=path)
+        else:
+            said = f"{path} was added to a package that did not bring it"
+            yield warned(said, fix=f"remove it, or {FIX}", code="installed.added", culprit=path)
+    for path in told.get("startup") or []:
+        said = f"{path} runs whenever Python starts, and may change what torch does"
+        yield warned(
+            said, fix="remove it, or start with `python -I`, and run this again", code="installed.startup", culprit=path
+        )
+
+
+def _hides(path: Path) -> bool:
+    """Return whether Python takes this file before the module of the same name beside it."""
+    if path.name == "__init__.py":
+        return path.parent.with_suffix(".py").exists()
+    return path.suffix == ".so" and (path.parent / f"{path.name.partition('.')[0]}.py").exists()

@@ -1,0 +1,26 @@
+"""What is right for one size may be wrong for the next: the check `operators`, many times and larger.
+
+Seen in the wild: a kernel that is wrong from a certain size on, for one stride, or for one combination of options. Each
+round draws other sizes, memory layouts and options; the seed is in the report, and ENVCHECK_SEED repeats it.
+"""
+
+from __future__ import annotations
+
+from envcheck.checks import Check, Measured, Rank
+from envcheck.checks.env import operators
+
+CHECK = Check(
+    promise="each operator equals its formula for many sizes, memory layouts and options",
+    level="full",
+    seconds=80.0,
+    timeout=600.0,
+    ranks=0,
+)
+
+ROUNDS, SIZE = 12, 3
+judge = operators.judge
+
+
+def measure(rank: Rank) -> Measured:
+    """Run every operator a dozen times with larger sizes."""
+    return operators.survey(rank, ROUNDS, SIZE)

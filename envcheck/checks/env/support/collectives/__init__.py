@@ -1,0 +1,1 @@
+"""Process groups, and what collectives must deliver and how fast."""

@@ -1,0 +1,148 @@
+"""Who waits for whom: a barrier, and a collective that was started and not waited for, while one rank comes late.
+
+The late rank comes only after all others have left word in a file that they are there. Times are those of the machine's
+one monotonic clock (clock_gettime(2), CLOCK_MONOTONIC), which processes of a machine can compare.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+from envcheck.checks import Measured, Outcome, Ranks, failed, undecided
+from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.collectives.case_tensors import Bench, Case, Setting
+from envcheck.checks.env.support.collectives.collective_cases import Part
+
+LATE_AT_MOST = 3
+WAITS = ("barrier", "async all-reduce")
+PATIENCE, PAUSE = 10.0, 0.03
+_COUNT = 1021
+_FIX = "run it without NCCL_*, TORCH_NCCL_* and GLOO_* settings; another torch or NCCL release may be at fault"
+
+
+def late_ranks(setting: Setting) -> list[int]:
+    """Return which ranks come late, one after the other."""
+    world = setting.rank.world
+    chance = random.Random(setting.seed)  # noqa: S311 (test data, no secret)
+    return sorted(chance.sample(range(world), min(world, LATE_AT_MOST)))
+
+
+def barrier(setting: Setting, late: int) -> Measured:
+    """Meet at a barrier to which `late` comes last; return when it came, and when this rank got out."""
+    times: Measured = {"what": "barrier", "late": late, "met": True}
+    if setting.rank.rank == late:
+        times["met"] = _others(setting, f"barrier{late}")
+        times["came"] = time.monotonic()
+    else:
+        _leave_word(setting, f"barrier{late}")
+    setting.dist.barrier()
+    _finish(setting)
+    return {**times, "out": time.monotonic()}
+
+
+def started(setting: Setting, late: int) -> tuple[Measured, list[Part]]:
+    """Start an all-reduce that `late` joins last; return whether it was complete before, and after the wait."""
+    bench = Bench(setting, Case("all-reduce that is not waited for", "sum", "float32", _COUNT, late))
+    tensor = bench.tensor(bench.given(bench.mine))
+    times: Measured = {"what": "async all-reduce", "late": late, "met": True}
+    if setting.rank.rank == late:
+        times["met"] = _others(setting, f"async{late}")
+        times["came"] = time.monotonic()
+    work = setting.dist.all_reduce(tensor, async_op=True)
+    if setting.rank.rank != late:
+        times["early"] = bool(work.is_completed())
+        _leave_word(setting, f"async{late}")
+    work.wait()
+    arrived = tensor.tolist()
+    _finish(setting)
+    times |= {"out": time.monotonic(), "complete": bool(work.is_completed())}
+    return times, [("after the wait", arrived, bench.reduced())]
+
+
+def _finish(setting: Setting) -> None:
+    if setting.device.type == "cuda":
+        setting.torch.cuda.synchronize()
+
+
+def _leave_word(setting: Setting, what: str) -> None:
+    Path(setting.rank.scratch, f"{what}.rank{setting.rank.rank}").touch()
+
+
+def _others(setting: Setting, what: str) -> bool:
+    """Wait until all other ranks have left word, and a moment longer; return whether they did."""
+    here, until = setting.rank, time.monotonic() + PATIENCE
+    words = [Path(here.scratch, f"{what}.rank{rank}") for rank in range(here.world) if rank != here.rank]
+    while not all(word.exists() for word in words) and time.monotonic() < until:
+        time.sleep(0.001)
+    time.sleep(PAUSE)
+    return all(word.exists() for word in words)
+
+
+def judge(ranks: Ranks) -> list[Outcome]:
+    """Return a finding for each rank that did not wait for a late one, and for each wait that showed nothing."""
+    unshown = [finding for entry in ranks if (finding := _unshown(entry, ranks))]
+    if unshown and not any(entry.get("raised") for entry in ranks):
+        return unshown
+    found = []
+    came = {
+        (times["what"], times["late"], entry.get("host")): times["came"]
+        for entry in ranks
+        for times in entry.get("waits") or []
+        if "came" in times
+    }
+    for entry in ranks:
+        for times in entry.get("waits") or []:
+            where = {"culprit": f"rank {entry['rank']}", "rank": entry["rank"]}
+            what, late = times["what"], times["late"]
+            if times.get("met") is not True:
+                said = f"{what}: the other ranks never came to where rank {late} waited for them"
+                found.append(undecided(said, fix="see the check's log", code="collective.unshown", **where))
+            since = came.get((what, late, entry.get("host")))
+            why = _early(times, since)
+            if why:
+                said = f"rank {entry['rank']}: {what} {why}: rank {late} had not come"
+                found.append(failed(said, fix=_FIX, code="collective.no-wait", late=late, **where))
+            if times.get("complete", True) is not True:
+                said = f"rank {entry['rank']}: {what} is not complete after wait()"
+                found.append(failed(said, fix=_FIX, code="collective.incomplete", late=late, **where))
+    return found
+
+
+def _unshown(entry: Measured, ranks: Ranks) -> process_group.Problem:
+    """Return the error that a rank does not say when it waited, or names other waits than rank 0; else None."""
+    waits, where = entry.get("waits"), f"rank {entry['rank']}"
+    right = isinstance(waits, list) and all(_measured(times, entry) for times in waits)
+    if right and _waited(entry) == _waited(ranks[0]) and {what for what, _ in _waited(entry)} == set(WAITS):
+        return None
+    said = f"{where} does not say when it waited for late ranks"
+    return undecided(said, fix="see the check's log", code="collective.unshown", culprit=where)
+
+
+def _waited(entry: Measured) -> list[tuple[Any, Any]]:
+    waits = entry.get("waits")
+    return [(times.get("what"), times.get("late")) for times in waits if isinstance(times, dict)] if waits else []
+
+
+def _measured(times: Any, entry: Measured) -> bool:
+    """Return whether one wait of a rank holds all that a judge needs."""
+    if not isinstance(times, dict) or times.get("what") not in WAITS or not process_group.counts(times.get("late")):
+        return False
+    late = times["late"] == entry["rank"]
+    came: Any = times.get("came", 0)
+    said = late == ("came" in times) and process_group.finite(came) and came >= 0
+    asynchronous = times["what"] == WAITS[1]
+    answers = (["complete"] if asynchronous else []) + (["early"] if asynchronous and not late else [])
+    return said and "out" in times and all(answer in times for answer in answers)
+
+
+def _early(times: Measured, came: Any) -> str:
+    """Return what happened before the late rank came; "" where nothing did."""
+    if times.get("early", False) is not False:
+        return "said that it was complete too early"
+    out: Any = times.get("out")
+    if not process_group.finite(out):
+        return "did not say when it ended"
+    return "ended too early" if came is not None and out < came else ""

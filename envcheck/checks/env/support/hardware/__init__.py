@@ -1,0 +1,1 @@
+"""Speeds, links and samples of GPUs while they work."""

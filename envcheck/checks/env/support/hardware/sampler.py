@@ -1,0 +1,193 @@
+"""One GPU's clocks, power, heat and reasons for slowing down, read while it works, from the driver's own library.
+
+The environment under test has torch and the standard library; nvidia-ml-py it need not have. libnvidia-ml.so.1 comes
+with the driver, so it is asked by ctypes. Names, types and codes are those of NVIDIA's NVML API reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+import uuid
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from envcheck.checks import Measured
+
+LIBRARY = "libnvidia-ml.so.1"
+# nvmlClocksEventReason..., by bit; NVML called them ThrottleReasons before R535.
+REASONS = {
+    0x1: "idle",
+    0x2: "applications clocks",
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+_NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND, _NO_FUNCTION = 3, 4, 6, 13
+# A slice's container may not ask the whole GPU everything, which is no fault of the GPU.
+_SILENT = (_NOT_SUPPORTED, _NO_PERMISSION, _NO_FUNCTION)
+_CLOCK_SM, _GPU_SENSOR = 1, 0
+
+
+class Unreadable(RuntimeError):  # noqa: N818 (what it says of a GPU)
+    """NVML could not be asked, or failed on something that this GPU has; the message says what and why."""
+
+
+class _NotOffered(RuntimeError):  # noqa: N818
+    """This GPU or driver has no such thing to say, or not to us."""
+
+
+class _Quantity(NamedTuple):
+    """What to ask: functions from new to old, what they fill in, and what one of it is in the unit we report."""
+
+    functions: tuple[str, ...]
+    fills: Any
+    arguments: tuple[Any, ...] = ()
+    scale: float = 1
+
+
+# MHz, W, C, PCIe generation, lanes, %.
+_QUANTITIES = {
+    "clock": _Quantity(("nvmlDeviceGetClockInfo",), ctypes.c_uint, (_CLOCK_SM,)),
+    "clock_max": _Quantity(("nvmlDeviceGetMaxClockInfo",), ctypes.c_uint, (_CLOCK_SM,)),
+    "power": _Quantity(("nvmlDeviceGetPowerUsage",), ctypes.c_uint, (), 0.001),
+    "power_limit": _Quantity(("nvmlDeviceGetEnforcedPowerLimit",), ctypes.c_uint, (), 0.001),
+    "temperature": _Quantity(("nvmlDeviceGetTemperature",), ctypes.c_uint, (_GPU_SENSOR,)),
+    "reasons": _Quantity(
+        ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), ctypes.c_ulonglong
+    ),
+    "pcie_gen": _Quantity(("nvmlDeviceGetCurrPcieLinkGeneration",), ctypes.c_uint),
+    "pcie_width": _Quantity(("nvmlDeviceGetCurrPcieLinkWidth",), ctypes.c_uint),
+    # struct nvmlUtilization_t {unsigned int gpu, memory}
+    "utilization": _Quantity(("nvmlDeviceGetUtilizationRates",), ctypes.c_uint * 2),
+}
+
+
+class Meter:
+    """One GPU as NVML shows it. `not_offered` says of each quantity that it lacks why."""
+
+    def __init__(self, library: Any, names: tuple[str, ...]) -> None:
+        """Find the GPU by any of its names (UUIDs). Raises Unreadable."""
+        self._library, self.not_offered = library, dict[str, str]()
+        status = library.nvmlInit_v2()
+        if status:
+            raise Unreadable(self._text(status))
+        self._device = self._find(names)
+
+    def read(self) -> Measured:
+        """Return every quantity that this GPU offers, as it is now. Raises Unreadable."""
+        found: Measured = {}
+        for name, quantity in _QUANTITIES.items():
+            try:
+                raw = self._ask(quantity)
+            except _NotOffered as error:
+                self.not_offered[name] = str(error)
+                continue
+            number = raw[0] if name == "utilization" else raw.value
+            found[name] = words(number) if name == "reasons" else round(number * quantity.scale, 1)
+        return found
+
+    def _ask(self, quantity: _Quantity) -> Any:
+        """Return what the newest function that this driver has fills in."""
+        for function in quantity.functions:
+            filled = quantity.fills()
+            call = getattr(self._library, function, None)
+            status = call(self._device, *quantity.arguments, ctypes.byref(filled)) if call else _NO_FUNCTION
+            if not status:
+                return filled
+            if status != _NO_FUNCTION:
+                break
+        raise (_NotOffered if status in _SILENT else Unreadable)(self._text(status))
+
+    def _find(self, names: tuple[str, ...]) -> Any:
+        device, status = ctypes.c_void_p(), _NOT_FOUND
+        for name in names:
+            status = self._library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(device))
+            if not status:
+                return self._whole(device)
+        message = f"{names[0] if names else 'no UUID'}: {self._text(status)}"
+        raise Unreadable(message)
+
+    def _whole(self, device: Any) -> Any:
+        """Return the GPU that a MIG slice is cut from: a slice has no clock, power or heat of its own."""
+        parent = ctypes.c_void_p()
+        find = getattr(self._library, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", None)
+        return parent if find and not find(device, ctypes.byref(parent)) else device
+
+    def _text(self, status: int) -> str:
+        say = self._library.nvmlErrorString
+        say.restype = ctypes.c_char_p
+        told: bytes | None = say(status)
+        return f"NVML: {told.decode() if told else f'error {status}'}"
+
+
+def words(bits: int) -> list[str]:
+    """Return the reasons for its clocks that a GPU gives, in words."""
+    known = [name for bit, name in REASONS.items() if bits & bit]
+    rest = bits & ~sum(REASONS)
+    return [*known, f"unknown 0x{rest:x}"] if rest else known
+
+
+def meter(identity: str, ordinal: int) -> Meter:
+    """Return the meter of the GPU of this UUID; torch before 2.4 tells none, then of CUDA's `ordinal`-th device.
+
+    Raises Unreadable.
+    """
+    try:
+        library = ctypes.CDLL(LIBRARY)
+        bare = identity[4:] if identity.startswith(("GPU-", "MIG-")) else _cuda_uuid(ordinal)
+    except (OSError, AttributeError) as error:
+        message = f"{error} (a container needs NVIDIA_DRIVER_CAPABILITIES with utility)"
+        raise Unreadable(message) from None
+    return Meter(library, (f"GPU-{bare}", f"MIG-{bare}"))
+
+
+def _cuda_uuid(ordinal: int) -> str:
+    cuda = ctypes.CDLL("libcuda.so.1")
+    device, raw = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    if cuda.cuDeviceGet(ctypes.byref(device), ordinal) or cuda.cuDeviceGetUuid(ctypes.byref(raw), device):
+        message = f"CUDA does not tell the UUID of its device {ordinal}"
+        raise Unreadable(message)
+    return str(uuid.UUID(bytes=bytes(raw)))
+
+
+class Sampler:
+    """Samples of one GPU, taken by a thread every `interval` seconds while the block runs."""
+
+    def __init__(self, identity: str, ordinal: int, interval: float = 1.0) -> None:
+        self._gpu, self._interval = (identity, ordinal), interval
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._told: Measured = {"samples": [], "unread": None, "not_offered": {}}
+
+    def __enter__(self) -> Sampler:  # noqa: PYI034 (typing.Self is newer than the oldest Python here)
+        """Begin."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End; a thread that hangs in the driver is left alone."""
+        self._over.set()
+        self._thread.join(5 * self._interval)
+
+    def told(self) -> Measured:
+        """Return the samples (`at` in seconds from the start), why there are no more, and what this GPU never tells."""
+        return {**self._told, "samples": list(self._told["samples"])}
+
+    def _watch(self) -> None:
+        began = time.monotonic()
+        try:
+            gpu = meter(*self._gpu)
+            while not self._over.wait(self._interval):
+                at = time.monotonic() - began
+                self._told["samples"].append({"at": round(at, 2), **gpu.read()})
+                self._told["not_offered"] = dict(gpu.not_offered)
+        except Unreadable as error:
+            self._told["unread"] = str(error)

@@ -1,0 +1,1 @@
+"""Rows of the operator checks, and their references in plain Python."""

@@ -1,0 +1,1 @@
+"""What torch promises and no formula of one operator shows: random numbers, conversions, files, forms, modes."""

@@ -1,0 +1,1 @@
+"""The process, container and files that a check runs in."""

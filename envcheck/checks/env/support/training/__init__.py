@@ -1,0 +1,1 @@
+"""References and cases of the training checks, in plain Python."""

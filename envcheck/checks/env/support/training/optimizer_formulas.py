@@ -1,0 +1,160 @@
+"""One step of each optimizer, for one number, by the documented formula. Plain floats; no torch.
+
+Each function takes the parameter, its gradient, its state (a dict it may change), the step's number from 1 on and the
+options, and returns the new parameter. Sources: the algorithm boxes of pytorch.org/docs/stable/generated/torch.optim.*
+and the papers: Adam arXiv 1412.6980, AdamW 1711.05101, AMSGrad 1904.09237, Adadelta 1212.5701, RAdam 1908.03265, NAdam
+(Dozat 2016), Adagrad (Duchi et al. 2011), RMSprop (Hinton 2012; centred 1308.0850), Rprop (Riedmiller 1993),
+ASGD (Polyak and Juditsky 1992; its moving point alone, not the average).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+State = dict[str, float]
+Options = Mapping[str, Any]
+Step = Callable[[float, float, State, int, Options], float]
+
+_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+# The documented defaults: an optimizer made without options has to behave as made with these.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "SGD": {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False},
+    "Adam": {**_ADAM, "amsgrad": False},
+    "AdamW": {**_ADAM, "weight_decay": 1e-2, "amsgrad": False},
+    "Adagrad": {"lr": 1e-2, "lr_decay": 0.0, "weight_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10},
+    "RMSprop": {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "centered": False},
+    "Adadelta": {"lr": 1.0, "rho": 0.9, "eps": 1e-6, "weight_decay": 0.0},
+    "Adamax": {**_ADAM, "lr": 2e-3},
+    "NAdam": {**_ADAM, "lr": 2e-3, "momentum_decay": 4e-3},
+    "RAdam": dict(_ADAM),
+    "ASGD": {"lr": 1e-2, "lambd": 1e-4, "alpha": 0.75, "t0": 1e6, "weight_decay": 0.0},
+    "Rprop": {"lr": 1e-2, "etas": (0.5, 1.2), "step_sizes": (1e-6, 50.0)},
+}
+_RECTIFIED_FROM = 5.0
+
+
+def trajectory(name: str, start: list[float], gradients: list[list[float]], options: Options) -> list[float]:
+    """Return where `start` ends after one step for each list of gradients."""
+    chosen = {**DEFAULTS[name], **options}
+    states: list[State] = [{} for _ in start]
+    now = list(start)
+    for t, gradient in enumerate(gradients, 1):
+        sign = -1.0 if chosen.get("maximize") else 1.0
+        now = [STEPS[name](x, sign * g, state, t, chosen) for x, g, state in zip(now, gradient, states)]
+    return now
+
+
+def _sgd(x: float, g: float, s: State, t: int, o: Options) -> float:
+    g += float(o["weight_decay"]) * x
+    if o["momentum"]:
+        s["b"] = g if t == 1 else o["momentum"] * s["b"] + (1 - o["dampening"]) * g
+        g = g + float(o["momentum"]) * s["b"] if o["nesterov"] else s["b"]
+    return float(x - o["lr"] * g)
+
+
+def _moments(g: float, s: State, o: Options) -> tuple[float, float]:
+    first, second = o["betas"]
+    s["m"] = first * s.get("m", 0.0) + (1 - first) * g
+    s["v"] = second * s.get("v", 0.0) + (1 - second) * g * g
+    return s["m"], s["v"]
+
+
+def _adam(x: float, g: float, s: State, t: int, o: Options) -> float:
+    m, v = _moments(g + o["weight_decay"] * x, s, o)
+    if o["amsgrad"]:
+        v = s["top"] = max(s.get("top", 0.0), v)
+    first, second = o["betas"]
+    return float(x - o["lr"] * (m / (1 - first**t)) / (math.sqrt(v / (1 - second**t)) + o["eps"]))
+
+
+def _adamw(x: float, g: float, s: State, t: int, o: Options) -> float:
+    return _adam(x - o["lr"] * o["weight_decay"] * x, g, s, t, {**o, "weight_decay": 0.0})
+
+
+def _adagrad(x: float, g: float, s: State, t: int, o: Options) -> float:
+    g += o["weight_decay"] * x
+    s["sum"] = s.get("sum", float(o["initial_accumulator_value"])) + g * g
+    return float(x - o["lr"] / (1 + (t - 1) * o["lr_decay"]) * g / (math.sqrt(s["sum"]) + o["eps"]))
+
+
+def _rmsprop(x: float, g: float, s: State, _t: int, o: Options) -> float:
+    g += o["weight_decay"] * x
+    v = s["v"] = o["alpha"] * s.get("v", 0.0) + (1 - o["alpha"]) * g * g
+    if o["centered"]:
+        s["mean"] = o["alpha"] * s.get("mean", 0.0) + (1 - o["alpha"]) * g
+        v -= s["mean"] ** 2
+    s["b"] = o["momentum"] * s.get("b", 0.0) + g / (math.sqrt(v) + o["eps"])
+    return float(x - o["lr"] * s["b"])
+
+
+def _adadelta(x: float, g: float, s: State, _t: int, o: Options) -> float:
+    g += o["weight_decay"] * x
+    rho, eps = o["rho"], o["eps"]
+    s["v"] = rho * s.get("v", 0.0) + (1 - rho) * g * g
+    change = math.sqrt(s.get("u", 0.0) + eps) / math.sqrt(s["v"] + eps) * g
+    s["u"] = rho * s.get("u", 0.0) + (1 - rho) * change * change
+    return float(x - o["lr"] * change)
+
+
+def _adamax(x: float, g: float, s: State, t: int, o: Options) -> float:
+    g += o["weight_decay"] * x
+    first, second = o["betas"]
+    s["m"] = first * s.get("m", 0.0) + (1 - first) * g
+    s["u"] = max(second * s.get("u", 0.0), abs(g) + o["eps"])
+    return float(x - o["lr"] / (1 - first**t) * s["m"] / s["u"])
+
+
+def _nadam(x: float, g: float, s: State, t: int, o: Options) -> float:
+    g += o["weight_decay"] * x
+    m, v = _moments(g, s, o)
+    now, later = (o["betas"][0] * (1 - 0.5 * 0.96 ** (k * o["momentum_decay"])) for k in (t, t + 1))
+    s["product"] = s.get("product", 1.0) * now
+    mean = later * m / (1 - s["product"] * later) + (1 - now) * g / (1 - s["product"])
+    return float(x - o["lr"] * mean / (math.sqrt(v / (1 - o["betas"][1] ** t)) + o["eps"]))
+
+
+def _radam(x: float, g: float, s: State, t: int, o: Options) -> float:
+    m, v = _moments(g + o["weight_decay"] * x, s, o)
+    first, second = o["betas"]
+    mean, end = m / (1 - first**t), 2 / (1 - second) - 1
+    length = end - 2 * t * second**t / (1 - second**t)
+    if length <= _RECTIFIED_FROM:
+        return float(x - o["lr"] * mean)
+    scale = math.sqrt(1 - second**t) / (math.sqrt(v) + o["eps"])
+    rectified = math.sqrt((length - 4) * (length - 2) * end / ((end - 4) * (end - 2) * length))
+    return float(x - o["lr"] * mean * rectified * scale)
+
+
+def _rprop(x: float, g: float, s: State, _t: int, o: Options) -> float:
+    (less, more), (least, most) = o["etas"], o["step_sizes"]
+    step, before = s.get("step", float(o["lr"])), s.get("before", 0.0)
+    if g * before > 0:
+        step = min(step * more, most)
+    elif g * before < 0:
+        step, g = max(step * less, least), 0.0
+    s["step"], s["before"] = step, g
+    return float(x - math.copysign(step, g) if g else x)
+
+
+def _asgd(x: float, g: float, s: State, t: int, o: Options) -> float:
+    g += o["weight_decay"] * x
+    rate = s.get("rate", float(o["lr"]))
+    s["rate"] = o["lr"] / (1 + o["lambd"] * o["lr"] * t) ** o["alpha"]
+    return float(x * (1 - o["lambd"] * rate) - rate * g)
+
+
+STEPS: dict[str, Step] = {
+    "SGD": _sgd,
+    "Adam": _adam,
+    "AdamW": _adamw,
+    "Adagrad": _adagrad,
+    "RMSprop": _rmsprop,
+    "Adadelta": _adadelta,
+    "Adamax": _adamax,
+    "NAdam": _nadam,
+    "RAdam": _radam,
+    "ASGD": _asgd,
+    "Rprop": _rprop,
+}

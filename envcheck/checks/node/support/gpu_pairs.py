@@ -1,0 +1,70 @@
+"""Pairs of GPUs as NVML tells of them, and what a snapshot of before that lacks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Final
+
+from envcheck.checks import Outcome, View, skipped, undecided
+
+_FIELDS: Final = ("a", "b", "read", "write", "nvlink", "path")
+Pair = dict[str, Any]
+
+
+def uncollected(view: View, name: str) -> Outcome | None:
+    """Return the skip of a signal that the envcheck which took this snapshot did not know; None where it did."""
+    if view.snapshot.signal(name).why == "not-collected":
+        return skipped(f"{name} was not read: this snapshot is from before it was")
+    return None
+
+
+def unreadable(view: View, name: str, fix: str) -> Outcome | None:
+    """Return the skip of a file that is not there or not for everybody, the error of one that is nonsense; or None."""
+    missing, signal = uncollected(view, name), view.snapshot.signal(name)
+    if missing is not None or signal.reason is None:
+        return missing
+    if signal.why in ("denied", "unsupported"):
+        return skipped(f"{name} cannot be read ({signal.reason}): {fix}")
+    return undecided(f"{name} cannot be read: {signal.reason}", fix=fix)
+
+
+def matrix(view: View) -> list[Pair] | Outcome:
+    """Return every pair of the GPUs there are, or the outcome where they cannot be told."""
+    signal = view.snapshot.signal("gpu.p2p")
+    missing = uncollected(view, "gpu.p2p")
+    if missing is not None:
+        return missing
+    if signal.why == "unsupported":
+        return skipped(f"NVML tells nothing of peer-to-peer here ({signal.reason})")
+    pairs = signal.value if isinstance(signal.value, list) else []
+    if signal.value is None or not all(isinstance(pair, dict) and all(f in pair for f in _FIELDS) for pair in pairs):
+        return undecided(
+            f"gpu.p2p cannot be read: {signal.reason or 'nonsense'}", fix="look at `nvidia-smi topo -p2p r`"
+        )
+    indices = sorted({gpu.signal("index").value for gpu in view.snapshot.gpus if gpu.signal("index").value is not None})
+    told = {frozenset((pair["a"], pair["b"])) for pair in pairs}
+    if any(frozenset(ends) not in told for ends in itertools.combinations(indices, 2)):
+        return undecided(f"gpu.p2p tells of {len(pairs)} pairs of {len(indices)} GPUs", fix="read the node again")
+    return [pair for pair in pairs if pair["a"] in indices and pair["b"] in indices]
+
+
+def ok(pair: Pair) -> bool:
+    """Return whether both may read and write each other's memory."""
+    return bool(pair["read"] == "ok" and pair["write"] == "ok")
+
+
+def why_not(pair: Pair) -> str:
+    """Return what NVML says against it."""
+    return next((str(pair[word]) for word in ("read", "write") if pair[word] != "ok"), "ok")
+
+
+def told(pairs: list[Pair]) -> str:
+    """Return "GPU 0 - GPU 3 (chipset not supported)", shortened where there are many."""
+    parts = [f"GPU {pair['a']} - GPU {pair['b']} ({why_not(pair)})" for pair in pairs]
+    return ", ".join(parts[:3]) + (f" and {len(parts) - 3} more" if len(parts) > 3 else "")  # noqa: PLR2004
+
+
+def uuids(view: View, pairs: list[Pair]) -> list[str]:
+    """Return the UUIDs of the GPUs in these pairs."""
+    ends = {pair[end] for pair in pairs for end in ("a", "b")}
+    return [gpu.uuid for gpu in view.snapshot.gpus if gpu.signal("index").value in ends]

@@ -1,0 +1,81 @@
+"""InfiniBand and RoCE ports of a snapshot, and which of them are each other's like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envcheck.checks import Outcome, View, skipped, undecided
+
+Port = dict[str, Any]
+_TEXTS = ("device", "layer", "state")
+
+
+def ports(view: View) -> list[Port] | Outcome:
+    """Return the ports, or the outcome where there are none, nobody asked, or what was read is no port."""
+    signal = view.snapshot.signal("ib.ports")
+    if signal.why == "not-collected":
+        return skipped("this snapshot is older than the question: its InfiniBand and RoCE ports were not collected")
+    if signal.reason is not None:
+        return undecided(f"ib.ports cannot be read: {signal.reason}", fix="mount /sys, or --skip it")
+    if not isinstance(signal.value, list) or not all(_is_port(port) for port in signal.value):
+        return undecided(
+            f"ib.ports has an unexpected type or value: {str(signal.value)[:60]}", fix="take the snapshot again"
+        )
+    return signal.value or skipped("no InfiniBand or RoCE device here")
+
+
+def _is_port(port: Any) -> bool:
+    if not isinstance(port, dict) or not all(isinstance(port.get(key), str) for key in _TEXTS):
+        return False
+    counts = [*_table(port, "gids").values(), *(n for n in _table(port, "counters").values() if n is not None)]
+    rate = port.get("rate")
+    return all(_counts(number) for number in counts) and (rate is None or (_number(rate) and rate > 0))
+
+
+def _table(port: Port, key: str) -> dict[str, Any]:
+    table = port.get(key, {})
+    return table if isinstance(table, dict) else {"nonsense": -1}
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value < 1e15  # noqa: PLR2004 (no more of anything)
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and _number(value) and value >= 0
+
+
+def active(port: Port) -> bool:
+    """Return whether traffic can flow."""
+    return str(port["state"]) == "ACTIVE"
+
+
+def ethernet(port: Port) -> bool:
+    """Return whether this is a RoCE port, or an iWARP one."""
+    return str(port["layer"]) == "Ethernet"
+
+
+def roce(port: Port) -> bool:
+    """Return whether this port has RoCE's addresses: an iWARP card (RNIC) has none, and needs none."""
+    return ethernet(port) and port.get("type") in (None, "CA")
+
+
+def groups(found: list[Port]) -> list[list[Port]]:
+    """Return the ports by kind: one link layer and one board, for only such are comparable."""
+    kinds = sorted({_kind(port) for port in found})
+    return [[port for port in found if _kind(port) == kind] for kind in kinds]
+
+
+def _kind(port: Port) -> tuple[str, str]:
+    return str(port["layer"]), str(port.get("model"))
+
+
+def label(port: Port) -> str:
+    """Return "mlx5_0/1", as ibstat and NCCL_IB_HCA count."""
+    return f"{port['device']}/{port.get('port', 1)}"
+
+
+def told(found: list[Port]) -> str:
+    """Return the labels, shortened where there are many."""
+    names = [label(port) for port in found]
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")  # noqa: PLR2004

@@ -1,0 +1,83 @@
+"""What several node checks ask of the matrix and of the view."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Final
+
+from envcheck.checks import View
+from envcheck.matrix.facts.gpu_names import find_gpu
+from envcheck.matrix.facts.model import Matrix
+from envcheck.matrix.file.load import load
+
+# Brands and series of boards for desktops, laptops and embedded systems, for models that the matrix does not list.
+_CONSUMER: Final = re.compile(
+    r"GeForce|\b[GR]TX\b|TITAN|Quadro|\bNVS\b|\bMX\d{3}\b|\bT\d{3,4}\b|Laptop|Max-Q|Mobile|nvgpu|Orin|Xavier|Thor|Tegra"
+)
+# Profiles of a shared board, "GRID T4-16Q" or "NVIDIA L40S-48C": only data-centre boards are shared.
+_VGPU: Final = re.compile(r"^GRID |-\d+[ABCQ]$")
+_LAPTOP: Final = re.compile(r"Laptop|Max-Q|Mobile|\bMX\d{3}\b")
+_JETSON: Final = re.compile(r"nvgpu|Orin|Xavier|Jetson|Tegra|\bThor\b")
+_GUESTS: Final = ("passthrough", "vgpu")
+
+
+def matrix(view: View) -> Matrix:
+    """Return the matrix the run was given, else the shipped one."""
+    return view.matrix if isinstance(view.matrix, Matrix) else _shipped()
+
+
+@functools.cache
+def _shipped() -> Matrix:
+    return load()
+
+
+def wheel_cuda(view: View) -> str | None:
+    """Return the CUDA that the environment's torch carries, else the one its image promises; None for neither."""
+    if view.environment.get("torch"):
+        cuda = view.environment.get("cuda")
+        return str(cuda) if cuda else None
+    promised = view.promises.get("cuda", "none")
+    return None if promised == "none" else promised
+
+
+def datacenter(view: View) -> bool | None:
+    """Return whether every GPU here is a data-centre one; None when a model is unknown."""
+    known = [is_datacenter(view, str(gpu.signal("name").value)) for gpu in view.snapshot.gpus]
+    if not known or None in known:
+        return None
+    return all(known)
+
+
+def is_datacenter(view: View, name: str) -> bool | None:
+    """Return whether a model is made for data centres: by the matrix, else by its brand; None where neither says."""
+    known = find_gpu(matrix(view), name)
+    if known is not None:
+        return known.datacenter
+    if _VGPU.search(name):
+        return True
+    return False if _CONSUMER.search(name) else None
+
+
+def laptop(name: str) -> bool:
+    """Return whether a model is made for laptops, whose power limit moves with the CPU's load."""
+    return bool(_LAPTOP.search(name))
+
+
+def wsl(view: View) -> bool:
+    """Return whether this is WSL2: its kernel says so, and the driver is the one of Windows."""
+    kernel, library = view.snapshot.signal("host.kernel").value, view.snapshot.signal("driver.library").source
+    return "microsoft" in str(kernel).lower() or "/usr/lib/wsl/" in library
+
+
+def jetson(view: View) -> bool:
+    """Return whether this is a Jetson: the GPU is part of the chip, and the driver part of JetPack."""
+    names = [str(gpu.signal("name").value) for gpu in view.snapshot.gpus]
+    tegra = "tegra" in str(view.snapshot.signal("host.kernel").value).lower()
+    return tegra or (bool(names) and all(_JETSON.search(name) for name in names))
+
+
+def guest(view: View) -> bool:
+    """Return whether this system is a virtual machine: NVML says so of a GPU, or the CPU does."""
+    virtual = [gpu.signal("virtualization").value for gpu in view.snapshot.gpus]
+    return any(kind in _GUESTS for kind in virtual) or bool(view.snapshot.signal("host.hypervisor").value) or wsl(view)

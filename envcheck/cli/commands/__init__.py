@@ -1,0 +1,1 @@
+"""The commands of the top level: one module each, imported when that command runs."""

@@ -1,0 +1,295 @@
+"""`envcheck build`."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import click
+
+from envcheck.cli.shared import completion
+from envcheck.cli.shared.interruptible import terminable
+from envcheck.cli.shared.typed_options import takes
+from envcheck.images.build.tags import REPOSITORY
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.images.engines import EngineName
+    from envcheck.images.engines.build import BuildRequest, Built
+    from envcheck.images.engines.venv import Environment, EnvironmentPlan
+    from envcheck.images.spec import ImageSpec
+    from envcheck.mirrors.profiles.model import Profile
+
+
+class BuildOptions(NamedTuple):
+    """The options of `envcheck build`."""
+
+    selector: str | None
+    mirror: str
+    target: Literal["runtime"]
+    engine: Literal["auto", "docker", "podman", "venv"]
+    tag: str
+    output: Path | None
+    network: Literal["auto", "host", "default", "none"]
+    base: Literal["auto", "registry", "bootstrap"]
+    timeout: float
+    images_dir: Path | None
+    prefetch: bool
+    store: Path | None
+    dry_run: bool
+    bake: bool
+    as_json: bool
+
+    @property
+    def plan_only(self) -> bool:
+        """True if nothing is built: the plan is printed."""
+        return self.dry_run or self.bake
+
+
+@click.command("build", epilog="Example: envcheck build torch2.13.0-cpu-py311 --mirror host")
+@click.argument("selector", metavar="[CELL]", required=False, shell_complete=completion.cells)
+@click.option(
+    "--mirror",
+    default="user",
+    show_default=True,
+    help="user (what `mirror use` chose), none, host, a preset, a profile's YAML file, or auto: the best by a probe.",
+)
+@click.option("--target", default="runtime", show_default=True, type=click.Choice(["runtime"]))
+@click.option(
+    "--engine",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "docker", "podman", "venv"]),
+    help="auto: docker if one answers, else podman, else venv.",
+)
+@click.option(
+    "-t",
+    "--tag",
+    default=REPOSITORY,
+    show_default=True,
+    metavar="REPOSITORY[:TAG]",
+    help="Image name. Without TAG, the tags say every axis.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the venv engine puts the environment.")
+@click.option(
+    "--network",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "host", "default", "none"]),
+    help="The build's network. auto: none if all files are at hand, else host.",
+)
+@click.option(
+    "--base",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "registry", "bootstrap"]),
+    help="Where the base is from. auto: bootstrapped where no registry has it.",
+)
+@click.option("--timeout", default=7200.0, show_default=True, type=click.FloatRange(min=1), help="Seconds.")
+@click.option(
+    "--images",
+    "images_dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Where the locks are. [images/]",
+)
+@click.option("--prefetch", is_flag=True, help="Fetch all into the store first, then build without any network.")
+@click.option(
+    "--store", type=click.Path(path_type=Path), help="The store of --prefetch. [$XDG_DATA_HOME/envcheck/store]"
+)
+@click.option("--dry-run", is_flag=True, help="Print the plan and stop. A named engine must answer: it is asked.")
+@click.option("--bake", is_flag=True, help="Print the plan as bake JSON and stop (docker only).")
+@click.option("--json", "as_json", is_flag=True, help="Print the result, or with --dry-run the plan, as JSON.")
+@click.pass_obj
+@takes(BuildOptions)
+@terminable()
+def command(options: BuildOptions, settings: Settings) -> None:
+    """Build a cell and prove that it is what its tag says.
+
+    Without CELL it is the best published cell that runs on this machine, as `envcheck resolve` names it.
+    Versions are asserted inside the build, before an image exists; the labels are read back before a tag is given.
+    A cell whose key has an image already is not built again. With --prefetch the build itself has no network: its
+    files come from the store, where they were brought through the mirror and held against their hashes; docker needs
+    buildx for it, podman 4.2. A mirror that fails while building is named with why, and the next one is tried. With
+    `envcheck --verbose` the build's own output is shown, with `--quiet` only the result.
+
+    Exit 0: built, or built already; 1: the build failed, or is not what it promises; 2: wrong usage; 3: an engine, a
+    Python or an index that is needed is not there.
+    """
+    from envcheck.cli.shared.cell_to_build import spec_to_build
+    from envcheck.cli.sources.mirror_selection import profile_for
+    from envcheck.cli.store.common import prefetched
+    from envcheck.images.build.tags import parse
+
+    parse(options.tag)  # a wrong one is refused before anything runs
+    spec = spec_to_build(settings, options.selector, options.target, options.images_dir)
+    options = options._replace(engine=_engine(options))
+    if options.prefetch:
+        options = _without_network(options)
+    profile = profile_for(settings, options.mirror, spec.locks)
+    with contextlib.ExitStack() as stack:
+        wheels = None
+        if options.prefetch:
+            fetch = not options.plan_only
+            view = prefetched(settings, spec, profile, options.store, engine=options.engine, fetch=fetch)
+            wheels = stack.enter_context(view)
+        if options.engine == "venv":
+            _venv(spec, profile, wheels, options, settings)
+            return
+        request = _request(settings, spec, profile, wheels, options)
+        if options.plan_only:
+            _plan(request, options)
+            return
+        _image(request, options, settings)
+
+
+def _without_network(options: BuildOptions) -> BuildOptions:
+    """Refuse what asks for a network; a base from a registry would, to install what it lacks."""
+    from envcheck.errors import ConfigError
+    from envcheck.images import engines
+
+    if options.network in {"host", "default"}:
+        message = f"--prefetch builds without any network, and --network is {options.network}"
+        raise ConfigError(message, fix="leave one of them out")
+    if options.base == "registry":
+        message = "--prefetch builds without any network, and a registry's base has packages installed over one"
+        raise ConfigError(message, fix="leave --base out: it is bootstrapped with all it needs before the build")
+    if options.engine != "venv":
+        engines.connect(options.engine).demand_contexts()
+    return options._replace(network="none", base="bootstrap")
+
+
+def _engine(options: BuildOptions) -> EngineName:
+    from envcheck.errors import ConfigError, UnavailableError
+    from envcheck.images import engines
+
+    try:
+        found = engines.find(options.engine)
+    except UnavailableError as error:
+        if not options.plan_only:
+            raise
+        message = f"{error.message}, and a plan asks it which bases and images it holds"
+        raise UnavailableError(message, fix=error.fix) from error
+    if options.bake and found != "docker":
+        message = f"--bake is for docker's buildx, and the engine is {found}"
+        raise ConfigError(message, fix="give --engine docker, or --dry-run --json for this engine's plan")
+    return found
+
+
+def _request(
+    settings: Settings, spec: ImageSpec, profile: Profile, wheels: Path | None, options: BuildOptions
+) -> BuildRequest:
+    from envcheck.images.build.tags import parse
+    from envcheck.images.engines import build
+
+    repository, tag = parse(options.tag)
+    revision, epoch = build.origin()
+    return build.BuildRequest(
+        spec=spec,
+        profile=profile,
+        repository=repository,
+        network=None if options.network == "auto" else options.network,
+        base=options.base,
+        timeout=options.timeout,
+        revision=revision,
+        epoch=epoch,
+        matrix=settings.matrix,
+        wheels=wheels,
+        tag=tag,
+    )
+
+
+def _plan(request: BuildRequest, options: BuildOptions) -> None:
+    import shlex
+
+    import msgspec
+
+    from envcheck.images import engines
+    from envcheck.images.build import plan
+    from envcheck.images.engines import build
+
+    planned = build.dry_run(engines.connect(options.engine), request)
+    if options.bake or options.as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(plan.bake(planned) if options.bake else planned)))
+        return
+    click.echo(f"key     {planned.key or 'known once the base is here'}")
+    click.echo(f"base    {planned.base}")
+    click.echo(f"tag     {planned.tag}")
+    for alias in planned.aliases:
+        click.echo(f"alias   {alias}")
+    for secret in planned.secrets:
+        click.echo(f"secret  {secret}")
+    click.echo(f"run     {shlex.join(planned.argv)}")
+    if planned.skipped:
+        click.echo("skip    this key has an image already: a build would run nothing and tag that")
+
+
+def _image(request: BuildRequest, options: BuildOptions, settings: Settings) -> None:
+    from envcheck.cli.shared.build_progress import details, listeners
+    from envcheck.images import engines
+    from envcheck.images.engines import build
+
+    with listeners(settings) as (say, on_line), details():
+        built = build.build(engines.connect(options.engine), request, say=say, on_line=on_line)
+    _show(built, built.image, settings, as_json=options.as_json)
+    if not options.as_json and not settings.quiet:
+        click.echo(f"size    {built.bytes / 1e6:.0f} MB   id {built.id[:19]}")
+        for tag in built.tags[1:]:
+            click.echo(f"alias   {tag}")
+        for alias, why in built.held_back.items():
+            click.echo(f"stays   {alias}: {why}")
+        click.echo(f"next    envcheck run --image {engines.local_name(options.engine, built.image)}")
+        gpus = "" if built.promises["cuda"] == "none" else f"{engines.GPUS[options.engine]} "
+        click.echo(f"or      {options.engine} run --rm {gpus}--shm-size 8g {built.image} envcheck run")
+
+
+def _venv(spec: ImageSpec, profile: Profile, wheels: Path | None, options: BuildOptions, settings: Settings) -> None:
+    from envcheck.cli.shared.build_progress import details, listeners
+    from envcheck.data import state_path
+    from envcheck.images.engines import venv
+
+    dest = options.output or state_path("venvs", str(spec.cell))
+    if options.dry_run:
+        _show_venv_plan(venv.plan(spec, dest), as_json=options.as_json)
+        return
+    with listeners(settings) as (say, on_line), details():
+        built = venv.build(spec, profile, dest, timeout=options.timeout, on_line=on_line, say=say, wheels=wheels)
+    _show(built, built.path, settings, as_json=options.as_json)
+    if not options.as_json and not settings.quiet:
+        click.echo(f"next    envcheck run --python {built.python}")
+
+
+def _show_venv_plan(planned: EnvironmentPlan, *, as_json: bool) -> None:
+    import msgspec
+
+    from envcheck.cli.shared.text import counted
+
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(planned)))
+        return
+    click.echo(f"key     {planned.key}")
+    click.echo(f"path    {planned.path}")
+    click.echo(f"python  {planned.python}")
+    for group, packages in planned.installs.items():
+        click.echo(f"install {counted(packages, 'package')} of {group}.lock")
+    if planned.skipped:
+        click.echo("skip    this key is built there already: a build would run nothing")
+
+
+def _show(built: Built | Environment, what: str, settings: Settings, *, as_json: bool) -> None:
+    import msgspec
+
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(built)))
+        return
+    click.echo(f"{'skipped, its key is built already' if built.skipped else 'built and proven'}: {what}")
+    if settings.quiet:
+        return
+    promised = {name: built.promises[name] for name in ("torch", "cuda", "cudnn", "nccl", "python")}
+    click.echo(f"proof   {', '.join(f'{name} {value}' for name, value in promised.items())}")
+    for used in (used for used in built.sources if used.failed):
+        why = "; ".join(f"{source} failed: {reason}" for source, reason in used.failed.items())
+        click.echo(f"source  {used.group}: {used.source}, since {why}")
+    click.echo(f"took    {built.seconds:.1f} s")
+    if built.log:
+        click.echo(f"log     {built.log}")

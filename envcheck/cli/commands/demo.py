@@ -1,0 +1,149 @@
+"""`envcheck demo`: the main job for this machine, end to end."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from envcheck.cli.report_output.node_files import Output, OutputType
+from envcheck.cli.shared.typed_options import takes
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.matrix.facts.model import Cell, Matrix
+    from envcheck.matrix.resolver.resolve import Resolution
+
+
+class DemoOptions(NamedTuple):
+    """The options of `envcheck demo`."""
+
+    mirror: str
+    engine: str
+    output: Output
+    dry_run: bool
+
+
+@click.command(epilog="Example: envcheck demo --engine venv")
+@click.option("--mirror", default="host", show_default=True, help="none, host, or a profile's YAML file.")
+@click.option(
+    "--engine",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "docker", "podman", "venv"]),
+    help="auto: docker if one answers, else podman, else venv.",
+)
+@click.option(
+    "-o", "--output", default="envcheck-report.json", show_default=True, type=OutputType(), help="The report."
+)
+@click.option("--dry-run", is_flag=True, help="Stop at the cell that would be built; its name is the last line.")
+@click.pass_context
+@takes(DemoOptions)
+def command(options: DemoOptions, ctx: click.Context) -> None:
+    """Resolve for this machine, build the best published cell, validate it.
+
+    With a container engine that is an image, otherwise a virtual environment.
+    Exit as `envcheck run`: 0 proven, 1 a check failed, 3 could not be told.
+    """
+    from envcheck.cli.commands import build, run
+    from envcheck.images import engines
+    from envcheck.matrix.file.load import load
+
+    settings: Settings = ctx.obj
+    run.leave_to_the_first(ctx)
+    found = engines.find(options.engine)
+    _step(1, "resolve: what can run on this machine?")
+    matrix = load(settings.matrix)
+    answer = _resolve(matrix, quiet=settings.quiet)
+    cell = choose(matrix, answer, found)
+    if options.dry_run:
+        click.echo(f"\n{cell}")
+        return
+    _step(2, f"build: {cell} with {found}, through mirror profile {options.mirror}")
+    click.echo("the newest published cell that is legal here (`envcheck images` lists them)")
+    ctx.invoke(build.command, selector=str(cell), mirror=options.mirror, engine=found)
+    ctx.meta["envcheck.resolution"] = f"{_said(answer, cell)}; built by {found} through mirror profile {options.mirror}"
+    _step(3, "validate: is it what it says, and does it compute?")
+    output = options.output
+    page = output if output.directory else Output(output.path.with_suffix(".html"))
+    if found == "venv":
+        from envcheck.data import state_path
+
+        ctx.invoke(run.command, python=str(state_path("venvs", str(cell))), output=output, html=page)
+    else:
+        ctx.invoke(run.command, image=_image(matrix, cell, found), output=output, html=page)
+
+
+def _step(number: int, title: str) -> None:
+    click.echo(click.style(f"\n[{number}/3] {title}", bold=True))
+    sys.stdout.flush()
+
+
+def _resolve(matrix: Matrix, *, quiet: bool) -> Resolution:
+    """Print what `envcheck resolve` would, and return the answer for any Python: the image brings its own."""
+    from envcheck.cli.shared import resolution_text
+    from envcheck.cli.shared.this_node import active_python, fill
+    from envcheck.matrix.resolver.resolve import Query, resolve
+    from envcheck.node.collect import identify
+
+    here = fill(matrix, Query(), identify(), active_python())
+    resolution_text.show(resolve(matrix, here.query, read_here=here.read, notes=here.notes), quiet=quiet)
+    return resolve(matrix, here.query.replace(python=None), notes=here.notes)
+
+
+def choose(matrix: Matrix, answer: Resolution, engine: str) -> Cell:
+    """Return the best legal cell that is published with a lock and whose Python this engine can provide."""
+    from envcheck.errors import NothingLegalError, UnavailableError
+    from envcheck.images.spec import load_spec
+
+    published = {str(cell): cell for cell in matrix.cells()}
+    legal = [published[row.cell] for row in answer.ranked if row.cell in published]
+    if not legal:
+        message = "no published cell is legal on this machine"
+        raise NothingLegalError(message, fix="see the reasons above, and `envcheck images` for what is published")
+    best = [cell for cell in legal if cell.torch == legal[0].torch and cell.variant == legal[0].variant]
+    own = _own_suite()
+    best.sort(key=lambda cell: getattr(matrix.base(cell.python), "suite", None) != own)
+    usable = [c for c in best if load_spec(matrix, c).locks and (engine != "venv" or _has_python(c.python))]
+    if not usable:
+        pythons = ", ".join(cell.python for cell in best)
+        message = f"{best[0]} and its siblings cannot be built here"
+        raise UnavailableError(message, fix=f"install one of Python {pythons}, or use a container engine")
+    return usable[0]
+
+
+def _said(answer: Resolution, cell: Cell) -> str:
+    """Return what the report says of the choice: the cell, its verdict, and the machine it is for."""
+    verdict = next(row.verdict for row in answer.ranked if row.cell == str(cell))
+    machine = [*answer.query.gpus, *answer.query.cc] or ["no NVIDIA GPU"]
+    driver = f", driver {answer.query.driver}" if answer.query.driver else ""
+    return f"{cell}: {verdict} ({', '.join(machine)}{driver}, {answer.arch})"
+
+
+def _own_suite() -> str | None:
+    """Return this machine's release: its base can be bootstrapped where no registry answers."""
+    try:
+        return platform.freedesktop_os_release().get("VERSION_CODENAME")
+    except OSError:
+        return None
+
+
+def _has_python(version: str) -> bool:
+    from envcheck.errors import UnavailableError
+    from envcheck.images.engines.venv import find_python
+
+    try:
+        find_python(version)
+    except UnavailableError:
+        return False
+    return True
+
+
+def _image(matrix: Matrix, cell: Cell, engine: str) -> str:
+    from envcheck.images.build.tags import REPOSITORY, full
+    from envcheck.images.engines import local_name
+    from envcheck.images.spec import load_spec
+
+    return local_name(engine, full(REPOSITORY, load_spec(matrix, cell)))

@@ -1,0 +1,91 @@
+"""`envcheck images`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from envcheck.cli.shared import completion
+from envcheck.cli.shared.text import counted
+from envcheck.cli.shared.typed_options import takes
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.matrix.facts.model import Cell, Matrix
+
+
+class ImagesOptions(NamedTuple):
+    """The options of `envcheck images`."""
+
+    selectors: tuple[str, ...]
+    as_json: bool
+    images_dir: Path | None
+
+
+@click.command("images", epilog="Example: envcheck images 'torch2.8*' --json")
+@click.argument("selectors", nargs=-1, metavar="[CELL]...", shell_complete=completion.cells)
+@click.option("--json", "as_json", is_flag=True, help="For programs: envcheck/images/1.")
+@click.option(
+    "--images",
+    "images_dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Where the cells are. [images/]",
+)
+@click.pass_obj
+@takes(ImagesOptions)
+def command(options: ImagesOptions, settings: Settings) -> None:
+    """List the published cells: base, driver floor, targets, and which still lack a lock.
+
+    With --json also their tags and all that they promise. Exit 0: listed, whatever lacks a lock; 2: wrong usage.
+    """
+    from envcheck.data import data_path
+    from envcheck.images.spec import select
+    from envcheck.matrix.file.load import load
+
+    matrix = load(settings.matrix)
+    targets = {(i.torch, i.variant, python): i.targets for i in matrix.images for python in i.python}
+    directory = options.images_dir or data_path("images")
+    rows = [
+        _row(matrix, cell, list(targets[cell.torch, cell.variant, cell.python]), directory)
+        for cell in select(matrix, options.selectors)
+    ]
+    if options.as_json:
+        click.echo(json.dumps({"schema": "envcheck/images/1", "cells": rows}, indent=1))
+        return
+    _table(rows)
+
+
+def _row(matrix: Matrix, cell: Cell, targets: list[str], directory: Path) -> dict[str, Any]:
+    from envcheck.images.locks.lockfile import missing
+    from envcheck.images.spec import load_spec, make_spec
+
+    lacking = missing(directory / str(cell))
+    spec = make_spec(matrix, cell, []) if lacking else load_spec(matrix, cell, images_dir=directory)
+    return {
+        "cell": str(spec.cell),
+        "targets": targets,
+        "base": spec.base.image,
+        "locked": bool(spec.locks),
+        "missing": lacking,
+        "tags": [f"{str(spec.cell).removeprefix('torch')}-{target}" for target in targets],
+        "promises": spec.promises,
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> None:
+    layout = "{:<26} {:<20} {:<5} {:<14} {}"
+    click.echo(layout.format("CELL", "BASE", "LOCK", "DRIVER FLOOR", "TARGETS").rstrip())
+    for row in rows:
+        lock = "yes" if row["locked"] else "BAD" if row["missing"] else "NO"
+        floor = row["promises"]["driver-floor"]
+        click.echo(layout.format(row["cell"], row["base"], lock, floor, " ".join(row["targets"])).rstrip())
+    unlocked = [row for row in rows if not row["locked"]]
+    click.echo(f"\n{counted(len(rows), 'cell')}, {len(rows) - len(unlocked)} locked; tagged like {rows[0]['tags'][0]}")
+    if unlocked:
+        click.echo("without a lock, so `envcheck build` refuses them:")
+        for row in unlocked:
+            lacks = f"lacks {' and '.join(row['missing'])}: restore it, or " if row["missing"] else ""
+            click.echo(f"  {row['cell']}: {lacks}run `envcheck lock {row['cell']}` where its index can be reached")

@@ -1,0 +1,58 @@
+"""`envcheck judge`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from envcheck.cli.shared.typed_options import takes
+
+
+class JudgeOptions(NamedTuple):
+    """The options of `envcheck judge`."""
+
+    file: Path
+    checks: Path | None
+    output: Path | None
+    as_json: bool
+
+
+@click.command(short_help="Judge a report's evidence again, by today's rules.")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--checks", type=click.Path(path_type=Path, exists=True, file_okay=False), help="The site's own checks.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the report it makes.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.pass_context
+@takes(JudgeOptions)
+def command(options: JudgeOptions, ctx: click.Context) -> None:
+    """Judge a report's evidence again, by today's rules and limits.
+
+    \b
+    envcheck judge last-month.json
+    envcheck --matrix matrix.yaml judge last-month.json --output again.json
+
+    Nothing is measured: what broke then, or was not asked then, stays as it was.
+    The exit code is that of `envcheck run`.
+    """
+    from envcheck.cli.shared.streams import console
+    from envcheck.matrix.file.load import load as load_matrix
+    from envcheck.reports.model import encode, load, write
+    from envcheck.reports.rejudge import rejudge
+    from envcheck.reports.terminal import show, width
+
+    found = rejudge(load(options.file), load_matrix(ctx.obj.matrix) if ctx.obj.matrix else None, options.checks)
+    if options.output is not None:
+        write(found.report, options.output)
+    if options.as_json:
+        click.echo(encode(found.report), nl=False)
+    elif ctx.obj.quiet:
+        click.echo(found.report.verdict.sentence)
+    else:
+        for identity, before, after in found.changed:
+            click.echo(f"{identity}: {before} then, {after} now")
+        if found.unknown:
+            click.echo(f"as it was, for want of such a check today: {', '.join(found.unknown)}")
+        show(found.report, console(width=width(), highlight=False))
+    ctx.exit(found.report.verdict.exit_code)

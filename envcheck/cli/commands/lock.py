@@ -1,0 +1,139 @@
+"""`envcheck lock`."""
+
+from __future__ import annotations
+
+import textwrap
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import click
+
+from envcheck.cli.shared import completion, interruptible
+from envcheck.cli.shared.text import counted
+from envcheck.cli.shared.typed_options import takes
+from envcheck.cli.sources.fetch_request import client_of
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.matrix.facts.model import Cell, Matrix
+    from envcheck.mirrors.profiles.model import Profile
+
+
+class LockOptions(NamedTuple):
+    """The options of `envcheck lock`."""
+
+    selectors: tuple[str, ...]
+    mirror: str
+    images_dir: Path | None
+    tool: bool
+    model: str | None
+    dataset: str | None
+    trust_mirror: bool
+    output: Path | None
+
+
+@click.command("lock", epilog="Example: envcheck lock 'torch2.8*' --mirror host")
+@click.argument("selectors", nargs=-1, metavar="[CELL]...", shell_complete=completion.cells)
+@click.option("--mirror", default="host", show_default=True, help="none, host, or a profile's YAML file.")
+@click.option(
+    "--images", "images_dir", type=click.Path(path_type=Path, file_okay=False), help="Where the cells are. [images/]"
+)
+@click.option("--tool", is_flag=True, help="Lock envcheck's own environment inside images (needs pyproject.toml).")
+@click.option("--model", metavar="REPO@REV", help="Lock a Hugging Face model instead: every file with its sha256.")
+@click.option("--dataset", metavar="REPO@REV", help="The same of a dataset.")
+@click.option("--trust-mirror", is_flag=True, help="Believe the mirror itself about a model's hashes.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Where a model's lock goes. [stdout]"
+)
+@click.pass_obj
+@takes(LockOptions)
+@interruptible.terminable()
+def command(options: LockOptions, settings: Settings) -> None:
+    """Pin every package of a cell, with hashes.
+
+    CELL is a cell's name or a glob; all cells without one. The locks hold versions and sha256 only: no URL, no
+    date, no mirror. A cell that cannot be locked keeps what it had and is named at the end. A model's lock is made from
+    the profile's `hf.trusted`, or huggingface_hub's own endpoint, and `envcheck fetch --lock` takes it.
+
+    Exit 0: all are locked; 2: wrong usage; 3: a cell could not be locked.
+    """
+    from envcheck.data import own_images
+    from envcheck.images.spec import select
+    from envcheck.matrix.file.load import load
+    from envcheck.mirrors.profiles.load import load as load_profile
+
+    profile = load_profile(options.mirror)
+    if options.model is not None or options.dataset is not None:
+        _lock_model(options, profile)
+        return
+    if options.tool:
+        _lock_tool(profile)
+        return
+    matrix = load(settings.matrix)
+    cells = select(matrix, options.selectors)
+    directory = options.images_dir or own_images()
+    failed = [cell for cell in cells if not _lock(matrix, cell, profile, directory, settings)]
+    then = "; next: envcheck render" if len(failed) < len(cells) else ""
+    click.echo(f"locked {len(cells) - len(failed)} of {len(cells)}{then}")
+    if failed:
+        click.echo(f"without a new lock: {' '.join(map(str, failed))}", err=True)
+        raise SystemExit(3)
+
+
+def _lock_model(options: LockOptions, profile: Profile) -> None:
+    from envcheck import safe_files
+    from envcheck.errors import ConfigError
+    from envcheck.mirrors.hub.api import trusted
+    from envcheck.mirrors.hub.download import locked
+    from envcheck.mirrors.hub.revision import format_lock, reference
+
+    if options.selectors or (options.model is not None and options.dataset is not None):
+        message = "more than one thing to lock"
+        raise ConfigError(message, fix="give one of CELL, --model REPO@REV or --dataset REPO@REV")
+    kind: Literal["model", "dataset"] = "dataset" if options.model is None else "model"
+    ref = reference(options.model or options.dataset or "", kind)
+    endpoint = trusted(profile, mirror=options.trust_mirror)
+    lock = interruptible.run(lambda: locked(client_of(profile, 8, endpoint), endpoint, ref), threading.Event())
+    if options.output is None:
+        click.echo(format_lock(lock).decode(), nl=False)
+        return
+    safe_files.replace(options.output, format_lock(lock))
+    size = sum(file.size for file in lock.files)
+    files = f"{counted(len(lock.files), 'file')}, {size / 1e6:.1f} MB"
+    click.echo(f"{lock.repo}@{lock.revision}: {files} -> {options.output}")
+
+
+def _lock(matrix: Matrix, cell: Cell, profile: Profile, images_dir: Path, settings: Settings) -> bool:
+    from envcheck.errors import EnvcheckError
+    from envcheck.images.lock_with_uv import companions, lock_cell
+    from envcheck.images.render.committed_files import write_locks
+    from envcheck.images.spec import make_spec
+
+    try:
+        locks = lock_cell(matrix, cell, profile)
+        spec = make_spec(matrix, cell, locks, where=str(images_dir / str(cell)))
+    except EnvcheckError as error:
+        told = str(error) if str(cell) in str(error) else f"{cell}: {error}"
+        lines = textwrap.wrap(told, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        click.echo("\n".join(lines), err=True)
+        return False
+    changed = write_locks(images_dir, cell, locks)
+    if not settings.quiet:
+        what = ", ".join([*companions(locks), f"cuDNN {spec.promises['cudnn']}", f"NCCL {spec.promises['nccl']}"])
+        click.echo(f"{cell}: {'locked' if changed else 'as it was'} ({what})")
+    return True
+
+
+def _lock_tool(profile: Profile) -> None:
+    from envcheck import safe_files
+    from envcheck.data import data_path
+    from envcheck.images.lock_with_uv import image_requirements, lock_tool
+    from envcheck.images.locks.lockfile import format_lock
+    from envcheck.matrix.file.load import load
+
+    target = data_path("templates") / "envcheck.lock"
+    pythons = [base.python for base in load().bases]
+    lock = lock_tool(image_requirements(target.parent.parent / "pyproject.toml"), pythons, profile)
+    safe_files.replace(target, format_lock(lock, "envcheck's own environment in an image").encode())
+    click.echo(f"{counted(len(lock.pins), 'package')} for Python {', '.join(pythons)}")

@@ -1,0 +1,150 @@
+"""`envcheck render`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from envcheck.cli.shared import completion
+from envcheck.cli.shared.text import counted
+from envcheck.cli.shared.typed_options import takes
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.images.spec import ImageSpec
+
+_EPILOG = """\b
+Examples:
+  envcheck render --check
+  envcheck render torch2.8.0-cu128-py312 --mirror host -o ctx
+  docker build --secret id=netrc,src=$HOME/.netrc ctx
+
+\b
+A mirror profile of your own:
+  pypi: [{url: "https://mirror.example/pypi/simple"}]
+  pytorch: [{url: "https://mirror.example/whl/{variant}"}]
+  apt: ["https://mirror.example"]
+  hf: {endpoint: "https://hf.mirror.example"}
+  registry: registry.example:5000
+  ca: site-ca.pem
+  netrc: ~/.netrc
+"""
+
+
+class RenderImagesOptions(NamedTuple):
+    """The options of `envcheck render`."""
+
+    selectors: tuple[str, ...]
+    check: bool
+    mirror: str | None
+    output: Path | None
+    images_dir: Path | None
+
+
+@click.command("render", epilog=_EPILOG)
+@click.argument("selectors", nargs=-1, metavar="[CELL]...", shell_complete=completion.cells)
+@click.option("--check", is_flag=True, help="Change nothing; exit 1 naming every missing, stale and orphan file.")
+@click.option("--mirror", help="none, host, or a profile's YAML file; with --output.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write one cell's whole build context here.")
+@click.option(
+    "--images",
+    "images_dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Where the cells are. [images/]",
+)
+@click.pass_obj
+@takes(RenderImagesOptions)
+def command(options: RenderImagesOptions, settings: Settings) -> None:
+    """Write images/<cell>/ from the matrix, the locks and templates/, or one cell's build context.
+
+    CELL is a cell's name or a glob; all cells without one. Without CELL, files that belong to no cell are
+    removed.
+
+    Exit 0: written, or with --check nothing differs; 1: files differ; 2: wrong usage.
+    """
+    from envcheck.data import data_path, own_images
+    from envcheck.errors import ConfigError
+
+    mirror, output = options.mirror, options.output
+    if (mirror is None) != (output is None):
+        message = "--mirror and --output go together"
+        raise ConfigError(message, fix="give both for a build context, or neither for images/")
+    if options.check and output is not None:
+        message = "--check compares images/, and --output writes elsewhere"
+        raise ConfigError(message, fix="give one of them")
+    shipped = options.check or output is not None
+    directory = options.images_dir or (data_path("images") if shipped else own_images())
+    specs, whole = _specs(settings, options.selectors, directory), not options.selectors
+    if mirror is not None and output is not None:
+        _context(specs, mirror, output, settings)
+    elif options.check:
+        _check(specs, directory, whole=whole)
+    else:
+        _render(specs, directory, settings, whole=whole)
+
+
+def _specs(settings: Settings, selectors: tuple[str, ...], images_dir: Path) -> list[ImageSpec]:
+    from envcheck.images.spec import load_spec, select
+    from envcheck.matrix.file.load import load
+
+    matrix = load(settings.matrix)
+    return [load_spec(matrix, cell, images_dir=images_dir) for cell in select(matrix, selectors)]
+
+
+def _wanted(specs: list[ImageSpec]) -> dict[str, bytes]:
+    from envcheck.images.render.dockerfile import render_cells
+
+    unlocked = [str(spec.cell) for spec in specs if not spec.locks]
+    if unlocked:
+        click.echo(f"no lock, so nothing to render: {' '.join(unlocked)} (run `envcheck lock`)", err=True)
+    return render_cells(spec for spec in specs if spec.locks)
+
+
+def _check(specs: list[ImageSpec], images_dir: Path, *, whole: bool) -> None:
+    from envcheck.images.render.committed_files import drift
+
+    wanted = _wanted(specs)
+    cells = {str(spec.cell) for spec in specs}
+    found = [d for d in drift(images_dir, wanted) if whole or d.path.partition("/")[0] in cells]
+    for difference in found:
+        click.echo(f"{difference.kind}: images/{difference.path}")
+    if found:
+        click.echo(
+            f"{len(found)} of {counted(len(wanted), 'file')} differ; run `envcheck render` and commit what it writes"
+        )
+        raise SystemExit(1)
+    click.echo(f"{counted(len(wanted), 'file')} in {counted(len(cells), 'cell')} are what rendering gives")
+
+
+def _render(specs: list[ImageSpec], images_dir: Path, settings: Settings, *, whole: bool) -> None:
+    from envcheck.images.render.committed_files import remove_orphans, write
+
+    wanted = _wanted(specs)
+    changed = write(images_dir, wanted)
+    removed = remove_orphans(images_dir, wanted) if whole else []
+    if not settings.quiet:
+        for path in changed:
+            click.echo(f"wrote images/{path}")
+        for path in removed:
+            click.echo(f"removed images/{path}")
+    click.echo(f"{len(changed)} of {counted(len(wanted), 'file')} written, {len(removed)} removed")
+
+
+def _context(specs: list[ImageSpec], mirror: str, output: Path, settings: Settings) -> None:
+    from envcheck.errors import ConfigError
+    from envcheck.images.build import tags
+    from envcheck.images.render.build_context import write
+    from envcheck.mirrors.profiles.load import load
+
+    if len(specs) != 1:
+        message = f"--output takes one cell, and {len(specs)} are selected"
+        raise ConfigError(message, fix="name one cell")
+    context = write(specs[0], load(mirror), output, matrix=settings.matrix)
+    secrets = "".join(f" --secret id={name},src={path}" for name, path in context.secrets.items())
+    host = " --network host" if context.network == "host" else ""
+    carried = [group for group, all_there in context.carried.items() if all_there]
+    if not settings.quiet:
+        click.echo(f"base {context.base}; carried whole: {', '.join(carried) or 'no group'}; network {context.network}")
+    click.echo(f"docker build{host}{secrets} -t {tags.full(tags.REPOSITORY, specs[0])} {output}")

@@ -1,0 +1,113 @@
+"""`envcheck resolve`: what can run on this machine, or on the one described."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from envcheck.cli.shared.parameter_types import ARCHS
+from envcheck.cli.shared.typed_options import takes
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.matrix.facts.model import Matrix
+    from envcheck.matrix.resolver.resolve import Query
+
+
+class ResolveOptions(NamedTuple):
+    """The options of `envcheck resolve`."""
+
+    torch: str | None
+    variant: str | None
+    cuda: str | None
+    python: str | None
+    driver: str | None
+    gpus: tuple[str, ...]
+    cc: tuple[str, ...]
+    arch: str | None
+    base_cuda: str | None
+    mirror: str
+    everything: bool
+    here: bool | None
+    as_json: bool
+
+    def query(self) -> Query:
+        """Return the combination that is asked for."""
+        from envcheck.matrix.resolver.resolve import Query
+
+        return Query(
+            torch=self.torch,
+            variant=self.variant,
+            cuda=self.cuda,
+            python=self.python,
+            driver=self.driver,
+            gpus=[*self.gpus],
+            cc=[*self.cc],
+            arch=ARCHS[self.arch] if self.arch else None,
+        )
+
+
+@click.command(no_args_is_help=False)
+@click.option("--torch", metavar="REQ", help='A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".')
+@click.option("--variant", metavar="cuNNN|cpu", help="The wheel's CUDA as its name says it, e.g. cu128.")
+@click.option("--cuda", metavar="X.Y", help="The same by CUDA version, e.g. 12.8.")
+@click.option("--python", metavar="X.Y", help="Python version, e.g. 3.12 or 3.13t.")
+@click.option("--driver", metavar="VERSION", help="NVIDIA driver, whole: 570.124.06.")
+@click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="GPU model; again for a node of several.")
+@click.option("--cc", multiple=True, metavar="X.Y", help="Compute capability, for a GPU without a name.")
+@click.option("--arch", type=click.Choice(list(ARCHS)), help="Host architecture.")
+@click.option("--base-cuda", metavar="X.Y", help="Also say what an nvidia/cuda base image of that CUDA refuses.")
+@click.option(
+    "--mirror",
+    default="user",
+    show_default=True,
+    metavar="PROFILE",
+    help="Mirror profile whose PyTorch index the pip command names.",
+)
+@click.option("--all", "everything", is_flag=True, help="List every cell with its verdict.")
+@click.option("--here/--no-here", default=None, help="Read off this node what is not given, or leave it free.")
+@click.option("--json", "as_json", is_flag=True, help="Print envcheck/resolution/1.")
+@click.pass_obj
+@takes(ResolveOptions)
+def command(options: ResolveOptions, settings: Settings) -> None:
+    """Say which torch, CUDA variant and Python can run, why, and what else could.
+
+    With no driver, GPU or --arch given, this node is asked about: its driver, GPUs, architecture and active Python are
+    read. With one of them given another machine is meant, and nothing is read unless --here says so.
+
+    Exit status: 0 when something can run, 1 when nothing can, 2 on bad input, 3 when this node cannot be read.
+
+    \b
+    envcheck resolve
+    envcheck resolve --torch 2.8.0 --gpu H100 --driver 570.124.06
+    envcheck resolve --variant cu130 --gpu "RTX 4090" --driver 550.54.14
+    """
+    import msgspec
+
+    from envcheck.cli.shared import resolution_text
+    from envcheck.matrix.file.load import load
+    from envcheck.matrix.resolver.query import normalized
+    from envcheck.matrix.resolver.resolve import resolve
+    from envcheck.mirrors.profiles.load import load as profile
+
+    matrix = load(settings.matrix)
+    query, read, notes = _from_here(matrix, normalized(options.query()), here=options.here)
+    answer = resolve(matrix, query, base_cuda=options.base_cuda, read_here=read, notes=notes)
+    answer = msgspec.structs.replace(answer, pip=resolution_text.pip_command(answer, profile(options.mirror)))
+    if options.as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
+    else:
+        resolution_text.show(answer, everything=options.everything, quiet=settings.quiet)
+    sys.exit(0 if answer.legal else 1)
+
+
+def _from_here(matrix: Matrix, query: Query, *, here: bool | None) -> tuple[Query, dict[str, str], list[str]]:
+    another = bool(query.driver or query.gpus or query.cc or query.arch)
+    if here is False or (here is None and another):
+        return query, {}, []
+    from envcheck.cli.shared.this_node import active_python, fill
+    from envcheck.node.collect import identify
+
+    return fill(matrix, query, identify(), active_python())

@@ -1,0 +1,274 @@
+"""`envcheck run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from envcheck.checks import LEVELS
+from envcheck.cli.report_output import baseline as report_output_baseline
+from envcheck.cli.report_output import files as report_output_files
+from envcheck.cli.report_output import node_files
+from envcheck.cli.report_output.files import Destinations
+from envcheck.cli.report_output.node_files import Output, OutputType
+from envcheck.cli.report_output.run_and_report import run_and_report
+from envcheck.cli.shared import completion, messages
+from envcheck.cli.shared.parameter_types import Duration, Finite
+from envcheck.cli.shared.typed_options import takes
+from envcheck.errors import ConfigError
+from envcheck.runner.targets.launcher import Place, complaints, place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from envcheck.reports.model import RunReport
+    from envcheck.runner.planning.discover import Found
+    from envcheck.runner.requirements.file import Requirements
+    from envcheck.runner.state import Run
+    from envcheck.runner.targets.interface import Target
+
+
+class RunOptions(NamedTuple):
+    """The options of `envcheck run`."""
+
+    python: str | None
+    image: str | None
+    level: str
+    only: tuple[str, ...]
+    skip: tuple[str, ...]
+    checks: Path | None
+    require_gpu: bool
+    requirements: str | None
+    nproc: int
+    timeout: float | None
+    shm_size: str
+    spawn: bool
+    output: Output | None
+    budget: float | None
+    repeat: int
+    duration: float | None
+    resume: bool
+    baseline: Path | None
+    html: Output | None
+    summary: Output | None
+    redact: bool
+    redact_key: str
+    as_json: bool
+    dry_run: bool
+
+
+@click.command(short_help="Validate an environment: this one, another Python's, or an image's.")
+@click.option("--python", metavar="PATH", help="The interpreter, or environment, to validate (with --image: in it).")
+@click.option("--image", metavar="REF", help="A local image to validate, ours or not.")
+@click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How much to check.")
+@click.option(
+    "--only",
+    multiple=True,
+    shell_complete=completion.checks,
+    metavar="ID",
+    help="Run this check alone, whatever its level. Repeatable.",
+)
+@click.option(
+    "--skip", multiple=True, shell_complete=completion.checks, metavar="ID", help="Leave this check out. Repeatable."
+)
+@click.option(
+    "--checks", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Your own node/ and env/."
+)
+@click.option("--require-gpu", is_flag=True, help="Fail where there is no GPU, instead of skipping.")
+@click.option(
+    "--requirements", metavar="FILE", help="Fail if the node lacks what this TOML file (or: hgx-h100) asks for."
+)
+@click.option("--nproc", type=click.IntRange(1), default=2, show_default=True, help="Ranks of a group on a CPU.")
+@click.option("--timeout", type=Finite(0.1), help="End a check after so many seconds, not its own limit.")
+@click.option("--shm-size", default="8g", show_default=True, help="Shared memory of the container (with --image).")
+@click.option("--spawn", is_flag=True, help="Start every rank in a fresh Python instead of forking it.")
+@click.option(
+    "-o", "--output", type=OutputType(), help=f"The report; in DIR/ one per node. [{report_output_files.DEFAULT}]"
+)
+@click.option(
+    "--budget", type=Duration(), help="Begin no check that is not planned to fit, e.g. 60s; name what is left."
+)
+@click.option("--repeat", type=click.IntRange(1), default=1, help="Soak: do all of it so many times; the worst counts.")
+@click.option("--duration", type=Duration(), help="Soak: begin again until this time is over, e.g. 10m.")
+@click.option("--resume", is_flag=True, help="Go on where a run that was cut short stopped, from its report.")
+@click.option("--baseline", type=click.Path(path_type=Path, dir_okay=False), help="Fail where this report was better.")
+@click.option("--html", type=OutputType(), help="Write the report as one page, too.")
+@click.option("--summary", type=OutputType(), help="Append Markdown: $GITHUB_STEP_SUMMARY.")
+@click.option("--redact", is_flag=True, help="Write no names: hosts, users, UUIDs, serials and paths get pseudonyms.")
+@click.option("--redact-key", default="", metavar="TEXT", help="--redact with this key's pseudonyms; keep it secret.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--dry-run", is_flag=True, help="Print what would be run, and for how long.")
+@click.pass_context
+@takes(RunOptions)
+def command(options: RunOptions, ctx: click.Context) -> None:
+    """Validate an environment, and say with numbers whether it is fit.
+
+    \b
+    envcheck run                                 the active environment
+    envcheck run --python /opt/venv              any other on this machine
+    envcheck run --image REF --require-gpu       an image, on this node's GPUs
+    envcheck run --budget 60s                    the most telling that fits
+    envcheck run --level full --duration 10m     again and again: a soak
+    envcheck run --baseline good.json            held against an earlier run
+
+    Under a launcher (srun, torchrun, mpirun, an indexed Job) one process of a
+    node runs the checks, and the others exit 0. With several nodes each
+    writes files of its own: envcheck-report-<node>.json, DIR/<node>.json, and
+    FILE gets -<node> before its suffix.
+
+    Nothing is installed in the environment. Exit 0: what was required passed;
+    1: a check failed; 2: wrong usage; 3: it could not be told. What a budget
+    leaves out is a skip, and the last line counts it: the exit code is that of
+    what was run, so 3 where nothing fits.
+    """
+    from msgspec import structs
+
+    from envcheck.cli.shared.streams import console as new_console
+    from envcheck.reports import terminal
+
+    report_output_files.require_working_directory()
+    here = leave_to_the_first(ctx)
+    run = _prepare(ctx, options)
+    # Beside --json, what people read goes where a pipe does not.
+    quiet, apart = ctx.obj.quiet, options.as_json
+    console = new_console(width=terminal.width(), highlight=False, stderr=apart, quiet=apart and quiet)
+    files = _destinations(options, here)
+    earlier = report_output_baseline.read(options.baseline)
+    if earlier and (options.redact or options.redact_key):
+        messages.learn(earlier)
+    going_on = _go_on(run, files.report or report_output_files.DEFAULT) if options.resume else None
+    facts = run.target.facts
+    facts = structs.replace(facts, name=files.redacted_line(facts.name), chosen=files.redacted_line(facts.chosen))
+    if options.dry_run:
+        terminal.show_plan(run.plan, facts, console, run.demands)
+        if going_on:
+            click.echo(going_on, err=apart)
+        return
+    if not quiet:
+        terminal.show_announcement(run.plan, facts, console)
+    if going_on and not quiet:
+        click.echo(going_on, err=apart)
+    with node_files.alone(files.report):
+        ctx.exit(run_and_report(run, files, console, earlier, as_json=apart, quiet=quiet))
+
+
+def leave_to_the_first(ctx: click.Context) -> Place:
+    """Return this process's place in its launcher's group; end it where another one of this node does the run."""
+    here = place(os.environ)
+    for complaint in complaints(os.environ):
+        text = f"warning: {complaint}; it is not used: correct or unset it"
+        click.echo(f"envcheck: {messages.last_line(text)}", err=True)
+    why = node_files.left_to_the_first(here, os.environ)
+    if why is not None:
+        if not ctx.obj.quiet:
+            click.echo(f"envcheck: {why}", err=True)
+        ctx.exit(0)
+    return here
+
+
+def _destinations(options: RunOptions, here: Place) -> Destinations:
+    node = node_files.node_of(here, nameless=options.redact or bool(options.redact_key))
+    report = report_output_files.destination(options.output, report_output_files.DEFAULT, node, dry=options.dry_run)
+    formats: dict[str, Path] = {}
+    for option, name, output in (("html", "html", options.html), ("summary", "markdown", options.summary)):
+        if output is not None:
+            where = report_output_files.destination(output, output.path, node, option, name=name, dry=options.dry_run)
+            formats |= {name: where} if where else {}
+    report_output_files.apart(output=report, html=formats.get("html"), summary=formats.get("markdown"))
+    return Destinations(report, formats, *_redactions(options))
+
+
+def _prepare(ctx: click.Context, options: RunOptions) -> Run:
+    """Return the run that was asked for, with its plan and its target; nothing is measured yet."""
+    from envcheck.matrix.file.load import load
+    from envcheck.runner.planning.plan import plan
+    from envcheck.runner.requirements import file as requirements_file
+    from envcheck.runner.requirements import node_checks
+    from envcheck.runner.state import Run
+    from envcheck.runner.targets.gpu_devices import shown_gpus
+
+    matrix = ctx.obj.matrix
+    wanted = _wanted(options.requirements, matrix)
+    chosen = [*node_checks.checks(wanted), *_chosen(options)]
+    _exclusive(redact=options.redact or options.redact_key, resume=options.resume)
+    _exclusive(budget=options.budget, repeat=options.repeat > 1, duration=options.duration)
+    planned = plan(
+        chosen,
+        level=options.level,
+        nproc=options.nproc,
+        gpus=shown_gpus(),
+        timeout=options.timeout,
+        require_gpu=options.require_gpu,
+        budget=options.budget,
+        repeat=options.repeat,
+        duration=options.duration,
+    )
+    if options.image is None and ctx.get_parameter_source("shm_size") is click.core.ParameterSource.COMMANDLINE:
+        message = "--shm-size is a container's, and there is none without --image"
+        raise ConfigError(message, fix="give --image, or leave it out")
+    target = _target(options.python, options.image, options.shm_size)
+    run = Run(plan=planned, chosen=chosen, target=target, site=options.checks, spawn=options.spawn)
+    run.matrix = load(matrix) if matrix else None
+    run.demands = requirements_file.measured(wanted)
+    run.resolution = ctx.meta.get("envcheck.resolution")
+    return run
+
+
+def _wanted(requirements: str | None, matrix: Path | None) -> Requirements:
+    """Return what a site's file demands; nothing where none is options."""
+    from envcheck.matrix.file.load import load
+    from envcheck.runner.requirements.file import Requirements, read
+
+    return read(requirements, load(matrix) if matrix else None) if requirements else Requirements()
+
+
+def _chosen(options: RunOptions) -> list[Found]:
+    from envcheck.runner.planning.discover import discover
+    from envcheck.runner.planning.plan import select
+    from envcheck.runner.planning.time_budget import most_telling_first
+
+    chosen = select(discover(options.checks), options.level, options.only, options.skip)
+    return chosen if options.budget is None else most_telling_first(chosen)
+
+
+def _exclusive(**given: object) -> None:
+    names = [f"--{name}" for name, value in given.items() if value]
+    if len(names) > 1:
+        message = f"{' and '.join(names)} exclude each other"
+        raise ConfigError(message, fix="give one of them")
+
+
+def _go_on(run: Run, path: Path) -> str:
+    """Take over what is known from a report that was cut short; return what is said of it."""
+    from envcheck import __version__
+    from envcheck.reports.model import load
+
+    if not path.exists():
+        return f"no report at {path} to go on with: from the beginning"
+    run.go_on(load(path), path, __version__)
+    return f"going on with {path}: {run.done} of {len(run.plan.checks)} checks are done"
+
+
+def _target(python: str | None, image: str | None, shm_size: str) -> Target:
+    if image is not None:
+        from envcheck.runner.targets.container import ContainerTarget
+
+        return ContainerTarget(image, python=python, shm_size=shm_size)
+    from envcheck.runner.targets.interface import choose_python
+    from envcheck.runner.targets.local_python import LocalPython, answering
+
+    return LocalPython(answering(choose_python(Path(python) if python else None)))
+
+
+def _redactions(options: RunOptions) -> tuple[Callable[[RunReport], RunReport], Callable[[str], str]]:
+    """Return what is done to a report, and to a line, before it leaves this process for a file or the terminal."""
+    if not options.redact and not options.redact_key:
+        return (lambda report: report), (lambda line: line)
+    from envcheck.reports.redact import redact
+
+    names = messages.names(options.redact_key)
+    return (lambda report: redact(report, options.redact_key, names)), messages.without_names(sys.argv[1:])

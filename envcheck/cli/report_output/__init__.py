@@ -1,0 +1,1 @@
+"""Where a run's reports go, and what they are compared with."""

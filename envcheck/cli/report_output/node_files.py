@@ -1,0 +1,119 @@
+"""Where a run writes: one file a node where several take part, by one process of the node, and by one run at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import click
+
+from envcheck.errors import ConfigError
+from envcheck.exclusive import held
+
+if TYPE_CHECKING:
+    from envcheck.runner.targets.launcher import Place
+
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
+_LONGEST: Final = 120
+_NO_FILES: Final = ("/dev/", "/proc/")
+_TASK_BOUND: Final = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")  # where Slurm lists no GPUs
+
+
+class Output(NamedTuple):
+    """An option's value: a file, or a directory in which each node has one file."""
+
+    path: Path
+    directory: bool = False
+
+    def of(self, node: Node, suffix: str) -> Path:
+        """Return this node's file: DIR/<node>.json; FILE, which takes the node's name where several nodes write."""
+        if self.directory:
+            return self.path / f"{node.name}{suffix}"
+        if not node.several or str(self.path).startswith(_NO_FILES) or _is_no_file(self.path):
+            return self.path
+        return self.path.with_name(f"{self.path.stem}-{node.name}{self.path.suffix}")
+
+
+class OutputType(click.ParamType[Output]):
+    """FILE, or DIR/: a directory that exists, or a path that ends in a slash."""
+
+    name = "FILE|DIR/"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Output:  # noqa: ARG002
+        """Return the output; a directory is made only when a run begins."""
+        if isinstance(value, Output):
+            return value
+        path = Path(value)
+        return Output(path, str(value).endswith("/") or path.is_dir())
+
+
+class Node(NamedTuple):
+    """This node, as file names call it, and whether other nodes write beside it."""
+
+    name: str
+    several: bool
+
+
+def node_of(place: Place, *, nameless: bool, host: str | None = None) -> Node:
+    """Return this node under the launcher's name for it, else the host's and its number; `nameless`: its number alone.
+
+    Two nodes never share a name: hosts of a launcher may all be called "localhost".
+    """
+    if nameless:
+        return Node(f"node-{place.node_rank}", place.several_nodes)
+    name = place.node or (platform.node() if host is None else host) or "node"
+    safe = _UNSAFE.sub("_", name)[:_LONGEST].lstrip(".") or "node"
+    # Slurm's names are unique; pods of one node share its name, and MPI and torchrun name no node.
+    unique = place.node and safe == name and place.nodes != 0 and place.launcher in ("slurm", "none")
+    numbered = place.several_nodes and not unique and not safe.endswith(f"-{place.node_rank}")
+    return Node(f"{safe}-{place.node_rank}" if numbered else safe, place.several_nodes)
+
+
+def left_to_the_first(place: Place, environ: Mapping[str, str]) -> str | None:
+    """Return what to say where another process of this node does its run; None for the one that does it.
+
+    Refuse tasks that each see GPUs of their own: the first would pass for all of the node's.
+    """
+    if place.local_world > 1 and _bound(environ):
+        message = f"{place.local_world} tasks on one node, and each is given GPUs of its own"
+        raise ConfigError(message, fix="start one task a node that sees all GPUs: srun --ntasks-per-node=1")
+    if place.local_rank == 0:
+        return None
+    return f"rank {place.rank} checks nothing: rank 0 of the {place.local_world} on this node checks it and reports"
+
+
+def _bound(environ: Mapping[str, str]) -> bool:
+    """Tell whether this task sees fewer GPUs than its job has on the node (srun --gpus-per-task, --gpu-bind)."""
+    on_node, listed = environ.get("SLURM_GPUS_ON_NODE", ""), environ.get("SLURM_STEP_GPUS", "")
+    if on_node.isdigit() and listed:
+        return len(listed.split(",")) < int(on_node)
+    return any(environ.get(name) for name in _TASK_BOUND)
+
+
+def _is_no_file(path: Path) -> bool:
+    return path.exists() and not path.is_file()
+
+
+@contextlib.contextmanager
+def alone(path: Path | None) -> Iterator[None]:
+    """Hold a report's place for this run; a second run that would write it at the same time is a ConfigError.
+
+    The lock is beside the report, goes with the run, and holds between the hosts of a shared file system.
+    """
+    if path is None or _is_no_file(path):
+        yield
+        return
+    path = Path(os.path.realpath(path))
+
+    def busy() -> None:
+        message = f"another run is writing {path}"
+        fix = "wait for it, or give --output another file; on several nodes --output DIR/ has a file for each"
+        raise ConfigError(message, fix=fix)
+
+    with held(path.with_name(f".{path.name}.lock"), busy):
+        yield

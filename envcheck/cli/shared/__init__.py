@@ -1,0 +1,1 @@
+"""Options, parameter types, streams and texts that several commands share."""

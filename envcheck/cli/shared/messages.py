@@ -1,0 +1,106 @@
+"""The line that says why a command ended: without names where --redact is given, and with long words cut."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Final
+
+from envcheck.checks import LEVELS
+
+if TYPE_CHECKING:
+    from envcheck.reports.model import RunReport
+    from envcheck.reports.redact import Pseudonyms
+
+LONGEST: Final = 100
+_HEAD: Final = 60
+_LONG: Final = re.compile(rf"[^\s;,:'\"()/]{{{LONGEST + 1},}}")
+_OFF: Final = ("", "0", "false", "f", "no", "n", "off")
+_NUMBER: Final = re.compile(r"[\d.,]*[a-zA-Z]?")
+# Commands that know --redact, and values that name nobody.
+_KEPT: Final = ("run", "report", "redact", *LEVELS)
+_names: list[Pseudonyms] = []
+
+
+def nameless(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Return whether a command was asked for output without names, read before its options are parsed."""
+    asked = any(word.startswith("--redact") for word in arguments) or {"report", "redact"} <= set(arguments)
+    variables = environ.get("ENVCHECK_RUN_REDACT", ""), environ.get("ENVCHECK_RUN_REDACT_KEY", "")
+    return asked or ("run" in arguments and (variables[0].lower() not in _OFF or bool(variables[1])))
+
+
+def names(key: str = "") -> Pseudonyms:
+    """Return the pseudonyms of this process: one name has the same one in its report and in every line."""
+    from envcheck.reports.redact import Pseudonyms, know_this_machine
+
+    if not _names:
+        _names.append(Pseudonyms(key))
+        know_this_machine(_names[0])
+    return _names[0]
+
+
+def learn(report: RunReport) -> None:
+    """Have the names of an earlier report replaced in what is printed."""
+    from envcheck.reports import redact
+
+    redact.learn(report, names())
+
+
+def last_line(text: str) -> str:
+    """Return the line as it is printed."""
+    arguments = sys.argv[1:]
+    if nameless(arguments, os.environ):
+        text = without_names(arguments)(text)
+    for value in _values(arguments):
+        text = text.replace(value, shortened(value))
+    return _LONG.sub(lambda match: shortened(match[0]), text)
+
+
+def without_names(arguments: Sequence[str]) -> Callable[[str], str]:
+    """Return what replaces names in a line: the machine's, and those of which the given values are made."""
+    from envcheck.reports.redact import line
+
+    typed = words(_values(arguments))
+    return lambda text: line(text, names(), typed)
+
+
+def words(values: Iterable[str]) -> set[str]:
+    """Return what values are made of, as far as it may name something: parts of paths, and files without suffix."""
+    return {word for value in values for word in _words(value)}
+
+
+def shortened(word: str) -> str:
+    """Return a word of at most LONGEST characters, its middle left out."""
+    return word if len(word) <= LONGEST else f"{word[:_HEAD]}…{word[_HEAD + 1 - LONGEST :]}"
+
+
+def _values(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the values given, in arguments and variables, the longest first; an option's name is none."""
+    given = [word.partition("=")[2] if word.startswith("--") else word for word in arguments]
+    given += [value for name, value in os.environ.items() if name.startswith("ENVCHECK_")]
+    yield from sorted(filter(None, given), key=len, reverse=True)
+
+
+def _words(value: str) -> Iterator[str]:
+    """Yield the parts of a path, and the stem of its file; not what is a number or names a command or level."""
+    for part in PurePath(value).parts:
+        for word in {part, PurePath(part).stem}:
+            if len(word) > 1 and not _NUMBER.fullmatch(word) and word not in _KEPT:
+                yield word
+
+
+def hidden_module() -> tuple[str, str] | None:
+    """Return the name of a module of Python's library that a file elsewhere hides, and that file; None if none is.
+
+    A random.py in the working directory or on PYTHONPATH is imported in place of Python's own.
+    """
+    own = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
+    for name in sorted(sys.stdlib_module_names & set(sys.modules)):
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and not any(Path(file).resolve().is_relative_to(directory) for directory in own):
+            return name, str(file)
+    return None

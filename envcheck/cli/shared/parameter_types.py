@@ -1,0 +1,79 @@
+"""Values of options as people type them: a time, a size, a rate, a finite number, a host architecture."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+if TYPE_CHECKING:
+    from envcheck.matrix.facts.model import HostArch
+
+# Host architectures as people and Docker name them.
+ARCHS: Final[dict[str, HostArch]] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+_TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smh]?)", re.ASCII)
+_SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
+_BYTES: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([KMGT]?)B?")
+_UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, from "90", "90s", "10m" or "2h"; more than 0."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds; anything else is a usage error."""
+        match = _TIME.fullmatch(str(value).strip())
+        seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+        if not 0 < seconds < math.inf:
+            self.fail(f"{value!r} is not a time: write 90s, 10m or 2h", param, ctx)
+        return seconds
+
+
+class Finite(click.FloatRange):
+    """A number within bounds: NaN and infinity are refused, which click's own type takes."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; anything else is a usage error."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
+
+
+class Size(click.ParamType[int]):
+    """Bytes, from "50G" or "50g": 50 thousand million. 0 is taken only with `zero`."""
+
+    name = "size"
+
+    def __init__(self, *, zero: bool = False) -> None:
+        self._zero = zero
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return bytes; anything else is a usage error."""
+        size = int(_bytes(value))
+        if size < (0 if self._zero else 1):
+            self.fail(f"{value!r} is not a size; write 50G for 50 000 000 000 bytes", param, ctx)
+        return size
+
+
+class Rate(click.ParamType[float]):
+    """Bytes a second, from "50M": 50 million."""
+
+    name = "rate"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return bytes a second; anything else is a usage error."""
+        rate = _bytes(value)
+        if rate < 1:
+            self.fail(f"{value!r} is no rate; write 50M for 50 million bytes a second", param, ctx)
+        return rate
+
+
+def _bytes(value: object) -> float:
+    """Return a number of bytes; -1 if the text is not a size."""
+    match = _BYTES.fullmatch(str(value).upper())
+    return float(match[1]) * _UNITS[match[2]] if match else -1.0

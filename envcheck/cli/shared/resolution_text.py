@@ -1,0 +1,118 @@
+"""A resolution as people read it: the answer first, then why, then what else could run. 80 columns."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import textwrap
+from typing import Final
+
+import click
+
+from envcheck.matrix.resolver.resolve import Resolution
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile
+
+_WIDTH: Final = 80
+# https://pytorch.org/get-started/locally/
+_PYTORCH_INDEX: Final = "https://download.pytorch.org"
+_COLOURS: Final = {"ok": "green", "driver-ok-via-minor-compat": "green", "forward-compat-required": "yellow"}
+
+
+def show(answer: Resolution, *, everything: bool = False, quiet: bool = False) -> None:
+    """Print it; `everything` adds a table of every cell, `quiet` leaves only the answer itself."""
+    for line in _head(answer):
+        click.echo(line)
+    if quiet:
+        return
+    _section("Why", answer.reasons)
+    _section("Or", [f"{row.change}\n{row.cell} ({row.verdict})" for row in answer.alternatives])
+    _section("Published", _published(answer))
+    read = [f"read from this node: {name} {value}" for name, value in answer.read_here.items()]
+    weak = [f"verified: false, only one weak source has {fact}" for fact in answer.weak]
+    _section("Note", [*answer.notes, *read, *weak])
+    if everything:
+        _table(answer)
+
+
+def _head(answer: Resolution) -> list[str]:
+    verdict = _style(answer.verdict, _COLOURS.get(answer.verdict, "red"))
+    if answer.cell is None:
+        return [f"no combination matches: {verdict}"]
+    return [f"{_style(answer.cell)}: {verdict}", *(f"  {line}" for line in _pip(answer))]
+
+
+def _pip(answer: Resolution) -> list[str]:
+    command, option, url = answer.pip.partition(" --index-url ")
+    if not option:
+        command, option, url = answer.pip.partition(" --find-links ")
+    if not option:
+        return [command] if command else []
+    return [f"{command} \\", f"   {option}{url}"]
+
+
+def pip_command(answer: Resolution, profile: Profile) -> str:
+    """Return the pip command that installs the answer, from the profile's PyTorch index or the public one.
+
+    Empty where nothing is legal, or where a closed profile names no PyTorch index.
+    """
+    torch, *companions = answer.install or [""]
+    if not torch or not answer.index:
+        return f"pip install {' '.join(answer.install)}" if torch else ""
+    variant = answer.index.rpartition("/")[2]
+    words = " ".join([f"{torch}+{variant}" if answer.arch == "x86_64" else torch, *companions])
+    remote = [index for index in profile.pytorch if index.url != CLIENT_DEFAULT]
+    if not remote:
+        return "" if profile.closed else f"pip install {words} --index-url {_PYTORCH_INDEX}/{answer.index}"
+    option = "--find-links" if remote[0].kind == "find-links" else "--index-url"
+    return f"pip install {words} {option} {shlex.quote(remote[0].url.replace('{variant}', variant))}"
+
+
+def _published(answer: Resolution) -> list[str]:
+    """Say which published cell runs there, and what to do where it is another cell or none."""
+    if answer.cell is None:
+        return []
+    if answer.published is None:
+        return ["none of the published cells fits: use the pip command above, or relax --torch, --variant or --python"]
+    other = "" if answer.published == answer.cell else f"\n{answer.cell} is not published; this is the best that is"
+    return [f"envcheck build {answer.published}{other}"]
+
+
+def _section(title: str, items: list[str]) -> None:
+    if not items:
+        return
+    click.echo()
+    click.echo(_style(title))
+    for item in items:
+        start = "  - "
+        for line in item.split("\n"):
+            click.echo(
+                textwrap.fill(
+                    line,
+                    _WIDTH,
+                    initial_indent=start,
+                    subsequent_indent="    ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
+            start = "    "
+
+
+def _table(answer: Resolution) -> None:
+    from rich.table import Table
+
+    from envcheck.cli.shared.streams import console
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("cell", no_wrap=True)
+    table.add_column("verdict")
+    for row in answer.ranked:
+        table.add_row(row.cell, row.verdict if row.verified else f"{row.verdict} (weak)")
+    for gone in answer.rejected:
+        table.add_row(f"torch{gone.torch}-{gone.variant}", gone.verdict)
+    click.echo()
+    console(highlight=False).print(table)
+
+
+def _style(text: str, colour: str | None = None) -> str:
+    return text if os.environ.get("NO_COLOR") else click.style(text, fg=colour, bold=True)

@@ -1,0 +1,55 @@
+"""The three standard streams as every command may count on them, whatever the shell did with them."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+    from rich.console import Console
+
+
+class _Forgiving(io.FileIO):
+    """Standard error: what cannot be written there is dropped, as it changes nothing of what a command came to."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data) or len(memoryview(data))
+        except OSError:
+            return len(memoryview(data))
+
+
+def ready() -> None:
+    """Open what is closed (no file of ours may get its number), and have no character and no progress be an error."""
+    for number in range(3):
+        _opened(number)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    if sys.stderr is sys.__stderr__:
+        encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
+        raw = io.BufferedWriter(_Forgiving(2, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(raw, encoding, "replace", line_buffering=True)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without a sign gets another, not a traceback
+
+
+def _opened(number: int) -> None:
+    try:
+        os.fstat(number)
+    except OSError:
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003 (C's signature); the lowest number free
+
+
+def console(**options: Any) -> Console:
+    """Return a rich console that raises BrokenPipeError when nobody reads it; rich's own exits 1, a failed check."""
+    from rich.console import Console
+
+    class PipeConsole(Console):
+        def on_broken_pipe(self) -> NoReturn:
+            raise BrokenPipeError
+
+    return PipeConsole(**options)

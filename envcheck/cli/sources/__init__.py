@@ -1,0 +1,1 @@
+"""Choose the mirrors that a command reads from, and show its downloads."""

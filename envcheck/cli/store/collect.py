@@ -1,0 +1,100 @@
+"""What is released or carried on: the wheels of cells and the files of models, brought into the store and held."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from envcheck.cli.shared import interruptible
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.images.spec import ImageSpec
+    from envcheck.mirrors.fetch.request import Means
+    from envcheck.mirrors.hub import revision as hub_revision
+    from envcheck.mirrors.profiles.model import Profile
+    from envcheck.mirrors.store.manifest import Contents, Wheel
+    from envcheck.mirrors.store.objects import Store
+
+
+@contextlib.contextmanager
+def gathered(
+    settings: Settings, store: Store, cells: tuple[str, ...], models: tuple[Path, ...], mirror: str
+) -> Iterator[Contents]:
+    """Give these cells and models as they are released, once all of them is in the store: nothing of it is evicted."""
+    from envcheck.cli.store.common import fetching
+    from envcheck.images.spec import load_spec, select
+    from envcheck.matrix.file.load import load
+    from envcheck.mirrors.hub import revision as hub_revision
+    from envcheck.mirrors.profiles.load import load as load_profile
+    from envcheck.mirrors.store import manifest
+
+    matrix = load(settings.matrix)
+    profile, found = load_profile(mirror), manifest.Contents()
+    specs = [load_spec(matrix, cell, "runtime") for name in cells for cell in select(matrix, [name])]
+    revisions = [hub_revision.parse_lock(_read(path), str(path)) for path in models]
+    with store.held(_hashes(specs, revisions)):
+        stop = threading.Event()
+        with fetching(settings, profile, stop) as means:
+            for spec in specs:
+                wheels = interruptible.run(functools.partial(_wheels, store, spec, profile, means), stop)
+                found = manifest.merged(found, manifest.Contents(wheels=wheels))
+            for lock in revisions:
+                interruptible.run(functools.partial(_model, store, lock, profile, means), stop)
+                named = manifest.Contents(models=[lock], branches={f"{lock.repo}@main": lock.revision})
+                found = manifest.merged(found, named)
+        yield found
+
+
+def _hashes(specs: list[ImageSpec], revisions: list[hub_revision.Revision]) -> list[str]:
+    from envcheck.images.render.build_context import tool_lock
+
+    locks = [lock for spec in specs for lock in [*spec.locks, tool_lock()]]
+    files = [str(file.sha256) for revision in revisions for file in revision.files]
+    return [*files, *(digest for lock in locks for pin in lock.pins for digest in pin.sha256)]
+
+
+def _wheels(store: Store, spec: ImageSpec, profile: Profile, means: Callable[[str], Means]) -> list[Wheel]:
+    """Return a cell's wheels, and those of the envcheck that goes into its images."""
+    from envcheck.errors import ConfigError
+    from envcheck.images.locks import prefetch
+    from envcheck.images.render.build_context import tool_lock
+    from envcheck.mirrors.store.wheel_metadata import describe
+
+    if not spec.locks:
+        message = f"{spec.cell} has no lock"
+        raise ConfigError(message, fix=f"run `envcheck lock {spec.cell}` where its index can be reached")
+    locks = [*spec.locks, tool_lock()]
+    prefetch.bring(store, locks, spec.cell.python, profile, means)
+    held = prefetch.held(store, locks, spec.cell.python)
+    return [describe(store, one.sha256, one.name, one.index) for one in held]
+
+
+def _model(store: Store, lock: hub_revision.Revision, profile: Profile, means: Callable[[str], Means]) -> None:
+    from envcheck.errors import UnavailableError
+    from envcheck.mirrors.fetch.request import Wanted
+    from envcheck.mirrors.hub import revision as hub_revision
+
+    ref = hub_revision.Reference(lock.kind, lock.repo, lock.revision)
+    for file in lock.files:
+        if store.has(str(file.sha256)):
+            continue
+        if not profile.hf.endpoints:
+            message = f"{lock.repo}: {file.path} is not in the store, and the mirror profile names no hf.endpoint"
+            raise UnavailableError(message, fix="give --mirror a profile that names one")
+        urls = tuple(hub_revision.file_url(endpoint, ref, file.path) for endpoint in profile.hf.endpoints)
+        store.put(Wanted(urls, str(file.sha256), file.size, Path(Path(file.path).name)), means(file.path))
+
+
+def _read(path: Path) -> bytes:
+    from envcheck.errors import ConfigError
+
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        raise ConfigError(message, fix="name a lock that `envcheck lock --model` wrote") from error

@@ -1,0 +1,146 @@
+"""What the commands that use the store have in common: where it is, how it is filled, what is seen of that."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from envcheck.cli.shared import interruptible
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.images.locks.model import Lock
+    from envcheck.images.spec import ImageSpec
+    from envcheck.mirrors.fetch.request import Means
+    from envcheck.mirrors.profiles.model import Profile
+    from envcheck.mirrors.store.objects import Store
+
+Progress = Callable[[int, int], None]
+_MEND: Final = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room (`envcheck store gc`), or name another directory"),
+    errno.EIO: "the disk fails: `envcheck store verify` says what is lost",
+}
+
+
+def open_store(root: Path | None) -> Store:
+    """Return the store there, or this user's own."""
+    from envcheck.data import state_path
+    from envcheck.mirrors.store.objects import Store
+
+    return Store(root or state_path("store"), lambda text: click.echo(text, err=True))
+
+
+def there(store: Store) -> Store:
+    """Return the store, for who only reads it. Refuse a place where none is: it may be mistyped."""
+    from envcheck.errors import ConfigError
+
+    if not store.begun:
+        message = f"{store.root}: {'this is no store' if store.root.exists() else 'there is no store'}"
+        raise ConfigError(message, fix="name the one that is meant (--store DIR); the first `store release` makes one")
+    return store
+
+
+@contextlib.contextmanager
+def disk_errors(root: Path) -> Iterator[None]:
+    """Tell a full disk, or one that may not be written, in a line."""
+    from envcheck.errors import UnavailableError
+
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # of whoever read our output, and not of the store
+    except OSError as error:
+        message = f"{error.filename or root}: {error.strerror or error}"
+        raise UnavailableError(message, fix=_MEND.get(error.errno or 0, "mend its rights, or name another")) from error
+
+
+@contextlib.contextmanager
+def unwound() -> Iterator[None]:
+    """End by SIGTERM and SIGHUP as by an interrupt: what was begun is taken away first."""
+
+    def stop(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signals = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
+    before = [(number, signal.signal(number, stop)) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def bar(settings: Settings, title: str) -> Iterator[tuple[Callable[[str], None], Progress]]:
+    """Give what hears which file is under way and what hears of its bytes: a bar on a terminal, else a line a file."""
+
+    def say(name: str) -> None:
+        if not settings.quiet:
+            click.echo(f"  {name}", err=True)
+
+    if settings.quiet or not sys.stderr.isatty():
+        yield say, (lambda _there, _all: None)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(None), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(title, total=None)
+
+        def name(text: str) -> None:
+            shown.reset(task, description=text[:40], total=None)
+
+        yield name, (lambda there, all_: shown.update(task, completed=there, total=all_))
+
+
+@contextlib.contextmanager
+def fetching(
+    settings: Settings, profile: Profile, stop: threading.Event | None = None
+) -> Iterator[Callable[[str], Means]]:
+    """Give what returns the means to fetch a file of that name through the profile, until `stop` is set."""
+    from envcheck.mirrors.fetch.request import Means
+    from envcheck.mirrors.hub import api as hub_api
+
+    client = hub_api.client(profile)
+    with bar(settings, "") as (say, progress):
+
+        def means(name: str) -> Means:
+            say(name)
+            return Means(client, progress=progress, note=say, stop=stop or threading.Event())
+
+        yield means
+
+
+@contextlib.contextmanager
+def prefetched(
+    settings: Settings, spec: ImageSpec, profile: Profile, root: Path | None, *, engine: str, fetch: bool
+) -> Iterator[Path]:
+    """Have all that a build of this engine needs in the store, and give a directory with all of it and nothing else.
+
+    Without `fetch`, for a plan, it must be there.
+    """
+    from envcheck.images.locks import prefetch
+    from envcheck.images.render.build_context import tool_lock
+
+    store, python = open_store(root), spec.cell.python
+    locks: list[Lock] = [*spec.locks, *([] if engine == "venv" else [tool_lock()])]
+    pins = [digest for lock in locks for pin in lock.pins for digest in pin.sha256]
+    with contextlib.ExitStack() as stack:
+        hold = store.held(pins) if fetch else contextlib.nullcontext()
+        with disk_errors(store.root), hold:
+            if fetch:
+                stop = threading.Event()
+                with fetching(settings, profile, stop) as means:
+                    interruptible.run(lambda: prefetch.bring(store, locks, python, profile, means), stop)
+            wheels = prefetch.held(store, locks, python)
+            folder = stack.enter_context(prefetch.viewed(store, wheels, None if fetch else str(spec.cell)))
+        yield folder

@@ -1,0 +1,222 @@
+"""`envcheck store`: the content-addressed store, what is released from it, and bundles of it."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from envcheck.cli.shared.parameter_types import Size
+from envcheck.cli.shared.typed_options import takes
+from envcheck.cli.store.bundle import export, import_
+from envcheck.cli.store.options import human, json_option, line
+from envcheck.cli.store.release import release, rollback, switch
+from envcheck.errors import ConfigError, UnavailableError
+
+if TYPE_CHECKING:
+    from envcheck.mirrors.store.evict import Limits
+    from envcheck.mirrors.store.verify import Fault
+
+
+class StoreDfOptions(NamedTuple):
+    """The options of `envcheck store df`."""
+
+    as_json: bool
+
+
+class StoreVersionsOptions(NamedTuple):
+    """The options of `envcheck store versions`."""
+
+    as_json: bool
+
+
+class StoreVerifyOptions(NamedTuple):
+    """The options of `envcheck store verify`."""
+
+    mirror: str | None
+    as_json: bool
+
+
+class StoreGcOptions(NamedTuple):
+    """The options of `envcheck store gc`."""
+
+    max_size: int | None
+    high: float
+    low: float
+    dry_run: bool
+    as_json: bool
+
+
+@click.group("store", epilog="Example: envcheck store release torch2.13.0-cpu-py311 --mirror host")
+@click.option("--store", "root", type=click.Path(path_type=Path), help="Where it is. [$XDG_DATA_HOME/envcheck/store]")
+@click.pass_context
+def command(ctx: click.Context, root: Path | None) -> None:
+    """Keep files by their hash, release them as versions of a tree, and carry them to where no network goes.
+
+    A file server over STORE/current serves pip, uv and huggingface_hub; STORE/current/nginx says how nginx does, and
+    `envcheck mirror site render DIR --store STORE` has a mirror site do it (`site reload DIR` after a model is new).
+
+    Exit 0: done, all is well; 1: something has another hash, or cannot be brought below the mark; 2: wrong usage;
+    3: something needed is not there.
+    """
+    from envcheck.cli.store.common import disk_errors, open_store, unwound
+
+    store = open_store(root)
+    ctx.obj = (ctx.obj, store)
+    ctx.with_resource(disk_errors(store.root))
+    ctx.with_resource(unwound())
+
+
+@command.command("df")
+@json_option
+@click.pass_obj
+@takes(StoreDfOptions)
+def df(options: StoreDfOptions, obj: Any) -> None:
+    """Say what the store takes.
+
+    On the disk; and by the lengths of files: in all, pinned by a version, unfinished, in quarantine, and in each
+    version, which share what they have in common.
+    """
+    import msgspec
+
+    from envcheck.cli.store.common import there
+    from envcheck.mirrors.store import evict
+
+    told = evict.usage(there(obj[1]))
+    if options.as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(told)))
+        return
+    click.echo(f"store        {told.root}")
+    click.echo(f"on the disk  {human(told.disk)}, as du counts")
+    click.echo(f"objects      {told.objects}, {human(told.bytes)}")
+    click.echo(f"pinned       {human(told.pinned)}")
+    click.echo(f"unfinished   {human(told.unfinished)}")
+    click.echo(f"quarantined  {human(told.quarantined)}")
+    click.echo(f"file system  {human(told.used)} of {human(told.room)}, {told.used / told.room:.0%}")
+    for version in told.versions:
+        click.echo(line(version))
+
+
+@command.command("versions")
+@json_option
+@click.pass_obj
+@takes(StoreVersionsOptions)
+def versions_(options: StoreVersionsOptions, obj: Any) -> None:
+    """List the released versions."""
+    import msgspec
+
+    from envcheck.cli.store.common import there
+    from envcheck.mirrors.store import usage as store_usage
+
+    told = store_usage.listed(there(obj[1]))
+    if options.as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode({"schema": "envcheck/versions/1", "versions": told})))
+        return
+    for version in told:
+        click.echo(line(version))
+    if not told:
+        click.echo("nothing is released")
+
+
+@command.command("verify", epilog="Example: envcheck store verify --mirror host")
+@click.option("--mirror", help="Fetch through this profile what nothing here has any more.")
+@json_option
+@click.pass_obj
+@takes(StoreVerifyOptions)
+def verify(options: StoreVerifyOptions, obj: Any) -> int:
+    """Hash everything again, and mend what can be.
+
+    What is wrong is named with the versions that serve it, moved to the quarantine, and put back from another copy,
+    the version's contents or a mirror; what cannot be is taken out of the trees. The exit code is 1, mended or not.
+    """
+    import msgspec
+
+    from envcheck.cli.store.common import bar, there
+    from envcheck.cli.store.repair import bringing
+    from envcheck.mirrors.store import verify as store_verify
+    from envcheck.mirrors.store import versions
+
+    store = there(obj[1])
+    objects = store.objects()
+    total, done = sum(one.size for one in objects), 0
+    if not objects and not versions.numbers(store):
+        message = f"{store.root}: nothing is stored there"
+        raise UnavailableError(message, fix="name the store that is meant: --store DIR")
+    with bringing(obj[0], store, options.mirror) as bring, bar(obj[0], "verify") as (_, progress):
+
+        def hear(_name: str, size: int) -> None:
+            nonlocal done
+            progress(done, total)
+            done += size
+
+        faults = store_verify.verify(store, hear, bring)
+    if options.as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode({"schema": "envcheck/store-verify/1", "faults": faults})))
+    else:
+        _tell(faults, f"{len(objects)} object(s), {human(total)}", options.mirror)
+    return 1 if faults else 0
+
+
+@command.command("gc")
+@click.option("--max-size", type=Size(), help="What the store may take, where it is not the whole file system.")
+@click.option("--high", default=85.0, show_default=True, type=click.FloatRange(0, 100), help="Percent: begin above it.")
+@click.option("--low", default=75.0, show_default=True, type=click.FloatRange(0, 100), help="Percent: end at it.")
+@click.option("--dry-run", is_flag=True, help="Say what would go.")
+@json_option
+@click.pass_obj
+@takes(StoreGcOptions)
+def gc(options: StoreGcOptions, obj: Any) -> int:
+    """Evict what was least recently used.
+
+    It begins above the high mark and ends at the low one. Nothing that a version holds ever goes.
+    """
+    import json
+
+    from envcheck.cli.store.common import there
+    from envcheck.mirrors.store import evict
+
+    dry_run = options.dry_run
+    gone, left = evict.gc(there(obj[1]), _limits(options), dry=dry_run, note=lambda text: click.echo(text, err=True))
+    freed = sum(one.size for one in gone)
+    if options.as_json:
+        told = {"schema": "envcheck/store-gc/1", "evicted": [one.sha256 for one in gone], "bytes": freed, "left": left}
+        click.echo(json.dumps(told, indent=2))
+    else:
+        click.echo(f"{'would evict' if dry_run else 'evicted'} {len(gone)} object(s), {human(freed)}")
+        if left:
+            click.echo(f"{human(left)} too many are left: released, or in use by another process or name")
+            click.echo("`envcheck store release CELL --replace --keep 1` lets go of older versions")
+    return 1 if left else 0
+
+
+def _limits(options: StoreGcOptions) -> Limits:
+    from envcheck.mirrors.store.evict import Limits
+
+    high, low = options.high, options.low
+    if low > high:
+        message = f"--low {low:g} is above --high {high:g}"
+        raise ConfigError(message, fix="eviction goes from the high mark down to the low one")
+    return Limits(high / 100, low / 100, options.max_size)
+
+
+def _tell(faults: list[Fault], counted: str, mirror: str | None) -> None:
+    wrap = textwrap.TextWrapper(80, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+    wrap.break_long_words = False
+    for fault in faults:
+        click.echo(fault.file)
+        served = (
+            f"in version {', '.join(map(str, fault.versions))}" if fault.versions else "no version serves wrong bytes"
+        )
+        click.echo(wrap.fill(f"{fault.what}; {served}"))
+        click.echo(wrap.fill(f"mended from {fault.mended}" if fault.mended else f"not mended: {fault.left}"))
+    mended = sum(fault.mended is not None for fault in faults)
+    said = f"{len(faults)} wrong, {mended} of them mended" if faults else "each is of its hash"
+    click.echo(f"{counted}: {said}")
+    if any(fault.mended is None and fault.versions and fault.sha256 for fault in faults) and mirror is None:
+        click.echo("`envcheck store verify --mirror PROFILE` fetches what is served and lost")
+
+
+for _tree in (release, switch, rollback, export, import_):
+    command.add_command(_tree)

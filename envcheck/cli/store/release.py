@@ -1,0 +1,131 @@
+"""`envcheck store release`, `switch` and `rollback`: which version of the tree is served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from envcheck.cli.shared.typed_options import takes
+from envcheck.cli.store.options import cells_argument, json_option, keep_option, mirror_option, models_option
+from envcheck.errors import ConfigError
+
+if TYPE_CHECKING:
+    from envcheck.mirrors.store.objects import Store
+    from envcheck.mirrors.store.versions import Published
+
+_hashed = click.option(
+    "--hash/--no-hash", "hashed", default=True, help="Hash each of its files first, or look at their sizes alone."
+)
+
+
+class StoreReleaseOptions(NamedTuple):
+    """The options of `envcheck store release`."""
+
+    cells: tuple[str, ...]
+    models: tuple[Path, ...]
+    mirror: str
+    keep: int
+    replace: bool
+    as_json: bool
+
+
+class StoreSwitchOptions(NamedTuple):
+    """The options of `envcheck store switch`."""
+
+    number: int
+    hashed: bool
+    as_json: bool
+
+
+class StoreRollbackOptions(NamedTuple):
+    """The options of `envcheck store rollback`."""
+
+    hashed: bool
+    as_json: bool
+
+
+@click.command("release", epilog="Example: envcheck store release torch2.13.0-cpu-py311 --mirror host")
+@cells_argument
+@models_option
+@mirror_option
+@keep_option
+@click.option("--replace", is_flag=True, help="Serve only what is named here, and nothing of what is served now.")
+@json_option
+@click.pass_obj
+@takes(StoreReleaseOptions)
+def release(options: StoreReleaseOptions, obj: Any) -> None:
+    """Make and serve the next version of the tree.
+
+    It holds what is served now, every wheel of each CELL's locks and every model named here, and it is served when it
+    is whole. Where that is what is served already, no version is made.
+    """
+    from envcheck.cli.store.collect import gathered
+    from envcheck.cli.store.common import bar
+    from envcheck.mirrors.store import versions
+
+    cells, models = options.cells, options.models
+    if not cells and not models:
+        message = "nothing to release"
+        raise ConfigError(message, fix="name a CELL or a --model-lock")
+    with gathered(obj[0], obj[1], cells, models, options.mirror) as contents, bar(obj[0], "release") as (_, progress):
+        done = versions.publish(obj[1], contents, keep=options.keep, merge=not options.replace, progress=progress)
+    say_published(obj[1], done, as_json=options.as_json)
+
+
+@click.command("switch", epilog="Example: envcheck store switch 3")
+@click.argument("number", type=click.IntRange(1))
+@_hashed
+@json_option
+@click.pass_obj
+@takes(StoreSwitchOptions)
+def switch(options: StoreSwitchOptions, obj: Any) -> None:
+    """Serve another version.
+
+    Each of its files is looked at first: what is broken is not served.
+    """
+    from envcheck.cli.store.common import bar, there
+    from envcheck.mirrors.store import versions
+
+    with bar(obj[0], "switch") as (_, progress):
+        versions.switch(there(obj[1]), options.number, hashed=options.hashed, progress=progress)
+    _say_served(obj[1], options.number, as_json=options.as_json)
+
+
+@click.command("rollback", epilog="Example: envcheck store rollback")
+@_hashed
+@json_option
+@click.pass_obj
+@takes(StoreRollbackOptions)
+def rollback(options: StoreRollbackOptions, obj: Any) -> None:
+    """Serve the version before this one.
+
+    Each of its files is looked at first: what is broken is not served.
+    """
+    from envcheck.cli.store.common import bar, there
+    from envcheck.mirrors.store import versions
+
+    with bar(obj[0], "rollback") as (_, progress):
+        number = versions.rollback(there(obj[1]), hashed=options.hashed, progress=progress)
+    _say_served(obj[1], number, as_json=options.as_json)
+
+
+def say_published(store: Store, done: Published, *, as_json: bool, **more: int) -> None:
+    """Print which version is served, and whether it was made now."""
+    if as_json:
+        told = {"schema": "envcheck/store-published/1", "version": done.number, "new": done.new}
+        click.echo(json.dumps({**told, "served": str(store.root / "current"), **more}, indent=2))
+    elif done.new:
+        click.echo(f"version {done.number} is served: {store.root / 'current'}")
+    else:
+        click.echo(f"version {done.number} is served, and has all of it: no version was made")
+
+
+def _say_served(store: Store, number: int, *, as_json: bool) -> None:
+    if as_json:
+        told = {"schema": "envcheck/store-served/1", "version": number, "served": str(store.root / "current")}
+        click.echo(json.dumps(told, indent=2))
+    else:
+        click.echo(f"version {number} is served")

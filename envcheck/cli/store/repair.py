@@ -1,0 +1,34 @@
+"""What `envcheck store verify --mirror` brings back over the network."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from envcheck.cli.shared import interruptible
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.mirrors.store.objects import Store
+    from envcheck.mirrors.store.verify import Bring
+
+
+@contextlib.contextmanager
+def bringing(settings: Settings, store: Store, mirror: str | None) -> Iterator[Bring | None]:
+    """Give what fetches lost objects through a profile; None where none is named."""
+    if mirror is None:
+        yield None
+        return
+    from envcheck.cli.store.common import fetching
+    from envcheck.mirrors.profiles.load import load
+    from envcheck.mirrors.store import refetch
+
+    profile = load(mirror)
+    stop = threading.Event()
+    with fetching(settings, profile, stop) as means:
+        yield lambda lacking, held: interruptible.run(
+            functools.partial(refetch.bring, store, lacking, held, profile, means), stop
+        )

@@ -1,0 +1,128 @@
+"""Why a build failed, read off its log: the step, its last words, the likely cause and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+_STEP: Final = re.compile(r"^#(?P<id>\d+) (?P<title>\[[^\]]+\] .*)$")
+_OUTPUT: Final = re.compile(r"^#(?P<id>\d+) (?:\d+\.\d+ )(?P<text>.*)$")
+_ERROR: Final = re.compile(r"^#(?P<id>\d+) ERROR: (?P<text>.*)$")
+_MOUNT: Final = re.compile(r"--mount=\S+\s+")
+_URL: Final = re.compile(r"https?://(?:[^/\s@]*@)?([^/\s)\"'?]+)")
+_QUOTED_HOST: Final = re.compile(r"['\"]([\w-]+(?:\.[\w-]+)+)['\"]")
+LAST_LINES: Final = 15
+
+
+class Cause(NamedTuple):
+    """What most likely went wrong, and what to do; `contained` is more to do, where the build is in a container."""
+
+    what: str
+    fix: str
+    contained: str = ""
+
+
+class FailedStep(NamedTuple):
+    """A failed build: the step's first line, its last lines of output, and the likely cause where one is known."""
+
+    step: str
+    lines: list[str]
+    cause: Cause | None
+
+
+_AGAIN: Final = "or `envcheck lock` the cell again"
+
+# The first that matches wins: a full disk can end in any of the others, a wrong hash in "no matching distribution".
+_CAUSES: Final[dict[str, Cause]] = {
+    r"(?i)no space left|\bENOSPC\b|disk quota exceeded|\bEDQUOT\b|enough (?:free |disk )*space|disk is full": Cause(
+        "the disk is full", "free some: `docker builder prune`, `docker image prune`; a CUDA image needs 25 GB to build"
+    ),
+    r"[Hh]ash mismatch|DO NOT MATCH THE HASHES|Hash Sum mismatch": Cause(
+        "hash mismatch: a file is not the one that was locked", f"try another mirror, {_AGAIN} if its source is right"
+    ),
+    r"(?i)certificate.verify.failed|UnknownIssuer|invalid peer certificate|x509:|self.signed certificate|SSLError"
+    r"|unable to get local issuer|certificate verification failed": Cause(
+        "TLS: a certificate is not trusted", "give the CA with `ca:` in a mirror profile, or use --mirror host"
+    ),
+    r"envcheck: proof failed": Cause(
+        "version assertion failed: what was installed is not what the cell promises",
+        f"the index serves another build; try another mirror, {_AGAIN}",
+    ),
+    r"name resolution|Temporary failure resolving|Could not resolve|Name or service not known|dns error"
+    r"|failed to lookup address|no such host": Cause(
+        "{host} does not resolve", "check the mirror's name", ", and that the build has a network (--network host)"
+    ),
+    r"Connection refused|Network is unreachable|No route to host|tcp connect error|Could not connect": Cause(
+        "{host} cannot be reached",
+        "check the mirror's address, the proxy and the firewall",
+        "; --network host may help",
+    ),
+    r"\(40[13] |\b40[13]\s+(?:Client Error|Unauthorized|Forbidden)|error: 40[13]\b": Cause(
+        "the mirror refuses access (401/403)", "give credentials with `netrc:` in a mirror profile"
+    ),
+    r"\(404 |\b404\s+(?:Client Error|Not Found)|error: 404\b|does not have a Release file": Cause(
+        "404: the mirror does not have it", "check the index's URL and kind (simple or find-links), or another mirror"
+    ),
+    r"No matching distribution|no version of |No solution found|no wheels? with a matching"
+    r"|not found in the (?:package )?(?:registry|provided)|Unable to locate package": Cause(
+        "no matching distribution: the index has no such file for this platform", f"try another mirror, {_AGAIN}"
+    ),
+    r"(?i)timed? ?out|deadline exceeded": Cause(
+        "timed out", "the mirror is slow: try again (what was fetched is kept), or another mirror"
+    ),
+    r"frontend capability moby\.buildkit\.frontend\.contexts": Cause(
+        "this engine's BuildKit takes no named context", "use docker 23 or later, or leave --prefetch out"
+    ),
+    r"failed to resolve source metadata|pull access denied|manifest unknown": Cause(
+        "the base image is not available", "set `registry:` in a mirror profile, or --base bootstrap"
+    ),
+    r"(?i)permission denied|operation not permitted": Cause(
+        "permission denied", "look at the step: rootless engines need subordinate ids, SELinux hosts a label"
+    ),
+}
+
+
+def diagnose(log: str) -> Cause | None:
+    """Return the likely cause of a failure, or None when nothing in the log is known."""
+    found = ((cause, re.search(pattern, log)) for pattern, cause in _CAUSES.items())
+    cause, match = next(((cause, match) for cause, match in found if match), (None, None))
+    if cause is None or match is None:
+        return None
+    return cause._replace(what=cause.what.replace("{host}", _host(log, match)))
+
+
+def _host(log: str, match: re.Match[str]) -> str:
+    """Return the host a message is about: of the URL in its line or last before it, else what a tool quotes there."""
+    line_end = log.find("\n", match.end())
+    told = log[: line_end if line_end >= 0 else len(log)]
+    hosts = _URL.findall(told) or _QUOTED_HOST.findall(told[match.start() :])
+    return hosts[-1] if hosts else "a host"
+
+
+def explain(log: str) -> FailedStep:
+    """Read BuildKit's plain progress (or any log): the failing step, its last lines, the likely cause."""
+    lines = log.splitlines()
+    failed = next((found for line in lines if (found := _ERROR.match(line))), None)
+    if failed is None:
+        return FailedStep("the build", _tail(lines), diagnose(log))
+    output = [found["text"] for line in lines if (found := _OUTPUT.match(line)) and found["id"] == failed["id"]]
+    begun = (line for line in lines if (found := _STEP.match(line)) and found["id"] == failed["id"])
+    step = next(filter(None, map(step_of, begun)), "")
+    told = [*output, failed["text"]]
+    return FailedStep(step or "the build", _tail(told), diagnose("\n".join(told)) or diagnose(log))
+
+
+def step_of(line: str) -> str | None:
+    """Return the step a line of progress begins, without its mounts, e.g. "[runtime 3/9] RUN ...", or None."""
+    found = _STEP.match(line)
+    return _MOUNT.sub("", found["title"]) if found and not found["title"].startswith("[internal]") else None
+
+
+def said_of(line: str) -> str:
+    """Return a line of progress without its number and time."""
+    found = _OUTPUT.match(line)
+    return found["text"] if found else line
+
+
+def _tail(lines: list[str]) -> list[str]:
+    return [line.rstrip() for line in lines if line.strip()][-LAST_LINES:]

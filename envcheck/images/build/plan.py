@@ -1,0 +1,140 @@
+"""What a build will do, as data: printed by --dry-run, handed to the engine unchanged, written as bake JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from envcheck.images.build import tags
+from envcheck.images.spec import LABEL_PREFIX, ImageSpec
+from envcheck.matrix.facts.model import HostArch
+
+Network = Literal["host", "default", "none"]
+KEY_LABEL: Final = f"{LABEL_PREFIX}key"
+# By its label alone an image could not be told from those derived from it, which inherit the label.
+BUILDS: Final = "envcheck/build"
+PLATFORMS: Final[dict[HostArch, str]] = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+
+
+class BuildPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One image build. `key` is None while its base does not exist yet. `secrets` map ids to files, never values.
+
+    `contexts` map names to directories that the Dockerfile's stages of those names stand for.
+
+    `skipped`: the key has an image already, so that a build would only tag it.
+    The image is built as `name`, which its key names, and gets `tag` and `aliases` only once it has been read back.
+    """
+
+    schema: Literal["envcheck/build-plan/1"] = "envcheck/build-plan/1"
+    engine: Literal["docker", "podman"]
+    cell: str
+    target: str
+    platform: str
+    base: str
+    key: str | None
+    name: str
+    tag: str
+    aliases: list[str]
+    context: str
+    network: Network
+    contexts: dict[str, str]
+    secrets: dict[str, str]
+    build_args: dict[str, str]
+    labels: dict[str, str]
+    argv: list[str] = []
+    skipped: bool = False
+
+
+class Options(NamedTuple):
+    """How to build. `frontend` is the client's build command; `epoch` becomes the image's date.
+
+    `tag` is the one name the image gets in the repository; None stands for the full tag and its aliases.
+    """
+
+    engine: Literal["docker", "podman"]
+    frontend: Sequence[str]
+    repository: str
+    network: Network
+    epoch: int
+    revision: str
+    tag: str | None = None
+
+
+class BuildInputs(NamedTuple):
+    """The inputs of a build. `key` is None while the base does not exist; `labels` override those of the Dockerfile.
+
+    `wheels` is the directory with the wheels of a build without a network.
+    """
+
+    base: str
+    key: str | None
+    context: Path
+    secrets: Mapping[str, Path]
+    labels: Mapping[str, str] = MappingProxyType({})
+    wheels: Path | None = None
+
+
+def make(spec: ImageSpec, options: Options, inputs: BuildInputs) -> BuildPlan:
+    """Return the plan of one build."""
+    plan = BuildPlan(
+        engine=options.engine,
+        cell=str(spec.cell),
+        target=spec.target,
+        platform=PLATFORMS[spec.arch],
+        base=inputs.base,
+        key=inputs.key,
+        name=f"{BUILDS}:{(inputs.key or 'key-not-known-yet')[:32]}",
+        tag=f"{options.repository}:{options.tag}" if options.tag else tags.full(options.repository, spec),
+        aliases=[] if options.tag else tags.aliases(options.repository, spec),
+        context=str(inputs.context),
+        network=options.network,
+        contexts={"wheels": str(inputs.wheels)} if inputs.wheels else {},
+        secrets={name: str(path) for name, path in sorted(inputs.secrets.items())},
+        build_args={
+            "BASE": inputs.base,
+            "REVISION": options.revision,
+            "SOURCE_DATE_EPOCH": str(options.epoch),
+        },
+        labels={**({KEY_LABEL: inputs.key} if inputs.key else {}), **inputs.labels},
+    )
+    return msgspec.structs.replace(plan, argv=[*options.frontend, *_options(plan), plan.context])
+
+
+def _options(plan: BuildPlan) -> list[str]:
+    named = {
+        "build-arg": [f"{name}={value}" for name, value in plan.build_args.items()],
+        "label": [f"{name}={value}" for name, value in plan.labels.items()],
+        "build-context": [f"{name}={path}" for name, path in plan.contexts.items()],
+        "secret": [f"id={name},src={path}" for name, path in plan.secrets.items()],
+    }
+    options = [f"--platform={plan.platform}", f"--target={plan.target}", f"--tag={plan.name}"]
+    options += [f"--network={plan.network}"]
+    return options + [f"--{option}={value}" for option, values in named.items() for value in values]
+
+
+def bake(plan: BuildPlan) -> dict[str, Any]:
+    """Return the plan as the JSON that `docker buildx bake -f` reads; a host network needs `--allow network.host`.
+
+    It makes the image under the name of its key only: `envcheck build` finds it there, reads it back and tags it.
+    """
+    target: dict[str, Any] = {
+        "context": plan.context,
+        "dockerfile": "Dockerfile",
+        "target": plan.target,
+        "platforms": [plan.platform],
+        "args": plan.build_args,
+        "labels": plan.labels,
+        "secret": [f"id={name},src={path}" for name, path in plan.secrets.items()],
+        "tags": [plan.name],
+        "output": ["type=docker"],
+    }
+    if plan.contexts:
+        target["contexts"] = plan.contexts
+    if plan.network != "default":
+        target["network"] = plan.network
+    name = f"{plan.cell}-{plan.target}".replace(".", "_")
+    return {"group": {"default": {"targets": [name]}}, "target": {name: target}}

@@ -1,0 +1,60 @@
+"""Under which names an image is found: the full tag, and aliases that only ever move forward."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from envcheck.errors import ConfigError
+from envcheck.images.spec import LABEL_PREFIX, ImageSpec
+from envcheck.matrix.facts.versions import key
+
+REPOSITORY: Final = "envcheck/torch"
+# The grammar of distribution/reference (its regexp.go): [HOST[:PORT]/]PATH[:TAG].
+_HOST: Final = r"(?:localhost|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+|[A-Za-z0-9-]+(?=:\d)|\[[0-9a-fA-F:]+\])(?::\d+)?"
+_PART: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_NAME: Final = re.compile(
+    rf"(?P<repository>(?:{_HOST}/)?{_PART}(?:/{_PART})*)(?::(?P<tag>\w[\w.-]{{0,127}}))?", re.ASCII
+)
+_LONGEST: Final = 255
+
+
+def parse(name: str) -> tuple[str, str | None]:
+    """Return the repository and the tag, None where there is none, of a name as docker takes it."""
+    found = _NAME.fullmatch(name)
+    if found is None or len(found["repository"]) > _LONGEST:
+        message = f"{name!r} is not a valid image name"
+        raise ConfigError(message, fix="give REPOSITORY or REPOSITORY:TAG in lower case, e.g. me/torch:mine")
+    return found["repository"], found["tag"]
+
+
+def full(repository: str, spec: ImageSpec) -> str:
+    """Return the reference that says every axis, e.g. REPO:2.13.0-cpu-py311-runtime."""
+    return f"{repository}:{spec.tag}"
+
+
+def aliases(repository: str, spec: ImageSpec) -> list[str]:
+    """Return the moving references: newest patch of the minor, newest torch; for `runtime` also without the target.
+
+    The first of a runtime's is the full tag without its target, which moves only when the image is rebuilt.
+    """
+    axes = f"{spec.cell.variant}-py{spec.cell.python.replace('.', '')}"
+    minor = ".".join(spec.cell.torch.split(".")[:2])
+    stems = [f"{minor}-{axes}", axes]
+    names = [f"{stem}-{spec.target}" for stem in stems]
+    if spec.target == "runtime":
+        names += [f"{spec.cell.torch}-{axes}", *stems]
+    return [f"{repository}:{name}" for name in names]
+
+
+def held_back(alias_labels: Mapping[str, str] | None, spec: ImageSpec) -> str | None:
+    """Return why an alias stays with the image it names now, given that image's labels; None when it may move."""
+    if alias_labels is None:
+        return None
+    theirs = alias_labels.get(f"{LABEL_PREFIX}torch", "").partition("+")[0]
+    if not theirs:
+        return "it names an image that is not envcheck's"
+    if key(theirs) > key(spec.cell.torch):
+        return f"it names torch {theirs}, which is newer"
+    return None

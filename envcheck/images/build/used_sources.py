@@ -1,0 +1,50 @@
+"""Where each part of a build really came from, and what was tried in vain before it: read off the build's log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from envcheck.images.build.failure_causes import diagnose, said_of
+
+# What install.sh and os.sh say of each attempt; the rest of the log is the installer's.
+_SAID: Final = re.compile(
+    r"envcheck: (?P<group>[a-z]+): (?:used (?P<used>.+)|(?P<failed>.+) failed rc=(?P<status>\d+))"
+)
+
+
+class Used(msgspec.Struct, frozen=True, kw_only=True):
+    """The source of a lock group, or of the distribution's packages ("os"). `failed` maps those before it to why."""
+
+    group: str
+    source: str
+    failed: dict[str, str]
+
+
+def used(log: str) -> list[Used]:
+    """Return the source of each group that this build installed, in order; what came out of a cache is not there."""
+    found = []
+    failed: dict[str, str] = {}
+    for said, before in _said(log):
+        if said["used"]:
+            found.append(Used(group=said["group"], source=said["used"], failed=failed))
+            failed = {}
+        else:
+            cause = diagnose(before)
+            failed[said["failed"]] = cause.what if cause else f"exit status {said['status']}"
+    return found
+
+
+def _said(log: str) -> Iterator[tuple[re.Match[str], str]]:
+    """Yield what was said of each attempt, with the lines since the one before."""
+    since: list[str] = []
+    for line in map(said_of, log.splitlines()):
+        said = _SAID.fullmatch(line.rstrip())
+        if said is None:
+            since.append(line)
+        else:
+            yield said, "\n".join(since)
+            since = []

@@ -1,0 +1,118 @@
+"""The one door to the programs that build: docker, podman, uv, mmdebstrap."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from envcheck.errors import BuildError, UnavailableError
+
+
+class CommandResult(NamedTuple):
+    """The result of a program: its exit status (None if the time limit ended it) and the output of both streams."""
+
+    status: int | None
+    output: str
+
+
+def which(program: str) -> str | None:
+    """Return where a program is, or None; the administrator's directories count."""
+    return shutil.which(program, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+
+
+def stream(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    on_line: Callable[[str], None] | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> CommandResult:
+    """Run a program, handing each line over as it is written. At `timeout` seconds its whole process group is killed.
+
+    A program that is not there is an UnavailableError.
+    """
+    deadline = time.monotonic() + timeout
+    with _start(argv, env, cwd) as process:
+        try:
+            output, ended = _read(process.stdout, deadline, on_line or (lambda _: None))
+            status = process.wait(max(0.1, deadline - time.monotonic())) if ended else None
+        except subprocess.TimeoutExpired:
+            status = None
+        except BaseException:
+            _kill(process)
+            raise
+        if status is None:
+            _kill(process)
+    return CommandResult(status, output)
+
+
+def output(argv: Sequence[str], *, timeout: float = 60) -> str:
+    """Return what a program prints; a failure is a BuildError with its last words."""
+    result = stream(argv, timeout=timeout)
+    if result.status != 0:
+        last = (result.output.strip().splitlines() or ["no output"])[-1]
+        message = f"{argv[0]} {argv[1] if argv[1:] else ''} failed: {last}"
+        raise BuildError(message, fix="run it by hand to see more")
+    return result.output
+
+
+def attach(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a program that reads end of file when this process ends, however it does. What it writes is dropped."""
+    return _start(argv, None, None, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+
+
+def _start(
+    argv: Sequence[str],
+    env: Mapping[str, str] | None,
+    cwd: Path | None,
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:
+    program = which(argv[0])
+    if program is None:
+        message = f"{argv[0]} is not installed"
+        raise UnavailableError(message, fix=f"install {argv[0]}, or choose another --engine")
+    return subprocess.Popen(
+        [program, *argv[1:]],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **env} if env else None,
+        cwd=cwd,
+        start_new_session=True,
+    )
+
+
+def _read(pipe: Any, deadline: float, on_line: Callable[[str], None]) -> tuple[str, bool]:
+    """Read until end of file or the deadline; tell which."""
+    parts: list[bytes] = []
+    rest = b""
+    with selectors.DefaultSelector() as ready:
+        ready.register(pipe, selectors.EVENT_READ)
+        while ready.select(max(0.0, deadline - time.monotonic())):
+            chunk = os.read(pipe.fileno(), 65536)
+            if not chunk:
+                if rest:
+                    on_line(rest.decode(errors="replace"))
+                return b"".join(parts).decode(errors="replace"), True
+            parts.append(chunk)
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                on_line(line.decode(errors="replace"))
+    return b"".join(parts).decode(errors="replace"), False
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,171 @@
+"""Ask uv what a cell's packages are: the one place where a lock meets an index."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import uv
+from packaging.utils import canonicalize_name
+
+from envcheck.errors import UnavailableError
+from envcheck.images.build.failure_causes import diagnose
+from envcheck.images.locks.lockfile import divide, group_of
+from envcheck.images.locks.model import Lock, Pin
+from envcheck.images.spec import ARCH, facts, torch_index, torch_version
+from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, attempts, without_queries
+
+# Every base has a newer C library; wheels for an older one match too.
+_PLATFORM: Final = "x86_64-manylinux_2_28"
+_TIMEOUT: Final = 900.0
+_DRAWN: Final = " \u00d7\u2570\u2500\u25b6\u2502\u251c\u2574\u00b7"  # the tree uv draws around its reasons
+_SOURCE_VARIABLES: Final = ("UV_INDEX", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
+
+
+def requirements(matrix: Matrix, cell: Cell) -> list[list[str]]:
+    """Return what a cell is asked to hold, best first: a companion that has no wheel for it may be left out.
+
+    numpy is there because from_numpy and DataLoader's default need it.
+    """
+    release, variant, _ = facts(matrix, cell, ARCH)
+    wanted = [f"torch=={torch_version(release, variant.variant)}", "numpy"]
+    if variant.variant == "cpu":
+        return [wanted]
+    label = torch_version(release, variant.variant).removeprefix(release.torch)
+    vision = [f"torchvision=={release.torchvision}{label}"] if release.torchvision else []
+    audio = [f"torchaudio=={release.torchaudio}{label}"] if release.torchaudio else []
+    return [wanted + more for more in ([*vision, *audio], vision, [])]
+
+
+def lock_cell(matrix: Matrix, cell: Cell, profile: Profile) -> list[Lock]:
+    """Resolve a cell through the profile, sources in order, and return its locks in layer order."""
+    release, _, _ = facts(matrix, cell, ARCH)
+    index = torch_index(release, cell.variant)
+    options = ["--python-version", cell.python, "--python-platform", _PLATFORM]
+    tries = [([*options, *source], w) for w in requirements(matrix, cell) for source in _sources(profile, index)]
+    return divide(_first(tries, str(cell), profile), index)
+
+
+def lock_tool(wanted: Sequence[str], pythons: Sequence[str], profile: Profile) -> Lock:
+    """Return the lock of envcheck's own environment in an image: one version each, files for every one of `pythons`."""
+    files: dict[tuple[str, str], set[str]] = {}
+    for python in pythons:
+        exact = [f"{name}=={version}" for name, version in files]
+        options = ["--python-version", python, "--python-platform", _PLATFORM]
+        tries = [([*options, *source], [*wanted, *exact]) for source in _sources(profile, "pypi")]
+        for pin in _first(tries, "envcheck itself", profile):
+            files.setdefault((pin.name, pin.version), set()).update(pin.sha256)
+    pins = [Pin(name=name, version=version, sha256=sorted(known)) for (name, version), known in sorted(files.items())]
+    return Lock(group="base", index="pypi", pins=pins)
+
+
+def _sources(profile: Profile, torch_index: str) -> list[list[str]]:
+    """Return the source options of each attempt. Local files count only for a torch that is on no Python index.
+
+    (`torch==2.13.0` would be satisfied by a local `torch-2.13.0+cpu` file: PEP 440 ignores a label nobody asked for.)
+    """
+    remote = attempts([i for i in profile.pypi if i.kind == "simple"], closed=profile.closed)
+    python = [[] if i.url == CLIENT_DEFAULT else ["--default-index", i.url] for i in remote]
+    if torch_index == "pypi":
+        return python
+    variant = torch_index.rpartition("/")[2]
+    default = [] if profile.closed else [["--torch-backend", variant]]
+    torch = [_torch_options(index, variant) for index in profile.pytorch] or default
+    return [[*p, *t] for t in torch for p in python]
+
+
+def _torch_options(index: Index, variant: str) -> list[str]:
+    url = index.url.replace("{variant}", variant)
+    if index.url == CLIENT_DEFAULT:
+        return ["--torch-backend", variant]
+    # Indexes are tried in uv's order, the named one first; hashes bind what was found to what will be installed.
+    return ["--find-links", url] if index.kind == "find-links" else ["--index", url]
+
+
+def _first(tries: Iterable[tuple[list[str], Sequence[str]]], name: str, profile: Profile) -> list[Pin]:
+    """Return what the first try that uv can resolve gives; the first refusal is the one worth reading."""
+    refusals = []
+    for options, wanted in tries:
+        pins, said = _compile(options, "\n".join(wanted), profile)
+        if pins is not None:
+            return pins
+        refusals.append(said)
+    why = refusals[0] if refusals else f"{profile.name} is closed and does not name its indexes"
+    message = f"{name} cannot be locked: {why}"
+    raise UnavailableError(message, fix="pass --mirror with a profile whose index has it")
+
+
+def _compile(options: list[str], wanted: str, profile: Profile) -> tuple[list[Pin] | None, str]:
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "pylock.toml"
+        (Path(scratch) / "wanted.in").write_text(wanted + "\n")
+        # pylock, because it names the one file per package that fits the platform; the other form hashes them all.
+        # An interpreter is named because uv would otherwise download the one it is asked to resolve for.
+        command = [uv.find_uv_bin(), "pip", "compile", "--no-config", "--quiet", "--only-binary", ":all:"]
+        command += ["--python", sys.executable]
+        command += ["--format", "pylock.toml", *options, str(Path(scratch) / "wanted.in"), "-o", str(out)]
+        try:
+            ended = subprocess.run(
+                command, env=environment(profile), capture_output=True, text=True, check=False, timeout=_TIMEOUT
+            )
+        except subprocess.TimeoutExpired:
+            return None, f"uv did not end within {_TIMEOUT:.0f} s"
+        if ended.returncode != 0:
+            return None, _gist(ended.stderr)
+        return parse_pylock(out.read_bytes()), ""
+
+
+def environment(profile: Profile) -> dict[str, str]:
+    """Return the environment uv runs in: this one, with the profile's sources and certificates and no others."""
+    kept = {key: value for key, value in os.environ.items() if key not in _SOURCE_VARIABLES}
+    kept["UV_PYTHON_DOWNLOADS"] = "never"
+    if profile.ca is not None:
+        kept["SSL_CERT_FILE"] = profile.ca
+    if profile.netrc is not None:
+        kept["NETRC"] = profile.netrc
+    return kept
+
+
+def _gist(stderr: str) -> str:
+    """Return uv's reason in one line: why nothing fits, or in a word what did not answer."""
+    cause = diagnose(stderr)
+    if cause is not None and "No solution found" not in stderr:
+        return cause.what
+    lines = [line.strip(_DRAWN) for line in without_queries(stderr).splitlines()]
+    return textwrap.shorten(" ".join(line for line in lines if line), 400, placeholder=" ...")
+
+
+def parse_pylock(data: bytes) -> list[Pin]:
+    """Return the pins of a pylock.toml; a file without a sha256 is refused."""
+    pins = []
+    for package in msgspec.toml.decode(data, type=dict[str, Any]).get("packages", []):
+        hashes = [wheel.get("hashes", {}).get("sha256") for wheel in package.get("wheels", [])]
+        if not hashes or None in hashes:
+            message = f"the index lists no sha256 for {package['name']} {package['version']}"
+            raise UnavailableError(message, fix="use an index that lists sha256 hashes")
+        pins.append(
+            Pin(name=canonicalize_name(package["name"]), version=package["version"], sha256=sorted(set(hashes)))
+        )
+    return pins
+
+
+def companions(locks: Iterable[Lock]) -> list[str]:
+    """Return the pins of torch and its companions, for people."""
+    return [f"{p.name} {p.version}" for lock in locks for p in lock.pins if group_of(p.name) == "torch"]
+
+
+def image_requirements(pyproject: Path) -> list[str]:
+    """Return what envcheck needs inside an image: the `image` dependency group."""
+    if not pyproject.is_file():
+        message = f"{pyproject} does not exist"
+        raise UnavailableError(message, fix="run this command in a checkout of envcheck")
+    groups: list[str] = msgspec.toml.decode(pyproject.read_bytes(), type=dict[str, Any])["dependency-groups"]["image"]
+    return groups

@@ -1,0 +1,166 @@
+"""Hash locks: read, written in one canonical form, divided into the groups that become layers."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, get_args
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from envcheck.errors import ConfigError
+from envcheck.images.locks.model import Group, Lock, Pin
+
+GROUPS: Final[tuple[Group, ...]] = get_args(Group)
+_TORCH: Final = frozenset({"torch", "torchvision", "torchaudio"})
+_CUDA: Final = re.compile(r"^(nvidia-|cuda-|triton$|pytorch-triton$)")
+_INDEX: Final = re.compile(r"^# index: (?P<index>pypi|pytorch/(?:cpu|cu[0-9]{3}))$")
+_PIN: Final = re.compile(r"^(?P<name>[a-z0-9]+(?:-[a-z0-9]+)*)==(?P<version>[^\s\\;]+) \\$")
+_HASH: Final = re.compile(r"^    --hash=sha256:(?P<hash>[0-9a-f]{64})(?P<more> \\)?$")
+
+
+def group_of(package: str) -> Group:
+    """Return the layer a package belongs to: the rarest changed first."""
+    if package in _TORCH:
+        return "torch"
+    return "nvidia" if _CUDA.match(package) else "base"
+
+
+# What pip-compile and uv write beside a hashed pin: extras and a marker with it; options that say only where from.
+_REQUIREMENT: Final = re.compile(
+    r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==(?P<version>[^\s\\;]+)\s*(?:;[^\\]*)?\\$"
+)
+_BESIDE: Final = re.compile(
+    r"^(?:\s*#.*|(?:-i|--(?:extra-)?index-url|--find-links|--trusted-host|--(?:no|only)-binary)\b.*)$"
+)
+
+
+def divide(pins: Iterable[Pin], torch_index: str) -> list[Lock]:
+    """Divide a cell's pins into locks in layer order; what torch's index serves of its own is the `torch` group."""
+    pins = sorted(pins, key=lambda pin: pin.name)
+    locks = []
+    for group in GROUPS:
+        members = [pin for pin in pins if group_of(pin.name) == group]
+        if members:
+            locks.append(Lock(group=group, index=torch_index if group == "torch" else "pypi", pins=members))
+    return locks
+
+
+def format_lock(lock: Lock, title: str) -> str:
+    """Return the lock file: requirements with hashes, sorted, naming no URL, no date and no mirror."""
+    lines = [f"# {title}", f"# index: {lock.index}"]
+    for pin in sorted(lock.pins, key=lambda pin: pin.name):
+        hashes = [f"    --hash=sha256:{digest}" for digest in sorted(pin.sha256)]
+        lines += [" \\\n".join([f"{pin.name}=={pin.version}", *hashes])]
+    return "\n".join(lines) + "\n"
+
+
+def parse_lock(text: str, group: Group, where: str) -> Lock:
+    """Return the lock in `text`; whatever is not an exact, hashed pin is refused with its line."""
+    return _parsed(list(enumerate(text.splitlines(), 1)), group, where)
+
+
+def _parsed(lines: list[tuple[int, str]], group: Group, where: str) -> Lock:
+    """Return the lock in numbered lines."""
+    index = next((m["index"] for _, line in lines if (m := _INDEX.match(line))), None)
+    if index is None:
+        raise _bad(where, 1, "missing comment `# index: …`")
+    pins: list[Pin] = []
+    hashes: list[str] | None = None
+    for number, line in lines:
+        if hashes is None and (line.startswith("#") or not line):
+            continue
+        if hashes is None:
+            pins.append(_pin(line, where, number))
+            hashes = pins[-1].sha256
+            continue
+        found = _HASH.match(line)
+        if found is None:
+            raise _bad(where, number, "missing sha256")
+        hashes.append(found["hash"])
+        hashes = hashes if found["more"] else None
+    if hashes is not None or not pins:
+        raise _bad(where, lines[-1][0], "ends early")
+    return Lock(group=group, index=index, pins=pins)
+
+
+def parse_requirements(text: str, group: Group, where: str) -> Lock:
+    """Return the lock in `text`, or that of requirements with hashes as pip-compile and uv write them: all of pypi."""
+    lines = text.splitlines()
+    if any(line.startswith("# index:") for line in lines):
+        return parse_lock(text, group, where)
+    try:
+        plain = [(number, part) for number, line in enumerate(lines, 1) for part in _plain(line)]
+        return _parsed([(0, "# index: pypi"), *plain], group, where)
+    except ConfigError as error:
+        fix = "give a lock of `envcheck lock`, or requirements with hashes (`pip-compile --generate-hashes`)"
+        raise ConfigError(error.message, fix=fix) from error
+
+
+def _plain(line: str) -> list[str]:
+    """Return a line as the lines of a lock: a requirement and each of its hashes by itself, continued as it is."""
+    text, comment, _ = line.partition(" #")
+    requirement, *hashes = re.split(r"(?:^|\s+)--hash=", text.rstrip()) if "--hash=" in text else [line]
+    if not hashes:
+        return [_named(line)]
+    more = text.rstrip().endswith("\\") and not comment
+    hashes = [digest.removesuffix("\\").strip() for digest in hashes]
+    rows = [f"    --hash={digest} \\" for digest in hashes]
+    if not more:
+        rows[-1] = rows[-1].removesuffix(" \\")
+    return [_named(f"{requirement.strip()} \\"), *rows] if requirement.strip() else rows
+
+
+def _named(line: str) -> str:
+    found = _REQUIREMENT.match(line)
+    if found is None:
+        return "" if _BESIDE.match(line) else line
+    return f"{canonicalize_name(found['name'])}=={found['version']} \\"
+
+
+def _pin(line: str, where: str, number: int) -> Pin:
+    found = _PIN.match(line)
+    if found is None:
+        raise _bad(where, number, f"{line.strip()!r} is not an exact version with a hash")
+    try:
+        Version(found["version"])
+    except InvalidVersion as error:
+        raise _bad(where, number, f"{found['version']!r} is not a version") from error
+    return Pin(name=canonicalize_name(found["name"]), version=found["version"], sha256=[])
+
+
+def _bad(where: str, number: int, what: str) -> ConfigError:
+    return ConfigError(f"{where}:{number}: {what}", fix="run `envcheck lock` for the cell")
+
+
+def missing(directory: Path) -> list[str]:
+    """Return the lock files that a cell's directory lacks: torch and base always, and what its Dockerfile installs.
+
+    A directory without any lock and Dockerfile lacks nothing: the cell is not locked yet.
+    """
+    dockerfile = directory / "Dockerfile"
+    there = {group for group in GROUPS if (directory / f"{group}.lock").is_file()}
+    text = dockerfile.read_text(encoding="utf-8", errors="replace") if dockerfile.is_file() else ""
+    named = {group for group in GROUPS if f"source={group}.lock," in text}
+    needed = named | ({"torch", "base"} if there or text else set())
+    return [f"{group}.lock" for group in GROUPS if group in needed - there]
+
+
+def read_locks(directory: Path) -> list[Lock]:
+    """Return the locks of a cell's directory in layer order; a group without a file is absent."""
+    files = [(group, directory / f"{group}.lock") for group in GROUPS]
+    return [parse_lock(path.read_text(), group, str(path)) for group, path in files if path.is_file()]
+
+
+def digest(locks: Sequence[Lock]) -> str:
+    """Return the sha256 that stands for all of a cell's pins, whatever their files' comments say."""
+    text = "".join(f"{lock.group}\n{format_lock(lock, lock.group)}" for lock in locks)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def version_of(locks: Iterable[Lock], pattern: str) -> str | None:
+    """Return the version of the one package whose whole name matches, or None."""
+    return next((pin.version for lock in locks for pin in lock.pins if re.fullmatch(pattern, pin.name)), None)

@@ -1,0 +1,108 @@
+"""What locks name, brought into the store: from this machine's directories first, else over the network."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from envcheck.errors import UnavailableError
+from envcheck.images.locks.local_wheels import local_wheels, named
+from envcheck.images.locks.model import Lock, Pin
+from envcheck.mirrors.fetch.request import Fetched, Means, Wanted
+from envcheck.mirrors.index.locate import LocatedFile, Need, locate
+from envcheck.mirrors.net.urls import host_of
+from envcheck.mirrors.profiles.model import Profile, attempts
+from envcheck.mirrors.store.objects import Store
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A wheel of the store: its file name, hash and the index that its lock names."""
+
+    name: str
+    sha256: str
+    index: str
+
+
+def bring(store: Store, locks: Sequence[Lock], python: str, profile: Profile, means: Callable[[str], Means]) -> None:
+    """Have a wheel of every pin for this Python in the store; nothing is asked of a network when all are there.
+
+    `means` gives those for a file's name. Raise UnavailableError for what nobody has, PromiseError for wrong bytes.
+    """
+    lacking = _lacking(store, locks, python)
+    for digest, path in local_wheels(lacking, [*profile.pypi, *profile.pytorch], python).items():
+        store.adopt(path, digest)
+    lacking = _lacking(store, locks, python)
+    pins = {digest: pin for lock in lacking for pin in lock.pins for digest in pin.sha256}
+    needs = [
+        Need(pin.name, tuple(pin.sha256), lock.index, pin.version, python) for lock in lacking for pin in lock.pins
+    ]
+    families = {"pypi": profile.pypi, "pytorch": profile.pytorch}
+    indexes = {family: attempts(known, closed=profile.closed) for family, known in families.items()}
+    found = locate(needs, indexes, means("asking the indexes").client) if needs else []
+    for file in found:
+        if named(file.name, pins[file.sha256], python):
+            how = means(file.name)
+            done = store.put(Wanted(file.urls, file.sha256, None, Path(file.name), hint=file.size), how)
+            if done.moved and not done.found:
+                _tell(file, done, how)
+
+
+def held(store: Store, locks: Iterable[Lock], python: str) -> list[Held]:
+    """Return a wheel of every pin. Raise UnavailableError naming the first one that is not in the store."""
+    found = []
+    for lock in locks:
+        for pin in lock.pins:
+            one = _one(store, pin, python)
+            if one is None:
+                message = f"{store.root}: no {pin.name} {pin.version} for Python {python} with the locked hash"
+                raise UnavailableError(message, fix="fetch it first: the same command without --dry-run")
+            found.append(Held(*one, lock.index))
+    return found
+
+
+@contextlib.contextmanager
+def viewed(store: Store, wheels: Iterable[Held], plan: str | None = None) -> Iterator[Path]:
+    """Give a directory with these wheels, by further names of the store's own files.
+
+    It goes with the block; that of a `plan` stays for who runs what was printed, until the store's next eviction
+    after a day.
+    """
+    store.root.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        if plan is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".view-", dir=store.root)))
+        else:
+            folder = store.root / f".view-{plan}"
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        # Who builds may be another user's daemon.
+        folder.chmod(0o755)
+        for wheel in wheels:
+            store.view(wheel.sha256, folder / wheel.name)
+        yield folder
+
+
+def _tell(file: LocatedFile, done: Fetched, means: Means) -> None:
+    """Say where a file came from when it was not the first of its sources."""
+    first, *others = dict.fromkeys(map(host_of, file.urls))
+    givers = [host for host in (first, *others) if host in done.sources]
+    if givers != [first]:
+        means.note(f"{file.name}: from {', '.join(givers) or 'several sources'}, and not from {first} alone")
+
+
+def _lacking(store: Store, locks: Iterable[Lock], python: str) -> list[Lock]:
+    parts = [(lock, [pin for pin in lock.pins if _one(store, pin, python) is None]) for lock in locks]
+    return [msgspec.structs.replace(lock, pins=pins) for lock, pins in parts if pins]
+
+
+def _one(store: Store, pin: Pin, python: str) -> tuple[str, str] | None:
+    """Return the name and hash of a pin's wheel for this Python that the store has."""
+    there = [(store.name(digest), digest) for digest in pin.sha256 if store.has(digest)]
+    return next(((name, digest) for name, digest in there if name and named(name, pin, python)), None)

@@ -1,0 +1,247 @@
+"""A build context that plain `docker build DIR` builds: the cell, and a mirror profile made into files.
+
+What a build needs and an image does not hold is under mirror/, which is only ever bind-mounted: os/, install/, prove/,
+and for each lock group a directory that says where its files come from. A RUN mounts only what it uses, so that a
+change repeats only the steps that depend on it. A netrc is not in the directory at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+import uv
+
+from envcheck.data import data_path
+from envcheck.errors import ConfigError
+from envcheck.images.locks.local_wheels import local_wheels, refused_wheels
+from envcheck.images.locks.lockfile import parse_lock
+from envcheck.images.locks.model import Lock
+from envcheck.images.render.committed_files import write as write_files
+from envcheck.images.render.dockerfile import base_reference, render_cell, render_dockerfile
+from envcheck.images.render.kept_config import keep_files
+from envcheck.images.spec import ImageSpec
+from envcheck.mirrors.profiles.apt_config import bases_for
+from envcheck.mirrors.profiles.host_config import apt_sources, ca_bundle
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, attempts, hf_environment
+from envcheck.mirrors.settings.apt import sources as apt_sources_of
+
+Network = Literal["none", "default", "host"]
+_SCRIPTS: Final = {"os": ("os.sh",), "install": ("install.sh", "bytecode.py"), "prove": ("prove.py",)}
+# Beside envcheck's own files nothing of a checkout goes along: no caches, no shipped copies of what is not needed.
+_LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "*.pyc", "_data", ".*")
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """A written context. `secrets` are build secrets, id -> file, to be passed beside it.
+
+    `wheels` is the directory that the Dockerfile's stage of that name stands for, to be passed as a named context.
+    `network` is what installing needs: "none" when every wheel was carried, "host" for a mirror on this machine's
+    loopback. A base that lacks OS packages needs apt's network on top. `carried` maps a lock group to whether all of
+    its files are in the context, or in `wheels`.
+    """
+
+    path: Path
+    secrets: dict[str, Path]
+    wheels: Path | None
+    base: str
+    network: Network
+    carried: dict[str, bool]
+
+
+class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of sources.tsv: a source from which install.sh tries to install a group."""
+
+    group: str
+    name: str
+    kind: Literal["carried", "simple", "find-links", "torch-backend", "default"]
+    url: str
+
+
+def write(
+    spec: ImageSpec, profile: Profile, out: Path, *, matrix: Path | None = None, wheels: Path | None = None
+) -> Context:
+    """Write the context into `out`, a new or empty directory or an earlier context, and say how to build it.
+
+    `wheels`, a directory with a file of every pin, takes the mirror's place: the context then names no mirror at all.
+    """
+    cell = render_cell(spec)
+    tool = tool_lock()
+    _start(out)
+    groups: dict[str, Lock] = {**{str(lock.group): lock for lock in spec.locks}, "envcheck": tool}
+    base = base_reference(spec, profile.registry)
+    write_files(out, cell)
+    _write_spec(spec, profile, base, out)
+    _write_tool(out, matrix)
+    if wheels is None:
+        rows, carried = _write_mirror(spec, profile, groups, out / "mirror")
+    else:
+        rows, carried = [_stored(name) for name in groups], dict.fromkeys(groups, True)
+        _write_scripts(rows, out / "mirror")
+    _normalise(out)
+    secrets = {"netrc": Path(profile.netrc)} if profile.netrc and wheels is None else {}
+    return Context(path=out, secrets=secrets, wheels=wheels, base=base, network=network(rows), carried=carried)
+
+
+def sources(group: str, lock: Lock, profile: Profile, *, carried: bool) -> list[SourceRow]:
+    """Return what install.sh tries for a group, in order: the files in the context when they are all there."""
+    first = [SourceRow(group=group, name="files-in-the-context", kind="carried", url="-")] if carried else []
+    variant = lock.index.rpartition("/")[2] if lock.index != "pypi" else None
+    indexes = attempts(profile.pytorch if variant else profile.pypi, closed=profile.closed)
+    if not indexes and not first:
+        message = f"{profile.name} is closed and names no index for {group}.lock"
+        raise ConfigError(message, fix=f"name one under `{'pytorch' if variant else 'pypi'}:`, or take `closed` out")
+    return first + [_source(group, number, index, variant) for number, index in enumerate(indexes, 1)]
+
+
+def _stored(group: str) -> SourceRow:
+    return SourceRow(group=group, name="files-of-the-store", kind="carried", url="-")
+
+
+def _source(group: str, number: int, index: Index, variant: str | None) -> SourceRow:
+    which = "pytorch" if variant else "pypi"
+    if index.url == CLIENT_DEFAULT and variant:
+        return SourceRow(group=group, name="pytorch-default", kind="torch-backend", url=variant)
+    if index.url == CLIENT_DEFAULT:
+        return SourceRow(group=group, name="pypi-default", kind="default", url="-")
+    url = index.url.replace("{variant}", variant or "")
+    return SourceRow(group=group, name=f"{which}-{number}", kind=index.kind, url=url)
+
+
+def network(rows: Iterable[SourceRow]) -> Network:
+    """Return the network installing needs; a first source that is carried needs none."""
+    rows = list(rows)
+    asked = [row for row in rows if not any(r.kind == "carried" for r in rows if r.group == row.group)]
+    hosts = {urlsplit(row.url).hostname for row in asked if "://" in row.url}
+    if any(host == "localhost" or (host or "").startswith("127.") or host == "::1" for host in hosts):
+        return "host"
+    return "default" if asked else "none"
+
+
+def tool_lock() -> Lock:
+    """Return the lock of the environment envcheck itself has in an image."""
+    path = data_path("templates") / "envcheck.lock"
+    if not path.is_file():
+        message = "templates/envcheck.lock does not exist"
+        raise ConfigError(message, fix="run `envcheck lock --tool`, or reinstall envcheck")
+    return parse_lock(path.read_text(), "base", "templates/envcheck.lock")
+
+
+def _start(out: Path) -> None:
+    """Empty an earlier context; refuse a directory that holds anything else."""
+    earlier = (out / "mirror").is_dir() and (out / "promises.json").is_file()
+    if out.is_dir() and any(out.iterdir()) and not earlier:
+        message = f"{out} contains files that are not a build context"
+        raise ConfigError(message, fix="give --output a new or empty directory")
+    if out.exists() and not out.is_dir():
+        message = f"{out} is a file"
+        raise ConfigError(message, fix="give --output a directory")
+    if out.is_dir():
+        shutil.rmtree(out)
+    out.mkdir(parents=True)
+
+
+def _write_spec(spec: ImageSpec, profile: Profile, base: str, out: Path) -> None:
+    kept = hf_environment(profile) if profile.keep else None
+    (out / "Dockerfile").write_text(render_dockerfile(spec, base=base, kept=kept))
+    (out / "promises.json").write_text(json.dumps(spec.promises, indent=1, sort_keys=True) + "\n")
+    if profile.keep:
+        for path, text in keep_files(profile, spec.cell.variant).items():
+            (out / "keep" / path).parent.mkdir(parents=True, exist_ok=True)
+            (out / "keep" / path).write_text(text)
+
+
+def _write_mirror(
+    spec: ImageSpec, profile: Profile, groups: Mapping[str, Lock], mirror: Path
+) -> tuple[list[SourceRow], dict[str, bool]]:
+    """Write where each group is tried from, with the files that this machine has; return that, and who is carried."""
+    indexes, python = [*profile.pypi, *profile.pytorch], spec.cell.python
+    wheels = local_wheels(groups.values(), indexes, python)
+    refused = {name: refused_wheels(lock, indexes, python, wheels) for name, lock in groups.items()}
+    carried = {name: all(set(pin.sha256) & wheels.keys() for pin in lock.pins) for name, lock in groups.items()}
+    rows = [row for name, lock in groups.items() for row in sources(name, lock, profile, carried=carried[name])]
+    _write_scripts(rows, mirror)
+    for name, lock in groups.items():
+        theirs = {digest for pin in lock.pins for digest in pin.sha256} & wheels.keys()
+        if theirs:
+            (mirror / name / "wheels").mkdir()
+        for path in (wheels[digest] for digest in theirs):
+            _take(path, mirror / name / "wheels" / path.name, 0o644, 0o444)
+        _write_refused(name, refused[name], mirror)
+    roots = ca_bundle(profile)
+    if roots:
+        for name in ("os", *groups):
+            (mirror / name / "ca.pem").write_text(roots)
+    _write_apt(spec, profile, mirror / "os/apt")
+    if profile.closed:
+        (mirror / "os/closed").touch()
+    return rows, carried
+
+
+def _write_scripts(rows: Iterable[SourceRow], mirror: Path) -> None:
+    templates = data_path("templates") / "context"
+    for step, names in _SCRIPTS.items():
+        (mirror / step).mkdir(parents=True)
+        for name in names:
+            shutil.copyfile(templates / name, mirror / step / name)
+    lines: dict[str, str] = {}
+    for row in rows:
+        lines[row.group] = lines.get(row.group, "") + f"{row.group}\t{row.name}\t{row.kind}\t{row.url}\n"
+    for group, text in lines.items():
+        (mirror / group).mkdir()
+        (mirror / group / "sources.tsv").write_text(text)
+        _write_refused(group, [], mirror)
+
+
+def _write_refused(group: str, names: Iterable[str], mirror: Path) -> None:
+    """Write which local files were left out for their hash: what install.sh says when nothing else has them either."""
+    (mirror / group / "refused.tsv").write_text("".join(f"{group}\t{name}\n" for name in names))
+
+
+def _write_apt(spec: ImageSpec, profile: Profile, directory: Path) -> None:
+    """Write deb822 sources whose list of mirrors apt walks itself, or nothing: then the base's own count."""
+    distro, suite = spec.base.distro, spec.base.suite
+    bases = profile.apt
+    if profile.name == "host" and not bases:
+        bases = bases_for(apt_sources(), distro, suite)
+    if not bases:
+        return
+    directory.mkdir()
+    # In the base image it is the mount that this path names.
+    for name, text in apt_sources_of(bases, distro, suite, "/run/os/apt").items():
+        (directory / name).write_text(text)
+
+
+def _write_tool(out: Path, matrix: Path | None) -> None:
+    (out / "bin").mkdir()
+    _take(Path(uv.find_uv_bin()), out / "bin/uv", 0o755)
+    shutil.copyfile(data_path("templates") / "context/launcher.sh", out / "bin/envcheck")
+    shutil.copyfile(data_path("templates") / "envcheck.lock", out / "envcheck.lock")
+    shutil.copytree(Path(__file__).resolve().parents[2], out / "envcheck", ignore=_LEFT_OUT)
+    (out / "envcheck/_data").mkdir()
+    shutil.copyfile(matrix or data_path("matrix.yaml"), out / "envcheck/_data/matrix.yaml")
+
+
+def _take(source: Path, target: Path, *modes: int) -> None:
+    """Hard-link a big file that has one of the modes; copy it where the file system cannot, or with the first mode."""
+    if stat.S_IMODE(source.stat().st_mode) in modes:
+        with contextlib.suppress(OSError):
+            target.hardlink_to(source.resolve())
+            return
+    shutil.copyfile(source, target)
+    target.chmod(modes[0])
+
+
+def _normalise(out: Path) -> None:
+    """Give everything the modes an image is to have, whatever the umask; wheels may be links to read-only files."""
+    for path in [out, *out.rglob("*")]:
+        wanted = 0o755 if path.is_dir() or path.parent == out / "bin" else 0o644
+        if stat.S_IMODE(path.stat().st_mode) != wanted and path.parent.name != "wheels":
+            path.chmod(wanted)

@@ -1,0 +1,74 @@
+"""images/: what is written there, what is compared, what does not belong."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from envcheck import safe_files
+from envcheck.images.locks.lockfile import GROUPS, format_lock
+from envcheck.images.locks.model import Lock
+from envcheck.matrix.facts.model import Cell
+
+Kind = Literal["missing", "stale", "orphan"]
+
+
+class Drift(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """One file that is not what rendering would give; `path` is relative to images/."""
+
+    path: str
+    kind: Kind
+
+
+def lock_files(cell: Cell, locks: Sequence[Lock]) -> dict[str, bytes]:
+    """Return a cell's lock files."""
+    return {f"{lock.group}.lock": format_lock(lock, f"{cell}, layer {lock.group}").encode() for lock in locks}
+
+
+def write_locks(images_dir: Path, cell: Cell, locks: Sequence[Lock]) -> bool:
+    """Make a cell's lock files exactly these; tell whether anything changed."""
+    directory = images_dir / str(cell)
+    files = lock_files(cell, locks)
+    stale = [directory / f"{group}.lock" for group in GROUPS if f"{group}.lock" not in files]
+    gone = [path for path in stale if path.exists()]
+    for path in gone:
+        path.unlink()
+    return bool(write(directory, files) or gone)
+
+
+def write(directory: Path, files: Mapping[str, bytes]) -> list[str]:
+    """Write files that differ, each whole or not at all; return their names."""
+    changed = []
+    for name, content in files.items():
+        path = directory / name
+        if path.is_file() and path.read_bytes() == content:
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        safe_files.replace(path, content)
+        changed.append(name)
+    return changed
+
+
+def drift(images_dir: Path, wanted: Mapping[str, bytes]) -> list[Drift]:
+    """Compare images/ with `wanted` (path below it -> bytes), as sets and byte by byte."""
+    there = {str(p.relative_to(images_dir)) for p in images_dir.rglob("*") if not p.is_dir() and p.name != ".keep"}
+    found = [Drift(path=path, kind="missing") for path in wanted if path not in there]
+    found += [Drift(path=path, kind="orphan") for path in there if path not in wanted]
+    both = [path for path in wanted if path in there]
+    found += [Drift(path=p, kind="stale") for p in both if (images_dir / p).read_bytes() != wanted[p]]
+    return sorted(found)
+
+
+def remove_orphans(images_dir: Path, wanted: Mapping[str, bytes]) -> list[str]:
+    """Delete what rendering does not give, and directories this leaves empty; return the paths."""
+    orphans = [d.path for d in drift(images_dir, wanted) if d.kind == "orphan"]
+    for path in orphans:
+        (images_dir / path).unlink()
+    for directory in sorted((p for p in images_dir.rglob("*") if p.is_dir()), reverse=True):
+        if not any(directory.iterdir()):
+            shutil.rmtree(directory)
+    return orphans

@@ -1,0 +1,1 @@
+"""The facts of matrix.yaml as typed data, and lookups in them."""

@@ -1,0 +1,82 @@
+"""Find a GPU by the names people and NVML give it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from envcheck.matrix.facts.model import GpuModel, Matrix
+
+# NVML writes the maker and brand before a model's name, and memory, form factor, MIG slice or vGPU profile ("L40S-48Q")
+# after it.
+_MAKER: Final = frozenset({"NVIDIA", "TESLA", "GEFORCE", "GRAPHICS", "DEVICE", "GRID"})
+_FORM: Final = re.compile(
+    r"\d+(\.\d+)?GB?|G?HBM\d\w*|GDDR\d\w*|SXM\d*|PCI-?E|NVL\d*|OAM|AC|LC|HGX|DGX|MIG|\d{1,3}[ABCQ]"
+)
+
+# lspci puts the product into the last square brackets, after the chip: "NVIDIA Corporation GA102GL [A10] (rev a1)";
+# with -nn the vendor and device ids follow in brackets of their own.
+_BRACKETS: Final = re.compile(r"\[([^\]]+)\]")
+_PCI_ID: Final = re.compile(r"[0-9a-fA-F]{4}(:[0-9a-fA-F]{4})?")
+_REVISION: Final = re.compile(r"\s+Rev\. \w+$")
+# `nvidia-smi -L` puts the index before the name and the UUID behind it.
+_LISTED: Final = re.compile(r"GPU \d+: (?P<name>.+?)(?: \(UUID: [^)]*\))?")
+
+# A GeForce series is the first two of four digits. NVIDIA's RTX 4000 and 6000 of any generation end in 00.
+_SERIES: Final = re.compile(r"(?P<kind>[RG]TX)(?P<series>\d\d)[1-9]\d")
+
+
+def find_gpu(matrix: Matrix, name: str) -> GpuModel | None:
+    """Return the GPU that `name` means, or None; never a guess.
+
+    `name` is as people write it ("H100", "4090"), or as NVML, `nvidia-smi -L` or lspci print it.
+    """
+    model = _key(product_name(name))
+    for gpu in matrix.gpus:
+        if model in {_key(alias) for alias in (gpu.name, *gpu.aliases)}:
+            return gpu
+    return next((gpu for gpu in matrix.gpus if model == _key(gpu.name).removeprefix("RTX").removeprefix("GTX")), None)
+
+
+def product_name(name: str) -> str:
+    """Return the product in a line of lspci or `nvidia-smi -L`; return any other name unchanged."""
+    listed = _LISTED.fullmatch(name.strip())
+    if listed is not None:
+        return listed["name"]
+    brackets = [text for text in _BRACKETS.findall(name) if not _PCI_ID.fullmatch(text)]
+    return _REVISION.sub("", brackets[-1]) if brackets and "NVIDIA" in name.upper() else name
+
+
+def suggest(matrix: Matrix, name: str) -> list[str]:
+    """Return up to three names that `name` may have been meant to be, nearest first."""
+    import difflib  # noqa: PLC0415 (only for a name that is wrong)
+
+    names = {_key(alias): gpu.name for gpu in matrix.gpus for alias in (gpu.name, *gpu.aliases)}
+    model = _key(product_name(name))
+    near = difflib.get_close_matches(model, names, n=6, cutoff=0.65)
+    near += [alias for alias in sorted(names) if model and model in alias and alias not in near]
+    return list(dict.fromkeys(names[alias] for alias in near))[:3]
+
+
+def capability_of_series(matrix: Matrix, name: str) -> tuple[str, str] | None:
+    """Return the compute capability of the series or generation in `name`, and a GPU of the matrix that has it.
+
+    Return None where the matrix has no such GPU, or several that differ.
+    """
+    series, words = _SERIES.match(_key(name)), name.upper().split()
+    siblings = [
+        gpu
+        for gpu in matrix.gpus
+        if (series and (other := _SERIES.match(_key(gpu.name))) and other.groups() == series.groups())
+        or gpu.architecture.upper() in words
+    ]
+    capabilities = {gpu.cc for gpu in siblings}
+    return (siblings[0].cc, siblings[0].name) if len(capabilities) == 1 else None
+
+
+def _key(name: str) -> str:
+    words = [word for word in re.split(r"[\s_/-]+", name.upper()) if word]
+    if "MIG" in words[1:]:
+        words = words[: words.index("MIG")]
+    first, *rest = [word for word in words if word not in _MAKER] or [""]
+    return "".join([first, *(word for word in rest if not _FORM.fullmatch(word))])

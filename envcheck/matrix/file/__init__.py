@@ -1,0 +1,1 @@
+"""Read, check, format and show matrix.yaml."""

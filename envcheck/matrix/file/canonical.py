@@ -1,0 +1,143 @@
+"""Write matrix.yaml in its canonical form: sorted, one row a line where it fits, so that a diff shows what changed."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from typing import Any, Final
+
+import msgspec
+
+from envcheck.matrix.facts.model import Build, Matrix, TorchRelease, TorchVariant
+from envcheck.matrix.facts.versions import key, python_key
+
+HEADER: Final = """\
+# yaml-language-server: $schema=envcheck/matrix/file/matrix.schema.json
+# Facts first, each with its source (a key of `sources`); choices (`bases`, `images`) last. Versions are strings.
+# A fact with one weak source says `verified: false`. Written by `envcheck matrix format`.
+"""
+_WIDTH: Final = 120
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.+/-]*( [A-Za-z0-9_.+/-]+)*")
+_RESERVED: Final = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
+_LAST: Final = (
+    "verified",
+    "sass_verified",
+    "driver_verified",
+    "libraries_verified",
+    "note",
+    "source",
+    "variants",
+    "builds",
+)
+
+
+def canonical(matrix: Matrix) -> Matrix:
+    """Return the same facts and choices in the order of the file."""
+    cuda = matrix.cuda
+    return msgspec.structs.replace(
+        matrix,
+        sources=dict(sorted(matrix.sources.items())),
+        cuda=msgspec.structs.replace(
+            cuda,
+            families=sorted(cuda.families, key=lambda row: key(row.major)),
+            minors=sorted(cuda.minors, key=lambda row: key(row.cuda)),
+            capabilities=sorted(cuda.capabilities, key=lambda row: key(row.cc)),
+            code=sorted(cuda.code, key=lambda row: key(row.sm)),
+            base_images=sorted(cuda.base_images, key=lambda row: key(row.image)),
+        ),
+        drivers=sorted(matrix.drivers, key=lambda row: key(row.branch)),
+        gpus=sorted(matrix.gpus, key=lambda row: (key(row.cc), row.name)),
+        torch=[_release(row) for row in sorted(matrix.torch, key=lambda row: key(row.torch))],
+        bases=sorted(matrix.bases, key=lambda row: python_key(row.python)),
+        images=sorted(matrix.images, key=lambda row: (key(row.torch), row.variant)),
+    )
+
+
+def _release(release: TorchRelease) -> TorchRelease:
+    return msgspec.structs.replace(
+        release, variants=[_variant(row) for row in sorted(release.variants, key=lambda row: row.variant)]
+    )
+
+
+def _variant(variant: TorchVariant) -> TorchVariant:
+    return msgspec.structs.replace(
+        variant, builds=[_build(row) for row in sorted(variant.builds, key=lambda row: row.arch, reverse=True)]
+    )
+
+
+def _build(build: Build) -> Build:
+    return msgspec.structs.replace(
+        build,
+        python=sorted(build.python, key=python_key),
+        sass=None if build.sass is None else sorted(build.sass, key=key),
+    )
+
+
+def dump(matrix: Matrix) -> str:
+    """Return the text of matrix.yaml. Loading it gives `canonical(matrix)`; dumping that gives the same bytes."""
+    lines: list[str] = []
+    for name, value in _ordered(msgspec.to_builtins(canonical(matrix))).items():
+        lines.append("")
+        if isinstance(value, (dict, list)):
+            lines.append(f"{name}:")
+            _block(value, 2, lines)
+        else:
+            lines.append(f"{name}: {_flow(value)}")
+    return HEADER + "\n".join(lines) + "\n"
+
+
+def _ordered(value: Any) -> Any:
+    if isinstance(value, dict):
+        names = sorted(value, key=lambda name: _LAST.index(name) if name in _LAST else -1)
+        return {name: _ordered(value[name]) for name in names}
+    return [_ordered(item) for item in value] if isinstance(value, list) else value
+
+
+def _block(value: dict[str, Any] | list[Any], indent: int, lines: list[str]) -> None:
+    pad = " " * indent
+    if isinstance(value, list):
+        for item in value:
+            _item(item, indent, lines)
+        return
+    for name, item in value.items():
+        if _nests(item):
+            lines.append(f"{pad}{_flow(name)}:")
+            _block(item, indent + 2, lines)
+        else:
+            lines.extend(_wrapped(f"{pad}{_flow(name)}: ", item, indent + 2))
+
+
+def _item(item: Any, indent: int, lines: list[str]) -> None:
+    line = f"{' ' * indent}- {_flow(item)}"
+    if not isinstance(item, dict) or (len(line) <= _WIDTH and not _nests(item)):
+        lines.append(line)
+        return
+    start = len(lines)
+    _block(item, indent + 2, lines)
+    lines[start] = f"{' ' * indent}- {lines[start].lstrip()}"
+
+
+def _wrapped(start: str, value: Any, indent: int) -> list[str]:
+    flow = _flow(value)
+    if len(start) + len(flow) <= _WIDTH or not isinstance(value, (dict, list)):
+        return [start + flow]
+    inner = textwrap.wrap(flow[1:-1], _WIDTH - indent, break_long_words=False, break_on_hyphens=False)
+    return [start + flow[0], *(" " * indent + line for line in inner), " " * (indent - 2) + flow[-1]]
+
+
+def _nests(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_nests(item) for item in value.values())
+    return isinstance(value, list) and any(isinstance(item, dict) for item in value)
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_flow(name)}: {_flow(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_flow(item) for item in value) + "]"
+    if isinstance(value, str):
+        plain = _PLAIN.fullmatch(value) and value.lower() not in _RESERVED
+        return value if plain else json.dumps(value, ensure_ascii=False)
+    return json.dumps(value)

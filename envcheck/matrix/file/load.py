@@ -1,0 +1,101 @@
+"""Read matrix.yaml, through a cache. Every error names the file, the line, the key path and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from envcheck.data import data_path
+from envcheck.errors import ConfigError
+from envcheck.matrix.facts.model import Matrix
+from envcheck.matrix.file import cache
+from envcheck.safe_files import read_whole
+
+if TYPE_CHECKING:
+    from envcheck.matrix.file.yaml_lines import Document
+
+_AT: Final = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key in )?(?P<path>[^`]*)`)?", re.DOTALL)
+_FIXES: Final = (
+    ("Expected `str`, got `float`", "put it in quotes: unquoted, YAML reads 3.10 as the number 3.1"),
+    ("Expected `str`, got `int`", "put it in quotes: versions are strings"),
+    ("unknown field", "correct its spelling or remove it; `envcheck matrix schema` lists what is known"),
+    ("required field `source`", "say where the fact comes from: source: [key of `sources`]"),
+    ("missing required field", "add it; `envcheck matrix schema` says what belongs there"),
+    ("of length", "name at least one key of `sources`"),
+    ("matching regex", 'write it like its neighbours: "12.8", "570.26", "3.12", cu128, cpu'),
+    ("Invalid enum value", "use one of the values that `envcheck matrix schema` lists"),
+)
+
+
+def load(path: Path | None = None) -> Matrix:
+    """Return the matrix in `path`, or the shipped one. Raises ConfigError."""
+    shown = str(path) if path else "matrix.yaml"
+    try:
+        raw = read_whole(path or data_path("matrix.yaml"))
+    except OSError as error:
+        why = error.strerror or "cannot be read"
+        message = f"{shown}: {why}"
+        raise ConfigError(message, fix="give a readable file with --matrix") from error
+    return cache.cached(raw, lambda: loads(raw, shown))
+
+
+def loads(raw: bytes, name: str = "matrix.yaml") -> Matrix:
+    """Return the matrix in the YAML text `raw`. `name` is what errors call the file. Raises ConfigError."""
+    from envcheck.matrix.file.yaml_lines import parse  # noqa: PLC0415 (a cached matrix needs no YAML)
+
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        message = f"{name}:{line}: not UTF-8 text"
+        raise ConfigError(message, fix="save the file as UTF-8") from error
+    document = parse(text, name)
+    try:
+        matrix = msgspec.convert(document.data, Matrix)
+    except msgspec.ValidationError as error:
+        raise _located(error, document) from error
+    _refuse_duplicates(matrix, document)
+    return matrix
+
+
+def _located(error: msgspec.ValidationError, document: Document) -> ConfigError:
+    parts = _AT.fullmatch(str(error))
+    what, path = (parts["what"], parts["path"] or "$") if parts else (str(error), "$")
+    unknown = re.search(r"unknown field `([^`]+)`", what)
+    line = document.line(f"{path}.{unknown[1]}" if unknown else path)
+    fix = next((fix for part, fix in _FIXES if part in what), "correct the value")
+    return ConfigError(f"{document.name}:{line}: {path}: {what}", fix=fix)
+
+
+def _refuse_duplicates(matrix: Matrix, document: Document) -> None:
+    def unique(path: str, names: Iterable[str]) -> None:
+        seen: set[str] = set()
+        for index, name in enumerate(names):
+            if name in seen:
+                at = f"{path}[{index}]"
+                message = f"{document.name}:{document.line(at)}: {at}: {name} appears twice"
+                raise ConfigError(message, fix="merge the two rows or remove one")
+            seen.add(name)
+
+    _each_table(matrix, unique)
+
+
+def _each_table(matrix: Matrix, unique: Callable[[str, Iterable[str]], None]) -> None:
+    unique("$.cuda.families", (row.major for row in matrix.cuda.families))
+    unique("$.cuda.minors", (row.cuda for row in matrix.cuda.minors))
+    unique("$.cuda.capabilities", (row.cc for row in matrix.cuda.capabilities))
+    unique("$.cuda.code", (row.sm for row in matrix.cuda.code))
+    unique("$.cuda.base_images", (row.image for row in matrix.cuda.base_images))
+    unique("$.drivers", (row.branch for row in matrix.drivers))
+    unique("$.gpus", (row.name for row in matrix.gpus))
+    unique("$.bases", (row.python for row in matrix.bases))
+    unique("$.images", (f"torch{row.torch}-{row.variant}" for row in matrix.images))
+    unique("$.torch", (row.torch for row in matrix.torch))
+    for at, release in enumerate(matrix.torch):
+        unique(f"$.torch[{at}].variants", (row.variant for row in release.variants))
+        for position, variant in enumerate(release.variants):
+            unique(f"$.torch[{at}].variants[{position}].builds", (row.arch for row in variant.builds))

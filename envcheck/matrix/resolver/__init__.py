@@ -1,0 +1,1 @@
+"""Decide which torch, CUDA variant and Python can run on a machine."""

@@ -1,0 +1,149 @@
+"""The query for the resolver: normalize it, validate it, and find its GPUs, host architecture and releases."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from envcheck.errors import ConfigError
+from envcheck.matrix.facts.lookup import READ_CC, Device, Facts
+from envcheck.matrix.facts.model import HostArch, TorchRelease
+from envcheck.matrix.facts.versions import key
+
+_PLAIN: Final = re.compile(r"(?:==)?(?P<version>\d+(?:\.\d+)*)(?P<wild>\.\*)?")
+_PYTHON: Final = re.compile(r"3\.\d+t?")
+_DRIVER: Final = re.compile(r"\d{3,4}(\.\d+){1,3}")
+_VARIANT: Final = re.compile(r"cpu|cu\d{2,3}")
+_CUDA: Final = re.compile(r"\d{1,2}\.\d")
+_CC: Final = re.compile(r"\d{1,2}\.\d")
+_PATCH: Final = re.compile(r"^(\d+\.\d+)\.\d+$")
+_RELEASE_FIELDS: Final = 3
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """The axes of a query; None or empty leaves an axis free. `torch` is a PEP 440 requirement."""
+
+    torch: str | None = None
+    variant: str | None = None
+    cuda: str | None = None
+    python: str | None = None
+    driver: str | None = None
+    gpus: list[str] = []
+    cc: list[str] = []
+    arch: HostArch | None = None
+
+    def replace(self, **changes: str | list[str] | None) -> Query:
+        """Return the same query with some axes changed."""
+        return msgspec.structs.replace(self, **changes)
+
+
+def normalized(query: Query) -> Query:
+    """Return the query with each axis in the matrix's form, from torch "2.8.0+cu128", Python "3.12.4", CUDA "12.8.1".
+
+    Raises ConfigError where the local part of a torch version contradicts the variant.
+    """
+    _refuse_foreign_digits(query)
+    torch, _, local = (query.torch or "").partition("+")
+    if local and query.variant not in (None, local):
+        message = f"--torch says +{local}, --variant says {query.variant}"
+        raise ConfigError(message, fix="give one of the two")
+    return query.replace(
+        torch=torch or None,
+        variant=query.variant or local or None,
+        cuda=_PATCH.sub(r"\1", query.cuda) if query.cuda else None,
+        python=_PATCH.sub(r"\1", query.python) if query.python else None,
+    )
+
+
+def validate(facts: Facts, query: Query) -> None:
+    """Raise ConfigError for a malformed version or variant, and for a variant and CUDA that contradict each other.
+
+    A well-formed variant that no torch was built for is valid: its verdict is `no-wheel`.
+
+    A compute capability above all in the matrix is a newer GPU; any other one must be near one of the matrix.
+    """
+    _refuse_bad_form(query)
+    capabilities = [row.cc for row in facts.capabilities]
+    for cc in query.cc:
+        if facts.capability(cc) is None and key(cc) < key(capabilities[-1]):
+            message = f"--cc {cc}: the matrix has no fact about it or its neighbours; it has {', '.join(capabilities)}"
+            raise ConfigError(message, fix=f"read it with {READ_CC}")
+    variants = {v.variant: v.cuda for release in facts.matrix.torch for v in release.variants}
+    if query.variant in variants and query.cuda not in (None, variants[query.variant]):
+        what = f"CUDA {variants[query.variant]}" if variants[query.variant] else "no CUDA at all"
+        message = f"--variant {query.variant} has {what}, --cuda says {query.cuda}"
+        raise ConfigError(message, fix="give one of the two")
+
+
+def _refuse_foreign_digits(query: Query) -> None:
+    """Refuse digits of other scripts: Python reads them as numbers, but no version is written with them."""
+    values = {name: getattr(query, name) for name in ("torch", "variant", "cuda", "python", "driver")}
+    for name, value in [*values.items(), *(("cc", cc) for cc in query.cc)]:
+        if value is not None and not value.isascii():
+            message = f"--{name} {value!r} has characters that no version has"
+            raise ConfigError(message, fix="write it with the digits 0 to 9, ASCII letters and signs")
+
+
+def _refuse_bad_form(query: Query) -> None:
+    _refuse_foreign_digits(query)
+    if query.variant is not None and not _VARIANT.fullmatch(query.variant):
+        message = f"--variant {query.variant!r} is neither a CUDA variant nor cpu"
+        raise ConfigError(message, fix="write it as cu128 or cpu; ROCm and XPU wheels are not in the matrix")
+    if query.cuda is not None and not _CUDA.fullmatch(query.cuda):
+        message = f"--cuda {query.cuda!r} is not a CUDA version"
+        raise ConfigError(message, fix="write it as 12.8")
+    if query.python is not None and not _PYTHON.fullmatch(query.python):
+        message = f"--python {query.python} is not a Python version"
+        raise ConfigError(message, fix="write it as 3.12 (or 3.13t)")
+    if query.driver is not None and not _DRIVER.fullmatch(query.driver):
+        message = f"--driver {query.driver} is not a driver version"
+        raise ConfigError(message, fix="give it whole, as nvidia-smi prints it: 570.124.06")
+    for cc in query.cc:
+        if not _CC.fullmatch(cc):
+            message = f"--cc {cc} is not a compute capability"
+            raise ConfigError(message, fix="write it as 9.0")
+
+
+def requested_devices(facts: Facts, query: Query) -> list[Device]:
+    """Return the GPUs of the query, each model once. Raises ConfigError for one that is not in the matrix."""
+    devices = [facts.device(name) for name in query.gpus] + [facts.device_of(cc) for cc in query.cc]
+    return list({device.label: device for device in devices}.values())
+
+
+def host_arch(query: Query, devices: list[Device]) -> HostArch:
+    """Return the query's host architecture, else that of the GPUs, else x86_64. Raises ConfigError for a mix."""
+    if query.arch is not None:
+        return query.arch
+    archs = {device.gpu.host_arch: device.label for device in devices if device.gpu is not None}
+    if len(archs) > 1:
+        message = f"{' and '.join(archs.values())} are on different host architectures ({', '.join(archs)})"
+        raise ConfigError(message, fix="resolve for one node at a time, or pass --arch")
+    return next(iter(archs), "x86_64")
+
+
+def matching(releases: list[TorchRelease], requirement: str | None) -> list[TorchRelease]:
+    """Return the releases that meet a PEP 440 requirement, newest first; "2.8" means 2.8.*. Raises ConfigError."""
+    newest_first = sorted(releases, key=lambda release: key(release.torch), reverse=True)
+    if requirement is None:
+        return newest_first
+    fits = _predicate(requirement.removeprefix("torch").strip())
+    return [release for release in newest_first if fits(release.torch)]
+
+
+def _predicate(requirement: str) -> Callable[[str], bool]:
+    plain = _PLAIN.fullmatch(requirement)
+    if plain is not None:
+        prefix = key(plain["version"])
+        width = len(prefix) if plain["wild"] or len(prefix) < _RELEASE_FIELDS else None
+        return lambda version: key(version)[:width] == prefix
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 (most queries do not need it)
+
+    try:
+        specifiers = SpecifierSet(requirement)
+    except InvalidSpecifier as error:
+        message = f"--torch {requirement!r} is not a version requirement"
+        raise ConfigError(message, fix='write 2.8, 2.8.0, "2.8.*" or ">=2.6,<2.9"') from error
+    return specifiers.contains

@@ -1,0 +1,201 @@
+"""Decide what can run: resolve a query to the best cell, the reasons, and the nearest legal alternatives."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from envcheck.matrix.facts.gpu_names import find_gpu, suggest
+from envcheck.matrix.facts.lookup import Device, Facts
+from envcheck.matrix.facts.model import HostArch, Matrix, TorchRelease
+from envcheck.matrix.facts.other_accelerators import OtherAccelerator, other_accelerator
+from envcheck.matrix.facts.versions import key
+from envcheck.matrix.resolver.alternatives import Alternative, alternatives
+from envcheck.matrix.resolver.candidates import Candidate, candidates
+from envcheck.matrix.resolver.notes import notes as noted
+from envcheck.matrix.resolver.query import Query, host_arch, requested_devices, validate
+from envcheck.matrix.resolver.verdict import LEGAL, NO_WHEEL, OK, Verdict, driver_verdict, runs_on
+
+__all__ = [
+    "Alternative",
+    "Query",
+    "RankedCell",
+    "Rejected",
+    "Resolution",
+    "Verdict",
+    "driver_verdict",
+    "find_gpu",
+    "resolve",
+    "runs_on",
+    "suggest",
+]
+
+
+class RankedCell(msgspec.Struct, frozen=True, kw_only=True):
+    """A legal cell."""
+
+    cell: str
+    verdict: str
+    verified: bool
+
+
+class Rejected(msgspec.Struct, frozen=True, kw_only=True):
+    """A torch and variant that cannot run, and why."""
+
+    torch: str
+    variant: str
+    verdict: str
+    reason: str
+
+
+class Resolution(msgspec.Struct, frozen=True, kw_only=True):
+    """The result for a query. `cell` is None when nothing is legal; `verdict` is then that of the closest candidate.
+
+    `verified` is false when the result depends on a fact with one weak source; `weak` names these facts. `published` is
+    the best published cell that runs there, or None: the one that `envcheck build` builds. `install` are the
+    requirements for pip, and `index` the path below a PyTorch index that has them ("" for the client's own default
+    index). `pip` is the whole command, with the URL of that index; empty unless the caller fills it in.
+    """
+
+    schema: Literal["envcheck/resolution/1"] = "envcheck/resolution/1"
+    query: Query = msgspec.field(name="wanted")
+    verdict: str
+    cell: str | None
+    reasons: list[str]
+    alternatives: list[Alternative]
+    verified: bool
+    arch: HostArch
+    weak: list[str] = []
+    published: str | None = None
+    install: list[str] = []
+    index: str = ""
+    pip: str = ""
+    notes: list[str] = []
+    read_here: dict[str, str] = {}
+    ranked: list[RankedCell] = []
+    rejected: list[Rejected] = []
+
+    @property
+    def legal(self) -> bool:
+        """Whether any candidate of the query can run."""
+        return self.verdict in LEGAL
+
+
+def resolve(
+    matrix: Matrix,
+    query: Query,
+    *,
+    base_cuda: str | None = None,
+    read_here: dict[str, str] | None = None,
+    notes: list[str] | None = None,
+) -> Resolution:
+    """Return what can run. `base_cuda` adds a note on what an nvidia/cuda base of that CUDA minor refuses.
+
+    `read_here` (axes that were read off this node) and `notes` come from the caller and are part of the result.
+    Raises ConfigError for an invalid query (an unknown GPU, a malformed version).
+    """
+    facts = Facts(matrix)
+    validate(facts, query)
+    others = _other_accelerators(matrix, query)
+    if others:
+        return _without_wheels(facts, query, others)
+    devices = requested_devices(facts, query)
+    arch = host_arch(query, devices)
+    ranking = candidates(facts, query, devices, arch) or [_no_release(matrix, query)]
+    best = ranking[0]
+    offers = alternatives(facts, query, devices, arch, best)
+    release = matrix.release(best.torch)
+    return Resolution(
+        query=query,
+        verdict=best.verdict.name,
+        cell=str(best.cells()[0]) if best.legal else None,
+        reasons=_reasons(ranking),
+        alternatives=offers,
+        verified=best.verdict.verified,
+        arch=arch,
+        weak=list(best.verdict.weak),
+        published=_published(facts, query, devices, arch, ranking, read_here or {}),
+        install=_install(matrix, best) if best.legal else [],
+        index="" if release is None or _default_index(release, best, arch) else f"whl/{best.variant}",
+        notes=[*(notes or []), *noted(facts, query, devices, arch, best, offers, base_cuda)],
+        read_here=read_here or {},
+        ranked=[
+            RankedCell(cell=str(cell), verdict=row.verdict.name, verified=row.verdict.verified)
+            for row in ranking
+            if row.legal
+            for cell in row.cells()
+        ],
+        rejected=[
+            Rejected(torch=row.torch, variant=row.variant, verdict=row.verdict.name, reason=row.verdict.reason)
+            for row in ranking
+            if not row.legal
+        ],
+    )
+
+
+def _other_accelerators(matrix: Matrix, query: Query) -> dict[str, OtherAccelerator]:
+    """Return the GPU names of the query that are not discrete NVIDIA GPUs, and what each is."""
+    unknown = [name for name in query.gpus if find_gpu(matrix, name) is None]
+    return {name: other for name in unknown if (other := other_accelerator(name)) is not None}
+
+
+def _without_wheels(facts: Facts, query: Query, others: dict[str, OtherAccelerator]) -> Resolution:
+    """Return the resolution for accelerators that no CUDA wheel runs on: only the cpu variant is left."""
+    arch = query.arch or next(iter(others.values())).arch
+    cpu = [row for row in candidates(facts, query.replace(variant="cpu", cuda=None, gpus=[]), [], arch) if row.legal]
+    offer = Alternative(cell=str(cpu[0].cells()[0]), change="without the GPU: cpu", verdict=OK) if cpu else None
+    return Resolution(
+        query=query,
+        verdict=NO_WHEEL,
+        cell=None,
+        reasons=[f"{name} is {other.kind}: no CUDA wheel runs on it; {other.advice}" for name, other in others.items()],
+        alternatives=[offer] if offer else [],
+        verified=True,
+        arch=arch,
+    )
+
+
+def _published(
+    facts: Facts,
+    query: Query,
+    devices: list[Device],
+    arch: HostArch,
+    ranking: list[Candidate],
+    read_here: dict[str, str],
+) -> str | None:
+    """Return the best published cell among the candidates.
+
+    A Python that was only read off this node does not bind: an image brings its own.
+    """
+    published = {str(cell) for cell in facts.matrix.cells()}
+    rankings = [ranking]
+    if "python" in read_here:
+        rankings.append(candidates(facts, query.replace(python=None), devices, arch))
+    legal = (str(cell) for rows in rankings for row in rows if row.legal for cell in row.cells())
+    return next((cell for cell in legal if cell in published), None)
+
+
+def _no_release(matrix: Matrix, query: Query) -> Candidate:
+    releases = sorted((release.torch for release in matrix.torch), key=key)
+    reason = f"the matrix has no torch {query.torch}: it has {releases[0]} - {releases[-1]}"
+    verdict = Verdict(NO_WHEEL, reason, ("the list of torch releases",))
+    return Candidate(query.torch or "", query.variant or "", [], verdict)
+
+
+def _reasons(ranking: list[Candidate]) -> list[str]:
+    best = ranking[0]
+    if best.legal:
+        return best.verdict.reason.split("; ")
+    same = [row for row in ranking if row.torch == best.torch]
+    return [f"{row.variant}: {row.verdict.reason}" if len(same) > 1 else row.verdict.reason for row in same]
+
+
+def _default_index(release: TorchRelease, best: Candidate, arch: HostArch) -> bool:
+    return best.pypi and arch not in release.pypi_unverified
+
+
+def _install(matrix: Matrix, best: Candidate) -> list[str]:
+    release = matrix.release(best.torch)
+    companions = {"torchvision": release.torchvision, "torchaudio": release.torchaudio} if release else {}
+    return [f"torch=={best.torch}", *(f"{name}=={version}" for name, version in companions.items() if version)]

@@ -1,0 +1,1 @@
+"""Find mistakes in this machine's mirror settings, Dockerfiles and scripts."""

@@ -1,0 +1,1 @@
+"""A download on disk: partial file, journal, running hash."""

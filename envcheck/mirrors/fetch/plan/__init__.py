@@ -1,0 +1,1 @@
+"""Which connection fetches which piece of a file."""

@@ -1,0 +1,115 @@
+"""Ask for what one answer holds: the sources in order, and once more those that are busy or were cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Final, TypeVar
+
+from envcheck.mirrors.fetch.limits import LONGEST_WAIT, SLOW_ANSWERS
+from envcheck.mirrors.fetch.plan import range_responses
+from envcheck.mirrors.fetch.plan.pieces import Span, Task
+from envcheck.mirrors.fetch.request import StoppedError
+from envcheck.mirrors.net.advice import of_status
+from envcheck.mirrors.net.client import Answer, Client, NetworkError, SlowError
+
+# Seconds before those that are busy are asked again, where they do not say how long.
+WAITS: Final[tuple[float, ...]] = (1.0, 2.0, 5.0)
+_ANY: Final = Task(0, Span(0, 1), 0)
+
+_T = TypeVar("_T")
+
+
+class StatusError(NetworkError):
+    """An answer that cannot be read."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"it answers {status}", of_status(status))
+        self.status = status
+
+
+class LaterError(NetworkError):
+    """A source that may have it in a moment; `after` are the seconds it asked for. `slow`: its answer hardly moved."""
+
+    def __init__(self, reason: str, after: float | None = None, *, slow: bool = False) -> None:
+        super().__init__(reason)
+        self.after = after
+        self.slow = slow
+
+
+class NobodyError(Exception):
+    """No source gave it; `reasons` says why, by URL."""
+
+    def __init__(self, reasons: Mapping[str, NetworkError]) -> None:
+        super().__init__()
+        self.reasons = reasons
+
+
+def text(client: Client, url: str, limit: int) -> tuple[bytes, Mapping[str, str]]:
+    """Return a body of at most `limit` bytes, and its headers. Raise NetworkError, LaterError where to ask again."""
+    with asked(client, url) as answer:
+        try:
+            return answer.text(limit), answer.headers
+        except NetworkError as error:
+            raise LaterError(str(error), slow=isinstance(error, SlowError)) from error
+
+
+@contextlib.contextmanager
+def asked(client: Client, url: str) -> Iterator[Answer]:
+    """Give the answer to a request for all of it. Raise StatusError, or LaterError where it may come in a moment."""
+    with client.get(url) as answer:
+        if answer.status != HTTPStatus.OK:
+            failure = range_responses.judge(_ANY, answer.status, answer.headers, 0, time.time())
+            if failure is None or failure.drop:
+                raise StatusError(answer.status)
+            raise LaterError(failure.reason, failure.after)
+        yield answer
+
+
+def in_turn(urls: Sequence[str], attempt: Callable[[str], _T], stop: threading.Event | None = None) -> tuple[_T, str]:
+    """Return what the first URL gives that gives it, and that URL; who is busy is asked again after the others.
+
+    One that asks to wait for more than LONGEST_WAIT in all, or was too slow SLOW_ANSWERS times, is not asked again.
+    `attempt` raises NetworkError for a URL that has it not. Raise NobodyError when all are done for, StoppedError when
+    `stop` is set.
+    """
+    stop = stop or threading.Event()
+    left, reasons = list(urls), dict[str, NetworkError]()
+    waited = 0.0
+    for tries, wait in enumerate((0.0, *WAITS), 1):
+        pause = _rest([reasons[url] for url in left], wait) if tries > 1 else 0.0
+        waited += pause
+        if stop.wait(pause):
+            raise StoppedError
+        for url in left:
+            said = _tried(attempt, url)
+            if not isinstance(said, NetworkError):
+                return said, url
+            reasons[url] = said
+        left = [url for url in left if _again(reasons[url], waited, tries)]
+        if not left:
+            break
+    raise NobodyError(reasons)
+
+
+def _tried(attempt: Callable[[str], _T], url: str) -> _T | NetworkError:
+    try:
+        return attempt(url)
+    except NetworkError as error:
+        return error
+
+
+def _again(error: NetworkError, waited: float, tries: int) -> bool:
+    """Tell whether who failed so may be asked again."""
+    if not isinstance(error, LaterError) or waited + (error.after or 0.0) > LONGEST_WAIT:
+        return False
+    return not (error.slow and tries >= SLOW_ANSWERS)
+
+
+def _rest(busy: Sequence[NetworkError], wait: float) -> float:
+    """Return the seconds until the first of them may be asked again."""
+    asked = [error.after for error in busy if isinstance(error, LaterError)]
+    return min((wait if after is None else after for after in asked), default=wait)

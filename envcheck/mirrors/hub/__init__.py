@@ -1,0 +1,1 @@
+"""Hugging Face hubs: revisions, files, downloads, cache layout."""

@@ -1,0 +1,90 @@
+"""Who is believed about a model's hashes, and which token may be sent: read off this machine and the profile."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from envcheck.errors import ConfigError
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.credentials import Bearer, Login, Netrc, named, urls_of
+from envcheck.mirrors.profiles.model import Profile
+
+
+def trusted(profile: Profile, *, mirror: bool) -> str:
+    """Return the endpoint whose hashes are believed: the profile's, or huggingface_hub's own.
+
+    `mirror` says that the profile's own endpoint is. HF_ENDPOINT never is by itself: mostly it names a mirror, which
+    would vouch for its own bytes. Raise ConfigError where nobody is.
+    """
+    if profile.hf.trusted is not None:
+        return profile.hf.trusted
+    if mirror and profile.hf.endpoint is not None:
+        return profile.hf.endpoint
+    found = None if profile.closed else default_endpoint()
+    if not found or found.rstrip("/") in {endpoint.rstrip("/") for endpoint in profile.hf.endpoints}:
+        message = "nobody is trusted for the hashes: a mirror must not vouch for its own bytes"
+        own = ", or give --trust-mirror" if profile.hf.endpoint is not None else ""
+        fix = f"name who is (`hf: {{trusted: URL}}` in a profile), install huggingface_hub beside envcheck{own}"
+        fix = f"{fix}; `fetch --lock FILE` asks nobody"
+        raise ConfigError(message, fix=fix)
+    return found
+
+
+def default_endpoint() -> str | None:
+    """Return the endpoint that huggingface_hub asks when nobody configured one; None where it is not installed."""
+    try:
+        constants = importlib.import_module("huggingface_hub.constants")
+    except ImportError:
+        return None
+    found = getattr(constants, "_HF_DEFAULT_ENDPOINT", None)
+    return found if isinstance(found, str) else None
+
+
+def client(profile: Profile, *asked: str, probes: bool = False, **options: Any) -> Client:
+    """Return a client that trusts and knows what the profile says. `asked` are endpoints beside the profile's own.
+
+    Of a closed profile it asks no host that the profile does not name, unless it `probes`: that is how one who leaves
+    is found out.
+    """
+    ca = Path(profile.ca) if profile.ca else None
+    within = named_hosts(profile) if profile.closed and not probes else None
+    known = logins(profile, *asked)
+    if profile.netrc:
+        known.append(Netrc(Path(profile.netrc), [*urls_of(profile), *asked]))
+    return Client(ca=ca, logins=known, within=within, **options)
+
+
+def named_hosts(profile: Profile) -> frozenset[str]:
+    """Return the hosts from which a profile has packages, models and datasets come, without their ports."""
+    indexes = [index.url for index in [*profile.pypi, *profile.pytorch] if index.local is None]
+    urls = [*indexes, *profile.hf.endpoints, profile.hf.trusted or "", profile.modelscope or ""]
+    return frozenset(name for url in urls if (name := urlsplit(url).hostname))
+
+
+def logins(profile: Profile, *asked: str, environ: Mapping[str, str] | None = None) -> list[Login]:
+    """Return what each host may be told.
+
+    What `credentials` name is for its host; huggingface_hub's own token is for the endpoints, and only where the
+    profile allows it.
+    """
+    environ = os.environ if environ is None else environ
+    own = _token(environ) if profile.hf.token == "allow" else ""  # noqa: S105 (a policy)
+    endpoints = dict.fromkeys([*profile.hf.endpoints, *filter(None, [profile.hf.trusted]), *asked])
+    return [*named(profile, environ), *(Bearer(url, own) for url in endpoints if own)]
+
+
+def token_at(environ: Mapping[str, str]) -> Path:
+    """Return the file in which huggingface_hub keeps its token."""
+    home = environ.get("HF_HOME") or str(Path(environ.get("HOME") or "/root", ".cache/huggingface"))
+    return Path(environ.get("HF_TOKEN_PATH") or f"{home}/token")
+
+
+def _token(environ: Mapping[str, str]) -> str:
+    file = token_at(environ)
+    found = environ.get("HF_TOKEN") or (file.read_text(errors="replace") if file.is_file() else "")
+    return found.strip() if found.strip().isprintable() else ""

@@ -1,0 +1,173 @@
+"""A revision as huggingface_hub wants it to lie: blobs by their ETag, and a snapshot of links that appears whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from envcheck import safe_files
+from envcheck.errors import PromiseError, UnavailableError
+from envcheck.mirrors.fetch.disk import partial_file
+from envcheck.mirrors.fetch.request import Fetched, Means, StoppedError
+from envcheck.mirrors.fetch.retries import LaterError, NobodyError, asked, in_turn
+from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.net.advice import joined
+from envcheck.mirrors.net.client import Client, NetworkError, SlowError
+from envcheck.mirrors.net.urls import host_of
+
+# What a file system without links says (FAT, SMB without its own): there each file is copied.
+_NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
+_AT_ONCE: Final = 1 << 17
+
+
+class WrongError(NetworkError):
+    """A source whose file has another hash."""
+
+
+def small(client: Client, url: str, file: hub_revision.Entry, keep: Callable[[bytes], object]) -> None:
+    """Give each chunk of a file of which only git's hash is known to `keep`. Raise WrongError for another file."""
+    hasher, left = hub_revision.git_hasher(file.size), file.size
+    with asked(client, url) as answer:
+        try:
+            for chunk in answer.arriving(_AT_ONCE):
+                left -= len(chunk)
+                if left < 0:
+                    break
+                hasher.update(chunk)
+                keep(chunk)
+        except NetworkError as error:
+            raise LaterError(str(error), slow=isinstance(error, SlowError)) from error
+    if left or hasher.hexdigest() != file.sha1:
+        message = "it has another hash than it should have"
+        raise WrongError(message)
+
+
+def refused(path: str, error: NobodyError) -> PromiseError | UnavailableError:
+    """Return what a user reads of a small file that nobody gave: a wrong one says more than one that is not there."""
+    message = f"{path}: {'; '.join(f'{host_of(url)}: {reason}' for url, reason in error.reasons.items())}"
+    if any(isinstance(reason, WrongError) for reason in error.reasons.values()):
+        return PromiseError(message, fix="the mirror serves wrong bytes: compare with the origin, purge the mirror")
+    return UnavailableError(message, fix=joined((why.fix for why in error.reasons.values()), ", or run it again"))
+
+
+def blob(file: hub_revision.Entry, urls: Sequence[str], blobs: Path, means: Means) -> Fetched:
+    """Put a file outside LFS at its blob, unless it is there; a second process waits for the first."""
+    path, began = blobs / file.blob, time.monotonic()
+    part = path.with_name(f".{path.name}.{path.name[:8]}.part")
+    if means.stop.is_set():
+        raise StoppedError
+    with partial_file.locked(part, means) as handle:
+        if _sound(path, file):
+            partial_file.discard(part)
+            return Fetched(path, file.size, 0, file.size, 0.0, {})
+
+        def keep(chunk: bytes) -> None:
+            if means.stop.is_set():
+                raise StoppedError
+            means.limiter.take(len(chunk), means.stop)
+            safe_files.write(handle, chunk)
+
+        def attempt(url: str) -> None:
+            os.ftruncate(handle, 0)
+            os.lseek(handle, 0, os.SEEK_SET)
+            small(means.client, url, file, keep)
+
+        try:
+            _, url = in_turn(urls, attempt, means.stop)
+            partial_file.publish(part, handle, path)
+        except NobodyError as error:
+            raise refused(file.path, error) from error
+        except OSError as error:
+            raise partial_file.disk_error(error, path, file.size) from error
+    return Fetched(path, file.size, file.size, 0, time.monotonic() - began, {host_of(url): file.size})
+
+
+def _sound(path: Path, file: hub_revision.Entry) -> bool:
+    """Tell whether a blob is there: a regular file of that size and git hash."""
+    if not path.is_file() or path.stat().st_size != file.size:
+        return False
+    hasher = hub_revision.git_hasher(file.size)
+    with path.open("rb") as stream:
+        while block := stream.read(_AT_ONCE):
+            hasher.update(block)
+    return hasher.hexdigest() == file.sha1
+
+
+def link(wanted: hub_revision.Revision, folder: Path) -> None:
+    """Make the snapshot beside its name, and name it when it is whole; one that is there is completed."""
+    snapshots = safe_files.directory(folder.parent, folder.name, "snapshots")
+    with _held(snapshots) as directory:
+        snapshot = snapshots / wanted.revision
+        fresh = snapshots / f".{wanted.revision}.new"
+        _clear(fresh)
+        into = snapshot if os.path.lexists(snapshot) else fresh
+        folders = {parent: safe_files.directory(snapshots, into.name, *parent.parts) for parent in _parents(wanted)}
+        for file in wanted.files:
+            path = PurePosixPath(file.path)
+            _one(folder / "blobs" / file.blob, folders[path.parent] / path.name)
+        if into is fresh:
+            fresh.rename(snapshot)
+        os.fsync(directory)
+
+
+def _parents(wanted: hub_revision.Revision) -> set[PurePosixPath]:
+    return {PurePosixPath(file.path).parent for file in wanted.files}
+
+
+def _clear(fresh: Path) -> None:
+    """Remove what an interrupted run left; of a link, the link alone."""
+    if fresh.is_symlink() or fresh.is_file():
+        fresh.unlink()
+    shutil.rmtree(fresh, ignore_errors=True)
+
+
+def name(folder: Path, ref: str, commit: str) -> None:
+    """Have a branch or tag lead to a commit, which is what huggingface_hub looks up without a network."""
+    *above, last = ref.split("/")
+    safe_files.put(safe_files.directory(folder.parent, folder.name, "refs", *above) / last, commit.encode())
+
+
+@contextlib.contextmanager
+def _held(directory: Path) -> Iterator[int]:
+    """Hold a directory alone among those who link into it. The lock is the kernel's: it ends with whoever held it."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _one(target: Path, at: Path) -> None:
+    """Have `at` link to `target`, relatively, so that the cache can be moved as a whole."""
+    relative = Path(os.path.relpath(target, at.parent))
+    if at.is_symlink() and at.readlink() == relative:
+        return
+    try:
+        _linked(relative, at)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with target.open("rb") as blob_, safe_files.temporary(at.parent, at.name) as (copy, fresh):
+            with open(copy, "wb", closefd=False) as stream:
+                shutil.copyfileobj(blob_, stream)
+            os.fchmod(copy, 0o666 & ~safe_files.umask())
+            fresh.replace(at)
+
+
+def _linked(relative: Path, at: Path) -> None:
+    """Make a link; what has its name already is replaced at once."""
+    with contextlib.suppress(FileExistsError):
+        at.symlink_to(relative)
+        return
+    fresh = at.with_name(f".{safe_files.shortened(at.name)}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(relative)
+    fresh.replace(at)

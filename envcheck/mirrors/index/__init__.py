@@ -1,0 +1,1 @@
+"""Package indexes: the simple API, and where a locked file is."""

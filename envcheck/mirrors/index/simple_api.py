@@ -1,0 +1,131 @@
+"""A Python index's page of one project: PEP 691 JSON, PEP 503 HTML, or a flat page of links."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import dataclasses
+import re
+import time
+from collections.abc import Iterable, Mapping
+from html.parser import HTMLParser
+from typing import Any, Final
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+
+import msgspec
+
+from envcheck.mirrors.fetch.plan import range_responses
+from envcheck.mirrors.fetch.retries import LaterError
+from envcheck.mirrors.net.advice import of_status
+from envcheck.mirrors.net.client import Client, NetworkError
+from envcheck.mirrors.profiles.model import Index
+
+ACCEPT: Final = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.3"
+# torch's own page on its largest index has 1 MB; a flat page of all its wheels several.
+_LARGEST: Final = 64 << 20
+_PETABYTE: Final = 10**15
+# The largest known pages list some 15 000 files. Characters.
+_MOST: Final = 50_000
+_LONGEST_TAG: Final = 1 << 16
+_FED: Final = 1 << 16
+_SHA256: Final = re.compile(r"sha256=([0-9a-f]{64})")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class File:
+    """One file a page lists. `sha256` and `size` (bytes) where the page says them."""
+
+    name: str
+    url: str
+    sha256: str | None = None
+    size: int | None = None
+
+
+def page_url(index: Index, project: str, variant: str = "") -> str:
+    """Return where an index lists a project's files; `{variant}` in its URL is put in."""
+    url = index.url.replace("{variant}", variant).rstrip("/")
+    return f"{url}/{project}/" if index.kind == "simple" else index.url.replace("{variant}", variant)
+
+
+def read(client: Client, url: str) -> list[File]:
+    """Return what a page lists. Raise NetworkError where there is none, LaterError where it may come in a moment."""
+    with client.get(url, {"Accept": ACCEPT}) as answer:
+        if answer.status != 200:  # noqa: PLR2004 (HTTP's OK)
+            message = f"it answers {answer.status} to {urlsplit(url).path}"
+            busy = range_responses.busy(answer.status, answer.headers, time.time())
+            if busy is None:
+                raise NetworkError(message, of_status(answer.status))
+            raise LaterError(message + range_responses.asks(busy.after), busy.after)
+        kind = answer.headers.get("Content-Type", "")
+        if "json" in kind:
+            return _json(answer.text(_LARGEST), answer.url)
+        return _html(answer.page(_LARGEST), answer.url)
+
+
+def parse(body: bytes, kind: str, url: str) -> list[File]:
+    """Return the files of a page found at `url`, links made absolute. Raise NetworkError for what is no such page."""
+    return _json(body, url) if "json" in kind else _html([body], url)
+
+
+def _html(chunks: Iterable[bytes], url: str) -> list[File]:
+    """Return the links of a page that is read as it comes: neither its text nor more than _MOST links are kept."""
+    reader, decoder = _Links(url), codecs.getincrementaldecoder("utf-8")("replace")
+    for chunk in chunks:
+        for at in range(0, len(chunk), _FED):
+            reader.feed(decoder.decode(chunk[at : at + _FED]))
+            if len(reader.rawdata) > _LONGEST_TAG:
+                message = f"its page has a tag of more than {_LONGEST_TAG} characters"
+                raise NetworkError(message)
+    return reader.files
+
+
+def _too_many() -> NetworkError:
+    return NetworkError(f"its page lists more than {_MOST} files")
+
+
+def _json(body: bytes, url: str) -> list[File]:
+    if body.count(b'"filename"') > _MOST:
+        raise _too_many()
+    try:
+        page = msgspec.json.decode(body)
+        return [_entry(entry, url) for entry in page["files"]]
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError, AttributeError, ValueError) as error:
+        message = "its page is no PEP 691 JSON"
+        raise NetworkError(message) from error
+
+
+def _entry(entry: Mapping[str, Any], url: str) -> File:
+    size, digest = entry.get("size"), entry.get("hashes", {}).get("sha256")
+    return File(
+        name=str(entry["filename"]),
+        url=urljoin(url, str(entry["url"])),
+        sha256=digest if isinstance(digest, str) else None,
+        size=size if isinstance(size, int) and not isinstance(size, bool) and 0 <= size < _PETABYTE else None,
+    )
+
+
+class _Links(HTMLParser):
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._base = url
+        self.files: list[File] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        href = named.get("href")
+        if href is None:
+            return
+        with contextlib.suppress(ValueError):  # a link that is no URL
+            self._link(tag, href)
+
+    def _link(self, tag: str, href: str) -> None:
+        if tag == "base":
+            self._base = urljoin(self._base, href)
+        elif tag == "a":
+            target, fragment = urldefrag(urljoin(self._base, href))
+            digest = _SHA256.search(fragment)
+            name = unquote(urlsplit(target).path.rpartition("/")[2])
+            if len(self.files) >= _MOST:
+                raise _too_many()
+            if name:
+                self.files.append(File(name, target, digest[1] if digest else None))

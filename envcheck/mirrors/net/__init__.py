@@ -1,0 +1,1 @@
+"""The one HTTP client, with credentials, and what its errors mean."""

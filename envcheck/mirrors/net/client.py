@@ -1,0 +1,291 @@
+"""HTTP for whatever is fetched or probed: redirects followed by hand, so that each hop is known and trusted by itself.
+
+A hop's credential is looked up for its own URL (see `logins`). A redirect from https to plain http is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import urllib3
+from urllib3.util import Timeout, make_headers
+
+from envcheck import __version__
+from envcheck.errors import ConfigError
+from envcheck.mirrors.net import advice, read_deadlines
+from envcheck.mirrors.net.credentials import Login, Netrc
+from envcheck.mirrors.net.urls import followed, host_of, proxy_of, user_of
+
+HOPS: Final = 10
+_REDIRECTS: Final = {301, 302, 303, 307, 308}
+_SECURE: Final = "https"
+# Seconds that a page may take; the largest known, 15 MB, comes in that time at 1 Mbit/s. Bytes taken at once.
+_PAGE_SECONDS: Final = 120.0
+_CHUNK: Final = 1 << 16
+# Seconds for all redirects together, before the last host is asked.
+_REDIRECTED: Final = 60.0
+# What is read of a redirect's body, so that its connection can be used again.
+_DRAINED: Final = 1 << 16
+_PROXY: Final = (urllib3.exceptions.ProxyError, urllib3.exceptions.ProxySchemeUnknown)
+
+
+class NetworkError(Exception):
+    """A request that got no usable answer: refused, timed out, cut off, or not trusted. The text is for a person.
+
+    `fix` is what to do about it, where that is not to ask another mirror.
+    """
+
+    def __init__(self, message: str = "", fix: str = "") -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+class SlowError(NetworkError):
+    """An answer that was given up because it hardly moved."""
+
+
+class UntrustedError(NetworkError):
+    """A host whose TLS is not to be trusted: its certificate, its name, or the protocol it speaks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shake:
+    """What it took to be ready to ask a host, in seconds, and what was agreed on. Plain http has no TLS."""
+
+    dns: float
+    tcp: float
+    tls: float | None = None
+    version: str | None = None
+    alpn: str | None = None
+
+
+class Answer(contextlib.AbstractContextManager["Answer"]):
+    """A response whose body has not been read yet. `hosts` are those it came through, the last one served it.
+
+    `passed` are the headers of each of them: what the first says of a file is lost to whom the last one serves.
+    """
+
+    def __init__(
+        self,
+        response: urllib3.BaseHTTPResponse,
+        url: str,
+        hosts: tuple[str, ...],
+        passed: tuple[Mapping[str, str], ...] = (),
+    ) -> None:
+        self._response = response
+        self.url = url
+        self.hosts = hosts
+        self.passed = (*passed, response.headers)
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def chunks(self, size: int) -> Iterator[bytes]:
+        """Yield the body as sent and as it comes, at most `size` bytes at once. Raise NetworkError when it stalls."""
+        try:
+            while chunk := self._response.read1(size, decode_content=False):
+                yield chunk
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise _broken(error) from error
+
+    def arriving(self, size: int) -> Iterator[bytes]:
+        """Yield the decoded body as it arrives, never waiting to fill `size`: so a caller can end what only drips."""
+        try:
+            while chunk := self._response.read1(size, decode_content=True):
+                yield chunk
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise _broken(error) from error
+
+    def text(self, limit: int) -> bytes:
+        """Return the whole body, decoded as its Content-Encoding says; more than `limit` bytes are a NetworkError."""
+        return b"".join(self.page(limit))
+
+    def page(self, limit: int) -> Iterator[bytes]:
+        """Yield the body of a page, decoded. Raise NetworkError after `limit` bytes or _PAGE_SECONDS seconds."""
+        left, until = limit, time.monotonic() + _PAGE_SECONDS
+        for chunk in self.arriving(_CHUNK):
+            left -= len(chunk)
+            if left < 0:
+                message = f"more than {limit} bytes where a page was expected"
+                raise NetworkError(message)
+            yield chunk
+            if time.monotonic() > until:
+                message = f"a page that is not there after {_PAGE_SECONDS:.0f} s"
+                raise SlowError(message)
+
+    def abort(self) -> None:
+        """End a read that waits in another thread: it gets no more."""
+        with contextlib.suppress(ValueError, RuntimeError, OSError):  # it has ended by itself
+            self._response.shutdown()
+
+    def close(self) -> None:
+        """Give the connection back if the body is read, and end it if not: the rest is not worth waiting for."""
+        if self._response.length_remaining == 0:
+            self._response.drain_conn()  # http.client takes a connection for busy until even nothing has been read
+            self._response.release_conn()
+        else:
+            self._response.close()
+
+
+class Client:
+    """One pool of connections; safe to use from several threads. Seconds."""
+
+    def __init__(
+        self,
+        *,
+        ca: Path | None = None,
+        netrc_file: Path | None = None,
+        logins: Sequence[Login] = (),
+        connect: float = 10.0,
+        read: float = 20.0,
+        connections: int = 8,
+        within: Collection[str] | None = None,
+    ) -> None:
+        self._within = within  # the names of the hosts that may be asked; None for all
+        self._ca = ca
+        self._context = None if ca is None else _trust(ca)  # the system's certificates are read when https is asked for
+        self._offering: ssl.SSLContext | None = None
+        self._connect = connect
+        self._logins = [*logins, *([Netrc(netrc_file)] if netrc_file else [])]
+        self._options: dict[str, Any] = {
+            "num_pools": 16,
+            "maxsize": connections,
+            "timeout": Timeout(connect=connect, read=read),
+            "retries": False,
+        }
+        self._pools: dict[tuple[str | None, bool], urllib3.PoolManager] = {}
+        self._making = threading.Lock()
+
+    def get(self, url: str, headers: Mapping[str, str] | None = None, *, method: str = "GET") -> Answer:
+        """Return the answer at the end of the redirects, its body unread. Raise NetworkError where there is none."""
+        hosts: list[str] = []
+        passed: list[Mapping[str, str]] = []
+        until = time.monotonic() + _REDIRECTED
+        for _ in range(HOPS):
+            if hosts and time.monotonic() > until:
+                message = f"its redirects took more than {_REDIRECTED:.0f} s, the last to {host_of(url)}"
+                raise SlowError(message)
+            hosts.append(host_of(url))
+            response = self._send(method, url, headers or {})
+            target = response.headers.get("Location")
+            if response.status not in _REDIRECTS or target is None:
+                return Answer(response, url, tuple(hosts), tuple(passed))
+            passed.append(response.headers)
+            _drained(response)
+            try:
+                url = followed(url, target)
+            except ValueError as error:
+                raise NetworkError(str(error)) from error
+        message = f"more than {HOPS} redirects, the last to {host_of(url)}"
+        raise NetworkError(message)
+
+    def shake(self, url: str) -> Shake | None:
+        """Connect once, offering HTTP/2, and say how long each step took; None where a proxy would be measured."""
+        if proxy_of(url) is not None:
+            return None
+        parts = urlsplit(url)
+        host, secure = parts.hostname or "", parts.scheme == _SECURE
+        try:
+            began = time.monotonic()
+            port = parts.port or (443 if secure else 80)
+            address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+            named = time.monotonic()
+            with socket.create_connection((address, port), self._connect) as plain:
+                there = time.monotonic()
+                if not secure:
+                    return Shake(named - began, there - named)
+                with self._offered().wrap_socket(plain, server_hostname=host) as wrapped:
+                    agreed = time.monotonic() - there
+                    version, alpn = wrapped.version(), wrapped.selected_alpn_protocol()
+                    return Shake(named - began, there - named, agreed, version, alpn)
+        except (OSError, UnicodeError) as error:
+            raise _told(error, url) from error
+
+    def _send(self, method: str, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+        if self._within is not None and urlsplit(url).hostname not in self._within:
+            message = f"{host_of(url)} is not named in the profile, which is closed"
+            raise NetworkError(message, advice.CLOSED)
+        own = {"User-Agent": f"envcheck/{__version__}", "Accept-Encoding": "identity"}
+        try:
+            sent = {**own, **headers, **self._auth(url)}
+            return self._pool(url).request(method, url, headers=sent, redirect=False, preload_content=False)
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise _told(error, url) from error
+
+    def _auth(self, url: str) -> dict[str, str]:
+        meant = next((said for login in self._logins if (said := login.header(url)) is not None), None)
+        return {} if meant is None else {"Authorization": meant}
+
+    def _offered(self) -> ssl.SSLContext:
+        with self._making:
+            if self._offering is None:
+                self._offering = _trust(self._ca)
+                self._offering.set_alpn_protocols(["h2", "http/1.1"])
+            return self._offering
+
+    def _pool(self, url: str) -> urllib3.PoolManager:
+        """Return the pool that reaches the URL: direct, or through the proxy that the environment names for it."""
+        proxy, secure = proxy_of(url), urlsplit(url).scheme == _SECURE
+        with self._making:
+            if (proxy, secure) not in self._pools:
+                self._pools[proxy, secure] = self._made(proxy, secure=secure)
+            return self._pools[proxy, secure]
+
+    def _made(self, proxy: str | None, *, secure: bool) -> urllib3.PoolManager:
+        if self._context is None and (secure or proxy is not None):
+            self._context = _trust(None)
+        options = {**self._options, "ssl_context": self._context}
+        manager = urllib3.PoolManager(**options) if proxy is None else _proxied(proxy, options)
+        manager.pool_classes_by_scheme = read_deadlines.POOLS
+        return manager
+
+
+def _proxied(proxy: str, options: dict[str, Any]) -> urllib3.ProxyManager:
+    return urllib3.ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=user_of(proxy)), **options)
+
+
+def _trust(ca: Path | None) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if ca is not None:
+        try:
+            context.load_verify_locations(ca)
+        except (ssl.SSLError, OSError) as error:
+            message = f"{ca}: no certificates can be read there: {error}"
+            raise ConfigError(message, fix="name a PEM bundle of certificates") from error
+    return context
+
+
+def _drained(response: urllib3.BaseHTTPResponse) -> None:
+    """Read the little that a redirect says; of one that says more the connection is ended."""
+    with contextlib.suppress(urllib3.exceptions.HTTPError, OSError):
+        response.read(_DRAINED, decode_content=False)
+    if response.length_remaining == 0:
+        response.release_conn()
+    else:
+        response.close()
+
+
+def _told(error: Exception, url: str) -> NetworkError:
+    failed = read_deadlines.tls(error)
+    if isinstance(error, _PROXY):
+        return NetworkError(
+            f"its proxy: {read_deadlines.why(getattr(error, 'original_error', error))}", advice.of_proxy(url)
+        )
+    return _broken(error) if failed is None else UntrustedError(read_deadlines.why(error), advice.of_tls(failed))
+
+
+def _broken(error: Exception) -> NetworkError:
+    kind = SlowError if read_deadlines.drips(error) else NetworkError
+    return kind(read_deadlines.why(error))

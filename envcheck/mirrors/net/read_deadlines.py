@@ -1,0 +1,127 @@
+"""HTTP connections whose answers must move, and what the errors of such a connection mean to a person.
+
+No timeout of a single read ends a server that sends a byte now and then. Every byte of an answer passes through one
+stream here, which times the waiting (see `stall.Pace`), so whatever part drips (a status line, headers, a body, a
+redirect), the answer ends.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import re
+import ssl
+import time
+from typing import Any, Final, Protocol
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+
+from envcheck.mirrors.net import stall
+
+# What http.client says of a proxy that refuses; its own words come after the status.
+_TUNNEL: Final = re.compile(r"Tunnel connection failed: ([0-9]{3})\b")
+
+
+class DripError(TimeoutError):
+    """An answer that hardly moves."""
+
+
+class _Raw(Protocol):
+    def readinto(self, buffer: Any, /) -> int | None: ...
+
+    def close(self) -> None: ...
+
+
+class _Timed(io.RawIOBase):
+    """A socket's stream of which the waiting is timed. It is closed with the stream."""
+
+    def __init__(self, raw: _Raw) -> None:
+        self._raw = raw
+        self._pace = stall.Pace()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        asked = time.monotonic()
+        size = self._raw.readinto(buffer)
+        if self._pace.waited(time.monotonic() - asked, size or 0):
+            raise DripError(stall.reason())
+        return size
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    def __init__(self, sock: Any, *args: Any, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        plain = self.fp
+        self.fp = io.BufferedReader(_Timed(sock.makefile("rb", buffering=0)))
+        plain.close()
+
+
+class _Plain(HTTPConnection):
+    response_class = _Response
+
+
+class _Secure(HTTPSConnection):
+    response_class = _Response
+
+
+class _PlainPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Plain
+
+
+class _SecurePool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _Secure
+
+
+POOLS = {"http": _PlainPool, "https": _SecurePool}
+
+
+def drips(error: Exception) -> bool:
+    """Tell whether an answer was given up because it hardly moved."""
+    return isinstance(error, DripError) or isinstance(error.__cause__, DripError)
+
+
+def tls(error: Exception) -> ssl.SSLError | None:
+    """Return the TLS failure that an error is or carries: urllib3 wraps it as its only argument or as its reason."""
+    for candidate in (error, getattr(error, "reason", None), *error.args):
+        if isinstance(candidate, ssl.SSLError):
+            return candidate
+        if isinstance(candidate, urllib3.exceptions.SSLError) and candidate is not error:
+            return tls(candidate)
+    return None
+
+
+def why(error: Exception) -> str:
+    """Return the innermost reason, without the objects and URLs (which may be signed) that urllib3 tells along."""
+    if drips(error):
+        return stall.reason()
+    failed = tls(error)
+    if failed is not None:
+        return f"TLS: {getattr(failed, 'verify_message', '') or failed.reason or 'failed'}"
+    reason = getattr(error, "reason", None)
+    if isinstance(reason, Exception):
+        return why(reason)
+    if isinstance(error, ValueError):
+        return "its URL is none"
+    refused = _TUNNEL.match(str(error))
+    if refused:
+        return f"it answers {refused[1]}"
+    known = {
+        TimeoutError: "no answer in time",
+        urllib3.exceptions.DecodeError: "its Content-Encoding cannot be read",
+        urllib3.exceptions.NameResolutionError: "the name does not resolve",
+        urllib3.exceptions.NewConnectionError: "no connection",
+        urllib3.exceptions.ConnectTimeoutError: "no connection in time",
+        urllib3.exceptions.ReadTimeoutError: "it stalled",
+        urllib3.exceptions.IncompleteRead: "it ended before its length",
+        urllib3.exceptions.ProtocolError: "it was cut off",
+    }
+    said = next((text for kind, text in known.items() if isinstance(error, kind)), None)
+    return said or getattr(error, "strerror", None) or f"the request failed ({type(error).__name__})"

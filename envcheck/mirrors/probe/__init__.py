@@ -1,0 +1,1 @@
+"""Measure which mirrors have the files that are needed, and how fast they are."""

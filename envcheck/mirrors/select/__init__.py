@@ -1,0 +1,1 @@
+"""Choose mirrors from measurements."""

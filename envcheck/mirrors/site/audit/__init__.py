@@ -1,0 +1,1 @@
+"""Hash again what a mirror site serves."""

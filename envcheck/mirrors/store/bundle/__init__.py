@@ -1,0 +1,1 @@
+"""Bundles: parts of a store as files that can be carried."""

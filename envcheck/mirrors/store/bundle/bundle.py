@@ -1,0 +1,152 @@
+"""A bundle: what a published tree needs, as one deterministic tar in parts, for where no network goes.
+
+    bundle.tar.000 …       the tar, cut at the part size: `cat bundle.tar.* | tar -x` reads it too
+    bundle.sha256          the hash of each part, as sha256sum writes it; its own sha256 is the bundle's digest
+    bundle.sha256.sig      where a key was given: the signature of bundle.sha256 (signing.py)
+
+In the tar stand contents.json and the objects it names, in order of their hashes. Its index pages are not in it:
+who imports it makes them anew, so that no page of another's making is ever served.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from envcheck.errors import PromiseError, UnavailableError
+from envcheck.mirrors.store import manifest as known
+from envcheck.mirrors.store.bundle import tar as bundle_tar
+from envcheck.mirrors.store.bundle.parts import SUMS, Joined, Part, Parts, Progress, digest_of, signer, verified, writer
+from envcheck.mirrors.store.bundle.tar import Hashed, Member
+from envcheck.mirrors.store.manifest import Contents
+from envcheck.mirrors.store.objects import Store
+
+__all__ = ["CONTENTS", "SUMS", "Part", "digest_of", "export", "read", "take", "verified"]
+
+CONTENTS: Final = "contents.json"
+_OBJECT: Final = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
+# The list of what is in it: 100 000 files have 30 MB.
+_LARGEST: Final = 256 << 20
+_NOT_OURS: Final = "do not use this bundle: `envcheck store export` made no such one"
+
+
+def export(
+    store: Store, contents: Contents, to: Path, *, part_size: int, progress: Progress, key: Path | None = None
+) -> list[Path]:
+    """Write the bundle of these contents into `to`; return its parts. Two of the same contents are equal to the bit.
+
+    `key` is the private key that signs it.
+
+    Every object is hashed on its way: a store that has rotted is a PromiseError, and no bundle.
+    """
+    wanted = known.objects(contents)
+    signer(key)(b"")  # a key that cannot sign is said before anything is written
+    with writer(to, part_size) as parts:
+        missing = [digest for digest in wanted if not store.has(digest)]
+        if missing:
+            message = f"{store.root}: {len(missing)} of the files are not there, {missing[0]} for one"
+            raise UnavailableError(message, fix="fetch them: give --mirror PROFILE")
+        _write(store, contents, list(wanted), parts, progress)
+        return parts.finish(signer(key))
+
+
+def read(store: Store, source: Path, progress: Progress) -> Contents:
+    """Take a bundle's objects into the store and return its contents; every part is hashed first."""
+    return take(store, verified(source, progress), progress)
+
+
+def take(
+    store: Store, parts: list[Part], progress: Progress, accept: Callable[[Contents], None] = lambda _: None
+) -> Contents:
+    """Take the objects of a bundle, whose parts are verified, into the store and return its contents.
+
+    The parts are hashed once more as they are read: a stick may be changed meanwhile. `accept` raises what there is
+    against the contents, before an object is written.
+
+    Every object is held against its hash before the first one gets its name in the store: until then all is in a
+    directory of its own, which the next import empties when this one is interrupted.
+    """
+    with store.locked("import.lock"):
+        staging = store.root / "import"
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        size, free = sum(part.path.stat().st_size for part in parts), shutil.disk_usage(staging).free
+        try:
+            if size > free:
+                message = f"{store.root}: {size} bytes are needed and {free} are free"
+                raise UnavailableError(message, fix="make room: `envcheck store gc`, or give --store another place")
+            contents = _unpack(parts, staging, progress, accept)
+            for digest in known.objects(contents):
+                name = next((wheel.name for wheel in contents.wheels if wheel.sha256 == digest), digest)
+                store.take(staging / digest, digest, name)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return contents
+
+
+def _write(store: Store, contents: Contents, digests: list[str], parts: Parts, progress: Progress) -> None:
+    listed = msgspec.json.format(msgspec.json.encode(contents), indent=1) + b"\n"
+    total = len(listed) + sum(store.path(digest).stat().st_size for digest in digests)
+    bundle_tar.write(parts, CONTENTS, io.BytesIO(listed), len(listed))
+    done = 0
+    for digest in digests:
+        with store.path(digest).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            found = bundle_tar.write(parts, f"sha256/{digest[:2]}/{digest}", file, size)
+        if found != digest:
+            message = f"{store.path(digest)}: it has another hash than its name"
+            raise PromiseError(message, fix="run `envcheck store verify`, and fetch it again")
+        done += size
+        progress(done, total)
+    bundle_tar.end(parts, parts.written)
+
+
+def _unpack(parts: list[Part], staging: Path, progress: Progress, accept: Callable[[Contents], None]) -> Contents:
+    """Write every object below `staging`, each of its hash, and return the contents that name exactly these."""
+    where = parts[0].path.parent
+    try:
+        members = bundle_tar.read(Joined(parts, progress))
+        contents = _listed(next(members, None), where)
+        accept(contents)
+        wanted = known.objects(contents)
+        for member in members:
+            _object(member, wanted, staging)
+    except bundle_tar.NotOursError as error:
+        message = f"{where}: {error}"
+        raise PromiseError(message, fix=_NOT_OURS) from error
+    if wanted:
+        message = f"{where}: the bundle lacks {len(wanted)} of its files"
+        raise PromiseError(message, fix="export it anew")
+    return contents
+
+
+def _listed(first: Member | None, where: Path) -> Contents:
+    if first is None or first.name != CONTENTS or first.size > _LARGEST:
+        message = f"it begins with {first.name if first else 'nothing'!r}, not with {CONTENTS}"
+        raise bundle_tar.NotOursError(message)
+    return known.parse(first.body.read(), f"{where}: {CONTENTS}")
+
+
+def _object(member: Member, wanted: dict[str, int | None], staging: Path) -> None:
+    """Write one object; its name must be one that the contents still wait for, in the one form it may have."""
+    match = _OBJECT.fullmatch(member.name)
+    digest = match[2] if match else ""
+    if digest not in wanted or wanted[digest] not in {None, member.size}:
+        message = f"{member.name!r} has no place in it, or is there twice, or of another size"
+        raise bundle_tar.NotOursError(message)
+    hashed = Hashed(member.body)
+    with (staging / digest).open("xb") as target:
+        shutil.copyfileobj(hashed, target, bundle_tar.AT_ONCE)
+        target.flush()
+        os.fsync(target.fileno())
+    if hashed.hexdigest() != digest:
+        message = f"the bytes of {member.name} have another hash"
+        raise bundle_tar.NotOursError(message)
+    del wanted[digest]

@@ -1,0 +1,279 @@
+"""The files that a bundle's tar is cut into, with the hash of each: written all or not at all, and read as one.
+
+Until all parts are whole they have names that begin with a dot, as has the list of their hashes until each has its own
+name. What a killed export left under such names goes when the next one begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import io
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Final, NamedTuple
+
+from envcheck import safe_files
+from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.mirrors.store.bundle import signing
+from envcheck.mirrors.store.filesystem import sync
+
+SUMS: Final = "bundle.sha256"
+SIGNATURE: Final = "bundle.sha256.sig"
+_PURPOSE: Final = "envcheck bundle 1"
+# Their names have three digits, so that `cat bundle.tar.*` has them in order.
+_MOST_PARTS: Final = 1000
+_PART: Final = re.compile(r"([0-9a-f]{64})  (bundle\.tar\.[0-9]{3,6})")
+_AT_ONCE: Final = 1 << 20
+# A list of a thousand parts has 80 KB.
+_LONGEST: Final = 1 << 20
+Progress = Callable[[int, int], None]
+
+
+@contextlib.contextmanager
+def writer(to: Path, size: int) -> Iterator[Parts]:
+    """Give what writes a bundle into a directory that has none; what was not finished ends with the block."""
+    to.mkdir(parents=True, exist_ok=True)
+    with _room(to), _alone(to):
+        _clear(to)
+        if any(to.glob("bundle.*")):
+            message = f"{to}: there is a bundle already"
+            raise ConfigError(message, fix="give -o another directory, or remove it")
+        parts = Parts(to, size)
+        try:
+            yield parts
+        finally:
+            parts.close()
+            _clear(to)
+
+
+class Parts(io.RawIOBase):
+    """A stream that is cut into files of `size` bytes, which get their names when all of them are there."""
+
+    def __init__(self, to: Path, size: int) -> None:
+        self.written = 0
+        self._to, self._size = to, size
+        self._sums: list[str] = []
+        self._hasher = hashlib.sha256()
+        self._file: IO[bytes] | None = None
+        self._left = 0
+
+    def writable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def write(self, data: bytes, /) -> int:  # type: ignore[override]  # ours are bytes
+        """Write all of it."""
+        view = memoryview(data)
+        while view:
+            file = self._next() if self._file is None or self._left == 0 else self._file
+            taken = view[: self._left]
+            file.write(taken)
+            self._hasher.update(taken)
+            self._left -= len(taken)
+            view = view[len(taken) :]
+        self.written += len(data)
+        return len(data)
+
+    def finish(self, sign: Callable[[bytes], bytes] = lambda _: b"") -> list[Path]:
+        """Name the parts, and last of all the list of their hashes: what has that is whole. `sign` signs that list."""
+        self._end()
+        names = [f"bundle.tar.{number:03}" for number in range(len(self._sums))]
+        rows = [f"{digest}  {name}\n" for digest, name in zip(self._sums, names, strict=True)]
+        listed = self._to / f".{SUMS}"
+        content = "".join(rows).encode()
+        signed = sign(content)
+        with listed.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if signed:
+            safe_files.put(self._to / SIGNATURE, signed)
+        for name in names:
+            (self._to / f".{name}").replace(self._to / name)
+        listed.replace(self._to / SUMS)
+        sync(self._to)
+        return [self._to / name for name in names]
+
+    def close(self) -> None:
+        """Close the part that is being written."""
+        if self._file is not None:
+            self._file.close()
+        super().close()
+
+    def _next(self) -> IO[bytes]:
+        self._end()
+        if len(self._sums) >= _MOST_PARTS:
+            message = f"more than {_MOST_PARTS} parts of {self._size} bytes"
+            raise ConfigError(message, fix="allow larger parts (--part-size)")
+        self._file = (self._to / f".bundle.tar.{len(self._sums):03}").open("xb")
+        self._hasher = hashlib.sha256()
+        self._left = self._size
+        return self._file
+
+    def _end(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+            self._sums.append(self._hasher.hexdigest())
+
+
+@contextlib.contextmanager
+def _room(to: Path) -> Iterator[None]:
+    """Tell a full disk as this directory's: of the store, an export only reads."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        message = f"{to}: {error.strerror}"
+        raise UnavailableError(message, fix="make room there, or give -o another directory") from error
+
+
+@contextlib.contextmanager
+def _alone(to: Path) -> Iterator[None]:
+    """Hold a directory: what another export is writing there is not cleared away."""
+    file = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            message = f"{to}: another export is writing there"
+            raise ConfigError(message, fix="wait for it, or give -o another directory") from error
+        yield
+    finally:
+        os.close(file)
+
+
+def _clear(to: Path) -> None:
+    """Remove what was begun: where the list of hashes has not its name yet, parts that have theirs belong to it."""
+    listed = to / f".{SUMS}"
+    if listed.is_file() and not listed.is_symlink():
+        for line in listed.read_text(encoding="ascii", errors="replace").splitlines():
+            if match := _PART.fullmatch(line):
+                (to / match[2]).unlink(missing_ok=True)
+        (to / SIGNATURE).unlink(missing_ok=True)
+    listed.unlink(missing_ok=True)
+    for draft in to.glob(".bundle.tar.*"):
+        draft.unlink()
+
+
+class Part(NamedTuple):
+    """One file of a bundle, and the sha256 that it has."""
+
+    path: Path
+    sha256: str
+
+
+def signer(key: Path | None) -> Callable[[bytes], bytes]:
+    """Return what signs a bundle's list of hashes with a private key; without one, nothing."""
+
+    def sign(content: bytes) -> bytes:
+        return b"" if key is None else signing.signature(content, _PURPOSE, key)
+
+    return sign
+
+
+def digest_of(source: Path) -> str:
+    """Return a bundle's digest: the sha256 of its list of hashes, as hex."""
+    return hashlib.sha256(_listed(source)).hexdigest()
+
+
+def authenticate(source: Path, listed: bytes, sha256: str | None, key: Path | None) -> None:
+    """Raise PromiseError where the list of hashes has another digest, or is not signed by that public key."""
+    if sha256 is not None and hashlib.sha256(listed).hexdigest() != sha256:
+        message = f"{source}: the bundle has another digest than {sha256}"
+        raise PromiseError(message, fix="do not use it: compare with what `envcheck store export` printed")
+    if key is None:
+        return
+    try:
+        with (source / SIGNATURE).open("rb") as file:
+            signed = file.read(signing.BYTES + 1)
+    except OSError as error:
+        message = f"{source}: no {SIGNATURE} can be read there: the bundle is not signed"
+        raise PromiseError(message, fix="export it with --key, or compare its digest (--sha256)") from error
+    signing.verify(listed, signed, _PURPOSE, key, str(source))
+
+
+def verified(source: Path, progress: Progress, *, sha256: str | None = None, key: Path | None = None) -> list[Part]:
+    """Return a bundle's parts in order, each of its hash; first of all the bundle itself is authenticated.
+
+    `sha256` is the digest that it must have, `key` the public key that must have signed it, where given.
+    """
+    content = _listed(source)
+    authenticate(source, content, sha256, key)
+    rows = _sums(source, content)
+    parts = [source / name for _, name in rows]
+    lacking = [part.name for part in parts if part.is_symlink() or not part.is_file()]
+    if lacking:
+        message = f"{source}: {lacking[0]} is not there{f', nor {len(lacking) - 1} more' if lacking[1:] else ''}"
+        raise UnavailableError(message, fix="copy all parts of the bundle there")
+    total, done = 2 * sum(part.stat().st_size for part in parts), 0
+    for part, (digest, _) in zip(parts, rows, strict=True):
+        hasher = hashlib.sha256()
+        with part.open("rb") as file:
+            while block := file.read(_AT_ONCE):
+                hasher.update(block)
+                done += len(block)
+                progress(done, total)
+        if hasher.hexdigest() != digest:
+            message = f"{part}: it has another sha256 than {SUMS} says"
+            raise PromiseError(message, fix="copy this part again")
+    return [Part(part, digest) for part, (digest, _) in zip(parts, rows, strict=True)]
+
+
+def _listed(source: Path) -> bytes:
+    try:
+        with (source / SUMS).open("rb") as file:
+            content = file.read(_LONGEST)
+        content.decode("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{source}: no {SUMS} can be read there"
+        raise ConfigError(message, fix="name the directory that `envcheck store export` wrote") from error
+    return content
+
+
+def _sums(source: Path, content: bytes) -> list[tuple[str, str]]:
+    lines = content.decode("ascii").splitlines()
+    rows = [(match[1], match[2]) for line in lines if (match := _PART.fullmatch(line))]
+    if not rows or len(rows) != len(lines) or [n for _, n in rows] != [f"bundle.tar.{i:03}" for i in range(len(rows))]:
+        message = f"{source / SUMS}: it does not list the parts of a bundle in order, each once"
+        raise ConfigError(message, fix="copy the bundle again")
+    return rows
+
+
+class Joined:
+    """Files read as one, each hashed again as it is read."""
+
+    def __init__(self, parts: list[Part], progress: Progress) -> None:
+        self._blocks = self._read_all(parts)
+        self._rest = memoryview(b"")
+        self._progress = progress
+        self._total = 2 * sum(part.path.stat().st_size for part in parts)
+        self._done = self._total // 2
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next bytes, up to so many; none at the end."""
+        if not self._rest:
+            self._rest = memoryview(next(self._blocks, b""))
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        self._done += len(taken)
+        self._progress(self._done, self._total)
+        return bytes(taken)
+
+    def _read_all(self, parts: list[Part]) -> Iterator[bytes]:
+        for part in parts:
+            hasher = hashlib.sha256()
+            with part.path.open("rb") as file:
+                while block := file.read(_AT_ONCE):
+                    hasher.update(block)
+                    yield block
+            if hasher.hexdigest() != part.sha256:
+                message = f"{part.path}: it changed while it was read"
+                raise PromiseError(message, fix="copy the bundle to a disk of this machine, and import that")

@@ -1,0 +1,62 @@
+"""Ed25519 signatures (RFC 8032) of what is carried between machines; keys are PEM files.
+
+    openssl genpkey -algorithm ed25519 -out key.pem
+    openssl pkey -in key.pem -pubout -out public.pem
+
+What is signed begins with a line that says for what, so that a signature is good for nothing else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+
+from envcheck.errors import ConfigError, PromiseError
+
+BYTES: Final = 64
+_LARGEST_KEY: Final = 1 << 16
+
+
+def signature(content: bytes, purpose: str, key: Path) -> bytes:
+    """Return the signature by a private key, of BYTES bytes. Raise ConfigError for what is no such key."""
+    try:
+        private = load_pem_private_key(_pem(key), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        private = None
+    if not isinstance(private, Ed25519PrivateKey):
+        message = f"{key}: no ed25519 private key without a password, in PEM"
+        raise ConfigError(message, fix="make one: openssl genpkey -algorithm ed25519 -out FILE")
+    return private.sign(_meant(content, purpose))
+
+
+def verify(content: bytes, signed: bytes, purpose: str, key: Path, what: str) -> None:
+    """Raise PromiseError where `signed` is no signature of the content by that public key; `what` names the content."""
+    try:
+        public = load_pem_public_key(_pem(key))
+    except (ValueError, UnsupportedAlgorithm):
+        public = None
+    if not isinstance(public, Ed25519PublicKey):
+        message = f"{key}: no ed25519 public key in PEM"
+        raise ConfigError(message, fix="make it of the private one: openssl pkey -in KEY -pubout -out FILE")
+    try:
+        public.verify(signed, _meant(content, purpose))
+    except InvalidSignature as error:
+        message = f"{what}: it is not signed by the key in {key}"
+        raise PromiseError(message, fix="do not use it: ask whoever exported it for its digest and key") from error
+
+
+def _meant(content: bytes, purpose: str) -> bytes:
+    return f"{purpose}\n".encode() + content
+
+
+def _pem(key: Path) -> bytes:
+    try:
+        with key.open("rb") as file:
+            return file.read(_LARGEST_KEY)
+    except OSError as error:
+        message = f"{key}: {error.strerror}"
+        raise ConfigError(message, fix="name a key in PEM") from error

@@ -1,0 +1,162 @@
+"""What a store holds against what it may hold: the usage, and what is evicted first."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from envcheck.mirrors.store import usage as store_usage
+from envcheck.mirrors.store import versions
+from envcheck.mirrors.store.objects import HELD, Object, Store
+
+# What a killed process left may be gone on with for this long.
+_STALE: Final = 86400.0
+
+
+class Limits(NamedTuple):
+    """Eviction begins when more than `high` of the room is used and ends at `low`; shares of 1.
+
+    The room is the file system, or `size` bytes for the objects of the store alone.
+    """
+
+    high: float = 0.85
+    low: float = 0.75
+    size: int | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store takes, in bytes. `used` and `room` are of the file system, or of what the store may take.
+
+    `disk` is what all of it has on the disk, counted as du does; the other sums are of files' lengths.
+    """
+
+    schema: Literal["envcheck/store/1"] = "envcheck/store/1"
+    root: str
+    objects: int
+    bytes: int
+    disk: int
+    pinned: int
+    unfinished: int
+    quarantined: int
+    used: int
+    room: int
+    versions: list[store_usage.Version]
+
+
+def choose(objects: Iterable[Object], pinned: set[str], excess: int) -> list[Object]:
+    """Return what to evict for `excess` bytes, least recently used first.
+
+    Nothing pinned, and nothing that has another name elsewhere: to unlink that would free no room.
+    """
+    chosen: list[Object] = []
+    for one in sorted(objects, key=lambda one: (one.used, one.sha256)):
+        if excess <= 0:
+            break
+        if one.sha256 not in pinned and one.links == 1:
+            chosen.append(one)
+            excess -= one.size
+    return chosen
+
+
+def excess(used: int, room: int, limits: Limits) -> int:
+    """Return how many bytes must go: none up to the high mark, and above it all down to the low one."""
+    return used - int(room * limits.low) if used > room * limits.high else 0
+
+
+def usage(store: Store, limits: Limits | None = None) -> Usage:
+    """Return what the store takes."""
+    objects, pinned = store.objects(), versions.pinned(store)
+    used, room = _room(store, objects, limits or Limits())
+    return Usage(
+        root=str(store.root),
+        objects=len(objects),
+        bytes=sum(one.size for one in objects),
+        disk=_disk(store.root),
+        pinned=sum(one.size for one in objects if one.sha256 in pinned),
+        unfinished=sum(_blocks(path) for path in _unfinished(store)),
+        quarantined=sum(path.stat().st_size for path in store.root.glob("quarantine/*")),
+        used=used,
+        room=room,
+        versions=store_usage.listed(store),
+    )
+
+
+def gc(store: Store, limits: Limits, *, dry: bool, note: Callable[[str], None]) -> tuple[list[Object], int]:
+    """Evict until the low mark is reached or nothing may go; return what went and the bytes still too many."""
+    with store.locked(note=note):
+        if not dry:
+            _sweep(store)
+        objects = store.objects()
+        over = excess(*_room(store, objects, limits), limits)
+        chosen = choose(objects, versions.pinned(store) | _held(store, objects), over)
+        for one in chosen if not dry else []:
+            store.evict(one.sha256)
+        return chosen, max(0, over - sum(one.size for one in chosen))
+
+
+def _held(store: Store, objects: Iterable[Object]) -> set[str]:
+    """Return what processes at work hold, which is also all that was used since they began."""
+    found, since = set(), math.inf
+    for path in (store.root / HELD).glob("*"):
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                since = min(since, os.fstat(file.fileno()).st_mtime)
+                found |= set(file.read().decode("ascii", "replace").split())
+            else:
+                path.unlink()  # its process was killed
+    return found | {one.sha256 for one in objects if one.used >= since}
+
+
+def _room(store: Store, objects: Iterable[Object], limits: Limits) -> tuple[int, int]:
+    if limits.size is not None:
+        return sum(one.size for one in objects), limits.size
+    there = next(path for path in [store.root, *store.root.parents] if path.exists())
+    disk = shutil.disk_usage(there)
+    # What is reserved for root is no room: as df counts.
+    return disk.used, disk.used + disk.free
+
+
+def _unfinished(store: Store) -> list[Path]:
+    """Return what is being fetched or imported, or was when its process was killed."""
+    found = [*store.root.glob("sha256/??/.*"), *store.root.glob("import/*")]
+    return [path for path in found if path.is_file()]
+
+
+def _blocks(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def _disk(root: Path) -> int:
+    """Return the bytes that a directory and all below it have on the disk, a file of several names once."""
+    blocks = {}
+    for path in [root, *root.rglob("*")]:
+        with contextlib.suppress(FileNotFoundError):
+            stat = path.lstat()
+            blocks[stat.st_dev, stat.st_ino] = stat.st_blocks * 512
+    return sum(blocks.values())
+
+
+def _sweep(store: Store) -> None:
+    """Remove what killed processes left, unless one has it open now or may still go on with it."""
+    for path in _unfinished(store):
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            if time.time() - path.stat().st_mtime < _STALE:
+                continue
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+    # The wheels of a build that was killed: as second names they would keep their objects from ever being evicted.
+    for folder in store.root.glob(".view-*"):
+        if time.time() - folder.stat().st_mtime >= _STALE:
+            shutil.rmtree(folder, ignore_errors=True)

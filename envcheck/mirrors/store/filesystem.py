@@ -1,0 +1,99 @@
+"""What the store needs of a file system: links and shared blocks, what is on the disk, what the disk gives back."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from envcheck.mirrors.fetch.disk.running_hash import digest_of
+
+READ_ONLY: Final = 0o444
+# linux/fs.h: _IOW(0x94, 9, int).
+_FICLONE: Final = 0x40049409
+_NO_LINK: Final = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
+_NOT_TO_WRITE: Final = {errno.EROFS, errno.EACCES, errno.EPERM}
+# A sector that cannot be read, and what file systems that hash their blocks say of one that is another.
+_LOST: Final = {errno.EIO, errno.EUCLEAN, errno.ENODATA, errno.EBADMSG}
+
+
+def digest_or_none(file: int) -> str | None:
+    """Return the sha256 of an open file as hex, or None where the disk does not give its bytes back."""
+    try:
+        return digest_of(file, os.fstat(file).st_size)
+    except OSError as error:
+        if error.errno not in _LOST:
+            raise
+        return None
+
+
+@contextlib.contextmanager
+def unwritable() -> Iterator[None]:
+    """Leave out what is only noted, where the store may be read and not written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NOT_TO_WRITE:
+            raise
+
+
+def sync(folder: Path) -> None:
+    """Have a directory's entries on the disk."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def make_readable(folder: Path) -> None:
+    """Make a directory that others may read, whatever the umask; one that is there stays as it is."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a file another name; where the file system has no link for it, a file of the same blocks, or a copy."""
+    try:
+        target.hardlink_to(source)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        _duplicate(source, target)
+
+
+def _duplicate(source: Path, target: Path) -> None:
+    with source.open("rb") as there, temporary(target.parent) as draft, draft.open("r+b") as here:
+        clone_or_copy(there.fileno(), here.fileno())
+        os.fsync(here.fileno())
+        os.fchmod(here.fileno(), READ_ONLY)
+        draft.replace(target)
+
+
+@contextlib.contextmanager
+def temporary(folder: Path) -> Iterator[Path]:
+    """Give an empty file; under that name it ends with the block."""
+    file, name = tempfile.mkstemp(prefix=".draft-", dir=folder)
+    os.close(file)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def clone_or_copy(source: int, target: int) -> None:
+    """Share the blocks where the file system can (btrfs, XFS), and copy the bytes where it cannot."""
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError:
+        with open(source, "rb", closefd=False) as there, open(target, "wb", closefd=False) as here:
+            shutil.copyfileobj(there, here, 1 << 20)

@@ -1,0 +1,150 @@
+"""What a published tree holds: wheels of indexes, and revisions of Hugging Face repositories; all known by hash."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from email.parser import BytesHeaderParser
+from typing import Final
+
+import msgspec
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from envcheck.errors import ConfigError
+from envcheck.mirrors.hub import revision as hub_revision
+
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_INDEX: Final = re.compile(r"pypi|pytorch/(?:cpu|cu[0-9]{3})")
+# SPDX identifiers, and the names that classifiers and old metadata give the same licences.
+_FREE: Final = re.compile(
+    r"\b(MIT|MIT-0|ISC|BSD|BSD-2-Clause|BSD-3-Clause|0BSD|Apache-2\.0|Apache|PSF-2\.0|MPL-2\.0|Zlib|Unlicense|CC0-1\.0|"
+    r"HPND|MIT-CMU|GPL-[23]\.0|LGPL-[23]\.[01])\b",
+    re.IGNORECASE,
+)
+_BOUND: Final = re.compile(r"nvidia|proprietary|commercial", re.IGNORECASE)
+# One step of a path: a branch with a slash is asked for under another spelling, and is published by its commit alone.
+BRANCH: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_LONGEST: Final = 200
+
+
+class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One wheel: its file name, the index that its lock names, and the hash of its METADATA. `size` in bytes.
+
+    `licence` is what it says of itself; `redistributable` is None where that does not decide it.
+    """
+
+    name: str
+    sha256: str
+    size: int
+    index: str = "pypi"
+    metadata: str | None = None
+    requires_python: str | None = None
+    licence: str | None = None
+    redistributable: bool | None = None
+
+    @property
+    def project(self) -> str:
+        """Return the normalised name of its project (PEP 503)."""
+        return parse_wheel_filename(self.name)[0]
+
+    @property
+    def version(self) -> str:
+        """Return its version."""
+        return str(parse_wheel_filename(self.name)[1])
+
+
+class Contents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that is published. A repository's `branches` map a name to a commit: "OWNER/NAME@main"."""
+
+    schema: str = "envcheck/contents/1"
+    wheels: list[Wheel] = []
+    models: list[hub_revision.Revision] = []
+    branches: dict[str, str] = {}
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What a wheel's METADATA says that an index tells along."""
+
+    requires_python: str | None
+    licence: str | None
+    redistributable: bool | None
+
+
+def about(metadata: bytes) -> About:
+    """Return what a wheel's METADATA says of Python and of its licence."""
+    told = BytesHeaderParser().parsebytes(metadata)
+    classifiers = [str(value) for value in told.get_all("Classifier", [])]
+    named = [value.rpartition(" :: ")[2] for value in classifiers if value.startswith("License :: ")]
+    said = str(told.get("License-Expression") or "") or _short(str(told.get("License") or "")) or ", ".join(named)
+    text = " ".join([said, *named])
+    bound = bool(_BOUND.search(text))
+    free = bool(_FREE.search(text)) or any("OSI Approved" in value for value in classifiers)
+    return About(
+        requires_python=str(told["Requires-Python"]) if told["Requires-Python"] else None,
+        licence=said or None,
+        redistributable=False if bound else True if free else None,
+    )
+
+
+def _short(licence: str) -> str:
+    """Return the name of a licence; a whole text under `License:` is none."""
+    first = licence.strip().partition("\n")[0]
+    return first if len(first) < _LONGEST else ""
+
+
+def merged(old: Contents, new: Contents) -> Contents:
+    """Return both; where they speak of the same file, repository or branch, what `new` says."""
+    wheels = {(wheel.index, wheel.name, wheel.sha256): wheel for wheel in [*old.wheels, *new.wheels]}
+    models = {(model.kind, model.repo, model.revision): model for model in [*old.models, *new.models]}
+    return Contents(
+        wheels=[wheels[key] for key in sorted(wheels)],
+        models=[models[key] for key in sorted(models)],
+        branches=dict(sorted({**old.branches, **new.branches}.items())),
+    )
+
+
+def objects(contents: Contents) -> dict[str, int | None]:
+    """Return the hash of everything that must be in the store, with its size in bytes where that is known."""
+    wheels: dict[str, int | None] = {wheel.sha256: wheel.size for wheel in contents.wheels}
+    about_them: dict[str, int | None] = {wheel.metadata: None for wheel in contents.wheels if wheel.metadata}
+    models = {str(file.sha256): file.size for model in contents.models for file in model.files}
+    return dict(sorted({**about_them, **models, **wheels}.items()))
+
+
+def parse(data: bytes, where: str) -> Contents:
+    """Return contents that somebody sent. Raise ConfigError for what is none, or could lead outside a tree."""
+    try:
+        contents = msgspec.json.decode(data, type=Contents)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        message = f"{where}: no list of contents: {error}"
+        raise ConfigError(message, fix="export it anew with `envcheck store export`") from error
+    wrong = next(_wrong(contents), None)
+    if wrong is not None:
+        message = f"{where}: {wrong}"
+        raise ConfigError(message, fix="export it anew with `envcheck store export`")
+    return contents
+
+
+def _wrong(contents: Contents) -> Iterator[str]:
+    if contents.schema != "envcheck/contents/1":
+        yield f"{contents.schema!r} is no schema this envcheck knows"
+    for wheel in contents.wheels:
+        if not _sound(wheel):
+            yield f"{wheel.name!r} is no wheel that could be published"
+    for model in contents.models:
+        hub_revision.parse_lock(hub_revision.format_lock(model), model.repo)
+    known = {(model.repo, model.revision) for model in contents.models}
+    for branch, commit in contents.branches.items():
+        repo, _, name = branch.partition("@")
+        if (repo, commit) not in known or not BRANCH.fullmatch(name):
+            yield f"the branch {branch!r} is of no repository there"
+
+
+def _sound(wheel: Wheel) -> bool:
+    try:
+        parse_wheel_filename(wheel.name)
+    except InvalidWheelFilename:
+        return False
+    hashes = [wheel.sha256, *([wheel.metadata] if wheel.metadata else [])]
+    named = "/" not in wheel.name and wheel.name.isascii() and wheel.name.isprintable()
+    return named and wheel.size >= 0 and bool(_INDEX.fullmatch(wheel.index)) and all(map(_SHA256.fullmatch, hashes))

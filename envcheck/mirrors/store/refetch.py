@@ -1,0 +1,65 @@
+"""Fetch again what a store has lost, from where the contents say it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from envcheck.errors import PromiseError, UnavailableError
+from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.index.locate import Need, locate
+from envcheck.mirrors.profiles.model import Profile, attempts
+from envcheck.mirrors.store.manifest import Contents, Wheel
+from envcheck.mirrors.store.objects import Store
+
+
+def bring(
+    store: Store, lacking: set[str], held: Contents, profile: Profile, means: Callable[[str], Means]
+) -> dict[str, str]:
+    """Fetch these objects through a profile, each on its own; return by hash why one could not be had.
+
+    The METADATA of a wheel is not fetched: it is read out of the wheel, which is fetched for it where that is lost too.
+    """
+    reasons = {}
+    wheels = {wheel.sha256: wheel for wheel in held.wheels if wheel.sha256 in lacking}
+    files = {str(file.sha256): (model, file) for model in held.models for file in model.files}
+    for digest in sorted(lacking & {*wheels, *files}):
+        name = wheels[digest].name if digest in wheels else files[digest][1].path
+        wanted = _wheel(wheels[digest], profile, means) if digest in wheels else _file(*files[digest], profile)
+        try:
+            store.put(wanted(), means(name))
+        except (PromiseError, UnavailableError) as error:
+            reasons[digest] = error.message
+    return reasons
+
+
+def _wheel(wheel: Wheel, profile: Profile, means: Callable[[str], Means]) -> Callable[[], Wanted]:
+    """Return what says where a wheel is, asking the indexes when it is called."""
+
+    def wanted() -> Wanted:
+        need = Need(wheel.project, (wheel.sha256,), wheel.index, wheel.version)
+        # A directory of this machine is looked into for whatever it may have: what that is its hash says.
+        here = [index for index in [*profile.pypi, *profile.pytorch] if index.local is not None]
+        indexes = {
+            "pypi": [*attempts(profile.pypi, closed=profile.closed), *here],
+            "pytorch": [*attempts(profile.pytorch, closed=profile.closed), *here],
+        }
+        (found,) = locate([need], indexes, means(wheel.name).client)
+        return Wanted(found.urls, wheel.sha256, wheel.size, Path(wheel.name), found.local)
+
+    return wanted
+
+
+def _file(model: hub_revision.Revision, file: hub_revision.Entry, profile: Profile) -> Callable[[], Wanted]:
+    """Return what says where a model's file is."""
+
+    def wanted() -> Wanted:
+        if not profile.hf.endpoints:
+            message = f"{file.path}: the mirror profile names no hf.endpoint"
+            raise UnavailableError(message, fix="give --mirror a profile that names one")
+        ref = hub_revision.Reference(model.kind, model.repo, model.revision)
+        urls = tuple(hub_revision.file_url(endpoint, ref, file.path) for endpoint in profile.hf.endpoints)
+        return Wanted(urls, str(file.sha256), file.size, Path(Path(file.path).name))
+
+    return wanted

@@ -1,0 +1,299 @@
+"""Versions of a published tree: each a directory of hard links with a manifest, one of them current.
+
+versions/N/            what a server serves, and manifest.json: every path with its size and hash
+current                a symlink to the version that is served, changed by one rename(2)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.mirrors.store import manifest as known
+from envcheck.mirrors.store.filesystem import READ_ONLY, digest_or_none, make_readable, sync
+from envcheck.mirrors.store.manifest import Contents
+from envcheck.mirrors.store.objects import Store
+from envcheck.mirrors.store.tree_files import tree
+
+MANIFEST: Final = "manifest.json"
+Progress = Callable[[int, int], None]
+# (device, inode) -> what that file's bytes hash to, None where the disk does not give them back.
+Hashes = dict[tuple[int, int], str | None]
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One file of a tree. `size` in bytes; licence and whether it may be passed on, where that is known."""
+
+    path: str
+    size: int
+    sha256: str
+    licence: str | None = None
+    redistributable: bool | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a version holds: its contents, and every file of the tree that they are published as."""
+
+    schema: Literal["envcheck/tree/1"] = "envcheck/tree/1"
+    contents: Contents
+    files: list[File]
+
+
+class Published(NamedTuple):
+    """The version that is served; `new` is False where it was served already, with the very same files."""
+
+    number: int
+    new: bool
+
+
+def publish(
+    store: Store,
+    contents: Contents,
+    *,
+    keep: int,
+    merge: bool = True,
+    checked: Collection[str] = (),
+    progress: Progress = lambda _there, _all: None,
+) -> Published:
+    """Serve these contents, and with `merge` those that are served now.
+
+    What is in no version yet, and not among what the caller has `checked`, is hashed first, while others use the
+    store: `Store.held` is the caller's. The version before it is kept, and `keep` of them in all. Where that is what is
+    served, nothing is made.
+    """
+    _hash_new(store, contents, {*checked, *pinned(store)}, progress)
+    with store.locked():
+        served = current(store)
+        there = manifest(store, served) if served is not None else None
+        contents = known.merged(there.contents if there and merge else Contents(), contents)
+        if served is not None and there and _same(_folder(store) / str(served), there, contents):
+            return Published(served, new=False)
+        _present(store, contents)
+        number = max(numbers(store), default=0) + 1
+        draft = _folder(store) / f".{number}.new"
+        _discard(draft)
+        try:
+            _fill(store, contents, draft)
+        except BaseException:
+            _discard(draft)  # a full disk gets its room back
+            raise
+        draft.rename(_folder(store) / str(number))
+        sync(_folder(store))
+        _point(store, number)
+        for old in [n for n in numbers(store)[:-keep] if n != served]:
+            _discard(_folder(store) / str(old))
+        return Published(number, new=True)
+
+
+def switch(store: Store, number: int, *, hashed: bool = True, progress: Progress = lambda _there, _all: None) -> None:
+    """Serve another version, once each of its files is there and, unless not `hashed`, has its hash.
+
+    Raise PromiseError where one is not what it must be: what is served then stays.
+    """
+    _sound(store, number, {} if hashed else None, progress)
+    with store.locked():
+        _sound(store, number, None)
+        _point(store, number)
+
+
+def _sound(store: Store, number: int, hashes: Hashes | None, progress: Progress = lambda _there, _all: None) -> None:
+    if number not in numbers(store):
+        there = ", ".join(map(str, numbers(store))) or "none"
+        message = f"{store.root}: no version {number}"
+        raise ConfigError(message, fix=f"there are: {there}")
+    wrong = differences(_folder(store) / str(number), manifest(store, number).files, hashes, progress)
+    if wrong:
+        path, what = next((file.path, what) for file, what in wrong)
+        more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
+        message = f"version {number} is not served: {path}: {what}{more}"
+        raise PromiseError(message, fix="mend it with `envcheck store verify --mirror PROFILE`, or name another")
+
+
+def rollback(store: Store, *, hashed: bool = True, progress: Progress = lambda _there, _all: None) -> int:
+    """Serve the version before the one that is served, as `switch` does, and return its number."""
+    served = current(store)
+    older = [number for number in numbers(store) if served is not None and number < served]
+    if not older:
+        message = f"{store.root}: there is no version before {'the first' if served is None else served}"
+        raise ConfigError(message, fix="see `envcheck store versions`")
+    switch(store, older[-1], hashed=hashed, progress=progress)
+    return older[-1]
+
+
+def differences(
+    root: Path,
+    files: list[File],
+    known_hashes: Hashes | None,
+    progress: Progress = lambda _there, _all: None,
+) -> list[tuple[File, str]]:
+    """Return which files below `root`, a version's, are not what they must be, and what they are.
+
+    `known_hashes` learns what is hashed here; None to look at the sizes alone.
+    """
+    done, total, found = 0, sum(file.size for file in files), []
+    for file in files:
+        progress(done, total)
+        what = _difference(root / file.path, file, known_hashes)
+        found += [(file, what)] if what else []
+        done += file.size
+    return found
+
+
+def said_of(digest: str | None) -> str:
+    """Return what is said of a file that has not its hash."""
+    return "the disk does not give it back" if digest is None else "it has another hash"
+
+
+def _difference(path: Path, file: File, known_hashes: Hashes | None) -> str | None:
+    try:
+        with path.open("rb") as there:
+            stat = os.fstat(there.fileno())
+            if stat.st_size != file.size:
+                return f"it has {stat.st_size} bytes, not {file.size}"
+            if known_hashes is None:
+                return None
+            inode = stat.st_dev, stat.st_ino
+            if inode not in known_hashes:
+                known_hashes[inode] = digest_or_none(there.fileno())
+            return None if known_hashes[inode] == file.sha256 else said_of(known_hashes[inode])
+    except FileNotFoundError:
+        return "it is not there"
+
+
+def current(store: Store) -> int | None:
+    """Return the number of the version that is served, or None."""
+    try:
+        name = (store.root / "current").readlink().name
+    except FileNotFoundError:
+        return None
+    return int(name) if name.isdecimal() and int(name) in numbers(store) else None
+
+
+def numbers(store: Store) -> list[int]:
+    """Return the versions there are, oldest first."""
+    folder = _folder(store)
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def manifest(store: Store, number: int) -> Manifest:
+    """Return what a version holds. Raise PromiseError for a manifest that cannot be read: it pins objects."""
+    path = _folder(store) / str(number) / MANIFEST
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        message = f"{path}: not to be read: {error}"
+        raise PromiseError(message, fix=f"remove {path.parent}, and publish it again") from error
+
+
+def manifests(store: Store) -> dict[int, Manifest]:
+    """Return what every version holds, oldest first; one that is let go of meanwhile is none."""
+    found = {}
+    for number in numbers(store):
+        try:
+            found[number] = manifest(store, number)
+        except PromiseError:  # noqa: PERF203 (versions are few)
+            if (_folder(store) / str(number)).is_dir():
+                raise
+    return found
+
+
+def pinned(store: Store) -> set[str]:
+    """Return the hashes of all objects that some version holds."""
+    held = manifests(store).values()
+    files = {file.sha256 for one in held for file in one.files}
+    return files | {digest for one in held for digest in known.objects(one.contents)}
+
+
+def _folder(store: Store) -> Path:
+    return store.root / "versions"
+
+
+def _same(root: Path, there: Manifest, contents: Contents) -> bool:
+    """Tell whether a version is what these contents would be published as, and whole as far as a look tells."""
+    planned = tree(contents)
+    pages = {path: hashlib.sha256(page).hexdigest() for path, page in planned.pages.items()}
+    if there.contents != contents or {file.path: file.sha256 for file in there.files} != {**planned.objects, **pages}:
+        return False
+    return not any(_difference(root / file.path, file, None) for file in there.files)
+
+
+def _hash_new(store: Store, contents: Contents, known_hashes: Collection[str], progress: Progress) -> None:
+    """Hash what no version has yet. Raise PromiseError for what is not of its hash."""
+    unknown = {digest: size or 0 for digest, size in known.objects(contents).items() if digest not in known_hashes}
+    done, total = 0, sum(unknown.values())
+    for digest, size in unknown.items():
+        progress(done, total)
+        if not store.sound(digest) and store.has(digest):
+            message = f"{store.name(digest) or digest} has rotted in {store.root}: it has another hash"
+            raise PromiseError(message, fix="`envcheck store verify` takes it away; then publish again")
+        done += size
+
+
+def _present(store: Store, contents: Contents) -> None:
+    missing = [digest for digest in known.objects(contents) if not store.has(digest)]
+    if missing:
+        message = f"{store.root}: {len(missing)} of the files to publish are not there, {missing[0]} for one"
+        raise UnavailableError(message, fix="fetch them again: `envcheck store release CELL --mirror PROFILE`")
+
+
+def _fill(store: Store, contents: Contents, draft: Path) -> None:
+    planned = tree(contents)
+    written = {path: store.add(page, Path(path).name) for path, page in planned.pages.items()}
+    paths = {**planned.objects, **written}
+    make_readable(draft.parent)
+    draft.mkdir()
+    for path, digest in paths.items():
+        store.view(digest, draft / path)
+    wheels = {wheel.sha256: wheel for wheel in contents.wheels}
+    files = []
+    for path, digest in sorted(paths.items()):
+        wheel = wheels.get(digest)
+        licence, free = (wheel.licence, wheel.redistributable) if wheel else (None, None)
+        size = (draft / path).stat().st_size
+        files.append(File(path=path, size=size, sha256=digest, licence=licence, redistributable=free))
+    told = Manifest(contents=contents, files=files)
+    (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
+    _settle(draft)
+
+
+def _settle(draft: Path) -> None:
+    """Have the manifest and every directory entry on the disk before the version gets its name.
+
+    Whoever serves the tree may be another user: its rights are the same whatever the umask. The store's own directory
+    is its owner's to open.
+    """
+    with (draft / MANIFEST).open("rb") as file:
+        os.fsync(file.fileno())
+        os.fchmod(file.fileno(), READ_ONLY)
+    for folder in [path for path in draft.rglob("*") if path.is_dir()]:
+        folder.chmod(0o755)
+        sync(folder)
+    draft.chmod(0o755)
+    sync(draft)
+
+
+def _point(store: Store, number: int) -> None:
+    fresh = store.root / ".current.new"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(Path("versions") / str(number))
+    fresh.replace(store.root / "current")
+    sync(store.root)
+
+
+def _discard(folder: Path) -> None:
+    """Take a version away: its name first, so that no half of it is ever seen under it."""
+    if folder.exists():
+        gone = folder.with_name(f".gone-{folder.name}")
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(gone)
+        folder.rename(gone)
+        shutil.rmtree(gone)

@@ -1,0 +1,49 @@
+"""Read off a wheel of the store what an index tells of it."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+from typing import Final
+
+from envcheck.errors import PromiseError
+from envcheck.mirrors.store.manifest import Wheel, about
+from envcheck.mirrors.store.objects import Store
+
+_METADATA: Final = re.compile(r"[^/]+\.dist-info/METADATA")
+# The longest descriptions have a few hundred KB.
+_LARGEST: Final = 16 << 20
+
+
+def describe(store: Store, sha256: str, name: str, index: str) -> Wheel:
+    """Return the wheel as it is published, its METADATA put into the store as a file of its own."""
+    path = store.path(sha256)
+    metadata = metadata_of(path, name)
+    told = about(metadata)
+    return Wheel(
+        name=name,
+        sha256=sha256,
+        size=path.stat().st_size,
+        index=index,
+        metadata=store.add(metadata, f"{name}.metadata"),
+        requires_python=told.requires_python,
+        licence=told.licence,
+        redistributable=told.redistributable,
+    )
+
+
+def metadata_of(path: Path, name: str) -> bytes:
+    """Return a wheel's METADATA. Raise PromiseError for what is no wheel."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = [one for one in archive.infolist() if _METADATA.fullmatch(one.filename)]
+            if len(found) == 1 and found[0].file_size <= _LARGEST:
+                return archive.read(found[0])
+    except (zipfile.BadZipFile, OSError) as error:
+        raise _no_wheel(name) from error
+    raise _no_wheel(name)
+
+
+def _no_wheel(name: str) -> PromiseError:
+    return PromiseError(f"{name} is no wheel: it has no METADATA", fix="it is what the lock names: lock the cell anew")

@@ -1,0 +1,105 @@
+"""The node's sources side by side: what one of them takes is not added to what the others take, nor what one breaks.
+
+A source may hang for as long as it likes: a home on a server that is gone, a PATH with such a directory in it, a kernel
+whose lock somebody holds. Nothing ends a thread that waits in the kernel, so it is left behind when its time is up, and
+its signals say so.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from envcheck.node import why_unread
+from envcheck.node.snapshot import Gpu, Signal
+from envcheck.node.value_types import ValueType
+from envcheck.node.why_unread import Why
+
+TIMEOUT: Final = 10.0
+
+
+class Source(NamedTuple):
+    """One signal of the node: `read` gives it, and a value has to fit `type`."""
+
+    type: ValueType
+    read: Callable[[], Signal]
+
+
+class Reading(NamedTuple):
+    """What a source said: signals of the node, and GPUs."""
+
+    signals: dict[str, Signal]
+    gpus: Sequence[Gpu] = ()
+
+
+class Lane(NamedTuple):
+    """What is read in one go: `read` gives the signals named in `types`, and has `timeout` seconds for it."""
+
+    types: Mapping[str, ValueType]
+    read: Callable[[], Reading]
+    timeout: float
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of its signals, in their order."""
+        return tuple(self.types)
+
+
+def each(sources: Mapping[str, Source]) -> list[Lane]:
+    """Return a lane for each of these signals."""
+    return [_alone(name, source) for name, source in sources.items()]
+
+
+def together(types: Mapping[str, ValueType], read: Callable[[], dict[str, Signal]]) -> Lane:
+    """Return the lane of a source that gives several signals at once."""
+    return Lane(types, lambda: Reading(read()), TIMEOUT)
+
+
+def read(lanes: Sequence[Lane]) -> Reading:
+    """Read all of them at once and return what they said, in their order, whichever was done first."""
+    begun = time.monotonic()
+    running = [_start(lane) for lane in lanes]
+    readings = [_answer(one, begun) for one in running]
+    signals = {name: signal for reading in readings for name, signal in reading.signals.items()}
+    return Reading(signals, [gpu for reading in readings for gpu in reading.gpus])
+
+
+class _Running(NamedTuple):
+    lane: Lane
+    thread: threading.Thread
+    answer: list[Reading]
+
+
+def _alone(name: str, source: Source) -> Lane:
+    return Lane({name: source.type}, lambda: Reading({name: source.read()}), TIMEOUT)
+
+
+def _start(lane: Lane) -> _Running:
+    answer: list[Reading] = []
+    thread = threading.Thread(target=_run, args=(lane, answer), name=f"reads {lane.names[0]}", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no thread is to be had, where the number of processes is limited: one after the other, then
+        _run(lane, answer)
+    return _Running(lane, thread, answer)
+
+
+def _run(lane: Lane, answer: list[Reading]) -> None:
+    try:
+        answer.append(lane.read())
+    except Exception as error:  # noqa: BLE001 (what is wrong with one source is told of its signals, the others stand)
+        why = why_unread.of_os_error(error) if isinstance(error, OSError) else "failed"
+        answer.append(_unread(lane, why, f"{type(error).__name__}: {error}"))
+
+
+def _answer(running: _Running, begun: float) -> Reading:
+    if not running.answer:
+        running.thread.join(max(0.0, begun + running.lane.timeout - time.monotonic()))
+    late = f"timed out: no answer in {running.lane.timeout:g} s"
+    return running.answer[0] if running.answer else _unread(running.lane, "timed-out", late)
+
+
+def _unread(lane: Lane, why: Why, reason: str) -> Reading:
+    return Reading(dict.fromkeys(lane.names, Signal(reason=reason, why=why)))

@@ -1,0 +1,1 @@
+"""Read signals from one source each: NVML, /proc, /sys, kernel log, containers."""

@@ -1,0 +1,202 @@
+"""The kernel's log since boot, as /dev/kmsg gives it: what the NVIDIA driver wrote there of GPUs and switches."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from envcheck.node.snapshot import Signal, unreadable
+from envcheck.node.sources import driver_failures
+from envcheck.node.value_types import ValueType, fields, listed, number, string, whole
+
+# "PCI:0000:01:00" of the GPU, and on one in MIG mode " GPU-I:05 GPU-CI:00" of its instance (open-gpu-kernel-modules,
+# kernel_rc.c: XID_PRINT_WITH_ATTR); old drivers leave out "PCI:" or the domain.
+_PLACE: Final = r"Xid\s*\((?:PCI:)?(?P<bus>[0-9a-fA-F:.]{1,24})(?P<instance>[^)]{0,80})\)"
+_CODE: Final = r"[^:]{0,80}:\s*(?P<code>[0-9]{1,9})(?:,\s*(?P<text>.*))?"
+_XID: Final = re.compile(rf"NVRM:\s*{_PLACE}{_CODE}")
+_SXID: Final = re.compile(rf"S{_PLACE}{_CODE}")
+# Newer drivers write this one without its number, which is 79, and over three lines, of which the first names the GPU.
+_BUS: Final = r"(?P<bus>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
+_NAMED: Final = re.compile(rf"NVRM:.*?GPU (?:at )?(?:PCI:)?{_BUS}\b")
+_FALLEN: Final = "fallen off the bus"
+_FALLEN_OFF: Final = 79
+# rsyslog folds equal lines; the kernel counts what its rate limit left out, by the function that wrote.
+_REPEATED: Final = re.compile(r"message repeated ([0-9]{1,9}) times: \[")
+_SUPPRESSED: Final = re.compile(
+    r"(?P<name>[\w.-]+): (?P<count>[0-9]{1,9}) (?:callbacks|messages|output lines) suppressed", re.IGNORECASE
+)
+_MINE: Final = re.compile(r"nv(?!me)|uvm|rm_|os_|_*ratelimit$|printk$", re.IGNORECASE)
+# Not of /dev/kmsg but of dmesg, syslog or journald: seconds after boot in brackets, with the caller behind, or neither.
+_STAMP: Final = re.compile(r"\[\s*([0-9]{1,12}\.[0-9]{1,9})\](?:\[\s*[TC][0-9]+\])?")
+_OURS: Final = re.compile(r"NVRM:|SXid\s*\(|suppressed")
+_NVLINK5: Final = range(144, 151)
+_SEVERITY: Final = re.compile(r"[\w/]*\s*\b(?:non-?)?fatal\b", re.IGNORECASE)
+_REGISTERS: Final = re.compile(r"\((0x[0-9a-f]{1,8}) (0x[0-9a-f]{1,8})", re.IGNORECASE)
+_SUBCODE: Final = 0x3F << 20
+_TEXT: Final = 240
+_DIGITS: Final = 18
+_FIRST_SXID: Final = 10000
+_RECORD: Final = 8192
+_SECONDS: Final = 2.0
+
+
+class Record(NamedTuple):
+    """One line of the log, `at` so many seconds after boot."""
+
+    at: float
+    text: str
+
+
+def signals(root: Path) -> dict[str, Signal]:
+    """Read the log once: the signals of QUERIES.
+
+    Who may not read it (a container without /dev/kmsg, a user without CAP_SYSLOG) has that as the reason.
+    """
+    path = root / "dev/kmsg"
+    try:
+        uptime = float((root / "proc/uptime").read_text().split()[0])
+        records = list(parse(_read(path)))
+    except OSError as error:
+        return dict.fromkeys(TYPES, unreadable(error, f"/{path.relative_to(root)}", source="/dev/kmsg"))
+    except (ValueError, IndexError):
+        return dict.fromkeys(TYPES, Signal(reason="/proc/uptime is unreadable", why="failed", source="/dev/kmsg"))
+    if not records:
+        return dict.fromkeys(TYPES, Signal(reason="/dev/kmsg is empty", why="no-data", source="/dev/kmsg"))
+    return {query.name: Signal(query.read(records, uptime), unit=query.unit, source="/dev/kmsg") for query in QUERIES}
+
+
+def _hours(records: list[Record], uptime: float) -> float:
+    """Return how far the log reaches back; 0 where its lines do not say when they were written."""
+    began = records[0].at
+    return round(max(0.0, uptime - began) / 3600, 2) if math.isfinite(began) else 0.0
+
+
+def _read(path: Path) -> Iterable[bytes]:
+    """Yield the log's records until its end; the device gives one a read, an ordinary file what fits."""
+    deadline = time.monotonic() + _SECONDS
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while time.monotonic() < deadline:
+            try:
+                record = os.read(handle, _RECORD)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.EPIPE:  # a record was overwritten while it was read: the next one is whole
+                    raise
+                continue
+            if not record:
+                return
+            yield record
+        message = f"took longer than {_SECONDS:g} s to read"
+        raise TimeoutError(errno.ETIMEDOUT, message)
+    finally:
+        os.close(handle)
+
+
+def parse(chunks: Iterable[bytes]) -> Iterable[Record]:
+    """Yield the lines of "priority,sequence,microseconds,flags;text" records.
+
+    Where something else stands in for /dev/kmsg, lines of dmesg, syslog or journald about GPUs are read too; one that
+    does not say when counts as new.
+    """
+    for line in b"".join(chunks).decode(errors="replace").splitlines():
+        head, found, text = line.partition(";")
+        fields = head.split(",")
+        if found and len(fields) >= 4 and fields[2].isdecimal():  # noqa: PLR2004 (the fields of a record)
+            yield Record(int(fields[2][:_DIGITS]) / 1e6, text)
+        elif not line.startswith(" ") and (_OURS.search(line) or driver_failures.about_a_gpu(line)):
+            stamp = _STAMP.search(line)
+            yield Record(float(stamp[1]) if stamp else math.inf, line)
+
+
+def events(records: Iterable[Record], uptime: float, kind: str) -> list[dict[str, Any]]:
+    """Return the Xids ("NVRM") or SXids ("SXid") of the log: the latest of each GPU and code, with its `count`.
+
+    So a flood of one code leaves the others in place. Instances of MIG, and errors of NVLink that differ in their
+    severity, are kept apart.
+    """
+    latest: dict[tuple[Any, ...], dict[str, Any]] = {}
+    named = ""
+    for record in records:
+        if kind not in record.text:
+            continue
+        place = _NAMED.search(record.text)
+        named = _full(place["bus"]) if place else named
+        event = _event(record, uptime, kind, named)
+        if event is not None:
+            key = _key(event)
+            before = latest.pop(key, {"count": 0})
+            latest[key] = {**event, "count": before["count"] + event["count"]}
+    return list(latest.values())
+
+
+def _key(event: dict[str, Any]) -> tuple[Any, ...]:
+    key = (event["bus_id"].partition(".")[0], event.get("instance", ""), event["code"])
+    if event["code"] not in _NVLINK5 and event["code"] < _FIRST_SXID:
+        return key
+    words, registers = _SEVERITY.search(event["text"]), _REGISTERS.search(event["text"])
+    sub = (int(registers[1], 16) & _SUBCODE, int(registers[2], 16)) if registers else ()
+    return (*key, words[0].lower() if words else "", *sub)
+
+
+def _full(bus: str) -> str:
+    """Return an address with its domain, which old drivers leave out."""
+    return (bus if bus.count(":") > 1 else f"0000:{bus}").lower()
+
+
+def suppressed(records: Iterable[Record], uptime: float) -> list[dict[str, Any]]:
+    """Return what the kernel's rate limit left out of the driver's messages: name of the function, count, age (s)."""
+    gaps: dict[str, dict[str, Any]] = {}
+    for record in records:
+        found = _SUPPRESSED.search(record.text)
+        if found and (_MINE.match(found["name"]) or "NVRM" in record.text):
+            count = gaps.get(found["name"], {"count": 0})["count"] + int(found["count"])
+            gaps[found["name"]] = {"name": found["name"], "count": count, "age": _age(record, uptime)}
+    return list(gaps.values())
+
+
+def _age(record: Record, uptime: float) -> float:
+    return round(max(0.0, uptime - record.at), 1)
+
+
+def _event(record: Record, uptime: float, kind: str, named: str) -> dict[str, Any] | None:
+    match = (_XID if kind == "NVRM" else _SXID).search(record.text)
+    repeated = _REPEATED.search(record.text)
+    base = {"age": _age(record, uptime), "count": int(repeated[1]) if repeated else 1}
+    if match:
+        text, instance = (match["text"] or "").strip()[:_TEXT], match["instance"].strip()
+        bus = _full(match["bus"]) if kind == "NVRM" else match["bus"].lower()
+        event = {"code": int(match["code"]), "text": text, "bus_id": bus, **base}
+        return {**event, "instance": instance} if instance else event
+    if kind != "NVRM" or _FALLEN not in record.text or not named:
+        return None
+    return {"code": _FALLEN_OFF, "text": record.text[:_TEXT], "bus_id": named, **base}
+
+
+class Query(NamedTuple):
+    """One signal of the log: `read` finds it in the records, given the seconds since boot."""
+
+    name: str
+    unit: str | None
+    type: ValueType
+    read: Callable[[list[Record], float], Any]
+
+
+_EVENTS: Final = listed(fields(code=whole, age=number, bus_id=string, text=string))
+_FAILURES: Final = listed(fields(kind=string, bus_id=string, age=number, text=string, count=whole))
+_GAPS: Final = listed(fields(name=string, count=whole, age=number))
+QUERIES: Final = (
+    Query("kernel.xids", None, _EVENTS, lambda records, uptime: events(records, uptime, "NVRM")),
+    Query("kernel.sxids", None, _EVENTS, lambda records, uptime: events(records, uptime, "SXid")),
+    Query("kernel.suppressed", None, _GAPS, suppressed),
+    Query("kernel.driver_failures", None, _FAILURES, driver_failures.failures),
+    Query("kernel.log_hours", "h", number, _hours),
+)
+TYPES: Final = {query.name: query.type for query in QUERIES}

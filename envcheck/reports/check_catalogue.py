@@ -1,0 +1,114 @@
+"""All about the checks themselves: what each runs on, where its limits come from, and whether it has met a real GPU."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from envcheck.checks import ERROR, LEVELS, SKIP, Limit, limits
+from envcheck.reports.model import RunReport
+from envcheck.runner.planning.discover import Found
+
+MET: Final = Path(__file__).with_name("met.json")
+# What each level is for, in a line.
+FOR: Final = {
+    "static": "no GPU needed; what a build machine runs on an image",
+    "quick": "what the node, its driver and torch report",
+    "standard": "the target's Python on every GPU at once",
+    "full": "long checks, and those that load the machine",
+}
+# Where a check runs, and how it is said in a table.
+RUNS: Final = {
+    "node": "data read from the node",
+    "GPU node": "data read from a node with a GPU",
+    "Python": "one process of the environment's Python",
+    "ranks": "a rank on every GPU, or several on a CPU",
+    "GPUs": "a rank on every GPU",
+}
+
+
+def runs_on(found: Found) -> str:
+    """Return one of RUNS."""
+    if found.kind == "node":
+        return "GPU node" if found.check.gpus else "node"
+    if found.check.gpus:
+        return "GPUs"
+    return "Python" if found.check.ranks == 1 else "ranks"
+
+
+def levels(found: Iterable[Found]) -> dict[str, list[Found]]:
+    """Return the checks by level, in the order of the levels; only those that hold any."""
+    groups: dict[str, list[Found]] = {level: [] for level in LEVELS}
+    for each in found:
+        groups[each.check.level].append(each)
+    return {level: checks for level, checks in groups.items() if checks}
+
+
+def rows(found: Found) -> list[dict[str, Any]]:
+    """Return the rows of limits.json that bear the check's id, or that its file or a helper that it uses names."""
+    files = [found.path, *(Path(helper.__file__ or "") for helper in _helpers(found))]
+    names = frozenset({found.id}).union(*map(_words, files))
+    return [row for row in limits.rows() if row["check"] in names]
+
+
+@functools.cache
+def _words(path: Path) -> frozenset[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return frozenset(n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+
+
+def constants(found: Found) -> list[Limit]:
+    """Return the limits that stand in the check's own file, and in the helpers that it uses."""
+    spaces = [found.judge.__globals__, *map(vars, _helpers(found))]
+    return [value for names in spaces for value in names.values() if isinstance(value, Limit)]
+
+
+def _helpers(found: Found) -> list[ModuleType]:
+    held = found.judge.__globals__.values()
+    return [module for module in held if isinstance(module, ModuleType) and ".support." in module.__name__]
+
+
+@functools.cache
+def _known() -> tuple[dict[str, str], ...]:
+    return tuple(json.loads(MET.read_text(encoding="utf-8"))["met"])
+
+
+def met(identity: str) -> list[dict[str, str]]:
+    """Return the GPUs that a check has met, each with model, date and the recorded report that shows it."""
+    return [row for row in _known() if row["check"] == identity]
+
+
+def met_in(reports: Iterable[tuple[str, RunReport]]) -> list[dict[str, str]]:
+    """Return what recorded reports, each with its name, show to have met a GPU: a row a check and model."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for name, report in reports:
+        for identity in _proved(report):
+            for model in sorted({str(gpu.signal("name").value) for gpu in report.snapshot.gpus}):
+                row = {"check": identity, "gpu": model, "date": report.started[:10], "report": name}
+                found.setdefault((identity, model), row)
+    return [found[key] for key in sorted(found)]
+
+
+def _proved(report: RunReport) -> Iterable[str]:
+    """Yield the checks that came to something on real GPUs; a snapshot that does not say recorded shows none."""
+    if report.mode != "gpu" or report.snapshot.signal("origin").value != "recorded":
+        return
+    for outcome in report.outcomes:
+        elsewhere = any(isinstance(rank, dict) and rank.get("is_cuda") is False for rank in outcome.ranks)
+        if outcome.status not in (SKIP, ERROR) and not elsewhere:
+            yield outcome.id
+
+
+def markdown(found: Sequence[Found]) -> str:
+    """Return the table of docs/checks.md."""
+    lines = ["| check | level | runs on | promise | met a GPU |", "|---|---|---|---|---|"]
+    for each in found:
+        models = ", ".join(dict.fromkeys(row["gpu"] for row in met(each.id))) or "not yet"
+        promise = each.check.promise.replace("|", "\\|")
+        lines.append(f"| `{each.id}` | {each.check.level} | {runs_on(each)} | {promise} | {models} |")
+    return "\n".join([*lines, ""])

@@ -1,0 +1,112 @@
+"""A report as JUnit XML, as CI viewers read it: one test suite a run, one test case a check.
+
+It keeps to what two published schemas both allow: Jenkins' (jenkinsci/xunit-plugin, junit-10.xsd) and Ant's
+(windyroad/JUnit-Schema, JUnit.xsd). The latter has no output of single test cases: it stands in the suite's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from xml.etree import ElementTree as ET
+
+from envcheck.reports import phrases
+from envcheck.reports.formats.registry import Format
+from envcheck.reports.model import RunReport
+from envcheck.runner.schema import OutcomeRow
+
+_RESULTS: Final = {"fail": "failure", "error": "error", "skip": "skipped"}
+_MOMENT: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}")
+
+
+def junit(report: RunReport) -> str:
+    """Return the XML document; a check that never ran, and a verdict that nothing here explains, is an error in it."""
+    suite = ET.Element("testsuite", {"name": f"envcheck {report.plan.level}", "id": "0", "package": "envcheck"})
+    suite.set("hostname", phrases.printable(report.host.name).strip() or "unknown")
+    suite.set("timestamp", report.started[:19] if _MOMENT.match(report.started) else "1970-01-01T00:00:00")
+    suite.set("time", f"{max(phrases.seconds(report), 0):.3f}")
+    properties = ET.SubElement(suite, "properties")
+    for name, value in _properties(report).items():
+        ET.SubElement(properties, "property", {"name": name, "value": phrases.printable(value)})
+    levels = {check.id: check.level for check in report.plan.checks}
+    for outcome in report.outcomes:
+        suite.append(_case(outcome, levels.get(outcome.id, report.plan.level)))
+    for identity in phrases.unfinished(report):
+        suite.append(_error(levels[identity], identity, "never ran: the run was cut short"))
+    if report.verdict.exit_code and not _counted(suite, "failure") + _counted(suite, "error"):
+        suite.append(_error(report.plan.level, "verdict", report.verdict.sentence))
+    ET.SubElement(suite, "system-out").text = _out(report)
+    ET.SubElement(suite, "system-err").text = _err(report)
+    return _document(suite)
+
+
+def _document(suite: ET.Element) -> str:
+    results = {"tests": None, "failures": "failure", "errors": "error", "skipped": "skipped"}
+    for name, result in results.items():
+        suite.set(name, str(_counted(suite, result)))
+    root = ET.Element("testsuites")
+    root.append(suite)
+    for element in suite.iter():
+        element.attrib = {name: phrases.printable(value) for name, value in element.attrib.items()}
+    ET.indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
+
+
+def _out(report: RunReport) -> str:
+    """Return all of what is no test case's own: the verdict, what passed with its values, what was warned of."""
+    told = [_particulars(outcome) for outcome in report.outcomes if outcome.status not in _RESULTS]
+    return "\n\n".join([phrases.printable(phrases.conclusion(report)), *told])
+
+
+def _err(report: RunReport) -> str:
+    """Return what the checks' processes said last; that of a failure stands in the failure."""
+    logs = [f"{o.id}:\n{o.log}" for o in report.outcomes if o.log and o.status not in _RESULTS]
+    return phrases.printable("\n\n".join(logs))
+
+
+def _counted(suite: ET.Element, result: str | None) -> int:
+    return sum(result is None or case.find(result) is not None for case in suite.iter("testcase"))
+
+
+def _case(outcome: OutcomeRow, level: str) -> ET.Element:
+    seconds = sum(attempt.seconds for attempt in outcome.attempts) or outcome.seconds
+    case = ET.Element("testcase", {"classname": f"envcheck.{level}", "name": phrases.printable(outcome.id)})
+    case.set("time", f"{max(seconds, 0):.3f}")
+    message = phrases.printable(outcome.summary)
+    result = _RESULTS.get(outcome.status)
+    if result == "skipped":
+        ET.SubElement(case, result, {"message": message})
+    elif result:
+        finding = ET.SubElement(case, result, {"message": message, "type": outcome.status})
+        finding.text = "\n\n".join([_particulars(outcome), *([phrases.printable(outcome.log)] if outcome.log else [])])
+    return case
+
+
+def _error(level: str, name: str, message: str) -> ET.Element:
+    case = ET.Element("testcase", {"classname": f"envcheck.{level}", "name": name, "time": "0.000"})
+    text = phrases.printable(message)
+    ET.SubElement(case, "error", {"message": text, "type": "error"}).text = text
+    return case
+
+
+def _particulars(outcome: OutcomeRow) -> str:
+    lines = [f"{title}: {text}" for title, text in phrases.particulars(outcome) if title not in ("why", "log")]
+    named = "" if outcome.status in _RESULTS else f"{outcome.id}: "
+    return phrases.printable("\n".join([f"{named}{outcome.status}: {outcome.summary}", *lines]))
+
+
+def _properties(report: RunReport) -> dict[str, str]:
+    told = {
+        "verdict": report.verdict.sentence,
+        "envcheck": report.tool,
+        "target": report.target.name,
+        "image_id": report.target.image_id or "",
+        "environment": phrases.environment(report.environment),
+        "ran_on": phrases.hardware(report),
+        "cell": report.promises.get("cell", ""),
+    }
+    gpus = {f"gpu{index}": gpu.uuid for index, gpu in enumerate(report.snapshot.gpus)}
+    return {name: value for name, value in {**told, **gpus}.items() if value}
+
+
+FORMAT: Final = Format(junit, suffix=".xml")

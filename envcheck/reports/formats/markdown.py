@@ -1,0 +1,88 @@
+"""A report as Markdown for a CI job's summary: the verdict, what is wrong, and a table of all checks."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from envcheck.reports import gpu_table, phrases
+from envcheck.reports.blamed_gpus import FINDINGS
+from envcheck.reports.formats.registry import Format
+from envcheck.reports.model import RunReport
+from envcheck.runner.schema import OutcomeRow
+
+_SIGNS: Final = {"pass": "✅", "warn": "⚠️", "fail": "❌", "skip": "⏭️", "error": "💥"}
+_ORDER: Final = ("fail", "error", "warn", "pass", "skip")
+# What GitHub's Markdown or HTML would take for its own inside a line.
+_SPECIAL: Final = re.compile(r"([\\`*_\[\]<>#|~$&])")
+# GitHub drops a summary of more than 1 MiB whole.
+_MOST: Final = 900_000
+
+
+def markdown(report: RunReport) -> str:
+    """Return the summary, below GitHub's limit of 1 MiB a step whatever the report holds."""
+    parts = [_head(report), *_findings(report), _table(report)]
+    text = "\n".join(parts)
+    if len(text.encode()) <= _MOST:
+        return text
+    return text.encode()[:_MOST].decode(errors="ignore").rpartition("\n")[0] + "\n\n(cut here: see the report itself)\n"
+
+
+def _head(report: RunReport) -> str:
+    facts = [
+        ("ran on", phrases.hardware(report)),
+        ("target", report.target.name),
+        ("image", phrases.image(report)),
+        ("with", phrases.environment(report.environment)),
+        ("host", report.host.name),
+        ("took", f"{phrases.seconds(report):.0f} s, level {report.plan.level}"),
+        ("evidence", phrases.made_up(report)),
+        ("never ran", ", ".join(phrases.unfinished(report))),
+    ]
+    first = phrases.conclusion(report).removeprefix(report.verdict.sentence).removeprefix(".").strip()
+    told = [line for line in (first, gpu_table.blamed(report)) if line]
+    lines = [*(f"{_text(line)}\n" for line in told), *(f"- {title}: {_text(text)}" for title, text in facts if text)]
+    sign = _SIGNS[report.verdict.status]
+    return "\n".join([f"## {sign} {_text(report.verdict.sentence)}", "", *lines, ""])
+
+
+def _findings(report: RunReport) -> list[str]:
+    groups = [same for same in phrases.alike(report.outcomes) if same[0].status in FINDINGS]
+    return [_finding(same) for same in sorted(groups, key=lambda same: _ORDER.index(same[0].status))]
+
+
+def _finding(same: list[OutcomeRow]) -> str:
+    first = same[0]
+    names = ", ".join(_text(outcome.id) for outcome in same)
+    lines = [f"- {title}: {_text(text)}" for title, text in phrases.particulars(first) if title != "log"]
+    log = dict(phrases.particulars(first)).get("log")
+    head = f"### {_SIGNS[first.status]} {first.status}: {names}"
+    return "\n".join([head, "", *lines, *(_log(log) if log else []), ""])
+
+
+def _log(log: str) -> list[str]:
+    """Return the log indented, which nothing in it can end."""
+    return ["", *(f"      {line}" for line in phrases.printable(log).splitlines())]
+
+
+def _table(report: RunReport) -> str:
+    rows = ["| | check | what was found | value | limit |", "|---|---|---|---|---|"]
+    for same in sorted(phrases.alike(report.outcomes), key=lambda same: _ORDER.index(same[0].status)):
+        first = same[0]
+        value = phrases.quantity(first.value, first.unit) if phrases.number(first.value) is not None else ""
+        names = "<br>".join(_text(outcome.id) for outcome in same)
+        cells = [
+            _text(first.summary + phrases.no_pass(first)),
+            _text(value),
+            _text(phrases.bound(first) if value else ""),
+        ]
+        rows.append(f"| {_SIGNS[first.status]} {first.status} | {names} | {' | '.join(cells)} |")
+    return "\n".join([*rows, ""])
+
+
+def _text(text: str) -> str:
+    plain = " ".join(phrases.printable(str(text)).split())
+    return _SPECIAL.sub(r"\\\1", plain)
+
+
+FORMAT: Final = Format(markdown, suffix=".md", appends=True)

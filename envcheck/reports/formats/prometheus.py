@@ -1,0 +1,171 @@
+"""A report as Prometheus text, for node_exporter's textfile collector: base units, one family a quantity."""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from envcheck import __version__
+from envcheck.reports import phrases
+from envcheck.reports.blamed_gpus import FINDINGS, culprits
+from envcheck.reports.formats.registry import Format
+from envcheck.reports.model import RunReport
+from envcheck.runner import attempts
+from envcheck.runner.schema import OutcomeRow
+
+# Prometheus wants base units, named in full (prometheus.io/docs/practices/naming).
+_UNITS: Final = {
+    "s": ("seconds", 1.0),
+    "ms": ("seconds", 1e-3),
+    "us": ("seconds", 1e-6),
+    "B": ("bytes", 1.0),
+    "MiB": ("bytes", 2.0**20),
+    "GiB": ("bytes", 2.0**30),
+    "GB/s": ("bytes_per_second", 1e9),
+    "Gb/s": ("bytes_per_second", 1.25e8),
+    "TFLOP/s": ("flop_per_second", 1e12),
+    "W": ("watts", 1.0),
+    "MHz": ("hertz", 1e6),
+    "C": ("celsius", 1.0),
+    "°C": ("celsius", 1.0),
+    "%": ("ratio", 1e-2),
+}
+_STATUSES: Final = ("pass", "warn", "fail", "skip", "error")
+_VERDICTS: Final = ("pass", "fail", "error")
+# Series of one check: a report must not grow a database without end.
+_MOST, _LONGEST = 20, 120
+Sample = tuple[str, dict[str, str], float, str]
+
+
+def prometheus(report: RunReport) -> str:
+    """Return the exposition text; every sample is a gauge, and what could not be read is not there."""
+    families: dict[str, dict[str, str]] = {}
+    told: dict[str, str] = {}
+    for name, labels, value, doc in [*_run(report), *_checks(report), *_gpus(report)]:
+        told.setdefault(name, f"# HELP {name} {_escaped(doc)}\n# TYPE {name} gauge\n")
+        # A series told twice makes the collector refuse the whole file.
+        families.setdefault(name, {}).setdefault(_labels(labels), repr(value))
+    lines = {
+        name: "".join(f"{name}{at} {value}\n" for at, value in family.items()) for name, family in families.items()
+    }
+    return "".join(told[name] + lines[name] for name in families)
+
+
+def _run(report: RunReport) -> Iterable[Sample]:
+    facts, driver = report.environment, report.snapshot.signal("driver.version").value
+    told = {
+        "version": report.tool or __version__,
+        "level": report.plan.level,
+        "mode": report.mode,
+        "target": report.target.name,
+        "cell": report.promises.get("cell"),
+        "torch": facts.get("torch"),
+        "cuda": facts.get("cuda"),
+        "driver": driver,
+    }
+    yield "envcheck_run_info", {k: str(v or "") for k, v in told.items()}, 1.0, "What the last run validated, and how."
+    for verdict in _VERDICTS:
+        doc = "1 for what the last run came to: pass, fail, or error (undetermined)."
+        yield "envcheck_run_verdict", {"verdict": verdict}, float(report.verdict.status == verdict), doc
+    yield "envcheck_run_complete", {}, float(bool(report.ended)), "Whether the last run reached its end."
+    yield "envcheck_run_duration_seconds", {}, phrases.seconds(report), "How long the last run took."
+    for name, moment in (("start", report.started), ("end", report.ended)):
+        since = _since(moment)
+        if since is not None:
+            yield f"envcheck_run_{name}_timestamp_seconds", {}, since, f"When the last run had its {name}."
+
+
+def _checks(report: RunReport) -> Iterable[Sample]:
+    levels = {check.id: check.level for check in report.plan.checks}
+    never = [OutcomeRow(id=i, kind="env", status="error", summary="") for i in phrases.unfinished(report)]
+    for outcome in [*report.outcomes, *never]:
+        labels = {"check": outcome.id}
+        for status in _STATUSES:
+            whole = {**labels, "level": levels.get(outcome.id, report.plan.level), "status": status}
+            doc = "1 for what the check came to; only pass is a pass."
+            yield "envcheck_check_status", whole, float(outcome.status == status), doc
+        if outcome.attempts:
+            yield "envcheck_check_duration_seconds", labels, outcome.seconds, "How long the check took."
+        yield from _quantity("envcheck_check_value", labels, outcome.value, outcome.unit, "What the check measured")
+        if outcome.limit:
+            bound = {**labels, "kind": outcome.limit.kind}
+            doc = "What the check's value was held against"
+            yield from _quantity("envcheck_check_limit", bound, outcome.limit.value, outcome.limit.unit, doc)
+        yield from _findings(outcome)
+        yield from _attempts(outcome)
+
+
+def _findings(outcome: OutcomeRow) -> Iterable[Sample]:
+    """Yield a series for each code and culprit that is no pass; what is beyond _MOST is counted as one."""
+    found = outcome.findings or [attempts.as_finding(outcome)]
+    named = collections.Counter((f.status, f.code, f.culprit) for f in found if f.status in FINDINGS)
+    doc = "How many findings of the check have this status, code and culprit."
+    for (status, code, culprit), count in list(named.items())[:_MOST]:
+        labels = {"check": outcome.id, "status": status, "code": code, "culprit": culprit[:_LONGEST]}
+        yield "envcheck_check_findings", labels, float(count), doc
+    if rest := sum(list(named.values())[_MOST:]):
+        labels = {"check": outcome.id, "status": outcome.status, "code": "more", "culprit": "more"}
+        yield "envcheck_check_findings", labels, float(rest), doc
+
+
+def _attempts(outcome: OutcomeRow) -> Iterable[Sample]:
+    """Yield how often a check that was measured more than once came to what, and the values of its attempts."""
+    if len(outcome.attempts) < 2:  # noqa: PLR2004 (one attempt is the outcome itself)
+        return
+    counts = collections.Counter((a.status, a.code) for a in outcome.attempts)
+    for (status, code), count in counts.items():
+        labels = {"check": outcome.id, "status": status, "code": code}
+        doc = "How many measurements of the check came to this; only checks measured more than once."
+        yield "envcheck_check_attempts", labels, float(count), doc
+    for number, attempt in enumerate(outcome.attempts[:_MOST], 1):
+        labels = {"check": outcome.id, "attempt": str(number), "status": attempt.status}
+        doc = "What one measurement of the check came to"
+        yield from _quantity("envcheck_check_attempt_value", labels, attempt.value, attempt.unit or outcome.unit, doc)
+
+
+def _gpus(report: RunReport) -> Iterable[Sample]:
+    blamed = culprits(report)
+    for number, gpu in enumerate(report.snapshot.gpus):
+        index = gpu.signal("index").value
+        labels = {"uuid": gpu.uuid, "gpu": str(number if index is None else index)}
+        doc = "A GPU of this node."
+        yield "envcheck_gpu_info", {**labels, "name": str(gpu.signal("name").value or "")}, 1.0, doc
+        doc = "How many findings (warn, fail, error) of the last run name this GPU."
+        yield "envcheck_gpu_findings", labels, float(len(blamed[gpu.uuid])), doc
+        for name, signal in gpu.signals.items():
+            if signal.unit in _UNITS:
+                stem = f"envcheck_gpu_{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_')}"
+                yield from _quantity(stem, labels, signal.value, signal.unit, f"Read off the GPU: {name}")
+
+
+def _quantity(stem: str, labels: dict[str, str], value: Any, unit: str | None, doc: str) -> Iterable[Sample]:
+    """Yield the value in its base unit; with its unit as a label where that is none Prometheus knows."""
+    known = phrases.number(value)
+    if known is not None and unit in _UNITS:
+        suffix, factor = _UNITS[unit]
+        yield f"{stem}_{suffix}", labels, known * factor, f"{doc}, in {suffix.replace('_', ' ')}."
+    elif known is not None:
+        yield stem, {**labels, "unit": unit or ""}, known, f"{doc}, in the unit it has."
+
+
+def _since(moment: str) -> float | None:
+    try:
+        return dt.datetime.fromisoformat(moment).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _labels(labels: dict[str, str]) -> str:
+    told = ",".join(f'{name}="{_escaped(value, quote=True)}"' for name, value in labels.items())
+    return f"{{{told}}}" if told else ""
+
+
+def _escaped(text: str, *, quote: bool = False) -> str:
+    text = phrases.printable(text).replace("\\", r"\\").replace("\r", "").replace("\n", r"\n")
+    return text.replace('"', r"\"") if quote else text
+
+
+FORMAT: Final = Format(prometheus, suffix=".prom", other_suffix="node_exporter reads only files that end in .prom")

@@ -1,0 +1,250 @@
+"""What every form of a report says in the same words: quantities, bounds, what ran on what, what alike checks share."""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from envcheck.reports.model import RunReport
+from envcheck.runner.judging.judge import group_size
+from envcheck.runner.requirements.measured import Demand
+from envcheck.runner.schema import Attempt, FindingRow, OutcomeRow
+
+BYTES: Final = ("B", "byte", "bytes")
+_SIGNS: Final = {"at least": "≥", "at most": "≤", "equal": "="}
+_LIBRARIES: Final = {"cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL"}
+_WHOLE, _LARGE = 1e3, 1e9
+_LOG_LINES, _SHOWN = 12, 20
+_ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+_UNPRINTABLE: Final = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def quantity(value: Any, unit: str) -> str:
+    """Return a value as a person reads it: four digits or all before the point, bytes in MiB."""
+    if unit in BYTES and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return f"{value / 2**20:,.0f} MiB" if value >= 2**20 else f"{value} B"
+    if isinstance(value, float):
+        return f"{value:.{'0f' if _WHOLE <= abs(value) < _LARGE else '4g'}} {unit}".strip()
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {quantity(v, unit)}" for key, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return f"{', '.join(str(v) for v in value)} {unit}".strip()
+    return f"{value} {unit}".strip()
+
+
+def image(report: RunReport) -> str:
+    """Return which image ran, e.g. "manifest sha256:..., config sha256:..., 9 layers"; "" where none did."""
+    target, facts = report.target, report.target.image
+    if target.image_id is None:
+        return ""
+    if facts is None:
+        return f"id {target.image_id}"
+    digests = {"index": facts.index_digest, "manifest": facts.manifest_digest, "config": facts.config_digest}
+    stated = [f"{name} {digest}" for name, digest in digests.items() if digest] or [f"id {target.image_id}"]
+    others = [name for name in facts.repository_digests if not any(name.partition("@")[2] in said for said in stated)]
+    layers = [f"{len(facts.diff_ids)} layers"] if facts.diff_ids else []
+    return ", ".join([*stated, *others, *layers])
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number as one; None for words, truth, nothing and what no float can hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def bound(outcome: OutcomeRow | FindingRow, *, unit: bool = True) -> str:
+    """Return the limit an outcome was judged by, e.g. "≥ 380 GB/s", or without its unit; "" where there was none."""
+    limit = outcome.limit
+    if limit is None:
+        return ""
+    return f"{_SIGNS.get(limit.kind, limit.kind)} {quantity(limit.value, _shown(limit.unit, unit=unit))}"
+
+
+def demanded(wanted: Demand) -> str:
+    """Return what a site demands of a measured value, and which check measures it."""
+    limit = wanted.limit
+    return f"{wanted.what} {_SIGNS[limit.kind]} {quantity(limit.value, limit.unit)}, measured by {wanted.of}"
+
+
+def _shown(unit_of: str, *, unit: bool) -> str:
+    """Return the unit to tell a value in; bytes are always told in theirs."""
+    return unit_of if unit or unit_of in BYTES else ""
+
+
+def particulars(outcome: OutcomeRow) -> Iterable[tuple[str, str]]:
+    """Yield what is known of a finding, each with its title: why, value, limit, source, remedy, culprit, code.
+
+    Then the rules that changed its status; all findings and measurements, where there is more than one; last words.
+    """
+    yield "why", outcome.summary
+    if outcome.value is not None:
+        yield "value", quantity(outcome.value, outcome.unit)
+    if outcome.limit is not None:
+        yield "limit", bound(outcome)
+        yield "source", outcome.limit.source
+    if outcome.remedy:
+        yield "remedy", outcome.remedy
+    if outcome.culprit:
+        yield "culprit", outcome.culprit
+    if outcome.code:
+        yield "code", outcome.code
+    yield from (("status", f"{c.before} → {c.after}: {c.reason} [{c.rule}]") for c in outcome.changes)
+    yield from (("finding", line) for line in findings(outcome))
+    yield from (("attempt", line) for line in attempts(outcome))
+    # Of a torch that cannot be imported the reason is all there is to say; every rank's traceback says it again.
+    if outcome.status == "error" and outcome.log and "unimportable" not in outcome.details:
+        yield "log", "\n".join(_culprits(outcome)[-_LOG_LINES:])
+
+
+def findings(outcome: OutcomeRow) -> list[str]:
+    """Return a line for each finding, where there is more than one: status, code, culprit, what, value and remedy."""
+    lines = [_finding(finding) for finding in outcome.findings]
+    return _cut(lines) if len(lines) > 1 else []
+
+
+def _finding(finding: FindingRow) -> str:
+    head = " ".join(filter(None, (finding.status, finding.code, finding.culprit)))
+    value = "" if finding.value is None else f" ({quantity(finding.value, finding.unit)}{_held(finding)})"
+    return f"{head}: {finding.summary}{value}{f'. What to do: {finding.remedy}' if finding.remedy else ''}"
+
+
+def _held(finding: FindingRow) -> str:
+    return f"; limit {bound(finding)}" if finding.limit else ""
+
+
+def attempts(outcome: OutcomeRow) -> list[str]:
+    """Return a line for each measurement, where there was more than one; of very many those that were no pass."""
+    every = outcome.attempts
+    if len(every) < 2:  # noqa: PLR2004 (one attempt is the outcome itself)
+        return []
+    telling = every if len(every) <= _SHOWN else [a for a in every if a.status not in ("pass", "skip")]
+    lines = [_attempt(attempt, outcome) for attempt in telling]
+    return [*_cut(lines), *([f"{len(every) - len(telling)} others passed"] if len(telling) < len(every) else [])]
+
+
+def _attempt(attempt: Attempt, outcome: OutcomeRow) -> str:
+    """Return what one measurement came to; its number is that within its round."""
+    alike = [other for other in outcome.attempts if other.round == attempt.round]
+    number = next(at for at, other in enumerate(alike, 1) if other is attempt)
+    soaked = any(other.round > 1 for other in outcome.attempts)
+    where = f"round {attempt.round}, attempt {number}" if soaked else f"{number} of {len(alike)}"
+    value = "" if attempt.value is None else f", {quantity(attempt.value, attempt.unit or outcome.unit)}"
+    code = f" [{attempt.code}]" if attempt.code else ""
+    return f"{where}: {attempt.status}{value}{f': {attempt.summary}' if attempt.summary else ''}{code}"
+
+
+def no_pass(outcome: OutcomeRow) -> str:
+    """Return, behind a check that ended well, what was no pass in one of its measurements; or ""."""
+    if outcome.status not in ("pass", "skip"):
+        return ""
+    bad = [attempt for attempt in outcome.attempts if attempt.status not in ("pass", "skip")]
+    return (
+        f" (measured {len(outcome.attempts)} times; {'; '.join(_attempt(a, outcome) for a in bad[:3])})" if bad else ""
+    )
+
+
+def _cut(lines: list[str]) -> list[str]:
+    return lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], f"{len(lines) - _SHOWN} more in the JSON report"]
+
+
+def _culprits(outcome: OutcomeRow) -> list[str]:
+    """Return the log of the rank that was lost first; all of it where none is named."""
+    lines = outcome.log.splitlines()
+    return [line for line in lines if line.startswith(f"[rank {outcome.details.get('rank')}] ")] or lines
+
+
+def alike(outcomes: Iterable[OutcomeRow]) -> list[list[OutcomeRow]]:
+    """Return the outcomes in groups that came to the very same."""
+    groups: dict[tuple[str, ...], list[OutcomeRow]] = {}
+    for outcome in outcomes:
+        own = (outcome.status, outcome.summary, outcome.remedy, repr(outcome.value), outcome.code, outcome.culprit)
+        told = (*own, *findings(outcome), *attempts(outcome))
+        groups.setdefault(told, []).append(outcome)
+    return list(groups.values())
+
+
+def environment(facts: dict[str, Any]) -> str:
+    """Return what ran, e.g. "Python 3.12.3, torch 2.9.1+cu128, CUDA 12.8"."""
+    parts = [f"Python {facts['python']}"] if "python" in facts else []
+    parts += [f"torch {facts['torch']}"] if "torch" in facts else []
+    parts += [f"{title} {facts[key]}" for key, title in _LIBRARIES.items() if facts.get(key)]
+    if facts.get("error"):
+        parts.append(f"torch cannot be imported: {facts['error']}" if "python" in facts else str(facts["error"]))
+    return ", ".join(parts)
+
+
+def devices(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the GPUs that torch saw, as its facts describe them."""
+    listed = facts.get("devices")
+    return [device for device in listed if isinstance(device, dict)] if isinstance(listed, list) else []
+
+
+def hardware(report: RunReport) -> str:
+    """Return what it ran on, and of a CPU that it was no GPU; gloo and nccl only where a group of ranks ran."""
+    ranks = group_size(report.outcomes)
+    if report.mode == "gpu":
+        names = collections.Counter(str(device.get("name")) for device in devices(report.environment))
+        driver = report.snapshot.signal("driver.version").value
+        gpus = ", ".join(f"{count} x {name}" for name, count in names.items())
+        return f"{gpus}{' (nccl)' if ranks else ''}{f', driver {driver}' if driver else ''}"
+    if report.mode == "cpu":
+        return f"CPU{f': gloo, {ranks} ranks' if ranks else ''}, {report.host.cpus} cores. No GPU was tested."
+    return "unknown: torch did not report its devices"
+
+
+def conclusion(report: RunReport) -> str:
+    """Return the verdict, and of the first check that decided it why, and what to do: the line a run ends with."""
+    sentence = report.verdict.sentence
+    decided = [o for o in report.outcomes if o.status == report.verdict.status != "pass"]
+    if not decided:
+        return sentence
+    first = decided[0]
+    others = f"First {first.id}: " if len(decided) > 1 else ""
+    remedy = f" What to do: {_sentence(first.remedy)}" if first.remedy else ""
+    return f"{_sentence(sentence)} {_sentence(others + first.summary)}{remedy}"
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def made_up(report: RunReport) -> str:
+    """Return where evidence comes from that no run measured (tests/data), and "" of any other."""
+    origin = report.snapshot.signal("origin").value
+    return "" if origin in (None, "recorded") else f"{origin}: no such machine was measured"
+
+
+def unfinished(report: RunReport) -> list[str]:
+    """Return the planned checks that came to nothing: the run was cut short."""
+    done = {outcome.id for outcome in report.outcomes}
+    return [check.id for check in report.plan.checks if check.id not in done]
+
+
+def seconds(report: RunReport) -> float:
+    """Return how long the run took; what its checks took where it was cut short."""
+    try:
+        over = dt.datetime.fromisoformat(report.ended) - dt.datetime.fromisoformat(report.started)
+    except (ValueError, TypeError):  # TypeError: one of them names no time zone
+        return sum(outcome.seconds for outcome in report.outcomes)
+    return over.total_seconds()
+
+
+def printable(text: str) -> str:
+    """Return the text without colours and without what XML, HTML and terminals cannot hold."""
+    return _UNPRINTABLE.sub("", _ESCAPES.sub("", text))
+
+
+def size(count: float) -> str:
+    """Return a count of bytes on an axis, e.g. "64 MiB"."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            return f"{count / factor:.4g} {unit}"
+    return f"{count:.4g} B"

@@ -1,0 +1,183 @@
+"""What several measurements of one check come to. Pure.
+
+Only a speed that fell short is measured a second time, and only such a failure can be taken back by a better
+measurement. Wrong data, a crash and everything else stay, whatever later measurements say: the worst counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from msgspec import structs
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, WORST_FIRST
+from envcheck.runner.schema import Attempt, ChangeRow, FindingRow, OutcomeRow, Status
+
+# The codes of outcomes that a process made by its end, and no judge.
+LOST: Final = ("process.lost", "process.hung", "peer-to-peer.lost")
+# The rules by which measurements of one check are combined, with the reasons that reports show.
+ROW_RULES: Final = {
+    "second-measurement": "the first measurement was only slow, so the second one counts",
+    "worse-measurement": "the check was measured again, and the worse measurement counts",
+    "worst-round": "the check was repeated, and the worst round counts",
+    "same-bits": "the results differ in bits from those of earlier rounds",
+}
+_MEASURED: Final = (PASS, WARN, FAIL)
+# A soak of days must not grow its report without end: passes go first, then the latest of the others.
+_MOST, _WITH_EVIDENCE = 100, 8
+_UNKNOWN: Final = "a first measurement failed, and this old report does not say whether by speed or by wrong data"
+
+
+def severity(row: OutcomeRow | Attempt) -> int:
+    """Return 0 for a final failure, and more for whatever is better; a failure of speed alone is 1."""
+    if row.status == FAIL:
+        return 1 if row.remeasure else 0
+    return 1 + WORST_FIRST.index(row.status)
+
+
+def unfinished(row: OutcomeRow) -> bool:
+    """Return whether an outcome waits for its second measurement: a speed that fell short once."""
+    return row.remeasure and row.status == FAIL and len(row.attempts) == 1 and row.spread is None
+
+
+def join(first: OutcomeRow, second: OutcomeRow) -> OutcomeRow:
+    """Return one row of a check that was measured a second time; both attempts stay in it.
+
+    The second counts where the first was slow and nothing else, and the second was measured at all. Else the worse
+    one counts, and what was found in the other is added to its findings.
+    """
+    if first.remeasure and second.status in _MEASURED:
+        counted = structs.replace(second, attempts=_together(second, first, second))
+        return changed("second-measurement", first, counted)
+    row, other = (first, second) if severity(first) <= severity(second) else (second, first)
+    joined = structs.replace(row, attempts=_together(row, first, second))
+    if other.status in (PASS, SKIP) and not first.remeasure:
+        return changed("worse-measurement", first, joined)
+    whole = structs.replace(
+        joined,
+        summary=f"{row.summary}; measured again: {other.summary}" if other is second else row.summary,
+        remeasure=False,
+        findings=findings(row, other),
+        details={**other.details, **row.details},
+        log="\n".join(filter(None, (row.log, other.log))),
+    )
+    return changed("worse-measurement", first, whole)
+
+
+def changed(rule: str, before: OutcomeRow, after: OutcomeRow) -> OutcomeRow:
+    """Return the row after a rule of ROW_RULES, with the change recorded where its status is another than before."""
+    if after.status == before.status:
+        return after
+    change = ChangeRow(rule=rule, before=before.status, after=after.status, reason=ROW_RULES[rule])
+    return structs.replace(after, changes=[*after.changes, change])
+
+
+def over_rounds(before: OutcomeRow, now: OutcomeRow) -> OutcomeRow:
+    """Return the worse of two rounds' rows, with the attempts and findings of both."""
+    row = now if severity(now) < severity(before) else before
+    other = before if row is now else now
+    merged = findings(row, other) if other.status not in (PASS, SKIP) else row.findings
+    whole = structs.replace(row, attempts=_together(row, before, now), findings=merged)
+    return changed("worst-round", before, whole)
+
+
+def combine(rows: Sequence[OutcomeRow]) -> OutcomeRow:
+    """Return one row of single attempts: joined within each round, the worst over the rounds."""
+    whole: OutcomeRow | None = None
+    for number in dict.fromkeys(_round(row) for row in rows):
+        joined: OutcomeRow | None = None
+        for row in rows:
+            if _round(row) == number:
+                joined = row if joined is None else join(joined, row)
+        if joined is not None:
+            whole = joined if whole is None else over_rounds(whole, joined)
+    if whole is None:
+        raise ValueError(rows)
+    return whole
+
+
+def in_round(row: OutcomeRow, number: int) -> OutcomeRow:
+    """Return the row with its attempts marked as those of this round."""
+    return structs.replace(row, attempts=[structs.replace(a, round=number) for a in row.attempts])
+
+
+def findings(*rows: OutcomeRow) -> list[FindingRow]:
+    """Return all findings of these rows, worst first; one that comes again with other numbers is one."""
+    known: dict[tuple[Any, ...], FindingRow] = {}
+    for finding in (found for row in rows for found in row.findings or [as_finding(row)]):
+        if finding.status not in (PASS, SKIP):
+            named = (finding.code, finding.culprit) if finding.code else (finding.summary,)
+            known.setdefault((finding.status, *named), finding)
+    ordered = sorted(known.values(), key=lambda finding: WORST_FIRST.index(finding.status))
+    return ordered[:_MOST] if len(ordered) > 1 else []
+
+
+def as_finding(row: OutcomeRow) -> FindingRow:
+    """Return an outcome that is its own only finding as a finding."""
+    return FindingRow(**{name: getattr(row, name) for name in FindingRow.__struct_fields__})
+
+
+def single(row: OutcomeRow, attempt: Attempt) -> OutcomeRow:
+    """Return what one attempt alone came to, as it was kept; `row` is the row that holds it.
+
+    An old report does not say why an attempt failed: if it was not the one that counted, that is an error.
+    """
+    status: Status = attempt.status
+    summary = attempt.summary
+    if status == FAIL and attempt.remeasure is None:
+        status, summary = "error", _UNKNOWN
+    kept = {name: getattr(attempt, name) for name in ("value", "unit", "code", "culprit", "ranks")}
+    return OutcomeRow(
+        id=row.id,
+        kind=row.kind,
+        status=status,
+        summary=summary,
+        remedy=attempt.remedy or "run the check again",
+        remeasure=bool(attempt.remeasure),
+        planned=row.planned,
+        seconds=attempt.seconds,
+        attempts=[structs.replace(attempt, shown=True, ranks=[])],
+        **kept,
+    )
+
+
+def measured(row: OutcomeRow) -> bool:
+    """Return whether a judge came to this outcome by measurements that can be judged again."""
+    if not row.ranks or row.code in LOST:
+        return False
+    if not all(isinstance(entry, dict) for entry in row.ranks):
+        return row.status == PASS  # which it cannot be: let the judge say so
+    # Reports from before there were codes say so in words.
+    return not (row.status == ERROR and row.summary.startswith(f"rank {row.details.get('rank')} "))
+
+
+def _together(shown: OutcomeRow, *rows: OutcomeRow) -> list[Attempt]:
+    """Return the attempts of all rows; the one that counts is marked, and each other keeps what it was judged by."""
+    kept: list[Attempt] = []
+    for row in rows:
+        for attempt in row.attempts:
+            if row is shown or not attempt.shown:
+                kept.append(attempt)
+                continue
+            room = sum(bool(a.ranks) for a in kept) < _WITH_EVIDENCE
+            evidence = row.ranks if room and row.status not in (PASS, SKIP) and measured(row) else []
+            kept.append(structs.replace(attempt, shown=False, ranks=evidence))
+    return _fewer(kept)
+
+
+def _fewer(attempts: list[Attempt]) -> list[Attempt]:
+    if len(attempts) <= _MOST:
+        return attempts
+    telling = [a for a in attempts if a.shown or a.status not in (PASS, SKIP)]
+    last = [a for a in telling[_MOST:] if a.shown]
+    return [*telling[: _MOST - len(last)], *last]
+
+
+def _round(row: OutcomeRow) -> int:
+    return row.attempts[0].round if row.attempts else 1
+
+
+def shown(attempts: Iterable[Attempt]) -> Attempt | None:
+    """Return the attempt whose outcome the row shows; None of an old report, which does not mark it."""
+    return next((attempt for attempt in attempts if attempt.shown), None)

@@ -1,0 +1,222 @@
+"""A run: start the worker, read the node meanwhile, judge as measurements come, measure a lost performance twice."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final, Protocol
+
+from msgspec import structs
+
+from envcheck.checks import FAIL, Outcome, undecided
+from envcheck.node.snapshot import Snapshot
+from envcheck.runner import attempts
+from envcheck.runner.judging import judge, lost_gpus, p2p_effects
+from envcheck.runner.judging.outcome_rows import ending, ending_fix, lost, row
+from envcheck.runner.planning import repeat, resume, time_budget
+from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.plan import planned_seconds, worker_plan
+from envcheck.runner.requirements import measured as requirements_measured
+from envcheck.runner.schema import LimitRow, OutcomeRow, Plan, Planned
+from envcheck.runner.state import Run, now
+from envcheck.runner.targets import locked_packages, worker_session
+
+_PAUSE = 3.0
+_SAME: Final = "same-environment"
+
+
+class Watcher(Protocol):
+    """Who is told of a run while it goes on."""
+
+    def running(self, check: str) -> None:
+        """Be told which check runs now; "" for the start of Python and torch."""
+
+    def learned(self, run: Run) -> None:
+        """Be told that the run knows more than before."""
+
+
+def validate(run: Run, collect: Callable[[], Snapshot], watcher: Watcher, pause: float = _PAUSE) -> None:
+    """Carry out a run's plan; on return every planned check has its outcome.
+
+    Raises ConfigError, and tells the watcher nothing, where it is to go on with another environment's run.
+    """
+    run.begin()
+    try:
+        while checks := repeat.to_do(run.plan, run.known, run.elapsed):
+            _round(run, checks, collect, watcher, pause)
+        insist_on_gpu(run)
+        name_lost_gpus(run)
+        run.known.update(requirements_measured.hold(run.demands, run.outcomes))
+        run.ended = now()
+    finally:
+        _tell(run, watcher)
+
+
+def _round(run: Run, checks: list[Planned], collect: Callable[[], Snapshot], watcher: Watcher, pause: float) -> None:
+    # What waits for its second look, in a run that is gone on with, has had its first.
+    first = [c for c in checks if c.id not in run.current]
+    watcher.running("")
+    if first:
+        left = None if run.plan.budget is None else run.plan.budget - run.elapsed
+        _measure(run, structs.replace(run.plan, checks=first, budget=left), collect, watcher)
+    again = [c for c in checks if c.id in run.current and attempts.unfinished(run.current[c.id])]
+    if again:
+        time.sleep(pause)
+        before = run.snapshot
+        reread = collect if run.report is not None else lambda: before
+        # A check that has begun is not cut short by a budget.
+        _measure(run, structs.replace(run.plan, checks=again, budget=None), reread, watcher)
+    run.known, run.current = run.outcomes, {}
+
+
+def _tell(run: Run, watcher: Watcher) -> None:
+    # Until it is known to be the same environment, the report of the run that was cut short stays as it is.
+    if run.report is None:
+        run.taken = run.elapsed
+        watcher.learned(run)
+
+
+def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Watcher) -> None:
+    begun = time.monotonic()
+    probes = [f.id for f in run.chosen if f.check.probe]
+    told = worker_plan(
+        plan,
+        {f.id: f.source for f in run.chosen},
+        ours=run.target.ours,
+        spawn=run.spawn,
+        import_timeout=worker_session.IMPORT_TIMEOUT,
+        probes=probes,
+        imports={f.id: f.check.imports for f in run.chosen},
+        environment=p2p_effects.environment(probes, run.outcomes),
+    )
+    found = {f.id: f for f in run.chosen if f.id in {c.id for c in plan.checks}}
+    limits = {c.id: c.timeout for c in plan.checks}
+    unfinished = set(found)
+    # The worker imports torch while this process reads the node.
+    with worker_session.working_directory(told, run.site) as directory:
+        reading = _beside(collect)
+        reading.add_done_callback(lambda _: worker_session.node_was_read(directory))
+        for event in worker_session.events(run.target, directory, limits):
+            if event["event"] == "environment":
+                run.starting += time.monotonic() - begun
+                _compare(run, event["facts"], reading.result())
+            if run.plan.soak or not run.snapshot.taken:
+                run.snapshot = reading.result()
+            for identity, outcome in _told(run, event, found, unfinished):
+                unfinished.discard(identity)
+                run.current[identity] = row(found[identity], outcome, event, run.current.get(identity), run.plan.gpus)
+            if event["event"] == "started":
+                watcher.running(event["id"])
+            _tell(run, watcher)
+
+
+def _beside(collect: Callable[[], Snapshot]) -> Future[Snapshot]:
+    """Read the node on a thread that holds up nobody who wants to leave: a source of it may hang."""
+    reading: Future[Snapshot] = Future()
+
+    def work() -> None:
+        try:
+            reading.set_result(collect())
+        except Exception as error:  # noqa: BLE001 (it is raised where the snapshot is asked for)
+            reading.set_exception(error)
+
+    threading.Thread(target=work, name="reads the node", daemon=True).start()
+    return reading
+
+
+def _compare(run: Run, facts: dict[str, Any], snapshot: Snapshot) -> None:
+    """Hold an environment that was known before against what it is now: what changed meanwhile was not validated."""
+    found = resume.changed(run.environment, facts, run.snapshot, snapshot)
+    if run.report is not None:
+        resume.refuse(found, run.report)
+        run.report = None
+    elif found:
+        run.current[_SAME] = OutcomeRow(
+            id=_SAME,
+            kind="env",
+            status="fail",
+            summary=f"the environment changed during the run: {'; '.join(found)}",
+            remedy="check the kernel log and other users of this node, then run again",
+        )
+
+
+def _told(
+    run: Run, event: worker_session.Event, found: dict[str, Found], unfinished: set[str]
+) -> list[tuple[str, Outcome]]:
+    """Return the outcomes that an event makes known."""
+    if event["event"] == "environment":
+        run.environment = event["facts"]
+        run.promises = locked_packages.with_packages(run.target.promises(run.environment))
+        return [(i, o) for i in sorted(unfinished) if (o := unmeasured(run, found[i])) is not None]
+    if event["event"] == "done":
+        return [(event["id"], _measured(run, found[event["id"]], event))]
+    if event["event"] == "left-out":
+        seconds = planned_seconds(found[event["id"]].check, run.plan.gpus)
+        return [(event["id"], time_budget.left_out(seconds, event["left"], run.plan.budget))]
+    if event["event"] in worker_session.LAST:
+        run.report = None
+        importing = not run.environment
+        why = ending(event, importing=importing, here=run.target.ours)
+        run.environment = run.environment or {"error": why}
+        gone = undecided(why, fix=ending_fix(event, importing=importing))
+        return [(i, unmeasured(run, found[i]) or gone) for i in sorted(unfinished)]
+    return []
+
+
+def unmeasured(run: Run, found: Found) -> Outcome | None:
+    """Return the outcome of a check that needs nothing measured, or cannot be; None for one that must be."""
+    if found.kind == "env" and "device_count" not in run.environment:
+        return None
+    gpus = len(run.snapshot.gpus) if found.kind == "node" else int(run.environment["device_count"])
+    why = _no_nvml(run.snapshot) if found.kind == "node" else _no_gpu(run.environment)
+    lacking = judge.without_gpu(found, gpus, why, require_gpu=run.plan.require_gpu)
+    if lacking is not None:
+        return lacking
+    if found.kind == "node":
+        return judge.decide(found, run.view)
+    return None if "error" in run.environment else judge.alone(found, gpus or run.plan.nproc)
+
+
+def _no_gpu(environment: dict[str, Any]) -> str:
+    for key in ("device_error", "device_facts_error"):
+        if key in environment:
+            return str(environment[key])
+    if "error" in environment:
+        return f"torch cannot be imported ({environment['error']})"
+    return "CUDA shows none" if environment.get("cuda") else "this torch is built without CUDA"
+
+
+def _no_nvml(snapshot: Snapshot) -> str:
+    return snapshot.signal("driver.version").reason or "NVML shows none"
+
+
+def _measured(run: Run, found: Found, event: worker_session.Event) -> Outcome:
+    error = event["error"]
+    if error is None:
+        return judge.decide(found, run.view, event["ranks"], p2p_effects.kept(event))
+    return p2p_effects.lost(found, lost(error, run.environment.get("error")), error)
+
+
+def insist_on_gpu(run: Run) -> None:
+    """Without a GPU, --require-gpu is a failure even where no check of the plan would have used one."""
+    if not run.plan.require_gpu or run.mode == "gpu" or FAIL in {o.status for o in run.outcomes.values()}:
+        return
+    run.known["require-gpu"] = OutcomeRow(
+        id="require-gpu",
+        kind="env",
+        status="fail",
+        summary=f"torch sees no GPU: {_no_gpu(run.environment)}",
+        value=0,
+        unit="GPUs",
+        limit=LimitRow(value=1, unit="GPUs", source="--require-gpu", kind="at least"),
+        remedy=judge.GPU_FIX,
+    )
+
+
+def name_lost_gpus(run: Run) -> None:
+    """Add an error where the driver lost a GPU and the check for that was left out."""
+    row = lost_gpus.row(run.view, run.outcomes)
+    if row is not None:
+        run.known[row.id] = row

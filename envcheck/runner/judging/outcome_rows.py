@@ -1,0 +1,141 @@
+"""How an outcome is kept: with its attempts, measurements and last words."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msgspec import convert
+
+from envcheck.checks import ERROR, PASS, Outcome, undecided
+from envcheck.runner import attempts
+from envcheck.runner.judging import p2p_effects
+from envcheck.runner.judging.log_excerpt import last_lines
+from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.plan import planned_seconds
+from envcheck.runner.schema import Attempt, ChangeRow, FindingRow, LimitRow, OutcomeRow, Status, plain
+from envcheck.runner.targets.worker_session import IMPORT_TIMEOUT
+from envcheck.runner.worker import process_limits
+from envcheck.runner.worker.lost_rank import HUNG
+
+Event = dict[str, Any]
+_BY_HAND: Final = "import torch with that Python by hand, and see what it does"
+# What an attempt keeps of its outcome.
+ATTEMPT: Final = ("status", "value", "unit", "summary", "code", "culprit", "remedy")
+_NO_TORCH: Final = "ModuleNotFoundError: No module named 'torch'"
+_SEE_LOG: Final = "see the log in the report"
+
+
+def ending(event: Event, *, importing: bool, here: bool) -> str:
+    """Say how a worker came to its end, and what it did then; `here`: under the limits of this process."""
+    if event["event"] == "end":
+        return "the worker ended without a message"
+    if event["event"] == "silent":
+        return "the worker stopped answering and was ended"
+    if importing and event.get("signal") == "SIGALRM":
+        return f"importing torch took longer than {IMPORT_TIMEOUT:g} s"
+    manner = f"died of {event['signal']}" if "signal" in event else f"exited with code {event['code']}"
+    last = str(event.get("log", "")).strip().splitlines()[-1:]
+    if event.get("unwritable"):
+        last = [f"its directory for temporary files takes nothing more: {event['unwritable']}"]
+    told = f"the worker {manner}{' while importing torch' if importing else ''}{': ' + last[0] if last else ''}"
+    return process_limits.explained(told) if here else told
+
+
+def ending_fix(event: Event, *, importing: bool) -> str:
+    """Say what to do about a worker that came to its end."""
+    if event.get("unwritable"):
+        return "make room there, or set TMPDIR to a directory that has some"
+    return _BY_HAND if importing else "see the log, and try `--only` with one check"
+
+
+def lost(error: dict[str, Any], torch: str | None) -> Outcome:
+    """Return the outcome of a check of which a rank ended badly, or not at all; `torch` is why it is not imported."""
+    hung = error["text"].startswith(HUNG)
+    # What half of an import left behind makes the next one raise something else.
+    if torch is not None and (error["text"] == torch or (torch != _NO_TORCH and not hung)):
+        return _without_torch(torch)
+    fix = "the log says where it hung; if this machine is only slow, give a longer --timeout" if hung else _SEE_LOG
+    named = {"rank": error["rank"], "culprit": f"rank {error['rank']}"}
+    code = "process.hung" if hung else "process.lost"
+    return undecided(f"rank {error['rank']} {error['text']}", fix=fix, code=code, **named)
+
+
+def _without_torch(error: str) -> Outcome:
+    fix = "give --python an interpreter that has torch, or --image an image; `envcheck build` makes both"
+    if error != _NO_TORCH:
+        raised = error.partition(":")[0]
+        fix = f"torch is there but broken ({raised}): install it again, or give --python another; the JSON has the log"
+    return undecided(f"torch cannot be imported: {error}", fix=fix, unimportable="torch", code="torch.import")
+
+
+def row(found: Found, outcome: Outcome, event: Event, before: OutcomeRow | None, gpus: int | None = None) -> OutcomeRow:
+    """Return an outcome with what it rests on; `before` is what the same check came to when first measured.
+
+    `gpus` are those that the plan counted.
+    """
+    measured = event["event"] == "done"
+    known = fields(outcome)
+    attempt = Attempt(
+        **{name: known[name] for name in ATTEMPT},
+        remeasure=outcome.remeasure,
+        seconds=event["seconds"] if measured else 0.0,
+        body=event["body"] if measured else 0.0,
+        shown=True,
+    )
+    now = OutcomeRow(
+        id=found.id,
+        kind=found.kind,
+        **known,
+        details=plain({**outcome.details, **_survivors(event), **p2p_effects.kept(event)}),
+        planned=planned_seconds(found.check, gpus),
+        seconds=attempt.seconds,
+        attempts=[attempt],
+        ranks=plain(event["ranks"]) if measured else [],
+        log="" if outcome.status == PASS else _last_words(event, lost=outcome.status == ERROR),
+        left_out=event["event"] == "left-out",
+    )
+    return now if before is None else attempts.join(before, now)
+
+
+def fields(outcome: Outcome) -> dict[str, Any]:
+    """Return what a row says of an outcome, but for its details and what it rests on."""
+    many = outcome.findings if len(outcome.findings) > 1 else ()
+    return {
+        **_described(outcome),
+        "findings": [FindingRow(**_described(finding)) for finding in many],
+        "changes": [ChangeRow(**change._asdict()) for change in outcome.changes],
+    }
+
+
+def _described(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "status": convert(outcome.status, Status),
+        "summary": outcome.summary,
+        "value": plain(outcome.value),
+        "unit": outcome.unit,
+        "limit": limit_row(outcome),
+        "remedy": outcome.remedy,
+        "code": outcome.code,
+        "culprit": outcome.culprit,
+        "remeasure": outcome.remeasure,
+    }
+
+
+def _survivors(event: Event) -> dict[str, Any]:
+    """Name what no signal could end: it is left, and whoever looks after the node must know."""
+    return {"survivors": event["survivors"]} if event.get("survivors") else {}
+
+
+def limit_row(outcome: Outcome) -> LimitRow | None:
+    """Return the bound an outcome was judged by, as it is kept."""
+    limit = outcome.limit
+    if limit is None:
+        return None
+    return LimitRow(value=plain(limit.value), unit=limit.unit, source=limit.source, kind=limit.kind)
+
+
+def _last_words(event: Event, *, lost: bool) -> str:
+    """Return what each rank said last; of a check that was lost with the worker, what the worker did."""
+    if event["event"] == "done":
+        return "\n".join(f"[rank {rank}] {line}" for rank, log in enumerate(event["logs"]) for line in last_lines(log))
+    return "\n".join(last_lines(str(event.get("log", "")))) if lost else ""

@@ -1,0 +1,1 @@
+"""Which checks run, in which order, for how long."""

@@ -1,0 +1,105 @@
+"""Which checks there are: the files of checks/node and checks/env, and of a site's own directory of the same shape."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+from envcheck.checks import LEVELS, Check
+from envcheck.errors import ConfigError
+
+Kind = Literal["node", "env"]
+_KINDS: tuple[Kind, ...] = ("node", "env")
+
+
+class Found(NamedTuple):
+    """A check as it was found. `source` is where the worker loads it from."""
+
+    id: str
+    kind: Kind
+    check: Check
+    judge: Callable[..., Any]
+    doc: str
+    source: str
+    path: Path
+
+
+def discover(site: Path | None = None) -> list[Found]:
+    """Return every check, ordered as it would run: by level, node before env, probes first, then by id.
+
+    `site` is a user's own.
+    """
+    found = [f for kind in _KINDS for f in _shipped(kind)]
+    if site is not None:
+        site = site.absolute()
+        found += [f for kind in _KINDS for f in _own(site, kind)]
+        if not any(f.path.is_relative_to(site) for f in found):
+            message = f"{site} contains no check"
+            raise ConfigError(message, fix="put files into its node/ and env/, as `envcheck checks ID` shows them")
+    twice = {f.id for f in found if sum(g.id == f.id for g in found) > 1}
+    if twice:
+        message = f"two checks are named {', '.join(sorted(twice))}"
+        raise ConfigError(message, fix="rename one file")
+    return sorted(found, key=lambda f: (LEVELS.index(f.check.level), _KINDS.index(f.kind), not f.check.probe, f.id))
+
+
+def _shipped(kind: Kind) -> list[Found]:
+    package = importlib.import_module(f"envcheck.checks.{kind}")
+    names = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
+    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+    return [_checked(m, kind, f"module:{m.__name__}") for m in modules]
+
+
+def _own(site: Path, kind: Kind) -> list[Found]:
+    files = sorted(p for p in (site / kind).glob("*.py") if not p.name.startswith("_"))
+    return [_checked(_load(path), kind, f"file:site/{path.name}") for path in files]
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"envcheck_site_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        message = f"{path} cannot be imported"
+        raise ConfigError(message, fix="name it like a Python module")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, ImportError, NameError, AttributeError, TypeError, ValueError, LookupError) as error:
+        message = f"{path} cannot be imported: {type(error).__name__}: {error}"
+        raise ConfigError(message, fix="a check imports torch inside functions only") from error
+    return module
+
+
+def _checked(module: ModuleType, kind: Kind, source: str) -> Found:
+    path = Path(module.__file__ or "")
+    check = getattr(module, "CHECK", None)
+    if not isinstance(check, Check):
+        raise _wrong(path, "has no CHECK", "add CHECK = Check(promise=…, level=…)")
+    if check.level not in LEVELS:
+        raise _wrong(path, f"has the level {check.level!r}", f"use one of {', '.join(LEVELS)}")
+    for name in ("judge", "measure") if kind == "env" else ("judge",):
+        if not callable(getattr(module, name, None)):
+            raise _wrong(path, f"has no {name}", f"add `def {name}(…)`, see envcheck/checks/__init__.py")
+    doc = _docstring(module, path)
+    if not doc or not check.promise.strip():
+        raise _wrong(
+            path, "has no docstring or no promise", "write a docstring (what goes wrong in practice) and a promise"
+        )
+    return Found(path.stem.replace("_", "-"), kind, check, module.judge, doc, source, path)
+
+
+def _docstring(module: ModuleType, path: Path) -> str:
+    """Return a module's docstring, read from its source where Python dropped it (PYTHONOPTIMIZE=2)."""
+    if module.__doc__ or not sys.flags.optimize:
+        return (module.__doc__ or "").strip()
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")), clean=False) or "").strip()
+
+
+def _wrong(path: Path, what: str, fix: str) -> ConfigError:
+    return ConfigError(f"check {path} {what}", fix=fix)

@@ -1,0 +1,110 @@
+"""Yesterday's evidence under today's rules: a run's stored snapshot and measurements, judged again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from envcheck.checks import Outcome
+from envcheck.errors import UnavailableError
+from envcheck.runner import attempts
+from envcheck.runner.execute import insist_on_gpu, name_lost_gpus, unmeasured
+from envcheck.runner.judging import judge, lost_gpus, p2p_effects
+from envcheck.runner.judging.outcome_rows import ATTEMPT, fields
+from envcheck.runner.planning.discover import Found
+from envcheck.runner.schema import Attempt, OutcomeRow, TargetFacts, plain
+from envcheck.runner.state import Run
+from envcheck.runner.targets.interface import Handle
+
+# What a run adds by itself, from the plan and the snapshot.
+_OWN = ("require-gpu", lost_gpus.ID)
+
+
+class Past:
+    """The target of a run that is over: nothing can be started in it."""
+
+    ours = False
+
+    def __init__(self, facts: TargetFacts) -> None:
+        self.facts = facts
+
+    def start(self, directory: Path) -> Handle:
+        """Raise UnavailableError: what was not measured then cannot be measured now."""
+        message = f"a report has no processes to start in {directory}"
+        raise UnavailableError(message, fix="use `envcheck run`")
+
+    def promises(self, environment: Mapping[str, Any]) -> dict[str, str]:  # noqa: ARG002 (Target's)
+        """Return none: a report holds its own."""
+        return {}
+
+
+def rejudge(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
+    """Judge the evidence of `before` into the run; return the checks that stay as they were, for want of a rule today.
+
+    What was never measured, or whose processes broke, stays what it was: there is nothing to judge.
+    """
+    found = {f.id: f for f in run.chosen}
+    unknown = []
+    for old in before:
+        if old.id in found:
+            run.known[old.id] = _again(run, found[old.id], old)
+        elif old.id not in _OWN:
+            run.known[old.id] = old
+            unknown.append(old.id)
+    insist_on_gpu(run)
+    name_lost_gpus(run)
+    return unknown
+
+
+def _again(run: Run, found: Found, old: OutcomeRow) -> OutcomeRow:
+    """Judge every attempt again whose measurements are kept; one without them stays what it was."""
+    mine = attempts.shown(old.attempts) or _last(old)
+    if mine is None:
+        return _judged(run, found, old, old)
+    rows = [_judged(run, found, _alone(old, a) if a is mine else attempts.single(old, a), old) for a in old.attempts]
+    return structs.replace(attempts.combine(rows), spread=old.spread, left_out=old.left_out)
+
+
+def _last(old: OutcomeRow) -> Attempt | None:
+    """Return the attempt that an old report shows: the last one that came to the row's status."""
+    alike = [attempt for attempt in old.attempts if attempt.status == old.status]
+    return alike[-1] if alike else old.attempts[-1] if old.attempts else None
+
+
+def _alone(old: OutcomeRow, mine: Attempt) -> OutcomeRow:
+    """Return the row of the attempt that is shown, without what others added to it."""
+    if len(old.attempts) == 1:
+        return old
+    summary = mine.summary or old.summary
+    changes = [change for change in old.changes if change.rule not in attempts.ROW_RULES]
+    alone = structs.replace(mine, shown=True)
+    return structs.replace(old, summary=summary, attempts=[alone], spread=None, changes=changes)
+
+
+def _judged(run: Run, found: Found, row: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
+    outcome = _outcome(run, found, row, old)
+    if outcome is None:
+        return row
+    known = fields(outcome)
+    kept = {name: row.details[name] for name in ("survivors", *p2p_effects.KEPT) if name in row.details}
+    told = {name: known[name] for name in ATTEMPT}
+    return structs.replace(
+        row,
+        **known,
+        details=plain({**outcome.details, **kept}),
+        attempts=[structs.replace(a, **told, remeasure=outcome.remeasure, shown=True) for a in row.attempts],
+    )
+
+
+def _outcome(run: Run, found: Found, row: OutcomeRow, old: OutcomeRow) -> Outcome | None:
+    """Return what a row comes to today; None where there is nothing to judge."""
+    if found.kind == "env" and attempts.measured(row):
+        return judge.decide(found, run.view, row.ranks, old.details)
+    one_of_many = len(old.attempts) > 1 or (old.spread is not None and old.spread.rounds > 1)
+    if found.kind == "node" and one_of_many:
+        # The report holds the data read from the node last, and not as this attempt saw it.
+        return None
+    return unmeasured(run, found)

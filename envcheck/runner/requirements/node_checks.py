@@ -1,0 +1,161 @@
+"""A site's demands on what a node says of itself, each as a check of the run."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from envcheck.checks import Check, Limit, Outcome, View, failed, passed, undecided
+from envcheck.checks.node.support import infiniband_ports
+from envcheck.matrix.facts.gpu_names import find_gpu
+from envcheck.matrix.facts.model import Matrix
+from envcheck.matrix.facts.versions import key
+from envcheck.matrix.file.load import load
+from envcheck.node.snapshot import Signal
+from envcheck.runner.planning.discover import Found
+from envcheck.runner.requirements.file import PROFILES, DriverDemand, GpuDemand, HostDemand, NetworkDemand, Requirements
+
+_GIB: Final = 1 << 30
+_FIX: Final = "compare the node with what was ordered; correct the file if it asks for too much"
+Signals = list[Signal]
+
+
+def checks(wanted: Requirements) -> list[Found]:
+    """Return a check for each demand, to be run with the others."""
+    gpu, driver, host, source = wanted.gpu, wanted.driver, wanted.host, wanted.name
+    found = []
+
+    def add(name: str, promise: str, judge: Callable[[View], Outcome]) -> None:
+        check = Check(promise=promise, level="static", seconds=0.01)
+        found.append(Found(f"require-{name}", "node", check, judge, f"Asked for by {source}.", "", PROFILES))
+
+    if gpu:
+        add("gpus", f"{gpu.count} GPUs at least", functools.partial(_count, source, gpu.count))
+    if gpu and gpu.model:
+        add("model", f"every GPU is a {gpu.model}", functools.partial(_model, source, gpu.model))
+    for name, what, limit, signals in _bounds(wanted):
+        add(name, what, functools.partial(_least, what, limit, signals))
+    if host and host.hugepages:
+        add("hugepages", f"transparent huge pages: {host.hugepages}", functools.partial(_pages, source, host.hugepages))
+    if wanted.network:
+        add(
+            "network-ports", f"{wanted.network.ports} ports in use", functools.partial(_network, source, wanted.network)
+        )
+    if driver and (driver.min or driver.below):
+        add("driver", f"driver from {driver.min or 'any'}", functools.partial(_driver, source, driver))
+    return found
+
+
+def _bounds(wanted: Requirements) -> Iterator[tuple[str, str, Limit, Callable[[View], Signals]]]:
+    """Yield what has to be at least so much: by name, in words, with its limit, and where it is read."""
+    gpu, host = wanted.gpu or GpuDemand(), wanted.host or HostDemand()
+    for name, signal, unit, least in (
+        ("gpu-memory", "memory_total", "B", gpu.memory_gib and gpu.memory_gib * _GIB),
+        ("pcie-gen", "pcie_gen_max", "", gpu.pcie_gen),
+        ("pcie-width", "pcie_width", "lanes", gpu.pcie_width),
+        ("nvlinks", "nvlinks_active", "links", gpu.nvlinks),
+    ):
+        if least is not None:
+            yield name, f"{signal} of every GPU", Limit(least, unit, wanted.name), functools.partial(_each, signal)
+    for name, signal, unit, least in (
+        ("ram", "host.memory_total", "B", host.ram_gib and host.ram_gib * _GIB),
+        ("cpus", "host.cpus", "CPUs", host.cpus),
+        ("disk", "disk.cwd.free", "B", host.disk_gib and host.disk_gib * _GIB),
+        ("shm", "shm.total", "B", host.shm_gib and host.shm_gib * _GIB),
+        ("open-files", "limits.nofile", "files", host.open_files),
+    ):
+        if least is not None:
+            yield name, signal, Limit(least, unit, wanted.name), _one(signal)
+
+
+def _each(signal: str, view: View) -> Signals:
+    return [gpu.signal(signal) for gpu in view.snapshot.gpus] or [_no_gpu(view)]
+
+
+def _one(signal: str) -> Callable[[View], Signals]:
+    return lambda view: [view.snapshot.signal(signal)]
+
+
+def _no_gpu(view: View) -> Signal:
+    driver = view.snapshot.signal("driver.version")
+    return Signal(reason=f"no GPU: {driver.reason or 'NVML shows none'}", why=driver.why or "unsupported")
+
+
+def _least(what: str, limit: Limit, signals: Callable[[View], Signals], view: View) -> Outcome:
+    """Fail where the least of what was read is too little; what was not read is an error."""
+    read_off = signals(view)
+    unread = [signal.reason for signal in read_off if signal.value is None]
+    if unread:
+        return undecided(f"undetermined: {unread[0]}", fix=_FIX)
+    odd = [signal.value for signal in read_off if not _number(signal.value)]
+    if odd and odd != ["unlimited"]:
+        return undecided(f"{what} has an unexpected type or value: {str(odd[0])[:40]}", fix=_FIX)
+    if odd:
+        return passed(f"{what}: unlimited, for {limit.source}", value="unlimited", unit=limit.unit, limit=limit)
+    least = min(signal.value for signal in read_off)
+    verdict = passed if least >= limit.value else functools.partial(failed, fix=_FIX)
+    return verdict(f"{what}, for {limit.source}", value=least, unit=limit.unit, limit=limit)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _pages(source: str, wanted: str, view: View) -> Outcome:
+    mode, limit = view.snapshot.signal("host.hugepages"), Limit(wanted, "", source, "equal")
+    if mode.value is None:
+        return undecided(f"undetermined: {mode.reason}", fix=_FIX)
+    told = f"transparent huge pages: {mode.value}"
+    if mode.value != wanted:
+        fix = f"echo {wanted} > /sys/kernel/mm/transparent_hugepage/enabled, as root"
+        return failed(told, fix=fix, value=mode.value, limit=limit)
+    return passed(told, value=mode.value, limit=limit)
+
+
+def _network(source: str, wanted: NetworkDemand, view: View) -> Outcome:
+    """Count the active ports that are fast enough; no such device is none of them."""
+    signal, limit = view.snapshot.signal("ib.ports"), Limit(wanted.ports, "ports", source)
+    found = infiniband_ports.ports(view)
+    if isinstance(found, Outcome) and signal.value != []:
+        return undecided(f"undetermined: {found.summary}", fix=_FIX)
+    up = [] if isinstance(found, Outcome) else [port for port in found if infiniband_ports.active(port)]
+    fast = [port for port in up if (port.get("rate") or 0) >= (wanted.gbit_s or 0)]
+    told = f"{len(fast)} active port(s)" + (f" of {wanted.gbit_s:g} Gb/s or more" if wanted.gbit_s else "")
+    verdict = passed if len(fast) >= wanted.ports else functools.partial(failed, fix=_FIX)
+    return verdict(f"{told}, for {source}", value=len(fast), unit="ports", limit=limit)
+
+
+def _count(source: str, count: int, view: View) -> Outcome:
+    seen, limit = len(view.snapshot.gpus), Limit(count, "GPUs", source)
+    if not seen >= count:
+        why = f"{seen} GPU(s)" if seen else str(_no_gpu(view).reason)
+        return failed(why, fix=_FIX, value=seen, unit="GPUs", limit=limit)
+    return passed(f"{seen} GPU(s)", value=seen, unit="GPUs", limit=limit)
+
+
+def _model(source: str, model: str, view: View) -> Outcome:
+    matrix = view.matrix if isinstance(view.matrix, Matrix) else load()
+    wanted, limit = find_gpu(matrix, model), Limit(model, "", source, "equal")
+    names = [gpu.signal("name") for gpu in view.snapshot.gpus] or [_no_gpu(view)]
+    unread = [signal.reason for signal in names if signal.value is None]
+    if unread:
+        return undecided(f"undetermined: {unread[0]}", fix=_FIX)
+    others = sorted({str(signal.value) for signal in names if find_gpu(matrix, str(signal.value)) != wanted})
+    if others:
+        return failed(f"not a {model}: {', '.join(others)}", fix=_FIX, value=others, limit=limit)
+    return passed(f"{len(names)} x {model}", value=model, limit=limit)
+
+
+def _driver(source: str, wanted: DriverDemand, view: View) -> Outcome:
+    driver = view.snapshot.signal("driver.version")
+    if driver.value is None:
+        return undecided(f"undetermined: {driver.reason}", fix=_FIX)
+    mine, span = key(str(driver.value)), f"{wanted.min or ''}..{wanted.below or ''}"
+    limit = Limit(span, "driver version", source, "equal")
+    low = wanted.min is not None and mine < key(wanted.min)
+    high = wanted.below is not None and mine >= key(wanted.below)
+    if low or high:
+        return failed(f"driver {driver.value} is outside {span}", fix=_FIX, value=driver.value, limit=limit)
+    return passed(f"driver {driver.value}", value=driver.value, limit=limit)

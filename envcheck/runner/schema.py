@@ -1,0 +1,236 @@
+"""What a run leaves behind, as typed data: the parts a report is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+Status = Literal["pass", "warn", "fail", "skip", "error"]
+VerdictStatus = Literal["pass", "fail", "error"]
+Mode = Literal["gpu", "cpu", "unknown"]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every part."""
+
+
+class Planned(Row, frozen=True, kw_only=True):
+    """One check of a plan. `ranks` 0 is one a GPU, or `nproc` on a CPU; seconds and timeout are of one attempt."""
+
+    id: str
+    kind: Literal["node", "env"]
+    level: str
+    promise: str
+    seconds: float
+    timeout: float
+    gpus: int
+    ranks: int
+    least_ranks: int = 1
+    performance: bool
+
+
+class Plan(Row, frozen=True, kw_only=True):
+    """What a run will do, printable before it does it.
+
+    `budget` is the seconds within which checks are begun. A soak does all of it `repeat` times, or begins again until
+    `duration` seconds are over. `gpus` are those the machine shows beforehand, None where that cannot be seen: what
+    there are too few for takes no time.
+    """
+
+    level: str
+    checks: list[Planned]
+    nproc: int
+    gpus: int | None = None
+    require_gpu: bool = False
+    budget: float | None = None
+    repeat: int = 1
+    duration: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Return how long the checks themselves are expected to take."""
+        return max(sum(map(self.seconds_of, self.checks)) * self.repeat, self.duration or 0.0)
+
+    def seconds_of(self, check: Planned) -> float:
+        """Return how long a check is expected to take here: no time where the machine shows too few GPUs for it."""
+        if self.gpus is None:
+            return check.seconds
+        alone = check.ranks == 0 and (self.gpus or self.nproc) < check.least_ranks
+        return 0.0 if alone or check.gpus > self.gpus else check.seconds
+
+    @property
+    def soak(self) -> bool:
+        """Tell whether it is done more than once."""
+        return self.repeat > 1 or self.duration is not None
+
+
+class ImageFacts(Row, frozen=True, kw_only=True):
+    """What the engine says of an image: as whom it runs ("" for root), and the name of the program it starts.
+
+    `history` is how many instructions made it, and `secrets` where in them, in its labels or in what it starts a
+    credential stands: by its name, never its value.
+
+    A digest ("sha256:...") is None where the engine does not state it; `repository_digests` are REPOSITORY@DIGEST, and
+    `diff_ids` the digests of the unpacked layers, the lowest first.
+    """
+
+    runs_as: str
+    program: str
+    history: int
+    secrets: list[str]
+    manifest_digest: str | None = None
+    config_digest: str | None = None
+    index_digest: str | None = None
+    repository_digests: list[str] = []
+    diff_ids: list[str] = []
+
+
+class TargetFacts(Row, frozen=True, kw_only=True):
+    """Whose environment was run. `chosen` says why this one.
+
+    Of an image, `image_id` is the engine's sha256 and `image` what else the engine says of it.
+    """
+
+    kind: Literal["python", "image"]
+    name: str
+    chosen: str
+    image_id: str | None = None
+    image: ImageFacts | None = None
+
+
+class LimitRow(Row, frozen=True, kw_only=True):
+    """A bound something was judged by, and who says so."""
+
+    value: Any
+    unit: str
+    source: str
+    kind: str
+
+
+class FindingRow(Row, frozen=True, kw_only=True):
+    """One of the findings of a check. `code` is stable; `culprit` is the GPU, rank, link or file it is about.
+
+    `remeasure` says that a speed fell short and nothing else.
+    """
+
+    status: Status
+    summary: str
+    value: Any = None
+    unit: str = ""
+    limit: LimitRow | None = None
+    remedy: str = ""
+    code: str = ""
+    culprit: str = ""
+    remeasure: bool = False
+
+
+class ChangeRow(Row, frozen=True, kw_only=True):
+    """A status that a rule changed after the judge; the rules stand in runner/judging/status_rules.py."""
+
+    rule: str
+    before: str
+    after: str
+    reason: str
+
+
+class Attempt(Row, frozen=True, kw_only=True):
+    """One measurement of a check: what it came to alone, how long it took, and how much of that was `measure`.
+
+    `round` counts from 1. `shown` marks the attempt whose outcome the row shows, and whose measurements are the row's
+    `ranks`; another one that was no pass has its measurements in its own `ranks`. `remeasure` says that a speed fell
+    short and nothing else; None in reports from before this was kept.
+    """
+
+    status: Status
+    value: Any
+    seconds: float
+    body: float
+    unit: str = ""
+    summary: str = ""
+    code: str = ""
+    culprit: str = ""
+    remedy: str = ""
+    remeasure: bool | None = None
+    round: int = 1
+    shown: bool = False
+    ranks: list[Any] = []
+
+
+class Spread(Row, frozen=True, kw_only=True):
+    """What a check came to over a soak: rounds by status, and the smallest, middle and largest of its values.
+
+    `told_in` is the round, from 1, whose outcome the row shows: the first of the worst status. `values` are those that
+    are numbers, in the order of the rounds; without one there is no smallest.
+    """
+
+    rounds: int
+    statuses: dict[str, int]
+    told_in: int
+    values: list[float] = []
+    smallest: float | None = None
+    median: float | None = None
+    largest: float | None = None
+
+
+class Timing(Row, frozen=True, kw_only=True):
+    """Seconds of a run: planned for its checks, taken in all, and of these until Python and torch had started."""
+
+    planned: float
+    taken: float
+    starting: float
+
+
+class OutcomeRow(Row, frozen=True, kw_only=True):
+    """What a check came to. `ranks` are the measurements it was judged by, `log` what its processes said last.
+
+    `code` is a stable word for programs, `culprit` the GPU, rank, link or file that it is about. `findings` are all
+    findings, worst first, where there is more than one. `remeasure` says that a speed fell short and nothing else: only
+    that is measured a second time. `attempts` are all measurements, over all rounds. `planned` is what one attempt was
+    expected to take, `seconds` what the one that is shown took. `changes` say which rules changed the status after the
+    judge. `left_out`: it applies here, and there was no time.
+    """
+
+    id: str
+    kind: Literal["node", "env"]
+    status: Status
+    summary: str
+    value: Any = None
+    unit: str = ""
+    limit: LimitRow | None = None
+    remedy: str = ""
+    code: str = ""
+    culprit: str = ""
+    remeasure: bool = False
+    findings: list[FindingRow] = []
+    changes: list[ChangeRow] = []
+    details: dict[str, Any] = {}
+    planned: float = 0.0
+    seconds: float = 0.0
+    attempts: list[Attempt] = []
+    ranks: list[Any] = []
+    log: str = ""
+    left_out: bool = False
+    spread: Spread | None = None
+
+
+class Verdict(Row, frozen=True, kw_only=True):
+    """What a run came to: `status`, the exit code that says the same, and the sentence a report ends with."""
+
+    status: VerdictStatus
+    exit_code: int
+    sentence: str
+    counts: dict[str, int]
+
+
+def plain(value: Any) -> Any:
+    """Return a measured value as JSON can hold it: what is not finite becomes "nan", "inf" or "-inf", not null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, (list, tuple, set, frozenset)) else str(value)

@@ -1,0 +1,1 @@
+"""The environments that can be validated, and how their worker is started."""

@@ -1,0 +1,132 @@
+"""A Python of this machine as a target: its worker is a child of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import envcheck
+from envcheck.errors import ConfigError
+from envcheck.runner.schema import TargetFacts
+from envcheck.runner.targets.interface import Chosen, read_promises
+from envcheck.runner.worker import process_limits
+
+PACKAGE: Final = Path(envcheck.__file__).resolve().parent
+_GRACE: Final = 6.0
+_LOG_TAIL: Final = 4096
+_OLDEST: Final = (3, 9)  # what the worker is written for
+_SPEAK: Final = "import sys; print('Python-%d.%d' % sys.version_info[:2])"
+_SPEAK_TIMEOUT: Final = 60.0  # a cold network filesystem needs tens of seconds for a Python
+
+
+class LocalPython:
+    """The environment of one interpreter, given the user's own variables and nothing of envcheck's."""
+
+    ours = True
+
+    def __init__(self, chosen: Chosen) -> None:
+        self._python = chosen.python
+        self.facts = TargetFacts(kind="python", name=str(chosen.python), chosen=chosen.why)
+
+    def start(self, directory: Path) -> LocalHandle:
+        """Start the worker from a staging directory that holds the package alone."""
+        staging = directory / "staging"
+        staging.mkdir()
+        (staging / "envcheck").symlink_to(PACKAGE)
+        worker = staging / "envcheck" / "runner" / "worker" / "main.py"
+        return LocalHandle([str(self._python), "-B", str(worker), str(directory)], directory)
+
+    def promises(self, environment: Mapping[str, Any]) -> dict[str, str]:
+        """Return what the environment's own file says."""
+        return read_promises(str(environment.get("prefix", "")))
+
+
+class LocalHandle:
+    """A worker on this machine."""
+
+    def __init__(self, argv: list[str], directory: Path) -> None:
+        self._log = directory / "worker.log"
+        with self._log.open("wb") as log:
+            try:
+                self._process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=foreign_environment(os.environ),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise _cannot_start(argv[0], error) from error
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+        return self._process.poll()
+
+    def log(self) -> str:
+        """Return the last of what the worker printed."""
+        return self._log.read_bytes()[-_LOG_TAIL:].decode(errors="replace")
+
+    def end(self, groups: list[int]) -> None:
+        """Cut the lifeline; after a while, or where the guard itself is gone, kill by process group."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if self._process.wait(_GRACE) >= 0:
+                return
+        for group in [self._process.pid, *groups]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE)
+
+
+def answering(chosen: Chosen) -> Chosen:
+    """Return the interpreter once it has answered as a Python that the worker runs on; else a ConfigError says why."""
+    said = _said(chosen.python)
+    version = re.search(r"^Python-(\d+)\.(\d+)$", said, re.MULTILINE)
+    if version is None:
+        last = f': it said "{said.strip().splitlines()[-1][:200]}"' if said.strip() else ": it printed nothing"
+        message = f"{chosen.python} is not a Python{last}"
+        raise ConfigError(message, fix="give --python a working interpreter, or an environment that has one")
+    if (int(version[1]), int(version[2])) < _OLDEST:
+        message = f"{chosen.python} is Python {version[1]}.{version[2]}"
+        raise ConfigError(message, fix=f"give --python one of {_OLDEST[0]}.{_OLDEST[1]} or newer")
+    return chosen
+
+
+def _said(python: Path) -> str:
+    try:
+        done = subprocess.run(
+            [str(python), "-S", "-c", _SPEAK],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=foreign_environment(os.environ),
+            timeout=_SPEAK_TIMEOUT,
+            check=False,
+        )
+    except OSError as error:
+        raise _cannot_start(str(python), error) from error
+    except subprocess.TimeoutExpired:
+        return f"nothing for {_SPEAK_TIMEOUT:g} s"
+    return done.stdout.decode(errors="replace")
+
+
+def _cannot_start(python: str, error: OSError) -> ConfigError:
+    why = process_limits.explained(str(error.strerror))
+    fix = "give --python the path of a working interpreter" if why == error.strerror else "raise that limit"
+    return ConfigError(f"{python} cannot be started: {why}", fix=fix)
+
+
+def foreign_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the user's variables less what points another Python at envcheck's own packages."""
+    kept = dict(environ)
+    paths = [p for p in kept.pop("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != PACKAGE.parent]
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths)} if paths else kept

@@ -1,0 +1,1 @@
+"""What runs inside the environment under test: standard library and torch only."""

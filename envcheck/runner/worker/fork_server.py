@@ -1,0 +1,179 @@
+"""The nursery: imports torch once, says what the environment is, and runs one group of ranks after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from envcheck.runner.worker import p2p_fallback, process_limits, process_tree, rank_group, torch_facts
+
+NODE_READ = "node-read"  # the file beside the plan that says so
+_PROBE_TIMEOUT = 90.0
+_NODE_TIMEOUT = 60.0  # NVML itself is given up long before
+_TICK = 0.01
+
+
+class Events:
+    """The one way out: a line a fact, whole or not at all."""
+
+    def __init__(self, directory: Path) -> None:
+        self._fd = os.open(str(directory / "events.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        # Another user's envcheck reads it when this is a container, whatever the umask in there.
+        os.fchmod(self._fd, 0o644)
+
+    def emit(self, event: str, **facts: Any) -> None:
+        """Append one event."""
+        line = (json.dumps({"event": event, **facts}) + "\n").encode()
+        while line:  # a disk that is nearly full takes a part, and then raises
+            line = line[os.write(self._fd, line) :]
+
+    def close(self) -> None:
+        """Let go of it: what a rank writes is never an event."""
+        os.close(self._fd)
+
+
+def exit_status(status: int) -> int:
+    """Return a wait status as the exit code, or as the negated signal."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def how(status: int) -> dict[str, Any]:
+    """Say how a process ended: its `signal` by name, or its exit `code`."""
+    return {"signal": signal.Signals(-status).name} if status < 0 else {"code": status}
+
+
+def run(directory: Path, plan: dict[str, Any]) -> None:
+    """Carry out a plan; every result is an event."""
+    process_tree.adopt_orphans()
+    os.chdir(directory)  # where temporary files go when nothing else can be written to
+    # NVML counts by PCI bus; CUDA's own default counts by speed.
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    nursery = _Nursery(directory, plan)
+    facts = nursery.environment()
+    nursery.events.emit("environment", facts=facts)
+    for check in plan["checks"]:
+        alone = "error" not in facts and nursery.world(check, facts) < check["least_ranks"]
+        if check["gpus"] > facts["device_count"] or alone:
+            continue
+        if check["seconds"] <= nursery.left():
+            nursery.prepare(check["imports"], facts)
+        left = nursery.left()
+        if check["seconds"] > left:
+            nursery.events.emit("left-out", id=check["id"], left=round(left, 1))
+        else:
+            nursery.check(check, facts)
+    nursery.events.emit("end")
+
+
+class _Nursery:
+    def __init__(self, directory: Path, plan: dict[str, Any]) -> None:
+        self.directory, self.plan = directory, plan
+        self.events = Events(directory)
+        self.scratch = Path(tempfile.mkdtemp(prefix="envcheck-", dir=str(directory) if plan["ours"] else None))
+        self.begun = time.monotonic()
+        self.groups: dict[str, str] = dict(plan["environment"])
+        self.may_try_again = True
+
+    def left(self) -> float:
+        """Return the seconds of the budget that are left; infinite without one."""
+        budget = self.plan["budget"]
+        return float("inf") if budget is None else float(budget) - (time.monotonic() - self.begun)
+
+    def environment(self) -> dict[str, Any]:
+        """Import torch, and have children ask it what must not be asked here."""
+        facts = {**torch_facts.python_facts(), **self._import()}
+        facts["start"] = "spawn" if self.plan["spawn"] or torch_facts.cuda_is_up() else "fork"
+        if "error" not in facts:
+            facts.update(self._probe("build_facts", facts["start"]))
+        if facts.get("cuda"):
+            self._await_node()
+            facts.update(self._probe("device_facts", facts["start"]))
+        return facts
+
+    def prepare(self, modules: list[str], facts: dict[str, Any]) -> None:
+        """Import once what checks load besides torch, where their ranks are forked from here; a check reports its own.
+
+        An optimizer's first step imports the compiler, which takes as long as torch itself.
+        """
+        missing = [name for name in modules if name not in sys.modules]
+        if facts["start"] != "fork" or not missing or "error" in facts:
+            return
+        for name in missing:
+            self._load(name)
+        if torch_facts.cuda_is_up():
+            facts["start"] = "spawn"
+
+    def _await_node(self) -> None:
+        """Wait until the node was read: memory that is held before CUDA starts here is somebody else's."""
+        deadline = time.monotonic() + _NODE_TIMEOUT
+        while not (self.directory / NODE_READ).exists() and time.monotonic() < deadline:
+            time.sleep(_TICK)
+
+    def world(self, check: dict[str, Any], facts: dict[str, Any]) -> int:
+        """Return how many ranks a check gets."""
+        return int(check["ranks"] or facts["device_count"] or self.plan["nproc"])
+
+    def check(self, check: dict[str, Any], facts: dict[str, Any]) -> None:
+        """Run one check's group; say when it starts and what came of it."""
+        job = rank_group.Job(
+            source=check["source"].replace("file:", f"file:{self.directory}/", 1),
+            world=self.world(check, facts),
+            gpu=facts["device_count"] > 0,
+            start=facts["start"],
+            environment=dict(self.groups),
+        )
+        done = self._group(check, job)
+        there = {**os.environ, **self.groups}
+        if self.may_try_again and p2p_fallback.worth_another_try(done, there, gpu=job.gpu, world=job.world):
+            without = dataclasses.replace(job, environment={**self.groups, **p2p_fallback.OFF})
+            done = p2p_fallback.second(done, self._group(check, without, "-again"))
+            self.may_try_again = "hung" in done
+        self.groups = p2p_fallback.later(check, done, self.groups)
+        self.events.emit("done", id=check["id"], **done)
+
+    def _group(self, check: dict[str, Any], job: rank_group.Job, suffix: str = "") -> dict[str, Any]:
+        def started(group: int) -> None:
+            self.events.emit("started", id=check["id"], group=group)
+
+        directory = self.scratch / f"{check['id']}{suffix}"
+        done = rank_group.run_group(job, directory, check["timeout"], self.events.close, started)
+        return {"environment": job.environment, **done}
+
+    def _import(self) -> dict[str, Any]:
+        begun = time.monotonic()
+        error = self._load("torch")
+        return {"error": error} if error else {"import_seconds": round(time.monotonic() - begun, 3)}
+
+    def _load(self, module: str) -> str | None:
+        """Import a module; return why it cannot be."""
+        # A hang inside an import holds the interpreter: only the kernel can end it, and the guard reports SIGALRM.
+        signal.alarm(int(self.plan["import_timeout"]))
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # noqa: BLE001 (a broken torch raises anything; it is reported, not hidden)
+            return process_limits.explained(f"{type(error).__name__}: {error}")
+        finally:
+            signal.alarm(0)
+        return None
+
+    def _probe(self, name: str, start: str) -> dict[str, Any]:
+        job = rank_group.Job(source=f"module:envcheck.runner.worker.torch_facts:{name}", start=start)
+        done = rank_group.run_group(job, self.scratch / name, _PROBE_TIMEOUT, self.events.close)
+        if done["error"]:
+            return {f"{name}_error": done["error"]["text"]}
+        facts: dict[str, Any] = done["ranks"][0]
+        return facts
+
+
+def rank_main(argv: list[str]) -> None:
+    """Be one rank in a fresh interpreter, where a fork was not safe; never returns."""
+    job, rank, directory = json.loads(argv[0])
+    rank_group.be_rank(rank_group.Job(**job), rank, Path(directory))

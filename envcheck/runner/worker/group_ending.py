@@ -1,0 +1,137 @@
+"""How a group of ranks came to its end: the result files, and the one rank that the end is blamed on."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from envcheck.checks.env.support.process import progress_file
+from envcheck.runner.worker import lost_rank, process_limits
+from envcheck.runner.worker import rank as worker_rank
+
+_DOING_LIMIT = 200
+_SAID_LIMIT = 300
+# What C++ says of an exception that nobody caught, before SIGABRT.
+_UNCAUGHT = re.compile(r"what\(\):\s*(\S.*)")
+
+
+class End(NamedTuple):
+    """A rank that ended by itself: its exit code, or the negated signal, and the end of what it printed."""
+
+    rank: int
+    status: int | None
+    log: str
+
+
+def has_result(directory: Path, rank: int) -> bool:
+    """Return whether a rank has left its result file."""
+    return (directory / f"rank{rank}.json").exists()
+
+
+def result(directory: Path, rank: int) -> dict[str, Any]:
+    """Return what a rank left: {"measured", "seconds"} or {"error"}, and nothing for one that left no file."""
+    path = directory / f"rank{rank}.json"
+    if not path.exists():
+        return {}
+    if path.stat().st_size > worker_rank.RESULT_LIMIT:
+        return {"error": f"its result file is over {worker_rank.RESULT_LIMIT} bytes"}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return {"error": "its result file is not JSON"}
+    return content if isinstance(content, dict) else {"error": "its result file is not a JSON object"}
+
+
+def doing(directory: Path, rank: int) -> dict[str, str]:
+    """Return what a lost rank wrote to `rankN.doing` of what it was about to do."""
+    path = directory / f"rank{rank}.doing"
+    try:
+        text = path.read_bytes()[:_DOING_LIMIT].decode(errors="replace").strip()
+    except OSError:
+        return {}
+    return {"doing": text} if text else {}
+
+
+def seen(directory: Path, rank: int, state: str, log: str) -> lost_rank.Seen:
+    """Return what is known of a rank that had not ended."""
+    return lost_rank.Seen(rank, state, *progress_file.read(directory, rank), log=log)
+
+
+def error(
+    directory: Path,
+    ended: Sequence[End],
+    running: Sequence[lost_rank.Seen],
+    results: Sequence[dict[str, Any]],
+    after: str,
+    manner: str,
+) -> dict[str, Any] | None:
+    """Return {rank, text[, hung]} of the rank that the group was lost by; None where every rank left a measurement.
+
+    `running` are the ranks that had to be ended, which took `manner`, `after` a time; `hung` marks an error of ranks
+    that waited for each other.
+    """
+    found = _error(directory, ended, running, results, after, manner)
+    return found and {**found, "text": process_limits.explained(found["text"])}
+
+
+def _error(
+    directory: Path,
+    ended: Sequence[End],
+    running: Sequence[lost_rank.Seen],
+    results: Sequence[dict[str, Any]],
+    after: str,
+    manner: str,
+) -> dict[str, Any] | None:
+    others = [progress_file.read(directory, end.rank) for end in ended]
+    blamed = lost_rank.culprit(running, others)
+    first = _first_lost(ended, results)
+    if first is not None:
+        if blamed is not None and lost_rank.waited(first["text"]):
+            text = f"{blamed['why']}; rank {first['rank']} waited for it: {first['text']}"
+            return {**first, "rank": blamed["rank"], "text": text}
+        return first
+    if running:
+        return _hang(running, blamed, after, manner)
+    missing = next((rank for rank, left in enumerate(results) if "measured" not in left), None)
+    return None if missing is None else {"rank": missing, "text": "gave no result"}
+
+
+def _first_lost(ended: Sequence[End], results: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the first rank to be lost, and how."""
+    for end in ended:
+        raised = results[end.rank].get("error")
+        if end.status is not None and end.status < 0:
+            return _killed(end)
+        if raised:
+            timeout = lost_rank.watchdog(raised) or lost_rank.watchdog(end.log)
+            return {"rank": end.rank, "text": raised, **({"hung": True} if timeout else {})}
+        if end.status:
+            said = end.log.strip().splitlines()[-1:]
+            return {
+                "rank": end.rank,
+                "text": f"exited with code {end.status}{''.join(f': {last[:300]}' for last in said)}",
+            }
+        if not results[end.rank]:
+            return {"rank": end.rank, "text": "exited with code 0 and no result"}
+    return None
+
+
+def _killed(end: End) -> dict[str, Any]:
+    number = -(end.status or 0)
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    timeout = lost_rank.watchdog(end.log)
+    if number == signal.SIGABRT and timeout:
+        return {"rank": end.rank, "text": f"died of {name}: NCCL's watchdog ended it ({timeout})", "hung": True}
+    uncaught = _UNCAUGHT.search(end.log)
+    return {"rank": end.rank, "text": f"died of {name}{': ' + uncaught[1][:_SAID_LIMIT] if uncaught else ''}"}
+
+
+def _hang(running: Sequence[lost_rank.Seen], blamed: dict[str, Any] | None, after: str, manner: str) -> dict[str, Any]:
+    ranks = ", ".join(str(seen.rank) for seen in running)
+    why = f": it {blamed['why']}" if blamed else ""
+    text = f"{lost_rank.HUNG} {after} (ranks {ranks}){why}; ended by {manner}"
+    return {"rank": blamed["rank"] if blamed else running[0].rank, "text": text, "hung": True}

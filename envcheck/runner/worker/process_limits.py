@@ -1,0 +1,151 @@
+"""Which limit of this process explains a failure, by what the failure says. The limits are those a rank inherits."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+_CGROUP = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
+_PROCESSES = re.compile(
+    r"Resource temporarily unavailable|BlockingIOError|can't start new thread|[Tt]hread creation failed|pthread_create"
+)
+_MEMORY = re.compile(
+    r"MemoryError|annot allocate memory|can't allocate memory|bad_alloc|not enough memory|failed to map segment"
+)
+_FILE = re.compile(r"File too large|SIGXFSZ|\bErrno 27\b")
+_OPEN = re.compile(r"Too many open files")
+_TIME = re.compile(r"SIGXCPU")
+_SPACE = re.compile(r"No space left on device|Disk quota exceeded|\bErrno 28\b|\bENOSPC\b")
+_NAMED = " (limit: "
+# A rank that could start no thread hangs or takes others with it, and does not say so.
+_LOST = re.compile(r"still running after|Connection closed by peer|died of SIG(?:ABRT|SEGV)")
+_SHARED = "/dev/shm"  # noqa: S108 (it is looked at, not written to)
+_LITTLE = 1 << 20  # bytes: what has less is full
+# A control group's limit, as its controller's file says it in version 2 and in version 1.
+_FILES = {"pids": ("pids.max", "pids.max"), "memory": ("memory.max", "memory.limit_in_bytes")}
+_NO_LIMIT = 1 << 60  # version 1 has a number for it, 2^63 less a page
+# What a failure says, the limit of the process, how a shell shows it, and the control group's controller.
+_LIMITS = (
+    (_PROCESSES, resource.RLIMIT_NPROC, "processes and threads of this user", "ulimit -u", "pids"),
+    (_MEMORY, resource.RLIMIT_AS, "bytes of address space", "ulimit -v", "memory"),
+    (_FILE, resource.RLIMIT_FSIZE, "bytes in a file", "ulimit -f", ""),
+    (_OPEN, resource.RLIMIT_NOFILE, "open files", "ulimit -n", ""),
+    (_TIME, resource.RLIMIT_CPU, "seconds of CPU time", "ulimit -t", ""),
+)
+
+
+def explained(text: str) -> str:
+    """Return a failure's text with the limits of this process that it may have met."""
+    causes = [
+        cause
+        for pattern, number, what, shell, controller in _LIMITS
+        if pattern.search(text)
+        for cause in _met(number, what, shell, controller)
+    ]
+    causes += _memory_kills() if "SIGKILL" in text else []
+    causes += _refusals() if _LOST.search(text) else []
+    causes += _full() if _SPACE.search(text) else []
+    return f"{text}{_NAMED}{'; '.join(causes)})" if causes and not named(text) else text
+
+
+def named(text: str) -> bool:
+    """Tell whether a text names a limit already."""
+    return _NAMED in text
+
+
+def explained_in(measured: Any) -> Any:
+    """Return what a rank measured with the limits named in each text that tells of one."""
+    if isinstance(measured, str):
+        return explained(measured)
+    if isinstance(measured, dict):
+        return {key: explained_in(value) for key, value in measured.items()}
+    if isinstance(measured, (list, tuple)):
+        return [explained_in(value) for value in measured]
+    return measured
+
+
+def _memory_kills() -> list[str]:
+    """Return that the kernel has killed for lack of memory in this control group (cgroup-v2.rst, v1/memory.rst)."""
+    texts = (
+        _text(place / name) for place in _directories("memory") for name in ("memory.events", "memory.oom_control")
+    )
+    counts = (re.search(r"^oom_kill (\d+)$", text, re.MULTILINE) for text in texts)
+    counted = next((found[1] for found in counts if found), "0")
+    if counted == "0":
+        return []
+    groups = _groups("memory")
+    allowed = _told(groups) if groups else "no limit of memory of its own"
+    return [f"the kernel ended processes of the control group for lack of memory ({counted}), {allowed}"]
+
+
+def _refusals() -> list[str]:
+    """Return that this control group was refused a process or thread (cgroup-v2.rst, pids.events)."""
+    texts = (_text(place / "pids.events") for place in _directories("pids"))
+    counts = (re.search(r"^max (\d+)$", text, re.MULTILINE) for text in texts)
+    counted = next((found[1] for found in counts if found), "0")
+    groups = _groups("pids")
+    if counted == "0" or groups is None:
+        return []
+    return [f"the control group was refused processes or threads ({counted}), {_told(groups)}"]
+
+
+def _full() -> list[str]:
+    """Return which of the directories that ranks write to has no room."""
+    found = []
+    for place in (os.getcwd(), _SHARED):  # noqa: PTH109 (no Path is made here)
+        try:
+            state = os.statvfs(place)
+        except OSError:
+            continue
+        free = state.f_bavail * state.f_frsize
+        if free < _LITTLE or (state.f_files and not state.f_favail):
+            what = f"{free >> 10} KiB" if free < _LITTLE else "0 inodes"
+            found.append(f"{what} are free in {place}, see `df`")
+    return found
+
+
+def _directories(controller: str) -> Iterator[Path]:
+    """Yield the directory of this process's control group and those above it; a container shows the last alone."""
+    for line in [*_text(_OWN_CGROUP).splitlines(), "0::/"]:
+        _, controllers, own = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = _CGROUP / controller if controllers else _CGROUP
+        for place in (PurePosixPath(own), *PurePosixPath(own).parents):
+            yield top / str(place).lstrip("/")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return ""
+
+
+def _met(number: int, what: str, shell: str, controller: str) -> list[str]:
+    """Return the limits of this process and of its control group; of two on processes the one that is met first."""
+    own = resource.getrlimit(number)[0]
+    found = [] if own == resource.RLIM_INFINITY else [(own, f"{own} {what}, see `{shell}`")]
+    groups = _groups(controller)
+    found += [(groups[0], _told(groups))] if groups else []
+    return [text for _, text in (sorted(found)[:1] if number == resource.RLIMIT_NPROC else found)]
+
+
+def _told(limit: tuple[int, str]) -> str:
+    return f"{limit[1]} of the control group is {limit[0]}"
+
+
+def _groups(controller: str) -> tuple[int, str] | None:
+    """Return the tightest limit that the control groups of a container or a job set, and its file's name."""
+    found = [
+        (int(value), name)
+        for place in (_directories(controller) if controller else ())
+        for name in _FILES[controller]
+        if (value := _text(place / name).strip()).isdecimal() and int(value) < _NO_LIMIT
+    ]
+    return min(found) if found else None

@@ -1,0 +1,140 @@
+"""What one rank does: measure, and leave a result file. Whatever it prints, raises or does to itself is its own."""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from envcheck.checks import Rank
+from envcheck.checks.env.support.process import progress_file
+from envcheck.runner.worker import process_limits
+
+RESULT_LIMIT = 1 << 20
+# What an outer launcher tells its own group; torch would join that one instead of ours.
+_OUTER = ("TORCHELASTIC_", "GROUP_", "ROLE_")
+
+
+def enter(rank: int, world: int, port: int) -> None:
+    """Set this process's environment for one rank of a group on this machine."""
+    for name in [n for n in os.environ if n.startswith(_OUTER)]:
+        del os.environ[name]
+    os.environ.update(environment(rank, world, port, os.environ))
+
+
+def environment(rank: int, world: int, port: int, outer: Mapping[str, str]) -> dict[str, str]:
+    """Return what torchrun would set for this rank of a group on this machine, over `outer`, which stays as it is.
+
+    A choice of the user's (NCCL_*, GLOO_SOCKET_IFNAME, OMP_NUM_THREADS) is what is to be tested, so it is kept.
+    """
+    ours = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": loopback(),
+        "MASTER_PORT": str(port),
+    }
+    defaults = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(threads(world))}
+    return {**ours, **{k: v for k, v in defaults.items() if not outer.get(k)}}
+
+
+def loopback() -> str:
+    """Return the loopback's address: ::1 where it has no IPv4."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", 0))
+        except OSError as error:
+            return "::1" if error.errno == errno.EADDRNOTAVAIL else "127.0.0.1"
+    return "127.0.0.1"
+
+
+def threads(world: int) -> int:
+    """Return how many CPU threads each of `world` ranks may use here."""
+    return max(1, len(os.sched_getaffinity(0)) // world)
+
+
+def measure(load: Callable[[], Callable[[Any], Any]], world: int, rank: int, *, gpu: bool, directory: Path) -> None:
+    """Call a check's measure, write `rankN.json`, and end the process; nothing of it returns to the caller."""
+    code = 1
+    try:
+        _prepare(world, directory)
+        place = Rank(
+            rank=rank,
+            world=world,
+            local_rank=rank,
+            device=f"cuda:{rank}" if gpu else "cpu",
+            backend="nccl" if gpu else "gloo",
+            scratch=str(directory),
+        )
+        progress_file.write(directory, rank, progress_file.STARTED)
+        begun = time.monotonic()
+        check = load()
+        progress_file.write(directory, rank, progress_file.LOADED)
+        measured = check(place)
+        checked = _checked(measured)
+        _sized(checked)  # refuses what JSON cannot hold, such as a circle, before it is searched
+        told = process_limits.explained_in(checked)
+        _write(directory, rank, _sized({"measured": told, "seconds": time.monotonic() - begun}))
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
+    except BaseException as error:  # noqa: BLE001 (a check's process ends here; what it raised is its result)
+        traceback.print_exc()  # first, for there may be no room for a file
+        _write(directory, rank, json.dumps({"error": process_limits.explained(_told(error))}))
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            # No teardown: a library that crashes while it unloads would take a good result with it.
+            os._exit(code)
+
+
+def _prepare(world: int, directory: Path) -> None:
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.chdir(directory)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    faulthandler.enable(file=sys.__stderr__ or 2)
+    # When the time is up, SIGTERM has every thread say where it hangs before it ends.
+    faulthandler.register(signal.SIGTERM, file=sys.__stderr__ or 2, chain=True)
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "set_num_threads"):
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or threads(world)))
+
+
+def _checked(measured: Any) -> dict[str, Any]:
+    if not isinstance(measured, dict):
+        message = f"measure returned {type(measured).__name__}, not a dict"
+        raise TypeError(message)
+    return measured
+
+
+def _sized(result: dict[str, Any]) -> str:
+    text = json.dumps(result)
+    if len(text) > RESULT_LIMIT:
+        message = f"measure returned {len(text)} bytes, over {RESULT_LIMIT}"
+        raise ValueError(message)
+    return text
+
+
+def _told(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:500]
+
+
+def _write(directory: Path, rank: int, text: str) -> None:
+    unfinished = directory / f".rank{rank}.json"
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(directory / f"rank{rank}.json")

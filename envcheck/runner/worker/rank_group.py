@@ -1,0 +1,266 @@
+"""A group of ranks: started together, in one process group, judged by their result files, ended as one."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import io
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from envcheck.runner.worker import group_ending, process_limits, process_tree
+from envcheck.runner.worker import rank as worker_rank
+
+LOG_LIMIT = 1 << 16  # a dump of 100 frames is 15 KiB, and its head says where it hangs
+_GRACE = 2.0  # what a group has left once one of its ranks is lost, and after SIGTERM
+_TICK = 0.05
+_LOOK = 1.0
+_STOPPED = 10  # looks: a rank that nobody lets go on for so long has the group ended
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What each rank of a group does. `source` is "module:NAME[:FUNCTION]" or "file:PATH"; `start` fork or spawn.
+
+    `environment` is set over that of the user.
+    """
+
+    source: str
+    world: int = 1
+    gpu: bool = False
+    start: str = "fork"
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+class _Member:
+    """One rank as its parent sees it: process, the end of its output, and how it ended (None: it has not)."""
+
+    def __init__(self, rank: int, pid: int, pipe: int) -> None:
+        self.rank, self.pid, self.pipe = rank, pid, pipe
+        self.tail = b""
+        self.status: int | None = None
+
+    @property
+    def log(self) -> str:
+        """Return the end of what it printed."""
+        return self.tail.decode(errors="replace")
+
+    def poll(self) -> bool:
+        """Return whether it ended just now."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+                return True
+        return False
+
+    def read(self) -> bytes | None:
+        """Take what it printed: b"" at the end of it, None when there is nothing now."""
+        try:
+            chunk = os.read(self.pipe, 1 << 16)
+        except BlockingIOError:
+            return None
+        self.tail = (self.tail + chunk)[-LOG_LIMIT:]
+        return chunk
+
+
+def run_group(
+    job: Job,
+    directory: Path,
+    timeout: float,
+    forget: Callable[[], None],
+    started: Callable[[int], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Run a job's ranks and return {ranks, error, seconds, body, logs, survivors}.
+
+    `error` is None or {rank, text[, hung][, doing]}. `directory` becomes the group's own. `forget` closes, in a rank,
+    what only the parent may write to. `started` is given the process group.
+    """
+    directory.mkdir(parents=True)
+    begun = time.monotonic()
+    members: list[_Member] = []
+    try:
+        _start(job, directory, forget, members)
+    except OSError as refused:
+        return _not_started(job, members, refused)
+    group = members[0].pid
+    started(group)
+    ended = _watch(members, directory, begun + timeout)
+    hung = [m for m in members if m.status is None]
+    after = min(timeout, round(time.monotonic() - begun, 1))
+    states = _states(hung)
+    manner = _stop(members, group) if hung else ""
+    survivors = process_tree.end_descendants(_GRACE)
+    for member in members:
+        while member.read():
+            pass
+        os.close(member.pipe)
+    results = [group_ending.result(directory, m.rank) for m in members]
+    ends = [group_ending.End(m.rank, m.status, m.log) for m in ended]
+    seen = [group_ending.seen(directory, m.rank, states[m.rank], m.log) for m in hung]
+    error = group_ending.error(directory, ends, seen, results, f"{after:g} s", manner)
+    return {
+        "ranks": [r.get("measured") for r in results],
+        "error": error and {**error, **group_ending.doing(directory, error["rank"])},
+        "seconds": round(time.monotonic() - begun, 3),
+        "body": max([r.get("seconds", 0.0) for r in results]),
+        "logs": [m.log for m in members],
+        "survivors": [{"pid": pid, "state": process_tree.state(pid)} for pid in survivors],
+    }
+
+
+def _not_started(job: Job, members: list[_Member], error: OSError) -> dict[str, Any]:
+    """Return the result of a group of which a rank could not be started; those before it are ended."""
+    if members:
+        _stop(members, members[0].pid)
+    process_tree.end_descendants(_GRACE)
+    for member in members:
+        os.close(member.pipe)
+    text = process_limits.explained(f"could not be started: {error.strerror or error}")
+    return {
+        "ranks": [None] * job.world,
+        "error": {"rank": len(members), "text": text},
+        "seconds": 0.0,
+        "body": 0.0,
+        "logs": [""] * job.world,
+        "survivors": [],
+    }
+
+
+def be_rank(job: Job, rank: int, directory: Path) -> None:
+    """Measure as one rank, in the process this is called in, and end that process."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what it said before it was killed is told too
+    worker_rank.measure(lambda: _function(job.source), job.world, rank, gpu=job.gpu, directory=directory)
+
+
+def _function(source: str) -> Callable[[Any], Any]:
+    kind, _, name = source.partition(":")
+    if kind == "module":
+        module, _, function = name.partition(":")
+        found: Callable[[Any], Any] = getattr(importlib.import_module(module), function or "measure")
+        return found
+    spec = importlib.util.spec_from_file_location(f"envcheck_site_{Path(name).stem}", name)
+    if spec is None or spec.loader is None:
+        raise ImportError(name)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    measure: Callable[[Any], Any] = loaded.measure
+    return measure
+
+
+def _start(job: Job, directory: Path, forget: Callable[[], None], members: list[_Member]) -> None:
+    """Fork the ranks of a job, and add each to `members`."""
+    port = _free_port()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for rank in range(job.world):
+        ours, theirs = os.pipe()
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(ours)
+            os.close(theirs)
+            raise
+        if not pid:
+            try:
+                process_tree.die_with_parent(parent)
+                os.setpgid(0, members[0].pid if members else 0)
+                forget()
+                _child(job, rank, port, directory, theirs)
+            finally:
+                # Never back into the nursery's own stack.
+                os._exit(1)
+        os.close(theirs)
+        os.set_blocking(ours, False)
+        members.append(_Member(rank, pid, ours))
+        _join(pid, members[0].pid)
+
+
+def _join(pid: int, group: int) -> None:
+    # Parent and child both set it, so that neither runs on before it is true.
+    try:
+        os.setpgid(pid, group)
+    except (PermissionError, ProcessLookupError):
+        return
+
+
+def _child(job: Job, rank: int, port: int, directory: Path, output: int) -> None:
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    worker_rank.enter(rank, job.world, port)
+    os.environ.update(job.environment)
+    if job.start == "spawn":
+        worker = str(Path(__file__).with_name("main.py"))
+        spec = json.dumps([dataclasses.asdict(job), rank, str(directory)])
+        os.execv(sys.executable, [sys.executable, "-B", worker, "--rank", spec])  # noqa: S606 (no shell is meant)
+    be_rank(job, rank, directory)
+
+
+def _free_port() -> int:
+    address = worker_rank.loopback()
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return 0  # no loopback is up: a rank that needs one says so
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _watch(members: list[_Member], directory: Path, deadline: float) -> list[_Member]:
+    """Return the members that ended by themselves, first to end first; a lost one shortens the others' time."""
+    ended: list[_Member] = []
+    stopped, look = 0, time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        for member in members:
+            selector.register(member.pipe, selectors.EVENT_READ, member)
+        while len(ended) < len(members) and time.monotonic() < deadline:
+            for key, _ in selector.select(_TICK if selector.get_map() else _TICK / 10):
+                if key.data.read() == b"":
+                    selector.unregister(key.fd)
+            # Of those found dead in one look, a signal explains an exception better than the other way round.
+            gone = sorted((m for m in members if m.poll()), key=lambda m: (m.status or 0, m.rank))
+            if any(m.status or not group_ending.has_result(directory, m.rank) for m in gone):
+                deadline = min(deadline, time.monotonic() + _GRACE)
+            ended += gone
+            if time.monotonic() >= look:
+                look = time.monotonic() + _LOOK
+                running = [m for m in members if m.status is None]
+                stopped = stopped + 1 if any(process_tree.state(m.pid) == "T" for m in running) else 0
+                if stopped >= _STOPPED:
+                    break
+    return ended
+
+
+def _states(members: list[_Member]) -> dict[int, str]:
+    """Return the kernel's letter for each rank; a sleep in the kernel that is over a moment later is none."""
+    first = {m.rank: process_tree.state(m.pid) for m in members}
+    if "D" in first.values():
+        time.sleep(_TICK * 4)
+    return {m.rank: "S" if first[m.rank] == "D" != process_tree.state(m.pid) else first[m.rank] for m in members}
+
+
+def _stop(members: list[_Member], group: int) -> str:
+    """End what still runs, gently and then not; return what it took."""
+    for name, number in (("SIGTERM", signal.SIGTERM), ("SIGKILL", signal.SIGKILL)):
+        process_tree.signal_quietly(-group, number)
+        until = time.monotonic() + _GRACE
+        while time.monotonic() < until:
+            for member in members:
+                member.read()
+                member.poll()
+            if all(m.status is not None for m in members):
+                return name
+            time.sleep(_TICK / 5)
+    return "nothing: it survives SIGKILL"

@@ -1,0 +1,212 @@
+"""Files in directories that others may write to: no link is followed, and nothing is written to a file of another.
+
+A directory for downloads may be shared. Whoever can write there can plant a link, a hard link or a named pipe under a
+name that envcheck is about to open. So each open here refuses links (O_NOFOLLOW), each new file is created (O_EXCL),
+and an unfinished file is used again only if it is a regular file of this user with one name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import signal
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from envcheck.errors import ConfigError
+
+_ALONE: Final = os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW: Final = os.O_CREAT | os.O_EXCL | _ALONE
+_WRITABLE_BY_OTHERS: Final = 0o022
+_MOVE: Final = "move it away, or name another directory"
+
+
+def create(path: Path, mode: int = 0o600) -> int:
+    """Create a file for reading and writing and return its descriptor; what had the name loses it, unopened.
+
+    Raise ConfigError where a directory has the name.
+    """
+    while True:
+        with contextlib.suppress(FileExistsError):
+            return os.open(path, os.O_RDWR | _NEW, mode)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            message = f"{path}: another's file or directory has the name of a temporary file"
+            raise ConfigError(message, fix=_MOVE) from error
+
+
+def reopen(path: Path) -> int | None:
+    """Open an earlier process's regular file for reading and writing; None where it is absent or not this user's."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_NONBLOCK | _ALONE)
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EACCES, errno.EPERM}:
+            return None
+        raise
+    if own(file, path.parent):
+        return file
+    os.close(file)
+    return None
+
+
+def create_or_reopen(path: Path) -> int:
+    """Open an earlier process's unfinished file, or a new one in the place of whatever else has the name."""
+    while True:
+        with contextlib.suppress(FileExistsError):
+            return os.open(path, os.O_RDWR | _NEW, 0o600)
+        file = reopen(path)
+        if file is not None:
+            return file
+        if os.path.lexists(path):
+            os.close(create(path))
+
+
+def read(path: Path, limit: int) -> bytes:
+    """Return at most `limit` bytes of a regular file of this user; nothing of what is another's, a link or a pipe."""
+    file = reopen(path)
+    if file is None:
+        return b""
+    with os.fdopen(file, "rb") as stream:
+        return stream.read(limit)
+
+
+def own(file: int, folder: Path) -> bool:
+    """Tell whether an open file is a regular one of this user, with no second name, that no one else may write to.
+
+    Where a file system keeps no owners or rights (FAT, NFS with squashed users), a new file there has the same ones.
+    """
+    known = os.fstat(file)
+    if not stat.S_ISREG(known.st_mode) or known.st_nlink > 1:
+        return False
+    if known.st_uid == os.geteuid() and not known.st_mode & _WRITABLE_BY_OTHERS:
+        return True
+    with tempfile.TemporaryFile(dir=folder) as other:
+        fresh = os.fstat(other.fileno())
+    return (known.st_uid, known.st_mode) == (fresh.st_uid, fresh.st_mode)
+
+
+def put(path: Path, content: bytes, mode: int = 0o666, *, durable: bool = True) -> None:
+    """Replace a file by this content, whole or not at all; `mode` is subject to the umask.
+
+    `durable`: it is on the disk before it has the name.
+    """
+    with temporary(path.parent, path.name) as (file, fresh):
+        write(file, content)
+        os.fchmod(file, mode & ~umask())
+        if durable:
+            os.fsync(file)
+        fresh.replace(path)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Replace the file that a user named, whole or not at all; it stays so after a power cut. Raise OSError naming it.
+
+    A link is followed and stays; what is no file (/dev/null, a pipe) is written to. A signal waits for the end.
+    """
+    path = Path(os.path.realpath(path))
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+            return
+        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~umask()
+        with _signals_blocked():
+            with temporary(path.parent, path.name) as (file, fresh):
+                write(file, content)
+                os.fchmod(file, mode)
+                os.fsync(file)
+                fresh.replace(path)
+            _sync_names(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Keep signals from this thread until the block ends: one that ends the process would leave a temporary file."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _sync_names(folder: Path) -> None:
+    """Have the names in a directory survive a power cut too, where its file system can."""
+    with contextlib.suppress(OSError):
+        listing = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(listing)
+        finally:
+            os.close(listing)
+
+
+@contextlib.contextmanager
+def temporary(folder: Path, name: str) -> Iterator[tuple[int, Path]]:
+    """Give a new file under a name that nobody can guess; under that name it ends with the block."""
+    file, fresh = tempfile.mkstemp(prefix=f".{shortened(name)}.", dir=folder)
+    try:
+        yield file, Path(fresh)
+    finally:
+        os.close(file)
+        Path(fresh).unlink(missing_ok=True)
+
+
+def write(file: int, content: bytes) -> None:
+    """Write all of it where the file stands."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def directory(root: Path, *below: str) -> Path:
+    """Make and return a directory below `root`; raise ConfigError where a link or a file stands in its way.
+
+    `root` is the user's own choice and may be a link.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    for name in below:
+        root /= name
+        with contextlib.suppress(FileExistsError):
+            root.mkdir()
+        if not stat.S_ISDIR(root.lstat().st_mode):
+            message = f"{root}: a link or a file has the name of a directory"
+            raise ConfigError(message, fix=_MOVE)
+    return root
+
+
+def shortened(name: str, most: int = 180) -> str:
+    """Return a name cut so that what is added to it fits into the 255 bytes that a name may have (NAME_MAX)."""
+    return name.encode()[:most].decode("utf-8", "ignore")
+
+
+def umask() -> int:
+    """Return this process's umask. The kernel says it; setting it to read it would race with other threads."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        status = ""
+    said = re.search(r"^Umask:\s*([0-7]+)$", status, re.MULTILINE)
+    if said:
+        return int(said[1], 8)
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def read_whole(path: Path, most: int = 64 << 20) -> bytes:
+    """Return the content of a file that a user named, of at most `most` bytes.
+
+    Raises ConfigError for a longer one (a device never ends), and OSError where it cannot be read.
+    """
+    with path.open("rb") as stream:
+        content = stream.read(most + 1)
+    if len(content) > most:
+        message = f"{path}: longer than {most >> 20} MiB"
+        raise ConfigError(message, fix="name the file that was meant")
+    return content

@@ -1,0 +1,90 @@
+"""Import torch once; for each sabotage fork, put it in, run the check that has to see it, and say how that ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from envcheck.checks import Rank, View
+from envcheck.checks.env import attention, convolution, fingerprint, fp8_training, matmul, memory_patterns, operators
+from envcheck.checks.env.support.operators.cases import (
+    dense_layers,
+    edges,
+    losses,
+    norms,
+    options,
+    pointwise,
+    recurrent_and_attention,
+    reductions,
+    selections,
+)
+from envcheck.checks.env.support.operators.promises import trial
+from envcheck.node.snapshot import Snapshot
+from tests.checks.sabotage.torch import more_sabotages, sabotages
+
+CHECKS = {
+    "attention": attention,
+    "convolution": convolution,
+    "fingerprint": fingerprint,
+    "fp8-training": fp8_training,
+    "matmul": matmul,
+    "memory-patterns": memory_patterns,
+}
+ROWS: dict[str, Any] = {
+    "pointwise": (pointwise, options),
+    "dense": (dense_layers, options),
+    "layers": (norms, losses, edges),
+    "losses": (losses, edges),
+    "order": (reductions, selections, edges, options),
+    "models": (recurrent_and_attention, options),
+    **dict.fromkeys(trial.GROUPS, ()),
+}
+SABOTAGES = {**sabotages.SABOTAGES, **more_sabotages.SABOTAGES}
+
+
+def measured(kind: str) -> str:
+    """Run the check, and return its status and summary."""
+    check: Any = CHECKS.get(kind, operators)
+    if kind in ROWS:
+        # Its own rows are enough: whatever is sabotaged has to be seen by them.
+        operators.FAMILIES, operators.LEAST = ROWS[kind], 1
+        trial.GROUPS = {name: group for name, group in trial.GROUPS.items() if name == kind}
+    with tempfile.TemporaryDirectory() as directory:
+        os.chdir(directory)
+        entry = check.measure(Rank(0, 1, 0, "cpu", "gloo", directory))
+        outcome = check.judge(View(Snapshot()), [json.loads(json.dumps(entry))])
+        os.chdir("/")
+    return f"{outcome.status} {outcome.summary}"
+
+
+def forked(kind: str, sabotage: Callable[[], None]) -> str:
+    """Return what a child that is sabotaged says."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+        try:
+            sabotage()
+            said = measured(kind)
+        except BaseException as error:  # noqa: BLE001 (it is the child's word)
+            said = f"raised {type(error).__name__}: {error}"
+        os.write(writing, said.encode()[:4000])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(child, 0)
+    return said
+
+
+if __name__ == "__main__":
+    chosen = sys.argv[1:]
+    sound = {f"sound {kind}": (kind, lambda: None) for kind in sorted({kind for kind, _ in SABOTAGES.values()})}
+    said = {name: forked(*one) for name, one in {**sound, **SABOTAGES}.items() if not chosen or name in chosen}
+    sys.stdout.write(json.dumps(said))

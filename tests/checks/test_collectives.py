@@ -1,0 +1,279 @@
+"""What the ranks of `collectives` report, judged; integers that every dtype holds, and what is made of them."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
+from envcheck.checks.env import collectives
+from envcheck.checks.env.support.collectives import case_tensors, collective_cases, exact_integers, gloo_gaps
+
+Entry = dict[str, Any]
+NAMES = [*collective_cases.CALLS, "async all-reduce"]
+WRONG = {"which": "from rank 4", "index": 77, "got": "5", "expected": "7", "count": 2}
+
+
+def report(world: int = 8, *, gpu: bool = True) -> list[Entry]:
+    where = {"is_cuda": gpu, "backend": "nccl" if gpu else "gloo", "host": "node1", "world": world, "seed": 7}
+    return [
+        {
+            "rank": rank,
+            "device": f"GPU-{rank}" if gpu else "cpu",
+            **where,
+            "done": {name: {"cases": 6, "elements": 900, "wrong": 0} for name in NAMES},
+            "wrong": [],
+            "unsupported": {},
+            "waits": [
+                {"what": "barrier", "late": 0, "met": True, "out": 5.1, **({} if rank else {"came": 5.0})},
+                {"what": "async all-reduce", "late": 0, "met": True, "out": 6.1, "complete": True}
+                | ({"early": False} if rank else {"came": 6.0}),
+            ],
+        }
+        for rank in range(world)
+    ]
+
+
+@pytest.fixture
+def h100(node: Callable[..., View]) -> View:
+    return node("h100x8")
+
+
+def test_the_truth_passes_and_one_rank_is_a_skip(h100: View, cpu: View) -> None:
+    outcome = collectives.judge(h100, report())
+    assert (outcome.status, outcome.details["seed"]) == (PASS, 7)
+    assert collectives.judge(cpu, report(2, gpu=False)).status == PASS
+    assert collectives.judge(cpu, report(1, gpu=False)).status == SKIP
+    assert collectives.judge(h100, []).status == ERROR
+    assert collectives.judge(h100, report()[:5]).status == ERROR
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wrong_element_of_a_collective_is_named(h100: View, name: str) -> None:
+    ranks = report()
+    ranks[6]["wrong"] = [{"collective": name, "case": f"{name} sum int32", **WRONG}]
+    ranks[6]["done"][name]["wrong"] = 2
+    outcome = collectives.judge(h100, ranks)
+    assert (outcome.status, outcome.value, outcome.details["ranks"], outcome.remeasure) == (FAIL, 2, [6], False)
+    for part in (f"{name} is wrong on rank(s) [6] alone", "from rank 4, index 77: 5, not 7"):
+        assert part in outcome.summary
+
+
+def test_every_finding_is_held(h100: View) -> None:
+    ranks = report()
+    ranks[6]["wrong"] = [{"collective": name, "case": name, **WRONG} for name in ("reduce", "gather")]
+    ranks[3]["waits"][0]["out"] = 4.9
+    ranks[2]["waits"][1]["complete"] = False
+    outcome = collectives.judge(h100, ranks)
+    assert [finding.culprit for finding in outcome.findings] == ["reduce, rank 6", "gather, rank 6", "rank 2", "rank 3"]
+    assert [finding.code for finding in outcome.findings][2:] == ["collective.incomplete", "collective.no-wait"]
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"out": 5.999}, FAIL),
+        ({"out": None}, FAIL),
+        ({"out": math.nan}, FAIL),
+        ({"early": True}, FAIL),
+        ({"early": None}, FAIL),
+        ({"complete": None}, FAIL),
+        ({"met": False}, ERROR),
+        ({"met": None}, ERROR),
+        ({}, PASS),
+    ],
+)
+def test_a_wait_that_was_none(h100: View, change: Entry, status: str) -> None:
+    ranks = report()
+    ranks[5]["waits"][1].update(change)
+    assert collectives.judge(h100, ranks).status == status
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"what": 7}, {"what": None}, {"late": math.nan}, {"late": True}, {"late": 3}, {"came": -1.0}, {"came": "nan"}],
+)
+def test_a_wait_that_says_nothing_is_no_pass(h100: View, change: Entry) -> None:
+    for rank in (0, 5):
+        ranks = report()
+        ranks[rank]["waits"][1].update(change)
+        assert collectives.judge(h100, ranks).status == ERROR
+    ranks = report()
+    del ranks[5]["waits"][1]
+    assert collectives.judge(h100, ranks).status == ERROR
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        {"cases": 6, "elements": -1, "wrong": 0},
+        {},
+        None,
+        {"cases": 0, "elements": 0, "wrong": 0},
+        {"cases": 6, "elements": 9},
+    ],
+)
+def test_a_collective_that_compared_nothing_is_no_pass(h100: View, done: Any) -> None:
+    ranks = report()
+    ranks[2]["done"]["all-to-all"] = done
+    outcome = collectives.judge(h100, ranks)
+    assert outcome.status == ERROR
+    assert "rank 2 did not run all-to-all" in outcome.summary
+
+
+def test_what_a_gloo_may_lack_passes_and_nothing_else_does(h100: View, cpu: View) -> None:
+    for view, gpu, name, status in (
+        (cpu, False, "reduce-scatter", PASS),
+        (cpu, False, "all-gather", ERROR),
+        (h100, True, "reduce-scatter", ERROR),
+    ):
+        ranks = report(2, gpu=gpu)
+        for entry in ranks:
+            del entry["done"][name]
+            entry["unsupported"] = {name: "RuntimeError: Backend gloo does not support it"}
+        assert collectives.judge(view, ranks).status == status
+    ranks = report(2, gpu=False)
+    ranks[1]["unsupported"] = {"reduce-scatter": "RuntimeError: Backend gloo does not support it"}
+    assert collectives.judge(cpu, ranks).status == ERROR
+    ranks[1] |= {"unsupported": {}, "seed": 8}
+    assert collectives.judge(cpu, ranks).status == ERROR
+
+
+def test_the_rank_that_raised_first_is_named_and_not_those_that_lost_it(h100: View) -> None:
+    ranks = report()
+    lost = "RuntimeError: [Rank 1] Connection closed by peer"
+    for entry in ranks:
+        entry["raised"] = {"case": "reduce max", "says": lost, "at": 9.0 + entry["rank"]}
+    ranks[4]["raised"] |= {"says": "RuntimeError: CUDA error: an illegal memory access was encountered", "at": 99.0}
+    outcome = collectives.judge(h100, ranks)
+    assert (outcome.status, outcome.culprit, len(outcome.findings)) == (FAIL, "rank 4", 1)
+    assert "illegal memory access" in outcome.summary
+
+
+@pytest.mark.parametrize(
+    ("backend", "said", "lacks"),
+    [
+        ("gloo", "Backend gloo does not support reduce_scatter_tensor_coalesced", True),
+        ("gloo", "ProcessGroupGloo does not support reduce_scatter", True),
+        ("gloo", "no support for _allgather_base in Gloo process group", True),
+        ("gloo", "Cannot use ReduceOp.AVG with Gloo", True),
+        ("gloo", "Invalid scalar type", True),
+        ("gloo", "CUDA error: operation not supported", False),
+        ("gloo", "NCCL error: unhandled cuda error, support is lost", False),
+        ("nccl", "Backend nccl does not support it", False),
+        ("nccl", "Invalid scalar type", False),
+    ],
+)
+def test_only_gloo_s_own_words_are_a_lack(backend: str, said: str, lacks: bool) -> None:  # noqa: FBT001 (a table)
+    assert gloo_gaps.lacks(backend, RuntimeError(said)) is lacks
+
+
+def holds(dtype: str, value: int) -> bool:
+    """Return whether a dtype holds an integer exactly."""
+    codes = {"float32": "f", "float16": "e", "int32": "i", "int64": "q", "uint8": "B"}
+    if dtype == "bfloat16":
+        return bool(struct.unpack("<f", b"\0\0" + struct.pack("<f", value)[2:])[0] == value)
+    return bool(struct.unpack(codes[dtype], struct.pack(codes[dtype], value))[0] == value)
+
+
+@pytest.mark.parametrize("world", [2, 3, 8, 17])
+@pytest.mark.parametrize("dtype", exact_integers.EXACT)
+@pytest.mark.parametrize("operation", ["", *exact_integers.OPERATIONS, *exact_integers.BITWISE])
+def test_integers_and_their_results_are_exact_in_the_dtype(operation: str, dtype: str, world: int) -> None:
+    kind = exact_integers.Kind(operation, dtype, world)
+    if operation in exact_integers.BITWISE and dtype in exact_integers.FLOATS:
+        pytest.skip("bits are combined of whole numbers")
+    if not exact_integers.bound(kind):
+        pytest.skip("no integers of this dtype can show it")
+    given = [exact_integers.integers("seed", kind, rank, 40) for rank in range(world)]
+    assert all(holds(dtype, value) for values in given for value in values)
+    if operation:
+        result = exact_integers.reduced(kind, given)
+        assert all(holds(dtype, value) for value in result)
+        assert len({*result}) > 1
+    if operation == "average":
+        assert [value * world for value in result] == [sum(column) for column in zip(*given, strict=True)]
+    assert given != [exact_integers.integers("other", kind, rank, 40) for rank in range(world)]
+
+
+def test_bits_are_combined_of_whole_numbers_over_gloo_alone() -> None:
+    tried = {
+        (backend, operation, dtype)
+        for backend in ("gloo", "nccl")
+        for operation in exact_integers.BITWISE
+        for dtype in exact_integers.EXACT
+        if case_tensors.fits(backend, operation, dtype, 2)
+    }
+    dtypes = ("int32", "int64", "uint8")
+    assert tried == {("gloo", operation, dtype) for operation in ("band", "bor", "bxor") for dtype in dtypes}
+    given = [[0b1100], [0b1010]]
+    kinds = (exact_integers.Kind(operation, "int32", 2) for operation in exact_integers.BITWISE)
+    assert [exact_integers.reduced(kind, given) for kind in kinds] == [[0b1000], [0b1110], [0b0110]]
+
+
+def test_integers_of_64_bits_are_more_than_a_float64_holds() -> None:
+    for operation in ("", "sum", "min", "product"):
+        values = exact_integers.integers("seed", exact_integers.Kind(operation, "int64", 2), 0, 50)
+        assert any(abs(value) > 1 << 53 for value in values) or operation == "product"
+
+
+def test_only_an_average_of_floats_by_no_power_of_two_has_slack() -> None:
+    assert exact_integers.slack(exact_integers.Kind("average", "float32", 8)) == 0
+    assert exact_integers.slack(exact_integers.Kind("average", "int32", 3)) == 0
+    assert exact_integers.slack(exact_integers.Kind("sum", "bfloat16", 3)) == 0
+    assert 0 < exact_integers.slack(exact_integers.Kind("average", "bfloat16", 3)) < 3
+
+
+def test_a_difference_is_placed_and_counted() -> None:
+    assert collectives.difference(("", [1.0, 2.0], [1, 2])) == {}
+    assert collectives.difference(("x", [1.0, math.nan, 2.5], [1, 1, 2]))["count"] == 2
+    assert collectives.difference(("", [1.0, 2.4], [1, 2]), 0.5) == {}
+    assert collectives.difference(("", [1], [1, 2])) == {
+        "which": "",
+        "index": 1,
+        "got": "nothing",
+        "expected": "2",
+        "count": 1,
+    }
+
+
+def test_a_known_gap_of_a_release_is_a_warning_and_no_excuse_for_anything_else(cpu: View) -> None:
+    ranks = report(2, gpu=False)
+    for entry in ranks:
+        entry["known_gaps"] = {f"{collective_cases.OBJECTS} int64": gloo_gaps.NO_NUMPY}
+        del entry["done"][collective_cases.OBJECTS]
+    assert collectives.judge(cpu, ranks).status == WARN
+    del ranks[1]["known_gaps"]
+    assert collectives.judge(cpu, ranks).status == ERROR
+    for entry in ranks:
+        entry["known_gaps"] = {"reduce-scatter product": gloo_gaps.SUMS_ONLY}
+    assert collectives.judge(cpu, ranks).status == ERROR
+
+
+@pytest.mark.parametrize(
+    ("backend", "torch", "collective", "operation", "ignored"),
+    [
+        ("gloo", "2.6.0+cu124", "reduce-scatter (tensor)", "product", True),
+        ("gloo", "2.6.0", "reduce-scatter (tensor)", "sum", False),
+        ("gloo", "2.6.0", "all-reduce", "product", False),
+        ("nccl", "2.6.0", "reduce-scatter", "product", False),
+        ("gloo", "2.13.0+cpu", "reduce-scatter", "max", False),
+        ("gloo", "1.13.1", "reduce-scatter", "max", False),
+    ],
+)
+def test_only_releases_with_the_defect_of_gloo_are_excused(
+    backend: str, torch: str, collective: str, operation: str, *, ignored: bool
+) -> None:
+    assert gloo_gaps.ignores_operation(backend, torch, collective, operation) is ignored
+
+
+def test_a_numpy_that_is_installed_and_does_not_work_is_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = RuntimeError("Numpy is not available")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert gloo_gaps.needs_numpy(error)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    assert not gloo_gaps.needs_numpy(error)

@@ -1,0 +1,208 @@
+"""Installed files against the ledgers of conda and dpkg, in the layouts that these tools write."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.checks import FAIL, PASS, WARN, Outcome, Rank, View
+from envcheck.checks.env import installed_binaries, installed_files
+from envcheck.checks.env.support.process import package_files
+from envcheck.node.snapshot import Snapshot
+
+RANK = Rank(0, 1, 0, "cpu", "gloo", ".")
+VIEW = View(Snapshot(), {"torch": "9.9.0"})
+CONDA_SITE = "lib/python3.11/site-packages"
+DEBIAN_SITE = "usr/lib/python3/dist-packages"
+PYTHON = {
+    "torch/__init__.py": "from torch.version import __version__\n",
+    "torch/version.py": "__version__ = '9.9.0'\n",
+    "torch/nn.py": "EPS = 1e-5\n",
+}
+METADATA = "Metadata-Version: 2.1\nName: torch\nVersion: 9.9.0\n"
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def conda_record(prefix: Path, name: str, files: list[str], *more: dict[str, Any]) -> None:
+    """Write conda-meta/NAME.json, as conda does: digests of files before and after its prefix was written into them."""
+    paths = [
+        {
+            "_path": file,
+            "path_type": "hardlink",
+            "sha256": "0" * 64 if file.startswith("bin/") else hashlib.sha256((prefix / file).read_bytes()).hexdigest(),
+            "sha256_in_prefix": hashlib.sha256((prefix / file).read_bytes()).hexdigest(),
+            "size_in_bytes": (prefix / file).stat().st_size,
+        }
+        for file in files
+    ]
+    record = {
+        "build": "py3.11_cpu_0",
+        "channel": "conda-forge",
+        "files": [*files, *(row["_path"] for row in more)],
+        "name": name,
+        "paths_data": {"paths": [*paths, *more], "paths_version": 1},
+        "version": "9.9.0",
+    }
+    write(prefix, {f"conda-meta/{name}-9.9.0-py3.11_cpu_0.json": json.dumps(record)})
+
+
+@pytest.fixture
+def conda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an environment of conda: Python files in `pytorch`, libraries in `libtorch`."""
+    site = f"{tmp_path}/{CONDA_SITE}"
+    info = f"{CONDA_SITE}/torch-9.9.0.dist-info"
+    python = {f"{CONDA_SITE}/{name}": text for name, text in PYTHON.items()}
+    script = {"bin/torchrun": f"#!{tmp_path}/bin/python3.11\nimport torch\n"}
+    libraries = {"lib/libtorch_cpu.so.9.9": "not really\n"}
+    about = {f"{info}/METADATA": METADATA, f"{info}/INSTALLER": "conda\n"}
+    write(tmp_path, {**python, **script, **libraries, **about, "conda-meta/history": "==> today <==\n"})
+    # RECORD is of before conda wrote its prefix into the script.
+    write(
+        tmp_path,
+        {f"{info}/RECORD": f"torch/nn.py,sha256=AAAA,11\n../../../bin/torchrun,sha256=AAAA,9\n{info}/RECORD,,\n"},
+    )
+    made = [
+        {"_path": f"{CONDA_SITE}/torch/__pycache__/nn.cpython-311.pyc", "path_type": "pyc_file"},
+        {"_path": "bin/convert-onnx", "path_type": "unix_python_entry_point"},
+    ]
+    conda_record(tmp_path, "pytorch", [*python, *script, *about], *made)
+    (tmp_path / "lib/libtorch_cpu.so").symlink_to("libtorch_cpu.so.9.9")
+    empty = hashlib.sha256(b"").hexdigest()
+    link = {"_path": "lib/libtorch_cpu.so", "path_type": "softlink", "sha256": empty, "sha256_in_prefix": empty}
+    conda_record(tmp_path, "libtorch", [*libraries], link)
+    write(tmp_path, {"lib/libz.so": "z"})
+    conda_record(tmp_path, "zlib", ["lib/libz.so"])
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    return alone(monkeypatch, Path(site), tmp_path)
+
+
+@pytest.fixture
+def debian(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the root of a Debian: Python files in `python3-torch`, libraries in `libtorch9.9`."""
+    python = {f"{DEBIAN_SITE}/{name}": text for name, text in PYTHON.items()}
+    about = {f"{DEBIAN_SITE}/torch-9.9.0.egg-info/PKG-INFO": METADATA}
+    documents = {"usr/share/doc/python3-torch/copyright": "BSD\n"}
+    libraries = {"usr/lib/x86_64-linux-gnu/libtorch_cpu.so.9.9": "not really\n"}
+    headers = {"usr/include/torch/torch.h": "// nothing\n"}
+    write(tmp_path, {**python, **about, **documents, **libraries, **headers})
+    dpkg_record(tmp_path, "python3-torch", [*python, *about, *documents])
+    dpkg_record(tmp_path, "libtorch9.9:amd64", [*libraries])
+    dpkg_record(tmp_path, "libtorch-dev:amd64", [*headers])
+    monkeypatch.setattr(package_files, "ROOT", tmp_path)
+    return alone(monkeypatch, tmp_path / DEBIAN_SITE, tmp_path)
+
+
+def dpkg_record(root: Path, name: str, files: list[str]) -> None:
+    """Write NAME.list and NAME.md5sums: all paths with their directories, and the digests of the files."""
+    paths = sorted({f"/{parent}" for file in files for parent in Path(file).parents if str(parent) != "."})
+    listed = ["/.", *paths, *(f"/{file}" for file in files)]
+    sums = [f"{hashlib.md5((root / file).read_bytes(), usedforsecurity=False).hexdigest()}  {file}" for file in files]
+    info = "var/lib/dpkg/info"
+    write(root, {f"{info}/{name}.list": "\n".join(listed) + "\n", f"{info}/{name}.md5sums": "\n".join(sums) + "\n"})
+
+
+def alone(monkeypatch: pytest.MonkeyPatch, site: Path, root: Path) -> Path:
+    """Make a directory the only one on the path."""
+    found = importlib.metadata.distributions
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: found(path=[str(site)]))
+    monkeypatch.setattr(installed_files, "_imported", lambda: str(site / "torch/__init__.py"))
+    monkeypatch.setattr(sys, "path", [str(site)])
+    return root
+
+
+@pytest.fixture(params=["conda", "debian"])
+def installed(request: pytest.FixtureRequest) -> tuple[Path, Path, Path]:
+    """Return the root, a Python file and a library of each layout."""
+    root: Path = request.getfixturevalue(request.param)
+    if request.param == "conda":
+        return root, root / CONDA_SITE / "torch/nn.py", root / "lib/libtorch_cpu.so.9.9"
+    return root, root / DEBIAN_SITE / "torch/nn.py", root / "usr/lib/x86_64-linux-gnu/libtorch_cpu.so.9.9"
+
+
+Installed = tuple[Path, Path, Path]
+
+
+def judged(check: Any) -> Outcome:
+    outcome: Outcome = check.judge(VIEW, [check.measure(RANK)])
+    return outcome
+
+
+def test_a_sound_installation_passes_by_its_ledger(installed: Installed) -> None:
+    [torch] = package_files.packages()
+    assert (torch.name, torch.ledger) == ("torch", "conda-meta" if (installed[0] / "conda-meta").exists() else "dpkg")
+    for check in (installed_files, installed_binaries):
+        outcome = judged(check)
+        assert (outcome.status, outcome.findings) == (PASS, ()), outcome
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda path: path.write_text("another\n"), "was changed"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "was changed"),
+        (lambda path: path.unlink(), "is missing"),
+    ],
+)
+def test_each_damaged_file_is_named_by_the_check_for_it(
+    installed: Installed, damage: Callable[[Path], Any], words: str
+) -> None:
+    _, source, library = installed
+    damage(library)
+    assert judged(installed_files).status == PASS
+    outcome = judged(installed_binaries)
+    assert (outcome.status, outcome.culprit) == (FAIL, str(library))
+    assert words in outcome.summary
+    damage(source)
+    outcome = judged(installed_files)
+    assert (outcome.status, outcome.culprit) == (FAIL, str(source))
+    assert words in outcome.summary
+
+
+def test_documents_that_a_minimal_image_leaves_out_are_no_damage(debian: Path) -> None:
+    (debian / "usr/share/doc/python3-torch/copyright").unlink()
+    assert judged(installed_binaries).status == PASS
+
+
+def test_a_script_that_conda_wrote_its_prefix_into_is_held_against_the_result(conda: Path) -> None:
+    assert judged(installed_binaries).status == PASS
+    (conda / "bin/torchrun").write_text("#!/usr/bin/python3\nimport torch\n")
+    outcome = judged(installed_binaries)
+    assert (outcome.status, outcome.culprit) == (FAIL, str(conda / "bin/torchrun"))
+
+
+def test_a_wheel_that_pip_put_into_a_conda_environment_is_held_against_its_own_record(conda: Path) -> None:
+    info = conda / CONDA_SITE / "torch-9.9.0.dist-info"
+    (info / "INSTALLER").write_text("pip\n")
+    [torch] = package_files.packages()
+    assert torch.ledger == "RECORD"
+
+
+@pytest.mark.parametrize("gone", ["conda-meta/pytorch-9.9.0-py3.11_cpu_0.json", "conda-meta"])
+def test_without_a_ledger_nothing_passes(conda: Path, gone: str) -> None:
+    (conda / CONDA_SITE / "torch-9.9.0.dist-info/RECORD").unlink()
+    for path in sorted((conda / gone).glob("*.json")) or [conda / gone]:
+        path.unlink()
+    assert judged(installed_files).status in (WARN, FAIL)
+
+
+def test_files_without_a_digest_are_told(conda: Path) -> None:
+    path = conda / "conda-meta/pytorch-9.9.0-py3.11_cpu_0.json"
+    record = json.loads(path.read_text())
+    for row in record["paths_data"]["paths"]:
+        row.pop("sha256", None)
+        row.pop("sha256_in_prefix", None)
+    path.write_text(json.dumps(record))
+    outcome = judged(installed_files)
+    assert (outcome.status, outcome.code) == (WARN, "installed.without-digest")

@@ -1,0 +1,110 @@
+"""Ranks as torchrun starts them: how each end of theirs is judged, and real ones, sound and crashing at their exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
+from envcheck.checks.env import torchrun
+
+SOUND = {"joined": {"wrong": 0, "world": 2, "backend": "gloo"}, "returned": True, "left": True}
+
+
+def entry(second: Any = SOUND, **changed: Any) -> list[dict[str, Any]]:
+    """Return a measurement of two ranks that did well, but for what is changed."""
+    base = {"rank": 0, "nproc": 2, "by_name": True, "code": 0, "seconds": 5.0, "failures": [], "raised": None}
+    return [{**base, "at_exit": False, "ranks": [SOUND, second], **changed}]
+
+
+@pytest.mark.parametrize(
+    ("measured", "status", "word"),
+    [
+        (entry(), PASS, "ended without a crash"),
+        (entry(by_name=False), WARN, "own host name does not resolve"),
+        (entry(code=1, failures=[[1, -11]]), FAIL, "rank 1 died of SIGSEGV at its exit, its work done"),
+        (entry({**SOUND, "left": False}, code=1, failures=[[1, -6]]), FAIL, "rank 1 died of SIGABRT at its exit"),
+        (entry(code=1, failures=[[0, 3]]), FAIL, "rank 0 ended with exit code 3"),
+        (entry(code=1, raised="ValueError: no"), FAIL, "torchrun ended with exit code 1: ValueError: no"),
+        (entry({**SOUND, "left": False}, code=None), FAIL, "rank(s) [1] had returned and did not end"),
+        (entry({**SOUND, "left": False}), FAIL, "rank(s) [1] left before"),
+        (entry(at_exit=True), FAIL, "registered with atexit raised"),
+        (
+            entry({**SOUND, "joined": None}, code=1, raised="RuntimeError: gone"),
+            FAIL,
+            "rank 1 did not join: RuntimeError",
+        ),
+        (entry({**SOUND, "joined": {"wrong": 7, "world": 2}}), FAIL, "rank 1 of 2 had 7 wrong elements"),
+        (entry({**SOUND, "joined": {"wrong": 0, "world": 1}}), FAIL, "rank 1 of 1"),
+        (entry({**SOUND, "joined": {"wrong": None, "world": 2}}), FAIL, "rank 1 did not join"),
+        ([{"rank": 0, "missing": "no torch.distributed.run"}], SKIP, "no torch.distributed.run"),
+        ([], ERROR, "not started"),
+        ([{"rank": 0}], ERROR, "not started"),
+        (entry(ranks=[]), ERROR, "not started"),
+        (entry(ranks=[SOUND]), ERROR, "each of its 2 ranks"),
+        (entry(ranks=[SOUND, None]), ERROR, "each of its 2 ranks"),
+        (entry(code=[]), ERROR, "itself ended"),
+        (entry(code=False), ERROR, "itself ended"),
+        (entry(failures=None), ERROR, "itself ended"),
+        (entry({**SOUND, "returned": False, "left": False}), FAIL, "rank(s) [1] left before"),
+    ],
+)
+def test_each_end_is_judged(cpu: View, measured: list[dict[str, Any]], status: str, word: str) -> None:
+    outcome = torchrun.judge(cpu, measured)
+    assert outcome.status == status
+    assert word in outcome.summary
+
+
+def test_every_rank_that_failed_is_a_finding(cpu: View) -> None:
+    outcome = torchrun.judge(cpu, entry(code=1, failures=[[0, -6], [1, -11]]))
+    assert [finding.culprit for finding in outcome.findings] == ["rank 0", "rank 1"]
+
+
+# Put into the interpreter of rank 1 alone, as a faulty library would be.
+CRASHES = {
+    "nothing": ("pass", "pass", ""),
+    "a destructor in C": (
+        "import ctypes\n    libc = ctypes.CDLL(None)\n    libc.__cxa_atexit(libc.abort, None, None)",
+        "fail",
+        "rank 1 died of SIGABRT at its exit, its work done",
+    ),
+    "an exit handler": (
+        "import atexit, ctypes\n    atexit.register(lambda: ctypes.string_at(0))",
+        "fail",
+        "rank 1 died of SIGSEGV at its exit, its work done",
+    ),
+    "an exit handler that raises": (
+        "import atexit\n    atexit.register(lambda: 1 / 0)",
+        "fail",
+        "registered with atexit raised",
+    ),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("crash", CRASHES)
+def test_a_crash_at_the_exit_of_a_rank_is_seen(torch_python: Path, tmp_path: Path, crash: str) -> None:
+    code, status, word = CRASHES[crash]
+    (tmp_path / "usercustomize").mkdir()
+    hook = "import os\nif os.environ.get('RANK') == '1' and 'TORCHELASTIC_RUN_ID' in os.environ:\n    "
+    (tmp_path / "usercustomize" / "sitecustomize.py").write_text(f"{hook}{code}\n")
+    command = [sys.executable, "-m", "envcheck", "run", "--python", str(torch_python), "--only", "torchrun"]
+    root = str(Path(torchrun.__file__).parents[3])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, str(tmp_path / "usercustomize")])}
+    subprocess.run(
+        [*command, "--output", str(tmp_path / "report.json")],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        timeout=280,
+    )
+    row = json.loads((tmp_path / "report.json").read_text())["outcomes"][0]
+    assert row["status"] == status, row
+    assert word in row["summary"]

@@ -1,0 +1,229 @@
+"""Several nodes, several ranks and several runs write in one directory, and no report is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+import envcheck
+from envcheck.cli.report_output.node_files import Node, Output, alone, left_to_the_first, node_of
+from envcheck.errors import ConfigError
+from envcheck.runner.targets.launcher import Place, place
+
+CHECK = '''"""A check of this site."""
+from envcheck.checks import Check, passed
+CHECK = Check(promise="it holds", level="quick", ranks=1, timeout=60)
+def measure(rank):
+    import time
+    time.sleep({seconds})
+    return {{}}
+def judge(view, ranks):
+    return passed("fine")
+'''
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def slurm(node: int, nodes: int = 4) -> dict[str, str]:
+    return {
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(node),
+        "SLURM_NTASKS": str(nodes),
+        "SLURM_NNODES": str(nodes),
+        "SLURM_NODEID": str(node),
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": f"1(x{nodes})",
+        "SLURMD_NODENAME": f"n{node + 1}",
+    }
+
+
+def torchrun(rank: int, local_world: int, nodes: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(nodes * local_world),
+        "LOCAL_RANK": str(rank % local_world),
+        "LOCAL_WORLD_SIZE": str(local_world),
+        "GROUP_RANK": str(rank // local_world),
+        "GROUP_WORLD_SIZE": str(nodes),
+    }
+
+
+def mpi(rank: int, local_world: int, nodes: int) -> dict[str, str]:
+    names = {"RANK": rank, "SIZE": nodes * local_world, "LOCAL_RANK": rank % local_world, "LOCAL_SIZE": local_world}
+    return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in names.items()}
+
+
+LAUNCHED = {
+    "srun": [slurm(node) for node in range(4)],
+    "srun, its step's number not handed into a container": [
+        {k: v for k, v in slurm(node).items() if k != "SLURM_STEP_ID"} for node in range(4)
+    ],
+    "one srun a node": [
+        slurm(0, 1) | {"SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_ID": str(n), "SLURMD_NODENAME": f"n{n}"}
+        for n in range(2)
+    ],
+    "an array of jobs": [
+        {"SLURM_ARRAY_TASK_COUNT": "2", "SLURM_ARRAY_TASK_ID": str(n), "SLURMD_NODENAME": f"n{n}"} for n in range(2)
+    ],
+    "torchrun": [torchrun(rank, 1, 3) for rank in range(3)],
+    "torchrun, several ranks a node": [torchrun(rank, 2, 2) for rank in range(4)],
+    "mpirun": [mpi(rank, 2, 2) for rank in range(4)],
+    "MPICH": [{"PMI_RANK": str(n), "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"} for n in range(2)],
+    "an indexed Job": [{"JOB_COMPLETION_INDEX": str(n), "NODE_NAME": "k1"} for n in range(3)],
+    "a pod a node": [{"RANK": str(n), "WORLD_SIZE": "2"} for n in range(2)],
+    "ranks that Slurm's script numbered itself": [slurm(n) | {"RANK": str(n), "WORLD_SIZE": "4"} for n in range(4)],
+}
+
+
+@pytest.mark.parametrize("nameless", [False, True])
+@pytest.mark.parametrize("launched", LAUNCHED.values(), ids=LAUNCHED.keys())
+def test_each_node_writes_one_file_of_its_own(launched: list[dict[str, str]], *, nameless: bool) -> None:
+    places = [place(environ) for environ in launched]
+    assert all(where.several_nodes for where in places)
+    writers = [where for where in places if left_to_the_first(where, {}) is None]
+    assert len(writers) == len({where.node_rank for where in places})
+    names = [node_of(where, nameless=nameless, host="localhost").name for where in writers]
+    assert len(set(names)) == len(names), names
+    for output in (Output(Path("d"), directory=True), Output(Path("r.json"))):
+        assert len({output.of(Node(name, several=True), ".json") for name in names}) == len(names)
+
+
+def test_files_are_named_by_node() -> None:
+    slurm_node = node_of(place(slurm(2)), nameless=False)
+    assert Output(Path("envcheck-report.json")).of(slurm_node, ".json") == Path("envcheck-report-n3.json")
+    assert Output(Path("out/r.json")).of(slurm_node, ".json") == Path("out/r-n3.json")
+    assert Output(Path("out"), directory=True).of(slurm_node, ".html") == Path("out/n3.html")
+    assert Output(Path("/dev/stdout")).of(slurm_node, ".json") == Path("/dev/stdout")
+    assert node_of(place(slurm(2)), nameless=True).name == "node-2"
+    assert node_of(Place(), nameless=False, host="desk").name == "desk"
+    assert node_of(Place(launcher="slurm", node="../n1", nodes=2, world=2), nameless=False).name == "_n1-0"
+
+
+def test_a_single_node_keeps_the_plain_name() -> None:
+    alone_on_it = node_of(place(torchrun(0, 8, 1)), nameless=False)
+    assert Output(Path("r.json")).of(alone_on_it, ".json") == Path("r.json")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "refused"),
+    [
+        ({"SLURM_GPUS_PER_TASK": "1"}, True),
+        ({"SLURM_GPUS_ON_NODE": "2", "SLURM_STEP_GPUS": "0"}, True),  # as Slurm 22.05 has it under --gpus-per-task=1
+        ({"SLURM_GPUS_ON_NODE": "2", "SLURM_STEP_GPUS": "0,1"}, False),
+        ({}, False),
+    ],
+)
+def test_tasks_that_each_have_gpus_of_their_own_are_refused(gpus: dict[str, str], *, refused: bool) -> None:
+    environ = slurm(0) | {"SLURM_NTASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "2(x4)"} | gpus
+    expected = pytest.raises(ConfigError, match="each is given GPUs of its own") if refused else nullcontext()
+    with expected:
+        left_to_the_first(place(environ), environ)
+    assert left_to_the_first(place(slurm(0)), slurm(0) | gpus) is None
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Return what starts `envcheck run` on a check of a site, in one directory."""
+    (tmp_path / "site/env").mkdir(parents=True)
+    (tmp_path / "cwd").mkdir()
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*argv: str, seconds: float = 0, **environ: str) -> subprocess.Popen[str]:
+        (tmp_path / "site/env/mine.py").write_text(CHECK.format(seconds=seconds))
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")}
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "envcheck", "run", "--python", sys.executable, "--checks"),
+                *(str(tmp_path / "site"), "--only", "mine", *argv),
+            ],
+            cwd=tmp_path / "cwd",
+            env={**kept, "PYTHONPATH": str(Path(envcheck.__file__).parents[1]), **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_four_nodes_in_one_directory_leave_four_reports_and_four_pages(start: Start, tmp_path: Path) -> None:
+    nodes = [start("--html", "page.html", "--summary", "s.md", **slurm(node)) for node in range(4)]
+    for node in nodes:
+        out, err = node.communicate()
+        assert node.returncode == 0, out + err
+    left = {path.name for path in (tmp_path / "cwd").iterdir()}
+    names = [f"n{node}" for node in (1, 2, 3, 4)]
+    assert left == {
+        f"{stem}-{name}{suffix}"
+        for name in names
+        for stem, suffix in (("envcheck-report", ".json"), ("page", ".html"), ("s", ".md"))
+    }
+    for name in names:
+        report = json.loads((tmp_path / f"cwd/envcheck-report-{name}.json").read_text())
+        assert (report["host"]["place"]["node"], report["host"]["place"]["nodes"]) == (name, 4)
+
+
+def test_a_directory_holds_one_report_a_node_and_goes_on_with_its_own(start: Start, tmp_path: Path) -> None:
+    nodes = [start("--output", "all/", **slurm(node, 2)) for node in range(2)]
+    assert [node.wait() for node in nodes] == [0, 0], [node.communicate() for node in nodes]
+    assert {path.name for path in (tmp_path / "cwd/all").iterdir()} == {"n1.json", "n2.json"}
+    over = start("--output", "all", "--resume", **slurm(1, 2))
+    _, err = over.communicate()
+    assert (over.returncode, "the run in all/n2.json is complete" in err) == (2, True), err
+
+
+def test_the_other_ranks_of_a_node_leave_it_to_the_first(start: Start, tmp_path: Path) -> None:
+    done = start(**torchrun(1, 2, 1))
+    out, err = done.communicate()
+    assert (done.returncode, out) == (0, "")
+    assert err == "envcheck: rank 1 checks nothing: rank 0 of the 2 on this node checks it and reports\n"
+    assert not any((tmp_path / "cwd").iterdir())
+
+
+def test_a_redacted_run_of_several_nodes_names_no_node(start: Start, tmp_path: Path) -> None:
+    done = start("--redact", **slurm(1))
+    out, err = done.communicate()
+    assert done.returncode == 0, out + err
+    assert [path.name for path in (tmp_path / "cwd").iterdir()] == ["envcheck-report-node-1.json"]
+
+
+def test_a_second_run_does_not_write_over_one_at_work(start: Start, tmp_path: Path) -> None:
+    first = start(seconds=20)
+    lock = tmp_path / "cwd/.envcheck-report.json.lock"
+    deadline = time.monotonic() + 60
+    while not lock.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    second = start(seconds=20)
+    _, err = second.communicate()
+    assert second.returncode == 2
+    assert "another run is writing" in err
+    assert "--output DIR/ has a file for each" in err
+    first.kill()
+    first.communicate()
+    again = start()
+    assert again.wait() == 0, again.communicate()
+    assert not lock.exists()
+
+
+def test_a_place_is_held_once_and_given_back(tmp_path: Path) -> None:
+    report = tmp_path / "r.json"
+    with alone(report):
+        with pytest.raises(ConfigError, match="another run is writing"), alone(report):
+            pass
+        with alone(tmp_path / "other.json"), alone(Path(os.devnull)), alone(None):
+            pass
+    with alone(report):
+        pass
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,124 @@
+"""Every command that a message, a help text or a rendered file names is one that parses: its options are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+import pytest
+
+from envcheck.cli import COMMANDS, cli
+
+ROOT: Final = Path(__file__).parents[2]
+# Options of other programs that remedies name.
+OTHERS: Final = {
+    "--attach": "podman",
+    "--ntasks-per-node": "srun",
+}
+
+
+def words_of(command: str) -> Iterator[list[str]]:
+    """Yield the words behind `envcheck` of each part of a command."""
+    for part in command.split(";"):
+        try:
+            words = shlex.split(part)
+        except ValueError:  # a quote that only the whole text closes
+            words = part.replace("'", " ").replace('"', " ").split()
+        if words[:1] == ["envcheck"]:
+            yield words[1:]
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Yield each text that may be printed, with the file it is in; what is formatted into it is X."""
+    for path in sorted((ROOT / "envcheck").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (str(one.value) if isinstance(one, ast.Constant) else "X" for one in node.values)
+                yield str(path.relative_to(ROOT)), "".join(parts)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield str(path.relative_to(ROOT)), node.value
+    for folder in ("templates", ".ci", ".github", "docs"):
+        for path in sorted(one for one in (ROOT / folder).rglob("*") if one.is_file()):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            yield str(path.relative_to(ROOT)), re.sub(r"\{\{.*?\}\}", "X", text)
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Yield each command in backticks, and each line of a text that is one, with its file."""
+    for where, text in texts():
+        yield from ((where, found) for found in re.findall(r"`(envcheck [a-z-][^`]*)`", text))
+        # An example of a help text ends where two spaces begin its explanation.
+        lines = re.findall(r"(?m)^ *(envcheck [a-z-].*?)(?:  .*| [|>].*|\\)?$", text)
+        yield from ((where, line) for line in lines if line.split()[1] in COMMANDS)
+
+
+ALL: Final = sorted(set(commands()))
+
+
+def wrong(words: list[str], command: click.Command = cli) -> str | None:
+    """Return the first word that is no command or option here; None where all are. Values are passed over."""
+    flags = {name: one for one in command.params for name in (*one.opts, *one.secondary_opts)}
+    rest = iter(words)
+    for word in rest:
+        option, _, value = word.partition("=")
+        if option in ("--help", "--version", "..."):
+            continue
+        if word.startswith("-"):
+            if option not in flags:
+                return option
+            if not getattr(flags[option], "is_flag", False) and not value:
+                next(rest, None)
+        elif isinstance(command, click.Group):
+            inner = command.get_command(click.Context(command), word)
+            return word if inner is None and word.islower() else wrong([*rest], inner) if inner else None
+        elif not any(isinstance(one, click.Argument) for one in command.params):
+            return word
+    return None
+
+
+def test_messages_name_commands() -> None:
+    assert len(ALL) > 100
+    assert any(where.startswith("templates/") for where, _ in ALL)
+
+
+@pytest.mark.parametrize(("where", "command"), ALL)
+def test_a_command_that_is_printed_parses(where: str, command: str) -> None:
+    assert [word for words in words_of(command) if (word := wrong(words))] == [], where
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [("run --require X", "--require"), ("store publish", "publish"), ("store verify --store X", "--store")],
+)
+def test_a_command_that_is_none_is_found(command: str, word: str) -> None:
+    assert wrong(command.split()) == word
+
+
+def test_an_option_that_a_remedy_names_is_there() -> None:
+    known = {"--help", *OTHERS, *(option for one in cli.params for option in one.opts)}
+    groups: list[click.Group] = [cli]
+    for group in groups:
+        for name in group.list_commands(click.Context(group)):
+            command = group.get_command(click.Context(group), name)
+            assert command is not None
+            known |= {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
+            groups += [command] if isinstance(command, click.Group) else []
+    named = {
+        (str(path.relative_to(ROOT)), option)
+        for path in (ROOT / "envcheck").rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        for keyword in call.keywords
+        if keyword.arg in ("fix", "remedy")
+        for part in ast.walk(keyword.value)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", part.value)
+    }
+    assert len(named) > 30
+    assert {row for row in named if row[1] not in known} == set()
+    assert OTHERS.keys() <= {option for _, option in named}

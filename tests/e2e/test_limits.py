@@ -1,0 +1,41 @@
+"""An image under the limits that containers are given: each check that a limit takes names it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.e2e.conftest import Image, Machine
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+# The options of `docker run`, what runs, and what the summary of each check that is lost names.
+LIMITS = {
+    "memory": (["--memory=150m"], "--only matmul --only shm", "for lack of memory"),
+    "processes": (["--pids-limit=30"], "--only collectives --timeout 20", "pids.max of the control group is 30"),
+    "file size": (["--ulimit=fsize=1000000"], "--only dataloader", "1000000 bytes in a file, see `ulimit -f`"),
+    "a full disk": (["--tmpfs=/tmp:size=96k"], "--level quick", "No space left on device"),
+}
+
+
+@pytest.mark.parametrize("kind", LIMITS)
+def test_a_check_that_a_limit_takes_names_it(image: Image, machine: Machine, kind: str) -> None:
+    options, what, names = LIMITS[kind]
+    argv = ["envcheck", "run", "--level", "standard", *what.split(), "--json"]
+    done = machine.docker("run", "--rm", "--shm-size=8g", *options, image.reference, *argv)
+    assert "Traceback" not in done.stderr
+    lost = [o for o in json.loads(done.stdout)["outcomes"] if o["status"] in ("fail", "error")]
+    assert lost, done.stdout
+    assert done.returncode in (1, 3)
+    for outcome in lost:
+        assert names in outcome["summary"]
+
+
+def test_a_root_that_is_read_only_without_a_place_for_temporary_files_is_one_clear_line(
+    image: Image, machine: Machine
+) -> None:
+    argv = [image.reference, "envcheck", "run", "--only", "matmul", "--level", "quick"]
+    done = machine.docker("run", "--rm", "--read-only", *argv)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("envcheck: no writable directory for temporary files: ")
+    assert machine.docker("run", "--rm", "--read-only", "--tmpfs=/tmp", *argv).returncode == 0

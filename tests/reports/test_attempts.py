@@ -1,0 +1,107 @@
+"""Every form of a report shows each measurement and each finding; none hides what was no pass."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+from msgspec import structs
+from rich.console import Console
+
+from envcheck.reports.formats import registry
+from envcheck.reports.model import RunReport, encode
+from envcheck.reports.redact import redact
+from envcheck.reports.terminal import show
+from envcheck.runner.schema import Attempt, FindingRow, LimitRow, OutcomeRow
+
+MakeReport = Callable[..., RunReport]
+SLOW = Attempt(status="fail", value=99.0, unit="GB/s", summary="slow link", seconds=1.0, body=1.0, remeasure=True)
+FINE = structs.replace(SLOW, status="pass", value=400.0, summary="as fast as it is", remeasure=False, shown=True)
+WRONG = structs.replace(FINE, status="fail", value=3.0, summary="three elements differ", code="data.wrong")
+LIMIT = LimitRow(value=300.0, unit="GB/s", source="somebody who measured it", kind="at least")
+FINDINGS = [
+    FindingRow(status="fail", summary="ECC is broken", code="ecc.uncorrected", culprit="GPU 3", remedy="replace it"),
+    FindingRow(
+        status="warn",
+        summary="low",
+        code="speed.low",
+        culprit="GPU 5",
+        value=9.5,
+        unit="GB/s",
+        limit=LIMIT,
+        remedy="wait",
+    ),
+]
+
+
+def row(status: str, summary: str, **more: object) -> OutcomeRow:
+    """Return the row of a check."""
+    return OutcomeRow(id="speed", kind="env", status=status, summary=summary, unit="GB/s", **more)  # type: ignore[arg-type]
+
+
+TAKEN_BACK = row("pass", "as fast as it is", attempts=[SLOW, FINE])
+FINAL = row("fail", "three elements differ", remedy="out", code="data.wrong", attempts=[SLOW, WRONG])
+SICK = row("fail", "ECC is broken", remedy="replace it", code="ecc.uncorrected", culprit="GPU 3", findings=FINDINGS)
+SOAKED = row(
+    "fail",
+    "three elements differ",
+    remedy="out",
+    attempts=[structs.replace(WRONG, round=2), *(structs.replace(FINE, shown=False, round=n) for n in (1, 3))],
+)
+
+
+def told(report: RunReport, form: str) -> str:
+    """Return a report in one of its forms, without the line breaks of a narrow terminal."""
+    if form == "json":
+        return encode(report).decode()
+    if form != "terminal":
+        return registry.named(form).render(report).replace("\\", "")
+    stream = io.StringIO()
+    show(report, Console(width=80, file=stream, highlight=False))
+    return " ".join(stream.getvalue().split())
+
+
+@pytest.mark.parametrize("form", ["terminal", "json", "html", "markdown", "junit"])
+@pytest.mark.parametrize("outcome", [TAKEN_BACK, FINAL, SOAKED], ids=["taken-back", "final", "soaked"])
+def test_each_attempt_that_was_no_pass_is_in_every_form(report: MakeReport, outcome: OutcomeRow, form: str) -> None:
+    text = told(report(outcome), form)
+    for attempt in outcome.attempts:
+        assert attempt.status == "pass" or attempt.summary in text
+
+
+def test_prometheus_counts_attempts_and_findings(report: MakeReport) -> None:
+    text = registry.named("prometheus").render(report(FINAL))
+    assert 'envcheck_check_attempts{check="speed",status="fail",code="data.wrong"} 1.0' in text
+    assert 'envcheck_check_attempts{check="speed",status="fail",code=""} 1.0' in text
+    assert 'envcheck_check_attempt_value_bytes_per_second{check="speed",attempt="1",status="fail"} 99' in text
+    assert 'envcheck_check_findings{check="speed",status="fail",code="data.wrong",culprit=""} 1.0' in text
+    found = registry.named("prometheus").render(report(SICK))
+    for finding in FINDINGS:
+        assert f'status="{finding.status}",code="{finding.code}",culprit="{finding.culprit}"}} 1.0' in found
+    assert "envcheck_check_attempts" not in registry.named("prometheus").render(report(row("pass", "fine")))
+
+
+def test_prometheus_has_few_series_however_much_was_found(report: MakeReport) -> None:
+    many = [structs.replace(FINDINGS[0], culprit=f"GPU {n}") for n in range(500)]
+    text = registry.named("prometheus").render(report(structs.replace(SICK, findings=many)))
+    assert text.count("envcheck_check_findings{") == 21
+    assert 'code="more",culprit="more"} 480.0' in text
+
+
+@pytest.mark.parametrize("form", ["terminal", "json", "html", "markdown", "junit"])
+def test_each_finding_is_in_every_form(report: MakeReport, form: str) -> None:
+    text = told(report(SICK), form)
+    for finding in FINDINGS:
+        for part in (finding.summary, finding.code, finding.culprit, finding.remedy):
+            assert part in text
+
+
+def test_two_checks_with_other_findings_do_not_share_a_line(report: MakeReport) -> None:
+    other = structs.replace(SICK, id="other", findings=FINDINGS[:1] * 2)
+    assert told(report(SICK, other), "terminal").count("finding ") == 4
+
+
+def test_a_culprit_is_redacted(report: MakeReport) -> None:
+    sick = structs.replace(SICK, culprit="rank 1 (GPU-1 of n1)", findings=[])
+    assert "n1" not in redact(report(sick)).outcomes[0].culprit

@@ -1,0 +1,52 @@
+"""A report format is one module of envcheck/reports/formats: the command line takes it as soon as it is there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from envcheck.cli import cli
+from envcheck.reports import formats
+from envcheck.reports.formats import registry
+
+REPORT = Path(__file__).parents[1] / "data" / "reports" / "h200x1.json"
+CSV = """
+from envcheck.reports.formats.registry import Format
+FORMAT = Format(lambda report: "".join(f"{one.id},{one.status}\\n" for one in report.outcomes), suffix=".csv")
+"""
+Convert = Callable[..., Result]
+
+
+@pytest.fixture
+def convert(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Convert:
+    """Return what runs `envcheck report convert` as a fresh process would, with tmp_path as part of the formats."""
+    monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
+
+    def invoke(*words: str) -> Result:
+        monkeypatch.delitem(sys.modules, "envcheck.cli.commands.report", raising=False)
+        return CliRunner().invoke(cli, ["report", "convert", str(REPORT), *words])
+
+    return invoke
+
+
+def test_a_new_module_is_a_format_that_the_command_line_takes(convert: Convert, tmp_path: Path) -> None:
+    assert "'table_of_outcomes' is not one of" in convert("--format", "table_of_outcomes").output
+    (tmp_path / "table_of_outcomes.py").write_text(CSV)
+    done = convert("--format", "table_of_outcomes")
+    assert (done.exit_code, done.output.splitlines()[0].count(",")) == (0, 1)
+    assert "table_of_outcomes" in convert("--help").output
+
+
+def test_a_module_without_a_format_is_no_format(convert: Convert, tmp_path: Path) -> None:
+    (tmp_path / "no_format.py").write_text("FORMAT = str")
+    assert isinstance(convert("--format", "no_format").exception, TypeError)
+
+
+def test_names_import_no_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "envcheck.reports.formats.html", raising=False)
+    assert "html" in registry.names()
+    assert "envcheck.reports.formats.html" not in sys.modules

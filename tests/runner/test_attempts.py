@@ -1,0 +1,206 @@
+"""Only slowness is taken back by a better measurement; what was wrong once is the verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envcheck.checks import (
+    ERROR,
+    FAIL,
+    PASS,
+    WARN,
+    Check,
+    Outcome,
+    View,
+    failed,
+    passed,
+    too_slow,
+    undecided,
+    warned,
+    worst,
+)
+from envcheck.node.snapshot import Snapshot
+from envcheck.runner import attempts
+from envcheck.runner.judging import judge, status_rules
+from envcheck.runner.judging.outcome_rows import row
+from envcheck.runner.planning import repeat
+from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.plan import plan
+from envcheck.runner.rejudge import Past, rejudge
+from envcheck.runner.schema import OutcomeRow, TargetFacts
+from envcheck.runner.state import Run
+
+OUTCOMES = {
+    "good": passed("fine", value=400.0, unit="GB/s"),
+    "low": warned("low", fix="look", value=300.0),
+    "slow": too_slow("slow", fix="look", value=200.0, code="speed.slow"),
+    "wrong": failed("wrong data", fix="take it out", code="data.wrong", culprit="rank 1"),
+    "lost": undecided("rank 1 died of SIGSEGV", fix="see the log", code="process.lost"),
+}
+KINDS = st.sampled_from([*OUTCOMES])
+
+
+def after_rules(outcome: Outcome, check: Found, details: dict[str, Any]) -> Outcome:
+    """Return an outcome after the rules that follow its judge."""
+    return status_rules.apply(outcome, status_rules.Evidence(check, View(Snapshot()), details))
+
+
+def _judge(view: View, ranks: list[dict[str, Any]]) -> Outcome:  # noqa: ARG001 (a judge's signature)
+    return OUTCOMES[ranks[0]["kind"]]
+
+
+FOUND = Found("speed", "env", Check(promise="p", level="quick", performance=True), _judge, "", "", Path("speed.py"))
+
+
+def made(kind: str, before: OutcomeRow | None = None) -> OutcomeRow:
+    """Return the row of one measurement that came to this, after another one."""
+    event = {"event": "done", "ranks": [{"kind": kind}], "seconds": 1.0, "body": 0.5, "logs": ["last words"]}
+    return row(FOUND, OUTCOMES[kind], event, before)
+
+
+def run_of(rounds: list[list[str]]) -> OutcomeRow:
+    """Return the row after rounds of measurements, as a run makes it."""
+    whole: OutcomeRow | None = None
+    for kinds in rounds:
+        now: OutcomeRow | None = None
+        for kind in kinds:
+            if now is None or attempts.unfinished(now):
+                now = made(kind, now)
+        assert now is not None
+        whole = repeat.fold(whole, now) if len(rounds) > 1 else now
+    assert whole is not None
+    return whole
+
+
+def measured(rounds: list[list[str]]) -> set[str]:
+    """Return what was really measured: nothing follows anything but a slow first attempt."""
+    return {kind for kinds in rounds for kind in (kinds[:2] if kinds[0] == "slow" else kinds[:1])}
+
+
+def again(old: OutcomeRow) -> OutcomeRow:
+    """Return the row judged again from a report."""
+    run = Run(plan([FOUND], level="quick", nproc=2), [FOUND], Past(TargetFacts(kind="python", name="x", chosen="y")))
+    run.environment = {"device_count": 0}
+    rejudge(run, [old])
+    return run.known["speed"]
+
+
+ROUNDS = st.lists(st.lists(KINDS, min_size=1, max_size=2), min_size=1, max_size=5)
+
+
+@given(ROUNDS)
+def test_what_was_wrong_once_is_the_verdict_whatever_comes_later(rounds: list[list[str]]) -> None:
+    found, seen = run_of(rounds), measured(rounds)
+    if "wrong" in seen:
+        assert (found.status, found.remeasure) == (FAIL, False)
+        assert {f.code for f in found.findings or [attempts.as_finding(found)]} >= {"data.wrong"}
+    if "lost" in seen:
+        assert found.status in (FAIL, ERROR)
+    if seen == {"good"}:
+        assert found.status == PASS
+    assert len([a for a in found.attempts if a.shown]) == 1
+
+
+@given(ROUNDS)
+def test_an_old_report_is_judged_alike(rounds: list[list[str]]) -> None:
+    old = run_of(rounds)
+    new = again(old)
+    assert (new.status, new.code, new.remeasure) == (old.status, old.code, old.remeasure)
+    assert again(new) == new
+
+
+@given(st.lists(KINDS, min_size=1, max_size=9), st.lists(KINDS, min_size=1, max_size=9))
+def test_no_order_of_attempts_makes_wrong_data_better(first: list[str], second: list[str]) -> None:
+    rows = [made(kind) for kind in first] + [attempts.in_round(made(kind), 2) for kind in second]
+    found = attempts.combine(rows)
+    if "wrong" in first + second:
+        assert (found.status, found.remeasure) == (FAIL, False)
+    if "lost" in first + second:
+        assert found.status in (FAIL, ERROR)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "status", "shown"),
+    [
+        (["slow", "good"], PASS, 1),
+        (["slow", "low"], WARN, 1),
+        (["slow", "slow"], FAIL, 1),
+        (["slow", "wrong"], FAIL, 1),
+        (["slow", "lost"], FAIL, 0),
+        (["wrong", "good"], FAIL, 0),
+        (["lost", "good"], ERROR, 0),
+        (["low", "good"], WARN, 0),
+    ],
+)
+def test_the_second_measurement_counts_only_after_slowness(kinds: list[str], status: str, shown: int) -> None:
+    found = attempts.combine([made(kind) for kind in kinds])
+    assert (found.status, [a.shown for a in found.attempts].index(True)) == (status, shown)
+    assert [a.status for a in found.attempts] == [OUTCOMES[kind].status for kind in kinds]
+
+
+def test_an_old_report_whose_first_attempt_failed_for_an_unknown_reason_is_no_pass() -> None:
+    old = run_of([["slow", "good"]])
+    legacy = [{"status": a.status, "value": a.value, "seconds": a.seconds, "body": a.body} for a in old.attempts]
+    kept = [type(old.attempts[0])(**a) for a in legacy]
+    found = again(OutcomeRow(id="speed", kind="env", status="pass", summary="fine", attempts=kept, ranks=old.ranks))
+    assert found.status == ERROR
+    assert "does not say" in found.summary
+
+
+def test_a_report_of_a_long_soak_keeps_the_wrong_round_and_not_every_good_one() -> None:
+    found = run_of([*[["good"]] * 150, ["wrong"], *[["good"]] * 150])
+    assert len(found.attempts) <= 100
+    assert "wrong data" in [a.summary for a in found.attempts]
+    assert found.spread is not None
+    assert (found.spread.rounds, found.spread.told_in) == (301, 151)
+
+
+def judged(outcome: Any) -> Outcome:
+    """Return what a judge that returns this comes to."""
+    return judge.decide(FOUND._replace(judge=lambda *_: outcome), View(Snapshot()), [{"kind": "good"}])
+
+
+BAD = [
+    Outcome(FAIL, "no remedy"),
+    Outcome("fine", "no such status"),
+    failed("not a number", fix="look", value=float("nan")),
+    Outcome(WARN, "too slow, yet no failure", remedy="look", remeasure=True),
+    Outcome(PASS, "nested", findings=(passed("x"),)),
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda outcome: outcome.summary)
+def test_a_finding_that_is_not_sound_is_an_error_and_hides_no_other(bad: Outcome) -> None:
+    wrong = OUTCOMES["wrong"]
+    alone = judged(Outcome(PASS, "all well", findings=(bad,)))
+    assert alone.status == ERROR
+    beside = judged(Outcome(FAIL, "wrong", remedy="r", findings=(wrong, bad)))
+    assert beside.status == FAIL
+    assert {f.status for f in beside.findings} == {FAIL, ERROR}
+
+
+@pytest.mark.parametrize(("finding", "status"), [("wrong", FAIL), ("low", ERROR), ("lost", ERROR), ("slow", FAIL)])
+def test_an_outcome_that_is_better_than_its_findings_is_a_bug(finding: str, status: str) -> None:
+    found = judged(Outcome(PASS, "all well", findings=(OUTCOMES[finding],)))
+    assert found.status == status
+    assert "envcheck.bug" in [f.code for f in found.findings]
+    assert not found.remeasure
+
+
+def test_without_peer_to_peer_slowness_is_excused_and_wrong_data_is_not() -> None:
+    both = judged(attempts_worst("slow", "wrong"))
+    told = after_rules(both, FOUND, {"ran_with": ["NCCL_P2P_DISABLE=1"]})
+    assert (told.status, told.summary) == (FAIL, "wrong data")
+    assert [f.status for f in told.findings] == [FAIL, ERROR]
+    slow = after_rules(judged(OUTCOMES["slow"]), FOUND, {"ran_with": ["NCCL_P2P_DISABLE=1"]})
+    assert slow.status == ERROR
+
+
+def attempts_worst(*kinds: str) -> Outcome:
+    """Return one outcome that holds these."""
+    return worst([OUTCOMES[kind] for kind in kinds], otherwise=passed("fine"))

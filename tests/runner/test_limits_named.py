@@ -1,0 +1,141 @@
+"""A failure that a limit of this process explains names that limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envcheck.runner.schema import OutcomeRow
+from envcheck.runner.worker import process_limits, rank, rank_group
+
+LIMITED = {
+    "memory": (
+        "RLIMIT_AS, (2**29, 2**29)",
+        "bytearray(2**30)",
+        "MemoryError",
+        "536870912 bytes of address space, see `ulimit -v`",
+    ),
+    "file size": (
+        "RLIMIT_FSIZE, (4096, 4096)",
+        "open('big', 'wb').write(bytes(2**20))",
+        "File too large",
+        "4096 bytes in a file, see `ulimit -f`",
+    ),
+    "open files": (
+        "RLIMIT_NOFILE, (32, 32)",
+        "[open('/dev/null') for _ in range(64)]",
+        "Too many open",
+        "32 open files, see `ulimit -n`",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LIMITED)
+def test_a_limit_that_a_rank_meets_is_named(outcome: Callable[..., OutcomeRow], kind: str) -> None:
+    limit, does, says, names = LIMITED[kind]
+    found = outcome(f"import resource\nresource.setrlimit(resource.{limit})\n{does}", options="ranks=1, timeout=30")
+    assert found.status == "error"
+    assert says in found.summary
+    assert found.summary.count(names) == 1
+
+
+def test_no_limit_explains_what_it_did_not_cause(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
+    assert process_limits.explained("ValueError: no") == "ValueError: no"
+    (tmp_path / "pids.max").write_text("64\n")
+    assert "pids.max of the control group is 64" in process_limits.explained("RuntimeError: can't start new thread")
+    (tmp_path / "memory.max").write_text("max\n")
+    monkeypatch.setattr("resource.getrlimit", lambda _: (-1, -1))
+    assert process_limits.explained("MemoryError") == "MemoryError"
+
+
+def test_a_kill_for_lack_of_memory_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
+    monkeypatch.setattr(process_limits, "_OWN_CGROUP", tmp_path / "cgroup")
+    (tmp_path / "cgroup").write_text("0::/job\n")
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "memory.max").write_text("1048576\n")
+    (tmp_path / "job" / "memory.events").write_text("low 0\noom 1\noom_kill 0\n")
+    assert process_limits.explained("died of SIGKILL") == "died of SIGKILL"
+    (tmp_path / "job" / "memory.events").write_text("low 0\noom 1\noom_kill 2\n")
+    text = process_limits.explained("died of SIGKILL")
+    assert "ended processes of the control group for lack of memory (2)" in text
+    assert "memory.max of the control group is 1048576" in text
+
+
+def test_control_groups_of_version_1_are_read_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
+    monkeypatch.setattr(process_limits, "_OWN_CGROUP", tmp_path / "cgroup")
+    # What a container sees: the path of the outside, and below the mount only its own group.
+    (tmp_path / "cgroup").write_text("8:pids:/docker/0b17\n4:memory:/docker/0b17\n0::/docker/0b17\n")
+    for name in ("pids", "memory"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "pids/pids.max").write_text("30\n")
+    (tmp_path / "memory/memory.limit_in_bytes").write_text("314572800\n")
+    (tmp_path / "memory/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+    # Who could start no thread hangs without a word: what the group was refused says it.
+    (tmp_path / "pids/pids.events").write_text("max 0\n")
+    assert process_limits.explained("still running after 180 s") == "still running after 180 s"
+    (tmp_path / "pids/pids.events").write_text("max 7\n")
+    text = process_limits.explained("still running after 180 s")
+    assert text.endswith(
+        "(limit: the control group was refused processes or threads (7), pids.max of the control group is 30)"
+    )
+    assert process_limits.explained("RuntimeError: Resource temporarily unavailable").endswith(
+        "(limit: pids.max of the control group is 30)"
+    )
+    text = process_limits.explained("died of SIGKILL")
+    assert "for lack of memory (1), memory.limit_in_bytes of the control group is 314572800" in text
+    assert process_limits.explained(text) == text
+    (tmp_path / "memory/memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert "no limit of memory of its own" in process_limits.explained("died of SIGKILL")
+
+
+def test_the_limit_of_a_job_counts_for_its_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
+    monkeypatch.setattr(process_limits, "_OWN_CGROUP", tmp_path / "cgroup")
+    (tmp_path / "cgroup").write_text("0::/job/step\n")
+    (tmp_path / "job/step").mkdir(parents=True)
+    (tmp_path / "job/step/pids.max").write_text("max\n")
+    (tmp_path / "job/pids.max").write_text("48\n")
+    assert "pids.max of the control group is 48" in process_limits.explained("can't start new thread")
+
+
+def test_a_limit_that_a_check_reports_itself_is_named(outcome: Callable[..., OutcomeRow], tmp_path: Path) -> None:
+    body = (
+        "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
+        f"try:\n    open({str(tmp_path / 'big')!r}, 'wb').write(bytes(2**20))\n"
+        "except OSError as error:\n    return {'said': [str(error)]}"
+    )
+    found = outcome(body, options="ranks=1, timeout=30")
+    assert "(limit: 8192 bytes in a file, see `ulimit -f`)" in str(found.ranks)
+
+
+def test_a_rank_that_has_no_room_for_its_result_says_so(outcome: Callable[..., OutcomeRow]) -> None:
+    # No file may have a byte: what it raises cannot be left in a file, and is told on its log.
+    body = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\nreturn {}"
+    found = outcome(body, options="ranks=1, timeout=30")
+    assert found.status == "error"
+    assert "exited with code 1: OSError: [Errno 27] File too large" in found.summary
+
+
+def test_a_fork_that_fails_is_the_result_of_its_group_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refused() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("os.fork", refused)
+    done = rank_group.run_group(rank_group.Job("module:none", world=2), tmp_path / "group", 5.0, lambda: None)
+    assert done["error"]["text"].startswith("could not be started: Resource temporarily unavailable")
+    assert (done["error"]["rank"], done["ranks"]) == (0, [None, None])
+
+
+def test_loopback_is_ipv6_where_it_has_no_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rank.loopback() == "127.0.0.1"
+
+    def refused(*_: object) -> None:
+        raise OSError(99, "Cannot assign requested address")
+
+    monkeypatch.setattr("socket.socket.bind", refused)
+    assert rank.loopback() == "::1"

@@ -1,0 +1,136 @@
+"""A rank that is stopped, hangs, dies or never comes is named, and not one of those that waited for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.checks.env.support.process import progress_file
+from envcheck.runner.state import Run
+from envcheck.runner.targets.interface import Chosen
+from envcheck.runner.targets.local_python import LocalPython
+from envcheck.runner.worker import group_ending, lost_rank
+from envcheck.runner.worker.lost_rank import Seen
+
+JOINED, LOADED, STARTED, LEFT = progress_file.JOINED, progress_file.LOADED, progress_file.STARTED, progress_file.LEFT
+# Three ranks of a real torch that reduce again and again; one of them does `{fault}` after its fifth.
+GROUP = """
+import torch
+from envcheck.checks.env.support.collectives import process_group as _group
+{before}
+with _group.group(rank) as dist:
+    for step in range(40):
+        if rank.rank == 1 and step == 5:
+            {fault}
+        dist.all_reduce(torch.ones(1000))
+        time.sleep(0.05)
+return {{"rank": rank.rank}}
+"""
+STOP = "os.kill(os.getpid(), signal.SIGSTOP)"
+FAULTS = {
+    "is stopped": ("", STOP, 60, ["is stopped (process state T"]),
+    "sleeps for ever": ("", "time.sleep(600)", 12, ["has begun 5 collectives", "in number 6"]),
+    "sleeps longer than gloo waits": (
+        "_group.JOIN_SECONDS = 4",
+        "time.sleep(600)",
+        60,
+        ["has begun 5 collectives", "waited for it: RuntimeError"],
+    ),
+    "is killed": ("", "os.kill(os.getpid(), signal.SIGKILL)", 60, ["died of SIGKILL"]),
+    "leaves early": ("", "os._exit(0)", 60, ["exited with code 0 and no result"]),
+    "never joins": ("if rank.rank == 1: time.sleep(600)", "pass", 12, ["has not joined the group"]),
+    "is stopped before it joins": (f"if rank.rank == 1: {STOP}", "pass", 60, ["is stopped"]),
+    "raises": ("", "raise ValueError('a bug of its own')", 60, ["ValueError: a bug of its own"]),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_rank_that_the_others_waited_for_is_named(
+    add: Callable[..., Path], run_site: Callable[..., Run], torch_python: Path, fault: str
+) -> None:
+    before, after, limit, words = FAULTS[fault]
+    add("group", GROUP.format(before=before, fault=after), options=f"ranks=3, timeout={limit}")
+    outcome = run_site(target=LocalPython(Chosen(torch_python, "--python"))).outcomes["group"]
+    assert outcome.status == "error"
+    assert outcome.summary.startswith("rank 1 "), outcome.summary
+    assert all(word in outcome.summary for word in words), outcome.summary
+    # A lost rank ends its group long before its limit.
+    assert outcome.seconds < 40
+
+
+@pytest.mark.torch
+def test_a_rank_that_hangs_in_an_import_is_named(
+    add: Callable[..., Path], run_site: Callable[..., Run], torch_python: Path
+) -> None:
+    path = add("group", GROUP.format(before="", fault="pass"), options="ranks=2, timeout=12")
+    path.write_text(f"{path.read_text()}\nif os.environ.get('RANK') == '1': time.sleep(600)\n")
+    outcome = run_site(target=LocalPython(Chosen(torch_python, "--python"))).outcomes["group"]
+    assert outcome.summary.startswith("rank 1 still running after 12 s (ranks 0, 1): it still imports its check")
+
+
+@pytest.mark.parametrize(
+    ("running", "others", "rank", "word"),
+    [
+        ([Seen(0, "S", JOINED, 5), Seen(1, "T", JOINED, 5)], [], 1, "state T"),
+        ([Seen(0, "S", JOINED, 5), Seen(2, "D", JOINED, 5)], [], 2, "state D"),
+        ([Seen(0, "S", JOINED, 6), Seen(1, "R", JOINED, 5)], [], 1, "in number 6"),
+        ([Seen(1, "S", JOINED, 5)], [(JOINED, 6)], 1, "in number 6"),
+        ([Seen(0, "S", JOINED, 5), Seen(1, "S", LOADED)], [], 1, "has not joined"),
+        ([Seen(0, "S", progress_file.JOINING), Seen(1, "S", LOADED)], [], 1, "has not joined"),
+        ([Seen(0, "S", LOADED), Seen(1, "S", STARTED)], [], 1, "imports its check"),
+        ([Seen(0, "S", JOINED), Seen(1, "S", -1)], [], 1, "has not started"),
+        ([Seen(1, "S", JOINED, 9)], [(LEFT, 0)], 1, "has not left"),
+        ([Seen(0, "S", JOINED), Seen(1, "S", STARTED), Seen(2, "S", STARTED)], [], 1, "so is rank 2"),
+    ],
+)
+def test_who_is_behind_is_named(running: list[Seen], others: list[Any], rank: int, word: str) -> None:
+    blamed = lost_rank.culprit(running, others)
+    assert blamed is not None
+    assert blamed["rank"] == rank
+    assert word in blamed["why"]
+
+
+def dump(frame: str) -> str:
+    """Return what faulthandler prints of a thread."""
+    return f'Current thread 0x00007f (most recent call first):\n  File "{frame}\n  File "check.py", line 1 in measure\n'
+
+
+def test_of_ranks_as_far_as_each_other_the_one_that_does_not_wait_is_named() -> None:
+    waits = dump('/x/torch/distributed/distributed_c10d.py", line 2 in recv')
+    sleeps = dump('check.py", line 7 in sleeps')
+    both = [Seen(0, "S", JOINED, 5, waits), Seen(1, "S", JOINED, 5, sleeps)]
+    blamed = lost_rank.culprit(both, [])
+    assert blamed is not None
+    assert blamed["rank"] == 1
+    assert lost_rank.culprit([Seen(0, "S", JOINED, 5, waits), Seen(1, "S", JOINED, 5, waits)], []) is None
+    assert lost_rank.culprit([Seen(0, "S", JOINED, 5, sleeps), Seen(1, "S", JOINED, 5, sleeps)], []) is None
+    assert lost_rank.culprit([], [(LEFT, 0)]) is None
+
+
+def lost(directory: Path, text: str, running: list[Seen]) -> dict[str, Any]:
+    """Return the error of a group whose rank 0 raised `text`, having begun 6 collectives."""
+    progress_file.write(directory, 0, JOINED, 6)
+    found = group_ending.error(
+        directory, [group_ending.End(0, 1, "")], running, [{"error": text}, {}], "9 s", "SIGTERM"
+    )
+    assert found is not None
+    return found
+
+
+def test_only_an_error_of_somebody_who_waited_is_blamed_on_another(tmp_path: Path) -> None:
+    behind = [Seen(1, "S", JOINED, 5)]
+    assert lost(tmp_path, "RuntimeError: Timed out waiting 60000ms for recv operation", behind)["rank"] == 1
+    assert lost(tmp_path, "RuntimeError: Connection closed by peer [127.0.0.1]:4711", behind)["rank"] == 1
+    assert lost(tmp_path, "ValueError: a bug of its own", behind)["rank"] == 0
+    assert lost(tmp_path, "RuntimeError: Timed out waiting 60000ms for recv operation", [])["rank"] == 0
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2", '{"a": 1}', "[1]", '["x", 1]', "\xff"])
+def test_a_progress_file_that_cannot_be_read_is_no_progress(tmp_path: Path, text: str) -> None:
+    progress_file.path(tmp_path, 0).write_text(text, encoding="latin-1")
+    assert progress_file.read(tmp_path, 0) == (-1, 0)
+    assert progress_file.read(tmp_path, 1) == (-1, 0)

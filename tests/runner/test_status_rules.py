@@ -1,0 +1,91 @@
+"""A status that changes after the judge names the rule that changed it, and reports say so."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from envcheck.checks import ERROR, FAIL, PASS, Check, Outcome, View, failed, passed, too_slow
+from envcheck.node.snapshot import Gpu, Signal, Snapshot
+from envcheck.reports import phrases
+from envcheck.runner import attempts
+from envcheck.runner.judging import judge, status_rules
+from envcheck.runner.judging.outcome_rows import row
+from envcheck.runner.planning import repeat
+from envcheck.runner.planning.discover import Found
+from envcheck.runner.schema import OutcomeRow
+
+SLOW = too_slow("slow", fix="look at the links", value=9.0, unit="GB/s")
+FINE = passed("fine", value=90.0, unit="GB/s")
+RAN_WITHOUT_P2P = {"ran_with": ["NCCL_P2P_DISABLE=1"]}
+GPU = "GPU-1"
+USED = Snapshot(
+    gpus=[Gpu(GPU, {"processes": Signal(value=[{"pid": 4711, "name": "python"}]), "utilization": Signal(value=99.0)})]
+)
+ON_GPU = View(USED, {"devices": [{"uuid": GPU}]}, mode="gpu")
+
+
+def decided(outcome: Any, view: View | None = None, details: dict[str, Any] | None = None) -> Outcome:
+    """Return an outcome as a run decides it: what the judge returned, then the rules."""
+    check = Check(promise="p", level="quick", performance=True)
+    found = Found("speed", "env", check, lambda *_: outcome, "", "", Path("speed.py"))
+    return judge.decide(found, view or View(Snapshot()), [{"rank": 0}], details)
+
+
+def as_row(outcome: Outcome, before: OutcomeRow | None = None, **more: Any) -> OutcomeRow:
+    """Return the row of a measurement, after another one."""
+    check = Check(promise="p", level="quick", performance=True)
+    found = Found("speed", "env", check, lambda *_: outcome, "", "", Path("speed.py"))
+    event = {"event": "done", "ranks": [{"rank": 0, "device": "cpu"}], "seconds": 1.0, "body": 0.5, "logs": [""]}
+    return row(found, dataclasses.replace(outcome, details={**outcome.details, **more}), event, before)
+
+
+CHANGES: dict[str, tuple[Callable[[], Outcome | OutcomeRow], str, str]] = {
+    "contradiction": (lambda: decided(failed("broken", fix="")), FAIL, ERROR),
+    "busy-gpu": (lambda: decided(SLOW, ON_GPU), FAIL, ERROR),
+    "p2p-hang": (lambda: decided(FINE, details={**RAN_WITHOUT_P2P, "hung": "rank 0 hung"}), PASS, FAIL),
+    "p2p-disabled": (lambda: decided(SLOW, details=RAN_WITHOUT_P2P), FAIL, ERROR),
+    "second-measurement": (lambda: as_row(FINE, as_row(SLOW)), FAIL, PASS),
+    "worse-measurement": (lambda: attempts.join(as_row(FINE), as_row(failed("wrong", fix="out"))), PASS, FAIL),
+    "worst-round": (lambda: repeat.fold(repeat.fold(None, as_row(FINE)), as_row(failed("wrong", fix="x"))), PASS, FAIL),
+    "same-bits": (
+        lambda: repeat.fold(repeat.fold(None, as_row(FINE, bits={"0": "a"})), as_row(FINE, bits={"0": "b"})),
+        PASS,
+        FAIL,
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", CHANGES)
+def test_each_rule_that_changes_a_status_is_named_with_its_reason(rule: str) -> None:
+    make, before, after = CHANGES[rule]
+    outcome = make()
+    assert outcome.status == after
+    [change] = [change for change in outcome.changes if change.rule == rule]
+    assert (change.before, change.after) == (before, after)
+    assert change.reason
+
+
+def test_every_rule_has_a_case_here() -> None:
+    assert set(CHANGES) == {rule.name for rule in status_rules.OUTCOME_RULES} | set(attempts.ROW_RULES)
+
+
+def test_an_outcome_that_keeps_its_status_has_no_change() -> None:
+    assert decided(FINE).changes == ()
+    assert as_row(SLOW, as_row(SLOW)).changes == []
+
+
+def test_a_reader_of_the_report_sees_the_change_with_its_reason() -> None:
+    told = dict(phrases.particulars(as_row(decided(SLOW, ON_GPU))))
+    assert told["status"] == "fail → error: other processes used the GPU while its speed was measured [busy-gpu]"
+
+
+def test_rounds_keep_the_changes_of_the_round_that_counts() -> None:
+    slow = as_row(decided(SLOW, ON_GPU))
+    whole = repeat.fold(repeat.fold(None, as_row(FINE)), structs.replace(slow))
+    assert [change.rule for change in whole.changes] == ["busy-gpu", "worst-round"]

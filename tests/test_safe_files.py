@@ -1,0 +1,77 @@
+"""A file that a user named is replaced whole or not at all, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envcheck import safe_files
+
+SIGNALLED = """
+import os, sys
+from pathlib import Path
+from envcheck import safe_files
+def fsync(file, real=os.fsync):
+    os.kill(os.getpid(), int(sys.argv[2]))
+    real(file)
+os.fsync = fsync
+safe_files.replace(Path(sys.argv[1]), b"new")
+print("went on")
+"""
+FULL = """
+import resource, sys
+from pathlib import Path
+from envcheck import safe_files
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+try:
+    safe_files.replace(Path(sys.argv[1]), b"n" * 100)
+except OSError as error:
+    print(error.filename)
+"""
+
+
+def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_in_the_middle_ends_the_process_after_it(tmp_path: Path, number: signal.Signals) -> None:
+    file = tmp_path / "x.lock"
+    file.write_text("old")
+    done = python(SIGNALLED, str(file), str(int(number)))
+    assert done.returncode == -number, done.stderr
+    assert "went on" not in done.stdout
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.lock", "new")]
+
+
+def test_without_room_the_old_file_stays_and_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "x.lock"
+    file.write_text("old")
+    done = python(FULL, str(file))
+    assert done.stdout.strip() == str(file), done.stderr
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.lock", "old")]
+
+
+def test_a_link_and_the_rights_of_a_file_stay(tmp_path: Path) -> None:
+    file, link = tmp_path / "x.lock", tmp_path / "link"
+    file.write_text("old")
+    file.chmod(0o640)
+    link.symlink_to(file)
+    safe_files.replace(link, b"new")
+    assert (link.is_symlink(), file.read_text(), file.stat().st_mode & 0o777) == (True, "new", 0o640)
+
+
+def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left") as caught:
+        safe_files.replace(Path("/dev/full"), b"x")
+    assert caught.value.filename == "/dev/full"
+    safe_files.replace(Path("/dev/null"), b"x")
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(FileNotFoundError, match="absent"):
+        safe_files.replace(tmp_path / "absent/x", b"x")
