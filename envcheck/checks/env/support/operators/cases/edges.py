@@ -172,8 +172,11 @@ def _added(source: random.Random) -> Iterator[Case]:
     def put_(t: Any, v: Any, i: Any, o: Any) -> Any:  # noqa: ARG001 (every call takes torch)
         return v.clone().index_put_((i,), o, accumulate=True)
 
-    yield Case("index_add of duplicates", lambda t, v, i, o: t.index_add(v, 0, i, o), added, (x, index, more), wide=4)
-    yield Case("index_put_ of duplicates", put_, added, (x, index, more), wide=4)
+    def add(t: Any, v: Any, i: Any, o: Any) -> Any:
+        return t.index_add(v, 0, i, o)
+
+    for name, call in (("index_add of duplicates", add), ("index_put_ of duplicates", put_)):
+        yield Case(name, call, added, (x, index, more), wide=4, least=math.sqrt(count))
     kinds: dict[str, Callable[[Values], float]] = {
         "sum": math.fsum,
         "amax": max,
