@@ -193,7 +193,7 @@ def _no_output(error: OSError) -> str:
 
 
 def _say(line: str, status: int) -> int:
-    click.echo(f"envcheck: {messages.last_line(line)}", err=True)
+    messages.say(line)
     return status
 
 

@@ -48,6 +48,24 @@ def test_the_list_is_by_level_and_fits_80_columns() -> None:
     )
 
 
+def test_a_file_that_is_no_check_hides_no_other_check(tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir()
+    sound = (
+        '"""Doc."""\nfrom envcheck.checks import Check, passed\nCHECK = Check(promise="p", level="quick")\n'
+        "def judge(snapshot):\n    return passed('')\n"
+    )
+    (tmp_path / "node/my_sound.py").write_text(sound)
+    (tmp_path / "node/my_broken.py").write_text("def judge(:\n")
+    settings = Settings(None, verbose=False, quiet=False)
+    for more in ([], ["--json"]):
+        argv = ["--checks", str(tmp_path), *more]
+        done = CliRunner().invoke(command, argv, obj=settings, standalone_mode=False)
+        assert done.return_value == 2
+        assert "my-sound" in done.stdout
+        assert "driver-cuda" in done.stdout
+        assert f"envcheck: {tmp_path / 'node/my_broken.py'} cannot be imported: SyntaxError" in done.stderr
+
+
 def test_a_level_holds_those_before_it() -> None:
     ids = [check["id"] for check in json.loads(told("--level", "static", "--json"))]
     assert ids == [found.id for found in discover() if found.check.level == "static"]

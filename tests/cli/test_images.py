@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from envcheck.cli import cli
+from envcheck.cli import cli, main
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.images import lock_with_uv
@@ -100,9 +101,53 @@ def test_a_directory_that_is_not_there_is_no_empty_list(tmp_path: Path) -> None:
 def test_a_lock_that_contradicts_the_facts_is_named_where_it_lies(run: Callable[..., Result], images: Path) -> None:
     lock = images / CELL / "torch.lock"
     lock.write_text(lock.read_text().replace("torch==2.13.0+cpu", "torch==2.12.1+cpu"))
-    ended = run("images", CELL)
+    wrong = f"{images / CELL}: the lock holds torch 2.12.1+cpu, not 2.13.0+cpu"
+    assert wrong in json.loads(run("images", CELL, "--json").stdout)["cells"][0]["error"]
+    ended = run("render", CELL)
     assert isinstance(ended.exception, ConfigError)
-    assert ended.exception.message == f"{images / CELL}: the lock holds torch 2.12.1+cpu, not 2.13.0+cpu"
+    assert ended.exception.message == wrong
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "said"),
+    [
+        (b"# index: pytorch/cpu\ntorch>=2\n", 2, "'torch>=2' is not an exact version with a hash"),
+        (b"# index: pytorch/cpu\n\n\xff\xfe\n", 3, "not UTF-8 text"),
+        (b"", 1, "missing comment"),
+    ],
+)
+def test_a_bad_lock_hides_no_other_cell(
+    images: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, line: int, said: str
+) -> None:
+    (images / CELL / "torch.lock").write_bytes(content)
+    argv = ["images", "--images", str(images), "torch2.13.0-*py311"]
+    shown = CliRunner().invoke(cli, argv, standalone_mode=False)
+    assert shown.return_value == 2
+    assert [row.split()[2] for row in shown.stdout.splitlines()[1:3]] == ["BAD", "NO"]
+    error = f"{images / CELL / 'torch.lock'}:{line}: {said}"
+    assert error in shown.stdout
+    assert f"envcheck: {error}" in shown.stderr
+    assert "run `envcheck lock` for the cell" in shown.stderr
+    rows = json.loads(CliRunner().invoke(cli, [*argv, "--json"], standalone_mode=False).stdout)["cells"]
+    assert [(row["locked"], bool(row["error"])) for row in rows] == [(False, True), (False, False)]
+    monkeypatch.setattr("sys.argv", ["envcheck", *argv])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+
+
+def test_a_lock_that_may_not_be_read_is_named(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path.suffix == ".lock":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    shown = CliRunner().invoke(cli, ["images", "--images", str(images), CELL], standalone_mode=False)
+    assert shown.return_value == 2
+    assert f"{images / CELL / 'torch.lock'}: Permission denied; give this user the right to read it" in shown.stderr
 
 
 def test_the_list_is_also_for_programs(run: Callable[..., Result]) -> None:

@@ -486,7 +486,7 @@ def test_a_shell_is_offered_the_checks_that_begin_so(run: Envcheck, add: Add, tm
     assert offered(incomplete) == {"plain,my-one", "plain,my-other"}
     assert {"plain,ddp", "plain,shm"} <= offered("")
     (tmp_path / "site" / "env" / "my_one.py").write_text("no check")
-    assert offered(incomplete) == set()
+    assert offered(incomplete) == {"plain,my-other"}
 
 
 def test_report_schema_is_json(run: Envcheck) -> None:

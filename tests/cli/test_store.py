@@ -56,6 +56,23 @@ def test_versions_are_listed_switched_and_taken_back(run: Run, store: Store) -> 
     assert "no version 9; there are: 1, 2" in failed(run("switch", "9"), ConfigError)
 
 
+def test_an_unreadable_manifest_hides_no_other_version(run: Run, store: Store) -> None:
+    manifest = store.root / "versions/1/manifest.json"
+    manifest.unlink()
+    manifest.write_text("{")
+    for command_name in ("versions", "df"):
+        shown = run(command_name)
+        assert shown.return_value == 1
+        assert f"version 1             cannot be read: {manifest}: not to be read" in shown.stdout
+        assert "version 2    current  0 wheel(s), 1 model(s)" in shown.stdout
+        assert f"envcheck: {manifest}: not to be read" in shown.stderr
+        assert f"remove {manifest.parent}, and publish it again" in shown.stderr
+        rows = json.loads(run(command_name, "--json").stdout)["versions"]
+        assert [(row["number"], row["models"], bool(row["error"])) for row in rows] == [(1, 0, True), (2, 1, False)]
+    # What such a version holds is not known, so nothing is evicted.
+    assert "not to be read" in failed(run("gc", "--max-size", "1"), PromiseError)
+
+
 def test_df_says_what_is_pinned(run: Run) -> None:
     told = json.loads(run("df", "--json").stdout)
     assert told["schema"] == "envcheck/store/1"

@@ -48,7 +48,8 @@ EXPECTED = {
 
 def found_in(*paths: Path) -> list[Finding]:
     """Examine samples; one in Python has another name, so that nothing takes it for ours."""
-    texts = this_machine.files(paths)
+    texts, errors = this_machine.files(paths)
+    assert not errors
     return examine(t._replace(kind=kind_of(t.name.removesuffix(".sample"))) for t in texts)
 
 
@@ -273,19 +274,29 @@ def as_nobody(below: Path, shut: Path) -> Iterator[None]:
 def test_what_is_too_large_for_settings_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "model.bin").open("wb") as file:
         file.truncate(this_machine.LARGEST + 1)
-    with pytest.raises(ConfigError, match=r"model\.bin has 8 MB; name Dockerfiles"):
-        this_machine.files([tmp_path / "model.bin"])
-    with pytest.raises(ConfigError, match="/dev/zero has more than 8 MB"):
-        this_machine.files([Path("/dev/zero")])
+    texts, (large, endless) = this_machine.files([tmp_path / "model.bin", Path("/dev/zero")])
+    assert "model.bin has 8 MB; name Dockerfiles" in str(large)
+    assert "/dev/zero has more than 8 MB" in str(endless)
+    assert not texts
 
 
 def test_what_is_no_text_is_refused_and_what_windows_writes_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"HF_MIRROR=https://m.example\n\0")
-    with pytest.raises(ConfigError, match=r"a\.bin is no text"):
-        this_machine.files([tmp_path / "a.bin"])
+    texts, [error] = this_machine.files([tmp_path / "a.bin"])
+    assert (texts, "a.bin is no text" in str(error)) == ([], True)
     for encoding in ("utf-16", "utf-8-sig"):
         (tmp_path / "a.sh").write_bytes("HF_MIRROR=https://m.example\n".encode(encoding))
-        assert lines(examine(this_machine.files([tmp_path / "a.sh"]))) == ["1 W001"]
+        assert lines(found_in(tmp_path / "a.sh")) == ["1 W001"]
+
+
+def test_a_file_that_is_no_text_hides_no_finding_of_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"\0")
+    (tmp_path / "b.sh").write_text("HF_MIRROR=https://m.example\n")
+    command = [sys.executable, "-m", "envcheck", "mirror", "doctor", str(tmp_path / "a.bin"), str(tmp_path / "b.sh")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "b.sh:1: unreal W001" in done.stdout
+    assert done.stderr.startswith(f"envcheck: {tmp_path / 'a.bin'} is no text; name Dockerfiles")
 
 
 def _refused(*arguments: str) -> str:

@@ -88,6 +88,8 @@ SOUND = (
         ('"""Doc."""', "", "has no docstring or no promise"),
         ("def judge", "def ju dge", "cannot be imported: SyntaxError"),
         ("def judge", "import no_such\ndef judge", "cannot be imported: ModuleNotFoundError"),
+        ("def judge", "1 / 0\ndef judge", "cannot be imported: ZeroDivisionError"),
+        ("def judge", "raise SystemExit(0)\ndef judge", "cannot be imported: SystemExit"),
     ],
 )
 def test_a_file_that_is_no_check_is_a_loud_error_naming_it(site: Path, old: str, new: str, message: str) -> None:

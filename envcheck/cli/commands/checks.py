@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from envcheck.checks import LEVELS
-from envcheck.cli.shared import completion
+from envcheck.cli.shared import completion, messages
 from envcheck.cli.shared.typed_options import takes
+from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from envcheck.runner.planning.discover import Found
@@ -46,13 +47,17 @@ class ChecksOptions(NamedTuple):
 )
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, limits and all.")
 @takes(ChecksOptions)
-def command(options: ChecksOptions) -> None:
+def command(options: ChecksOptions) -> int:
     """List every check, or say all about one: promise, needs, cost, limits.
+
+    A file of --checks that is no check is named on standard error, and the others are listed.
 
     \b
     envcheck checks
     envcheck checks --level quick
     envcheck checks gemm-throughput
+
+    Exit 0: listed; 2: a file of --checks is no check, or wrong usage.
     """
     import json
 
@@ -60,8 +65,13 @@ def command(options: ChecksOptions) -> None:
     from envcheck.runner.planning.discover import discover
     from envcheck.runner.planning.plan import select
 
-    check = options.check
-    found = select(discover(options.checks), options.level or LEVELS[-1], only=[check] if check else [])
+    check, errors = options.check, list[ConfigError]()
+
+    def hear(error: ConfigError) -> None:
+        messages.say(str(error))
+        errors.append(error)
+
+    found = select(discover(options.checks, hear), options.level or LEVELS[-1], only=[check] if check else [])
     if options.as_json:
         click.echo(json.dumps([_facts(f) for f in found], indent=2))
     elif options.format_name == "markdown":
@@ -70,6 +80,7 @@ def command(options: ChecksOptions) -> None:
         click.echo("\n".join(_all_about(found[0])))
     else:
         _table(found)
+    return ConfigError.exit_code if errors else 0
 
 
 def _table(found: list[Found]) -> None:

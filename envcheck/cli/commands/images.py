@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from envcheck.cli.shared import completion
+from envcheck.cli.shared import completion, messages
 from envcheck.cli.shared.text import counted
 from envcheck.cli.shared.typed_options import takes
+from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
@@ -36,10 +37,13 @@ class ImagesOptions(NamedTuple):
 )
 @click.pass_obj
 @takes(ImagesOptions)
-def command(options: ImagesOptions, settings: Settings) -> None:
+def command(options: ImagesOptions, settings: Settings) -> int:
     """List the published cells: base, driver floor, targets, and which still lack a lock.
 
-    With --json also their tags and all that they promise. Exit 0: listed, whatever lacks a lock; 2: wrong usage.
+    With --json also their tags and all that they promise. A lock that cannot be used is named in its row and on
+    standard error; the other cells are listed.
+
+    Exit 0: listed, whatever lacks a lock; 2: a lock cannot be used, or wrong usage.
     """
     from envcheck.data import data_path
     from envcheck.images.spec import select
@@ -54,22 +58,31 @@ def command(options: ImagesOptions, settings: Settings) -> None:
     ]
     if options.as_json:
         click.echo(json.dumps({"schema": "envcheck/images/1", "cells": rows}, indent=1))
-        return
-    _table(rows)
+    else:
+        _table(rows)
+    errors = [row["error"] for row in rows if row["error"]]
+    for error in errors:
+        messages.say(error)
+    return ConfigError.exit_code if errors else 0
 
 
 def _row(matrix: Matrix, cell: Cell, targets: list[str], directory: Path) -> dict[str, Any]:
     from envcheck.images.locks.lockfile import missing
     from envcheck.images.spec import load_spec, make_spec
 
-    lacking = missing(directory / str(cell))
-    spec = make_spec(matrix, cell, []) if lacking else load_spec(matrix, cell, images_dir=directory)
+    spec, wrong, lacking = make_spec(matrix, cell, []), None, missing(directory / str(cell))
+    if not lacking:
+        try:
+            spec = load_spec(matrix, cell, images_dir=directory)
+        except ConfigError as error:
+            wrong = str(error)
     return {
         "cell": str(spec.cell),
         "targets": targets,
         "base": spec.base.image,
         "locked": bool(spec.locks),
         "missing": lacking,
+        "error": wrong,
         "tags": [f"{str(spec.cell).removeprefix('torch')}-{target}" for target in targets],
         "promises": spec.promises,
     }
@@ -79,13 +92,20 @@ def _table(rows: list[dict[str, Any]]) -> None:
     layout = "{:<26} {:<20} {:<5} {:<14} {}"
     click.echo(layout.format("CELL", "BASE", "LOCK", "DRIVER FLOOR", "TARGETS").rstrip())
     for row in rows:
-        lock = "yes" if row["locked"] else "BAD" if row["missing"] else "NO"
+        lock = "yes" if row["locked"] else "BAD" if row["missing"] or row["error"] else "NO"
         floor = row["promises"]["driver-floor"]
         click.echo(layout.format(row["cell"], row["base"], lock, floor, " ".join(row["targets"])).rstrip())
     unlocked = [row for row in rows if not row["locked"]]
     click.echo(f"\n{counted(len(rows), 'cell')}, {len(rows) - len(unlocked)} locked; tagged like {rows[0]['tags'][0]}")
     if unlocked:
-        click.echo("without a lock, so `envcheck build` refuses them:")
+        click.echo("without a usable lock, so `envcheck build` refuses them:")
         for row in unlocked:
-            lacks = f"lacks {' and '.join(row['missing'])}: restore it, or " if row["missing"] else ""
-            click.echo(f"  {row['cell']}: {lacks}run `envcheck lock {row['cell']}` where its index can be reached")
+            click.echo(f"  {row['cell']}: {_lacks(row)}")
+
+
+def _lacks(row: dict[str, Any]) -> str:
+    """Return why a cell cannot be built, and what to do."""
+    if row["error"]:
+        return str(row["error"])
+    lacks = f"lacks {' and '.join(row['missing'])}: restore it, or " if row["missing"] else ""
+    return f"{lacks}run `envcheck lock {row['cell']}` where its index can be reached"

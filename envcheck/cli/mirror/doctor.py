@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
+from envcheck.cli.shared import messages
 from envcheck.cli.shared.typed_options import takes
 from envcheck.errors import ConfigError
 
@@ -29,7 +30,8 @@ class MirrorDoctorOptions(NamedTuple):
 
 @click.command(
     "doctor",
-    epilog="Exit 0: nothing, or only what is outdated; 1: dangerous or unreal; 2: a file is no text, or none is named.",
+    epilog="Exit 0: nothing, or only what is outdated; 1: dangerous or unreal; 2: a file is no text (the others "
+    "are looked at), or none is named.",
 )
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--here/--no-here", default=None, help="Look at this machine too; without files it is what is looked at.")
@@ -56,7 +58,12 @@ def command(options: MirrorDoctorOptions, settings: Settings) -> int:
     from envcheck.mirrors.doctor.this_machine import machine, unread
 
     ours = here or (here is None and not files)
-    texts = [*(machine() if ours else []), *read(files)]
+    named, errors = read(files)
+    for error in errors:
+        messages.say(str(error))
+    texts = [*(machine() if ours else []), *named]
+    if errors and not texts:
+        return ConfigError.exit_code
     found = [*(unread() if ours else []), *doctor.examine(texts)]
     if options.as_json:
         import msgspec
@@ -66,6 +73,8 @@ def command(options: MirrorDoctorOptions, settings: Settings) -> int:
         click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
     else:
         _tell(found, len(texts), quiet=settings.quiet)
+    if errors:
+        return ConfigError.exit_code
     return 1 if doctor.wrong(found) else 0
 
 

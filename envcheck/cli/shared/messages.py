@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
+import click
+
 from envcheck.checks import LEVELS
 
 if TYPE_CHECKING:
@@ -58,6 +60,11 @@ def last_line(text: str) -> str:
     for value in _values(arguments):
         text = text.replace(value, shortened(value))
     return _LONG.sub(lambda match: shortened(match[0]), text)
+
+
+def say(text: str) -> None:
+    """Print an error's line on standard error; the command goes on."""
+    click.echo(f"envcheck: {last_line(text)}", err=True)
 
 
 def without_names(arguments: Sequence[str]) -> Callable[[str], str]:

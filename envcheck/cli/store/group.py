@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import Size
 from envcheck.cli.shared.typed_options import takes
 from envcheck.cli.store.bundle import export, import_
 from envcheck.cli.store.options import human, json_option, line
 from envcheck.cli.store.release import release, rollback, switch
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import ConfigError, PromiseError, UnavailableError
 
 if TYPE_CHECKING:
     from envcheck.mirrors.store.evict import Limits
+    from envcheck.mirrors.store.usage import Version
     from envcheck.mirrors.store.verify import Fault
 
 
@@ -73,11 +75,12 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @json_option
 @click.pass_obj
 @takes(StoreDfOptions)
-def df(options: StoreDfOptions, obj: Any) -> None:
+def df(options: StoreDfOptions, obj: Any) -> int:
     """Say what the store takes.
 
     On the disk; and by the lengths of files: in all, pinned by a version, unfinished, in quarantine, and in each
-    version, which share what they have in common.
+    version, which share what they have in common. Exit 1: a version's manifest cannot be read; its files count as
+    unpinned here.
     """
     import msgspec
 
@@ -87,7 +90,7 @@ def df(options: StoreDfOptions, obj: Any) -> None:
     told = evict.usage(there(obj[1]))
     if options.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(told)))
-        return
+        return _unreadable(told.versions)
     click.echo(f"store        {told.root}")
     click.echo(f"on the disk  {human(told.disk)}, as du counts")
     click.echo(f"objects      {told.objects}, {human(told.bytes)}")
@@ -97,14 +100,18 @@ def df(options: StoreDfOptions, obj: Any) -> None:
     click.echo(f"file system  {human(told.used)} of {human(told.room)}, {told.used / told.room:.0%}")
     for version in told.versions:
         click.echo(line(version))
+    return _unreadable(told.versions)
 
 
 @command.command("versions")
 @json_option
 @click.pass_obj
 @takes(StoreVersionsOptions)
-def versions_(options: StoreVersionsOptions, obj: Any) -> None:
-    """List the released versions."""
+def versions_(options: StoreVersionsOptions, obj: Any) -> int:
+    """List the released versions.
+
+    Exit 0: listed; 1: a version's manifest cannot be read, and the others are listed.
+    """
     import msgspec
 
     from envcheck.cli.store.common import there
@@ -113,11 +120,20 @@ def versions_(options: StoreVersionsOptions, obj: Any) -> None:
     told = store_usage.listed(there(obj[1]))
     if options.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"schema": "envcheck/versions/1", "versions": told})))
-        return
+        return _unreadable(told)
     for version in told:
         click.echo(line(version))
     if not told:
         click.echo("nothing is released")
+    return _unreadable(told)
+
+
+def _unreadable(told: list[Version]) -> int:
+    """Name each version whose manifest cannot be read on standard error; return the exit code."""
+    errors = [version.error for version in told if version.error]
+    for error in errors:
+        messages.say(error)
+    return PromiseError.exit_code if errors else 0
 
 
 @command.command("verify", epilog="Example: envcheck store verify --mirror host")

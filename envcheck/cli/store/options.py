@@ -37,5 +37,7 @@ def human(size: int) -> str:
 
 def line(version: Version) -> str:
     """Return a version in a line."""
+    if version.error:
+        return f"version {version.number:<4} {'current' if version.current else '':<8} cannot be read: {version.error}"
     held = f"{version.wheels} wheel(s), {version.models} model(s), {human(version.bytes)}"
     return f"version {version.number:<4} {'current' if version.current else '':<8} {held}"

@@ -152,7 +152,20 @@ def missing(directory: Path) -> list[str]:
 def read_locks(directory: Path) -> list[Lock]:
     """Return the locks of a cell's directory in layer order; a group without a file is absent."""
     files = [(group, directory / f"{group}.lock") for group in GROUPS]
-    return [parse_lock(path.read_text(), group, str(path)) for group, path in files if path.is_file()]
+    return [parse_lock(_text(path), group, str(path)) for group, path in files if path.is_file()]
+
+
+def _text(path: Path) -> str:
+    """Return a lock file's text. Raise ConfigError where it cannot be read or is no text."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        raise ConfigError(message, fix="give this user the right to read it") from error
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _bad(str(path), content.count(b"\n", 0, error.start) + 1, "not UTF-8 text") from error
 
 
 def digest(locks: Sequence[Lock]) -> str:

@@ -54,9 +54,17 @@ _DIRECTORIES: Final = (("etc/profile.d", "*.sh"), ("etc/containers/registries.co
 _NAMING: Final = ("PIP_CONFIG_FILE", "UV_CONFIG_FILE", "NPM_CONFIG_USERCONFIG", "CONDARC", "BASH_ENV")
 
 
-def files(paths: Iterable[Path]) -> list[Text]:
-    """Return the texts of files. Raise ConfigError for what is no text, or too large to be settings."""
-    return [Text(str(path), _decoded(path), kind_of(path.name)) for path in paths]
+def files(paths: Iterable[Path]) -> tuple[list[Text], list[ConfigError]]:
+    """Return the texts of files, and the errors of those that are no text, too large to be settings or unreadable."""
+    texts, errors = list[Text](), list[ConfigError]()
+    for path in paths:
+        try:
+            texts.append(Text(str(path), _decoded(path), kind_of(path.name)))
+        except ConfigError as error:  # noqa: PERF203 (files are few)
+            errors.append(error)
+        except OSError as error:
+            errors.append(ConfigError(f"{path}: {error.strerror}", fix="give this user the right to read it"))
+    return texts, errors
 
 
 def _decoded(path: Path) -> str:

@@ -36,6 +36,7 @@ class Limits(NamedTuple):
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What a store takes, in bytes. `used` and `room` are of the file system, or of what the store may take.
 
+    `pinned` leaves out what only a version with an unreadable manifest holds (its `error` in `versions`).
     `disk` is what all of it has on the disk, counted as du does; the other sums are of files' lengths.
     """
 
@@ -74,7 +75,7 @@ def excess(used: int, room: int, limits: Limits) -> int:
 
 def usage(store: Store, limits: Limits | None = None) -> Usage:
     """Return what the store takes."""
-    objects, pinned = store.objects(), versions.pinned(store)
+    objects, pinned = store.objects(), versions.pinned_by(versions.readable_manifests(store)[0].values())
     used, room = _room(store, objects, limits or Limits())
     return Usage(
         root=str(store.root),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from envcheck.errors import PromiseError
 from envcheck.mirrors.store import versions
 from envcheck.mirrors.store.objects import Store
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """One version as it is listed; `bytes` counts each object once."""
+    """One version as it is listed; `bytes` counts each object once. `error`: its manifest cannot be read, and why."""
 
     number: int
     current: bool
@@ -17,12 +18,19 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     wheels: int
     models: int
     bytes: int
+    error: str | None = None
 
 
 def listed(store: Store) -> list[Version]:
-    """Return every version, oldest first."""
-    served = versions.current(store)
-    return [_version(number, told, current=number == served) for number, told in versions.manifests(store).items()]
+    """Return every version, oldest first, also those whose manifests cannot be read."""
+    served, (readable, errors) = versions.current(store), versions.readable_manifests(store)
+    found = [_version(number, held, current=number == served) for number, held in readable.items()]
+    found += [_unreadable(number, error, current=number == served) for number, error in errors.items()]
+    return sorted(found, key=lambda version: version.number)
+
+
+def _unreadable(number: int, error: PromiseError, *, current: bool) -> Version:
+    return Version(number=number, current=current, files=0, wheels=0, models=0, bytes=0, error=str(error))
 
 
 def _version(number: int, told: versions.Manifest, *, current: bool) -> Version:

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -195,20 +195,33 @@ def manifest(store: Store, number: int) -> Manifest:
 
 
 def manifests(store: Store) -> dict[int, Manifest]:
-    """Return what every version holds, oldest first; one that is let go of meanwhile is none."""
-    found = {}
+    """Return what every version holds, oldest first. Raise PromiseError where one cannot be read."""
+    readable, errors = readable_manifests(store)
+    for error in errors.values():
+        raise error
+    return readable
+
+
+def readable_manifests(store: Store) -> tuple[dict[int, Manifest], dict[int, PromiseError]]:
+    """Return what each version holds, oldest first, and why not; one that is let go of meanwhile is none."""
+    readable, errors = dict[int, Manifest](), dict[int, PromiseError]()
     for number in numbers(store):
         try:
-            found[number] = manifest(store, number)
-        except PromiseError:  # noqa: PERF203 (versions are few)
+            readable[number] = manifest(store, number)
+        except PromiseError as error:  # noqa: PERF203 (versions are few)
             if (_folder(store) / str(number)).is_dir():
-                raise
-    return found
+                errors[number] = error
+    return readable, errors
 
 
 def pinned(store: Store) -> set[str]:
-    """Return the hashes of all objects that some version holds."""
-    held = manifests(store).values()
+    """Return the hashes of all objects that some version holds. Raise PromiseError where a manifest is unreadable."""
+    return pinned_by(manifests(store).values())
+
+
+def pinned_by(held: Iterable[Manifest]) -> set[str]:
+    """Return the hashes of all objects that these versions hold."""
+    held = list(held)
     files = {file.sha256 for one in held for file in one.files}
     return files | {digest for one in held for digest in known.objects(one.contents)}
 

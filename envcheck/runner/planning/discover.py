@@ -31,16 +31,22 @@ class Found(NamedTuple):
     path: Path
 
 
-def discover(site: Path | None = None) -> list[Found]:
+def discover(site: Path | None = None, hear: Callable[[ConfigError], None] | None = None) -> list[Found]:
     """Return every check, ordered as it would run: by level, node before env, probes first, then by id.
 
-    `site` is a user's own.
+    `site` is a user's own. A file of it that is no check raises ConfigError; with `hear` it is left out, and `hear`
+    gets the error.
     """
+    wrong: list[ConfigError] = []
     found = [f for kind in _KINDS for f in _shipped(kind)]
     if site is not None:
         site = site.absolute()
-        found += [f for kind in _KINDS for f in _own(site, kind)]
-        if not any(f.path.is_relative_to(site) for f in found):
+        found += [f for kind in _KINDS for f in _own(site, kind, wrong)]
+        for error in wrong:
+            if hear is None:
+                raise error
+            hear(error)
+        if not wrong and not any(f.path.is_relative_to(site) for f in found):
             message = f"{site} contains no check"
             raise ConfigError(message, fix="put files into its node/ and env/, as `envcheck checks ID` shows them")
     twice = {f.id for f in found if sum(g.id == f.id for g in found) > 1}
@@ -57,9 +63,15 @@ def _shipped(kind: Kind) -> list[Found]:
     return [_checked(m, kind, f"module:{m.__name__}") for m in modules]
 
 
-def _own(site: Path, kind: Kind) -> list[Found]:
-    files = sorted(p for p in (site / kind).glob("*.py") if not p.name.startswith("_"))
-    return [_checked(_load(path), kind, f"file:site/{path.name}") for path in files]
+def _own(site: Path, kind: Kind, wrong: list[ConfigError]) -> list[Found]:
+    """Return the checks of a site's directory; `wrong` gets the error of each file that is none."""
+    found = []
+    for path in sorted(p for p in (site / kind).glob("*.py") if not p.name.startswith("_")):
+        try:
+            found.append(_checked(_load(path), kind, f"file:site/{path.name}"))
+        except ConfigError as error:  # noqa: PERF203 (files are few)
+            wrong.append(error)
+    return found
 
 
 def _load(path: Path) -> ModuleType:
@@ -70,7 +82,7 @@ def _load(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (SyntaxError, ImportError, NameError, AttributeError, TypeError, ValueError, LookupError) as error:
+    except (Exception, SystemExit) as error:  # what a user's file does when it is imported is not known
         message = f"{path} cannot be imported: {type(error).__name__}: {error}"
         raise ConfigError(message, fix="a check imports torch inside functions only") from error
     return module
