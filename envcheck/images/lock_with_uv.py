@@ -21,7 +21,7 @@ from envcheck.images.locks.lockfile import divide, group_of
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import ARCH, facts, torch_index, torch_version
 from envcheck.matrix.facts.model import Cell, Matrix
-from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, attempts, without_queries
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, network_indexes, without_queries
 
 # Every base has a newer C library; wheels for an older one match too.
 _PLATFORM: Final = "x86_64-manylinux_2_28"
@@ -72,7 +72,7 @@ def _sources(profile: Profile, torch_index: str) -> list[list[str]]:
 
     (`torch==2.13.0` would be satisfied by a local `torch-2.13.0+cpu` file: PEP 440 ignores a label nobody asked for.)
     """
-    remote = attempts([i for i in profile.pypi if i.kind == "simple"], closed=profile.closed)
+    remote = network_indexes([i for i in profile.pypi if i.kind == "simple"], closed=profile.closed)
     python = [[] if i.url == CLIENT_DEFAULT else ["--default-index", i.url] for i in remote]
     if torch_index == "pypi":
         return python

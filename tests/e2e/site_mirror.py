@@ -25,7 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
-from envcheck.mirrors.profiles.apt_config import bases_for
+from envcheck.mirrors.profiles.apt_config import base_urls
 from envcheck.mirrors.profiles.host_config import apt_sources
 
 SUITE = "bookworm"
@@ -100,7 +100,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, site: Site) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.site = site
-        self.archives = bases_for(apt_sources(), "debian", SUITE)
+        self.archives = base_urls(apt_sources(), "debian", SUITE)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing of clients that went away, or that do not trust us."""

@@ -12,16 +12,16 @@ from envcheck.images.render.build_context import sources
 from envcheck.matrix.file.load import load
 from envcheck.mirrors.hub.api import trusted
 from envcheck.mirrors.profiles.apt_config import AptSource
-from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, HuggingFace, Index, Profile, attempts
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, HuggingFace, Index, Profile, network_indexes
 
 OPEN, CLOSED = Profile(name="site"), Profile(name="site", closed=True)
 INDEX = Index(url="https://mirror.example/simple")
 
 
 def test_an_index_that_is_not_named_is_not_the_clients_own() -> None:
-    assert attempts([], closed=False) == [Index(url=CLIENT_DEFAULT)]
-    assert attempts([Index(url="/srv/wheels"), Index(url=CLIENT_DEFAULT)], closed=True) == []
-    assert attempts([INDEX], closed=True) == [INDEX]
+    assert network_indexes([], closed=False) == [Index(url=CLIENT_DEFAULT)]
+    assert network_indexes([Index(url="/srv/wheels"), Index(url=CLIENT_DEFAULT)], closed=True) == []
+    assert network_indexes([INDEX], closed=True) == [INDEX]
 
 
 @pytest.mark.parametrize(("index", "key"), [("pypi", "pypi"), ("pytorch/cpu", "pytorch")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envcheck.mirrors.profiles.apt_config import AptSource, bases_for, parse_sources
+from envcheck.mirrors.profiles.apt_config import AptSource, base_urls, parse_sources
 
 DEB822 = """\
 Types: deb deb-src
@@ -44,6 +44,6 @@ def test_only_enabled_binary_sources_count() -> None:
 
 def test_only_the_bases_distribution_and_suite_count() -> None:
     sources = parse_sources([("debian.sources", DEB822), ("sources.list", ONE_LINE)])
-    assert bases_for(sources, "debian", "bookworm") == ["https://a.example", "https://b.example", "https://f.example"]
-    assert bases_for(sources, "ubuntu", "noble") == ["https://h.example"]
-    assert bases_for(sources, "ubuntu", "jammy") == []
+    assert base_urls(sources, "debian", "bookworm") == ["https://a.example", "https://b.example", "https://f.example"]
+    assert base_urls(sources, "ubuntu", "noble") == ["https://h.example"]
+    assert base_urls(sources, "ubuntu", "jammy") == []

@@ -245,7 +245,9 @@ def test_a_home_of_somebody_else_is_told_and_ends_no_look(tmp_path: Path, monkey
     with as_nobody(tmp_path, home):
         (shut,) = this_machine.unread(environ, tmp_path)
         found = examine(this_machine.machine(environ, tmp_path))
-        with pytest.raises(ConfigError, match=r"/mirror: Permission denied: which mirror .* --mirror none"):
+        with pytest.raises(
+            ConfigError, match=r"/mirror: cannot read the chosen mirror: Permission denied.* --mirror none"
+        ):
             user_choice.read()
     assert (shut.where, shut.level, shut.what[:39]) == (str(home), "unreal", "it could not be read (Permission denied")
     assert [Path(one.where).name for one in found] == ["pip.conf"]

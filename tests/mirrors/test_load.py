@@ -90,18 +90,21 @@ def test_the_other_clients_and_credentials_by_reference(tmp_path: Path) -> None:
             "x.yaml:6: credentials.Npm.Example.token_env: not the",
         ),
         (("NPM_TOKEN", "npm_s3cr3t00000000000000000"), "x.yaml:6: credentials.Npm.Example.token_env: not the"),
-        (("{token_env: NPM_TOKEN}", "{token: s3cr3t}"), "x.yaml:6: credentials.Npm.Example.token: no such key"),
-        (("{token_env: NPM_TOKEN}", "{}"), "x.yaml:6: credentials.Npm.Example: no way to one secret"),
-        (("{token_env: NPM_TOKEN}", "{user: a, token_env: B}"), "x.yaml:6: credentials.Npm.Example: no way to one"),
+        (("{token_env: NPM_TOKEN}", "{token: s3cr3t}"), "x.yaml:6: credentials.Npm.Example.token: unknown key"),
+        (("{token_env: NPM_TOKEN}", "{}"), "x.yaml:6: credentials.Npm.Example: expected exactly one place of a secret"),
+        (
+            ("{token_env: NPM_TOKEN}", "{user: a, token_env: B}"),
+            "x.yaml:6: credentials.Npm.Example: expected exactly one place",
+        ),
         (("{user: joe, password_file: secret}", "{password_file: secret}"), "x.yaml:7: credentials"),
         (("password_file: secret", "password_file: gone"), "x.yaml: credentials: pypi.example:8443: "),
         (("  Npm.Example:", "  'https://npm.example':"), "x.yaml:6: credentials.https://npm.example: 'https://npm"),
         (("mirror.example:5001", "joe:s3cr3t@mirror.example"), "x.yaml:1: registries.ghcr.io[0]: a user or password"),
-        (("ghcr.io:", "ghcr.io/x:"), "x.yaml:1: registries.ghcr.io/x: 'ghcr.io/x' is no registry"),
-        (("https://npm.example", "npm.example"), "x.yaml:3: npm: 'npm.example' is no URL"),
-        (("https://conda.example/cloud", "/srv"), "x.yaml:2: conda.custom_channels.conda-forge: '/srv' is no URL"),
-        (("channel_alias", "alias"), "x.yaml:2: conda.alias: no such key"),
-        (("conda-forge:", "'a b':"), "x.yaml:2: conda.custom_channels: 'a b' is no channel"),
+        (("ghcr.io:", "ghcr.io/x:"), "x.yaml:1: registries.ghcr.io/x: 'ghcr.io/x' is not the name of a registry"),
+        (("https://npm.example", "npm.example"), "x.yaml:3: npm: 'npm.example' is not a URL"),
+        (("https://conda.example/cloud", "/srv"), "x.yaml:2: conda.custom_channels.conda-forge: '/srv' is not a URL"),
+        (("channel_alias", "alias"), "x.yaml:2: conda.alias: unknown key"),
+        (("conda-forge:", "'a b':"), "x.yaml:2: conda.custom_channels: 'a b' is not the name of a channel"),
     ],
 )
 def test_what_is_wrong_in_the_other_parts_is_named_and_no_secret_repeated(
@@ -125,30 +128,30 @@ def test_an_unnamed_profile_is_called_as_its_file() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("keep: true", "kepp: true"), "site.yaml:15: kepp: no such key"),
+        (("keep: true", "kepp: true"), "site.yaml:15: kepp: unknown key"),
         (("apt: [https://mirror.example]", "apt: https://m.example"), "site.yaml:11: apt: Expected a list, got `str`"),
         (("keep: true", "conda: x"), "site.yaml:15: conda: Expected a mapping, got `str`"),
         (("keep: true", "keep: 1"), "site.yaml:15: keep: Expected `bool`, got `int`"),
         (("kind: find-links", "kind: flat"), "site.yaml:4: pypi[1].kind: Invalid enum value 'flat'"),
-        (("kind: find-links", "sort: flat"), "site.yaml:4: pypi[1].sort: no such key"),
-        (("token: allow", "token: hf_abc"), "site.yaml:10: hf.token: neither never nor allow"),
+        (("kind: find-links", "sort: flat"), "site.yaml:4: pypi[1].sort: unknown key"),
+        (("token: allow", "token: hf_abc"), "site.yaml:10: hf.token: expected never or allow"),
         (("https://mirror.example/pypi", "ftp://mirror.example/pypi"), "site.yaml:3: pypi[0].url: 'ftp://"),
-        (("[https://mirror.example]", "[/srv/apt]"), "site.yaml:11: apt[0]: '/srv/apt' is no URL"),
+        (("[https://mirror.example]", "[/srv/apt]"), "site.yaml:11: apt[0]: '/srv/apt' is not a URL"),
         (("https://mirror.example/pypi/simple", "https://mirror.example/a b"), "site.yaml:3: pypi[0].url: a blank"),
-        (("{variant}", "{varient}"), "site.yaml:7: pytorch[0].url: nothing is put in for {varient}"),
-        (("pypi/simple", "pypi/{variant}"), "site.yaml:3: pypi[0].url: nothing is put in for {variant}"),
+        (("{variant}", "{varient}"), "site.yaml:7: pytorch[0].url: unknown placeholder {varient}"),
+        (("pypi/simple", "pypi/{variant}"), "site.yaml:3: pypi[0].url: unknown placeholder {variant}"),
         (("hf:", "hf: ["), "site.yaml:10: not YAML"),
-        (("[https://mirror.example]", "&a [*a]"), "site.yaml:11: an alias"),
+        (("[https://mirror.example]", "&a [*a]"), "site.yaml:11: YAML aliases"),
         ((WHOLE, "[" * 5000 + "]" * 5000), "site.yaml: not YAML"),
         (("keep: true", "keep: 2026-13-40"), "site.yaml: not YAML: month must be in 1..12"),
         (("ca: ca.pem", "ca: other.pem"), "site.yaml: ca: "),
         (("ca: ca.pem", "ca: ."), "site.yaml: ca: {site} is a directory"),
-        (("keep: true", "pypi: [{url: default}]"), "site.yaml:15: pypi: it is there twice, first in line 2"),
-        (("token: allow", "endpoint: https://x"), "site.yaml:10: hf.endpoint: it is there twice, first in line 9"),
-        ((WHOLE, "keep: true\npypi: []"), "site.yaml:2: pypi: it is empty and sets nothing"),
+        (("keep: true", "pypi: [{url: default}]"), "site.yaml:15: pypi: duplicate key, first in line 2"),
+        (("token: allow", "endpoint: https://x"), "site.yaml:10: hf.endpoint: duplicate key, first in line 9"),
+        ((WHOLE, "keep: true\npypi: []"), "site.yaml:2: pypi: the list is empty"),
         (("netrc: netrc", "netrc: other"), "site.yaml: netrc: "),
-        ((WHOLE, "- a\n"), "site.yaml: a mirror profile is a mapping"),
-        ((WHOLE, ""), "site.yaml: a mirror profile is a mapping"),
+        ((WHOLE, "- a\n"), "site.yaml: not a mirror profile"),
+        ((WHOLE, ""), "site.yaml: not a mirror profile"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_key_and_line(site: Path, change: tuple[str, str], said: str) -> None:
@@ -170,7 +173,7 @@ def test_what_is_wrong_is_named_with_its_key_and_line(site: Path, change: tuple[
 def test_an_unknown_key_is_answered_with_the_known_ones_of_its_place(text: bytes, keys: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse(text, Path("x.yaml"))
-    assert refused.value.fix.startswith(f"the keys there are {keys}")
+    assert refused.value.fix.startswith(f"use one of {keys}")
 
 
 @pytest.mark.parametrize(
@@ -223,6 +226,6 @@ def test_the_example_in_the_help_is_a_profile(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", ["https://joe:hunter2@mirror.example/x", "https://mirror.example/x?token=hunter2"])
 def test_a_url_is_no_profile_and_its_secret_is_not_repeated(given: str) -> None:
-    with pytest.raises(ConfigError, match="is a URL and no mirror profile") as error:
+    with pytest.raises(ConfigError, match="is a URL, not a mirror profile") as error:
         load(given)
     assert "hunter2" not in str(error.value)

@@ -12,8 +12,8 @@ from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles import user_choice
 from envcheck.mirrors.profiles.load import load, presets
 from envcheck.mirrors.profiles.model import Conda, Index, Profile
-from envcheck.mirrors.profiles.presets import LAYOUTS, Entry, Preset, profile_of
-from envcheck.mirrors.profiles.validate import accept
+from envcheck.mirrors.profiles.presets import LAYOUTS, Preset, PresetEntry, preset_profile
+from envcheck.mirrors.profiles.validate import validate
 
 NAMES = ("tuna", "ustc", "sjtu", "aliyun", "tencent", "huawei", "nju", "hf-mirror", "modelscope")
 
@@ -26,7 +26,7 @@ def test_the_mirrors_people_use_are_there_in_order() -> None:
 @pytest.mark.parametrize("name", sorted(presets()))
 def test_a_preset_is_a_profile_that_a_file_could_hold(name: str) -> None:
     profile = load(name)
-    assert accept(profile, lambda at: at) is profile
+    assert validate(profile, lambda at: at) is profile
     assert profile != Profile(name=name)
     assert profile.credentials == {}
     assert profile.netrc is None
@@ -66,17 +66,19 @@ def test_what_is_known_to_be_missing_is_said() -> None:
 
 def test_each_kind_of_entry_becomes_its_part_of_the_profile() -> None:
     entries = [
-        Entry(kind="pypi", url="https://a.example/simple", source="s", last_verified=None),
-        Entry(kind="pytorch", url="https://a.example/{variant}", layout="find-links", source="s", last_verified=None),
-        Entry(kind="hf", url="https://hf.example", source="s", last_verified=None),
-        Entry(kind="apt", url="https://a.example", source="s", last_verified=None),
-        Entry(kind="conda", url="https://a.example/c", channels=["pytorch"], source="s", last_verified=None),
-        Entry(kind="npm", url="https://npm.example", source="s", last_verified=None),
-        Entry(kind="registry", url="r.example", upstream="ghcr.io", source="s", last_verified=None),
-        Entry(kind="modelscope", url="ms.example", source="s", last_verified=None),
+        PresetEntry(kind="pypi", url="https://a.example/simple", source="s", last_verified=None),
+        PresetEntry(
+            kind="pytorch", url="https://a.example/{variant}", layout="find-links", source="s", last_verified=None
+        ),
+        PresetEntry(kind="hf", url="https://hf.example", source="s", last_verified=None),
+        PresetEntry(kind="apt", url="https://a.example", source="s", last_verified=None),
+        PresetEntry(kind="conda", url="https://a.example/c", channels=["pytorch"], source="s", last_verified=None),
+        PresetEntry(kind="npm", url="https://npm.example", source="s", last_verified=None),
+        PresetEntry(kind="registry", url="r.example", upstream="ghcr.io", source="s", last_verified=None),
+        PresetEntry(kind="modelscope", url="ms.example", source="s", last_verified=None),
     ]
     assert {entry.kind for entry in entries} == set(LAYOUTS)
-    profile = profile_of("x", Preset(title="t", region="cn", entries=entries))
+    profile = preset_profile("x", Preset(title="t", region="cn", entries=entries))
     assert profile.pypi == [Index(url="https://a.example/simple")]
     assert profile.pytorch == [Index(url="https://a.example/{variant}", kind="find-links")]
     assert profile.hf.endpoint == "https://hf.example"

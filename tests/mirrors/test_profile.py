@@ -10,9 +10,9 @@ from envcheck.mirrors.profiles.model import (
     HuggingFace,
     Index,
     Profile,
-    attempts,
     has_userinfo,
     hf_environment,
+    network_indexes,
     redacted,
     without_queries,
 )
@@ -42,9 +42,9 @@ def test_only_an_explicit_allow_lets_the_token_go_to_the_endpoint() -> None:
 
 def test_local_sources_add_to_the_default_and_do_not_replace_it() -> None:
     local = [Index(url="/srv/wheels", kind="find-links"), Index(url="file:///srv/simple")]
-    assert attempts(local) == [Index(url="default")]
+    assert network_indexes(local) == [Index(url="default")]
     remote = Index(url="https://a.example/simple")
-    assert attempts([*local, remote]) == [remote]
+    assert network_indexes([*local, remote]) == [remote]
 
 
 @pytest.mark.parametrize(

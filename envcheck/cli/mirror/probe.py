@@ -116,10 +116,10 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
 
 def _wanted(options: MirrorProbeOptions) -> dict[str, Any]:
     """Return what the mirrors are probed for, by how it is given. Refuse mirrors that stand where the cell does."""
-    from envcheck.mirrors.profiles.load import NAMES, presets
+    from envcheck.mirrors.profiles.load import BUILT_IN_NAMES, presets
     from envcheck.mirrors.profiles.model import redacted
 
-    names = {*NAMES, *presets()}
+    names = {*BUILT_IN_NAMES, *presets()}
     for name in options.cells:
         if name in names or set(name) & set("/:") or name.endswith((".yaml", ".yml")):
             message = f"{redacted(name)!r} is a mirror, and the argument is a CELL"

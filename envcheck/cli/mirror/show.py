@@ -14,7 +14,7 @@ from envcheck.errors import ConfigError
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.mirrors.profiles.model import Profile
-    from envcheck.mirrors.profiles.presets import Entry
+    from envcheck.mirrors.profiles.presets import PresetEntry
     from envcheck.mirrors.settings.base import Setting, Wish
 
 # As envcheck.mirrors.settings has them, which a --help is not to import.
@@ -151,7 +151,7 @@ def _tell(name: str, profile: Profile, wish: Wish, *, as_json: bool) -> None:
     click.echo(f"\nsettings for {', '.join(sets)}: --format" if sets else "\nit sets nothing: no settings")
 
 
-def _seen(entry: Entry) -> str:
+def _seen(entry: PresetEntry) -> str:
     return f"seen to work on {entry.last_verified}" if entry.last_verified else "never seen to work"
 
 

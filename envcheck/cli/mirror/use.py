@@ -31,7 +31,7 @@ def command(options: MirrorUseOptions) -> None:
     envcheck mirror use site.yaml
     """
     from envcheck.mirrors.profiles import user_choice
-    from envcheck.mirrors.profiles.load import NAMES, load, presets
+    from envcheck.mirrors.profiles.load import BUILT_IN_NAMES, load, presets
 
     profile = options.profile
     if profile == "user":
@@ -42,7 +42,7 @@ def command(options: MirrorUseOptions) -> None:
         click.echo(f"removed {gone}" if gone else "nothing was chosen")
         return
     load(profile)
-    named = profile if profile in {*NAMES, *presets()} else str(Path(profile).absolute())
+    named = profile if profile in {*BUILT_IN_NAMES, *presets()} else str(Path(profile).absolute())
     click.echo(f"wrote {user_choice.write(named)}: {named}")
     click.echo("`--mirror user` means it from now on; `envcheck mirror env user` is for other programs")
     click.echo("`envcheck mirror show user` says what it lacks, and what its settings cannot do")

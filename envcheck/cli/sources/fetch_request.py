@@ -135,14 +135,17 @@ def _name(url: str) -> str:
 def _located(locks: Sequence[Any], python: str | None, profile: Profile, client: Client, to: Path) -> list[Wanted]:
     from envcheck.mirrors.fetch.request import Wanted
     from envcheck.mirrors.index.locate import Need, locate
-    from envcheck.mirrors.profiles.model import attempts
+    from envcheck.mirrors.profiles.model import network_indexes
 
     needs = [Need(pin.name, tuple(pin.sha256), lock.index, pin.version, python) for lock in locks for pin in lock.pins]
     families = {"pypi": profile.pypi, "pytorch": profile.pytorch}
     local = {family: [index for index in known if index.local is not None] for family, known in families.items()}
     found = locate(
         needs,
-        {family: [*local[family], *attempts(known, closed=profile.closed)] for family, known in families.items()},
+        {
+            family: [*local[family], *network_indexes(known, closed=profile.closed)]
+            for family, known in families.items()
+        },
         client,
     )
     return [Wanted(file.urls, file.sha256, None, to / file.name, file.local, hint=file.size) for file in found]

@@ -18,7 +18,7 @@ from envcheck.errors import BuildError, UnavailableError
 from envcheck.images.engines import subprocesses
 from envcheck.images.render.dockerfile import OS_PACKAGES
 from envcheck.matrix.facts.model import Base, HostArch
-from envcheck.mirrors.profiles.apt_config import AptSource, bases_for
+from envcheck.mirrors.profiles.apt_config import AptSource, base_urls
 from envcheck.mirrors.profiles.host_config import apt_sources, ca_bundle
 from envcheck.mirrors.profiles.model import Profile
 
@@ -96,7 +96,7 @@ def source_lines(base: Base, mirrors: Sequence[str], *, serves: Callable[[str], 
 def mirrors_for(base: Base, profile: Profile, sources: Sequence[AptSource]) -> list[str]:
     """Return the mirrors of a distribution: the profile's, else, unless it is closed, those of this machine's apt."""
     suites = dict.fromkeys([base.suite, *(suite for source in sources for suite in source.suites)])
-    local = [mirror for suite in suites for mirror in bases_for(sources, base.distro, suite)]
+    local = [mirror for suite in suites for mirror in base_urls(sources, base.distro, suite)]
     return list(dict.fromkeys(profile.apt or ([] if profile.closed else local)))
 
 
@@ -106,7 +106,7 @@ def serves(url: str, ca: str | None = None) -> bool:
     if ca:
         trusted.load_verify_locations(ca)
     try:
-        # Profiles and bases_for let only http and https through.
+        # Profiles and base_urls let only http and https through.
         with urllib.request.urlopen(f"{url}/InRelease", timeout=10, context=trusted):  # noqa: S310
             return True
     except (urllib.error.URLError, TimeoutError, ValueError):

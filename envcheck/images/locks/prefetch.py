@@ -17,7 +17,7 @@ from envcheck.images.locks.model import Lock, Pin
 from envcheck.mirrors.fetch.request import Fetched, Means, Wanted
 from envcheck.mirrors.index.locate import LocatedFile, Need, locate
 from envcheck.mirrors.net.urls import host_of
-from envcheck.mirrors.profiles.model import Profile, attempts
+from envcheck.mirrors.profiles.model import Profile, network_indexes
 from envcheck.mirrors.store.objects import Store
 
 
@@ -44,7 +44,7 @@ def bring(store: Store, locks: Sequence[Lock], python: str, profile: Profile, me
         Need(pin.name, tuple(pin.sha256), lock.index, pin.version, python) for lock in lacking for pin in lock.pins
     ]
     families = {"pypi": profile.pypi, "pytorch": profile.pytorch}
-    indexes = {family: attempts(known, closed=profile.closed) for family, known in families.items()}
+    indexes = {family: network_indexes(known, closed=profile.closed) for family, known in families.items()}
     found = locate(needs, indexes, means("asking the indexes").client) if needs else []
     for file in found:
         if named(file.name, pins[file.sha256], python):

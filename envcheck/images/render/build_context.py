@@ -28,9 +28,9 @@ from envcheck.images.render.committed_files import write as write_files
 from envcheck.images.render.dockerfile import base_reference, render_cell, render_dockerfile
 from envcheck.images.render.kept_config import keep_files
 from envcheck.images.spec import ImageSpec
-from envcheck.mirrors.profiles.apt_config import bases_for
+from envcheck.mirrors.profiles.apt_config import base_urls
 from envcheck.mirrors.profiles.host_config import apt_sources, ca_bundle
-from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, attempts, hf_environment
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, hf_environment, network_indexes
 from envcheck.mirrors.settings.apt import sources as apt_sources_of
 
 Network = Literal["none", "default", "host"]
@@ -94,7 +94,7 @@ def sources(group: str, lock: Lock, profile: Profile, *, carried: bool) -> list[
     """Return what install.sh tries for a group, in order: the files in the context when they are all there."""
     first = [SourceRow(group=group, name="files-in-the-context", kind="carried", url="-")] if carried else []
     variant = lock.index.rpartition("/")[2] if lock.index != "pypi" else None
-    indexes = attempts(profile.pytorch if variant else profile.pypi, closed=profile.closed)
+    indexes = network_indexes(profile.pytorch if variant else profile.pypi, closed=profile.closed)
     if not indexes and not first:
         message = f"{profile.name} is closed and names no index for {group}.lock"
         raise ConfigError(message, fix=f"name one under `{'pytorch' if variant else 'pypi'}:`, or take `closed` out")
@@ -210,7 +210,7 @@ def _write_apt(spec: ImageSpec, profile: Profile, directory: Path) -> None:
     distro, suite = spec.base.distro, spec.base.suite
     bases = profile.apt
     if profile.name == "host" and not bases:
-        bases = bases_for(apt_sources(), distro, suite)
+        bases = base_urls(apt_sources(), distro, suite)
     if not bases:
         return
     directory.mkdir()

@@ -1,4 +1,4 @@
-"""A machine's apt sources, one-line and deb822, as far as a build needs them."""
+"""The apt sources of a machine, in one-line and deb822 format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class AptSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Archives of one distribution: URIs, and the suites they are used for."""
+    """The archives of one distribution: URIs and the suites that they serve."""
 
     uris: list[str]
     suites: list[str]
@@ -23,14 +23,14 @@ def parse_sources(texts: Iterable[tuple[str, str]]) -> list[AptSource]:
 
 
 def _deb822(text: str) -> list[AptSource]:
-    found = []
+    sources = []
     lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     for stanza in re.split(r"\n[ \t]*\n", lines):
         fields = dict(re.findall(r"^([\w-]+):[ \t]*(.*(?:\n[ \t]+.*)*)", stanza, re.MULTILINE))
-        named = {key.lower(): value.split() for key, value in fields.items()}
-        if "deb" in named.get("types", []) and named.get("enabled", ["yes"]) != ["no"]:
-            found.append(AptSource(uris=named.get("uris", []), suites=named.get("suites", [])))
-    return found
+        values = {key.lower(): value.split() for key, value in fields.items()}
+        if "deb" in values.get("types", []) and values.get("enabled", ["yes"]) != ["no"]:
+            sources.append(AptSource(uris=values.get("uris", []), suites=values.get("suites", [])))
+    return sources
 
 
 def _one_line(text: str) -> list[AptSource]:
@@ -38,9 +38,9 @@ def _one_line(text: str) -> list[AptSource]:
     return [AptSource(uris=[m["uri"]], suites=[m["suite"]]) for m in pattern.finditer(text)]
 
 
-def bases_for(sources: Iterable[AptSource], distro: str, suite: str) -> list[str]:
-    """Return the base URLs (without `/debian` or `/ubuntu`) these sources reach a distribution's suite at."""
-    ending = f"/{distro}"
+def base_urls(sources: Iterable[AptSource], distro: str, suite: str) -> list[str]:
+    """Return the base URLs, without `/debian` or `/ubuntu`, that serve this suite of the distribution."""
+    path = f"/{distro}"
     uris = (uri.rstrip("/") for s in sources if suite in s.suites for uri in s.uris)
-    found = [uri.removesuffix(ending) for uri in uris if uri.endswith(ending)]
-    return list(dict.fromkeys(base for base in found if base.startswith(("http://", "https://"))))
+    bases = [uri.removesuffix(path) for uri in uris if uri.endswith(path)]
+    return list(dict.fromkeys(base for base in bases if base.startswith(("http://", "https://"))))

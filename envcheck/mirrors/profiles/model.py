@@ -12,15 +12,15 @@ import msgspec
 CLIENT_DEFAULT: Final = "default"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|//|")
 _QUERY: Final = re.compile(r"(://[^\s?]*)\?[^\s`'\")]*")
-_BARE: Final = re.compile(r"[^/]*:[^/]*@")
+_BARE_LOGIN: Final = re.compile(r"[^/]*:[^/]*@")
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:@\s]+)(:[0-9]{1,5})?")
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where wheels are. `simple` is a PEP 503 index, `find-links` a page or directory of files.
+    """A source of wheels: `simple` is a PEP 503 index, `find-links` is a page or directory of files.
 
-    `url` is https://, http://, file://, an absolute path, or "default": the client's own. In a PyTorch index
-    `{variant}` stands for cu128, cpu, …
+    `url` is https://, http://, file://, an absolute path, or "default" for the client's own index. In the URL of a
+    PyTorch index, `{variant}` stands for cu128, cpu, …
     """
 
     url: str
@@ -28,17 +28,17 @@ class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def local(self) -> Path | None:
-        """Return the directory on this machine, or None for what is reached over a network."""
+        """Return the directory on this machine, or None for an index on the network."""
         if self.url.startswith("file:"):
             return Path(unquote(urlsplit(self.url).path))
         return Path(self.url) if self.url.startswith("/") else None
 
 
 class HuggingFace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How huggingface_hub reaches models. Seconds; the hub's own 10 s break cold mirrors (huggingface_hub#1703).
+    """How huggingface_hub reaches models. Timeouts in seconds: the hub's 10 s are too short for a cold mirror (#1703).
 
-    `trusted` is the endpoint that is believed about a revision's hashes; `endpoint` need only have the bytes, and
-    `fallbacks` are asked by envcheck, in order, for what it does not give: huggingface_hub itself knows one endpoint.
+    `trusted` is the endpoint whose hashes of a revision are believed. `endpoint` serves the bytes. envcheck asks
+    `fallbacks`, in order, for the files that `endpoint` lacks; huggingface_hub itself uses one endpoint only.
     """
 
     endpoint: str | None = None
@@ -50,12 +50,12 @@ class HuggingFace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def endpoints(self) -> list[str]:
-        """Return where bytes come from, in order."""
+        """Return the endpoints that serve bytes, in order."""
         return list(dict.fromkeys([*([self.endpoint] if self.endpoint is not None else []), *self.fallbacks]))
 
 
 class Conda(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How conda reaches channels; the keys are .condarc's own. `custom_channels` maps a channel to its parent URL."""
+    """How conda reaches channels, with .condarc's keys. `custom_channels` maps a channel to its parent URL."""
 
     channel_alias: str | None = None
     default_channels: list[str] = []
@@ -63,9 +63,9 @@ class Conda(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the secret for one host is: a variable's name or a file's path, never the secret itself.
+    """Where the secret for one host is stored: the name of a variable or the path of a file, never the secret itself.
 
-    One of the four is given. A password belongs to `user`; a token stands alone.
+    Exactly one of the four is set. A password needs `user`; a token does not.
     """
 
     user: str | None = None
@@ -76,16 +76,17 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ordered sources; a list without any remote one ends with the client's own default. URLs hold no user:password.
+    """Sources of each kind, in order. A list without a remote source uses the client's default. No URL has a password.
 
-    `apt` are base URLs (the distribution's path below them is appended), or empty for the base's own sources.
-    `registry` is what images' bases are pulled from; `registries` maps an upstream to its mirrors in order.
-    `modelscope` is ModelScope's host or a mirror of it; it is another hub than Hugging Face's, with names of its own.
-    `credentials` maps a host to where its secret is.
-    `ca` is the path of a PEM bundle that is trusted beside this machine's roots. `netrc` is a path, its content only
-    ever a build secret. `keep` leaves one credential-free pip.conf, uv.toml and the HF environment in the image.
-    `closed` says that no byte may come from a host the profile does not name: a probe fails a mirror that leaves, and
-    where it names nobody nobody is asked.
+    `apt` has base URLs, to which the distribution's path is appended; an empty list keeps the sources of the base.
+    `registry` serves the base images; `registries` maps an upstream registry to its mirrors, in order.
+    `modelscope` is ModelScope's host or a mirror of it. ModelScope is a separate hub with its own model names.
+    `credentials` maps a host to the place of its secret.
+    `ca` is the path of a PEM bundle to trust in addition to this machine's roots. `netrc` is a path; its content
+    enters a build as a secret only. `keep` leaves a pip.conf, a uv.toml and the HF environment, all without
+    credentials, in the image.
+    `closed` forbids downloads from hosts that the profile does not name: a probe fails a mirror that redirects to one,
+    and a kind without a source is not asked for at all.
     """
 
     name: str
@@ -105,8 +106,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     closed: bool = False
 
 
-def attempts(indexes: list[Index], *, closed: bool = False) -> list[Index]:
-    """Return the sources to be tried over the network, in order: at least the client's own default, if not `closed`."""
+def network_indexes(indexes: list[Index], *, closed: bool = False) -> list[Index]:
+    """Return the indexes on the network, in order. Without any, return the client's default, unless `closed`."""
     remote = [index for index in indexes if index.local is None]
     if closed:
         return [index for index in remote if index.url != CLIENT_DEFAULT]
@@ -114,40 +115,40 @@ def attempts(indexes: list[Index], *, closed: bool = False) -> list[Index]:
 
 
 def has_userinfo(url: str) -> bool:
-    """Tell whether a URL carries a user or a password, as it should or as people paste one: unescaped, no scheme."""
-    begin, rest = _parted(url)
-    if not begin:
-        return _BARE.match(rest) is not None
+    """Tell whether a URL holds a user or a password, also when it is unescaped or the URL has no scheme."""
+    scheme, rest = _split_scheme(url)
+    if not scheme:
+        return _BARE_LOGIN.match(rest) is not None
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     return "@" in authority or (":" in authority and "@" in rest and _HOST.fullmatch(authority) is None)
 
 
-def _parted(url: str) -> tuple[str, str]:
-    """Return a URL's scheme with the slashes after it, and the rest."""
+def _split_scheme(url: str) -> tuple[str, str]:
+    """Return the scheme of a URL with its slashes, and the rest."""
     scheme = _SCHEME.match(url)
-    begin = scheme[0] if scheme else ""
-    return begin, url.removeprefix(begin)
+    prefix = scheme[0] if scheme else ""
+    return prefix, url.removeprefix(prefix)
 
 
 def host_of(url: str) -> str:
-    """Return the host, and the port where one is given, of a URL or of a bare `host:port/path`."""
+    """Return the host of a URL or of a bare `host:port/path`, with the port if one is given."""
     return urlsplit(url if "://" in url else f"//{url}").netloc.rpartition("@")[2].lower()
 
 
 def without_query(url: str) -> str:
-    """Return the URL up to its `?`: what follows is often a token, and a path appended to it would not be one."""
+    """Return the URL up to its `?`: a query is often a token, and a path cannot be appended to it."""
     return url.partition("?")[0]
 
 
 def without_queries(text: str) -> str:
-    """Return what a program said without the queries of URLs in it: a link that a mirror signed is a secret."""
+    """Return a program's output without the queries of its URLs: a signed link is a secret."""
     return _QUERY.sub(r"\1?...", text)
 
 
 def redacted(url: str) -> str:
-    """Return a URL, or what is no URL, without what a log must not hold: user, password, query."""
+    """Return a URL or other text without the parts that a log must not hold: user, password, query."""
     if has_userinfo(url):
-        url = f"{_parted(url)[0]}***@{url.rpartition('@')[2]}"
+        url = f"{_split_scheme(url)[0]}***@{url.rpartition('@')[2]}"
     shown, query, _ = url.partition("?")
     return f"{shown}?..." if query else shown
 
@@ -155,8 +156,8 @@ def redacted(url: str) -> str:
 def hf_environment(profile: Profile) -> dict[str, str]:
     """Return the environment that makes huggingface_hub use the profile, and only the profile.
 
-    Xet is off because its data plane ignores HF_ENDPOINT (huggingface_hub#4475); without `token: allow` no token is
-    sent, because it would go to whatever HF_ENDPOINT names.
+    Xet is off because its downloads ignore HF_ENDPOINT (huggingface_hub#4475). No token is sent without
+    `token: allow`, because the host in HF_ENDPOINT would receive it.
     """
     hf = profile.hf
     environment = {

@@ -1,4 +1,4 @@
-"""What pip and uv are configured with on a machine, read as those programs read it, and merged."""
+"""The configuration of pip and uv on this machine, read and merged as those programs do it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from envcheck.errors import ConfigError
 
 
 class ClientConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A package client's sources: the index that replaces its default (or None), the others, in the order given."""
+    """The sources of a package client: the index that replaces its default, or None, and the others in order."""
 
     index: str | None = None
     extra: list[str] = []
@@ -22,11 +22,11 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pip_config(files: Iterable[tuple[PurePath, str]], environ: Mapping[str, str]) -> ClientConfig:
-    """Merge pip's files (rarest first, `install` over `global`) and its environment, each overriding the one before."""
+    """Return pip's configuration. A later file overrides an earlier one, `install` `global`, a variable all."""
     merged: dict[str, str] = {}
     for path, text in files:
         merged |= _pip_file(path, text)
-    merged |= {_option(k.removeprefix("PIP_")): v for k, v in environ.items() if k.startswith("PIP_") and v}
+    merged |= {_option_name(k.removeprefix("PIP_")): v for k, v in environ.items() if k.startswith("PIP_") and v}
     return ClientConfig(
         index=merged.get("index-url"),
         extra=merged.get("extra-index-url", "").split(),
@@ -42,21 +42,21 @@ def _pip_file(path: PurePath, text: str) -> dict[str, str]:
     except configparser.Error as error:
         reason = str(error).splitlines()[0]
         message = f"{path}: {reason}"
-        raise ConfigError(message, fix="mend the file, or set PIP_CONFIG_FILE to another") from error
+        raise ConfigError(message, fix="correct the file, or set PIP_CONFIG_FILE to another one") from error
     sections = [s for s in ("global", "install") if parser.has_section(s)]
-    return {_option(key): value for section in sections for key, value in parser.items(section) if value}
+    return {_option_name(key): value for section in sections for key, value in parser.items(section) if value}
 
 
-def _option(name: str) -> str:
+def _option_name(name: str) -> str:
     return name.lower().replace("_", "-").removeprefix("--")
 
 
 def uv_config(files: Iterable[tuple[PurePath, str]], environ: Mapping[str, str]) -> ClientConfig:
-    """Merge uv's files (system, then user) and its environment. `[[index]]` counts in order, `default` apart."""
-    found = ClientConfig()
+    """Return uv's configuration from its files (system, then user) and variables. `[[index]]` tables stay in order."""
+    merged = ClientConfig()
     for path, text in files:
-        found = _over(found, _uv_file(path, text))
-    return _over(found, _uv_environment(environ))
+        merged = _overridden(merged, _uv_file(path, text))
+    return _overridden(merged, _uv_environment(environ))
 
 
 def _uv_environment(environ: Mapping[str, str]) -> ClientConfig:
@@ -70,7 +70,7 @@ def _uv_environment(environ: Mapping[str, str]) -> ClientConfig:
 
 
 def _url_of(entry: str) -> str:
-    """Return the URL of uv's `name=url`; an `=` inside a URL's query does not count."""
+    """Return the URL of uv's `name=url`. An `=` inside the query of a URL does not separate."""
     name, separator, url = entry.partition("=")
     return url if separator and "/" not in name else entry
 
@@ -85,11 +85,11 @@ def _uv_file(path: PurePath, text: str) -> ClientConfig:
         extra = [*named, *plain.get("extra-index-url", [])]
     except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
         message = f"{path}: {error}"
-        raise ConfigError(message, fix="mend the file (`uv pip list` would refuse it too)") from error
+        raise ConfigError(message, fix="correct the file (`uv pip list` refuses it too)") from error
     return ClientConfig(index=default, extra=extra, find_links=plain.get("find-links", []))
 
 
-def _over(below: ClientConfig, above: ClientConfig) -> ClientConfig:
+def _overridden(below: ClientConfig, above: ClientConfig) -> ClientConfig:
     return ClientConfig(
         index=above.index or below.index,
         extra=[*above.extra, *(url for url in below.extra if url not in above.extra)],

@@ -1,4 +1,4 @@
-"""Mirrors of other people that can be named: what is known of each, and the profile it makes."""
+"""Presets: public mirrors, the facts about each, and the profile of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from envcheck.mirrors.profiles.model import Conda, HuggingFace, Index, Profile
 
 Kind = Literal["pypi", "pytorch", "hf", "apt", "conda", "npm", "registry", "modelscope"]
 Layout = Literal["simple", "find-links", "endpoint", "archive", "anaconda", "npm", "registry"]
-# What a kind's URL leads to where nothing else is said.
+# The layout at the URL of a kind, unless the preset names another one.
 LAYOUTS: Final[Mapping[Kind, Layout]] = {
     "pypi": "simple",
     "pytorch": "simple",
@@ -23,13 +23,13 @@ LAYOUTS: Final[Mapping[Kind, Layout]] = {
     "npm": "npm",
     "registry": "registry",
 }
-_DEFAULTS: Final = ("main", "r", "msys2")
+_CONDA_DEFAULTS: Final = ("main", "r", "msys2")
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One address of a mirror. `source` says who tells so; `last_verified` is the day on which it was seen to work.
+class PresetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One URL of a mirror. `source` documents it; `last_verified` is the last day on which it was seen to work.
 
-    `upstream` is the registry a registry mirror is of, `channels` the cloud channels a conda mirror is known to have.
+    `upstream` is the registry that is mirrored; `channels` are the cloud channels that a conda mirror has.
     """
 
     kind: Kind
@@ -43,50 +43,50 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A mirror site. `lacks` is what it does not do, whatever the entry."""
+    """A mirror site. `lacks` lists what none of its entries offers."""
 
     title: str
     region: str
-    entries: list[Entry]
+    entries: list[PresetEntry]
     lacks: list[str] = []
 
 
-def profile_of(name: str, preset: Preset) -> Profile:
-    """Return the profile a preset makes."""
-    of = {kind: [entry for entry in preset.entries if entry.kind == kind] for kind in LAYOUTS}
+def preset_profile(name: str, preset: Preset) -> Profile:
+    """Return the profile of a preset."""
+    by_kind = {kind: [entry for entry in preset.entries if entry.kind == kind] for kind in LAYOUTS}
     return Profile(
         name=name,
-        pypi=_indexes(of["pypi"]),
-        pytorch=_indexes(of["pytorch"]),
-        hf=HuggingFace(endpoint=_first(of["hf"])),
-        apt=[entry.url for entry in of["apt"]],
-        conda=_conda(of["conda"]),
-        npm=_first(of["npm"]),
-        registries=_registries(of["registry"]),
-        modelscope=_first(of["modelscope"]),
+        pypi=_indexes(by_kind["pypi"]),
+        pytorch=_indexes(by_kind["pytorch"]),
+        hf=HuggingFace(endpoint=_first(by_kind["hf"])),
+        apt=[entry.url for entry in by_kind["apt"]],
+        conda=_conda(by_kind["conda"]),
+        npm=_first(by_kind["npm"]),
+        registries=_registries(by_kind["registry"]),
+        modelscope=_first(by_kind["modelscope"]),
     )
 
 
-def _indexes(entries: Iterable[Entry]) -> list[Index]:
+def _indexes(entries: Iterable[PresetEntry]) -> list[Index]:
     return [Index(url=e.url, kind="find-links" if e.layout == "find-links" else "simple") for e in entries]
 
 
-def _first(entries: Iterable[Entry]) -> str | None:
+def _first(entries: Iterable[PresetEntry]) -> str | None:
     return next((entry.url for entry in entries), None)
 
 
-def _conda(entries: list[Entry]) -> Conda:
+def _conda(entries: list[PresetEntry]) -> Conda:
     if not entries:
         return Conda()
     first = entries[0]
     return Conda(
-        default_channels=[f"{first.url}/pkgs/{channel}" for channel in _DEFAULTS],
+        default_channels=[f"{first.url}/pkgs/{channel}" for channel in _CONDA_DEFAULTS],
         custom_channels=dict.fromkeys(first.channels, f"{first.url}/cloud"),
     )
 
 
-def _registries(entries: Iterable[Entry]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _registries(entries: Iterable[PresetEntry]) -> dict[str, list[str]]:
+    mirrors: dict[str, list[str]] = {}
     for entry in entries:
-        found.setdefault(entry.upstream or "docker.io", []).append(entry.url)
-    return found
+        mirrors.setdefault(entry.upstream or "docker.io", []).append(entry.url)
+    return mirrors

@@ -1,4 +1,4 @@
-"""The profile a user has chosen: one line in a file of the user's own configuration directory."""
+"""The profile that a user chose: one line of a file in the user's configuration directory."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from envcheck.errors import ConfigError
 
 
 def path() -> Path:
-    """Return where the choice is kept."""
+    """Return the path of the file with the choice."""
     return xdg("XDG_CONFIG_HOME", ".config") / "envcheck" / "mirror"
 
 
 def read() -> str | None:
-    """Return the name or the path that was chosen, or None. Raise ConfigError where that may not be read."""
+    """Return the chosen name or path, or None without a choice. Raise ConfigError if the file cannot be read."""
     file = path()
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip() or None if file.is_file() else None
     except OSError as error:
-        message = f"{file}: {error.strerror}: which mirror was chosen cannot be read"
-        raise ConfigError(message, fix="name one: --mirror none, host, ...; or set HOME to this user's own") from error
+        message = f"{file}: cannot read the chosen mirror: {error.strerror}"
+        raise ConfigError(message, fix="pass --mirror none, host, ...; or set HOME to this user's own") from error
 
 
 def write(name: str) -> Path:
-    """Keep a choice, in one step; return where."""
+    """Write the choice atomically; return the path of the file."""
     file = path()
     file.parent.mkdir(parents=True, exist_ok=True)
     safe_files.put(file, f"{name}\n".encode())
@@ -33,7 +33,7 @@ def write(name: str) -> Path:
 
 
 def forget() -> Path | None:
-    """Take a choice back; return where it was, or None where there was none."""
+    """Remove the choice; return the path of its file, or None if there was no choice."""
     file = path()
     if not file.is_file():
         return None

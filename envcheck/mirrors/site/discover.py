@@ -15,7 +15,7 @@ from envcheck.mirrors.net.client import Client, NetworkError
 from envcheck.mirrors.net.client_defaults import python_index, pytorch_index
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.profiles.host_config import certificates
-from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile, attempts
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile, network_indexes
 from envcheck.mirrors.site.model import Index, origin
 
 _AT_ONCE: Final = 8
@@ -47,7 +47,7 @@ def linked(index: Index, pages: Sequence[str], client: Client, links: Sequence[s
 
 def _url(profile: Profile, part: Part) -> str:
     named, default = (profile.pypi, python_index) if part == "pypi" else (profile.pytorch, pytorch_index)
-    sources = attempts(named, closed=profile.closed)
+    sources = network_indexes(named, closed=profile.closed)
     if not sources:
         message = f"{profile.name} is closed and names no index under `{part}:`"
         more = ", leave it out with --no-pytorch" if part == "pytorch" else ""

@@ -9,7 +9,7 @@ from envcheck.errors import PromiseError, UnavailableError
 from envcheck.mirrors.fetch.request import Means, Wanted
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.index.locate import Need, locate
-from envcheck.mirrors.profiles.model import Profile, attempts
+from envcheck.mirrors.profiles.model import Profile, network_indexes
 from envcheck.mirrors.store.manifest import Contents, Wheel
 from envcheck.mirrors.store.objects import Store
 
@@ -42,8 +42,8 @@ def _wheel(wheel: Wheel, profile: Profile, means: Callable[[str], Means]) -> Cal
         # A directory of this machine is looked into for whatever it may have: what that is its hash says.
         here = [index for index in [*profile.pypi, *profile.pytorch] if index.local is not None]
         indexes = {
-            "pypi": [*attempts(profile.pypi, closed=profile.closed), *here],
-            "pytorch": [*attempts(profile.pytorch, closed=profile.closed), *here],
+            "pypi": [*network_indexes(profile.pypi, closed=profile.closed), *here],
+            "pytorch": [*network_indexes(profile.pytorch, closed=profile.closed), *here],
         }
         (found,) = locate([need], indexes, means(wheel.name).client)
         return Wanted(found.urls, wheel.sha256, wheel.size, Path(wheel.name), found.local)

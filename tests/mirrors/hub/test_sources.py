@@ -172,12 +172,12 @@ def test_a_profile_names_them_in_order_and_who_is_trusted(hubs: Hubs, tmp_path: 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("hf: {fallbacks: ['https://b.example']}", "hf.fallbacks: fallbacks of no endpoint"),
+        ("hf: {fallbacks: ['https://b.example']}", "hf.fallbacks: fallbacks without an endpoint"),
         (
             "hf:\n  endpoint: https://a.example\n  fallbacks: [b.example]",
-            "p.yaml:3: hf.fallbacks[0]: 'b.example' is no",
+            "p.yaml:3: hf.fallbacks[0]: 'b.example' is not a URL",
         ),
-        ("hf: {endpoint: 'https://a.example', fallback: []}", "the keys there are endpoint, fallbacks, trusted"),
+        ("hf: {endpoint: 'https://a.example', fallback: []}", "use one of endpoint, fallbacks, trusted"),
         ("hf: {endpoint: 'https://a.example', fallbacks: ['https://me:x@b.example']}", "a user or password in"),
     ],
 )

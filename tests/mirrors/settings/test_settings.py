@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles.load import presets
 from envcheck.mirrors.profiles.model import Conda, Credential, HuggingFace, Index, Profile
-from envcheck.mirrors.profiles.presets import profile_of
+from envcheck.mirrors.profiles.presets import preset_profile
 from envcheck.mirrors.settings import FORMS, render
 from envcheck.mirrors.settings.base import Wish
 from envcheck.mirrors.settings.python import pip_conf, uv_toml
@@ -215,7 +215,7 @@ def test_a_profile_that_says_nothing_of_a_client_is_told_so(form: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(presets()))
 def test_every_preset_has_a_form_and_no_form_breaks(name: str) -> None:
-    profile = profile_of(name, presets()[name])
+    profile = preset_profile(name, presets()[name])
     assert any(FORMS[form](profile, WISH).files for form in FORMS)
     assert "None" not in json.dumps([msgspec.to_builtins(FORMS[form](profile, WISH)) for form in FORMS])
 
