@@ -20,7 +20,7 @@ from envcheck.runner.planning.plan import select
 from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.state import Run
 
-SOUND = from_json(json.loads((Path(__file__).parents[1] / "data/snapshots/h100x8.json").read_text()))
+SOUND = from_json(json.loads((Path(__file__).parents[2] / "data/snapshots/h100x8.json").read_text()))
 SEEN = {
     "torch": "2.8.0+cu128",
     "cuda": "12.8",

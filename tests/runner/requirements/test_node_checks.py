@@ -15,7 +15,7 @@ from envcheck.runner.judging.judge import decide
 from envcheck.runner.requirements import file as requirements_file
 from envcheck.runner.requirements import node_checks
 
-SNAPSHOTS = Path(__file__).parents[1] / "data" / "snapshots"
+SNAPSHOTS = Path(__file__).parents[2] / "data" / "snapshots"
 GIB = 1 << 30
 
 
