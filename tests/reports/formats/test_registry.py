@@ -13,7 +13,7 @@ from envcheck.cli import cli
 from envcheck.reports import formats
 from envcheck.reports.formats import registry
 
-REPORT = Path(__file__).parents[1] / "data" / "reports" / "h200x1.json"
+REPORT = Path(__file__).parents[2] / "data" / "reports" / "h200x1.json"
 CSV = """
 from envcheck.reports.formats.registry import Format
 FORMAT = Format(lambda report: "".join(f"{one.id},{one.status}\\n" for one in report.outcomes), suffix=".csv")

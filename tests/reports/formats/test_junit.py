@@ -17,7 +17,7 @@ from envcheck.runner.judging.judge import verdict
 from envcheck.runner.schema import Attempt, LimitRow, OutcomeRow, Plan, Planned
 
 MakeReport = Callable[..., RunReport]
-REPORTS = sorted((Path(__file__).parents[1] / "data" / "reports").glob("*.json"))
+REPORTS = sorted((Path(__file__).parents[2] / "data" / "reports").glob("*.json"))
 
 # What both schemas allow, and what either asks for. The children of each element, in order, as a pattern.
 CHILDREN = {

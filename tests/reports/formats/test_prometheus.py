@@ -18,8 +18,8 @@ from envcheck.reports.model import RunReport, load
 from envcheck.runner.schema import LimitRow, OutcomeRow, Plan
 
 MakeReport = Callable[..., RunReport]
-SNAPSHOT = Path(__file__).parents[1] / "data" / "snapshots" / "h100x8.json"
-REPORTS = sorted((Path(__file__).parents[1] / "data" / "reports").glob("*.json"))
+SNAPSHOT = Path(__file__).parents[2] / "data" / "snapshots" / "h100x8.json"
+REPORTS = sorted((Path(__file__).parents[2] / "data" / "reports").glob("*.json"))
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\})? (\S+)')
 
 

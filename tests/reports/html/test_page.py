@@ -18,7 +18,7 @@ from envcheck.reports.model import RunReport
 from envcheck.runner.schema import LimitRow, OutcomeRow, Plan
 
 MakeReport = Callable[..., RunReport]
-SNAPSHOT = Path(__file__).parents[1] / "data" / "snapshots" / "h100x8.json"
+SNAPSHOT = Path(__file__).parents[2] / "data" / "snapshots" / "h100x8.json"
 VOID = {"meta", "br"}
 
 
