@@ -18,7 +18,7 @@ from envcheck.matrix.file.load import loads
 from envcheck.matrix.resolver.resolve import Query, resolve
 from envcheck.matrix.resolver.verdict import LEGAL
 
-MATRIX = loads((Path(__file__).parents[2] / "matrix.yaml").read_bytes())
+MATRIX = loads((Path(__file__).parents[3] / "matrix.yaml").read_bytes())
 CUDA_CELLS = [(release.torch, v.variant) for release in MATRIX.torch for v in release.variants if v.cuda]
 THRESHOLDS = sorted(
     {row.floor for row in MATRIX.cuda.families}

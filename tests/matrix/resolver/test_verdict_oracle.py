@@ -14,7 +14,7 @@ from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.resolver.candidates import candidates
 from envcheck.matrix.resolver.query import Query
 
-PLAIN = yaml.safe_load((Path(__file__).parents[2] / "matrix.yaml").read_text())
+PLAIN = yaml.safe_load((Path(__file__).parents[3] / "matrix.yaml").read_text())
 CUDA = PLAIN["cuda"]
 DRIVERS = [
     *(

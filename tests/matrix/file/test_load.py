@@ -10,7 +10,7 @@ from envcheck.errors import ConfigError
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.load import load, loads
 
-BAD = Path(__file__).parents[1] / "data" / "bad"
+BAD = Path(__file__).parents[2] / "data" / "bad"
 
 
 @pytest.fixture(autouse=True)
