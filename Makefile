@@ -2,13 +2,13 @@
 # make engine  a shell beside the private container engine that the demo started
 # make test    everything, the engine tests included where an engine can be had (sets itself up)
 .DEFAULT_GOAL := help
-.PHONY: help setup demo engine test lint format types contracts drift checks faults bench dev-lock clean
+.PHONY: help setup demo engine test lint format types contracts drift docs checks faults bench dev-lock clean
 
 BIN := .venv/bin
 
 help:
 	@sed -n 's/^# //p' Makefile
-	@echo "make lint types contracts drift    what CI checks besides the tests"
+	@echo "make lint types contracts drift docs    what CI checks besides the tests"
 	@echo "make checks  write the table of docs/checks.md, and which checks have met a GPU"
 	@echo "make faults  every fault of tests/faults put in: found, missed, false alarms on sound machines"
 	@echo "make bench   benchmarks/, as ratios"
@@ -42,6 +42,9 @@ contracts: setup
 drift: setup
 	$(BIN)/envcheck render --check
 	$(BIN)/envcheck matrix check
+
+docs: setup
+	$(BIN)/sphinx-build --quiet --fail-on-warning --fresh-env -c .ci/docs docs .envcheck/docs
 
 checks: setup
 	$(BIN)/python .ci/checks
