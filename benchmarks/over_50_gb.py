@@ -169,7 +169,7 @@ def served(file: Sparse, sha256: str, most: int = MOST) -> Iterator[Hub]:
 def revision(file: Sparse, sha256: str) -> hub_revision.Revision:
     """Return the model's revision, as a lock has it."""
     return hub_revision.Revision(
-        repo=REPO, revision=COMMIT, files=[hub_revision.Entry(path=NAME, size=file.size, sha256=sha256)]
+        repo=REPO, revision=COMMIT, files=[hub_revision.HubFile(path=NAME, size=file.size, sha256=sha256)]
     )
 
 
@@ -183,7 +183,7 @@ def begun(file: Sparse, sha256: str, to: Path) -> int:
     pieces = spans(file.size, piece_size(file.size))
     there = {number: "0" * 16 for number, span in enumerate(pieces) if not file.marked(span.start, span.stop)}
     header = journal.Header(sha256, file.size, piece_size(file.size), journal.boot_id())
-    journal.Journal(partial_file.journal_of(part), header, there).close()
+    journal.Journal(partial_file.journal_path(part), header, there).close()
     return sum(span.size for number, span in enumerate(pieces) if number not in there)
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import Settings
 from envcheck.cli.store.group import command
-from envcheck.cli.store.options import human
+from envcheck.cli.store.options import format_bytes
 from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.store import versions
@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Store:
     """Return a store with two versions of a small model."""
     made = Store(tmp_path / "store")
     digest = made.add(b"weights", "model.bin")
-    files = [hub_revision.Entry(path="model.bin", size=7, sha256=digest)]
+    files = [hub_revision.HubFile(path="model.bin", size=7, sha256=digest)]
     model = hub_revision.Revision(repo="o/r", revision="0" * 40, files=files)
     for branches in ({}, {"o/r@main": "0" * 40}):
         versions.publish(made, Contents(models=[model], branches=branches), keep=5)
@@ -92,7 +92,7 @@ def test_df_says_what_is_pinned(run: Run) -> None:
     ],
 )
 def test_sizes_are_told_as_people_read_them(size: int, said: str) -> None:
-    assert human(size) == said
+    assert format_bytes(size) == said
 
 
 def test_verify_is_1_when_something_is_wrong_and_names_it(run: Run, store: Store) -> None:
@@ -168,7 +168,7 @@ def test_every_answer_is_json_for_programs(run: Run, store: Store, tmp_path: Pat
     assert json.loads(run("switch", "2", "--no-hash", "--json").stdout) == {**served, "version": 2}
     digest = store.add(b"other", "model.bin")
     model = hub_revision.Revision(
-        repo="o/s", revision="1" * 40, files=[hub_revision.Entry(path="m.bin", size=5, sha256=digest)]
+        repo="o/s", revision="1" * 40, files=[hub_revision.HubFile(path="m.bin", size=5, sha256=digest)]
     )
     (tmp_path / "model.lock").write_bytes(hub_revision.format_lock(model))
     published = {"schema": "envcheck/store-published/1", "served": current, "version": 3}
@@ -196,7 +196,7 @@ def test_every_command_fits_a_terminal_and_has_an_example(run: Run, store: Store
 def test_a_model_is_published_from_its_lock(run: Run, store: Store, tmp_path: Path) -> None:
     digest = store.add(b"other", "model.bin")
     model = hub_revision.Revision(
-        repo="o/s", revision="1" * 40, files=[hub_revision.Entry(path="m.bin", size=5, sha256=digest)]
+        repo="o/s", revision="1" * 40, files=[hub_revision.HubFile(path="m.bin", size=5, sha256=digest)]
     )
     (tmp_path / "model.lock").write_bytes(hub_revision.format_lock(model))
     run("release", "--model-lock", str(tmp_path / "model.lock"))

@@ -10,7 +10,7 @@ from envcheck.images.lock_with_uv import _sources
 from envcheck.images.locks.model import Lock
 from envcheck.images.render.build_context import sources
 from envcheck.matrix.file.load import load
-from envcheck.mirrors.hub.api import trusted
+from envcheck.mirrors.hub.api import trusted_endpoint
 from envcheck.mirrors.profiles.apt_config import AptSource
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, HuggingFace, Index, Profile, network_indexes
 
@@ -45,9 +45,9 @@ def test_the_hub_itself_is_not_asked_for_hashes(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("envcheck.mirrors.hub.api.default_endpoint", lambda: "https://hub.example")
     hub = HuggingFace(endpoint="https://mirror.example", trusted="https://trusted.example")
     with pytest.raises(ConfigError, match="nobody is trusted"):
-        trusted(CLOSED, mirror=False)
-    assert trusted(OPEN, mirror=False) == "https://hub.example"
-    assert trusted(Profile(name="site", closed=True, hf=hub), mirror=False) == "https://trusted.example"
+        trusted_endpoint(CLOSED, mirror=False)
+    assert trusted_endpoint(OPEN, mirror=False) == "https://hub.example"
+    assert trusted_endpoint(Profile(name="site", closed=True, hf=hub), mirror=False) == "https://trusted.example"
 
 
 @pytest.mark.parametrize("index", ["pypi", "pytorch/cpu"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.net.credentials import Netrc, exposed
+from envcheck.mirrors.net.credentials import Netrc, permission_warning
 from envcheck.mirrors.profiles.load import parse
 
 HOST = "mirror.example"
@@ -52,7 +52,7 @@ def test_a_login_goes_to_its_host_over_tls_and_on_the_port_that_the_profile_name
 )
 def test_a_file_of_secrets_that_others_may_use_is_said(netrc: Path, mode: int, said: str | None) -> None:
     netrc.chmod(mode)
-    text = exposed(netrc)
+    text = permission_warning(netrc)
     assert text is None if said is None else text is not None and f"may be {said} by others" in text
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.index.locate import LocatedFile, Need, choose, locate
-from envcheck.mirrors.index.simple_api import File, page_url, parse
+from envcheck.mirrors.index.locate import LocatedFile, LockedPackage, locate, match_files
+from envcheck.mirrors.index.simple_api import IndexFile, page_url, parse_page
 from envcheck.mirrors.net.client import Client, NetworkError
 from envcheck.mirrors.profiles.model import Index
 
@@ -23,33 +23,33 @@ JSON = "application/vnd.pypi.simple.v1+json"
 
 
 def test_a_link_that_is_no_url_is_none() -> None:
-    assert parse(b'<a href="http://[x/a.whl">a</a><a href="b.whl">b</a>', "text/html", URL)[0].name == "b.whl"
+    assert parse_page(b'<a href="http://[x/a.whl">a</a><a href="b.whl">b</a>', "text/html", URL)[0].name == "b.whl"
 
 
 def test_json_and_html_say_the_same() -> None:
     page = {"files": [{"filename": "torch-1.whl", "url": "../../f/torch-1.whl", "hashes": {"sha256": A}}]}
     html = f'<html><a href="../../f/torch-1.whl#sha256={A}">torch</a><a href="">no file</a></html>'
-    expected = [File("torch-1.whl", "https://mirror.example/f/torch-1.whl", A)]
-    assert parse(json.dumps(page).encode(), JSON, URL) == expected
-    assert parse(html.encode(), "text/html", URL) == expected
+    expected = [IndexFile("torch-1.whl", "https://mirror.example/f/torch-1.whl", A)]
+    assert parse_page(json.dumps(page).encode(), JSON, URL) == expected
+    assert parse_page(html.encode(), "text/html", URL) == expected
 
 
 def test_a_local_version_s_plus_is_read_in_either_spelling() -> None:
     page = b'<base href="https://other.example/x/"><a href="torch-2.8.0%2Bcu128.whl">t</a>'
-    assert parse(page, "text/html", URL) == [
-        File("torch-2.8.0+cu128.whl", "https://other.example/x/torch-2.8.0%2Bcu128.whl")
+    assert parse_page(page, "text/html", URL) == [
+        IndexFile("torch-2.8.0+cu128.whl", "https://other.example/x/torch-2.8.0%2Bcu128.whl")
     ]
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"files": 3}', b'{"files": [3]}', b'{"files": [{}]}'])
 def test_json_that_is_no_page_is_one_line(body: bytes) -> None:
     with pytest.raises(NetworkError, match="no PEP 691 JSON"):
-        parse(body, JSON, URL)
+        parse_page(body, JSON, URL)
 
 
 @given(st.text())
 def test_no_html_breaks_the_reader(text: str) -> None:
-    files = parse(f'<a href="{text}">'.encode(), "text/html", URL)
+    files = parse_page(f'<a href="{text}">'.encode(), "text/html", URL)
     assert len(files) <= 1
     assert all(file.name and "/" not in file.url.rpartition("/")[2] for file in files)
 
@@ -63,7 +63,7 @@ def test_where_a_page_is() -> None:
 
 
 W = "torch-2.8.0-cp311-cp311-manylinux_2_28_x86_64.whl"
-NEED = Need("torch", (A,), "pytorch/cpu", "2.8.0", "3.11")
+NEED = LockedPackage("torch", (A,), "pytorch/cpu", "2.8.0", "3.11")
 
 
 def linux(name: str) -> str:
@@ -72,29 +72,29 @@ def linux(name: str) -> str:
 
 def test_a_file_is_known_by_its_hash_and_has_every_place_that_names_it() -> None:
     """A page without hashes has it by its name: which bytes it has there, their hash says when they are here."""
-    pages: list[list[File] | str] = [
-        [File(W, "https://one.example/t.whl", A), File("other-1.0.tar.gz", "https://one.example/o", B)],
+    pages: list[list[IndexFile] | str] = [
+        [IndexFile(W, "https://one.example/t.whl", A), IndexFile("other-1.0.tar.gz", "https://one.example/o", B)],
         "two.example does not answer",
-        [File(W, "https://three.example/t.whl", A, 5), File("torch-2.8.0.tar.gz", "https://three.example/x")],
-        [File(W, "https://four.example/t.whl")],
+        [IndexFile(W, "https://three.example/t.whl", A, 5), IndexFile("torch-2.8.0.tar.gz", "https://three.example/x")],
+        [IndexFile(W, "https://four.example/t.whl")],
     ]
-    found = choose(Need("torch", (A,)), pages)
+    found = match_files(LockedPackage("torch", (A,)), pages)
     assert found == [LocatedFile(W, A, 5, tuple(f"https://{host}.example/t.whl" for host in ("one", "three", "four")))]
 
 
 def test_where_no_page_tells_hashes_the_one_file_it_can_be_is_taken() -> None:
     others = ["torch-2.8.0-cp312-cp312-manylinux_2_28_x86_64.whl", "torch-2.7.0-cp311-cp311-manylinux_2_28_x86_64.whl"]
     others += ["torch-2.8.0-cp311-cp311-win_amd64.whl", "torchvision-2.8.0-cp311-cp311-manylinux_2_28_x86_64.whl"]
-    page = [File(linux(name), f"https://flat.example/{name}") for name in [*others, W]]
-    assert choose(NEED, [page]) == [LocatedFile(linux(W), A, None, (f"https://flat.example/{W}",))]
+    page = [IndexFile(linux(name), f"https://flat.example/{name}") for name in [*others, W]]
+    assert match_files(NEED, [page]) == [LocatedFile(linux(W), A, None, (f"https://flat.example/{W}",))]
     with pytest.raises(UnavailableError, match="torch: its page tells no hashes"):
-        choose(dataclasses.replace(NEED, python=None), [page])
+        match_files(dataclasses.replace(NEED, python=None), [page])
 
 
 @pytest.mark.parametrize("name", ["../../torch-2.8.0-py3-none-any.whl", "..", "torch", ".bashrc", "evil-2.8.0.tar.gz"])
 def test_a_page_s_name_is_no_path(name: str) -> None:
     with pytest.raises(UnavailableError):
-        choose(NEED, [[File(name, "https://mirror.example/x", A)]])
+        match_files(NEED, [[IndexFile(name, "https://mirror.example/x", A)]])
 
 
 def test_a_wheel_of_this_machine_is_a_place_too(tmp_path: Path) -> None:
@@ -107,15 +107,15 @@ def test_a_wheel_of_this_machine_is_a_place_too(tmp_path: Path) -> None:
 
 def test_nothing_of_that_hash_says_why_at_each_place() -> None:
     with pytest.raises(UnavailableError, match="torch: it answers 404; no file there has a hash of the lock"):
-        choose(Need("torch", (A,)), ["it answers 404", [File(W, "https://x.example/t", B)]])
+        match_files(LockedPackage("torch", (A,)), ["it answers 404", [IndexFile(W, "https://x.example/t", B)]])
 
 
 def test_who_was_asked_in_vain_is_named() -> None:
-    pages: list[list[File] | str] = ["it answers 404", [File(W, "https://x.example/t", B)]]
+    pages: list[list[IndexFile] | str] = ["it answers 404", [IndexFile(W, "https://x.example/t", B)]]
     said = "torch: one.example: it answers 404; two.example: no file there has a hash of the lock"
     with pytest.raises(UnavailableError, match=said):
-        choose(Need("torch", (A,)), pages, hosts=["one.example", "two.example"])
+        match_files(LockedPackage("torch", (A,)), pages, hosts=["one.example", "two.example"])
     nobody = [Index(url=f"http://{name}.invalid/simple") for name in ("one", "two")]
     said = "numpy: one.invalid: the name does not resolve; two.invalid: the name does not resolve"
     with pytest.raises(UnavailableError, match=said):
-        locate([Need("numpy", (A,))], {"pypi": nobody}, Client())
+        locate([LockedPackage("numpy", (A,))], {"pypi": nobody}, Client())

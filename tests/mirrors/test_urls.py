@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from envcheck.mirrors.net.urls import followed, host_of, origin_of, proxy_of, user_of
+from envcheck.mirrors.net.urls import host_of, origin_of, proxy_login, proxy_of, redirect_target
 
 
 def test_a_redirect_stays_as_secure_as_it_was() -> None:
-    assert followed("http://a/x/y", "../z") == "http://a/z"
-    assert followed("http://a/x", "https://b/y") == "https://b/y"
+    assert redirect_target("http://a/x/y", "../z") == "http://a/z"
+    assert redirect_target("http://a/x", "https://b/y") == "https://b/y"
     for target in ("http://a/x", "ftp://a/x", "file:///etc/passwd", "http://[x"):
         with pytest.raises(ValueError, match=r"^a redirects to"):
-            followed("https://a/x", target)
+            redirect_target("https://a/x", target)
 
 
 def test_an_origin_is_scheme_host_and_port() -> None:
@@ -29,5 +29,5 @@ def test_the_proxy_is_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("no_proxy", "inside.example")
     assert proxy_of("https://a.example/x") == "http://proxy.example:3128"
     assert proxy_of("https://inside.example/x") is None
-    assert user_of("http://me:p%40ss@proxy.example") == "me:p@ss"
-    assert user_of("http://proxy.example") is None
+    assert proxy_login("http://me:p%40ss@proxy.example") == "me:p@ss"
+    assert proxy_login("http://proxy.example") is None

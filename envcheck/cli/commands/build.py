@@ -118,7 +118,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
     """
     from envcheck.cli.shared.cell_to_build import spec_to_build
     from envcheck.cli.sources.mirror_selection import profile_for
-    from envcheck.cli.store.common import prefetched
+    from envcheck.cli.store.common import prefetched_wheels
     from envcheck.images.build.tags import parse
 
     parse(options.tag)  # a wrong one is refused before anything runs
@@ -131,7 +131,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
         wheels = None
         if options.prefetch:
             fetch = not options.plan_only
-            view = prefetched(settings, spec, profile, options.store, engine=options.engine, fetch=fetch)
+            view = prefetched_wheels(settings, spec, profile, options.store, engine=options.engine, fetch=fetch)
             wheels = stack.enter_context(view)
         if options.engine == "venv":
             _venv(spec, profile, wheels, options, settings)

@@ -14,12 +14,20 @@ from envcheck.cli.shared import completion
 from envcheck.cli.shared.interruptible import run
 from envcheck.cli.shared.parameter_types import Rate
 from envcheck.cli.shared.typed_options import takes
-from envcheck.cli.sources.fetch_progress import Screen, end, interrupted, shown, tell, told, total
-from envcheck.cli.sources.fetch_request import Asked, client_of, endpoints_of, wanted_of
+from envcheck.cli.sources.fetch_progress import (
+    ProgressScreen,
+    format_total,
+    progress_screen,
+    report_errors,
+    report_file,
+    report_interrupt,
+    report_total,
+)
+from envcheck.cli.sources.fetch_request import FetchRequest, model_endpoints, profile_client, wanted_files
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.mirrors.fetch.request import Fetched, Means
+    from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions
     from envcheck.mirrors.hub.revision import Revision
     from envcheck.mirrors.net.client import Client
     from envcheck.mirrors.profiles.model import Profile
@@ -40,11 +48,11 @@ class FetchOptions(NamedTuple):
     connections: int
     as_json: bool
 
-    def asked(self) -> Asked:
+    def asked(self) -> FetchRequest:
         """Return which files are asked for: a cell's name has no colon and no slash, and each URL has both."""
         text = self.cell_or_url
         url, cell = (text, None) if text is not None and (":" in text or "/" in text) else (None, text)
-        return Asked(url, cell, self.lock, self.model, self.dataset, self.sha256, self.trust_mirror)
+        return FetchRequest(url, cell, self.lock, self.model, self.dataset, self.sha256, self.trust_mirror)
 
 
 @click.command(
@@ -96,36 +104,36 @@ def command(options: FetchOptions, settings: Settings) -> int:
     envcheck fetch --model org/name@COMMIT --mirror site.yaml -o hub
     """
     try:
-        with told(as_json=options.as_json) as done:
+        with report_errors(as_json=options.as_json) as done:
             stop = threading.Event()
             then = run(lambda: _fetched(settings, options, done, stop), stop)
     except KeyboardInterrupt as interrupt:
-        return interrupted(interrupt)
-    end(done, as_json=options.as_json, then=then)
+        return report_interrupt(interrupt)
+    report_total(done, as_json=options.as_json, then=then)
     return 0
 
 
-def _fetched(settings: Settings, options: FetchOptions, done: list[Fetched], stop: threading.Event) -> str:
+def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile], stop: threading.Event) -> str:
     """Fetch what is asked for into `done`, in its order; return what a person does with it."""
     from envcheck.cli.sources.mirror_selection import profile_to_fetch
     from envcheck.mirrors.fetch.batch import fetch_all
-    from envcheck.mirrors.net.credentials import exposed
+    from envcheck.mirrors.net.credentials import permission_warning
 
     what = options.asked()
     what.check()
     profile, revision = profile_to_fetch(settings, options.mirror, what)
-    if profile.netrc and not settings.quiet and (said := exposed(Path(profile.netrc))):
+    if profile.netrc and not settings.quiet and (said := permission_warning(Path(profile.netrc))):
         click.echo(said, err=True)
     if revision is not None:
-        return _model(settings, revision, endpoints_of(what, profile), profile, options, done, stop)
-    client = client_of(profile, options.connections)
-    wanted = wanted_of(settings, what, profile, client, options.output)
+        return _model(settings, revision, model_endpoints(what, profile), profile, options, done, stop)
+    client = profile_client(profile, options.connections)
+    wanted = wanted_files(settings, what, profile, client, options.output)
 
     with _shown(settings, client, options, [want.expected for want in wanted], stop) as (means, screen):
 
-        def there(file: Fetched) -> None:
+        def there(file: FetchedFile) -> None:
             done.append(file)
-            tell(screen, file, file.path.name)
+            report_file(screen, file, file.path.name)
 
         done[:] = fetch_all(wanted, means, there)
     return ""
@@ -137,19 +145,19 @@ def _model(
     endpoints: list[str],
     profile: Profile,
     options: FetchOptions,
-    done: list[Fetched],
+    done: list[FetchedFile],
     stop: threading.Event,
 ) -> str:
     from envcheck.mirrors.hub.download import fetch_revision
 
-    client = client_of(profile, options.connections, *endpoints)
+    client = profile_client(profile, options.connections, *endpoints)
     names = {file.blob: file.path for file in revision.files}
 
     with _shown(settings, client, options, [file.size for file in revision.files], stop) as (means, screen):
 
-        def there(file: Fetched) -> None:
+        def there(file: FetchedFile) -> None:
             done.append(file)
-            tell(screen, file, names.get(file.path.name, file.path.name))
+            report_file(screen, file, names.get(file.path.name, file.path.name))
 
         done[:] = fetch_revision(revision, endpoints, options.output, means, there)
     return f"use it with HF_HUB_OFFLINE=1 HF_HUB_CACHE={options.output.absolute()}: {_call(revision)}"
@@ -166,13 +174,13 @@ def _call(revision: Revision) -> str:
 @contextmanager
 def _shown(
     settings: Settings, client: Client, options: FetchOptions, sizes: Sequence[int | None], stop: threading.Event
-) -> Iterator[tuple[Means, Screen]]:
-    from envcheck.mirrors.fetch.limits import Limiter, Slots
-    from envcheck.mirrors.fetch.request import Means
+) -> Iterator[tuple[TransferOptions, ProgressScreen]]:
+    from envcheck.mirrors.fetch.limits import BandwidthLimiter, HostSlots
+    from envcheck.mirrors.fetch.request import TransferOptions
 
-    limiter, slots = Limiter(options.limit), Slots(options.connections)
-    with shown(settings, len(sizes), limiter) as screen:
+    limiter, slots = BandwidthLimiter(options.limit), HostSlots(options.connections)
+    with progress_screen(settings, len(sizes), limiter) as screen:
         if len(sizes) > 1:
-            screen.say(total(sizes))
+            screen.say(format_total(sizes))
         progress, note = screen.progress, screen.note
-        yield Means(client, options.connections, limiter, progress, note, slots, stop), screen
+        yield TransferOptions(client, options.connections, limiter, progress, note, slots, stop), screen

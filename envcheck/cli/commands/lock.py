@@ -12,7 +12,7 @@ import click
 from envcheck.cli.shared import completion, interruptible
 from envcheck.cli.shared.text import counted
 from envcheck.cli.shared.typed_options import takes
-from envcheck.cli.sources.fetch_request import client_of
+from envcheck.cli.sources.fetch_request import profile_client
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
@@ -84,17 +84,19 @@ def command(options: LockOptions, settings: Settings) -> None:
 def _lock_model(options: LockOptions, profile: Profile) -> None:
     from envcheck import safe_files
     from envcheck.errors import ConfigError
-    from envcheck.mirrors.hub.api import trusted
-    from envcheck.mirrors.hub.download import locked
-    from envcheck.mirrors.hub.revision import format_lock, reference
+    from envcheck.mirrors.hub.api import trusted_endpoint
+    from envcheck.mirrors.hub.download import lock_revision
+    from envcheck.mirrors.hub.revision import format_lock, parse_reference
 
     if options.selectors or (options.model is not None and options.dataset is not None):
         message = "more than one thing to lock"
         raise ConfigError(message, fix="give one of CELL, --model REPO@REV or --dataset REPO@REV")
     kind: Literal["model", "dataset"] = "dataset" if options.model is None else "model"
-    ref = reference(options.model or options.dataset or "", kind)
-    endpoint = trusted(profile, mirror=options.trust_mirror)
-    lock = interruptible.run(lambda: locked(client_of(profile, 8, endpoint), endpoint, ref), threading.Event())
+    ref = parse_reference(options.model or options.dataset or "", kind)
+    endpoint = trusted_endpoint(profile, mirror=options.trust_mirror)
+    lock = interruptible.run(
+        lambda: lock_revision(profile_client(profile, 8, endpoint), endpoint, ref), threading.Event()
+    )
     if options.output is None:
         click.echo(format_lock(lock).decode(), nl=False)
         return

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from envcheck.cli import Settings
-    from envcheck.mirrors.index.locate import Need
+    from envcheck.mirrors.index.locate import LockedPackage
     from envcheck.mirrors.net.client import Client
     from envcheck.mirrors.site.audit.over_http import AuditScope
     from envcheck.mirrors.site.audit.report import AuditFinding
@@ -89,10 +89,10 @@ def _client(site: Site | None, *, ca: Path | None, netrc: Path | None) -> Client
     import os
 
     from envcheck.mirrors.net.client import Client
-    from envcheck.mirrors.net.credentials import Bearer
+    from envcheck.mirrors.net.credentials import BearerToken
 
     token = os.environ.get("HF_TOKEN")
-    logins = [Bearer(site.at(site.hf.port), token)] if site and site.hf and site.hf.tokens and token else []
+    logins = [BearerToken(site.at(site.hf.port), token)] if site and site.hf and site.hf.tokens and token else []
     own = Path(site.client_ca) if site and site.client_ca else None
     return Client(ca=ca or own, netrc_file=netrc, logins=logins)
 
@@ -169,18 +169,20 @@ def _content(path: Path) -> bytes:
         raise ConfigError(message, fix="make it readable or pass another lock") from error
 
 
-def _needs(settings: Settings, cells: tuple[str, ...], locks: dict[Path, bytes], *, every: bool) -> list[Need]:
+def _needs(settings: Settings, cells: tuple[str, ...], locks: dict[Path, bytes], *, every: bool) -> list[LockedPackage]:
     from envcheck.data import data_path
     from envcheck.images.locks.lockfile import parse_lock, read_locks
     from envcheck.images.spec import select
     from envcheck.matrix.file.load import load
-    from envcheck.mirrors.index.locate import Need
+    from envcheck.mirrors.index.locate import LockedPackage
 
     parsed = [parse_lock(content.decode("utf-8", "replace"), "base", str(path)) for path, content in locks.items()]
     if cells or every:
         selected = select(load(settings.matrix), cells)
         parsed += [lock for cell in selected for lock in read_locks(data_path("images") / str(cell))]
-    needs = (Need(pin.name, tuple(pin.sha256), lock.index, pin.version) for lock in parsed for pin in lock.pins)
+    needs = (
+        LockedPackage(pin.name, tuple(pin.sha256), lock.index, pin.version) for lock in parsed for pin in lock.pins
+    )
     return list(dict.fromkeys(needs))
 
 

@@ -83,7 +83,7 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
     envcheck mirror probe torch2.13.0-cpu-py311 --mirror tuna --region cn
     """
     from envcheck.cli.shared.interruptible import ended_by_signal
-    from envcheck.cli.sources.mirror_selection import what_of
+    from envcheck.cli.sources.mirror_selection import probed_sources
     from envcheck.mirrors.probe.budget import Budget
     from envcheck.mirrors.select.by_lock import default_mirrors, mirror_of
 
@@ -104,7 +104,7 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
                 must_stay=options.no_redirect_hosts,
                 here=options.region,
             )
-            for part in what_of(settings, wanted, mirrors, named=bool(names))
+            for part in probed_sources(settings, wanted, mirrors, named=bool(names))
         }
 
     ranked = ended_by_signal(measured)
@@ -134,7 +134,7 @@ def _wanted(options: MirrorProbeOptions) -> dict[str, Any]:
 def _print(settings: Settings, ranked: dict[str, list[Ranked]], *, as_json: bool) -> None:
     import msgspec
 
-    from envcheck.cli.sources.mirror_selection import show
+    from envcheck.cli.sources.mirror_selection import print_ranking
 
     if as_json:
         answer = {"schema": "envcheck/ranking/1", "parts": ranked}
@@ -143,7 +143,7 @@ def _print(settings: Settings, ranked: dict[str, list[Ranked]], *, as_json: bool
     for part, found in ranked.items():
         needs = max((one.measured.needs for one in found), default=0)
         title = f"{part}, {needs} file(s) needed" if found else f"{part}: no mirror to ask, or nothing stored"
-        show(found, title, quiet=settings.quiet)
+        print_ranking(found, title, quiet=settings.quiet)
 
 
 def _status(ranked: dict[str, list[Ranked]]) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envcheck.cli.store.options import human
+from envcheck.cli.store.options import format_bytes
 
 if TYPE_CHECKING:
     from envcheck.mirrors.site.disk_space import Room
@@ -31,7 +31,7 @@ def line(site: Site) -> str:
     if told is None:
         return f"{'cache':<24} only the site's own user can look into it"
     tight = f"  {_tight(site, told)}" if told.tight(site.cache_size, site.min_free) else ""
-    return f"{'cache':<24} {human(told.used)} of {human(site.cache_size)}{tight}"
+    return f"{'cache':<24} {format_bytes(told.used)} of {format_bytes(site.cache_size)}{tight}"
 
 
 def cache(site: Site) -> dict[str, Any] | None:
@@ -47,8 +47,9 @@ def cache(site: Site) -> dict[str, Any] | None:
 
 def _tight(site: Site, told: Room) -> str:
     holds = told.holds(site.cache_size, site.min_free)
-    kept = f"{human(site.min_free)} are to stay free" if site.min_free else "nothing is to stay free"
+    kept = f"{format_bytes(site.min_free)} are to stay free" if site.min_free else "nothing is to stay free"
     return (
-        f"the cache can hold {human(holds)} of its {human(site.cache_size)}: {human(told.available)} are available "
+        f"the cache can hold {format_bytes(holds)} of its {format_bytes(site.cache_size)}: "
+        f"{format_bytes(told.available)} are available "
         f"below {site.root} and {kept}; what is over that is fetched again each time"
     )

@@ -162,7 +162,7 @@ def _clean(url: str) -> str:
 def _client(profile: Profile) -> Any:
     from envcheck.mirrors.hub import api as hub_api
 
-    return hub_api.client(profile)
+    return hub_api.hub_client(profile)
 
 
 def _pages(settings: Settings) -> list[str]:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from envcheck.cli.shared.interruptible import leave, status_of, terminable
-from envcheck.cli.store.options import human
+from envcheck.cli.store.options import format_bytes
 from envcheck.errors import EnvcheckError
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.mirrors.fetch.limits import Limiter
-    from envcheck.mirrors.fetch.request import Fetched
+    from envcheck.mirrors.fetch.limits import BandwidthLimiter
+    from envcheck.mirrors.fetch.request import FetchedFile
 
 # Seconds: what a rate is taken over, and what it is at least; the pause before the first line of a log.
 _WINDOW: Final = 15.0
@@ -31,28 +31,28 @@ _GO_ON: Final = "the same command goes on where it stopped"
 
 
 @contextmanager
-def told(*, as_json: bool) -> Iterator[list[Fetched]]:
+def report_errors(*, as_json: bool) -> Iterator[list[FetchedFile]]:
     """Give a list for what is there; however the block ends, a program gets its object and a person a line."""
-    done: list[Fetched] = []
+    done: list[FetchedFile] = []
     try:
         with terminable():
             yield done
     except KeyboardInterrupt:
-        _object(done, {"message": "interrupted", "fix": _GO_ON}, as_json=as_json)
+        _print_json(done, {"message": "interrupted", "fix": _GO_ON}, as_json=as_json)
         raise
     except (EnvcheckError, OSError) as error:
         message = error.message if isinstance(error, EnvcheckError) else str(error)
-        _object(done, {"message": message, "fix": getattr(error, "fix", None)}, as_json=as_json)
+        _print_json(done, {"message": message, "fix": getattr(error, "fix", None)}, as_json=as_json)
         raise
 
 
-def interrupted(how: KeyboardInterrupt) -> int:
+def report_interrupt(how: KeyboardInterrupt) -> int:
     """Say that it was stopped by hand or by SIGTERM, and return the exit code."""
     click.echo(f"envcheck: interrupted; {_GO_ON}", err=True)
     return leave(status_of(how))
 
 
-def _object(done: list[Fetched], error: dict[str, str | None] | None, *, as_json: bool) -> None:
+def _print_json(done: list[FetchedFile], error: dict[str, str | None] | None, *, as_json: bool) -> None:
     if not as_json:
         return
     files = [
@@ -62,7 +62,7 @@ def _object(done: list[Fetched], error: dict[str, str | None] | None, *, as_json
     click.echo(json.dumps({"schema": "envcheck/fetch/1", "files": files, "error": error}, indent=2))
 
 
-class Speed:
+class TransferSpeed:
     """How fast bytes come of late, and how long the rest takes at that rate. Safe in several threads. Seconds."""
 
     def __init__(self, moved: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
@@ -85,10 +85,12 @@ class Speed:
         return f"{rate / 1e6:.1f} MB/s{left_for}"
 
 
-class Lines:
+class ProgressLines:
     """A line now and then, for a log: the first after ten seconds, later ones when a tenth more time has gone."""
 
-    def __init__(self, speed: Speed, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, speed: TransferSpeed, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._speed, self._say, self._clock = speed, say, clock
         self._began = clock()
         self._next = self._began + _CALM
@@ -105,7 +107,7 @@ class Lines:
         self._say(f"{there / 1e6:.1f} of {size / 1e6:.1f} MB" + (f", {fast}" if fast else ""))
 
 
-class Screen(NamedTuple):
+class ProgressScreen(NamedTuple):
     """What a fetch tells how far it is, what a person may want to know, and what became of a file."""
 
     progress: Callable[[int, int], None]
@@ -113,24 +115,26 @@ class Screen(NamedTuple):
     say: Callable[[str], None]
 
 
-def total(sizes: Sequence[int | None]) -> str:
+def format_total(sizes: Sequence[int | None]) -> str:
     """Return how much several files come to; a size that nobody told yet is said to be missing."""
     known = [size for size in sizes if size is not None]
     if not known:
         return f"{len(sizes)} files, whose sizes no page tells"
     least = "" if len(known) == len(sizes) else f"{len(sizes) - len(known)} of unknown size, the others "
-    return f"{len(sizes)} files, {least}{human(sum(known))}, less what is there"
+    return f"{len(sizes)} files, {least}{format_bytes(sum(known))}, less what is there"
 
 
 @contextmanager
-def shown(settings: Settings, count: int, limiter: Limiter) -> Iterator[Screen]:
+def progress_screen(settings: Settings, count: int, limiter: BandwidthLimiter) -> Iterator[ProgressScreen]:
     """Give what a fetch is shown on: a bar on a terminal, a few lines elsewhere, nothing where it is to be quiet."""
     if settings.quiet:
-        yield Screen(lambda _there, _all: None, lambda _: None, lambda _: None)
+        yield ProgressScreen(lambda _there, _all: None, lambda _: None, lambda _: None)
         return
-    speed = Speed(lambda: limiter.taken)
+    speed = TransferSpeed(lambda: limiter.taken)
     if not sys.stderr.isatty():
-        yield _screen(Lines(speed, lambda text: click.echo(f"  {text}", err=True)), lambda t: click.echo(t, err=True))
+        yield _screen(
+            ProgressLines(speed, lambda text: click.echo(f"  {text}", err=True)), lambda t: click.echo(t, err=True)
+        )
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
@@ -144,28 +148,28 @@ def shown(settings: Settings, count: int, limiter: Limiter) -> Iterator[Screen]:
         )
 
 
-def _screen(progress: Callable[[int, int], None], say: Callable[[str], None]) -> Screen:
-    return Screen(progress, lambda text: say(f"  {text}"), say)
+def _screen(progress: Callable[[int, int], None], say: Callable[[str], None]) -> ProgressScreen:
+    return ProgressScreen(progress, lambda text: say(f"  {text}"), say)
 
 
-def tell(screen: Screen, done: Fetched, name: str) -> None:
+def report_file(screen: ProgressScreen, done: FetchedFile, name: str) -> None:
     """Print what became of one file, as soon as it is there."""
-    size = human(done.size)
+    size = format_bytes(done.size)
     if not done.moved:
         where = ", linked or copied" if done.sources else ""
         screen.say(f"{name}  {size}  was there{where}")
         return
-    went_on = f", {human(done.found)} of it from an earlier run" if done.found else ""
-    rate = human(int(done.moved / max(done.seconds, 1e-9)))
+    went_on = f", {format_bytes(done.found)} of it from an earlier run" if done.found else ""
+    rate = format_bytes(int(done.moved / max(done.seconds, 1e-9)))
     screen.say(f"{name}  {size}{went_on}  {', '.join(done.sources)}  {rate}/s")
 
 
-def end(done: list[Fetched], *, as_json: bool, then: str = "") -> None:
+def report_total(done: list[FetchedFile], *, as_json: bool, then: str = "") -> None:
     """Print what all of it came to."""
     if as_json:
-        _object(done, None, as_json=True)
+        _print_json(done, None, as_json=True)
         return
     moved, size = sum(f.moved for f in done), sum(f.size for f in done)
-    click.echo(f"{len(done)} file(s) there, {human(size)}, each of its hash; {human(moved)} moved")
+    click.echo(f"{len(done)} file(s) there, {format_bytes(size)}, each of its hash; {format_bytes(moved)} moved")
     if then:
         click.echo(then)

@@ -15,7 +15,7 @@ from envcheck.safe_files import read_whole
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.cli.sources.fetch_request import Asked as What
+    from envcheck.cli.sources.fetch_request import FetchRequest as What
     from envcheck.images.locks.model import Lock
     from envcheck.mirrors.hub.revision import Revision
     from envcheck.mirrors.probe.budget import Budget
@@ -33,7 +33,7 @@ _WIDTH: Final = 80
 _NAME: Final = 22
 
 
-def locks_of(settings: Settings, selector: str) -> list[Lock]:
+def cell_locks(settings: Settings, selector: str) -> list[Lock]:
     """Return the locks of the one cell that a selector names."""
     from envcheck.data import data_path
     from envcheck.images.locks.lockfile import read_locks
@@ -51,21 +51,21 @@ def locks_of(settings: Settings, selector: str) -> list[Lock]:
     return locks
 
 
-def lock_at(path: Path) -> Lock:
+def read_lock(path: Path) -> Lock:
     """Return the lock in a file."""
     from envcheck.images.locks.lockfile import parse_requirements
 
     return parse_requirements(read_whole(path).decode(errors="replace"), "base", str(path))
 
 
-def asked_of(locks: Iterable[Lock]) -> list[Asked]:
+def locked_files(locks: Iterable[Lock]) -> list[Asked]:
     """Return what locks ask a mirror for."""
     from envcheck.mirrors.probe.file_matches import Asked
 
     return [Asked(pin.name, pin.version, tuple(pin.sha256), lock.index) for lock in locks for pin in lock.pins]
 
 
-class Part:
+class ProbedSource:
     """What is needed of one kind of source: a lock's index, a model's endpoint, or URLs."""
 
     def __init__(self, asked: list[Asked], measure: Measure, only: list[Mirror] | None = None) -> None:
@@ -92,7 +92,9 @@ class Part:
         return rank(found, must_stay=must_stay, here=here)
 
 
-def what_of(settings: Settings, wanted: dict[str, Any], mirrors: list[Mirror], *, named: bool) -> list[Part]:
+def probed_sources(
+    settings: Settings, wanted: dict[str, Any], mirrors: list[Mirror], *, named: bool
+) -> list[ProbedSource]:
     """Return the parts of the one thing that is wanted: CELL, --lock, --model, --dataset or --need.
 
     `named` says that the mirrors are those of the command line: they are compared with URLs too.
@@ -107,25 +109,27 @@ def what_of(settings: Settings, wanted: dict[str, Any], mirrors: list[Mirror], *
         message = f"{' and '.join(given)} at once" if given else "nothing says which files are needed"
         raise ConfigError(message, fix="give one of CELL, --lock FILE, --model or --dataset REPO@REV, --need URL")
     if wanted["--need"]:
-        return [_urls(wanted["--need"], mirrors, named=named)]
-    wish = _wish(wanted, mirrors)
+        return [_url_source(wanted["--need"], mirrors, named=named)]
+    wish = _hub_request(wanted, mirrors)
     if wish is not None:
-        return [Part(files_of(wish), lambda some, _asked, budget: probe_hub(some, wish, budget))]
-    locks = [lock_at(wanted["--lock"])] if wanted["--lock"] is not None else locks_of(settings, wanted["CELL"])
-    return [Part(part, probe) for part in parts(asked_of(locks))]
+        return [ProbedSource(files_of(wish), lambda some, _asked, budget: probe_hub(some, wish, budget))]
+    locks = [read_lock(wanted["--lock"])] if wanted["--lock"] is not None else cell_locks(settings, wanted["CELL"])
+    return [ProbedSource(part, probe) for part in parts(locked_files(locks))]
 
 
-def _urls(urls: tuple[str, ...], mirrors: list[Mirror], *, named: bool) -> Part:
+def _url_source(urls: tuple[str, ...], mirrors: list[Mirror], *, named: bool) -> ProbedSource:
     from envcheck.mirrors.probe import urls as probe_url
 
     need = probe_url.need_of(urls)
     only = probe_url.mirrors_of(need, mirrors[0]) + (probe_url.others(need, mirrors) if named else [])
-    return Part(probe_url.asked_of(need), lambda some, _asked, budget: probe_url.probe_urls(some, need, budget), only)
+    return ProbedSource(
+        probe_url.asked_of(need), lambda some, _asked, budget: probe_url.probe_urls(some, need, budget), only
+    )
 
 
-def _wish(wanted: dict[str, Any], mirrors: list[Mirror]) -> Wish | None:
+def _hub_request(wanted: dict[str, Any], mirrors: list[Mirror]) -> Wish | None:
     """Return the revision with its hashes: from a lock, or from who is trusted; None where wheels are wanted."""
-    from envcheck.mirrors.hub.revision import SCHEMA, parse_lock, reference
+    from envcheck.mirrors.hub.revision import SCHEMA, parse_lock, parse_reference
     from envcheck.mirrors.probe.hub import Wish
     from envcheck.mirrors.select import by_model
 
@@ -136,7 +140,7 @@ def _wish(wanted: dict[str, Any], mirrors: list[Mirror]) -> Wish | None:
     named = wanted["--model"] or wanted["--dataset"]
     if named is None:
         return None
-    return by_model.wish(reference(named, "model" if wanted["--model"] else "dataset"), mirrors)
+    return by_model.wish(parse_reference(named, "model" if wanted["--model"] else "dataset"), mirrors)
 
 
 def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profile:
@@ -148,46 +152,46 @@ def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profi
 
     if mirror != AUTO:
         profile = load(mirror)
-        _say(settings, _chosen(mirror), [])
+        _print_mirror(settings, _implicit_choice(mirror), [])
         return profile
     from envcheck.mirrors.select.by_lock import choose
 
-    choice = choose(asked_of(locks))
-    _say(settings, *_best(choice.why))
+    choice = choose(locked_files(locks))
+    _print_mirror(settings, *_split_reasons(choice.why))
     return choice.profile
 
 
 def profile_to_fetch(settings: Settings, mirror: str, what: What) -> tuple[Profile, Revision | None]:
     """Return the profile that a fetch uses, and the model's or dataset's revision where one is asked for."""
-    from envcheck.cli.sources.fetch_request import revision_of
+    from envcheck.cli.sources.fetch_request import requested_revision
     from envcheck.mirrors.profiles.load import load
 
     if mirror != AUTO:
         # A URL says itself where from.
         profile = load(mirror) if what.url is not None else profile_for(settings, mirror, [])
-        return profile, revision_of(what, profile)
+        return profile, requested_revision(what, profile)
     model = what.model is not None or what.dataset is not None
     if what.url is not None or (model and what.trust_mirror):
         message = "--mirror auto for a URL" if what.url else "--trust-mirror and no mirror that is named"
         raise ConfigError(message, fix="name a mirror" if model else "leave it out: the URL says where from")
     if what.cell is not None:
-        return profile_for(settings, mirror, locks_of(settings, what.cell)), None
-    return _auto(settings, what)
+        return profile_for(settings, mirror, cell_locks(settings, what.cell)), None
+    return _auto_profile(settings, what)
 
 
-def _auto(settings: Settings, what: What) -> tuple[Profile, Revision | None]:
+def _auto_profile(settings: Settings, what: What) -> tuple[Profile, Revision | None]:
     from envcheck.mirrors.select import by_lock, by_model
 
     mirrors = by_lock.default_mirrors()
-    wish = _wish({"--lock": what.lock, "--model": what.model, "--dataset": what.dataset}, mirrors)
+    wish = _hub_request({"--lock": what.lock, "--model": what.model, "--dataset": what.dataset}, mirrors)
     if wish is None:
-        return profile_for(settings, AUTO, [lock_at(what.lock)] if what.lock is not None else []), None
+        return profile_for(settings, AUTO, [read_lock(what.lock)] if what.lock is not None else []), None
     choice = by_model.choose(wish, mirrors)
-    _say(settings, *_best(choice.why))
+    _print_mirror(settings, *_split_reasons(choice.why))
     return choice.profile, wish.revision
 
 
-def _chosen(mirror: str) -> str | None:
+def _implicit_choice(mirror: str) -> str | None:
     """Return what a mirror is that the command line does not name, and who chose it; None where it names one."""
     from envcheck.mirrors.profiles import user_choice
 
@@ -200,13 +204,13 @@ def _chosen(mirror: str) -> str | None:
     return None
 
 
-def _best(why: Sequence[str]) -> tuple[str, list[str]]:
+def _split_reasons(why: Sequence[str]) -> tuple[str, list[str]]:
     """Return the sentence of each part's first mirror as one line, and the other sentences."""
     first = {line.partition(": ")[0]: line for line in reversed(why)}
     return f"auto: {'; '.join(first.values())}", [line for line in why if line not in first.values()]
 
 
-def _say(settings: Settings, mirror: str | None, why: Iterable[str]) -> None:
+def _print_mirror(settings: Settings, mirror: str | None, why: Iterable[str]) -> None:
     if settings.quiet or mirror is None:
         return
     click.echo(f"mirror  {mirror}", err=True)
@@ -214,18 +218,18 @@ def _say(settings: Settings, mirror: str | None, why: Iterable[str]) -> None:
         click.echo(textwrap.fill(line, _WIDTH, initial_indent="  ", subsequent_indent="    "), err=True)
 
 
-def show(ranked: list[Ranked], title: str, *, quiet: bool) -> None:
+def print_ranking(ranked: list[Ranked], title: str, *, quiet: bool) -> None:
     """Print a part's mirrors in their order, 80 columns wide, each with what it was judged by."""
     click.echo(title)
     place = 0
     for one in ranked:
         place += one.passed
-        click.echo(_line(one, place))
-        for text in [] if quiet else _why(one):
+        click.echo(_format_line(one, place))
+        for text in [] if quiet else _format_reasons(one):
             click.echo(textwrap.fill(text, _WIDTH, initial_indent="      ", subsequent_indent="        "))
 
 
-def _line(one: Ranked, place: int) -> str:
+def _format_line(one: Ranked, place: int) -> str:
     name = f"{one.mirror:<{_NAME}}" if len(one.mirror) <= _NAME else f"{one.mirror}\n{'':<{_NAME + 5}}"
     if not one.passed:
         state = "not passed" if one.measured.answered else "not reached"
@@ -238,15 +242,15 @@ def _line(one: Ranked, place: int) -> str:
     return f"{place:>3}  {name} {one.score:>5.1f} of 100   {speed:>12}   {delay:>10}"
 
 
-def _why(one: Ranked) -> list[str]:
+def _format_reasons(one: Ranked) -> list[str]:
     """Return the gates, the failed ones first, and of who passed them the points."""
     order = sorted(one.gates, key=lambda gate: gate.passed is not False)
     words = {True: "passed", False: "failed", None: "not told"}
-    said = [f"{gate.name} {_word(gate.hard, words[gate.passed])}: {gate.why}" for gate in order]
+    said = [f"{gate.name} {_gate_word(gate.hard, words[gate.passed])}: {gate.why}" for gate in order]
     points = [f"{mark.name} {mark.points:g} of {mark.of:g}: {mark.why}" for mark in one.marks]
     shown = [*said, *points] if one.passed else said[: max(1, len(one.only))]
     return [*shown, *(f"note: {note}" for note in one.notes), *(["as stored"] if one.measured.stored else [])]
 
 
-def _word(hard: bool, word: str) -> str:  # noqa: FBT001 (two words, private)
+def _gate_word(hard: bool, word: str) -> str:  # noqa: FBT001 (two words, private)
     return "told" if not hard and word == "failed" else word

@@ -13,7 +13,14 @@ import click
 
 from envcheck.cli.shared.parameter_types import Size
 from envcheck.cli.shared.typed_options import takes
-from envcheck.cli.store.options import cells_argument, human, json_option, keep_option, mirror_option, models_option
+from envcheck.cli.store.options import (
+    cells_argument,
+    format_bytes,
+    json_option,
+    keep_option,
+    mirror_option,
+    models_option,
+)
 from envcheck.errors import ConfigError, PromiseError
 
 if TYPE_CHECKING:
@@ -61,15 +68,19 @@ def export(options: StoreExportOptions, obj: Any) -> None:
     The digest that is printed goes another way than the bundle: `import --sha256` refuses a bundle of another digest,
     `import --key` one that the key's public half does not verify.
     """
-    from envcheck.cli.store.collect import gathered
-    from envcheck.cli.store.common import bar, there
+    from envcheck.cli.store.collect import collect_contents
+    from envcheck.cli.store.common import existing_store, progress_bar
     from envcheck.mirrors.store.bundle import bundle
 
     cells, models, to, key = options.cells, options.models, options.output, options.key
-    wanted = gathered(obj[0], obj[1], cells, models, options.mirror) if cells or models else _served(there(obj[1]))
-    with wanted as contents, bar(obj[0], "export") as (_, progress):
+    wanted = (
+        collect_contents(obj[0], obj[1], cells, models, options.mirror)
+        if cells or models
+        else _served_contents(existing_store(obj[1]))
+    )
+    with wanted as contents, progress_bar(obj[0], "export") as (_, progress):
         parts = bundle.export(obj[1], contents, to, part_size=options.part_size, progress=progress, key=key)
-    digest = bundle.digest_of(to)
+    digest = bundle.bundle_digest(to)
     sizes = {part.name: part.stat().st_size for part in parts}
     bound = [wheel.name for wheel in contents.wheels if wheel.redistributable is False]
     if options.as_json:
@@ -77,7 +88,7 @@ def export(options: StoreExportOptions, obj: Any) -> None:
         told |= {"sha256": digest, "signed": key is not None}
         click.echo(json.dumps({**told, "not_redistributable": bound}, indent=2))
         return
-    click.echo(f"{to}: {len(parts)} part(s), {human(sum(sizes.values()))}, and {bundle.SUMS}")
+    click.echo(f"{to}: {len(parts)} part(s), {format_bytes(sum(sizes.values()))}, and {bundle.SUMS}")
     click.echo(f"digest {digest}{', signed' if key is not None else ''}")
     if bound:
         click.echo(f"not to be passed on without their owner's leave: {len(bound)} wheel(s),")
@@ -85,7 +96,7 @@ def export(options: StoreExportOptions, obj: Any) -> None:
 
 
 @contextlib.contextmanager
-def _served(store: Store) -> Iterator[Contents]:
+def _served_contents(store: Store) -> Iterator[Contents]:
     """Give what is served now, held."""
     from envcheck.mirrors.store import manifest as store_manifest
     from envcheck.mirrors.store import versions
@@ -94,8 +105,8 @@ def _served(store: Store) -> Iterator[Contents]:
     if served is None:
         message = "nothing to export: nothing is released"
         raise ConfigError(message, fix="name a CELL or a --model-lock")
-    told = versions.manifest(store, served).contents
-    with store.held(store_manifest.objects(told)):
+    told = versions.read_manifest(store, served).contents
+    with store.held(store_manifest.object_sizes(told)):
         yield told
 
 
@@ -115,32 +126,32 @@ def import_(options: StoreImportOptions, obj: Any) -> None:
     published cell locks against that lock. Whoever can write to the stick can write hashes too: --sha256 or --key says
     which bundle is meant. A bundle of what is served already makes no version.
     """
-    from envcheck.cli.store.common import bar
-    from envcheck.cli.store.release import say_published
+    from envcheck.cli.store.common import progress_bar
+    from envcheck.cli.store.release import report_published
     from envcheck.mirrors.store import versions
     from envcheck.mirrors.store.bundle import bundle
-    from envcheck.mirrors.store.manifest import objects
+    from envcheck.mirrors.store.manifest import object_sizes
 
     store, sha256, key = obj[1], options.sha256, options.key
-    with bar(obj[0], "import") as (_, progress):
-        parts = bundle.verified(options.source, progress, sha256=_digest(sha256), key=key)
+    with progress_bar(obj[0], "import") as (_, progress):
+        parts = bundle.verified_parts(options.source, progress, sha256=_parse_digest(sha256), key=key)
         with store.held():
-            contents = bundle.take(store, parts, progress, _held_against_locks)
+            contents = bundle.import_parts(store, parts, progress, _compare_with_locks)
             counted = {"wheels": len(contents.wheels), "models": len(contents.models)}
             done = None
             if not options.no_release:
-                done = versions.publish(store, contents, keep=options.keep, checked=objects(contents))
+                done = versions.publish(store, contents, keep=options.keep, checked=object_sizes(contents))
     if sha256 is None and key is None and not obj[0].quiet:
         click.echo("not authenticated: give --sha256 or --key to refuse a bundle that another has made", err=True)
     if not options.as_json:
         click.echo(f"{counted['wheels']} wheel(s) and {counted['models']} model(s) taken in, each of its hash")
     if done is not None:
-        say_published(store, done, as_json=options.as_json, **counted)
+        report_published(store, done, as_json=options.as_json, **counted)
     elif options.as_json:
         click.echo(json.dumps({"schema": "envcheck/store-import/1", **counted}, indent=2))
 
 
-def _digest(text: str | None) -> str | None:
+def _parse_digest(text: str | None) -> str | None:
     if text is None:
         return None
     digest = text.removeprefix("sha256:").lower()
@@ -150,18 +161,20 @@ def _digest(text: str | None) -> str | None:
     return digest
 
 
-def _held_against_locks(contents: Contents) -> None:
+def _compare_with_locks(contents: Contents) -> None:
     """Raise PromiseError for a wheel that a published cell's lock pins, for that cell's Python, under other hashes."""
     from envcheck.data import data_path
     from envcheck.images.locks.lockfile import read_locks
-    from envcheck.mirrors.index.locate import Need, fits
+    from envcheck.mirrors.index.locate import LockedPackage, fits
 
-    pinned: dict[tuple[str, str, str], list[Need]] = {}
+    pinned: dict[tuple[str, str, str], list[LockedPackage]] = {}
     for folder in sorted(path for path in data_path("images").iterdir() if path.is_dir()):
         minor = re.search(r"-py3([0-9]+)$", folder.name)
         for lock in read_locks(folder) if minor else []:
             for pin in lock.pins:
-                need = Need(pin.name, tuple(pin.sha256), lock.index, pin.version, f"3.{minor[1]}" if minor else None)
+                need = LockedPackage(
+                    pin.name, tuple(pin.sha256), lock.index, pin.version, f"3.{minor[1]}" if minor else None
+                )
                 pinned.setdefault((lock.index, pin.name, pin.version), []).append(need)
     for wheel in contents.wheels:
         needs = [need for need in pinned.get((wheel.index, wheel.project, wheel.version), []) if fits(need, wheel.name)]

@@ -14,7 +14,7 @@ from envcheck.cli.shared import interruptible
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.images.spec import ImageSpec
-    from envcheck.mirrors.fetch.request import Means
+    from envcheck.mirrors.fetch.request import TransferOptions
     from envcheck.mirrors.hub import revision as hub_revision
     from envcheck.mirrors.profiles.model import Profile
     from envcheck.mirrors.store.manifest import Contents, Wheel
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def gathered(
+def collect_contents(
     settings: Settings, store: Store, cells: tuple[str, ...], models: tuple[Path, ...], mirror: str
 ) -> Iterator[Contents]:
     """Give these cells and models as they are released, once all of them is in the store: nothing of it is evicted."""
-    from envcheck.cli.store.common import fetching
+    from envcheck.cli.store.common import transfer_options
     from envcheck.images.spec import load_spec, select
     from envcheck.matrix.file.load import load
     from envcheck.mirrors.hub import revision as hub_revision
@@ -36,21 +36,21 @@ def gathered(
     matrix = load(settings.matrix)
     profile, found = load_profile(mirror), manifest.Contents()
     specs = [load_spec(matrix, cell, "runtime") for name in cells for cell in select(matrix, [name])]
-    revisions = [hub_revision.parse_lock(_read(path), str(path)) for path in models]
-    with store.held(_hashes(specs, revisions)):
+    revisions = [hub_revision.parse_lock(_read_lock(path), str(path)) for path in models]
+    with store.held(_required_digests(specs, revisions)):
         stop = threading.Event()
-        with fetching(settings, profile, stop) as means:
+        with transfer_options(settings, profile, stop) as means:
             for spec in specs:
-                wheels = interruptible.run(functools.partial(_wheels, store, spec, profile, means), stop)
-                found = manifest.merged(found, manifest.Contents(wheels=wheels))
+                wheels = interruptible.run(functools.partial(_collect_wheels, store, spec, profile, means), stop)
+                found = manifest.merge(found, manifest.Contents(wheels=wheels))
             for lock in revisions:
-                interruptible.run(functools.partial(_model, store, lock, profile, means), stop)
+                interruptible.run(functools.partial(_fetch_model, store, lock, profile, means), stop)
                 named = manifest.Contents(models=[lock], branches={f"{lock.repo}@main": lock.revision})
-                found = manifest.merged(found, named)
+                found = manifest.merge(found, named)
         yield found
 
 
-def _hashes(specs: list[ImageSpec], revisions: list[hub_revision.Revision]) -> list[str]:
+def _required_digests(specs: list[ImageSpec], revisions: list[hub_revision.Revision]) -> list[str]:
     from envcheck.images.render.build_context import tool_lock
 
     locks = [lock for spec in specs for lock in [*spec.locks, tool_lock()]]
@@ -58,12 +58,14 @@ def _hashes(specs: list[ImageSpec], revisions: list[hub_revision.Revision]) -> l
     return [*files, *(digest for lock in locks for pin in lock.pins for digest in pin.sha256)]
 
 
-def _wheels(store: Store, spec: ImageSpec, profile: Profile, means: Callable[[str], Means]) -> list[Wheel]:
+def _collect_wheels(
+    store: Store, spec: ImageSpec, profile: Profile, means: Callable[[str], TransferOptions]
+) -> list[Wheel]:
     """Return a cell's wheels, and those of the envcheck that goes into its images."""
     from envcheck.errors import ConfigError
     from envcheck.images.locks import prefetch
     from envcheck.images.render.build_context import tool_lock
-    from envcheck.mirrors.store.wheel_metadata import describe
+    from envcheck.mirrors.store.wheel_metadata import describe_wheel
 
     if not spec.locks:
         message = f"{spec.cell} has no lock"
@@ -71,12 +73,14 @@ def _wheels(store: Store, spec: ImageSpec, profile: Profile, means: Callable[[st
     locks = [*spec.locks, tool_lock()]
     prefetch.bring(store, locks, spec.cell.python, profile, means)
     held = prefetch.held(store, locks, spec.cell.python)
-    return [describe(store, one.sha256, one.name, one.index) for one in held]
+    return [describe_wheel(store, one.sha256, one.name, one.index) for one in held]
 
 
-def _model(store: Store, lock: hub_revision.Revision, profile: Profile, means: Callable[[str], Means]) -> None:
+def _fetch_model(
+    store: Store, lock: hub_revision.Revision, profile: Profile, means: Callable[[str], TransferOptions]
+) -> None:
     from envcheck.errors import UnavailableError
-    from envcheck.mirrors.fetch.request import Wanted
+    from envcheck.mirrors.fetch.request import WantedFile
     from envcheck.mirrors.hub import revision as hub_revision
 
     ref = hub_revision.Reference(lock.kind, lock.repo, lock.revision)
@@ -87,10 +91,10 @@ def _model(store: Store, lock: hub_revision.Revision, profile: Profile, means: C
             message = f"{lock.repo}: {file.path} is not in the store, and the mirror profile names no hf.endpoint"
             raise UnavailableError(message, fix="give --mirror a profile that names one")
         urls = tuple(hub_revision.file_url(endpoint, ref, file.path) for endpoint in profile.hf.endpoints)
-        store.put(Wanted(urls, str(file.sha256), file.size, Path(Path(file.path).name)), means(file.path))
+        store.put(WantedFile(urls, str(file.sha256), file.size, Path(Path(file.path).name)), means(file.path))
 
 
-def _read(path: Path) -> bytes:
+def _read_lock(path: Path) -> bytes:
     from envcheck.errors import ConfigError
 
     try:

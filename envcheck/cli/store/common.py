@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.images.locks.model import Lock
     from envcheck.images.spec import ImageSpec
-    from envcheck.mirrors.fetch.request import Means
+    from envcheck.mirrors.fetch.request import TransferOptions
     from envcheck.mirrors.profiles.model import Profile
     from envcheck.mirrors.store.objects import Store
 
@@ -38,7 +38,7 @@ def open_store(root: Path | None) -> Store:
     return Store(root or state_path("store"), lambda text: click.echo(text, err=True))
 
 
-def there(store: Store) -> Store:
+def existing_store(store: Store) -> Store:
     """Return the store, for who only reads it. Refuse a place where none is: it may be mistyped."""
     from envcheck.errors import ConfigError
 
@@ -63,7 +63,7 @@ def disk_errors(root: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unwound() -> Iterator[None]:
+def clean_up_on_signals() -> Iterator[None]:
     """End by SIGTERM and SIGHUP as by an interrupt: what was begun is taken away first."""
 
     def stop(number: int, _frame: object) -> None:
@@ -79,7 +79,7 @@ def unwound() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def bar(settings: Settings, title: str) -> Iterator[tuple[Callable[[str], None], Progress]]:
+def progress_bar(settings: Settings, title: str) -> Iterator[tuple[Callable[[str], None], Progress]]:
     """Give what hears which file is under way and what hears of its bytes: a bar on a terminal, else a line a file."""
 
     def say(name: str) -> None:
@@ -103,25 +103,25 @@ def bar(settings: Settings, title: str) -> Iterator[tuple[Callable[[str], None],
 
 
 @contextlib.contextmanager
-def fetching(
+def transfer_options(
     settings: Settings, profile: Profile, stop: threading.Event | None = None
-) -> Iterator[Callable[[str], Means]]:
+) -> Iterator[Callable[[str], TransferOptions]]:
     """Give what returns the means to fetch a file of that name through the profile, until `stop` is set."""
-    from envcheck.mirrors.fetch.request import Means
+    from envcheck.mirrors.fetch.request import TransferOptions
     from envcheck.mirrors.hub import api as hub_api
 
-    client = hub_api.client(profile)
-    with bar(settings, "") as (say, progress):
+    client = hub_api.hub_client(profile)
+    with progress_bar(settings, "") as (say, progress):
 
-        def means(name: str) -> Means:
+        def means(name: str) -> TransferOptions:
             say(name)
-            return Means(client, progress=progress, note=say, stop=stop or threading.Event())
+            return TransferOptions(client, progress=progress, note=say, stop=stop or threading.Event())
 
         yield means
 
 
 @contextlib.contextmanager
-def prefetched(
+def prefetched_wheels(
     settings: Settings, spec: ImageSpec, profile: Profile, root: Path | None, *, engine: str, fetch: bool
 ) -> Iterator[Path]:
     """Have all that a build of this engine needs in the store, and give a directory with all of it and nothing else.
@@ -139,7 +139,7 @@ def prefetched(
         with disk_errors(store.root), hold:
             if fetch:
                 stop = threading.Event()
-                with fetching(settings, profile, stop) as means:
+                with transfer_options(settings, profile, stop) as means:
                     interruptible.run(lambda: prefetch.bring(store, locks, python, profile, means), stop)
             wheels = prefetch.held(store, locks, python)
             folder = stack.enter_context(prefetch.viewed(store, wheels, None if fetch else str(spec.cell)))

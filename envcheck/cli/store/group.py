@@ -12,13 +12,13 @@ from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import Size
 from envcheck.cli.shared.typed_options import takes
 from envcheck.cli.store.bundle import export, import_
-from envcheck.cli.store.options import human, json_option, line
+from envcheck.cli.store.options import format_bytes, format_version, json_option
 from envcheck.cli.store.release import release, rollback, switch
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 
 if TYPE_CHECKING:
-    from envcheck.mirrors.store.evict import Limits
-    from envcheck.mirrors.store.usage import Version
+    from envcheck.mirrors.store.evict import EvictionLimits
+    from envcheck.mirrors.store.usage import VersionSummary
     from envcheck.mirrors.store.verify import Fault
 
 
@@ -63,12 +63,12 @@ def command(ctx: click.Context, root: Path | None) -> None:
     Exit 0: done, all is well; 1: something has another hash, or cannot be brought below the mark; 2: wrong usage;
     3: something needed is not there.
     """
-    from envcheck.cli.store.common import disk_errors, open_store, unwound
+    from envcheck.cli.store.common import clean_up_on_signals, disk_errors, open_store
 
     store = open_store(root)
     ctx.obj = (ctx.obj, store)
     ctx.with_resource(disk_errors(store.root))
-    ctx.with_resource(unwound())
+    ctx.with_resource(clean_up_on_signals())
 
 
 @command.command("df")
@@ -84,22 +84,22 @@ def df(options: StoreDfOptions, obj: Any) -> int:
     """
     import msgspec
 
-    from envcheck.cli.store.common import there
+    from envcheck.cli.store.common import existing_store
     from envcheck.mirrors.store import evict
 
-    told = evict.usage(there(obj[1]))
+    told = evict.usage(existing_store(obj[1]))
     if options.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(told)))
         return _unreadable(told.versions)
     click.echo(f"store        {told.root}")
-    click.echo(f"on the disk  {human(told.disk)}, as du counts")
-    click.echo(f"objects      {told.objects}, {human(told.bytes)}")
-    click.echo(f"pinned       {human(told.pinned)}")
-    click.echo(f"unfinished   {human(told.unfinished)}")
-    click.echo(f"quarantined  {human(told.quarantined)}")
-    click.echo(f"file system  {human(told.used)} of {human(told.room)}, {told.used / told.room:.0%}")
+    click.echo(f"on the disk  {format_bytes(told.disk)}, as du counts")
+    click.echo(f"objects      {told.objects}, {format_bytes(told.bytes)}")
+    click.echo(f"pinned       {format_bytes(told.pinned)}")
+    click.echo(f"unfinished   {format_bytes(told.unfinished)}")
+    click.echo(f"quarantined  {format_bytes(told.quarantined)}")
+    click.echo(f"file system  {format_bytes(told.used)} of {format_bytes(told.room)}, {told.used / told.room:.0%}")
     for version in told.versions:
-        click.echo(line(version))
+        click.echo(format_version(version))
     return _unreadable(told.versions)
 
 
@@ -114,21 +114,21 @@ def versions_(options: StoreVersionsOptions, obj: Any) -> int:
     """
     import msgspec
 
-    from envcheck.cli.store.common import there
+    from envcheck.cli.store.common import existing_store
     from envcheck.mirrors.store import usage as store_usage
 
-    told = store_usage.listed(there(obj[1]))
+    told = store_usage.list_versions(existing_store(obj[1]))
     if options.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"schema": "envcheck/versions/1", "versions": told})))
         return _unreadable(told)
     for version in told:
-        click.echo(line(version))
+        click.echo(format_version(version))
     if not told:
         click.echo("nothing is released")
     return _unreadable(told)
 
 
-def _unreadable(told: list[Version]) -> int:
+def _unreadable(told: list[VersionSummary]) -> int:
     """Name each version whose manifest cannot be read on standard error; return the exit code."""
     errors = [version.error for version in told if version.error]
     for error in errors:
@@ -149,18 +149,18 @@ def verify(options: StoreVerifyOptions, obj: Any) -> int:
     """
     import msgspec
 
-    from envcheck.cli.store.common import bar, there
-    from envcheck.cli.store.repair import bringing
+    from envcheck.cli.store.common import existing_store, progress_bar
+    from envcheck.cli.store.repair import refetching
     from envcheck.mirrors.store import verify as store_verify
     from envcheck.mirrors.store import versions
 
-    store = there(obj[1])
+    store = existing_store(obj[1])
     objects = store.objects()
     total, done = sum(one.size for one in objects), 0
     if not objects and not versions.numbers(store):
         message = f"{store.root}: nothing is stored there"
         raise UnavailableError(message, fix="name the store that is meant: --store DIR")
-    with bringing(obj[0], store, options.mirror) as bring, bar(obj[0], "verify") as (_, progress):
+    with refetching(obj[0], store, options.mirror) as bring, progress_bar(obj[0], "verify") as (_, progress):
 
         def hear(_name: str, size: int) -> None:
             nonlocal done
@@ -171,7 +171,7 @@ def verify(options: StoreVerifyOptions, obj: Any) -> int:
     if options.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"schema": "envcheck/store-verify/1", "faults": faults})))
     else:
-        _tell(faults, f"{len(objects)} object(s), {human(total)}", options.mirror)
+        _print_faults(faults, f"{len(objects)} object(s), {format_bytes(total)}", options.mirror)
     return 1 if faults else 0
 
 
@@ -190,34 +190,36 @@ def gc(options: StoreGcOptions, obj: Any) -> int:
     """
     import json
 
-    from envcheck.cli.store.common import there
+    from envcheck.cli.store.common import existing_store
     from envcheck.mirrors.store import evict
 
     dry_run = options.dry_run
-    gone, left = evict.gc(there(obj[1]), _limits(options), dry=dry_run, note=lambda text: click.echo(text, err=True))
+    gone, left = evict.gc(
+        existing_store(obj[1]), _eviction_limits(options), dry=dry_run, note=lambda text: click.echo(text, err=True)
+    )
     freed = sum(one.size for one in gone)
     if options.as_json:
         told = {"schema": "envcheck/store-gc/1", "evicted": [one.sha256 for one in gone], "bytes": freed, "left": left}
         click.echo(json.dumps(told, indent=2))
     else:
-        click.echo(f"{'would evict' if dry_run else 'evicted'} {len(gone)} object(s), {human(freed)}")
+        click.echo(f"{'would evict' if dry_run else 'evicted'} {len(gone)} object(s), {format_bytes(freed)}")
         if left:
-            click.echo(f"{human(left)} too many are left: released, or in use by another process or name")
+            click.echo(f"{format_bytes(left)} too many are left: released, or in use by another process or name")
             click.echo("`envcheck store release CELL --replace --keep 1` lets go of older versions")
     return 1 if left else 0
 
 
-def _limits(options: StoreGcOptions) -> Limits:
-    from envcheck.mirrors.store.evict import Limits
+def _eviction_limits(options: StoreGcOptions) -> EvictionLimits:
+    from envcheck.mirrors.store.evict import EvictionLimits
 
     high, low = options.high, options.low
     if low > high:
         message = f"--low {low:g} is above --high {high:g}"
         raise ConfigError(message, fix="eviction goes from the high mark down to the low one")
-    return Limits(high / 100, low / 100, options.max_size)
+    return EvictionLimits(high / 100, low / 100, options.max_size)
 
 
-def _tell(faults: list[Fault], counted: str, mirror: str | None) -> None:
+def _print_faults(faults: list[Fault], counted: str, mirror: str | None) -> None:
     wrap = textwrap.TextWrapper(80, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
     wrap.break_long_words = False
     for fault in faults:

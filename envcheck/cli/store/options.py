@@ -10,7 +10,7 @@ import click
 from envcheck.cli.shared import completion
 
 if TYPE_CHECKING:
-    from envcheck.mirrors.store.usage import Version
+    from envcheck.mirrors.store.usage import VersionSummary
 
 _UNITS: Final = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
 
@@ -27,7 +27,7 @@ keep_option = click.option(
 )
 
 
-def human(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Return bytes as people read them, in powers of a thousand."""
     for unit, factor in _UNITS.items():
         if size >= factor:
@@ -35,9 +35,9 @@ def human(size: int) -> str:
     return f"{size} bytes"
 
 
-def line(version: Version) -> str:
+def format_version(version: VersionSummary) -> str:
     """Return a version in a line."""
     if version.error:
         return f"version {version.number:<4} {'current' if version.current else '':<8} cannot be read: {version.error}"
-    held = f"{version.wheels} wheel(s), {version.models} model(s), {human(version.bytes)}"
+    held = f"{version.wheels} wheel(s), {version.models} model(s), {format_bytes(version.bytes)}"
     return f"version {version.number:<4} {'current' if version.current else '':<8} {held}"

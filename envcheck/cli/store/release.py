@@ -14,7 +14,7 @@ from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from envcheck.mirrors.store.objects import Store
-    from envcheck.mirrors.store.versions import Published
+    from envcheck.mirrors.store.versions import PublishedVersion
 
 _hashed = click.option(
     "--hash/--no-hash", "hashed", default=True, help="Hash each of its files first, or look at their sizes alone."
@@ -62,17 +62,20 @@ def release(options: StoreReleaseOptions, obj: Any) -> None:
     It holds what is served now, every wheel of each CELL's locks and every model named here, and it is served when it
     is whole. Where that is what is served already, no version is made.
     """
-    from envcheck.cli.store.collect import gathered
-    from envcheck.cli.store.common import bar
+    from envcheck.cli.store.collect import collect_contents
+    from envcheck.cli.store.common import progress_bar
     from envcheck.mirrors.store import versions
 
     cells, models = options.cells, options.models
     if not cells and not models:
         message = "nothing to release"
         raise ConfigError(message, fix="name a CELL or a --model-lock")
-    with gathered(obj[0], obj[1], cells, models, options.mirror) as contents, bar(obj[0], "release") as (_, progress):
+    with (
+        collect_contents(obj[0], obj[1], cells, models, options.mirror) as contents,
+        progress_bar(obj[0], "release") as (_, progress),
+    ):
         done = versions.publish(obj[1], contents, keep=options.keep, merge=not options.replace, progress=progress)
-    say_published(obj[1], done, as_json=options.as_json)
+    report_published(obj[1], done, as_json=options.as_json)
 
 
 @click.command("switch", epilog="Example: envcheck store switch 3")
@@ -86,12 +89,12 @@ def switch(options: StoreSwitchOptions, obj: Any) -> None:
 
     Each of its files is looked at first: what is broken is not served.
     """
-    from envcheck.cli.store.common import bar, there
+    from envcheck.cli.store.common import existing_store, progress_bar
     from envcheck.mirrors.store import versions
 
-    with bar(obj[0], "switch") as (_, progress):
-        versions.switch(there(obj[1]), options.number, hashed=options.hashed, progress=progress)
-    _say_served(obj[1], options.number, as_json=options.as_json)
+    with progress_bar(obj[0], "switch") as (_, progress):
+        versions.switch(existing_store(obj[1]), options.number, hashed=options.hashed, progress=progress)
+    _report_served(obj[1], options.number, as_json=options.as_json)
 
 
 @click.command("rollback", epilog="Example: envcheck store rollback")
@@ -104,15 +107,15 @@ def rollback(options: StoreRollbackOptions, obj: Any) -> None:
 
     Each of its files is looked at first: what is broken is not served.
     """
-    from envcheck.cli.store.common import bar, there
+    from envcheck.cli.store.common import existing_store, progress_bar
     from envcheck.mirrors.store import versions
 
-    with bar(obj[0], "rollback") as (_, progress):
-        number = versions.rollback(there(obj[1]), hashed=options.hashed, progress=progress)
-    _say_served(obj[1], number, as_json=options.as_json)
+    with progress_bar(obj[0], "rollback") as (_, progress):
+        number = versions.rollback(existing_store(obj[1]), hashed=options.hashed, progress=progress)
+    _report_served(obj[1], number, as_json=options.as_json)
 
 
-def say_published(store: Store, done: Published, *, as_json: bool, **more: int) -> None:
+def report_published(store: Store, done: PublishedVersion, *, as_json: bool, **more: int) -> None:
     """Print which version is served, and whether it was made now."""
     if as_json:
         told = {"schema": "envcheck/store-published/1", "version": done.number, "new": done.new}
@@ -123,7 +126,7 @@ def say_published(store: Store, done: Published, *, as_json: bool, **more: int) 
         click.echo(f"version {done.number} is served, and has all of it: no version was made")
 
 
-def _say_served(store: Store, number: int, *, as_json: bool) -> None:
+def _report_served(store: Store, number: int, *, as_json: bool) -> None:
     if as_json:
         told = {"schema": "envcheck/store-served/1", "version": number, "served": str(store.root / "current")}
         click.echo(json.dumps(told, indent=2))

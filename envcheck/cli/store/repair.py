@@ -13,22 +13,22 @@ from envcheck.cli.shared import interruptible
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.mirrors.store.objects import Store
-    from envcheck.mirrors.store.verify import Bring
+    from envcheck.mirrors.store.verify import Refetch
 
 
 @contextlib.contextmanager
-def bringing(settings: Settings, store: Store, mirror: str | None) -> Iterator[Bring | None]:
+def refetching(settings: Settings, store: Store, mirror: str | None) -> Iterator[Refetch | None]:
     """Give what fetches lost objects through a profile; None where none is named."""
     if mirror is None:
         yield None
         return
-    from envcheck.cli.store.common import fetching
+    from envcheck.cli.store.common import transfer_options
     from envcheck.mirrors.profiles.load import load
     from envcheck.mirrors.store import refetch
 
     profile = load(mirror)
     stop = threading.Event()
-    with fetching(settings, profile, stop) as means:
+    with transfer_options(settings, profile, stop) as means:
         yield lambda lacking, held: interruptible.run(
-            functools.partial(refetch.bring, store, lacking, held, profile, means), stop
+            functools.partial(refetch.refetch, store, lacking, held, profile, means), stop
         )

@@ -14,8 +14,8 @@ import msgspec
 from envcheck.errors import UnavailableError
 from envcheck.images.locks.local_wheels import local_wheels, named
 from envcheck.images.locks.model import Lock, Pin
-from envcheck.mirrors.fetch.request import Fetched, Means, Wanted
-from envcheck.mirrors.index.locate import LocatedFile, Need, locate
+from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
+from envcheck.mirrors.index.locate import LocatedFile, LockedPackage, locate
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.profiles.model import Profile, network_indexes
 from envcheck.mirrors.store.objects import Store
@@ -30,7 +30,9 @@ class Held:
     index: str
 
 
-def bring(store: Store, locks: Sequence[Lock], python: str, profile: Profile, means: Callable[[str], Means]) -> None:
+def bring(
+    store: Store, locks: Sequence[Lock], python: str, profile: Profile, means: Callable[[str], TransferOptions]
+) -> None:
     """Have a wheel of every pin for this Python in the store; nothing is asked of a network when all are there.
 
     `means` gives those for a file's name. Raise UnavailableError for what nobody has, PromiseError for wrong bytes.
@@ -41,7 +43,9 @@ def bring(store: Store, locks: Sequence[Lock], python: str, profile: Profile, me
     lacking = _lacking(store, locks, python)
     pins = {digest: pin for lock in lacking for pin in lock.pins for digest in pin.sha256}
     needs = [
-        Need(pin.name, tuple(pin.sha256), lock.index, pin.version, python) for lock in lacking for pin in lock.pins
+        LockedPackage(pin.name, tuple(pin.sha256), lock.index, pin.version, python)
+        for lock in lacking
+        for pin in lock.pins
     ]
     families = {"pypi": profile.pypi, "pytorch": profile.pytorch}
     indexes = {family: network_indexes(known, closed=profile.closed) for family, known in families.items()}
@@ -49,7 +53,7 @@ def bring(store: Store, locks: Sequence[Lock], python: str, profile: Profile, me
     for file in found:
         if named(file.name, pins[file.sha256], python):
             how = means(file.name)
-            done = store.put(Wanted(file.urls, file.sha256, None, Path(file.name), hint=file.size), how)
+            done = store.put(WantedFile(file.urls, file.sha256, None, Path(file.name), hint=file.size), how)
             if done.moved and not done.found:
                 _tell(file, done, how)
 
@@ -89,7 +93,7 @@ def viewed(store: Store, wheels: Iterable[Held], plan: str | None = None) -> Ite
         yield folder
 
 
-def _tell(file: LocatedFile, done: Fetched, means: Means) -> None:
+def _tell(file: LocatedFile, done: FetchedFile, means: TransferOptions) -> None:
     """Say where a file came from when it was not the first of its sources."""
     first, *others = dict.fromkeys(map(host_of, file.urls))
     givers = [host for host in (first, *others) if host in done.sources]

@@ -11,7 +11,7 @@ from typing import Final
 from envcheck.errors import ConfigError
 from envcheck.mirrors.doctor.doctor import Finding
 from envcheck.mirrors.doctor.document import Text, kind_of
-from envcheck.mirrors.hub.api import token_at
+from envcheck.mirrors.hub.api import token_path
 
 # Settings are small; a gigabyte by a mistaken name is not read.
 LARGEST: Final = 8 << 20
@@ -153,6 +153,6 @@ def _readable(path: Path) -> bool:
 
 def _environment(environ: Mapping[str, str]) -> Text:
     # What `hf auth login` wrote is sent as HF_TOKEN is; it is not read here.
-    kept = {"HF_TOKEN": "kept"} if environ.get("HOME") and _readable(token_at(environ)) else {}
+    kept = {"HF_TOKEN": "kept"} if environ.get("HOME") and _readable(token_path(environ)) else {}
     lines = [f"{name}={' '.join(value.split())}" for name, value in sorted({**kept, **environ}.items())]
     return Text("environment", "\n".join(lines), "environment")

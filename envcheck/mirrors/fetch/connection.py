@@ -8,18 +8,18 @@ from collections.abc import Iterator
 
 from envcheck.mirrors.fetch.disk import partial_file
 from envcheck.mirrors.fetch.plan.pieces import Failure, Span
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net import stall
-from envcheck.mirrors.net.client import Answer, NetworkError
+from envcheck.mirrors.net.client import HttpResponse, NetworkError
 from envcheck.mirrors.net.urls import host_of
 
 
-class Line:
+class FileRequests:
     """The requests of one job. `coming` is what each thread has written of the answer it is at, in bytes."""
 
-    def __init__(self, wanted: Wanted, means: Means, file: int) -> None:
+    def __init__(self, wanted: WantedFile, means: TransferOptions, file: int) -> None:
         self._wanted, self._means, self._file = wanted, means, file
-        self._open: set[Answer] = set()
+        self._open: set[HttpResponse] = set()
         self._lock = threading.Lock()
         self.coming: dict[int, int] = {}
         self.ended = False
@@ -36,7 +36,7 @@ class Line:
                 answer.abort()
 
     @contextlib.contextmanager
-    def asked(self, source: int, headers: dict[str, str]) -> Iterator[Answer]:
+    def asked(self, source: int, headers: dict[str, str]) -> Iterator[HttpResponse]:
         """Ask a source, in its turn. Raise NetworkError where there is no answer, or the job is over."""
         url = self._wanted.urls[source]
         with self._means.slots.one(host_of(url), self.over) as mine:
@@ -52,9 +52,9 @@ class Line:
                     with self._lock:
                         self._open.discard(answer)
 
-    def receive(self, span: Span, answer: Answer) -> Failure | None:
+    def receive(self, span: Span, answer: HttpResponse) -> Failure | None:
         """Write the answer at its place; say why it is not all of it. What has come counts unless it is too much."""
-        at, pace, mine = span.start, stall.Pace(), threading.get_ident()
+        at, pace, mine = span.start, stall.StallDetector(), threading.get_ident()
         for chunk in pace.timed(answer.chunks(self._means.limiter.chunk)):
             if at + len(chunk) > span.stop:
                 return Failure("it sends more than was asked for", drop=True)

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Final
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.fetch.connection import Line
+from envcheck.mirrors.fetch.connection import FileRequests
 from envcheck.mirrors.fetch.disk import journal, partial_file
-from envcheck.mirrors.fetch.disk.running_hash import Follower, digest_of
+from envcheck.mirrors.fetch.disk.running_hash import RunningHash, digest_of
 from envcheck.mirrors.fetch.limits import LONGEST_WAIT, SLOW_ANSWERS
 from envcheck.mirrors.fetch.plan import range_responses
-from envcheck.mirrors.fetch.plan.pieces import Failure, Task, piece_size
-from envcheck.mirrors.fetch.plan.scheduler import EARLIER, MIXED, SMALLEST_PART, Board, rest
-from envcheck.mirrors.fetch.repair import giver, mend, nobody
-from envcheck.mirrors.fetch.request import Means, StoppedError, Wanted
-from envcheck.mirrors.fetch.whole_stream import STREAMS, Stream
-from envcheck.mirrors.net.advice import joined
+from envcheck.mirrors.fetch.plan.pieces import Failure, RangeTask, piece_size
+from envcheck.mirrors.fetch.plan.scheduler import EARLIER, MIXED, SMALLEST_PART, PieceScheduler, backoff_seconds
+from envcheck.mirrors.fetch.repair import no_source_error, repair, source_name
+from envcheck.mirrors.fetch.request import StoppedError, TransferOptions, WantedFile
+from envcheck.mirrors.fetch.whole_stream import STREAMS, WholeStream
+from envcheck.mirrors.net.advice import joined_advice
 from envcheck.mirrors.net.client import NetworkError, SlowError
 from envcheck.mirrors.net.urls import host_of
 
@@ -29,22 +29,22 @@ _SYNC_SECONDS: Final = 2.0
 _TICK: Final = 0.5
 
 
-class Job:
+class FileDownload:
     """One file under way."""
 
-    def __init__(self, wanted: Wanted, means: Means, part: Path, file: int, size: int) -> None:
+    def __init__(self, wanted: WantedFile, means: TransferOptions, part: Path, file: int, size: int) -> None:
         self._wanted, self._means, self._file, self.size = wanted, means, file, size
         header = journal.Header(wanted.sha256, size, piece_size(size), journal.boot_id())
-        known = partial_file.known(part, header)
+        known = partial_file.valid_pieces(part, header)
         partial_file.reserve(file, size, part)
         if known:
             os.fdatasync(file)  # the new journal says of them that they are on the disk
         names = {"": MIXED} | {journal.source_id(url): index for index, url in enumerate(wanted.urls)}
         done = {piece: names.get(source, EARLIER) for piece, source in known.items()}
-        self._line = Line(wanted, means, file)
-        self._board = Board(size, header.piece, len(wanted.urls), per_source=means.connections, done=done)
-        self._journal = journal.Journal(partial_file.journal_of(part), header, known)
-        self._follower = Follower(file, self._board.spans)
+        self._line = FileRequests(wanted, means, file)
+        self._board = PieceScheduler(size, header.piece, len(wanted.urls), per_source=means.connections, done=done)
+        self._journal = journal.Journal(partial_file.journal_path(part), header, known)
+        self._follower = RunningHash(file, self._board.spans)
         self._follower.arrived([*self._board.done])
         self.found = self._board.received
         self.moved = 0
@@ -76,7 +76,7 @@ class Job:
         """Return the bytes that each host gave."""
         given: dict[str, int] = {}
         for piece, source in self._board.done.items():
-            host = giver(self._wanted.urls, source)
+            host = source_name(self._wanted.urls, source)
             given[host] = given.get(host, 0) + self._board.spans[piece].size
         return given
 
@@ -132,7 +132,7 @@ class Job:
                 self._working -= 1
                 self._changed.notify_all()
 
-    def _next(self) -> Task | None:
+    def _next(self) -> RangeTask | None:
         with self._changed:
             while not self._line.over() and not self._board.complete:
                 task = self._board.take(time.monotonic())
@@ -145,11 +145,11 @@ class Job:
                 self._changed.wait(min(wait, _TICK) if wait else _TICK)
             return None
 
-    def _piece(self, task: Task) -> tuple[Failure | None, str | None, float]:
+    def _piece(self, task: RangeTask) -> tuple[Failure | None, str | None, float]:
         """Return why it did not come, the ETag, and the seconds that its bytes took."""
         try:
-            with self._line.asked(task.source, range_responses.request(task)) as answer:
-                failure = range_responses.judge(task, answer.status, answer.headers, self.size, time.time())
+            with self._line.asked(task.source, range_responses.range_headers(task)) as answer:
+                failure = range_responses.range_failure(task, answer.status, answer.headers, self.size, time.time())
                 etag, began = range_responses.etag_of(answer.headers), time.monotonic()
                 if failure is None:
                     with self._changed:
@@ -161,7 +161,7 @@ class Job:
             got = self._line.coming.get(threading.get_ident(), 0)
             return Failure(str(error), got=got, fix=error.fix, slow=isinstance(error, SlowError)), None, 0.0
 
-    def _settled(self, task: Task, failure: Failure | None, etag: str | None, seconds: float) -> None:
+    def _settled(self, task: RangeTask, failure: Failure | None, etag: str | None, seconds: float) -> None:
         with self._changed:
             self.moved += self._line.coming.pop(threading.get_ident(), 0)
             if failure is None and self._board.arrived(task, etag, seconds):
@@ -207,12 +207,12 @@ class Job:
         message = f"{self._wanted.path.name}: no source gives it: {reasons or 'there is none to ask'}"
         # A piece that is whole is in the journal, and the next run does not fetch it again; anything less is removed.
         again = ", or run it again" + (": the pieces that are whole are kept" if self._board.done else "")
-        fix = joined((known.fix for known in self._board.sources), again)
+        fix = joined_advice((known.fix for known in self._board.sources), again)
         raise UnavailableError(message, fix=fix)
 
     def _streamed(self, source: int) -> bool:
         """Take what lacks from a source in one stream, which may break off a few times; tell whether all came."""
-        stream = Stream(self._line, self._means, self._board, self._file, self._keep)
+        stream = WholeStream(self._line, self._means, self._board, self._file, self._keep)
         asked = 0.0
         for failures in range(1, STREAMS + 1):
             self._line.ended = False
@@ -227,7 +227,7 @@ class Job:
             if failure.drop or asked > LONGEST_WAIT or (failure.slow and failures >= SLOW_ANSWERS):
                 break
             if failures < STREAMS:
-                self._means.stop.wait(rest(failures, failure))
+                self._means.stop.wait(backoff_seconds(failures, failure))
         return False
 
     def _make_whole(self) -> None:
@@ -239,7 +239,7 @@ class Job:
     def _mend(self) -> None:
         urls, sha256 = self._wanted.urls, self._wanted.sha256
         self._means.note("the bytes do not have the hash that was asked for: looking for the bad piece")
-        found = mend(urls, sha256, self._means, self._file, self._board)
+        found = repair(urls, sha256, self._means, self._file, self._board)
         self.moved += found.moved
         if digest_of(self._file, self.size) == sha256:
             self._means.note(found.told(urls))
@@ -251,4 +251,4 @@ class Job:
                 self._means.note(f"no bad piece to be told without ranges: all of it anew from {host_of(urls[source])}")
                 return
         self._journal.forget([*self._board.done])
-        raise nobody(self._wanted.path.name, sha256)
+        raise no_source_error(self._wanted.path.name, sha256)

@@ -18,7 +18,7 @@ _LEAST: Final = 1 << 12
 _TICK: Final = 0.5
 
 
-class Limiter:
+class BandwidthLimiter:
     """Lets `rate` bytes a second through, at most a second's worth at once; None lets everything through."""
 
     def __init__(self, rate: float | None) -> None:
@@ -50,7 +50,7 @@ class Limiter:
             (stop or threading.Event()).wait(wait)
 
 
-class Slots:
+class HostSlots:
     """At most `most` requests under way to one host, whatever the file."""
 
     def __init__(self, most: int) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from envcheck.mirrors.fetch.limits import Limiter, Slots
+from envcheck.mirrors.fetch.limits import BandwidthLimiter, HostSlots
 from envcheck.mirrors.net.client import Client
 
 
@@ -16,7 +16,7 @@ class StoppedError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class WantedFile:
     """One file: where it may be had, in order of preference, and what it must be. `size` is None where not known.
 
     `hint` is the size that an index page claims. It decides in which order files are fetched, and nothing else: pages
@@ -37,7 +37,7 @@ class Wanted:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fetched:
+class FetchedFile:
     """What it came to: the bytes moved over the network, those found from before, and the sources by host."""
 
     path: Path
@@ -49,7 +49,7 @@ class Fetched:
 
 
 @dataclasses.dataclass(frozen=True)
-class Means:
+class TransferOptions:
     """How it is fetched. `progress` hears (bytes there, bytes in all) twice a second; `note` what a person reads.
 
     `limiter` and `slots` are shared by all files; `stop`, once set, ends them all.
@@ -57,8 +57,8 @@ class Means:
 
     client: Client
     connections: int = 16
-    limiter: Limiter = dataclasses.field(default_factory=lambda: Limiter(None))
+    limiter: BandwidthLimiter = dataclasses.field(default_factory=lambda: BandwidthLimiter(None))
     progress: Callable[[int, int], None] = lambda _there, _all: None
     note: Callable[[str], None] = lambda _text: None
-    slots: Slots = dataclasses.field(default_factory=lambda: Slots(64))
+    slots: HostSlots = dataclasses.field(default_factory=lambda: HostSlots(64))
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)

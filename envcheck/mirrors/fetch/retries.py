@@ -11,14 +11,14 @@ from typing import Final, TypeVar
 
 from envcheck.mirrors.fetch.limits import LONGEST_WAIT, SLOW_ANSWERS
 from envcheck.mirrors.fetch.plan import range_responses
-from envcheck.mirrors.fetch.plan.pieces import Span, Task
+from envcheck.mirrors.fetch.plan.pieces import RangeTask, Span
 from envcheck.mirrors.fetch.request import StoppedError
-from envcheck.mirrors.net.advice import of_status
-from envcheck.mirrors.net.client import Answer, Client, NetworkError, SlowError
+from envcheck.mirrors.net.advice import status_advice
+from envcheck.mirrors.net.client import Client, HttpResponse, NetworkError, SlowError
 
 # Seconds before those that are busy are asked again, where they do not say how long.
 WAITS: Final[tuple[float, ...]] = (1.0, 2.0, 5.0)
-_ANY: Final = Task(0, Span(0, 1), 0)
+_ANY: Final = RangeTask(0, Span(0, 1), 0)
 
 _T = TypeVar("_T")
 
@@ -27,11 +27,11 @@ class StatusError(NetworkError):
     """An answer that cannot be read."""
 
     def __init__(self, status: int) -> None:
-        super().__init__(f"it answers {status}", of_status(status))
+        super().__init__(f"it answers {status}", status_advice(status))
         self.status = status
 
 
-class LaterError(NetworkError):
+class RetryLaterError(NetworkError):
     """A source that may have it in a moment; `after` are the seconds it asked for. `slow`: its answer hardly moved."""
 
     def __init__(self, reason: str, after: float | None = None, *, slow: bool = False) -> None:
@@ -40,7 +40,7 @@ class LaterError(NetworkError):
         self.slow = slow
 
 
-class NobodyError(Exception):
+class NoSourceError(Exception):
     """No source gave it; `reasons` says why, by URL."""
 
     def __init__(self, reasons: Mapping[str, NetworkError]) -> None:
@@ -48,28 +48,30 @@ class NobodyError(Exception):
         self.reasons = reasons
 
 
-def text(client: Client, url: str, limit: int) -> tuple[bytes, Mapping[str, str]]:
+def read_body(client: Client, url: str, limit: int) -> tuple[bytes, Mapping[str, str]]:
     """Return a body of at most `limit` bytes, and its headers. Raise NetworkError, LaterError where to ask again."""
-    with asked(client, url) as answer:
+    with open_response(client, url) as answer:
         try:
             return answer.text(limit), answer.headers
         except NetworkError as error:
-            raise LaterError(str(error), slow=isinstance(error, SlowError)) from error
+            raise RetryLaterError(str(error), slow=isinstance(error, SlowError)) from error
 
 
 @contextlib.contextmanager
-def asked(client: Client, url: str) -> Iterator[Answer]:
+def open_response(client: Client, url: str) -> Iterator[HttpResponse]:
     """Give the answer to a request for all of it. Raise StatusError, or LaterError where it may come in a moment."""
     with client.get(url) as answer:
         if answer.status != HTTPStatus.OK:
-            failure = range_responses.judge(_ANY, answer.status, answer.headers, 0, time.time())
+            failure = range_responses.range_failure(_ANY, answer.status, answer.headers, 0, time.time())
             if failure is None or failure.drop:
                 raise StatusError(answer.status)
-            raise LaterError(failure.reason, failure.after)
+            raise RetryLaterError(failure.reason, failure.after)
         yield answer
 
 
-def in_turn(urls: Sequence[str], attempt: Callable[[str], _T], stop: threading.Event | None = None) -> tuple[_T, str]:
+def try_sources(
+    urls: Sequence[str], attempt: Callable[[str], _T], stop: threading.Event | None = None
+) -> tuple[_T, str]:
     """Return what the first URL gives that gives it, and that URL; who is busy is asked again after the others.
 
     One that asks to wait for more than LONGEST_WAIT in all, or was too slow SLOW_ANSWERS times, is not asked again.
@@ -80,36 +82,36 @@ def in_turn(urls: Sequence[str], attempt: Callable[[str], _T], stop: threading.E
     left, reasons = list(urls), dict[str, NetworkError]()
     waited = 0.0
     for tries, wait in enumerate((0.0, *WAITS), 1):
-        pause = _rest([reasons[url] for url in left], wait) if tries > 1 else 0.0
+        pause = _pause([reasons[url] for url in left], wait) if tries > 1 else 0.0
         waited += pause
         if stop.wait(pause):
             raise StoppedError
         for url in left:
-            said = _tried(attempt, url)
+            said = _attempt_or_error(attempt, url)
             if not isinstance(said, NetworkError):
                 return said, url
             reasons[url] = said
-        left = [url for url in left if _again(reasons[url], waited, tries)]
+        left = [url for url in left if _may_retry(reasons[url], waited, tries)]
         if not left:
             break
-    raise NobodyError(reasons)
+    raise NoSourceError(reasons)
 
 
-def _tried(attempt: Callable[[str], _T], url: str) -> _T | NetworkError:
+def _attempt_or_error(attempt: Callable[[str], _T], url: str) -> _T | NetworkError:
     try:
         return attempt(url)
     except NetworkError as error:
         return error
 
 
-def _again(error: NetworkError, waited: float, tries: int) -> bool:
+def _may_retry(error: NetworkError, waited: float, tries: int) -> bool:
     """Tell whether who failed so may be asked again."""
-    if not isinstance(error, LaterError) or waited + (error.after or 0.0) > LONGEST_WAIT:
+    if not isinstance(error, RetryLaterError) or waited + (error.after or 0.0) > LONGEST_WAIT:
         return False
     return not (error.slow and tries >= SLOW_ANSWERS)
 
 
-def _rest(busy: Sequence[NetworkError], wait: float) -> float:
+def _pause(busy: Sequence[NetworkError], wait: float) -> float:
     """Return the seconds until the first of them may be asked again."""
-    asked = [error.after for error in busy if isinstance(error, LaterError)]
+    asked = [error.after for error in busy if isinstance(error, RetryLaterError)]
     return min((wait if after is None else after for after in asked), default=wait)

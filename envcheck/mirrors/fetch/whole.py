@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from envcheck.mirrors.fetch.disk import partial_file
 from envcheck.mirrors.fetch.plan.pieces import MIB
-from envcheck.mirrors.fetch.request import Means, StoppedError, Wanted
+from envcheck.mirrors.fetch.request import StoppedError, TransferOptions, WantedFile
 from envcheck.mirrors.net.client import NetworkError
 from envcheck.mirrors.net.urls import host_of
 
@@ -17,7 +17,7 @@ from envcheck.mirrors.net.urls import host_of
 LARGEST: Final = MIB
 
 
-class Whole(NamedTuple):
+class SmallFile(NamedTuple):
     """A file that came: its size, the bytes that were moved for it (wrong ones too), and the host that gave it."""
 
     size: int
@@ -25,12 +25,12 @@ class Whole(NamedTuple):
     host: str
 
 
-def fits(wanted: Wanted) -> bool:
+def may_be_small(wanted: WantedFile) -> bool:
     """Tell whether a file is expected to be small; a page that claims so may be wrong (see `bring`)."""
     return wanted.expected is not None and 0 <= wanted.expected <= LARGEST
 
 
-def bring(wanted: Wanted, means: Means, file: int) -> Whole | None:
+def fetch_small(wanted: WantedFile, means: TransferOptions, file: int) -> SmallFile | None:
     """Write the file to an open, empty one, from the first source that gives it; None where no source does at once.
 
     It is hashed before it is written. Never more than LARGEST bytes are read of an answer.
@@ -48,11 +48,11 @@ def bring(wanted: Wanted, means: Means, file: int) -> Whole | None:
                 partial_file.write(file, content, 0)
             except OSError as error:
                 raise partial_file.disk_error(error, wanted.path, len(content)) from error
-            return Whole(len(content), moved, host)
+            return SmallFile(len(content), moved, host)
     return None
 
 
-def _content(url: str, means: Means) -> bytes:
+def _content(url: str, means: TransferOptions) -> bytes:
     """Return what a source sends, or nothing where it sends no such file or breaks off."""
     received: list[bytes] = []
     size = 0
@@ -73,6 +73,6 @@ def _content(url: str, means: Means) -> bytes:
     return b"".join(received)
 
 
-def empty(file: int) -> bool:
+def is_empty(file: int) -> bool:
     """Tell whether an unfinished file was begun just now: what an earlier run left is resumed the usual way."""
     return os.fstat(file).st_size == 0

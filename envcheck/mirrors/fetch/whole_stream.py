@@ -7,24 +7,31 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
-from envcheck.mirrors.fetch.connection import Line
+from envcheck.mirrors.fetch.connection import FileRequests
 from envcheck.mirrors.fetch.disk import partial_file
 from envcheck.mirrors.fetch.plan import range_responses
 from envcheck.mirrors.fetch.plan.pieces import Failure
-from envcheck.mirrors.fetch.plan.scheduler import Board
-from envcheck.mirrors.fetch.request import Means
+from envcheck.mirrors.fetch.plan.scheduler import PieceScheduler
+from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.net import stall
-from envcheck.mirrors.net.advice import of_status
-from envcheck.mirrors.net.client import Answer, NetworkError, SlowError
+from envcheck.mirrors.net.advice import status_advice
+from envcheck.mirrors.net.client import HttpResponse, NetworkError, SlowError
 
 # How often a source without ranges is asked for the whole file.
 STREAMS: Final = 3
 
 
-class Stream:
+class WholeStream:
     """Brings what lacks of a file; `keep` hears of each piece that is whole, `moved` counts the bytes."""
 
-    def __init__(self, line: Line, means: Means, board: Board, file: int, keep: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        line: FileRequests,
+        means: TransferOptions,
+        board: PieceScheduler,
+        file: int,
+        keep: Callable[[int, int], None],
+    ) -> None:
         self._line, self._means, self._board, self._file, self._keep = line, means, board, file, keep
         self._size = board.spans[-1].stop if board.spans else 0
         self.moved = 0
@@ -33,19 +40,19 @@ class Stream:
         """Ask a source for the whole file, once; say why it did not come."""
         try:
             with self._line.asked(source, {}) as answer:
-                length = range_responses.total(answer.status, answer.headers)
-                busy = range_responses.busy(answer.status, answer.headers, time.time())
+                length = range_responses.file_size(answer.status, answer.headers)
+                busy = range_responses.busy_failure(answer.status, answer.headers, time.time())
                 if busy is not None:
                     return busy
                 if answer.status != HTTPStatus.OK or length not in {None, self._size}:
                     said = f"it answers {answer.status}" + (f" with {length} bytes" if length else "")
-                    return Failure(said, drop=True, fix=of_status(answer.status))
+                    return Failure(said, drop=True, fix=status_advice(answer.status))
                 return self._receive(source, answer)
         except NetworkError as error:
             return Failure(str(error), fix=error.fix, slow=isinstance(error, SlowError))
 
-    def _receive(self, source: int, answer: Answer) -> Failure | None:
-        at, pace = 0, stall.Pace()
+    def _receive(self, source: int, answer: HttpResponse) -> Failure | None:
+        at, pace = 0, stall.StallDetector()
         for chunk in pace.timed(answer.chunks(self._means.limiter.chunk)):
             if at + len(chunk) > self._size:
                 return Failure("it sends more than the file has")

@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.net.credentials import Bearer, Login, Netrc, named, urls_of
+from envcheck.mirrors.net.credentials import BearerToken, Login, Netrc, host_credentials, profile_urls
 from envcheck.mirrors.profiles.model import Profile
 
 
-def trusted(profile: Profile, *, mirror: bool) -> str:
+def trusted_endpoint(profile: Profile, *, mirror: bool) -> str:
     """Return the endpoint whose hashes are believed: the profile's, or huggingface_hub's own.
 
     `mirror` says that the profile's own endpoint is. HF_ENDPOINT never is by itself: mostly it names a mirror, which
@@ -45,7 +45,7 @@ def default_endpoint() -> str | None:
     return found if isinstance(found, str) else None
 
 
-def client(profile: Profile, *asked: str, probes: bool = False, **options: Any) -> Client:
+def hub_client(profile: Profile, *asked: str, probes: bool = False, **options: Any) -> Client:
     """Return a client that trusts and knows what the profile says. `asked` are endpoints beside the profile's own.
 
     Of a closed profile it asks no host that the profile does not name, unless it `probes`: that is how one who leaves
@@ -55,7 +55,7 @@ def client(profile: Profile, *asked: str, probes: bool = False, **options: Any) 
     within = named_hosts(profile) if profile.closed and not probes else None
     known = logins(profile, *asked)
     if profile.netrc:
-        known.append(Netrc(Path(profile.netrc), [*urls_of(profile), *asked]))
+        known.append(Netrc(Path(profile.netrc), [*profile_urls(profile), *asked]))
     return Client(ca=ca, logins=known, within=within, **options)
 
 
@@ -75,16 +75,16 @@ def logins(profile: Profile, *asked: str, environ: Mapping[str, str] | None = No
     environ = os.environ if environ is None else environ
     own = _token(environ) if profile.hf.token == "allow" else ""  # noqa: S105 (a policy)
     endpoints = dict.fromkeys([*profile.hf.endpoints, *filter(None, [profile.hf.trusted]), *asked])
-    return [*named(profile, environ), *(Bearer(url, own) for url in endpoints if own)]
+    return [*host_credentials(profile, environ), *(BearerToken(url, own) for url in endpoints if own)]
 
 
-def token_at(environ: Mapping[str, str]) -> Path:
+def token_path(environ: Mapping[str, str]) -> Path:
     """Return the file in which huggingface_hub keeps its token."""
     home = environ.get("HF_HOME") or str(Path(environ.get("HOME") or "/root", ".cache/huggingface"))
     return Path(environ.get("HF_TOKEN_PATH") or f"{home}/token")
 
 
 def _token(environ: Mapping[str, str]) -> str:
-    file = token_at(environ)
+    file = token_path(environ)
     found = environ.get("HF_TOKEN") or (file.read_text(errors="replace") if file.is_file() else "")
     return found.strip() if found.strip().isprintable() else ""

@@ -15,10 +15,10 @@ from typing import Final
 from envcheck import safe_files
 from envcheck.errors import PromiseError, UnavailableError
 from envcheck.mirrors.fetch.disk import partial_file
-from envcheck.mirrors.fetch.request import Fetched, Means, StoppedError
-from envcheck.mirrors.fetch.retries import LaterError, NobodyError, asked, in_turn
+from envcheck.mirrors.fetch.request import FetchedFile, StoppedError, TransferOptions
+from envcheck.mirrors.fetch.retries import NoSourceError, RetryLaterError, open_response, try_sources
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.net.advice import joined
+from envcheck.mirrors.net.advice import joined_advice
 from envcheck.mirrors.net.client import Client, NetworkError, SlowError
 from envcheck.mirrors.net.urls import host_of
 
@@ -27,14 +27,14 @@ _NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 _AT_ONCE: Final = 1 << 17
 
 
-class WrongError(NetworkError):
+class WrongHashError(NetworkError):
     """A source whose file has another hash."""
 
 
-def small(client: Client, url: str, file: hub_revision.Entry, keep: Callable[[bytes], object]) -> None:
+def read_small_file(client: Client, url: str, file: hub_revision.HubFile, keep: Callable[[bytes], object]) -> None:
     """Give each chunk of a file of which only git's hash is known to `keep`. Raise WrongError for another file."""
     hasher, left = hub_revision.git_hasher(file.size), file.size
-    with asked(client, url) as answer:
+    with open_response(client, url) as answer:
         try:
             for chunk in answer.arriving(_AT_ONCE):
                 left -= len(chunk)
@@ -43,30 +43,32 @@ def small(client: Client, url: str, file: hub_revision.Entry, keep: Callable[[by
                 hasher.update(chunk)
                 keep(chunk)
         except NetworkError as error:
-            raise LaterError(str(error), slow=isinstance(error, SlowError)) from error
+            raise RetryLaterError(str(error), slow=isinstance(error, SlowError)) from error
     if left or hasher.hexdigest() != file.sha1:
         message = "it has another hash than it should have"
-        raise WrongError(message)
+        raise WrongHashError(message)
 
 
-def refused(path: str, error: NobodyError) -> PromiseError | UnavailableError:
+def small_file_error(path: str, error: NoSourceError) -> PromiseError | UnavailableError:
     """Return what a user reads of a small file that nobody gave: a wrong one says more than one that is not there."""
     message = f"{path}: {'; '.join(f'{host_of(url)}: {reason}' for url, reason in error.reasons.items())}"
-    if any(isinstance(reason, WrongError) for reason in error.reasons.values()):
+    if any(isinstance(reason, WrongHashError) for reason in error.reasons.values()):
         return PromiseError(message, fix="the mirror serves wrong bytes: compare with the origin, purge the mirror")
-    return UnavailableError(message, fix=joined((why.fix for why in error.reasons.values()), ", or run it again"))
+    return UnavailableError(
+        message, fix=joined_advice((why.fix for why in error.reasons.values()), ", or run it again")
+    )
 
 
-def blob(file: hub_revision.Entry, urls: Sequence[str], blobs: Path, means: Means) -> Fetched:
+def fetch_blob(file: hub_revision.HubFile, urls: Sequence[str], blobs: Path, means: TransferOptions) -> FetchedFile:
     """Put a file outside LFS at its blob, unless it is there; a second process waits for the first."""
     path, began = blobs / file.blob, time.monotonic()
     part = path.with_name(f".{path.name}.{path.name[:8]}.part")
     if means.stop.is_set():
         raise StoppedError
     with partial_file.locked(part, means) as handle:
-        if _sound(path, file):
+        if _is_intact(path, file):
             partial_file.discard(part)
-            return Fetched(path, file.size, 0, file.size, 0.0, {})
+            return FetchedFile(path, file.size, 0, file.size, 0.0, {})
 
         def keep(chunk: bytes) -> None:
             if means.stop.is_set():
@@ -77,19 +79,19 @@ def blob(file: hub_revision.Entry, urls: Sequence[str], blobs: Path, means: Mean
         def attempt(url: str) -> None:
             os.ftruncate(handle, 0)
             os.lseek(handle, 0, os.SEEK_SET)
-            small(means.client, url, file, keep)
+            read_small_file(means.client, url, file, keep)
 
         try:
-            _, url = in_turn(urls, attempt, means.stop)
+            _, url = try_sources(urls, attempt, means.stop)
             partial_file.publish(part, handle, path)
-        except NobodyError as error:
-            raise refused(file.path, error) from error
+        except NoSourceError as error:
+            raise small_file_error(file.path, error) from error
         except OSError as error:
             raise partial_file.disk_error(error, path, file.size) from error
-    return Fetched(path, file.size, file.size, 0, time.monotonic() - began, {host_of(url): file.size})
+    return FetchedFile(path, file.size, file.size, 0, time.monotonic() - began, {host_of(url): file.size})
 
 
-def _sound(path: Path, file: hub_revision.Entry) -> bool:
+def _is_intact(path: Path, file: hub_revision.HubFile) -> bool:
     """Tell whether a blob is there: a regular file of that size and git hash."""
     if not path.is_file() or path.stat().st_size != file.size:
         return False
@@ -100,10 +102,10 @@ def _sound(path: Path, file: hub_revision.Entry) -> bool:
     return hasher.hexdigest() == file.sha1
 
 
-def link(wanted: hub_revision.Revision, folder: Path) -> None:
+def link_snapshot(wanted: hub_revision.Revision, folder: Path) -> None:
     """Make the snapshot beside its name, and name it when it is whole; one that is there is completed."""
     snapshots = safe_files.directory(folder.parent, folder.name, "snapshots")
-    with _held(snapshots) as directory:
+    with _directory_lock(snapshots) as directory:
         snapshot = snapshots / wanted.revision
         fresh = snapshots / f".{wanted.revision}.new"
         _clear(fresh)
@@ -111,7 +113,7 @@ def link(wanted: hub_revision.Revision, folder: Path) -> None:
         folders = {parent: safe_files.directory(snapshots, into.name, *parent.parts) for parent in _parents(wanted)}
         for file in wanted.files:
             path = PurePosixPath(file.path)
-            _one(folder / "blobs" / file.blob, folders[path.parent] / path.name)
+            _link_or_copy(folder / "blobs" / file.blob, folders[path.parent] / path.name)
         if into is fresh:
             fresh.rename(snapshot)
         os.fsync(directory)
@@ -128,14 +130,14 @@ def _clear(fresh: Path) -> None:
     shutil.rmtree(fresh, ignore_errors=True)
 
 
-def name(folder: Path, ref: str, commit: str) -> None:
+def write_ref(folder: Path, ref: str, commit: str) -> None:
     """Have a branch or tag lead to a commit, which is what huggingface_hub looks up without a network."""
     *above, last = ref.split("/")
     safe_files.put(safe_files.directory(folder.parent, folder.name, "refs", *above) / last, commit.encode())
 
 
 @contextlib.contextmanager
-def _held(directory: Path) -> Iterator[int]:
+def _directory_lock(directory: Path) -> Iterator[int]:
     """Hold a directory alone among those who link into it. The lock is the kernel's: it ends with whoever held it."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -145,13 +147,13 @@ def _held(directory: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def _one(target: Path, at: Path) -> None:
+def _link_or_copy(target: Path, at: Path) -> None:
     """Have `at` link to `target`, relatively, so that the cache can be moved as a whole."""
     relative = Path(os.path.relpath(target, at.parent))
     if at.is_symlink() and at.readlink() == relative:
         return
     try:
-        _linked(relative, at)
+        _symlink(relative, at)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
@@ -162,7 +164,7 @@ def _one(target: Path, at: Path) -> None:
             fresh.replace(at)
 
 
-def _linked(relative: Path, at: Path) -> None:
+def _symlink(relative: Path, at: Path) -> None:
     """Make a link; what has its name already is replaced at once."""
     with contextlib.suppress(FileExistsError):
         at.symlink_to(relative)

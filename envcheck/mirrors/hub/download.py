@@ -14,8 +14,8 @@ import msgspec
 from envcheck import safe_files
 from envcheck.errors import EnvcheckError, UnavailableError
 from envcheck.mirrors.fetch.batch import fetch_all
-from envcheck.mirrors.fetch.request import Fetched, Means, Wanted
-from envcheck.mirrors.fetch.retries import LaterError, NobodyError, StatusError, in_turn, text
+from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
+from envcheck.mirrors.fetch.retries import NoSourceError, RetryLaterError, StatusError, read_body, try_sources
 from envcheck.mirrors.hub import cache_layout
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client, NetworkError
@@ -28,52 +28,52 @@ _AT_ONCE: Final = 8
 _REFUSED: Final = {401, 403}
 
 
-def head(client: Client, endpoint: str, ref: hub_revision.Reference) -> hub_revision.Head:
+def read_head(client: Client, endpoint: str, ref: hub_revision.Reference) -> hub_revision.Head:
     """Return the commit that an endpoint has a branch or tag at."""
     url = hub_revision.revision_url(endpoint, ref)
     try:
-        return hub_revision.head_of(_page(client, url)[0])
-    except (NobodyError, ValueError) as error:
-        raise _untold(ref, endpoint, error) from error
+        return hub_revision.parse_head(_page(client, url)[0])
+    except (NoSourceError, ValueError) as error:
+        raise _lookup_error(ref, endpoint, error) from error
 
 
-def revision(client: Client, endpoint: str, ref: hub_revision.Reference) -> hub_revision.Revision:
+def read_revision(client: Client, endpoint: str, ref: hub_revision.Reference) -> hub_revision.Revision:
     """Return every file of a revision, as the endpoint tells it: whoever is asked here is trusted for the hashes."""
-    commit = ref.revision if ref.pinned else head(client, endpoint, ref).commit
+    commit = ref.revision if ref.pinned else read_head(client, endpoint, ref).commit
     pinned = dataclasses.replace(ref, revision=commit)
-    files: list[hub_revision.Entry] = []
+    files: list[hub_revision.HubFile] = []
     url: str | None = hub_revision.tree_url(endpoint, pinned)
     try:
         for _ in range(_PAGES):
             if url is None:
                 break
             body, url = _page(client, url)
-            files += hub_revision.entries_of(body)
+            files += hub_revision.parse_tree(body)
         hub_revision.refuse_clashes(files)
-    except (NobodyError, ValueError) as error:
-        raise _untold(ref, endpoint, error) from error
+    except (NoSourceError, ValueError) as error:
+        raise _lookup_error(ref, endpoint, error) from error
     named = None if ref.pinned else ref.revision
     return hub_revision.Revision(kind=ref.kind, repo=ref.repo, revision=commit, ref=named, files=files)
 
 
-def locked(client: Client, endpoint: str, ref: hub_revision.Reference) -> hub_revision.Revision:
+def lock_revision(client: Client, endpoint: str, ref: hub_revision.Reference) -> hub_revision.Revision:
     """Return the lock of a revision: small files are read for their sha256, the others' is what the endpoint tells."""
-    found = revision(client, endpoint, ref)
+    found = read_revision(client, endpoint, ref)
     missing = [file for file in found.files if file.sha256 is None]
     pinned = dataclasses.replace(ref, revision=found.revision)
 
-    def digest(file: hub_revision.Entry) -> str:
+    def digest(file: hub_revision.HubFile) -> str:
         url = hub_revision.file_url(endpoint, pinned, file.path)
 
         def attempt(at: str) -> str:
             hasher = hashlib.sha256()
-            cache_layout.small(client, at, file, hasher.update)
+            cache_layout.read_small_file(client, at, file, hasher.update)
             return hasher.hexdigest()
 
         try:
-            return in_turn([url], attempt)[0]
-        except NobodyError as error:
-            raise cache_layout.refused(file.path, error) from error
+            return try_sources([url], attempt)[0]
+        except NoSourceError as error:
+            raise cache_layout.small_file_error(file.path, error) from error
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         hashes = dict(zip([file.path for file in missing], pool.map(digest, missing), strict=True))
@@ -81,37 +81,41 @@ def locked(client: Client, endpoint: str, ref: hub_revision.Reference) -> hub_re
 
 
 def fetch_revision(
-    wanted: hub_revision.Revision, endpoints: Sequence[str], to: Path, means: Means, done: Callable[[Fetched], None]
-) -> list[Fetched]:
+    wanted: hub_revision.Revision,
+    endpoints: Sequence[str],
+    to: Path,
+    means: TransferOptions,
+    done: Callable[[FetchedFile], None],
+) -> list[FetchedFile]:
     """Put every file under `to`, a directory HF_HUB_CACHE may name; the snapshot appears when all of them are there.
 
     `endpoints` are tried in order, for each file and, of a large one, for each piece; `done` hears of each file as it
     is there. What is told of a file names it as the repository does, not as its blob is called.
     """
     ref = hub_revision.Reference(wanted.kind, wanted.repo, wanted.revision)
-    folder = safe_files.directory(to, hub_revision.folder_of(ref))
+    folder = safe_files.directory(to, hub_revision.cache_folder(ref))
     safe_files.directory(folder, "blobs")
     names = {file.blob: file.path for file in wanted.files}
-    naming = dataclasses.replace(means, note=lambda said: means.note(_renamed(said, names)))
-    endpoints = _living(wanted, endpoints, means)
+    naming = dataclasses.replace(means, note=lambda said: means.note(_with_paths(said, names)))
+    endpoints = _reachable_first(wanted, endpoints, means)
     try:
-        found = fetch_all(planned(wanted, endpoints, to), naming, done)
-        found += _small(wanted, endpoints, folder / "blobs", naming, done)
+        found = fetch_all(wanted_files(wanted, endpoints, to), naming, done)
+        found += _fetch_small_files(wanted, endpoints, folder / "blobs", naming, done)
     except EnvcheckError as error:
-        raise type(error)(_renamed(error.message, names), fix=error.fix) from error
-    cache_layout.link(wanted, folder)
+        raise type(error)(_with_paths(error.message, names), fix=error.fix) from error
+    cache_layout.link_snapshot(wanted, folder)
     if wanted.ref is not None and wanted.ref != wanted.revision:
-        cache_layout.name(folder, wanted.ref, wanted.revision)
+        cache_layout.write_ref(folder, wanted.ref, wanted.revision)
     return found
 
 
-def planned(wanted: hub_revision.Revision, endpoints: Sequence[str], to: Path) -> list[Wanted]:
+def wanted_files(wanted: hub_revision.Revision, endpoints: Sequence[str], to: Path) -> list[WantedFile]:
     """Return the files whose sha256 is known, of whatever size: nothing here needs xet. Equal files are one blob."""
     ref = hub_revision.Reference(wanted.kind, wanted.repo, wanted.revision)
-    blobs = to / hub_revision.folder_of(ref) / "blobs"
+    blobs = to / hub_revision.cache_folder(ref) / "blobs"
     files = {file.blob: file for file in wanted.files if file.sha256 is not None}
     return [
-        Wanted(
+        WantedFile(
             tuple(hub_revision.file_url(at, ref, file.path) for at in endpoints),
             file.sha256 or "",
             file.size,
@@ -121,9 +125,13 @@ def planned(wanted: hub_revision.Revision, endpoints: Sequence[str], to: Path) -
     ]
 
 
-def _small(
-    wanted: hub_revision.Revision, endpoints: Sequence[str], blobs: Path, means: Means, done: Callable[[Fetched], None]
-) -> list[Fetched]:
+def _fetch_small_files(
+    wanted: hub_revision.Revision,
+    endpoints: Sequence[str],
+    blobs: Path,
+    means: TransferOptions,
+    done: Callable[[FetchedFile], None],
+) -> list[FetchedFile]:
     """Fetch the files of which only git's hash is known: small ones, that are not in LFS."""
     ref = hub_revision.Reference(wanted.kind, wanted.repo, wanted.revision)
     files = {file.blob: file for file in wanted.files if file.sha256 is None}.values()
@@ -131,7 +139,7 @@ def _small(
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         try:
             urls = {file.path: [hub_revision.file_url(at, ref, file.path) for at in endpoints] for file in files}
-            for fetched in pool.map(lambda file: cache_layout.blob(file, urls[file.path], blobs, means), files):
+            for fetched in pool.map(lambda file: cache_layout.fetch_blob(file, urls[file.path], blobs, means), files):
                 done(fetched)
                 found.append(fetched)
         except BaseException:
@@ -141,7 +149,7 @@ def _small(
     return found
 
 
-def _living(wanted: hub_revision.Revision, endpoints: Sequence[str], means: Means) -> list[str]:
+def _reachable_first(wanted: hub_revision.Revision, endpoints: Sequence[str], means: TransferOptions) -> list[str]:
     """Return the endpoints, the first ones last that cannot be reached: else every file had to find that out anew."""
     ref = hub_revision.Reference(wanted.kind, wanted.repo, wanted.revision)
     left = list(endpoints)
@@ -158,17 +166,17 @@ def _living(wanted: hub_revision.Revision, endpoints: Sequence[str], means: Mean
 
 
 def _page(client: Client, url: str) -> tuple[bytes, str | None]:
-    (body, headers), _ = in_turn([url], lambda at: text(client, at, _PAGE))
+    (body, headers), _ = try_sources([url], lambda at: read_body(client, at, _PAGE))
     return body, hub_revision.next_page(headers, url)
 
 
-def _renamed(said: str, names: dict[str, str]) -> str:
+def _with_paths(said: str, names: dict[str, str]) -> str:
     return next((said.replace(blob, path) for blob, path in names.items() if blob in said), said)
 
 
-def _untold(ref: hub_revision.Reference, endpoint: str, error: NobodyError | ValueError) -> UnavailableError:
+def _lookup_error(ref: hub_revision.Reference, endpoint: str, error: NoSourceError | ValueError) -> UnavailableError:
     """Return what a user reads of a lookup that failed: which host, and what can be done about it."""
-    reason = next(iter(error.reasons.values())) if isinstance(error, NobodyError) else error
+    reason = next(iter(error.reasons.values())) if isinstance(error, NoSourceError) else error
     return UnavailableError(f"{ref.kind} {ref.repo}@{ref.revision}: {host_of(endpoint)}: {reason}", fix=_fix(reason))
 
 
@@ -176,7 +184,7 @@ def _fix(reason: Exception) -> str:
     elsewhere = "or `fetch --lock FILE`, which asks nobody"
     if isinstance(reason, NetworkError) and reason.fix and not isinstance(reason, StatusError):
         return f"{reason.fix}, {elsewhere}"
-    if isinstance(reason, LaterError):
+    if isinstance(reason, RetryLaterError):
         return f"run it again later, {elsewhere}"
     if isinstance(reason, StatusError):
         gated = "no such repository, or a private or gated one: `hf: {token: allow}` or `credentials:` in the profile"

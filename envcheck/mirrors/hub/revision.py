@@ -28,7 +28,7 @@ _LONGEST: Final = 1024
 _NEXT: Final = re.compile(r"<([^>]*)>\s*;\s*rel=\"?next\"?")
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HubFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One file of a revision. `size` in bytes. Small files have a git blob's sha1 and no sha256 until one has them."""
 
     path: str
@@ -53,7 +53,7 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     repo: str
     revision: str
     ref: str | None = None
-    files: list[Entry]
+    files: list[HubFile]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +78,10 @@ class Head:
     changed: float | None
 
 
-def reference(text: str, kind: Kind) -> Reference:
+def parse_reference(text: str, kind: Kind) -> Reference:
     """Return what REPO@REV names. Raise ConfigError for what no repository is called."""
     repo, at, revision = text.partition("@")
-    if not _NAME.fullmatch(repo) or ".." in repo or not _ref(revision if at else "main"):
+    if not _NAME.fullmatch(repo) or ".." in repo or not _is_ref_name(revision if at else "main"):
         message = f"{text!r} names no {kind}"
         raise ConfigError(message, fix="write OWNER/NAME@COMMIT, or OWNER/NAME@BRANCH")
     return Reference(kind, repo, revision or "main")
@@ -104,9 +104,9 @@ def file_url(endpoint: str, ref: Reference, path: str) -> str:
     return f"{base}/{ref.repo}/resolve/{quote(ref.revision, safe='')}/{quote(path)}"
 
 
-def head_of(body: bytes) -> Head:
+def parse_head(body: bytes) -> Head:
     """Return the commit an endpoint tells of a revision. Raise ValueError when it tells none."""
-    answer = _decoded(body)
+    answer = _parse_json(body)
     commit = answer.get("sha") if isinstance(answer, dict) else None
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         message = "it names no commit"
@@ -118,13 +118,13 @@ def head_of(body: bytes) -> Head:
     return Head(commit, (changed if changed.tzinfo else changed.replace(tzinfo=dt.timezone.utc)).timestamp())
 
 
-def entries_of(body: bytes) -> list[Entry]:
+def parse_tree(body: bytes) -> list[HubFile]:
     """Return the files of one page of a tree. Raise ValueError for what is none, or for a path that leads outside."""
-    rows = _decoded(body)
+    rows = _parse_json(body)
     if not isinstance(rows, list):
         message = "it lists no files"
         raise ValueError(message)  # noqa: TRY004 (of the answer, not of an argument)
-    return [_entry(row) for row in rows if not (isinstance(row, dict) and row.get("type") == "directory")]
+    return [_parse_entry(row) for row in rows if not (isinstance(row, dict) and row.get("type") == "directory")]
 
 
 def next_page(headers: Mapping[str, str], url: str) -> str | None:
@@ -136,7 +136,7 @@ def next_page(headers: Mapping[str, str], url: str) -> str | None:
     return urlsplit(url)._replace(query=target.query).geturl()
 
 
-def safe(path: str) -> bool:
+def is_safe_path(path: str) -> bool:
     """Tell whether a path stays inside its repository."""
     parts = PurePosixPath(path).parts
     plain = not path.startswith("/") and ".." not in parts and "\\" not in path and path.isprintable()
@@ -155,7 +155,7 @@ def git_sha1(content: bytes) -> str:
     return hasher.hexdigest()
 
 
-def folder_of(ref: Reference) -> str:
+def cache_folder(ref: Reference) -> str:
     """Return the directory of a repository in huggingface_hub's cache."""
     return f"{ref.kind}s--{ref.repo.replace('/', '--')}"
 
@@ -167,21 +167,21 @@ def parse_lock(text: bytes, where: str) -> Revision:
     except (msgspec.DecodeError, RecursionError) as error:
         message = f"{where}: no model lock: {error}"
         raise ConfigError(message, fix="make one with `envcheck lock --model REPO@REV`") from error
-    bad = next((file.path for file in lock.files if not _sound(file)), None) or _clash(lock.files)
+    bad = next((file.path for file in lock.files if not _is_valid(file)), None) or _clash(lock.files)
     named = _COMMIT.fullmatch(lock.revision) and _NAME.fullmatch(lock.repo) and ".." not in lock.repo
-    if bad is not None or not named or not (lock.ref is None or _ref(lock.ref)):
+    if bad is not None or not named or not (lock.ref is None or _is_ref_name(lock.ref)):
         message = f"{where}: {bad!r} has no hash, leads outside or is there twice" if bad else f"{where}: no commit"
         raise ConfigError(message, fix="make it anew with `envcheck lock --model REPO@REV`")
     return lock
 
 
-def _sound(file: Entry) -> bool:
+def _is_valid(file: HubFile) -> bool:
     """Tell whether a lock's file can be written and held against its hash; its sha1 becomes a file's name."""
-    known = _sha256(file.sha256) and (file.sha1 is None or _COMMIT.fullmatch(file.sha1) is not None)
-    return safe(file.path) and known and file.size >= 0
+    known = _is_sha256(file.sha256) and (file.sha1 is None or _COMMIT.fullmatch(file.sha1) is not None)
+    return is_safe_path(file.path) and known and file.size >= 0
 
 
-def refuse_clashes(files: Sequence[Entry]) -> None:
+def refuse_clashes(files: Sequence[HubFile]) -> None:
     """Raise ValueError for a listing in which one path stands in the way of another, or which has no file."""
     bad = _clash(files)
     if bad is not None or not files:
@@ -189,7 +189,7 @@ def refuse_clashes(files: Sequence[Entry]) -> None:
         raise ValueError(message)
 
 
-def _clash(files: Sequence[Entry]) -> str | None:
+def _clash(files: Sequence[HubFile]) -> str | None:
     """Return a path that is there twice, or is a directory of another, or None."""
     paths = {PurePosixPath(file.path) for file in files}
     above = {parent for path in paths for parent in path.parents}
@@ -197,7 +197,7 @@ def _clash(files: Sequence[Entry]) -> str | None:
     return next((str(path) for path in sorted(paths & above)), twice)
 
 
-def _ref(name: str) -> bool:
+def _is_ref_name(name: str) -> bool:
     """Tell whether it may be a branch's, a tag's or a commit's name, and so a file's below refs/."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*", name) is not None
 
@@ -208,34 +208,34 @@ def format_lock(lock: Revision) -> bytes:
     return msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n"
 
 
-def with_hashes(files: Sequence[Entry], hashes: Mapping[str, str]) -> list[Entry]:
+def with_hashes(files: Sequence[HubFile], hashes: Mapping[str, str]) -> list[HubFile]:
     """Return the files with the sha256 that was found for those that had none."""
     return [msgspec.structs.replace(file, sha256=file.sha256 or hashes[file.path]) for file in files]
 
 
-def _entry(row: Any) -> Entry:
+def _parse_entry(row: Any) -> HubFile:
     path, size = (row.get("path"), row.get("size")) if isinstance(row, dict) else (None, None)
-    if not isinstance(path, str) or not isinstance(size, int) or not safe(path) or size < 0:
+    if not isinstance(path, str) or not isinstance(size, int) or not is_safe_path(path) or size < 0:
         message = f"it lists {path!r}, which cannot be written"
         raise ValueError(message)
     lfs = row.get("lfs")
     if isinstance(lfs, dict):
         digest = str(lfs.get("oid", "")).removeprefix("sha256:")
-        if not _sha256(digest) or not isinstance(lfs.get("size", size), int):
+        if not _is_sha256(digest) or not isinstance(lfs.get("size", size), int):
             message = f"it gives {path!r} no sha256"
             raise ValueError(message)
-        return Entry(path=path, size=int(lfs.get("size", size)), sha256=digest)
+        return HubFile(path=path, size=int(lfs.get("size", size)), sha256=digest)
     if not _COMMIT.fullmatch(str(row.get("oid", ""))):
         message = f"it gives {path!r} no hash"
         raise ValueError(message)
-    return Entry(path=path, size=size, sha1=row["oid"])
+    return HubFile(path=path, size=size, sha1=row["oid"])
 
 
-def _sha256(text: str | None) -> bool:
+def _is_sha256(text: str | None) -> bool:
     return text is not None and re.fullmatch(r"[0-9a-f]{64}", text) is not None
 
 
-def _decoded(body: bytes) -> Any:
+def _parse_json(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -22,7 +22,7 @@ from packaging.utils import (
 from packaging.version import Version
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.fetch.retries import LaterError, NobodyError, in_turn
+from envcheck.mirrors.fetch.retries import NoSourceError, RetryLaterError, try_sources
 from envcheck.mirrors.index import simple_api
 from envcheck.mirrors.net.client import Client, NetworkError
 from envcheck.mirrors.net.client_defaults import python_index, pytorch_index
@@ -33,11 +33,11 @@ _AT_ONCE: Final = 8
 # Bytes of a file's name (linux/limits.h).
 NAME_MAX: Final = 255
 
-_Answer: TypeAlias = list[simple_api.File] | NetworkError
+_Page: TypeAlias = list[simple_api.IndexFile] | NetworkError
 
 
 @dataclasses.dataclass(frozen=True)
-class Need:
+class LockedPackage:
     """A package whose files are known by hash; `index` is what its lock says: "pypi" or "pytorch/cu128".
 
     `version` and `python` ("3.11") say which file it can only be where a page tells no hashes.
@@ -64,80 +64,87 @@ class LocatedFile:
     local: tuple[Path, ...] = ()
 
 
-def locate(needs: Sequence[Need], indexes: Mapping[str, Sequence[Index]], client: Client) -> list[LocatedFile]:
+def locate(needs: Sequence[LockedPackage], indexes: Mapping[str, Sequence[Index]], client: Client) -> list[LocatedFile]:
     """Return every file of every need. `indexes` maps "pypi" and "pytorch" to where they are tried, in order.
 
     Raise UnavailableError naming the first package that no index lists under a hash its lock holds, and why not.
     """
-    asked = [(need, page) for need in needs for page in _pages(need, indexes)]
-    pages: dict[Need, list[list[simple_api.File] | str]] = {need: [] for need in needs}
-    for (need, _), answer in zip(asked, _answers(asked, client), strict=True):
-        pages[need].append(_said(answer) if isinstance(answer, NetworkError) else answer)
+    asked = [(need, page) for need in needs for page in _page_urls(need, indexes)]
+    pages: dict[LockedPackage, list[list[simple_api.IndexFile] | str]] = {need: [] for need in needs}
+    for (need, _), answer in zip(asked, _read_pages(asked, client), strict=True):
+        pages[need].append(_reason(answer) if isinstance(answer, NetworkError) else answer)
     hosts = {need: [host_of(page) for other, page in asked if other == need] for need in needs}
-    return [found for need in needs for found in choose(need, pages[need], local_files(need, indexes), hosts[need])]
+    return [
+        found for need in needs for found in match_files(need, pages[need], local_files(need, indexes), hosts[need])
+    ]
 
 
-def choose(
-    need: Need, pages: Iterable[list[simple_api.File] | str], local: Sequence[Path] = (), hosts: Sequence[str] = ()
+def match_files(
+    need: LockedPackage,
+    pages: Iterable[list[simple_api.IndexFile] | str],
+    local: Sequence[Path] = (),
+    hosts: Sequence[str] = (),
 ) -> list[LocatedFile]:
     """Return the files of a need among what pages list; a page that could not be read is the reason why, as text.
 
     A page that tells a file no hash has it by the name that another page tells with the hash, or, where none does, if
     there is one file alone that can be meant. `hosts` says whose each page is, for who reads why nobody has it.
     """
-    listed: list[simple_api.File] = []
+    listed: list[simple_api.IndexFile] = []
     reasons = []
     for page, host in itertools.zip_longest(pages, hosts):
         who = f"{host}: " if host else ""
         if isinstance(page, str):
             reasons.append(f"{who}{page}")
             continue
-        mine = [file for file in page if _is(need, file.name)]
+        mine = [file for file in page if _belongs_to(need, file.name)]
         listed += mine
         if not any(file.sha256 in need.sha256 for file in mine):
             unhashed = any(file.sha256 is None for file in mine)
             why = "its page tells no hashes" if unhashed else "no file there has a hash of the lock"
             reasons.append(f"{who}{why}")
     names = {str(file.sha256): file.name for file in reversed(listed) if file.sha256 in need.sha256}
-    names = names or _only(need, [*(file.name for file in listed if file.sha256 is None), *(p.name for p in local)])
+    names = names or _only_candidate(
+        need, [*(file.name for file in listed if file.sha256 is None), *(p.name for p in local)]
+    )
     if not names:
         message = f"{need.project}: {'; '.join(dict.fromkeys(reasons)) or 'no index to ask'}"
         raise UnavailableError(message, fix="name a mirror that has it (--mirror), or lock the cell anew")
-    return [_found(digest, name, listed, local) for digest, name in names.items()]
+    return [_located_file(digest, name, listed, local) for digest, name in names.items()]
 
 
-def _found(digest: str, name: str, listed: Sequence[simple_api.File], local: Sequence[Path]) -> LocatedFile:
+def _located_file(digest: str, name: str, listed: Sequence[simple_api.IndexFile], local: Sequence[Path]) -> LocatedFile:
     same = [file for file in listed if file.sha256 == digest or (file.sha256 is None and file.name == name)]
     size = next((file.size for file in same if file.size is not None), None)
     urls = tuple(dict.fromkeys(file.url for file in same))
     return LocatedFile(name, digest, size, urls, tuple(path for path in local if path.name == name))
 
 
-def _only(need: Need, names: Iterable[str]) -> dict[str, str]:
+def _only_candidate(need: LockedPackage, names: Iterable[str]) -> dict[str, str]:
     """Return the one name that can be meant, by the one hash there is."""
     fitting = {name for name in names if fits(need, name)}
     return {need.sha256[0]: fitting.pop()} if len(fitting) == 1 and len(need.sha256) == 1 else {}
 
 
-def _is(need: Need, name: str) -> bool:
+def _belongs_to(need: LockedPackage, name: str) -> bool:
     """Tell whether a file's name is one of the project's: a name is also a path, and pages are not trusted."""
     return (
         "/" not in name
         and name.isprintable()
         and len(name.encode()) <= NAME_MAX
-        and _parsed(name)[0] == canonicalize_name(need.project)
+        and _parse_name(name)[0] == canonicalize_name(need.project)
     )
 
 
-def fits(need: Need, name: str) -> bool:
+def fits(need: LockedPackage, name: str) -> bool:
     """Tell whether a file can be the one of its project and version that this Linux and the Python run."""
-    _, version, tags = _parsed(name)
-    if need.version is None or version != Version(need.version) or not _is(need, name):
+    _, version, tags = _parse_name(name)
+    if need.version is None or version != Version(need.version) or not _belongs_to(need, name):
         return False
-    return not tags or any(_runs(tag, need.python) for tag in tags)
+    return not tags or any(_tag_runs(tag, need.python) for tag in tags)
 
 
-def _runs(tag: Tag, python: str | None) -> bool:
+def _tag_runs(tag: Tag, python: str | None) -> bool:
     """Tell whether a wheel's tag is for this architecture's Linux and that Python."""
     machine = tag.platform == "any" or ("linux" in tag.platform and tag.platform.endswith(platform.machine()))
     own = f"cp{python.replace('.', '')}" if python else tag.interpreter
@@ -145,7 +152,7 @@ def _runs(tag: Tag, python: str | None) -> bool:
     return machine and (tag.interpreter == own or stable)
 
 
-def _parsed(name: str) -> tuple[str, Version | None, frozenset[Tag]]:
+def _parse_name(name: str) -> tuple[str, Version | None, frozenset[Tag]]:
     try:
         if name.endswith(".whl"):
             project, version, _, tags = parse_wheel_filename(name)
@@ -156,40 +163,42 @@ def _parsed(name: str) -> tuple[str, Version | None, frozenset[Tag]]:
     return project, version, frozenset()
 
 
-def _pages(need: Need, indexes: Mapping[str, Sequence[Index]]) -> list[str]:
+def _page_urls(need: LockedPackage, indexes: Mapping[str, Sequence[Index]]) -> list[str]:
     family, _, variant = need.index.partition("/")
     known = [index for index in indexes.get(family, ()) if index.local is None]
-    return [simple_api.page_url(_spelled(index, family), need.project, variant) for index in known]
+    return [simple_api.page_url(_with_default_url(index, family), need.project, variant) for index in known]
 
 
-def local_files(need: Need, indexes: Mapping[str, Sequence[Index]]) -> list[Path]:
+def local_files(need: LockedPackage, indexes: Mapping[str, Sequence[Index]]) -> list[Path]:
     """Return this machine's files of the project, in the indexes' order: in a directory, or in its project's."""
     family, _, variant = need.index.partition("/")
     known = [index.local for index in indexes.get(family, ()) if index.local is not None]
     folders = [Path(str(folder).replace("{variant}", variant)) for folder in known]
     places = [place for folder in folders for place in (folder, folder / need.project) if place.is_dir()]
-    files = [file for place in places for file in sorted(place.iterdir()) if _is(need, file.name) and file.is_file()]
+    files = [
+        file for place in places for file in sorted(place.iterdir()) if _belongs_to(need, file.name) and file.is_file()
+    ]
     version = Version(need.version) if need.version else None
-    return [file for file in files if version is None or _parsed(file.name)[1] == version]
+    return [file for file in files if version is None or _parse_name(file.name)[1] == version]
 
 
-def _spelled(index: Index, family: str) -> Index:
+def _with_default_url(index: Index, family: str) -> Index:
     if index.url != CLIENT_DEFAULT:
         return index
     return Index(url=f"{pytorch_index()}/{{variant}}" if family == "pytorch" else python_index())
 
 
-def _answers(asked: Sequence[tuple[Need, str]], client: Client) -> list[_Answer]:
+def _read_pages(asked: Sequence[tuple[LockedPackage, str]], client: Client) -> list[_Page]:
     """Return what each page says; who is busy is waited for, if no other page lists what is needed."""
     stop = threading.Event()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         try:
             found = list(pool.map(lambda pair: _read(client, pair[1]), asked))
-            there = {need for (need, _), page in zip(asked, found, strict=True) if _lists(page, need)}
+            there = {need for (need, _), page in zip(asked, found, strict=True) if _lists_package(page, need)}
 
-            def settled(pair: tuple[Need, str], page: _Answer) -> _Answer:
-                wait = isinstance(page, LaterError) and pair[0] not in there
-                return _later(client, pair[1], page, stop) if wait else page
+            def settled(pair: tuple[LockedPackage, str], page: _Page) -> _Page:
+                wait = isinstance(page, RetryLaterError) and pair[0] not in there
+                return _read_when_free(client, pair[1], page, stop) if wait else page
 
             return list(pool.map(settled, asked, found))
         except BaseException:
@@ -197,31 +206,31 @@ def _answers(asked: Sequence[tuple[Need, str]], client: Client) -> list[_Answer]
             raise
 
 
-def _read(client: Client, url: str) -> _Answer:
+def _read(client: Client, url: str) -> _Page:
     try:
-        return simple_api.read(client, url)
+        return simple_api.read_page(client, url)
     except NetworkError as error:
         return error
 
 
-def _later(client: Client, url: str, busy: _Answer, stop: threading.Event) -> _Answer:
+def _read_when_free(client: Client, url: str, busy: _Page, stop: threading.Event) -> _Page:
     said = [busy]
 
-    def attempt(page: str) -> list[simple_api.File]:
-        answer = said.pop() if said else simple_api.read(client, page)
+    def attempt(page: str) -> list[simple_api.IndexFile]:
+        answer = said.pop() if said else simple_api.read_page(client, page)
         if isinstance(answer, NetworkError):
             raise answer
         return answer
 
     try:
-        return in_turn([url], attempt, stop)[0]
-    except NobodyError as error:
+        return try_sources([url], attempt, stop)[0]
+    except NoSourceError as error:
         return error.reasons[url]
 
 
-def _lists(page: _Answer, need: Need) -> bool:
+def _lists_package(page: _Page, need: LockedPackage) -> bool:
     return isinstance(page, list) and any(file.sha256 is None or file.sha256 in need.sha256 for file in page)
 
 
-def _said(error: NetworkError) -> str:
+def _reason(error: NetworkError) -> str:
     return f"{error} ({error.fix})" if error.fix else str(error)

@@ -15,8 +15,8 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 import msgspec
 
 from envcheck.mirrors.fetch.plan import range_responses
-from envcheck.mirrors.fetch.retries import LaterError
-from envcheck.mirrors.net.advice import of_status
+from envcheck.mirrors.fetch.retries import RetryLaterError
+from envcheck.mirrors.net.advice import status_advice
 from envcheck.mirrors.net.client import Client, NetworkError
 from envcheck.mirrors.profiles.model import Index
 
@@ -32,7 +32,7 @@ _SHA256: Final = re.compile(r"sha256=([0-9a-f]{64})")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class File:
+class IndexFile:
     """One file a page lists. `sha256` and `size` (bytes) where the page says them."""
 
     name: str
@@ -47,27 +47,27 @@ def page_url(index: Index, project: str, variant: str = "") -> str:
     return f"{url}/{project}/" if index.kind == "simple" else index.url.replace("{variant}", variant)
 
 
-def read(client: Client, url: str) -> list[File]:
+def read_page(client: Client, url: str) -> list[IndexFile]:
     """Return what a page lists. Raise NetworkError where there is none, LaterError where it may come in a moment."""
     with client.get(url, {"Accept": ACCEPT}) as answer:
         if answer.status != 200:  # noqa: PLR2004 (HTTP's OK)
             message = f"it answers {answer.status} to {urlsplit(url).path}"
-            busy = range_responses.busy(answer.status, answer.headers, time.time())
+            busy = range_responses.busy_failure(answer.status, answer.headers, time.time())
             if busy is None:
-                raise NetworkError(message, of_status(answer.status))
-            raise LaterError(message + range_responses.asks(busy.after), busy.after)
+                raise NetworkError(message, status_advice(answer.status))
+            raise RetryLaterError(message + range_responses.wait_phrase(busy.after), busy.after)
         kind = answer.headers.get("Content-Type", "")
         if "json" in kind:
-            return _json(answer.text(_LARGEST), answer.url)
-        return _html(answer.page(_LARGEST), answer.url)
+            return _parse_json(answer.text(_LARGEST), answer.url)
+        return _parse_html(answer.page(_LARGEST), answer.url)
 
 
-def parse(body: bytes, kind: str, url: str) -> list[File]:
+def parse_page(body: bytes, kind: str, url: str) -> list[IndexFile]:
     """Return the files of a page found at `url`, links made absolute. Raise NetworkError for what is no such page."""
-    return _json(body, url) if "json" in kind else _html([body], url)
+    return _parse_json(body, url) if "json" in kind else _parse_html([body], url)
 
 
-def _html(chunks: Iterable[bytes], url: str) -> list[File]:
+def _parse_html(chunks: Iterable[bytes], url: str) -> list[IndexFile]:
     """Return the links of a page that is read as it comes: neither its text nor more than _MOST links are kept."""
     reader, decoder = _Links(url), codecs.getincrementaldecoder("utf-8")("replace")
     for chunk in chunks:
@@ -79,24 +79,24 @@ def _html(chunks: Iterable[bytes], url: str) -> list[File]:
     return reader.files
 
 
-def _too_many() -> NetworkError:
+def _too_many_error() -> NetworkError:
     return NetworkError(f"its page lists more than {_MOST} files")
 
 
-def _json(body: bytes, url: str) -> list[File]:
+def _parse_json(body: bytes, url: str) -> list[IndexFile]:
     if body.count(b'"filename"') > _MOST:
-        raise _too_many()
+        raise _too_many_error()
     try:
         page = msgspec.json.decode(body)
-        return [_entry(entry, url) for entry in page["files"]]
+        return [_parse_entry(entry, url) for entry in page["files"]]
     except (msgspec.DecodeError, RecursionError, KeyError, TypeError, AttributeError, ValueError) as error:
         message = "its page is no PEP 691 JSON"
         raise NetworkError(message) from error
 
 
-def _entry(entry: Mapping[str, Any], url: str) -> File:
+def _parse_entry(entry: Mapping[str, Any], url: str) -> IndexFile:
     size, digest = entry.get("size"), entry.get("hashes", {}).get("sha256")
-    return File(
+    return IndexFile(
         name=str(entry["filename"]),
         url=urljoin(url, str(entry["url"])),
         sha256=digest if isinstance(digest, str) else None,
@@ -108,7 +108,7 @@ class _Links(HTMLParser):
     def __init__(self, url: str) -> None:
         super().__init__()
         self._base = url
-        self.files: list[File] = []
+        self.files: list[IndexFile] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         named = dict(attrs)
@@ -126,6 +126,6 @@ class _Links(HTMLParser):
             digest = _SHA256.search(fragment)
             name = unquote(urlsplit(target).path.rpartition("/")[2])
             if len(self.files) >= _MOST:
-                raise _too_many()
+                raise _too_many_error()
             if name:
-                self.files.append(File(name, target, digest[1] if digest else None))
+                self.files.append(IndexFile(name, target, digest[1] if digest else None))

@@ -19,7 +19,7 @@ _OTHER: Final = "name another mirror (--mirror)"
 CLOSED: Final = "name that host in the profile, or leave `closed` out of it"
 
 
-def of_tls(error: ssl.SSLError) -> str:
+def tls_advice(error: ssl.SSLError) -> str:
     """Return what to do about a certificate, or "" where TLS itself failed."""
     code = getattr(error, "verify_code", None)
     if code in _UNKNOWN:
@@ -35,7 +35,7 @@ def _authority(named: str | None) -> str:
     return "name its authority as `ca:` in the profile, or in SSL_CERT_FILE"
 
 
-def of_status(status: int) -> str:
+def status_advice(status: int) -> str:
     """Return what to do about a refusal, or "" where a status is none."""
     if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
         return "write the user that the proxy wants into the URL of http_proxy or https_proxy"
@@ -44,14 +44,14 @@ def of_status(status: int) -> str:
     return ""
 
 
-def of_proxy(url: str) -> str:
+def proxy_advice(url: str) -> str:
     """Return what to do about the proxy that the environment names for a URL."""
     lower = f"{url.partition(':')[0].lower()}_proxy"
     name = lower if os.environ.get(lower) else lower.upper()
     return f"correct {name}, which names {host_of(proxy_of(url) or '')}, or name the host in no_proxy"
 
 
-def joined(fixes: Iterable[str], more: str = "") -> str:
+def joined_advice(fixes: Iterable[str], more: str = "") -> str:
     """Return each remedy once; to name another mirror, and `more`, where there is none."""
     known = list(dict.fromkeys(fix for fix in fixes if fix))
     return ", and ".join(known) if known else _OTHER + more

@@ -24,7 +24,7 @@ from envcheck import __version__
 from envcheck.errors import ConfigError
 from envcheck.mirrors.net import advice, read_deadlines
 from envcheck.mirrors.net.credentials import Login, Netrc
-from envcheck.mirrors.net.urls import followed, host_of, proxy_of, user_of
+from envcheck.mirrors.net.urls import host_of, proxy_login, proxy_of, redirect_target
 
 HOPS: Final = 10
 _REDIRECTS: Final = {301, 302, 303, 307, 308}
@@ -59,7 +59,7 @@ class UntrustedError(NetworkError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Shake:
+class Handshake:
     """What it took to be ready to ask a host, in seconds, and what was agreed on. Plain http has no TLS."""
 
     dns: float
@@ -69,7 +69,7 @@ class Shake:
     alpn: str | None = None
 
 
-class Answer(contextlib.AbstractContextManager["Answer"]):
+class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
     """A response whose body has not been read yet. `hosts` are those it came through, the last one served it.
 
     `passed` are the headers of each of them: what the first says of a file is lost to whom the last one serves.
@@ -98,7 +98,7 @@ class Answer(contextlib.AbstractContextManager["Answer"]):
             while chunk := self._response.read1(size, decode_content=False):
                 yield chunk
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise _broken(error) from error
+            raise _read_error(error) from error
 
     def arriving(self, size: int) -> Iterator[bytes]:
         """Yield the decoded body as it arrives, never waiting to fill `size`: so a caller can end what only drips."""
@@ -106,7 +106,7 @@ class Answer(contextlib.AbstractContextManager["Answer"]):
             while chunk := self._response.read1(size, decode_content=True):
                 yield chunk
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise _broken(error) from error
+            raise _read_error(error) from error
 
     def text(self, limit: int) -> bytes:
         """Return the whole body, decoded as its Content-Encoding says; more than `limit` bytes are a NetworkError."""
@@ -168,7 +168,7 @@ class Client:
         self._pools: dict[tuple[str | None, bool], urllib3.PoolManager] = {}
         self._making = threading.Lock()
 
-    def get(self, url: str, headers: Mapping[str, str] | None = None, *, method: str = "GET") -> Answer:
+    def get(self, url: str, headers: Mapping[str, str] | None = None, *, method: str = "GET") -> HttpResponse:
         """Return the answer at the end of the redirects, its body unread. Raise NetworkError where there is none."""
         hosts: list[str] = []
         passed: list[Mapping[str, str]] = []
@@ -181,17 +181,17 @@ class Client:
             response = self._send(method, url, headers or {})
             target = response.headers.get("Location")
             if response.status not in _REDIRECTS or target is None:
-                return Answer(response, url, tuple(hosts), tuple(passed))
+                return HttpResponse(response, url, tuple(hosts), tuple(passed))
             passed.append(response.headers)
-            _drained(response)
+            _drain(response)
             try:
-                url = followed(url, target)
+                url = redirect_target(url, target)
             except ValueError as error:
                 raise NetworkError(str(error)) from error
         message = f"more than {HOPS} redirects, the last to {host_of(url)}"
         raise NetworkError(message)
 
-    def shake(self, url: str) -> Shake | None:
+    def shake(self, url: str) -> Handshake | None:
         """Connect once, offering HTTP/2, and say how long each step took; None where a proxy would be measured."""
         if proxy_of(url) is not None:
             return None
@@ -205,13 +205,13 @@ class Client:
             with socket.create_connection((address, port), self._connect) as plain:
                 there = time.monotonic()
                 if not secure:
-                    return Shake(named - began, there - named)
+                    return Handshake(named - began, there - named)
                 with self._offered().wrap_socket(plain, server_hostname=host) as wrapped:
                     agreed = time.monotonic() - there
                     version, alpn = wrapped.version(), wrapped.selected_alpn_protocol()
-                    return Shake(named - began, there - named, agreed, version, alpn)
+                    return Handshake(named - began, there - named, agreed, version, alpn)
         except (OSError, UnicodeError) as error:
-            raise _told(error, url) from error
+            raise _network_error(error, url) from error
 
     def _send(self, method: str, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
         if self._within is not None and urlsplit(url).hostname not in self._within:
@@ -222,7 +222,7 @@ class Client:
             sent = {**own, **headers, **self._auth(url)}
             return self._pool(url).request(method, url, headers=sent, redirect=False, preload_content=False)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise _told(error, url) from error
+            raise _network_error(error, url) from error
 
     def _auth(self, url: str) -> dict[str, str]:
         meant = next((said for login in self._logins if (said := login.header(url)) is not None), None)
@@ -253,7 +253,7 @@ class Client:
 
 
 def _proxied(proxy: str, options: dict[str, Any]) -> urllib3.ProxyManager:
-    return urllib3.ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=user_of(proxy)), **options)
+    return urllib3.ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=proxy_login(proxy)), **options)
 
 
 def _trust(ca: Path | None) -> ssl.SSLContext:
@@ -267,7 +267,7 @@ def _trust(ca: Path | None) -> ssl.SSLContext:
     return context
 
 
-def _drained(response: urllib3.BaseHTTPResponse) -> None:
+def _drain(response: urllib3.BaseHTTPResponse) -> None:
     """Read the little that a redirect says; of one that says more the connection is ended."""
     with contextlib.suppress(urllib3.exceptions.HTTPError, OSError):
         response.read(_DRAINED, decode_content=False)
@@ -277,15 +277,19 @@ def _drained(response: urllib3.BaseHTTPResponse) -> None:
         response.close()
 
 
-def _told(error: Exception, url: str) -> NetworkError:
-    failed = read_deadlines.tls(error)
+def _network_error(error: Exception, url: str) -> NetworkError:
+    failed = read_deadlines.tls_error(error)
     if isinstance(error, _PROXY):
         return NetworkError(
-            f"its proxy: {read_deadlines.why(getattr(error, 'original_error', error))}", advice.of_proxy(url)
+            f"its proxy: {read_deadlines.describe(getattr(error, 'original_error', error))}", advice.proxy_advice(url)
         )
-    return _broken(error) if failed is None else UntrustedError(read_deadlines.why(error), advice.of_tls(failed))
+    return (
+        _read_error(error)
+        if failed is None
+        else UntrustedError(read_deadlines.describe(error), advice.tls_advice(failed))
+    )
 
 
-def _broken(error: Exception) -> NetworkError:
-    kind = SlowError if read_deadlines.drips(error) else NetworkError
-    return kind(read_deadlines.why(error))
+def _read_error(error: Exception) -> NetworkError:
+    kind = SlowError if read_deadlines.is_stalled(error) else NetworkError
+    return kind(read_deadlines.describe(error))

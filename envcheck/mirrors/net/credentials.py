@@ -28,7 +28,7 @@ class Login(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Bearer:
+class BearerToken:
     """A token, and the URL whose scheme, host and port may see it."""
 
     url: str
@@ -40,7 +40,7 @@ class Bearer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Named:
+class HostCredential:
     """What a profile names for `host`, which is HOST or HOST:PORT: told over TLS, and to those `plain` without it.
 
     `missing` says why there is nothing to tell: then the host is not asked at all, as it would only refuse.
@@ -91,7 +91,7 @@ class Netrc:
         return is_loopback(host or "") or (scheme, port) == ("https", 443)
 
 
-def exposed(path: Path) -> str | None:
+def permission_warning(path: Path) -> str | None:
     """Return what is to be said of a file of secrets that others may read or write; None where they may not."""
     mode = path.stat().st_mode & 0o777
     if not mode & 0o066:
@@ -100,26 +100,30 @@ def exposed(path: Path) -> str | None:
     return f"the profile's netrc file may be {may} by others (mode {mode:03o}): chmod 600 it"
 
 
-def named(profile: Profile, environ: Mapping[str, str] | None = None) -> list[Named]:
+def host_credentials(profile: Profile, environ: Mapping[str, str] | None = None) -> list[HostCredential]:
     """Return the logins of a profile's `credentials`, the secrets read from where they are said to be."""
     environ = os.environ if environ is None else environ
-    plain = frozenset(host_of(url).lower() for url in urls_of(profile) if url.startswith("http://"))
+    plain = frozenset(host_of(url).lower() for url in profile_urls(profile) if url.startswith("http://"))
     exact = sorted(profile.credentials.items(), key=lambda pair: ":" not in pair[0])
-    return [_named(host, secret, plain, environ) for host, secret in exact]
+    return [_host_credential(host, secret, plain, environ) for host, secret in exact]
 
 
-def _named(host: str, secret: Credential, plain: frozenset[str], environ: Mapping[str, str]) -> Named:
+def _host_credential(
+    host: str, secret: Credential, plain: frozenset[str], environ: Mapping[str, str]
+) -> HostCredential:
     variable, file = secret.password_env or secret.token_env, secret.password_file or secret.token_file
     try:
         found = environ.get(variable, "") if variable else Path(file or "").read_text().strip()
     except (OSError, UnicodeDecodeError):
         found = ""
     if not found or not found.isprintable():
-        return Named(host, plain, "", f"its credential is not there: {f'${variable}' if variable else file} holds none")
-    return Named(host, plain, f"Bearer {found}" if secret.user is None else _basic(secret.user, found))
+        return HostCredential(
+            host, plain, "", f"its credential is not there: {f'${variable}' if variable else file} holds none"
+        )
+    return HostCredential(host, plain, f"Bearer {found}" if secret.user is None else _basic(secret.user, found))
 
 
-def urls_of(profile: Profile) -> Iterator[str]:
+def profile_urls(profile: Profile) -> Iterator[str]:
     """Yield the URLs that a profile names for packages, models and datasets."""
     yield from (index.url for index in (*profile.pypi, *profile.pytorch))
     yield from (url for url in (*profile.hf.endpoints, profile.hf.trusted) if url is not None)

@@ -23,7 +23,7 @@ from envcheck.mirrors.net import stall
 _TUNNEL: Final = re.compile(r"Tunnel connection failed: ([0-9]{3})\b")
 
 
-class DripError(TimeoutError):
+class StalledError(TimeoutError):
     """An answer that hardly moves."""
 
 
@@ -38,7 +38,7 @@ class _Timed(io.RawIOBase):
 
     def __init__(self, raw: _Raw) -> None:
         self._raw = raw
-        self._pace = stall.Pace()
+        self._pace = stall.StallDetector()
 
     def readable(self) -> bool:
         return True
@@ -47,7 +47,7 @@ class _Timed(io.RawIOBase):
         asked = time.monotonic()
         size = self._raw.readinto(buffer)
         if self._pace.waited(time.monotonic() - asked, size or 0):
-            raise DripError(stall.reason())
+            raise StalledError(stall.reason())
         return size
 
     def close(self) -> None:
@@ -83,31 +83,31 @@ class _SecurePool(urllib3.HTTPSConnectionPool):
 POOLS = {"http": _PlainPool, "https": _SecurePool}
 
 
-def drips(error: Exception) -> bool:
+def is_stalled(error: Exception) -> bool:
     """Tell whether an answer was given up because it hardly moved."""
-    return isinstance(error, DripError) or isinstance(error.__cause__, DripError)
+    return isinstance(error, StalledError) or isinstance(error.__cause__, StalledError)
 
 
-def tls(error: Exception) -> ssl.SSLError | None:
+def tls_error(error: Exception) -> ssl.SSLError | None:
     """Return the TLS failure that an error is or carries: urllib3 wraps it as its only argument or as its reason."""
     for candidate in (error, getattr(error, "reason", None), *error.args):
         if isinstance(candidate, ssl.SSLError):
             return candidate
         if isinstance(candidate, urllib3.exceptions.SSLError) and candidate is not error:
-            return tls(candidate)
+            return tls_error(candidate)
     return None
 
 
-def why(error: Exception) -> str:
+def describe(error: Exception) -> str:
     """Return the innermost reason, without the objects and URLs (which may be signed) that urllib3 tells along."""
-    if drips(error):
+    if is_stalled(error):
         return stall.reason()
-    failed = tls(error)
+    failed = tls_error(error)
     if failed is not None:
         return f"TLS: {getattr(failed, 'verify_message', '') or failed.reason or 'failed'}"
     reason = getattr(error, "reason", None)
     if isinstance(reason, Exception):
-        return why(reason)
+        return describe(reason)
     if isinstance(error, ValueError):
         return "its URL is none"
     refused = _TUNNEL.match(str(error))

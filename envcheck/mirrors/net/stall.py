@@ -16,7 +16,7 @@ def reason() -> str:
     return f"it sent less than {BYTES >> 10} KiB in {SECONDS:g} s"
 
 
-class Pace:
+class StallDetector:
     """Times the waiting for chunks, without what is done with them in between."""
 
     def __init__(self) -> None:

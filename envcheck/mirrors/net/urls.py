@@ -22,7 +22,7 @@ def origin_of(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
-def followed(url: str, target: str) -> str:
+def redirect_target(url: str, target: str) -> str:
     """Return where a redirect leads. Raise ValueError, saying why, where it must not be followed."""
     try:
         there = urljoin(url, target)
@@ -61,7 +61,7 @@ def proxy_of(url: str) -> str | None:
     return named if "://" in named else f"http://{named}"
 
 
-def user_of(proxy: str) -> str | None:
+def proxy_login(proxy: str) -> str | None:
     """Return USER:PASSWORD of a proxy's URL, or None where it has none."""
     parts = urlsplit(proxy)
     return f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None

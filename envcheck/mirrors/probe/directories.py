@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from envcheck.mirrors.index.locate import Need, local_files
+from envcheck.mirrors.index.locate import LockedPackage, local_files
 from envcheck.mirrors.probe.file_matches import Asked
 from envcheck.mirrors.probe.measurements import Reached, Sight
 from envcheck.mirrors.profiles.model import Profile
@@ -40,7 +40,7 @@ def _candidates(profile: Profile, asked: Iterable[Asked]) -> Iterator[tuple[Aske
     indexes = {"pypi": profile.pypi, "pytorch": profile.pytorch}
     # What is no wheel has no version that could be compared.
     for one in (one for one in asked if one.part.partition("/")[0] in indexes):
-        for path in local_files(Need(one.project, one.sha256, one.part, one.version), indexes):
+        for path in local_files(LockedPackage(one.project, one.sha256, one.part, one.version), indexes):
             yield one, path
 
 

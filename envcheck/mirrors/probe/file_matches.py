@@ -9,7 +9,7 @@ from typing import Final
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from envcheck.mirrors.index.simple_api import File
+from envcheck.mirrors.index.simple_api import IndexFile
 from envcheck.mirrors.probe.measurements import Sight
 from envcheck.mirrors.profiles.model import without_query
 
@@ -48,7 +48,7 @@ class Candidate:
     url: str
 
 
-def known(pages: Iterable[Sequence[File]]) -> dict[str, Known]:
+def known(pages: Iterable[Sequence[IndexFile]]) -> dict[str, Known]:
     """Return what all pages together tell of each hash."""
     found: dict[str, Known] = {}
     for file in (file for page in pages for file in page):
@@ -59,7 +59,7 @@ def known(pages: Iterable[Sequence[File]]) -> dict[str, Known]:
 
 
 def candidates(
-    asked: Asked, pages: Sequence[Sequence[File]], unread: Sequence[str], told: Mapping[str, Known]
+    asked: Asked, pages: Sequence[Sequence[IndexFile]], unread: Sequence[str], told: Mapping[str, Known]
 ) -> list[list[Candidate]]:
     """Return, for each file of a package, the places to ask for it in order; one without a URL says what is missing."""
     files = [file for page in pages for file in page]
@@ -67,7 +67,7 @@ def candidates(
     return [places for places in found if places] or [[Candidate(_missing(asked, files, unread, told), "")]]
 
 
-def _places(asked: Asked, digest: str, files: Sequence[File], told: Known | None) -> list[Candidate]:
+def _places(asked: Asked, digest: str, files: Sequence[IndexFile], told: Known | None) -> list[Candidate]:
     sure = [file for file in files if file.sha256 == digest]
     named = [file for file in files if told is not None and file.sha256 is None and file.name == told.name]
     size = told.size if told is not None else None
@@ -87,7 +87,7 @@ def _places(asked: Asked, digest: str, files: Sequence[File], told: Known | None
     ]
 
 
-def _missing(asked: Asked, files: Sequence[File], unread: Sequence[str], told: Mapping[str, Known]) -> Sight:
+def _missing(asked: Asked, files: Sequence[IndexFile], unread: Sequence[str], told: Mapping[str, Known]) -> Sight:
     names = {told[digest].name for digest in asked.sha256 if digest in told}
     wrong = next((file for file in files if file.sha256 is not None and file.name in names), None)
     if wrong is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from envcheck.mirrors.fetch.retries import text
+from envcheck.mirrors.fetch.retries import read_body
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client, NetworkError
@@ -31,9 +31,9 @@ class Wish:
 def wished(client: Client, endpoint: str, ref: hub_revision.Reference) -> Wish:
     """Return the revision as an endpoint tells it that is trusted."""
     if ref.pinned:
-        return Wish(hub_download.revision(client, endpoint, ref))
-    head = hub_download.head(client, endpoint, ref)
-    found = hub_download.revision(client, endpoint, dataclasses.replace(ref, revision=head.commit))
+        return Wish(hub_download.read_revision(client, endpoint, ref))
+    head = hub_download.read_head(client, endpoint, ref)
+    found = hub_download.read_revision(client, endpoint, dataclasses.replace(ref, revision=head.commit))
     return Wish(msgspec.structs.replace(found, ref=ref.revision), head)
 
 
@@ -77,12 +77,12 @@ def _branch(client: Client, endpoint: str, wish: Wish) -> Branch | None:
     known = Branch(ref=ref, trusted=wish.head.commit, trusted_changed=wish.head.changed)
     url = hub_revision.revision_url(endpoint, hub_revision.Reference(wish.revision.kind, wish.revision.repo, ref))
     try:
-        found = hub_revision.head_of(text(client, url, _HEAD)[0])
+        found = hub_revision.parse_head(read_body(client, url, _HEAD)[0])
     except (NetworkError, ValueError) as error:
         return msgspec.structs.replace(known, why=str(error))
     return msgspec.structs.replace(known, commit=found.commit, changed=found.changed)
 
 
-def _candidate(file: hub_revision.Entry, url: str) -> Candidate:
+def _candidate(file: hub_revision.HubFile, url: str) -> Candidate:
     sight = Sight(need=file.path, listed="hash", sha256=file.sha256, name=file.path, size=file.size, url=url)
     return Candidate(sight, url)

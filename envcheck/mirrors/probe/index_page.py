@@ -9,14 +9,14 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from envcheck.mirrors.index import simple_api
-from envcheck.mirrors.net.client import Answer, NetworkError
+from envcheck.mirrors.net.client import HttpResponse, NetworkError
 from envcheck.mirrors.probe.budget import Budget
 from envcheck.mirrors.probe.measurements import Page
 
 CHUNK: Final = 1 << 16
 
 
-def page_of(answer: Answer, budget: Budget) -> tuple[Page, list[simple_api.File]]:
+def page_of(answer: HttpResponse, budget: Budget) -> tuple[Page, list[simple_api.IndexFile]]:
     """Return a page and the files on it. Raise NetworkError for no page, and when the budget is spent."""
     if answer.status != HTTPStatus.OK:
         message = f"it answers {answer.status} to {urlsplit(answer.url).path}"
@@ -33,7 +33,7 @@ def page_of(answer: Answer, budget: Budget) -> tuple[Page, list[simple_api.File]
         modified=_date(answer.headers.get("Last-Modified")),
         serial=_serial(answer.headers),
     )
-    return page, simple_api.parse(bytes(body), kind, answer.url)
+    return page, simple_api.parse_page(bytes(body), kind, answer.url)
 
 
 def _serial(headers: Mapping[str, str]) -> int | None:

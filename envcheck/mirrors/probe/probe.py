@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from envcheck.mirrors.fetch.plan import range_responses
-from envcheck.mirrors.fetch.plan.pieces import Span, Task
+from envcheck.mirrors.fetch.plan.pieces import RangeTask, Span
 from envcheck.mirrors.index import simple_api
-from envcheck.mirrors.net.client import Answer, Client, NetworkError, UntrustedError
+from envcheck.mirrors.net.client import Client, HttpResponse, NetworkError, UntrustedError
 from envcheck.mirrors.probe.budget import LATE, Budget, at_once
 from envcheck.mirrors.probe.criteria import Peers, gates, passes, peers
 from envcheck.mirrors.probe.directories import held
@@ -54,7 +54,7 @@ class Look:
     part: str
     needs: int
     held: dict[str, Sight] = dataclasses.field(default_factory=dict)
-    read: dict[str, list[simple_api.File] | str] = dataclasses.field(default_factory=dict)
+    read: dict[str, list[simple_api.IndexFile] | str] = dataclasses.field(default_factory=dict)
     pages: list[Page] = dataclasses.field(default_factory=list)
     files: list[tuple[Sight, str]] = dataclasses.field(default_factory=list)
     untrusted: str | None = None
@@ -217,13 +217,14 @@ def _first_byte(look: Look, url: str) -> Reached | str:
         return str(error)
 
 
-def _reached(answer: Answer) -> Reached:
+def _reached(answer: HttpResponse) -> Reached:
     said = {name.lower(): value for headers in reversed(answer.passed) for name, value in headers.items()}
     return Reached(
         status=answer.status,
         hosts=list(answer.hosts),
-        ranged=answer.status == HTTPStatus.PARTIAL_CONTENT and range_responses.total_of(answer.headers) is not None,
-        total=range_responses.total(answer.status, answer.headers),
+        ranged=answer.status == HTTPStatus.PARTIAL_CONTENT
+        and range_responses.content_range_size(answer.headers) is not None,
+        total=range_responses.file_size(answer.status, answer.headers),
         etag=range_responses.etag_of(answer.headers),
         modified=answer.headers.get("Last-Modified"),
         commit=said.get("x-repo-commit"),
@@ -263,10 +264,10 @@ def _rate(client: Client, url: str, reached: Reached, size: int, budget: Budget)
     """Read a range out of the middle of a file. Raise NetworkError for an answer that is not that range."""
     total = reached.total or 0
     offset = (total - size) // 2
-    task = Task(0, Span(offset, offset + size), 0, reached.etag)
+    task = RangeTask(0, Span(offset, offset + size), 0, reached.etag)
     began, there, why = time.monotonic(), 0, None
-    with client.get(url, range_responses.request(task)) as answer:
-        failure = range_responses.judge(task, answer.status, answer.headers, total, time.time())
+    with client.get(url, range_responses.range_headers(task)) as answer:
+        failure = range_responses.range_failure(task, answer.status, answer.headers, total, time.time())
         if failure is not None:
             raise NetworkError(failure.reason)
         try:

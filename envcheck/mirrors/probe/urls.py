@@ -149,7 +149,7 @@ def _look(look: Look, need: Need, budget: Budget) -> None:
     reach_files(look, [places], budget)
 
 
-def _places(need: Need, pages: Sequence[list[simple_api.File] | str]) -> list[Candidate]:
+def _places(need: Need, pages: Sequence[list[simple_api.IndexFile] | str]) -> list[Candidate]:
     """Return where pages have the file: by its name, and under the hash where one is known."""
     files = [file for page in pages if not isinstance(page, str) for file in page if file.name == need.name]
     right = [file for file in files if need.sha256 is None or file.sha256 in {None, need.sha256}]
@@ -163,7 +163,7 @@ def _places(need: Need, pages: Sequence[list[simple_api.File] | str]) -> list[Ca
     return [Candidate(Sight(need=need.name, listed="unread" if unread else "absent", name=need.name, why=why), "")]
 
 
-def _sight(need: Need, file: simple_api.File) -> Sight:
+def _sight(need: Need, file: simple_api.IndexFile) -> Sight:
     sure = need.sha256 is not None and file.sha256 == need.sha256
     return Sight(
         need=need.name,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.hub.api import client
+from envcheck.mirrors.hub.api import hub_client
 from envcheck.mirrors.probe import cache as probe_cache
 from envcheck.mirrors.probe.budget import Budget
 from envcheck.mirrors.probe.effective_indexes import able, sources
@@ -75,7 +75,7 @@ def mirror_of(name: str) -> Mirror:
     preset = presets().get(name)
     shown = name if name in {"host", "none"} else profile.name
     return Mirror(
-        shown, profile, client(profile, probes=True, connect=4.0, read=8.0), preset.region if preset else None
+        shown, profile, hub_client(profile, probes=True, connect=4.0, read=8.0), preset.region if preset else None
     )
 
 

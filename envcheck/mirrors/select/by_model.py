@@ -24,12 +24,12 @@ def wish(ref: hub_revision.Reference, mirrors: Sequence[Mirror]) -> Wish:
     """Return what a reference names, as who is trusted tells it: the first of the mirrors that says who that is."""
     sure = next((mirror.profile for mirror in mirrors if mirror.profile.hf.trusted), Profile(name="none"))
     try:
-        endpoint = hub_api.trusted(sure, mirror=False)
+        endpoint = hub_api.trusted_endpoint(sure, mirror=False)
     except ConfigError as error:
         # What is said elsewhere names --trust-mirror, which makes no sense where the mirror is yet to be found.
         fix = "name a profile with `hf: {trusted: URL}`, or install huggingface_hub beside envcheck"
         raise ConfigError(error.message, fix=fix) from error
-    return wished(hub_api.client(sure, endpoint), endpoint, ref)
+    return wished(hub_api.hub_client(sure, endpoint), endpoint, ref)
 
 
 def choose(wanted: Wish, mirrors: Sequence[Mirror]) -> Choice:
@@ -63,7 +63,7 @@ def join(ranked: Sequence[Ranked], profiles: Mapping[str, Profile], environ: Map
 
 def _spelled(profile: Profile, environ: Mapping[str, str]) -> Profile:
     """Return the profile with huggingface_hub's own token as a credential of its endpoints, where it allows that."""
-    file = hub_api.token_at(environ)
+    file = hub_api.token_path(environ)
     if profile.hf.token != "allow" or not (environ.get("HF_TOKEN") or file.is_file()):  # noqa: S105 (a policy)
         return profile
     own = Credential(token_env="HF_TOKEN") if environ.get("HF_TOKEN") else Credential(token_file=str(file))  # noqa: S106

@@ -68,9 +68,9 @@ def _linked(client: Client, pages: Iterable[str]) -> list[str]:
     return [file.url for files in read for file in files if file.url.startswith(("https://", "http://"))]
 
 
-def _read(client: Client, page: str) -> list[simple_api.File] | str:
+def _read(client: Client, page: str) -> list[simple_api.IndexFile] | str:
     try:
-        return simple_api.read(client, page)
+        return simple_api.read_page(client, page)
     except NetworkError as error:
         return f"{host_of(page)}: {error}"
 

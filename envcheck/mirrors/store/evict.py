@@ -16,13 +16,13 @@ import msgspec
 
 from envcheck.mirrors.store import usage as store_usage
 from envcheck.mirrors.store import versions
-from envcheck.mirrors.store.objects import HELD, Object, Store
+from envcheck.mirrors.store.objects import HELD, Store, StoredObject
 
 # What a killed process left may be gone on with for this long.
 _STALE: Final = 86400.0
 
 
-class Limits(NamedTuple):
+class EvictionLimits(NamedTuple):
     """Eviction begins when more than `high` of the room is used and ends at `low`; shares of 1.
 
     The room is the file system, or `size` bytes for the objects of the store alone.
@@ -33,7 +33,7 @@ class Limits(NamedTuple):
     size: int | None = None
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class StoreUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What a store takes, in bytes. `used` and `room` are of the file system, or of what the store may take.
 
     `pinned` leaves out what only a version with an unreadable manifest holds (its `error` in `versions`).
@@ -50,15 +50,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: int
     used: int
     room: int
-    versions: list[store_usage.Version]
+    versions: list[store_usage.VersionSummary]
 
 
-def choose(objects: Iterable[Object], pinned: set[str], excess: int) -> list[Object]:
+def objects_to_evict(objects: Iterable[StoredObject], pinned: set[str], excess: int) -> list[StoredObject]:
     """Return what to evict for `excess` bytes, least recently used first.
 
     Nothing pinned, and nothing that has another name elsewhere: to unlink that would free no room.
     """
-    chosen: list[Object] = []
+    chosen: list[StoredObject] = []
     for one in sorted(objects, key=lambda one: (one.used, one.sha256)):
         if excess <= 0:
             break
@@ -68,43 +68,45 @@ def choose(objects: Iterable[Object], pinned: set[str], excess: int) -> list[Obj
     return chosen
 
 
-def excess(used: int, room: int, limits: Limits) -> int:
+def bytes_over_limit(used: int, room: int, limits: EvictionLimits) -> int:
     """Return how many bytes must go: none up to the high mark, and above it all down to the low one."""
     return used - int(room * limits.low) if used > room * limits.high else 0
 
 
-def usage(store: Store, limits: Limits | None = None) -> Usage:
+def usage(store: Store, limits: EvictionLimits | None = None) -> StoreUsage:
     """Return what the store takes."""
     objects, pinned = store.objects(), versions.pinned_by(versions.readable_manifests(store)[0].values())
-    used, room = _room(store, objects, limits or Limits())
-    return Usage(
+    used, room = _used_and_total(store, objects, limits or EvictionLimits())
+    return StoreUsage(
         root=str(store.root),
         objects=len(objects),
         bytes=sum(one.size for one in objects),
-        disk=_disk(store.root),
+        disk=_bytes_on_disk(store.root),
         pinned=sum(one.size for one in objects if one.sha256 in pinned),
-        unfinished=sum(_blocks(path) for path in _unfinished(store)),
+        unfinished=sum(_allocated_bytes(path) for path in _unfinished_files(store)),
         quarantined=sum(path.stat().st_size for path in store.root.glob("quarantine/*")),
         used=used,
         room=room,
-        versions=store_usage.listed(store),
+        versions=store_usage.list_versions(store),
     )
 
 
-def gc(store: Store, limits: Limits, *, dry: bool, note: Callable[[str], None]) -> tuple[list[Object], int]:
+def gc(
+    store: Store, limits: EvictionLimits, *, dry: bool, note: Callable[[str], None]
+) -> tuple[list[StoredObject], int]:
     """Evict until the low mark is reached or nothing may go; return what went and the bytes still too many."""
     with store.locked(note=note):
         if not dry:
-            _sweep(store)
+            _remove_leftovers(store)
         objects = store.objects()
-        over = excess(*_room(store, objects, limits), limits)
-        chosen = choose(objects, versions.pinned(store) | _held(store, objects), over)
+        over = bytes_over_limit(*_used_and_total(store, objects, limits), limits)
+        chosen = objects_to_evict(objects, versions.pinned_digests(store) | _digests_in_use(store, objects), over)
         for one in chosen if not dry else []:
             store.evict(one.sha256)
         return chosen, max(0, over - sum(one.size for one in chosen))
 
 
-def _held(store: Store, objects: Iterable[Object]) -> set[str]:
+def _digests_in_use(store: Store, objects: Iterable[StoredObject]) -> set[str]:
     """Return what processes at work hold, which is also all that was used since they began."""
     found, since = set(), math.inf
     for path in (store.root / HELD).glob("*"):
@@ -119,7 +121,7 @@ def _held(store: Store, objects: Iterable[Object]) -> set[str]:
     return found | {one.sha256 for one in objects if one.used >= since}
 
 
-def _room(store: Store, objects: Iterable[Object], limits: Limits) -> tuple[int, int]:
+def _used_and_total(store: Store, objects: Iterable[StoredObject], limits: EvictionLimits) -> tuple[int, int]:
     if limits.size is not None:
         return sum(one.size for one in objects), limits.size
     there = next(path for path in [store.root, *store.root.parents] if path.exists())
@@ -128,17 +130,17 @@ def _room(store: Store, objects: Iterable[Object], limits: Limits) -> tuple[int,
     return disk.used, disk.used + disk.free
 
 
-def _unfinished(store: Store) -> list[Path]:
+def _unfinished_files(store: Store) -> list[Path]:
     """Return what is being fetched or imported, or was when its process was killed."""
     found = [*store.root.glob("sha256/??/.*"), *store.root.glob("import/*")]
     return [path for path in found if path.is_file()]
 
 
-def _blocks(path: Path) -> int:
+def _allocated_bytes(path: Path) -> int:
     return path.stat().st_blocks * 512
 
 
-def _disk(root: Path) -> int:
+def _bytes_on_disk(root: Path) -> int:
     """Return the bytes that a directory and all below it have on the disk, a file of several names once."""
     blocks = {}
     for path in [root, *root.rglob("*")]:
@@ -148,9 +150,9 @@ def _disk(root: Path) -> int:
     return sum(blocks.values())
 
 
-def _sweep(store: Store) -> None:
+def _remove_leftovers(store: Store) -> None:
     """Remove what killed processes left, unless one has it open now or may still go on with it."""
-    for path in _unfinished(store):
+    for path in _unfinished_files(store):
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
             if time.time() - path.stat().st_mtime < _STALE:
                 continue

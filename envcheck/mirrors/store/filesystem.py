@@ -34,7 +34,7 @@ def digest_or_none(file: int) -> str | None:
 
 
 @contextlib.contextmanager
-def unwritable() -> Iterator[None]:
+def ignore_read_only() -> Iterator[None]:
     """Leave out what is only noted, where the store may be read and not written."""
     try:
         yield
@@ -43,7 +43,7 @@ def unwritable() -> Iterator[None]:
             raise
 
 
-def sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Have a directory's entries on the disk."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -62,7 +62,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     branches: dict[str, str] = {}
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
+class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a wheel's METADATA says that an index tells along."""
 
     requires_python: str | None
@@ -70,29 +70,31 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     redistributable: bool | None
 
 
-def about(metadata: bytes) -> About:
+def wheel_facts(metadata: bytes) -> WheelFacts:
     """Return what a wheel's METADATA says of Python and of its licence."""
     told = BytesHeaderParser().parsebytes(metadata)
     classifiers = [str(value) for value in told.get_all("Classifier", [])]
     named = [value.rpartition(" :: ")[2] for value in classifiers if value.startswith("License :: ")]
-    said = str(told.get("License-Expression") or "") or _short(str(told.get("License") or "")) or ", ".join(named)
+    said = (
+        str(told.get("License-Expression") or "") or _licence_name(str(told.get("License") or "")) or ", ".join(named)
+    )
     text = " ".join([said, *named])
     bound = bool(_BOUND.search(text))
     free = bool(_FREE.search(text)) or any("OSI Approved" in value for value in classifiers)
-    return About(
+    return WheelFacts(
         requires_python=str(told["Requires-Python"]) if told["Requires-Python"] else None,
         licence=said or None,
         redistributable=False if bound else True if free else None,
     )
 
 
-def _short(licence: str) -> str:
+def _licence_name(licence: str) -> str:
     """Return the name of a licence; a whole text under `License:` is none."""
     first = licence.strip().partition("\n")[0]
     return first if len(first) < _LONGEST else ""
 
 
-def merged(old: Contents, new: Contents) -> Contents:
+def merge(old: Contents, new: Contents) -> Contents:
     """Return both; where they speak of the same file, repository or branch, what `new` says."""
     wheels = {(wheel.index, wheel.name, wheel.sha256): wheel for wheel in [*old.wheels, *new.wheels]}
     models = {(model.kind, model.repo, model.revision): model for model in [*old.models, *new.models]}
@@ -103,7 +105,7 @@ def merged(old: Contents, new: Contents) -> Contents:
     )
 
 
-def objects(contents: Contents) -> dict[str, int | None]:
+def object_sizes(contents: Contents) -> dict[str, int | None]:
     """Return the hash of everything that must be in the store, with its size in bytes where that is known."""
     wheels: dict[str, int | None] = {wheel.sha256: wheel.size for wheel in contents.wheels}
     about_them: dict[str, int | None] = {wheel.metadata: None for wheel in contents.wheels if wheel.metadata}
@@ -111,25 +113,25 @@ def objects(contents: Contents) -> dict[str, int | None]:
     return dict(sorted({**about_them, **models, **wheels}.items()))
 
 
-def parse(data: bytes, where: str) -> Contents:
+def parse_contents(data: bytes, where: str) -> Contents:
     """Return contents that somebody sent. Raise ConfigError for what is none, or could lead outside a tree."""
     try:
         contents = msgspec.json.decode(data, type=Contents)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         message = f"{where}: no list of contents: {error}"
         raise ConfigError(message, fix="export it anew with `envcheck store export`") from error
-    wrong = next(_wrong(contents), None)
+    wrong = next(_problems(contents), None)
     if wrong is not None:
         message = f"{where}: {wrong}"
         raise ConfigError(message, fix="export it anew with `envcheck store export`")
     return contents
 
 
-def _wrong(contents: Contents) -> Iterator[str]:
+def _problems(contents: Contents) -> Iterator[str]:
     if contents.schema != "envcheck/contents/1":
         yield f"{contents.schema!r} is no schema this envcheck knows"
     for wheel in contents.wheels:
-        if not _sound(wheel):
+        if not _is_publishable(wheel):
             yield f"{wheel.name!r} is no wheel that could be published"
     for model in contents.models:
         hub_revision.parse_lock(hub_revision.format_lock(model), model.repo)
@@ -140,7 +142,7 @@ def _wrong(contents: Contents) -> Iterator[str]:
             yield f"the branch {branch!r} is of no repository there"
 
 
-def _sound(wheel: Wheel) -> bool:
+def _is_publishable(wheel: Wheel) -> bool:
     try:
         parse_wheel_filename(wheel.name)
     except InvalidWheelFilename:

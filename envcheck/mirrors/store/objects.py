@@ -25,16 +25,16 @@ from typing import Final, NamedTuple
 
 from envcheck import safe_files
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.mirrors.fetch.request import Fetched, Means, Wanted
+from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.store.filesystem import (
     READ_ONLY,
     clone_or_copy,
     digest_or_none,
+    ignore_read_only,
     link,
-    sync,
+    sync_folder,
     temporary,
-    unwritable,
 )
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -42,7 +42,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 HELD: Final = "held"
 
 
-class Object(NamedTuple):
+class StoredObject(NamedTuple):
     """One file of the store. `used`: when, in seconds since 1970. `links`: its names, the store's own included."""
 
     sha256: str
@@ -78,14 +78,14 @@ class Store:
         path = self.path(sha256)
         return path.is_file() and not path.is_symlink()
 
-    def objects(self) -> list[Object]:
+    def objects(self) -> list[StoredObject]:
         """Return what is there, by hash; what is being fetched is not."""
         found = []
         for path in sorted(self.root.glob("sha256/??/*")):
             if _DIGEST.fullmatch(path.name):
                 with contextlib.suppress(FileNotFoundError):
                     stat = path.stat()
-                    found.append(Object(path.name, stat.st_size, self._used(path), stat.st_nlink))
+                    found.append(StoredObject(path.name, stat.st_size, self._used(path), stat.st_nlink))
         return found
 
     def name(self, sha256: str) -> str | None:
@@ -97,7 +97,7 @@ class Store:
         name = told.get("name") if isinstance(told, dict) else None
         return name if isinstance(name, str) else None
 
-    def put(self, wanted: Wanted, means: Means) -> Fetched:
+    def put(self, wanted: WantedFile, means: TransferOptions) -> FetchedFile:
         """Fetch an object, going on with what is there; `wanted.path` says no more than what it is called."""
         path = self.path(wanted.sha256)
         if path.is_symlink():
@@ -130,7 +130,7 @@ class Store:
         source.chmod(READ_ONLY)
         self.path(sha256).parent.mkdir(parents=True, exist_ok=True)
         source.replace(self.path(sha256))
-        sync(self.path(sha256).parent)
+        sync_folder(self.path(sha256).parent)
         self.touch(sha256, name)
 
     def add(self, content: bytes, name: str) -> str:
@@ -164,7 +164,7 @@ class Store:
         """Note that an object was used now, and what it is called. A store that may not be written is left as it is."""
         info = self._info(sha256)
         name = name or self.name(sha256)
-        with unwritable():
+        with ignore_read_only():
             info.parent.mkdir(parents=True, exist_ok=True)
             safe_files.put(info, json.dumps({"name": name}).encode() + b"\n", durable=False)
 
@@ -206,7 +206,7 @@ class Store:
         """
         folder = self.root / HELD
         with contextlib.ExitStack() as stack:
-            with unwritable(), self.locked():
+            with ignore_read_only(), self.locked():
                 folder.mkdir(exist_ok=True)
                 file = stack.enter_context(tempfile.NamedTemporaryFile("w", dir=folder, encoding="ascii"))
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -271,4 +271,4 @@ class Store:
         os.fsync(file)
         os.fchmod(file, READ_ONLY)
         draft.replace(self.path(sha256))
-        sync(draft.parent)
+        sync_folder(draft.parent)

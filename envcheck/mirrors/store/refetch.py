@@ -6,16 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from envcheck.errors import PromiseError, UnavailableError
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.index.locate import Need, locate
+from envcheck.mirrors.index.locate import LockedPackage, locate
 from envcheck.mirrors.profiles.model import Profile, network_indexes
 from envcheck.mirrors.store.manifest import Contents, Wheel
 from envcheck.mirrors.store.objects import Store
 
 
-def bring(
-    store: Store, lacking: set[str], held: Contents, profile: Profile, means: Callable[[str], Means]
+def refetch(
+    store: Store, lacking: set[str], held: Contents, profile: Profile, means: Callable[[str], TransferOptions]
 ) -> dict[str, str]:
     """Fetch these objects through a profile, each on its own; return by hash why one could not be had.
 
@@ -26,7 +26,11 @@ def bring(
     files = {str(file.sha256): (model, file) for model in held.models for file in model.files}
     for digest in sorted(lacking & {*wheels, *files}):
         name = wheels[digest].name if digest in wheels else files[digest][1].path
-        wanted = _wheel(wheels[digest], profile, means) if digest in wheels else _file(*files[digest], profile)
+        wanted = (
+            _wheel_source(wheels[digest], profile, means)
+            if digest in wheels
+            else _model_file_source(*files[digest], profile)
+        )
         try:
             store.put(wanted(), means(name))
         except (PromiseError, UnavailableError) as error:
@@ -34,11 +38,11 @@ def bring(
     return reasons
 
 
-def _wheel(wheel: Wheel, profile: Profile, means: Callable[[str], Means]) -> Callable[[], Wanted]:
+def _wheel_source(wheel: Wheel, profile: Profile, means: Callable[[str], TransferOptions]) -> Callable[[], WantedFile]:
     """Return what says where a wheel is, asking the indexes when it is called."""
 
-    def wanted() -> Wanted:
-        need = Need(wheel.project, (wheel.sha256,), wheel.index, wheel.version)
+    def wanted() -> WantedFile:
+        need = LockedPackage(wheel.project, (wheel.sha256,), wheel.index, wheel.version)
         # A directory of this machine is looked into for whatever it may have: what that is its hash says.
         here = [index for index in [*profile.pypi, *profile.pytorch] if index.local is not None]
         indexes = {
@@ -46,20 +50,22 @@ def _wheel(wheel: Wheel, profile: Profile, means: Callable[[str], Means]) -> Cal
             "pytorch": [*network_indexes(profile.pytorch, closed=profile.closed), *here],
         }
         (found,) = locate([need], indexes, means(wheel.name).client)
-        return Wanted(found.urls, wheel.sha256, wheel.size, Path(wheel.name), found.local)
+        return WantedFile(found.urls, wheel.sha256, wheel.size, Path(wheel.name), found.local)
 
     return wanted
 
 
-def _file(model: hub_revision.Revision, file: hub_revision.Entry, profile: Profile) -> Callable[[], Wanted]:
+def _model_file_source(
+    model: hub_revision.Revision, file: hub_revision.HubFile, profile: Profile
+) -> Callable[[], WantedFile]:
     """Return what says where a model's file is."""
 
-    def wanted() -> Wanted:
+    def wanted() -> WantedFile:
         if not profile.hf.endpoints:
             message = f"{file.path}: the mirror profile names no hf.endpoint"
             raise UnavailableError(message, fix="give --mirror a profile that names one")
         ref = hub_revision.Reference(model.kind, model.repo, model.revision)
         urls = tuple(hub_revision.file_url(endpoint, ref, file.path) for endpoint in profile.hf.endpoints)
-        return Wanted(urls, str(file.sha256), file.size, Path(Path(file.path).name))
+        return WantedFile(urls, str(file.sha256), file.size, Path(Path(file.path).name))
 
     return wanted

@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from envcheck.mirrors.hub.revision import Entry, Revision
+from envcheck.mirrors.hub.revision import HubFile, Revision
 from envcheck.mirrors.store.manifest import Contents, Wheel
 
 JSON: Final = "application/vnd.pypi.simple.v1+json"
@@ -29,29 +29,29 @@ _HEADERS: Final = {
 }
 
 
-class Tree(NamedTuple):
+class TreeFiles(NamedTuple):
     """`objects` map paths to hashes of the store, `pages` map paths to what is written anew."""
 
     objects: dict[str, str]
     pages: dict[str, bytes]
 
 
-def tree(contents: Contents) -> Tree:
+def tree_files(contents: Contents) -> TreeFiles:
     """Return the tree of these contents: the same bytes for the same contents."""
-    objects = {path: digest for wheel in contents.wheels for path, digest in _files(wheel).items()}
-    pages = _indexes(contents.wheels)
+    objects = {path: digest for wheel in contents.wheels for path, digest in _wheel_paths(wheel).items()}
+    pages = _index_pages(contents.wheels)
     headers: dict[str, dict[str, str]] = {}
     for model in contents.models:
         revisions = [model.revision, *_branches(model, contents.branches)]
-        objects |= {_resolve(model, rev, file.path): str(file.sha256) for rev in revisions for file in model.files}
-        pages |= {path: page for rev in revisions for path, page in _api(model, rev).items()}
-        headers |= {_resolve(model, rev, f.path): _headers(model, f) for rev in revisions for f in model.files}
+        objects |= {_resolve_path(model, rev, file.path): str(file.sha256) for rev in revisions for file in model.files}
+        pages |= {path: page for rev in revisions for path, page in _api_pages(model, rev).items()}
+        headers |= {_resolve_path(model, rev, f.path): _headers(model, f) for rev in revisions for f in model.files}
     pages["headers.json"] = _json({"schema": "envcheck/headers/1", "headers": dict(sorted(headers.items()))})
-    pages |= nginx(headers)
-    return Tree(dict(sorted(objects.items())), dict(sorted(pages.items())))
+    pages |= nginx_files(headers)
+    return TreeFiles(dict(sorted(objects.items())), dict(sorted(pages.items())))
 
 
-def nginx(headers: Mapping[str, Mapping[str, str]]) -> dict[str, bytes]:
+def nginx_files(headers: Mapping[str, Mapping[str, str]]) -> dict[str, bytes]:
     """Return what nginx includes to serve the tree; each file says where. `root` is for the including server to set."""
     rows = {path.removeprefix("hf"): told for path, told in sorted(headers.items())}
     maps = [
@@ -98,31 +98,31 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _files(wheel: Wheel) -> dict[str, str]:
+def _wheel_paths(wheel: Wheel) -> dict[str, str]:
     path = f"files/{wheel.sha256}/{wheel.name}"
     return {path: wheel.sha256, **({f"{path}.metadata": wheel.metadata} if wheel.metadata else {})}
 
 
-def _indexes(wheels: Iterable[Wheel]) -> dict[str, bytes]:
+def _index_pages(wheels: Iterable[Wheel]) -> dict[str, bytes]:
     pages: dict[str, bytes] = {}
-    for root, of_index in groupby(sorted(wheels, key=_order), key=_root):
+    for root, of_index in groupby(sorted(wheels, key=_sort_key), key=_index_root):
         projects = {project: list(files) for project, files in groupby(of_index, key=lambda wheel: wheel.project)}
         up = "../" * (root.count("/") + 2)
         for project, files in projects.items():
             pages[f"{root}/{project}/index.html"] = _html(project, [_anchor(wheel, up) for wheel in files])
-            pages[f"{root}/{project}/index.json"] = _project(project, files, up)
+            pages[f"{root}/{project}/index.json"] = _project_json(project, files, up)
         pages[f"{root}/index.html"] = _html("Simple index", [f'<a href="{name}/">{name}</a>' for name in projects])
         listed = [{"name": name} for name in projects]
         pages[f"{root}/index.json"] = _json({"meta": {"api-version": "1.1"}, "projects": listed})
     return pages
 
 
-def _root(wheel: Wheel) -> str:
+def _index_root(wheel: Wheel) -> str:
     return "simple" if wheel.index == "pypi" else f"whl/{wheel.index.partition('/')[2]}"
 
 
-def _order(wheel: Wheel) -> tuple[str, str, str, str]:
-    return _root(wheel), wheel.project, wheel.name, wheel.sha256
+def _sort_key(wheel: Wheel) -> tuple[str, str, str, str]:
+    return _index_root(wheel), wheel.project, wheel.name, wheel.sha256
 
 
 def _html(title: str, links: Iterable[str]) -> bytes:
@@ -145,13 +145,13 @@ def _href(wheel: Wheel, up: str) -> str:
     return f"{up}files/{wheel.sha256}/{quote(wheel.name)}"
 
 
-def _project(project: str, wheels: list[Wheel], up: str) -> bytes:
+def _project_json(project: str, wheels: list[Wheel], up: str) -> bytes:
     versions = sorted({wheel.version for wheel in wheels})
-    files = [_file(wheel, up) for wheel in wheels]
+    files = [_file_json(wheel, up) for wheel in wheels]
     return _json({"meta": {"api-version": "1.1"}, "name": project, "versions": versions, "files": files})
 
 
-def _file(wheel: Wheel, up: str) -> dict[str, Any]:
+def _file_json(wheel: Wheel, up: str) -> dict[str, Any]:
     told: dict[str, Any] = {
         "filename": wheel.name,
         "url": _href(wheel, up),
@@ -169,32 +169,35 @@ def _branches(model: Revision, named: Mapping[str, str]) -> list[str]:
     return [n.partition("@")[2] for n, c in named.items() if c == model.revision and n.partition("@")[0] == model.repo]
 
 
-def _repo(model: Revision) -> str:
+def _repo_path(model: Revision) -> str:
     return f"datasets/{model.repo}" if model.kind == "dataset" else model.repo
 
 
-def _resolve(model: Revision, revision: str, path: str) -> str:
-    return f"hf/{_repo(model)}/resolve/{revision}/{path}"
+def _resolve_path(model: Revision, revision: str, path: str) -> str:
+    return f"hf/{_repo_path(model)}/resolve/{revision}/{path}"
 
 
-def _headers(model: Revision, file: Entry) -> dict[str, str]:
+def _headers(model: Revision, file: HubFile) -> dict[str, str]:
     tag = f'"{file.blob}"'
     linked = {"X-Linked-Etag": tag, "X-Linked-Size": str(file.size)}
     return {"ETag": tag, "X-Repo-Commit": model.revision, **linked}
 
 
-def _api(model: Revision, revision: str) -> dict[str, bytes]:
+def _api_pages(model: Revision, revision: str) -> dict[str, bytes]:
     """Return what the API answers: the repository at a revision, and all of its files."""
     at = f"hf/api/{model.kind}s/{model.repo}"
     siblings = [{"rfilename": file.path} for file in model.files]
     info = {"id": model.repo, "sha": model.revision, "private": False, "gated": False, "siblings": siblings}
     if model.kind == "model":
         info["modelId"] = model.repo
-    pages = {f"{at}/revision/{revision}": _json(info), f"{at}/tree/{revision}": _json([_row(f) for f in model.files])}
+    pages = {
+        f"{at}/revision/{revision}": _json(info),
+        f"{at}/tree/{revision}": _json([_tree_row(f) for f in model.files]),
+    }
     return {**pages, **({f"{at}/index.json": _json(info)} if revision == "main" else {})}
 
 
-def _row(file: Entry) -> dict[str, Any]:
+def _tree_row(file: HubFile) -> dict[str, Any]:
     row: dict[str, Any] = {"type": "file", "oid": file.sha1 or file.sha256, "size": file.size, "path": file.path}
     return row if file.sha1 else {**row, "lfs": {"oid": file.sha256, "size": file.size, "pointerSize": 134}}
 

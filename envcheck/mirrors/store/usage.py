@@ -9,7 +9,7 @@ from envcheck.mirrors.store import versions
 from envcheck.mirrors.store.objects import Store
 
 
-class Version(msgspec.Struct, frozen=True, kw_only=True):
+class VersionSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One version as it is listed; `bytes` counts each object once. `error`: its manifest cannot be read, and why."""
 
     number: int
@@ -21,21 +21,21 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-def listed(store: Store) -> list[Version]:
+def list_versions(store: Store) -> list[VersionSummary]:
     """Return every version, oldest first, also those whose manifests cannot be read."""
     served, (readable, errors) = versions.current(store), versions.readable_manifests(store)
-    found = [_version(number, held, current=number == served) for number, held in readable.items()]
+    found = [_summary(number, held, current=number == served) for number, held in readable.items()]
     found += [_unreadable(number, error, current=number == served) for number, error in errors.items()]
     return sorted(found, key=lambda version: version.number)
 
 
-def _unreadable(number: int, error: PromiseError, *, current: bool) -> Version:
-    return Version(number=number, current=current, files=0, wheels=0, models=0, bytes=0, error=str(error))
+def _unreadable(number: int, error: PromiseError, *, current: bool) -> VersionSummary:
+    return VersionSummary(number=number, current=current, files=0, wheels=0, models=0, bytes=0, error=str(error))
 
 
-def _version(number: int, told: versions.Manifest, *, current: bool) -> Version:
+def _summary(number: int, told: versions.Manifest, *, current: bool) -> VersionSummary:
     sizes = {file.sha256: file.size for file in told.files}
-    return Version(
+    return VersionSummary(
         number=number,
         current=current,
         files=len(told.files),

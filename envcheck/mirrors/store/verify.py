@@ -21,17 +21,17 @@ import msgspec
 from envcheck.errors import PromiseError
 from envcheck.mirrors.store import manifest as known
 from envcheck.mirrors.store import versions
-from envcheck.mirrors.store.filesystem import digest_or_none, unwritable
+from envcheck.mirrors.store.filesystem import digest_or_none, ignore_read_only
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
-from envcheck.mirrors.store.tree_files import tree
+from envcheck.mirrors.store.tree_files import tree_files
 from envcheck.mirrors.store.versions import Hashes, Manifest
-from envcheck.mirrors.store.wheel_metadata import metadata_of
+from envcheck.mirrors.store.wheel_metadata import read_metadata
 
 _LEFT: Final = {True: "left as it is: the store may not be written", False: "nothing here has it"}
-Hear = Callable[[str, int], None]
+OnObject = Callable[[str, int], None]
 # Brings what it can of these hashes, which the contents name, into the store; returns why not, by hash.
-Bring = Callable[[set[str], Contents], dict[str, str]]
+Refetch = Callable[[set[str], Contents], dict[str, str]]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclasses.dataclass
-class _Sight:
+class _DamagedObject:
     """What was seen of one hash: wrong, the places in trees where it is not, and an intact copy in a tree."""
 
     what: str
@@ -61,39 +61,39 @@ class _Sight:
     gone: bool = False
 
 
-def verify(store: Store, hear: Hear = lambda _name, _size: None, bring: Bring | None = None) -> list[Fault]:
+def verify(store: Store, hear: OnObject = lambda _name, _size: None, bring: Refetch | None = None) -> list[Fault]:
     """Hash every object and every file of every version, and mend what can be. `hear` is told each object's name.
 
     A store that may not be written is only looked at.
     """
-    told = {number: _manifest(store, number) for number in versions.numbers(store)}
+    told = {number: _read_manifest(store, number) for number in versions.numbers(store)}
     held = {number: one for number, one in told.items() if not isinstance(one, Fault)}
     hashes: Hashes = {}
-    seen = _objects(store, hashes, hear)
+    seen = _check_objects(store, hashes, hear)
     for number, one in held.items():
-        _look_at(store, number, one, hashes, seen)
+        _check_tree(store, number, one, hashes, seen)
     for number, one in held.items():
         _find_copies(store, number, one, hashes, seen)
     there = set(versions.numbers(store))
-    seen = {digest: sight for digest, sight in seen.items() if _still(store, digest, sight, there)}
-    contents = functools.reduce(known.merged, (one.contents for one in held.values()), Contents())
-    with unwritable():
+    seen = {digest: sight for digest, sight in seen.items() if _still_damaged(store, digest, sight, there)}
+    contents = functools.reduce(known.merge, (one.contents for one in held.values()), Contents())
+    with ignore_read_only():
         if seen:
-            _mend(store, seen, contents, bring, [one.contents for one in held.values()])
+            _repair(store, seen, contents, bring, [one.contents for one in held.values()])
     faults = [_fault(store, contents, digest, sight) for digest, sight in sorted(seen.items())]
     return [*(one for number, one in told.items() if isinstance(one, Fault) and number in there), *faults]
 
 
-def _still(store: Store, digest: str, sight: _Sight, there: set[int]) -> bool:
+def _still_damaged(store: Store, digest: str, sight: _DamagedObject, there: set[int]) -> bool:
     """Tell whether a fault is one still: a version that was let go of meanwhile lacks nothing."""
     sight.places = [(number, path) for number, path in sight.places if number in there]
     lost = sight.copy is not None and not store.has(digest)
     return bool(sight.wrong or sight.places or lost)
 
 
-def _manifest(store: Store, number: int) -> Manifest | Fault:
+def _read_manifest(store: Store, number: int) -> Manifest | Fault:
     try:
-        return versions.manifest(store, number)
+        return versions.read_manifest(store, number)
     except PromiseError as error:
         file = f"versions/{number}/{versions.MANIFEST}"
         left = f"remove versions/{number}, and publish it again: until then nothing can be evicted or published"
@@ -101,24 +101,24 @@ def _manifest(store: Store, number: int) -> Manifest | Fault:
         return Fault(file=file, sha256="", what=what, versions=[number], mended=None, left=left)
 
 
-def _objects(store: Store, hashes: Hashes, hear: Hear) -> dict[str, _Sight]:
+def _check_objects(store: Store, hashes: Hashes, hear: OnObject) -> dict[str, _DamagedObject]:
     seen = {}
     for one in store.objects():
         hear(store.name(one.sha256) or one.sha256, one.size)
         with contextlib.suppress(FileNotFoundError):
             found = _hash(store.path(one.sha256), hashes)
             if found != one.sha256:
-                seen[one.sha256] = _Sight(versions.said_of(found), wrong=True)
+                seen[one.sha256] = _DamagedObject(versions.wrong_hash_text(found), wrong=True)
     return seen
 
 
-def _look_at(store: Store, number: int, told: Manifest, hashes: Hashes, seen: dict[str, _Sight]) -> None:
+def _check_tree(store: Store, number: int, told: Manifest, hashes: Hashes, seen: dict[str, _DamagedObject]) -> None:
     root = store.root / "versions" / str(number)
     for file, what in versions.differences(root, told.files, hashes):
-        seen.setdefault(file.sha256, _Sight(what)).places.append((number, root / file.path))
+        seen.setdefault(file.sha256, _DamagedObject(what)).places.append((number, root / file.path))
 
 
-def _find_copies(store: Store, number: int, told: Manifest, hashes: Hashes, seen: dict[str, _Sight]) -> None:
+def _find_copies(store: Store, number: int, told: Manifest, hashes: Hashes, seen: dict[str, _DamagedObject]) -> None:
     """Note which file of a tree is intact where the store's own is not, or not there."""
     for file in told.files:
         path = store.root / "versions" / str(number) / file.path
@@ -126,7 +126,7 @@ def _find_copies(store: Store, number: int, told: Manifest, hashes: Hashes, seen
             continue
         with contextlib.suppress(FileNotFoundError):
             if _hash(path, hashes) == file.sha256:
-                sight = seen.setdefault(file.sha256, _Sight("it is not in the store"))
+                sight = seen.setdefault(file.sha256, _DamagedObject("it is not in the store"))
                 sight.copy = path
 
 
@@ -139,11 +139,13 @@ def _hash(path: Path, hashes: Hashes) -> str | None:
         return hashes[inode]
 
 
-def _mend(store: Store, seen: dict[str, _Sight], held: Contents, bring: Bring | None, trees: list[Contents]) -> None:
+def _repair(
+    store: Store, seen: dict[str, _DamagedObject], held: Contents, bring: Refetch | None, trees: list[Contents]
+) -> None:
     with store.locked():
         for digest, sight in seen.items():
-            _put_away(store, digest, sight)
-        _remake(store, seen, held, trees)
+            _quarantine(store, digest, sight)
+        _rebuild(store, seen, held, trees)
     lacking = {digest for digest in seen if not store.has(digest)}
     if lacking and bring is not None:
         for digest, why in bring(lacking, held).items():
@@ -151,23 +153,23 @@ def _mend(store: Store, seen: dict[str, _Sight], held: Contents, bring: Bring | 
         for digest in lacking:
             if store.has(digest):
                 seen[digest].mended = "what the profile names"
-        _remake(store, seen, held, trees)
+        _rebuild(store, seen, held, trees)
     with store.locked():
         for digest, sight in seen.items():
-            _put_back(store, digest, sight)
+            _relink(store, digest, sight)
 
 
-def _put_away(store: Store, digest: str, sight: _Sight) -> None:
+def _quarantine(store: Store, digest: str, sight: _DamagedObject) -> None:
     if sight.wrong and store.has(digest):
         found, inode = store.digest(digest)
         moved = store.quarantine(digest, inode) if found != digest else None
         sight.left = f"moved to {moved.relative_to(store.root)}" if moved else None
 
 
-def _remake(store: Store, seen: dict[str, _Sight], held: Contents, trees: list[Contents]) -> None:
+def _rebuild(store: Store, seen: dict[str, _DamagedObject], held: Contents, trees: list[Contents]) -> None:
     """Make what this machine can make again: from a copy in a tree, from the contents, out of a wheel."""
     lacking = {digest: sight for digest, sight in seen.items() if not store.has(digest)}
-    pages = {_sha256(page): page for one in trees if lacking for page in tree(one).pages.values()}
+    pages = {_sha256(page): page for one in trees if lacking for page in tree_files(one).pages.values()}
     wheels = {wheel.metadata: wheel for wheel in held.wheels if wheel.metadata and store.has(wheel.sha256)}
     for digest, sight in lacking.items():
         if sight.copy is not None:
@@ -177,7 +179,7 @@ def _remake(store: Store, seen: dict[str, _Sight], held: Contents, trees: list[C
             store.add(pages[digest], store.name(digest) or digest)
             sight.mended = "what the version holds"
         elif digest in wheels:
-            content = metadata_of(store.path(wheels[digest].sha256), wheels[digest].name)
+            content = read_metadata(store.path(wheels[digest].sha256), wheels[digest].name)
             if _sha256(content) == digest:
                 store.add(content, f"{wheels[digest].name}.metadata")
                 sight.mended = "its wheel"
@@ -187,7 +189,7 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _put_back(store: Store, digest: str, sight: _Sight) -> None:
+def _relink(store: Store, digest: str, sight: _DamagedObject) -> None:
     """Give the places in the trees a sound object again; without one, no file."""
     there = store.has(digest)
     for number, path in sight.places:
@@ -200,7 +202,7 @@ def _put_back(store: Store, digest: str, sight: _Sight) -> None:
         sight.mended = sight.mended or "the store's own"
 
 
-def _fault(store: Store, held: Contents, digest: str, sight: _Sight) -> Fault:
+def _fault(store: Store, held: Contents, digest: str, sight: _DamagedObject) -> Fault:
     places = sorted({number for number, _ in sight.places})
     names = {wheel.sha256: wheel.name for wheel in held.wheels}
     name = ({str(wheel.metadata): f"{wheel.name}.metadata" for wheel in held.wheels} | names).get(digest)

@@ -18,10 +18,10 @@ import msgspec
 
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.mirrors.store import manifest as known
-from envcheck.mirrors.store.filesystem import READ_ONLY, digest_or_none, make_readable, sync
+from envcheck.mirrors.store.filesystem import READ_ONLY, digest_or_none, make_readable, sync_folder
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
-from envcheck.mirrors.store.tree_files import tree
+from envcheck.mirrors.store.tree_files import tree_files
 
 MANIFEST: Final = "manifest.json"
 Progress = Callable[[int, int], None]
@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 Hashes = dict[tuple[int, int], str | None]
 
 
-class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TreeFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One file of a tree. `size` in bytes; licence and whether it may be passed on, where that is known."""
 
     path: str
@@ -44,10 +44,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: Literal["envcheck/tree/1"] = "envcheck/tree/1"
     contents: Contents
-    files: list[File]
+    files: list[TreeFile]
 
 
-class Published(NamedTuple):
+class PublishedVersion(NamedTuple):
     """The version that is served; `new` is False where it was served already, with the very same files."""
 
     number: int
@@ -62,35 +62,35 @@ def publish(
     merge: bool = True,
     checked: Collection[str] = (),
     progress: Progress = lambda _there, _all: None,
-) -> Published:
+) -> PublishedVersion:
     """Serve these contents, and with `merge` those that are served now.
 
     What is in no version yet, and not among what the caller has `checked`, is hashed first, while others use the
     store: `Store.held` is the caller's. The version before it is kept, and `keep` of them in all. Where that is what is
     served, nothing is made.
     """
-    _hash_new(store, contents, {*checked, *pinned(store)}, progress)
+    _hash_new(store, contents, {*checked, *pinned_digests(store)}, progress)
     with store.locked():
         served = current(store)
-        there = manifest(store, served) if served is not None else None
-        contents = known.merged(there.contents if there and merge else Contents(), contents)
-        if served is not None and there and _same(_folder(store) / str(served), there, contents):
-            return Published(served, new=False)
-        _present(store, contents)
+        there = read_manifest(store, served) if served is not None else None
+        contents = known.merge(there.contents if there and merge else Contents(), contents)
+        if served is not None and there and _is_unchanged(_folder(store) / str(served), there, contents):
+            return PublishedVersion(served, new=False)
+        _require_objects(store, contents)
         number = max(numbers(store), default=0) + 1
         draft = _folder(store) / f".{number}.new"
-        _discard(draft)
+        _remove_version(draft)
         try:
-            _fill(store, contents, draft)
+            _write_tree(store, contents, draft)
         except BaseException:
-            _discard(draft)  # a full disk gets its room back
+            _remove_version(draft)  # a full disk gets its room back
             raise
         draft.rename(_folder(store) / str(number))
-        sync(_folder(store))
-        _point(store, number)
+        sync_folder(_folder(store))
+        _make_current(store, number)
         for old in [n for n in numbers(store)[:-keep] if n != served]:
-            _discard(_folder(store) / str(old))
-        return Published(number, new=True)
+            _remove_version(_folder(store) / str(old))
+        return PublishedVersion(number, new=True)
 
 
 def switch(store: Store, number: int, *, hashed: bool = True, progress: Progress = lambda _there, _all: None) -> None:
@@ -98,18 +98,20 @@ def switch(store: Store, number: int, *, hashed: bool = True, progress: Progress
 
     Raise PromiseError where one is not what it must be: what is served then stays.
     """
-    _sound(store, number, {} if hashed else None, progress)
+    _check_version(store, number, {} if hashed else None, progress)
     with store.locked():
-        _sound(store, number, None)
-        _point(store, number)
+        _check_version(store, number, None)
+        _make_current(store, number)
 
 
-def _sound(store: Store, number: int, hashes: Hashes | None, progress: Progress = lambda _there, _all: None) -> None:
+def _check_version(
+    store: Store, number: int, hashes: Hashes | None, progress: Progress = lambda _there, _all: None
+) -> None:
     if number not in numbers(store):
         there = ", ".join(map(str, numbers(store))) or "none"
         message = f"{store.root}: no version {number}"
         raise ConfigError(message, fix=f"there are: {there}")
-    wrong = differences(_folder(store) / str(number), manifest(store, number).files, hashes, progress)
+    wrong = differences(_folder(store) / str(number), read_manifest(store, number).files, hashes, progress)
     if wrong:
         path, what = next((file.path, what) for file, what in wrong)
         more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
@@ -130,10 +132,10 @@ def rollback(store: Store, *, hashed: bool = True, progress: Progress = lambda _
 
 def differences(
     root: Path,
-    files: list[File],
+    files: list[TreeFile],
     known_hashes: Hashes | None,
     progress: Progress = lambda _there, _all: None,
-) -> list[tuple[File, str]]:
+) -> list[tuple[TreeFile, str]]:
     """Return which files below `root`, a version's, are not what they must be, and what they are.
 
     `known_hashes` learns what is hashed here; None to look at the sizes alone.
@@ -147,12 +149,12 @@ def differences(
     return found
 
 
-def said_of(digest: str | None) -> str:
+def wrong_hash_text(digest: str | None) -> str:
     """Return what is said of a file that has not its hash."""
     return "the disk does not give it back" if digest is None else "it has another hash"
 
 
-def _difference(path: Path, file: File, known_hashes: Hashes | None) -> str | None:
+def _difference(path: Path, file: TreeFile, known_hashes: Hashes | None) -> str | None:
     try:
         with path.open("rb") as there:
             stat = os.fstat(there.fileno())
@@ -163,7 +165,7 @@ def _difference(path: Path, file: File, known_hashes: Hashes | None) -> str | No
             inode = stat.st_dev, stat.st_ino
             if inode not in known_hashes:
                 known_hashes[inode] = digest_or_none(there.fileno())
-            return None if known_hashes[inode] == file.sha256 else said_of(known_hashes[inode])
+            return None if known_hashes[inode] == file.sha256 else wrong_hash_text(known_hashes[inode])
     except FileNotFoundError:
         return "it is not there"
 
@@ -184,7 +186,7 @@ def numbers(store: Store) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def manifest(store: Store, number: int) -> Manifest:
+def read_manifest(store: Store, number: int) -> Manifest:
     """Return what a version holds. Raise PromiseError for a manifest that cannot be read: it pins objects."""
     path = _folder(store) / str(number) / MANIFEST
     try:
@@ -194,7 +196,7 @@ def manifest(store: Store, number: int) -> Manifest:
         raise PromiseError(message, fix=f"remove {path.parent}, and publish it again") from error
 
 
-def manifests(store: Store) -> dict[int, Manifest]:
+def read_manifests(store: Store) -> dict[int, Manifest]:
     """Return what every version holds, oldest first. Raise PromiseError where one cannot be read."""
     readable, errors = readable_manifests(store)
     for error in errors.values():
@@ -207,32 +209,32 @@ def readable_manifests(store: Store) -> tuple[dict[int, Manifest], dict[int, Pro
     readable, errors = dict[int, Manifest](), dict[int, PromiseError]()
     for number in numbers(store):
         try:
-            readable[number] = manifest(store, number)
+            readable[number] = read_manifest(store, number)
         except PromiseError as error:  # noqa: PERF203 (versions are few)
             if (_folder(store) / str(number)).is_dir():
                 errors[number] = error
     return readable, errors
 
 
-def pinned(store: Store) -> set[str]:
+def pinned_digests(store: Store) -> set[str]:
     """Return the hashes of all objects that some version holds. Raise PromiseError where a manifest is unreadable."""
-    return pinned_by(manifests(store).values())
+    return pinned_by(read_manifests(store).values())
 
 
 def pinned_by(held: Iterable[Manifest]) -> set[str]:
     """Return the hashes of all objects that these versions hold."""
     held = list(held)
     files = {file.sha256 for one in held for file in one.files}
-    return files | {digest for one in held for digest in known.objects(one.contents)}
+    return files | {digest for one in held for digest in known.object_sizes(one.contents)}
 
 
 def _folder(store: Store) -> Path:
     return store.root / "versions"
 
 
-def _same(root: Path, there: Manifest, contents: Contents) -> bool:
+def _is_unchanged(root: Path, there: Manifest, contents: Contents) -> bool:
     """Tell whether a version is what these contents would be published as, and whole as far as a look tells."""
-    planned = tree(contents)
+    planned = tree_files(contents)
     pages = {path: hashlib.sha256(page).hexdigest() for path, page in planned.pages.items()}
     if there.contents != contents or {file.path: file.sha256 for file in there.files} != {**planned.objects, **pages}:
         return False
@@ -241,7 +243,7 @@ def _same(root: Path, there: Manifest, contents: Contents) -> bool:
 
 def _hash_new(store: Store, contents: Contents, known_hashes: Collection[str], progress: Progress) -> None:
     """Hash what no version has yet. Raise PromiseError for what is not of its hash."""
-    unknown = {digest: size or 0 for digest, size in known.objects(contents).items() if digest not in known_hashes}
+    unknown = {digest: size or 0 for digest, size in known.object_sizes(contents).items() if digest not in known_hashes}
     done, total = 0, sum(unknown.values())
     for digest, size in unknown.items():
         progress(done, total)
@@ -251,15 +253,15 @@ def _hash_new(store: Store, contents: Contents, known_hashes: Collection[str], p
         done += size
 
 
-def _present(store: Store, contents: Contents) -> None:
-    missing = [digest for digest in known.objects(contents) if not store.has(digest)]
+def _require_objects(store: Store, contents: Contents) -> None:
+    missing = [digest for digest in known.object_sizes(contents) if not store.has(digest)]
     if missing:
         message = f"{store.root}: {len(missing)} of the files to publish are not there, {missing[0]} for one"
         raise UnavailableError(message, fix="fetch them again: `envcheck store release CELL --mirror PROFILE`")
 
 
-def _fill(store: Store, contents: Contents, draft: Path) -> None:
-    planned = tree(contents)
+def _write_tree(store: Store, contents: Contents, draft: Path) -> None:
+    planned = tree_files(contents)
     written = {path: store.add(page, Path(path).name) for path, page in planned.pages.items()}
     paths = {**planned.objects, **written}
     make_readable(draft.parent)
@@ -272,13 +274,13 @@ def _fill(store: Store, contents: Contents, draft: Path) -> None:
         wheel = wheels.get(digest)
         licence, free = (wheel.licence, wheel.redistributable) if wheel else (None, None)
         size = (draft / path).stat().st_size
-        files.append(File(path=path, size=size, sha256=digest, licence=licence, redistributable=free))
+        files.append(TreeFile(path=path, size=size, sha256=digest, licence=licence, redistributable=free))
     told = Manifest(contents=contents, files=files)
     (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
-    _settle(draft)
+    _sync_tree(draft)
 
 
-def _settle(draft: Path) -> None:
+def _sync_tree(draft: Path) -> None:
     """Have the manifest and every directory entry on the disk before the version gets its name.
 
     Whoever serves the tree may be another user: its rights are the same whatever the umask. The store's own directory
@@ -289,20 +291,20 @@ def _settle(draft: Path) -> None:
         os.fchmod(file.fileno(), READ_ONLY)
     for folder in [path for path in draft.rglob("*") if path.is_dir()]:
         folder.chmod(0o755)
-        sync(folder)
+        sync_folder(folder)
     draft.chmod(0o755)
-    sync(draft)
+    sync_folder(draft)
 
 
-def _point(store: Store, number: int) -> None:
+def _make_current(store: Store, number: int) -> None:
     fresh = store.root / ".current.new"
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(Path("versions") / str(number))
     fresh.replace(store.root / "current")
-    sync(store.root)
+    sync_folder(store.root)
 
 
-def _discard(folder: Path) -> None:
+def _remove_version(folder: Path) -> None:
     """Take a version away: its name first, so that no half of it is ever seen under it."""
     if folder.exists():
         gone = folder.with_name(f".gone-{folder.name}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from envcheck.errors import PromiseError
-from envcheck.mirrors.store.manifest import Wheel, about
+from envcheck.mirrors.store.manifest import Wheel, wheel_facts
 from envcheck.mirrors.store.objects import Store
 
 _METADATA: Final = re.compile(r"[^/]+\.dist-info/METADATA")
@@ -16,11 +16,11 @@ _METADATA: Final = re.compile(r"[^/]+\.dist-info/METADATA")
 _LARGEST: Final = 16 << 20
 
 
-def describe(store: Store, sha256: str, name: str, index: str) -> Wheel:
+def describe_wheel(store: Store, sha256: str, name: str, index: str) -> Wheel:
     """Return the wheel as it is published, its METADATA put into the store as a file of its own."""
     path = store.path(sha256)
-    metadata = metadata_of(path, name)
-    told = about(metadata)
+    metadata = read_metadata(path, name)
+    told = wheel_facts(metadata)
     return Wheel(
         name=name,
         sha256=sha256,
@@ -33,7 +33,7 @@ def describe(store: Store, sha256: str, name: str, index: str) -> Wheel:
     )
 
 
-def metadata_of(path: Path, name: str) -> bytes:
+def read_metadata(path: Path, name: str) -> bytes:
     """Return a wheel's METADATA. Raise PromiseError for what is no wheel."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -41,9 +41,9 @@ def metadata_of(path: Path, name: str) -> bytes:
             if len(found) == 1 and found[0].file_size <= _LARGEST:
                 return archive.read(found[0])
     except (zipfile.BadZipFile, OSError) as error:
-        raise _no_wheel(name) from error
-    raise _no_wheel(name)
+        raise _not_a_wheel(name) from error
+    raise _not_a_wheel(name)
 
 
-def _no_wheel(name: str) -> PromiseError:
+def _not_a_wheel(name: str) -> PromiseError:
     return PromiseError(f"{name} is no wheel: it has no METADATA", fix="it is what the lock names: lock the cell anew")

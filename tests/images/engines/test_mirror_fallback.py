@@ -24,7 +24,7 @@ from envcheck.images.lock_with_uv import lock_cell
 from envcheck.images.locks import prefetch
 from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
-from envcheck.mirrors.fetch.request import Means
+from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Index, Profile
 from envcheck.mirrors.store.objects import Store
@@ -196,7 +196,7 @@ def test_what_is_fetched_ahead_falls_back_too(
     notes: list[str] = []
     store = Store(tmp_path / "store")
     client = Client(connect=1.0, read=1.0)
-    prefetch.bring(store, spec.locks, "3.11", profile, lambda _: Means(client, note=notes.append))
+    prefetch.bring(store, spec.locks, "3.11", profile, lambda _: TransferOptions(client, note=notes.append))
     held = {one.name: one.sha256 for one in prefetch.held(store, spec.locks, "3.11")}
     assert all(store.digest(digest)[0] == digest for digest in held.values())
     assert {path for path in well.asked if path.endswith(".whl")} == {"/sympy-1.14.0-py3-none-any.whl"}
@@ -213,11 +213,11 @@ def test_of_two_mirrors_without_ranges_the_right_one_is_found(
     mirrors[0].faults["sympy"] = "wrong bytes"
     notes: list[str] = []
     store = Store(tmp_path / "store")
-    prefetch.bring(store, spec.locks, "3.11", profile, lambda _: Means(Client(), note=notes.append))
+    prefetch.bring(store, spec.locks, "3.11", profile, lambda _: TransferOptions(Client(), note=notes.append))
     held = {one.name: one.sha256 for one in prefetch.held(store, spec.locks, "3.11")}
     assert all(store.digest(digest)[0] == digest for digest in held.values())
     first, second = (netloc(mirror.url) for mirror in mirrors)
     assert f"sympy-1.14.0-py3-none-any.whl: from {second}, and not from {first} alone" in notes
     mirrors[0].faults["sympy"] = mirrors[1].faults["sympy"] = "wrong bytes"
     with pytest.raises(PromiseError, match="sympy"):
-        prefetch.bring(Store(tmp_path / "other"), spec.locks, "3.11", profile, lambda _: Means(Client()))
+        prefetch.bring(Store(tmp_path / "other"), spec.locks, "3.11", profile, lambda _: TransferOptions(Client()))

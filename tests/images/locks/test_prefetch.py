@@ -23,7 +23,7 @@ from envcheck.images.render import build_context as contexts
 from envcheck.images.render.committed_files import write_locks
 from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
-from envcheck.mirrors.fetch.request import Means
+from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Index, Profile
 from envcheck.mirrors.store.objects import Store
@@ -61,8 +61,8 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-def means(_name: str) -> Means:
-    return Means(Client(connect=1.0, read=1.0))
+def means(_name: str) -> TransferOptions:
+    return TransferOptions(Client(connect=1.0, read=1.0))
 
 
 def bring(store: Store, spec: ImageSpec, profile: Profile) -> None:

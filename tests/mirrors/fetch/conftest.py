@@ -18,7 +18,7 @@ import pytest
 
 from envcheck.mirrors.fetch import retries as fetch_retries
 from envcheck.mirrors.fetch.plan import scheduler
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
 
 SIZE = 10 * (1 << 20) + 12345
@@ -182,13 +182,13 @@ def serve() -> Iterator[Callable[..., Server]]:
 
 
 @pytest.fixture
-def secured(wanted: Callable[..., Wanted], tmp_path: Path) -> Callable[[Server], tuple[Wanted, Path]]:
+def secured(wanted: Callable[..., WantedFile], tmp_path: Path) -> Callable[[Server], tuple[WantedFile, Path]]:
     """Give a function that has a server speak TLS: the file there, and the certificate it is to be trusted by."""
     key, certificate = tmp_path / "key.pem", tmp_path / "ca.pem"
     words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
     words += ["-subj", "/CN=t", "-addext", "subjectAltName=IP:127.0.0.2", "-keyout", str(key), "-out", str(certificate)]
 
-    def speak(server: Server) -> tuple[Wanted, Path]:
+    def speak(server: Server) -> tuple[WantedFile, Path]:
         subprocess.run(words, check=True, capture_output=True)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
@@ -212,18 +212,18 @@ def notes() -> list[str]:
 
 
 @pytest.fixture
-def means(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> Means:
+def means(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> TransferOptions:
     """Return means that lose patience within a second."""
     monkeypatch.setattr(scheduler, "BACKOFF", (0.05, 0.1, 0.15, 0.2))
     monkeypatch.setattr(fetch_retries, "WAITS", (0.05, 0.1, 0.15))
-    return Means(Client(connect=1.0, read=0.5, connections=4), connections=4, note=notes.append)
+    return TransferOptions(Client(connect=1.0, read=0.5, connections=4), connections=4, note=notes.append)
 
 
 @pytest.fixture
-def wanted(tmp_path: Path) -> Callable[..., Wanted]:
+def wanted(tmp_path: Path) -> Callable[..., WantedFile]:
     """Give a function that wants the file from those servers."""
 
-    def want(*servers: Server, sha256: str = SHA256, size: int | None = SIZE) -> Wanted:
-        return Wanted(tuple(server.url for server in servers), sha256, size, tmp_path / "to" / "file.bin")
+    def want(*servers: Server, sha256: str = SHA256, size: int | None = SIZE) -> WantedFile:
+        return WantedFile(tuple(server.url for server in servers), sha256, size, tmp_path / "to" / "file.bin")
 
     return want

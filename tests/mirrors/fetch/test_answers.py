@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envcheck.mirrors.fetch.plan.pieces import Failure, Span, Task
-from envcheck.mirrors.fetch.plan.range_responses import etag_of, judge, request, total
-from envcheck.mirrors.net.advice import of_status
+from envcheck.mirrors.fetch.plan.pieces import Failure, RangeTask, Span
+from envcheck.mirrors.fetch.plan.range_responses import etag_of, file_size, range_failure, range_headers
+from envcheck.mirrors.net.advice import status_advice
 
-TASK = Task(1, Span(100, 200), 0, '"e"')
+TASK = RangeTask(1, Span(100, 200), 0, '"e"')
 GOOD = {"Content-Range": "bytes 100-199/1000", "ETag": '"e"'}
 
 
 def test_the_piece_that_was_asked_for() -> None:
-    assert request(TASK) == {"Range": "bytes=100-199", "If-Range": '"e"'}
-    assert judge(TASK, 206, GOOD, 1000, 0.0) is None
-    assert judge(TASK, 206, {"Content-Range": GOOD["Content-Range"]}, 1000, 0.0) is None
+    assert range_headers(TASK) == {"Range": "bytes=100-199", "If-Range": '"e"'}
+    assert range_failure(TASK, 206, GOOD, 1000, 0.0) is None
+    assert range_failure(TASK, 206, {"Content-Range": GOOD["Content-Range"]}, 1000, 0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_the_piece_that_was_asked_for() -> None:
         (200, {"ETag": '"e"'}, Failure("it sends whole files only", whole=True)),
         (416, {}, Failure("its file is shorter than what was asked for", drop=True)),
         (404, {}, Failure("it answers 404", drop=True)),
-        (401, {}, Failure("it answers 401", drop=True, fix=of_status(401))),
+        (401, {}, Failure("it answers 401", drop=True, fix=status_advice(401))),
         (503, {}, Failure("it answers 503", crowded=True)),
         (429, {"Retry-After": "30"}, Failure("it answers 429 and asks to wait 30 s", after=30.0, crowded=True)),
         (
@@ -52,12 +52,12 @@ def test_the_piece_that_was_asked_for() -> None:
     ],
 )
 def test_what_is_not_it(status: int, headers: dict[str, str], failure: Failure) -> None:
-    assert judge(TASK, status, headers, 1000, 0.0) == failure
+    assert range_failure(TASK, status, headers, 1000, 0.0) == failure
 
 
 @given(st.integers(100, 599), st.dictionaries(st.sampled_from(["Content-Range", "ETag", "Retry-After"]), st.text()))
 def test_only_that_very_part_is_taken(status: int, headers: dict[str, str]) -> None:
-    taken = judge(TASK, status, headers, 1000, 0.0) is None
+    taken = range_failure(TASK, status, headers, 1000, 0.0) is None
     assert taken == (
         status == 206 and headers.get("Content-Range") == GOOD["Content-Range"] and etag_of(headers) in {None, '"e"'}
     )
@@ -79,4 +79,4 @@ def test_a_weak_etag_says_nothing_of_bytes() -> None:
     ],
 )
 def test_the_size_that_a_source_tells(status: int, headers: dict[str, str], size: int | None) -> None:
-    assert total(status, headers) == size
+    assert file_size(status, headers) == size

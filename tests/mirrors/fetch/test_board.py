@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envcheck.mirrors.fetch.plan.pieces import MIB, Failure, Span, Task
-from envcheck.mirrors.fetch.plan.scheduler import BACKOFF, MIXED, SMALLEST_PART, Board
+from envcheck.mirrors.fetch.plan.pieces import MIB, Failure, RangeTask, Span
+from envcheck.mirrors.fetch.plan.scheduler import BACKOFF, MIXED, SMALLEST_PART, PieceScheduler
 
 # The bytes that the simulation knows apart.
 UNIT = 1 << 16
@@ -17,14 +17,14 @@ STEP = st.tuples(
 )
 
 
-def board(pieces: int, *, sources: int = 1, connections: int = 4) -> Board:
-    told = Board(pieces * MIB, MIB, sources, per_source=connections, done={})
+def board(pieces: int, *, sources: int = 1, connections: int = 4) -> PieceScheduler:
+    told = PieceScheduler(pieces * MIB, MIB, sources, per_source=connections, done={})
     for source in told.sources:
         source.known = True
     return told
 
 
-def taken(told: Board, now: float = 0.0) -> Task:
+def taken(told: PieceScheduler, now: float = 0.0) -> RangeTask:
     task = told.take(now)
     assert task is not None
     return task
@@ -33,10 +33,10 @@ def taken(told: Board, now: float = 0.0) -> Task:
 class World:
     """Who wrote each unit last, and of which file of his; a source's file has as many versions as it had changes."""
 
-    def __init__(self, told: Board, size: int) -> None:
+    def __init__(self, told: PieceScheduler, size: int) -> None:
         self.told = told
         self.wrote: list[tuple[int, int] | None] = [None] * (size // UNIT)
-        self.busy: list[Task] = []
+        self.busy: list[RangeTask] = []
         self.most = 0
 
     def take(self, now: float) -> None:
@@ -48,7 +48,7 @@ class World:
             self.busy.append(task)
             self.most = max(self.most, len(self.busy))
 
-    def write(self, task: Task, got: int) -> None:
+    def write(self, task: RangeTask, got: int) -> None:
         """Write the first bytes of what was asked for."""
         first = task.span.start // UNIT
         self.wrote[first : first + got // UNIT] = [(task.source, task.changes)] * (got // UNIT)

@@ -19,21 +19,21 @@ from typing import Any
 
 import pytest
 
-from envcheck.cli.sources.fetch_progress import Lines, Speed, total
-from envcheck.mirrors.fetch.request import Wanted
+from envcheck.cli.sources.fetch_progress import ProgressLines, TransferSpeed, format_total
+from envcheck.mirrors.fetch.request import WantedFile
 
 Serve = Callable[..., Any]
-Want = Callable[..., Wanted]
+Want = Callable[..., WantedFile]
 MIB = 1 << 20
 
 
-def words(want: Wanted, *more: str) -> list[str]:
+def words(want: WantedFile, *more: str) -> list[str]:
     # A shell's background job, as CI may be one, ignores the interrupt, and so would what it starts.
     fetch = ["env", "--default-signal=INT", sys.executable, "-m", "envcheck", "fetch", want.urls[0]]
     return [*fetch, "--sha256", want.sha256, "--output", str(want.path.parent), *more]
 
 
-def ran(want: Wanted, *more: str) -> subprocess.CompletedProcess[str]:
+def ran(want: WantedFile, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words(want, *more), capture_output=True, text=True, check=False)
 
 
@@ -159,8 +159,8 @@ def test_a_log_gets_no_bar_and_a_quiet_one_nothing(serve: Serve, wanted: Want) -
 
 def test_a_log_gets_calm_lines_with_rate_and_remaining_time() -> None:
     now, moved, said = [0.0], [0], list[str]()
-    speed = Speed(lambda: moved[0], lambda: now[0])
-    lines = Lines(speed, said.append, lambda: now[0])
+    speed = TransferSpeed(lambda: moved[0], lambda: now[0])
+    lines = ProgressLines(speed, said.append, lambda: now[0])
     for _ in range(2 * 600):
         now[0] += 0.5
         moved[0] += 1_000_000
@@ -171,7 +171,7 @@ def test_a_log_gets_calm_lines_with_rate_and_remaining_time() -> None:
 
 def test_what_was_there_before_is_no_speed_and_what_stands_still_has_no_end() -> None:
     now, moved = [0.0], [0]
-    speed = Speed(lambda: moved[0], lambda: now[0])
+    speed = TransferSpeed(lambda: moved[0], lambda: now[0])
     assert speed.told(10) == ""
     now[0] = 5.0
     moved[0] = 10_000_000
@@ -190,9 +190,9 @@ def test_a_small_file_is_no_0_mb_and_its_hash_may_say_what_it_is(serve: Serve, w
 
 
 def test_how_much_several_files_come_to_is_said_before() -> None:
-    assert total([5_100_000_000, 1_000]) == "2 files, 5.1 GB, less what is there"
-    assert total([None, None]) == "2 files, whose sizes no page tells"
-    assert total([2_000, None]) == "2 files, 1 of unknown size, the others 2.0 kB, less what is there"
+    assert format_total([5_100_000_000, 1_000]) == "2 files, 5.1 GB, less what is there"
+    assert format_total([None, None]) == "2 files, whose sizes no page tells"
+    assert format_total([2_000, None]) == "2 files, 1 of unknown size, the others 2.0 kB, less what is there"
 
 
 @pytest.mark.parametrize("lost", ["2>&-", "2>/dev/full"])

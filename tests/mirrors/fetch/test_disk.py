@@ -19,12 +19,12 @@ import pytest
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch import download as fetch_download
 from envcheck.mirrors.fetch.disk import journal, partial_file
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.net.client import Client
 
 Serve = Callable[..., Any]
-Want = Callable[..., Wanted]
+Want = Callable[..., WantedFile]
 MIB = 1 << 20
 # What the command does, with a limit or as a user that is not root; everything is imported before rights are given up.
 FETCH = """
@@ -32,22 +32,22 @@ import os, resource, signal, sys
 from pathlib import Path
 from envcheck.errors import EnvcheckError
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
 how, url, sha256, path, *size = sys.argv[1:]
-means = Means(Client())
+means = TransferOptions(Client())
 if how == "limit":
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))
 if how == "nobody" and os.geteuid() == 0:
     os.setuid(65534)
 try:
-    fetch(Wanted((url,), sha256, int(size[0]) if size else None, Path(path)), means)
+    fetch(WantedFile((url,), sha256, int(size[0]) if size else None, Path(path)), means)
 except (EnvcheckError, OSError) as error:
     print(type(error).__name__, error)
 """
 
 
-def tried(how: str, want: Wanted) -> str:
+def tried(how: str, want: WantedFile) -> str:
     words = [sys.executable, "-c", FETCH, how, want.urls[0], want.sha256, str(want.path)]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
     return done.stdout
@@ -94,7 +94,7 @@ from pathlib import Path
 from envcheck.errors import EnvcheckError
 from envcheck.mirrors.fetch.disk import partial_file as disk
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
 how, url, sha256, size, path = sys.argv[1:]
 room = Path(path).parents[1] / "other"
@@ -128,19 +128,19 @@ if how == "unreserved":
     disk._allocate = unsupported
 if how == "ramfs":
     disk.reserve = counted
-wanted = Wanted((url,), sha256, int(size), Path(path))
-means = Means(Client(), connections=2, progress=fill if how != "ramfs" else lambda there, all_: None)
+wanted = WantedFile((url,), sha256, int(size), Path(path))
+means = TransferOptions(Client(), connections=2, progress=fill if how != "ramfs" else lambda there, all_: None)
 try:
     fetch(wanted, means)
 except EnvcheckError as error:
     print(type(error).__name__, error)
     room.unlink()
-    print("found", fetch(wanted, Means(Client())).found > 0)
+    print("found", fetch(wanted, TransferOptions(Client())).found > 0)
 print("there", Path(path).read_bytes() == open("/dev/stdin", "rb").read())
 """
 
 
-def mounted(how: str, options: str, want: Wanted, at: Path, content: bytes) -> str:
+def mounted(how: str, options: str, want: WantedFile, at: Path, content: bytes) -> str:
     """Fetch onto a file system that is mounted for it, in a mount namespace of its own."""
     unshare = ["unshare", "--mount", "--map-root-user"]
     if subprocess.run([*unshare, "mount", "-t", "tmpfs", "t", str(at)], check=False).returncode != 0:
@@ -184,7 +184,7 @@ def test_a_file_system_that_reserves_nothing_and_tells_no_free_space_is_written_
 
 @pytest.mark.timeout(30)
 def test_a_disk_error_ends_it_at_once_though_other_connections_wait(
-    serve: Serve, wanted: Want, means: Means, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, wanted: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The data cannot be synced any more, and every connection is in the middle of an answer that has stalled."""
 
@@ -201,7 +201,7 @@ def test_a_disk_error_ends_it_at_once_though_other_connections_wait(
 def test_a_disk_that_is_full_only_when_the_file_is_synced_is_told_as_any_other(
     serve: Serve,
     wanted: Want,
-    means: Means,
+    means: TransferOptions,
     content: bytes,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -221,12 +221,12 @@ def test_a_disk_that_is_full_only_when_the_file_is_synced_is_told_as_any_other(
     assert not want.path.exists()
     monkeypatch.setattr(partial_file, "_syncfs", full)
     with pytest.raises(UnavailableError, match=f"{tmp_path}: not all .* is on the disk: No space left"):
-        partial_file.settle([tmp_path])
+        partial_file.sync_folders([tmp_path])
 
 
 @pytest.mark.parametrize("third", [False, True])
 def test_who_waited_holds_the_file_that_has_the_name_now(
-    means: Means, notes: list[str], tmp_path: Path, *, third: bool
+    means: TransferOptions, notes: list[str], tmp_path: Path, *, third: bool
 ) -> None:
     """Not the one that the other process has finished meanwhile and moved away; a third may have begun another."""
     part, held = tmp_path / ".file.12345678.part", list[bool]()
@@ -254,7 +254,7 @@ def test_room_is_reserved_to_the_last_block(tmp_path: Path) -> None:
 
 
 def test_after_a_power_cut_what_never_reached_the_disk_is_fetched_again(
-    serve: Serve, wanted: Want, means: Means, content: bytes, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The journal of another boot: six pieces noted, two of them synced, and the others' bytes are gone."""
     server = serve()
@@ -264,7 +264,7 @@ def test_after_a_power_cut_what_never_reached_the_disk_is_fetched_again(
     part = want.path.with_name(f".{want.path.name}.{want.sha256[:8]}.part")
     part.write_bytes(content[: 2 * MIB] + bytes(want.size - 2 * MIB))
     header = journal.Header(want.sha256, want.size, MIB, "before the power cut")
-    kept = journal.Journal(partial_file.journal_of(part), header, {})
+    kept = journal.Journal(partial_file.journal_path(part), header, {})
     for piece in range(6):
         kept.piece(piece, journal.source_id(want.urls[0]))
         if piece == 1:
@@ -277,7 +277,7 @@ def test_after_a_power_cut_what_never_reached_the_disk_is_fetched_again(
     want.path.unlink()
     part.write_bytes(bytes(want.size))
     monkeypatch.setattr(journal, "boot_id", lambda: "before the power cut")
-    again = journal.Journal(partial_file.journal_of(part), header, dict.fromkeys(range(6), "x"))
+    again = journal.Journal(partial_file.journal_path(part), header, dict.fromkeys(range(6), "x"))
     again.close()
     fetch(want, means)
     assert want.path.read_bytes() == content

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
 
 Serve = Callable[..., Any]
-Want = Callable[..., Wanted]
+Want = Callable[..., WantedFile]
 MIB = 1 << 20
 
 
 @pytest.mark.parametrize("sized", [True, False])
 def test_answers_that_are_always_cut_off_are_gone_on_with_and_no_byte_comes_twice(
-    serve: Serve, wanted: Want, means: Means, content: bytes, *, sized: bool
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, *, sized: bool
 ) -> None:
     """As behind a proxy that ends what takes too long: no piece ever comes in one answer, nor says that it is short."""
     server = serve(most=400_000, sized=sized)
@@ -35,7 +35,9 @@ def test_answers_that_are_always_cut_off_are_gone_on_with_and_no_byte_comes_twic
     assert server.sent == done.moved == len(content)
 
 
-def test_a_stalling_server_costs_no_byte_twice(serve: Serve, wanted: Want, means: Means, content: bytes) -> None:
+def test_a_stalling_server_costs_no_byte_twice(
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
+) -> None:
     server = serve(stall=2.0, first=4)
     fetch(wanted(server), means)
     # A server that stalls has sent the half of what was asked; what it sends to nobody afterwards is the other half.
@@ -43,7 +45,9 @@ def test_a_stalling_server_costs_no_byte_twice(serve: Serve, wanted: Want, means
 
 
 @pytest.mark.parametrize("form", ["seconds", "date"])
-def test_retry_after_is_waited_for(serve: Serve, wanted: Want, means: Means, content: bytes, form: str) -> None:
+def test_retry_after_is_waited_for(
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, form: str
+) -> None:
     until = int(time.time()) + 2
     said = "2" if form == "seconds" else email.utils.formatdate(until, usegmt=True)
     server = serve(status=429, retry_after=said, first=1)
@@ -55,7 +59,7 @@ def test_retry_after_is_waited_for(serve: Serve, wanted: Want, means: Means, con
 
 
 def test_who_is_busy_when_its_size_is_asked_for_is_waited_for(
-    serve: Serve, wanted: Want, means: Means, content: bytes, notes: list[str]
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, notes: list[str]
 ) -> None:
     """As with a URL and a hash, and nothing else."""
     server = serve(status=429, retry_after="1", first=1)
@@ -67,7 +71,7 @@ def test_who_is_busy_when_its_size_is_asked_for_is_waited_for(
 
 
 def test_another_source_that_tells_the_size_is_not_kept_waiting_by_one_that_is_busy(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
     slow, good = serve(status=429, retry_after="100"), serve()
     want = wanted(slow, good, size=None)
@@ -76,7 +80,7 @@ def test_another_source_that_tells_the_size_is_not_kept_waiting_by_one_that_is_b
 
 
 def test_who_sends_whole_files_only_and_is_busy_is_waited_for(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
     server = serve()
 
@@ -119,7 +123,7 @@ def deaf() -> Iterator[str]:
 
 @pytest.mark.parametrize("kind", ["mute", "deaf", "refused", "unknown"])
 def test_a_host_that_gives_no_answer_is_told_by_name_and_the_next_source_has_it(
-    kind: str, serve: Serve, wanted: Want, means: Means, content: bytes, request: pytest.FixtureRequest
+    kind: str, serve: Serve, wanted: Want, means: TransferOptions, content: bytes, request: pytest.FixtureRequest
 ) -> None:
     fixed = {"refused": "http://127.0.0.250:1/file.bin", "unknown": "http://nobody.invalid/file.bin"}
     url = fixed.get(kind) or request.getfixturevalue(kind)
@@ -138,7 +142,7 @@ def test_a_host_that_gives_no_answer_is_told_by_name_and_the_next_source_has_it(
 
 
 def test_a_file_that_becomes_another_one_is_fetched_anew(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
     """Its bytes and its ETag; what came of the old one is written over, and nothing of it stays."""
     server = serve(content=content[::-1], etag=lambda _: '"old"', first=4)
@@ -149,7 +153,7 @@ def test_a_file_that_becomes_another_one_is_fetched_anew(
 
 
 def test_a_file_that_becomes_another_one_and_says_nothing_is_found_out_by_its_hash(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
     want = wanted(serve(content=content[::-1], etag=lambda _: '"one"', first=4))
     fetch(want, means)
@@ -157,7 +161,7 @@ def test_a_file_that_becomes_another_one_and_says_nothing_is_found_out_by_its_ha
 
 
 def test_a_server_that_forgets_about_ranges_on_the_way_still_gives_the_file(
-    serve: Serve, wanted: Want, means: Means, content: bytes, notes: list[str]
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, notes: list[str]
 ) -> None:
     server = serve()
     plain = server.faults
@@ -184,7 +188,7 @@ def test_a_server_that_forgets_about_ranges_on_the_way_still_gives_the_file(
 @pytest.mark.parametrize("status", [404, 500])
 @pytest.mark.parametrize("size", [None, 10 * MIB + 12345])
 def test_what_is_not_there_leaves_nothing_behind(
-    serve: Serve, wanted: Want, means: Means, status: int, size: int | None
+    serve: Serve, wanted: Want, means: TransferOptions, status: int, size: int | None
 ) -> None:
     want = wanted(serve(status=status), size=size)
     with pytest.raises(UnavailableError):

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.mirrors.fetch.request import Wanted
+from envcheck.mirrors.fetch.request import WantedFile
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.index import simple_api
-from envcheck.mirrors.index.locate import Need, choose
+from envcheck.mirrors.index.locate import LockedPackage, match_files
 from envcheck.mirrors.net import client as net_client
 from envcheck.mirrors.net import stall as plan_stall
 from envcheck.mirrors.net.client import Client, NetworkError
-from envcheck.mirrors.net.urls import followed
+from envcheck.mirrors.net.urls import redirect_target
 
 Answering = Callable[[socket.socket], None]
 Start = Callable[[Answering], str]
@@ -91,7 +91,7 @@ def test_whatever_part_of_an_answer_drips_it_is_given_up(
 ) -> None:
     monkeypatch.setattr(plan_stall, "SECONDS", 0.3)
     with pytest.raises(NetworkError):
-        simple_api.read(Client(read=5.0), start(DRIPS[part]))
+        simple_api.read_page(Client(read=5.0), start(DRIPS[part]))
 
 
 @pytest.mark.parametrize("part", DRIPS)
@@ -162,27 +162,27 @@ def test_a_page_of_millions_of_links_is_cut_off_and_takes_little_memory(start: S
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(NetworkError, match="lists more than 50000 files"):
-        simple_api.read(Client(), start(answer))
+        simple_api.read_page(Client(), start(answer))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
 
 
 def test_a_json_page_of_too_many_files_is_refused(start: Start) -> None:
     body = b'{"files": [' + b'{"filename": "a", "url": "a"},' * 50_001 + b"null]}"
     with pytest.raises(NetworkError, match="lists more than 50000 files"):
-        simple_api.read(Client(), start(lambda client: client.sendall(JSON + body)))
+        simple_api.read_page(Client(), start(lambda client: client.sendall(JSON + body)))
 
 
 def test_a_tag_without_an_end_is_refused() -> None:
     with pytest.raises(NetworkError, match="a tag of more than"):
-        simple_api.parse(b"<a href='" + b"x" * (1 << 20), "text/html", "http://t/")
+        simple_api.parse_page(b"<a href='" + b"x" * (1 << 20), "text/html", "http://t/")
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"files": ' + b"[" * 100_000, b'{"a":' * 100_000])
 def test_deep_nesting_is_one_line(text: bytes) -> None:
     with pytest.raises(NetworkError, match="no PEP 691 JSON"):
-        simple_api.parse(text, "application/json", "http://t/")
+        simple_api.parse_page(text, "application/json", "http://t/")
     with pytest.raises(ValueError, match="no JSON"):
-        hub_revision.entries_of(text)
+        hub_revision.parse_tree(text)
 
 
 def test_a_compressed_bomb_is_cut_off(start: Start) -> None:
@@ -190,14 +190,14 @@ def test_a_compressed_bomb_is_cut_off(start: Start) -> None:
     head = PAGE + b"Content-Encoding: gzip\r\nConnection: close\r\n\r\n"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(NetworkError, match=r"more than \d+ bytes|tag of more"):
-        simple_api.read(Client(), start(lambda client: client.sendall(head + bomb)))
+        simple_api.read_page(Client(), start(lambda client: client.sendall(head + bomb)))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
 
 
 def test_a_page_that_comes_slowly_for_too_long_is_given_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(net_client, "_PAGE_SECONDS", 0.5)
     with pytest.raises(NetworkError, match="not there after"):
-        simple_api.read(Client(), start(DRIPS["page"]))
+        simple_api.read_page(Client(), start(DRIPS["page"]))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_page_that_comes_slowly_for_too_long_is_given_up(start: Start, monkeyp
 def test_a_redirect_to_what_is_no_host_is_refused(start: Start, target: str) -> None:
     head = f"HTTP/1.1 302 Found\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode()
     with pytest.raises(NetworkError):
-        simple_api.read(Client(), start(lambda client: client.sendall(head)))
+        simple_api.read_page(Client(), start(lambda client: client.sendall(head)))
 
 
 @pytest.mark.parametrize(
@@ -214,35 +214,35 @@ def test_a_redirect_to_what_is_no_host_is_refused(start: Start, target: str) -> 
 )
 def test_a_redirect_from_another_host_to_this_machine_is_refused(host: str) -> None:
     with pytest.raises(ValueError, match="this machine's own"):
-        followed("https://mirror.example/a", f"https://{host}/b")
-    assert followed("http://127.0.0.1:1/a", "http://127.0.0.1:2/b") == "http://127.0.0.1:2/b"
+        redirect_target("https://mirror.example/a", f"https://{host}/b")
+    assert redirect_target("http://127.0.0.1:1/a", "http://127.0.0.1:2/b") == "http://127.0.0.1:2/b"
 
 
 def test_endless_redirects_end(start: Start) -> None:
     head = b"HTTP/1.1 302 Found\r\nLocation: /torch/\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     with pytest.raises(NetworkError, match="more than 10 redirects"):
-        simple_api.read(Client(), start(lambda client: client.sendall(head)))
+        simple_api.read_page(Client(), start(lambda client: client.sendall(head)))
 
 
 @pytest.mark.parametrize("name", ["tor\0ch", "torch\x1b[2J", "torch\u202egpj", "torch\n", "torch\u2028", "../torch"])
 def test_a_name_that_no_terminal_should_show_is_nobodys_file(name: str) -> None:
-    file = simple_api.File(f"{name}-1.0-py3-none-any.whl", "http://t/a", "0" * 64)
-    tagged = simple_api.File(f"torch-1.0-py3-none-any{name[5:]}.whl", "http://t/a", "0" * 64)
-    need = Need("torch", ("0" * 64,), version="1.0")
+    file = simple_api.IndexFile(f"{name}-1.0-py3-none-any.whl", "http://t/a", "0" * 64)
+    tagged = simple_api.IndexFile(f"torch-1.0-py3-none-any{name[5:]}.whl", "http://t/a", "0" * 64)
+    need = LockedPackage("torch", ("0" * 64,), version="1.0")
     with pytest.raises(Exception, match="no file there has a hash"):
-        choose(need, [[file]])
+        match_files(need, [[file]])
     if not tagged.name.isprintable():
         with pytest.raises(Exception, match="no file there has a hash"):
-            choose(need, [[tagged]])
+            match_files(need, [[tagged]])
 
 
 @pytest.mark.parametrize("path", ["a" * 256, "a/" * 600 + "b", "a\0b", "a\u202eb", "a\nb", "", ".", "a/../b", "/a"])
 def test_a_path_that_cannot_be_written_is_refused(path: str) -> None:
-    assert not hub_revision.safe(path)
+    assert not hub_revision.is_safe_path(path)
 
 
 def test_names_in_urls_are_held_to_the_same(tmp_path: object) -> None:
-    assert isinstance(Wanted, type)
+    assert isinstance(WantedFile, type)
     for name in ("%00", "%e2%80%ae", "%1b[2J", "a" * 300):
         words = [sys.executable, "-m", "envcheck", "fetch", f"http://127.0.0.1:9/{name}", "--sha256", "0" * 64]
         done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=str(tmp_path))

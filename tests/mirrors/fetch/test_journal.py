@@ -38,10 +38,10 @@ def test_only_the_same_file_in_the_same_pieces_is_gone_on_with(
 ) -> None:
     part = tmp_path / "part"
     part.write_bytes(bytes(10))
-    begun = Journal(partial_file.journal_of(part), HEADER, {})
+    begun = Journal(partial_file.journal_path(part), HEADER, {})
     begun.piece(1, "a")
     begun.close()
-    assert partial_file.known(part, dataclasses.replace(HEADER, **change)) == pieces
+    assert partial_file.valid_pieces(part, dataclasses.replace(HEADER, **change)) == pieces
 
 
 def test_after_a_kill_every_line_holds(written: bytes) -> None:
@@ -144,14 +144,14 @@ def test_a_damaged_journal_breaks_nothing_that_reads_it(
     folder = tmp_path_factory.mktemp("damaged")
     part = folder / "part"
     part.write_bytes(bytes(10))
-    journal = Journal(partial_file.journal_of(part), HEADER, {7: "old", 1: "a"})
+    journal = Journal(partial_file.journal_path(part), HEADER, {7: "old", 1: "a"})
     for piece in range(6):
         journal.piece(piece, "a")
         journal.synced(piece)
     journal.close()
-    text = bytearray(partial_file.journal_of(part).read_bytes())
+    text = bytearray(partial_file.journal_path(part).read_bytes())
     at %= len(text)
     text[at : at + len(damage)] = damage
-    partial_file.journal_of(part).write_bytes(text)
-    known = partial_file.known(part, HEADER)
+    partial_file.journal_path(part).write_bytes(text)
+    known = partial_file.valid_pieces(part, HEADER)
     assert all(0 <= piece < 10 and isinstance(source, str) for piece, source in known.items())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envcheck.mirrors.fetch.plan import pieces
-from envcheck.mirrors.fetch.request import Wanted
+from envcheck.mirrors.fetch.request import WantedFile
 
 CONNECTIONS = 4
 # A process without threads, that forks a fetcher, kills it a random time later, and so on until one gets to its end.
@@ -19,16 +19,16 @@ KILLER = """
 import hashlib, json, os, random, signal, sys, time
 from pathlib import Path
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
 
 url, sha256, size, path, connections, kills, seed = sys.argv[1:]
-wanted = Wanted((url,), sha256, int(size), Path(path))
+wanted = WantedFile((url,), sha256, int(size), Path(path))
 chance, killed, wrong, finished = random.Random(int(seed)), 0, 0, 0
 while killed < int(kills):
     child = os.fork()
     if child == 0:
-        fetch(wanted, Means(Client(), connections=int(connections)))
+        fetch(wanted, TransferOptions(Client(), connections=int(connections)))
         os._exit(0)
     time.sleep(chance.uniform(0.0, 0.08))
     os.kill(child, signal.SIGKILL)
@@ -37,14 +37,14 @@ while killed < int(kills):
         finished += 1
         wrong += hashlib.sha256(wanted.path.read_bytes()).hexdigest() != sha256
         wanted.path.unlink()
-done = fetch(wanted, Means(Client(), connections=int(connections)))
+done = fetch(wanted, TransferOptions(Client(), connections=int(connections)))
 print(json.dumps({"wrong": wrong, "finished": finished, "kills": killed}))
 """
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_at_100_random_moments(
-    serve: Callable[..., Any], wanted: Callable[..., Wanted], content: bytes, seed: int
+    serve: Callable[..., Any], wanted: Callable[..., WantedFile], content: bytes, seed: int
 ) -> None:
     server = serve(delay=0.02)
     want = wanted(server)

@@ -16,23 +16,23 @@ from typing import Any
 import pytest
 
 from envcheck.errors import PromiseError, UnavailableError
-from envcheck.mirrors.fetch.batch import Totals, fetch_all
-from envcheck.mirrors.fetch.limits import Slots
-from envcheck.mirrors.fetch.request import Fetched, Means, Wanted
+from envcheck.mirrors.fetch.batch import ProgressTotals, fetch_all
+from envcheck.mirrors.fetch.limits import HostSlots
+from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
 
 Serve = Callable[..., Any]
-Want = Callable[..., Wanted]
+Want = Callable[..., WantedFile]
 
 
-def copies(want: Wanted, count: int) -> list[Wanted]:
+def copies(want: WantedFile, count: int) -> list[WantedFile]:
     return [dataclasses.replace(want, path=want.path.with_name(f"{number}.bin")) for number in range(count)]
 
 
 def test_all_are_there_in_the_order_asked_for_and_each_is_told(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
     told: list[tuple[int, int]] = []
-    done: list[Fetched] = []
+    done: list[FetchedFile] = []
     many = copies(wanted(serve()), 3)
     found = fetch_all(many, dataclasses.replace(means, progress=lambda *so_far: told.append(so_far)), done.append)
     assert [file.path for file in found] == [want.path for want in many]
@@ -40,7 +40,7 @@ def test_all_are_there_in_the_order_asked_for_and_each_is_told(
     assert told[-1] == (3 * len(content), 3 * len(content))
 
 
-def test_the_others_come_though_one_does_not(serve: Serve, wanted: Want, means: Means) -> None:
+def test_the_others_come_though_one_does_not(serve: Serve, wanted: Want, means: TransferOptions) -> None:
     good, gone = wanted(serve()), wanted(serve(status=404))
     many = [dataclasses.replace(gone, path=gone.path.with_name("gone")), *copies(good, 2)]
     with pytest.raises(UnavailableError, match="gone: no source gives it"):
@@ -49,7 +49,7 @@ def test_the_others_come_though_one_does_not(serve: Serve, wanted: Want, means: 
 
 
 def test_room_for_all_of_them_is_looked_for_before_anything_is_asked(
-    serve: Serve, wanted: Want, means: Means, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, wanted: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two files of three have room; then one of them is there, and another is linked from this machine."""
     server = serve()
@@ -66,14 +66,14 @@ def test_room_for_all_of_them_is_looked_for_before_anything_is_asked(
     assert server.sent == 2 * size
 
 
-def test_wrong_bytes_are_told_before_what_is_not_to_be_had(serve: Serve, wanted: Want, means: Means) -> None:
+def test_wrong_bytes_are_told_before_what_is_not_to_be_had(serve: Serve, wanted: Want, means: TransferOptions) -> None:
     gone, wrong = wanted(serve(status=404)), wanted(serve(), sha256="0" * 64)
     with pytest.raises(PromiseError, match=r"no source has the file.*and 1 more file"):
         fetch_all([gone, dataclasses.replace(wrong, path=wrong.path.with_name("b"))], means, lambda _: None)
 
 
 def test_a_host_gets_no_more_requests_than_allowed_whatever_the_file() -> None:
-    slots, busy, most = Slots(2), [0], [0]
+    slots, busy, most = HostSlots(2), [0], [0]
     lock = threading.Lock()
 
     def one() -> None:
@@ -98,13 +98,13 @@ def test_a_host_gets_no_more_requests_than_allowed_whatever_the_file() -> None:
 
 def test_a_total_counts_a_size_as_soon_as_it_is_known() -> None:
     sizes = (10, None)
-    totals = Totals([Wanted((), "", size, Path("x")) for size in sizes])
+    totals = ProgressTotals([WantedFile((), "", size, Path("x")) for size in sizes])
     assert totals.update(0, 5, 10) == (5, 10)
     assert totals.update(1, 1, 30) == (6, 40)
 
 
 def test_an_interrupt_is_one_line_at_once_and_what_has_come_is_kept(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
     server = serve(delay=0.3)
     want = wanted(server)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from envcheck.mirrors.net.stall import BYTES, SECONDS, Pace
+from envcheck.mirrors.net.stall import BYTES, SECONDS, StallDetector
 
 
 @pytest.mark.parametrize(("size", "drips"), [(1, True), (BYTES, False)])
@@ -20,7 +20,7 @@ def test_what_only_drips_is_told(monkeypatch: pytest.MonkeyPatch, size: int, *, 
             now[0] += SECONDS / 2
             yield bytes(size)
 
-    pace = Pace()
+    pace = StallDetector()
     for _ in pace.timed(chunks()):
         now[0] += 1000.0  # what is done with a chunk is no waiting for it
     assert pace.drips is drips

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.index.locate import Need, locate
+from envcheck.mirrors.index.locate import LockedPackage, locate
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Index
 
 Serve = Callable[..., Any]
 NAME, SHA = "demo-1.0-py3-none-any.whl", "a" * 64
 PAGE = f'<a href="{NAME}#sha256={SHA}">demo</a>'.encode()
-NEED = Need("demo", (SHA,))
+NEED = LockedPackage("demo", (SHA,))
 
 
 def index(server: Any) -> Index:

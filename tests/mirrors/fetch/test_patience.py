@@ -17,15 +17,15 @@ from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch import whole
 from envcheck.mirrors.fetch.limits import LONGEST_WAIT, SLOW_ANSWERS
 from envcheck.mirrors.fetch.plan import scheduler
-from envcheck.mirrors.fetch.request import Means, Wanted
-from envcheck.mirrors.fetch.retries import LaterError, NobodyError, in_turn, text
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
+from envcheck.mirrors.fetch.retries import NoSourceError, RetryLaterError, read_body, try_sources
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.index import simple_api
 from envcheck.mirrors.net import stall
 from envcheck.mirrors.net.client import Client
 
 Serve = Callable[..., Any]
-Want = Callable[..., Wanted]
+Want = Callable[..., WantedFile]
 DAY = "86400"
 FAR = "Fri, 31 Dec 2999 23:59:59 GMT"
 LONG = {
@@ -52,7 +52,9 @@ def only_line(error: UnavailableError) -> str:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("connections", [1, 4])
-def test_the_only_source_drips(serve: Serve, wanted: Want, means: Means, connections: int, *, ranges: bool) -> None:
+def test_the_only_source_drips(
+    serve: Serve, wanted: Want, means: TransferOptions, connections: int, *, ranges: bool
+) -> None:
     """Several connections drip, then one alone; a source without ranges is asked in streams after its first answer."""
     server = serve(drip=0.05, ranges=ranges)
     with pytest.raises(UnavailableError) as caught:
@@ -66,7 +68,9 @@ def test_the_only_source_drips(serve: Serve, wanted: Want, means: Means, connect
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.timeout(60)
-def test_the_only_source_of_a_small_file_drips(serve: Serve, wanted: Want, means: Means, content: bytes) -> None:
+def test_the_only_source_of_a_small_file_drips(
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
+) -> None:
     server = serve(content=content[:1000], drip=0.05)
     with pytest.raises(UnavailableError) as caught:
         fetch(dataclasses.replace(wanted(server), size=1000), means)
@@ -78,8 +82,8 @@ def test_the_only_source_of_a_small_file_drips(serve: Serve, wanted: Want, means
 @pytest.mark.timeout(60)
 def test_a_page_that_drips_is_asked_for_twice(serve: Serve) -> None:
     server = serve(drip=0.05)
-    with pytest.raises(NobodyError) as caught:
-        in_turn([server.url], lambda url: text(Client(), url, 1 << 20))
+    with pytest.raises(NoSourceError) as caught:
+        try_sources([server.url], lambda url: read_body(Client(), url, 1 << 20))
     assert "less than 30 KiB" in str(caught.value.reasons[server.url])
     assert len(server.asked) == SLOW_ANSWERS
 
@@ -87,7 +91,7 @@ def test_a_page_that_drips_is_asked_for_twice(serve: Serve) -> None:
 @pytest.mark.usefixtures("short")
 @pytest.mark.timeout(60)
 def test_a_line_too_narrow_for_several_connections_is_used_by_one(
-    serve: Serve, wanted: Want, means: Means, content: bytes, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One alone brings five times what it should in half a second; of eleven each brings half of it."""
     monkeypatch.setattr(stall, "BYTES", 1 << 18)
@@ -102,7 +106,7 @@ def test_a_line_too_narrow_for_several_connections_is_used_by_one(
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("known", [True, False])
 def test_the_only_source_asks_for_days(
-    serve: Serve, wanted: Want, means: Means, said: str, status: int, *, known: bool
+    serve: Serve, wanted: Want, means: TransferOptions, said: str, status: int, *, known: bool
 ) -> None:
     server = serve(status=status, retry_after=said)
     want = wanted(server)
@@ -115,7 +119,7 @@ def test_the_only_source_asks_for_days(
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_source_that_asks_for_days_in_the_middle_is_given_up_and_what_came_is_kept(
-    serve: Serve, wanted: Want, means: Means, content: bytes, *, ranges: bool
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, *, ranges: bool
 ) -> None:
     server = serve()
 
@@ -141,14 +145,16 @@ def test_a_source_that_asks_for_days_in_the_middle_is_given_up_and_what_came_is_
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("known", [True, False])
-def test_another_source_has_it(serve: Serve, wanted: Want, means: Means, content: bytes, *, known: bool) -> None:
+def test_another_source_has_it(
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, *, known: bool
+) -> None:
     want = wanted(serve(status=429, retry_after=DAY), serve())
     fetch(want if known else dataclasses.replace(want, size=None), means)
     assert want.path.read_bytes() == content
 
 
 @pytest.mark.timeout(30)
-def test_a_small_file_s_only_source_asks_for_days(serve: Serve, wanted: Want, means: Means) -> None:
+def test_a_small_file_s_only_source_asks_for_days(serve: Serve, wanted: Want, means: TransferOptions) -> None:
     server = serve(status=429, retry_after=DAY)
     with pytest.raises(UnavailableError, match=LONG[DAY]):
         fetch(dataclasses.replace(wanted(server), size=whole.LARGEST), means)
@@ -159,12 +165,12 @@ def test_a_small_file_s_only_source_asks_for_days(serve: Serve, wanted: Want, me
 def test_a_page_whose_server_asks_for_days(serve: Serve) -> None:
     server = serve(status=429, retry_after=DAY)
     reads: list[Callable[[str], object]] = [
-        lambda url: text(Client(), url, 1 << 20),
-        lambda url: simple_api.read(Client(), url),
+        lambda url: read_body(Client(), url, 1 << 20),
+        lambda url: simple_api.read_page(Client(), url),
     ]
     for read in reads:
-        with pytest.raises(NobodyError) as caught:
-            in_turn([server.url], read)
+        with pytest.raises(NoSourceError) as caught:
+            try_sources([server.url], read)
         assert LONG[DAY] in str(caught.value.reasons[server.url])
     assert len(server.asked) == len(reads)
 
@@ -176,15 +182,15 @@ def test_the_waits_that_a_page_s_server_asks_for_are_limited_together(monkeypatc
 
     def busy(_url: str) -> None:
         message = "it answers 429"
-        raise LaterError(message, LONGEST_WAIT / 2)
+        raise RetryLaterError(message, LONGEST_WAIT / 2)
 
-    with pytest.raises(NobodyError):
-        in_turn(["http://t/"], busy, stop)
+    with pytest.raises(NoSourceError):
+        try_sources(["http://t/"], busy, stop)
     assert waits == [0.0, LONGEST_WAIT / 2, LONGEST_WAIT / 2]
 
 
 def test_who_is_waited_for_is_named_with_the_seconds_once(
-    serve: Serve, wanted: Want, means: Means, notes: list[str]
+    serve: Serve, wanted: Want, means: TransferOptions, notes: list[str]
 ) -> None:
     server = serve(status=503, retry_after="1", first=1)
     want = wanted(server)

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.mirrors.fetch.limits import LONGEST_WAIT
-from envcheck.mirrors.fetch.plan.pieces import MIB, Failure, Task, piece_size, spans
-from envcheck.mirrors.fetch.plan.scheduler import BACKOFF, Board
+from envcheck.mirrors.fetch.plan.pieces import MIB, Failure, RangeTask, piece_size, spans
+from envcheck.mirrors.fetch.plan.scheduler import BACKOFF, PieceScheduler
 
 
-def board(sources: int = 2, size: int = 4 * MIB, **more: int) -> Board:
-    return Board(size, MIB, sources, per_source=more.get("per_source", 2), done={})
+def board(sources: int = 2, size: int = 4 * MIB, **more: int) -> PieceScheduler:
+    return PieceScheduler(size, MIB, sources, per_source=more.get("per_source", 2), done={})
 
 
 @given(st.integers(0, 1 << 42))
@@ -30,7 +30,7 @@ def test_a_journal_stays_short(size: int) -> None:
     assert size / piece_size(size) <= 2048
 
 
-def known(told: Board) -> Board:
+def known(told: PieceScheduler) -> PieceScheduler:
     for source in told.sources:
         source.known = True
     return told
@@ -69,7 +69,7 @@ def test_a_source_that_failed_rests_longer_each_time_and_then_is_left_alone() ->
     assert told.sources[0].dropped
 
 
-def refused(told: Board, now: float, failure: Failure) -> None:
+def refused(told: PieceScheduler, now: float, failure: Failure) -> None:
     """Have the next request fail."""
     task = told.take(now)
     assert task is not None
@@ -250,7 +250,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_with_many_under_way_every_piece_is_missing_under_way_or_done(steps: list[tuple[str, int]]) -> None:
     told, now = board(sources=2, size=9 * MIB, per_source=4), 0.0
-    taken: list[Task] = []
+    taken: list[RangeTask] = []
     for step, which in steps:
         now += which
         if step == "take":

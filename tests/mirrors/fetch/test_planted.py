@@ -12,11 +12,11 @@ import pytest
 from envcheck import safe_files
 from envcheck.errors import ConfigError
 from envcheck.mirrors.fetch.disk import partial_file
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
 
 Serve = Callable[..., Any]
-Want = Callable[..., Wanted]
+Want = Callable[..., WantedFile]
 VICTIM = b"precious\n" * 1000
 
 
@@ -35,12 +35,12 @@ def untouched(victim: Path) -> bool:
 @pytest.mark.parametrize("name", ["part", "journal", "journal.new", "local"])
 @pytest.mark.parametrize("kind", ["link", "dangling", "hard link", "pipe"])
 def test_a_planted_name_is_replaced_and_not_followed(
-    serve: Serve, wanted: Want, means: Means, content: bytes, victim: Path, name: str, kind: str
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, victim: Path, name: str, kind: str
 ) -> None:
     want = wanted(serve())
     want.path.parent.mkdir()
-    part = partial_file.part_of(want)
-    planted = {"part": part, "journal": partial_file.journal_of(part)}
+    part = partial_file.part_path(want)
+    planted = {"part": part, "journal": partial_file.journal_path(part)}
     planted |= {"journal.new": Path(f"{planted['journal']}.new"), "local": Path(f"{part}.local")}
     absent = victim.with_name("absent")
     if kind == "pipe":
@@ -57,12 +57,12 @@ def test_a_planted_name_is_replaced_and_not_followed(
 
 
 def test_an_unfinished_file_that_others_may_write_to_is_not_gone_on_with(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
     """Who holds it open could change it after its hash was compared."""
     want = wanted(serve())
     want.path.parent.mkdir()
-    part = partial_file.part_of(want)
+    part = partial_file.part_path(want)
     part.write_bytes(content)
     part.chmod(0o666)
     with part.open("r+b") as held:
@@ -74,25 +74,29 @@ def test_an_unfinished_file_that_others_may_write_to_is_not_gone_on_with(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a file of another user is made by root only")
 def test_an_unfinished_file_of_another_user_is_not_gone_on_with(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
     want = wanted(serve())
     want.path.parent.mkdir()
-    part = partial_file.part_of(want)
+    part = partial_file.part_path(want)
     part.write_bytes(content)
     os.chown(part, 65534, 65534)
     fetch(want, means)
     assert want.path.stat().st_uid == 0
 
 
-def test_a_directory_in_the_place_of_an_unfinished_file_is_one_line(serve: Serve, wanted: Want, means: Means) -> None:
+def test_a_directory_in_the_place_of_an_unfinished_file_is_one_line(
+    serve: Serve, wanted: Want, means: TransferOptions
+) -> None:
     want = wanted(serve())
-    (partial_file.part_of(want) / "below").mkdir(parents=True)
+    (partial_file.part_path(want) / "below").mkdir(parents=True)
     with pytest.raises(ConfigError, match="has the name of a temporary file"):
         fetch(want, means)
 
 
-def test_a_pipe_at_the_final_name_is_replaced(serve: Serve, wanted: Want, means: Means, content: bytes) -> None:
+def test_a_pipe_at_the_final_name_is_replaced(
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
+) -> None:
     want = wanted(serve())
     want.path.parent.mkdir()
     os.mkfifo(want.path)
@@ -101,7 +105,7 @@ def test_a_pipe_at_the_final_name_is_replaced(serve: Serve, wanted: Want, means:
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o600), (0o027, 0o640), (0o002, 0o664)])
-def test_the_umask_is_honoured(serve: Serve, wanted: Want, means: Means, mask: int, mode: int) -> None:
+def test_the_umask_is_honoured(serve: Serve, wanted: Want, means: TransferOptions, mask: int, mode: int) -> None:
     want = wanted(serve())
     before = os.umask(mask)
     try:
@@ -112,10 +116,10 @@ def test_the_umask_is_honoured(serve: Serve, wanted: Want, means: Means, mask: i
 
 
 def test_a_name_of_the_greatest_length_can_be_fetched(
-    serve: Serve, wanted: Want, means: Means, content: bytes, tmp_path: Path
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, tmp_path: Path
 ) -> None:
     want = wanted(serve())
-    want = Wanted(want.urls, want.sha256, want.size, tmp_path / ("ä" * 127))
+    want = WantedFile(want.urls, want.sha256, want.size, tmp_path / ("ä" * 127))
     fetch(want, means)
     assert want.path.read_bytes() == content
 

@@ -14,11 +14,11 @@ import pytest
 
 from envcheck.mirrors.fetch import download as fetch_download
 from envcheck.mirrors.fetch.disk import journal, partial_file
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
 
 Serve = Callable[..., Any]
-Want = Callable[..., Wanted]
+Want = Callable[..., WantedFile]
 Sync = Callable[[int], None]
 
 
@@ -85,7 +85,7 @@ def lose(chance: random.Random, kept: Disk, part: Path) -> None:
             if chance.random() < 0.7:
                 file.seek(at)
                 file.write(bytes(length) if chance.random() < 0.5 else chance.randbytes(length))
-    noted = partial_file.journal_of(part)
+    noted = partial_file.journal_path(part)
     text = noted.read_bytes()
     left = text[: chance.randint(kept.noted, len(text))]
     noted.write_bytes(left + bytes(chance.choice([0, 0, 300])))
@@ -95,7 +95,7 @@ def lose(chance: random.Random, kept: Disk, part: Path) -> None:
 def test_what_is_believed_after_a_power_cut_is_right(
     serve: Serve,
     wanted: Want,
-    means: Means,
+    means: TransferOptions,
     notes: list[str],
     content: bytes,
     monkeypatch: pytest.MonkeyPatch,

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.net import advice
 from envcheck.mirrors.net.credentials import Netrc
 
 Serve = Callable[..., Any]
-Want = Callable[..., Wanted]
+Want = Callable[..., WantedFile]
 LOGIN = "name the login it wants in the profile (`netrc:` or `credentials:`)"
 
 
@@ -28,18 +28,20 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.upper(), raising=False)
 
 
-def said(want: Wanted, means: Means) -> str:
+def said(want: WantedFile, means: TransferOptions) -> str:
     with pytest.raises(UnavailableError) as error:
         fetch(want, means)
     return str(error.value)
 
 
 @pytest.fixture
-def secure(serve: Serve, secured: Callable[..., tuple[Wanted, Path]]) -> Wanted:
+def secure(serve: Serve, secured: Callable[..., tuple[WantedFile, Path]]) -> WantedFile:
     return secured(serve())[0]
 
 
-def test_a_certificate_of_an_unknown_authority(secure: Wanted, means: Means, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_of_an_unknown_authority(
+    secure: WantedFile, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for size in (secure.size, None):
         told = said(dataclasses.replace(secure, size=size), means)
         assert told.endswith(
@@ -54,20 +56,20 @@ def test_a_certificate_of_an_unknown_authority(secure: Wanted, means: Means, mon
 def test_what_no_authority_mends(code: int, fix: str) -> None:
     error = ssl.SSLCertVerificationError("x")
     error.verify_code = code
-    assert fix in advice.of_tls(error)
-    assert "ca:" not in advice.of_tls(error)
+    assert fix in advice.tls_advice(error)
+    assert "ca:" not in advice.tls_advice(error)
 
 
 @pytest.mark.parametrize("status", [401, 403])
 @pytest.mark.parametrize("known", [True, False])
-def test_a_refusal(serve: Serve, wanted: Want, means: Means, status: int, *, known: bool) -> None:
+def test_a_refusal(serve: Serve, wanted: Want, means: TransferOptions, status: int, *, known: bool) -> None:
     want = wanted(serve(status=status))
     assert said(want if known else dataclasses.replace(want, size=None), means).endswith(f"; {LOGIN}")
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_proxy_that_is_not_there_or_refuses(
-    serve: Serve, wanted: Want, means: Means, scheme: str, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, wanted: Want, means: TransferOptions, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy = serve(status=407)
     want = dataclasses.replace(wanted(proxy), urls=(f"{scheme}://nobody.invalid/file.bin",), size=None)

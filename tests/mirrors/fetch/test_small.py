@@ -14,22 +14,24 @@ import pytest
 from envcheck.errors import PromiseError, UnavailableError
 from envcheck.mirrors.fetch.batch import fetch_all
 from envcheck.mirrors.fetch.disk import partial_file
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.index.simple_api import parse
+from envcheck.mirrors.index.simple_api import parse_page
 
 Serve = Callable[..., Any]
-Want = Callable[..., Wanted]
+Want = Callable[..., WantedFile]
 SMALL = b"a small file\n" * 700
 HASH = hashlib.sha256(SMALL).hexdigest()
 LIES = [7, 10**18, -4, 0, None]
 
 
-def small(want: Wanted) -> Wanted:
+def small(want: WantedFile) -> WantedFile:
     return dataclasses.replace(want, sha256=HASH, size=len(SMALL))
 
 
-def test_a_small_file_takes_one_request_and_leaves_nothing_beside_it(serve: Serve, wanted: Want, means: Means) -> None:
+def test_a_small_file_takes_one_request_and_leaves_nothing_beside_it(
+    serve: Serve, wanted: Want, means: TransferOptions
+) -> None:
     server = serve(content=SMALL)
     want = small(wanted(server))
     done = fetch(want, means)
@@ -40,7 +42,7 @@ def test_a_small_file_takes_one_request_and_leaves_nothing_beside_it(serve: Serv
 
 
 def test_small_files_are_synced_together_and_alone_each_by_itself(
-    serve: Serve, wanted: Want, means: Means, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, wanted: Want, means: TransferOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda _file: synced.append("file"))
@@ -54,14 +56,14 @@ def test_small_files_are_synced_together_and_alone_each_by_itself(
 
 @pytest.mark.parametrize("fault", [{"content": SMALL[:-1] + b"x"}, {"status": 404}, {"truncate": 10}, {"content": b""}])
 def test_a_bad_source_of_a_small_file_is_passed_over(
-    serve: Serve, wanted: Want, means: Means, fault: dict[str, Any]
+    serve: Serve, wanted: Want, means: TransferOptions, fault: dict[str, Any]
 ) -> None:
     want = small(wanted(serve(**{"content": SMALL, **fault}), serve(content=SMALL)))
     fetch(want, means)
     assert want.path.read_bytes() == SMALL
 
 
-def test_wrong_bytes_of_a_small_file_get_no_name(serve: Serve, wanted: Want, means: Means) -> None:
+def test_wrong_bytes_of_a_small_file_get_no_name(serve: Serve, wanted: Want, means: TransferOptions) -> None:
     want = small(wanted(serve(content=SMALL[:-1] + b"x")))
     with pytest.raises(PromiseError):
         fetch(want, means)
@@ -70,7 +72,7 @@ def test_wrong_bytes_of_a_small_file_get_no_name(serve: Serve, wanted: Want, mea
 
 @pytest.mark.parametrize("hint", LIES)
 def test_a_size_that_a_page_claims_blocks_nobody(
-    serve: Serve, wanted: Want, means: Means, content: bytes, hint: int | None
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, hint: int | None
 ) -> None:
     want = dataclasses.replace(wanted(serve()), size=None, hint=hint)
     fetch_all([want], means, lambda _: None)
@@ -80,7 +82,7 @@ def test_a_size_that_a_page_claims_blocks_nobody(
 @pytest.mark.parametrize("liar_first", [True, False])
 @pytest.mark.parametrize("lie", [b"", b"1234567"])
 def test_a_liar_before_or_after_an_honest_mirror_blocks_nobody(
-    serve: Serve, wanted: Want, means: Means, content: bytes, lie: bytes, *, liar_first: bool
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, lie: bytes, *, liar_first: bool
 ) -> None:
     """The page and the server of the liar agree."""
     liar, honest = serve(content=lie), serve()
@@ -91,7 +93,7 @@ def test_a_liar_before_or_after_an_honest_mirror_blocks_nobody(
 
 
 def test_a_server_that_tells_a_size_beyond_the_disk_blocks_nobody(
-    serve: Serve, wanted: Want, means: Means, content: bytes, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     want = dataclasses.replace(wanted(serve(), serve()), size=None, hint=10**14)
     plain = partial_file.reserve
@@ -103,13 +105,13 @@ def test_a_server_that_tells_a_size_beyond_the_disk_blocks_nobody(
         plain(file, size, part)
 
     monkeypatch.setattr(partial_file, "reserve", reserve)
-    monkeypatch.setattr("envcheck.mirrors.fetch.transfer._sizes", lambda *_: iter([10**14, len(content)]))
+    monkeypatch.setattr("envcheck.mirrors.fetch.transfer._source_sizes", lambda *_: iter([10**14, len(content)]))
     fetch(want, means)
     assert want.path.read_bytes() == content
 
 
 def test_a_run_after_one_that_was_cut_off_resumes_whatever_a_page_claims(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
     server = serve(gone_after=5)
     want = dataclasses.replace(wanted(server), size=None, hint=7)
@@ -124,5 +126,5 @@ def test_a_run_after_one_that_was_cut_off_resumes_whatever_a_page_claims(
 @pytest.mark.parametrize("more", ["null", "true", "1.5"])
 def test_a_size_on_a_page_that_can_be_none_is_left_out(said: str, size: int | None, more: str) -> None:
     page = '{"files": [{"filename": "a", "url": "a", "size": %s}, {"filename": "b", "url": "b", "size": %s}]}'
-    files = parse((page % (said, more)).encode(), "json", "http://t/")
+    files = parse_page((page % (said, more)).encode(), "json", "http://t/")
     assert [file.size for file in files] == [size, None]

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.mirrors.fetch.limits import Limiter
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.limits import BandwidthLimiter
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
 
 Serve = Callable[..., Any]
-Want = Callable[..., Wanted]
+Want = Callable[..., WantedFile]
 MIB = 1 << 20
 
 
-def leftovers(wanted: Wanted) -> list[str]:
+def leftovers(wanted: WantedFile) -> list[str]:
     return sorted(path.name for path in wanted.path.parent.iterdir() if path.name != wanted.path.name)
 
 
@@ -34,7 +34,7 @@ def flipped(content: bytes, at: int) -> bytes:
 
 
 def test_a_file_arrives_whole_and_leaves_nothing_beside_it(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
     want = wanted(serve())
     done = fetch(want, means)
@@ -43,7 +43,7 @@ def test_a_file_arrives_whole_and_leaves_nothing_beside_it(
     assert (done.size, done.moved, done.found) == (len(content), len(content), 0)
 
 
-def test_a_file_that_is_there_is_hashed_and_not_fetched(serve: Serve, wanted: Want, means: Means) -> None:
+def test_a_file_that_is_there_is_hashed_and_not_fetched(serve: Serve, wanted: Want, means: TransferOptions) -> None:
     server = serve()
     fetch(wanted(server), means)
     before = server.sent
@@ -52,7 +52,7 @@ def test_a_file_that_is_there_is_hashed_and_not_fetched(serve: Serve, wanted: Wa
 
 
 def test_a_wrong_file_at_the_name_is_replaced_and_that_is_said(
-    serve: Serve, wanted: Want, means: Means, content: bytes, notes: list[str]
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, notes: list[str]
 ) -> None:
     want = wanted(serve())
     want.path.parent.mkdir()
@@ -67,7 +67,7 @@ def test_a_wrong_file_at_the_name_is_replaced_and_that_is_said(
 
 
 def test_a_link_at_the_name_is_replaced_and_what_it_leads_to_is_kept(
-    serve: Serve, wanted: Want, means: Means, content: bytes, notes: list[str]
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, notes: list[str]
 ) -> None:
     want = wanted(serve())
     want.path.parent.mkdir()
@@ -80,7 +80,7 @@ def test_a_link_at_the_name_is_replaced_and_what_it_leads_to_is_kept(
     assert "replaces the link alone" in notes[0]
 
 
-def test_a_directory_of_the_files_name_is_named(serve: Serve, wanted: Want, means: Means) -> None:
+def test_a_directory_of_the_files_name_is_named(serve: Serve, wanted: Want, means: TransferOptions) -> None:
     want = wanted(serve())
     want.path.mkdir(parents=True)
     with pytest.raises(ConfigError, match=re.escape(f"{want.path}: a directory has the name of the file")):
@@ -118,7 +118,7 @@ def test_a_directory_of_the_files_name_is_named(serve: Serve, wanted: Want, mean
     ],
 )
 def test_one_server_with_a_fault_that_can_be_lived_with(
-    serve: Serve, wanted: Want, means: Means, content: bytes, faults: dict[str, Any]
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, faults: dict[str, Any]
 ) -> None:
     want = wanted(serve(**faults))
     fetch(want, means)
@@ -154,7 +154,7 @@ def test_one_server_with_a_fault_that_can_be_lived_with(
     ],
 )
 def test_the_second_source_gives_what_the_first_does_not(
-    serve: Serve, wanted: Want, means: Means, content: bytes, faults: dict[str, Any]
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, faults: dict[str, Any]
 ) -> None:
     bad, good = serve(**faults), serve()
     want = wanted(bad, good)
@@ -163,14 +163,14 @@ def test_the_second_source_gives_what_the_first_does_not(
     assert good.sent >= len(content) / 2
 
 
-def test_a_dead_host_costs_its_time_once(serve: Serve, wanted: Want, means: Means, content: bytes) -> None:
+def test_a_dead_host_costs_its_time_once(serve: Serve, wanted: Want, means: TransferOptions, content: bytes) -> None:
     good = serve()
     want = dataclasses.replace(wanted(good), urls=("http://127.0.0.250:1/file.bin", good.url))
     fetch(want, means)
     assert want.path.read_bytes() == content
 
 
-def test_nobody_has_it(serve: Serve, wanted: Want, means: Means) -> None:
+def test_nobody_has_it(serve: Serve, wanted: Want, means: TransferOptions) -> None:
     want = wanted(serve(status=404), serve(status=403))
     with pytest.raises(UnavailableError, match=r"127\.0\.0\.2:\d+: it answers 404; 127\.0\.0\.3:\d+: it answers 403"):
         fetch(want, means)
@@ -179,7 +179,7 @@ def test_nobody_has_it(serve: Serve, wanted: Want, means: Means) -> None:
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_wrong_bytes_of_the_right_size_and_etag_are_refused(
-    serve: Serve, wanted: Want, means: Means, content: bytes, *, ranges: bool
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, *, ranges: bool
 ) -> None:
     want = wanted(serve(content=flipped(content, 3 * MIB), ranges=ranges))
     with pytest.raises(PromiseError, match="no source has the file with sha256"):
@@ -188,7 +188,7 @@ def test_wrong_bytes_of_the_right_size_and_etag_are_refused(
 
 
 def test_the_bad_piece_is_found_and_only_what_is_needed_is_asked_of_the_second_source(
-    serve: Serve, wanted: Want, means: Means, content: bytes, notes: list[str]
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, notes: list[str]
 ) -> None:
     bad, good = serve(content=flipped(content, 2 * MIB + 7)), serve()
     want = wanted(bad, good)
@@ -198,7 +198,7 @@ def test_the_bad_piece_is_found_and_only_what_is_needed_is_asked_of_the_second_s
     assert any("1 bad piece(s) came from 127.0.0.2" in note for note in notes)
 
 
-def test_several_bad_pieces_are_replaced(serve: Serve, wanted: Want, means: Means, content: bytes) -> None:
+def test_several_bad_pieces_are_replaced(serve: Serve, wanted: Want, means: TransferOptions, content: bytes) -> None:
     want = wanted(serve(content=flipped(flipped(content, 2 * MIB), 7 * MIB)), serve())
     fetch(want, means)
     assert want.path.read_bytes() == content
@@ -206,7 +206,7 @@ def test_several_bad_pieces_are_replaced(serve: Serve, wanted: Want, means: Mean
 
 @pytest.mark.parametrize(("one", "other"), [([2], [7]), ([7], [2]), ([1, 8], [0, 5]), ([5], [0, 1, 9])])
 def test_two_sources_with_other_bad_pieces_make_one_good_file(
-    serve: Serve, wanted: Want, means: Means, content: bytes, one: list[int], other: list[int]
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, one: list[int], other: list[int]
 ) -> None:
     """Each has pieces wrong; the first one's are found at the second, and the second's are not taken over."""
     first = functools.reduce(lambda bad, piece: flipped(bad, piece * MIB), one, content)
@@ -219,7 +219,13 @@ def test_two_sources_with_other_bad_pieces_make_one_good_file(
 @pytest.mark.parametrize("first", [{"ranges": False}, {}])
 @pytest.mark.parametrize("size", [None, 10 * MIB + 12345])
 def test_where_pieces_cannot_be_compared_the_whole_file_is_taken_from_the_other_source(
-    serve: Serve, wanted: Want, means: Means, content: bytes, notes: list[str], first: dict[str, Any], size: int | None
+    serve: Serve,
+    wanted: Want,
+    means: TransferOptions,
+    content: bytes,
+    notes: list[str],
+    first: dict[str, Any],
+    size: int | None,
 ) -> None:
     bad, good = serve(content=flipped(content, 3 * MIB), **first), serve(ranges=False, truncate=1000, first=3)
     want = wanted(bad, good, size=size)
@@ -231,7 +237,7 @@ def test_where_pieces_cannot_be_compared_the_whole_file_is_taken_from_the_other_
 
 
 def test_two_sources_of_whole_files_that_are_both_wrong_give_nothing(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
     bad, worse = (serve(content=flipped(content, at * MIB), ranges=False) for at in (3, 5))
     want = wanted(bad, worse)
@@ -240,30 +246,34 @@ def test_two_sources_of_whole_files_that_are_both_wrong_give_nothing(
     assert list(want.path.parent.iterdir()) == []
 
 
-def test_a_piece_of_two_mirrors_is_said_to_be_of_several_sources(serve: Serve, wanted: Want, means: Means) -> None:
+def test_a_piece_of_two_mirrors_is_said_to_be_of_several_sources(
+    serve: Serve, wanted: Want, means: TransferOptions
+) -> None:
     want = wanted(serve(most=400_000, gone_after=1), serve())
     assert {*fetch(want, means).sources} == {want.urls[1].split("/")[2], "several sources"}
 
 
-def test_an_empty_file(serve: Serve, wanted: Want, means: Means) -> None:
+def test_an_empty_file(serve: Serve, wanted: Want, means: TransferOptions) -> None:
     want = wanted(serve(content=b""), sha256=hashlib.sha256(b"").hexdigest(), size=None)
     fetch(want, means)
     assert want.path.read_bytes() == b""
 
 
-def test_the_digest_of_nothing_is_no_pass_for_a_file(serve: Serve, wanted: Want, means: Means) -> None:
+def test_the_digest_of_nothing_is_no_pass_for_a_file(serve: Serve, wanted: Want, means: TransferOptions) -> None:
     want = wanted(serve(content=b""), size=None)
     with pytest.raises(PromiseError):
         fetch(want, means)
 
 
-def test_a_size_nobody_told_is_asked_for(serve: Serve, wanted: Want, means: Means, content: bytes) -> None:
+def test_a_size_nobody_told_is_asked_for(serve: Serve, wanted: Want, means: TransferOptions, content: bytes) -> None:
     want = wanted(serve(status=404), serve(), size=None)
     fetch(want, means)
     assert want.path.read_bytes() == content
 
 
-def test_redirects_are_followed_anew_for_each_piece(serve: Serve, wanted: Want, means: Means, content: bytes) -> None:
+def test_redirects_are_followed_anew_for_each_piece(
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
+) -> None:
     target = serve()
     front = serve(redirect=target.url)
     want = wanted(front)
@@ -272,7 +282,7 @@ def test_redirects_are_followed_anew_for_each_piece(serve: Serve, wanted: Want, 
     assert len(front.asked) == len(target.asked) == 11
 
 
-def test_two_fetch_one_file_and_one_of_them_moves_it(serve: Serve, wanted: Want, means: Means) -> None:
+def test_two_fetch_one_file_and_one_of_them_moves_it(serve: Serve, wanted: Want, means: TransferOptions) -> None:
     server = serve(delay=0.05)
     want = wanted(server)
     threads = [threading.Thread(target=fetch, args=(want, means)) for _ in range(3)]
@@ -285,7 +295,7 @@ def test_two_fetch_one_file_and_one_of_them_moves_it(serve: Serve, wanted: Want,
 
 
 def test_what_came_before_a_failure_is_not_fetched_again(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
     dying, sound = serve(gone_after=6), serve()
     with pytest.raises(UnavailableError):
@@ -298,13 +308,13 @@ def test_what_came_before_a_failure_is_not_fetched_again(
     assert want.path.read_bytes() == content
 
 
-def test_a_limit_holds(serve: Serve, wanted: Want, means: Means, content: bytes) -> None:
+def test_a_limit_holds(serve: Serve, wanted: Want, means: TransferOptions, content: bytes) -> None:
     began = time.monotonic()
-    fetch(wanted(serve()), dataclasses.replace(means, limiter=Limiter(8 * MIB)))
+    fetch(wanted(serve()), dataclasses.replace(means, limiter=BandwidthLimiter(8 * MIB)))
     assert time.monotonic() - began >= len(content) / (8 * MIB) - 1
 
 
-def test_no_more_connections_than_allowed(serve: Serve, wanted: Want, means: Means) -> None:
+def test_no_more_connections_than_allowed(serve: Serve, wanted: Want, means: TransferOptions) -> None:
     most = [0, 0]
     lock = threading.Lock()
     server = serve(delay=0.02)
@@ -324,7 +334,7 @@ def test_no_more_connections_than_allowed(serve: Serve, wanted: Want, means: Mea
 
 
 def test_a_disk_too_small_is_told_before_a_byte_is_fetched(
-    serve: Serve, wanted: Want, means: Means, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, wanted: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=MIB))
@@ -334,14 +344,14 @@ def test_a_disk_too_small_is_told_before_a_byte_is_fetched(
     assert server.sent == 0
 
 
-def test_a_directory_that_cannot_be_written_is_one_line(serve: Serve, means: Means) -> None:
-    want = Wanted((serve().url,), "0" * 64, 1, Path("/proc/nowhere/file.bin"))
+def test_a_directory_that_cannot_be_written_is_one_line(serve: Serve, means: TransferOptions) -> None:
+    want = WantedFile((serve().url,), "0" * 64, 1, Path("/proc/nowhere/file.bin"))
     with pytest.raises(OSError, match="nowhere"):
         fetch(want, means)
 
 
 def test_an_interrupted_fetch_leaves_only_what_can_be_gone_on_with(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
     want = wanted(serve(delay=0.2))
 
@@ -357,7 +367,7 @@ def test_an_interrupted_fetch_leaves_only_what_can_be_gone_on_with(
 
 
 def test_a_journal_that_lies_about_its_data_is_found_out(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
     """Pieces said to be there that are not: the hash says so, and they are fetched again."""
     want = wanted(serve(delay=0.2))

@@ -19,15 +19,15 @@ from click.testing import CliRunner
 
 from envcheck.cli import cli
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.hub.api import client
+from envcheck.mirrors.hub.api import hub_client
 from envcheck.mirrors.net.client import Client, NetworkError
-from envcheck.mirrors.net.credentials import Bearer
+from envcheck.mirrors.net.credentials import BearerToken
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
 
 Serve = Callable[..., Any]
-Want = Callable[..., Wanted]
+Want = Callable[..., WantedFile]
 CANARY = "c4n4ry-s3cret"
 
 
@@ -43,7 +43,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_netrc_password_goes_to_its_host_and_to_no_host_it_redirects_to(
-    serve: Serve, wanted: Want, means: Means, tmp_path: Path, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, tmp_path: Path, content: bytes
 ) -> None:
     target = serve()
     front = serve(redirect=target.url)
@@ -56,21 +56,21 @@ def test_a_netrc_password_goes_to_its_host_and_to_no_host_it_redirects_to(
     assert seen(target) == {None}
 
 
-def test_a_token_goes_to_its_origin_alone(serve: Serve, wanted: Want, means: Means) -> None:
+def test_a_token_goes_to_its_origin_alone(serve: Serve, wanted: Want, means: TransferOptions) -> None:
     target = serve()
     front = serve(redirect=target.url)
-    fetch(wanted(front), dataclasses.replace(means, client=Client(logins=[Bearer(front.url, CANARY)])))
+    fetch(wanted(front), dataclasses.replace(means, client=Client(logins=[BearerToken(front.url, CANARY)])))
     assert seen(front) == {f"Bearer {CANARY}"}
     assert seen(target) == {None}
     port = front.server_address[1]
     for other in (front.url.replace("http:", "https:"), front.url.replace(f":{port}", f":{port + 1}")):
         front.headers_seen.clear()
-        with Client(logins=[Bearer(other, CANARY)]).get(front.url):
+        with Client(logins=[BearerToken(other, CANARY)]).get(front.url):
             assert seen(front) == {None}
 
 
 def test_a_closed_profile_asks_no_host_it_does_not_name(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
     """Neither where a mirror leads, nor what was asked for by its own URL; a probe finds out who leads there."""
     target = serve()
@@ -78,7 +78,7 @@ def test_a_closed_profile_asks_no_host_it_does_not_name(
     open_ = Profile(name="site", pypi=[Index(url=front.url)], hf=HuggingFace(endpoint=own.url))
     closed = msgspec.structs.replace(open_, closed=True)
     said: list[str] = []
-    asking = dataclasses.replace(means, client=client(closed), note=said.append)
+    asking = dataclasses.replace(means, client=hub_client(closed), note=said.append)
     with pytest.raises(UnavailableError, match="is not named in the profile, which is closed"):
         fetch(wanted(front), asking)
     with pytest.raises(UnavailableError):
@@ -88,13 +88,13 @@ def test_a_closed_profile_asks_no_host_it_does_not_name(
     fetch(want, asking)
     assert want.path.read_bytes() == content
     assert target.asked == []
-    for asks in (client(open_), client(closed, probes=True)):
+    for asks in (hub_client(open_), hub_client(closed, probes=True)):
         with asks.get(front.url) as answer:
             assert answer.hosts[-1] == target.url.split("/")[2]
 
 
 def test_a_private_ca_is_trusted_when_given_and_plain_http_behind_https_is_not(
-    serve: Serve, secured: Callable[..., tuple[Wanted, Path]], means: Means, content: bytes
+    serve: Serve, secured: Callable[..., tuple[WantedFile, Path]], means: TransferOptions, content: bytes
 ) -> None:
     server = serve()
     want, certificate = secured(server)
@@ -109,7 +109,7 @@ def test_a_private_ca_is_trusted_when_given_and_plain_http_behind_https_is_not(
 
 
 def test_the_proxy_of_the_environment_is_asked(
-    serve: Serve, wanted: Want, means: Means, monkeypatch: pytest.MonkeyPatch, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
     """A proxy gets the whole URL: this one serves the file itself, and the host behind it does not exist."""
     proxy = serve()
@@ -122,7 +122,7 @@ def test_the_proxy_of_the_environment_is_asked(
 
 
 def test_links_that_are_signed_for_one_use_are_resolved_for_every_piece(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
     """Each redirect leads to a link of its own; the target refuses one that it has seen, or that runs out (403)."""
     target = serve()
@@ -135,7 +135,7 @@ def test_links_that_are_signed_for_one_use_are_resolved_for_every_piece(
 
 
 def test_a_link_that_ran_out_costs_one_request_and_not_the_source(
-    serve: Serve, wanted: Want, means: Means, content: bytes
+    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
     want = wanted(serve(expires=5))
     fetch(want, means)
@@ -162,7 +162,9 @@ def test_no_secret_is_written_or_said(serve: Serve, tmp_path: Path) -> None:
     assert CANARY not in said
 
 
-def test_nobody_else_is_asked(serve: Serve, wanted: Want, means: Means, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_else_is_asked(
+    serve: Serve, wanted: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every name looked up and every address connected to, by whatever thread: the mirror's alone."""
     server = serve()
     asked: set[Any] = set()
@@ -190,13 +192,13 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from functools import partial
 from pathlib import Path
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
 site, sha256 = sys.argv[2:4]
 server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=site))
 threading.Thread(target=server.serve_forever, daemon=True).start()
 url = f"http://127.0.0.1:{server.server_address[1]}/file.bin"
-fetch(Wanted((url,), sha256, None, Path(site) / "to" / "file.bin"), Means(Client()))
+fetch(WantedFile((url,), sha256, None, Path(site) / "to" / "file.bin"), TransferOptions(Client()))
 print("fetched")
 """
 
@@ -227,6 +229,6 @@ def test_two_processes_on_one_file_move_it_once(serve: Serve, wanted: Want) -> N
     assert [path.name for path in want.path.parent.iterdir()] == [want.path.name]
 
 
-def test_threads_of_a_fetch_end_with_it(serve: Serve, wanted: Want, means: Means) -> None:
+def test_threads_of_a_fetch_end_with_it(serve: Serve, wanted: Want, means: TransferOptions) -> None:
     fetch(wanted(serve(status=404), serve()), means)
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("fetch")] == []

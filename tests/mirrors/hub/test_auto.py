@@ -14,7 +14,7 @@ from envcheck.cli import cli
 from envcheck.errors import ConfigError
 from envcheck.mirrors.hub import api as hub_api
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.hub.download import locked
+from envcheck.mirrors.hub.download import lock_revision
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.probe.budget import Budget
 from envcheck.mirrors.probe.hub import Wish, probe_hub
@@ -90,7 +90,7 @@ def test_what_the_first_gives_wrong_the_next_one_mends(hubs: Hubs, known: Callab
 
 
 def locked_of(endpoint: Any) -> hub_revision.Revision:
-    return locked(Client(), endpoint.url, hub_revision.Reference("model", REPO, "main"))
+    return lock_revision(Client(), endpoint.url, hub_revision.Reference("model", REPO, "main"))
 
 
 def test_where_nobody_has_it_each_says_why(hubs: Hubs, known: Callable[..., None], tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def ranked(hubs: Hubs, *names: str) -> list[Ranked]:
     wish, found = Wish(locked_of(hubs())), []
     for name in names:
         profile = Profile(name=name, hf=HuggingFace(endpoint=hubs().url))
-        found += rank(probe_hub([Mirror(name, profile, hub_api.client(profile))], wish, Budget(1 << 20, 5.0)))
+        found += rank(probe_hub([Mirror(name, profile, hub_api.hub_client(profile))], wish, Budget(1 << 20, 5.0)))
     return found
 
 

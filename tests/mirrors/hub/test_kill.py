@@ -39,7 +39,7 @@ def server(hubs: Callable[[], Hub]) -> Hub:
 def start(server: Hub, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
     """Give a function that starts `envcheck fetch` of the model in a process of its own."""
     (tmp_path / "p.yaml").write_text(f"hf: {{endpoint: '{server.url}'}}\n")
-    lock = hub_download.locked(Client(), server.url, hub_revision.Reference("model", REPO, "main"))
+    lock = hub_download.lock_revision(Client(), server.url, hub_revision.Reference("model", REPO, "main"))
     (tmp_path / "lock").write_bytes(hub_revision.format_lock(lock))
     server.sent = 0
     words = ["--lock", "lock", "--mirror", "p.yaml", "--output", "to", "--connections", str(CONNECTIONS)]

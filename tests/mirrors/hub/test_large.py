@@ -18,8 +18,8 @@ import pytest
 from benchmarks import over_50_gb as large
 from envcheck.mirrors.fetch.disk import journal, partial_file, running_hash
 from envcheck.mirrors.fetch.plan import range_responses
-from envcheck.mirrors.fetch.plan.pieces import Span, Task, piece_size, spans
-from envcheck.mirrors.fetch.request import Means
+from envcheck.mirrors.fetch.plan.pieces import RangeTask, Span, piece_size, spans
+from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client
@@ -43,21 +43,21 @@ def test_its_pieces_are_all_of_it_and_few(size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_its_last_range_is_asked_for_and_taken(size: int) -> None:
     pieces = spans(size, piece_size(size))
-    task = Task(len(pieces) - 1, pieces[-1], 0, '"tag"')
+    task = RangeTask(len(pieces) - 1, pieces[-1], 0, '"tag"')
     first, last = pieces[-1].start, size - 1
-    assert range_responses.request(task) == {"Range": f"bytes={first}-{last}", "If-Range": '"tag"'}
+    assert range_responses.range_headers(task) == {"Range": f"bytes={first}-{last}", "If-Range": '"tag"'}
     told = {"Content-Range": f"bytes {first}-{last}/{size}", "Content-Length": str(last - first + 1), "ETag": '"tag"'}
-    assert range_responses.judge(task, HTTPStatus.PARTIAL_CONTENT, told, size, 0.0) is None
-    assert range_responses.total(HTTPStatus.PARTIAL_CONTENT, told) == size
-    assert range_responses.total(HTTPStatus.OK, {"Content-Length": str(size)}) == size
+    assert range_responses.range_failure(task, HTTPStatus.PARTIAL_CONTENT, told, size, 0.0) is None
+    assert range_responses.file_size(HTTPStatus.PARTIAL_CONTENT, told) == size
+    assert range_responses.file_size(HTTPStatus.OK, {"Content-Length": str(size)}) == size
 
 
 @pytest.mark.parametrize("wrapped", [50_000_000_001 % (1 << 32), (1 << 31) - 1, 50_000_000_000])
 def test_a_size_that_was_cut_to_32_bits_is_refused(wrapped: int) -> None:
     size = 50_000_000_001
-    task = Task(0, Span(0, 1 << 20), 0)
+    task = RangeTask(0, Span(0, 1 << 20), 0)
     told = {"Content-Range": f"bytes 0-{(1 << 20) - 1}/{wrapped}"}
-    failure = range_responses.judge(task, HTTPStatus.PARTIAL_CONTENT, told, size, 0.0)
+    failure = range_responses.range_failure(task, HTTPStatus.PARTIAL_CONTENT, told, size, 0.0)
     assert failure is not None
     assert failure.reason == f"its file has {wrapped} bytes, not {size}"
 
@@ -75,7 +75,7 @@ def test_its_journal_is_short_and_read_again(tmp_path: Path) -> None:
 def test_a_listing_and_a_lock_tell_its_size() -> None:
     size = 50_000_000_001
     row = {"type": "file", "path": "x", "size": 135, "oid": "a" * 40, "lfs": {"oid": "b" * 64, "size": size}}
-    (entry,) = hub_revision.entries_of(json.dumps([row]).encode())
+    (entry,) = hub_revision.parse_tree(json.dumps([row]).encode())
     lock = hub_revision.Revision(repo=large.REPO, revision=large.COMMIT, files=[entry])
     assert hub_revision.parse_lock(hub_revision.format_lock(lock), "lock").files[0].size == size
 
@@ -121,7 +121,7 @@ def test_past_2_to_the_32_with_links_that_expire_and_no_whole_file(
     sha256 = quick(file)
     with large.served(file, sha256, most=1 << 32) as hub:
         lacking = large.begun(file, sha256, tmp_path)
-        means = Means(Client(connections=4), connections=4)
+        means = TransferOptions(Client(connections=4), connections=4)
         (done,) = hub_download.fetch_revision(large.revision(file, sha256), [hub.url], tmp_path, means, lambda _: None)
     assert large.right(file, tmp_path)
     assert (done.size, done.found, done.moved) == (file.size, file.size - lacking, lacking)

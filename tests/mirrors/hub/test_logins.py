@@ -182,7 +182,7 @@ def test_nothing_of_a_secret_is_written_or_said(site: Site, tmp_path: Path) -> N
         path for path in written if PASSWORD.encode() in path.read_bytes() or BASIC.encode() in path.read_bytes()
     ] == []
     profile = parse((tmp_path / "p.yaml").read_bytes(), tmp_path / "p.yaml")
-    assert PASSWORD not in repr(net_credentials.named(profile, {"P": PASSWORD}))
+    assert PASSWORD not in repr(net_credentials.host_credentials(profile, {"P": PASSWORD}))
 
 
 ENDPOINT, OTHER, ORIGIN = "https://a.example", "https://b.example", "https://o.example"
@@ -218,7 +218,7 @@ def test_huggingface_s_own_token_goes_where_the_profile_says(
 def test_a_credential_of_a_port_is_for_that_port_and_comes_first() -> None:
     named = {"x.example": Credential(token_env="A"), "x.example:444": Credential(token_env="B")}  # noqa: S106
     profile = Profile(name="p", pypi=[Index(url="https://x.example")], credentials=named)
-    known = net_credentials.named(profile, {"A": "a", "B": "b"})
+    known = net_credentials.host_credentials(profile, {"A": "a", "B": "b"})
     assert said(known, "https://x.example:444/f") == "Bearer b"
     assert said(known, "https://X.example/f") == said(known, "https://x.example:445/f") == "Bearer a"
     assert said(known, "https://y.example:444/f") is None
@@ -235,7 +235,7 @@ def test_a_token_s_file_is_read_as_huggingface_hub_does(tmp_path: Path) -> None:
 def test_a_client_says_why_it_does_not_ask() -> None:
     profile = Profile(name="p", credentials={"x.example": Credential(token_env="NOT_SET")})  # noqa: S106
     with pytest.raises(NetworkError, match=r"^its credential is not there: \$NOT_SET holds none$"):
-        Client(logins=net_credentials.named(profile, {})).get("https://x.example/f")
+        Client(logins=net_credentials.host_credentials(profile, {})).get("https://x.example/f")
 
 
 def test_two_hubs_are_each_told_their_own_token(hubs: Callable[[], Hub], tmp_path: Path) -> None:

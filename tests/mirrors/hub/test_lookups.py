@@ -54,7 +54,7 @@ def rogue(tmp_path: Path) -> Iterator[str]:
 
 def told(endpoint: str, ref: hub_revision.Reference = REF) -> str:
     with pytest.raises(UnavailableError) as failed:
-        hub_download.revision(Client(connect=0.5, read=0.5), endpoint, ref)
+        hub_download.read_revision(Client(connect=0.5, read=0.5), endpoint, ref)
     assert "\n" not in str(failed.value)
     return str(failed.value)
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.mirrors.fetch.request import Means
+from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.hub import api as hub_api
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
@@ -45,8 +45,8 @@ print(hashlib.sha256(open(hf_hub_download({REPO!r}, "{LARGE}"), "rb").read()).he
 
 def fetched(hub: Any, at: str, to: Path) -> list[Any]:
     client = Client(connect=2.0, read=5.0)
-    wanted = hub_download.revision(client, hub.url, REF)
-    return hub_download.fetch_revision(wanted, [at], to, Means(client), lambda _: None)
+    wanted = hub_download.read_revision(client, hub.url, REF)
+    return hub_download.fetch_revision(wanted, [at], to, TransferOptions(client), lambda _: None)
 
 
 def flip(hub: Any, path: str) -> None:
@@ -86,7 +86,7 @@ def test_a_snapshot_is_whole_or_not_there(hubs: Hubs, tmp_path: Path, monkeypatc
         at.symlink_to(target)
 
     with monkeypatch.context() as patched:
-        patched.setattr("envcheck.mirrors.hub.cache_layout._one", killed)
+        patched.setattr("envcheck.mirrors.hub.cache_layout._link_or_copy", killed)
         with pytest.raises(KeyboardInterrupt):
             fetched(server, server.url, tmp_path)
     snapshot = tmp_path / "models--owner--tiny/snapshots" / COMMIT
@@ -125,14 +125,14 @@ def test_wrong_bytes_of_the_right_size_and_etag_are_refused(hubs: Hubs, tmp_path
 
 def test_a_lock_has_every_sha256_and_needs_nobody_s_trust(hubs: Hubs, tmp_path: Path) -> None:
     origin, mirror = hubs(), hubs()
-    lock = hub_download.locked(Client(), origin.url, REF)
+    lock = hub_download.lock_revision(Client(), origin.url, REF)
     assert {file.path: file.size for file in lock.files} == {row["path"]: row["size"] for row in origin.rows}
     text = hub_revision.format_lock(lock)
     flip(mirror, "vocab.txt")
     again = hub_revision.parse_lock(text, "lock")
     assert hub_revision.format_lock(again) == text
     with pytest.raises(PromiseError, match="no source has the file with sha256"):
-        hub_download.fetch_revision(again, [mirror.url], tmp_path, Means(Client()), lambda _: None)
+        hub_download.fetch_revision(again, [mirror.url], tmp_path, TransferOptions(Client()), lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_lock_has_every_sha256_and_needs_nobody_s_trust(hubs: Hubs, tmp_path: 
     ],
 )
 def test_a_lock_that_leads_outside_is_refused(change: dict[str, Any], told: str) -> None:
-    files = [hub_revision.Entry(path=path, size=1, sha256="a" * 64) for path in ("a", LARGE)]
+    files = [hub_revision.HubFile(path=path, size=1, sha256="a" * 64) for path in ("a", LARGE)]
     files[0] = msgspec.structs.replace(files[0], **change)
     lock = hub_revision.Revision(repo=REPO, revision=COMMIT, files=files)
     with pytest.raises(ConfigError, match=told):
@@ -160,7 +160,7 @@ def test_a_lock_that_leads_outside_is_refused(change: dict[str, Any], told: str)
 @pytest.mark.parametrize("change", [{"revision": "main"}, {"repo": "../x"}, {"ref": "../../x"}, {"ref": "a/../b"}])
 def test_a_lock_of_no_commit_is_refused(change: dict[str, str]) -> None:
     lock = hub_revision.Revision(
-        repo=REPO, revision=COMMIT, files=[hub_revision.Entry(path="a", size=1, sha256="a" * 64)]
+        repo=REPO, revision=COMMIT, files=[hub_revision.HubFile(path="a", size=1, sha256="a" * 64)]
     )
     with pytest.raises(ConfigError, match="no commit"):
         hub_revision.parse_lock(msgspec.json.encode(msgspec.structs.replace(lock, **change)), "lock")
@@ -177,29 +177,29 @@ def test_an_endpoint_s_listing_that_leads_outside_is_refused(hubs: Hubs, tmp_pat
 
 def test_a_file_over_50_gb_is_planned_as_any_other(tmp_path: Path) -> None:
     """huggingface_hub refuses it without xet; moving one is too much for a test."""
-    entry = hub_revision.Entry(path="big.safetensors", size=51_000_000_000, sha256="a" * 64)
+    entry = hub_revision.HubFile(path="big.safetensors", size=51_000_000_000, sha256="a" * 64)
     wanted = hub_revision.Revision(repo=REPO, revision=COMMIT, files=[entry])
-    assert [want.size for want in hub_download.planned(wanted, ["http://mirror"], tmp_path)] == [51_000_000_000]
+    assert [want.size for want in hub_download.wanted_files(wanted, ["http://mirror"], tmp_path)] == [51_000_000_000]
 
 
 def test_who_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_api, "default_endpoint", lambda: None)
     mirror = Profile(name="m", hf=HuggingFace(endpoint="https://mirror.example"))
     both = Profile(name="m", hf=HuggingFace(endpoint="https://mirror.example", trusted="https://origin.example"))
-    assert hub_api.trusted(both, mirror=False) == "https://origin.example"
-    assert hub_api.trusted(mirror, mirror=True) == "https://mirror.example"
+    assert hub_api.trusted_endpoint(both, mirror=False) == "https://origin.example"
+    assert hub_api.trusted_endpoint(mirror, mirror=True) == "https://mirror.example"
     monkeypatch.setenv("HF_ENDPOINT", "https://another-mirror.example")
     with pytest.raises(ConfigError, match="must not vouch for its own bytes"):
-        hub_api.trusted(mirror, mirror=False)
+        hub_api.trusted_endpoint(mirror, mirror=False)
     monkeypatch.setattr(hub_api, "default_endpoint", lambda: "https://origin.example")
-    assert hub_api.trusted(mirror, mirror=False) == "https://origin.example"
+    assert hub_api.trusted_endpoint(mirror, mirror=False) == "https://origin.example"
 
 
 def test_what_lacks_is_told_as_what_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(hub_api, "default_endpoint", lambda: None)
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
     lock = hub_revision.Revision(
-        repo=REPO, revision=COMMIT, files=[hub_revision.Entry(path="a", size=1, sha256="a" * 64)]
+        repo=REPO, revision=COMMIT, files=[hub_revision.HubFile(path="a", size=1, sha256="a" * 64)]
     )
     (tmp_path / "model.lock").write_bytes(hub_revision.format_lock(lock))
 
@@ -224,11 +224,11 @@ def test_a_token_goes_only_where_the_profile_allows(hubs: Hubs, tmp_path: Path) 
         profile = msgspec.convert({"name": "p", "hf": {"endpoint": server.url, "token": policy}}, Profile)
         client = Client(logins=hub_api.logins(profile, environ=environ))
         if seen:
-            wanted = hub_download.revision(client, server.url, REF)
-            hub_download.fetch_revision(wanted, [server.url], tmp_path, Means(client), lambda _: None)
+            wanted = hub_download.read_revision(client, server.url, REF)
+            hub_download.fetch_revision(wanted, [server.url], tmp_path, TransferOptions(client), lambda _: None)
         else:
             with pytest.raises(UnavailableError, match="it answers 401"):
-                hub_download.revision(client, server.url, REF)
+                hub_download.read_revision(client, server.url, REF)
         assert any(server.tokens) == seen
 
 
@@ -268,14 +268,14 @@ def test_a_poisoned_mirror_fools_huggingface_hub_and_not_us(
 ) -> None:
     """The mirror keeps what it got once, though its upstream has long been mended (mirrors.md, fact 5)."""
     server = hubs()
-    right = hub_download.revision(Client(), server.url, REF)
+    right = hub_download.read_revision(Client(), server.url, REF)
     flip(server, LARGE)
     at = mirrored(server)
     digest = next(file.sha256 for file in right.files if file.path == LARGE)
     assert run_hub(TAKEN, tmp_path / "theirs", HF_ENDPOINT=at).strip() != digest
     flip(server, LARGE)
     with pytest.raises(PromiseError):
-        hub_download.fetch_revision(right, [at], tmp_path / "ours", Means(Client()), lambda _: None)
+        hub_download.fetch_revision(right, [at], tmp_path / "ours", TransferOptions(Client()), lambda _: None)
     assert not (tmp_path / "ours/models--owner--tiny/snapshots").exists()
-    hub_download.fetch_revision(right, [at, server.url], tmp_path / "ours", Means(Client()), lambda _: None)
+    hub_download.fetch_revision(right, [at, server.url], tmp_path / "ours", TransferOptions(Client()), lambda _: None)
     assert (tmp_path / "ours/models--owner--tiny/blobs" / str(digest)).is_file()

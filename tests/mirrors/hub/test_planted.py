@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.fetch.request import Means
+from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client
@@ -22,7 +22,7 @@ Hubs = Callable[[], Any]
 def fetched(hub: Any, to: Path) -> None:
     client = Client(connect=2.0, read=5.0)
     hub_download.fetch_revision(
-        hub_download.revision(client, hub.url, REF), [hub.url], to, Means(client), lambda _: None
+        hub_download.read_revision(client, hub.url, REF), [hub.url], to, TransferOptions(client), lambda _: None
     )
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from envcheck.cli import cli
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.mirrors.fetch import retries as fetch_retries
-from envcheck.mirrors.fetch.request import Means
+from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.hub import cache_layout
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
@@ -44,8 +44,10 @@ def fetched(origin: Any, endpoints: list[str], to: Path) -> tuple[dict[str, set[
     """Fetch the model; return the hosts that gave each file, and what a person was told."""
     notes: list[str] = []
     client = Client(connect=1.0, read=2.0)
-    wanted = hub_download.revision(client, origin.url, REF)
-    done = hub_download.fetch_revision(wanted, endpoints, to, Means(client, note=notes.append), lambda _: None)
+    wanted = hub_download.read_revision(client, origin.url, REF)
+    done = hub_download.fetch_revision(
+        wanted, endpoints, to, TransferOptions(client, note=notes.append), lambda _: None
+    )
     names = {file.blob: file.path for file in wanted.files}
     for file in wanted.files:
         at = to / "models--owner--tiny/snapshots" / COMMIT / file.path
@@ -117,13 +119,13 @@ def test_who_is_busy_is_asked_again(hubs: Hubs, tmp_path: Path, small: bool) -> 
 
 def test_while_one_is_busy_the_next_gives_small_files(hubs: Hubs, tmp_path: Path) -> None:
     origin, first, second = hubs(), hubs(), hubs()
-    wanted = hub_download.revision(Client(), origin.url, REF)
+    wanted = hub_download.read_revision(Client(), origin.url, REF)
     first.busy = [503] * 1000
     client, done = Client(), []
     for file in wanted.files:
         if file.path != LARGE:
             urls = [hub_revision.file_url(hub.url, REF, file.path) for hub in (first, second)]
-            done.append(cache_layout.blob(file, urls, tmp_path, Means(client)))
+            done.append(cache_layout.fetch_blob(file, urls, tmp_path, TransferOptions(client)))
     assert {host for one in done for host in one.sources} == {second.netloc}
     assert len(first.asked) == 3
 

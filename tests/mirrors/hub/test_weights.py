@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.mirrors.fetch.request import Means
+from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client
@@ -87,8 +87,8 @@ def test_from_pretrained_has_the_very_weights_without_a_network(
     real.mkdir()
     link.symlink_to(real)
     client = Client()
-    wanted = hub_download.revision(client, server.url, hub_revision.Reference("model", REPO, "main"))
-    hub_download.fetch_revision(wanted, [server.url], link, Means(client), lambda _: None)
+    wanted = hub_download.read_revision(client, server.url, hub_revision.Reference("model", REPO, "main"))
+    hub_download.fetch_revision(wanted, [server.url], link, TransferOptions(client), lambda _: None)
     server.shutdown()
     moved = real.rename(tmp_path / "moved")
     found: list[Any] = json.loads(run_hub(LOADED, moved, torch_site, COMMIT, HF_HUB_OFFLINE="1"))

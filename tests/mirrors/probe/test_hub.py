@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import cli
-from envcheck.mirrors.hub.revision import Entry, Head, Revision, format_lock
+from envcheck.mirrors.hub.revision import Head, HubFile, Revision, format_lock
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.probe.budget import Budget
 from envcheck.mirrors.probe.hub import Wish, probe_hub
@@ -30,8 +30,8 @@ REVISION = Revision(
     repo="org/tiny",
     revision=COMMIT,
     files=[
-        Entry(path="empty.txt", size=0, sha256=hashlib.sha256(b"").hexdigest()),
-        Entry(path="model.safetensors", size=len(BODY), sha256=SHA256),
+        HubFile(path="empty.txt", size=0, sha256=hashlib.sha256(b"").hexdigest()),
+        HubFile(path="model.safetensors", size=len(BODY), sha256=SHA256),
     ],
 )
 PINNED = Wish(REVISION)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.mirrors.hub.revision import Entry, Revision, format_lock
+from envcheck.mirrors.hub.revision import HubFile, Revision, format_lock
 from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, REPO, Hub, hubs, sha256
 from tests.mirrors.site.audits import audit, verdicts
 from tests.mirrors.site.conftest import envcheck
@@ -24,7 +24,7 @@ def wrong(content: bytes) -> bytes:
 
 
 def lock(folder: Path) -> str:
-    files = [Entry(path=path, size=len(content), sha256=sha256(content)) for path, content in FILES.items()]
+    files = [HubFile(path=path, size=len(content), sha256=sha256(content)) for path, content in FILES.items()]
     (folder / "model.lock").write_bytes(format_lock(Revision(repo=REPO, revision=COMMIT, files=files)))
     return str(folder / "model.lock")
 

@@ -31,7 +31,7 @@ def published(root: Path, store: Store, contents: Contents, *names: str) -> vers
     versions.publish(store, contents, keep=2)
     for name in names:
         shutil.copytree(store.root / "current", root / "public/static" / name)
-    return versions.manifest(store, 1)
+    return versions.read_manifest(store, 1)
 
 
 @pytest.mark.tools

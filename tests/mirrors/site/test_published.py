@@ -56,7 +56,7 @@ def _wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:
 
 def _model(store: Store, repo: str) -> hub_revision.Revision:
     files = [
-        hub_revision.Entry(
+        hub_revision.HubFile(
             path=path,
             size=len(content),
             sha256=store.add(content, Path(path).name),
@@ -211,7 +211,7 @@ def _never_with_the_headers_of_another_version(served: Served, bearer: dict[str,
     path, other = f"{served.models}/{OWN}/resolve/main/config.json", b'{"model_type": "other"}'
     assert get(path, served.ca, **bearer)[0] == 200
     digest = served.store.add(other, "config.json")
-    file = hub_revision.Entry(path="config.json", size=len(other), sha256=digest, sha1=hub_revision.git_sha1(other))
+    file = hub_revision.HubFile(path="config.json", size=len(other), sha256=digest, sha1=hub_revision.git_sha1(other))
     changed = hub_revision.Revision(repo=OWN, revision="f" * 40, files=[file])
     versions.publish(served.store, Contents(models=[changed], branches={f"{OWN}@main": "f" * 40}), keep=3)
     assert get(path, served.ca, **bearer)[0] == 404

@@ -18,7 +18,7 @@ import pytest
 
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.store import tree_files, versions
-from envcheck.mirrors.store.manifest import Contents, Wheel, about
+from envcheck.mirrors.store.manifest import Contents, Wheel, wheel_facts
 from envcheck.mirrors.store.objects import Store
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -66,13 +66,13 @@ def model(store: Store) -> hub_revision.Revision:
     """Return a model of a small file and one in LFS, both in the store."""
     small, large = b'{"model_type": "t"}\n', random.Random(1).randbytes(300_000)  # noqa: S311 (data)
     files = [
-        hub_revision.Entry(
+        hub_revision.HubFile(
             path="config.json",
             size=len(small),
             sha256=store.add(small, "config.json"),
             sha1=hub_revision.git_sha1(small),
         ),
-        hub_revision.Entry(path="sub/model.bin", size=len(large), sha256=store.add(large, "model.bin")),
+        hub_revision.HubFile(path="sub/model.bin", size=len(large), sha256=store.add(large, "model.bin")),
     ]
     return hub_revision.Revision(repo="owner/tiny", revision=COMMIT, files=files)
 
@@ -93,7 +93,7 @@ def again(contents: Contents, number: int) -> Contents:
 
 def broken(store: Store, number: int) -> list[str]:
     """Return the files of a version that are not what they must be."""
-    files = versions.manifest(store, number).files
+    files = versions.read_manifest(store, number).files
     return [file.path for file, _ in versions.differences(store.root / "versions" / str(number), files, {})]
 
 
@@ -103,7 +103,7 @@ def wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:
     store.adopt(path, digest)
     with zipfile.ZipFile(path) as archive:
         metadata = archive.read(next(name for name in archive.namelist() if name.endswith("/METADATA")))
-    told = about(metadata)
+    told = wheel_facts(metadata)
     return Wheel(
         name=path.name,
         sha256=digest,

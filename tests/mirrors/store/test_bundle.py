@@ -23,7 +23,7 @@ from envcheck.errors import ConfigError, EnvcheckError, PromiseError, Unavailabl
 from envcheck.mirrors.store import verify as store_verify
 from envcheck.mirrors.store import versions
 from envcheck.mirrors.store.bundle import bundle
-from envcheck.mirrors.store.manifest import Contents, objects
+from envcheck.mirrors.store.manifest import Contents, object_sizes
 from envcheck.mirrors.store.objects import Store
 
 PART = 100_000
@@ -63,7 +63,7 @@ def _state(store: Store) -> dict[str, bytes | str]:
 
 def test_two_exports_are_equal_to_the_bit(store: Store, contents: Contents, exported: Path, tmp_path: Path) -> None:
     copy = Store(tmp_path / "copy")
-    for digest in reversed(list(objects(contents))):
+    for digest in reversed(list(object_sizes(contents))):
         copy.adopt(store.path(digest), digest, "other")
     again = tmp_path / "again"
     bundle.export(copy, contents, again, part_size=PART, progress=_quiet)
@@ -83,9 +83,9 @@ def test_plain_tools_read_a_bundle(exported: Path, contents: Contents, tmp_path:
 def test_a_bundle_makes_the_same_tree_on_another_machine(
     store: Store, contents: Contents, exported: Path, other: Store
 ) -> None:
-    versions.publish(other, bundle.read(other, exported, _quiet), keep=3)
+    versions.publish(other, bundle.import_bundle(other, exported, _quiet), keep=3)
     versions.publish(store, contents, keep=3)
-    assert versions.manifest(other, 2).files == versions.manifest(store, 1).files
+    assert versions.read_manifest(other, 2).files == versions.read_manifest(store, 1).files
     assert store_verify.verify(other) == []
     assert other.name(contents.wheels[0].sha256) == contents.wheels[0].name
 
@@ -145,7 +145,7 @@ def test_a_damaged_bundle_leaves_the_store_as_it_was(
     before = _state(other)
     harm(exported)
     with pytest.raises(kind, match=said):
-        bundle.read(other, exported, _quiet)
+        bundle.import_bundle(other, exported, _quiet)
     assert _state(other) == before
 
 
@@ -179,7 +179,7 @@ def _list(**changes: object) -> tuple[tarfile.TarInfo, bytes]:
 
 
 def test_a_bundle_made_by_hand_is_taken_when_it_is_sound(other: Store, tmp_path: Path) -> None:
-    bundle.read(other, _bundle(tmp_path / "b", [_list(), _member(PLACE, GOOD)]), _quiet)
+    bundle.import_bundle(other, _bundle(tmp_path / "b", [_list(), _member(PLACE, GOOD)]), _quiet)
     assert other.has(NAME)
 
 
@@ -221,7 +221,7 @@ def test_a_bundle_that_lies_is_refused(
     before, outside = _state(other), set(tmp_path.rglob("*")) - set(other.root.rglob("*"))
     where = _bundle(tmp_path / "b", members)
     with pytest.raises((PromiseError, ConfigError)):
-        bundle.read(other, where, _quiet)
+        bundle.import_bundle(other, where, _quiet)
     assert _state(other) == before
     assert set(tmp_path.rglob("*")) - set(other.root.rglob("*")) - set(where.rglob("*")) - {where} == outside
 
@@ -238,7 +238,7 @@ def test_a_bundle_that_lies_is_refused(
 def test_a_model_that_leads_outside_is_refused(other: Store, tmp_path: Path, model: dict[str, object]) -> None:
     listed = _member(bundle.CONTENTS, msgspec.json.encode({"models": [model]}))
     with pytest.raises(ConfigError):
-        bundle.read(other, _bundle(tmp_path / "b", [listed, _member(PLACE, GOOD)]), _quiet)
+        bundle.import_bundle(other, _bundle(tmp_path / "b", [listed, _member(PLACE, GOOD)]), _quiet)
 
 
 @pytest.mark.parametrize("branch", ["o/r@../../x", "o/r@", "other/r@main", "o/r@main/../.."])
@@ -246,7 +246,7 @@ def test_a_branch_that_leads_outside_is_refused(other: Store, tmp_path: Path, br
     model = {"repo": "o/r", "revision": "0" * 40, "files": [{"path": "x", "size": 4, "sha256": NAME}]}
     listed = _member(bundle.CONTENTS, msgspec.json.encode({"models": [model], "branches": {branch: "0" * 40}}))
     with pytest.raises(ConfigError):
-        bundle.read(other, _bundle(tmp_path / "b", [listed, _member(PLACE, GOOD)]), _quiet)
+        bundle.import_bundle(other, _bundle(tmp_path / "b", [listed, _member(PLACE, GOOD)]), _quiet)
 
 
 def test_a_disk_without_room_is_told_before_anything_is_unpacked(
@@ -255,7 +255,7 @@ def test_a_disk_without_room_is_told_before_anything_is_unpacked(
     before = _state(other)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
     with pytest.raises(UnavailableError, match="bytes are needed and 1 are free"):
-        bundle.read(other, exported, _quiet)
+        bundle.import_bundle(other, exported, _quiet)
     assert _state(other) == before
 
 
@@ -267,7 +267,7 @@ from envcheck.mirrors.store.objects import Store
 def slowly(done, total):
     time.sleep(0.002)
 print("begun", flush=True)
-bundle.read(Store(Path(sys.argv[1])), Path(sys.argv[2]), slowly)
+bundle.import_bundle(Store(Path(sys.argv[1])), Path(sys.argv[2]), slowly)
 """
 
 
@@ -297,6 +297,6 @@ def test_an_import_that_is_killed_leaves_the_store_as_it_was(
         assert store_verify.verify(other) == []
         assert versions.current(other) == 1
         assert all(path.startswith(("sha256/", "info/")) for path in after.keys() - before.keys())
-    bundle.read(other, tmp_path / "large", _quiet)
+    bundle.import_bundle(other, tmp_path / "large", _quiet)
     assert all(other.has(wheel.sha256) for wheel in contents.wheels)
     assert not (other.root / "import").exists()

@@ -48,13 +48,13 @@ def test_the_right_digest_and_key_are_taken_and_others_are_refused(
 ) -> None:
     (private, public), (_, other) = keys("own"), keys("other")
     at = exported(store, contents, tmp_path / "b", private)
-    digest = bundle.digest_of(at)
+    digest = bundle.bundle_digest(at)
     assert digest == hashlib.sha256((at / bundle.SUMS).read_bytes()).hexdigest()
-    assert bundle.verified(at, quiet, sha256=digest, key=public)
+    assert bundle.verified_parts(at, quiet, sha256=digest, key=public)
     with pytest.raises(PromiseError, match="another digest"):
-        bundle.verified(at, quiet, sha256="0" * 64)
+        bundle.verified_parts(at, quiet, sha256="0" * 64)
     with pytest.raises(PromiseError, match="not signed by the key"):
-        bundle.verified(at, quiet, key=other)
+        bundle.verified_parts(at, quiet, key=other)
 
 
 def test_a_bundle_that_another_made_is_refused_though_its_hashes_fit(
@@ -64,11 +64,11 @@ def test_a_bundle_that_another_made_is_refused_though_its_hashes_fit(
     ours = exported(store, contents, tmp_path / "ours", private)
     theirs = exported(store, msgspec.structs.replace(contents, branches={}), tmp_path / "theirs")
     with pytest.raises(PromiseError, match="is not signed"):
-        bundle.verified(theirs, quiet, key=public)
+        bundle.verified_parts(theirs, quiet, key=public)
     for signed in ((ours / bundle_parts.SIGNATURE).read_bytes(), b"", bytes(64), bytes(1000)):
         (theirs / bundle_parts.SIGNATURE).write_bytes(signed)
         with pytest.raises(PromiseError, match="not signed by the key"):
-            bundle.verified(theirs, quiet, key=public)
+            bundle.verified_parts(theirs, quiet, key=public)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_is_no_key_is_one_line_and_writes_nothing(
     at = exported(store, contents, tmp_path / "c")
     (at / bundle_parts.SIGNATURE).write_bytes(bytes(64))
     with pytest.raises(ConfigError, match=str(key)):
-        bundle.verified(at, quiet, key=key)
+        bundle.verified_parts(at, quiet, key=key)
 
 
 def test_a_key_of_another_kind_or_half_is_refused(
@@ -101,12 +101,12 @@ def test_a_key_of_another_kind_or_half_is_refused(
 
 def test_a_part_that_changes_after_it_was_verified_is_refused(store: Store, contents: Contents, tmp_path: Path) -> None:
     at = exported(store, contents, tmp_path / "b")
-    parts = bundle.verified(at, quiet)
+    parts = bundle.verified_parts(at, quiet)
     changed = exported(store, msgspec.structs.replace(contents, branches={}), tmp_path / "c")
     (at / "bundle.tar.000").write_bytes((changed / "bundle.tar.000").read_bytes())
     other = Store(tmp_path / "other")
     with pytest.raises(PromiseError, match="changed while it was read"):
-        bundle.take(other, parts, quiet)
+        bundle.import_parts(other, parts, quiet)
     assert other.objects() == []
 
 
@@ -123,7 +123,7 @@ def test_the_commands_sign_print_and_refuse(
     private, public = keys("own")
     versions.publish(store, contents, keep=3)
     code, said = ran("store", "--store", store.root, "export", "-o", tmp_path / "b", "--key", private)
-    digest = bundle.digest_of(tmp_path / "b")
+    digest = bundle.bundle_digest(tmp_path / "b")
     assert (code, f"digest {digest}, signed" in said) == (0, True)
     taken = ("store", "--store", tmp_path / "other", "import", tmp_path / "b")
     assert "another digest" in ran(*taken, "--sha256", "0" * 64)[1]

@@ -19,7 +19,7 @@ from envcheck.errors import ConfigError, PromiseError
 from envcheck.mirrors.store import verify as store_verify
 from envcheck.mirrors.store.bundle import bundle
 from envcheck.mirrors.store.bundle import tar as bundle_tar
-from envcheck.mirrors.store.bundle.tar import NotOursError
+from envcheck.mirrors.store.bundle.tar import InvalidTarError
 from envcheck.mirrors.store.objects import Store
 
 
@@ -83,13 +83,13 @@ def test_a_header_that_says_it_is_huge_takes_no_memory(kind: bytes, size: int) -
     info = tarfile.TarInfo("x")
     info.type, info.size, info.mode = kind, size, 0o444
     endless = _Zeros(info.tobuf(tarfile.GNU_FORMAT))
-    with pytest.raises(NotOursError):
+    with pytest.raises(InvalidTarError):
         list(bundle_tar.read(endless))
     assert endless.asked <= 1536
 
 
 def test_what_is_no_tar_is_said_to_be_none() -> None:
-    with pytest.raises(NotOursError, match="it is cut off, or no tar"):
+    with pytest.raises(InvalidTarError, match="it is cut off, or no tar"):
         list(bundle_tar.read(io.BytesIO(b"garbage")))
 
 
@@ -128,7 +128,7 @@ def taken(tar: bytes) -> bool:
         (root / "b" / bundle.SUMS).write_text("".join(rows))
         store = Store(root / "store")
         try:
-            bundle.read(store, root / "b", lambda _there, _all: None)
+            bundle.import_bundle(store, root / "b", lambda _there, _all: None)
         except (PromiseError, ConfigError) as error:
             done, said = False, str(error)
         else:

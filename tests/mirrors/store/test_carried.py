@@ -20,7 +20,7 @@ from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.store import verify as store_verify
 from envcheck.mirrors.store import versions
 from envcheck.mirrors.store.bundle import bundle
-from envcheck.mirrors.store.manifest import Contents, objects
+from envcheck.mirrors.store.manifest import Contents, object_sizes
 from envcheck.mirrors.store.objects import Store
 from tests.mirrors.store.test_interrupted import said
 from tests.mirrors.store.test_publish import CUT
@@ -122,9 +122,9 @@ def test_real_clients_are_served_what_was_carried_and_have_it_offline(
 
 
 def test_what_was_carried_is_all_there_and_as_it_was(other: Store, contents: Contents) -> None:
-    told = versions.manifest(other, 1).contents
+    told = versions.read_manifest(other, 1).contents
     assert told.wheels == sorted(contents.wheels, key=lambda wheel: (wheel.index, wheel.name))
     assert (told.models, told.branches) == (contents.models, contents.branches)
-    assert all(other.sound(digest) for digest in objects(contents))
+    assert all(other.sound(digest) for digest in object_sizes(contents))
     assert store_verify.verify(other) == []
     assert isinstance(told.models[0], hub_revision.Revision)

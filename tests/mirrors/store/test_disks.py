@@ -21,13 +21,13 @@ from click.testing import CliRunner, Result
 from envcheck.cli import Settings
 from envcheck.cli.store.group import command
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.store import evict, versions
 from envcheck.mirrors.store import verify as store_verify
 from envcheck.mirrors.store.bundle import bundle
-from envcheck.mirrors.store.evict import Limits
+from envcheck.mirrors.store.evict import EvictionLimits
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
 
@@ -85,7 +85,7 @@ def model(store: Store, *contents: bytes, repo: str = "o/r") -> Contents:
     """Put files into a store, and return the model that they are."""
     digests = {f"f{number}.bin": store.add(content, f"f{number}.bin") for number, content in enumerate(contents)}
     files = [
-        hub_revision.Entry(path=path, size=len(content), sha256=digest)
+        hub_revision.HubFile(path=path, size=len(content), sha256=digest)
         for (path, digest), content in zip(digests.items(), contents, strict=True)
     ]
     return Contents(models=[hub_revision.Revision(repo=repo, revision="0" * 40, files=files)])
@@ -171,7 +171,7 @@ def test_eviction_of_a_file_system_that_fills_up(mount: Mount) -> None:
         loose.append(store.add(data(100 + len(loose)), f"{len(loose)}"))
         info = store.root / "info" / loose[-1][:2] / f"{loose[-1]}.json"
         os.utime(info, (len(loose), len(loose)))
-    for one in versions.pinned(store):
+    for one in versions.pinned_digests(store):
         os.utime(store.root / "info" / one[:2] / f"{one}.json", (0, 0))
     assert run(store, "gc", "--high", "99").stdout == "evicted 0 object(s), 0 bytes\n"
     with store.held(loose[:2]):
@@ -184,7 +184,7 @@ def test_eviction_of_a_file_system_that_fills_up(mount: Mount) -> None:
     assert store_verify.verify(store) == []
     assert run(store, "gc", "--high", "1", "--low", "1").return_value == 1
     assert (loose != gone, [digest for digest in loose if store.has(digest)]) == (True, [])
-    assert all(store.sound(digest) for digest in versions.pinned(store))
+    assert all(store.sound(digest) for digest in versions.pinned_digests(store))
 
 
 def _share(disk: Path) -> float:
@@ -234,24 +234,26 @@ def test_an_eviction_in_the_middle_of_a_fetch_takes_nothing_of_it(mount: Mount) 
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Slow)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     digest = hashlib.sha256(_Slow.content).hexdigest()
-    wanted = Wanted((f"http://127.0.0.1:{server.server_address[1]}/a",), digest, 4 * MIB, Path("a"))
+    wanted = WantedFile((f"http://127.0.0.1:{server.server_address[1]}/a",), digest, 4 * MIB, Path("a"))
     first, loose = store.add(data(1), "first"), store.add(data(2), "loose")
     os.utime(store.root / "info" / loose[:2] / f"{loose}.json", (1, 1))
     found: list[Any] = []
     with store.held([first, digest]):
-        fetcher = threading.Thread(target=lambda: found.append(store.put(wanted, Means(Client(), connections=1))))
+        fetcher = threading.Thread(
+            target=lambda: found.append(store.put(wanted, TransferOptions(Client(), connections=1)))
+        )
         fetcher.start()
         assert _Slow.half.wait(60)
-        gone, _ = evict.gc(store, Limits(size=1), dry=False, note=lambda _: None)
+        gone, _ = evict.gc(store, EvictionLimits(size=1), dry=False, note=lambda _: None)
         assert [one.sha256 for one in gone] == [loose]
         _Slow.go.set()
         fetcher.join()
-        evict.gc(store, Limits(size=1), dry=False, note=lambda _: None)
+        evict.gc(store, EvictionLimits(size=1), dry=False, note=lambda _: None)
         assert store.sound(digest)
         assert store.sound(first)
     server.shutdown()
     server.server_close()
-    evict.gc(store, Limits(size=1), dry=False, note=lambda _: None)
+    evict.gc(store, EvictionLimits(size=1), dry=False, note=lambda _: None)
     assert store.objects() == []
 
 
@@ -272,9 +274,9 @@ def test_a_disk_that_fills_up_during_an_import_leaves_what_is_served(mount: Moun
             with (disk / "filler").open("wb") as file, contextlib.suppress(OSError):
                 os.posix_fallocate(file.fileno(), 0, free(disk) - MIB)
 
-    parts = bundle.verified(source, lambda _there, _all: None)
+    parts = bundle.verified_parts(source, lambda _there, _all: None)
     with pytest.raises(OSError, match="No space left"):
-        bundle.take(store, parts, fill)
+        bundle.import_parts(store, parts, fill)
     assert not (store.root / "import").exists()
     assert versions.current(store) == 1
     assert len([one for one in store.objects() if one.size == MIB]) == 1
@@ -356,7 +358,7 @@ def test_a_read_only_store_is_read_and_told_of(sealed: Store, tmp_path: Path) ->
     done = run(sealed, "verify")
     assert done.return_value == 1
     assert "not mended: left as it is: the store may not be written" in done.stdout
-    for digest in versions.pinned(sealed):
+    for digest in versions.pinned_digests(sealed):
         sealed.view(digest, tmp_path / "views" / digest)
     for arguments in (
         ["gc", "--high", "0", "--low", "0"],

@@ -48,7 +48,7 @@ def data(number: int, size: int) -> bytes:
 
 def model(store: Store, *contents: bytes, repo: str = "o/r") -> Contents:
     entries = [
-        hub_revision.Entry(path=f"f{number}", size=len(content), sha256=store.add(content, f"f{number}"))
+        hub_revision.HubFile(path=f"f{number}", size=len(content), sha256=store.add(content, f"f{number}"))
         for number, content in enumerate(contents)
     ]
     return Contents(models=[hub_revision.Revision(repo=repo, revision="0" * 40, files=entries)])

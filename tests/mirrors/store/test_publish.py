@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 import pytest
 import uv
 
-from envcheck.mirrors.fetch.request import Means
+from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.index import simple_api
@@ -120,7 +120,7 @@ def test_wrong_bytes_in_the_tree_are_refused_by_the_clients(
 
 
 def test_pages_say_the_same_in_html_and_in_json(contents: Contents) -> None:
-    pages = tree_files.tree(contents).pages
+    pages = tree_files.tree_files(contents).pages
     told = json.loads(pages["simple/alpha/index.json"])
     page = pages["simple/alpha/index.html"].decode()
     wheel = contents.wheels[0]
@@ -153,11 +153,11 @@ def test_our_own_client_fetches_a_model_from_the_tree(
     versions.publish(store, contents, keep=2)
     site = serve("hf")
     client = Client()
-    wanted = hub_download.locked(
+    wanted = hub_download.lock_revision(
         client, site.url, hub_revision.Reference("model", "owner/tiny", revision or model.revision)
     )
     assert (wanted.ref, wanted.files) == (revision, model.files)
-    hub_download.fetch_revision(wanted, [site.url], tmp_path / "hub", Means(client), lambda _: None)
+    hub_download.fetch_revision(wanted, [site.url], tmp_path / "hub", TransferOptions(client), lambda _: None)
     snapshot = tmp_path / "hub/models--owner--tiny/snapshots" / model.revision
     assert (snapshot / "config.json").read_bytes() == b'{"model_type": "t"}\n'
 
@@ -198,7 +198,7 @@ def test_huggingface_hub_downloads_a_model_from_the_tree_and_finds_its_hashes_ri
 
 
 def test_what_the_tree_says_of_no_xet(contents: Contents) -> None:
-    assert [path for path, page in tree_files.tree(contents).pages.items() if b"xet" in page] == []
+    assert [path for path, page in tree_files.tree_files(contents).pages.items() if b"xet" in page] == []
 
 
 CONF = """
@@ -269,7 +269,7 @@ def test_nginx_gives_json_to_whom_asks_for_it_and_else_html(nginx: Path, content
     assert (status, headers["Content-Type"], json.loads(page)["name"]) == (200, tree_files.JSON, "alpha")
     status, headers, page = packages.ask("/whl/cpu/torch/", Accept="text/html")
     assert (status, headers["Content-Type"], page[:15]) == (200, "text/html", b"<!DOCTYPE html>")
-    assert [file.name for file in simple_api.parse(page, "text/html", "http://h/whl/cpu/torch/")] == [
+    assert [file.name for file in simple_api.parse_page(page, "text/html", "http://h/whl/cpu/torch/")] == [
         contents.wheels[2].name
     ]
     wheel = contents.wheels[2]
@@ -294,4 +294,4 @@ def test_nginx_sends_the_headers_that_huggingface_hub_needs(nginx: Path, model: 
         status, headers, body = served.ask(path)
         assert (status, headers["Content-Type"], json.loads(body)["sha"]) == (200, "application/json", model.revision)
     status, _, body = served.ask("/api/models/owner/tiny/tree/main?recursive=true&expand=false")
-    assert (status, hub_revision.entries_of(body)[1].sha256) == (200, large.sha256)
+    assert (status, hub_revision.parse_tree(body)[1].sha256) == (200, large.sha256)

@@ -14,7 +14,7 @@ from envcheck.cli import Settings
 from envcheck.cli.store.group import command
 from envcheck.mirrors.store import verify as store_verify
 from envcheck.mirrors.store import versions
-from envcheck.mirrors.store.manifest import Contents, objects
+from envcheck.mirrors.store.manifest import Contents, object_sizes
 from envcheck.mirrors.store.objects import Store
 from tests.mirrors.store.conftest import Site
 from tests.mirrors.store.test_heal import rot, whole
@@ -25,7 +25,7 @@ def mirrored(store: Store, contents: Contents, tmp_path: Path) -> Iterator[Store
     """Return a store that serves something, and another that serves the same as a mirror: its profile is written."""
     versions.publish(store, contents, keep=2)
     there = Store(tmp_path / "mirror")
-    for digest in objects(contents):
+    for digest in object_sizes(contents):
         there.adopt(store.path(digest), digest)
     versions.publish(there, contents, keep=2)
     sites = [Site(there.root / "current", below) for below in ("", "hf")]
@@ -56,11 +56,11 @@ def verify(store: Store, tmp_path: Path) -> Callable[..., Any]:
 def test_a_mirror_gives_back_all_that_was_lost(
     store: Store, contents: Contents, mirrored: Store, verify: Callable[..., Any]
 ) -> None:
-    for digest in objects(contents):
+    for digest in object_sizes(contents):
         rot(store.path(digest))
     done = verify()
     assert (done.exception, done.return_value) == (None, 1)
-    lost = len(objects(contents))
+    lost = len(object_sizes(contents))
     assert f"{lost} wrong, {lost} of them mended\n" in done.stdout
     assert done.stdout.count("mended from what the profile names") == 5
     assert done.stdout.count("mended from its wheel") == 3

@@ -13,11 +13,11 @@ import pytest
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.mirrors.store import evict, versions
 from envcheck.mirrors.store import verify as store_verify
-from envcheck.mirrors.store.evict import Limits
+from envcheck.mirrors.store.evict import EvictionLimits
 from envcheck.mirrors.store.manifest import Contents
-from envcheck.mirrors.store.objects import Object, Store
+from envcheck.mirrors.store.objects import Store, StoredObject
 
-LITTLE = Limits(size=1)
+LITTLE = EvictionLimits(size=1)
 
 
 def test_what_is_put_there_is_read_only_and_known_by_its_hash(store: Store) -> None:
@@ -88,21 +88,21 @@ def test_a_file_is_no_store(tmp_path: Path) -> None:
         Store(tmp_path / "file")
 
 
-def _object(name: str, size: int, used: float, links: int = 1) -> Object:
-    return Object(name, size, used, links)
+def _object(name: str, size: int, used: float, links: int = 1) -> StoredObject:
+    return StoredObject(name, size, used, links)
 
 
 def test_the_least_recently_used_goes_first_and_nothing_pinned_or_linked_ever() -> None:
     objects = [_object("new", 10, 9), _object("pinned", 10, 1), _object("seen", 10, 2, 2), _object("old", 10, 3)]
-    assert [one.sha256 for one in evict.choose(objects, {"pinned"}, 5)] == ["old"]
-    assert [one.sha256 for one in evict.choose(objects, {"pinned"}, 11)] == ["old", "new"]
-    assert [one.sha256 for one in evict.choose(objects, {"pinned"}, 1000)] == ["old", "new"]
-    assert evict.choose(objects, {"pinned"}, 0) == []
+    assert [one.sha256 for one in evict.objects_to_evict(objects, {"pinned"}, 5)] == ["old"]
+    assert [one.sha256 for one in evict.objects_to_evict(objects, {"pinned"}, 11)] == ["old", "new"]
+    assert [one.sha256 for one in evict.objects_to_evict(objects, {"pinned"}, 1000)] == ["old", "new"]
+    assert evict.objects_to_evict(objects, {"pinned"}, 0) == []
 
 
 @pytest.mark.parametrize(("used", "over"), [(85, 0), (86, 11), (100, 25), (0, 0)])
 def test_eviction_begins_above_the_high_mark_and_ends_at_the_low_one(used: int, over: int) -> None:
-    assert evict.excess(used, 100, Limits()) == over
+    assert evict.bytes_over_limit(used, 100, EvictionLimits()) == over
 
 
 def test_gc_evicts_by_last_use_and_keeps_what_a_version_holds(store: Store, contents: Contents) -> None:
@@ -110,7 +110,7 @@ def test_gc_evicts_by_last_use_and_keeps_what_a_version_holds(store: Store, cont
     first, second = store.add(b"1" * 1000, "first"), store.add(b"2" * 1000, "second")
     os.utime(store.root / "info" / first[:2] / f"{first}.json", (1, 1))
     room = int(sum(one.size for one in store.objects()) / 0.8501)
-    gone, left = evict.gc(store, Limits(size=room, low=0.849), dry=False, note=lambda _: None)
+    gone, left = evict.gc(store, EvictionLimits(size=room, low=0.849), dry=False, note=lambda _: None)
     assert ([one.sha256 for one in gone], left) == ([first], 0)
     gone, left = evict.gc(store, LITTLE, dry=False, note=lambda _: None)
     assert [one.sha256 for one in gone] == [second]
@@ -141,7 +141,7 @@ def test_gc_sweeps_what_killed_processes_left_a_day_ago(store: Store) -> None:
     for path in (old, new):
         path.write_bytes(b"x")
     os.utime(old, (1, 1))
-    evict.gc(store, Limits(), dry=False, note=lambda _: None)
+    evict.gc(store, EvictionLimits(), dry=False, note=lambda _: None)
     assert (old.exists(), new.exists()) == (False, True)
 
 
@@ -184,6 +184,6 @@ def test_df_counts_what_is_pinned_and_what_is_not(store: Store, contents: Conten
     versions.publish(store, contents, keep=2)
     held = evict.usage(store).bytes
     store.add(b"1" * 1000, "free")
-    told = evict.usage(store, Limits(size=10**6))
+    told = evict.usage(store, EvictionLimits(size=10**6))
     assert (told.bytes - told.pinned, told.pinned, told.room, told.used) == (1000, held, 10**6, held + 1000)
     assert [(one.number, one.current, one.wheels, one.models) for one in told.versions] == [(1, True, 3, 1)]

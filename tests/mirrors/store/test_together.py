@@ -18,11 +18,11 @@ import msgspec
 import pytest
 
 from envcheck.errors import PromiseError, UnavailableError
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.store import evict, versions
 from envcheck.mirrors.store import verify as store_verify
-from envcheck.mirrors.store.evict import Limits
+from envcheck.mirrors.store.evict import EvictionLimits
 from envcheck.mirrors.store.manifest import Contents, Wheel
 from envcheck.mirrors.store.objects import Store
 
@@ -47,40 +47,40 @@ def url(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
-def _wanted(url: str, sha256: str = SHA256) -> Wanted:
-    return Wanted((url,), sha256, None, Path("a.whl"))
+def _wanted(url: str, sha256: str = SHA256) -> WantedFile:
+    return WantedFile((url,), sha256, None, Path("a.whl"))
 
 
 def test_a_file_is_fetched_into_its_place_read_only(store: Store, url: str) -> None:
-    done = store.put(_wanted(url), Means(Client()))
+    done = store.put(_wanted(url), TransferOptions(Client()))
     assert (done.moved, store.name(SHA256)) == (len(CONTENT), "a.whl")
     assert store.path(SHA256).stat().st_mode & 0o777 == 0o444
-    assert store.put(_wanted(url), Means(Client())).moved == 0
+    assert store.put(_wanted(url), TransferOptions(Client())).moved == 0
     assert [path.name for path in store.path(SHA256).parent.iterdir()] == [SHA256]
 
 
 def test_an_object_that_rotted_is_fetched_anew(store: Store, url: str) -> None:
-    store.put(_wanted(url), Means(Client()))
+    store.put(_wanted(url), TransferOptions(Client()))
     store.path(SHA256).chmod(0o644)
     store.path(SHA256).write_bytes(b"x" * len(CONTENT))
-    store.put(_wanted(url), Means(Client()))
+    store.put(_wanted(url), TransferOptions(Client()))
     assert store_verify.verify(store) == []
 
 
 def test_wrong_bytes_get_no_name_and_the_error_says_which_file(store: Store, url: str) -> None:
     with pytest.raises(PromiseError, match=r"^a\.whl: "):
-        store.put(_wanted(url, "0" * 64), Means(Client()))
+        store.put(_wanted(url, "0" * 64), TransferOptions(Client()))
     assert store.objects() == []
 
 
 FETCH = """
 import sys
 from pathlib import Path
-from envcheck.mirrors.fetch.request import Means, Wanted
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.store.objects import Store
 store = Store(Path(sys.argv[1]))
-store.put(Wanted((sys.argv[2],), sys.argv[3], None, Path("a.whl")), Means(Client()))
+store.put(WantedFile((sys.argv[2],), sys.argv[3], None, Path("a.whl")), TransferOptions(Client()))
 store.view(sys.argv[3], Path(sys.argv[4]))
 """
 
@@ -102,7 +102,7 @@ from envcheck.mirrors.store.objects import Store
 store = Store(Path(sys.argv[1]))
 print("begun", flush=True)
 while True:
-    evict.gc(store, evict.Limits(size=1), dry=False, note=lambda _: None)
+    evict.gc(store, evict.EvictionLimits(size=1), dry=False, note=lambda _: None)
 """
 
 
@@ -130,7 +130,7 @@ def test_an_evicter_that_never_stops_takes_nothing_that_is_published_or_viewed(
         running.kill()
     assert published > 0
     assert store_verify.verify(store) == []
-    assert all(store.has(digest) for digest in versions.pinned(store))
+    assert all(store.has(digest) for digest in versions.pinned_digests(store))
 
 
 def _bare(contents: Contents) -> Wheel:
@@ -150,7 +150,7 @@ def test_who_must_wait_for_another_process_says_so(store: Store) -> None:
 
 
 def _gc(store: Store, note: Callable[[str], None]) -> None:
-    evict.gc(store, Limits(), dry=False, note=note)
+    evict.gc(store, EvictionLimits(), dry=False, note=note)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a file system is mounted, which root may")

@@ -22,7 +22,7 @@ from tests.mirrors.store.conftest import again
 def test_a_version_holds_every_file_with_its_hash_and_licence(store: Store, contents: Contents) -> None:
     assert versions.publish(store, contents, keep=3) == (1, True)
     root = store.root / "current"
-    told = versions.manifest(store, 1)
+    told = versions.read_manifest(store, 1)
     there = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     assert there == {file.path for file in told.files} | {versions.MANIFEST}
     one = next(file for file in told.files if file.path.endswith("alpha-1.0-py3-none-any.whl"))
@@ -58,7 +58,7 @@ def test_what_is_served_but_not_whole_is_made_anew(store: Store, contents: Conte
     versions.publish(store, contents, keep=3)
     (store.root / "versions/1/simple/alpha/index.html").unlink()
     assert versions.publish(store, contents, keep=3) == (2, True)
-    assert versions.manifest(store, 1).files == versions.manifest(store, 2).files
+    assert versions.read_manifest(store, 1).files == versions.read_manifest(store, 2).files
 
 
 def test_what_rotted_in_the_store_is_not_published(store: Store, contents: Contents) -> None:
@@ -75,7 +75,7 @@ def test_publishing_adds_to_what_is_served_unless_told_otherwise(store: Store, c
     versions.publish(store, Contents(wheels=alpha), keep=9)
     versions.publish(store, Contents(wheels=beta), keep=9)
     versions.publish(store, Contents(wheels=torch), keep=9, merge=False)
-    names = [[w.name.partition("-")[0] for w in versions.manifest(store, n).contents.wheels] for n in (1, 2, 3)]
+    names = [[w.name.partition("-")[0] for w in versions.read_manifest(store, n).contents.wheels] for n in (1, 2, 3)]
     assert names == [["alpha"], ["alpha", "beta"], ["torch"]]
 
 
@@ -144,7 +144,7 @@ def test_an_unreadable_manifest_pins_by_an_error(store: Store, contents: Content
     manifest.unlink()
     manifest.write_text("{")
     with pytest.raises(PromiseError, match="not to be read"):
-        versions.pinned(store)
+        versions.pinned_digests(store)
 
 
 def _harm(path: Path) -> None:
@@ -162,8 +162,8 @@ def test_a_version_that_is_broken_is_not_served(
 ) -> None:
     for number in range(2):
         versions.publish(store, again(contents, number), keep=9)
-    digest = versions.manifest(store, 1).files[0].sha256
-    harm(store.root / "versions/1" / versions.manifest(store, 1).files[0].path)
+    digest = versions.read_manifest(store, 1).files[0].sha256
+    harm(store.root / "versions/1" / versions.read_manifest(store, 1).files[0].path)
     for take in (lambda: versions.rollback(store), lambda: versions.switch(store, 1)):
         with pytest.raises(PromiseError, match=f"version 1 is not served: files/{digest}.*{said}.*store verify"):
             take()

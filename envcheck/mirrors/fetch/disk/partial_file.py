@@ -16,7 +16,7 @@ from envcheck import safe_files
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch.disk import journal
 from envcheck.mirrors.fetch.plan.pieces import spans
-from envcheck.mirrors.fetch.request import Means, StoppedError, Wanted
+from envcheck.mirrors.fetch.request import StoppedError, TransferOptions, WantedFile
 
 # Seconds between looks at whether the other process has ended; a wait in the kernel could not be interrupted.
 _LOOK: Final = 0.2
@@ -26,12 +26,12 @@ _BLOCK: Final = 512
 _LONGEST_JOURNAL: Final = 64 << 20
 
 
-def part_of(wanted: Wanted) -> Path:
+def part_path(wanted: WantedFile) -> Path:
     """Return where a file is as long as it is unfinished."""
     return wanted.path.with_name(f".{safe_files.shortened(wanted.path.name)}.{wanted.sha256[:8]}.part")
 
 
-def journal_of(part: Path) -> Path:
+def journal_path(part: Path) -> Path:
     """Return where the journal of an unfinished file is."""
     return part.with_name(part.name + ".journal")
 
@@ -39,27 +39,27 @@ def journal_of(part: Path) -> Path:
 def discard(part: Path) -> None:
     """Remove an unfinished file and its journal."""
     part.unlink(missing_ok=True)
-    journal_of(part).unlink(missing_ok=True)
+    journal_path(part).unlink(missing_ok=True)
 
 
-def known(part: Path, header: journal.Header) -> dict[int, str]:
+def valid_pieces(part: Path, header: journal.Header) -> dict[int, str]:
     """Return the pieces of an earlier process that hold for this file."""
-    found, pieces = noted(part, header.boot)
+    found, pieces = read_journal(part, header.boot)
     if found is None or not found.fits(header) or part.lstat().st_size != header.size:
         return {}
     last = len(spans(header.size, header.piece))
     return {piece: source for piece, source in pieces.items() if piece < last}
 
 
-def noted(part: Path, boot: str | None = None) -> tuple[journal.Header | None, dict[int, str]]:
+def read_journal(part: Path, boot: str | None = None) -> tuple[journal.Header | None, dict[int, str]]:
     """Return what the journal of an unfinished file says: its header, and the pieces that hold."""
     return journal.read(
-        safe_files.read(journal_of(part), _LONGEST_JOURNAL), journal.boot_id() if boot is None else boot
+        safe_files.read(journal_path(part), _LONGEST_JOURNAL), journal.boot_id() if boot is None else boot
     )
 
 
 @contextlib.contextmanager
-def locked(part: Path, means: Means) -> Iterator[int]:
+def locked(part: Path, means: TransferOptions) -> Iterator[int]:
     """Open the unfinished file and hold it alone. The lock is the kernel's: it ends with whoever held it.
 
     What ends in an error leaves it there only if there is something in it to go on with.
@@ -68,8 +68,8 @@ def locked(part: Path, means: Means) -> Iterator[int]:
         file = safe_files.create_or_reopen(part)
         try:
             _lock(file, part, means)
-            if _same(file, part):
-                with _tidied(part):
+            if _is_current(file, part):
+                with _discarded_if_empty(part):
                     yield file
                 return
         finally:
@@ -77,16 +77,16 @@ def locked(part: Path, means: Means) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _tidied(part: Path) -> Iterator[None]:
+def _discarded_if_empty(part: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if not noted(part)[1]:
+        if not read_journal(part)[1]:
             discard(part)
         raise
 
 
-def _lock(file: int, part: Path, means: Means) -> None:
+def _lock(file: int, part: Path, means: TransferOptions) -> None:
     told = False
     while True:
         with contextlib.suppress(BlockingIOError):
@@ -99,7 +99,7 @@ def _lock(file: int, part: Path, means: Means) -> None:
             raise StoppedError
 
 
-def _same(file: int, part: Path) -> bool:
+def _is_current(file: int, part: Path) -> bool:
     """Tell whether the path still names the open file: its last holder may have finished and moved it away."""
     try:
         there = part.lstat()
@@ -109,7 +109,7 @@ def _same(file: int, part: Path) -> bool:
     return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
 
-def room_for(many: Sequence[Wanted]) -> None:
+def check_disk_space(many: Sequence[WantedFile]) -> None:
     """Raise UnavailableError where all the files together are more than their file systems have room for.
 
     What has no known size, or may be linked from this machine, is not counted; each file reserves its own room later.
@@ -120,20 +120,20 @@ def room_for(many: Sequence[Wanted]) -> None:
         folder = next(above for above in wanted.path.parents if above.exists())
         device = folder.stat().st_dev
         folders.setdefault(device, folder)
-        needs[device] += 0 if wanted.local else _lacks(wanted)
+        needs[device] += 0 if wanted.local else _bytes_to_allocate(wanted)
     for device, size in needs.items():
         room = shutil.disk_usage(folders[device])
         if room.total and size > room.free:
-            raise _no_room(folders[device] / "all", size)
+            raise _no_space_error(folders[device] / "all", size)
 
 
-def _lacks(wanted: Wanted) -> int:
+def _bytes_to_allocate(wanted: WantedFile) -> int:
     """Return the bytes of room that a file takes which it does not hold yet."""
     with contextlib.suppress(FileNotFoundError):
         if wanted.path.stat().st_size == wanted.size:
             return 0
     with contextlib.suppress(FileNotFoundError):
-        return max(0, (wanted.size or 0) - part_of(wanted).stat().st_blocks * _BLOCK)
+        return max(0, (wanted.size or 0) - part_path(wanted).stat().st_blocks * _BLOCK)
     return wanted.size or 0
 
 
@@ -147,7 +147,7 @@ def reserve(file: int, size: int, part: Path) -> None:
         held = os.fstat(file).st_blocks * _BLOCK
         room = shutil.disk_usage(part.parent)
         if room.total and size - held > room.free:  # one that tells no total tells nothing of what is free
-            raise _no_room(part, size)
+            raise _no_space_error(part, size)
         if size:
             _allocate(file, size)
     except OSError as error:
@@ -171,14 +171,14 @@ def _allocate(file: int, size: int) -> None:
 def disk_error(error: OSError, path: Path, size: int) -> UnavailableError:
     """Return the error a user reads of one that the system gave while `path` was written."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return _no_room(path, size)
+        return _no_space_error(path, size)
     if error.errno == errno.EFBIG:
         message = f"{path.parent}: a file of {size} bytes is more than its file system or `ulimit -f` allows"
         return UnavailableError(message, fix="name another directory (--output)")
     return UnavailableError(f"{path.parent}: {error.strerror}", fix="name a directory that can be written (--output)")
 
 
-def _no_room(path: Path, size: int) -> UnavailableError:
+def _no_space_error(path: Path, size: int) -> UnavailableError:
     free = shutil.disk_usage(path.parent).free
     message = f"{path.parent}: {size} bytes are needed and {free} are free"
     return UnavailableError(message, fix="make room, or name another directory (--output)")
@@ -192,7 +192,7 @@ def write(file: int, chunk: bytes, at: int) -> None:
         view, at = view[written:], at + written
 
 
-def taken(local: Sequence[Path], part: Path, path: Path, right: Callable[[Path], bool]) -> int | None:
+def take_local_copy(local: Sequence[Path], part: Path, path: Path, right: Callable[[Path], bool]) -> int | None:
     """Put a file of this machine at `path` by a hard link, or by a copy where none can be made; return its size.
 
     What gets the name is looked at after it was linked or copied: whatever else writes to the original meanwhile.
@@ -223,27 +223,27 @@ def publish(part: Path, file: int, path: Path, *, durable: bool = True) -> None:
         os.fsync(file)
     os.fchmod(file, 0o666 & ~safe_files.umask())
     part.replace(path)
-    journal_of(part).unlink(missing_ok=True)
+    journal_path(part).unlink(missing_ok=True)
     if durable:
-        _on(path.parent, os.fsync)
+        _sync_folder(path.parent, os.fsync)
 
 
-def settle(folders: Iterable[Path]) -> None:
+def sync_folders(folders: Iterable[Path]) -> None:
     """Have on the disk what was published there: one syncfs(2) for each file system, not three syncs for each file."""
     devices = {folder.stat().st_dev: folder for folder in folders}
     for folder in devices.values():
-        _settled(folder)
+        _sync_file_system(folder)
 
 
-def _settled(folder: Path) -> None:
+def _sync_file_system(folder: Path) -> None:
     try:
-        _on(folder, _syncfs)
+        _sync_folder(folder, _syncfs)
     except OSError as error:
         message = f"{folder}: not all that was written is on the disk: {error.strerror}"
         raise UnavailableError(message, fix="make room, and run it again") from error
 
 
-def _on(folder: Path, sync: Callable[[int], object]) -> None:
+def _sync_folder(folder: Path, sync: Callable[[int], object]) -> None:
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         sync(file)

@@ -17,7 +17,7 @@ def digest_of(file: int, size: int) -> str:
     return hasher.hexdigest()
 
 
-class Follower:
+class RunningHash:
     """Hashes pieces in order as they arrive, in a thread of its own. What is hashed is what the disk gives back."""
 
     def __init__(self, file: int, spans: list[Span]) -> None:

@@ -28,7 +28,7 @@ class Span:
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class RangeTask:
     """A piece, or a part of one, to be asked of one source; `etag` is what the source's other pieces came with.
 
     `changes` is how often the source's file had become another one when this was taken. `alone`: its source is asked

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
 
-from envcheck.mirrors.fetch.plan.pieces import Failure, Task
-from envcheck.mirrors.net.advice import of_status
+from envcheck.mirrors.fetch.plan.pieces import Failure, RangeTask
+from envcheck.mirrors.net.advice import status_advice
 
 # Fifteen digits are a petabyte; more are nobody's file, and Python refuses to read thousands of them.
 _RANGE: Final = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})")
@@ -26,60 +26,60 @@ def etag_of(headers: Mapping[str, str]) -> str | None:
     return None if tag is None or tag.startswith("W/") else tag
 
 
-def total_of(headers: Mapping[str, str]) -> int | None:
+def content_range_size(headers: Mapping[str, str]) -> int | None:
     """Return the size of the whole file that a Content-Range tells."""
     match = _RANGE.fullmatch(headers.get("Content-Range", ""))
     return int(match[3]) if match else None
 
 
-def total(status: int, headers: Mapping[str, str]) -> int | None:
+def file_size(status: int, headers: Mapping[str, str]) -> int | None:
     """Return the size of the file, as the answer to a request for its first byte tells it."""
     if status == HTTPStatus.PARTIAL_CONTENT:
-        return total_of(headers)
+        return content_range_size(headers)
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         return 0 if headers.get("Content-Range") == "bytes */0" else None
     length = headers.get("Content-Length", "")
     return int(length) if status == HTTPStatus.OK and _LENGTH.fullmatch(length) else None
 
 
-def request(task: Task) -> dict[str, str]:
+def range_headers(task: RangeTask) -> dict[str, str]:
     """Return the headers that ask for a piece of the file its other pieces came from."""
     asked = {"Range": f"bytes={task.span.start}-{task.span.stop - 1}"}
     return asked if task.etag is None else {**asked, "If-Range": task.etag}
 
 
-def judge(task: Task, status: int, headers: Mapping[str, str], size: int, now: float) -> Failure | None:
+def range_failure(task: RangeTask, status: int, headers: Mapping[str, str], size: int, now: float) -> Failure | None:
     """Return None for the piece that was asked for, else why this is not it. `now` is the time of day, in seconds."""
     if status == HTTPStatus.PARTIAL_CONTENT:
-        return _partial(task, headers, size)
+        return _partial_content_failure(task, headers, size)
     if status == HTTPStatus.OK:
         if task.etag is not None and etag_of(headers) != task.etag:
             return Failure("the file changed while it was fetched", changed=True)
         return Failure("it sends whole files only", whole=True)
-    later = busy(status, headers, now)
+    later = busy_failure(status, headers, now)
     if later is not None:
         return later
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         return Failure("its file is shorter than what was asked for", drop=True)
-    return Failure(f"it answers {status}", drop=True, fix=of_status(status))
+    return Failure(f"it answers {status}", drop=True, fix=status_advice(status))
 
 
-def busy(status: int, headers: Mapping[str, str], now: float) -> Failure | None:
+def busy_failure(status: int, headers: Mapping[str, str], now: float) -> Failure | None:
     """Return why a source gives nothing now, if it may in a moment."""
     if status not in _BUSY:
         return None
-    after = _after(headers, now)
-    return Failure(f"it answers {status}{asks(after)}", after=after, crowded=status in _CROWDED)
+    after = _retry_after(headers, now)
+    return Failure(f"it answers {status}{wait_phrase(after)}", after=after, crowded=status in _CROWDED)
 
 
-def asks(after: float | None) -> str:
+def wait_phrase(after: float | None) -> str:
     """Return the rest of a sentence on a source that asks to be left alone for so many seconds."""
     if after is None or after < 1:
         return ""
     return f" and asks to wait {after:.0f} s" if after <= _SPELLED else " and asks to wait more than 10^18 s"
 
 
-def _partial(task: Task, headers: Mapping[str, str], size: int) -> Failure | None:
+def _partial_content_failure(task: RangeTask, headers: Mapping[str, str], size: int) -> Failure | None:
     match = _RANGE.fullmatch(headers.get("Content-Range", ""))
     if match is None:
         return Failure("it sends a part and does not say which", drop=True)
@@ -93,7 +93,7 @@ def _partial(task: Task, headers: Mapping[str, str], size: int) -> Failure | Non
     return None
 
 
-def _after(headers: Mapping[str, str], now: float) -> float | None:
+def _retry_after(headers: Mapping[str, str], now: float) -> float | None:
     """Return the seconds that Retry-After asks for, as a number or as a date."""
     said = headers.get("Retry-After", "").strip()
     if _DIGITS.fullmatch(said):

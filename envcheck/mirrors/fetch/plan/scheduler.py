@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from envcheck.mirrors.fetch.limits import LONGEST_WAIT, SLOW_ANSWERS
-from envcheck.mirrors.fetch.plan.pieces import Failure, Span, Task, spans
+from envcheck.mirrors.fetch.plan.pieces import Failure, RangeTask, Span, spans
 
 # Seconds a source rests after a failure, and after the next ones.
 BACKOFF: Final[tuple[float, ...]] = (1.0, 2.0, 5.0, 15.0)
@@ -29,7 +29,7 @@ EARLIER: Final = -2
 
 
 @dataclasses.dataclass
-class Source:
+class SourceState:
     """What is known of a source. `rests` is when it may be asked again; `known`, whether its ETag (or none) is told.
 
     `room` is how many requests it may have under way, `gave` how many it has answered in full. `fickle`: its ETag
@@ -57,7 +57,7 @@ class Source:
 
 
 @dataclasses.dataclass
-class _Begun:
+class _PieceState:
     """A piece of which some has come or is coming: what nobody is bringing, who gave what there is, who is at it.
 
     `stale`: some of it is of another file; it starts over once nobody writes to it.
@@ -70,13 +70,13 @@ class _Begun:
     stale: bool = False
 
 
-def rest(failures: int, failure: Failure) -> float:
+def backoff_seconds(failures: int, failure: Failure) -> float:
     """Return the seconds for which a source is left alone that has failed so many times."""
     usual = BACKOFF[max(0, min(failures, len(BACKOFF)) - 1)]
     return min(usual if failure.after is None else failure.after, LONGEST_WAIT)
 
 
-class Board:
+class PieceScheduler:
     """What is done, what is under way, and what may be taken next. Times are seconds of one monotonic clock.
 
     Sources are in the order of preference: the next piece is asked of the first one that is not dropped, does not
@@ -88,10 +88,10 @@ class Board:
 
     def __init__(self, size: int, piece: int, sources: int, *, per_source: int, done: Mapping[int, int]) -> None:
         self.spans = spans(size, piece)
-        self.sources = [Source(per_source) for _ in range(sources)]
+        self.sources = [SourceState(per_source) for _ in range(sources)]
         self.done = {index: source for index, source in done.items() if index < len(self.spans)}
         self._missing = [index for index in range(len(self.spans)) if index not in self.done]
-        self._begun: dict[int, _Begun] = {}
+        self._begun: dict[int, _PieceState] = {}
         self._givers: dict[int, set[int]] = {}
         self._per_source = per_source
         self._left = sum(self.spans[index].size for index in self._missing)
@@ -116,7 +116,7 @@ class Board:
         """Return the pieces that somebody is bringing some of."""
         return {piece for piece, begun in self._begun.items() if begun.busy}
 
-    def take(self, now: float) -> Task | None:
+    def take(self, now: float) -> RangeTask | None:
         """Return the next task, or None: all is done or under way, or nobody may be asked now (see `wait`)."""
         source = next((index for index, known in enumerate(self.sources) if self._usable(known, now)), None)
         if source is None:
@@ -134,20 +134,20 @@ class Board:
         self._left -= span.size
         known.busy += 1
         known.since = now
-        return Task(piece, span, source, known.etag, known.changes, alone=known.room == 1)
+        return RangeTask(piece, span, source, known.etag, known.changes, alone=known.room == 1)
 
     def wait(self, now: float) -> float | None:
         """Return the seconds until a resting source may be asked again, or None where none will be."""
         rests = [known.rests for known in self.sources if not known.dropped and known.ranges]
         return max(0.0, min(rests) - now) if rests else None
 
-    def answered(self, task: Task, etag: str | None) -> None:
+    def answered(self, task: RangeTask, etag: str | None) -> None:
         """Note that a source has told which file it has; the piece is still on its way."""
         source = self.sources[task.source]
         if not source.known and task.changes == source.changes:
             source.known, source.etag = True, None if source.fickle else etag
 
-    def arrived(self, task: Task, etag: str | None, seconds: float = 0.0) -> bool:
+    def arrived(self, task: RangeTask, etag: str | None, seconds: float = 0.0) -> bool:
         """Note that what was asked for is on the disk, and the seconds it took; tell whether its piece now is there.
 
         What is of the file before a change does not count.
@@ -164,7 +164,7 @@ class Board:
         self._settle()
         return task.piece in self.done
 
-    def failed(self, task: Task, failure: Failure, now: float) -> list[int]:
+    def failed(self, task: RangeTask, failure: Failure, now: float) -> list[int]:
         """Note that not all came; return the pieces to be forgotten, as their source has become another file.
 
         A source that failed rests, longer each time, and is dropped when it failed once more than there are rests:
@@ -182,7 +182,7 @@ class Board:
         self._settle()
         return forgotten
 
-    def _refused(self, known: Source, failure: Failure, now: float) -> None:
+    def _refused(self, known: SourceState, failure: Failure, now: float) -> None:
         known.ranges = known.ranges and not failure.whole
         if failure.crowded and known.busy:
             known.room = min(known.room, known.busy)
@@ -198,10 +198,10 @@ class Board:
         self._rest(known, failure, now)
 
     @staticmethod
-    def _rest(known: Source, failure: Failure, now: float) -> None:
+    def _rest(known: SourceState, failure: Failure, now: float) -> None:
         if failure.crowded and known.busy and (failure.after is None or failure.after > LONGEST_WAIT):
             return  # there is room when one of the others has ended
-        known.rests = max(known.rests, now + rest(known.failures, failure))
+        known.rests = max(known.rests, now + backoff_seconds(known.failures, failure))
 
     def forget(self, pieces: list[int]) -> None:
         """Have these pieces, which were there, fetched again."""
@@ -211,7 +211,7 @@ class Board:
             heapq.heappush(self._missing, piece)
             self._left += self.spans[piece].size
 
-    def _next(self) -> tuple[int, _Begun] | None:
+    def _next(self) -> tuple[int, _PieceState] | None:
         """Return the first piece of which something is brought by nobody; what is begun goes first."""
         open_ = [piece for piece, begun in self._begun.items() if begun.gaps and not begun.stale]
         if open_:
@@ -219,10 +219,10 @@ class Board:
         if not self._missing:
             return None
         piece = heapq.heappop(self._missing)
-        self._begun[piece] = _Begun([self.spans[piece]])
+        self._begun[piece] = _PieceState([self.spans[piece]])
         return piece, self._begun[piece]
 
-    def _cut(self, begun: _Begun, known: Source) -> Span:
+    def _cut(self, begun: _PieceState, known: SourceState) -> Span:
         """Take a gap of a piece, or its beginning where the rest is better brought by another connection."""
         gap = begun.gaps.pop(0)
         least = max(SMALLEST_PART, int(known.rate * _SHORTEST))
@@ -232,10 +232,10 @@ class Board:
         begun.gaps.insert(0, Span(gap.start + part, gap.stop))
         return Span(gap.start, gap.start + part)
 
-    def _came(self, piece: int, begun: _Begun) -> int:
+    def _came(self, piece: int, begun: _PieceState) -> int:
         return self.spans[piece].size - sum(gap.size for gap in begun.gaps) - begun.coming
 
-    def _give_back(self, task: Task, begun: _Begun, got: int) -> None:
+    def _give_back(self, task: RangeTask, begun: _PieceState, got: int) -> None:
         left = Span(task.span.start + got, task.span.stop)
         begun.gaps = sorted([*begun.gaps, left], key=lambda gap: gap.start)
         self._left += left.size
@@ -255,7 +255,7 @@ class Board:
             self._givers[piece] = begun.givers
             self.done[piece] = next(iter(begun.givers)) if len(begun.givers) == 1 else MIXED
 
-    def _changed(self, task: Task, known: Source) -> list[int]:
+    def _changed(self, task: RangeTask, known: SourceState) -> list[int]:
         if task.changes != known.changes:
             return []  # another of its requests was told so already
         known.changes += 1
@@ -267,7 +267,7 @@ class Board:
         self.forget(stale)
         return stale
 
-    def _ended(self, task: Task) -> tuple[Source, _Begun]:
+    def _ended(self, task: RangeTask) -> tuple[SourceState, _PieceState]:
         begun = self._begun[task.piece]
         begun.busy.remove(task.source)
         begun.coming -= task.span.size
@@ -275,10 +275,10 @@ class Board:
         known.busy -= 1
         return known, begun
 
-    def _last(self, known: Source) -> bool:
+    def _last(self, known: SourceState) -> bool:
         return all(other is known or other.dropped or not other.ranges for other in self.sources)
 
-    def _usable(self, known: Source, now: float) -> bool:
+    def _usable(self, known: SourceState, now: float) -> bool:
         if not known.known and known.busy:
             return now - known.since < _INTRODUCTION
         return known.ranges and not known.dropped and known.rests <= now and known.busy < known.room

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.hub.revision import Reference, Revision, file_url
-from envcheck.mirrors.index.locate import LocatedFile, Need, locate
+from envcheck.mirrors.index.locate import LocatedFile, LockedPackage, locate
 from envcheck.mirrors.net.client import Client, NetworkError
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.profiles.model import Index
@@ -31,7 +31,7 @@ _CHUNK_BYTES: Final = 1 << 20
 class AuditScope:
     """What an audit fetches: packages of locks, revisions of models and data sets, and images."""
 
-    packages: Sequence[Need]
+    packages: Sequence[LockedPackage]
     models: Sequence[Revision] = ()
     images: Sequence[ImageName] = ()
 
@@ -105,7 +105,7 @@ def refuse_unreachable(base: str, client: Client) -> None:
         ) from error
 
 
-def _packages(base: str, needs: Iterable[Need], client: Client) -> Iterator[AuditFinding]:
+def _packages(base: str, needs: Iterable[LockedPackage], client: Client) -> Iterator[AuditFinding]:
     indexes = {"pypi": [Index(url=f"{base}/pypi/simple")], "pytorch": [Index(url=f"{base}/pytorch/whl/{{variant}}")]}
     unlisted = []
     for need in needs:
@@ -117,7 +117,9 @@ def _packages(base: str, needs: Iterable[Need], client: Client) -> Iterator[Audi
     yield from unlisted
 
 
-def _located(need: Need, indexes: Mapping[str, Sequence[Index]], client: Client) -> list[LocatedFile] | AuditFinding:
+def _located(
+    need: LockedPackage, indexes: Mapping[str, Sequence[Index]], client: Client
+) -> list[LocatedFile] | AuditFinding:
     try:
         return locate([need], indexes, client)
     except UnavailableError as error:

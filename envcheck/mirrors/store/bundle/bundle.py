@@ -23,12 +23,31 @@ import msgspec
 from envcheck.errors import PromiseError, UnavailableError
 from envcheck.mirrors.store import manifest as known
 from envcheck.mirrors.store.bundle import tar as bundle_tar
-from envcheck.mirrors.store.bundle.parts import SUMS, Joined, Part, Parts, Progress, digest_of, signer, verified, writer
-from envcheck.mirrors.store.bundle.tar import Hashed, Member
+from envcheck.mirrors.store.bundle.parts import (
+    SUMS,
+    BundlePart,
+    PartReader,
+    PartWriter,
+    Progress,
+    bundle_digest,
+    signer,
+    verified_parts,
+    writer,
+)
+from envcheck.mirrors.store.bundle.tar import HashingReader, Member
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
 
-__all__ = ["CONTENTS", "SUMS", "Part", "digest_of", "export", "read", "take", "verified"]
+__all__ = [
+    "CONTENTS",
+    "SUMS",
+    "BundlePart",
+    "bundle_digest",
+    "export",
+    "import_bundle",
+    "import_parts",
+    "verified_parts",
+]
 
 CONTENTS: Final = "contents.json"
 _OBJECT: Final = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
@@ -46,7 +65,7 @@ def export(
 
     Every object is hashed on its way: a store that has rotted is a PromiseError, and no bundle.
     """
-    wanted = known.objects(contents)
+    wanted = known.object_sizes(contents)
     signer(key)(b"")  # a key that cannot sign is said before anything is written
     with writer(to, part_size) as parts:
         missing = [digest for digest in wanted if not store.has(digest)]
@@ -57,13 +76,13 @@ def export(
         return parts.finish(signer(key))
 
 
-def read(store: Store, source: Path, progress: Progress) -> Contents:
+def import_bundle(store: Store, source: Path, progress: Progress) -> Contents:
     """Take a bundle's objects into the store and return its contents; every part is hashed first."""
-    return take(store, verified(source, progress), progress)
+    return import_parts(store, verified_parts(source, progress), progress)
 
 
-def take(
-    store: Store, parts: list[Part], progress: Progress, accept: Callable[[Contents], None] = lambda _: None
+def import_parts(
+    store: Store, parts: list[BundlePart], progress: Progress, accept: Callable[[Contents], None] = lambda _: None
 ) -> Contents:
     """Take the objects of a bundle, whose parts are verified, into the store and return its contents.
 
@@ -83,7 +102,7 @@ def take(
                 message = f"{store.root}: {size} bytes are needed and {free} are free"
                 raise UnavailableError(message, fix="make room: `envcheck store gc`, or give --store another place")
             contents = _unpack(parts, staging, progress, accept)
-            for digest in known.objects(contents):
+            for digest in known.object_sizes(contents):
                 name = next((wheel.name for wheel in contents.wheels if wheel.sha256 == digest), digest)
                 store.take(staging / digest, digest, name)
         finally:
@@ -91,7 +110,7 @@ def take(
     return contents
 
 
-def _write(store: Store, contents: Contents, digests: list[str], parts: Parts, progress: Progress) -> None:
+def _write(store: Store, contents: Contents, digests: list[str], parts: PartWriter, progress: Progress) -> None:
     listed = msgspec.json.format(msgspec.json.encode(contents), indent=1) + b"\n"
     total = len(listed) + sum(store.path(digest).stat().st_size for digest in digests)
     bundle_tar.write(parts, CONTENTS, io.BytesIO(listed), len(listed))
@@ -108,17 +127,17 @@ def _write(store: Store, contents: Contents, digests: list[str], parts: Parts, p
     bundle_tar.end(parts, parts.written)
 
 
-def _unpack(parts: list[Part], staging: Path, progress: Progress, accept: Callable[[Contents], None]) -> Contents:
+def _unpack(parts: list[BundlePart], staging: Path, progress: Progress, accept: Callable[[Contents], None]) -> Contents:
     """Write every object below `staging`, each of its hash, and return the contents that name exactly these."""
     where = parts[0].path.parent
     try:
-        members = bundle_tar.read(Joined(parts, progress))
-        contents = _listed(next(members, None), where)
+        members = bundle_tar.read(PartReader(parts, progress))
+        contents = _read_contents(next(members, None), where)
         accept(contents)
-        wanted = known.objects(contents)
+        wanted = known.object_sizes(contents)
         for member in members:
-            _object(member, wanted, staging)
-    except bundle_tar.NotOursError as error:
+            _unpack_object(member, wanted, staging)
+    except bundle_tar.InvalidTarError as error:
         message = f"{where}: {error}"
         raise PromiseError(message, fix=_NOT_OURS) from error
     if wanted:
@@ -127,26 +146,26 @@ def _unpack(parts: list[Part], staging: Path, progress: Progress, accept: Callab
     return contents
 
 
-def _listed(first: Member | None, where: Path) -> Contents:
+def _read_contents(first: Member | None, where: Path) -> Contents:
     if first is None or first.name != CONTENTS or first.size > _LARGEST:
         message = f"it begins with {first.name if first else 'nothing'!r}, not with {CONTENTS}"
-        raise bundle_tar.NotOursError(message)
-    return known.parse(first.body.read(), f"{where}: {CONTENTS}")
+        raise bundle_tar.InvalidTarError(message)
+    return known.parse_contents(first.body.read(), f"{where}: {CONTENTS}")
 
 
-def _object(member: Member, wanted: dict[str, int | None], staging: Path) -> None:
+def _unpack_object(member: Member, wanted: dict[str, int | None], staging: Path) -> None:
     """Write one object; its name must be one that the contents still wait for, in the one form it may have."""
     match = _OBJECT.fullmatch(member.name)
     digest = match[2] if match else ""
     if digest not in wanted or wanted[digest] not in {None, member.size}:
         message = f"{member.name!r} has no place in it, or is there twice, or of another size"
-        raise bundle_tar.NotOursError(message)
-    hashed = Hashed(member.body)
+        raise bundle_tar.InvalidTarError(message)
+    hashed = HashingReader(member.body)
     with (staging / digest).open("xb") as target:
         shutil.copyfileobj(hashed, target, bundle_tar.AT_ONCE)
         target.flush()
         os.fsync(target.fileno())
     if hashed.hexdigest() != digest:
         message = f"the bytes of {member.name} have another hash"
-        raise bundle_tar.NotOursError(message)
+        raise bundle_tar.InvalidTarError(message)
     del wanted[digest]

@@ -20,7 +20,7 @@ from typing import IO, Final, NamedTuple
 from envcheck import safe_files
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.mirrors.store.bundle import signing
-from envcheck.mirrors.store.filesystem import sync
+from envcheck.mirrors.store.filesystem import sync_folder
 
 SUMS: Final = "bundle.sha256"
 SIGNATURE: Final = "bundle.sha256.sig"
@@ -35,23 +35,23 @@ Progress = Callable[[int, int], None]
 
 
 @contextlib.contextmanager
-def writer(to: Path, size: int) -> Iterator[Parts]:
+def writer(to: Path, size: int) -> Iterator[PartWriter]:
     """Give what writes a bundle into a directory that has none; what was not finished ends with the block."""
     to.mkdir(parents=True, exist_ok=True)
-    with _room(to), _alone(to):
-        _clear(to)
+    with _disk_full_errors(to), _directory_lock(to):
+        _remove_drafts(to)
         if any(to.glob("bundle.*")):
             message = f"{to}: there is a bundle already"
             raise ConfigError(message, fix="give -o another directory, or remove it")
-        parts = Parts(to, size)
+        parts = PartWriter(to, size)
         try:
             yield parts
         finally:
             parts.close()
-            _clear(to)
+            _remove_drafts(to)
 
 
-class Parts(io.RawIOBase):
+class PartWriter(io.RawIOBase):
     """A stream that is cut into files of `size` bytes, which get their names when all of them are there."""
 
     def __init__(self, to: Path, size: int) -> None:
@@ -96,7 +96,7 @@ class Parts(io.RawIOBase):
         for name in names:
             (self._to / f".{name}").replace(self._to / name)
         listed.replace(self._to / SUMS)
-        sync(self._to)
+        sync_folder(self._to)
         return [self._to / name for name in names]
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class Parts(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def _room(to: Path) -> Iterator[None]:
+def _disk_full_errors(to: Path) -> Iterator[None]:
     """Tell a full disk as this directory's: of the store, an export only reads."""
     try:
         yield
@@ -137,7 +137,7 @@ def _room(to: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _alone(to: Path) -> Iterator[None]:
+def _directory_lock(to: Path) -> Iterator[None]:
     """Hold a directory: what another export is writing there is not cleared away."""
     file = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -151,7 +151,7 @@ def _alone(to: Path) -> Iterator[None]:
         os.close(file)
 
 
-def _clear(to: Path) -> None:
+def _remove_drafts(to: Path) -> None:
     """Remove what was begun: where the list of hashes has not its name yet, parts that have theirs belong to it."""
     listed = to / f".{SUMS}"
     if listed.is_file() and not listed.is_symlink():
@@ -164,7 +164,7 @@ def _clear(to: Path) -> None:
         draft.unlink()
 
 
-class Part(NamedTuple):
+class BundlePart(NamedTuple):
     """One file of a bundle, and the sha256 that it has."""
 
     path: Path
@@ -175,14 +175,14 @@ def signer(key: Path | None) -> Callable[[bytes], bytes]:
     """Return what signs a bundle's list of hashes with a private key; without one, nothing."""
 
     def sign(content: bytes) -> bytes:
-        return b"" if key is None else signing.signature(content, _PURPOSE, key)
+        return b"" if key is None else signing.sign(content, _PURPOSE, key)
 
     return sign
 
 
-def digest_of(source: Path) -> str:
+def bundle_digest(source: Path) -> str:
     """Return a bundle's digest: the sha256 of its list of hashes, as hex."""
-    return hashlib.sha256(_listed(source)).hexdigest()
+    return hashlib.sha256(_read_sums(source)).hexdigest()
 
 
 def authenticate(source: Path, listed: bytes, sha256: str | None, key: Path | None) -> None:
@@ -201,14 +201,16 @@ def authenticate(source: Path, listed: bytes, sha256: str | None, key: Path | No
     signing.verify(listed, signed, _PURPOSE, key, str(source))
 
 
-def verified(source: Path, progress: Progress, *, sha256: str | None = None, key: Path | None = None) -> list[Part]:
+def verified_parts(
+    source: Path, progress: Progress, *, sha256: str | None = None, key: Path | None = None
+) -> list[BundlePart]:
     """Return a bundle's parts in order, each of its hash; first of all the bundle itself is authenticated.
 
     `sha256` is the digest that it must have, `key` the public key that must have signed it, where given.
     """
-    content = _listed(source)
+    content = _read_sums(source)
     authenticate(source, content, sha256, key)
-    rows = _sums(source, content)
+    rows = _parse_sums(source, content)
     parts = [source / name for _, name in rows]
     lacking = [part.name for part in parts if part.is_symlink() or not part.is_file()]
     if lacking:
@@ -225,10 +227,10 @@ def verified(source: Path, progress: Progress, *, sha256: str | None = None, key
         if hasher.hexdigest() != digest:
             message = f"{part}: it has another sha256 than {SUMS} says"
             raise PromiseError(message, fix="copy this part again")
-    return [Part(part, digest) for part, (digest, _) in zip(parts, rows, strict=True)]
+    return [BundlePart(part, digest) for part, (digest, _) in zip(parts, rows, strict=True)]
 
 
-def _listed(source: Path) -> bytes:
+def _read_sums(source: Path) -> bytes:
     try:
         with (source / SUMS).open("rb") as file:
             content = file.read(_LONGEST)
@@ -239,7 +241,7 @@ def _listed(source: Path) -> bytes:
     return content
 
 
-def _sums(source: Path, content: bytes) -> list[tuple[str, str]]:
+def _parse_sums(source: Path, content: bytes) -> list[tuple[str, str]]:
     lines = content.decode("ascii").splitlines()
     rows = [(match[1], match[2]) for line in lines if (match := _PART.fullmatch(line))]
     if not rows or len(rows) != len(lines) or [n for _, n in rows] != [f"bundle.tar.{i:03}" for i in range(len(rows))]:
@@ -248,10 +250,10 @@ def _sums(source: Path, content: bytes) -> list[tuple[str, str]]:
     return rows
 
 
-class Joined:
+class PartReader:
     """Files read as one, each hashed again as it is read."""
 
-    def __init__(self, parts: list[Part], progress: Progress) -> None:
+    def __init__(self, parts: list[BundlePart], progress: Progress) -> None:
         self._blocks = self._read_all(parts)
         self._rest = memoryview(b"")
         self._progress = progress
@@ -267,7 +269,7 @@ class Joined:
         self._progress(self._done, self._total)
         return bytes(taken)
 
-    def _read_all(self, parts: list[Part]) -> Iterator[bytes]:
+    def _read_all(self, parts: list[BundlePart]) -> Iterator[bytes]:
         for part in parts:
             hasher = hashlib.sha256()
             with part.path.open("rb") as file:

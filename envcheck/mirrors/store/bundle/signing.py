@@ -21,39 +21,39 @@ BYTES: Final = 64
 _LARGEST_KEY: Final = 1 << 16
 
 
-def signature(content: bytes, purpose: str, key: Path) -> bytes:
+def sign(content: bytes, purpose: str, key: Path) -> bytes:
     """Return the signature by a private key, of BYTES bytes. Raise ConfigError for what is no such key."""
     try:
-        private = load_pem_private_key(_pem(key), password=None)
+        private = load_pem_private_key(_read_pem(key), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         private = None
     if not isinstance(private, Ed25519PrivateKey):
         message = f"{key}: no ed25519 private key without a password, in PEM"
         raise ConfigError(message, fix="make one: openssl genpkey -algorithm ed25519 -out FILE")
-    return private.sign(_meant(content, purpose))
+    return private.sign(_signed_message(content, purpose))
 
 
 def verify(content: bytes, signed: bytes, purpose: str, key: Path, what: str) -> None:
     """Raise PromiseError where `signed` is no signature of the content by that public key; `what` names the content."""
     try:
-        public = load_pem_public_key(_pem(key))
+        public = load_pem_public_key(_read_pem(key))
     except (ValueError, UnsupportedAlgorithm):
         public = None
     if not isinstance(public, Ed25519PublicKey):
         message = f"{key}: no ed25519 public key in PEM"
         raise ConfigError(message, fix="make it of the private one: openssl pkey -in KEY -pubout -out FILE")
     try:
-        public.verify(signed, _meant(content, purpose))
+        public.verify(signed, _signed_message(content, purpose))
     except InvalidSignature as error:
         message = f"{what}: it is not signed by the key in {key}"
         raise PromiseError(message, fix="do not use it: ask whoever exported it for its digest and key") from error
 
 
-def _meant(content: bytes, purpose: str) -> bytes:
+def _signed_message(content: bytes, purpose: str) -> bytes:
     return f"{purpose}\n".encode() + content
 
 
-def _pem(key: Path) -> bytes:
+def _read_pem(key: Path) -> bytes:
     try:
         with key.open("rb") as file:
             return file.read(_LARGEST_KEY)

@@ -22,18 +22,18 @@ _OCTAL: Final = re.compile(rb"[0-7]{11}\0")
 AT_ONCE: Final = 1 << 20
 
 
-class NotOursError(ValueError):
+class InvalidTarError(ValueError):
     """A tar that no `envcheck store export` wrote; says why."""
 
 
-class Stream(Protocol):
+class ByteReader(Protocol):
     """What is read: fewer bytes than were asked for are not its end, none are."""
 
     def read(self, size: int = -1, /) -> bytes:
         """Return some bytes."""
 
 
-class Sink(Protocol):
+class ByteWriter(Protocol):
     """What is written to, all of it at once."""
 
     def write(self, data: bytes, /) -> int:
@@ -55,51 +55,51 @@ def header(name: str, size: int) -> bytes:
     return member.tobuf(tarfile.PAX_FORMAT)
 
 
-def read(stream: Stream) -> Iterator[Member]:
+def read(stream: ByteReader) -> Iterator[Member]:
     """Yield each file. Raise NotOursError for anything else than what `header` writes, files, and the end of zeros."""
     at = 0
-    while (block := _exactly(stream, _BLOCK)) != _END:
-        name, size, before = _header(stream, block)
+    while (block := _read_exactly(stream, _BLOCK)) != _END:
+        name, size, before = _parse_header(stream, block)
         body = _Body(stream, size)
         yield Member(name, size, io.BufferedReader(body, AT_ONCE))
-        if body.left or any(_exactly(stream, -size % _BLOCK)):
+        if body.left or any(_read_exactly(stream, -size % _BLOCK)):
             message = f"{name!r} in it is not followed by zeros"
-            raise NotOursError(message)
+            raise InvalidTarError(message)
         at += before + size + -size % _BLOCK
     rest = block
     while len(rest) <= tarfile.RECORDSIZE + _BLOCK and (more := stream.read(tarfile.RECORDSIZE)):
         rest += more
-    if rest != _ending(at):
+    if rest != _end_blocks(at):
         message = "it does not end as a tar does"
-        raise NotOursError(message)
+        raise InvalidTarError(message)
 
 
-def _ending(at: int) -> bytes:
+def _end_blocks(at: int) -> bytes:
     """Return what ends a tar of so many bytes: two empty blocks, and what makes a whole record."""
     return bytes(2 * _BLOCK + -(at + 2 * _BLOCK) % tarfile.RECORDSIZE)
 
 
-def _header(stream: Stream, block: bytes) -> tuple[str, int, int]:
+def _parse_header(stream: ByteReader, block: bytes) -> tuple[str, int, int]:
     """Return the name and size that a header tells, which begins with this block and is as we write it; and its own."""
     extended = block[156:157] == _EXTENDED
-    whole = block + (_exactly(stream, 2 * _BLOCK) if extended else b"")
+    whole = block + (_read_exactly(stream, 2 * _BLOCK) if extended else b"")
     last = whole[-_BLOCK:]
     told = _SIZE.fullmatch(whole[_BLOCK : 2 * _BLOCK]) if extended else _OCTAL.fullmatch(last[124:136])
     name = last[:100].rstrip(b"\0").decode("ascii", "replace")
     size = int(told[1]) if told and extended else int(told[0][:-1], 8) if told else -1
     if size < 0 or not name.isascii() or header(name, size) != whole:
         message = f"{name!r} in it has a header that no export writes"
-        raise NotOursError(message)
+        raise InvalidTarError(message)
     return name, size, len(whole)
 
 
-def _exactly(stream: Stream, size: int) -> bytes:
+def _read_exactly(stream: ByteReader, size: int) -> bytes:
     found = b""
     while len(found) < size:
         more = stream.read(size - len(found))
         if not more:
             message = "it is cut off, or no tar"
-            raise NotOursError(message)
+            raise InvalidTarError(message)
         found += more
     return found
 
@@ -107,7 +107,7 @@ def _exactly(stream: Stream, size: int) -> bytes:
 class _Body(io.RawIOBase):
     """A file's content, and no byte beyond it."""
 
-    def __init__(self, stream: Stream, size: int) -> None:
+    def __init__(self, stream: ByteReader, size: int) -> None:
         self._stream = stream
         self.left = size
 
@@ -119,13 +119,13 @@ class _Body(io.RawIOBase):
         found = self._stream.read(wanted) if wanted else b""
         if wanted and not found:
             message = "it is cut off, or no tar"
-            raise NotOursError(message)
+            raise InvalidTarError(message)
         buffer[: len(found)] = found
         self.left -= len(found)
         return len(found)
 
 
-class Hashed(io.RawIOBase):
+class HashingReader(io.RawIOBase):
     """A file that is hashed as it is read."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -143,9 +143,9 @@ class Hashed(io.RawIOBase):
         return self._hasher.hexdigest()
 
 
-def write(to: Sink, name: str, file: IO[bytes], size: int) -> str:
+def write(to: ByteWriter, name: str, file: IO[bytes], size: int) -> str:
     """Write one file, padded; return the sha256 of what was written of it."""
-    hashed, left = Hashed(file), size
+    hashed, left = HashingReader(file), size
     to.write(header(name, size))
     while left and (block := hashed.read(min(AT_ONCE, left))):
         to.write(block)
@@ -154,6 +154,6 @@ def write(to: Sink, name: str, file: IO[bytes], size: int) -> str:
     return hashed.hexdigest()
 
 
-def end(to: Sink, written: int) -> None:
+def end(to: ByteWriter, written: int) -> None:
     """Write the end of a tar that has so many bytes."""
-    to.write(_ending(written))
+    to.write(_end_blocks(written))
