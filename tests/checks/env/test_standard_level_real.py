@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 Outcomes = Callable[[str], dict[str, Any]]
-SABOTAGE = Path(__file__).parent / "sabotage"
+SABOTAGE = Path(__file__).parents[1] / "sabotage"
 HONEST = (
     "collectives",
     "ddp-no-sync",

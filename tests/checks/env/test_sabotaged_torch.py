@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-DRIVER = Path(__file__).parent / "sabotage" / "torch" / "driver.py"
+ROOT = Path(__file__).parents[3]
+DRIVER = Path(__file__).parents[1] / "sabotage" / "torch" / "driver.py"
 LEAST = 120
 
 

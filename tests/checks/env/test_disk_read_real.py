@@ -16,8 +16,8 @@ from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.env import disk_read
 from envcheck.node.snapshot import Snapshot
 
-SABOTAGE = Path(__file__).parent / "sabotage"
-ROOT = Path(__file__).parents[2]
+SABOTAGE = Path(__file__).parents[1] / "sabotage"
+ROOT = Path(__file__).parents[3]
 LIES = {"disk-crawls": (WARN, "GB/s from the directory"), "disk-forgets": (FAIL, "other bytes than were written")}
 MIB = 1 << 20
 GIGA = 10**9

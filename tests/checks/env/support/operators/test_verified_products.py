@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[5]
 # As many numbers as gemm-throughput multiplies, in one column, of which plain Python reads a few.
 SCRIPT = """
 import json, math, sys

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from envcheck.checks import FAIL, PASS, Outcome, View
-from tests.checks import lying_ranks
+from tests.checks.env import lying_ranks
 
 SCRIPT = Path(lying_ranks.__file__)
 OTHERS = ("all-gather", "reduce-scatter", "all-to-all", "broadcast")

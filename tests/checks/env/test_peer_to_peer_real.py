@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-SABOTAGE = Path(__file__).parent / "sabotage"
+SABOTAGE = Path(__file__).parents[1] / "sabotage"
 Report = Callable[..., dict[str, Any]]
 LIES = {
     "peers-bring-nothing": "P2P broken: cpu 0 -> cpu 1: 8388611 values wrong by copy engine, first at 0 "

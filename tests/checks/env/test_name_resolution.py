@@ -16,7 +16,7 @@ from envcheck.checks.env import name_resolution as check
 from tests import silent_resolver
 from tests.interpreters import interpreters
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MEASURE = """
 import json, sys, time
 sys.path.insert(0, {root!r})

@@ -15,7 +15,7 @@ import pytest
 from envcheck.runner.planning.discover import discover
 
 Outcomes = Callable[[str], dict[str, Any]]
-SABOTAGE = Path(__file__).parent / "sabotage"
+SABOTAGE = Path(__file__).parents[1] / "sabotage"
 HONEST = ("matmul", "amp", "ddp", "all-reduce", "all-reduce-bandwidth", "shm")
 LIES = {
     "sum-wrong-after": ("fail", "on rank(s) [1] alone: rank 1, index 12345"),
