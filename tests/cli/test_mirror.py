@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from envcheck.cli import cli
 from envcheck.cli.mirror.group import COMMANDS, command
-from envcheck.mirrors.settings import FORMS
+from envcheck.mirrors.settings import RENDERERS
 
 SITE = """\
 pypi: [{url: "https://pypi.example/simple"}]
@@ -87,7 +87,7 @@ def test_show_says_what_is_set_what_is_lacking_and_what_cannot_be_done(home: Pat
 
 
 def test_a_profile_that_sets_nothing_says_so() -> None:
-    assert run("show", "none").output.endswith("\nit sets nothing: no settings\n")
+    assert run("show", "none").output.endswith("\nthe profile sets nothing\n")
 
 
 def test_a_form_is_all_there_is_on_standard_output(home: Path) -> None:
@@ -102,7 +102,7 @@ def test_the_forms_of_the_option_are_those_there_are() -> None:
     assert show is not None
     choice = next(p.type for p in show.params if p.name == "format_name")
     assert isinstance(choice, click.Choice)
-    assert list(choice.choices) == list(FORMS)
+    assert list(choice.choices) == list(RENDERERS)
 
 
 def test_files_are_written_below_a_directory_and_what_is_there_is_kept(home: Path) -> None:
@@ -113,7 +113,7 @@ def test_files_are_written_below_a_directory_and_what_is_there_is_kept(home: Pat
     assert "ubuntu.mirrors" in (out / "etc/apt/sources.list.d/envcheck.sources").read_text()
     (out / "etc/apt/envcheck/ubuntu.mirrors").write_text("mine\n")
     said = refused("show", "tuna", "--format", "apt", "--suite", "noble", "--output", str(out))
-    assert "is there, with something else in it" in said
+    assert "exists with other content" in said
     assert (out / "etc/apt/envcheck/ubuntu.mirrors").read_text() == "mine\n"
     assert run("show", "tuna", "--format", "pip", "--output", str(out)).stdout == f"wrote {out}/.config/pip/pip.conf\n"
 
@@ -140,11 +140,11 @@ def test_use_says_what_it_wrote_and_takes_it_back(home: Path) -> None:
     result = run("use", str(home / "site.yaml"))
     assert f"wrote {home}/config/envcheck/mirror: {home}/site.yaml" in result.output
     assert (home / "config/envcheck/mirror").read_text() == f"{home}/site.yaml\n"
-    assert "`envcheck mirror show user` says what it lacks, and what its settings cannot do" in result.output
+    assert "`envcheck mirror show user` shows what it lacks and what its settings cannot do" in result.output
     shown = run("show", "user").output
     assert "https://npm.example" in shown
     assert "uv reads none of pip's settings" in shown
-    assert f"chosen with `envcheck mirror use`: {home}/site.yaml" in run("list").output
+    assert f"Chosen with `envcheck mirror use`: {home}/site.yaml" in run("list").output
     assert run("use", "none").output == f"removed {home}/config/envcheck/mirror\n"
     assert run("use", "none").output == "nothing was chosen\n"
 

@@ -1,4 +1,4 @@
-"""`envcheck mirror env`: a profile as commands of a shell."""
+"""`envcheck mirror env`: shell commands that apply a profile."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class MirrorEnvOptions(NamedTuple):
 @click.pass_obj
 @takes(MirrorEnvOptions)
 def command(options: MirrorEnvOptions, settings: Settings) -> None:
-    """Print a profile for a POSIX shell (bash, zsh, dash); what it cannot do goes to standard error.
+    """Print commands of a POSIX shell (bash, zsh, dash) that apply a profile.
 
-    Secrets are not printed: the shell looks them up where the profile says they are. What an earlier call set is
-    taken back first, to what it was before, so that `none` leaves everything as it was.
+    Limitations go to standard error. Secrets are not printed: the shell looks them up in the variables and files that
+    the profile names. The commands first restore all variables that an earlier call set; `none` does only that.
 
     \b
     eval "$(envcheck mirror env site.yaml)"
@@ -36,31 +36,33 @@ def command(options: MirrorEnvOptions, settings: Settings) -> None:
     """
     import msgspec
 
-    from envcheck.cli.mirror.show import say_what_it_cannot, wished
+    from envcheck.cli.mirror.show import print_notes, render_options
     from envcheck.mirrors.profiles.load import load
-    from envcheck.mirrors.settings.shell import SET, env
+    from envcheck.mirrors.settings.shell import SET_VARIABLE, env
 
-    loaded = load(options.profile)
-    before = tuple(os.environ.get(SET, "").split())
-    setting = env(loaded, msgspec.structs.replace(wished(), before=before, ca=_all_roots(loaded)))
-    for text in setting.files.values():
+    profile = load(options.profile)
+    before = tuple(os.environ.get(SET_VARIABLE, "").split())
+    shell_settings = env(
+        profile, msgspec.structs.replace(render_options(), before=before, ca=_write_ca_bundle(profile))
+    )
+    for text in shell_settings.files.values():
         click.echo(text, nl=False)
-    say_what_it_cannot(settings, setting)
+    print_notes(settings, shell_settings)
 
 
-def _all_roots(profile: Profile) -> str | None:
-    """Write this machine's roots and the profile's into one file: SSL_CERT_FILE replaces every other.
+def _write_ca_bundle(profile: Profile) -> str | None:
+    """Write this machine's roots and the profile's to one file, because SSL_CERT_FILE replaces all other roots.
 
-    This machine's are those of before any call: what another profile trusts is not handed on, and nothing grows.
+    Take this machine's roots from the environment before any call, so that no other profile's roots are included.
     """
     import hashlib
 
     from envcheck import safe_files
     from envcheck.data import state_path
     from envcheck.mirrors.profiles.host_config import ca_bundle
-    from envcheck.mirrors.settings.shell import taken_back
+    from envcheck.mirrors.settings.shell import restored_environment
 
-    roots = ca_bundle(profile, taken_back(os.environ))
+    roots = ca_bundle(profile, restored_environment(os.environ))
     if roots is None:
         return None
     path = state_path("ca", f"{hashlib.sha256(roots.encode()).hexdigest()[:16]}.pem")

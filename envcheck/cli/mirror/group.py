@@ -1,4 +1,4 @@
-"""`envcheck mirror`: where bytes come from. Each command is a file of its own, `NAME.py`, read when it runs."""
+"""`envcheck mirror`: mirror profiles and mirror sites. Each command is a module `NAME.py`, imported when it runs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import click
 from envcheck.cli import prepare
 
 COMMANDS: Final = {
-    "list": "The mirrors that can be named, and what each is for.",
-    "show": "What a profile sets, lacks and cannot do; or a client's settings.",
+    "list": "List the mirrors that `--mirror` takes by name.",
+    "show": "Show what a profile sets and lacks, or a client's settings.",
     "use": "Choose the profile that `--mirror user` means.",
-    "env": "A profile as commands of a shell, for `eval`.",
-    "doctor": "Find settings that nothing reads, or that are dangerous.",
-    "probe": "Which mirror has the very files that are needed, and how fast.",
-    "site": "Render, start and watch a mirror of one's own.",
-    "audit": "Hash again what a mirror serves.",
+    "env": "Print shell commands that apply a profile, for `eval`.",
+    "doctor": "Find settings that no program reads, or that are dangerous.",
+    "probe": "Measure which mirror has the needed files, and how fast.",
+    "site": "Render, start and watch your own mirror.",
+    "audit": "Verify the hashes of what a mirror serves.",
 }
 
 
@@ -30,7 +30,7 @@ class _Lazy(click.Group):
             return None
         command = importlib.import_module(f"envcheck.cli.mirror.{cmd_name}").command
         if not isinstance(command, click.Command):
-            message = f"envcheck.cli.mirror.{cmd_name}.command is no click command"
+            message = f"envcheck.cli.mirror.{cmd_name}.command is not a click command"
             raise TypeError(message)
         prepare(command, f"mirror {cmd_name}")
         return command
@@ -42,7 +42,7 @@ class _Lazy(click.Group):
 
 @click.group(cls=_Lazy)
 def command() -> None:
-    """Know where bytes come from: mirror profiles.
+    """Choose, measure and run mirrors.
 
     \b
     envcheck mirror list

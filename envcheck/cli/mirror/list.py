@@ -1,4 +1,4 @@
-"""`envcheck mirror list`: the mirrors that can be named."""
+"""`envcheck mirror list`: the names that `--mirror` takes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class MirrorListOptions(NamedTuple):
 def command(options: MirrorListOptions) -> None:
     """List the mirrors that `--mirror` takes by name.
 
-    None of them is trusted: every file is held against its hash. "seen" is the oldest day on which an address was
-    seen to work; "never" where envcheck's authors never saw it.
+    No mirror is trusted: envcheck compares every file with its hash. The column "seen" has the day on which all
+    addresses of the mirror were last seen to work, or "never".
 
     \b
     envcheck mirror list
@@ -33,33 +33,33 @@ def command(options: MirrorListOptions) -> None:
     from envcheck.mirrors.profiles import user_choice
     from envcheck.mirrors.profiles.load import presets
 
-    chosen_name = user_choice.read()
+    chosen = user_choice.read()
     if options.as_json:
         import msgspec
 
         rows = [{"name": name, **msgspec.to_builtins(preset)} for name, preset in presets().items()]
-        answer: dict[str, Any] = {"schema": "envcheck/mirrors/1", "chosen": chosen_name, "mirrors": rows}
-        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+        document: dict[str, Any] = {"schema": "envcheck/mirrors/1", "chosen": chosen, "mirrors": rows}
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
         return
-    for name, text in _OWN.items():
+    for name, text in _BUILT_IN.items():
         click.echo(f"{name:<11} {text}")
     click.echo()
     click.echo(f"{'name':<11} {'seen':<11} {'for':<46} region")
     for name, preset in presets().items():
         kinds = ", ".join(dict.fromkeys(entry.kind for entry in preset.entries))
-        click.echo(f"{name:<11} {_seen(preset):<11} {kinds:<46} {preset.region}")
-    click.echo("\n`envcheck mirror show NAME` says what each sets, lacks and cannot do.")
-    if chosen_name:
-        click.echo(f"chosen with `envcheck mirror use`: {chosen_name}")
+        click.echo(f"{name:<11} {_last_seen(preset):<11} {kinds:<46} {preset.region}")
+    click.echo("\n`envcheck mirror show NAME` shows what a mirror sets, lacks and cannot do.")
+    if chosen:
+        click.echo(f"Chosen with `envcheck mirror use`: {chosen}")
 
 
-_OWN = {
-    "none": "every client's own default",
+_BUILT_IN = {
+    "none": "the default of every client",
     "host": "this machine's own pip, uv, apt and CA configuration",
-    "user": "what was chosen with `envcheck mirror use`; none where nothing was",
+    "user": "the choice of `envcheck mirror use`; `none` without a choice",
 }
 
 
-def _seen(preset: Preset) -> str:
+def _last_seen(preset: Preset) -> str:
     days = [entry.last_verified for entry in preset.entries]
     return str(min(day for day in days if day)) if all(days) else "never"

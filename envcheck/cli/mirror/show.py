@@ -1,4 +1,4 @@
-"""`envcheck mirror show`: what a profile sets, lacks and cannot do; or the settings it becomes."""
+"""`envcheck mirror show`: what a profile sets, lacks and cannot do; or its settings for one client."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.mirrors.profiles.model import Profile
     from envcheck.mirrors.profiles.presets import PresetEntry
-    from envcheck.mirrors.settings.base import Setting, Wish
+    from envcheck.mirrors.settings.base import ClientSettings, RenderOptions
 
-# As envcheck.mirrors.settings has them, which a --help is not to import.
-_FORMS: Final = ("pip", "uv", "hf", "apt", "conda", "npm", "buildkitd", "daemon", "registries", "env")
+# The keys of envcheck.mirrors.settings.RENDERERS; --help must not import that package.
+_FORMATS: Final = ("pip", "uv", "hf", "apt", "conda", "npm", "buildkitd", "daemon", "registries", "env")
 
 
 class MirrorShowOptions(NamedTuple):
@@ -32,26 +32,25 @@ class MirrorShowOptions(NamedTuple):
     as_json: bool
 
 
-@click.command("show", epilog="Exit 2: there is no such profile, or nothing in it for that client.")
+@click.command("show", epilog="Exit 2: the profile does not exist, or it sets nothing for that client.")
 @click.argument("profile")
-@click.option("--format", "format_name", type=click.Choice(_FORMS), help="Print the settings of one client instead.")
+@click.option("--format", "format_name", type=click.Choice(_FORMATS), help="Print the settings of one client instead.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write them below this directory, each at its path.",
+    help="Write the files of --format below this directory.",
 )
-@click.option("--variant", metavar="cuNNN|cpu", help="What stands for {variant} in PyTorch's indexes.")
-@click.option("--suite", metavar="SUITE", help="For apt: bookworm, noble, …; this machine's if absent.")
+@click.option("--variant", metavar="cuNNN|cpu", help="Value of {variant} in PyTorch's indexes.")
+@click.option("--suite", metavar="SUITE", help="Suite for apt: bookworm, noble, …  [default: this machine's]")
 @click.option("--json", "as_json", is_flag=True, help="Print envcheck/mirror/1, or the files of --format, as JSON.")
 @click.pass_obj
 @takes(MirrorShowOptions)
 def command(options: MirrorShowOptions, settings: Settings) -> None:
-    """Say what a profile sets, what it lacks, and what its settings cannot do.
+    """Show what a profile sets, what it lacks, and what its settings cannot do.
 
-    With --format: the settings themselves on standard output, and what they cannot do on standard error. A CA, a
-    netrc and files of secrets are named by their paths, where clients of this machine read them; what they hold is
-    never in it.
+    With --format, print the settings on standard output, and what they cannot do on standard error. The settings name
+    a CA, a netrc file and files of secrets by their paths on this machine; they never contain a secret.
 
     \b
     envcheck mirror show tuna
@@ -61,84 +60,94 @@ def command(options: MirrorShowOptions, settings: Settings) -> None:
     from envcheck.mirrors.profiles.load import load
     from envcheck.mirrors.settings import render
 
-    loaded = load(options.profile)
-    wish = wished(options.variant, options.suite)
+    profile = load(options.profile)
+    render_with = render_options(options.variant, options.suite)
     if options.format_name is None:
         if options.output is not None:
-            message = "--output without --format"
-            raise ConfigError(message, fix=f"say which: --format {', '.join(_FORMS)}")
-        _tell(options.profile, loaded, wish, as_json=options.as_json)
+            message = "--output needs --format"
+            raise ConfigError(message, fix=f"pass --format with one of {', '.join(_FORMATS)}")
+        _print_profile(options.profile, profile, render_with, as_json=options.as_json)
         return
-    setting = render(loaded, options.format_name, wish)
+    client_settings = render(profile, options.format_name, render_with)
     if options.as_json:
         import msgspec
 
-        click.echo(msgspec.json.format(msgspec.json.encode(setting), indent=2).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(client_settings), indent=2).decode())
         return
-    _give(setting, options.output)
-    say_what_it_cannot(settings, setting)
+    _write_settings(client_settings, options.output)
+    print_notes(settings, client_settings)
 
 
-def wished(variant: str | None = None, suite: str | None = None) -> Wish:
-    """Return for what settings are wanted; what is not given is this machine's."""
+def render_options(variant: str | None = None, suite: str | None = None) -> RenderOptions:
+    """Return the options for rendering; the suite defaults to this machine's."""
     import re
 
     from envcheck.mirrors.profiles.host_config import distribution
-    from envcheck.mirrors.settings.base import Wish
+    from envcheck.mirrors.settings.base import RenderOptions
 
     if variant is not None and not re.fullmatch(r"cpu|cu[0-9]{2,3}|xpu|rocm[0-9.]+", variant):
-        message = f"{variant!r} is no variant"
-        raise ConfigError(message, fix="write cu128, or cpu")
+        message = f"{variant!r} is not a variant"
+        raise ConfigError(message, fix="write cu128, cpu, …")
     if suite is not None and not re.fullmatch(r"[a-z]+", suite):
-        message = f"{suite!r} is no suite"
-        raise ConfigError(message, fix="write its code name: bookworm, noble")
-    distro, own = distribution()
-    if suite is not None and suite != own:
-        distro = _UBUNTU.get(suite, "debian")
-    return Wish(variant=variant, distro=distro or "debian", suite=suite or own)
+        message = f"{suite!r} is not a suite"
+        raise ConfigError(message, fix="write the code name of a release: bookworm, noble, …")
+    distro, own_suite = distribution()
+    if suite is not None and suite != own_suite:
+        distro = _UBUNTU_SUITES.get(suite, "debian")
+    return RenderOptions(variant=variant, distro=distro or "debian", suite=suite or own_suite)
 
 
-_UBUNTU: Final = dict.fromkeys(("focal", "jammy", "noble", "plucky", "questing", "resolute"), "ubuntu")
+_UBUNTU_SUITES: Final = dict.fromkeys(("focal", "jammy", "noble", "plucky", "questing", "resolute"), "ubuntu")
 
 
-def say_what_it_cannot(settings: Settings, setting: Setting) -> None:
-    """Print what a setting cannot do where it does not mix with the setting."""
+def print_notes(settings: Settings, client_settings: ClientSettings) -> None:
+    """Print what the client cannot do to standard error, apart from its settings."""
     if settings.quiet:
         return
-    for text in setting.cannot:
+    for text in client_settings.notes:
         click.echo(f"note: {text}", err=True)
 
 
-def _give(setting: Setting, to: Path | None) -> None:
-    if to is None:
-        for path, text in setting.files.items():
-            click.echo(f"{'' if len(setting.files) == 1 else f'# ==> {path} <==' + chr(10)}{text}", nl=False)
+def _write_settings(client_settings: ClientSettings, directory: Path | None) -> None:
+    if directory is None:
+        for path, text in client_settings.files.items():
+            click.echo(f"{'' if len(client_settings.files) == 1 else f'# ==> {path} <==' + chr(10)}{text}", nl=False)
         return
     from envcheck import safe_files
 
-    for path, text in setting.files.items():
-        target = Path(path).expanduser() if path.startswith("~/") and to == Path("/") else to / path.lstrip("~/")
+    for path, text in client_settings.files.items():
+        target = (
+            Path(path).expanduser()
+            if path.startswith("~/") and directory == Path("/")
+            else directory / path.lstrip("~/")
+        )
         if target.is_file() and target.read_text(errors="replace") != text:
-            message = f"{target} is there, with something else in it"
-            raise ConfigError(message, fix="move it away, or join the two by hand")
+            message = f"{target} exists with other content"
+            raise ConfigError(message, fix="move the file away, or merge the two by hand")
         target.parent.mkdir(parents=True, exist_ok=True)
         safe_files.put(target, text.encode())
         click.echo(f"wrote {target}")
 
 
-def _tell(name: str, profile: Profile, wish: Wish, *, as_json: bool) -> None:
+def _print_profile(name: str, profile: Profile, options: RenderOptions, *, as_json: bool) -> None:
     import msgspec
 
     from envcheck.mirrors.profiles.load import presets
-    from envcheck.mirrors.settings import FORMS
+    from envcheck.mirrors.settings import RENDERERS
 
     preset = presets().get(name)
-    forms = {form: FORMS[form](profile, wish) for form in FORMS}
-    cannot = list(dict.fromkeys(text for s in forms.values() if s.files for text in s.cannot))
-    sets = [form for form, setting in forms.items() if setting.files]
+    rendered = {format_name: render(profile, options) for format_name, render in RENDERERS.items()}
+    notes = list(dict.fromkeys(text for s in rendered.values() if s.files for text in s.notes))
+    formats = [format_name for format_name, s in rendered.items() if s.files]
     if as_json:
-        answer = {"schema": "envcheck/mirror/1", "profile": profile, "preset": preset, "sets": sets, "cannot": cannot}
-        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+        document = {
+            "schema": "envcheck/mirror/1",
+            "profile": profile,
+            "preset": preset,
+            "sets": formats,
+            "cannot": notes,
+        }
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
         return
     click.echo(f"{profile.name}{f': {preset.title}' if preset else ''}")
     for key, values in _sources(profile).items():
@@ -146,32 +155,32 @@ def _tell(name: str, profile: Profile, wish: Wish, *, as_json: bool) -> None:
     if preset is not None:
         lacks = [*preset.lacks, *(f"{e.kind}: {text}" for e in preset.entries for text in e.lacks)]
         _section("Lacks", lacks)
-        _section("Known from", list(dict.fromkeys(f"{e.kind}, {_seen(e)}: {e.source}" for e in preset.entries)))
-    _section("Cannot", cannot)
-    click.echo(f"\nsettings for {', '.join(sets)}: --format" if sets else "\nit sets nothing: no settings")
+        _section("Sources", list(dict.fromkeys(f"{e.kind}, {_last_seen(e)}: {e.source}" for e in preset.entries)))
+    _section("Cannot", notes)
+    click.echo(f"\nsettings for {', '.join(formats)}: --format" if formats else "\nthe profile sets nothing")
 
 
-def _seen(entry: PresetEntry) -> str:
+def _last_seen(entry: PresetEntry) -> str:
     return f"seen to work on {entry.last_verified}" if entry.last_verified else "never seen to work"
 
 
 def _sources(profile: Profile) -> dict[str, list[str]]:
-    found = {key: [f"{i.url} ({i.kind})" for i in getattr(profile, key)] for key in ("pypi", "pytorch")}
+    sources = {key: [f"{i.url} ({i.kind})" for i in getattr(profile, key)] for key in ("pypi", "pytorch")}
     single = {
         "npm": profile.npm,
         "modelscope": profile.modelscope,
         "bases": profile.registry,
     }
-    found |= {key: [value] for key, value in single.items() if value}
-    found["hf"] = profile.hf.endpoints
-    found["hf hashes"] = [profile.hf.trusted] if profile.hf.trusted is not None else []
-    found["apt"] = profile.apt
-    found["conda"] = [*filter(None, [profile.conda.channel_alias]), *profile.conda.default_channels]
-    found["conda"] += [f"{name}: {url}" for name, url in profile.conda.custom_channels.items()]
-    found["registry"] = [f"{up}: {mirror}" for up, mirrors in profile.registries.items() for mirror in mirrors]
-    found["secrets"] = [f"{host}: by reference" for host in profile.credentials]
-    found["files"] = [f"{key} {path}" for key in ("ca", "netrc") if (path := getattr(profile, key))]
-    return found
+    sources |= {key: [value] for key, value in single.items() if value}
+    sources["hf"] = profile.hf.endpoints
+    sources["hf hashes"] = [profile.hf.trusted] if profile.hf.trusted is not None else []
+    sources["apt"] = profile.apt
+    sources["conda"] = [*filter(None, [profile.conda.channel_alias]), *profile.conda.default_channels]
+    sources["conda"] += [f"{name}: {url}" for name, url in profile.conda.custom_channels.items()]
+    sources["registry"] = [f"{up}: {mirror}" for up, mirrors in profile.registries.items() for mirror in mirrors]
+    sources["secrets"] = [f"{host}: by reference" for host in profile.credentials]
+    sources["files"] = [f"{key} {path}" for key in ("ca", "netrc") if (path := getattr(profile, key))]
+    return sources
 
 
 def _row(key: str, values: list[str]) -> None:

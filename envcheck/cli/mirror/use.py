@@ -1,4 +1,4 @@
-"""`envcheck mirror use`: the profile that `--mirror user` means."""
+"""`envcheck mirror use`: choose the profile of `--mirror user`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class MirrorUseOptions(NamedTuple):
 @click.argument("profile")
 @takes(MirrorUseOptions)
 def command(options: MirrorUseOptions) -> None:
-    """Choose the profile that `--mirror user` means, for this user. `none` takes the choice back.
+    """Choose the profile that `--mirror user` means, for this user. `none` removes the choice.
 
-    build, fetch and store use it where no --mirror is given. It is one line in the user's configuration directory; no
-    client's own settings are changed.
+    build, fetch and store use it if --mirror is not given. The choice is one line of a file in the user's
+    configuration directory; the settings of other programs stay as they are.
 
     \b
     envcheck mirror use tuna
@@ -35,14 +35,14 @@ def command(options: MirrorUseOptions) -> None:
 
     profile = options.profile
     if profile == "user":
-        message = "user is what is chosen here"
-        raise ConfigError(message, fix="name a profile of `envcheck mirror list`, or a YAML file")
+        message = "`mirror use user` is circular"
+        raise ConfigError(message, fix="pass a name from `envcheck mirror list`, or a YAML file")
     if profile == "none":
-        gone = user_choice.forget()
-        click.echo(f"removed {gone}" if gone else "nothing was chosen")
+        removed = user_choice.forget()
+        click.echo(f"removed {removed}" if removed else "nothing was chosen")
         return
     load(profile)
-    named = profile if profile in {*BUILT_IN_NAMES, *presets()} else str(Path(profile).absolute())
-    click.echo(f"wrote {user_choice.write(named)}: {named}")
-    click.echo("`--mirror user` means it from now on; `envcheck mirror env user` is for other programs")
-    click.echo("`envcheck mirror show user` says what it lacks, and what its settings cannot do")
+    choice = profile if profile in {*BUILT_IN_NAMES, *presets()} else str(Path(profile).absolute())
+    click.echo(f"wrote {user_choice.write(choice)}: {choice}")
+    click.echo("`--mirror user` now means this profile; `envcheck mirror env user` is for other programs")
+    click.echo("`envcheck mirror show user` shows what it lacks and what its settings cannot do")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from envcheck.mirrors.profiles.model import Profile
-from envcheck.mirrors.settings.base import Wish
+from envcheck.mirrors.settings.base import RenderOptions
 from envcheck.mirrors.settings.python import pip_conf, uv_toml
 
 
 def keep_files(profile: Profile, variant: str) -> dict[str, str]:
     """Return path below / -> content. Files of this machine mean nothing in an image: only what is remote is named."""
-    wish = Wish(variant=variant, local=False)
+    wish = RenderOptions(variant=variant, local=False)
     return {"etc/pip.conf": pip_conf(profile, wish), "etc/uv/uv.toml": uv_toml(profile, wish)}

@@ -1,7 +1,7 @@
-"""A profile as each client's own settings: pure text, and what that client cannot be told.
+"""The settings of each client for a profile: files, and notes on what the client cannot do with them.
 
-A form is a function of a profile and a wish. Its files have the paths they have on a machine, without the leading
-slash; `~/` is the user's home directory. No file holds a secret: where a client can look one up, it is told where.
+A renderer is a pure function of a profile and RenderOptions. Its files have their paths on a machine; `~/` is the
+user's home directory. No file holds a secret: a client that can look one up gets the place.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Final
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.settings import apt, containers, hf, others, python, shell
-from envcheck.mirrors.settings.base import Setting, Wish
+from envcheck.mirrors.settings.base import ClientSettings, RenderOptions
 
-Form = Callable[[Profile, Wish], Setting]
-FORMS: Final[Mapping[str, Form]] = {
+Renderer = Callable[[Profile, RenderOptions], ClientSettings]
+RENDERERS: Final[Mapping[str, Renderer]] = {
     "pip": python.pip,
     "uv": python.uv,
     "hf": hf.hf,
@@ -29,10 +29,10 @@ FORMS: Final[Mapping[str, Form]] = {
 }
 
 
-def render(profile: Profile, form: str, wish: Wish) -> Setting:
-    """Return a profile in one form. Raise ConfigError where the profile says nothing that belongs there."""
-    setting = FORMS[form](profile, wish)
-    if not setting.files:
-        message = f"{profile.name}: {'; '.join(setting.cannot) or f'nothing in it for {form}'}"
-        raise ConfigError(message, fix="see `envcheck mirror show` for what it sets, or name another profile")
-    return setting
+def render(profile: Profile, format_name: str, options: RenderOptions) -> ClientSettings:
+    """Return the settings of one client. Raise ConfigError if the profile has nothing for it."""
+    settings = RENDERERS[format_name](profile, options)
+    if not settings.files:
+        message = f"{profile.name}: {'; '.join(settings.notes) or f'the profile sets nothing for {format_name}'}"
+        raise ConfigError(message, fix="see `envcheck mirror show` for what it sets, or pass another profile")
+    return settings

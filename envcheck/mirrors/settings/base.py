@@ -1,4 +1,4 @@
-"""What every form of a profile is given and gives."""
+"""Input and output of every renderer of client settings."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import msgspec
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Credential, Index, Profile, host_of
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """For what settings are wanted. `variant` stands in PyTorch indexes, `distro` and `suite` in apt's sources.
+class RenderOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to render settings for. `variant` is put into PyTorch indexes, `distro` and `suite` into apt's sources.
 
-    `ca` is a bundle of all roots to trust, where one was made of this machine's and the profile's. `before` are the
-    variables that an earlier `env` set. `local` keeps sources that are files of this machine.
+    `ca` is a bundle of this machine's roots and the profile's, or None. `before` lists the variables that an earlier
+    `envcheck mirror env` set. `local` keeps sources that are files on this machine.
     """
 
     variant: str | None = None
@@ -22,27 +22,27 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     local: bool = True
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Files by path, and what they cannot do, each a sentence for a person."""
+class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Files by path, and what the client cannot do with them, in sentences."""
 
     files: dict[str, str]
-    cannot: list[str] = []
+    notes: list[str] = msgspec.field(default_factory=list, name="cannot")
 
 
-def named(indexes: list[Index], wish: Wish, kind: str) -> list[str]:
-    """Return the URLs of one kind that are not the client's own default, with the variant put in."""
-    wanted = [i for i in indexes if i.kind == kind and i.url != CLIENT_DEFAULT and (wish.local or i.local is None)]
-    known = [i.url for i in wanted if wish.variant is not None or "{variant}" not in i.url]
-    return [url.replace("{variant}", wish.variant or "") for url in known]
+def mirror_urls(indexes: list[Index], options: RenderOptions, kind: str) -> list[str]:
+    """Return the URLs of one kind, with the variant put in, without the client's default."""
+    selected = [i for i in indexes if i.kind == kind and i.url != CLIENT_DEFAULT and (options.local or i.local is None)]
+    urls = [i.url for i in selected if options.variant is not None or "{variant}" not in i.url]
+    return [url.replace("{variant}", options.variant or "") for url in urls]
 
 
 def secret_of(profile: Profile, url: str) -> Credential | None:
-    """Return where the secret for a URL's host is."""
+    """Return the place of the secret for a URL's host, or None."""
     return profile.credentials.get(host_of(url))
 
 
-def own_roots(profile: Profile, wish: Wish) -> list[str]:
-    """Return what is to be said of a CA that replaces all others."""
-    if profile.ca is None or wish.ca is not None:
+def ca_notes(profile: Profile, options: RenderOptions) -> list[str]:
+    """Return a note if the profile's CA replaces all other roots."""
+    if profile.ca is None or options.ca is not None:
         return []
     return [f"{profile.ca} replaces every root the client trusts: it must hold this machine's too"]

@@ -6,95 +6,97 @@ import json
 from collections.abc import Iterator
 
 from envcheck.mirrors.profiles.model import Profile
-from envcheck.mirrors.settings.base import Setting, Wish
+from envcheck.mirrors.settings.base import ClientSettings, RenderOptions
 
-_HUB = "docker.io"
-_NONE = "it names no registry"
+_DOCKER_HUB = "docker.io"
+_NO_REGISTRY = "the profile names no registry"
 
 
 def mirrors(profile: Profile) -> dict[str, list[str]]:
-    """Return upstream -> its mirrors. Where only the one that bases come from is named, it is Docker Hub's."""
-    if _HUB not in profile.registries and profile.registry is not None:
-        return {_HUB: [profile.registry], **profile.registries}
+    """Return upstream -> its mirrors. `registry`, which serves the bases, mirrors Docker Hub unless one is named."""
+    if _DOCKER_HUB not in profile.registries and profile.registry is not None:
+        return {_DOCKER_HUB: [profile.registry], **profile.registries}
     return dict(profile.registries)
 
 
-def _plain(mirror: str) -> tuple[str, bool]:
-    """Return a mirror without its scheme, and whether it has no TLS."""
+def _without_scheme(mirror: str) -> tuple[str, bool]:
+    """Return a mirror without its scheme, and True if it has no TLS."""
     return mirror.partition("://")[2] or mirror, mirror.startswith("http://")
 
 
 def _hosts(profile: Profile) -> Iterator[tuple[str, bool]]:
     seen = set()
-    for name, plain in (_plain(mirror) for names in mirrors(profile).values() for mirror in names):
+    for name, no_tls in (_without_scheme(mirror) for names in mirrors(profile).values() for mirror in names):
         host = name.partition("/")[0]
         if host not in seen:
             seen.add(host)
-            yield host, plain
+            yield host, no_tls
 
 
-def _log_in(profile: Profile) -> list[str]:
+def _login_notes(profile: Profile) -> list[str]:
     private = [host for host, _ in _hosts(profile) if host in profile.credentials]
-    return [f"no password is in it: log the client in to {', '.join(private)}"] if private else []
+    return [f"the file holds no password: log the client in to {', '.join(private)}"] if private else []
 
 
-def buildkitd(profile: Profile, wish: Wish) -> Setting:  # noqa: ARG001 (a form's signature)
-    """Return buildkitd.toml. What a mirror speaks is said of the mirror's host, not of its upstream (buildkit#6177)."""
+def buildkitd(profile: Profile, options: RenderOptions) -> ClientSettings:  # noqa: ARG001 (a form's signature)
+    """Return buildkitd.toml. `http` and `ca` belong to the mirror's host, not to its upstream (buildkit#6177)."""
     parts = []
     for upstream, names in mirrors(profile).items():
-        listed = ", ".join(json.dumps(_plain(name)[0]) for name in names)
+        listed = ", ".join(json.dumps(_without_scheme(name)[0]) for name in names)
         parts.append(f"[registry.{json.dumps(upstream)}]\n  mirrors = [{listed}]\n")
-    for host, plain in _hosts(profile):
-        said = "http = true" if plain else f"ca = [{json.dumps(profile.ca)}]" if profile.ca else None
-        parts += [f"[registry.{json.dumps(host)}]\n  {said}\n"] if said else []
+    for host, no_tls in _hosts(profile):
+        line = "http = true" if no_tls else f"ca = [{json.dumps(profile.ca)}]" if profile.ca else None
+        parts += [f"[registry.{json.dumps(host)}]\n  {line}\n"] if line else []
     if not parts:
-        return Setting(files={}, cannot=[_NONE])
-    cannot = [
+        return ClientSettings(files={}, notes=[_NO_REGISTRY])
+    notes = [
         "dockerd's own builder does not read it: `docker buildx create --config`, or a buildkitd of your own",
-        "BuildKit goes on to the origin when every mirror fails: cut it off where that must not be",
+        "BuildKit asks the origin when every mirror fails: block the origin if that must not happen",
     ]
-    return Setting(files={"/etc/buildkit/buildkitd.toml": "\n".join(parts)}, cannot=cannot + _log_in(profile))
+    return ClientSettings(files={"/etc/buildkit/buildkitd.toml": "\n".join(parts)}, notes=notes + _login_notes(profile))
 
 
-def daemon(profile: Profile, wish: Wish) -> Setting:  # noqa: ARG001 (a form's signature)
-    """Return daemon.json, which knows mirrors of Docker Hub alone."""
-    names = mirrors(profile).get(_HUB, [])
+def daemon(profile: Profile, options: RenderOptions) -> ClientSettings:  # noqa: ARG001 (a form's signature)
+    """Return daemon.json, which supports mirrors of Docker Hub only."""
+    names = mirrors(profile).get(_DOCKER_HUB, [])
     urls = [name if "://" in name else f"https://{name}" for name in names]
-    rooted = [url for url in urls if "/" not in url.partition("://")[2].rstrip("/")]
-    insecure = [host for host, plain in _hosts(profile) if plain]
-    if not rooted:
-        return Setting(files={}, cannot=["it names no mirror of Docker Hub that daemon.json could name"])
-    content = {"registry-mirrors": rooted} | ({"insecure-registries": insecure} if insecure else {})
-    cannot = [
-        "a builder of its own (docker-container, buildx) does not read it: `--format buildkitd` (moby/buildkit#606)",
-        "it is the whole file: join it with the daemon.json that is there, and restart dockerd",
+    without_path = [url for url in urls if "/" not in url.partition("://")[2].rstrip("/")]
+    insecure = [host for host, no_tls in _hosts(profile) if no_tls]
+    if not without_path:
+        return ClientSettings(files={}, notes=["the profile names no mirror of Docker Hub that fits daemon.json"])
+    content = {"registry-mirrors": without_path} | ({"insecure-registries": insecure} if insecure else {})
+    notes = [
+        "a docker-container builder of buildx does not read it: use `--format buildkitd` (moby/buildkit#606)",
+        "it is the whole file: merge it into an existing daemon.json, and restart dockerd",
     ]
-    others = [upstream for upstream in mirrors(profile) if upstream != _HUB]
-    cannot += [f"dockerd mirrors Docker Hub alone: {', '.join(others)} left out"] if others else []
-    cannot += (
-        [f"dockerd takes no path after a mirror's host: {len(urls) - len(rooted)} left out"] if urls != rooted else []
+    others = [upstream for upstream in mirrors(profile) if upstream != _DOCKER_HUB]
+    notes += [f"dockerd mirrors only Docker Hub: {', '.join(others)} left out"] if others else []
+    notes += (
+        [f"dockerd takes no path after a mirror's host: {len(urls) - len(without_path)} left out"]
+        if urls != without_path
+        else []
     )
     if profile.ca:
-        cannot.append(f"the CA is a file of its own: copy {profile.ca} to /etc/docker/certs.d/HOST:PORT/ca.crt")
+        notes.append(f"the CA is a separate file: copy {profile.ca} to /etc/docker/certs.d/HOST:PORT/ca.crt")
     text = json.dumps(content, indent=2) + "\n"
-    return Setting(files={"/etc/docker/daemon.json": text}, cannot=cannot + _log_in(profile))
+    return ClientSettings(files={"/etc/docker/daemon.json": text}, notes=notes + _login_notes(profile))
 
 
-def registries(profile: Profile, wish: Wish) -> Setting:  # noqa: ARG001 (a form's signature)
-    """Return registries.conf (version 2): mirrors in order, the origin last."""
+def registries(profile: Profile, options: RenderOptions) -> ClientSettings:  # noqa: ARG001 (a form's signature)
+    """Return registries.conf (version 2): the mirrors in order, then the origin."""
     parts = []
     for upstream, names in mirrors(profile).items():
         parts.append(f"[[registry]]\nprefix = {json.dumps(upstream)}\nlocation = {json.dumps(upstream)}\n")
-        for name, plain in map(_plain, names):
-            insecure = "insecure = true\n" if plain else ""
+        for name, no_tls in map(_without_scheme, names):
+            insecure = "insecure = true\n" if no_tls else ""
             parts.append(f"[[registry.mirror]]\nlocation = {json.dumps(name)}\n{insecure}")
     if not parts:
-        return Setting(files={}, cannot=[_NONE])
-    cannot = [
-        "docker does not read it: `--format daemon` and `--format buildkitd`",
-        "short names are not completed by it",
+        return ClientSettings(files={}, notes=[_NO_REGISTRY])
+    notes = [
+        "docker does not read it: use `--format daemon` and `--format buildkitd`",
+        "it does not complete short names",
     ]
     if profile.ca:
-        cannot.append(f"the CA is a file of its own: copy {profile.ca} to /etc/containers/certs.d/HOST:PORT/ca.crt")
+        notes.append(f"the CA is a separate file: copy {profile.ca} to /etc/containers/certs.d/HOST:PORT/ca.crt")
     path = "/etc/containers/registries.conf.d/envcheck.conf"
-    return Setting(files={path: "\n".join(parts)}, cannot=cannot + _log_in(profile))
+    return ClientSettings(files={path: "\n".join(parts)}, notes=notes + _login_notes(profile))

@@ -6,11 +6,11 @@ import json
 from urllib.parse import urlsplit
 
 from envcheck.mirrors.profiles.model import Profile, host_of
-from envcheck.mirrors.settings.base import Setting, Wish, own_roots, secret_of
+from envcheck.mirrors.settings.base import ClientSettings, RenderOptions, ca_notes, secret_of
 
 
-def conda(profile: Profile, wish: Wish) -> Setting:
-    """Return .condarc; JSON's strings are YAML's too."""
+def conda(profile: Profile, options: RenderOptions) -> ClientSettings:
+    """Return .condarc; a JSON string is also a YAML string."""
     channels = profile.conda
     lines = [f"channel_alias: {json.dumps(channels.channel_alias)}"] if channels.channel_alias else []
     if channels.default_channels:
@@ -19,32 +19,32 @@ def conda(profile: Profile, wish: Wish) -> Setting:
         rows = channels.custom_channels.items()
         lines += ["custom_channels:", *(f"  {json.dumps(name)}: {json.dumps(url)}" for name, url in rows)]
     if not lines:
-        return Setting(files={}, cannot=["it names no conda channels"])
-    ca = wish.ca or profile.ca
+        return ClientSettings(files={}, notes=["the profile names no conda channels"])
+    ca = options.ca or profile.ca
     lines += [f"ssl_verify: {json.dumps(ca)}"] if ca else []
     text = "\n".join(lines) + "\n"
-    return Setting(files={"~/.condarc": text}, cannot=_conda_cannot(profile) + own_roots(profile, wish))
+    return ClientSettings(files={"~/.condarc": text}, notes=_conda_notes(profile) + ca_notes(profile, options))
 
 
-def _conda_cannot(profile: Profile) -> list[str]:
+def _conda_notes(profile: Profile) -> list[str]:
     channels = profile.conda
-    found = ["pip inside a conda environment reads pip's settings, not these"]
+    notes = ["pip inside a conda environment reads pip's settings, not these"]
     if "nvidia" not in channels.custom_channels:
         alias = channels.channel_alias
-        found.append(
-            f"the nvidia channel is asked at {host_of(alias)}; many mirrors have none, for its licence"
+        notes.append(
+            f"`-c nvidia` goes to {host_of(alias)}; many mirrors lack that channel because of its licence"
             if alias
-            else "the nvidia channel is not among them: `-c nvidia` goes to its origin"
+            else "the profile does not mirror the nvidia channel: `-c nvidia` goes to its origin"
         )
-    return found
+    return notes
 
 
-def npm(profile: Profile, wish: Wish) -> Setting:
-    """Return .npmrc. npm itself puts a variable in for `${NAME}`."""
+def npm(profile: Profile, options: RenderOptions) -> ClientSettings:
+    """Return .npmrc. npm itself replaces `${NAME}` by the variable."""
     if profile.npm is None:
-        return Setting(files={}, cannot=["it names no npm registry"])
-    lines, cannot = [f"registry={profile.npm}"], ["a package-lock.json made through it may record the mirror's URLs"]
-    ca = wish.ca or profile.ca
+        return ClientSettings(files={}, notes=["the profile names no npm registry"])
+    lines, notes = [f"registry={profile.npm}"], ["a package-lock.json made through it may record the mirror's URLs"]
+    ca = options.ca or profile.ca
     lines += [f"cafile={ca}"] if ca else []
     secret = secret_of(profile, profile.npm)
     if secret is not None and secret.token_env is not None:
@@ -52,5 +52,5 @@ def npm(profile: Profile, wish: Wish) -> Setting:
             f"//{host_of(profile.npm)}{urlsplit(profile.npm).path.rstrip('/')}/:_authToken=${{{secret.token_env}}}"
         )
     elif secret is not None:
-        cannot.append(f"npm takes a token from a variable alone: name {host_of(profile.npm)}'s under token_env")
-    return Setting(files={"~/.npmrc": "\n".join(lines) + "\n"}, cannot=cannot + own_roots(profile, wish))
+        notes.append(f"npm takes a token from a variable only: name that of {host_of(profile.npm)} under token_env")
+    return ClientSettings(files={"~/.npmrc": "\n".join(lines) + "\n"}, notes=notes + ca_notes(profile, options))

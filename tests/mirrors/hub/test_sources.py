@@ -168,7 +168,7 @@ def test_a_profile_names_them_in_order_and_who_is_trusted(hubs: Hubs, tmp_path: 
     assert not any(path.startswith(f"/{REPO}") for path in origin.asked)
     shown = run("mirror", "show", str(tmp_path / "p.yaml")).stdout
     assert f"  hf          {first.url}\n              {second.url}\n  hf hashes   {origin.url}\n" in shown
-    assert f"only `envcheck fetch` asks {second.netloc} after it" in " ".join(shown.split())
+    assert f"only `envcheck fetch` falls back to {second.netloc}" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import pytest
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.settings.apt import apt as render_apt
 from envcheck.mirrors.settings.apt import sources
-from envcheck.mirrors.settings.base import Wish
+from envcheck.mirrors.settings.base import RenderOptions
 
 
 class _Quiet(SimpleHTTPRequestHandler):
@@ -137,7 +137,7 @@ def test_apt_goes_on_to_the_second_mirror_when_the_first_has_it_not(
 
 def test_the_files_of_a_machine_name_each_other() -> None:
     profile = Profile(name="x", apt=["https://a.example", "http://b.example/"], ca="/etc/ca.pem")
-    files = render_apt(profile, Wish(distro="ubuntu", suite="noble")).files
+    files = render_apt(profile, RenderOptions(distro="ubuntu", suite="noble")).files
     stanza = files["/etc/apt/sources.list.d/envcheck.sources"]
     assert "URIs: mirror+file:/etc/apt/envcheck/ubuntu.mirrors\n" in stanza
     assert "Suites: noble noble-updates noble-security\n" in stanza
@@ -153,7 +153,7 @@ def test_what_is_never_released_has_no_updates_of_its_own() -> None:
 
 
 def test_a_machine_that_is_neither_debian_nor_ubuntu_is_asked_for_a_suite() -> None:
-    for wish in (Wish(distro="fedora", suite="x"), Wish()):
+    for wish in (RenderOptions(distro="fedora", suite="x"), RenderOptions()):
         setting = render_apt(Profile(name="x", apt=["https://a.example"]), wish)
         assert not setting.files
-        assert "--suite" in setting.cannot[0]
+        assert "--suite" in setting.notes[0]

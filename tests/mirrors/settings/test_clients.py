@@ -18,11 +18,11 @@ import pytest
 import uv
 
 from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Profile
-from envcheck.mirrors.settings import FORMS
-from envcheck.mirrors.settings.base import Wish
+from envcheck.mirrors.settings import RENDERERS
+from envcheck.mirrors.settings.base import RenderOptions
 
 CANARY = "hunter2-canary"
-WISH = Wish(variant="cpu", distro="debian", suite="bookworm")
+WISH = RenderOptions(variant="cpu", distro="debian", suite="bookworm")
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -97,12 +97,12 @@ def run(argv: list[str], home: Path, **more: str) -> subprocess.CompletedProcess
 
 
 def cannot(form: str, profile: Profile) -> str:
-    return "\n".join(FORMS[form](profile, WISH).cannot)
+    return "\n".join(RENDERERS[form](profile, WISH).notes)
 
 
 def variables(profile: Profile, home: Path, **before: str) -> dict[str, str]:
     """Return what a shell has after it has evaluated the profile's `env`."""
-    (script,) = FORMS["env"](profile, WISH).files.values()
+    (script,) = RENDERERS["env"](profile, WISH).files.values()
     done = run(["/bin/sh", "-c", f"{script}\nenv -0"], home, **before)
     return dict(entry.split("=", 1) for entry in done.stdout.split("\0") if "=" in entry)
 
@@ -115,7 +115,7 @@ def test_uv_reads_none_of_pips_settings(recorder: Callable[[], Recorder], tmp_pa
     mirror = recorder()
     profile = Profile(name="x", pypi=[Index(url=f"{mirror.url}/simple")])
     assert "uv reads none of pip's settings" in cannot("pip", profile)
-    (text,) = FORMS["pip"](profile, WISH).files.values()
+    (text,) = RENDERERS["pip"](profile, WISH).files.values()
     (tmp_path / "pip.conf").write_text(text)
     told = {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), "PIP_INDEX_URL": f"{mirror.url}/simple"}
     run([UV, "pip", "install", "--target", "x", "alpha"], tmp_path, **told)
@@ -128,7 +128,7 @@ def test_torch_backend_ignores_the_mirror(recorder: Callable[[], Recorder], tmp_
     mirror, proxy = recorder(), recorder()
     profile = Profile(name="x", pypi=[Index(url=f"{mirror.url}/simple")])
     assert "--torch-backend and UV_TORCH_BACKEND ignore every mirror" in cannot("uv", profile)
-    (text,) = FORMS["uv"](profile, WISH).files.values()
+    (text,) = RENDERERS["uv"](profile, WISH).files.values()
     (tmp_path / "uv.toml").write_text(text)
     install = [UV, "pip", "install", "--config-file", str(tmp_path / "uv.toml"), "--target", "x", "torch"]
     away = {"https_proxy": proxy.url, "http_proxy": proxy.url, "UV_HTTP_RETRIES": "0"}
@@ -158,7 +158,7 @@ def test_uv_lock_records_the_mirrors_urls(recorder: Callable[[], Recorder], tmp_
     (tmp_path / "pyproject.toml").write_text(
         '[project]\nname = "p"\nversion = "1"\nrequires-python = ">=3.9"\ndependencies = ["alpha"]\n'
     )
-    (text,) = FORMS["uv"](profile, WISH).files.values()
+    (text,) = RENDERERS["uv"](profile, WISH).files.values()
     (tmp_path / "uv.toml").write_text(text)
     done = run([UV, "lock", "--config-file", str(tmp_path / "uv.toml"), "--python", sys.executable], tmp_path)
     assert done.returncode == 0, done.stderr
@@ -208,7 +208,7 @@ def test_a_token_goes_to_the_mirror_only_where_the_profile_allows_it(
 ) -> None:
     mirror = recorder()
     profile = Profile(name="x", hf=HuggingFace(endpoint=mirror.url, token="allow" if policy == "allow" else "never"))
-    said = {"never": "HF_TOKEN is not sent, as it would go to", "allow": "HF_TOKEN is sent to"}[policy]
+    said = {"never": "HF_TOKEN is not sent to", "allow": "HF_TOKEN is sent to"}[policy]
     assert f"{said} {mirror.url.removeprefix('http://')}" in cannot("hf", profile)
     run([hub, "-c", ASK], tmp_path, **variables(profile, tmp_path, HF_TOKEN=CANARY))
     assert [path for _, path, _ in mirror.asked if "/o/r" in path]
@@ -224,7 +224,7 @@ def test_huggingface_hub_reads_its_endpoint_when_what_uses_it_is_imported(
 ) -> None:
     first, second = recorder(), recorder()
     profile = Profile(name="x", hf=HuggingFace(endpoint=first.url))
-    assert "reads it once, when it is imported" in cannot("hf", profile)
+    assert "reads the variables once, when it is imported" in cannot("hf", profile)
     late = f"{imported}\nimport os\nos.environ['HF_ENDPOINT'] = {second.url!r}\n{ASK}"
     run([hub, "-c", late], tmp_path, **variables(profile, tmp_path))
     assert (bool(first.asked), bool(second.asked)) == (early, not early)
@@ -243,7 +243,7 @@ def test_npm_takes_the_registry_and_puts_the_token_in_itself(recorder: Callable[
     mirror.pages["/repo/tiny"] = ("application/json", json.dumps(page).encode())
     credentials = {mirror.url.removeprefix("http://"): Credential(token_env="NPM_TOKEN")}  # noqa: S106 (a name)
     profile = Profile(name="x", npm=f"{mirror.url}/repo/", credentials=credentials)
-    (text,) = FORMS["npm"](profile, WISH).files.values()
+    (text,) = RENDERERS["npm"](profile, WISH).files.values()
     assert CANARY not in text
     (tmp_path / ".npmrc").write_text(text)
     told = {"PATH": os.environ["PATH"], "NPM_TOKEN": CANARY, "NPM_CONFIG_UPDATE_NOTIFIER": "false"}

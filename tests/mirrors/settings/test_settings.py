@@ -21,13 +21,13 @@ from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles.load import presets
 from envcheck.mirrors.profiles.model import Conda, Credential, HuggingFace, Index, Profile
 from envcheck.mirrors.profiles.presets import preset_profile
-from envcheck.mirrors.settings import FORMS, render
-from envcheck.mirrors.settings.base import Wish
+from envcheck.mirrors.settings import RENDERERS, render
+from envcheck.mirrors.settings.base import RenderOptions
 from envcheck.mirrors.settings.python import pip_conf, uv_toml
-from envcheck.mirrors.settings.shell import taken_back
+from envcheck.mirrors.settings.shell import restored_environment
 
 CANARY = "hunter2-canary"
-WISH = Wish(variant="cu128", distro="debian", suite="bookworm")
+WISH = RenderOptions(variant="cu128", distro="debian", suite="bookworm")
 SITE = Profile(
     name="site",
     pypi=[
@@ -54,12 +54,12 @@ SITE = Profile(
 )
 
 
-def text(form: str, profile: Profile = SITE, wish: Wish = WISH) -> str:
+def text(form: str, profile: Profile = SITE, wish: RenderOptions = WISH) -> str:
     return next(iter(render(profile, form, wish).files.values()))
 
 
-def cannot(form: str, profile: Profile = SITE, wish: Wish = WISH) -> str:
-    return "\n".join(FORMS[form](profile, wish).cannot)
+def cannot(form: str, profile: Profile = SITE, wish: RenderOptions = WISH) -> str:
+    return "\n".join(RENDERERS[form](profile, wish).notes)
 
 
 def test_pips_own_parser_reads_pip_conf(tmp_path: Path) -> None:
@@ -113,9 +113,9 @@ def test_uv_toml_marks_what_needs_a_login_and_what_is_asked_only_by_name() -> No
 
 
 def test_a_torch_index_without_its_variant_is_not_guessed() -> None:
-    wish = Wish()
+    wish = RenderOptions()
     assert "whl" not in text("uv", wish=wish)
-    assert "give --variant" in cannot("uv", wish=wish)
+    assert "pass --variant" in cannot("uv", wish=wish)
     assert "--index-url https://pypi.example:8443/whl/cu128 torch" in cannot("pip")
 
 
@@ -186,28 +186,28 @@ SAID = {
     "uv": ["--torch-backend", "uv.lock records", "SSL_CERT_FILE", "[tool.uv.sources]"],
     "hf": ["netrc does not reach", "xet ignores the endpoint", "when it is imported", "HF_TOKEN is sent to hf.example"],
     "apt": ["auth.conf.d", "own sources stay"],
-    "conda": ["nvidia channel", "pip's settings"],
+    "conda": ["`-c nvidia` goes to", "pip's settings"],
     "npm": ["package-lock.json", "replaces every root"],
     "buildkitd": ["dockerd's own builder", "log the client in to hub.example:5000"],
     "daemon": ["does not read it", "ghcr.io left out", "certs.d"],
     "registries": ["docker does not read it"],
-    "env": ["for apt", "for registries", "xet"],
+    "env": ["cannot set apt", "cannot set registries", "xet"],
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", RENDERERS)
 def test_what_a_setting_cannot_do_is_said(form: str) -> None:
     assert [words for words in SAID[form] if words not in cannot(form)] == []
 
 
 def test_a_token_that_the_profile_does_not_allow_is_not_sent() -> None:
     never = msgspec.structs.replace(SITE, hf=HuggingFace(endpoint="https://hf.example"))
-    assert "HF_TOKEN is not sent, as it would go to hf.example" in cannot("hf", never)
+    assert "HF_TOKEN is not sent to hf.example" in cannot("hf", never)
     assert "HF_TOKEN=" not in text("env", never)
     assert "HF_HUB_DISABLE_IMPLICIT_TOKEN=1" in text("env", never)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", RENDERERS)
 def test_a_profile_that_says_nothing_of_a_client_is_told_so(form: str) -> None:
     with pytest.raises(ConfigError, match="empty: "):
         render(Profile(name="empty"), form, WISH)
@@ -216,8 +216,8 @@ def test_a_profile_that_says_nothing_of_a_client_is_told_so(form: str) -> None:
 @pytest.mark.parametrize("name", sorted(presets()))
 def test_every_preset_has_a_form_and_no_form_breaks(name: str) -> None:
     profile = preset_profile(name, presets()[name])
-    assert any(FORMS[form](profile, WISH).files for form in FORMS)
-    assert "None" not in json.dumps([msgspec.to_builtins(FORMS[form](profile, WISH)) for form in FORMS])
+    assert any(RENDERERS[form](profile, WISH).files for form in RENDERERS)
+    assert "None" not in json.dumps([msgspec.to_builtins(RENDERERS[form](profile, WISH)) for form in RENDERERS])
 
 
 def shell(script: str, program: str = "sh", **environment: str) -> dict[str, str]:
@@ -265,10 +265,10 @@ def after(found: dict[str, str]) -> tuple[str, ...]:
 
 def test_the_next_call_takes_back_what_it_does_not_set_itself() -> None:
     first = shell(text("env"), PYPI_PASSWORD=CANARY)
-    second = shell(text("env", Profile(name="x", npm="https://n.example"), Wish(before=after(first))), **first)
+    second = shell(text("env", Profile(name="x", npm="https://n.example"), RenderOptions(before=after(first))), **first)
     assert second["NPM_CONFIG_REGISTRY"] == "https://n.example"
     assert not {"PIP_INDEX_URL", "HF_ENDPOINT", "HF_TOKEN"} & set(second)
-    none = shell(text("env", Profile(name="none"), Wish(before=("NPM_CONFIG_REGISTRY", "$(x)"))), **second)
+    none = shell(text("env", Profile(name="none"), RenderOptions(before=("NPM_CONFIG_REGISTRY", "$(x)"))), **second)
     assert not {"NPM_CONFIG_REGISTRY", "ENVCHECK_MIRROR_SET"} & set(none)
 
 
@@ -292,16 +292,16 @@ def test_what_was_there_before_comes_back_whatever_came_between(program: str, tm
     own = {"PYPI_PASSWORD": "", **MINE}
     clean = shell("", program, **own)
     first = shell(text("env", site), program, **own)
-    again = shell(text("env", site, Wish(before=after(first))), program, **first)
+    again = shell(text("env", site, RenderOptions(before=after(first))), program, **first)
     assert again == first
     assert (first["HF_TOKEN"], first["UV_FIND_LINKS"]) == (f"{CANARY}-site", str(tmp_path))
-    second = shell(text("env", other, Wish(before=after(again))), program, **again)
+    second = shell(text("env", other, RenderOptions(before=after(again))), program, **again)
     assert (second["HF_ENDPOINT"], second["PIP_INDEX_URL"]) == ("https://o.example", MINE["PIP_INDEX_URL"])
     assert second["HF_TOKEN"] == MINE["HF_TOKEN"]
-    none = shell(text("env", Profile(name="none"), Wish(before=after(second))), program, **second)
+    none = shell(text("env", Profile(name="none"), RenderOptions(before=after(second))), program, **second)
     assert none == clean
     for found in (first, again, second, none):
-        back = taken_back(found)
+        back = restored_environment(found)
         assert {name: back[name] for name in clean} == clean
         assert not [name for name in back if name.startswith("ENVCHECK")]
 
@@ -314,7 +314,7 @@ def test_a_token_of_one_profile_goes_to_no_other_profiles_host(tmp_path: Path) -
     first = shell(text("env", Profile(name="x", hf=allow, credentials={"hf.example": by_file})))
     assert first["HF_TOKEN"] == f"{CANARY}-first"
     second = Profile(name="y", hf=allow, credentials={"hf.example": by_name})
-    assert shell(text("env", second, Wish(before=after(first))), **first)["HF_TOKEN"] == ""
+    assert shell(text("env", second, RenderOptions(before=after(first))), **first)["HF_TOKEN"] == ""
 
 
 WILD = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
