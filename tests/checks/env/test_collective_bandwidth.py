@@ -10,6 +10,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.env import collective_bandwidth
 from envcheck.checks.env.support.collectives import bandwidth_curves, timed_collectives, transports
+from tests.builders import Entry, group
 
 Node = Callable[..., View]
 Put = Callable[..., View]
@@ -24,22 +25,13 @@ def curve(name: str, busbw: float, world: int, sizes: list[int] | None = None) -
     return [{"bytes": size, "seconds": size * factor / busbw / 1e9, "right": True} for size in sizes]
 
 
-def report(world: int, rates: Mapping[str, float], *, gpu: bool = True) -> list[dict[str, Any]]:
-    where = {"is_cuda": True, "backend": "nccl"} if gpu else {"is_cuda": False, "backend": "gloo"}
-    rate = {name: rates.get(name, rates["rest"]) for name in NAMES}
-    return [
-        {
-            "rank": rank,
-            "world": world,
-            "host": "node1",
-            "device": f"GPU-{rank}" if gpu else "cpu",
-            **where,
-            "curves": {name: curve(name, rate[name], world) for name in NAMES},
-            "latency": {name: [{"bytes": 8, "p50": 1e-5, "p99": 3e-5}] for name in NAMES},
-            "unsupported": {},
-        }
-        for rank in range(world)
-    ]
+def entries(world: int, rates: Mapping[str, float], *, gpu: bool = True) -> list[Entry]:
+    measured = {
+        "curves": {name: curve(name, rates.get(name, rates["rest"]), world) for name in NAMES},
+        "latency": {name: [{"bytes": 8, "p50": 1e-5, "p99": 3e-5}] for name in NAMES},
+        "unsupported": {},
+    }
+    return group(measured, world, gpu=gpu)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +96,7 @@ def test_each_collective_on_each_side_of_its_own_limits(
         (NAN, ERROR),
         (-5.0, ERROR),
     ):
-        outcome = collective_bandwidth.judge(node(gpu), report(8, {**fine, name: rate}))
+        outcome = collective_bandwidth.judge(node(gpu), entries(8, {**fine, name: rate}))
         assert outcome.status == status, (rate, outcome.summary)
         if status in (WARN, FAIL):
             assert outcome.limit is not None
@@ -112,7 +104,7 @@ def test_each_collective_on_each_side_of_its_own_limits(
 
 
 def test_the_slowest_collective_is_the_value_and_every_curve_is_told(node: Node) -> None:
-    outcome = collective_bandwidth.judge(node("h100x8"), report(8, {"rest": 340.0, "all-to-all": 79.0}))
+    outcome = collective_bandwidth.judge(node("h100x8"), entries(8, {"rest": 340.0, "all-to-all": 79.0}))
     assert (outcome.status, outcome.value, outcome.unit) == (PASS, pytest.approx(79.0), "GB/s")
     assert {*outcome.details["curves"]} == {*NAMES}
     [point] = [p for p in outcome.details["curves"]["all-to-all"] if p["bytes"] == 1 << 32]
@@ -127,13 +119,13 @@ def test_nothing_passes_what_its_slot_carries_where_nvml_knows_the_slot(
     node: Node, put_gpu: Put, virtual: str, rate: float, status: str
 ) -> None:
     view = put_gpu(node("mixed"), range(2), virtualization=virtual)
-    outcome = collective_bandwidth.judge(view, report(2, {"rest": 15.0, "broadcast": rate}))
+    outcome = collective_bandwidth.judge(view, entries(2, {"rest": 15.0, "broadcast": rate}))
     assert outcome.status == status
     assert "mismeasured" in outcome.summary or status == PASS
 
 
 def test_a_latency_that_is_no_time_is_an_error_and_one_that_nobody_took_is_left_out(node: Node) -> None:
-    ranks = report(2, SLOW)
+    ranks = entries(2, SLOW)
     ranks[1]["latency"]["all-gather"][0]["p99"] = NAN
     assert collective_bandwidth.judge(node("mixed"), ranks).status == ERROR
     for entry in ranks:
@@ -143,7 +135,7 @@ def test_a_latency_that_is_no_time_is_an_error_and_one_that_nobody_took_is_left_
 
 
 def test_the_latency_is_that_of_the_rank_that_waits_longest(node: Node) -> None:
-    ranks = report(2, SLOW)
+    ranks = entries(2, SLOW)
     ranks[1]["latency"]["all-gather"][0] |= {"p50": 4e-5, "p99": 9e-5}
     told = collective_bandwidth.judge(node("mixed"), ranks).details["latency"]["all-gather"][0]
     assert told == {"bytes": 8, "p50": 4e-5, "p99": 9e-5, "slowest_rank": 1}
@@ -160,10 +152,10 @@ def test_what_a_lane_carries(generation: int, transfers: float, share: float) ->
 
 
 def test_what_was_not_measured_is_no_pass_but_for_what_gloo_does_not_have(node: Node, cpu: View) -> None:
-    ranks = report(2, SLOW)
+    ranks = entries(2, SLOW)
     del ranks[1]["curves"]["all-to-all"]
     assert collective_bandwidth.judge(node("mixed"), ranks).status == ERROR
-    here = report(2, SLOW, gpu=False)
+    here = entries(2, SLOW, gpu=False)
     for entry in here:
         del entry["curves"]["all-to-all"]
         entry["unsupported"] = {"all-to-all": "ProcessGroupGloo does not support alltoall"}
@@ -171,12 +163,12 @@ def test_what_was_not_measured_is_no_pass_but_for_what_gloo_does_not_have(node: 
     for entry in here:
         del entry["curves"]["broadcast"]
     assert collective_bandwidth.judge(cpu, here).status == ERROR
-    assert collective_bandwidth.judge(node("mixed"), report(1, SLOW)).status == SKIP
-    assert collective_bandwidth.judge(node("mixed"), report(2, SLOW, gpu=False)).status == FAIL
+    assert collective_bandwidth.judge(node("mixed"), entries(1, SLOW)).status == SKIP
+    assert collective_bandwidth.judge(node("mixed"), entries(2, SLOW, gpu=False)).status == FAIL
 
 
 def test_a_wrong_message_fails_naming_rank_and_collective(node: Node) -> None:
-    ranks = report(8, {"rest": 340.0})
+    ranks = entries(8, {"rest": 340.0})
     ranks[6]["curves"]["reduce-scatter"][2]["right"] = False
     outcome = collective_bandwidth.judge(node("h100x8"), ranks)
     assert (outcome.status, outcome.details["ranks"]) == (FAIL, [6])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,49 +11,38 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.env import collectives
 from envcheck.checks.env.support.collectives import case_tensors, collective_cases, exact_integers, gloo_gaps
+from tests.builders import Entry, group
 
-Entry = dict[str, Any]
 NAMES = [*collective_cases.CALLS, "async all-reduce"]
 WRONG = {"which": "from rank 4", "index": 77, "got": "5", "expected": "7", "count": 2}
 
 
-def report(world: int = 8, *, gpu: bool = True) -> list[Entry]:
-    where = {"is_cuda": gpu, "backend": "nccl" if gpu else "gloo", "host": "node1", "world": world, "seed": 7}
-    return [
-        {
-            "rank": rank,
-            "device": f"GPU-{rank}" if gpu else "cpu",
-            **where,
+def entries(world: int = 8, *, gpu: bool = True) -> list[Entry]:
+    def measured(rank: int) -> Entry:
+        barrier = {"what": "barrier", "late": 0, "met": True, "out": 5.1, **({} if rank else {"came": 5.0})}
+        reduction = {"what": "async all-reduce", "late": 0, "met": True, "out": 6.1, "complete": True}
+        return {
             "done": {name: {"cases": 6, "elements": 900, "wrong": 0} for name in NAMES},
             "wrong": [],
             "unsupported": {},
-            "waits": [
-                {"what": "barrier", "late": 0, "met": True, "out": 5.1, **({} if rank else {"came": 5.0})},
-                {"what": "async all-reduce", "late": 0, "met": True, "out": 6.1, "complete": True}
-                | ({"early": False} if rank else {"came": 6.0}),
-            ],
+            "waits": [barrier, {**reduction, **({"early": False} if rank else {"came": 6.0})}],
         }
-        for rank in range(world)
-    ]
 
-
-@pytest.fixture
-def h100(node: Callable[..., View]) -> View:
-    return node("h100x8")
+    return group(measured, world, gpu=gpu, seed=7)
 
 
 def test_the_truth_passes_and_one_rank_is_a_skip(h100: View, cpu: View) -> None:
-    outcome = collectives.judge(h100, report())
+    outcome = collectives.judge(h100, entries())
     assert (outcome.status, outcome.details["seed"]) == (PASS, 7)
-    assert collectives.judge(cpu, report(2, gpu=False)).status == PASS
-    assert collectives.judge(cpu, report(1, gpu=False)).status == SKIP
+    assert collectives.judge(cpu, entries(2, gpu=False)).status == PASS
+    assert collectives.judge(cpu, entries(1, gpu=False)).status == SKIP
     assert collectives.judge(h100, []).status == ERROR
-    assert collectives.judge(h100, report()[:5]).status == ERROR
+    assert collectives.judge(h100, entries()[:5]).status == ERROR
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_wrong_element_of_a_collective_is_named(h100: View, name: str) -> None:
-    ranks = report()
+    ranks = entries()
     ranks[6]["wrong"] = [{"collective": name, "case": f"{name} sum int32", **WRONG}]
     ranks[6]["done"][name]["wrong"] = 2
     outcome = collectives.judge(h100, ranks)
@@ -64,7 +52,7 @@ def test_a_wrong_element_of_a_collective_is_named(h100: View, name: str) -> None
 
 
 def test_every_finding_is_held(h100: View) -> None:
-    ranks = report()
+    ranks = entries()
     ranks[6]["wrong"] = [{"collective": name, "case": name, **WRONG} for name in ("reduce", "gather")]
     ranks[3]["waits"][0]["out"] = 4.9
     ranks[2]["waits"][1]["complete"] = False
@@ -88,7 +76,7 @@ def test_every_finding_is_held(h100: View) -> None:
     ],
 )
 def test_a_wait_that_was_none(h100: View, change: Entry, status: str) -> None:
-    ranks = report()
+    ranks = entries()
     ranks[5]["waits"][1].update(change)
     assert collectives.judge(h100, ranks).status == status
 
@@ -99,10 +87,10 @@ def test_a_wait_that_was_none(h100: View, change: Entry, status: str) -> None:
 )
 def test_a_wait_that_says_nothing_is_no_pass(h100: View, change: Entry) -> None:
     for rank in (0, 5):
-        ranks = report()
+        ranks = entries()
         ranks[rank]["waits"][1].update(change)
         assert collectives.judge(h100, ranks).status == ERROR
-    ranks = report()
+    ranks = entries()
     del ranks[5]["waits"][1]
     assert collectives.judge(h100, ranks).status == ERROR
 
@@ -118,7 +106,7 @@ def test_a_wait_that_says_nothing_is_no_pass(h100: View, change: Entry) -> None:
     ],
 )
 def test_a_collective_that_compared_nothing_is_no_pass(h100: View, done: Any) -> None:
-    ranks = report()
+    ranks = entries()
     ranks[2]["done"]["all-to-all"] = done
     outcome = collectives.judge(h100, ranks)
     assert outcome.status == ERROR
@@ -131,12 +119,12 @@ def test_what_a_gloo_may_lack_passes_and_nothing_else_does(h100: View, cpu: View
         (cpu, False, "all-gather", ERROR),
         (h100, True, "reduce-scatter", ERROR),
     ):
-        ranks = report(2, gpu=gpu)
+        ranks = entries(2, gpu=gpu)
         for entry in ranks:
             del entry["done"][name]
             entry["unsupported"] = {name: "RuntimeError: Backend gloo does not support it"}
         assert collectives.judge(view, ranks).status == status
-    ranks = report(2, gpu=False)
+    ranks = entries(2, gpu=False)
     ranks[1]["unsupported"] = {"reduce-scatter": "RuntimeError: Backend gloo does not support it"}
     assert collectives.judge(cpu, ranks).status == ERROR
     ranks[1] |= {"unsupported": {}, "seed": 8}
@@ -144,7 +132,7 @@ def test_what_a_gloo_may_lack_passes_and_nothing_else_does(h100: View, cpu: View
 
 
 def test_the_rank_that_raised_first_is_named_and_not_those_that_lost_it(h100: View) -> None:
-    ranks = report()
+    ranks = entries()
     lost = "RuntimeError: [Rank 1] Connection closed by peer"
     for entry in ranks:
         entry["raised"] = {"case": "reduce max", "says": lost, "at": 9.0 + entry["rank"]}
@@ -242,7 +230,7 @@ def test_a_difference_is_placed_and_counted() -> None:
 
 
 def test_a_known_gap_of_a_release_is_a_warning_and_no_excuse_for_anything_else(cpu: View) -> None:
-    ranks = report(2, gpu=False)
+    ranks = entries(2, gpu=False)
     for entry in ranks:
         entry["known_gaps"] = {f"{collective_cases.OBJECTS} int64": gloo_gaps.NO_NUMPY}
         del entry["done"][collective_cases.OBJECTS]

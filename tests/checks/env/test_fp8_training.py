@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,27 +11,18 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
 from envcheck.checks.env import fp8_training
 from envcheck.checks.env.support.training import fp8_products
+from tests.builders import Entry, group
 
 Node = Callable[..., View]
-Entry = dict[str, Any]
 NAN = float("nan")
 STEPS = fp8_training.STEPS
 LOSSES = [1.0, *[0.05] * (STEPS - 1)]
 
 
-def report(view: View, **changes: Any) -> list[Entry]:
-    where = {"world": len(view.snapshot.gpus), "host": "node1", "is_cuda": True, "backend": None}
-    losses = {"float8": list(LOSSES), "bfloat16": list(LOSSES)}
-    told = {"losses": losses, "first": 1.0, "formats": list(fp8_training.FORMATS), **changes}
-    return [
-        {"rank": rank, "device": gpu.uuid, **where, **copy.deepcopy(told)}
-        for rank, gpu in enumerate(view.snapshot.gpus)
-    ]
-
-
-@pytest.fixture
-def h100(node: Node) -> View:
-    return node("h100x8")
+def entries(view: View, **changes: Any) -> list[Entry]:
+    losses = {"float8": [*LOSSES], "bfloat16": [*LOSSES]}
+    measured = {"losses": losses, "first": 1.0, "formats": [*fp8_training.FORMATS], **changes}
+    return group(measured, view=view, backend=None)
 
 
 @pytest.mark.parametrize(
@@ -71,14 +61,14 @@ def test_the_product_is_found_in_what_each_torch_gives(given: Any) -> None:
 
 
 def test_a_loss_that_follows_passes(h100: View) -> None:
-    outcome = fp8_training.judge(h100, report(h100))
+    outcome = fp8_training.judge(h100, entries(h100))
     assert (outcome.status, outcome.value) == (PASS, 0.0)
     assert fp8_training.judge(h100, []).status == ERROR
 
 
 @pytest.mark.parametrize(("apart", "status"), [(0.0299, PASS), (0.0301, FAIL), (-0.0301, FAIL)])
 def test_a_loss_that_goes_its_own_way_names_the_gpu(h100: View, apart: float, status: str) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[3]["losses"]["float8"][10] += apart
     outcome = fp8_training.judge(h100, ranks)
     assert outcome.status == status
@@ -91,7 +81,7 @@ def test_a_loss_that_goes_its_own_way_names_the_gpu(h100: View, apart: float, st
 @pytest.mark.parametrize("dtype", ["float8", "bfloat16"])
 @pytest.mark.parametrize(("last", "status"), [(0.0999, PASS), (0.1001, FAIL)])
 def test_a_loss_that_does_not_fall_fails(h100: View, dtype: str, last: float, status: str) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[0]["losses"]["float8"] = [1.0, *[0.09] * (STEPS - 1)]
     ranks[0]["losses"]["bfloat16"] = [1.0, *[0.09] * (STEPS - 1)]
     ranks[0]["losses"][dtype][-1] = last
@@ -101,7 +91,7 @@ def test_a_loss_that_does_not_fall_fails(h100: View, dtype: str, last: float, st
 @pytest.mark.parametrize("loss", [NAN, None, "1.0", float("inf"), True])
 @pytest.mark.parametrize("dtype", ["float8", "bfloat16"])
 def test_a_loss_that_is_no_number_fails(h100: View, dtype: str, loss: Any) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[7]["losses"][dtype][4] = loss
     assert fp8_training.judge(h100, ranks).status == FAIL
     ranks[7]["losses"] = {"float8": [0.0] * STEPS, "bfloat16": [0.0] * STEPS}
@@ -109,7 +99,7 @@ def test_a_loss_that_is_no_number_fails(h100: View, dtype: str, loss: Any) -> No
 
 
 def test_every_rank_that_is_off_is_a_finding(h100: View) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[2]["losses"]["float8"][10] += 0.1
     ranks[5]["first"] = 1.1
     ranks[6]["formats"] = []
@@ -122,30 +112,30 @@ def test_every_rank_that_is_off_is_a_finding(h100: View) -> None:
 
 @pytest.mark.parametrize("first", [None, NAN, 0.0, 0.9])
 def test_a_first_loss_that_is_not_plain_python_s_fails(h100: View, first: Any) -> None:
-    assert fp8_training.judge(h100, report(h100, first=first)).status == FAIL
+    assert fp8_training.judge(h100, entries(h100, first=first)).status == FAIL
 
 
 @pytest.mark.parametrize("losses", [{}, None, {"float8": [1.0], "bfloat16": [1.0]}, {"float8": LOSSES}])
 def test_a_training_that_was_not_is_an_error(h100: View, losses: Any) -> None:
-    assert fp8_training.judge(h100, report(h100, losses=losses)).status == ERROR
+    assert fp8_training.judge(h100, entries(h100, losses=losses)).status == ERROR
 
 
 @pytest.mark.parametrize("formats", [[], None, ["bfloat16 x bfloat16"], [fp8_training.FORMATS[0]]])
 def test_fp8_in_name_only_fails(h100: View, formats: Any) -> None:
-    outcome = fp8_training.judge(h100, report(h100, formats=formats))
+    outcome = fp8_training.judge(h100, entries(h100, formats=formats))
     assert outcome.status == FAIL
     assert "not in FP8" in outcome.summary
 
 
 def test_where_nobody_has_fp8_it_is_skipped_with_the_reason(node: Node) -> None:
     view = node("a100x8")
-    outcome = fp8_training.judge(view, report(view, lacking="not in this GPU", losses=None))
+    outcome = fp8_training.judge(view, entries(view, lacking="not in this GPU", losses=None))
     assert outcome.status == SKIP
     assert "not in this GPU" in outcome.summary
 
 
 def test_of_a_mixed_node_those_that_have_it_are_judged(h100: View) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[0] |= {"lacking": "not in this GPU", "losses": None}
     outcome = fp8_training.judge(h100, ranks)
     assert outcome.status == PASS

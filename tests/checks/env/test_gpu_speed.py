@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +12,10 @@ from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.env import gemm_throughput, memory_bandwidth
 from envcheck.checks.env.support.hardware import gpu_speed
 from envcheck.node.snapshot import Signal
+from tests.builders import H100, Entry, group
 
 Node = Callable[..., View]
-Entry = dict[str, Any]
 NAN = float("nan")
-H100 = "NVIDIA H100 80GB HBM3"
 MEASURED: dict[Any, Entry] = {
     gemm_throughput: {
         "values": {"bfloat16": 700.0, "float16": 690.0, "tf32": 380.0, "float32": 50.0, "float8": 1300.0},
@@ -33,26 +31,17 @@ MEASURED: dict[Any, Entry] = {
 CHECKS = pytest.mark.parametrize("check", MEASURED, ids=lambda check: check.__name__.rpartition(".")[2])
 
 
-def report(check: Any, view: View, name: str = H100) -> list[Entry]:
-    gpus = view.snapshot.gpus
-    where = {"world": len(gpus), "host": "node1", "is_cuda": True, "backend": "nccl", "name": name}
-    return [
-        {"rank": rank, **where, "device": gpu.uuid, **copy.deepcopy(MEASURED[check])} for rank, gpu in enumerate(gpus)
-    ]
-
-
-@pytest.fixture
-def h100(node: Node) -> View:
-    return node("h100x8")
+def entries(check: Any, view: View, name: str = H100) -> list[Entry]:
+    return group({"name": name, **MEASURED[check]}, view=view)
 
 
 @CHECKS
 def test_a_healthy_node_passes_and_nothing_measured_is_an_error(check: Any, h100: View) -> None:
-    assert check.judge(h100, report(check, h100)).status == PASS
+    assert check.judge(h100, entries(check, h100)).status == PASS
     assert check.judge(h100, []).status == ERROR
-    assert check.judge(h100, report(check, h100)[:7]).status == ERROR
+    assert check.judge(h100, entries(check, h100)[:7]).status == ERROR
     for nothing in (dict[str, float](), None):
-        ranks = report(check, h100)
+        ranks = entries(check, h100)
         ranks[3]["values"] = nothing
         assert check.judge(h100, ranks).status == ERROR
 
@@ -60,7 +49,7 @@ def test_a_healthy_node_passes_and_nothing_measured_is_an_error(check: Any, h100
 @CHECKS
 @pytest.mark.parametrize("value", [NAN, 0.0, -1.0, None, float("inf")])
 def test_a_value_that_is_no_speed_is_an_error(check: Any, h100: View, value: float | None) -> None:
-    ranks = report(check, h100)
+    ranks = entries(check, h100)
     name = next(iter(ranks[6]["values"]))
     ranks[6]["values"][name] = value
     outcome = check.judge(h100, ranks)
@@ -83,7 +72,7 @@ def test_each_limit_holds_on_both_sides(
     h100: View, check: Any, name: str, fail: float, warn: float, ceiling: float
 ) -> None:
     for value, status in ((fail - 0.1, FAIL), (fail, WARN), (warn - 0.1, WARN), (warn, PASS), (ceiling + 0.1, ERROR)):
-        ranks = report(check, h100)
+        ranks = entries(check, h100)
         for entry in ranks:
             entry["values"][name] = value
         ranks[5]["values"][name] = value
@@ -97,7 +86,7 @@ def test_each_limit_holds_on_both_sides(
 
 @CHECKS
 def test_one_slow_gpu_of_eight_is_named(check: Any, h100: View) -> None:
-    ranks = report(check, h100)
+    ranks = entries(check, h100)
     name = next(iter(ranks[2]["values"]))
     ranks[2]["values"][name] *= 0.3
     outcome = check.judge(h100, ranks)
@@ -107,7 +96,7 @@ def test_one_slow_gpu_of_eight_is_named(check: Any, h100: View) -> None:
 
 @pytest.mark.parametrize(("share", "status"), [(0.901, PASS), (0.899, WARN)])
 def test_a_gpu_that_meets_its_limit_and_lags_behind_its_peers_is_named(h100: View, share: float, status: str) -> None:
-    ranks = report(gemm_throughput, h100)
+    ranks = entries(gemm_throughput, h100)
     ranks[4]["values"]["tf32"] *= share
     outcome = gemm_throughput.judge(h100, ranks)
     assert outcome.status == status
@@ -116,7 +105,7 @@ def test_a_gpu_that_meets_its_limit_and_lags_behind_its_peers_is_named(h100: Vie
 
 
 def test_a_power_cap_is_named_and_is_no_failure(h100: View) -> None:
-    ranks = report(gemm_throughput, h100)
+    ranks = entries(gemm_throughput, h100)
     ranks[1]["values"]["bfloat16"] = 500.0
     h100.snapshot.gpus[1].signals["power_limit"] = Signal(500.0)
     outcome = gemm_throughput.judge(h100, ranks)
@@ -126,7 +115,7 @@ def test_a_power_cap_is_named_and_is_no_failure(h100: View) -> None:
 
 @CHECKS
 def test_a_model_without_limits_is_reported_and_not_judged(check: Any, h100: View) -> None:
-    ranks = report(check, h100, "NVIDIA X9000")
+    ranks = entries(check, h100, "NVIDIA X9000")
     for gpu in h100.snapshot.gpus:
         gpu.signals["pcie_gen_max"] = Signal(reason="NVML: Not Supported", why="unsupported")
     for entry in ranks:
@@ -139,7 +128,7 @@ def test_a_model_without_limits_is_reported_and_not_judged(check: Any, h100: Vie
 def across(view: View, name: str, rate: float, **link: int) -> str:
     gpu = view.snapshot.gpus[0]
     values = {"HBM copy": 900.0, "host to GPU": rate, "GPU to host": rate}
-    [entry] = report(memory_bandwidth, view, name)[:1]
+    [entry] = entries(memory_bandwidth, view, name)[:1]
     right = dict.fromkeys(values, True)
     entry |= {"world": 1, "device": gpu.uuid, "values": values, "right": right, "link": link}
     return memory_bandwidth.judge(view, [entry]).status
@@ -173,7 +162,7 @@ def test_the_link_under_load_is_the_best_one_that_was_sampled() -> None:
 
 @pytest.mark.parametrize(("error", "status"), [(1e-4, PASS), (1.1e-4, FAIL), (NAN, FAIL), (None, FAIL)])
 def test_a_fast_product_that_is_wrong_fails(h100: View, error: float | None, status: str) -> None:
-    ranks = report(gemm_throughput, h100)
+    ranks = entries(gemm_throughput, h100)
     ranks[7]["errors"]["float32"] = error
     outcome = gemm_throughput.judge(h100, ranks)
     assert outcome.status == status
@@ -196,7 +185,7 @@ def test_a_fast_product_that_is_wrong_fails(h100: View, error: float | None, sta
     ],
 )
 def test_every_timed_product_has_to_be_verified(h100: View, products: Any, status: str, said: str) -> None:
-    ranks = report(gemm_throughput, h100)
+    ranks = entries(gemm_throughput, h100)
     ranks[6]["products"]["tf32"] = products
     outcome = gemm_throughput.judge(h100, ranks)
     assert (outcome.status, outcome.remeasure, outcome.culprit[:6]) == (status, False, "rank 6")
@@ -209,7 +198,7 @@ def test_every_timed_product_has_to_be_verified(h100: View, products: Any, statu
 )
 def test_each_dtype_is_held_to_its_own_rounding(h100: View, dtype: str, most: float) -> None:
     for error, status in ((most, PASS), (most * 1.01, FAIL), (-most, FAIL)):
-        ranks = report(gemm_throughput, h100)
+        ranks = entries(gemm_throughput, h100)
         ranks[2]["errors"][dtype] = error
         outcome = gemm_throughput.judge(h100, ranks)
         assert (outcome.status, status == PASS or f"the {dtype} product" in outcome.summary) == (status, True)
@@ -218,7 +207,7 @@ def test_each_dtype_is_held_to_its_own_rounding(h100: View, dtype: str, most: fl
 @pytest.mark.parametrize("path", memory_bandwidth.PATHS)
 def test_a_copy_that_loses_bytes_fails(h100: View, path: str) -> None:
     for right in (False, None):
-        ranks = report(memory_bandwidth, h100)
+        ranks = entries(memory_bandwidth, h100)
         ranks[3]["right"][path] = right
         outcome = memory_bandwidth.judge(h100, ranks)
         assert outcome.status == FAIL
@@ -227,7 +216,7 @@ def test_a_copy_that_loses_bytes_fails(h100: View, path: str) -> None:
 
 def test_a_dtype_the_gpu_lacks_is_named_and_not_owed(node: Node) -> None:
     view = node("a100x8")
-    ranks = report(gemm_throughput, view, "NVIDIA A100-SXM4-80GB")
+    ranks = entries(gemm_throughput, view, "NVIDIA A100-SXM4-80GB")
     for entry in ranks:
         entry["values"] = {"bfloat16": 250.0, "float16": 250.0, "tf32": 130.0, "float32": 18.0}
         entry["unsupported"] = {"float8": "not in this GPU"}
@@ -257,7 +246,7 @@ def sampled(**changes: Any) -> Entry:
 
 @pytest.mark.parametrize(("value", "status"), [(397.0, WARN), (396.0, FAIL)])
 def test_a_power_capped_gpu_owes_what_its_cap_leaves_it(h100: View, value: float, status: str) -> None:
-    ranks = report(gemm_throughput, h100)
+    ranks = entries(gemm_throughput, h100)
     ranks[1]["values"]["bfloat16"] = value
     h100.snapshot.gpus[1].signals["power_limit"] = Signal(500.0)
     outcome = gemm_throughput.judge(h100, ranks)
@@ -270,7 +259,7 @@ def test_a_power_capped_gpu_owes_what_its_cap_leaves_it(h100: View, value: float
 
 
 def test_what_a_gpu_at_a_third_of_its_power_owes_nobody_knows(h100: View) -> None:
-    ranks = report(gemm_throughput, h100)
+    ranks = entries(gemm_throughput, h100)
     ranks[1]["values"]["bfloat16"] = 10.0
     h100.snapshot.gpus[1].signals["power_limit"] = Signal(200.0)
     assert gemm_throughput.judge(h100, ranks).status == WARN
@@ -278,7 +267,7 @@ def test_what_a_gpu_at_a_third_of_its_power_owes_nobody_knows(h100: View) -> Non
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, NAN, "500"])
 def test_a_cap_that_is_no_number_excuses_nothing(h100: View, limit: Any) -> None:
-    ranks = report(gemm_throughput, h100)
+    ranks = entries(gemm_throughput, h100)
     ranks[1]["values"]["bfloat16"] = 500.0
     h100.snapshot.gpus[1].signals["power_limit"] = Signal(limit)
     assert gemm_throughput.judge(h100, ranks).status == FAIL
@@ -286,7 +275,7 @@ def test_a_cap_that_is_no_number_excuses_nothing(h100: View, limit: Any) -> None
 
 @pytest.mark.parametrize(("value", "status"), [(281.0, WARN), (280.0, FAIL)])
 def test_a_gpu_at_set_clocks_owes_what_they_leave_it(h100: View, value: float, status: str) -> None:
-    ranks = report(gemm_throughput, h100)
+    ranks = entries(gemm_throughput, h100)
     ranks[2]["values"]["bfloat16"] = value
     ranks[2]["load"] = sampled(clock=1000, reasons=["applications clocks"])
     outcome = gemm_throughput.judge(h100, ranks)
@@ -295,7 +284,7 @@ def test_a_gpu_at_set_clocks_owes_what_they_leave_it(h100: View, value: float, s
 
 
 def test_low_clocks_that_nobody_set_excuse_nothing_and_are_told(h100: View) -> None:
-    ranks = report(gemm_throughput, h100)
+    ranks = entries(gemm_throughput, h100)
     ranks[2]["values"]["bfloat16"] = 400.0
     ranks[2]["load"] = sampled(clock=1000, reasons=["hardware thermal slowdown"], temperature=92)
     outcome = gemm_throughput.judge(h100, ranks)
@@ -304,7 +293,7 @@ def test_low_clocks_that_nobody_set_excuse_nothing_and_are_told(h100: View) -> N
 
 
 def test_a_gpu_that_is_fast_enough_and_throttles_is_warned_of(h100: View) -> None:
-    ranks = report(gemm_throughput, h100)
+    ranks = entries(gemm_throughput, h100)
     for entry in ranks:
         entry["load"] = sampled()
     assert gemm_throughput.judge(h100, ranks).status == PASS

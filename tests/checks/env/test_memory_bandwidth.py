@@ -13,9 +13,9 @@ from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.env import memory_bandwidth
 from envcheck.checks.env.support.hardware import numa_nodes
 from envcheck.node.snapshot import Signal
+from tests.builders import H100, Entry, group
 
 Node = Callable[..., View]
-Entry = dict[str, Any]
 NAN = float("nan")
 
 
@@ -23,18 +23,10 @@ def near(rate: float = 52.0, **changes: Any) -> Entry:
     return {"host to GPU": rate, "GPU to host": rate, "right": True, **changes}
 
 
-def report(view: View, across: Entry | None = None, **changes: Any) -> list[Entry]:
-    where = {"world": len(view.snapshot.gpus), "host": "node1", "is_cuda": True, "backend": "nccl"}
-    told = {"values": {"HBM copy": 2900.0}, "right": {"HBM copy": True}, "name": "NVIDIA H100 80GB HBM3"}
-    told["across"] = {"0": near(), "1": near()} if across is None else across
-    return [
-        {"rank": rank, "device": gpu.uuid, **where, **told, **changes} for rank, gpu in enumerate(view.snapshot.gpus)
-    ]
-
-
-@pytest.fixture
-def h100(node: Node) -> View:
-    return node("h100x8")
+def entries(view: View, across: Entry | None = None, **changes: Any) -> list[Entry]:
+    measured = {"values": {"HBM copy": 2900.0}, "right": {"HBM copy": True}, "name": H100}
+    measured["across"] = {"0": near(), "1": near()} if across is None else across
+    return group({**measured, **changes}, view=view)
 
 
 def test_cpu_lists_are_read_as_the_kernel_writes_them() -> None:
@@ -78,7 +70,7 @@ def test_a_gpu_is_found_at_its_slot(h100: View) -> None:
 
 
 def test_the_nearest_node_is_judged_and_the_far_one_is_told(h100: View) -> None:
-    ranks = report(h100, {"0": near(52.0), "1": near(20.0)})
+    ranks = entries(h100, {"0": near(52.0), "1": near(20.0)})
     for entry in ranks[4:]:
         entry["across"] = {"0": near(20.0), "1": near(52.0)}
     outcome = memory_bandwidth.judge(h100, ranks)
@@ -90,7 +82,7 @@ def test_the_nearest_node_is_judged_and_the_far_one_is_told(h100: View) -> None:
 
 @pytest.mark.parametrize(("rate", "status"), [(40.9, FAIL), (41.0, WARN), (45.9, WARN), (47.0, PASS)])
 def test_a_slow_way_to_the_nearest_node_names_the_gpu(h100: View, rate: float, status: str) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[6]["across"] = {"0": near(52.0), "1": near(rate)}
     outcome = memory_bandwidth.judge(h100, ranks)
     assert outcome.status == status
@@ -100,13 +92,13 @@ def test_a_slow_way_to_the_nearest_node_names_the_gpu(h100: View, rate: float, s
 
 def test_where_the_slot_is_not_known_the_best_node_counts(h100: View) -> None:
     h100.snapshot.signals["pci.gpus"] = Signal(reason="hidden by the hypervisor", why="failed")
-    outcome = memory_bandwidth.judge(h100, report(h100, {"0": near(20.0), "1": near(52.0)}))
+    outcome = memory_bandwidth.judge(h100, entries(h100, {"0": near(20.0), "1": near(52.0)}))
     assert outcome.status == PASS
     assert outcome.details["numa"]["0"]["node"] == "1"
 
 
 def test_a_node_that_is_closed_is_told(h100: View) -> None:
-    ranks = report(h100, {"0": near()}, refused={"1": "Invalid argument"})
+    ranks = entries(h100, {"0": near()}, refused={"1": "Invalid argument"})
     outcome = memory_bandwidth.judge(h100, ranks)
     assert outcome.status == PASS
     assert "NUMA node 1 is closed to this process" in outcome.summary
@@ -114,20 +106,20 @@ def test_a_node_that_is_closed_is_told(h100: View) -> None:
 
 @pytest.mark.parametrize("across", [{}, {"0": {}}, {"0": near(NAN), "1": near(NAN)}, {"0": {"right": True}}])
 def test_no_rate_from_any_node_is_never_a_pass(h100: View, across: Entry) -> None:
-    assert memory_bandwidth.judge(h100, report(h100, across)).status in (ERROR, FAIL)
-    assert memory_bandwidth.judge(h100, report(h100, across)).remedy
+    assert memory_bandwidth.judge(h100, entries(h100, across)).status in (ERROR, FAIL)
+    assert memory_bandwidth.judge(h100, entries(h100, across)).remedy
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, None, NAN, float("inf"), "52"])
 def test_a_rate_that_is_no_rate_is_an_error(h100: View, rate: Any) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[2]["across"] = {"0": near(rate)}
     assert memory_bandwidth.judge(h100, ranks).status == ERROR
 
 
 @pytest.mark.parametrize("right", [False, None, 1])
 def test_bytes_lost_on_the_way_to_any_node_fail(h100: View, right: Any) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[3]["across"] = {"0": near(), "1": near(right=right)}
     outcome = memory_bandwidth.judge(h100, ranks)
     assert outcome.status == FAIL

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,36 +9,27 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.env import memory_patterns
+from tests.builders import Entry, group
 
 Node = Callable[..., View]
-Entry = dict[str, Any]
 NAN = float("nan")
 GIB = 1 << 30
 PATTERNS = ("zeros", "ones", "0x55", "0xaa", "address", "random", "moving inversions")
 FIRST = {"offset": 4096, "address": "0x7f0000001000", "xor": "0x0000000000000100"}
 
 
-def report(view: View, **changes: Any) -> list[Entry]:
-    where = {"world": len(view.snapshot.gpus), "host": "node1", "is_cuda": True, "backend": None}
+def entries(view: View, **changes: Any) -> list[Entry]:
     passes = {name: {"wrong": 0, "first": None} for name in PATTERNS}
-    told = {"tested": 66 * GIB, "total": 80 * GIB, "passes": passes, **changes}
-    return [
-        {"rank": rank, "device": gpu.uuid, **where, **copy.deepcopy(told)}
-        for rank, gpu in enumerate(view.snapshot.gpus)
-    ]
-
-
-@pytest.fixture
-def h100(node: Node) -> View:
-    return node("h100x8")
+    measured = {"tested": 66 * GIB, "total": 80 * GIB, "passes": passes, **changes}
+    return group(measured, view=view, backend=None)
 
 
 def test_memory_that_holds_every_pattern_passes(h100: View, cpu: View) -> None:
-    outcome = memory_patterns.judge(h100, report(h100))
+    outcome = memory_patterns.judge(h100, entries(h100))
     assert (outcome.status, outcome.value) == (PASS, 0)
     assert "540,672 MiB on 8 rank(s) held 7 patterns" in outcome.summary
     assert memory_patterns.judge(h100, []).status == ERROR
-    alone = report(h100, tested=8 << 20, total=8 << 20)[:1]
+    alone = entries(h100, tested=8 << 20, total=8 << 20)[:1]
     alone[0] |= {"world": 1, "is_cuda": False, "device": "cpu"}
     assert memory_patterns.judge(cpu, alone).status == PASS
     assert memory_patterns.judge(h100, alone).status == FAIL
@@ -47,7 +37,7 @@ def test_memory_that_holds_every_pattern_passes(h100: View, cpu: View) -> None:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_one_word_under_any_pattern_fails_naming_gpu_place_and_bits(h100: View, pattern: str) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[5]["passes"][pattern] = {"wrong": 1, "first": FIRST}
     outcome = memory_patterns.judge(h100, ranks)
     assert (outcome.status, outcome.value) == (FAIL, 1)
@@ -59,7 +49,7 @@ def test_one_word_under_any_pattern_fails_naming_gpu_place_and_bits(h100: View, 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("told", [None, {}, {"wrong": None}, {"wrong": NAN}, {"wrong": True}, {"wrong": "0"}])
 def test_a_pattern_nobody_read_back_is_an_error(h100: View, pattern: str, told: Any) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[7]["passes"][pattern] = told
     outcome = memory_patterns.judge(h100, ranks)
     assert outcome.status == ERROR
@@ -67,15 +57,15 @@ def test_a_pattern_nobody_read_back_is_an_error(h100: View, pattern: str, told: 
 
 
 def test_counts_that_cannot_be_never_pass(h100: View) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[7]["passes"]["zeros"]["wrong"] = -1
     assert memory_patterns.judge(h100, ranks).status == FAIL
-    assert memory_patterns.judge(h100, report(h100, passes=None)).status == ERROR
+    assert memory_patterns.judge(h100, entries(h100, passes=None)).status == ERROR
 
 
 @pytest.mark.parametrize("tested", [0, -1, None, NAN, "all"])
 def test_no_memory_tested_is_an_error(h100: View, tested: Any) -> None:
-    assert memory_patterns.judge(h100, report(h100, tested=tested)).status == ERROR
+    assert memory_patterns.judge(h100, entries(h100, tested=tested)).status == ERROR
 
 
 @pytest.mark.parametrize(
@@ -83,7 +73,7 @@ def test_no_memory_tested_is_an_error(h100: View, tested: Any) -> None:
     [(60 * GIB, 80 * GIB, PASS), (60 * GIB - 1, 80 * GIB, WARN), (60 * GIB, None, WARN), (60 * GIB, 0, WARN)],
 )
 def test_a_gpu_somebody_else_fills_is_told(h100: View, tested: int, total: Any, status: str) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[2] |= {"tested": tested, "total": total}
     outcome = memory_patterns.judge(h100, ranks)
     assert outcome.status == status

@@ -11,14 +11,15 @@ from envcheck.checks import ERROR, FAIL, PASS, SKIP, Limit, Rank, View
 from envcheck.checks.env import optimizers
 from envcheck.checks.env.support.operators import seeded_numbers
 from envcheck.checks.env.support.training import optimizer_formulas, plain_math, promise_cases, schedule_formulas
+from tests.builders import Entry, group
 
 LIMIT = Limit(0.1, "relative error", "a test's", "at most")
 TERMS = promise_cases.Terms(("one", "two"), lambda _name: LIMIT, "tests.code", "mend it", lambda name: name == "two")
 
 
-def entry(**cases: Any) -> dict[str, Any]:
-    where = {"rank": 0, "world": 1, "host": "n1", "is_cuda": False, "device": "cpu", "backend": None, "seed": 7}
-    return {**where, "cases": {"one": {"off": 0.0}, "two": {"off": 0.0}, **cases}}
+def entry(**cases: Any) -> Entry:
+    measured = {"cases": {"one": {"off": 0.0}, "two": {"off": 0.0}, **cases}}
+    return group(measured, 1, gpu=False, backend=None, seed=7)[0]
 
 
 def raising(error: Exception) -> promise_cases.Case:

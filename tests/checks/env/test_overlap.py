@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
 from envcheck.checks.env import overlap
+from tests.builders import Entry, group
 
 NAN = float("nan")
 
 
-def report(world: int = 8, *, gpu: bool = True, **seconds: float) -> list[dict[str, Any]]:
+def entries(world: int = 8, *, gpu: bool = True, **seconds: float) -> list[Entry]:
     taken = {"synchronised": 0.011, "local": 0.010, "communication": 0.004, **seconds}
-    where = {"is_cuda": True, "backend": "nccl"} if gpu else {"is_cuda": False, "backend": "gloo"}
-    return [
-        {
-            "rank": rank,
-            "world": world,
-            "host": "node1",
-            "device": f"GPU-{rank}" if gpu else "cpu",
-            **where,
-            "seconds": dict(taken),
-            "digests": {"synchronised": "same", "local": f"own{rank}"},
-            "buckets": [1 << 20] * 4,
-            "sums": [1, 2, 3],
-            "off": [1e-7] * 6,
-            "wrong": 0,
-        }
-        for rank in range(world)
-    ]
-
-
-@pytest.fixture
-def h100(node: Callable[..., View]) -> View:
-    return node("h100x8")
+    measured = {"seconds": taken, "buckets": [1 << 20] * 4, "sums": [1, 2, 3], "off": [1e-7] * 6, "wrong": 0}
+    digests = [{"synchronised": "same", "local": f"own{rank}"} for rank in range(world)]
+    return group(lambda rank: {**measured, "digests": digests[rank]}, world, gpu=gpu)
 
 
 @pytest.mark.parametrize(
     ("synchronised", "hidden"), [(0.010, 1.0), (0.011, 0.75), (0.014, 0.0), (0.020, 0.0), (0.0095, 1.0)]
 )
 def test_the_hidden_share_is_what_a_step_does_not_get_longer_by(h100: View, synchronised: float, hidden: float) -> None:
-    outcome = overlap.judge(h100, report(synchronised=synchronised))
+    outcome = overlap.judge(h100, entries(synchronised=synchronised))
     assert (outcome.status, outcome.limit) == (PASS, None)
     assert outcome.value == pytest.approx(hidden)
     assert f"{hidden:.0%} of DDP's communication is hidden" in outcome.summary
@@ -53,7 +34,7 @@ def test_the_hidden_share_is_what_a_step_does_not_get_longer_by(h100: View, sync
 @pytest.mark.parametrize(("step", "said"), [(1, "which count buckets"), (4, "which are timed")])
 @pytest.mark.parametrize("value", [0.011, -1.0, NAN, None])
 def test_gradients_of_every_step_are_verified(h100: View, step: int, said: str, value: Any) -> None:
-    ranks = report()
+    ranks = entries()
     ranks[3]["off"][step] = value
     outcome = overlap.judge(h100, ranks)
     assert (outcome.status, outcome.culprit) == (FAIL, "rank 3")
@@ -65,23 +46,23 @@ def test_gradients_of_every_step_are_verified(h100: View, step: int, said: str, 
 @pytest.mark.parametrize("name", overlap.TIMES)
 @pytest.mark.parametrize("bad", [NAN, 0.0, -0.001, None, "1"])
 def test_a_time_that_is_none_is_an_error_naming_its_rank(h100: View, name: str, bad: Any) -> None:
-    ranks = report()
+    ranks = entries()
     ranks[5]["seconds"][name] = bad
     outcome = overlap.judge(h100, ranks)
     assert (outcome.status, outcome.summary) == (ERROR, "rank 5 timed nothing")
 
 
 def test_a_step_that_is_far_quicker_in_a_group_is_mismeasured_on_gpus_and_noise_on_a_cpu(h100: View, cpu: View) -> None:
-    assert overlap.judge(h100, report(synchronised=0.0079)).status == ERROR
-    assert overlap.judge(h100, report(synchronised=0.0081)).status == PASS
-    assert overlap.judge(cpu, report(2, gpu=False, synchronised=0.0079)).status == PASS
+    assert overlap.judge(h100, entries(synchronised=0.0079)).status == ERROR
+    assert overlap.judge(h100, entries(synchronised=0.0081)).status == PASS
+    assert overlap.judge(cpu, entries(2, gpu=False, synchronised=0.0079)).status == PASS
 
 
 def test_gradients_that_were_not_sent_or_sent_too_often_say_that_something_else_was_timed(h100: View) -> None:
-    ranks = report()
+    ranks = entries()
     ranks[2]["digests"]["synchronised"] = "other"
     assert overlap.judge(h100, ranks).status == FAIL
-    ranks = report()
+    ranks = entries()
     ranks[2]["digests"]["local"] = ranks[3]["digests"]["local"]
     assert "they were sent" in overlap.judge(h100, ranks).summary
     ranks[2]["digests"] = {}
@@ -90,20 +71,20 @@ def test_gradients_that_were_not_sent_or_sent_too_often_say_that_something_else_
 
 def test_ranks_that_are_missing_elsewhere_or_alone_prove_nothing(h100: View, cpu: View) -> None:
     assert overlap.judge(h100, []).status == ERROR
-    assert overlap.judge(h100, report()[:5]).status == ERROR
-    assert overlap.judge(h100, report(gpu=False)).status == FAIL
-    assert overlap.judge(cpu, report(1, gpu=False)).status == SKIP
+    assert overlap.judge(h100, entries()[:5]).status == ERROR
+    assert overlap.judge(h100, entries(gpu=False)).status == FAIL
+    assert overlap.judge(cpu, entries(1, gpu=False)).status == SKIP
 
 
 @pytest.mark.parametrize("buckets", [None, [], [0], [NAN], ["1"], [1 << 20]])
 def test_buckets_that_are_none_or_others_than_the_rest_has_are_an_error(h100: View, buckets: Any) -> None:
-    ranks = report()
+    ranks = entries()
     ranks[4]["buckets"] = buckets
     assert overlap.judge(h100, ranks).status == ERROR
 
 
 def test_every_rank_with_a_wrong_message_is_a_finding(h100: View) -> None:
-    ranks = report()
+    ranks = entries()
     ranks[2]["wrong"], ranks[5]["wrong"] = 1, 7
     ranks[6]["sums"] = [1, 2, 4]
     outcome = overlap.judge(h100, ranks)
@@ -113,6 +94,6 @@ def test_every_rank_with_a_wrong_message_is_a_finding(h100: View) -> None:
 
 @pytest.mark.parametrize("missing", [{"wrong": None}, {"wrong": -1}, {"sums": None}, {"sums": []}])
 def test_messages_that_nobody_verified_are_an_error(h100: View, missing: dict[str, Any]) -> None:
-    ranks = report()
+    ranks = entries()
     ranks[3] |= missing
     assert overlap.judge(h100, ranks).status == ERROR

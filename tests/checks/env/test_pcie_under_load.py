@@ -12,6 +12,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.env import pcie_under_load
 from envcheck.checks.env.support.hardware import pcie_link
+from tests.builders import H100, Entry, group
 
 Node = Callable[..., View]
 UUID = "GPU-00000000-1111-4000-8000-000000000000"
@@ -55,10 +56,10 @@ def test_cuda_tells_the_address_of_its_device_in_the_kernels_letters() -> None:
         pcie_link.address(3, SimpleNamespace(cuDeviceGet=lambda *_: 101, cuDeviceGetPCIBusId=name))
 
 
-def rank(*readings: Any, **entry: Any) -> dict[str, Any]:
+def rank(*readings: Any, **entry: Any) -> Entry:
     """Return what the rank on the machine's first GPU told."""
-    standing = {"rank": 0, "world": 1, "host": "n1", "is_cuda": True, "device": UUID, "backend": None}
-    return {**standing, "name": "NVIDIA H100 80GB HBM3", "bus_id": "0000:10:00.0", "readings": [*readings], **entry}
+    measured = {"name": H100, "bus_id": "0000:10:00.0", "readings": [*readings], **entry}
+    return group(measured, 1, device=UUID, backend=None)[0]
 
 
 @pytest.mark.parametrize(

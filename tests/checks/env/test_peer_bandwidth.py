@@ -10,11 +10,11 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View, limits
 from envcheck.checks.env import peer_bandwidth, peer_to_peer
 from envcheck.checks.env.support.hardware import gpu_pairs
+from tests.builders import H100, Entry, group
 
 Node = Callable[..., View]
-STANDING = {"rank": 0, "world": 1, "host": "n1", "is_cuda": True, "device": "GPU-0", "backend": None}
 SWITCHED = {"nvlink_remotes": ["switch"] * 18}
-ROW = limits.find("peer-bandwidth", gpu="NVIDIA H100 80GB HBM3", transport="nvswitch") or {}
+ROW = limits.find("peer-bandwidth", gpu=H100, transport="nvswitch") or {}
 
 
 @pytest.fixture
@@ -24,11 +24,12 @@ def named(node: Node, put_gpu: Node) -> tuple[View, list[str]]:
     return view, [f"GPU {index} ({gpu.uuid})" for index, gpu in enumerate(view.snapshot.gpus[:3])]
 
 
-def rates(names: list[str], rate: float | None, odd: Any = "", model: str = "NVIDIA H100 80GB HBM3") -> dict[str, Any]:
+def rates(names: list[str], rate: float | None, odd: Any = "", model: str = H100) -> Entry:
     """Return what was measured of these GPUs: the same of each pair, but for the one from GPU 2 to GPU 1."""
     matrix: list[list[Any]] = [[None if i == j else rate for j in range(3)] for i in range(3)]
     matrix[2][1] = rate if odd == "" else odd
-    return {**STANDING, "gpus": names, "models": [model] * 3, "bytes": 1 << 29, "matrix": matrix}
+    measured = {"gpus": names, "models": [model] * 3, "bytes": 1 << 29, "matrix": matrix}
+    return group(measured, 1, backend=None)[0]
 
 
 def test_each_pair_is_judged_on_both_sides_of_each_limit(named: tuple[View, list[str]]) -> None:
@@ -69,8 +70,8 @@ def test_a_pair_without_peer_access_is_left_out_and_none_at_all_is_a_skip(named:
     assert peer_bandwidth.judge(view, [rates(names, 376.0, None)]).status == PASS
     assert peer_bandwidth.judge(view, [rates(names, None)]).status == SKIP
     assert peer_bandwidth.judge(view, [{**rates(names, 380.0), "matrix": [[None]]}]).status == ERROR
-    assert peer_bandwidth.judge(view, [{**STANDING}]).status == ERROR
-    assert peer_bandwidth.judge(view, [{**STANDING, "off": True}]).status == SKIP
+    assert peer_bandwidth.judge(view, group({}, 1, backend=None)).status == ERROR
+    assert peer_bandwidth.judge(view, group({"off": True}, 1, backend=None)).status == SKIP
 
 
 def test_what_has_no_known_limit_is_reported_and_never_fails(
@@ -88,10 +89,10 @@ def test_what_has_no_known_limit_is_reported_and_never_fails(
     assert peer_bandwidth.judge(view, [rates(names, 9.0, model="NVIDIA L40S")]).status == PASS
 
 
-def probe(*wrong: Any, **entry: Any) -> list[dict[str, Any]]:
+def probe(*wrong: Any, **entry: Any) -> list[Entry]:
     """Return what the probe of two GPUs told of the two directions."""
     pairs = [{"source": i, "target": 1 - i, **found} for i, found in enumerate(wrong)]
-    return [{**STANDING, "gpus": ["GPU 0 (GPU-0)", "GPU 1 (GPU-1)"], "pairs": pairs, **entry}]
+    return group({"gpus": ["GPU 0 (GPU-0)", "GPU 1 (GPU-1)"], "pairs": pairs, **entry}, 1, backend=None)
 
 
 def test_one_wrong_bit_in_one_direction_is_broken_peer_to_peer(node: Node) -> None:

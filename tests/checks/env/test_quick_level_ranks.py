@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -12,18 +11,11 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.env import all_reduce, all_reduce_bandwidth, amp, ddp, matmul, shm
 from envcheck.checks.env.support.collectives import timed_collectives
-from envcheck.node.snapshot import Signal
 from envcheck.reports.phrases import quantity
+from tests.builders import Entry, group, put
 
 Node = Callable[..., View]
-Entry = dict[str, Any]
 NAN = float("nan")
-
-
-def standing(rank: int, world: int, *, gpu: bool) -> Entry:
-    where = {"is_cuda": True, "device": f"GPU-{rank}", "backend": "nccl", "capability": [9, 0]}
-    here = {"is_cuda": False, "device": "cpu", "backend": "gloo", "capability": []}
-    return {"rank": rank, "world": world, "host": "node1", **(where if gpu else here)}
 
 
 def curve(busbw: float, world: int) -> list[Entry]:
@@ -48,39 +40,33 @@ MEASURED: dict[Any, Callable[[int], Entry]] = {
 CHECKS = pytest.mark.parametrize("check", MEASURED, ids=lambda check: check.__name__.rpartition(".")[2])
 
 
-def report(check: Any, world: int = 8, *, gpu: bool = True) -> list[Entry]:
-    return copy.deepcopy([{**standing(r, world, gpu=gpu), **MEASURED[check](world)} for r in range(world)])
-
-
-@pytest.fixture
-def h100(node: Node) -> View:
-    return node("h100x8")
+def entries(check: Any, world: int = 8, *, gpu: bool = True) -> list[Entry]:
+    return group(MEASURED[check](world), world, gpu=gpu, capability=[9, 0] if gpu else [])
 
 
 @CHECKS
 def test_the_truth_passes_on_gpus_and_on_a_cpu(check: Any, h100: View, cpu: View) -> None:
-    assert check.judge(h100, report(check)).status == PASS
-    assert check.judge(cpu, report(check, 2, gpu=False)).status == PASS
+    assert check.judge(h100, entries(check)).status == PASS
+    assert check.judge(cpu, entries(check, 2, gpu=False)).status == PASS
 
 
 @CHECKS
 def test_nothing_measured_is_an_error(check: Any, h100: View) -> None:
     assert check.judge(h100, []).status == ERROR
     assert check.judge(h100, [{} for _ in range(8)]).status == ERROR
-    bare = [standing(r, 8, gpu=True) for r in range(8)]
-    assert check.judge(h100, bare).status == ERROR
+    assert check.judge(h100, group({})).status == ERROR
 
 
 @CHECKS
 def test_a_rank_that_died_is_an_error_naming_who_is_left(check: Any, h100: View) -> None:
-    outcome = check.judge(h100, report(check)[:5])
+    outcome = check.judge(h100, entries(check)[:5])
     assert outcome.status == ERROR
     assert "[0, 1, 2, 3, 4]" in outcome.summary
 
 
 @CHECKS
 def test_a_cpu_dressed_as_a_gpu_fails(check: Any, h100: View) -> None:
-    ranks = report(check)
+    ranks = entries(check)
     ranks[3] |= {"is_cuda": False, "device": "cpu"}
     outcome = check.judge(h100, ranks)
     assert outcome.status == FAIL
@@ -89,7 +75,7 @@ def test_a_cpu_dressed_as_a_gpu_fails(check: Any, h100: View) -> None:
 
 @CHECKS
 def test_two_ranks_on_one_gpu_fail(check: Any, h100: View) -> None:
-    ranks = report(check)
+    ranks = entries(check)
     ranks[5]["device"] = "GPU-2"
     outcome = check.judge(h100, ranks)
     assert outcome.status == FAIL
@@ -98,21 +84,21 @@ def test_two_ranks_on_one_gpu_fail(check: Any, h100: View) -> None:
 
 @pytest.mark.parametrize("check", [ddp, all_reduce, all_reduce_bandwidth])
 def test_gloo_on_gpus_fails(check: Any, h100: View) -> None:
-    ranks = report(check)
+    ranks = entries(check)
     ranks[0]["backend"] = "gloo"
     assert check.judge(h100, ranks).status == FAIL
 
 
 @pytest.mark.parametrize("check", [ddp, all_reduce, all_reduce_bandwidth])
 def test_one_rank_alone_is_a_skip(check: Any, h100: View, cpu: View) -> None:
-    assert check.judge(h100, report(check, 1)).status == SKIP
-    assert check.judge(cpu, report(check, 1, gpu=False)).status == SKIP
+    assert check.judge(h100, entries(check, 1)).status == SKIP
+    assert check.judge(cpu, entries(check, 1, gpu=False)).status == SKIP
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "tf32", "float8"])
 @pytest.mark.parametrize(("off", "status"), [(1.0, PASS), (1.001, FAIL), (-1e-9, FAIL), (NAN, FAIL), (None, FAIL)])
 def test_a_product_may_be_off_by_its_bound_and_no_more(h100: View, dtype: str, off: float | None, status: str) -> None:
-    ranks = report(matmul)
+    ranks = entries(matmul)
     ranks[6]["errors"][dtype] = off and off * matmul.bound(dtype)
     outcome = matmul.judge(h100, ranks)
     assert outcome.status == status
@@ -121,7 +107,7 @@ def test_a_product_may_be_off_by_its_bound_and_no_more(h100: View, dtype: str, o
 
 
 def test_tf32_in_place_of_fp32_fails_and_a_missing_dtype_is_an_error(h100: View) -> None:
-    ranks = report(matmul)
+    ranks = entries(matmul)
     ranks[0]["errors"]["float32"] = ranks[0]["errors"]["tf32"]
     assert matmul.judge(h100, ranks).status == FAIL
     del ranks[0]["errors"]["float32"]
@@ -129,7 +115,7 @@ def test_tf32_in_place_of_fp32_fails_and_a_missing_dtype_is_an_error(h100: View)
 
 
 def test_a_volta_owes_no_bfloat16(h100: View) -> None:
-    ranks = report(matmul)
+    ranks = entries(matmul)
     for entry in ranks:
         entry["capability"] = [7, 0]
         del entry["errors"]["bfloat16"]
@@ -154,7 +140,7 @@ def test_a_volta_owes_no_bfloat16(h100: View) -> None:
     ],
 )
 def test_each_way_mixed_precision_is_wrong_is_named(h100: View, name: str, result: Entry, said: str) -> None:
-    ranks = report(amp)
+    ranks = entries(amp)
     ranks[4]["cases"][name] = result
     outcome = amp.judge(h100, ranks)
     assert outcome.status == FAIL
@@ -163,7 +149,7 @@ def test_each_way_mixed_precision_is_wrong_is_named(h100: View, name: str, resul
 
 
 def test_a_loss_just_within_the_tolerance_passes(h100: View) -> None:
-    ranks = report(amp)
+    ranks = entries(amp)
     ranks[4]["cases"]["training, bfloat16"]["off"] = 0.0199
     assert amp.judge(h100, ranks).status == PASS
 
@@ -171,12 +157,12 @@ def test_a_loss_just_within_the_tolerance_passes(h100: View) -> None:
 def test_fp16_is_owed_on_gpus_and_bf16_wherever_it_is_native(h100: View, cpu: View) -> None:
     half = {name: {"absent": "dtype is not supported"} for name in amp.names(gpu=True) if name.endswith(", float16")}
     brain = {name: {"absent": "bf16 is emulated"} for name in amp.names(gpu=True) if name.endswith("bfloat16")}
-    ranks, gpus = report(amp, 2, gpu=False), report(amp)
+    ranks, gpus = entries(amp, 2, gpu=False), entries(amp)
     for entry in (*ranks, *gpus):
         entry["cases"] |= half
     assert amp.judge(cpu, ranks).status == PASS
     assert amp.judge(h100, gpus).status == FAIL
-    ranks, gpus = report(amp, 2, gpu=False), report(amp)
+    ranks, gpus = entries(amp, 2, gpu=False), entries(amp)
     for entry in (*ranks, *gpus):
         entry["cases"] |= brain
     assert amp.judge(cpu, ranks).status == FAIL
@@ -188,7 +174,7 @@ def test_fp16_is_owed_on_gpus_and_bf16_wherever_it_is_native(h100: View, cpu: Vi
 
 @pytest.mark.parametrize(("error", "status"), [(1.0, PASS), (1.001, FAIL), (NAN, FAIL), (None, FAIL), (5000.0, FAIL)])
 def test_a_gradient_may_be_off_by_its_tolerance_and_no_more(h100: View, error: float, status: str) -> None:
-    ranks = report(ddp)
+    ranks = entries(ddp)
     ranks[2]["errors"][1] = error
     outcome = ddp.judge(h100, ranks)
     assert outcome.status == status
@@ -198,7 +184,7 @@ def test_a_gradient_may_be_off_by_its_tolerance_and_no_more(h100: View, error: f
 
 @pytest.mark.parametrize("moment", ["started", "ended"])
 def test_a_replica_that_drifts_is_named(h100: View, moment: str) -> None:
-    ranks = report(ddp)
+    ranks = entries(ddp)
     ranks[7][moment] = "different"
     outcome = ddp.judge(h100, ranks)
     assert outcome.status == FAIL
@@ -206,19 +192,19 @@ def test_a_replica_that_drifts_is_named(h100: View, moment: str) -> None:
 
 
 def test_of_two_ranks_that_disagree_both_are_named(cpu: View) -> None:
-    ranks = report(ddp, 2, gpu=False)
+    ranks = entries(ddp, 2, gpu=False)
     ranks[1]["ended"] = "different"
     assert ddp.judge(cpu, ranks).details["ranks"] == [0, 1]
 
 
 def test_fewer_steps_than_asked_for_are_an_error(h100: View) -> None:
-    ranks = report(ddp)
+    ranks = entries(ddp)
     ranks[1]["errors"].pop()
     assert ddp.judge(h100, ranks).status == ERROR
 
 
 def test_one_flipped_bit_is_named_by_rank_index_and_bit(h100: View) -> None:
-    ranks = report(all_reduce)
+    ranks = entries(all_reduce)
     ranks[3]["results"]["bfloat16"] = {"wrong": 1, "index": 77, "got": 13.0, "expected": 12.0, "xor": "0x8"}
     outcome = all_reduce.judge(h100, ranks)
     assert outcome.status == FAIL
@@ -228,17 +214,17 @@ def test_one_flipped_bit_is_named_by_rank_index_and_bit(h100: View) -> None:
 
 
 def test_a_sum_that_is_wrong_everywhere_says_so(h100: View) -> None:
-    ranks = report(all_reduce)
+    ranks = entries(all_reduce)
     for entry in ranks:
         entry["results"]["float32"] = {"wrong": 4, "index": 0, "got": NAN, "expected": 1.0, "xor": "0x1"}
     assert "on every rank" in all_reduce.judge(h100, ranks).summary
 
 
 def test_a_dtype_that_was_not_reduced_is_no_pass_on_gpus_and_none_of_gloos_business(h100: View, cpu: View) -> None:
-    ranks = report(all_reduce)
+    ranks = entries(all_reduce)
     ranks[0]["results"]["float16"] = {"unsupported": "Invalid scalar type"}
     assert all_reduce.judge(h100, ranks).status == ERROR
-    ranks = report(all_reduce, 2, gpu=False)
+    ranks = entries(all_reduce, 2, gpu=False)
     for entry in ranks:
         entry["results"]["float16"] = {"unsupported": "Invalid scalar type"}
     assert all_reduce.judge(cpu, ranks).status == PASS
@@ -260,7 +246,7 @@ def test_the_pattern_is_unlike_itself_at_any_distance(distance: int) -> None:
     [(425.1, PASS), (424.9, WARN), (375.1, WARN), (374.9, FAIL), (699.9, PASS), (700.1, ERROR), (NAN, ERROR)],
 )
 def test_bandwidth_of_eight_h100s_on_each_side_of_each_limit(h100: View, busbw: float, status: str) -> None:
-    ranks = report(all_reduce_bandwidth)
+    ranks = entries(all_reduce_bandwidth)
     for entry in ranks:
         entry["curve"] = curve(busbw, 8)
     outcome = all_reduce_bandwidth.judge(h100, ranks)
@@ -270,21 +256,16 @@ def test_bandwidth_of_eight_h100s_on_each_side_of_each_limit(h100: View, busbw: 
         assert "AI-benchmarking-guide" in outcome.limit.source
 
 
-def with_env(view: View, **environ: str) -> View:
-    signals = {**view.snapshot.signals, "env": Signal(environ)}
-    return dataclasses.replace(view, snapshot=dataclasses.replace(view.snapshot, signals=signals))
-
-
 def test_with_nvls_off_the_rings_own_limits_hold(h100: View) -> None:
-    ranks = report(all_reduce_bandwidth)
+    ranks = entries(all_reduce_bandwidth)
     for entry in ranks:
         entry["curve"] = curve(365.0, 8)
     assert all_reduce_bandwidth.judge(h100, ranks).status == FAIL
-    assert all_reduce_bandwidth.judge(with_env(h100, NCCL_NVLS_ENABLE="0"), ranks).status == PASS
+    assert all_reduce_bandwidth.judge(put(h100, env={"NCCL_NVLS_ENABLE": "0"}), ranks).status == PASS
 
 
 def test_fewer_gpus_have_their_own_limit(h100: View) -> None:
-    ranks = report(all_reduce_bandwidth, 4)
+    ranks = entries(all_reduce_bandwidth, 4)
     for entry in ranks:
         entry["curve"] = curve(363.0, 4)
     assert all_reduce_bandwidth.judge(h100, ranks).status == PASS
@@ -293,7 +274,7 @@ def test_fewer_gpus_have_their_own_limit(h100: View) -> None:
 @pytest.mark.parametrize("name", ["mixed", "rtx4090", "cpu"])
 def test_where_no_limit_is_known_the_figure_is_reported_and_says_so(node: Node, name: str) -> None:
     view = dataclasses.replace(node(name), mode="cpu" if name == "cpu" else "gpu")
-    ranks = report(all_reduce_bandwidth, 2, gpu=name != "cpu")
+    ranks = entries(all_reduce_bandwidth, 2, gpu=name != "cpu")
     for entry in ranks:
         entry["curve"] = curve(20.0, 2)
     outcome = all_reduce_bandwidth.judge(view, ranks)
@@ -303,13 +284,13 @@ def test_where_no_limit_is_known_the_figure_is_reported_and_says_so(node: Node, 
 
 
 def test_a_group_over_two_hosts_is_not_judged_by_one_nodes_limit(h100: View) -> None:
-    ranks = report(all_reduce_bandwidth)
+    ranks = entries(all_reduce_bandwidth)
     ranks[7]["host"] = "node2"
     assert "between hosts" in all_reduce_bandwidth.judge(h100, ranks).summary
 
 
 def test_a_curve_without_its_plateau_or_of_different_sizes_is_not_judged(h100: View) -> None:
-    ranks = report(all_reduce_bandwidth)
+    ranks = entries(all_reduce_bandwidth)
     for entry in ranks:
         entry["curve"] = entry["curve"][:-2]
     assert all_reduce_bandwidth.judge(h100, ranks).status == ERROR
@@ -318,7 +299,7 @@ def test_a_curve_without_its_plateau_or_of_different_sizes_is_not_judged(h100: V
 
 
 def test_a_wrong_sum_is_no_bandwidth(h100: View) -> None:
-    ranks = report(all_reduce_bandwidth)
+    ranks = entries(all_reduce_bandwidth)
     ranks[1]["curve"][2]["right"] = False
     outcome = all_reduce_bandwidth.judge(h100, ranks)
     assert outcome.status == FAIL
@@ -326,7 +307,7 @@ def test_a_wrong_sum_is_no_bandwidth(h100: View) -> None:
 
 
 def test_the_slowest_rank_is_in_the_curve(h100: View) -> None:
-    ranks = report(all_reduce_bandwidth)
+    ranks = entries(all_reduce_bandwidth)
     ranks[5]["curve"][6]["seconds"] *= 1.1
     assert all_reduce_bandwidth.judge(h100, ranks).details["curve"][6]["slowest_rank"] == 5
 

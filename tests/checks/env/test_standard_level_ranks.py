@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 import types
 from collections.abc import Callable
@@ -12,9 +11,9 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.env import attention, convolution, ddp_hooks, ddp_no_sync, fingerprint, fsdp, straggler
+from tests.builders import Entry, group
 
 Node = Callable[..., View]
-Entry = dict[str, Any]
 NAN = float("nan")
 DTYPES = ("float32", "float16", "bfloat16")
 MEASURED: dict[Any, Callable[[], Entry]] = {
@@ -58,52 +57,34 @@ CHECKS = pytest.mark.parametrize("check", MEASURED, ids=name_of)
 TOGETHER = pytest.mark.parametrize("check", COMMUNICATING, ids=name_of)
 
 
-def report(check: Any, world: int = 8, *, gpu: bool = True) -> list[Entry]:
-    there = {"is_cuda": True, "backend": "nccl", "capability": [9, 0], "host": "node1"}
-    here = {"is_cuda": False, "backend": "gloo", "capability": [], "host": "node1"}
-    return [
-        {
-            "rank": rank,
-            "world": world,
-            **(there if gpu else here),
-            "device": f"GPU-{rank}" if gpu else "cpu",
-            **copy.deepcopy(MEASURED[check]()),
-            **({"total": 10 * world} if check is fsdp else {}),
-        }
-        for rank in range(world)
-    ]
-
-
-@pytest.fixture
-def h100(node: Node) -> View:
-    return node("h100x8")
+def entries(check: Any, world: int = 8, *, gpu: bool = True) -> list[Entry]:
+    held = {"total": 10 * world} if check is fsdp else {}
+    return group({**MEASURED[check](), **held}, world, gpu=gpu, capability=[9, 0] if gpu else [])
 
 
 @CHECKS
 def test_the_truth_passes_on_gpus_and_on_a_cpu(check: Any, h100: View, cpu: View) -> None:
-    assert check.judge(h100, report(check)).status == PASS
-    assert check.judge(cpu, report(check, 2, gpu=False)).status == PASS
+    assert check.judge(h100, entries(check)).status == PASS
+    assert check.judge(cpu, entries(check, 2, gpu=False)).status == PASS
 
 
 @CHECKS
 def test_nothing_measured_is_an_error(check: Any, h100: View) -> None:
     assert check.judge(h100, []).status == ERROR
     assert check.judge(h100, [{} for _ in range(8)]).status == ERROR
-    measured = set(MEASURED[check]())
-    bare = [{key: value for key, value in entry.items() if key not in measured} for entry in report(check)]
-    assert check.judge(h100, bare).status == ERROR
+    assert check.judge(h100, group({})).status == ERROR
 
 
 @CHECKS
 def test_a_rank_that_died_is_an_error_naming_who_is_left(check: Any, h100: View) -> None:
-    outcome = check.judge(h100, report(check)[:5])
+    outcome = check.judge(h100, entries(check)[:5])
     assert outcome.status == ERROR
     assert "[0, 1, 2, 3, 4]" in outcome.summary
 
 
 @CHECKS
 def test_a_cpu_dressed_as_a_gpu_fails(check: Any, h100: View) -> None:
-    ranks = report(check)
+    ranks = entries(check)
     ranks[3] |= {"is_cuda": False, "device": "cpu"}
     outcome = check.judge(h100, ranks)
     assert outcome.status == FAIL
@@ -112,16 +93,16 @@ def test_a_cpu_dressed_as_a_gpu_fails(check: Any, h100: View) -> None:
 
 @TOGETHER
 def test_gloo_on_gpus_fails_and_one_rank_alone_is_a_skip(check: Any, h100: View, cpu: View) -> None:
-    ranks = report(check)
+    ranks = entries(check)
     ranks[0]["backend"] = "gloo"
     assert check.judge(h100, ranks).status == FAIL
-    assert check.judge(cpu, report(check, 1, gpu=False)).status == SKIP
+    assert check.judge(cpu, entries(check, 1, gpu=False)).status == SKIP
 
 
 @pytest.mark.parametrize("kind", ["local", "synchronised"])
 @pytest.mark.parametrize(("error", "status"), [(1.0, PASS), (1.001, FAIL), (NAN, FAIL), (None, FAIL)])
 def test_accumulated_gradients_may_be_off_by_the_tolerance(h100: View, kind: str, error: Any, status: str) -> None:
-    ranks = report(ddp_no_sync)
+    ranks = entries(ddp_no_sync)
     ranks[5][kind][1] = error
     outcome = ddp_no_sync.judge(h100, ranks)
     assert outcome.status == status
@@ -130,7 +111,7 @@ def test_accumulated_gradients_may_be_off_by_the_tolerance(h100: View, kind: str
 
 
 def test_accumulation_that_took_too_few_steps_or_drifted_is_no_pass(h100: View) -> None:
-    ranks = report(ddp_no_sync)
+    ranks = entries(ddp_no_sync)
     ranks[3]["ended"] = "b"
     outcome = ddp_no_sync.judge(h100, ranks)
     assert (outcome.status, outcome.details["ranks"]) == (FAIL, [3])
@@ -141,7 +122,7 @@ def test_accumulation_that_took_too_few_steps_or_drifted_is_no_pass(h100: View) 
 @pytest.mark.parametrize("hook", ddp_hooks.HOOKS)
 @pytest.mark.parametrize(("off", "status"), [(1.0, PASS), (1.001, FAIL), (NAN, FAIL), (None, FAIL)])
 def test_a_hook_may_round_and_no_more(h100: View, hook: str, off: float | None, status: str) -> None:
-    ranks = report(ddp_hooks)
+    ranks = entries(ddp_hooks)
     ranks[7]["runs"][hook]["errors"][2] = off and off * ddp_hooks.bound(hook, 8).value
     outcome = ddp_hooks.judge(h100, ranks)
     assert outcome.status == status
@@ -151,14 +132,14 @@ def test_a_hook_may_round_and_no_more(h100: View, hook: str, off: float | None, 
 
 @pytest.mark.parametrize("compression", [1.0, 0.5, NAN, None])
 def test_a_powersgd_that_compresses_nothing_fails(h100: View, compression: float | None) -> None:
-    ranks = report(ddp_hooks)
+    ranks = entries(ddp_hooks)
     ranks[2]["runs"]["powersgd"]["compression"] = compression
     outcome = ddp_hooks.judge(h100, ranks)
     assert (outcome.status, outcome.details["rank"]) == (FAIL, 2)
 
 
 def test_replicas_that_a_hook_leaves_apart_are_named(h100: View) -> None:
-    ranks = report(ddp_hooks)
+    ranks = entries(ddp_hooks)
     ranks[4]["runs"]["fp16"]["ended"] = "b"
     outcome = ddp_hooks.judge(h100, ranks)
     assert (outcome.status, outcome.details["ranks"]) == (FAIL, [4])
@@ -166,7 +147,7 @@ def test_replicas_that_a_hook_leaves_apart_are_named(h100: View) -> None:
 
 
 def test_a_hook_no_rank_has_is_named_and_one_that_some_lack_is_no_pass(cpu: View) -> None:
-    ranks = report(ddp_hooks, 2, gpu=False)
+    ranks = entries(ddp_hooks, 2, gpu=False)
     for entry in ranks:
         entry["runs"]["bf16"] = {"unsupported": "TypeError: needs NCCL"}
     outcome = ddp_hooks.judge(cpu, ranks)
@@ -187,7 +168,7 @@ def test_a_hook_no_rank_has_is_named_and_one_that_some_lack_is_no_pass(cpu: View
 @pytest.mark.parametrize("part", convolution.PARTS)
 @pytest.mark.parametrize(("off", "status"), [(1.0, PASS), (1.001, FAIL), (NAN, FAIL), (None, FAIL)])
 def test_a_convolution_may_be_off_by_its_bound(h100: View, dtype: str, part: str, off: Any, status: str) -> None:
-    ranks = report(convolution)
+    ranks = entries(convolution)
     ranks[6]["errors"][dtype][part] = off and off * convolution.limit(dtype).value
     outcome = convolution.judge(h100, ranks)
     assert outcome.status == status
@@ -196,7 +177,7 @@ def test_a_convolution_may_be_off_by_its_bound(h100: View, dtype: str, part: str
 
 
 def test_a_convolution_that_was_not_made_or_not_by_cudnn_is_no_pass(h100: View) -> None:
-    ranks = report(convolution)
+    ranks = entries(convolution)
     del ranks[2]["errors"]["bfloat16"]["weight gradient"]
     assert convolution.judge(h100, ranks).status == ERROR
     ranks[0]["cudnn"] = False
@@ -206,7 +187,7 @@ def test_a_convolution_that_was_not_made_or_not_by_cudnn_is_no_pass(h100: View) 
 @pytest.mark.parametrize("kernel", ["math float32", "flash bfloat16", "flash float16"])
 @pytest.mark.parametrize(("off", "status"), [(1.0, PASS), (1.001, FAIL), (NAN, FAIL), (None, FAIL)])
 def test_attention_may_be_off_by_its_bound(h100: View, kernel: str, off: float | None, status: str) -> None:
-    ranks = report(attention)
+    ranks = entries(attention)
     ranks[1]["errors"][kernel] = off and off * attention.limit(kernel.split()[1]).value
     outcome = attention.judge(h100, ranks)
     assert outcome.status == status
@@ -215,14 +196,14 @@ def test_attention_may_be_off_by_its_bound(h100: View, kernel: str, off: float |
 
 
 def test_an_absent_kernel_is_named_and_an_absent_math_backend_is_no_pass(h100: View) -> None:
-    ranks = report(attention)
+    ranks = entries(attention)
     assert "not here: memory-efficient, cudnn" in attention.judge(h100, ranks).summary
     del ranks[3]["errors"]["math float16"]
     assert attention.judge(h100, ranks).status == ERROR
 
 
 def test_a_kernel_that_crashes_is_a_failure_that_quotes_it(h100: View) -> None:
-    ranks = report(attention)
+    ranks = entries(attention)
     ranks[2]["raised"] = {"flash float16, causal": "RuntimeError: CUDA error: an illegal memory access was encountered"}
     outcome = attention.judge(h100, ranks)
     assert outcome.status == FAIL
@@ -230,13 +211,13 @@ def test_a_kernel_that_crashes_is_a_failure_that_quotes_it(h100: View) -> None:
 
 
 def test_a_torch_that_cannot_choose_a_backend_is_a_skip(h100: View) -> None:
-    ranks = [{**entry, "unsupported": "torch 2.2 cannot"} for entry in report(attention)]
+    ranks = [{**entry, "unsupported": "torch 2.2 cannot"} for entry in entries(attention)]
     outcome = attention.judge(h100, ranks)
     assert (outcome.status, outcome.summary) == (SKIP, "torch 2.2 cannot")
 
 
 def test_bits_that_differ_once_or_always_name_their_gpu(h100: View) -> None:
-    ranks = report(fingerprint)
+    ranks = entries(fingerprint)
     ranks[5]["digests"] = ["a", "b", "a"]
     assert "rank 5 on GPU-5: repeats [1]" in fingerprint.judge(h100, ranks).summary
     ranks[5]["digests"] = ["b", "b", "b"]
@@ -248,7 +229,7 @@ def test_bits_that_differ_once_or_always_name_their_gpu(h100: View) -> None:
 
 
 def test_a_fingerprint_names_every_rank_and_the_same_bits_may_be_wrong(h100: View) -> None:
-    ranks = report(fingerprint)
+    ranks = entries(fingerprint)
     ranks[1]["digests"] = ["a", "a", "b"]
     ranks[3]["errors"] = {"float32": 0.5, "float16": NAN}
     ranks[4]["errors"] = {}
@@ -266,7 +247,7 @@ def test_a_fingerprint_names_every_rank_and_the_same_bits_may_be_wrong(h100: Vie
 
 @pytest.mark.parametrize("digests", [[], ["a"], ["a", "a"], ["a", "a", None], ["a", "a", ""]])
 def test_a_fingerprint_of_too_few_repeats_is_no_pass(h100: View, digests: list[Any]) -> None:
-    ranks = report(fingerprint)
+    ranks = entries(fingerprint)
     ranks[4]["digests"] = digests
     assert fingerprint.judge(h100, ranks).status == ERROR
 
@@ -274,7 +255,7 @@ def test_a_fingerprint_of_too_few_repeats_is_no_pass(h100: View, digests: list[A
 @pytest.mark.parametrize("kind", ["errors", "gathered"])
 @pytest.mark.parametrize(("error", "status"), [(1e-5, PASS), (1.1e-5, FAIL), (NAN, FAIL), (None, FAIL)])
 def test_sharded_weights_may_be_off_by_rounding(h100: View, kind: str, error: float | None, status: str) -> None:
-    ranks = report(fsdp)
+    ranks = entries(fsdp)
     ranks[3][kind] = [1e-8, error]
     outcome = fsdp.judge(h100, ranks)
     assert outcome.status == status
@@ -283,11 +264,11 @@ def test_sharded_weights_may_be_off_by_rounding(h100: View, kind: str, error: fl
 
 
 def test_weights_that_were_never_sharded_or_are_gathered_apart_fail(h100: View) -> None:
-    ranks = report(fsdp)
+    ranks = entries(fsdp)
     for entry in ranks:
         entry["held"] = entry["total"]
     assert "they were not sharded" in fsdp.judge(h100, ranks).summary
-    ranks = report(fsdp)
+    ranks = entries(fsdp)
     ranks[6]["held"] = None
     assert fsdp.judge(h100, ranks).status == FAIL
     ranks[6] |= {"held": 10, "ended": "b"}
@@ -297,7 +278,7 @@ def test_weights_that_were_never_sharded_or_are_gathered_apart_fail(h100: View) 
 
 @pytest.mark.parametrize("result", [{"off": 0.021}, {"raised": "DistBackendError: NCCL"}, {"off": NAN}])
 def test_a_variant_of_sharding_that_trains_otherwise_fails(h100: View, result: Entry) -> None:
-    ranks = report(fsdp)
+    ranks = entries(fsdp)
     ranks[2]["cases"]["bf16 policy"] = result
     outcome = fsdp.judge(h100, ranks)
     assert outcome.status == FAIL
@@ -305,7 +286,7 @@ def test_a_variant_of_sharding_that_trains_otherwise_fails(h100: View, result: E
 
 
 def test_a_torch_without_fsdp2_is_a_skip_and_too_few_steps_are_no_pass(h100: View) -> None:
-    ranks = report(fsdp)
+    ranks = entries(fsdp)
     ranks[1]["losses"].pop()
     assert fsdp.judge(h100, ranks).status == ERROR
     ranks = [{**entry, "unsupported": "torch 1.13 has no FSDP2"} for entry in ranks]
@@ -327,7 +308,7 @@ def test_a_slow_rank_is_named_on_each_side_of_the_limits(
     h100: View, cpu: View, ratio: float, on_gpus: str, on_a_cpu: str
 ) -> None:
     for view, gpu, status in ((h100, True, on_gpus), (cpu, False, on_a_cpu)):
-        ranks = report(straggler, 8 if gpu else 2, gpu=gpu)
+        ranks = entries(straggler, 8 if gpu else 2, gpu=gpu)
         ranks[1]["products"]["median"] = 0.001 * ratio
         outcome = straggler.judge(view, ranks)
         assert outcome.status == status
@@ -341,33 +322,33 @@ def test_a_slow_rank_is_named_on_each_side_of_the_limits(
 @pytest.mark.parametrize("name", ["median", "p95", "shortest"])
 @pytest.mark.parametrize("seconds", [0.0, -1.0, NAN, None])
 def test_a_time_that_is_none_is_no_pass(h100: View, name: str, seconds: float | None) -> None:
-    ranks = report(straggler)
+    ranks = entries(straggler)
     ranks[2]["products"][name] = seconds
     assert straggler.judge(h100, ranks).status == ERROR
 
 
 @pytest.mark.parametrize("at", [[], None, [1.0, 2.0], [10.0, NAN, 12.0]])
 def test_meetings_that_nobody_timed_are_no_pass(h100: View, at: Any) -> None:
-    ranks = report(straggler)
+    ranks = entries(straggler)
     ranks[2]["joined"]["at"] = at
     assert straggler.judge(h100, ranks).status == ERROR
 
 
 @pytest.mark.parametrize(("late", "status"), [(0.0029, PASS), (0.0031, FAIL), (0.03, FAIL)])
 def test_a_gpu_s_rank_that_joins_late_is_named(h100: View, cpu: View, late: float, status: str) -> None:
-    ranks = report(straggler)
+    ranks = entries(straggler)
     ranks[3]["joined"]["at"] = [at + late for at in ranks[3]["joined"]["at"]]
     outcome = straggler.judge(h100, ranks)
     assert (outcome.status, outcome.remeasure) == (status, status == FAIL)
     if status == FAIL:
         assert "rank 3 (GPU-3 of node1) joins collectives" in outcome.summary
-    here = report(straggler, 2, gpu=False)
+    here = entries(straggler, 2, gpu=False)
     here[1]["joined"]["at"] = [at + late for at in here[1]["joined"]["at"]]
     assert straggler.judge(cpu, here).status == (WARN if late > 0.015 else PASS)
 
 
 def test_every_slow_rank_is_a_finding_and_late_rounds_count_on_gpus(h100: View) -> None:
-    ranks = report(straggler)
+    ranks = entries(straggler)
     ranks[2]["products"]["p95"] = 0.021
     ranks[5]["products"]["median"] = 0.002
     ranks[6]["joined"]["slept"] = 0.03
@@ -378,7 +359,7 @@ def test_every_slow_rank_is_a_finding_and_late_rounds_count_on_gpus(h100: View) 
 
 @pytest.mark.parametrize(("slept", "status"), [(0.0002, PASS), (0.0003, FAIL), (0.002, FAIL)])
 def test_a_rank_that_sleeps_in_its_products_fails_on_a_cpu_too(cpu: View, slept: float, status: str) -> None:
-    ranks = report(straggler, 2, gpu=False)
+    ranks = entries(straggler, 2, gpu=False)
     ranks[1]["products"]["slept"] = slept
     outcome = straggler.judge(cpu, ranks)
     assert outcome.status == status
@@ -386,7 +367,7 @@ def test_a_rank_that_sleeps_in_its_products_fails_on_a_cpu_too(cpu: View, slept:
 
 
 def test_a_wrong_sum_is_final(cpu: View) -> None:
-    ranks = report(straggler, 2, gpu=False)
+    ranks = entries(straggler, 2, gpu=False)
     ranks[1]["wrong"] = 1
     outcome = straggler.judge(cpu, ranks)
     assert (outcome.status, outcome.remeasure, outcome.culprit[:6]) == (FAIL, False, "rank 1")

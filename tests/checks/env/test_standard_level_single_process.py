@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +9,9 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
 from envcheck.checks.env import checkpoint, compiled, dataloader
+from tests.builders import Entry, group
 
 Node = Callable[..., View]
-Entry = dict[str, Any]
 NAN = float("nan")
 LOSSES = [1.0, 0.9, 0.8, 0.7]
 STATE = {f"optimizer.{index}.{name}": "a" for index in range(6) for name in ("exp_avg", "exp_avg_sq")}
@@ -40,28 +39,27 @@ MEASURED: dict[Any, Entry] = {
 CHECKS = pytest.mark.parametrize("check", MEASURED, ids=lambda check: check.__name__.rpartition(".")[2])
 
 
-def report(check: Any, *, gpu: bool = False, **changes: Any) -> list[Entry]:
-    where = {"rank": 0, "world": 1, "host": "node1", "is_cuda": gpu, "device": "GPU-0" if gpu else "cpu"}
-    return [{**where, "backend": None, **copy.deepcopy(MEASURED[check]), **changes}]
+def entries(check: Any, *, gpu: bool = False, **changes: Any) -> list[Entry]:
+    return group({**MEASURED[check], **changes}, 1, gpu=gpu, backend=None)
 
 
 @CHECKS
 def test_the_truth_passes_on_a_gpu_and_on_a_cpu(check: Any, node: Node, cpu: View) -> None:
-    assert check.judge(node("h100x8"), report(check, gpu=True)).status == PASS
-    assert check.judge(cpu, report(check)).status == PASS
+    assert check.judge(node("h100x8"), entries(check, gpu=True)).status == PASS
+    assert check.judge(cpu, entries(check)).status == PASS
 
 
 @CHECKS
 def test_nothing_measured_is_an_error(check: Any, cpu: View) -> None:
     assert check.judge(cpu, []).status == ERROR
     assert check.judge(cpu, [{}]).status == ERROR
-    bare = {key: value for key, value in report(check)[0].items() if key not in MEASURED[check]}
+    bare = {key: value for key, value in entries(check)[0].items() if key not in MEASURED[check]}
     assert check.judge(cpu, [bare]).status == ERROR
 
 
 @CHECKS
 def test_a_cpu_dressed_as_a_gpu_fails(check: Any, node: Node) -> None:
-    outcome = check.judge(node("h100x8"), report(check))
+    outcome = check.judge(node("h100x8"), entries(check))
     assert outcome.status == FAIL
     assert "rank 0 computed on cpu" in outcome.summary
 
@@ -93,7 +91,7 @@ def test_a_cpu_dressed_as_a_gpu_fails(check: Any, node: Node) -> None:
     ],
 )
 def test_each_way_a_checkpoint_lies_is_named(cpu: View, changes: Entry, status: str, said: str) -> None:
-    outcome = checkpoint.judge(cpu, report(checkpoint, **changes))
+    outcome = checkpoint.judge(cpu, entries(checkpoint, **changes))
     assert outcome.status == status
     assert said in outcome.summary
 
@@ -114,7 +112,7 @@ def test_each_way_a_checkpoint_lies_is_named(cpu: View, changes: Entry, status: 
     ],
 )
 def test_each_way_a_loader_lies_is_named(cpu: View, changes: Entry, status: str, said: str) -> None:
-    outcome = dataloader.judge(cpu, report(dataloader, **changes))
+    outcome = dataloader.judge(cpu, entries(dataloader, **changes))
     assert outcome.status == status
     assert said in outcome.summary
 
@@ -134,6 +132,6 @@ def test_each_way_a_loader_lies_is_named(cpu: View, changes: Entry, status: str,
     ],
 )
 def test_each_way_a_compiler_fails_is_named(cpu: View, changes: Entry, status: str, said: str) -> None:
-    outcome = compiled.judge(cpu, report(compiled, **changes))
+    outcome = compiled.judge(cpu, entries(compiled, **changes))
     assert outcome.status == status
     assert said in outcome.summary

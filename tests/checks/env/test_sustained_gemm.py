@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,27 +9,18 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.env import sustained_gemm
+from tests.builders import H100, Entry, group
 
 Node = Callable[..., View]
-Entry = dict[str, Any]
 NAN = float("nan")
 SAMPLE = {"clock": 1700, "power": 690.0, "temperature": 65, "reasons": ["software power cap"], "utilization": 100}
 
 
-def report(view: View, **changes: Any) -> list[Entry]:
-    where = {"world": len(view.snapshot.gpus), "host": "node1", "is_cuda": True, "backend": None}
-    where |= {"name": "NVIDIA H100 80GB HBM3", "dtype": "bfloat16", "interval": 1.0, "error": 1e-3}
+def entries(view: View, **changes: Any) -> list[Entry]:
     points = [{"at": float(at), "tflops": 700.0, "wrong": 0} for at in range(65)]
     load: Entry = {"samples": [{"at": float(at), **SAMPLE} for at in range(64)], "unread": None, "not_offered": {}}
-    return [
-        {"rank": rank, "device": gpu.uuid, **where, **copy.deepcopy({"points": points, "load": load, **changes})}
-        for rank, gpu in enumerate(view.snapshot.gpus)
-    ]
-
-
-@pytest.fixture
-def h100(node: Node) -> View:
-    return node("h100x8")
+    measured = {"name": H100, "dtype": "bfloat16", "interval": 1.0, "error": 1e-3, "points": points, "load": load}
+    return group({**measured, **changes}, view=view, backend=None)
 
 
 def test_it_lasts_for_minutes_is_sampled_each_second_and_ends_within_its_limit() -> None:
@@ -39,7 +29,7 @@ def test_it_lasts_for_minutes_is_sampled_each_second_and_ends_within_its_limit()
 
 
 def test_speed_kept_passes_with_what_the_gpu_went_through(h100: View) -> None:
-    outcome = sustained_gemm.judge(h100, report(h100))
+    outcome = sustained_gemm.judge(h100, entries(h100))
     assert outcome.status == PASS
     assert outcome.value == 1.0
     for said in ("8 GPU(s), bfloat16: 700 TFLOP/s", "1700 to 1700 MHz", "690 W", "up to 65 C", "at its power limit"):
@@ -50,7 +40,7 @@ def test_speed_kept_passes_with_what_the_gpu_went_through(h100: View) -> None:
     ("share", "status"), [(0.951, PASS), (0.949, WARN), (0.901, WARN), (0.899, FAIL), (0.01, FAIL)]
 )
 def test_speed_lost_under_way_names_the_gpu(h100: View, share: float, status: str) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     for entry in ranks:
         for point in entry["points"][40:]:
             point["tflops"] *= share if entry["rank"] == 3 else 1
@@ -64,7 +54,7 @@ def test_speed_lost_under_way_names_the_gpu(h100: View, share: float, status: st
 
 
 def test_what_a_cold_gpu_does_better_is_no_loss(h100: View) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     for entry in ranks:
         for point in entry["points"][:8]:
             point["tflops"] = 900.0
@@ -78,7 +68,7 @@ def test_what_a_cold_gpu_does_better_is_no_loss(h100: View) -> None:
 def test_a_fall_in_the_first_seconds_and_a_speed_below_the_model_s_floor_are_findings(
     h100: View, first: float, then: float, status: str
 ) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     for entry in (ranks[2], ranks[4]):
         for index, point in enumerate(entry["points"]):
             point["tflops"] = first if index < 3 else then
@@ -91,7 +81,7 @@ def test_a_fall_in_the_first_seconds_and_a_speed_below_the_model_s_floor_are_fin
 
 
 def test_a_gpu_that_is_behind_all_along_is_named(h100: View) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     for point in ranks[5]["points"]:
         point["tflops"] *= 0.89
     outcome = sustained_gemm.judge(h100, ranks)
@@ -102,7 +92,7 @@ def test_a_gpu_that_is_behind_all_along_is_named(h100: View) -> None:
     "reason", ["hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake"]
 )
 def test_each_fault_among_the_reasons_fails(h100: View, reason: str) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[6]["load"]["samples"][30]["reasons"] = [reason]
     outcome = sustained_gemm.judge(h100, ranks)
     assert outcome.status == FAIL
@@ -114,7 +104,7 @@ def test_each_fault_among_the_reasons_fails(h100: View, reason: str) -> None:
     [("applications clocks", "clocks that somebody set"), ("software power cap", "at its power limit"), ("idle", "")],
 )
 def test_a_cap_is_named_and_is_no_fault(h100: View, reason: str, said: str) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     for entry in ranks:
         for sample in entry["load"]["samples"]:
             sample["reasons"] = [reason]
@@ -125,7 +115,7 @@ def test_a_cap_is_named_and_is_no_fault(h100: View, reason: str, said: str) -> N
 
 @pytest.mark.parametrize("error", [0.0101, NAN, -0.1])
 def test_a_reference_that_is_no_product_fails(h100: View, error: Any) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[4]["error"] = error
     outcome = sustained_gemm.judge(h100, ranks)
     assert (outcome.status, outcome.culprit[:6]) == (FAIL, "rank 4")
@@ -133,7 +123,7 @@ def test_a_reference_that_is_no_product_fails(h100: View, error: Any) -> None:
 
 
 def test_products_without_a_reference_are_undetermined(h100: View) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     del ranks[4]["error"]
     outcome = sustained_gemm.judge(h100, ranks)
     assert (outcome.status, outcome.culprit[:6]) == (ERROR, "rank 4")
@@ -141,7 +131,7 @@ def test_products_without_a_reference_are_undetermined(h100: View) -> None:
 
 @pytest.mark.parametrize("wrong", [1, None, NAN, "0"])
 def test_other_bits_fail_naming_when(h100: View, wrong: Any) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[2]["points"][50]["wrong"] = wrong
     outcome = sustained_gemm.judge(h100, ranks)
     assert outcome.status == FAIL
@@ -151,37 +141,37 @@ def test_other_bits_fail_naming_when(h100: View, wrong: Any) -> None:
 
 @pytest.mark.parametrize(("samples", "status"), [(32, PASS), (31, ERROR), (0, ERROR)])
 def test_samples_that_are_missing_are_an_error(h100: View, samples: int, status: str) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     del ranks[7]["load"]["samples"][samples:]
     assert sustained_gemm.judge(h100, ranks).status == status
 
 
 @pytest.mark.parametrize("load", [{"unread": "NVML: GPU is lost", "samples": []}, {}, None])
 def test_a_gpu_nobody_could_watch_is_an_error(h100: View, load: Any) -> None:
-    assert sustained_gemm.judge(h100, report(h100, load=load)).status == ERROR
+    assert sustained_gemm.judge(h100, entries(h100, load=load)).status == ERROR
 
 
 @pytest.mark.parametrize("tflops", [NAN, 0.0, -1.0, None, float("inf"), "700"])
 def test_a_point_that_is_no_speed_is_an_error(h100: View, tflops: Any) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[1]["points"][9]["tflops"] = tflops
     assert sustained_gemm.judge(h100, ranks).status == ERROR
 
 
 @pytest.mark.parametrize("points", [[], None, [{"at": 1.0, "tflops": 700.0, "wrong": 0}] * 5])
 def test_a_load_too_short_is_an_error(h100: View, points: Any) -> None:
-    assert sustained_gemm.judge(h100, report(h100, points=points)).status == ERROR
+    assert sustained_gemm.judge(h100, entries(h100, points=points)).status == ERROR
     assert sustained_gemm.judge(h100, []).status == ERROR
 
 
 def test_what_a_gpu_never_tells_is_said_and_no_fault(h100: View) -> None:
     quiet = {"samples": [{"at": float(at)} for at in range(64)], "unread": None, "not_offered": {"power": "no"}}
-    outcome = sustained_gemm.judge(h100, report(h100, load=quiet))
+    outcome = sustained_gemm.judge(h100, entries(h100, load=quiet))
     assert outcome.status == PASS
     assert "not told by this GPU: power" in outcome.summary
 
 
 def test_a_cpu_dressed_as_a_gpu_fails(h100: View) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[0] |= {"is_cuda": False, "device": "cpu"}
     assert sustained_gemm.judge(h100, ranks).status == FAIL

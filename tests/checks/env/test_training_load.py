@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +9,9 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.env import training_load
+from tests.builders import Entry, group
 
 Node = Callable[..., View]
-Entry = dict[str, Any]
 NAN = float("nan")
 GIB = 1 << 30
 SAMPLE = {"clock": 1900, "power": 600.0, "temperature": 60, "reasons": [], "utilization": 98}
@@ -27,21 +26,12 @@ TOLD = {
 }
 
 
-def report(view: View, **changes: Any) -> list[Entry]:
-    where = {"world": len(view.snapshot.gpus), "host": "node1", "is_cuda": True, "backend": "nccl"}
-    return [
-        {"rank": rank, "device": gpu.uuid, **where, **copy.deepcopy({**TOLD, **changes})}
-        for rank, gpu in enumerate(view.snapshot.gpus)
-    ]
-
-
-@pytest.fixture
-def h100(node: Node) -> View:
-    return node("h100x8")
+def entries(view: View, **changes: Any) -> list[Entry]:
+    return group({**TOLD, **changes}, view=view)
 
 
 def test_a_training_is_told_and_not_judged(h100: View) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[2]["load"]["samples"] = [{**SAMPLE, "utilization": 40}] * 19
     ranks[3]["peak"] = 70 * GIB
     ranks[4]["load"]["samples"] = [{**SAMPLE, "power": 699.0}] * 19
@@ -55,7 +45,7 @@ def test_a_training_is_told_and_not_judged(h100: View) -> None:
 
 @pytest.mark.parametrize("reason", ["hardware slowdown", "hardware thermal slowdown", "power brake"])
 def test_a_gpu_that_slows_itself_down_is_named(h100: View, reason: str) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[6]["load"]["samples"] = [*ranks[6]["load"]["samples"], {**SAMPLE, "reasons": [reason]}]
     outcome = training_load.judge(h100, ranks)
     assert outcome.status == WARN
@@ -65,60 +55,60 @@ def test_a_gpu_that_slows_itself_down_is_named(h100: View, reason: str) -> None:
 
 @pytest.mark.parametrize(("busy", "status"), [(0, ERROR), (1, PASS)])
 def test_a_gpu_that_was_idle_all_the_while_did_not_train(h100: View, busy: int, status: str) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[1]["load"]["samples"] = [{**SAMPLE, "utilization": 0}] * 18 + [{**SAMPLE, "utilization": busy}]
     assert training_load.judge(h100, ranks).status == status
 
 
 @pytest.mark.parametrize(("samples", "status"), [(10, PASS), (9, ERROR), (0, ERROR)])
 def test_samples_that_are_missing_are_an_error(h100: View, samples: int, status: str) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     del ranks[7]["load"]["samples"][samples:]
     assert training_load.judge(h100, ranks).status == status
 
 
 @pytest.mark.parametrize("load", [{"unread": "NVML: GPU is lost", "samples": [SAMPLE] * 19}, {}, None])
 def test_a_gpu_nobody_could_watch_is_an_error(h100: View, load: Any) -> None:
-    assert training_load.judge(h100, report(h100, load=load)).status == ERROR
+    assert training_load.judge(h100, entries(h100, load=load)).status == ERROR
 
 
 @pytest.mark.parametrize("name", ["steps_per_second", "lasted", "peak", "total"])
 @pytest.mark.parametrize("value", [0, -1, None, NAN, "5", True])
 def test_a_number_that_is_none_is_an_error(h100: View, name: str, value: Any) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     ranks[5][name] = value
     assert training_load.judge(h100, ranks).status == ERROR
 
 
 def test_more_memory_than_there_is_is_an_error(h100: View) -> None:
-    assert training_load.judge(h100, report(h100, peak=80 * GIB + 1)).status == ERROR
-    assert training_load.judge(h100, report(h100, peak=80 * GIB)).status == PASS
+    assert training_load.judge(h100, entries(h100, peak=80 * GIB + 1)).status == ERROR
+    assert training_load.judge(h100, entries(h100, peak=80 * GIB)).status == PASS
 
 
 @pytest.mark.parametrize(
     ("losses", "status"), [([1.0, NAN], FAIL), ([None, 1.0], FAIL), ([], ERROR), (None, ERROR), ([1.0], ERROR)]
 )
 def test_a_loss_that_is_none_never_passes(h100: View, losses: Any, status: str) -> None:
-    assert training_load.judge(h100, report(h100, losses=losses)).status == status
+    assert training_load.judge(h100, entries(h100, losses=losses)).status == status
     assert training_load.judge(h100, []).status == ERROR
 
 
 def test_a_slice_that_tells_neither_utilisation_nor_power_passes_and_says_so(h100: View) -> None:
     quiet = {"samples": [{"at": 0.3}] * 19, "unread": None, "not_offered": {"utilization": "NVML: Not Supported"}}
-    outcome = training_load.judge(h100, report(h100, load=quiet))
+    outcome = training_load.judge(h100, entries(h100, load=quiet))
     assert (outcome.status, outcome.value) == (PASS, None)
     assert "utilisation not told by this GPU" in outcome.summary
 
 
 def test_gloo_and_cpus_are_no_training_on_gpus(h100: View) -> None:
-    assert training_load.judge(h100, report(h100, backend="gloo")).status == FAIL
-    ranks = report(h100)
+    assert training_load.judge(h100, entries(h100, backend="gloo")).status == FAIL
+    ranks = entries(h100)
     ranks[0] |= {"is_cuda": False, "device": "cpu"}
     assert training_load.judge(h100, ranks).status == FAIL
 
 
 def test_every_gpu_with_a_fault_is_a_finding(h100: View) -> None:
-    ranks = report(h100)
+    ranks = entries(h100)
     for rank in (2, 6):
         ranks[rank]["load"]["samples"] = [{**SAMPLE, "reasons": ["power brake"]}] * 19
     ranks[4]["losses"] = [1.0, NAN]

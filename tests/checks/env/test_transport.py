@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.env import transport
 from envcheck.checks.env.support.collectives import nccl_log, transports
+from tests.builders import Entry, group
 
 Node = Callable[..., View]
 Put = Callable[..., View]
@@ -213,22 +214,18 @@ SWITCH = (
 RING = "AllReduce: 268435456 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}\n"
 
 
-def report(world: int, way: str, said: str = SWITCH, odd: dict[tuple[int, int], str] | None = None) -> list[Any]:
+def entries(world: int, way: str, said: str = SWITCH, odd: dict[tuple[int, int], str] | None = None) -> list[Entry]:
     """Return ranks each of which connected to every other by `way`, but for the odd pairs."""
-    entries = []
-    for rank in range(world):
-        log = said + "".join(
-            line(rank, peer, (odd or {}).get((min(rank, peer), max(rank, peer)), way))
-            for peer in range(world)
-            if peer != rank
-        )
-        here = {"rank": rank, "world": world, "host": "node1", "is_cuda": True, "device": f"GPU-{rank}"}
-        entries.append({**here, "backend": "nccl", "nccl": nccl_log.parse(log)})
-    return entries
+
+    def measured(rank: int) -> Entry:
+        ways = {peer: (odd or {}).get((min(rank, peer), max(rank, peer)), way) for peer in range(world) if peer != rank}
+        return {"nccl": nccl_log.parse(said + "".join(line(rank, peer, each) for peer, each in ways.items()))}
+
+    return group(measured, world)
 
 
 def test_eight_gpus_over_nvlink_and_nvls_pass(node: Node) -> None:
-    outcome = transport.judge(node("h100x8"), report(8, "P2P/CUMEM"))
+    outcome = transport.judge(node("h100x8"), entries(8, "P2P/CUMEM"))
     assert (outcome.status, outcome.value) == (PASS, 0)
     assert outcome.summary == "8 ranks over NVLS, P2P/CUMEM"
     assert outcome.details["algorithms"] == {"AllReduce": "NVLS"}
@@ -237,7 +234,7 @@ def test_eight_gpus_over_nvlink_and_nvls_pass(node: Node) -> None:
 @pytest.mark.parametrize("way", ["SHM/direct/direct", "NET/Socket/0", "NET/IB/0/GDRDMA"])
 @pytest.mark.parametrize("name", ["h100x8", "a100x8"])
 def test_a_pair_that_goes_round_its_nvlink_is_named(node: Node, name: str, way: str) -> None:
-    outcome = transport.judge(node(name), report(8, "P2P/CUMEM", odd={(2, 5): way}))
+    outcome = transport.judge(node(name), entries(8, "P2P/CUMEM", odd={(2, 5): way}))
     assert (outcome.status, outcome.value) == (WARN, 1)
     assert f"ranks 2-5 talk over {'/'.join(way.split('/')[:2])}; they have a faster link" in outcome.summary
     assert outcome.remedy
@@ -245,7 +242,7 @@ def test_a_pair_that_goes_round_its_nvlink_is_named(node: Node, name: str, way: 
 
 def test_the_setting_that_did_it_is_named(node: Node) -> None:
     said = "node1:1:2 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1.\n" + MULTICAST
-    outcome = transport.judge(node("h100x8"), report(8, "SHM/direct/direct", said))
+    outcome = transport.judge(node("h100x8"), entries(8, "SHM/direct/direct", said))
     assert (outcome.status, outcome.value) == (WARN, 28)
     assert "0-1, 0-2" in outcome.summary
     assert "and 20 more talk over SHM/direct (NCCL_P2P_DISABLE=1)" in outcome.summary
@@ -254,8 +251,8 @@ def test_the_setting_that_did_it_is_named(node: Node) -> None:
 def test_bridged_pairs_may_use_the_hosts_memory_to_others_but_not_to_their_own(node: Node, put_gpu: Put) -> None:
     bridged = put_gpu(node("a100x8"), range(8), name="NVIDIA A100 80GB PCIe")
     pairs = {(a, b): "SHM/direct/direct" for a in range(8) for b in range(a + 1, 8) if a // 2 != b // 2}
-    assert transport.judge(bridged, report(8, "P2P/CUMEM", RING, pairs)).status == PASS
-    assert transport.judge(bridged, report(8, "SHM/direct/direct", RING)).status == WARN
+    assert transport.judge(bridged, entries(8, "P2P/CUMEM", RING, pairs)).status == PASS
+    assert transport.judge(bridged, entries(8, "SHM/direct/direct", RING)).status == WARN
 
 
 def test_what_nvml_shows_between_two_gpus_decides_which_of_them_go_round(node: Node, put: Put, put_gpu: Put) -> None:
@@ -267,7 +264,7 @@ def test_what_nvml_shows_between_two_gpus_decides_which_of_them_go_round(node: N
         for b in range(a + 1, 8)
     ]
     view = put(bridged, gpu__p2p=matrix)
-    ranks = report(8, "P2P/CUMEM", RING, {(a, b): "SHM/direct/direct" for a in range(8) for b in range(a + 1, 8)})
+    ranks = entries(8, "P2P/CUMEM", RING, {(a, b): "SHM/direct/direct" for a in range(8) for b in range(a + 1, 8)})
     for entry in ranks:
         entry["device"] = ends[entry["rank"]]
     outcome = transport.judge(view, ranks)
@@ -279,11 +276,11 @@ def test_what_nvml_shows_between_two_gpus_decides_which_of_them_go_round(node: N
 def test_gpus_without_nvlink_may_use_what_they_have_but_not_sockets_within_a_host(
     node: Node, way: str, status: str
 ) -> None:
-    assert transport.judge(node("mixed"), report(2, way, RING)).status == status
+    assert transport.judge(node("mixed"), entries(2, way, RING)).status == status
 
 
 def test_ranks_of_two_hosts_talk_over_the_network(node: Node) -> None:
-    ranks = report(2, "NET/Socket/0", RING)
+    ranks = entries(2, "NET/Socket/0", RING)
     ranks[1]["host"] = "node2"
     assert transport.judge(node("mixed"), ranks).status == PASS
 
@@ -305,26 +302,26 @@ def test_ranks_of_two_hosts_talk_over_the_network(node: Node) -> None:
 def test_nvls_is_missed_where_it_is_faster_and_nobody_declined_it(
     node: Node, world: int, said: str, status: str, summary: str
 ) -> None:
-    outcome = transport.judge(node("h100x8"), report(world, "P2P/CUMEM", said))
+    outcome = transport.judge(node("h100x8"), entries(world, "P2P/CUMEM", said))
     assert outcome.status == status
     assert summary in outcome.summary
 
 
 def test_nvls_is_not_missed_on_ampere_nor_out_of_a_fabric(node: Node, put_gpu: Put) -> None:
-    assert transport.judge(node("a100x8"), report(8, "P2P/IPC/read", RING)).status == PASS
+    assert transport.judge(node("a100x8"), entries(8, "P2P/IPC/read", RING)).status == PASS
     unknown = put_gpu(node("h100x8"), [3], fabric=None)
-    assert transport.judge(unknown, report(8, "P2P/CUMEM", RING)).status == PASS
+    assert transport.judge(unknown, entries(8, "P2P/CUMEM", RING)).status == PASS
 
 
 def test_a_log_that_says_nothing_proves_nothing(node: Node, cpu: View) -> None:
-    ranks = report(8, "P2P/CUMEM")
+    ranks = entries(8, "P2P/CUMEM")
     ranks[3]["nccl"] = {}
     outcome = transport.judge(node("h100x8"), ranks)
     assert (outcome.status, outcome.summary) == (ERROR, "NCCL left no log of rank(s) [3]")
     nowhere = [{**entry, "nccl": nccl_log.parse(MULTICAST)} for entry in ranks]
     assert transport.judge(node("h100x8"), nowhere).status == ERROR
     assert transport.judge(node("h100x8"), []).status == ERROR
-    assert transport.judge(node("h100x8"), report(1, "P2P/CUMEM")).status == SKIP
+    assert transport.judge(node("h100x8"), entries(1, "P2P/CUMEM")).status == SKIP
     gloo = [{**entry, "is_cuda": False, "backend": "gloo", "device": "cpu"} for entry in ranks]
     assert transport.judge(cpu, gloo).status == SKIP
     assert transport.judge(node("h100x8"), gloo).status == FAIL
@@ -341,7 +338,7 @@ def test_a_log_that_says_nothing_proves_nothing(node: Node, cpu: View) -> None:
     ],
 )
 def test_what_no_parser_of_ours_wrote_is_no_pass(node: Node, field: str, value: Any) -> None:
-    ranks = report(2, "P2P/CUMEM", RING)
+    ranks = entries(2, "P2P/CUMEM", RING)
     ranks[1]["nccl"][field] = value
     assert transport.judge(node("mixed"), ranks).status == ERROR
 
@@ -362,18 +359,18 @@ def test_what_no_parser_of_ours_wrote_is_no_pass(node: Node, field: str, value: 
     ],
 )
 def test_bandwidth_is_judged_by_the_link_that_is_proven(node: Node, said: str, way: str, judged: str) -> None:
-    assert transports.of(node("h100x8"), report(8, way, said)).judged == judged
+    assert transports.of(node("h100x8"), entries(8, way, said)).judged == judged
 
 
 def test_where_nothing_is_proven_what_nvml_shows_is_the_guess(node: Node) -> None:
-    silent = [{**entry, "nccl": {}} for entry in report(2, "P2P/CUMEM")]
+    silent = [{**entry, "nccl": {}} for entry in entries(2, "P2P/CUMEM")]
     assert transports.of(node("h100x8"), silent).judged == "nvls"
     assert transports.of(node("mixed"), silent).judged == "pcie"
     assert transports.of(dataclasses.replace(node("cpu"), mode="cpu"), silent).judged == ""
 
 
 def test_multicast_that_one_rank_does_not_find_is_not_there_for_the_group(node: Node) -> None:
-    whole = report(8, "P2P/CUMEM", MULTICAST + RING)
+    whole = entries(8, "P2P/CUMEM", MULTICAST + RING)
     assert nccl_log.nvls({entry["rank"]: entry["nccl"] for entry in whole})["available"] is True
     whole[5]["nccl"]["nvls"]["available"] = False
     assert nccl_log.nvls({entry["rank"]: entry["nccl"] for entry in whole})["available"] is False

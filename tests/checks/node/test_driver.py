@@ -13,18 +13,13 @@ from envcheck.checks.node import driver_branch, driver_cuda, driver_nvml, nvml_l
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.load import load
 from envcheck.node.snapshot import Signal
+from tests.builders import put
 
 Node = Callable[..., View]
 
 
-def with_signal(view: View, **signals: Signal) -> View:
-    named = {name.replace("__", "."): signal for name, signal in signals.items()}
-    snapshot = dataclasses.replace(view.snapshot, signals={**view.snapshot.signals, **named})
-    return dataclasses.replace(view, snapshot=snapshot)
-
-
 def with_driver(view: View, version: str) -> View:
-    return with_signal(view, driver__version=Signal(version))
+    return put(view, driver__version=version)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +103,7 @@ def test_what_the_matrix_does_not_know_is_an_error(node: Node, cuda: str, driver
 def test_equal_versions_pass_and_a_swapped_library_fails_naming_both(node: Node) -> None:
     view = node("h100x8")
     assert driver_nvml.judge(view).status == PASS
-    outcome = driver_nvml.judge(with_signal(view, driver__library=Signal("570.133.20")))
+    outcome = driver_nvml.judge(put(view, driver__library=Signal("570.133.20")))
     assert outcome.status == FAIL
     assert "570.124.06" in outcome.summary
     assert "570.133.20" in outcome.summary
@@ -122,10 +117,10 @@ def test_nvmls_own_word_for_a_mismatch_is_enough(node: Node) -> None:
 
 
 def test_an_nvml_that_does_not_open_is_no_pass(node: Node) -> None:
-    shut = with_signal(node("t4"), nvml__latency=Signal(reason="NVML: Unknown Error", why="failed"))
+    shut = put(node("t4"), nvml__latency=Signal(reason="NVML: Unknown Error", why="failed"))
     assert driver_nvml.judge(shut).status == FAIL
     hangs = driver_nvml.judge(
-        with_signal(node("t4"), nvml__latency=Signal(reason="NVML gave no answer in 20 s", why="timed-out"))
+        put(node("t4"), nvml__latency=Signal(reason="NVML gave no answer in 20 s", why="timed-out"))
     )
     assert (hangs.status, hangs.limit) == (FAIL, None)
     assert "reboot the node" in hangs.remedy
@@ -133,10 +128,10 @@ def test_an_nvml_that_does_not_open_is_no_pass(node: Node) -> None:
 
 def test_no_driver_is_a_skip_and_half_a_driver_an_error(node: Node, cpu: View) -> None:
     assert driver_nvml.judge(cpu).status == SKIP
-    hidden = with_signal(node("t4"), driver__kernel=Signal(reason="no /proc", why="failed"))
+    hidden = put(node("t4"), driver__kernel=Signal(reason="no /proc", why="failed"))
     # A sandbox shows no /proc/driver: NVML opens on its own version only, and libcuda is of that one.
     assert driver_nvml.judge(hidden).status == PASS
-    hidden = with_signal(hidden, driver__libcuda=Signal(reason="not on the loader's path", why="failed"))
+    hidden = put(hidden, driver__libcuda=Signal(reason="not on the loader's path", why="failed"))
     assert driver_nvml.judge(hidden).status == ERROR
 
 
@@ -154,7 +149,7 @@ def test_an_unknown_branch_is_a_warning_and_an_unknown_end_is_told(node: Node) -
 
 @pytest.mark.parametrize(("seconds", "status"), [(5.0, PASS), (5.01, WARN), (float("nan"), WARN)])
 def test_a_slow_nvml_is_a_warning(node: Node, seconds: float, status: str) -> None:
-    assert nvml_latency.judge(with_signal(node("t4"), nvml__latency=Signal(seconds))).status == status
+    assert nvml_latency.judge(put(node("t4"), nvml__latency=Signal(seconds))).status == status
 
 
 def test_the_runs_own_matrix_is_what_is_compared_with(node: Node) -> None:

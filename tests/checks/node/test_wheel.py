@@ -11,6 +11,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.node import arch_list, gpu_visible, image_promises, visible_devices
 from envcheck.node.snapshot import Gpu, Signal
+from tests.builders import put
 
 Node = Callable[..., View]
 KEPT = {
@@ -25,8 +26,7 @@ KEPT = {
 
 
 def visible(view: View, **environ: str) -> View:
-    signals = {**view.snapshot.signals, "env": Signal(environ)}
-    return dataclasses.replace(view, snapshot=dataclasses.replace(view.snapshot, signals=signals))
+    return put(view, env=environ)
 
 
 def test_sass_of_the_same_major_covers_a_gpu(node: Node) -> None:
