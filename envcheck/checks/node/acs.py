@@ -41,15 +41,15 @@ def judge(view: View) -> Outcome:
         return missing
     bridges = view.snapshot.signal("pci.acs").value
     if not isinstance(bridges, list) or not all(_shaped(bridge) for bridge in bridges):
-        return undecided("pci.acs is nonsense", fix="read the node again")
+        return undecided("pci.acs is nonsense", fix="read the node again", code="acs.unexpected-value")
     if not bridges:
-        return skipped("the PCI bus shows no bridge above a GPU here")
+        return skipped("the PCI bus shows no bridge above a GPU here", code="acs.no-bridge")
     redirecting = [bridge for bridge in bridges if any(word in bridge["enabled"] for word in _REDIRECTS)]
     harmless = _harmless(view) if redirecting else ""
     if harmless:
         addresses = ", ".join(str(bridge["bus_id"]) for bridge in redirecting[:_SHOWN])
         told = f"ACS redirects on {len(redirecting)} of {len(bridges)} bridges above GPUs: {addresses}"
-        return skipped(f"{told}; {harmless}")
+        return skipped(f"{told}; {harmless}", code="acs.harmless")
     sound = f"none of {len(bridges)} bridges above the GPUs redirects"
     return worst([_finding(bridge) for bridge in redirecting], passed(sound, value=0, unit=_LIMIT.unit, limit=_LIMIT))
 

@@ -26,11 +26,15 @@ def judge(view: View) -> Outcome:
     """Fail naming each GPU that nothing in the wheel runs on, with wheels that would."""
     cuda, listed = view.environment.get("cuda"), view.environment.get("arch_list")
     if not view.environment.get("torch"):
-        return skipped(f"no torch to look into: {view.environment.get('error', 'none was asked')}")
+        return skipped(f"no torch to look into: {view.environment.get('error', 'none was asked')}", code="torch.none")
     if not cuda:
-        return skipped("this torch carries no code for any GPU (see gpu-visible)")
+        return skipped("this torch carries no code for any GPU (see gpu-visible)", code="torch.no-cuda")
     if not listed:
-        return undecided("the wheel's arch list is empty or unread", fix="see build_facts_error in the report")
+        return undecided(
+            "the wheel's arch list is empty or unread",
+            fix="see build_facts_error in the report",
+            code="arch-list.none-listed",
+        )
     codes = [str(code) for code in listed]
     findings = [finding for gpu in view.snapshot.gpus for finding in _one(view, gpu, str(cuda), codes)]
     summary = f"{' '.join(listed)} covers {', '.join(sorted({_name(gpu) for gpu in view.snapshot.gpus}))}"
@@ -45,7 +49,11 @@ def _one(view: View, gpu: Gpu, cuda: str, listed: list[str]) -> list[Outcome]:
     matrix, capability = matrix_facts.matrix(view), gpu.signal("compute_capability")
     culprit = gpu_readings.culprit(view, gpu_readings.label(gpu))
     if capability.value is None and gpu_readings.lost(gpu):
-        return [skipped(f"{gpu_readings.label(gpu)} is lost (see gpu-lost)", culprit=culprit, gpus=[gpu.uuid])]
+        return [
+            skipped(
+                f"{gpu_readings.label(gpu)} is lost (see gpu-lost)", culprit=culprit, gpus=[gpu.uuid], code="gpu.lost"
+            )
+        ]
     if capability.value is None:
         text = f"GPU {gpu.uuid}: its compute capability is unread: {capability.reason}"
         return [undecided(text, fix="look at NVML", code="arch-list.unread", culprit=culprit, gpus=[gpu.uuid])]

@@ -31,7 +31,10 @@ def judge(view: View) -> Outcome:
 def _nonsense(now: gpu_readings.Reading, most: gpu_readings.Reading) -> list[Outcome]:
     odd = {gpu: mhz for gpu, mhz in now.values.items() if not mhz <= 1.1 * most.values.get(gpu, mhz)}
     rule = gpu_readings.Rule(
-        failed, "clocks.nonsense", "above the highest clock: {gpu} {value} MHz", "look at `nvidia-smi -q -d CLOCK`"
+        failed,
+        "clocks.unexpected-value",
+        "above the highest clock: {gpu} {value} MHz",
+        "look at `nvidia-smi -q -d CLOCK`",
     )
     return [dataclasses.replace(finding, status=ERROR) for finding in now.blame(odd, rule)]
 

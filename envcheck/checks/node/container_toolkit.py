@@ -27,12 +27,19 @@ def judge(view: View) -> Outcome:
     """Warn of what will keep the next container from its GPU; inside a container the toolkit is somebody else's."""
     runtime = view.snapshot.signal("container.runtime").value
     if runtime not in (None, "none"):
-        return skipped(f"in a container ({runtime}): the toolkit is the host's")
+        return skipped(f"in a container ({runtime}): the toolkit is the host's", code="container-toolkit.in-container")
     if view.snapshot.signal("toolkit.tools").why == "not-collected":
-        return skipped("this snapshot is older than the question: the container toolkit was not collected")
+        return skipped(
+            "this snapshot is older than the question: the container toolkit was not collected",
+            code="signal.not-collected",
+        )
     tools, engines, cdi, docker = (view.snapshot.signal(name) for name in _NAMES)
     if not isinstance(tools.value, dict) or not isinstance(engines.value, list) or not _listed(cdi.value or []):
-        return undecided("the toolkit's signals are nonsense", fix="take the snapshot again")
+        return undecided(
+            "the toolkit's signals are nonsense",
+            fix="take the snapshot again",
+            code="container-toolkit.unexpected-value",
+        )
     findings = []
     if docker.reason is not None and "docker" in engines.value:
         fix = "correct /etc/docker/daemon.json, then: nvidia-ctk runtime configure --runtime=docker"
@@ -68,7 +75,7 @@ def _stale(view: View, specifications: list[dict[str, Any]]) -> list[Outcome]:
 def _told(tools: dict[str, Any], engines: list[Any], specifications: list[dict[str, Any]]) -> Outcome:
     if not tools:
         also = f"; {', '.join(map(str, engines))} here cannot give a container its GPUs" if engines else ""
-        return skipped(f"no NVIDIA container toolkit is installed{also}")
+        return skipped(f"no NVIDIA container toolkit is installed{also}", code="container-toolkit.not-installed")
     versions = ", ".join(f"{name} {version}" for name, version in sorted(tools.items()))
     written = f"{len(specifications)} CDI specification(s)" if specifications else "no CDI specification"
     return passed(f"{versions}; {written}", value=versions, specifications=specifications)

@@ -27,9 +27,14 @@ def judge(view: View) -> Outcome:
     driver, month = str(view.snapshot.signal("driver.version").value), view.snapshot.taken[:7]
     elsewhere = _elsewhere(view)
     if elsewhere:
-        return skipped(f"{elsewhere}: NVIDIA's Linux branches and their ends do not apply to driver {driver}")
+        return skipped(
+            f"{elsewhere}: NVIDIA's Linux branches and their ends do not apply to driver {driver}",
+            code="driver-branch.not-applicable",
+        )
     if not _NUMBER.match(driver) or not month:
-        return undecided(f"driver {driver} at {month or 'no date'}", fix="refresh it", code="driver-branch.nonsense")
+        return undecided(
+            f"driver {driver} at {month or 'no date'}", fix="refresh it", code="driver-branch.unexpected-value"
+        )
     facts = Facts(matrix_facts.matrix(view))
     row = facts.branch(driver)
     if row is None:

@@ -32,10 +32,14 @@ def judge(view: View) -> Outcome:
     cuda, driver = matrix_facts.wheel_cuda(view), str(view.snapshot.signal("driver.version").value)
     if cuda is None:
         return skipped(
-            "this torch carries no CUDA (see gpu-visible)" if view.environment else "no torch to compare with"
+            "this torch carries no CUDA (see gpu-visible)" if view.environment else "no torch to compare with",
+            code="torch.no-cuda" if view.environment else "torch.none",
         )
     if matrix_facts.jetson(view):
-        return skipped(f"Jetson: driver {driver} and CUDA come with JetPack, and its torch is built for them")
+        return skipped(
+            f"Jetson: driver {driver} and CUDA come with JetPack, and its torch is built for them",
+            code="driver-cuda.jetson",
+        )
     unfit = _unfit(view, cuda, driver)
     try:
         answers = _answers(view, cuda, driver)
@@ -134,18 +138,18 @@ def _below(view: View, cuda: str, driver: str, answer: Verdict, seen: int | None
     compat = f"cuda-compat-{cuda.replace('.', '-')}"
     install = f"install {compat} and put its directory first in LD_LIBRARY_PATH, or a driver >= {floor.value}"
     upgrade = f"install a driver >= {floor.value}, or a wheel this driver runs: `envcheck resolve --driver {driver}`"
-    judged: dict[str, Any] = {"verdict": answer.name, "devices_torch_sees": seen, "code": "driver-cuda.too-old"}
+    judged: dict[str, Any] = {"value": driver, "limit": floor, "verdict": answer.name, "devices_torch_sees": seen}
     if answer.name == FORWARD and seen:
         loaded = view.environment.get("libcuda")
         how = f"with {loaded}" if loaded else f"so {compat} is loaded"
         why = f"{answer.reason}; torch sees {seen} GPU(s), {how}"
-        del judged["code"]
-        return passed(why, value=driver, limit=floor, **judged)
+        return passed(why, **judged)
+    code = "driver-cuda.too-old"
     if answer.name == FORWARD and seen is None:
-        return warned(f"runs with {compat} only: {answer.reason}", fix=install, value=driver, limit=floor, **judged)
+        return warned(f"runs with {compat} only: {answer.reason}", fix=install, code=code, **judged)
     if answer.name == FORWARD:
-        return failed(f"{compat} is not loaded: {answer.reason}", fix=install, value=driver, limit=floor, **judged)
+        return failed(f"{compat} is not loaded: {answer.reason}", fix=install, code=code, **judged)
     if seen:
         why = f"torch sees {seen} GPU(s) though by every table it should not: {answer.reason}"
-        return warned(why, fix=upgrade, value=driver, limit=floor, **judged)
-    return failed(answer.reason, fix=upgrade, value=driver, limit=floor, **judged)
+        return warned(why, fix=upgrade, code=code, **judged)
+    return failed(answer.reason, fix=upgrade, code=code, **judged)

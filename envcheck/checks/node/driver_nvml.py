@@ -54,5 +54,5 @@ def _one_side(view: View, kernel: Signal, nvml: Signal, refused: str) -> Outcome
             f"NVML {nvml.value or version} opens, which it does on its own version only; {hidden}", value=version
         )
     if kernel.value is None and nvml.value is None:
-        return skipped(f"no NVIDIA driver here: {kernel.reason}; {nvml.reason}")
+        return skipped(f"no NVIDIA driver here: {kernel.reason}; {nvml.reason}", code="driver.none")
     return undecided(f"one side is unknown: {kernel.reason or nvml.reason}", fix=_HALF, code="driver-nvml.half")

@@ -34,7 +34,9 @@ def judge(view: View) -> Outcome:
     scarce = {gpu: info["health"] for gpu, info in mine.items() if info["health"] == "limited capacity"}
     text = "the fabric has limited capacity for {gpu}"
     findings += fabric.blame(scarce, gpu_readings.Rule(warned, "fabric.limited", text, _FIX, _LIMIT))
-    absent = fabric.absent() or (None if mine else skipped("no GPU here has a fabric (not supported)"))
+    absent = fabric.absent() or (
+        None if mine else skipped("no GPU here has a fabric (not supported)", code="fabric.none")
+    )
     return worst(findings, absent or passed(f"{len(mine)} GPU(s) registered", value="completed", limit=_LIMIT))
 
 

@@ -44,10 +44,10 @@ def _lost(view: View) -> list[Outcome]:
 def _bus(view: View) -> Outcome:
     """Compare NVML's list with the PCI bus."""
     if matrix_facts.jetson(view):
-        return skipped("Jetson: its GPU is part of the chip and not on the PCI bus")
+        return skipped("Jetson: its GPU is part of the chip and not on the PCI bus", code="gpu-lost.jetson")
     bus = view.snapshot.signal("pci.gpus")
     if bus.value is None:
-        return skipped(f"the PCI bus is hidden here ({bus.reason})")
+        return skipped(f"the PCI bus is hidden here ({bus.reason})", code="gpu-lost.bus-hidden")
     devices = [gpu for gpu in bus.value if gpu["driver"] != _ELSEWHERE]
     if not devices:
         return _none(view)
@@ -59,10 +59,13 @@ def _bus(view: View) -> Outcome:
 def _none(view: View) -> Outcome:
     """Judge a bus without GPUs: a machine without, or a virtual one (WSL) that shows them to NVML alone."""
     if view.snapshot.gpus:
-        return skipped("NVML shows GPUs that are not on this system's PCI bus")
+        return skipped("NVML shows GPUs that are not on this system's PCI bus", code="gpu-lost.not-on-bus")
     driver, nvml = view.snapshot.signal("driver.kernel"), view.snapshot.signal("driver.library")
     absent = driver.value is None and nvml.value is None
-    return skipped(f"no NVIDIA driver here: {driver.reason}; {nvml.reason}" if absent else "no GPU on the PCI bus")
+    return skipped(
+        f"no NVIDIA driver here: {driver.reason}; {nvml.reason}" if absent else "no GPU on the PCI bus",
+        code="driver.none" if absent else "pci.no-gpu",
+    )
 
 
 def _compared(view: View, mine: list[str]) -> Outcome:
@@ -73,7 +76,9 @@ def _compared(view: View, mine: list[str]) -> Outcome:
     missing = missing if len(missing) > len(unplaced) else []
     limit = Limit(len(mine), "GPUs", _SOURCE)
     if missing and view.snapshot.signal("container.runtime").value not in (None, "none"):
-        return skipped(f"a container that was given {len(seen)} of the {len(mine)} GPUs on the bus")
+        return skipped(
+            f"a container that was given {len(seen)} of the {len(mine)} GPUs on the bus", code="gpu-lost.in-container"
+        )
     if missing:
         findings = [_missing(view, bus_id, len(mine), len(seen), limit) for bus_id in missing]
         return worst(findings, findings[0])

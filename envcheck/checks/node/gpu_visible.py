@@ -22,12 +22,22 @@ def judge(view: View) -> Outcome:
     """Compare the counts, then the UUIDs; a GPU that torch does not see is a failure with its likeliest cause."""
     seen, torch = view.environment.get("device_count"), view.environment.get("torch")
     if not torch:
-        return skipped(f"no torch to compare with: {view.environment.get('error', 'none was asked')}")
+        return skipped(
+            f"no torch to compare with: {view.environment.get('error', 'none was asked')}", code="torch.none"
+        )
     if seen is None:
-        return undecided("torch was not asked for its devices", fix="see device_facts_error in the report")
+        return undecided(
+            "torch was not asked for its devices",
+            fix="see device_facts_error in the report",
+            code="gpu-visible.unmeasured",
+        )
     environment = view.snapshot.signal("env").value
     if isinstance(seen, bool) or not isinstance(seen, int) or seen < 0 or not isinstance(environment, dict):
-        return undecided(f"nonsense: {seen!r} devices, environment {str(environment)[:40]}", fix="run it again")
+        return undecided(
+            f"nonsense: {seen!r} devices, environment {str(environment)[:40]}",
+            fix="run it again",
+            code="gpu-visible.unexpected-value",
+        )
     uuids = [gpu.uuid for gpu in view.snapshot.gpus]
     expected = visible_gpus.parse(environment.get("CUDA_VISIBLE_DEVICES"), uuids)
     limit = Limit(expected.gpus or len(uuids), "GPUs", _SOURCE, "equal")
@@ -36,7 +46,9 @@ def judge(view: View) -> Outcome:
         return worst(findings, findings[0])
     strangers = _strangers(view.snapshot, _named(view))
     if not strangers and seen > max(expected.gpus, len(uuids)):
-        strangers = [undecided(f"torch sees {seen} GPUs, NVML only {len(uuids)}", fix=_COMPARE)]
+        strangers = [
+            undecided(f"torch sees {seen} GPUs, NVML only {len(uuids)}", fix=_COMPARE, code="gpu-visible.more")
+        ]
     hidden = f", {len(uuids) - seen} hidden by CUDA_VISIBLE_DEVICES" if seen < len(uuids) else ""
     sound = passed(f"torch sees {seen} of {len(uuids)} GPU(s){hidden}", value=seen, unit="GPUs", limit=limit)
     return worst(strangers, sound)

@@ -31,5 +31,12 @@ def judge(view: View) -> Outcome:
     told = f"{own / 2**30:.0f} GiB" + (" (the container's limit)" if own < total else "")
     if not own >= limit.value:
         fix = "raise the container's memory limit" if own < total else "load checkpoints in parts (mmap), or add memory"
-        return warned(f"{told} for {limit.value / 2**30:.0f} GiB of GPUs", fix=fix, value=own, unit="B", limit=limit)
+        return warned(
+            f"{told} for {limit.value / 2**30:.0f} GiB of GPUs",
+            fix=fix,
+            value=own,
+            unit="B",
+            limit=limit,
+            code="host-memory.less-than-gpus",
+        )
     return passed(told, value=own, unit="B", limit=limit)

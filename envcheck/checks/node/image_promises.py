@@ -60,14 +60,20 @@ def judge(view: View) -> Outcome:
     """Fail naming every promise that is not kept; an environment that cannot be asked keeps none."""
     promised = {key: view.promises[key] for key in COMPARED if _promises(key, view.promises.get(key, "unknown"))}
     if not promised:
-        return skipped("this environment promises nothing (no labels of ours)")
+        return skipped("this environment promises nothing (no labels of ours)", code="image-promises.none")
     if not view.environment.get("torch"):
         why = view.environment.get("error") or view.environment.get("build_facts_error") or "it was not asked"
         if "error" in view.environment:
             return failed(
-                f"it promises torch, which cannot be imported: {why}", fix=_FIX, value=None, limit=_limit(promised)
+                f"it promises torch, which cannot be imported: {why}",
+                fix=_FIX,
+                value=None,
+                limit=_limit(promised),
+                code="image-promises.no-torch",
             )
-        return undecided(f"what torch says of itself is unread: {why}", fix="see the worker's log")
+        return undecided(
+            f"what torch says of itself is unread: {why}", fix="see the worker's log", code="image-promises.unmeasured"
+        )
     if not isinstance(view.environment.get("packages"), Mapping):
         # A report of before packages were listed is judged by what it has.
         promised = {key: said for key, said in promised.items() if key not in _PACKAGES}

@@ -134,7 +134,7 @@ def _flapping(view: View, group: list[Port]) -> list[Outcome]:
 def _sound(found: list[Port]) -> Outcome:
     up, ports = [port for port in found if infiniband_ports.active(port)], len(found)
     if not up:
-        return skipped(f"none of {ports} InfiniBand or RoCE port(s) is in use")
+        return skipped(f"none of {ports} InfiniBand or RoCE port(s) is in use", code="infiniband.unused")
     rated = [port for port in up if port.get("rate") is not None]
     rates = sorted(
         {f"{port['rate']:g} Gb/s {'RoCE' if infiniband_ports.ethernet(port) else 'InfiniBand'}" for port in rated}

@@ -31,9 +31,9 @@ def judge(view: View) -> Outcome:
         return missing
     groups = view.snapshot.signal("pci.iommu").value
     if not isinstance(groups, dict):
-        return undecided("pci.iommu is nonsense", fix="read the node again")
+        return undecided("pci.iommu is nonsense", fix="read the node again", code="iommu.unexpected-value")
     if not groups:
-        return skipped("the PCI bus shows no GPU here")
+        return skipped("the PCI bus shows no GPU here", code="pci.no-gpu")
     behind = sorted(gpu for gpu, kind in groups.items() if str(kind).startswith("DMA"))
     if behind:
         return _translates(view, behind)
@@ -45,9 +45,11 @@ def _translates(view: View, behind: list[str]) -> Outcome:
     pairs = gpu_pairs.matrix(view)
     said = f"the IOMMU translates for {', '.join(behind[:4])}"
     if view.snapshot.signal("host.hypervisor").value is not False:
-        return skipped(f"{said}; not known to be bare metal")
+        return skipped(f"{said}; not known to be bare metal", code="iommu.virtual-machine")
     if isinstance(pairs, Outcome):
-        return skipped(f"{said}; which GPUs reach each other over PCIe is not known: {pairs.summary}")
+        return skipped(
+            f"{said}; which GPUs reach each other over PCIe is not known: {pairs.summary}", code="iommu.peers-unknown"
+        )
     over_pcie = [pair for pair in pairs if gpu_pairs.ok(pair) and pair["nvlink"] != "ok"]
     findings = [finding for address in behind for finding in _finding(view, address, over_pcie)]
     sound = passed(f"{said}; none of them reaches another over PCIe", value=0, unit=_LIMIT.unit, limit=_LIMIT)

@@ -28,10 +28,13 @@ def judge(view: View) -> Outcome:
     flavour = view.snapshot.signal("driver.kernel_flavour")
     if flavour.value not in ("open", "proprietary", None):
         return undecided(
-            f"driver.kernel_flavour has an unexpected type or value: {flavour.value!r}", code="kernel-module.nonsense"
+            f"driver.kernel_flavour has an unexpected type or value: {flavour.value!r}",
+            code="kernel-module.unexpected-value",
         )
     if matrix_facts.wsl(view):
-        return skipped("WSL2: the GPUs are driven by Windows, and there is no kernel module here")
+        return skipped(
+            "WSL2: the GPUs are driven by Windows, and there is no kernel module here", code="kernel-module.wsl"
+        )
     capability = gpu_readings.read(view, "compute_capability")
     findings = [*capability.lacking(), *_misfits(view, capability, flavour)]
     seen = flavour.value or "either would do"

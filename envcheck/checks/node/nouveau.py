@@ -30,7 +30,9 @@ def judge(view: View) -> Outcome:
         findings.append(undecided(reason, fix="mount /proc", code="nouveau.unread"))
     elif modules.value is not None and not _listed(modules.value):
         findings.append(
-            undecided(f"host.gpu_modules has an unexpected type or value: {modules.value!r}", code="nouveau.nonsense")
+            undecided(
+                f"host.gpu_modules has an unexpected type or value: {modules.value!r}", code="nouveau.unexpected-value"
+            )
         )
     elif "nouveau" in (modules.value or []):
         text = "nouveau is loaded beside NVIDIA's module"
@@ -58,5 +60,7 @@ def _sound(modules: object, bus: Signal) -> Outcome:
     if modules is not None:
         return passed("nouveau is not loaded", value="not loaded", limit=_LIMIT)
     if bus.value is None:
-        return skipped(f"neither modules nor the drivers of devices are shown here ({bus.reason})")
+        return skipped(
+            f"neither modules nor the drivers of devices are shown here ({bus.reason})", code="nouveau.hidden"
+        )
     return passed("this kernel lists no modules, and nouveau drives no GPU", value="not loaded", limit=_LIMIT)

@@ -32,11 +32,11 @@ def judge(view: View) -> Outcome:
         return unread
     nodes, gpus = view.snapshot.signal("host.numa_nodes").value, view.snapshot.signal("pci.gpus").value
     if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
-        return undecided(f"host.numa_nodes is nonsense: {nodes!r}")
+        return undecided(f"host.numa_nodes is nonsense: {nodes!r}", code="numa.unexpected-value")
     if nodes == 1:
-        return skipped("one NUMA node: every GPU is near")
+        return skipped("one NUMA node: every GPU is near", code="numa.one-node")
     if not gpus:
-        return skipped("the PCI bus shows no GPU here")
+        return skipped("the PCI bus shows no GPU here", code="pci.no-gpu")
     unknown = [str(gpu["bus_id"]) for gpu in gpus if gpu["numa_node"] is None or gpu["numa_node"] < 0]
     findings = [_unknown(view, bus_id, nodes) for bus_id in unknown] + _far(view, gpus)
     used = sorted({gpu["numa_node"] for gpu in gpus if gpu["numa_node"] is not None})
@@ -49,7 +49,9 @@ def _unread(view: View) -> Outcome | None:
     for name in ("host.numa_nodes", "pci.gpus"):
         signal = view.snapshot.signal(name)
         if signal.why == "unsupported":
-            return skipped(f"this system does not show its NUMA nodes and PCI bus ({signal.reason})")
+            return skipped(
+                f"this system does not show its NUMA nodes and PCI bus ({signal.reason})", code="numa.hidden"
+            )
         if signal.reason is not None:
             return undecided(f"{name}: {signal.reason}", fix="run where /sys can be read", code="numa.unread")
     return None

@@ -43,9 +43,9 @@ def judge(view: View) -> Outcome:
     """
     links = gpu_readings.read(view, "nvlinks")
     if gpu_readings.read(view, "mig_mode").where(lambda mode: mode == "on"):
-        return skipped("MIG is on: its instances do not use NVLink")
+        return skipped("MIG is on: its instances do not use NVLink", code="gpu.mig")
     if len(view.snapshot.gpus) == 1:
-        return worst(links.lacking(), skipped("one GPU has nobody to be linked to"))
+        return worst(links.lacking(), skipped("one GPU has nobody to be linked to", code="gpu.not-enough"))
     up = {gpu: list(states).count("up") for gpu, states in links.values.items()}
     fixed = {gpu: count for gpu, count in up.items() if _board(view, gpu)}
     bridged = {gpu: count for gpu, count in up.items() if gpu not in fixed and count}
@@ -112,7 +112,7 @@ def _slow(view: View, up: dict[str, int]) -> list[Outcome]:
 def _sound(view: View, links: gpu_readings.Reading, up: dict[str, int]) -> Outcome:
     most = max(up.values())
     if not most:
-        return skipped("no GPU here has a bridge to another")
+        return skipped("no GPU here has a bridge to another", code="nvlink.none")
     known = _board(view, max(up, key=lambda gpu: up[gpu]))
     limit = Limit(known["links"] if known else most, "links", known["source"] if known else _PEERS)
     if known and most < known["links"]:

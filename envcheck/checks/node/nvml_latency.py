@@ -15,9 +15,13 @@ def judge(view: View) -> Outcome:
     """Warn above the limit: it is a symptom, and persistence mode may be all there is to it."""
     seconds, limit = view.snapshot.signal("nvml.latency").value, limits.limit("nvml-latency", "warn")
     if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or seconds <= 0:
-        return undecided(f"nvml.latency has an unexpected type or value: {seconds!r}", fix="take the snapshot again")
+        return undecided(
+            f"nvml.latency has an unexpected type or value: {seconds!r}",
+            fix="take the snapshot again",
+            code="nvml-latency.unexpected-value",
+        )
     told = f"NVML took {seconds:.2f} s to describe {len(view.snapshot.gpus)} GPU(s)"
     if not seconds <= limit.value:
         fix = "switch persistence mode on (nvidia-persistenced); if it stays slow, drain the node and look at `dmesg`"
-        return warned(told, fix=fix, value=seconds, unit="s", limit=limit)
+        return warned(told, fix=fix, value=seconds, unit="s", limit=limit, code="nvml-latency.slow")
     return passed(told, value=seconds, unit="s", limit=limit)

@@ -23,7 +23,7 @@ _FIX: Final = "choose with CUDA_VISIBLE_DEVICES, or make the node even"
 def judge(view: View) -> Outcome:
     """Warn where models, memory sizes (by more than 2 %) or VBIOS versions differ, naming the odd ones out."""
     if len(view.snapshot.gpus) == 1:
-        return skipped("one GPU is like itself")
+        return skipped("one GPU is like itself", code="gpu.not-enough")
     names = gpu_readings.read(view, "name")
     sizes = {gpu: round(size / 2**30 / 2) * 2 for gpu, size in gpu_readings.read(view, "memory_total").values.items()}
     clocks, vbios = gpu_readings.read(view, "clock_sm_max").values, gpu_readings.read(view, "vbios").values

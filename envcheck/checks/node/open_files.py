@@ -23,5 +23,7 @@ def judge(view: View) -> Outcome:
         return passed("unlimited", value=most, limit=_LIMIT)
     if not int(most) >= _LIMIT.value:
         fix = "ulimit -n 65536, --ulimit nofile=65536 for a container, or limits.conf"
-        return warned(f"{most} files may be open", fix=fix, value=most, unit="files", limit=_LIMIT)
+        return warned(
+            f"{most} files may be open", fix=fix, value=most, unit="files", limit=_LIMIT, code="open-files.few"
+        )
     return passed(f"{most} files may be open", value=most, unit="files", limit=_LIMIT)

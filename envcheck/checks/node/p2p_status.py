@@ -28,7 +28,7 @@ _FIX: Final = (
 def judge(view: View) -> Outcome:
     """Fail where GPUs with NVLinks up may not reach each other; warn of a pair that is worse off than its like."""
     if gpu_readings.read(view, "mig_mode").where(lambda mode: mode == "on"):
-        return skipped("MIG is on: its instances cannot reach each other")
+        return skipped("MIG is on: its instances cannot reach each other", code="gpu.mig")
     pairs = gpu_pairs.matrix(view)
     if isinstance(pairs, Outcome):
         return pairs
@@ -43,7 +43,10 @@ def judge(view: View) -> Outcome:
         return worst(findings, findings[0])
     if len(without) == len(pairs):
         why = sorted({gpu_pairs.why_not(pair) for pair in without})
-        return skipped(f"no pair of these GPUs has it ({', '.join(why)}): NCCL goes through the host's memory")
+        return skipped(
+            f"no pair of these GPUs has it ({', '.join(why)}): NCCL goes through the host's memory",
+            code="peer-to-peer.none",
+        )
     return passed(
         f"{len(pairs) - len(without)} of {len(pairs)} pairs have it, all on one kind of path: {_over(pairs)}",
         value=0,

@@ -31,9 +31,16 @@ def judge(view: View) -> Outcome:
     """Warn where data-centre GPUs sit beside active ports and neither way to their memory is open."""
     found = infiniband_ports.ports(view)
     if isinstance(found, Outcome) or not any(map(infiniband_ports.active, found)):
-        return found if isinstance(found, Outcome) else skipped("no InfiniBand or RoCE port is in use")
+        return (
+            found
+            if isinstance(found, Outcome)
+            else skipped("no InfiniBand or RoCE port is in use", code="infiniband.unused")
+        )
     if matrix_facts.datacenter(view) is False:
-        return skipped("not every GPU here is a data-centre one, and others have no GPUDirect RDMA")
+        return skipped(
+            "not every GPU here is a data-centre one, and others have no GPUDirect RDMA",
+            code="peer-memory.not-datacenter",
+        )
     modules = view.snapshot.signal("host.gpu_modules")
     if modules.why != "unsupported" and not _listed(modules.value):
         reason = f"the kernel's modules cannot be read: {modules.reason or 'nonsense'}"
@@ -54,7 +61,10 @@ def _way(view: View, modules: Signal) -> Outcome:
     if flavour == "open" and _numbers(kernel) >= _DMA_BUF:
         return passed(f"DMA-BUF: the open kernel module on Linux {kernel}", value="DMA-BUF", limit=_LIMIT)
     if modules.value is None:
-        return skipped(f"this kernel lists no modules ({modules.reason}): nvidia_peermem may be built in")
+        return skipped(
+            f"this kernel lists no modules ({modules.reason}): nvidia_peermem may be built in",
+            code="peer-memory.modules-hidden",
+        )
     text = f"no nvidia_peermem, and no DMA-BUF with the {flavour or 'unknown'} kernel module on Linux {kernel}"
     return warned(text, fix=_FIX, value="neither", limit=_LIMIT, code="peer-memory.none")
 

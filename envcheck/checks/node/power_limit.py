@@ -28,7 +28,10 @@ def judge(view: View) -> Outcome:
         if not matrix_facts.laptop(str(names.get(gpu))):
             findings += enforced.blame({gpu: watts}, _rule(usual))
     if not both:
-        return worst(findings, enforced.absent() or default.absent() or skipped("no GPU has both limits"))
+        return worst(
+            findings,
+            enforced.absent() or default.absent() or skipped("no GPU has both limits", code="power-limit.not-reported"),
+        )
     seen = sorted({watts for watts, _ in both.values()})
     limit = Limit(max(usual for _, usual in both.values()), "W", _SOURCE)
     text = f"{', '.join(f'{w:g} W' for w in seen)}{', moved by the laptop itself' if capped else ', as made'}"

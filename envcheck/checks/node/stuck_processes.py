@@ -22,7 +22,9 @@ def judge(view: View) -> Outcome:
     """Warn of each; a busy disk holds a process for moments, so only a stay is worth a word."""
     stuck: list[dict[str, Any]] = view.snapshot.signal("host.stuck_processes").value
     if not isinstance(stuck, list):
-        return undecided(f"host.stuck_processes has an unexpected type or value: {stuck!r}")
+        return undecided(
+            f"host.stuck_processes has an unexpected type or value: {stuck!r}", code="stuck-processes.unexpected-value"
+        )
     return worst(map(_finding, stuck), passed("none", value=0, unit=_LIMIT.unit, limit=_LIMIT))
 
 

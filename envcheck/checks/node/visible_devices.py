@@ -27,10 +27,10 @@ def judge(view: View) -> Outcome:
     """Fail where CUDA shows none of what is named, warn where it shows less or something else."""
     environment = view.snapshot.signal("env").value
     if not isinstance(environment, dict):
-        return undecided("the environment was not read", fix="take the snapshot again")
+        return undecided("the environment was not read", fix="take the snapshot again", code="visible-devices.unread")
     value = environment.get(NAME)
     if value is None:
-        return skipped(f"{NAME} is not set: CUDA shows every GPU")
+        return skipped(f"{NAME} is not set: CUDA shows every GPU", code="visible-devices.unset")
     read = visible_gpus.parse(str(value), [gpu.uuid for gpu in view.snapshot.gpus])
     if read.repeated is not None:
         told = f"{NAME}={value}: {read.repeated} comes twice, and CUDA then shows no GPU at all"

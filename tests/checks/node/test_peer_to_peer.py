@@ -163,8 +163,8 @@ def test_who_is_on_a_gpu_is_named_from_the_limits_on(node: Node, put_gpu: Node) 
 
 
 SPEED = Limit(300, "GB/s", "somebody who measured it")
-SLOW = too_slow("slow", fix="look at the links", value=9, unit="GB/s", limit=SPEED)
-LOW = warned("low", fix="look at the links", value=290, unit="GB/s", limit=SPEED)
+SLOW = too_slow("slow", fix="look at the links", value=9, unit="GB/s", limit=SPEED, code="speed.slow")
+LOW = warned("low", fix="look at the links", value=290, unit="GB/s", limit=SPEED, code="speed.low")
 FINE = passed("fine", value=400, unit="GB/s", limit=SPEED)
 FAST = Found("it", "env", Check(promise="p", level="quick", performance=True), decide, "doc", "f", FOUND["acs"].path)
 

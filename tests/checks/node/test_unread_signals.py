@@ -39,9 +39,12 @@ def named() -> Iterator[tuple[str, str]]:
     rooms = "|".join({name.partition(".")[0] for name in signal_types.NODE})
     dotted = re.compile(rf"({rooms})\.[a-z_.]+")
     for path in (ROOT / "node").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        codes = [k.value for n in ast.walk(tree) if isinstance(n, ast.Call) for k in n.keywords if k.arg == "code"]
+        of_codes = {id(part) for code in codes for part in ast.walk(code)}
+        for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and dotted.fullmatch(node.value):
-                yield path.name, node.value
+                yield from [] if id(node) in of_codes else [(path.name, node.value)]
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 place = {"signal": 0, "read": 1}.get(node.func.attr, len(node.args))
                 for argument in node.args[place : place + 1]:

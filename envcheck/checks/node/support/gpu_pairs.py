@@ -14,7 +14,7 @@ Pair = dict[str, Any]
 def uncollected(view: View, name: str) -> Outcome | None:
     """Return the skip of a signal that the envcheck which took this snapshot did not know; None where it did."""
     if view.snapshot.signal(name).why == "not-collected":
-        return skipped(f"{name} was not read: this snapshot is from before it was")
+        return skipped(f"{name} was not read: this snapshot is from before it was", code="signal.not-collected")
     return None
 
 
@@ -24,8 +24,8 @@ def unreadable(view: View, name: str, fix: str) -> Outcome | None:
     if missing is not None or signal.reason is None:
         return missing
     if signal.why in ("denied", "unsupported"):
-        return skipped(f"{name} cannot be read ({signal.reason}): {fix}")
-    return undecided(f"{name} cannot be read: {signal.reason}", fix=fix)
+        return skipped(f"{name} cannot be read ({signal.reason}): {fix}", code=f"{name.replace('.', '-')}.hidden")
+    return undecided(f"{name} cannot be read: {signal.reason}", fix=fix, code=f"{name.replace('.', '-')}.unread")
 
 
 def matrix(view: View) -> list[Pair] | Outcome:
@@ -35,16 +35,22 @@ def matrix(view: View) -> list[Pair] | Outcome:
     if missing is not None:
         return missing
     if signal.why == "unsupported":
-        return skipped(f"NVML tells nothing of peer-to-peer here ({signal.reason})")
+        return skipped(f"NVML tells nothing of peer-to-peer here ({signal.reason})", code="gpu-p2p.not-reported")
     pairs = signal.value if isinstance(signal.value, list) else []
     if signal.value is None or not all(isinstance(pair, dict) and all(f in pair for f in _FIELDS) for pair in pairs):
         return undecided(
-            f"gpu.p2p cannot be read: {signal.reason or 'nonsense'}", fix="look at `nvidia-smi topo -p2p r`"
+            f"gpu.p2p cannot be read: {signal.reason or 'nonsense'}",
+            fix="look at `nvidia-smi topo -p2p r`",
+            code="gpu-p2p.unread",
         )
     indices = sorted({gpu.signal("index").value for gpu in view.snapshot.gpus if gpu.signal("index").value is not None})
     told = {frozenset((pair["a"], pair["b"])) for pair in pairs}
     if any(frozenset(ends) not in told for ends in itertools.combinations(indices, 2)):
-        return undecided(f"gpu.p2p tells of {len(pairs)} pairs of {len(indices)} GPUs", fix="read the node again")
+        return undecided(
+            f"gpu.p2p tells of {len(pairs)} pairs of {len(indices)} GPUs",
+            fix="read the node again",
+            code="gpu-p2p.incomplete",
+        )
     return [pair for pair in pairs if pair["a"] in indices and pair["b"] in indices]
 
 

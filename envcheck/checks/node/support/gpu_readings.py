@@ -25,7 +25,12 @@ class Reading(NamedTuple):
     def lacking(self) -> list[Outcome]:
         """Return one error for each GPU whose signal could not be read, but a skip where gpu-lost fails for the GPU."""
         return [
-            skipped(f"{gpu} is lost (see gpu-lost)", culprit=culprit(self.view, gpu), gpus=uuids(self.view, [gpu]))
+            skipped(
+                f"{gpu} is lost (see gpu-lost)",
+                culprit=culprit(self.view, gpu),
+                gpus=uuids(self.view, [gpu]),
+                code="gpu.lost",
+            )
             for gpu in sorted(self.lost)
         ] + [
             undecided(
@@ -49,7 +54,9 @@ class Reading(NamedTuple):
         if self.values:
             return None
         why = next(iter({**self.silent, **self.unread}.values()), "no GPU")
-        return skipped(f"no GPU here reports its {self.name} ({why})")
+        return skipped(
+            f"no GPU here reports its {self.name} ({why})", code=f"{self.name.replace('_', '-')}.not-reported"
+        )
 
     def where(self, holds: Callable[[Any], bool]) -> dict[str, Any]:
         """Return the values that satisfy a condition, by GPU."""

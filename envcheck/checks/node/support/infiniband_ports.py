@@ -14,14 +14,21 @@ def ports(view: View) -> list[Port] | Outcome:
     """Return the ports, or the outcome where there are none, nobody asked, or what was read is no port."""
     signal = view.snapshot.signal("ib.ports")
     if signal.why == "not-collected":
-        return skipped("this snapshot is older than the question: its InfiniBand and RoCE ports were not collected")
+        return skipped(
+            "this snapshot is older than the question: its InfiniBand and RoCE ports were not collected",
+            code="signal.not-collected",
+        )
     if signal.reason is not None:
-        return undecided(f"ib.ports cannot be read: {signal.reason}", fix="mount /sys, or --skip it")
+        return undecided(
+            f"ib.ports cannot be read: {signal.reason}", fix="mount /sys, or --skip it", code="infiniband.unread"
+        )
     if not isinstance(signal.value, list) or not all(_is_port(port) for port in signal.value):
         return undecided(
-            f"ib.ports has an unexpected type or value: {str(signal.value)[:60]}", fix="take the snapshot again"
+            f"ib.ports has an unexpected type or value: {str(signal.value)[:60]}",
+            fix="take the snapshot again",
+            code="infiniband.unexpected-value",
         )
-    return signal.value or skipped("no InfiniBand or RoCE device here")
+    return signal.value or skipped("no InfiniBand or RoCE device here", code="infiniband.none")
 
 
 def _is_port(port: Any) -> bool:

@@ -16,12 +16,14 @@ def events(view: View, name: str) -> list[dict[str, Any]] | Outcome:
     """Return the events of `name`, or the outcome where there is no driver or no right to read the log."""
     driver, nvml = view.snapshot.signal("driver.kernel"), view.snapshot.signal("driver.library")
     if not view.snapshot.gpus and driver.value is None and nvml.value is None:
-        return skipped(f"no NVIDIA driver here: {driver.reason}; {nvml.reason}")
+        return skipped(f"no NVIDIA driver here: {driver.reason}; {nvml.reason}", code="driver.none")
     log = view.snapshot.signal(name)
     if log.why in _NOT_SHOWN:
-        return skipped(f"the kernel's log may not be read ({log.reason}): {_FIX}")
+        return skipped(f"the kernel's log may not be read ({log.reason}): {_FIX}", code="kernel-log.hidden")
     if not isinstance(log.value, list):
-        return undecided(f"the kernel's log cannot be read: {log.reason or 'nonsense'}", fix=_FIX)
+        return undecided(
+            f"the kernel's log cannot be read: {log.reason or 'nonsense'}", fix=_FIX, code="kernel-log.unread"
+        )
     return log.value
 
 
@@ -41,6 +43,7 @@ def suppressed(view: View) -> list[Outcome]:
             value=gap["count"],
             unit="messages",
             code="xid.suppressed",
+            culprit=str(gap["name"]),
         )
         for gap in (gaps if isinstance(gaps, list) else [])
     ]
