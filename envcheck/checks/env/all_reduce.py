@@ -96,11 +96,16 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if found is not None:
         return found
     if len(ranks) == 1:
-        return skipped("one rank reduces with nobody")
+        return skipped("one rank reduces with nobody", code="rank.not-enough")
     for entry in ranks:
         for dtype in required(len(ranks), entry["backend"]):
             if not process_group.counts((entry.get("results") or {}).get(dtype, {}).get("wrong")):
-                return undecided(f"rank {entry['rank']} reduced no {dtype}", fix="see the check's log")
+                return undecided(
+                    f"rank {entry['rank']} reduced no {dtype}",
+                    fix="see the check's log",
+                    code="all-reduce.unmeasured",
+                    culprit=f"rank {entry['rank']}",
+                )
     wrong = [
         (entry["rank"], dtype, result)
         for entry in ranks
@@ -127,4 +132,6 @@ def _wrong(ranks: Ranks, wrong: list[tuple[int, str, Measured]]) -> Outcome:
         limit=LIMIT,
         ranks=culprits,
         first=first,
+        code="data.wrong",
+        culprit=f"rank {rank}",
     )

@@ -141,9 +141,13 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return found
     reasons = {entry.get("unsupported") for entry in ranks}
     if None not in reasons:
-        return skipped(min(map(str, reasons)))
+        return skipped(min(map(str, reasons)), code="attention.unsupported")
     findings = [finding for entry in ranks for finding in _findings(entry)]
-    return worst(findings, otherwise=skipped("nothing was measured")) if findings else _passed(ranks)
+    return (
+        worst(findings, otherwise=skipped("nothing was measured", code="attention.none"))
+        if findings
+        else _passed(ranks)
+    )
 
 
 def _findings(entry: Measured) -> Iterator[Outcome]:
@@ -153,7 +157,12 @@ def _findings(entry: Measured) -> Iterator[Outcome]:
         entry.get("lacking"),
     )
     for name, said in (entry.get("raised") or {}).items():
-        yield failed(f"{where}: {name} attention: {said}", fix=_FIX, code="attention.raised", culprit=name)
+        yield failed(
+            f"{where}: {name} attention: {said}",
+            fix=_FIX,
+            code="attention.raised",
+            culprit=f"rank {entry['rank']}, {name}",
+        )
     for dtype in dtype_precision.dtypes(entry):
         for name in OWED:
             kernel = f"{name} {dtype}"
@@ -163,6 +172,7 @@ def _findings(entry: Measured) -> Iterator[Outcome]:
                     f"rank {entry['rank']}: the {name} backend did not run in {dtype}",
                     fix=why,
                     code="attention.unmeasured",
+                    culprit=f"rank {entry['rank']}, {kernel}",
                 )
     for kernel, error in errors.items():
         bound = limit(kernel.split()[-1])

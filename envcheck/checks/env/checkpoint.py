@@ -127,7 +127,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     losses, saved, resumed = entry.get("losses") or [[], []], entry.get("saved"), entry.get("resumed")
     written = process_group.finite(entry.get("bytes")) and entry["bytes"] > 0
     if [len(run) for run in losses] != [STEPS, STEPS] or not saved or not resumed or not written:
-        return undecided("the training was not resumed", fix="see the check's log")
+        return undecided("the training was not resumed", fix="see the check's log", code="checkpoint.not-resumed")
     findings = []
     if not all(process_group.finite(loss) for run in losses for loss in run):
         fix = "run the matmul check on this device"
@@ -156,7 +156,11 @@ def _changed(entry: Measured) -> list[Outcome]:
     state = entry.get("state") or {}
     before, after, loaded = (state.get(name) or {} for name in ("before", "after", "loaded"))
     if not (before and after and loaded):
-        return [undecided("the state was not compared", fix="see the check's log", code="checkpoint.missing")]
+        return [
+            undecided(
+                "the state was not compared", fix="see the check's log", code="checkpoint.missing", culprit="state"
+            )
+        ]
     found = []
     moments = {name for name in before if name.startswith("optimizer.") and name.endswith(("exp_avg", "exp_avg_sq"))}
     if len(moments) != 2 * PARAMETERS:
@@ -179,7 +183,14 @@ def _rates(entry: Measured) -> list[Outcome]:
     right = [rule.RATE * rule.FACTOR ** (step // rule.PERIOD) for step in range(2 * STEPS)]
     rates = entry.get("rates") or []
     if [len(one) for one in rates] != [2 * STEPS, STEPS]:
-        return [undecided("the learning rates were not recorded", fix="see the check's log", code="checkpoint.missing")]
+        return [
+            undecided(
+                "the learning rates were not recorded",
+                fix="see the check's log",
+                code="checkpoint.missing",
+                culprit="learning rates",
+            )
+        ]
     found = []
     for who, got, due in (("saved", rates[0], right), ("resumed", rates[1], right[STEPS:])):
         if not all(process_group.finite(one) and abs(one - other) <= other * _ROUNDING for one, other in zip(got, due)):
@@ -200,7 +211,9 @@ def _not_brought_back(entry: Measured) -> list[Outcome]:
     if came.get("absent") or (came.get("wrong") == [] and came.get("tried") == len(_DTYPES)):
         return []
     said = "torch.distributed.checkpoint was not tried"
-    return [undecided(said, fix="see the check's log", code="checkpoint.missing")]
+    return [
+        undecided(said, fix="see the check's log", code="checkpoint.missing", culprit="torch.distributed.checkpoint")
+    ]
 
 
 def _apart(losses: list[list[float]], saved: dict[str, str], resumed: dict[str, str]) -> process_group.Problem:
@@ -219,4 +232,5 @@ def _apart(losses: list[list[float]], saved: dict[str, str], resumed: dict[str, 
         limit=LIMIT,
         tensors=apart,
         losses=losses,
+        code="checkpoint.differs",
     )

@@ -156,7 +156,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if found is not None:
         return found
     if len(ranks) == 1:
-        return skipped("one rank sends to nobody")
+        return skipped("one rank sends to nobody", code="rank.not-enough")
     findings = [*_wrong(ranks), *_raised(ranks), *collectives_late_ranks.judge(ranks)]
     if not any(entry.get("raised") for entry in ranks):
         findings += _missing(ranks)

@@ -190,12 +190,20 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return found
     entry = ranks[0]
     if entry.get("missing"):
-        return skipped(f"torch.compile needs {' and '.join(entry['missing'])}, not here", missing=entry["missing"])
+        return skipped(
+            f"torch.compile needs {' and '.join(entry['missing'])}, not here",
+            missing=entry["missing"],
+            code="compiled.prerequisites",
+        )
     if entry.get("broke"):
-        return failed(f"torch.compile broke: {entry['broke']}", fix="see TORCH_LOGS=inductor; a devel image compiles")
+        return failed(
+            f"torch.compile broke: {entry['broke']}",
+            fix="see TORCH_LOGS=inductor; a devel image compiles",
+            code="compiled.broke",
+        )
     errors = entry.get("errors") or {}
     if not errors or entry.get("missing") != []:
-        return undecided("nothing was compiled or compared", fix="see the check's log")
+        return undecided("nothing was compiled or compared", fix="see the check's log", code="compiled.unmeasured")
     count = sum((entry.get("code") or {}).values())
     wrong = [] if count else [_nothing("torch.compile wrote no code: the model ran in eager mode", "compiled.eager")]
     wrong += [_nothing(f"the graph was broken: {why}", "compiled.broken-graph") for why in entry.get("breaks") or []]
@@ -226,6 +234,7 @@ def _wrong(errors: Measured) -> list[Outcome]:
             unit=LIMIT.unit,
             limit=LIMIT,
             code="compiled.wrong",
+            culprit=name,
             errors=errors,
         )
         for name, error in errors.items()

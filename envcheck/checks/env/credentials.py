@@ -133,7 +133,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     entry = ranks[0] if ranks else {}
     files, variables = entry.get("files"), entry.get("variables")
     if not isinstance(files, list) or not isinstance(variables, list):
-        return undecided("the environment was not looked through", fix="see the check's log")
+        return undecided(
+            "the environment was not looked through", fix="see the check's log", code="credentials.unmeasured"
+        )
     inside = [path for path in files if path.startswith(f"{entry.get('prefix')}/")]
     history = [str(place) for place in view.image.get("secrets") or []]
     if not files and not variables and not history:
@@ -142,6 +144,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     told = "; ".join(filter(None, (", ".join(files), ", ".join(f"${name}" for name in variables), *history)))
     count = len(files) + len(variables) + len(history)
     if entry.get("image") or inside or history:
-        return failed(f"found {told}", fix=FIX, value=count, unit=LIMIT.unit, limit=LIMIT)
+        return failed(f"found {told}", fix=FIX, value=count, unit=LIMIT.unit, limit=LIMIT, code="credentials.in-image")
     why = f"this machine holds {told}; do not copy them into an image"
-    return warned(why, fix=FIX, value=count, unit=LIMIT.unit, limit=LIMIT)
+    return warned(why, fix=FIX, value=count, unit=LIMIT.unit, limit=LIMIT, code="credentials.on-machine")

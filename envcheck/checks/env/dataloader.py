@@ -145,9 +145,11 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     entry = ranks[0]
     if entry.get("died"):
         fix = _LIMIT_FIX if "ulimit" in str(entry["died"]) else _SHM_FIX
-        return failed(f"the loader broke: {entry['died']}", fix=fix, batches=entry.get("batches"))
+        return failed(
+            f"the loader broke: {entry['died']}", fix=fix, batches=entry.get("batches"), code="dataloader.broke"
+        )
     if not process_group.finite(entry.get("wrong")) or not process_group.counts(entry.get("batches")):
-        return undecided("no batch was compared", fix="see the check's log")
+        return undecided("no batch was compared", fix="see the check's log", code="dataloader.unmeasured")
     findings = [_wrong_data(entry)] if entry["wrong"] else []
     findings += [_lost(entry)] if entry["batches"] != ITEMS // BATCH else []
     quiet = _kept_quiet(entry)
@@ -186,10 +188,21 @@ def _delivered(entry: Measured) -> Outcome:
 def _kept_quiet(entry: Measured) -> process_group.Problem:
     death = entry.get("death") or ""
     if not isinstance(death, str):
-        return undecided("how the killed worker was told of is no text", fix="see the check's log")
+        return undecided(
+            "how the killed worker was told of is no text",
+            fix="see the check's log",
+            code="dataloader.unexpected-value",
+        )
     if not death or "timed out" in death:
         told = f"a killed worker was not reported{f', the loader waited: {death}' if death else ''}"
-        return failed(told, fix="update torch; set a timeout on your DataLoaders until then", death=death)
+        return failed(
+            told,
+            fix="update torch; set a timeout on your DataLoaders until then",
+            death=death,
+            code="dataloader.death-not-reported",
+        )
     if entry.get("shared") is not True:
-        return undecided("the batches did not come through shared memory", fix="see the check's log")
+        return undecided(
+            "the batches did not come through shared memory", fix="see the check's log", code="dataloader.not-shared"
+        )
     return None

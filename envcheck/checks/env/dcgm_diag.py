@@ -76,19 +76,27 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on what DCGM fails, warn on what it warns of or calls configuration; what is not understood is an error."""
     entry = ranks[0] if ranks else {}
     if entry.get("installed") is False:
-        return skipped("dcgmi is not installed here")
+        return skipped("dcgmi is not installed here", code="dcgm.not-installed")
     said = str(entry.get("said", ""))
     if entry.get("code") is None:
-        return undecided("dcgmi diag did not end in time, or was not run", fix="look at `dmesg` and nv-hostengine.log")
+        return undecided(
+            "dcgmi diag did not end in time, or was not run",
+            fix="look at `dmesg` and nv-hostengine.log",
+            code="dcgm.unfinished",
+        )
     if entry.get("document") is None:
         if any(word in said for word in _DOWN):
-            return skipped(f"dcgmi is here and its host engine does not answer; {_START}")
+            return skipped(f"dcgmi is here and its host engine does not answer; {_START}", code="dcgm.no-host-engine")
         last = (said.splitlines() or ["nothing"])[-1]
-        return undecided(f"dcgmi diag wrote no JSON (exit code {entry['code']}): {last}", fix=_START)
+        return undecided(
+            f"dcgmi diag wrote no JSON (exit code {entry['code']}): {last}", fix=_START, code="dcgm.no-result"
+        )
     try:
         results = dcgm_report.results(entry["document"])
     except dcgm_report.UnknownShapeError as error:
-        return undecided(f"dcgmi diag: {error}", fix=f"run `dcgmi diag -r {entry.get('level')}` by hand")
+        return undecided(
+            f"dcgmi diag: {error}", fix=f"run `dcgmi diag -r {entry.get('level')}` by hand", code="dcgm.unknown-format"
+        )
     return _judged(view, entry, results)
 
 
@@ -102,12 +110,12 @@ def _judged(view: View, entry: Measured, results: list[dcgm_report.Result]) -> O
         return _told(view, grave or bad, failed if grave else warned)
     if entry["code"] != 0:
         why = f"dcgmi diag ended with code {entry['code']}, and no test says why"
-        return undecided(why, fix="run it by hand, and look at nvvs.log")
+        return undecided(why, fix="run it by hand, and look at nvvs.log", code="dcgm.unexplained-exit")
     ran = sorted({result.test for result in results if result.status == dcgm_report.PASSED})
     left = sorted({result.test for result in results} - set(ran))
     also = f"; not run here: {', '.join(left)}" if left else ""
     if not ran:
-        return skipped(f"dcgmi diag skipped every test{also}")
+        return skipped(f"dcgmi diag skipped every test{also}", code="dcgm.skipped")
     return passed(f"level {entry.get('level')}: {', '.join(ran)}{also}", value=0, unit=LIMIT.unit, limit=LIMIT)
 
 
@@ -135,7 +143,16 @@ def _told(view: View, bad: list[dcgm_report.Result], verdict: Callable[..., Outc
     fix = _ASKED.get(_worst([f for result in bad for f in result.findings]), _ASKED[3])
     told = "; ".join(lines[:3]) + (f"; {len(lines) - 3} more" if len(lines) > 3 else "")  # noqa: PLR2004
     gpus = [gpu.uuid for gpu in view.snapshot.gpus if f"GPU {gpu.signal('index').value}" in named]
-    return verdict(told, fix=fix, value=len(tests), unit=LIMIT.unit, limit=LIMIT, gpus=gpus, findings=lines)
+    return verdict(
+        told,
+        fix=fix,
+        value=len(tests),
+        unit=LIMIT.unit,
+        limit=LIMIT,
+        gpus=gpus,
+        findings=lines,
+        code="dcgm.test-failed",
+    )
 
 
 def _line(result: dcgm_report.Result) -> str:

@@ -75,6 +75,7 @@ OFF = {
     "errors": "the gradients are not those of one process on the whole batch",
     "steps": "the weights after the step are not one process's",
 }
+CODES = {"errors": "ddp.gradients", "steps": "ddp.weights"}
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
@@ -84,7 +85,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return errors
     fix = "run the all-reduce check: wrong there too, the link or NCCL is broken; right there, reinstall torch"
     off = model_replicas.first_off(errors, LIMIT)
-    found = [model_replicas.blamed(off, OFF[off.kind], fix, LIMIT)] if off is not None else []
+    found = [model_replicas.blamed(off, OFF[off.kind], fix, LIMIT, CODES[off.kind])] if off is not None else []
     found += [drift for moment, when in MOMENTS.items() if (drift := model_replicas.drifted(ranks, moment, when))]
     found += _unsent(ranks)
     summary = f"gradients equal one process's and replicas are equal on {len(ranks)} ranks over {ranks[0]['backend']}"

@@ -165,7 +165,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if problem is not None:
         return problem
     if len(ranks) == 1:
-        return skipped("one rank sends no gradient")
+        return skipped("one rank sends no gradient", code="rank.not-enough")
     lacking, found = {}, []
     for hook in HOOKS:
         runs = [(entry.get("runs") or {}).get(hook) or {} for entry in ranks]
@@ -180,7 +180,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if found:
         return worst(found, passed(""))
     if len(lacking) == len(HOOKS):
-        return skipped("; ".join(f"no {hook} hook here: {why}" for hook, why in lacking.items()))
+        return skipped(
+            "; ".join(f"no {hook} hook here: {why}" for hook, why in lacking.items()), code="ddp-hooks.unsupported"
+        )
     return _passed(ranks, lacking)
 
 
@@ -196,7 +198,12 @@ def _unlike(ranks: Ranks, runs: list[Measured], hook: str) -> process_group.Prob
     for entry, run in zip(ranks, runs):
         errors, rank = run.get("errors") or [], entry["rank"]
         if len(errors) != STEPS or not run.get("ended"):
-            return undecided(f"rank {rank} took {len(errors)} of {STEPS} {hook} steps", fix="see the check's log")
+            return undecided(
+                f"rank {rank} took {len(errors)} of {STEPS} {hook} steps",
+                fix="see the check's log",
+                code="ddp-hooks.unmeasured",
+                culprit=f"rank {rank}, {hook}",
+            )
         for step, error in enumerate(errors):
             if not process_group.finite(error) or not 0 <= error <= limit.value:
                 return failed(
@@ -206,9 +213,17 @@ def _unlike(ranks: Ranks, runs: list[Measured], hook: str) -> process_group.Prob
                     unit=limit.unit,
                     limit=limit,
                     rank=rank,
+                    code="ddp-hooks.gradients",
+                    culprit=f"rank {rank}, {hook}",
                 )
         if hook == "powersgd" and not (process_group.finite(run.get("compression")) and run["compression"] > 1):
-            return failed(f"rank {rank}: PowerSGD compressed nothing", fix="reinstall torch", rank=rank)
+            return failed(
+                f"rank {rank}: PowerSGD compressed nothing",
+                fix="reinstall torch",
+                rank=rank,
+                code="ddp-hooks.not-compressed",
+                culprit=f"rank {rank}, {hook}",
+            )
     ended = [{"rank": entry["rank"], "ended": run["ended"]} for entry, run in zip(ranks, runs)]
     return model_replicas.drifted(ended, "ended", f"after training under the {hook} hook")
 

@@ -80,6 +80,7 @@ OFF = {
     "local": "gradients under no_sync are not the rank's own sum: they were sent, or a micro-batch is lost",
     "synchronised": "the accumulated gradients are not those of one process on the whole batch",
 }
+CODES = {"local": "ddp.no-sync-gradients", "synchronised": "ddp.accumulated-gradients"}
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
@@ -89,7 +90,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return errors
     off = model_replicas.first_off(errors, LIMIT)
     fix = "run the ddp check: right there, reinstall torch, as its no_sync is broken; wrong there, run all-reduce"
-    found = [model_replicas.blamed(off, OFF[off.kind], fix, LIMIT)] if off is not None else []
+    found = [model_replicas.blamed(off, OFF[off.kind], fix, LIMIT, CODES[off.kind])] if off is not None else []
     drift = model_replicas.drifted(ranks, "ended", "after accumulating")
     said = f"{MICRO_BATCHES} micro-batches under no_sync equal one process's batch"
     return worst(

@@ -140,15 +140,21 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     entry = ranks[0] if ranks else {}
     kind, where = entry.get("kind"), _HERE if entry.get("here") else "the temporary directory"
     if kind in MEMORY:
-        return skipped(f"{where} is {kind}: memory, not a disk")
+        return skipped(f"{where} is {kind}: memory, not a disk", code="disk-read.memory")
     free = entry.get("free")
     if isinstance(free, int) and 0 <= free < 10 * LEAST:
-        return skipped(f"too little is free in {where}: {free / MIB:.0f} MiB")
+        return skipped(f"too little is free in {where}: {free / MIB:.0f} MiB", code="disk-read.no-space")
     read, seconds, written = (entry.get(name, math.nan) for name in ("read", "seconds", "written"))
     if not (_positive(read) and _positive(seconds) and _positive(written) and read <= written):
-        return undecided(f"not measured: {read} of {written} B in {seconds} s", fix="run it again")
+        return undecided(
+            f"not measured: {read} of {written} B in {seconds} s", fix="run it again", code="disk-read.unmeasured"
+        )
     if entry.get("same") is not True:
-        return failed("the disk gave back other bytes than were written", fix="look at `dmesg`, and replace the disk")
+        return failed(
+            "the disk gave back other bytes than were written",
+            fix="look at `dmesg`, and replace the disk",
+            code="disk-read.data",
+        )
     return _judged(entry, kind, where, limits.limit("disk-read", "warn"))
 
 
@@ -162,6 +168,10 @@ def _judged(entry: Measured, kind: Any, where: str, limit: Limit) -> Outcome:
     layer = ", the container's own layer" if kind == "overlay" else ""
     told = f"{speed:.2f} GB/s from {where} ({kind}{layer}; {entry['read'] / MIB:.0f} MiB, {how})"
     if speed > CEILING:
-        return undecided(f"{told}: more than disks do, so it came out of memory", fix="run it on a disk of its own")
+        return undecided(
+            f"{told}: more than disks do, so it came out of memory",
+            fix="run it on a disk of its own",
+            code="disk-read.from-memory",
+        )
     verdict = {"value": round(speed, 4), "unit": "GB/s", "limit": limit}
-    return passed(told, **verdict) if speed >= limit.value else warned(told, fix=_FIX, **verdict)
+    return passed(told, **verdict) if speed >= limit.value else warned(told, fix=_FIX, code="disk-read.slow", **verdict)

@@ -167,4 +167,6 @@ def _files(view: View, entry: Measured) -> Iterator[Outcome]:
 
 def _warning(name: str, text: str, value: Any, limit: Limit) -> Outcome:
     fix = f"unset {name}, in the image or in the profile that sets it"
-    return warned(text, fix=fix, value=value, limit=limit, code=f"environment.{name.lower()}", culprit=name)
+    return warned(
+        text, fix=fix, value=value, limit=limit, code=f"environment.{name.lower().replace('_', '-')}", culprit=name
+    )

@@ -105,8 +105,9 @@ def _wrong(entry: Measured) -> list[Outcome]:
         most = verified_products.TOLERANCE.get(ROUNDING.get(dtype, ""), 0.0)
         if not process_group.finite(error) or not 0 <= error <= most:
             said = f"{_name(entry)}: the {dtype} product is off by {error}, however often it has the same bits"
-            about: dict[str, Any] = {"code": "data.wrong", "culprit": _name(entry), "ranks": [entry["rank"]]}
-            found.append(failed(said, fix="run the matmul check on this device; or reinstall torch", **about))
+            about: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]]}
+            fix = "run the matmul check on this device; or reinstall torch"
+            found.append(failed(said, fix=fix, code="data.wrong", **about))
     return found
 
 

@@ -163,7 +163,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return found
     lacking = {str(entry["rank"]): str(entry["lacking"]) for entry in ranks if entry.get("lacking")}
     if len(lacking) == len(ranks):
-        return skipped(f"no FP8: {' and '.join(sorted(set(lacking.values())))}")
+        return skipped(f"no FP8: {' and '.join(sorted(set(lacking.values())))}", code="fp8.unsupported")
     trained = [entry for entry in ranks if not entry.get("lacking")]
     findings = [finding for entry in trained for finding in _findings(entry)]
     if findings:
@@ -183,38 +183,43 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 def _findings(entry: Measured) -> list[Outcome]:
     """Return all that is wrong with one rank's training."""
     where, losses = f"rank {entry['rank']} on {entry['device']}", entry.get("losses") or {}
-    about: dict[str, Any] = {"culprit": where, "code": "fp8.loss"}
     eight, sixteen = (losses.get(dtype) or [] for dtype in ("float8", "bfloat16"))
     if len(eight) != STEPS or len(sixteen) != STEPS:
         said = f"{where} trained {len(eight)} steps, not {STEPS}"
-        return [undecided(said, fix="see the check's log", **{**about, "code": "fp8.missing"})]
+        return [undecided(said, fix="see the check's log", code="fp8.missing", culprit=where)]
     if not all(process_group.finite(loss) for loss in eight + sixteen) or not sixteen[0] > 0:
-        return [failed(f"{where}: the loss is not finite", fix=_FIX, losses=losses, **about)]
+        return [
+            failed(f"{where}: the loss is not finite", fix=_FIX, losses=losses, code="fp8.not-finite", culprit=where)
+        ]
     found = []
     if sorted(entry.get("formats") or []) != sorted(FORMATS):
-        said = ", ".join(entry.get("formats") or []) or "nothing"
-        found.append(failed(f"{where} multiplied {said}, not in FP8", fix=_FIX, **{**about, "code": "fp8.formats"}))
-    for said, value, limit in _shares(entry, eight, sixteen):
+        said = f"{where} multiplied {', '.join(entry.get('formats') or []) or 'nothing'}, not in FP8"
+        found.append(failed(said, fix=_FIX, code="fp8.formats", culprit=where))
+    for code, said, value, limit in _shares(entry, eight, sixteen):
         if not value <= limit.value:
             text = f"{where}: {said.format(f'{value:.3g}')}"
-            found.append(failed(text, fix=_FIX, value=value, unit=limit.unit, limit=limit, losses=losses, **about))
+            about: dict[str, Any] = {"unit": limit.unit, "limit": limit, "losses": losses, "culprit": where}
+            found.append(failed(text, fix=_FIX, value=value, code=code, **about))
     return found
 
 
-def _shares(entry: Measured, eight: list[float], sixteen: list[float]) -> list[tuple[str, float, Limit]]:
-    """Return what is judged, as (words, value, limit), each a share of the first loss."""
+def _shares(entry: Measured, eight: list[float], sixteen: list[float]) -> list[tuple[str, str, float, Limit]]:
+    """Return what is judged, as (code, words, value, limit), each a share of the first loss."""
     first: Any = entry.get("first")
     known = process_group.finite(first) and first > 0
     rows = [
         (f"the first {name} loss is {{}} of it away from plain Python's", losses[0], DISTANCE)
         for name, losses in (("bfloat16", sixteen), ("FP8", eight))
     ]
-    shares = [(said, abs(loss - first) / first if known else math.inf, limit) for said, loss, limit in rows]
+    shares = [
+        ("fp8.first-loss", said, abs(loss - first) / first if known else math.inf, limit) for said, loss, limit in rows
+    ]
     shares += [
-        (f"the {name} loss comes to {{}} of the first", losses[-1] / sixteen[0], FALLEN)
+        ("fp8.not-learning", f"the {name} loss comes to {{}} of the first", losses[-1] / sixteen[0], FALLEN)
         for name, losses in (("bfloat16", sixteen), ("FP8", eight))
     ]
-    return [*shares, ("the FP8 loss is {} of the first loss away from bfloat16's", _distance(entry), DISTANCE)]
+    said = "the FP8 loss is {} of the first loss away from bfloat16's"
+    return [*shares, ("fp8.distance", said, _distance(entry), DISTANCE)]
 
 
 def _distance(entry: Measured) -> float:

@@ -235,15 +235,20 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if problem is not None:
         return problem
     if len(ranks) == 1:
-        return skipped("one rank has nobody to shard with")
+        return skipped("one rank has nobody to shard with", code="rank.not-enough")
     reasons = {entry.get("unsupported") for entry in ranks}
     if None not in reasons:
-        return skipped(min(map(str, reasons)))
+        return skipped(min(map(str, reasons)), code="fsdp.unsupported")
     for entry in ranks:
         losses = entry.get("losses") or []
         whole = entry.get("errors") and entry.get("gathered") and entry.get("ended")
         if not whole or len(losses) != STEPS or not all(process_group.finite(loss) and loss >= 0 for loss in losses):
-            return undecided(f"rank {entry['rank']} took {len(losses)} of {STEPS} steps", fix="see the check's log")
+            return undecided(
+                f"rank {entry['rank']} took {len(losses)} of {STEPS} steps",
+                fix="see the check's log",
+                code="fsdp.unmeasured",
+                culprit=f"rank {entry['rank']}",
+            )
     found, most = [], 0.0
     for kind in ("errors", "gathered"):
         # Every rank is off after one was, that one the most.
@@ -275,6 +280,8 @@ def _apart(entry: Measured, kind: str, error: float) -> Outcome:
         limit=LIMIT,
         rank=entry["rank"],
         errors=entry[kind],
+        code="fsdp.weights" if kind == "errors" else "fsdp.gathered",
+        culprit=f"rank {entry['rank']}",
     )
 
 
@@ -285,7 +292,7 @@ def _whole(ranks: Ranks) -> process_group.Problem:
     if all(process_group.finite(count) for count in (*held, total)) and max(held) < total == sum(held):
         return None
     said = f"the ranks held {held} of {total} parameters: they were not sharded"
-    return failed(said, fix="reinstall or update torch, as its FSDP2 is broken", held=held)
+    return failed(said, fix="reinstall or update torch, as its FSDP2 is broken", held=held, code="fsdp.not-sharded")
 
 
 def _passed(ranks: Ranks, worst: float) -> Outcome:

@@ -150,21 +150,22 @@ def _wrong(entry: Measured) -> list[Outcome]:
     for dtype in entry.get("values") or {}:
         error: Any = (entry.get("errors") or {}).get(dtype)
         made = (entry.get("products") or {}).get(dtype) or {}
-        about = {"code": "data.wrong", "culprit": gpu_speed.culprit(entry), "rank": entry["rank"]}
+        about: dict[str, Any] = {"culprit": gpu_speed.culprit(entry), "rank": entry["rank"]}
         where = f"rank {entry['rank']} on {entry['device']}"
         if not process_group.finite(error) or not 0 <= error <= verified_products.TOLERANCE[dtype]:
             value = error if process_group.finite(error) else None
             said = f"{where}: the {dtype} product is off by {error}"
-            found.append(failed(said, fix=_WRONG_FIX, value=value, unit="relative error", **about))
+            found.append(failed(said, fix=_WRONG_FIX, value=value, unit="relative error", code="data.wrong", **about))
         wrong, count = made.get("wrong"), made.get("messages")
         if not (process_group.counts(wrong) and process_group.counts(count) and count):
             said = f"{where} verified no {dtype} product"
-            found.append(undecided(said, fix="see the check's log", **{**about, "code": "speed.unverified"}))
+            found.append(undecided(said, fix="see the check's log", code="data.missing", **about))
         elif wrong:
             said = (
                 f"{where}: {wrong} of {count} {dtype} products have wrong elements, first product {made.get('first')}"
             )
-            found.append(failed(said, fix=_WRONG_FIX, value=wrong, unit=LIMIT.unit, limit=LIMIT, **about))
+            about |= {"value": wrong, "unit": LIMIT.unit, "limit": LIMIT}
+            found.append(failed(said, fix=_WRONG_FIX, code="data.wrong", **about))
     return found
 
 

@@ -56,7 +56,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     """Warn naming each, with what is read instead."""
     entry = ranks[0] if ranks else {}
     if not isinstance(entry.get("ignored"), list) or not isinstance(entry.get("outdated"), list):
-        return undecided("the environment was not read", fix="see the check's log")
+        return undecided("the environment was not read", fix="see the check's log", code="ignored-settings.unmeasured")
     told = [f"nothing reads {name}" for name in entry["ignored"]]
     told += [f"{name} is outdated" for name in entry["outdated"]]
     fixes = [f"{name} -> {(IGNORED.get(name) or OUTDATED[name])}" for name in entry["ignored"] + entry["outdated"]]
@@ -64,5 +64,12 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         told.append(f"{TRANSFER} is set, and hf_transfer is not installed: downloads fail")
         fixes.append(f"unset {TRANSFER}, or install hf_transfer")
     if told:
-        return warned("; ".join(told), fix="; ".join(fixes), value=len(told), unit=LIMIT.unit, limit=LIMIT)
+        return warned(
+            "; ".join(told),
+            fix="; ".join(fixes),
+            value=len(told),
+            unit=LIMIT.unit,
+            limit=LIMIT,
+            code="ignored-settings.ignored",
+        )
     return passed("every such setting is read by something", value=0, unit=LIMIT.unit, limit=LIMIT)

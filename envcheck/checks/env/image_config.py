@@ -10,7 +10,20 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, passed, skipped, undecided, warned
+from envcheck.checks import (
+    Check,
+    Limit,
+    Measured,
+    Outcome,
+    Rank,
+    Ranks,
+    View,
+    passed,
+    skipped,
+    undecided,
+    warned,
+    worst,
+)
 from envcheck.checks.env.support.process import image_facts
 
 CHECK = Check(
@@ -67,18 +80,21 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     """Warn of root and of a PID 1 that is no init; of an image as it is configured, for envcheck starts its own."""
     entry = ranks[0] if ranks else {}
     if not isinstance(entry.get("contained"), bool) or not isinstance(entry.get("uid"), int):
-        return undecided("the process was not looked at", fix="see the check's log")
+        return undecided("the process was not looked at", fix="see the check's log", code="image-config.unmeasured")
     if not entry["contained"]:
-        return skipped("no container: this machine's user and init are its own")
+        return skipped("no container: this machine's user and init are its own", code="container.none")
     if entry.get("image") and not view.image:
-        return undecided("the image's configuration was not read", fix="see `docker image inspect`")
+        return undecided(
+            "the image's configuration was not read", fix="see `docker image inspect`", code="image-config.unread"
+        )
     user = str(view.image.get("runs_as", "")).partition(":")[0] if view.image else str(entry["uid"])
     program = str(view.image.get("program", "") if view.image else entry.get("init", ""))
     root = user in ROOT and (bool(view.image) or not entry.get("mapped"))
     value = {"runs_as": user or "root", "starts": program or "nothing"}
-    told = ["it runs as root"] if root else []
-    told += [] if program in INITS else [f"PID 1 is {program or 'not known'}, which is no init"]
-    if told:
-        fix = "; ".join([*([_USER_FIX] if root else []), *([_INIT_FIX] if program not in INITS else [])])
-        return warned("; ".join(told), fix=fix, value=value, limit=LIMIT)
-    return passed(f"user {value['runs_as']}, under {program}", value=value, limit=LIMIT)
+    found = []
+    if root:
+        found.append(warned("it runs as root", fix=_USER_FIX, value=value, limit=LIMIT, code="image-config.root"))
+    if program not in INITS:
+        said = f"PID 1 is {program or 'not known'}, which is no init"
+        found.append(warned(said, fix=_INIT_FIX, value=value, limit=LIMIT, code="image-config.no-init"))
+    return worst(found, passed(f"user {value['runs_as']}, under {program}", value=value, limit=LIMIT))

@@ -137,13 +137,23 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         for dtype in (name for name in UNIT_ROUNDOFF if name in owed or name in errors):
             if dtype not in errors:
                 said = f"rank {entry['rank']} measured no {dtype} product"
-                findings.append(undecided(said, fix="see the check's log", code="matmul.unmeasured"))
+                findings.append(
+                    undecided(
+                        said,
+                        fix="see the check's log",
+                        code="matmul.unmeasured",
+                        culprit=f"rank {entry['rank']}, {dtype}",
+                    )
+                )
             elif not process_group.finite(errors[dtype]) or not 0 <= errors[dtype] <= bound(dtype):
                 findings.append(_wrong(entry, dtype, errors[dtype]))
             else:
                 margins.append((errors[dtype] / bound(dtype), dtype, errors[dtype]))
     if findings or not margins:
-        return worst(findings, otherwise=undecided("no product was measured", fix="see the check's log"))
+        return worst(
+            findings,
+            otherwise=undecided("no product was measured", fix="see the check's log", code="matmul.unmeasured"),
+        )
     _, dtype, error = max(margins)
     return passed(
         f"products agree with plain Python on {len(ranks)} rank(s); closest to its bound: {dtype}",

@@ -172,10 +172,20 @@ def _findings(entry: Measured, owed: list[str]) -> Iterator[Outcome]:
     passes = entry.get("passes") or {}
     missing = [name for name in owed if not process_group.finite((passes.get(name) or {}).get("wrong"))]
     if missing or not process_group.finite(entry.get("tested")) or entry["tested"] <= 0:
-        yield undecided(f"rank {entry['rank']} tested no {', '.join(missing) or 'memory'}", fix="see the log")
+        yield undecided(
+            f"rank {entry['rank']} tested no {', '.join(missing) or 'memory'}",
+            fix="see the log",
+            code="memory.untested",
+            culprit=f"rank {entry['rank']} on {entry['device']}",
+        )
     if entry.get("blind"):
         said = f"rank {entry['rank']} on {entry['device']}: {entry['blind']}"
-        yield failed(said, fix="install torch again; run the operators check", code="memory.blind")
+        yield failed(
+            said,
+            fix="install torch again; run the operators check",
+            code="memory.blind",
+            culprit=f"rank {entry['rank']} on {entry['device']}",
+        )
     wrong = {name: passes[name] for name in owed if name not in missing and passes[name]["wrong"] != 0}
     if wrong:
         yield _wrong(entry, wrong)
@@ -212,5 +222,7 @@ def _little(ranks: Ranks) -> process_group.Problem:
                 unit=TESTED.unit,
                 limit=TESTED,
                 rank=entry["rank"],
+                code="memory.little-free",
+                culprit=f"rank {entry['rank']} on {entry['device']}",
             )
     return None

@@ -106,10 +106,15 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     """Warn of each lookup that is slow, and of a name that cannot be resolved at all."""
     lookups = ranks[0].get("lookups") if ranks else None
     if not isinstance(lookups, dict) or not {OWN, LOOPBACK, MAPPED} <= set(lookups):
-        return undecided("no name was looked up", fix="see the check's log")
+        return undecided("no name was looked up", fix="see the check's log", code="name-resolution.unmeasured")
     unread = [name for name, found in lookups.items() if not _read(found)]
     if unread:
-        return undecided(f"the lookup of {unread[0]} was not measured", fix="see the check's log")
+        return undecided(
+            f"the lookup of {unread[0]} was not measured",
+            fix="see the check's log",
+            code="name-resolution.unmeasured",
+            culprit=unread[0],
+        )
     slowest = max(found["seconds"] for found in lookups.values())
     findings = [finding for name, found in lookups.items() for finding in _judged(name, found)]
     return worst(findings, passed("every name is answered at once", value=slowest, unit=LIMIT.unit, limit=LIMIT))

@@ -68,11 +68,11 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     entry = ranks[0] if ranks else {}
     variables, cuda = entry.get("variables"), view.environment.get("cuda")
     if not isinstance(variables, dict):
-        return undecided("the variables were not read", fix="see the check's log")
+        return undecided("the variables were not read", fix="see the check's log", code="nvidia-settings.unmeasured")
     if not entry.get("contained"):
-        return skipped("no container: nothing reads them here")
+        return skipped("no container: nothing reads them here", code="container.none")
     if not cuda:
-        return skipped("torch has no CUDA here: whatever is passed in, it uses none")
+        return skipped("torch has no CUDA here: whatever is passed in, it uses none", code="torch.no-cuda")
     keeps_out = [] if view.mode == "gpu" else _keeps_out(variables)
     odd = [*_disagrees(variables, str(cuda)), *_lacks(variables, seen=view.mode == "gpu")]
     told = [*keeps_out, *odd]
@@ -84,7 +84,15 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         f'NVIDIA_REQUIRE_CUDA="cuda>={major}.0" in the image, and no other NVIDIA_REQUIRE_*'
     )
     verdict = failed if keeps_out and entry.get("image") else warned
-    return verdict("; ".join(told), fix=fix, value=len(told), unit=LIMIT.unit, limit=LIMIT, variables=variables)
+    return verdict(
+        "; ".join(told),
+        fix=fix,
+        value=len(told),
+        unit=LIMIT.unit,
+        limit=LIMIT,
+        variables=variables,
+        code="nvidia-settings.keeps-gpus-out" if keeps_out else "nvidia-settings.mismatch",
+    )
 
 
 def _capabilities(variables: dict[str, str]) -> list[str]:

@@ -135,13 +135,21 @@ def _findings(entry: Measured) -> Iterator[Outcome]:
     where, rows, wrong = f"rank {entry['rank']} on {entry['device']}", entry.get("rows"), entry.get("wrong")
     if not process_group.counts(rows) or not isinstance(wrong, list) or not isinstance(rows, int) or rows < LEAST:
         yield undecided(
-            f"{where} ran {rows or 'no'} operators, not {LEAST}", fix="see the check's log", code="operators.unmeasured"
+            f"{where} ran {rows or 'no'} operators, not {LEAST}",
+            fix="see the check's log",
+            code="operators.unmeasured",
+            culprit=where,
         )
         return
     error: Any = (entry.get("worst") or {}).get("error")
     whole = process_group.finite(error) and 0 <= error <= LIMIT.value
     if not whole or (len(wrong) != entry.get("wrong_rows") and not wrong):
-        yield undecided(f"{where} does not say how far off its operators were", fix="see the check's log")
+        yield undecided(
+            f"{where} does not say how far off its operators were",
+            fix="see the check's log",
+            code="operators.unmeasured",
+            culprit=where,
+        )
     known: dict[str, str] = entry.get("known") or {}
     for flaw in sorted(set(known.values())):
         named = ", ".join(name for name in known if known[name] == flaw)
@@ -149,7 +157,12 @@ def _findings(entry: Measured) -> Iterator[Outcome]:
     for row in wrong[:SHOWN]:
         yield _finding(entry, where, row)
     if len(wrong) > SHOWN:
-        yield failed(f"{where}: {entry.get('wrong_rows')} runs are wrong in all", fix=_FIX, code="operators.wrong")
+        yield failed(
+            f"{where}: {entry.get('wrong_rows')} runs are wrong in all",
+            fix=_FIX,
+            code="operators.many-wrong",
+            culprit=where,
+        )
 
 
 def _finding(entry: Measured, where: str, row: Measured) -> Outcome:

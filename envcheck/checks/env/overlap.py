@@ -212,11 +212,16 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if found is not None:
         return found
     if len(ranks) == 1:
-        return skipped("one rank has nothing to communicate")
+        return skipped("one rank has nothing to communicate", code="rank.not-enough")
     for entry in ranks:
         times: list[Any] = [(entry.get("seconds") or {}).get(name) for name in TIMES]
         if not all(process_group.finite(taken) and taken > 0 for taken in times):
-            return undecided(f"rank {entry['rank']} timed nothing", fix="see the check's log")
+            return undecided(
+                f"rank {entry['rank']} timed nothing",
+                fix="see the check's log",
+                code="speed.missing",
+                culprit=f"rank {entry['rank']}",
+            )
     untrue = _untrue(ranks)
     findings = [*_wrong(ranks), *([untrue] if untrue else [])]
     return worst(findings, otherwise=findings[0]) if findings else _reported(view, ranks)
@@ -227,13 +232,17 @@ def _wrong(ranks: Ranks) -> list[Outcome]:
     found = [finding for entry in ranks for finding in _off(entry)]
     for entry in ranks:
         rank, wrong, sums = entry["rank"], entry.get("wrong"), entry.get("sums")
-        about = {"code": "data.wrong", "culprit": f"rank {rank}", "ranks": [rank]}
+        about: dict[str, Any] = {"culprit": f"rank {rank}", "ranks": [rank]}
         if not process_group.counts(wrong) or not isinstance(sums, list) or not sums:
-            found.append(undecided(f"rank {rank} verified no message", fix="see the check's log", **about))
+            found.append(
+                undecided(f"rank {rank} verified no message", fix="see the check's log", code="data.missing", **about)
+            )
         elif wrong:
             said = f"rank {rank}: {wrong} elements of DDP's all-reduces without backward are not the sum of the ranks'"
             fix = "run the all-reduce and collectives checks: they say which elements are wrong, and by which bits"
-            found.append(failed(said, fix=fix, value=wrong, unit="wrong elements", limit=LIMIT, **about))
+            found.append(
+                failed(said, fix=fix, value=wrong, unit="wrong elements", limit=LIMIT, code="data.wrong", **about)
+            )
     steps = [step for step, sums in enumerate(zip(*(entry.get("sums") or [] for entry in ranks))) if len(set(sums)) > 1]
     if steps:
         said = f"in {len(steps)} synchronised steps gradients differ between ranks, first in step {steps[0]}"
@@ -244,9 +253,10 @@ def _wrong(ranks: Ranks) -> list[Outcome]:
 def _off(entry: Measured) -> list[Outcome]:
     """Return the finding that gradients of a rank are not the mean of all ranks', or were not compared."""
     rank, off = entry["rank"], entry.get("off") or []
-    about = {"code": "ddp.gradients", "culprit": f"rank {rank}"}
+    culprit = f"rank {rank}"
     if len(off) != COUNTING + len(entry.get("sums") or []):
-        return [undecided(f"rank {rank} compared {len(off)} steps' gradients", fix="see the check's log", **about)]
+        said = f"rank {rank} compared {len(off)} steps' gradients"
+        return [undecided(said, fix="see the check's log", code="overlap.gradients-unmeasured", culprit=culprit)]
     sound = [process_group.finite(value) and 0 <= value <= GRADIENT.value for value in off]
     steps = [step for step, right in enumerate(sound) if not right]
     if not steps:
@@ -255,22 +265,34 @@ def _off(entry: Measured) -> list[Outcome]:
     said = f"rank {rank}: in {len(steps)} of {len(off)} steps gradients are not the mean of the ranks', first in those "
     value = off[steps[0]] if process_group.finite(off[steps[0]]) else None
     fix = "run the ddp and ddp-hooks checks"
-    return [failed(f"{said}{when}", fix=fix, value=value, unit=GRADIENT.unit, limit=GRADIENT, **about)]
+    said = f"{said}{when}"
+    code, limit = "ddp.gradients", GRADIENT
+    return [failed(said, fix=fix, value=value, unit=limit.unit, limit=limit, code=code, culprit=culprit)]
 
 
 def _untrue(ranks: Ranks) -> process_group.Problem:
     """Return the failure of gradients that say something else was timed than is told; None where they agree."""
     said = [entry.get("digests") or {} for entry in ranks]
     if not all(isinstance(digests.get(name), str) for digests in said for name in ("synchronised", "local")):
-        return undecided("a rank told nothing of its gradients", fix="see the check's log")
+        return undecided(
+            "a rank told nothing of its gradients", fix="see the check's log", code="overlap.gradients-unmeasured"
+        )
     buckets: list[Any] = [entry.get("buckets") or [None] for entry in ranks]
     known = all(process_group.finite(count) and count > 0 for held in buckets for count in held)
     if not known or buckets.count(buckets[0]) != len(ranks):
-        return undecided("the ranks do not tell the same buckets", fix="see the check's log")
+        return undecided(
+            "the ranks do not tell the same buckets", fix="see the check's log", code="overlap.buckets-unmeasured"
+        )
     if len({digests["synchronised"] for digests in said}) > 1:
-        return failed("after a synchronised step gradients differ between ranks", fix="run the ddp check")
+        return failed(
+            "after a synchronised step gradients differ between ranks", fix="run the ddp check", code="ddp.gradients"
+        )
     if len({digests["local"] for digests in said}) < len(said):
-        return failed("under no_sync two ranks have the same gradients: they were sent", fix="run ddp-no-sync")
+        return failed(
+            "under no_sync two ranks have the same gradients: they were sent",
+            fix="run ddp-no-sync",
+            code="ddp.no-sync-gradients",
+        )
     return None
 
 
@@ -287,6 +309,7 @@ def _reported(view: View, ranks: Ranks) -> Outcome:
         return undecided(
             "a step that synchronises was timed far quicker than one that does not: mismeasured",
             fix="see that nothing else uses the GPUs, and run it again",
+            code="speed.impossible",
             **details,
         )
     hidden = min(max(share, 0.0), 1.0)

@@ -90,7 +90,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if found is not None:
         return found
     if all(entry.get("unreadable") for entry in ranks):
-        return skipped(f"the kernel does not show the GPUs' links here: {ranks[0]['unreadable']}")
+        return skipped(
+            f"the kernel does not show the GPUs' links here: {ranks[0]['unreadable']}", code="pcie.link-hidden"
+        )
     told = [_one(view, entry) for entry in ranks]
     bad = [*_lost(ranks), *(outcome for outcome in told if isinstance(outcome, Outcome))]
     if bad:
@@ -146,14 +148,13 @@ def _one(view: View, entry: Measured) -> Any:
     known: dict[str, Any] = {
         "value": round(share, 3),
         "unit": "of its rate",
-        "code": "pcie.link-below-its-rate",
         "culprit": gpu_speed.culprit(entry),
         "device": entry["device"],
     }
+    tell = too_slow if share <= _HALF and not any(word in str(entry.get("name")) for word in _DESKTOPS) else warned
     if view.snapshot.signal("host.hypervisor").value is True:
-        return warned(f"{said}; a virtual machine may show another link", fix=_FIX, limit=_ALL, **known)
-    modest = any(word in str(entry.get("name")) for word in _DESKTOPS)
-    return (too_slow if share <= _HALF and not modest else warned)(said, fix=_FIX, limit=_ALL, **known)
+        tell, said = warned, f"{said}; a virtual machine may show another link"
+    return tell(said, fix=_FIX, limit=_ALL, code="pcie.link-below-its-rate", **known)
 
 
 def _sane(reading: Any) -> bool:

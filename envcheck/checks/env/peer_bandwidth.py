@@ -94,15 +94,20 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return found
     entry = ranks[0]
     if entry.get("off") is True:
-        return skipped("not tried: NCCL_P2P_DISABLE=1 is set, by you or because peer-to-peer is broken")
+        return skipped(
+            "not tried: NCCL_P2P_DISABLE=1 is set, by you or because peer-to-peer is broken",
+            code="peer-to-peer.disabled",
+        )
     names, models, matrix = entry.get("gpus") or [], entry.get("models") or [], entry.get("matrix") or []
     if len(names) < 2 or len(models) != len(names) or [len(row) for row in matrix] != [len(names)] * len(names):  # noqa: PLR2004 (a pair)
-        return undecided("the matrix of rates is not one of every pair", fix="see the check's log")
+        return undecided(
+            "the matrix of rates is not one of every pair", fix="see the check's log", code="peer-bandwidth.unmeasured"
+        )
     pairs = [
         _pair(view, entry, *ends) for ends in gpu_pairs.ordered(len(names)) if matrix[ends[0]][ends[1]] is not None
     ]
     if not pairs:
-        return skipped("no GPU here can reach another: CUDA offers no peer access")
+        return skipped("no GPU here can reach another: CUDA offers no peer access", code="peer-to-peer.none")
     # The furthest behind its limit first: of findings that are equally bad, the first one stands for all.
     pairs.sort(key=_share)
     findings = [_wrong(names, one) for one in entry.get("wrong") or []]

@@ -100,15 +100,18 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     tried = [pair for pair in pairs if not pair.get("unreachable")]
     told = sorted((pair.get("source"), pair.get("target")) for pair in pairs)
     if told != gpu_pairs.ordered(len(names)) or not all(isinstance(pair.get("wrong"), dict) for pair in tried):
-        return undecided(f"{len(told)} pairs of {len(names)} GPUs were told of", fix="see the check's log")
+        return undecided(
+            f"{len(told)} pairs of {len(names)} GPUs were told of", fix="see the check's log", code="p2p.unmeasured"
+        )
     if not pairs:
-        return undecided("no pair of GPUs was tried", fix="see the check's log")
+        return undecided("no pair of GPUs was tried", fix="see the check's log", code="p2p.unmeasured")
     broken = [_broken(names, pair) for pair in tried if pair["wrong"]]
     if broken:
         return worst(broken, otherwise=broken[0])
     if not tried:
         return skipped(
-            f"no GPU here can reach another ({pairs[0]['unreachable']}): NCCL goes through the host's memory"
+            f"no GPU here can reach another ({pairs[0]['unreachable']}): NCCL goes through the host's memory",
+            code="peer-to-peer.none",
         )
     rest = f"; {len(pairs) - len(tried)} pairs cannot reach each other" if len(tried) < len(pairs) else ""
     return passed(

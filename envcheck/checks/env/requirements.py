@@ -130,17 +130,21 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     """Fail where torch's own family is affected, warn elsewhere; where nothing reads requirements, skip."""
     entry = ranks[0] if ranks else {}
     if not process_group.counts(entry.get("packages")) or not entry["packages"]:
-        return undecided("no installed package was found", fix="see the check's log")
+        return undecided("no installed package was found", fix="see the check's log", code="requirements.no-packages")
     if not isinstance(entry.get("reader"), str):
-        return skipped("nothing in this environment reads requirements (packaging, pip, setuptools)")
+        return skipped(
+            "nothing in this environment reads requirements (packaging, pip, setuptools)", code="requirements.no-reader"
+        )
     broken = entry.get("broken")
     if not isinstance(broken, list):
-        return undecided("the requirements were not read", fix="see the check's log")
+        return undecided("the requirements were not read", fix="see the check's log", code="requirements.unmeasured")
     if broken:
         told = "; ".join(broken[:_SHOWN]) + (f"; {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else "")
         fix = "install what is named, or build the environment again from its lock"
         verdict = failed if any(FAMILY.match(line) for line in broken) else warned
-        return verdict(told, fix=fix, value=len(broken), unit=LIMIT.unit, limit=LIMIT, broken=broken)
+        return verdict(
+            told, fix=fix, value=len(broken), unit=LIMIT.unit, limit=LIMIT, broken=broken, code="requirements.conflict"
+        )
     shadowed = entry.get("shadowed") or []
     hidden = f"; {len(shadowed)} more are hidden by another version of theirs: {shadowed[0]}" if shadowed else ""
     summary = f"{entry['packages']} packages agree{hidden}"

@@ -131,10 +131,10 @@ def _on_path() -> list[str]:
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on what does not load, is loaded twice or is a stub; warn on a second copy that the loader knows of."""
     if not view.environment.get("torch"):
-        return skipped(f"no torch to look into: {view.environment.get('error', 'none was asked')}")
+        return skipped(f"no torch to look into: {view.environment.get('error', 'none was asked')}", code="torch.none")
     entry = ranks[0] if ranks else {}
     if not process_group.counts(entry.get("tried")) or not entry["tried"] or not isinstance(entry.get("broken"), dict):
-        return undecided("no library of torch was looked at", fix="see the check's log")
+        return undecided("no library of torch was looked at", fix="see the check's log", code="libraries.unmeasured")
     findings = [*_broken(entry), *_stubs(entry), *_twice(entry)]
     if view.environment.get("cuda"):
         findings += [*_mixed(view.environment.get("packages") or {}), *_elsewhere(entry)]

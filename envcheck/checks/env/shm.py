@@ -49,7 +49,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
     total, free = (ranks[0].get("total"), ranks[0].get("free")) if ranks else (None, None)
     if total is None or free is None or not process_group.finite(total) or not process_group.finite(free):
-        return undecided("the size of /dev/shm was not measured", fix="mount a tmpfs at /dev/shm")
+        return undecided(
+            "the size of /dev/shm was not measured", fix="mount a tmpfs at /dev/shm", code="shm.unmeasured"
+        )
     floor, advice, room = (
         limits.limit("shm", "fail"),
         limits.limit("shm", "warn"),
@@ -62,8 +64,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         findings.append(_small(warned, "is small for a GPU node", total, advice, free))
     if free < min(room.value, total):
         said = f"too little of the {total / 2**20:,.0f} MiB of {PATH} is free"
-        more: dict[str, Any] = {"code": "shm.full", "culprit": PATH, "total": total}
-        findings.append(failed(said, fix=_EMPTY_IT, value=free, unit="B", limit=room, **more))
+        about: dict[str, Any] = {"value": free, "unit": "B", "limit": room, "culprit": PATH, "total": total}
+        findings.append(failed(said, fix=_EMPTY_IT, code="shm.full", **about))
     return worst(findings, otherwise=passed(f"{PATH} has room", value=total, unit="B", limit=floor, free=free))
 
 

@@ -144,7 +144,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if found is not None:
         return found
     if len(ranks) == 1:
-        return skipped("one rank has nobody to be behind")
+        return skipped("one rank has nobody to be behind", code="rank.not-enough")
     wrong, unmeasured = _wrong(ranks), _unmeasured(ranks)
     if unmeasured:
         return worst([*wrong, *unmeasured], otherwise=unmeasured[0])
@@ -197,17 +197,18 @@ def _slow(view: View, ranks: Ranks) -> list[Outcome]:
         ratio, late = entry["products"]["median"] / fastest, entry["products"]["p95"]
         said = f"{_name(entry)} takes {ratio:.2f} times as long as others"
         value: dict[str, Any] = {"value": round(ratio, 4), "unit": LIMIT.unit}
+        code = "speed.behind"
         if view.mode == "gpu" and ratio <= ADVICE.value and late > LIMIT.value * usual and late - usual > _NOTABLE:
             said = f"{_name(entry)} takes {late * 1000:.3g} ms in every twentieth round, where others take "
             said, ratio = f"{said}{usual * 1000:.3g} ms", late / usual
-            value["value"] = round(ratio, 4)
-        about: dict[str, Any] = {**value, "code": "speed.behind", "culprit": _name(entry), "ranks": [entry["rank"]]}
+            value["value"], code = round(ratio, 4), "speed.late-rounds"
+        about: dict[str, Any] = {**value, "culprit": _name(entry), "ranks": [entry["rank"]]}
         # A CPU may have cores of two kinds, and others use it: no fault of this rank's.
         if ratio > limit.value:
             tell = too_slow if view.mode == "gpu" else warned
-            found.append(tell(said, fix=_FIX, limit=limit, **about))
+            found.append(tell(said, fix=_FIX, limit=limit, code=code, **about))
         elif ratio > ADVICE.value and view.mode == "gpu":
-            found.append(warned(said, fix=_FIX, limit=ADVICE, **about))
+            found.append(warned(said, fix=_FIX, limit=ADVICE, code=code, **about))
     return found
 
 
@@ -227,7 +228,8 @@ def _late(view: View, ranks: Ranks) -> list[Outcome]:
     """Return a finding for each rank that is late, in the median or in every twentieth, where most are not."""
     found, late, gpu = [], lateness(ranks), view.mode == "gpu"
     least = LATE.value if gpu else LATE.value * _BUSY
-    for share, often in ((0.5, "mostly"), (0.95, "in every twentieth"))[: 2 if gpu else 1]:
+    often = (("speed.late", 0.5, "mostly"), ("speed.late-at-times", 0.95, "in every twentieth"))
+    for code, share, how_often in often[: 2 if gpu else 1]:
         at = {rank: timed_collectives.percentile(seconds, share) for rank, seconds in late.items()}
         usual = statistics.median_low(at.values())
         for entry in ranks:
@@ -235,9 +237,9 @@ def _late(view: View, ranks: Ranks) -> list[Outcome]:
             if mine <= least or mine <= 3 * usual:
                 continue
             tell = too_slow if gpu else warned
-            said = f"{_name(entry)} joins collectives {mine * 1000:.3g} ms after the first rank, {often}"
-            about: dict[str, Any] = {"code": "speed.late", "culprit": _name(entry), "ranks": [entry["rank"]]}
-            found.append(tell(said, fix=_LATE_FIX, value=round(mine, 5), unit="s", limit=LATE, **about))
+            said = f"{_name(entry)} joins collectives {mine * 1000:.3g} ms after the first rank, {how_often}"
+            about: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]], "value": round(mine, 5)}
+            found.append(tell(said, fix=_LATE_FIX, unit="s", limit=LATE, code=code, **about))
     return found
 
 
@@ -245,20 +247,21 @@ def _asleep(view: View, ranks: Ranks) -> list[Outcome]:
     """Return a failure for each rank that slept in its own work; a GPU's rank may sleep while it waits for its GPU."""
     found = []
     for entry in ranks:
-        about: dict[str, Any] = {"code": "speed.asleep", "culprit": _name(entry), "ranks": [entry["rank"]]}
+        about: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]]}
         share = entry["products"]["slept"] / entry["products"]["shortest"]
         if view.mode != "gpu" and share > ASLEEP.value:
             said = f"{_name(entry)} sleeps in its products, {entry['products']['slept'] * 1000:.3g} ms a round"
             value = {"value": round(share, 4), "unit": ASLEEP.unit, "limit": ASLEEP}
-            found.append(too_slow(said, fix=_LATE_FIX, **value, **about))
+            found.append(too_slow(said, fix=_LATE_FIX, code="speed.asleep", **value, **about))
         if entry["joined"]["slept"] > LATE.value:
             said = f"{_name(entry)} sleeps {entry['joined']['slept'] * 1000:.3g} ms before it joins a collective"
-            slept = round(entry["joined"]["slept"], 5)
-            found.append(too_slow(said, fix=_LATE_FIX, value=slept, unit="s", limit=LATE, **about))
+            joined = {"value": round(entry["joined"]["slept"], 5), "unit": "s", "limit": LATE}
+            found.append(too_slow(said, fix=_LATE_FIX, code="speed.asleep-before-joining", **joined, **about))
         busy = entry["joined"].get("busy", 0.0)
         if process_group.finite(busy) and busy > LATE.value:
             said = f"{_name(entry)} computes for {busy * 1000:.3g} ms of its own before it joins a collective"
-            found.append(too_slow(said, fix=_LATE_FIX, value=round(busy, 5), unit="s", limit=LATE, **about))
+            joined = {"value": round(busy, 5), "unit": "s", "limit": LATE}
+            found.append(too_slow(said, fix=_LATE_FIX, code="speed.busy-before-joining", **joined, **about))
     return found
 
 

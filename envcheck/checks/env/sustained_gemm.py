@@ -245,13 +245,14 @@ def _fallen(view: View, end: float, entry: Measured) -> process_group.Problem:
     floor = Limit(round(row["fail"] * held, 1), "TFLOP/s", f"{row['source']}; times {held:.2f}") if row else None
     said = f"rank {entry['rank']} on {entry['device']}: {end:.4g} TFLOP/s at the end, {best:.4g} in its best second"
     said += f"{load_samples.told(load)}{load_samples.caps(load)}{cap}"
-    about: dict[str, Any] = {"fix": _FIX, "code": "speed.falls", "culprit": gpu_speed.culprit(entry)}
+    about: dict[str, Any] = {"fix": _FIX, "culprit": gpu_speed.culprit(entry)}
     about |= {"rank": entry["rank"], "device": entry["device"]}
     if floor and end < floor.value:
-        return too_slow(said, value=end, unit=floor.unit, limit=floor, **about)
+        return too_slow(said, value=end, unit=floor.unit, limit=floor, code="speed.falls", **about)
     for limit, tell in ((BEST, too_slow), (BEST_ADVICE, warned)):
         if end < best * limit.value:
-            return tell(said, value=round(end / best, 4), unit=limit.unit, limit=limit, **about)
+            value = round(end / best, 4)
+            return tell(said, value=value, unit=limit.unit, limit=limit, code="speed.falls", **about)
     return None
 
 

@@ -131,10 +131,10 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     """Fail on each rank that did not join, had a wrong sum or did not end well; warn where the name is unknown."""
     entry = ranks[0] if ranks else {}
     if entry.get("missing"):
-        return skipped(str(entry["missing"]))
+        return skipped(str(entry["missing"]), code="torchrun.unsupported")
     members = entry.get("ranks")
     if not isinstance(members, list) or not members or "code" not in entry:
-        return undecided("torchrun was not started", fix="see the check's log")
+        return undecided("torchrun was not started", fix="see the check's log", code="torchrun.not-started")
     code, failures = entry["code"], entry.get("failures")
     exited = code is None or (isinstance(code, int) and not isinstance(code, bool))
     whole = len(members) == entry.get("nproc") and all(isinstance(member, dict) for member in members)

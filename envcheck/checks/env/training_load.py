@@ -120,7 +120,12 @@ def _untold(entry: Measured) -> process_group.Problem:
     losses, where = entry.get("losses") or [], f"rank {entry['rank']} on {entry['device']}"
     lacking = [name for name in ("steps_per_second", "lasted", "peak", "total") if not _positive(entry.get(name))]
     if lacking or len(losses) != 2 or entry["peak"] > entry["total"]:  # noqa: PLR2004 (before and after)
-        return undecided(f"{where} told no {', '.join(lacking) or 'loss, or memory that cannot be'}", fix="see the log")
+        return undecided(
+            f"{where} told no {', '.join(lacking) or 'loss, or memory that cannot be'}",
+            fix="see the log",
+            code="training.unmeasured",
+            culprit=where,
+        )
     if not all(process_group.finite(loss) for loss in losses):
         fix = "run the amp and matmul checks on this GPU"
         return failed(f"{where}: the loss is not finite", fix=fix, code="training.loss", culprit=where)

@@ -88,9 +88,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if found is not None:
         return found
     if view.mode != "gpu":
-        return skipped("gloo goes through the host's memory; nothing of NCCL was looked at")
+        return skipped("gloo goes through the host's memory; nothing of NCCL was looked at", code="transport.not-nccl")
     if len(ranks) == 1:
-        return skipped("one rank talks to nobody")
+        return skipped("one rank talks to nobody", code="rank.not-enough")
     logs = {entry["rank"]: entry.get("nccl") or {} for entry in ranks}
     pairs = nccl_log.edges(logs)
     unread = _unread(logs, pairs)
@@ -149,7 +149,7 @@ def _slower(view: View, ranks: Ranks, pairs: nccl_log.Pairs, details: dict[str, 
     more = f" and {len(off) - _NAMED} more" if len(off) > _NAMED else ""
     named = ", ".join(f"{a}-{b}" for a, b in off[:_NAMED]) + more
     said = f"ranks {named} talk over {', '.join(ways)}{_because(details)}; they have a faster link"
-    return warned(said, fix=_FIX, value=len(off), unit=LIMIT.unit, limit=LIMIT, **details)
+    return warned(said, fix=_FIX, value=len(off), unit=LIMIT.unit, limit=LIMIT, code="transport.slower-path", **details)
 
 
 def _switched(view: View, ranks: Ranks, details: dict[str, Any]) -> Outcome:
@@ -157,7 +157,7 @@ def _switched(view: View, ranks: Ranks, details: dict[str, Any]) -> Outcome:
     missing = transports.nvls_missing(view, len(ranks), details["nvls"])
     declined = nccl_log.nvls_declined(details["settings"])
     if missing and not declined:
-        return warned(f"no NVLS{_because(details)}: {missing}", fix=_NVLS_FIX, **details)
+        return warned(f"no NVLS{_because(details)}: {missing}", fix=_NVLS_FIX, code="transport.no-nvls", **details)
     ways = [
         *(["NVLS"] if details["nvls"]["used"] else []),
         *sorted({w for ws in details["pairs"].values() for w in ws}),

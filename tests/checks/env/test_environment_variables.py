@@ -58,7 +58,7 @@ def test_each_harmful_variable_is_named(node: Node, clean: pytest.MonkeyPatch, n
     clean.setenv(name, HARMFUL.get(name, "1"))
     outcome = environment_variables.judge(node("h100x8"), [environment_variables.measure(RANK)])
     assert (outcome.status, outcome.culprit) == (WARN, name)
-    assert outcome.code == f"environment.{name.lower()}"
+    assert outcome.code == f"environment.{name.lower().replace('_', '-')}"
     assert name in outcome.summary
     assert name in outcome.remedy
 

@@ -40,7 +40,7 @@ def judge(view: View, ranks: Ranks, owed: Sequence[str], rows: Mapping[str, str]
     if found is not None:
         return found
     if len(ranks) == 1:
-        return skipped("one rank has nobody to send to: its bus bandwidth is 0 by definition")
+        return skipped("one rank has nobody to send to: its bus bandwidth is 0 by definition", code="rank.not-enough")
     measured = ranks[0].get("curves") or {}
     names = [*measured, *(name for name in owed if name not in measured)]
     unlike = [name for name in names if not _alike(ranks, name)]
@@ -65,9 +65,13 @@ def _untrue(ranks: Ranks, curves: Mapping[str, list[Measured]], told: Mapping[st
     """Return why what was timed is no measurement: a time that is none, or a message that did not arrive."""
     found = [finding for name in curves for finding in _wrong(ranks, name, told)]
     if not all(process_group.finite(point["busbw"]) for curve in curves.values() for point in curve):
-        found.append(undecided("a time was zero or no number", fix=_AGAIN, code="speed.missing", **told))
+        found.append(
+            undecided("a time was zero or no number", fix=_AGAIN, code="speed.missing", culprit="times", **told)
+        )
     if not all(process_group.finite(at["p99"]) for waits in told["latency"].values() for at in waits):
-        found.append(undecided("a latency was zero or no number", fix=_AGAIN, code="speed.missing", **told))
+        found.append(
+            undecided("a latency was zero or no number", fix=_AGAIN, code="speed.missing", culprit="latencies", **told)
+        )
     return found
 
 
@@ -181,7 +185,12 @@ def _against_limit(links: transports.Links, name: str, curve: list[Measured], fo
     if row is None:
         return passed(f"{said}: reported, not judged ({why})", **judged)
     if curve[-1]["bytes"] < PLATEAU:
-        return undecided("too little free GPU memory for sizes on the plateau", fix="free the GPUs")
+        return undecided(
+            "too little free GPU memory for sizes on the plateau",
+            fix="free the GPUs",
+            code="speed.no-plateau",
+            culprit=name,
+        )
     short = limits.short(row, value, said, fix=_FIX, culprit=name)
     return short or passed(said, **judged, limit=Limit(row["fail"], "GB/s", row["source"], "at least"))
 

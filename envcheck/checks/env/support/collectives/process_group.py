@@ -98,13 +98,17 @@ def problem(view: View, ranks: Ranks, backend: bool = True) -> Problem:  # noqa:
 
 def _missing(ranks: Ranks) -> Problem:
     if not ranks:
-        return undecided("no rank reported anything", fix="see the log of the check's processes")
+        return undecided(
+            "no rank reported anything", fix="see the log of the check's processes", code="rank.none-reported"
+        )
     worlds: list[Any] = [entry.get("world") for entry in ranks]
     world = max((w for w in worlds if counts(w)), default=0)
     numbers = sorted(entry["rank"] for entry in ranks if counts(entry.get("rank")))
     if not world or any(w != world for w in worlds) or numbers != list(range(world)):
         return undecided(
-            f"of {world} ranks these reported: {numbers or 'none'}", fix="see the log of the ranks that did not"
+            f"of {world} ranks these reported: {numbers or 'none'}",
+            fix="see the log of the ranks that did not",
+            code="rank.not-reported",
         )
     return None
 
@@ -118,17 +122,26 @@ def _elsewhere(view: View, ranks: Ranks, backend: bool) -> Problem:  # noqa: FBT
     gpu = view.mode == "gpu"
     for entry in ranks:
         if not isinstance(entry.get("device"), str) or not entry["device"]:
-            return undecided(f"rank {entry['rank']} does not say on which device it was", fix="see the check's log")
+            return undecided(
+                f"rank {entry['rank']} does not say on which device it was",
+                fix="see the check's log",
+                code="rank.device-unknown",
+                culprit=f"rank {entry['rank']}",
+            )
         if entry.get("is_cuda") is not gpu:
             return failed(
                 f"rank {entry['rank']} computed on {entry.get('device')}, not on {'its GPU' if gpu else 'the CPU'}",
                 fix="look for a CPU-only wheel (torch.version.cuda is None) or code that falls back to the CPU",
+                code="rank.wrong-device",
+                culprit=f"rank {entry['rank']}",
             )
         wanted = "nccl" if gpu else "gloo"
         if backend and entry.get("backend") != wanted:
             return failed(
                 f"rank {entry['rank']} used backend {entry.get('backend')}, not {wanted}",
                 fix="install a torch built with NCCL; gloo moves every gradient through the host",
+                code="rank.wrong-backend",
+                culprit=f"rank {entry['rank']}",
             )
     return None
 
@@ -141,6 +154,8 @@ def _shared(ranks: Ranks) -> Problem:
             return failed(
                 f"ranks {owners[device]} and {entry['rank']} share GPU {device}",
                 fix="give each rank its own GPU: torch.cuda.set_device(LOCAL_RANK), one CUDA_VISIBLE_DEVICES for all",
+                code="rank.shared-gpu",
+                culprit=device,
             )
         owners[device] = entry["rank"]
     return None

@@ -29,11 +29,16 @@ def unseen(entry: Measured, seconds: float, interval: float) -> process_group.Pr
     load = entry.get("load") or {}
     where = f"rank {entry['rank']} on {entry['device']}"
     if load.get("unread"):
-        return undecided(f"{where}: {load['unread']}", fix=_FIX)
+        return undecided(f"{where}: {load['unread']}", fix=_FIX, code="load.unread", culprit=where)
     samples = load.get("samples") or []
     wanted = max(1, int(seconds / interval * _SHARE))
     if len(samples) < wanted:
-        return undecided(f"{where}: {len(samples)} samples in {seconds:.0f} s, not {wanted}", fix=_FIX)
+        return undecided(
+            f"{where}: {len(samples)} samples in {seconds:.0f} s, not {wanted}",
+            fix=_FIX,
+            code="load.few-samples",
+            culprit=where,
+        )
     return None
 
 

@@ -59,12 +59,17 @@ def errors(view: View, ranks: Ranks, kinds: tuple[str, ...], steps: int) -> Outc
     if found is not None:
         return found
     if len(ranks) == 1:
-        return skipped("one rank averages with nobody")
+        return skipped("one rank averages with nobody", code="rank.not-enough")
     taken: dict[tuple[int, str], Any] = {(entry["rank"], kind): entry.get(kind) for entry in ranks for kind in kinds}
     for (rank, _), values in taken.items():
         told = len(values) if isinstance(values, list) else 0
         if told != steps or not all(entry.get("ended") for entry in ranks):
-            return undecided(f"rank {rank} took {told} of {steps} steps", fix="see the check's log")
+            return undecided(
+                f"rank {rank} took {told} of {steps} steps",
+                fix="see the check's log",
+                code="ddp.unmeasured",
+                culprit=f"rank {rank}",
+            )
     return sorted(
         (Error(step, rank, kind, value) for (rank, kind), values in taken.items() for step, value in enumerate(values)),
         key=lambda error: (error.step, error.rank, kinds.index(error.kind)),
@@ -76,7 +81,7 @@ def first_off(found: list[Error], limit: Limit) -> Error | None:
     return next((e for e in found if not process_group.finite(e.value) or not 0 <= e.value <= limit.value), None)
 
 
-def blamed(error: Error, what: str, fix: str, limit: Limit) -> Outcome:
+def blamed(error: Error, what: str, fix: str, limit: Limit, code: str) -> Outcome:
     """Return the failure of one error, naming its rank and step."""
     return failed(
         f"rank {error.rank}, step {error.step}: {what}",
@@ -86,6 +91,8 @@ def blamed(error: Error, what: str, fix: str, limit: Limit) -> Outcome:
         limit=limit,
         rank=error.rank,
         step=error.step,
+        code=code,
+        culprit=f"rank {error.rank}",
     )
 
 
@@ -159,4 +166,6 @@ def drifted(ranks: Ranks, moment: str, when: str) -> process_group.Problem:
         fix="run the all-reduce check on these ranks; drift without it points at a GPU that computes wrongly",
         ranks=odd,
         digests={str(entry["rank"]): entry.get(moment) for entry in ranks},
+        code="ddp.replicas-differ",
+        culprit=f"rank(s) {odd} {when}",
     )

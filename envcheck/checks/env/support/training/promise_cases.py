@@ -85,7 +85,9 @@ def _finding(entry: Measured, name: str, result: Measured, terms: Terms) -> Iter
             yield _failed(entry, name, f"{name} is missing: {result['absent']}", terms)
     elif "off" not in result:
         where = f"rank {entry['rank']} on {entry['device']}"
-        yield undecided(f"{where}: {name} was not tried", fix="see the check's log", code=terms.code, culprit=name)
+        yield undecided(
+            f"{where}: {name} was not tried", fix="see the check's log", code="cases.not-tried", culprit=name
+        )
     elif not (process_group.finite(value) and 0 <= float(value or 0) <= limit.value):
         known = value if process_group.finite(value) else None
         yield _failed(entry, name, f"{name} is off by {value}", terms, value=known, unit=limit.unit, limit=limit)
@@ -93,8 +95,8 @@ def _finding(entry: Measured, name: str, result: Measured, terms: Terms) -> Iter
 
 def _failed(entry: Measured, name: str, what: str, terms: Terms, **more: Any) -> Outcome:
     where = f"rank {entry['rank']} on {entry['device']}"
-    named = {"code": terms.code, "culprit": f"{where}: {name}", "rank": entry["rank"], "seed": entry.get("seed")}
-    return failed(f"{where}: {what}", fix=terms.fix, **{**named, **more})
+    named = {"culprit": f"{where}: {name}", "rank": entry["rank"], "seed": entry.get("seed")}
+    return failed(f"{where}: {what}", fix=terms.fix, code=terms.code, **named, **more)
 
 
 def _held(ranks: Ranks, due: list[str], limit: Callable[[str], Limit]) -> Outcome:
@@ -102,7 +104,7 @@ def _held(ranks: Ranks, due: list[str], limit: Callable[[str], Limit]) -> Outcom
     absent = {name: cases[name]["absent"] for name in due if "absent" in cases.get(name, {})}
     tried = [name for name in due if name not in absent]
     if not tried:
-        return skipped("; ".join(dict.fromkeys(absent.values())) or "nothing to try")
+        return skipped("; ".join(dict.fromkeys(absent.values())) or "nothing to try", code="cases.unsupported")
     nearest = max(tried, key=lambda name: cases[name]["off"] / (float(limit(name).value) or 1.0))
     without = f"; not here: {len(absent)}, see the details" if absent else ""
     return passed(
