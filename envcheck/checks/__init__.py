@@ -10,9 +10,10 @@ registration. Foreign interpreters import this file: standard library only, Pyth
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
 
 from envcheck.node.snapshot import Snapshot
 
@@ -20,6 +21,8 @@ PASS, WARN, FAIL, SKIP, ERROR = "pass", "warn", "fail", "skip", "error"
 LEVELS = ("static", "quick", "standard", "full")
 # A failure that was seen outranks what could not be read, and both outrank a warning.
 WORST_FIRST = (FAIL, ERROR, WARN, SKIP, PASS)
+# The code of a value that is no finite number.
+NOT_FINITE = "value.not-finite"
 # How many findings a summary line quotes; the report lists all of them.
 SHOWN = 3
 
@@ -76,7 +79,8 @@ class Change(NamedTuple):
 class Outcome:
     """The result of a check, or one finding of it. Only `pass` is a pass.
 
-    `code` is a stable word for programs, for example "ecc.uncorrected"; the text of `summary` may change.
+    `code` is a stable word for programs, `<check or topic>.<reason>`, for example "ecc.uncorrected"; the text of
+    `summary` may change. Only a pass has none. Findings with one code and culprit are the same one in each attempt.
     `culprit` names the GPU, rank, link or file that this finding is about; empty where it is about the whole node.
     `remeasure` marks a speed that fell short and nothing else: only such an outcome is measured a second time. Wrong
     data is final.
@@ -165,49 +169,74 @@ def worst(findings: Iterable[Outcome], otherwise: Outcome) -> Outcome:
     )
 
 
-def too_slow(
-    summary: str, *, fix: str, value: Any = None, unit: str = "", limit: Limit | None = None, **details: Any
-) -> Outcome:
-    """Return a failure of speed alone: it is measured a second time, and the better attempt counts.
+Maker = TypeVar("Maker", bound=Callable[..., Outcome])
 
-    Never for wrong data, missing data or an exception: use `failed` for these, which is final.
-    """
-    return dataclasses.replace(failed(summary, fix=fix, value=value, unit=unit, limit=limit, **details), remeasure=True)
+
+def _code_may_be_missing(make: Maker) -> Maker:
+    """Let a check outside this repository leave out `code`, which mypy asks for: then the runner names the finding."""
+
+    @functools.wraps(make)
+    def made(*args: Any, code: str = "", **more: Any) -> Outcome:
+        return make(*args, code=code, **more)
+
+    return cast("Maker", made)
 
 
 def passed(summary: str, *, value: Any = None, unit: str = "", limit: Limit | None = None, **details: Any) -> Outcome:
     """Return a pass; a value that is no finite number is an error instead."""
     if isinstance(value, float) and not math.isfinite(value):
-        return undecided(f"measured {value}: {summary}", **details)
+        return Outcome(ERROR, f"measured {value}: {summary}", details=details, code=NOT_FINITE)
     return Outcome(PASS, summary, value, unit, limit, "", details)
 
 
+@_code_may_be_missing
 def warned(
-    summary: str, *, fix: str, value: Any = None, unit: str = "", limit: Limit | None = None, **details: Any
+    summary: str,
+    *,
+    fix: str,
+    code: str,
+    culprit: str = "",
+    value: Any = None,
+    unit: str = "",
+    limit: Limit | None = None,
+    **details: Any,
 ) -> Outcome:
-    """Return a warning, with what to do. `code` and `culprit` among the details become the outcome's own."""
-    return _named(Outcome(WARN, summary, value, unit, limit, fix, details))
+    """Return a warning, with what to do."""
+    return Outcome(WARN, summary, value, unit, limit, fix, details, code, culprit)
 
 
+@_code_may_be_missing
 def failed(
-    summary: str, *, fix: str, value: Any = None, unit: str = "", limit: Limit | None = None, **details: Any
+    summary: str,
+    *,
+    fix: str,
+    code: str,
+    culprit: str = "",
+    value: Any = None,
+    unit: str = "",
+    limit: Limit | None = None,
+    **details: Any,
 ) -> Outcome:
-    """Return a failure, with what to do. `code` and `culprit` among the details become the outcome's own."""
-    return _named(Outcome(FAIL, summary, value, unit, limit, fix, details))
+    """Return a failure, with what to do."""
+    return Outcome(FAIL, summary, value, unit, limit, fix, details, code, culprit)
 
 
-def skipped(reason: str, **details: Any) -> Outcome:
+@_code_may_be_missing
+def too_slow(summary: str, *, fix: str, code: str, **more: Any) -> Outcome:
+    """Return a failure of speed alone: it is measured a second time, and the better attempt counts.
+
+    Never for wrong data, missing data or an exception: use `failed` for these, which is final. It takes the same.
+    """
+    return dataclasses.replace(failed(summary, fix=fix, code=code, **more), remeasure=True)
+
+
+@_code_may_be_missing
+def skipped(reason: str, *, code: str, culprit: str = "", **details: Any) -> Outcome:
     """Return that the check does not apply here, and why."""
-    return _named(Outcome(SKIP, reason, details=details))
+    return Outcome(SKIP, reason, details=details, code=code, culprit=culprit)
 
 
-def undecided(reason: str, *, fix: str = "", **details: Any) -> Outcome:
+@_code_may_be_missing
+def undecided(reason: str, *, code: str, fix: str = "", culprit: str = "", **details: Any) -> Outcome:
     """Return that it could not be told, and why: an `error`, never a pass."""
-    return _named(Outcome(ERROR, reason, remedy=fix, details=details))
-
-
-def _named(outcome: Outcome) -> Outcome:
-    """Move `code` and `culprit` from the details of an outcome to their own fields."""
-    details = {name: value for name, value in outcome.details.items() if name not in ("code", "culprit")}
-    code, culprit = (str(outcome.details.get(name, "")) for name in ("code", "culprit"))
-    return dataclasses.replace(outcome, details=details, code=code, culprit=culprit)
+    return Outcome(ERROR, reason, remedy=fix, details=details, code=code, culprit=culprit)

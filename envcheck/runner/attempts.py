@@ -6,6 +6,7 @@ measurement. Wrong data, a crash and everything else stay, whatever later measur
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -103,14 +104,33 @@ def in_round(row: OutcomeRow, number: int) -> OutcomeRow:
 
 
 def findings(*rows: OutcomeRow) -> list[FindingRow]:
-    """Return all findings of these rows, worst first; one that comes again with other numbers is one."""
+    """Return all findings of these rows, worst first; one that comes again in another row is one.
+
+    It is known by its code and culprit, for its numbers differ. A row that has several findings with one code and
+    culprit keeps each of them: the first of them is the first of those in another row.
+    """
     known: dict[tuple[Any, ...], FindingRow] = {}
-    for finding in (found for row in rows for found in row.findings or [as_finding(row)]):
-        if finding.status not in (PASS, SKIP):
-            named = (finding.code, finding.culprit) if finding.code else (finding.summary,)
-            known.setdefault((finding.status, *named), finding)
+    for row in rows:
+        times: collections.Counter[tuple[str, ...]] = collections.Counter()
+        for finding in row.findings or [as_finding(row)]:
+            if finding.status not in (PASS, SKIP):
+                name = _name(row.id, finding)
+                times[name] += 1
+                known.setdefault((name, times[name]), finding)
     ordered = sorted(known.values(), key=lambda finding: WORST_FIRST.index(finding.status))
     return ordered[:_MOST] if len(ordered) > 1 else []
+
+
+def default_code(check: str, status: str) -> str:
+    """Return the code of what a check gave none; it says nothing that its check and status do not say."""
+    return f"{check}.{status}"
+
+
+def _name(check: str, finding: FindingRow) -> tuple[str, ...]:
+    """Return what a finding is known by; its text where its check gave it no code, as checks of a site may."""
+    if finding.code in ("", default_code(check, finding.status)):
+        return finding.status, finding.summary
+    return finding.status, finding.code, finding.culprit
 
 
 def as_finding(row: OutcomeRow) -> FindingRow:

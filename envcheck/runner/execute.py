@@ -139,6 +139,7 @@ def _compare(run: Run, facts: dict[str, Any], snapshot: Snapshot) -> None:
             status="fail",
             summary=f"the environment changed during the run: {'; '.join(found)}",
             remedy="check the kernel log and other users of this node, then run again",
+            code="same-environment.changed",
         )
 
 
@@ -160,7 +161,8 @@ def _told(
         importing = not run.environment
         why = ending(event, importing=importing, here=run.target.ours)
         run.environment = run.environment or {"error": why}
-        gone = undecided(why, fix=ending_fix(event, importing=importing))
+        code = "torch.import-lost" if importing else "worker.lost"
+        gone = undecided(why, fix=ending_fix(event, importing=importing), code=code)
         return [(i, unmeasured(run, found[i]) or gone) for i in sorted(unfinished)]
     return []
 
@@ -212,6 +214,7 @@ def insist_on_gpu(run: Run) -> None:
         unit="GPUs",
         limit=LimitRow(value=1, unit="GPUs", source="--require-gpu", kind="at least"),
         remedy=judge.GPU_FIX,
+        code="gpu.required",
     )
 
 

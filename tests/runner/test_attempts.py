@@ -37,7 +37,7 @@ from envcheck.runner.state import Run
 
 OUTCOMES = {
     "good": passed("fine", value=400.0, unit="GB/s"),
-    "low": warned("low", fix="look", value=300.0),
+    "low": warned("low", fix="look", value=300.0, code="speed.low"),
     "slow": too_slow("slow", fix="look", value=200.0, code="speed.slow"),
     "wrong": failed("wrong data", fix="take it out", code="data.wrong", culprit="rank 1"),
     "lost": undecided("rank 1 died of SIGSEGV", fix="see the log", code="process.lost"),
@@ -168,7 +168,7 @@ def judged(outcome: Any) -> Outcome:
 BAD = [
     Outcome(FAIL, "no remedy"),
     Outcome("fine", "no such status"),
-    failed("not a number", fix="look", value=float("nan")),
+    failed("not a number", fix="look", value=float("nan"), code="it.nan"),
     Outcome(WARN, "too slow, yet no failure", remedy="look", remeasure=True),
     Outcome(PASS, "nested", findings=(passed("x"),)),
 ]

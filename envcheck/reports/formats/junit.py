@@ -77,7 +77,7 @@ def _case(outcome: OutcomeRow, level: str) -> ET.Element:
     if result == "skipped":
         ET.SubElement(case, result, {"message": message})
     elif result:
-        finding = ET.SubElement(case, result, {"message": message, "type": outcome.status})
+        finding = ET.SubElement(case, result, {"message": message, "type": outcome.code or outcome.status})
         finding.text = "\n\n".join([_particulars(outcome), *([phrases.printable(outcome.log)] if outcome.log else [])])
     return case
 

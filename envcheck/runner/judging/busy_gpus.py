@@ -31,6 +31,7 @@ def _excused(view: View, finding: Outcome) -> Outcome:
     return dataclasses.replace(
         finding,
         status=ERROR,
+        code="speed.gpu-in-use",
         summary=f"{said}: {finding.summary}",
         remedy=_FIX,
         remeasure=False,

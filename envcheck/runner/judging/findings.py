@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from envcheck.checks import ERROR, FAIL, WARN, WORST_FIRST, Outcome, undecided, worst
+from envcheck.checks import ERROR, FAIL, NOT_FINITE, PASS, WARN, WORST_FIRST, Outcome, undecided, worst
+from envcheck.runner import attempts
 
 
 def each(outcome: Outcome, change: Callable[[Outcome], Outcome]) -> Outcome:
@@ -20,6 +21,15 @@ def each(outcome: Outcome, change: Callable[[Outcome], Outcome]) -> Outcome:
         return after[0]
     whole = worst(after, otherwise=outcome)
     return dataclasses.replace(whole, details={**whole.details, **outcome.details})
+
+
+def named(check: str, outcome: Outcome) -> Outcome:
+    """Return the outcome with `<check>.<status>` for each code that its check left out."""
+    if all(finding.code or finding.status == PASS for finding in (outcome, *outcome.findings)):
+        return outcome
+    parts = tuple(named(check, finding) for finding in outcome.findings)
+    code = "" if outcome.status == PASS else outcome.code or attempts.default_code(check, outcome.status)
+    return dataclasses.replace(outcome, code=code, findings=parts)
 
 
 def sound(outcome: Any) -> Outcome:
@@ -46,7 +56,8 @@ def _sound(finding: Any) -> Outcome:
     bound = finding.limit.value if finding.limit else None
     if not _finite(finding.value) or not _finite(bound):
         summary = f"measured {finding.value} against {bound}: {finding.summary}"
-        return dataclasses.replace(finding, status=ERROR, summary=summary, value=None, limit=None, remeasure=False)
+        unknown = dataclasses.replace(finding, value=None, limit=None, remeasure=False)
+        return dataclasses.replace(unknown, status=ERROR, summary=summary, code=NOT_FINITE)
     if finding.status in (FAIL, WARN) and not finding.remedy:
         return _bug(f"{finding.status} without a remedy: {finding.summary}")
     if finding.remeasure and finding.status != FAIL:

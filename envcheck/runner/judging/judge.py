@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Outcome, Ranks, View, failed, skipped, undecided
-from envcheck.runner.judging import status_rules
+from envcheck.runner.judging import findings, status_rules
 from envcheck.runner.planning.discover import Found
 from envcheck.runner.schema import Mode, OutcomeRow, Verdict, VerdictStatus
 
@@ -28,7 +28,8 @@ def decide(found: Found, view: View, ranks: Ranks | None = None, details: Mappin
     `details` say how the ranks ran (see p2p_effects.KEPT). What cannot be told, and a judge that breaks or contradicts
     itself, is an error.
     """
-    return status_rules.apply(_judged(found, view, ranks), status_rules.Evidence(found, view, details or {}))
+    outcome = status_rules.apply(_judged(found, view, ranks), status_rules.Evidence(found, view, details or {}))
+    return findings.named(found.id, outcome)
 
 
 def _judged(found: Found, view: View, ranks: Ranks | None) -> Any:
@@ -64,14 +65,18 @@ def without_gpu(found: Found, available: int, why: str, *, require_gpu: bool) ->
         return None
     reason = f"needs {needed} GPU{'s' * (needed > 1)}, found {available or 'none'}"
     if available == 0 and require_gpu:
-        return failed(f"{reason}: {why}", fix=GPU_FIX, value=0, unit="GPUs")
-    return skipped(f"{reason}: {why}" if available == 0 else reason)
+        return failed(f"{reason}: {why}", fix=GPU_FIX, value=0, unit="GPUs", code="gpu.required")
+    return skipped(f"{reason}: {why}" if available == 0 else reason, code="gpu.not-enough")
 
 
 def alone(found: Found, ranks: int) -> Outcome | None:
     """Return the outcome of a check of several ranks where there is one, or None when there are enough."""
     needed = found.check.least_ranks
-    return skipped(f"needs {needed} ranks, found {ranks}") if found.check.ranks == 0 and ranks < needed else None
+    return (
+        skipped(f"needs {needed} ranks, found {ranks}", code="rank.not-enough")
+        if found.check.ranks == 0 and ranks < needed
+        else None
+    )
 
 
 def exit_code(statuses: Sequence[str]) -> int:

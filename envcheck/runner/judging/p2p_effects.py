@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from envcheck.checks import ERROR, FAIL, SKIP, WARN, Outcome, failed, worst
+from envcheck.checks import ERROR, FAIL, SKIP, WARN, Outcome, worst
 from envcheck.runner.judging import findings
 from envcheck.runner.planning.discover import Found
 from envcheck.runner.schema import OutcomeRow
@@ -42,7 +42,7 @@ def lost(found: Found, outcome: Outcome, error: Mapping[str, Any]) -> Outcome:
     if not found.check.probe:
         return dataclasses.replace(outcome, summary=f"{outcome.summary}, while it was at: {doing}")
     told = f"P2P broken: {doing}: the process {error['text']}"
-    return failed(told, fix=_FIX, **{**outcome.details, "culprit": doing, "code": "peer-to-peer.lost"})
+    return Outcome(FAIL, told, remedy=_FIX, details=outcome.details, code="peer-to-peer.lost", culprit=doing)
 
 
 def hung(outcome: Outcome, details: Mapping[str, Any]) -> Outcome:
@@ -63,7 +63,8 @@ def _excused(finding: Outcome) -> Outcome:
     if not finding.remeasure or any(word in finding.details for word in _ALONE):
         return finding
     said = f"measured with {_WORDS}, as peer-to-peer is broken: {finding.summary}"
-    return dataclasses.replace(finding, status=ERROR, summary=said, remedy=_FIX, remeasure=False)
+    known = dataclasses.replace(finding, remedy=_FIX, remeasure=False)
+    return dataclasses.replace(known, status=ERROR, summary=said, code="speed.peer-to-peer-off")
 
 
 def _with_words(outcome: Outcome) -> Outcome:
@@ -74,7 +75,7 @@ def _hung(outcome: Outcome, hung: str) -> Outcome:
     if outcome.status in (FAIL, ERROR):
         return dataclasses.replace(outcome, summary=f"{outcome.summary}; with {_WORDS}, for without it: {hung}")
     said = f"P2P broken: {hung}; with {_WORDS} it is a {outcome.status}: {outcome.summary}"
-    broken = failed(said, fix=_FIX, code="peer-to-peer.hung", **outcome.details)
+    broken = Outcome(FAIL, said, remedy=_FIX, details=outcome.details, code="peer-to-peer.hung")
     return worst([broken, outcome], otherwise=broken) if outcome.status == WARN else broken
 
 

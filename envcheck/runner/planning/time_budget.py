@@ -53,4 +53,4 @@ def expected_to_fit(plan: Plan) -> list[str]:
 def left_out(seconds: float, left: float, budget: float | None) -> Outcome:
     """Return the outcome of a check for which there was no time: no pass, and it says so."""
     there = f"{max(left, 0.0):.1f} s of the budget of {budget or 0.0:g} s were left"
-    return skipped(f"left out: planned for {seconds:g} s, and {there}")
+    return skipped(f"left out: planned for {seconds:g} s, and {there}", code="budget.left-out")

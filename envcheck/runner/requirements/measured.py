@@ -10,11 +10,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from msgspec import convert
-
 from envcheck.checks import ERROR, FAIL, SKIP, Limit, Outcome, failed, passed, undecided
-from envcheck.runner.judging.outcome_rows import limit_row
-from envcheck.runner.schema import OutcomeRow, Status, plain
+from envcheck.runner.judging.outcome_rows import fields
+from envcheck.runner.schema import OutcomeRow
 
 _FIX: Final = "compare the node with what was ordered; see also the check {of}"
 _RUN: Final = "run it with a level that has the check {of}, or with --only {of}"
@@ -100,17 +98,21 @@ def judge(wanted: Demand, row: OutcomeRow | None) -> Outcome:
     """Judge the worst of what was measured; anything but a finite positive number was not."""
     lacking = _lacking(wanted, row)
     if row is None or lacking is not None:
-        return undecided(lacking or "", fix=_RUN.format(of=wanted.of))
+        return undecided(lacking or "", fix=_RUN.format(of=wanted.of), code="require.unmeasured")
     values = list(wanted.values(row))
     if not values or not all(_number(value) and value > 0 for value in values):
         why = f"{wanted.of} measured no {wanted.what}"
-        return undecided(f"undetermined: {why} ({str(values)[:60]})", fix=_RUN.format(of=wanted.of))
+        return undecided(
+            f"undetermined: {why} ({str(values)[:60]})", fix=_RUN.format(of=wanted.of), code="require.unmeasured"
+        )
     most = wanted.limit.kind == "at most"
     worst = max(values) if most else min(values)
     met = worst <= wanted.limit.value if most else worst >= wanted.limit.value
     told = f"{wanted.what}: {worst:.4g} {wanted.limit.unit}, for {wanted.limit.source}"
     shown = {"value": worst, "unit": wanted.limit.unit, "limit": wanted.limit}
-    return passed(told, **shown) if met else failed(told, fix=_FIX.format(of=wanted.of), **shown)
+    return (
+        passed(told, **shown) if met else failed(told, fix=_FIX.format(of=wanted.of), code="require.not-met", **shown)
+    )
 
 
 def _lacking(wanted: Demand, row: OutcomeRow | None) -> str | None:
@@ -125,16 +127,7 @@ def _lacking(wanted: Demand, row: OutcomeRow | None) -> str | None:
 
 
 def _row(wanted: Demand, outcome: Outcome) -> OutcomeRow:
-    return OutcomeRow(
-        id=wanted.id,
-        kind="env",
-        status=convert(outcome.status, Status),
-        summary=outcome.summary,
-        value=plain(outcome.value),
-        unit=outcome.unit,
-        limit=limit_row(outcome),
-        remedy=outcome.remedy,
-    )
+    return OutcomeRow(id=wanted.id, kind="env", **fields(outcome))
 
 
 def _number(value: Any) -> bool:

@@ -88,14 +88,16 @@ def _least(what: str, limit: Limit, signals: Callable[[View], Signals], view: Vi
     read_off = signals(view)
     unread = [signal.reason for signal in read_off if signal.value is None]
     if unread:
-        return undecided(f"undetermined: {unread[0]}", fix=_FIX)
+        return undecided(f"undetermined: {unread[0]}", fix=_FIX, code="require.unread")
     odd = [signal.value for signal in read_off if not _number(signal.value)]
     if odd and odd != ["unlimited"]:
-        return undecided(f"{what} has an unexpected type or value: {str(odd[0])[:40]}", fix=_FIX)
+        return undecided(
+            f"{what} has an unexpected type or value: {str(odd[0])[:40]}", fix=_FIX, code="require.unexpected-value"
+        )
     if odd:
         return passed(f"{what}: unlimited, for {limit.source}", value="unlimited", unit=limit.unit, limit=limit)
     least = min(signal.value for signal in read_off)
-    verdict = passed if least >= limit.value else functools.partial(failed, fix=_FIX)
+    verdict = passed if least >= limit.value else functools.partial(failed, fix=_FIX, code="require.not-met")
     return verdict(f"{what}, for {limit.source}", value=least, unit=limit.unit, limit=limit)
 
 
@@ -106,11 +108,11 @@ def _number(value: object) -> bool:
 def _pages(source: str, wanted: str, view: View) -> Outcome:
     mode, limit = view.snapshot.signal("host.hugepages"), Limit(wanted, "", source, "equal")
     if mode.value is None:
-        return undecided(f"undetermined: {mode.reason}", fix=_FIX)
+        return undecided(f"undetermined: {mode.reason}", fix=_FIX, code="require.unread")
     told = f"transparent huge pages: {mode.value}"
     if mode.value != wanted:
         fix = f"echo {wanted} > /sys/kernel/mm/transparent_hugepage/enabled, as root"
-        return failed(told, fix=fix, value=mode.value, limit=limit)
+        return failed(told, fix=fix, value=mode.value, limit=limit, code="require.not-met")
     return passed(told, value=mode.value, limit=limit)
 
 
@@ -119,11 +121,11 @@ def _network(source: str, wanted: NetworkDemand, view: View) -> Outcome:
     signal, limit = view.snapshot.signal("ib.ports"), Limit(wanted.ports, "ports", source)
     found = infiniband_ports.ports(view)
     if isinstance(found, Outcome) and signal.value != []:
-        return undecided(f"undetermined: {found.summary}", fix=_FIX)
+        return undecided(f"undetermined: {found.summary}", fix=_FIX, code="require.unread")
     up = [] if isinstance(found, Outcome) else [port for port in found if infiniband_ports.active(port)]
     fast = [port for port in up if (port.get("rate") or 0) >= (wanted.gbit_s or 0)]
     told = f"{len(fast)} active port(s)" + (f" of {wanted.gbit_s:g} Gb/s or more" if wanted.gbit_s else "")
-    verdict = passed if len(fast) >= wanted.ports else functools.partial(failed, fix=_FIX)
+    verdict = passed if len(fast) >= wanted.ports else functools.partial(failed, fix=_FIX, code="require.not-met")
     return verdict(f"{told}, for {source}", value=len(fast), unit="ports", limit=limit)
 
 
@@ -131,7 +133,7 @@ def _count(source: str, count: int, view: View) -> Outcome:
     seen, limit = len(view.snapshot.gpus), Limit(count, "GPUs", source)
     if not seen >= count:
         why = f"{seen} GPU(s)" if seen else str(_no_gpu(view).reason)
-        return failed(why, fix=_FIX, value=seen, unit="GPUs", limit=limit)
+        return failed(why, fix=_FIX, value=seen, unit="GPUs", limit=limit, code="require.not-met")
     return passed(f"{seen} GPU(s)", value=seen, unit="GPUs", limit=limit)
 
 
@@ -141,21 +143,29 @@ def _model(source: str, model: str, view: View) -> Outcome:
     names = [gpu.signal("name") for gpu in view.snapshot.gpus] or [_no_gpu(view)]
     unread = [signal.reason for signal in names if signal.value is None]
     if unread:
-        return undecided(f"undetermined: {unread[0]}", fix=_FIX)
+        return undecided(f"undetermined: {unread[0]}", fix=_FIX, code="require.unread")
     others = sorted({str(signal.value) for signal in names if find_gpu(matrix, str(signal.value)) != wanted})
     if others:
-        return failed(f"not a {model}: {', '.join(others)}", fix=_FIX, value=others, limit=limit)
+        return failed(
+            f"not a {model}: {', '.join(others)}", fix=_FIX, value=others, limit=limit, code="require.not-met"
+        )
     return passed(f"{len(names)} x {model}", value=model, limit=limit)
 
 
 def _driver(source: str, wanted: DriverDemand, view: View) -> Outcome:
     driver = view.snapshot.signal("driver.version")
     if driver.value is None:
-        return undecided(f"undetermined: {driver.reason}", fix=_FIX)
+        return undecided(f"undetermined: {driver.reason}", fix=_FIX, code="require.unread")
     mine, span = key(str(driver.value)), f"{wanted.min or ''}..{wanted.below or ''}"
     limit = Limit(span, "driver version", source, "equal")
     low = wanted.min is not None and mine < key(wanted.min)
     high = wanted.below is not None and mine >= key(wanted.below)
     if low or high:
-        return failed(f"driver {driver.value} is outside {span}", fix=_FIX, value=driver.value, limit=limit)
+        return failed(
+            f"driver {driver.value} is outside {span}",
+            fix=_FIX,
+            value=driver.value,
+            limit=limit,
+            code="require.not-met",
+        )
     return passed(f"driver {driver.value}", value=driver.value, limit=limit)

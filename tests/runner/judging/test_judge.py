@@ -70,7 +70,13 @@ def test_an_outcome_that_says_nothing_is_an_error(outcome: Any) -> None:
 
 @pytest.mark.parametrize(
     "outcome",
-    [passed("p", value=1.0), warned("w", fix="f"), failed("f", fix="f", value=2.0), skipped("s"), undecided("e")],
+    [
+        passed("p", value=1.0),
+        warned("w", fix="f", code="it.w"),
+        failed("f", fix="f", value=2.0, code="it.f"),
+        skipped("s", code="it.s"),
+        undecided("e", code="it.e"),
+    ],
 )
 def test_a_sound_outcome_is_kept_as_it_is(outcome: Outcome) -> None:
     assert decide(found(lambda _: outcome), VIEW) is outcome
@@ -80,12 +86,12 @@ def test_gpus_enough_one_too_few_and_none() -> None:
     two = found(lambda _: passed("fine"), gpus=2)
     assert without_gpu(two, 2, "", require_gpu=True) is None
     short = without_gpu(two, 1, "CUDA shows none", require_gpu=True)
-    assert short == skipped("needs 2 GPUs, found 1")
+    assert short == skipped("needs 2 GPUs, found 1", code="gpu.not-enough")
     lacking = without_gpu(two, 0, "CUDA shows none", require_gpu=False)
-    assert lacking == skipped("needs 2 GPUs, found none: CUDA shows none")
+    assert lacking == skipped("needs 2 GPUs, found none: CUDA shows none", code="gpu.not-enough")
     required = without_gpu(two, 0, "CUDA shows none", require_gpu=True)
     assert required is not None
-    assert (required.status, bool(required.remedy)) == ("fail", True)
+    assert (required.status, bool(required.remedy), required.code) == ("fail", True, "gpu.required")
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,12 @@ def test_where_gpu_lost_runs_it_says_so_alone() -> None:
 
 
 def test_a_gpu_lost_that_the_budget_left_out_hides_nothing() -> None:
-    row = OutcomeRow(id="gpu-lost", kind="node", **fields(skipped("left out: planned for 1 s")), left_out=True)
+    row = OutcomeRow(
+        id="gpu-lost",
+        kind="node",
+        **fields(skipped("left out: planned for 1 s", code="budget.left-out")),
+        left_out=True,
+    )
     assert row.status == SKIP
     assert lost_gpus.row(View(lost(5)), {"gpu-lost": row}) is not None
 

@@ -204,7 +204,7 @@ def found(**options: Any) -> Found:
     return Found("it", "env", check, lambda *_: passed("fine", value=1), "doc", "file:it", Path("it.py"))
 
 
-LOST = undecided("rank 0 died of SIGSEGV", fix="see the log", rank=0)
+LOST = undecided("rank 0 died of SIGSEGV", fix="see the log", code="process.lost", rank=0)
 
 
 def test_a_probe_that_is_lost_while_it_copies_fails_and_names_the_pair() -> None:
@@ -219,10 +219,10 @@ def test_a_probe_that_is_lost_while_it_copies_fails_and_names_the_pair() -> None
     assert (other.status, other.summary) == (ERROR, f"{LOST.summary}, while it was at: {error['doing']}")
 
 
-WRONG = failed("two elements differ", fix="look at the links", value=2)
-SLOW = too_slow("slow", fix="look at the links", value=9, unit="GB/s", limit=SPEED)
-OWN = too_slow("slow", fix="look at this GPU", value=9, unit="TFLOP/s", limit=SPEED, device="GPU-1")
-LOW = warned("low", fix="look at the links", value=290, unit="GB/s", limit=SPEED)
+WRONG = failed("two elements differ", fix="look at the links", value=2, code="data.wrong")
+SLOW = too_slow("slow", fix="look at the links", value=9, unit="GB/s", limit=SPEED, code="speed.slow")
+OWN = too_slow("slow", fix="look at this GPU", value=9, unit="TFLOP/s", limit=SPEED, code="speed.slow", device="GPU-1")
+LOW = warned("low", fix="look at the links", value=290, unit="GB/s", limit=SPEED, code="speed.low")
 FINE = passed("fine", value=400, unit="GB/s", limit=SPEED)
 
 
@@ -246,7 +246,8 @@ def test_what_was_measured_without_peer_to_peer_says_so_and_is_not_blamed_for_it
     assert "NCCL_P2P_DISABLE=1" in told.summary
     assert outcome.summary in told.summary
     assert after_rules(outcome, found(**options), {}) == outcome
-    assert after_rules(skipped("one rank"), found(**options), RAN_WITH) == skipped("one rank")
+    alone = skipped("one rank", code="rank.not-enough")
+    assert after_rules(alone, found(**options), RAN_WITH) == alone
 
 
 @pytest.mark.parametrize(("outcome", "status"), [(FINE, FAIL), (LOW, FAIL), (SLOW, FAIL), (LOST, ERROR)])

@@ -20,7 +20,7 @@ from envcheck.runner.planning import repeat
 from envcheck.runner.planning.discover import Found
 from envcheck.runner.schema import OutcomeRow
 
-SLOW = too_slow("slow", fix="look at the links", value=9.0, unit="GB/s")
+SLOW = too_slow("slow", fix="look at the links", value=9.0, unit="GB/s", code="speed.slow")
 FINE = passed("fine", value=90.0, unit="GB/s")
 RAN_WITHOUT_P2P = {"ran_with": ["NCCL_P2P_DISABLE=1"]}
 GPU = "GPU-1"
@@ -46,13 +46,21 @@ def as_row(outcome: Outcome, before: OutcomeRow | None = None, **more: Any) -> O
 
 
 CHANGES: dict[str, tuple[Callable[[], Outcome | OutcomeRow], str, str]] = {
-    "contradiction": (lambda: decided(failed("broken", fix="")), FAIL, ERROR),
+    "contradiction": (lambda: decided(failed("broken", fix="", code="it.broken")), FAIL, ERROR),
     "busy-gpu": (lambda: decided(SLOW, ON_GPU), FAIL, ERROR),
     "p2p-hang": (lambda: decided(FINE, details={**RAN_WITHOUT_P2P, "hung": "rank 0 hung"}), PASS, FAIL),
     "p2p-disabled": (lambda: decided(SLOW, details=RAN_WITHOUT_P2P), FAIL, ERROR),
     "second-measurement": (lambda: as_row(FINE, as_row(SLOW)), FAIL, PASS),
-    "worse-measurement": (lambda: attempts.join(as_row(FINE), as_row(failed("wrong", fix="out"))), PASS, FAIL),
-    "worst-round": (lambda: repeat.fold(repeat.fold(None, as_row(FINE)), as_row(failed("wrong", fix="x"))), PASS, FAIL),
+    "worse-measurement": (
+        lambda: attempts.join(as_row(FINE), as_row(failed("wrong", fix="out", code="data.wrong"))),
+        PASS,
+        FAIL,
+    ),
+    "worst-round": (
+        lambda: repeat.fold(repeat.fold(None, as_row(FINE)), as_row(failed("wrong", fix="x", code="data.wrong"))),
+        PASS,
+        FAIL,
+    ),
     "same-bits": (
         lambda: repeat.fold(repeat.fold(None, as_row(FINE, bits={"0": "a"})), as_row(FINE, bits={"0": "b"})),
         PASS,
