@@ -21,7 +21,7 @@ from envcheck.mirrors.fetch.repair import no_source_error, repair, source_name
 from envcheck.mirrors.fetch.request import StoppedError, TransferOptions, WantedFile
 from envcheck.mirrors.fetch.whole_stream import STREAMS, WholeStream
 from envcheck.mirrors.net.advice import joined_advice
-from envcheck.mirrors.net.client import NetworkError, SlowError
+from envcheck.mirrors.net.client import NetworkError, SilentError, SlowError
 from envcheck.mirrors.net.urls import host_of
 
 # What a power cut may cost: the pieces of this many seconds.
@@ -43,6 +43,9 @@ class FileDownload:
         done = {piece: names.get(source, EARLIER) for piece, source in known.items()}
         self._line = FileRequests(wanted, means, file)
         self._board = PieceScheduler(size, header.piece, len(wanted.urls), per_source=means.connections, done=done)
+        for index, url in enumerate(wanted.urls):
+            if means.client.silence.rounds(url):
+                self._board.suspect(index)
         self._journal = journal.Journal(partial_file.journal_path(part), header, known)
         self._follower = RunningHash(file, self._board.spans)
         self._follower.arrived([*self._board.done])
@@ -159,7 +162,8 @@ class FileDownload:
                 return failure, etag, time.monotonic() - began
         except NetworkError as error:
             got = self._line.coming.get(threading.get_ident(), 0)
-            return Failure(str(error), got=got, fix=error.fix, slow=isinstance(error, SlowError)), None, 0.0
+            slow, silent = isinstance(error, SlowError), isinstance(error, SilentError)
+            return Failure(str(error), got=got, fix=error.fix, slow=slow, silent=silent), None, 0.0
 
     def _settled(self, task: RangeTask, failure: Failure | None, etag: str | None, seconds: float) -> None:
         with self._changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import stat
 import time
@@ -56,6 +57,7 @@ def _fetch_locked(wanted: WantedFile, means: TransferOptions, part: Path, file: 
     taken = partial_file.take_local_copy(wanted.local, part, wanted.path, lambda copy: _has_hash(wanted, copy))
     if taken is not None:
         return FetchedFile(wanted.path, taken, 0, taken, time.monotonic() - began, {"this machine": taken})
+    wanted = _silent_last(wanted, means)
     if whole.may_be_small(wanted) and whole.is_empty(file):
         small = whole.fetch_small(wanted, means, file)
         if small is not None:
@@ -87,12 +89,17 @@ def _try_size(
     wanted: WantedFile, means: TransferOptions, part: Path, file: int, size: int
 ) -> FileDownload | EnvcheckError:
     try:
-        job = FileDownload(wanted, means, part, file, size)
+        job = FileDownload(_silent_last(wanted, means), means, part, file, size)
         with contextlib.closing(job):
             job.run()
     except (PromiseError, UnavailableError) as error:
         return error
     return job
+
+
+def _silent_last(wanted: WantedFile, means: TransferOptions) -> WantedFile:
+    """Return what is wanted, its sources on silent hosts after the others."""
+    return dataclasses.replace(wanted, urls=means.client.silence.last(wanted.urls))
 
 
 def _candidate_sizes(wanted: WantedFile, means: TransferOptions, part: Path) -> Iterator[int]:

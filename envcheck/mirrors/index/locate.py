@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import platform
@@ -190,10 +191,10 @@ def _with_default_url(index: Index, family: str) -> Index:
 
 def _read_pages(asked: Sequence[tuple[LockedPackage, str]], client: Client) -> list[_Page]:
     """Return what each page says; who is busy is waited for, if no other page lists what is needed."""
-    stop = threading.Event()
+    stop, pages = threading.Event(), collections.Counter(need for need, _ in asked)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         try:
-            found = list(pool.map(lambda pair: _read(client, pair[1]), asked))
+            found = list(pool.map(lambda pair: _read(client, pair[1], alone=pages[pair[0]] == 1), asked))
             there = {need for (need, _), page in zip(asked, found, strict=True) if _lists_package(page, need)}
 
             def settled(pair: tuple[LockedPackage, str], page: _Page) -> _Page:
@@ -206,7 +207,10 @@ def _read_pages(asked: Sequence[tuple[LockedPackage, str]], client: Client) -> l
             raise
 
 
-def _read(client: Client, url: str) -> _Page:
+def _read(client: Client, url: str, *, alone: bool) -> _Page:
+    """Return what a page says. A host that was silent before is not asked where there is another page: it is busy."""
+    if not alone and client.silence.rounds(url):
+        return RetryLaterError("it stalled", slow=True)
     try:
         return simple_api.read_page(client, url)
     except NetworkError as error:

@@ -22,8 +22,9 @@ from urllib3.util import Timeout, make_headers
 
 from envcheck import __version__
 from envcheck.errors import ConfigError
-from envcheck.mirrors.net import advice, read_deadlines
+from envcheck.mirrors.net import advice, read_deadlines, stall
 from envcheck.mirrors.net.credentials import Login, Netrc
+from envcheck.mirrors.net.silence import Silence
 from envcheck.mirrors.net.urls import host_of, proxy_login, proxy_of, redirect_target
 
 HOPS: Final = 10
@@ -54,6 +55,10 @@ class SlowError(NetworkError):
     """An answer that was given up because it hardly moved."""
 
 
+class SilentError(SlowError):
+    """An answer of which nothing came for as long as one read may take."""
+
+
 class UntrustedError(NetworkError):
     """A host whose TLS is not to be trusted: its certificate, its name, or the protocol it speaks."""
 
@@ -81,8 +86,10 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
         url: str,
         hosts: tuple[str, ...],
         passed: tuple[Mapping[str, str], ...] = (),
+        silence: Silence | None = None,
     ) -> None:
         self._response = response
+        self._silence = silence or Silence()
         self.url = url
         self.hosts = hosts
         self.passed = (*passed, response.headers)
@@ -94,19 +101,27 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
 
     def chunks(self, size: int) -> Iterator[bytes]:
         """Yield the body as sent and as it comes, at most `size` bytes at once. Raise NetworkError when it stalls."""
-        try:
-            while chunk := self._response.read1(size, decode_content=False):
-                yield chunk
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise _read_error(error) from error
+        return self._body(size, decode=False)
 
     def arriving(self, size: int) -> Iterator[bytes]:
         """Yield the decoded body as it arrives, never waiting to fill `size`: so a caller can end what only drips."""
+        return self._body(size, decode=True)
+
+    def _body(self, size: int, *, decode: bool) -> Iterator[bytes]:
+        """Yield the body. Its host counts as silent if it hardly moves, and as heard once it ends or clearly moves."""
+        came, began = 0, time.monotonic()
         try:
-            while chunk := self._response.read1(size, decode_content=True):
+            while chunk := self._response.read1(size, decode_content=decode):
+                if came < stall.BYTES <= came + len(chunk):
+                    self._silence.heard(self.url)
+                came += len(chunk)
                 yield chunk
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise _read_error(error) from error
+            broken = _read_error(error)
+            if isinstance(broken, SlowError):
+                self._silence.note(self.url, began)
+            raise broken from error
+        self._silence.heard(self.url)
 
     def text(self, limit: int) -> bytes:
         """Return the whole body, decoded as its Content-Encoding says; more than `limit` bytes are a NetworkError."""
@@ -149,7 +164,7 @@ class Client:
         netrc_file: Path | None = None,
         logins: Sequence[Login] = (),
         connect: float = 10.0,
-        read: float = 20.0,
+        read: float = 25.0,
         connections: int = 8,
         within: Collection[str] | None = None,
     ) -> None:
@@ -158,6 +173,7 @@ class Client:
         self._context = None if ca is None else _trust(ca)  # the system's certificates are read when https is asked for
         self._offering: ssl.SSLContext | None = None
         self._connect = connect
+        self.silence = Silence()
         self._logins = [*logins, *([Netrc(netrc_file)] if netrc_file else [])]
         self._options: dict[str, Any] = {
             "num_pools": 16,
@@ -181,7 +197,7 @@ class Client:
             response = self._send(method, url, headers or {})
             target = response.headers.get("Location")
             if response.status not in _REDIRECTS or target is None:
-                return HttpResponse(response, url, tuple(hosts), tuple(passed))
+                return HttpResponse(response, url, tuple(hosts), tuple(passed), self.silence)
             passed.append(response.headers)
             _drain(response)
             try:
@@ -217,12 +233,19 @@ class Client:
         if self._within is not None and urlsplit(url).hostname not in self._within:
             message = f"{host_of(url)} is not named in the profile, which is closed"
             raise NetworkError(message, advice.CLOSED)
+        if self.silence.given_up(url):
+            message = "it stalled again and again"
+            raise SilentError(message)
+        began = time.monotonic()
         own = {"User-Agent": f"envcheck/{__version__}", "Accept-Encoding": "identity"}
         try:
             sent = {**own, **headers, **self._auth(url)}
             return self._pool(url).request(method, url, headers=sent, redirect=False, preload_content=False)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise _network_error(error, url) from error
+            failure = _network_error(error, url)
+            if isinstance(failure, SlowError):
+                self.silence.note(url, began)
+            raise failure from error
 
     def _auth(self, url: str) -> dict[str, str]:
         meant = next((said for login in self._logins if (said := login.header(url)) is not None), None)
@@ -291,5 +314,6 @@ def _network_error(error: Exception, url: str) -> NetworkError:
 
 
 def _read_error(error: Exception) -> NetworkError:
-    kind = SlowError if read_deadlines.is_stalled(error) else NetworkError
+    silent: type[NetworkError] = SilentError if read_deadlines.is_silent(error) else NetworkError
+    kind = SlowError if read_deadlines.is_stalled(error) else silent
     return kind(read_deadlines.describe(error))

@@ -88,6 +88,13 @@ def is_stalled(error: Exception) -> bool:
     return isinstance(error, StalledError) or isinstance(error.__cause__, StalledError)
 
 
+def is_silent(error: Exception) -> bool:
+    """Return whether nothing came for as long as one read may take."""
+    reason = getattr(error, "reason", None)
+    timed_out = isinstance(error, urllib3.exceptions.ReadTimeoutError)
+    return timed_out or (isinstance(reason, Exception) and is_silent(reason))
+
+
 def tls_error(error: Exception) -> ssl.SSLError | None:
     """Return the TLS failure that an error is or carries: urllib3 wraps it as its only argument or as its reason."""
     for candidate in (error, getattr(error, "reason", None), *error.args):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Final
 
 # In so many seconds of waiting at least so many bytes.
-SECONDS: Final = 30.0
-BYTES: Final = 30 << 10
+SECONDS: Final = 25.0
+BYTES: Final = 25 << 10
 
 
 def reason() -> str:

@@ -59,7 +59,7 @@ def test_the_only_source_drips(
     server = serve(drip=0.05, ranges=ranges)
     with pytest.raises(UnavailableError) as caught:
         fetch(wanted(server), dataclasses.replace(means, connections=connections))
-    assert "it sent less than 30 KiB in 0.5 s; name another mirror (--mirror), or run it again" in only_line(
+    assert "it sent less than 25 KiB in 0.5 s; name another mirror (--mirror), or run it again" in only_line(
         caught.value
     )
     together = connections if ranges else 1
@@ -74,7 +74,7 @@ def test_the_only_source_of_a_small_file_drips(
     server = serve(content=content[:1000], drip=0.05)
     with pytest.raises(UnavailableError) as caught:
         fetch(dataclasses.replace(wanted(server), size=1000), means)
-    assert "less than 30 KiB" in only_line(caught.value)
+    assert "less than 25 KiB" in only_line(caught.value)
     assert len(server.asked) <= 1 + SLOW_ANSWERS
 
 
@@ -84,7 +84,7 @@ def test_a_page_that_drips_is_asked_for_twice(serve: Serve) -> None:
     server = serve(drip=0.05)
     with pytest.raises(NoSourceError) as caught:
         try_sources([server.url], lambda url: read_body(Client(), url, 1 << 20))
-    assert "less than 30 KiB" in str(caught.value.reasons[server.url])
+    assert "less than 25 KiB" in str(caught.value.reasons[server.url])
     assert len(server.asked) == SLOW_ANSWERS
 
 

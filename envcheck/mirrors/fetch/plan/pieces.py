@@ -49,7 +49,8 @@ class Failure:
 
     `drop`: it never will. `whole`: it knows no ranges. `after`: the seconds it asked to be left alone. `changed`: what
     it has now is another file than before. `crowded`: it serves some of our requests, and this one was too many.
-    `got`: the bytes that came, and can be gone on with. `slow`: what came hardly moved.
+    `got`: the bytes that came, and can be gone on with. `slow`: what came hardly moved. `silent`: it is slow because
+    nothing came any more.
     """
 
     reason: str
@@ -61,6 +62,7 @@ class Failure:
     got: int = 0
     fix: str = ""
     slow: bool = False
+    silent: bool = False
 
 
 def piece_size(size: int) -> int:

@@ -76,6 +76,11 @@ def backoff_seconds(failures: int, failure: Failure) -> float:
     return min(usual if failure.after is None else failure.after, LONGEST_WAIT)
 
 
+def _stalled_midway(failure: Failure, known: SourceState) -> bool:
+    """Return whether a source that gives has one connection on which nothing more comes."""
+    return failure.silent and (known.gave > 0 or failure.got >= _MOVED)
+
+
 class PieceScheduler:
     """What is done, what is under way, and what may be taken next. Times are seconds of one monotonic clock.
 
@@ -141,6 +146,11 @@ class PieceScheduler:
         rests = [known.rests for known in self.sources if not known.dropped and known.ranges]
         return max(0.0, min(rests) - now) if rests else None
 
+    def suspect(self, source: int) -> None:
+        """Note that a source was silent before this file was begun: it gets one request, and no second chance."""
+        self.sources[source].failures = SLOW_ANSWERS - 1
+        self.sources[source].room = 1
+
     def answered(self, task: RangeTask, etag: str | None) -> None:
         """Note that a source has told which file it has; the piece is still on its way."""
         source = self.sources[task.source]
@@ -170,7 +180,8 @@ class PieceScheduler:
         A source that failed rests, longer each time, and is dropped when it failed once more than there are rests:
         requests that fail together have failed once, and the last source of all is not dropped while it still moves.
         One that has given pieces is not dropped at once, whatever it says now: a signed link may have run out. One that
-        asks for more than LONGEST_WAIT is dropped, as is one that hardly moves though one connection alone asks it.
+        asks for more than LONGEST_WAIT is dropped, as is one that hardly moves though one connection alone asks it, or
+        that gave pieces and then was silent twice with none in between.
         """
         known, begun = self._ended(task)
         self._give_back(task, begun, failure.got)
@@ -178,7 +189,8 @@ class PieceScheduler:
         forgotten = self._changed(task, known) if failure.changed else []
         if not failure.changed:
             self._refused(known, failure, now)
-            known.dropped |= failure.slow and task.alone and known.failures >= SLOW_ANSWERS
+            mute = task.alone or _stalled_midway(failure, known)
+            known.dropped |= failure.slow and mute and known.failures >= SLOW_ANSWERS
         self._settle()
         return forgotten
 
@@ -189,7 +201,7 @@ class PieceScheduler:
         elif known.rests <= now:
             known.failures += 1
             known.asked += failure.after or 0.0
-        if failure.slow:
+        if failure.slow and not _stalled_midway(failure, known):
             known.room = 1  # its line may be too narrow for several
         if failure.got >= _MOVED and self._last(known):
             known.failures = 1
