@@ -10,7 +10,7 @@ import pytest
 from envcheck.node.snapshot import Gpu, Snapshot
 from envcheck.reports.blamed_gpus import culprits
 from envcheck.reports.model import RunReport
-from envcheck.runner.schema import OutcomeRow
+from tests.builders import row
 
 RANKS = [{"rank": i, "device": f"GPU-{i}"} for i in range(3)]
 
@@ -32,7 +32,7 @@ RANKS = [{"rank": i, "device": f"GPU-{i}"} for i in range(3)]
 def test_findings_blame_the_gpus_they_name(
     report: Callable[..., RunReport], finding: dict[str, Any], blamed: list[str], status: str
 ) -> None:
-    outcome = OutcomeRow(**{"id": "x", "kind": "env", "status": status, "summary": "", **finding})
+    outcome = row("x", status, **finding)
     found = culprits(report(outcome, snapshot=Snapshot("", {}, [Gpu(f"GPU-{i}") for i in range(3)])))
     expected = blamed if status in ("warn", "fail", "error") else []
     assert [uuid for uuid, outcomes in found.items() if outcomes] == expected

@@ -11,28 +11,29 @@ from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.check_catalogue import met_in
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import OutcomeRow
+from tests.builders import row
 
 GPUS = [Gpu("GPU-1", {"name": Signal("NVIDIA H200")})]
 REAL = Snapshot("", {"origin": Signal("recorded")}, GPUS)
 
 
-def row(status: Any = "pass", kind: Any = "env", **more: Any) -> OutcomeRow:
-    return OutcomeRow(id="gemm", kind=kind, status=status, summary="", **more)
+def gemm(status: Any = "pass", kind: Any = "env", **more: Any) -> OutcomeRow:
+    return row("gemm", status, kind=kind, **more)
 
 
 @pytest.mark.parametrize(
     ("outcome", "facts", "met"),
     [
-        (row(ranks=[{"is_cuda": True}]), {}, True),
-        (row("fail", ranks=[{"is_cuda": True}]), {}, True),
-        (row("warn", "node"), {}, True),
-        (row("skip"), {}, False),
-        (row("error"), {}, False),
-        (row(ranks=[{"is_cuda": True}, {"is_cuda": False}]), {}, False),
-        (row(), {"mode": "cpu"}, False),
-        (row(), {"snapshot": Snapshot("", {"origin": Signal("made from documentation")}, GPUS)}, False),
-        (row(), {"snapshot": Snapshot("", {}, GPUS)}, False),
-        (row(), {"snapshot": Snapshot("", REAL.signals)}, False),
+        (gemm(ranks=[{"is_cuda": True}]), {}, True),
+        (gemm("fail", ranks=[{"is_cuda": True}]), {}, True),
+        (gemm("warn", "node"), {}, True),
+        (gemm("skip"), {}, False),
+        (gemm("error"), {}, False),
+        (gemm(ranks=[{"is_cuda": True}, {"is_cuda": False}]), {}, False),
+        (gemm(), {"mode": "cpu"}, False),
+        (gemm(), {"snapshot": Snapshot("", {"origin": Signal("made from documentation")}, GPUS)}, False),
+        (gemm(), {"snapshot": Snapshot("", {}, GPUS)}, False),
+        (gemm(), {"snapshot": Snapshot("", REAL.signals)}, False),
     ],
 )
 def test_what_counts_as_having_met_a_gpu(
@@ -47,5 +48,5 @@ def test_what_counts_as_having_met_a_gpu(
 
 
 def test_each_model_is_told_once_by_the_first_report(report: Callable[..., RunReport]) -> None:
-    made = report(row(), snapshot=REAL)
+    made = report(gemm(), snapshot=REAL)
     assert [found["report"] for found in met_in([("a.json", made), ("b.json", made)])] == ["a.json"]

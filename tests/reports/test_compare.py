@@ -18,14 +18,11 @@ from envcheck.reports.compare import compare, encode, lines
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.redact import redact
 from envcheck.runner.schema import Attempt, OutcomeRow, Plan, Spread
+from tests.builders import row
 
 MakeReport = Callable[..., RunReport]
 REPORTS = Path(__file__).parents[1] / "data" / "reports"
 SIZES = [1 << 20 << (2 * i) for i in range(7)]
-
-
-def row(identity: str, status: Any, **more: Any) -> OutcomeRow:
-    return OutcomeRow(**{"id": identity, "kind": "env", "status": status, "summary": f"{identity} said so", **more})
 
 
 def nodes(*uuids: str) -> Snapshot:

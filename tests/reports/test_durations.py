@@ -10,32 +10,19 @@ from msgspec import structs
 
 from envcheck.reports import durations
 from envcheck.reports.model import RunReport
-from envcheck.runner.schema import Attempt, OutcomeRow, Plan, Planned, Spread, Timing
+from envcheck.runner.schema import Attempt, OutcomeRow, Plan, Spread, Timing
+from tests.builders import planned, row
 
 MakeReport = Callable[..., RunReport]
 
 
-def row(identity: str, seconds: float, planned: float, **more: Any) -> OutcomeRow:
+def timed(identity: str, seconds: float, planned: float, **more: Any) -> OutcomeRow:
     attempt = Attempt(status="pass", value=None, seconds=seconds, body=seconds)
-    fields = {"status": "pass", "summary": "", "planned": planned, "attempts": [attempt], **more}
-    return OutcomeRow(id=identity, kind="env", **fields)
+    return row(identity, planned=planned, attempts=[attempt], **more)
 
 
 def plan(*seconds: float, **choices: Any) -> Plan:
-    checks = [
-        Planned(
-            id=f"c{number}",
-            kind="env",
-            level="quick",
-            promise="holds",
-            seconds=each,
-            timeout=30.0,
-            gpus=0,
-            ranks=1,
-            performance=False,
-        )
-        for number, each in enumerate(seconds)
-    ]
+    checks = [planned(f"c{number}", seconds=each) for number, each in enumerate(seconds)]
     return Plan(level="quick", checks=checks, nproc=2, **choices)
 
 
@@ -61,8 +48,8 @@ def test_what_is_said_before_it_begins(choices: dict[str, Any], said: str) -> No
 
 
 def test_time_taken_stands_beside_time_planned(report: MakeReport) -> None:
-    rows = [row("short", 0.2, 0.5), row("over", 7.04, 2.0), row("under", 0.9, 5.0)]
-    rows += [row("skipped", 0.0, 9.0), row("left", 0.0, 9.0, left_out=True)]
+    rows = [timed("short", 0.2, 0.5), timed("over", 7.04, 2.0), timed("under", 0.9, 5.0)]
+    rows += [timed("skipped", 0.0, 9.0), timed("left", 0.0, 9.0, left_out=True)]
     made = report(*rows, timing=Timing(planned=25.5, taken=12.06, starting=2.91))
     assert durations.taken(made) == (
         "12.1 s (planned for what was measured: 7.5 s): starting Python and torch 2.9 s; "
@@ -72,29 +59,31 @@ def test_time_taken_stands_beside_time_planned(report: MakeReport) -> None:
 
 
 def test_of_many_checks_those_that_took_longest_are_told(report: MakeReport) -> None:
-    made = report(*(row(f"c{n}", float(n), 1.0) for n in range(1, 20)), timing=Timing(planned=9, taken=190, starting=1))
+    made = report(
+        *(timed(f"c{n}", float(n), 1.0) for n in range(1, 20)), timing=Timing(planned=9, taken=190, starting=1)
+    )
     assert durations.taken(made).endswith("; c15 15.0 s (planned 1 s); c14 14.0 s (planned 1 s); 13 more in the report")
 
 
 def test_a_second_look_is_time_too(report: MakeReport) -> None:
-    twice = row("slow", 3.0, 3.0)
+    twice = timed("slow", 3.0, 3.0)
     twice = structs.replace(twice, attempts=twice.attempts * 2)
     assert "slow 6.0 s" in durations.taken(report(twice, timing=Timing(planned=3.0, taken=7.0, starting=1.0)))
 
 
 def test_a_spread_says_how_often_what_and_from_where_to_where() -> None:
     spread = Spread(rounds=3, statuses={"pass": 2, "fail": 1}, told_in=2, smallest=0.5, median=1.0, largest=2.25)
-    assert durations.spread(row("a", 1.0, 1.0, status="fail", unit="GB/s", spread=spread)) == (
+    assert durations.spread(timed("a", 1.0, 1.0, status="fail", unit="GB/s", spread=spread)) == (
         "2 pass, 1 fail (first in round 2)",
         "0.5 / 1 / 2.25 GB/s",
     )
     memory = Spread(rounds=1, statuses={"pass": 1}, told_in=1, smallest=1 << 20, median=1 << 21, largest=1 << 30)
-    assert durations.spread(row("a", 1.0, 1.0, unit="B", spread=memory)) == ("1 pass", "1 MiB / 2 MiB / 1,024 MiB")
-    assert durations.spread(row("a", 1.0, 1.0, spread=Spread(rounds=1, statuses={"pass": 1}, told_in=1))) == (
+    assert durations.spread(timed("a", 1.0, 1.0, unit="B", spread=memory)) == ("1 pass", "1 MiB / 2 MiB / 1,024 MiB")
+    assert durations.spread(timed("a", 1.0, 1.0, spread=Spread(rounds=1, statuses={"pass": 1}, told_in=1))) == (
         "1 pass",
         "",
     )
-    assert durations.spread(row("a", 1.0, 1.0)) == ("", "")
+    assert durations.spread(timed("a", 1.0, 1.0)) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -124,6 +113,5 @@ def test_the_progress_line(choices: dict[str, Any], now: str, said: str) -> None
 def test_a_check_that_takes_no_time_here_says_why(
     gpus: int | None, least_ranks: int, fitting: list[str], said: str
 ) -> None:
-    needs: dict[str, Any] = {"kind": "env", "level": "full", "promise": "", "timeout": 9.0, "performance": False}
-    check = Planned(id="x", seconds=10.0, gpus=1, ranks=0, least_ranks=least_ranks, **needs)
+    check = planned("x", seconds=10.0, least_ranks=least_ranks)
     assert durations.cost(Plan(level="full", checks=[check], nproc=2, gpus=gpus), check, fitting) == said

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
+from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports import redact as redacting
 from envcheck.reports.model import HostFacts, RunReport, encode
 from envcheck.reports.redact import RedactError, redact
@@ -22,9 +20,10 @@ from envcheck.runner.planning.discover import discover
 from envcheck.runner.planning.plan import plan
 from envcheck.runner.schema import OutcomeRow, TargetFacts
 from envcheck.runner.targets.launcher import Place
+from tests.builders import machine
 
 MakeReport = Callable[..., RunReport]
-SNAPSHOT = from_json(json.loads((Path(__file__).parents[1] / "data" / "snapshots" / "h100x8.json").read_text()))
+SNAPSHOT = machine("h100x8")
 UUID = "GPU-5f3e9a52-3b1c-4c57-9d0b-{:012d}"
 RESULTS = {dtype: {"wrong": 0} for dtype in ("float32", "float16", "bfloat16")}
 

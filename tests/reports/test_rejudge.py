@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
+from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.model import RunReport
 from envcheck.reports.rejudge import rejudge
 from envcheck.runner.planning.discover import discover
 from envcheck.runner.planning.plan import plan
 from envcheck.runner.schema import OutcomeRow
+from tests import builders
+from tests.builders import machine
 
 MakeReport = Callable[..., RunReport]
-SNAPSHOT = from_json(json.loads((Path(__file__).parents[1] / "data" / "snapshots" / "h100x8.json").read_text()))
+SNAPSHOT = machine("h100x8")
 DEVICES = [{"index": i, "name": g.signal("name").value, "uuid": g.uuid} for i, g in enumerate(SNAPSHOT.gpus)]
 SEEN = {"device_count": 8, "devices": DEVICES, "python": "3.12.3", "torch": "2.8.0+cu128", "cuda": "12.8"}
 
 
 def row(identity: str, status: Any, **more: Any) -> OutcomeRow:
     kind = next((f.kind for f in discover() if f.id == identity), "env")
-    return OutcomeRow(**{"id": identity, "kind": kind, "status": status, "summary": "then", **more})
+    return builders.row(identity, status, **{"kind": kind, "summary": "then", **more})
 
 
 @pytest.fixture

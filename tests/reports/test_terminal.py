@@ -18,6 +18,7 @@ from envcheck.reports.model import RunReport, load
 from envcheck.reports.phrases import quantity
 from envcheck.reports.terminal import announcement, show, show_announcement, show_plan, width
 from envcheck.runner.schema import Attempt, ImageFacts, LimitRow, OutcomeRow, Spread, TargetFacts
+from tests.builders import row
 
 MakeReport = Callable[..., RunReport]
 REPORTS = sorted((Path(__file__).parents[1] / "data" / "reports").glob("*.json"))
@@ -32,10 +33,6 @@ def text(report: RunReport) -> str:
 def last(told: str) -> str:
     """Return the last paragraph, unwrapped."""
     return " ".join(told.rsplit("\n\n", maxsplit=1)[-1].split())
-
-
-def row(identity: str, status: str, summary: str, **more: object) -> OutcomeRow:
-    return OutcomeRow(id=identity, kind="env", status=status, summary=summary, **more)  # type: ignore[arg-type]
 
 
 SLOW = row(

@@ -14,6 +14,7 @@ from envcheck.reports.model import RunReport, encode
 from envcheck.reports.redact import redact
 from envcheck.reports.terminal import show
 from envcheck.runner.schema import Attempt, FindingRow, LimitRow, OutcomeRow
+from tests.builders import row
 
 MakeReport = Callable[..., RunReport]
 SLOW = Attempt(status="fail", value=99.0, unit="GB/s", summary="slow link", seconds=1.0, body=1.0, remeasure=True)
@@ -35,15 +36,15 @@ FINDINGS = [
 ]
 
 
-def row(status: str, summary: str, **more: object) -> OutcomeRow:
+def speed(status: str, summary: str, **more: object) -> OutcomeRow:
     """Return the row of a check."""
-    return OutcomeRow(id="speed", kind="env", status=status, summary=summary, unit="GB/s", **more)  # type: ignore[arg-type]
+    return row("speed", status, summary, unit="GB/s", **more)
 
 
-TAKEN_BACK = row("pass", "as fast as it is", attempts=[SLOW, FINE])
-FINAL = row("fail", "three elements differ", remedy="out", code="data.wrong", attempts=[SLOW, WRONG])
-SICK = row("fail", "ECC is broken", remedy="replace it", code="ecc.uncorrected", culprit="GPU 3", findings=FINDINGS)
-SOAKED = row(
+TAKEN_BACK = speed("pass", "as fast as it is", attempts=[SLOW, FINE])
+FINAL = speed("fail", "three elements differ", remedy="out", code="data.wrong", attempts=[SLOW, WRONG])
+SICK = speed("fail", "ECC is broken", remedy="replace it", code="ecc.uncorrected", culprit="GPU 3", findings=FINDINGS)
+SOAKED = speed(
     "fail",
     "three elements differ",
     remedy="out",
@@ -79,7 +80,7 @@ def test_prometheus_counts_attempts_and_findings(report: MakeReport) -> None:
     found = registry.named("prometheus").render(report(SICK))
     for finding in FINDINGS:
         assert f'status="{finding.status}",code="{finding.code}",culprit="{finding.culprit}"}} 1.0' in found
-    assert "envcheck_check_attempts" not in registry.named("prometheus").render(report(row("pass", "fine")))
+    assert "envcheck_check_attempts" not in registry.named("prometheus").render(report(speed("pass", "fine")))
 
 
 def test_prometheus_has_few_series_however_much_was_found(report: MakeReport) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -14,7 +13,8 @@ from msgspec import structs
 from envcheck.reports.formats.junit import junit
 from envcheck.reports.model import RunReport, load
 from envcheck.runner.judging.judge import verdict
-from envcheck.runner.schema import Attempt, LimitRow, OutcomeRow, Plan, Planned
+from envcheck.runner.schema import Attempt, LimitRow, OutcomeRow, Plan
+from tests.builders import planned, row
 
 MakeReport = Callable[..., RunReport]
 REPORTS = sorted((Path(__file__).parents[2] / "data" / "reports").glob("*.json"))
@@ -43,10 +43,6 @@ PATTERNS = {
     "timestamp": r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}",
     "hostname": r"\S+",
 }
-
-
-def row(identity: str, status: Any, **more: Any) -> OutcomeRow:
-    return OutcomeRow(id=identity, kind="env", status=status, summary=f"{identity} said so", **more)
 
 
 SLOW = row(
@@ -151,35 +147,14 @@ def test_what_xml_cannot_hold_is_left_out_of_a_log(report: MakeReport, character
 
 def test_what_xml_cannot_hold_is_left_out_of_a_name(report: MakeReport) -> None:
     told = report(row("good", "pass"))
-    check = Planned(
-        id="a\x00b\ud7ff",
-        kind="env",
-        level="\x01",
-        promise="",
-        seconds=1,
-        timeout=1,
-        gpus=0,
-        ranks=1,
-        performance=False,
-    )
+    check = planned("a\x00b\ud7ff", level="\x01", promise="")
     plan = Plan(level="\x02full", checks=[check], nproc=1)
     assert ET.fromstring(junit(structs.replace(told, plan=plan, ended=""))) is not None  # noqa: S314 (our own)
 
 
 def test_a_check_that_never_ran_is_an_error(report: MakeReport) -> None:
     whole = report(row("good", "pass"))
-    lost = Planned(
-        id="lost",
-        kind="env",
-        level="quick",
-        promise="holds",
-        seconds=1,
-        timeout=1,
-        gpus=0,
-        ranks=1,
-        performance=False,
-    )
-    plan = Plan(level="quick", checks=[*whole.plan.checks, lost], nproc=2)
+    plan = Plan(level="quick", checks=[*whole.plan.checks, planned("lost")], nproc=2)
     cut = report(row("good", "pass"), plan=plan, ended="", verdict=verdict(whole.outcomes, "gpu", complete=False))
     root = parsed(cut)
     assert case(root, "lost")[0].tag == "error"

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from envcheck.reports.formats.markdown import markdown
 from envcheck.reports.model import RunReport
-from envcheck.runner.schema import LimitRow, OutcomeRow
+from envcheck.runner.schema import LimitRow
+from tests.builders import row
 
 MakeReport = Callable[..., RunReport]
-
-
-def row(identity: str, status: Any, **more: Any) -> OutcomeRow:
-    return OutcomeRow(**{"id": identity, "kind": "env", "status": status, "summary": f"{identity} said so", **more})
 
 
 SLOW = row(

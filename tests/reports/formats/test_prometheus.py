@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -12,19 +11,15 @@ from typing import Any
 
 import pytest
 
-from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
+from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.formats.prometheus import prometheus
 from envcheck.reports.model import RunReport, load
-from envcheck.runner.schema import LimitRow, OutcomeRow, Plan
+from envcheck.runner.schema import LimitRow, Plan
+from tests.builders import machine, row
 
 MakeReport = Callable[..., RunReport]
-SNAPSHOT = Path(__file__).parents[2] / "data" / "snapshots" / "h100x8.json"
 REPORTS = sorted((Path(__file__).parents[2] / "data" / "reports").glob("*.json"))
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\})? (\S+)')
-
-
-def row(identity: str, status: Any, **more: Any) -> OutcomeRow:
-    return OutcomeRow(id=identity, kind="env", status=status, summary="said so", **more)
 
 
 def samples(text: str) -> dict[str, float]:
@@ -121,7 +116,7 @@ def promtool() -> Callable[[str], tuple[int, str]]:
 
 @pytest.mark.promtool
 def test_promtool_finds_nothing_to_say(report: MakeReport, promtool: Callable[[str], tuple[int, str]]) -> None:
-    snapshot = from_json(json.loads(SNAPSHOT.read_text()))
+    snapshot = machine("h100x8")
     assert promtool(prometheus(report(SLOW, row("b", "pass", value=3, unit="wrong elements"), snapshot=snapshot))) == (
         0,
         "",

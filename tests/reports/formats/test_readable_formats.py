@@ -17,9 +17,9 @@ from envcheck.reports.formats import registry
 from envcheck.reports.model import HostFacts, RunReport
 from envcheck.reports.redact import RedactError, redact
 from envcheck.reports.rejudge import rejudge
-from envcheck.runner.judging.judge import verdict
 from envcheck.runner.schema import Attempt, LimitRow, OutcomeRow, Plan, Planned, TargetFacts, plain
 from envcheck.runner.targets.launcher import Place
+from tests.builders import report
 
 SAMPLE: Final = re.compile(r'[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-z_]+="([^"\\\n]|\\[\\n"])*",?)*\})? \S+')
 
@@ -92,14 +92,8 @@ MOMENT = st.sampled_from(["", "2026-01-02T03:04:05+00:00", "2026-01-02T03:04:05"
 
 
 def _report(outcomes: list[OutcomeRow], planned: list[Planned], **facts: Any) -> RunReport:
-    return RunReport(
-        tool="0.1.0",
-        target=TargetFacts(kind="image", name="<img>", chosen="--image"),
-        plan=Plan(level="quick", checks=planned, nproc=2),
-        outcomes=outcomes,
-        verdict=verdict(outcomes, facts["mode"]),
-        **facts,
-    )
+    image = TargetFacts(kind="image", name="<img>", chosen="--image")
+    return report(*outcomes, target=image, plan=Plan(level="quick", checks=planned, nproc=2), **facts)
 
 
 REPORTS = st.builds(

@@ -10,13 +10,14 @@ import pytest
 from envcheck.reports.html.charts import Figure, figures
 from envcheck.reports.html.svg import COLOURS, SECONDS, PlotLine, chart, legend
 from envcheck.runner.schema import LimitRow, OutcomeRow, Spread
+from tests.builders import row
 
 SIZES = [1 << 20, 1 << 26, 1 << 30]
 NAMES = ["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send/recv"]
 
 
 def outcome(**more: Any) -> OutcomeRow:
-    return OutcomeRow(**{"id": "x", "kind": "env", "status": "pass", "summary": "", "unit": "GB/s", **more})
+    return row("x", **{"unit": "GB/s", **more})
 
 
 def one(drawn: OutcomeRow, word: str) -> Figure:

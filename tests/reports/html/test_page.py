@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
+from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.html import page as page_module
 from envcheck.reports.html.page import page
 from envcheck.reports.model import RunReport
-from envcheck.runner.schema import LimitRow, OutcomeRow, Plan
+from envcheck.runner.schema import LimitRow, Plan
+from tests.builders import machine, row
 
 MakeReport = Callable[..., RunReport]
-SNAPSHOT = Path(__file__).parents[2] / "data" / "snapshots" / "h100x8.json"
 VOID = {"meta", "br"}
 
 
@@ -55,10 +53,6 @@ class Page(HTMLParser):
     def all(self, tag: str) -> list[str]:
         """Return the texts directly in a tag."""
         return [text for at, text in self.texts if at == tag and text.strip()]
-
-
-def row(identity: str, status: Any, **more: Any) -> OutcomeRow:
-    return OutcomeRow(**{"id": identity, "kind": "env", "status": status, "summary": f"{identity} said so", **more})
 
 
 def curve(*rates: float) -> list[dict[str, float]]:
@@ -130,7 +124,7 @@ def test_what_could_not_be_read_off_a_gpu_says_why(report: MakeReport) -> None:
 
 
 def test_the_eight_gpus_of_a_node_have_a_row_each(report: MakeReport) -> None:
-    text = page(report(SLOW, snapshot=from_json(json.loads(SNAPSHOT.read_text()))))
+    text = page(report(SLOW, snapshot=machine("h100x8")))
     assert len(set(re.findall(r'<td class="uuid">(GPU-[0-9a-f-]{36})</td>', text))) == 8
 
 

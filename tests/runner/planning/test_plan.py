@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks import LEVELS, Check, passed
+from envcheck.checks import LEVELS
 from envcheck.errors import ConfigError
 from envcheck.runner.planning.discover import Found, discover
 from envcheck.runner.planning.plan import plan, select, worker_plan
 from envcheck.runner.state import Run
+from tests.builders import found
 
 
 def check(identity: str, level: str, **needs: Any) -> Found:
-    about = Check(promise="holds", level=level, **{"seconds": 2.0, "timeout": 30.0, "gpus": 1, "ranks": 0, **needs})
-    return Found(identity, "env", about, lambda *_: passed("fine"), "doc", f"module:{identity}", Path(identity))
+    return found(identity, **{"level": level, "seconds": 2.0, "timeout": 30.0, "gpus": 1, "ranks": 0, **needs})
 
 
 ALL = [check(f"a-{level}", level) for level in LEVELS]
@@ -137,3 +137,15 @@ def test_a_plan_counts_no_time_for_what_a_machine_has_too_few_gpus_for(
         check("together", "quick", seconds=4.0, gpus=0, least_ranks=2),
     ]
     assert plan(checks, level="full", nproc=nproc, gpus=gpus).seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cpu_seconds", "planned"), [(0, 0.5, 0.5), (0, None, 5.0), (1, 0.5, 5.0), (None, 0.5, 5.0)]
+)
+def test_the_cpus_time_counts_only_where_no_gpu_is(gpus: int | None, cpu_seconds: float | None, planned: float) -> None:
+    made = plan([found(seconds=5.0, cpu_seconds=cpu_seconds)], level="quick", nproc=2, gpus=gpus)
+    assert (made.checks[0].seconds, made.seconds) == (planned, planned)
+
+
+def test_a_check_that_needs_a_gpu_has_no_time_on_a_cpu() -> None:
+    assert [check.id for check in discover() if check.check.gpus and check.check.cpu_seconds is not None] == []

@@ -9,23 +9,18 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from envcheck.checks import Check, passed
 from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.runner.execute import validate
 from envcheck.runner.planning import repeat as planning_repeat
-from envcheck.runner.planning.discover import Found
 from envcheck.runner.planning.plan import plan
 from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.state import Run
+from tests import builders
+from tests.builders import found
 
 
 def row(status: Any, value: Any = None) -> OutcomeRow:
-    return OutcomeRow(id="a", kind="env", status=status, summary=f"{status} {value}", value=value)
-
-
-def found(identity: str) -> Found:
-    about = Check(promise="holds", level="quick")
-    return Found(identity, "env", about, lambda *_: passed("fine"), "doc", f"module:{identity}", Path(identity))
+    return builders.row("a", status, f"{status} {value}", value=value)
 
 
 def folded(*rows: OutcomeRow) -> OutcomeRow:

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks import Check, passed
 from envcheck.runner.planning.discover import Found, discover
 from envcheck.runner.planning.plan import plan
 from envcheck.runner.planning.time_budget import STARTING, expected_to_fit, most_telling_first
 from envcheck.runner.state import Run
+from tests.builders import found
 
 
 def check(identity: str, kind: Any = "env", **about: Any) -> Found:
-    made = Check(**{"promise": "holds", "level": "quick", "seconds": 1.0, **about})
-    return Found(identity, kind, made, lambda *_: passed("fine"), "doc", f"module:{identity}", Path(identity))
+    return found(identity, kind, **{"seconds": 1.0, **about})
 
 
 def test_the_order_is_the_written_one() -> None:

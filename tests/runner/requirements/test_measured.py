@@ -17,6 +17,7 @@ from envcheck.runner.planning.discover import discover
 from envcheck.runner.requirements import file as requirements_file
 from envcheck.runner.requirements import measured as requirements_measured
 from envcheck.runner.schema import OutcomeRow
+from tests.builders import row
 
 ROOT = Path(__file__).parents[3]
 SPEEDS = {"host to GPU": 51.0, "GPU to host": 46.0, "HBM copy": 2900.0, "bfloat16": 700.0}
@@ -26,7 +27,7 @@ CPU = {"is_cuda": False, "host": "node1"}
 
 
 def outcome(identity: str, *ranks: Any, status: Any = "pass", value: Any = None) -> OutcomeRow:
-    return OutcomeRow(id=identity, kind="env", status=status, summary="as it was", value=value, ranks=list(ranks))
+    return row(identity, status, "as it was", value=value, ranks=[*ranks])
 
 
 ODD: list[Any] = [None, 1, "x", [], {}, {"values": 1}, {"matrix": [1]}, {"latency": {"all-reduce": 1}}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,17 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, View
 from envcheck.errors import ConfigError
-from envcheck.node.snapshot import Signal, from_json
+from envcheck.node.snapshot import Signal
 from envcheck.runner.judging.judge import decide
 from envcheck.runner.requirements import file as requirements_file
 from envcheck.runner.requirements import node_checks
+from tests import builders
 
-SNAPSHOTS = Path(__file__).parents[2] / "data" / "snapshots"
 GIB = 1 << 30
 
 
 def view(machine: str) -> View:
-    return View(from_json(json.loads((SNAPSHOTS / f"{machine}.json").read_text())))
+    return View(builders.machine(machine))
 
 
 def judged(wanted: requirements_file.Requirements, machine: View) -> dict[str, str]:
