@@ -127,7 +127,11 @@ def _bilinear(source: random.Random) -> Case:
         ]
 
     inputs = (given(source, n, p), given(source, n, q), given(source, m, p, q))
-    return Case("bilinear", lambda t, x, y, w: t.nn.functional.bilinear(x, y, w), reference, inputs, wide=4, least=1.0)
+
+    def call(t: Any, x: Any, y: Any, w: Any) -> Any:
+        return t.nn.functional.bilinear(x, y, w)
+
+    return Case("bilinear", call, reference, inputs, wide=4, least=math.sqrt(p * q))
 
 
 def _options(source: random.Random, dims: int, size: int, *, grouped: bool) -> products_reference.Convolution:
