@@ -27,7 +27,11 @@ QUOTIENT = 1e-7
 # more of it is lost.
 CANCELLED, SHARE = 8.0, 0.25
 STEP = 1e-3
+# Where a formula bends too much for that step, shorter ones follow it.
+SHORTER_STEPS = (STEP / 8, STEP / 64)
 DIRECTIONS = 2
+# So often a formula is asked what rounded inputs do to it, where a result is off.
+ROUNDINGS = 8
 # ATen's dispatch says so of a kernel that a build lacks (AT_DISPATCH in ATen/Dispatch.h); never of fp32 and fp64.
 NOT_IMPLEMENTED = re.compile(r"not implemented for '(Half|BFloat16)'|not (yet )?supported (for|with) (Half|BFloat16)")
 SHORT = ("float16", "bfloat16")
@@ -81,8 +85,13 @@ def run(torch: Any, case: Case, dtype: str, device: Any, source: random.Random) 
     if len(outputs) != len(expected):
         return {"outputs": math.inf}
     limit = case.wide * FACTOR[dtype] * seeded_numbers.UNIT_ROUNDOFF[dtype]
-    pairs = [(seeded_numbers.read(made), right) for made, right in zip(outputs, expected)]
-    errors = {"output": max(_error(made, right, limit, case.least) for made, right in pairs)}
+    made = [seeded_numbers.read(output) for output in outputs]
+    errors = {"output": max(_error(one, right, limit, case.least) for one, right in zip(made, expected))}
+    if errors["output"] > 1 and limit:
+        spread = _spread(lambda *moved: _tuple(case.reference(*moved), of=list), case, lists, limit, source)
+        errors["output"] = max(
+            _error(one, right, limit, case.least, around) for one, right, around in zip(made, expected, spread)
+        )
     if case.gradient:
         errors.update(_gradients(torch, case, lists, leaves, outputs, dtype, source))
     return errors
@@ -94,11 +103,37 @@ def _tuple(value: Any, of: type = object) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-def _error(made: list[Any], expected: list[Any], limit: float, least: float) -> float:
+def _error(made: list[Any], expected: list[Any], limit: float, least: float, spread: Sequence[float] = ()) -> float:
     if not limit or (expected and not isinstance(expected[0], (float, complex))):
         equal = len(made) == len(expected) and all(map(seeded_numbers.same, made, expected))
         return 0.0 if equal else math.inf
-    return seeded_numbers.off(made, expected, limit, least)
+    return seeded_numbers.off(made, expected, limit, least, spread)
+
+
+def _spread(
+    formula: Callable[..., Any], case: Case, lists: list[list[Any]], share: float, source: random.Random
+) -> list[list[float]]:
+    """Return how far each result of the formula moves when each of its inputs moves by this share of itself.
+
+    A kernel that is right for inputs within their rounding is right (backward error: Higham, Accuracy and Stability of
+    Numerical Algorithms, 1.5): where terms cancel, or a variance is small, the formula moves much more than its inputs.
+    """
+    start = formula(*lists)
+    spread = [[0.0] * len(values) for values in start]
+    for _ in range(ROUNDINGS):
+        moved = [
+            [value * (1 + source.choice((-share, share))) for value in values]
+            if given.dtype in {"", *FLOATS}
+            else values
+            for given, values in zip(case.inputs, lists)
+        ]
+        try:
+            results = formula(*moved)
+        except (ArithmeticError, ValueError):  # a formula that has no value there, such as log of 1 - 1.01
+            continue
+        for around, values, firsts in zip(spread, results, start):
+            around[:] = [max(most, abs(value - first)) for most, value, first in zip(around, values, firsts)]
+    return spread
 
 
 def _leaf(
@@ -142,13 +177,14 @@ def _gradients(
             continue
         gradient = seeded_numbers.read(leaf.grad)
         errors[f"gradient of input {number}"] = max(
-            _along(loss, lists, number, gradient, (limit, least), source) for _ in range(DIRECTIONS)
+            _along(loss, case, lists, number, gradient, (limit, least), source) for _ in range(DIRECTIONS)
         )
     return errors
 
 
 def _along(
     loss: Callable[..., float],
+    case: Case,
     lists: list[list[Any]],
     number: int,
     gradient: list[float],
@@ -158,16 +194,29 @@ def _along(
     direction = seeded_numbers.away_from_zero(source, len(gradient), 0.3, 1.0)
     if len(gradient) != len(lists[number]):
         return math.inf
-
-    def at(step: float) -> float:
-        moved = [value + step * way for value, way in zip(lists[number], direction)]
-        return loss(*lists[:number], moved, *lists[number + 1 :])
-
-    slope = (8 * (at(STEP) - at(-STEP)) - (at(2 * STEP) - at(-2 * STEP))) / (12 * STEP)
     taken = math.fsum(g * way for g, way in zip(gradient, direction))
     size = math.sqrt(math.fsum(g * g for g in gradient))
-    error = abs(taken - slope) / (limit[0] * max(size, abs(slope), limit[1]) + QUOTIENT * 1e-3)
-    return error if math.isfinite(error) else math.inf
+
+    def slope(step: float, *values: list[Any]) -> float:
+        def at(distance: float) -> float:
+            moved = [value + distance * way for value, way in zip(values[number], direction)]
+            return loss(*values[:number], moved, *values[number + 1 :])
+
+        return (8 * (at(step) - at(-step)) - (at(2 * step) - at(-2 * step))) / (12 * step)
+
+    def error(step: float, spread: float = 0.0) -> float:
+        there = slope(step, *lists)
+        off = abs(taken - there) / (limit[0] * max(size, abs(there), limit[1]) + QUOTIENT * 1e-3 + spread)
+        return off if math.isfinite(off) else math.inf
+
+    found = error(STEP)
+    if found > 1:
+        found = min(found, *map(error, SHORTER_STEPS))
+    if found > 1:
+        step = SHORTER_STEPS[-1]
+        [[spread]] = _spread(lambda *moved: ([slope(step, *moved)],), case, lists, limit[0], source)
+        found = error(step, spread)
+    return found
 
 
 def version(torch: Any) -> tuple[int, int]:

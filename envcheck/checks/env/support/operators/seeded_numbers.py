@@ -173,10 +173,16 @@ def apart(made: Sequence[float], expected: Sequence[float]) -> float:
     return distance / size if size and math.isfinite(distance) else math.inf
 
 
-def off(made: Sequence[float], expected: Sequence[float], tolerance: float, least: float = 0.0) -> float:
-    """Return the largest |made - expected| / (tolerance * max(|expected|, rms, least)); infinite for no number.
+def off(
+    made: Sequence[float],
+    expected: Sequence[float],
+    tolerance: float,
+    least: float = 0.0,
+    spread: Sequence[float] = (),
+) -> float:
+    """Return the largest |made - expected| / (tolerance * max(|expected|, rms, least) + spread).
 
-    The rms is that of the expected numbers.
+    It is infinite for no number. The rms is that of the expected numbers; `spread` has one number for each, or none.
     """
     if len(made) != len(expected):
         return math.inf
@@ -185,9 +191,9 @@ def off(made: Sequence[float], expected: Sequence[float], tolerance: float, leas
     rms = math.sqrt(math.fsum(v * v for v in expected if math.isfinite(v)) / len(expected))
     typical = max(rms, least)
     worst = 0.0
-    for one, other in zip(made, expected):
+    for one, other, around in zip(made, expected, spread or [0.0] * len(expected)):
         if same(one, other):
             continue
-        error = abs(one - other) / (tolerance * max(abs(other), typical) or math.ulp(0.0))
+        error = abs(one - other) / (tolerance * max(abs(other), typical) + around or math.ulp(0.0))
         worst = max(worst, error) if error == error else math.inf  # noqa: PLR0124 (NaN)
     return worst

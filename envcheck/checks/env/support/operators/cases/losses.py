@@ -119,7 +119,7 @@ def regression(source: random.Random, size: int) -> Iterator[Case]:
         # Distances of 0.1 to 0.25 and of 1.1 to 2: no loss changes its branch within a difference quotient.
         x = seeded_numbers.rounded(seeded_numbers.uniform(source, math.prod(shape), -1, 1), "bfloat16")
         apart = [source.choice((-1, 1)) * source.choice((0.125, 0.25, 1.25, 1.5)) for _ in x]
-        y = [a + d for a, d in zip(x, apart)]
+        y = seeded_numbers.rounded([a + d for a, d in zip(x, apart)], "float32")
         yield _loss(name, each, options, reduction, (Input(x, shape), Input(y, shape)))
     yield from _logits(source, positive)
     yield from _distributions(source)
