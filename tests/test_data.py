@@ -26,7 +26,7 @@ def test_a_base_directory_that_is_relative_is_ignored(tmp_path: Path, monkeypatc
     for variable in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(variable, "relative")
     assert user_choice.path() == tmp_path / ".config/envcheck/mirror"
-    assert probe_cache.place() == tmp_path / ".cache/envcheck/probe"
+    assert probe_cache.directory() == tmp_path / ".cache/envcheck/probe"
 
 
 def test_an_installed_package_uses_its_copies_and_leaves_them_alone(

@@ -87,7 +87,7 @@ def test_build_is_given_the_mirror_that_passed(
     for name, site in zip(("lacking", "whole"), sites, strict=True):
         url = f"http://{site.server_address[0]!s}:{site.server_port}/simple"
         (tmp_path / f"{name}.yaml").write_text(f"pypi: [{{url: '{url}'}}]\npytorch: [{{url: '{url}'}}]\n")
-    named = [by_lock.mirror_of(str(tmp_path / f"{name}.yaml")) for name in ("lacking", "whole")]
+    named = [by_lock.load_mirror(str(tmp_path / f"{name}.yaml")) for name in ("lacking", "whole")]
     monkeypatch.setattr(by_lock, "default_mirrors", lambda: named)
     given: list[Profile] = []
 
@@ -101,7 +101,7 @@ def test_build_is_given_the_mirror_that_passed(
     done = CliRunner().invoke(cli, words, standalone_mode=False)
     assert isinstance(done.exception, PromiseError), done.exception
     said = " ".join(done.stderr.split())
-    assert "pytorch/cpu: not lacking: 0 of 1 there; torch==2.13.0+cpu" in said
+    assert "pytorch/cpu: not lacking: has 0 of 1 files; torch==2.13.0+cpu" in said
     (profile,) = given
     assert [index.url for index in profile.pytorch] == [named[1].profile.pytorch[0].url]
     assert {index.url for index in profile.pypi} == {mirror.profile.pypi[0].url for mirror in named}

@@ -84,7 +84,7 @@ def test_a_directory_of_wheels_passes_for_what_it_holds(site: Path) -> None:
     done = probe(site, "--mirror", str(site / "ours.yaml"))
     assert done.return_value == 0
     assert "  1  ours                   all of it in this machine's directories\n" in done.output
-    assert "all 1 there, 1 in this machine's directories" in done.output
+    assert "has all 1 files, 1 in this machine's directories" in done.output
     (site / WHEEL).unlink()
     assert probe(site, "--mirror", str(site / "ours.yaml")).return_value == 3
 
@@ -110,7 +110,7 @@ def test_json_holds_the_numbers_and_offline_asks_nobody(site: Path) -> None:
 
 def test_offline_with_nothing_stored_answers_nothing(site: Path) -> None:
     done = probe(site, "--mirror", str(site / "site.yaml"), "--offline")
-    assert (done.return_value, done.output) == (3, "pypi: no mirror to ask, or nothing stored\n")
+    assert (done.return_value, done.output) == (3, "pypi: no mirror to probe, or no stored results\n")
 
 
 def test_a_closed_profile_must_not_be_left(site: Path) -> None:
@@ -138,7 +138,7 @@ def test_urls_of_one_file_are_compared(site: Path) -> None:
     first, second = (line.split() for line in done.output.splitlines() if line[:5].strip() in {"1", "-"})
     assert first[:2] == ["1", there.split("/")[2]]
     assert second[:2] == ["-", "127.0.0.99:9"]
-    assert "nothing says its hash; it has 200000 bytes" in " ".join(done.output.split())
+    assert "no expected hash; the file has 200000 bytes" in " ".join(done.output.split())
     assert "canary" not in done.output
 
 
@@ -170,9 +170,9 @@ def test_mirrors_are_asked_for_the_wheel_of_a_url(site: Path) -> None:
     assert code == 1
     assert [gate["name"] for gate in found["site"]["gates"] if gate["hard"] and not gate["passed"]] == ["hash"]
     code, found = judged(*profiles, "--need", away.replace("demo-1.0", "demo-2.0"))
-    assert "its page does not list it" in str(found["site"]["gates"])
+    assert "its page does not list the file" in str(found["site"]["gates"])
     code, found = judged(*profiles, "--need", away.replace("demo-1.0", "demo-1.0+cu128"))
-    assert "the profile names no index or endpoint that could have it" in str(found["site"]["gates"])
+    assert "the profile names no index or endpoint that may have it" in str(found["site"]["gates"])
 
 
 def test_mirrors_are_asked_for_the_model_file_of_a_url(site: Path) -> None:
@@ -188,19 +188,19 @@ def test_mirrors_are_asked_for_the_model_file_of_a_url(site: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--mirror", "none", "--need", "https://host/a.bin#md5=0"], "something else than a hash"),
+        (["--mirror", "none", "--need", "https://host/a.bin#md5=0"], "no valid hash"),
         (
             ["--mirror", "tuna", "--mirror", "ustc", "--need", "https://host/a.bin"],
-            "no mirror can be asked for it by name",
+            "mirrors cannot find it by name",
         ),
         ([], "nothing says which files are needed"),
-        (["torch2.13.0-cpu-py311", "--offline", "--fresh"], "--fresh and --offline at once"),
+        (["torch2.13.0-cpu-py311", "--offline", "--fresh"], "--fresh and --offline exclude each other"),
         (["torch*"], "names"),
-        (["tuna", "--model", "org/name"], "'tuna' is a mirror, and the argument is a CELL"),
-        (["my/site.yaml"], "give it with --mirror my/site.yaml"),
-        (["torch2.13.0-cpu-py311", "torch2.13.0-cpu-py312"], "2 cells at once"),
-        (["--mirror", "none", "--need", "https://user:canary@host/file"], "may be asked"),
-        (["--mirror", "none", "--need", "ftp://host/file"], "may be asked"),
+        (["tuna", "--model", "org/name"], "'tuna' is a mirror, but the argument is a CELL"),
+        (["my/site.yaml"], "pass it as --mirror my/site.yaml"),
+        (["torch2.13.0-cpu-py311", "torch2.13.0-cpu-py312"], "expected one cell, found 2"),
+        (["--mirror", "none", "--need", "https://user:canary@host/file"], "is not a usable URL"),
+        (["--mirror", "none", "--need", "ftp://host/file"], "is not a usable URL"),
         (["torch2.13.0-cpu-py311", "--model", "org/name"], "CELL and --model at once"),
     ],
 )
@@ -211,14 +211,14 @@ def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:
 
 
 def test_fetch_takes_the_mirror_that_passed_and_says_so(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = [by_lock.mirror_of(str(site / name)) for name in ("dead.yaml", "site.yaml")]
+    named = [by_lock.load_mirror(str(site / name)) for name in ("dead.yaml", "site.yaml")]
     monkeypatch.setattr(by_lock, "default_mirrors", lambda: named)
     arguments = ["fetch", "--lock", str(site / "demo.lock"), "--mirror", "auto", "--output", str(site / "to")]
     done = CliRunner().invoke(cli, arguments, standalone_mode=False)
     assert done.exit_code == 0, done.output
     assert (site / "to" / WHEEL).read_bytes() == (site / WHEEL).read_bytes()
     assert done.stderr.splitlines()[0].startswith("mirror  auto: pypi: site (")
-    assert "pypi: not dead: 0 of 1 there; demo==1.0: no connection" in done.stderr
+    assert "pypi: not dead: has 0 of 1 files; demo==1.0: no connection" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -254,11 +254,11 @@ def test_a_mirror_of_the_environment_is_told(site: Path) -> None:
 
 
 def test_build_asks_a_probe_too(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_lock, "default_mirrors", lambda: [by_lock.mirror_of(str(site / "dead.yaml"))])
+    monkeypatch.setattr(by_lock, "default_mirrors", lambda: [by_lock.load_mirror(str(site / "dead.yaml"))])
     arguments = ["build", "torch2.13.0-cpu-py311", "--mirror", "auto", "--engine", "venv", "--dry-run"]
     done = CliRunner().invoke(cli, arguments, standalone_mode=False)
     assert isinstance(done.exception, UnavailableError)
-    assert "no mirror has what" in str(done.exception)
+    assert "no mirror has all files" in str(done.exception)
 
 
 def test_who_is_not_trusted_is_told_with_options_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`envcheck mirror probe`: which mirror has the very files that are needed, and how fast."""
+"""`envcheck mirror probe`: which mirror has the needed files, and how fast it serves them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.mirrors.probe.ranking import Ranked
+    from envcheck.mirrors.probe.ranking import RankedMirror
 
 HOUR: Final = 3600.0
 
@@ -39,43 +39,49 @@ class MirrorProbeOptions(NamedTuple):
 
 @click.command(
     "probe",
-    epilog="Exit 0: for every part some mirror passes; 1: none does; 2: wrong usage; 3: nothing answered.",
+    epilog="Exit 0: some mirror passes for every part; 1: none does; 2: wrong usage; 3: no mirror answers.",
 )
 @click.argument("cells", nargs=-1, metavar="[CELL]", shell_complete=completion.cells)
 @click.option("--mirror", "mirrors", multiple=True, metavar="PROFILE", help="Probe this mirror. Repeatable.")
-@click.option("--lock", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="For every file of a lock.")
-@click.option("--model", metavar="REPO@REV", help="For every file of a model, its hashes from who is trusted.")
-@click.option("--dataset", metavar="REPO@REV", help="The same of a dataset.")
+@click.option(
+    "--lock", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Probe for every file of a lock."
+)
+@click.option(
+    "--model", metavar="REPO@REV", help="Probe for every file of a model; its hashes come from the trusted endpoint."
+)
+@click.option("--dataset", metavar="REPO@REV", help="Probe for every file of a dataset.")
 @click.option(
     "--need",
     "urls",
     multiple=True,
     metavar="URL",
-    help="For the file at a URL, or several; #sha256=HASH says what it is.",
+    help="Probe for the file at a URL; append #sha256=HASH to verify it. Repeatable.",
 )
 @click.option("--no-redirect-hosts", is_flag=True, help="Reject mirrors that redirect to other hosts.")
 @click.option(
     "--region",
     metavar="REGION",
-    help="Where this machine is, e.g. cn: a prior of 5 points. `--mirror auto` takes it from "
-    "ENVCHECK_MIRROR_PROBE_REGION.",
+    help="Region of this machine, e.g. cn: worth 5 points. `--mirror auto` takes it from ENVCHECK_MIRROR_PROBE_REGION.",
 )
-@click.option("--max-bytes", type=Size(), default="128M", show_default=True, help="Bytes for all mirrors together.")
-@click.option("--seconds", type=click.FloatRange(1, 600), default=45.0, show_default=True, help="For each part.")
-@click.option("--fresh", is_flag=True, help="Measure, whatever is stored of the last hour.")
-@click.option("--offline", is_flag=True, help="Judge what is stored, however old; ask nobody.")
+@click.option(
+    "--max-bytes", type=Size(), default="128M", show_default=True, help="Byte budget for all mirrors together."
+)
+@click.option(
+    "--seconds", type=click.FloatRange(1, 600), default=45.0, show_default=True, help="Time budget for each part."
+)
+@click.option("--fresh", is_flag=True, help="Measure again, even if results of the last hour are stored.")
+@click.option("--offline", is_flag=True, help="Rank stored results of any age; send no requests.")
 @click.option("--json", "as_json", is_flag=True, help="Print envcheck/ranking/1.")
 @click.pass_obj
 @takes(MirrorProbeOptions)
 def command(options: MirrorProbeOptions, settings: Settings) -> int:
-    """Measure mirrors for the very files a lock needs, and rank them with reasons.
+    """Measure which mirrors have the files that a lock needs, and rank them with reasons.
 
-    Gates first: every file is there, down to the host that serves it, or in a directory here; hash or size;
-    certificates; ranges. A 404 is a failed gate and never a speed. Who passes gets points for protocol, rate, latency
-    and freshness; who sends clients to hosts that its profile does not name comes after all who do not. Without
-    --mirror, this machine's configuration, your choice and every preset that has such an index are probed. With --need
-    the URLs are compared, and the mirrors with them for the same wheel or model's file; the first says by which CA
-    and netrc file URLs are reached.
+    A mirror must have every file, with the right hash or size, valid certificates and working range requests. A mirror
+    that passes gets points for protocol, rate, latency and freshness. Mirrors that redirect to hosts that their profile
+    does not name come last. Without --mirror, the command probes this machine's configuration, your choice and every
+    preset with such an index. With --need, it compares the URLs with each other and with the mirrors for the same wheel
+    or file of a model; URLs use the CA and netrc file of the first mirror.
 
     \b
     envcheck mirror probe torch2.13.0-cpu-py311
@@ -85,68 +91,68 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
     from envcheck.cli.shared.interruptible import ended_by_signal
     from envcheck.cli.sources.mirror_selection import probed_sources
     from envcheck.mirrors.probe.budget import Budget
-    from envcheck.mirrors.select.by_lock import default_mirrors, mirror_of
+    from envcheck.mirrors.select.by_lock import default_mirrors, load_mirror
 
     if options.fresh and options.offline:
-        message = "--fresh and --offline at once"
-        raise ConfigError(message, fix="leave one out")
-    wanted = _wanted(options)
+        message = "--fresh and --offline exclude each other"
+        raise ConfigError(message, fix="pass only one of them")
+    target = _probe_target(options)
     names = dict.fromkeys(options.mirrors)
-    mirrors = [mirror_of(name) for name in names] if names else default_mirrors()
+    mirrors = [load_mirror(name) for name in names] if names else default_mirrors()
 
-    def measured() -> dict[str, list[Ranked]]:
+    def measured() -> dict[str, list[RankedMirror]]:
         return {
             part.name: part.ranked(
                 mirrors if names else part.able(mirrors),
                 Budget(options.max_bytes, options.seconds),
                 age=-1.0 if options.fresh else HOUR,
                 offline=options.offline,
-                must_stay=options.no_redirect_hosts,
+                no_redirects=options.no_redirect_hosts,
                 here=options.region,
             )
-            for part in probed_sources(settings, wanted, mirrors, named=bool(names))
+            for part in probed_sources(settings, target, mirrors, named=bool(names))
         }
 
     ranked = ended_by_signal(measured)
     if isinstance(ranked, int):
         return ranked
     _print(settings, ranked, as_json=options.as_json)
-    return _status(ranked)
+    return _exit_code(ranked)
 
 
-def _wanted(options: MirrorProbeOptions) -> dict[str, Any]:
-    """Return what the mirrors are probed for, by how it is given. Refuse mirrors that stand where the cell does."""
+def _probe_target(options: MirrorProbeOptions) -> dict[str, Any]:
+    """Return the options that name the files to probe for, by name. Refuse a mirror in the place of a cell."""
     from envcheck.mirrors.profiles.load import BUILT_IN_NAMES, presets
     from envcheck.mirrors.profiles.model import redacted
 
     names = {*BUILT_IN_NAMES, *presets()}
     for name in options.cells:
         if name in names or set(name) & set("/:") or name.endswith((".yaml", ".yml")):
-            message = f"{redacted(name)!r} is a mirror, and the argument is a CELL"
-            raise ConfigError(message, fix=f"give it with --mirror {redacted(name)}")
+            message = f"{redacted(name)!r} is a mirror, but the argument is a CELL"
+            raise ConfigError(message, fix=f"pass it as --mirror {redacted(name)}")
     if len(options.cells) > 1:
-        message = f"{len(options.cells)} cells at once"
-        raise ConfigError(message, fix=f"probe for one at a time, e.g. {options.cells[0]}")
-    wanted = {"--lock": options.lock, "--model": options.model, "--dataset": options.dataset}
-    return {"CELL": next(iter(options.cells), None), **wanted, "--need": options.urls or None}
+        message = f"expected one cell, found {len(options.cells)}"
+        raise ConfigError(message, fix=f"probe for one cell at a time, e.g. {options.cells[0]}")
+    options_given = {"--lock": options.lock, "--model": options.model, "--dataset": options.dataset}
+    return {"CELL": next(iter(options.cells), None), **options_given, "--need": options.urls or None}
 
 
-def _print(settings: Settings, ranked: dict[str, list[Ranked]], *, as_json: bool) -> None:
+def _print(settings: Settings, ranked: dict[str, list[RankedMirror]], *, as_json: bool) -> None:
     import msgspec
 
     from envcheck.cli.sources.mirror_selection import print_ranking
 
     if as_json:
-        answer = {"schema": "envcheck/ranking/1", "parts": ranked}
-        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+        document = {"schema": "envcheck/ranking/1", "parts": ranked}
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
         return
-    for part, found in ranked.items():
-        needs = max((one.measured.needs for one in found), default=0)
-        title = f"{part}, {needs} file(s) needed" if found else f"{part}: no mirror to ask, or nothing stored"
-        print_ranking(found, title, quiet=settings.quiet)
+    for part, mirrors in ranked.items():
+        needs = max((one.measured.needs for one in mirrors), default=0)
+        title = f"{part}, {needs} file(s) needed" if mirrors else f"{part}: no mirror to probe, or no stored results"
+        print_ranking(mirrors, title, quiet=settings.quiet)
 
 
-def _status(ranked: dict[str, list[Ranked]]) -> int:
-    if all(any(one.passed for one in found) for found in ranked.values()):
+def _exit_code(ranked: dict[str, list[RankedMirror]]) -> int:
+    if all(any(one.passed for one in mirrors) for mirrors in ranked.values()):
         return 0
-    return 1 if any(one.measured.answered for found in ranked.values() for one in found) else 3
+    return 1 if any(one.measured.answered for mirrors in ranked.values() for one in mirrors) else 3

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from envcheck.images.locks.model import Lock
     from envcheck.mirrors.hub.revision import Revision
     from envcheck.mirrors.probe.budget import Budget
-    from envcheck.mirrors.probe.file_matches import Asked
-    from envcheck.mirrors.probe.hub import Wish
-    from envcheck.mirrors.probe.measurements import Measured
+    from envcheck.mirrors.probe.file_matches import WantedPackage
+    from envcheck.mirrors.probe.hub import HubProbeRequest
+    from envcheck.mirrors.probe.measurements import MirrorMeasurement
     from envcheck.mirrors.probe.probe import Mirror
-    from envcheck.mirrors.probe.ranking import Ranked
+    from envcheck.mirrors.probe.ranking import RankedMirror
     from envcheck.mirrors.profiles.model import Profile
 
-    Measure = Callable[[Sequence[Mirror], Sequence[Asked], Budget], list[Measured]]
+    Measure = Callable[[Sequence[Mirror], Sequence[WantedPackage], Budget], list[MirrorMeasurement]]
 
 AUTO: Final = "auto"
 _WIDTH: Final = 80
@@ -58,17 +58,17 @@ def read_lock(path: Path) -> Lock:
     return parse_requirements(read_whole(path).decode(errors="replace"), "base", str(path))
 
 
-def locked_files(locks: Iterable[Lock]) -> list[Asked]:
+def locked_files(locks: Iterable[Lock]) -> list[WantedPackage]:
     """Return what locks ask a mirror for."""
-    from envcheck.mirrors.probe.file_matches import Asked
+    from envcheck.mirrors.probe.file_matches import WantedPackage
 
-    return [Asked(pin.name, pin.version, tuple(pin.sha256), lock.index) for lock in locks for pin in lock.pins]
+    return [WantedPackage(pin.name, pin.version, tuple(pin.sha256), lock.index) for lock in locks for pin in lock.pins]
 
 
 class ProbedSource:
     """What is needed of one kind of source: a lock's index, a model's endpoint, or URLs."""
 
-    def __init__(self, asked: list[Asked], measure: Measure, only: list[Mirror] | None = None) -> None:
+    def __init__(self, asked: list[WantedPackage], measure: Measure, only: list[Mirror] | None = None) -> None:
         self.name = asked[0].part
         self._asked = asked
         self._measure = measure
@@ -78,18 +78,18 @@ class ProbedSource:
         """Return the mirrors that have such a source at all."""
         from envcheck.mirrors.probe import effective_indexes
 
-        return [mirror for mirror in mirrors if effective_indexes.able(mirror.profile, self.name)]
+        return [mirror for mirror in mirrors if effective_indexes.has_source(mirror.profile, self.name)]
 
     def ranked(
-        self, mirrors: list[Mirror], budget: Budget, *, age: float, offline: bool, must_stay: bool, here: str | None
-    ) -> list[Ranked]:
+        self, mirrors: list[Mirror], budget: Budget, *, age: float, offline: bool, no_redirects: bool, here: str | None
+    ) -> list[RankedMirror]:
         """Return the mirrors in their order, by what is stored or by what is measured now."""
-        from envcheck.mirrors.probe.cache import measured
+        from envcheck.mirrors.probe.cache import cached_or_measured
         from envcheck.mirrors.probe.ranking import rank
 
         mirrors = self._only or mirrors
-        found = measured(mirrors, self._asked, budget, age=age, offline=offline, measure=self._measure)
-        return rank(found, must_stay=must_stay, here=here)
+        found = cached_or_measured(mirrors, self._asked, budget, age=age, offline=offline, measure=self._measure)
+        return rank(found, no_redirects=no_redirects, own_region=here)
 
 
 def probed_sources(
@@ -99,10 +99,10 @@ def probed_sources(
 
     `named` says that the mirrors are those of the command line: they are compared with URLs too.
     """
-    from envcheck.mirrors.probe.hub import asked_of as files_of
     from envcheck.mirrors.probe.hub import probe_hub
+    from envcheck.mirrors.probe.hub import wanted_packages as files_of
     from envcheck.mirrors.probe.probe import probe
-    from envcheck.mirrors.select.by_lock import parts
+    from envcheck.mirrors.select.by_lock import split_by_part
 
     given = [name for name, value in wanted.items() if value is not None]
     if len(given) != 1:
@@ -114,33 +114,33 @@ def probed_sources(
     if wish is not None:
         return [ProbedSource(files_of(wish), lambda some, _asked, budget: probe_hub(some, wish, budget))]
     locks = [read_lock(wanted["--lock"])] if wanted["--lock"] is not None else cell_locks(settings, wanted["CELL"])
-    return [ProbedSource(part, probe) for part in parts(locked_files(locks))]
+    return [ProbedSource(part, probe) for part in split_by_part(locked_files(locks))]
 
 
 def _url_source(urls: tuple[str, ...], mirrors: list[Mirror], *, named: bool) -> ProbedSource:
     from envcheck.mirrors.probe import urls as probe_url
 
-    need = probe_url.need_of(urls)
-    only = probe_url.mirrors_of(need, mirrors[0]) + (probe_url.others(need, mirrors) if named else [])
+    need = probe_url.needed_file(urls)
+    only = probe_url.url_mirrors(need, mirrors[0]) + (probe_url.named_mirrors(need, mirrors) if named else [])
     return ProbedSource(
-        probe_url.asked_of(need), lambda some, _asked, budget: probe_url.probe_urls(some, need, budget), only
+        probe_url.wanted_packages(need), lambda some, _asked, budget: probe_url.probe_urls(some, need, budget), only
     )
 
 
-def _hub_request(wanted: dict[str, Any], mirrors: list[Mirror]) -> Wish | None:
+def _hub_request(wanted: dict[str, Any], mirrors: list[Mirror]) -> HubProbeRequest | None:
     """Return the revision with its hashes: from a lock, or from who is trusted; None where wheels are wanted."""
     from envcheck.mirrors.hub.revision import SCHEMA, parse_lock, parse_reference
-    from envcheck.mirrors.probe.hub import Wish
+    from envcheck.mirrors.probe.hub import HubProbeRequest
     from envcheck.mirrors.select import by_model
 
     lock: Path | None = wanted["--lock"]
     if lock is not None:
         content = read_whole(lock)
-        return Wish(parse_lock(content, str(lock))) if SCHEMA.encode() in content[:200] else None
+        return HubProbeRequest(parse_lock(content, str(lock))) if SCHEMA.encode() in content[:200] else None
     named = wanted["--model"] or wanted["--dataset"]
     if named is None:
         return None
-    return by_model.wish(parse_reference(named, "model" if wanted["--model"] else "dataset"), mirrors)
+    return by_model.hub_request(parse_reference(named, "model" if wanted["--model"] else "dataset"), mirrors)
 
 
 def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profile:
@@ -157,7 +157,7 @@ def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profi
     from envcheck.mirrors.select.by_lock import choose
 
     choice = choose(locked_files(locks))
-    _print_mirror(settings, *_split_reasons(choice.why))
+    _print_mirror(settings, *_split_reasons(choice.reasons))
     return choice.profile
 
 
@@ -187,7 +187,7 @@ def _auto_profile(settings: Settings, what: What) -> tuple[Profile, Revision | N
     if wish is None:
         return profile_for(settings, AUTO, [read_lock(what.lock)] if what.lock is not None else []), None
     choice = by_model.choose(wish, mirrors)
-    _print_mirror(settings, *_split_reasons(choice.why))
+    _print_mirror(settings, *_split_reasons(choice.reasons))
     return choice.profile, wish.revision
 
 
@@ -218,7 +218,7 @@ def _print_mirror(settings: Settings, mirror: str | None, why: Iterable[str]) ->
         click.echo(textwrap.fill(line, _WIDTH, initial_indent="  ", subsequent_indent="    "), err=True)
 
 
-def print_ranking(ranked: list[Ranked], title: str, *, quiet: bool) -> None:
+def print_ranking(ranked: list[RankedMirror], title: str, *, quiet: bool) -> None:
     """Print a part's mirrors in their order, 80 columns wide, each with what it was judged by."""
     click.echo(title)
     place = 0
@@ -229,11 +229,11 @@ def print_ranking(ranked: list[Ranked], title: str, *, quiet: bool) -> None:
             click.echo(textwrap.fill(text, _WIDTH, initial_indent="      ", subsequent_indent="        "))
 
 
-def _format_line(one: Ranked, place: int) -> str:
+def _format_line(one: RankedMirror, place: int) -> str:
     name = f"{one.mirror:<{_NAME}}" if len(one.mirror) <= _NAME else f"{one.mirror}\n{'':<{_NAME + 5}}"
     if not one.passed:
         state = "not passed" if one.measured.answered else "not reached"
-        return f"  -  {name} {state}: {', '.join(sorted(one.only))}"
+        return f"  -  {name} {state}: {', '.join(sorted(one.failed_criteria))}"
     if not one.measured.answered:
         return f"{place:>3}  {name} all of it in this machine's directories"
     rate, latency = one.measured.rate, one.measured.latency
@@ -242,13 +242,13 @@ def _format_line(one: Ranked, place: int) -> str:
     return f"{place:>3}  {name} {one.score:>5.1f} of 100   {speed:>12}   {delay:>10}"
 
 
-def _format_reasons(one: Ranked) -> list[str]:
+def _format_reasons(one: RankedMirror) -> list[str]:
     """Return the gates, the failed ones first, and of who passed them the points."""
-    order = sorted(one.gates, key=lambda gate: gate.passed is not False)
+    order = sorted(one.criteria, key=lambda gate: gate.passed is not False)
     words = {True: "passed", False: "failed", None: "not told"}
     said = [f"{gate.name} {_gate_word(gate.hard, words[gate.passed])}: {gate.why}" for gate in order]
-    points = [f"{mark.name} {mark.points:g} of {mark.of:g}: {mark.why}" for mark in one.marks]
-    shown = [*said, *points] if one.passed else said[: max(1, len(one.only))]
+    points = [f"{mark.name} {mark.points:g} of {mark.of:g}: {mark.why}" for mark in one.score_parts]
+    shown = [*said, *points] if one.passed else said[: max(1, len(one.failed_criteria))]
     return [*shown, *(f"note: {note}" for note in one.notes), *(["as stored"] if one.measured.stored else [])]
 
 

@@ -1,4 +1,4 @@
-"""What several probes at once may cost in bytes and seconds."""
+"""The budget of bytes and seconds that parallel probes share."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final, TypeVar
 
 from envcheck.mirrors.net.client import NetworkError
 
-LATE: Final = "the probe's time was up"
+OUT_OF_TIME: Final = "the probe's time ran out"
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
 class Budget:
-    """What all mirrors together may cost. `left` bytes, `late` once the seconds are over."""
+    """The bytes and seconds for all mirrors together."""
 
     def __init__(self, size: int, seconds: float) -> None:
         self._lock = threading.Lock()
@@ -26,7 +26,7 @@ class Budget:
 
     @property
     def left(self) -> int:
-        """Return the bytes that may still be moved."""
+        """Return the bytes that are left."""
         return max(0, self._left[0])
 
     @property
@@ -35,24 +35,24 @@ class Budget:
         return max(0.0, self._end - time.monotonic())
 
     def share(self, of: float) -> Budget:
-        """Return a budget of the same bytes that ends after that share of what time is left."""
+        """Return a budget with the same bytes that ends after this share of the remaining time."""
         part = Budget(0, self.seconds * of)
         part._lock, part._left = self._lock, self._left
         return part
 
     def spend(self, size: int) -> None:
-        """Take note of bytes that were moved. Raise NetworkError when that was too many, or too late."""
+        """Count received bytes. Raise NetworkError if the bytes or the seconds are used up."""
         with self._lock:
             self._left[0] -= size
         if self._left[0] < 0:
-            message = "the probe's bytes were used up"
+            message = "the probe's budget of bytes is used up"
             raise NetworkError(message)
         if self.seconds == 0:
-            raise NetworkError(LATE)
+            raise NetworkError(OUT_OF_TIME)
 
 
-def at_once(job: Callable[[_T], _R], items: Iterable[_T], threads: int, budget: Budget) -> list[_R | None]:
-    """Run a job for each item; None for those that were not done in time. A server that drips for ever ends nothing."""
+def run_parallel(job: Callable[[_T], _R], items: Iterable[_T], threads: int, budget: Budget) -> list[_R | None]:
+    """Return the results of a job for each item, None for a job that did not end in time, e.g. on a slow server."""
     todo: queue.SimpleQueue[tuple[int, _T]] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, _R]] = queue.SimpleQueue()
     items = list(items)

@@ -1,4 +1,4 @@
-"""What was measured of mirrors, kept for a while below the user's cache directory; no query of a URL is in it."""
+"""Measurements of mirrors, cached below the user's cache directory. They contain no query of a URL."""
 
 from __future__ import annotations
 
@@ -14,80 +14,84 @@ import msgspec
 
 from envcheck.data import xdg
 from envcheck.mirrors.probe.budget import Budget
-from envcheck.mirrors.probe.directories import glance
-from envcheck.mirrors.probe.file_matches import Asked
-from envcheck.mirrors.probe.measurements import Measured
+from envcheck.mirrors.probe.directories import file_stamps
+from envcheck.mirrors.probe.file_matches import WantedPackage
+from envcheck.mirrors.probe.measurements import MirrorMeasurement
 from envcheck.mirrors.probe.probe import Mirror, probe
 
 HOUR: Final = 3600.0
 
 
-def place() -> Path:
-    """Return the directory: $XDG_CACHE_HOME/envcheck/probe, else below ~/.cache."""
+def directory() -> Path:
+    """Return the directory of the cache: $XDG_CACHE_HOME/envcheck/probe, else ~/.cache/envcheck/probe."""
     return xdg("XDG_CACHE_HOME", ".cache") / "envcheck" / "probe"
 
 
-def key(mirror: Mirror, asked: Sequence[Asked]) -> str:
-    """Return what a measurement is found by: all that the profile says and its directories hold, and what was asked."""
-    needs = sorted((one.part, one.label, *sorted(one.sha256)) for one in asked)
-    profile, ours = msgspec.to_builtins(mirror.profile), glance(mirror.profile, asked)
-    said = msgspec.json.encode([profile, mirror.name, needs, *ours], order="sorted")
-    return hashlib.sha256(said).hexdigest()
+def cache_key(mirror: Mirror, packages: Sequence[WantedPackage]) -> str:
+    """Return the key of a measurement: a hash of the profile, its local files, and the requested packages."""
+    needs = sorted((package.part, package.label, *sorted(package.sha256)) for package in packages)
+    profile, stamps = msgspec.to_builtins(mirror.profile), file_stamps(mirror.profile, packages)
+    content = msgspec.json.encode([profile, mirror.name, needs, *stamps], order="sorted")
+    return hashlib.sha256(content).hexdigest()
 
 
-def read(name: str) -> Measured | None:
-    """Return what is stored under a key, or None for nothing, for garbage, and for another version's."""
+def read(name: str) -> MirrorMeasurement | None:
+    """Return the measurement under a key, or None if it is missing, damaged, or of another version."""
     try:
-        return msgspec.json.decode(place().joinpath(f"{name}.json").read_bytes(), type=Measured)
+        return msgspec.json.decode(directory().joinpath(f"{name}.json").read_bytes(), type=MirrorMeasurement)
     except (OSError, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
 
 
-def write(name: str, measured: Measured) -> None:
-    """Store a measurement, whole or not at all. A cache that cannot be written is none: nothing is said."""
+def write(name: str, cached_or_measured: MirrorMeasurement) -> None:
+    """Store a measurement atomically. Ignore a cache that cannot be written."""
     try:
-        place().mkdir(parents=True, exist_ok=True)
-        handle, fresh = tempfile.mkstemp(dir=place(), prefix=".probe-")
+        directory().mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=directory(), prefix=".probe-")
         with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.encode(measured))
-        Path(fresh).replace(place() / f"{name}.json")
+            file.write(msgspec.json.encode(cached_or_measured))
+        Path(temporary).replace(directory() / f"{name}.json")
     except OSError:
         return
 
 
-def measured(
+def cached_or_measured(
     mirrors: Sequence[Mirror],
-    asked: Sequence[Asked],
+    packages: Sequence[WantedPackage],
     budget: Budget,
     *,
     age: float = HOUR,
     offline: bool = False,
-    measure: Callable[[Sequence[Mirror], Sequence[Asked], Budget], list[Measured]] = probe,
-) -> list[Measured]:
-    """Return what was stored when all of it is younger than `age` seconds, else measure all anew and store that.
+    measure: Callable[[Sequence[Mirror], Sequence[WantedPackage], Budget], list[MirrorMeasurement]] = probe,
+) -> list[MirrorMeasurement]:
+    """Return the stored measurements if all are younger than `age` seconds, else measure all mirrors and store that.
 
-    A mirror that did not answer is never stored, as this machine's network may be back at once: it is asked again, and
-    the others only if it answers. `offline` takes what is stored, however old, and leaves out what is not.
+    The measurement of a silent mirror is never stored, because the network may be back soon: measure it again, and the
+    others only if it answers. `offline` returns what is stored, of any age.
     """
-    keys = [key(mirror, asked) for mirror in mirrors]
-    stored = [_stored(name) for name in keys]
+    keys = [cache_key(mirror, packages) for mirror in mirrors]
+    stored = [_read_answered(name) for name in keys]
     if offline:
-        return [one for one in stored if one is not None]
-    known = [one for one in stored if one is not None and 0 <= time.time() - one.at <= age]
-    silent = [mirror for mirror, one in zip(mirrors, stored, strict=True) if one is None]
-    if known and len(known) + len(silent) == len(mirrors):
-        again = measure(silent, asked, budget) if silent else []
-        if not any(one.answered for one in again):
-            rest = iter(again)
-            return [one or next(rest) for one in stored]
-    fresh = measure(mirrors, asked, budget)
-    for name, one in zip(keys, fresh, strict=True):
-        if one.answered:
-            write(name, one)
+        return [measurement for measurement in stored if measurement is not None]
+    recent = [
+        measurement for measurement in stored if measurement is not None and 0 <= time.time() - measurement.at <= age
+    ]
+    silent = [mirror for mirror, measurement in zip(mirrors, stored, strict=True) if measurement is None]
+    if recent and len(recent) + len(silent) == len(mirrors):
+        repeated = measure(silent, packages, budget) if silent else []
+        if not any(measurement.answered for measurement in repeated):
+            rest = iter(repeated)
+            return [measurement or next(rest) for measurement in stored]
+    fresh = measure(mirrors, packages, budget)
+    for name, measurement in zip(keys, fresh, strict=True):
+        if measurement.answered:
+            write(name, measurement)
     return fresh
 
 
-def _stored(name: str) -> Measured | None:
-    """Return what is stored of a mirror that answered; earlier versions stored silence too."""
-    found = read(name)
-    return msgspec.structs.replace(found, stored=True) if found is not None and found.answered else None
+def _read_answered(name: str) -> MirrorMeasurement | None:
+    """Return the stored measurement if the mirror answered; earlier versions stored silent mirrors too."""
+    measurement = read(name)
+    return (
+        msgspec.structs.replace(measurement, stored=True) if measurement is not None and measurement.answered else None
+    )

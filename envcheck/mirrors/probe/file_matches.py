@@ -1,4 +1,4 @@
-"""From index pages to the files that are needed: where a mirror lists each, and how surely. Pure."""
+"""Find the needed files on index pages: where a mirror lists each one, by hash or by name. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sd
 from packaging.version import InvalidVersion, Version
 
 from envcheck.mirrors.index.simple_api import IndexFile
-from envcheck.mirrors.probe.measurements import Sight
+from envcheck.mirrors.probe.measurements import FileStatus
 from envcheck.mirrors.profiles.model import without_query
 
 PYPI: Final = "pypi"
-NO_HASH: Final = "the page gives no hash, and no other mirror tells which file is meant"
+NO_HASH: Final = "the page gives no hash, and no other mirror lists the hash of the lock"
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """One package of a lock. `part` is where the lock says it is from: "pypi" or "pytorch/cu128"."""
+class WantedPackage:
+    """One package of a lock. `part` is its index in the lock: "pypi" or "pytorch/cu128"."""
 
     project: str
     version: str
@@ -28,53 +28,60 @@ class Asked:
 
     @property
     def label(self) -> str:
-        """Return it as a person writes it."""
+        """Return project==version."""
         return f"{self.project}=={self.version}"
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
-    """What some page tells of a hash: the file's name, and its size in bytes where one says it."""
+class ListedFile:
+    """The file with a certain hash, as pages list it: its name, and its size in bytes or None."""
 
     name: str
     size: int | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
-    """One place where a file may be asked for."""
+class FileCandidate:
+    """A URL that may have a file, with the file's status there; "" without a request."""
 
-    sight: Sight
+    status: FileStatus
     url: str
 
 
-def known(pages: Iterable[Sequence[IndexFile]]) -> dict[str, Known]:
-    """Return what all pages together tell of each hash."""
-    found: dict[str, Known] = {}
+def files_by_hash(pages: Iterable[Sequence[IndexFile]]) -> dict[str, ListedFile]:
+    """Return the listed files of all pages by their hash."""
+    by_hash: dict[str, ListedFile] = {}
     for file in (file for page in pages for file in page):
         if file.sha256 is not None:
-            before = found.get(file.sha256)
-            found[file.sha256] = Known(file.name, file.size if before is None else before.size or file.size)
-    return found
+            earlier = by_hash.get(file.sha256)
+            by_hash[file.sha256] = ListedFile(file.name, file.size if earlier is None else earlier.size or file.size)
+    return by_hash
 
 
 def candidates(
-    asked: Asked, pages: Sequence[Sequence[IndexFile]], unread: Sequence[str], told: Mapping[str, Known]
-) -> list[list[Candidate]]:
-    """Return, for each file of a package, the places to ask for it in order; one without a URL says what is missing."""
+    package: WantedPackage,
+    pages: Sequence[Sequence[IndexFile]],
+    unread: Sequence[str],
+    listed: Mapping[str, ListedFile],
+) -> list[list[FileCandidate]]:
+    """Return the candidates for each file of a package, in order; one without a URL has the reason in its status."""
     files = [file for page in pages for file in page]
-    found = [_places(asked, digest, files, told.get(digest)) for digest in asked.sha256]
-    return [places for places in found if places] or [[Candidate(_missing(asked, files, unread, told), "")]]
+    by_digest = [_matching_files(package, digest, files, listed.get(digest)) for digest in package.sha256]
+    return [places for places in by_digest if places] or [
+        [FileCandidate(_missing_status(package, files, unread, listed), "")]
+    ]
 
 
-def _places(asked: Asked, digest: str, files: Sequence[IndexFile], told: Known | None) -> list[Candidate]:
-    sure = [file for file in files if file.sha256 == digest]
-    named = [file for file in files if told is not None and file.sha256 is None and file.name == told.name]
-    size = told.size if told is not None else None
+def _matching_files(
+    package: WantedPackage, digest: str, files: Sequence[IndexFile], listed: ListedFile | None
+) -> list[FileCandidate]:
+    same_hash = [file for file in files if file.sha256 == digest]
+    same_name = [file for file in files if listed is not None and file.sha256 is None and file.name == listed.name]
+    size = listed.size if listed is not None else None
     return [
-        Candidate(
-            Sight(
-                need=asked.label,
+        FileCandidate(
+            FileStatus(
+                need=package.label,
                 listed="hash" if file.sha256 else "name",
                 sha256=digest,
                 name=file.name,
@@ -83,29 +90,31 @@ def _places(asked: Asked, digest: str, files: Sequence[IndexFile], told: Known |
             ),
             file.url,
         )
-        for file in [*sure, *named]
+        for file in [*same_hash, *same_name]
     ]
 
 
-def _missing(asked: Asked, files: Sequence[IndexFile], unread: Sequence[str], told: Mapping[str, Known]) -> Sight:
-    names = {told[digest].name for digest in asked.sha256 if digest in told}
-    wrong = next((file for file in files if file.sha256 is not None and file.name in names), None)
-    if wrong is not None:
-        why = f"its page gives {wrong.name} the sha256 {str(wrong.sha256)[:12]}..., not the lock's"
-        return Sight(need=asked.label, listed="other", name=wrong.name, why=why)
-    same = [file for file in files if _is(file.name, asked)]
+def _missing_status(
+    package: WantedPackage, files: Sequence[IndexFile], unread: Sequence[str], listed: Mapping[str, ListedFile]
+) -> FileStatus:
+    names = {listed[digest].name for digest in package.sha256 if digest in listed}
+    other = next((file for file in files if file.sha256 is not None and file.name in names), None)
+    if other is not None:
+        why = f"its page lists {other.name} with sha256 {str(other.sha256)[:12]}..., not the lock's"
+        return FileStatus(need=package.label, listed="other", name=other.name, why=why)
+    same_version = [file for file in files if _is_file_of(file.name, package)]
     if not files and unread:
-        return Sight(need=asked.label, listed="unread", why="; ".join(dict.fromkeys(unread)))
-    if any(file.sha256 is None for file in same) and not names:
-        return Sight(need=asked.label, listed="absent", why=NO_HASH)
-    why = "no file of that version has a hash of the lock" if same else "that version is not there"
-    return Sight(need=asked.label, listed="absent", why="; ".join(dict.fromkeys([why, *unread])))
+        return FileStatus(need=package.label, listed="unread", why="; ".join(dict.fromkeys(unread)))
+    if any(file.sha256 is None for file in same_version) and not names:
+        return FileStatus(need=package.label, listed="absent", why=NO_HASH)
+    why = "no file of that version has a hash of the lock" if same_version else "it lacks that version"
+    return FileStatus(need=package.label, listed="absent", why="; ".join(dict.fromkeys([why, *unread])))
 
 
-def _is(name: str, asked: Asked) -> bool:
-    """Tell whether a file's name says this project and version."""
+def _is_file_of(name: str, package: WantedPackage) -> bool:
+    """Tell whether a file's name has the project and version of the package."""
     try:
         parsed = parse_wheel_filename(name)[:2] if name.endswith(".whl") else parse_sdist_filename(name)
-        return parsed[0] == asked.project and parsed[1] == Version(asked.version)
+        return parsed[0] == package.project and parsed[1] == Version(package.version)
     except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
         return False

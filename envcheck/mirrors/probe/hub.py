@@ -1,4 +1,4 @@
-"""Measure Hugging Face endpoints for every file of one commit, and for where they have the branch it was asked by."""
+"""Measure Hugging Face endpoints: every file of one commit, and the commit of the requested branch."""
 
 from __future__ import annotations
 
@@ -11,78 +11,83 @@ from envcheck.mirrors.fetch.retries import read_body
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client, NetworkError
-from envcheck.mirrors.probe.budget import Budget, at_once
-from envcheck.mirrors.probe.effective_indexes import HUB, sources
-from envcheck.mirrors.probe.file_matches import Asked, Candidate
-from envcheck.mirrors.probe.measurements import Branch, Measured, Sight
-from envcheck.mirrors.probe.probe import Look, Mirror, latency_of, rated_all, reach_files
+from envcheck.mirrors.probe.budget import Budget, run_parallel
+from envcheck.mirrors.probe.effective_indexes import HUB, network_sources
+from envcheck.mirrors.probe.file_matches import FileCandidate, WantedPackage
+from envcheck.mirrors.probe.measurements import Branch, FileStatus, MirrorMeasurement
+from envcheck.mirrors.probe.probe import Mirror, ProbeState, measure_latency, measure_rates, request_files
 
-_HEAD = 16 << 20
+_HEAD_BYTES = 16 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Wish:
-    """A revision that is wanted, and where who is trusted has the branch it was asked by; None for a commit."""
+class HubProbeRequest:
+    """A revision to probe for, and the trusted endpoint's commit of the requested branch; None for a commit."""
 
     revision: hub_revision.Revision
     head: hub_revision.Head | None = None
 
 
-def wished(client: Client, endpoint: str, ref: hub_revision.Reference) -> Wish:
-    """Return the revision as an endpoint tells it that is trusted."""
+def resolve_request(client: Client, endpoint: str, ref: hub_revision.Reference) -> HubProbeRequest:
+    """Return the request for a reference, resolved at a trusted endpoint."""
     if ref.pinned:
-        return Wish(hub_download.read_revision(client, endpoint, ref))
+        return HubProbeRequest(hub_download.read_revision(client, endpoint, ref))
     head = hub_download.read_head(client, endpoint, ref)
-    found = hub_download.read_revision(client, endpoint, dataclasses.replace(ref, revision=head.commit))
-    return Wish(msgspec.structs.replace(found, ref=ref.revision), head)
+    revision = hub_download.read_revision(client, endpoint, dataclasses.replace(ref, revision=head.commit))
+    return HubProbeRequest(msgspec.structs.replace(revision, ref=ref.revision), head)
 
 
-def asked_of(wish: Wish) -> list[Asked]:
-    """Return what a revision needs, as what a stored measurement is found by."""
-    revision = wish.revision
-    at = f"{revision.revision} of {revision.ref}" if wish.head is not None else revision.revision
+def wanted_packages(request: HubProbeRequest) -> list[WantedPackage]:
+    """Return the files of a revision as packages, from which the key of a stored measurement is made."""
+    revision = request.revision
+    revision_name = f"{revision.revision} of {revision.ref}" if request.head is not None else revision.revision
     return [
-        Asked(f"{revision.kind} {revision.repo} {file.path}", at, (file.sha256 or str(file.sha1),), HUB)
+        WantedPackage(
+            f"{revision.kind} {revision.repo} {file.path}", revision_name, (file.sha256 or str(file.sha1),), HUB
+        )
         for file in revision.files
     ]
 
 
-def probe_hub(mirrors: Sequence[Mirror], wish: Wish, budget: Budget) -> list[Measured]:
-    """Return what was seen of every mirror's endpoints."""
-    looks = [Look(mirror, HUB, len(wish.revision.files), commit=wish.revision.revision) for mirror in mirrors]
+def probe_hub(mirrors: Sequence[Mirror], request: HubProbeRequest, budget: Budget) -> list[MirrorMeasurement]:
+    """Return the measurements of every mirror's endpoints."""
+    states = [
+        ProbeState(mirror, HUB, len(request.revision.files), commit=request.revision.revision) for mirror in mirrors
+    ]
     files = budget.share(0.7)
-    at_once(lambda look: _look(look, wish, files), looks, len(looks), files)
-    return rated_all(looks, budget)
+    run_parallel(lambda state: _probe_one(state, request, files), states, len(states), files)
+    return measure_rates(states, budget)
 
 
-def _look(look: Look, wish: Wish, budget: Budget) -> None:
-    endpoints = [index.url for index in sources(look.mirror.profile, HUB)]
+def _probe_one(state: ProbeState, request: HubProbeRequest, budget: Budget) -> None:
+    endpoints = [index.url for index in network_sources(state.mirror.profile, HUB)]
     if not endpoints:
         return
-    look.latency, look.latency_why = latency_of(look.mirror.client, endpoints[0], budget)
-    look.branch = _branch(look.mirror.client, endpoints[0], wish)
-    revision = wish.revision
+    state.latency, state.latency_why = measure_latency(state.mirror.client, endpoints[0], budget)
+    state.branch = _branch_at(state.mirror.client, endpoints[0], request)
+    revision = request.revision
     ref = hub_revision.Reference(revision.kind, revision.repo, revision.revision)
-    places = [
-        [_candidate(file, hub_revision.file_url(at, ref, file.path)) for at in endpoints] for file in revision.files
+    candidates = [
+        [_candidate(file, hub_revision.file_url(endpoint, ref, file.path)) for endpoint in endpoints]
+        for file in revision.files
     ]
-    reach_files(look, places, budget)
+    request_files(state, candidates, budget)
 
 
-def _branch(client: Client, endpoint: str, wish: Wish) -> Branch | None:
-    """Return where an endpoint has the branch: huggingface_hub would ask the first one alone."""
-    if wish.head is None:
+def _branch_at(client: Client, endpoint: str, request: HubProbeRequest) -> Branch | None:
+    """Return the commit of the branch at an endpoint; huggingface_hub asks the first endpoint only."""
+    if request.head is None:
         return None
-    ref = wish.revision.ref or ""
-    known = Branch(ref=ref, trusted=wish.head.commit, trusted_changed=wish.head.changed)
-    url = hub_revision.revision_url(endpoint, hub_revision.Reference(wish.revision.kind, wish.revision.repo, ref))
+    ref = request.revision.ref or ""
+    branch = Branch(ref=ref, trusted=request.head.commit, trusted_changed=request.head.changed)
+    url = hub_revision.revision_url(endpoint, hub_revision.Reference(request.revision.kind, request.revision.repo, ref))
     try:
-        found = hub_revision.parse_head(read_body(client, url, _HEAD)[0])
+        head = hub_revision.parse_head(read_body(client, url, _HEAD_BYTES)[0])
     except (NetworkError, ValueError) as error:
-        return msgspec.structs.replace(known, why=str(error))
-    return msgspec.structs.replace(known, commit=found.commit, changed=found.changed)
+        return msgspec.structs.replace(branch, why=str(error))
+    return msgspec.structs.replace(branch, commit=head.commit, changed=head.changed)
 
 
-def _candidate(file: hub_revision.HubFile, url: str) -> Candidate:
-    sight = Sight(need=file.path, listed="hash", sha256=file.sha256, name=file.path, size=file.size, url=url)
-    return Candidate(sight, url)
+def _candidate(file: hub_revision.HubFile, url: str) -> FileCandidate:
+    status = FileStatus(need=file.path, listed="hash", sha256=file.sha256, name=file.path, size=file.size, url=url)
+    return FileCandidate(status, url)

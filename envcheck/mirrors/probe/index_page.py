@@ -1,4 +1,4 @@
-"""An index's page as a probe reads it: the files it lists, and what it says of its age."""
+"""Read an index page for a probe: the files that it lists, and its age."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from urllib.parse import urlsplit
 from envcheck.mirrors.index import simple_api
 from envcheck.mirrors.net.client import HttpResponse, NetworkError
 from envcheck.mirrors.probe.budget import Budget
-from envcheck.mirrors.probe.measurements import Page
+from envcheck.mirrors.probe.measurements import IndexPage
 
-CHUNK: Final = 1 << 16
+CHUNK_BYTES: Final = 1 << 16
 
 
-def page_of(answer: HttpResponse, budget: Budget) -> tuple[Page, list[simple_api.IndexFile]]:
-    """Return a page and the files on it. Raise NetworkError for no page, and when the budget is spent."""
-    if answer.status != HTTPStatus.OK:
-        message = f"it answers {answer.status} to {urlsplit(answer.url).path}"
+def read_index_page(response: HttpResponse, budget: Budget) -> tuple[IndexPage, list[simple_api.IndexFile]]:
+    """Return a page and the files on it. Raise NetworkError for an error status or an exhausted budget."""
+    if response.status != HTTPStatus.OK:
+        message = f"it answers {response.status} to {urlsplit(response.url).path}"
         raise NetworkError(message)
     body = bytearray()
-    for chunk in answer.arriving(CHUNK):
+    for chunk in response.arriving(CHUNK_BYTES):
         budget.spend(len(chunk))
         body += chunk
-    kind = answer.headers.get("Content-Type", "")
-    page = Page(
-        host=answer.hosts[-1],
+    kind = response.headers.get("Content-Type", "")
+    page = IndexPage(
+        host=response.hosts[-1],
         bytes=len(body),
         json="json" in kind,
-        modified=_date(answer.headers.get("Last-Modified")),
-        serial=_serial(answer.headers),
+        modified=_date(response.headers.get("Last-Modified")),
+        serial=_serial(response.headers),
     )
-    return page, simple_api.parse_page(bytes(body), kind, answer.url)
+    return page, simple_api.parse_page(bytes(body), kind, response.url)
 
 
 def _serial(headers: Mapping[str, str]) -> int | None:
-    said = headers.get("X-PyPI-Last-Serial", "")
-    return int(said) if said.isdecimal() else None
+    value = headers.get("X-PyPI-Last-Serial", "")
+    return int(value) if value.isdecimal() else None
 
 
-def _date(said: str | None) -> float | None:
-    """Return an HTTP date as the time of day in seconds."""
+def _date(value: str | None) -> float | None:
+    """Return an HTTP date in seconds since the epoch, or None."""
     try:
-        return email.utils.parsedate_to_datetime(said).timestamp() if said else None
+        return email.utils.parsedate_to_datetime(value).timestamp() if value else None
     except (ValueError, OverflowError):
         return None

@@ -1,4 +1,4 @@
-"""What a probe saw of one mirror: plain numbers, no judgement, as they are stored and judged again later."""
+"""The measurements of one mirror by a probe: plain numbers without a verdict, stored and ranked later."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import msgspec
 
 SCHEMA: Final = "envcheck/probe/1"
 
-# How a mirror's page has a file: under a hash of the lock; by its exact name, where pages give no hash; as
-# the URL that a person gave; under another hash; not at all; or the page could not be read.
-Listed = Literal["hash", "name", "url", "other", "absent", "unread"]
+# How a mirror lists a file: with a hash of the lock; by its exact name on a page without hashes; as the URL on the
+# command line; with another hash; not at all; or the page could not be read.
+Listing = Literal["hash", "name", "url", "other", "absent", "unread"]
 
 
-class Reached(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a request for a file's first byte, at the end of its redirects. Sizes in bytes.
+class FileResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The response to a request for a file's first byte, after all redirects. Sizes in bytes.
 
-    Without `hosts` it is a file in a directory of this machine, of the right hash: nobody was asked for it.
+    Empty `hosts` mean a file with the right hash in a directory of this machine, which needs no request.
     """
 
     status: int
@@ -30,21 +30,21 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
     xet: bool = False
 
 
-class Sight(msgspec.Struct, frozen=True, kw_only=True):
-    """One file that is needed, as one mirror has it. `why` says what is missing; `url` holds no query."""
+class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The status of one needed file on one mirror. `why` says what is missing; `url` has no query."""
 
     need: str
-    listed: Listed
+    listed: Listing
     sha256: str | None = None
     name: str | None = None
     size: int | None = None
     url: str | None = None
-    reached: Reached | None = None
+    reached: FileResponse | None = None
     why: str | None = None
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """An index page that was read: who served it, when it says it was changed, and its serial, which only grows."""
+class IndexPage(msgspec.Struct, frozen=True, kw_only=True):
+    """An index page: its host, its size, the date of its last change, and its serial, which only increases."""
 
     host: str
     bytes: int
@@ -54,7 +54,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds until a request could be sent: name, connection and TLS, each the median of `times`."""
+    """Seconds until a request can be sent: name lookup, connection and TLS, each the median of `times` handshakes."""
 
     dns: float
     tcp: float
@@ -65,12 +65,12 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> float:
-        """Return the seconds in all."""
+        """Return the sum in seconds."""
         return self.dns + self.tcp + (self.tls or 0.0)
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """A range out of the middle of the largest file: what came, in how many seconds, and why it ended early."""
+    """A download of a range in the middle of the largest file. `why` says why it ended early."""
 
     bytes: int
     seconds: float
@@ -80,14 +80,14 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def speed(self) -> float:
-        """Return bytes a second."""
+        """Return bytes per second."""
         return self.bytes / self.seconds if self.seconds > 0 else 0.0
 
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a mirror has a branch or tag, and where who is trusted has it.
+    """The commit of a branch or tag on a mirror, and its commit on the trusted endpoint.
 
-    `changed` are seconds of the day's clock, where they are told; `why` says why the mirror's is not known.
+    `changed` and `trusted_changed` are times in seconds since the epoch, or None. `why` says why `commit` is unknown.
     """
 
     ref: str
@@ -99,17 +99,17 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lag(self) -> float | None:
-        """Return the seconds between the two commits, where both are told."""
+        """Return the seconds between the two commits, or None if a time is unknown."""
         known = self.trusted_changed is not None and self.changed is not None
         return (self.trusted_changed or 0.0) - (self.changed or 0.0) if known else None
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was seen of one mirror for one part of a lock. `at` is the time of day, in seconds.
+class MirrorMeasurement(msgspec.Struct, frozen=True, kw_only=True):
+    """All measurements of one mirror for one part of a lock. `at` is the time in seconds since the epoch.
 
-    `own` are the hosts the profile itself names; `origin` says that it is the clients' own default, whose other hosts
-    are no leak. `rate_why` says why there is no `rate`,
-    `range_fault` what came where a range out of a file's middle was asked for.
+    `own` are the hosts that the profile names. `origin` marks the clients' own default, which may redirect to other
+    hosts. `rate_why` says why there is no `rate`; `range_fault` says why a range request in the middle of a file
+    failed.
     """
 
     schema: Literal["envcheck/probe/1"] = "envcheck/probe/1"
@@ -125,8 +125,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     untrusted: str | None = None
     latency: Latency | None = None
     latency_why: str | None = None
-    pages: list[Page] = []
-    files: list[Sight] = []
+    pages: list[IndexPage] = []
+    files: list[FileStatus] = []
     rate: Rate | None = None
     rate_why: str | None = None
     range_fault: str | None = None
@@ -136,5 +136,5 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def answered(self) -> bool:
-        """Tell whether any host answered at all."""
+        """Tell whether any host answered."""
         return bool(self.pages) or any(file.reached is not None and file.reached.hosts for file in self.files)

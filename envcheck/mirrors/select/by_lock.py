@@ -1,4 +1,4 @@
-"""Which mirrors a lock is best had from: probed, ranked, and joined to one profile whose sources are in that order."""
+"""Choose the mirrors for a lock: probe and rank them, and combine them to one profile with sources in that order."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from envcheck.errors import UnavailableError
 from envcheck.mirrors.hub.api import hub_client
 from envcheck.mirrors.probe import cache as probe_cache
 from envcheck.mirrors.probe.budget import Budget
-from envcheck.mirrors.probe.effective_indexes import able, sources
-from envcheck.mirrors.probe.file_matches import PYPI, Asked
+from envcheck.mirrors.probe.effective_indexes import has_source, network_sources
+from envcheck.mirrors.probe.file_matches import PYPI, WantedPackage
 from envcheck.mirrors.probe.probe import Mirror
-from envcheck.mirrors.probe.ranking import Ranked, rank
+from envcheck.mirrors.probe.ranking import RankedMirror, rank
 from envcheck.mirrors.profiles import user_choice
 from envcheck.mirrors.profiles.load import load, presets
 from envcheck.mirrors.profiles.model import Credential, Index, Profile
@@ -25,52 +25,59 @@ SECONDS = 45.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """A profile whose sources are in the order of their rank, and a sentence for each mirror that says why."""
+class MirrorChoice:
+    """A profile with its sources in the order of their rank, and a reason for each mirror."""
 
     profile: Profile
-    why: tuple[str, ...]
+    reasons: tuple[str, ...]
 
 
-def choose(asked: Sequence[Asked], *, here: str | None = None, mirrors: Sequence[Mirror] | None = None) -> Choice:
-    """Probe this machine's configuration, the user's choice and the presets, and return what to use and why.
+def choose(
+    packages: Sequence[WantedPackage], *, own_region: str | None = None, mirrors: Sequence[Mirror] | None = None
+) -> MirrorChoice:
+    """Probe this machine's configuration, the user's choice and the presets, and return the mirrors to use.
 
-    Mirrors that fail nothing but `ranges` come last: pip and uv need none. Raise UnavailableError when a part of the
-    lock can be had from none.
+    Mirrors that fail only `ranges` come last, because pip and uv need no ranges. Raise UnavailableError if no mirror
+    has a part of the lock.
     """
     mirrors = default_mirrors() if mirrors is None else mirrors
-    divided = parts(asked)
-    ranked = [one for part in divided for one in ranking(part, mirrors, here=here)]
-    return join(ranked, {mirror.name: mirror.profile for mirror in mirrors}, [part[0].part for part in divided])
+    parts = split_by_part(packages)
+    ranked = [one for part in parts for one in rank_mirrors(part, mirrors, own_region=own_region)]
+    return combine(ranked, {mirror.name: mirror.profile for mirror in mirrors}, [part[0].part for part in parts])
 
 
-def ranking(asked: Sequence[Asked], mirrors: Sequence[Mirror], *, here: str | None = None) -> list[Ranked]:
-    """Return the mirrors that have an index or directory for one part, ranked by what is stored or measured of them."""
-    some = [mirror for mirror in mirrors if able(mirror.profile, asked[0].part)]
-    return rank(probe_cache.measured(some, asked, Budget(BYTES, SECONDS)), here=here or region())
+def rank_mirrors(
+    packages: Sequence[WantedPackage], mirrors: Sequence[Mirror], *, own_region: str | None = None
+) -> list[RankedMirror]:
+    """Return the mirrors with an index or directory for one part, ranked by stored or new measurements."""
+    with_source = [mirror for mirror in mirrors if has_source(mirror.profile, packages[0].part)]
+    return rank(
+        probe_cache.cached_or_measured(with_source, packages, Budget(BYTES, SECONDS)),
+        own_region=own_region or configured_region(),
+    )
 
 
-def region() -> str | None:
-    """Return where this machine is, as the variable of `mirror probe --region` says it."""
+def configured_region() -> str | None:
+    """Return this machine's region from the variable of `mirror probe --region`, or None."""
     return os.environ.get("ENVCHECK_MIRROR_PROBE_REGION") or None
 
 
-def parts(asked: Iterable[Asked]) -> list[list[Asked]]:
-    """Divide what is asked for by the index it comes from."""
-    found: dict[str, list[Asked]] = {}
-    for one in asked:
-        found.setdefault(one.part, []).append(one)
-    return list(found.values())
+def split_by_part(packages: Iterable[WantedPackage]) -> list[list[WantedPackage]]:
+    """Return the packages in groups, one for each index."""
+    by_part: dict[str, list[WantedPackage]] = {}
+    for package in packages:
+        by_part.setdefault(package.part, []).append(package)
+    return list(by_part.values())
 
 
 def default_mirrors() -> list[Mirror]:
     """Return this machine's configuration, what `envcheck mirror use` chose, and every preset."""
-    named = ["host", *([str(user_choice.read())] if user_choice.read() else []), *presets()]
-    return [mirror_of(name) for name in dict.fromkeys(named)]
+    names = ["host", *([str(user_choice.read())] if user_choice.read() else []), *presets()]
+    return [load_mirror(name) for name in dict.fromkeys(names)]
 
 
-def mirror_of(name: str) -> Mirror:
-    """Return the mirror of a name or of a profile's path, with the client that trusts what its profile says."""
+def load_mirror(name: str) -> Mirror:
+    """Return the mirror of a profile's name or path, with a client that uses the profile's CA and credentials."""
     profile = load(name)
     preset = presets().get(name)
     shown = name if name in {"host", "none"} else profile.name
@@ -79,92 +86,101 @@ def mirror_of(name: str) -> Mirror:
     )
 
 
-def join(ranked: Sequence[Ranked], profiles: dict[str, Profile], names: Sequence[str]) -> Choice:
-    """Return the profile that the ranks make.
+def combine(ranked: Sequence[RankedMirror], profiles: dict[str, Profile], parts: Sequence[str]) -> MirrorChoice:
+    """Return one profile of the ranked mirrors.
 
-    A profile has one CA and one netrc file: sources that need others than the first one's are left out, and said.
-    What was not probed (apt, the registry, Hugging Face) stays as the first of the profiles has it.
+    A profile has one CA and one netrc file: mirrors that need others than the first are left out, with a reason.
+    What was not probed (apt, the registry, Hugging Face) comes from the first profile.
     """
-    taken, first = fitting(ranked, profiles)
-    for part in names:
+    used, first = compatible(ranked, profiles)
+    for part in parts:
         family = part.partition("/")[0]
-        if not any(one.part == part for one in taken) and not _local(profiles, family):
-            raise _none(part, [one for one in ranked if one.part == part])
+        if not any(one.part == part for one in used) and not _local_indexes(profiles, family):
+            raise _no_mirror_error(part, [one for one in ranked if one.part == part])
     base = next(iter(profiles.values()))
     profile = msgspec.structs.replace(
         base,
-        pypi=_indexes(taken, profiles, PYPI),
-        pytorch=_indexes(taken, profiles, "pytorch"),
+        pypi=_indexes(used, profiles, PYPI),
+        pytorch=_indexes(used, profiles, "pytorch"),
         ca=first.ca if first is not None else base.ca,
         netrc=first.netrc if first is not None else base.netrc,
-        credentials=credentials(profiles[one.mirror] for one in taken),
+        credentials=merged_credentials(profiles[one.mirror] for one in used),
     )
-    why = [said(one, taken) for one in sorted(ranked, key=lambda one: one not in taken)]
-    alone = [part for part in names if not any(one.part == part for one in taken)]
-    return Choice(profile, (*(f"{part}: no mirror, only this machine's directories of wheels" for part in alone), *why))
+    reasons = [reason(one, used) for one in sorted(ranked, key=lambda one: one not in used)]
+    local_only = [part for part in parts if not any(one.part == part for one in used)]
+    return MirrorChoice(
+        profile, (*(f"{part}: no mirror, only this machine's directories of wheels" for part in local_only), *reasons)
+    )
 
 
-def fitting(ranked: Sequence[Ranked], profiles: Mapping[str, Profile]) -> tuple[list[Ranked], Profile | None]:
-    """Return who can be used together, and the profile among them whose CA and netrc file they all take."""
-    usable = [one for one in ranked if one.passed] + [one for one in ranked if one.only == {"ranges"}]
-    first = next((profiles[one.mirror] for one in usable if _private(profiles[one.mirror])), None)
-    return [one for one in usable if _fits(profiles[one.mirror], first)], first
+def compatible(
+    ranked: Sequence[RankedMirror], profiles: Mapping[str, Profile]
+) -> tuple[list[RankedMirror], Profile | None]:
+    """Return the mirrors that can be used together, and the profile whose CA and netrc file they use, if any."""
+    usable = [one for one in ranked if one.passed] + [one for one in ranked if one.failed_criteria == {"ranges"}]
+    first = next((profiles[one.mirror] for one in usable if _has_ca_or_netrc(profiles[one.mirror])), None)
+    return [one for one in usable if _is_compatible(profiles[one.mirror], first)], first
 
 
-def credentials(profiles: Iterable[Profile]) -> dict[str, Credential]:
-    """Return what each host is told, of several profiles the first's."""
-    found: dict[str, Credential] = {}
+def merged_credentials(profiles: Iterable[Profile]) -> dict[str, Credential]:
+    """Return the credentials of each host; the first profile that has some wins."""
+    credentials: dict[str, Credential] = {}
     for profile in profiles:
-        found = {**profile.credentials, **found}
-    return found
+        credentials = {**profile.credentials, **credentials}
+    return credentials
 
 
-def _private(profile: Profile) -> bool:
+def _has_ca_or_netrc(profile: Profile) -> bool:
     return profile.ca is not None or profile.netrc is not None
 
 
-def _fits(profile: Profile, first: Profile | None) -> bool:
-    return first is None or not _private(profile) or (profile.ca, profile.netrc) == (first.ca, first.netrc)
+def _is_compatible(profile: Profile, first: Profile | None) -> bool:
+    return first is None or not _has_ca_or_netrc(profile) or (profile.ca, profile.netrc) == (first.ca, first.netrc)
 
 
-def _indexes(taken: Sequence[Ranked], profiles: dict[str, Profile], family: str) -> list[Index]:
-    """Return the indexes of one family in the order of their mirrors' ranks, those of this machine's disk first."""
-    ours = [profiles[one.mirror] for one in taken if one.part.partition("/")[0] == family]
-    listed = [list(profile.pypi if family == PYPI else profile.pytorch) for profile in ours]
+def _indexes(used: Sequence[RankedMirror], profiles: dict[str, Profile], family: str) -> list[Index]:
+    """Return the indexes of one family in the order of rank, local directories first."""
+    family_profiles = [profiles[one.mirror] for one in used if one.part.partition("/")[0] == family]
+    indexes_by_profile = [list(profile.pypi if family == PYPI else profile.pytorch) for profile in family_profiles]
     remote = [
         index
-        for profile, indexes in zip(ours, listed, strict=True)
-        for index in ([i for i in indexes if i.local is None] or _defaults(profile, family))
+        for profile, indexes in zip(family_profiles, indexes_by_profile, strict=True)
+        for index in ([i for i in indexes if i.local is None] or _network_indexes(profile, family))
     ]
-    return list(dict.fromkeys([*_local(profiles, family), *remote]))
+    return list(dict.fromkeys([*_local_indexes(profiles, family), *remote]))
 
 
-def _local(profiles: dict[str, Profile], family: str) -> list[Index]:
-    """Return the directories of wheels on this machine: no network is asked for what they hold."""
-    known = [index for one in profiles.values() for index in (one.pypi if family == PYPI else one.pytorch)]
-    return [index for index in known if index.local is not None]
+def _local_indexes(profiles: dict[str, Profile], family: str) -> list[Index]:
+    """Return the directories of wheels on this machine."""
+    indexes = [index for one in profiles.values() for index in (one.pypi if family == PYPI else one.pytorch)]
+    return [index for index in indexes if index.local is not None]
 
 
-def _defaults(profile: Profile, family: str) -> list[Index]:
-    return sources(profile, family) if family == PYPI else sources(profile, "pytorch/{variant}")
+def _network_indexes(profile: Profile, family: str) -> list[Index]:
+    return network_sources(profile, family) if family == PYPI else network_sources(profile, "pytorch/{variant}")
 
 
-def said(one: Ranked, taken: Sequence[Ranked]) -> str:
-    """Return why a mirror was taken, or not."""
-    if one in taken:
-        rate = one.measured.rate
+def reason(mirror: RankedMirror, used: Sequence[RankedMirror]) -> str:
+    """Return why a mirror is used, or why not."""
+    if mirror in used:
+        rate = mirror.measured.rate
         speed = f", {rate.speed / 1e6:.1f} MB/s" if rate is not None else ""
-        age = ", as stored" if one.measured.stored else ""
-        if one.passed and not one.measured.answered:
-            return f"{one.part}: {one.mirror} (all of it in this machine's directories)"
-        return f"{one.part}: {one.mirror}" + (
-            f" ({one.score:.0f} of 100{speed}{age})" if one.passed else " (no ranges)"
+        age = ", as stored" if mirror.measured.stored else ""
+        if mirror.passed and not mirror.measured.answered:
+            return f"{mirror.part}: {mirror.mirror} (all files are in this machine's directories)"
+        return f"{mirror.part}: {mirror.mirror}" + (
+            f" ({mirror.score:.0f} of 100{speed}{age})" if mirror.passed else " (no ranges)"
         )
-    failed = next((gate for gate in one.gates if gate.hard and not gate.passed), None)
-    return f"{one.part}: not {one.mirror}: {failed.why if failed else 'it needs another CA or netrc file'}"
+    failed = next((criterion for criterion in mirror.criteria if criterion.hard and not criterion.passed), None)
+    return f"{mirror.part}: not {mirror.mirror}: {failed.why if failed else 'it needs another CA or netrc file'}"
 
 
-def _none(part: str, ranked: Sequence[Ranked]) -> UnavailableError:
-    failed = [f"{one.mirror}: {gate.why}" for one in ranked for gate in one.gates if gate.hard and not gate.passed]
-    message = f"no mirror has what {part} needs: {'; '.join(failed[:3]) or 'none is known'}"
-    return UnavailableError(message, fix="see `envcheck mirror probe`, or name a profile of your own with --mirror")
+def _no_mirror_error(part: str, ranked: Sequence[RankedMirror]) -> UnavailableError:
+    failed = [
+        f"{one.mirror}: {criterion.why}"
+        for one in ranked
+        for criterion in one.criteria
+        if criterion.hard and not criterion.passed
+    ]
+    message = f"no mirror has all files of {part}: {'; '.join(failed[:3]) or 'no mirror is known'}"
+    return UnavailableError(message, fix="run `envcheck mirror probe`, or pass your own profile with --mirror")

@@ -1,4 +1,4 @@
-"""Which endpoints a model is best had from: probed for its very files, ranked, and joined to one profile."""
+"""Choose the endpoints for a model: probe them for its files, rank them, and combine them to one profile."""
 
 from __future__ import annotations
 
@@ -12,60 +12,80 @@ from envcheck.mirrors.hub import api as hub_api
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.probe import cache as probe_cache
 from envcheck.mirrors.probe.budget import Budget
-from envcheck.mirrors.probe.effective_indexes import HUB, sources
-from envcheck.mirrors.probe.hub import Wish, asked_of, probe_hub, wished
+from envcheck.mirrors.probe.effective_indexes import HUB, network_sources
+from envcheck.mirrors.probe.hub import HubProbeRequest, probe_hub, resolve_request, wanted_packages
 from envcheck.mirrors.probe.probe import Mirror
-from envcheck.mirrors.probe.ranking import Ranked, rank
+from envcheck.mirrors.probe.ranking import RankedMirror, rank
 from envcheck.mirrors.profiles.model import Credential, HuggingFace, Profile, host_of
-from envcheck.mirrors.select.by_lock import BYTES, SECONDS, Choice, credentials, fitting, region, said
+from envcheck.mirrors.select.by_lock import (
+    BYTES,
+    SECONDS,
+    MirrorChoice,
+    compatible,
+    configured_region,
+    merged_credentials,
+    reason,
+)
 
 
-def wish(ref: hub_revision.Reference, mirrors: Sequence[Mirror]) -> Wish:
-    """Return what a reference names, as who is trusted tells it: the first of the mirrors that says who that is."""
-    sure = next((mirror.profile for mirror in mirrors if mirror.profile.hf.trusted), Profile(name="none"))
+def hub_request(ref: hub_revision.Reference, mirrors: Sequence[Mirror]) -> HubProbeRequest:
+    """Return the request for a reference, resolved at the trusted endpoint of the first mirror that names one."""
+    trusting = next((mirror.profile for mirror in mirrors if mirror.profile.hf.trusted), Profile(name="none"))
     try:
-        endpoint = hub_api.trusted_endpoint(sure, mirror=False)
+        endpoint = hub_api.trusted_endpoint(trusting, mirror=False)
     except ConfigError as error:
-        # What is said elsewhere names --trust-mirror, which makes no sense where the mirror is yet to be found.
+        # The original fix names --trust-mirror, which makes no sense before a mirror is chosen.
         fix = "name a profile with `hf: {trusted: URL}`, or install huggingface_hub beside envcheck"
         raise ConfigError(error.message, fix=fix) from error
-    return wished(hub_api.hub_client(sure, endpoint), endpoint, ref)
+    return resolve_request(hub_api.hub_client(trusting, endpoint), endpoint, ref)
 
 
-def choose(wanted: Wish, mirrors: Sequence[Mirror]) -> Choice:
-    """Probe the endpoints for the revision's files and return a profile of those that have them, the best first."""
-    able = [mirror for mirror in mirrors if sources(mirror.profile, HUB)]
-    measured = probe_cache.measured(
-        able, asked_of(wanted), Budget(BYTES, SECONDS), measure=lambda some, _, budget: probe_hub(some, wanted, budget)
+def choose(request: HubProbeRequest, mirrors: Sequence[Mirror]) -> MirrorChoice:
+    """Probe the endpoints for the revision's files and return a profile of those that have all, the best first."""
+    with_endpoint = [mirror for mirror in mirrors if network_sources(mirror.profile, HUB)]
+    measured = probe_cache.cached_or_measured(
+        with_endpoint,
+        wanted_packages(request),
+        Budget(BYTES, SECONDS),
+        measure=lambda chosen, _, budget: probe_hub(chosen, request, budget),
     )
-    return join(rank(measured, here=region()), {mirror.name: mirror.profile for mirror in able})
+    return combine(
+        rank(measured, own_region=configured_region()), {mirror.name: mirror.profile for mirror in with_endpoint}
+    )
 
 
-def join(ranked: Sequence[Ranked], profiles: Mapping[str, Profile], environ: Mapping[str, str] | None = None) -> Choice:
-    """Return the profile that the ranks make; each host is told what its own profile allows, and no more."""
-    taken, first = fitting(ranked, profiles)
-    if not taken:
-        failed = [f"{one.mirror}: {gate.why}" for one in ranked for gate in one.gates if gate.hard and not gate.passed]
-        message = f"no mirror has the whole of it: {'; '.join(failed[:3]) or 'none names a Hugging Face endpoint'}"
-        raise UnavailableError(message, fix="see `envcheck mirror probe`, or name a profile of your own with --mirror")
-    ours = [profiles[one.mirror] for one in taken]
-    urls = list(dict.fromkeys(index.url for profile in ours for index in sources(profile, HUB)))
+def combine(
+    ranked: Sequence[RankedMirror], profiles: Mapping[str, Profile], environ: Mapping[str, str] | None = None
+) -> MirrorChoice:
+    """Return one profile of the ranked mirrors; each host gets only the credentials of its own profile."""
+    used, first = compatible(ranked, profiles)
+    if not used:
+        failed = [
+            f"{one.mirror}: {criterion.why}"
+            for one in ranked
+            for criterion in one.criteria
+            if criterion.hard and not criterion.passed
+        ]
+        message = f"no mirror has all files: {'; '.join(failed[:3]) or 'no profile names a Hugging Face endpoint'}"
+        raise UnavailableError(message, fix="run `envcheck mirror probe`, or pass your own profile with --mirror")
+    profiles_used = [profiles[one.mirror] for one in used]
+    urls = list(dict.fromkeys(index.url for profile in profiles_used for index in network_sources(profile, HUB)))
     environ = os.environ if environ is None else environ
     profile = Profile(
         name="auto",
         hf=HuggingFace(endpoint=urls[0], fallbacks=urls[1:]),
         ca=first.ca if first is not None else None,
         netrc=first.netrc if first is not None else None,
-        credentials=credentials(_spelled(profile, environ) for profile in ours),
+        credentials=merged_credentials(_with_own_token(profile, environ) for profile in profiles_used),
     )
-    return Choice(profile, tuple(said(one, taken) for one in sorted(ranked, key=lambda one: one not in taken)))
+    return MirrorChoice(profile, tuple(reason(one, used) for one in sorted(ranked, key=lambda one: one not in used)))
 
 
-def _spelled(profile: Profile, environ: Mapping[str, str]) -> Profile:
-    """Return the profile with huggingface_hub's own token as a credential of its endpoints, where it allows that."""
+def _with_own_token(profile: Profile, environ: Mapping[str, str]) -> Profile:
+    """Return the profile with huggingface_hub's token as credential of its endpoints, if the profile allows it."""
     file = hub_api.token_path(environ)
     if profile.hf.token != "allow" or not (environ.get("HF_TOKEN") or file.is_file()):  # noqa: S105 (a policy)
         return profile
-    own = Credential(token_env="HF_TOKEN") if environ.get("HF_TOKEN") else Credential(token_file=str(file))  # noqa: S106
-    hosts = {host_of(url): own for url in profile.hf.endpoints}
+    token = Credential(token_env="HF_TOKEN") if environ.get("HF_TOKEN") else Credential(token_file=str(file))  # noqa: S106
+    hosts = {host_of(url): token for url in profile.hf.endpoints}
     return msgspec.structs.replace(profile, credentials={**hosts, **profile.credentials})

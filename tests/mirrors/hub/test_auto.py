@@ -17,9 +17,9 @@ from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.hub.download import lock_revision
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.probe.budget import Budget
-from envcheck.mirrors.probe.hub import Wish, probe_hub
+from envcheck.mirrors.probe.hub import HubProbeRequest, probe_hub
 from envcheck.mirrors.probe.probe import Mirror
-from envcheck.mirrors.probe.ranking import Ranked, rank
+from envcheck.mirrors.probe.ranking import RankedMirror, rank
 from envcheck.mirrors.profiles.model import Credential, HuggingFace, Profile
 from envcheck.mirrors.select import by_lock, by_model
 
@@ -37,7 +37,7 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None
     def set_to(**texts: str) -> None:
         for name, text in texts.items():
             (tmp_path / f"{name}.yaml").write_text(text)
-        found = [by_lock.mirror_of(str(tmp_path / f"{name}.yaml")) for name in texts]
+        found = [by_lock.load_mirror(str(tmp_path / f"{name}.yaml")) for name in texts]
         monkeypatch.setattr(by_lock, "default_mirrors", lambda: found)
 
     return set_to
@@ -61,7 +61,7 @@ def test_the_fastest_that_has_all_comes_first_and_the_others_stand_by(
     assert {host for file in json.loads(done.stdout)["files"] for host in file["sources"]} == {fast.netloc}
     said = " ".join(done.stderr.split())
     assert 0 <= said.find("hf: fast (") < said.find("hf: slow (")
-    assert f"hf: not lacking: 3 of 4 there; vocab.txt: {lacking.netloc} answers 404" in said
+    assert f"hf: not lacking: has 3 of 4 files; vocab.txt: {lacking.netloc} answers 404" in said
     assert not any(path.startswith(f"/{REPO}") for path in origin.asked)
 
 
@@ -100,7 +100,7 @@ def test_where_nobody_has_it_each_says_why(hubs: Hubs, known: Callable[..., None
     done = CliRunner().invoke(
         cli, ["fetch", "--model", f"{REPO}@{COMMIT}", "--mirror", "auto", "--output", str(tmp_path)]
     )
-    assert "no mirror has the whole of it: old: it has no commit 0123456789ab: 0 of 4 there" in str(done.exception)
+    assert "no mirror has all files: old: lacks commit 0123456789ab: has 0 of 4 files" in str(done.exception)
     assert not (tmp_path / "models--owner--tiny").exists()
 
 
@@ -116,9 +116,9 @@ def test_auto_is_refused_where_there_is_nothing_to_choose(words: tuple[str, ...]
         run("fetch", *words)
 
 
-def ranked(hubs: Hubs, *names: str) -> list[Ranked]:
+def ranked(hubs: Hubs, *names: str) -> list[RankedMirror]:
     """Return honest rankings of as many endpoints."""
-    wish, found = Wish(locked_of(hubs())), []
+    wish, found = HubProbeRequest(locked_of(hubs())), []
     for name in names:
         profile = Profile(name=name, hf=HuggingFace(endpoint=hubs().url))
         found += rank(probe_hub([Mirror(name, profile, hub_api.hub_client(profile))], wish, Budget(1 << 20, 5.0)))
@@ -132,7 +132,7 @@ def test_a_token_is_for_the_endpoints_of_the_profile_that_allows_it(hubs: Hubs) 
     own = Credential(token_env="OTHER")  # noqa: S106
     named = Profile(name="c", hf=HuggingFace(endpoint="https://c.example"), credentials={"c.example": own})
     profiles = {"a": open_to, "b": closed, "c": named}
-    joined = by_model.join(ranked(hubs, "a", "b", "c"), profiles, {"HF_TOKEN": "canary"}).profile
+    joined = by_model.combine(ranked(hubs, "a", "b", "c"), profiles, {"HF_TOKEN": "canary"}).profile
     assert set(joined.hf.endpoints) == {"https://a.example", "https://b.example", "https://c.example"}
     assert joined.hf.token == "never"  # noqa: S105
     assert joined.credentials == {"a.example": Credential(token_env="HF_TOKEN"), "c.example": own}  # noqa: S106

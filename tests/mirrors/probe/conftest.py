@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.probe.file_matches import Asked
+from envcheck.mirrors.probe.file_matches import WantedPackage
 from envcheck.mirrors.probe.probe import Mirror
 from envcheck.mirrors.profiles.model import Index, Profile
 
@@ -200,6 +200,6 @@ def mirror(authority: Authority) -> Callable[..., Mirror]:
 
 
 @pytest.fixture
-def asked() -> list[Asked]:
+def asked() -> list[WantedPackage]:
     """Return what a lock of both wheels needs."""
-    return [Asked(name.split("-")[0], name.split("-")[1], (digest,), "pypi") for name, digest in HASHES.items()]
+    return [WantedPackage(name.split("-")[0], name.split("-")[1], (digest,), "pypi") for name, digest in HASHES.items()]

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.probe.file_matches import Asked
+from envcheck.mirrors.probe.file_matches import WantedPackage
 from envcheck.mirrors.probe.probe import Mirror
 from envcheck.mirrors.profiles.model import Index
-from envcheck.mirrors.select.by_lock import choose, default_mirrors, ranking
+from envcheck.mirrors.select.by_lock import choose, default_mirrors, rank_mirrors
 from tests.mirrors.probe.conftest import WHEELS
 
 Serve = Callable[..., Any]
@@ -31,39 +31,42 @@ def urls(indexes: list[Index]) -> list[str]:
     return [index.url for index in indexes]
 
 
-def test_the_best_comes_first_and_who_fails_is_left_out(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+def test_the_best_comes_first_and_who_fails_is_left_out(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
     whole, slow, fast, gone = serve(ranges=False), serve(pause=0.02), serve(), serve(gone="other-2.0-py3-none-any.whl")
     named = {"whole": whole, "slow": slow, "gone": gone, "fast": fast}
     choice = choose(asked, mirrors=[mirror(name, site.url) for name, site in named.items()])
     assert urls(choice.profile.pypi) == [fast.url, slow.url, whole.url]
-    assert [line.split(" ")[1] for line in choice.why] == ["fast", "slow", "whole", "not"]
-    assert choice.why[3].startswith("pypi: not gone: 1 of 2 there")
+    assert [line.split(" ")[1] for line in choice.reasons] == ["fast", "slow", "whole", "not"]
+    assert choice.reasons[3].startswith("pypi: not gone: has 1 of 2 files")
 
 
 def test_the_region_is_a_prior_of_auto_too(
-    serve: Serve, mirror: Make, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
+    serve: Serve, mirror: Make, asked: list[WantedPackage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirrors = [mirror("here", serve().url, region="cn")]
     monkeypatch.delenv("ENVCHECK_MIRROR_PROBE_REGION", raising=False)
-    points = [ranking(asked, mirrors)[0].marks[0].points]
+    points = [rank_mirrors(asked, mirrors)[0].score_parts[0].points]
     monkeypatch.setenv("ENVCHECK_MIRROR_PROBE_REGION", "cn")
-    points += [ranking(asked, mirrors)[0].marks[0].points, ranking(asked, mirrors, here="us")[0].marks[0].points]
+    points += [
+        rank_mirrors(asked, mirrors)[0].score_parts[0].points,
+        rank_mirrors(asked, mirrors, own_region="us")[0].score_parts[0].points,
+    ]
     assert points == [0.0, 5.0, 0.0]
 
 
-def test_nobody_has_it(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+def test_nobody_has_it(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
     site = serve(gone="demo-1.0-py3-none-any.whl")
-    with pytest.raises(UnavailableError, match="no mirror has what pypi needs: gone: 1 of 2 there"):
+    with pytest.raises(UnavailableError, match="no mirror has all files of pypi: gone: has 1 of 2 files"):
         choose(asked, mirrors=[mirror("gone", site.url)])
 
 
-def test_a_part_that_no_profile_has_an_index_for(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+def test_a_part_that_no_profile_has_an_index_for(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
     both = [asked[0], dataclasses.replace(asked[1], part="pytorch/cpu")]
-    with pytest.raises(UnavailableError, match="no mirror has what pytorch/cpu needs: none is known"):
+    with pytest.raises(UnavailableError, match="no mirror has all files of pytorch/cpu: no mirror is known"):
         choose(both, mirrors=[mirror("python", serve().url)])
 
 
-def test_each_part_of_a_lock_has_an_order_of_its_own(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+def test_each_part_of_a_lock_has_an_order_of_its_own(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
     python, torch = serve(), serve()
     both = [asked[0], dataclasses.replace(asked[1], part="pytorch/cpu")]
     first = mirror("first", python.url)
@@ -74,7 +77,7 @@ def test_each_part_of_a_lock_has_an_order_of_its_own(serve: Serve, mirror: Make,
 
 
 def test_a_source_that_needs_another_ca_is_left_out_and_said(
-    serve: Serve, mirror: Make, asked: list[Asked], tmp_path: Path
+    serve: Serve, mirror: Make, asked: list[WantedPackage], tmp_path: Path
 ) -> None:
     one, two = serve(), serve(pause=0.05)
     other = mirror("two", two.url)
@@ -82,7 +85,7 @@ def test_a_source_that_needs_another_ca_is_left_out_and_said(
     other = dataclasses.replace(other, profile=msgspec.structs.replace(other.profile, ca=str(tmp_path / "other.pem")))
     choice = choose(asked, mirrors=[mirror("one", one.url), other])
     assert urls(choice.profile.pypi) == [one.url]
-    assert choice.why[1] == "pypi: not two: it needs another CA or netrc file"
+    assert choice.reasons[1] == "pypi: not two: it needs another CA or netrc file"
 
 
 def test_this_machine_the_users_choice_and_the_presets_are_asked(tmp_path: Path) -> None:
@@ -95,15 +98,15 @@ def test_this_machine_the_users_choice_and_the_presets_are_asked(tmp_path: Path)
 
 
 def test_wheels_of_this_machine_do_where_no_mirror_does(
-    serve: Serve, mirror: Make, asked: list[Asked], tmp_path: Path
+    serve: Serve, mirror: Make, asked: list[WantedPackage], tmp_path: Path
 ) -> None:
     gone = mirror("gone", serve(gone="demo-1.0-py3-none-any.whl").url)
     local = Index(url=str(tmp_path), kind="find-links")
     profile = msgspec.structs.replace(gone.profile, pypi=[*gone.profile.pypi, local])
     choice = choose(asked, mirrors=[dataclasses.replace(gone, profile=profile)])
     assert choice.profile.pypi == [local]
-    assert choice.why[0] == "pypi: no mirror, only this machine's directories of wheels"
+    assert choice.reasons[0] == "pypi: no mirror, only this machine's directories of wheels"
     for name, body in WHEELS.items():
         (tmp_path / name).write_bytes(body)
     choice = choose(asked, mirrors=[dataclasses.replace(gone, profile=profile)])
-    assert choice.why == ("pypi: gone (all of it in this machine's directories)",)
+    assert choice.reasons == ("pypi: gone (all files are in this machine's directories)",)

@@ -18,9 +18,9 @@ from envcheck.cli import cli
 from envcheck.mirrors.hub.revision import Head, HubFile, Revision, format_lock
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.probe.budget import Budget
-from envcheck.mirrors.probe.hub import Wish, probe_hub
+from envcheck.mirrors.probe.hub import HubProbeRequest, probe_hub
 from envcheck.mirrors.probe.probe import Mirror
-from envcheck.mirrors.probe.ranking import LEAVES, Ranked, rank
+from envcheck.mirrors.probe.ranking import REDIRECT_NOTE, RankedMirror, rank
 from envcheck.mirrors.profiles.model import HuggingFace, Profile
 
 BODY = b"weights" * 30_000
@@ -34,8 +34,8 @@ REVISION = Revision(
         HubFile(path="model.safetensors", size=len(BODY), sha256=SHA256),
     ],
 )
-PINNED = Wish(REVISION)
-BRANCH = Wish(msgspec.structs.replace(REVISION, ref="main"), Head(COMMIT, 1_772_323_200.0))
+PINNED = HubProbeRequest(REVISION)
+BRANCH = HubProbeRequest(msgspec.structs.replace(REVISION, ref="main"), Head(COMMIT, 1_772_323_200.0))
 
 
 @dataclasses.dataclass
@@ -120,21 +120,21 @@ def serve() -> Iterator[Callable[..., Hub]]:
         hub.server_close()
 
 
-def judged(url: str, wish: Wish = PINNED, *, must_stay: bool = False) -> Ranked:
+def judged(url: str, wish: HubProbeRequest = PINNED, *, no_redirects: bool = False) -> RankedMirror:
     profile = Profile(name="hub", hf=HuggingFace(endpoint=url))
     mirror = Mirror("hub", profile, Client(connect=1.0, read=2.0))
-    return rank(probe_hub([mirror], wish, Budget(32 << 20, 10.0)), must_stay=must_stay)[0]
+    return rank(probe_hub([mirror], wish, Budget(32 << 20, 10.0)), no_redirects=no_redirects)[0]
 
 
-def why(ranked: Ranked, gate: str) -> str:
-    return next(one.why for one in ranked.gates if one.name == gate)
+def why(ranked: RankedMirror, gate: str) -> str:
+    return next(one.why for one in ranked.criteria if one.name == gate)
 
 
 def test_an_endpoint_that_is_right_passes_every_gate(serve: Callable[..., Hub]) -> None:
-    ranked = judged(serve().url, must_stay=True)
-    assert ranked.passed, ranked.gates
+    ranked = judged(serve().url, no_redirects=True)
+    assert ranked.passed, ranked.criteria
     assert why(ranked, "commit") == "aaaaaaaaaaaa for every file"
-    assert why(ranked, "hash") == "X-Linked-Etag is the lock's sha256 for 1, the size is right for 2 of 2"
+    assert why(ranked, "hash") == "X-Linked-Etag equals the lock's sha256 for 1 files, the size for 2 of 2"
     assert ranked.measured.rate is not None
     assert ranked.measured.rate.bytes == len(BODY) // 2
 
@@ -142,17 +142,17 @@ def test_an_endpoint_that_is_right_passes_every_gate(serve: Callable[..., Hub]) 
 @pytest.mark.parametrize(
     ("faults", "gate", "said"),
     [
-        ({"commit": "b" * 40}, "commit", "empty.txt: it says commit bbbbbbbbbbbb"),
-        ({"commit": None}, "commit", "empty.txt: no X-Repo-Commit, huggingface_hub refuses that"),
-        ({"linked": "0" * 64}, "hash", "model.safetensors: it says the sha256 is 000000000000..., the lock says "),
-        ({"body": BODY + b"x"}, "hash", f"has {len(BODY) + 1} bytes where {len(BODY)} are meant"),
+        ({"commit": "b" * 40}, "commit", "empty.txt: X-Repo-Commit is bbbbbbbbbbbb"),
+        ({"commit": None}, "commit", "empty.txt: no X-Repo-Commit, so huggingface_hub refuses the file"),
+        ({"linked": "0" * 64}, "hash", "model.safetensors: served with sha256 000000000000..., the lock has "),
+        ({"body": BODY + b"x"}, "hash", f"has {len(BODY) + 1} bytes, expected {len(BODY)}"),
     ],
 )
 def test_what_is_not_what_was_pinned_fails_its_gate(
     serve: Callable[..., Hub], faults: dict[str, object], gate: str, said: str
 ) -> None:
     ranked = judged(serve(**faults).url)
-    assert ranked.only == {gate}
+    assert ranked.failed_criteria == {gate}
     assert said in why(ranked, gate)
     assert ranked.measured.rate is None
 
@@ -160,17 +160,20 @@ def test_what_is_not_what_was_pinned_fails_its_gate(
 def test_the_commit_is_read_off_the_first_host_and_the_bytes_off_the_last(serve: Callable[..., Hub]) -> None:
     cdn = serve(commit=None)
     front = serve(at=cdn.url, xet=True)
-    told, gated = judged(front.url), judged(front.url, must_stay=True)
-    assert told.passed, told.gates
-    assert gated.only == {"stays"}
+    told, gated = judged(front.url), judged(front.url, no_redirects=True)
+    assert told.passed, told.criteria
+    assert gated.failed_criteria == {"stays"}
     assert why(told, "stays") == f"1 of 2 files come from {cdn.url.removeprefix('http://')}"
-    assert told.notes == ["it offers xet, whose data plane ignores HF_ENDPOINT: keep HF_HUB_DISABLE_XET=1", LEAVES]
+    assert told.notes == [
+        "it offers xet, which ignores HF_ENDPOINT: keep HF_HUB_DISABLE_XET=1",
+        REDIRECT_NOTE,
+    ]
 
 
 @pytest.mark.parametrize(
     ("faults", "points", "said"),
     [
-        ({}, 5.0, "its main is where the trusted endpoint's is"),
+        ({}, 5.0, "its main is at the commit of the trusted endpoint"),
         (
             {"main": "b" * 40, "changed": "2026-02-26T12:00:00.000Z"},
             3.2,
@@ -191,7 +194,7 @@ def test_the_commit_is_read_off_the_first_host_and_the_bytes_off_the_last(serve:
             0.0,
             "its main is not at the trusted endpoint's",
         ),
-        ({"main": "no commit"}, 0.0, "it does not tell where main is: it names no commit"),
+        ({"main": "no commit"}, 0.0, "the commit of main is unknown: it names no commit"),
     ],
 )
 def test_a_branch_that_lags_behind_is_scored_and_said(
@@ -199,10 +202,12 @@ def test_a_branch_that_lags_behind_is_scored_and_said(
 ) -> None:
     ranked = judged(serve(**faults).url, BRANCH)
     assert ranked.passed
-    mark = next(mark for mark in ranked.marks if mark.name == "freshness")
+    mark = next(mark for mark in ranked.score_parts if mark.name == "freshness")
     assert (mark.points, mark.why) == (points, said)
     elsewhere = faults.get("main") == "b" * 40
-    told = "its main is at bbbbbbbbbbbb, the trusted endpoint's at aaaaaaaaaaaa: by that name it gives another model"
+    told = (
+        "its main is at bbbbbbbbbbbb, the trusted endpoint's at aaaaaaaaaaaa: it serves another model under that name"
+    )
     assert ranked.notes == ([told] if elsewhere else [])
 
 
@@ -210,7 +215,7 @@ def test_a_commit_that_a_mirror_lacks_fails_its_gate_however_it_was_asked_by(ser
     for wish in (PINNED, BRANCH):
         ranked = judged(serve(lacks=True, main="b" * 40).url, wish)
         assert not ranked.passed
-        assert "it has no commit aaaaaaaaaaaa: 0 of 2 there; empty.txt: " in why(ranked, "coverage")
+        assert "lacks commit aaaaaaaaaaaa: has 0 of 2 files; empty.txt: " in why(ranked, "coverage")
         assert ranked.measured.rate is None
 
 
@@ -218,8 +223,8 @@ def test_what_one_endpoint_of_a_profile_lacks_another_has(serve: Callable[..., H
     lacking, whole = serve(lacks=True), serve()
     profile = Profile(name="hub", hf=HuggingFace(endpoint=lacking.url, fallbacks=[whole.url]))
     mirror = Mirror("hub", profile, Client(connect=1.0, read=2.0))
-    ranked = rank(probe_hub([mirror], PINNED, Budget(32 << 20, 10.0)), must_stay=True)[0]
-    assert ranked.passed, ranked.gates
+    ranked = rank(probe_hub([mirror], PINNED, Budget(32 << 20, 10.0)), no_redirects=True)[0]
+    assert ranked.passed, ranked.criteria
 
 
 def test_a_model_lock_is_probed_for(serve: Callable[..., Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

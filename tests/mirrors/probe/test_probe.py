@@ -15,9 +15,9 @@ import pytest
 from envcheck.mirrors.net.client_defaults import python_index
 from envcheck.mirrors.probe.budget import Budget
 from envcheck.mirrors.probe.effective_indexes import is_origin, own_hosts
-from envcheck.mirrors.probe.file_matches import Asked
+from envcheck.mirrors.probe.file_matches import WantedPackage
 from envcheck.mirrors.probe.probe import Mirror, probe
-from envcheck.mirrors.probe.ranking import Ranked, rank
+from envcheck.mirrors.probe.ranking import RankedMirror, rank
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
 from tests.mirrors.probe.conftest import WHEELS
 
@@ -26,19 +26,21 @@ Make = Callable[..., Mirror]
 DEMO = "demo-1.0-py3-none-any.whl"
 
 
-def why(ranked: Ranked, gate: str) -> str:
-    return next(one.why for one in ranked.gates if one.name == gate)
+def why(ranked: RankedMirror, gate: str) -> str:
+    return next(one.why for one in ranked.criteria if one.name == gate)
 
 
-def judged(mirrors: list[Mirror], asked: list[Asked], size: int = 32 << 20, **options: Any) -> dict[str, Ranked]:
+def judged(
+    mirrors: list[Mirror], asked: list[WantedPackage], size: int = 32 << 20, **options: Any
+) -> dict[str, RankedMirror]:
     return {one.mirror: one for one in rank(probe(mirrors, asked, Budget(size, 20.0)), **options)}
 
 
-def test_the_faster_of_two_that_are_right_comes_first(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+def test_the_faster_of_two_that_are_right_comes_first(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
     slow, fast = serve(pause=0.02), serve()
     ranked = judged([mirror("slow", slow.url), mirror("fast", fast.url)], asked)
     assert list(ranked) == ["fast", "slow"]
-    assert all(one.passed and one.only == set() for one in ranked.values())
+    assert all(one.passed and one.failed_criteria == set() for one in ranked.values())
     rates = {name: one.measured.rate for name, one in ranked.items()}
     assert all(rate is not None and rate.bytes == 150_000 and rate.why is None for rate in rates.values())
     latency = ranked["fast"].measured.latency
@@ -50,47 +52,49 @@ def test_the_faster_of_two_that_are_right_comes_first(serve: Serve, mirror: Make
 @pytest.mark.parametrize(
     ("faults", "gate", "said"),
     [
-        ({"gone": DEMO}, "coverage", "1 of 2 there; demo==1.0: {host} answers 404"),
-        ({"wrong_hash": DEMO}, "hash", f"demo==1.0: its page gives {DEMO} the sha256 000000000000..., not the lock's"),
-        ({"ranges": False}, "ranges", "{host} answers 200 to a range: nothing can be resumed or divided"),
-        ({"middle": False}, "ranges", "asked for the middle of a file: it sends whole files only"),
+        ({"gone": DEMO}, "coverage", "has 1 of 2 files; demo==1.0: {host} answers 404"),
+        ({"wrong_hash": DEMO}, "hash", f"demo==1.0: its page lists {DEMO} with sha256 000000000000..., not the lock's"),
+        ({"ranges": False}, "ranges", "{host} answers 200 to a range: no resume or split"),
+        ({"middle": False}, "ranges", "range in the middle of a file: it sends whole files only"),
         ({"tls": "rogue"}, "tls", "{host}: TLS: self-signed certificate"),
     ],
 )
 def test_a_fault_is_a_gate_that_no_speed_outweighs(
-    serve: Serve, mirror: Make, asked: list[Asked], faults: dict[str, Any], gate: str, said: str
+    serve: Serve, mirror: Make, asked: list[WantedPackage], faults: dict[str, Any], gate: str, said: str
 ) -> None:
     bad, slow = serve(**faults), serve(pause=0.01)
     ranked = judged([mirror("bad", bad.url), mirror("slow", slow.url)], asked)
     assert list(ranked) == ["slow", "bad"]
     assert (ranked["bad"].passed, ranked["bad"].score) == (False, None)
     assert why(ranked["bad"], gate) == said.format(host=bad.host)
-    assert gate in ranked["bad"].only
+    assert gate in ranked["bad"].failed_criteria
     assert ranked["bad"].measured.rate is None
 
 
-def test_a_404_is_never_asked_for_its_speed(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+def test_a_404_is_never_asked_for_its_speed(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
     bad = serve(gone=DEMO)
     judged([mirror("bad", bad.url)], asked)
     assert {span for path, span in bad.asked if path.startswith("/files/")} == {"bytes=0-0"}
 
 
-def test_a_dead_host_is_last_and_did_not_answer(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+def test_a_dead_host_is_last_and_did_not_answer(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
     gone = serve(gone=DEMO)
     ranked = judged([mirror("dead", "https://127.0.0.99:9/simple"), mirror("gone", gone.url)], asked)
     assert list(ranked) == ["gone", "dead"]
     assert not ranked["dead"].measured.answered
-    assert why(ranked["dead"], "coverage") == "0 of 2 there; demo==1.0: no connection (and 1 more)"
+    assert why(ranked["dead"], "coverage") == "has 0 of 2 files; demo==1.0: no connection (and 1 more)"
 
 
-def test_where_files_really_come_from_is_told_and_can_be_a_gate(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+def test_where_files_really_come_from_is_told_and_can_be_a_gate(
+    serve: Serve, mirror: Make, asked: list[WantedPackage]
+) -> None:
     origin = serve()
     front = serve(files_at=f"https://{origin.host}")
     measured = probe([mirror("front", front.url)], asked, Budget(32 << 20, 20.0))
-    told, gated = rank(measured)[0], rank(measured, must_stay=True)[0]
+    told, gated = rank(measured)[0], rank(measured, no_redirects=True)[0]
     assert (told.passed, gated.passed) == (True, False)
     assert why(told, "stays") == f"2 of 2 files come from {origin.host}"
-    assert gated.only == {"stays"}
+    assert gated.failed_criteria == {"stays"}
 
 
 def test_the_clients_own_default_is_the_origin_and_no_mirror_that_is_left() -> None:
@@ -106,32 +110,36 @@ def test_the_clients_own_default_is_the_origin_and_no_mirror_that_is_left() -> N
     assert own_hosts(Profile(name="none"), "pypi") == [urlsplit(python_index()).netloc]
 
 
-def test_an_origin_whose_certificate_nobody_trusts_fails_tls(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+def test_an_origin_whose_certificate_nobody_trusts_fails_tls(
+    serve: Serve, mirror: Make, asked: list[WantedPackage]
+) -> None:
     origin = serve(tls="rogue")
     front = serve(files_at=f"https://{origin.host}")
     ranked = judged([mirror("front", front.url)], asked)["front"]
-    assert "tls" in ranked.only
+    assert "tls" in ranked.failed_criteria
 
 
 def test_a_page_without_hashes_is_matched_by_what_another_page_tells(
-    serve: Serve, mirror: Make, asked: list[Asked]
+    serve: Serve, mirror: Make, asked: list[WantedPackage]
 ) -> None:
     good, flat = serve(), serve(no_hash=True)
     alone = judged([mirror("flat", flat.url)], asked)["flat"]
-    assert "no other mirror tells which file is meant" in why(alone, "coverage")
+    assert "no other mirror lists the hash of the lock" in why(alone, "coverage")
     both = judged([mirror("good", good.url), mirror("flat", flat.url)], asked)
     assert why(both["flat"], "hash") == "2 by name and size; 2 of 2 sizes compared"
     assert both["flat"].passed
 
 
-def test_a_file_of_another_size_is_not_the_one(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+def test_a_file_of_another_size_is_not_the_one(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
     good, flat = serve(), serve(no_hash=True, other_size=DEMO)
     both = judged([mirror("good", good.url), mirror("flat", flat.url)], asked)
-    assert why(both["flat"], "hash").endswith("has 300001 bytes where 300000 are meant")
-    assert both["flat"].only == {"hash"}
+    assert why(both["flat"], "hash").endswith("has 300001 bytes, expected 300000")
+    assert both["flat"].failed_criteria == {"hash"}
 
 
-def test_a_second_index_of_one_profile_is_fallen_back_to(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+def test_a_second_index_of_one_profile_is_fallen_back_to(
+    serve: Serve, mirror: Make, asked: list[WantedPackage]
+) -> None:
     first, second = serve(gone=DEMO), serve()
     ranked = judged([mirror("both", first.url, second.url)], asked)["both"]
     assert ranked.passed
@@ -141,35 +149,37 @@ def test_a_second_index_of_one_profile_is_fallen_back_to(serve: Serve, mirror: M
     }
 
 
-def test_the_one_that_is_behind_has_less_for_freshness(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+def test_the_one_that_is_behind_has_less_for_freshness(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
     new, old = serve(serial=12), serve(serial=10)
     ranked = judged([mirror("new", new.url), mirror("old", old.url)], asked)
-    marks = {name: next(mark for mark in one.marks if mark.name == "freshness") for name, one in ranked.items()}
+    marks = {name: next(mark for mark in one.score_parts if mark.name == "freshness") for name, one in ranked.items()}
     assert (marks["new"].points, marks["old"].points) == (5.0, 0.0)
     assert marks["old"].why == "2 serials behind the newest page seen"
 
 
-def test_plain_http_is_told_and_has_fewer_points(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+def test_plain_http_is_told_and_has_fewer_points(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
     plain = judged([mirror("plain", serve(tls="").url)], asked)["plain"]
     assert plain.passed
     assert why(plain, "tls").startswith("plain http")
-    assert next(mark for mark in plain.marks if mark.name == "protocol").points == 2.0
+    assert next(mark for mark in plain.score_parts if mark.name == "protocol").points == 2.0
 
 
-def test_no_more_is_moved_than_the_bytes_it_may_cost(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+def test_no_more_is_moved_than_the_bytes_it_may_cost(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
     site = serve()
     ranked = judged([mirror("one", site.url)], asked, size=2_000)["one"]
     assert ranked.passed
     assert ranked.measured.rate is None
-    assert ranked.measured.rate_why == "not measured: the probe's bytes or seconds were used up"
+    assert ranked.measured.rate_why == "not measured: the probe's budget of bytes or seconds is used up"
 
 
-def test_pages_count_among_the_bytes_too(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+def test_pages_count_among_the_bytes_too(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
     ranked = judged([mirror("one", serve().url)], asked, size=50)["one"]
-    assert why(ranked, "coverage") == "0 of 2 there; demo==1.0: the probe's bytes were used up (and 1 more)"
+    assert why(ranked, "coverage") == "has 0 of 2 files; demo==1.0: the probe's budget of bytes is used up (and 1 more)"
 
 
-def test_a_server_that_drips_for_ever_ends_with_the_time(serve: Serve, mirror: Make, asked: list[Asked]) -> None:
+def test_a_server_that_drips_for_ever_ends_with_the_time(
+    serve: Serve, mirror: Make, asked: list[WantedPackage]
+) -> None:
     drips, good = serve(drip=True), serve()
     began = time.monotonic()
     measured = probe([mirror("drips", drips.url), mirror("good", good.url)], asked, Budget(32 << 20, 4.0))
@@ -177,15 +187,17 @@ def test_a_server_that_drips_for_ever_ends_with_the_time(serve: Serve, mirror: M
     ranked = {one.mirror: one for one in rank(measured)}
     assert not ranked["drips"].passed
     assert ranked["good"].passed  # asked at the same time, it waits for nobody
-    assert "the probe's time was up" in why(ranked["drips"], "coverage")
+    assert "the probe's time ran out" in why(ranked["drips"], "coverage")
 
 
-def test_a_profile_without_an_index_is_no_mirror(mirror: Make, asked: list[Asked]) -> None:
+def test_a_profile_without_an_index_is_no_mirror(mirror: Make, asked: list[WantedPackage]) -> None:
     ranked = judged([mirror("empty")], asked)["empty"]
     assert why(ranked, "coverage").startswith("the profile names no Python index")
 
 
-def test_what_a_directory_holds_is_there_and_nobody_is_asked(mirror: Make, asked: list[Asked], tmp_path: Path) -> None:
+def test_what_a_directory_holds_is_there_and_nobody_is_asked(
+    mirror: Make, asked: list[WantedPackage], tmp_path: Path
+) -> None:
     dead = mirror("dead", "https://127.0.0.99:9/simple")
     links = Index(url=str(tmp_path), kind="find-links")
     one = dataclasses.replace(dead, profile=msgspec.structs.replace(dead.profile, pypi=[*dead.profile.pypi, links]))
@@ -193,17 +205,17 @@ def test_what_a_directory_holds_is_there_and_nobody_is_asked(mirror: Make, asked
         (tmp_path / name).write_bytes(body)
     whole = judged([one], asked)["dead"]
     assert (whole.passed, whole.measured.answered, whole.measured.latency) == (True, False, None)
-    assert why(whole, "coverage") == "all 2 there, 2 in this machine's directories"
+    assert why(whole, "coverage") == "has all 2 files, 2 in this machine's directories"
     assert why(whole, "hash") == "2 by hashing the file; 2 of 2 sizes compared"
     alone = dataclasses.replace(one, profile=msgspec.structs.replace(one.profile, pypi=[links]))
     assert judged([alone], asked)["dead"].passed
     (tmp_path / DEMO).write_bytes(b"another")
     part = judged([one], asked)["dead"]
-    assert why(part, "coverage") == "1 of 2 there; demo==1.0: no connection"
+    assert why(part, "coverage") == "has 1 of 2 files; demo==1.0: no connection"
     assert "the profile names no Python index" in why(judged([alone], asked)["dead"], "coverage")
 
 
-def test_the_rest_comes_from_the_index(serve: Serve, mirror: Make, asked: list[Asked], tmp_path: Path) -> None:
+def test_the_rest_comes_from_the_index(serve: Serve, mirror: Make, asked: list[WantedPackage], tmp_path: Path) -> None:
     site = serve()
     one = mirror("one", site.url, str(tmp_path))
     (tmp_path / DEMO).write_bytes(WHEELS[DEMO])
