@@ -18,6 +18,7 @@ from envcheck.cli.shared import messages, streams
 from envcheck.cli.shared.interruptible import leave, status_of
 from envcheck.cli.shared.strict_options import make_strict, variable
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
+from envcheck.mirrors.net.waits import NETWORK_WAITS
 
 COMMANDS: Final = {
     "resolve": "What can run on this machine, or on the one you describe.",
@@ -134,6 +135,8 @@ def cli(ctx: click.Context, *, matrix: Path | None, verbose: bool, quiet: bool) 
     envcheck run --image REF
     """
     ctx.obj = Settings(matrix=matrix, verbose=verbose, quiet=quiet)
+    if not quiet:
+        ctx.with_resource(NETWORK_WAITS.announced(messages.note))
 
 
 def main() -> None:

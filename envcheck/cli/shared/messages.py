@@ -67,6 +67,12 @@ def say(text: str) -> None:
     click.echo(f"envcheck: {last_line(text)}", err=True)
 
 
+def note(text: str) -> None:
+    """Print a line on standard error about what goes on, above a progress bar if there is one."""
+    sys.stderr.write(f"  {last_line(text)}\n")
+    sys.stderr.flush()
+
+
 def without_names(arguments: Sequence[str]) -> Callable[[str], str]:
     """Return what replaces names in a line: the machine's, and those of which the given values are made."""
     from envcheck.reports.redact import line

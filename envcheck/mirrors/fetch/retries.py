@@ -15,6 +15,8 @@ from envcheck.mirrors.fetch.plan.pieces import RangeTask, Span
 from envcheck.mirrors.fetch.request import StoppedError
 from envcheck.mirrors.net.advice import status_advice
 from envcheck.mirrors.net.client import Client, HttpResponse, NetworkError, SlowError
+from envcheck.mirrors.net.urls import host_of
+from envcheck.mirrors.net.waits import NETWORK_WAITS
 
 # Seconds before those that are busy are asked again, where they do not say how long.
 WAITS: Final[tuple[float, ...]] = (1.0, 2.0, 5.0)
@@ -70,13 +72,13 @@ def open_response(client: Client, url: str) -> Iterator[HttpResponse]:
 
 
 def try_sources(
-    urls: Sequence[str], attempt: Callable[[str], _T], stop: threading.Event | None = None
+    urls: Sequence[str], attempt: Callable[[str], _T], stop: threading.Event | None = None, *, announce: bool = True
 ) -> tuple[_T, str]:
     """Return what the first URL gives that gives it, and that URL; who is busy is asked again after the others.
 
     One that asks to wait for more than LONGEST_WAIT in all, or was too slow SLOW_ANSWERS times, is not asked again.
-    `attempt` raises NetworkError for a URL that has it not. Raise NobodyError when all are done for, StoppedError when
-    `stop` is set.
+    `attempt` raises NetworkError for a URL that has it not. Not `announce`: the caller says who is waited for. Raise
+    NoSourceError when all are done for, StoppedError when `stop` is set.
     """
     stop = stop or threading.Event()
     left, reasons = list(urls), dict[str, NetworkError]()
@@ -84,8 +86,9 @@ def try_sources(
     for tries, wait in enumerate((0.0, *WAITS), 1):
         pause = _pause([reasons[url] for url in left], wait) if tries > 1 else 0.0
         waited += pause
-        if stop.wait(pause):
-            raise StoppedError
+        with _waiting_for({url: reasons[url] for url in left if url in reasons} if announce else {}, pause):
+            if stop.wait(pause):
+                raise StoppedError
         for url in left:
             said = _attempt_or_error(attempt, url)
             if not isinstance(said, NetworkError):
@@ -95,6 +98,17 @@ def try_sources(
         if not left:
             break
     raise NoSourceError(reasons)
+
+
+@contextlib.contextmanager
+def _waiting_for(busy: Mapping[str, NetworkError], pause: float) -> Iterator[None]:
+    """Note who is waited for, and for how long."""
+    with contextlib.ExitStack() as stack:
+        for url, reason in busy.items():
+            asked = isinstance(reason, RetryLaterError) and reason.after is not None
+            what = str(reason) if asked else f"{reason}; it is asked again after {pause:.0f} s"
+            stack.enter_context(NETWORK_WAITS.on(host_of(url), "pause", what))
+        yield
 
 
 def _attempt_or_error(attempt: Callable[[str], _T], url: str) -> _T | NetworkError:

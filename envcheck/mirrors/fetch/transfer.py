@@ -126,7 +126,7 @@ def _source_sizes(wanted: WantedFile, means: TransferOptions) -> Iterator[int]:
     Who is busy is waited for where no other source tells one.
     """
     try:
-        first, teller = try_sources(wanted.urls, lambda url: _size_from(url, means), means.stop)
+        first, teller = try_sources(wanted.urls, lambda url: _size_from(url, means), means.stop, announce=False)
     except NoSourceError as error:
         reasons = "; ".join(f"{host_of(url)}: {reason}" for url, reason in error.reasons.items())
         message = f"{wanted.path.name}: no source gives it: {reasons or 'there is none to ask'}"

@@ -26,6 +26,7 @@ from envcheck.mirrors.net import advice, read_deadlines, stall
 from envcheck.mirrors.net.credentials import Login, Netrc
 from envcheck.mirrors.net.silence import Silence
 from envcheck.mirrors.net.urls import host_of, proxy_login, proxy_of, redirect_target
+from envcheck.mirrors.net.waits import NETWORK_WAITS
 
 HOPS: Final = 10
 _REDIRECTS: Final = {301, 302, 303, 307, 308}
@@ -129,6 +130,10 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
 
     def page(self, limit: int) -> Iterator[bytes]:
         """Yield the body of a page, decoded. Raise NetworkError after `limit` bytes or _PAGE_SECONDS seconds."""
+        with NETWORK_WAITS.on(host_of(self.url), "page", f"a page is not complete, and it has {_PAGE_SECONDS:.0f} s"):
+            yield from self._page(limit)
+
+    def _page(self, limit: int) -> Iterator[bytes]:
         left, until = limit, time.monotonic() + _PAGE_SECONDS
         for chunk in self.arriving(_CHUNK):
             left -= len(chunk)
@@ -172,7 +177,7 @@ class Client:
         self._ca = ca
         self._context = None if ca is None else _trust(ca)  # the system's certificates are read when https is asked for
         self._offering: ssl.SSLContext | None = None
-        self._connect = connect
+        self._connect, self._read = connect, read
         self.silence = Silence()
         self._logins = [*logins, *([Netrc(netrc_file)] if netrc_file else [])]
         self._options: dict[str, Any] = {
@@ -240,7 +245,8 @@ class Client:
         own = {"User-Agent": f"envcheck/{__version__}", "Accept-Encoding": "identity"}
         try:
             sent = {**own, **headers, **self._auth(url)}
-            return self._pool(url).request(method, url, headers=sent, redirect=False, preload_content=False)
+            with NETWORK_WAITS.on(host_of(url), "answer", f"no answer yet, and it has {self._read:.0f} s"):
+                return self._pool(url).request(method, url, headers=sent, redirect=False, preload_content=False)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             failure = _network_error(error, url)
             if isinstance(failure, SlowError):
