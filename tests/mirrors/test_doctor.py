@@ -22,8 +22,8 @@ from envcheck.checks.env import ignored_settings
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
 from envcheck.mirrors.doctor import this_machine
-from envcheck.mirrors.doctor.doctor import Finding, examine, wrong
-from envcheck.mirrors.doctor.document import Kind, Text, kind_of, read
+from envcheck.mirrors.doctor.doctor import DoctorFinding, examine, has_faults
+from envcheck.mirrors.doctor.document import Document, Kind, kind_of, prepare
 from envcheck.mirrors.doctor.known_variables import IGNORED, OUTDATED, TORCH
 from envcheck.mirrors.doctor.rules import RULES
 from envcheck.mirrors.profiles import user_choice
@@ -46,14 +46,14 @@ EXPECTED = {
 }
 
 
-def found_in(*paths: Path) -> list[Finding]:
+def found_in(*paths: Path) -> list[DoctorFinding]:
     """Examine samples; one in Python has another name, so that nothing takes it for ours."""
-    texts, errors = this_machine.files(paths)
+    texts, errors = this_machine.read_files(paths)
     assert not errors
     return examine(t._replace(kind=kind_of(t.name.removesuffix(".sample"))) for t in texts)
 
 
-def lines(findings: list[Finding]) -> list[str]:
+def lines(findings: list[DoctorFinding]) -> list[str]:
     return [f"{finding.line} {finding.id}" for finding in findings]
 
 
@@ -86,7 +86,7 @@ def test_no_finding_repeats_a_secret() -> None:
 
 
 def one(content: str, kind: Kind = "settings") -> list[str]:
-    return lines(examine([Text("x", content, kind)]))
+    return lines(examine([Document("x", content, kind)]))
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_what_the_check_of_images_knows_the_doctor_knows() -> None:
 
 
 def test_only_what_is_outdated_is_not_wrong() -> None:
-    assert not wrong(examine([Text("x", "huggingface-cli download a/b", "settings")]))
-    assert wrong(examine([Text("x", "export HF_MIRROR=https://m.example", "settings")]))
+    assert not has_faults(examine([Document("x", "huggingface-cli download a/b", "settings")]))
+    assert has_faults(examine([Document("x", "export HF_MIRROR=https://m.example", "settings")]))
 
 
 def test_kinds_are_told_by_name() -> None:
@@ -195,8 +195,8 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES | st.text(max_size=60), max_size=25), st.sampled_from(["", " ", "\n"]), KINDS)
 def test_no_input_breaks_it_and_every_line_is_there(parts: list[str], joint: str, kind: Kind) -> None:
     content = joint.join(parts)
-    text = Text("x", content, kind)
-    assert len(read(text).code) == len(content)
+    text = Document("x", content, kind)
+    assert len(prepare(text).code) == len(content)
     for finding in examine([text]):
         assert 1 <= finding.line <= content.count("\n") + 1
         assert not re.search(r"hunter2-canary|CANARYcanary", finding.what + finding.fix)
@@ -213,7 +213,7 @@ def test_this_machine_is_read_and_a_root_of_ones_own(tmp_path: Path) -> None:
         "HF_HUB_ENABLE_HF_TRANSFER": "1",
         "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
     }
-    found = examine(this_machine.machine(environ, tmp_path))
+    found = examine(this_machine.read_machine(environ, tmp_path))
     assert [(Path(f.where).name, f.id) for f in found] == [
         ("daemon.json", "W005"),
         (".bashrc", "W001"),
@@ -224,12 +224,12 @@ def test_this_machine_is_read_and_a_root_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_token_that_a_login_left_goes_to_the_mirror_too(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path), "HF_ENDPOINT": "https://m.example", "HF_HUB_DISABLE_XET": "1"}
-    assert examine(this_machine.machine(environ, tmp_path)) == []
+    assert examine(this_machine.read_machine(environ, tmp_path)) == []
     (tmp_path / ".cache/huggingface").mkdir(parents=True)
     (tmp_path / ".cache/huggingface/token").write_text("hf_hunter2-canary")
-    (found,) = examine(this_machine.machine(environ, tmp_path))
+    (found,) = examine(this_machine.read_machine(environ, tmp_path))
     assert (found.id, found.where) == ("W009", "environment")
-    assert examine(this_machine.machine({**environ, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}, tmp_path)) == []
+    assert examine(this_machine.read_machine({**environ, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}, tmp_path)) == []
 
 
 def test_a_home_of_somebody_else_is_told_and_ends_no_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,19 +240,19 @@ def test_a_home_of_somebody_else_is_told_and_ends_no_look(tmp_path: Path, monkey
         (home / name).touch()
     (tmp_path / "pip.conf").write_text("[global]\ntrusted-host = m.example\n")
     environ = {"HOME": str(home), "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
-    assert this_machine.unread(environ, tmp_path) == []
+    assert this_machine.unreadable_settings(environ, tmp_path) == []
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / ".config"))
     with as_nobody(tmp_path, home):
-        (shut,) = this_machine.unread(environ, tmp_path)
-        found = examine(this_machine.machine(environ, tmp_path))
+        (shut,) = this_machine.unreadable_settings(environ, tmp_path)
+        found = examine(this_machine.read_machine(environ, tmp_path))
         with pytest.raises(
             ConfigError, match=r"/mirror: cannot read the chosen mirror: Permission denied.* --mirror none"
         ):
             user_choice.read()
-    assert (shut.where, shut.level, shut.what[:39]) == (str(home), "unreal", "it could not be read (Permission denied")
+    assert (shut.where, shut.level, shut.what[:33]) == (str(home), "unreal", "cannot be read (Permission denied")
     assert [Path(one.where).name for one in found] == ["pip.conf"]
     with as_nobody(tmp_path, home / ".bashrc"):
-        assert [one.where for one in this_machine.unread(environ, tmp_path)] == [str(home / ".bashrc")]
+        assert [one.where for one in this_machine.unreadable_settings(environ, tmp_path)] == [str(home / ".bashrc")]
 
 
 @contextlib.contextmanager
@@ -276,7 +276,7 @@ def as_nobody(below: Path, shut: Path) -> Iterator[None]:
 def test_what_is_too_large_for_settings_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "model.bin").open("wb") as file:
         file.truncate(this_machine.LARGEST + 1)
-    texts, (large, endless) = this_machine.files([tmp_path / "model.bin", Path("/dev/zero")])
+    texts, (large, endless) = this_machine.read_files([tmp_path / "model.bin", Path("/dev/zero")])
     assert "model.bin has 8 MB; name Dockerfiles" in str(large)
     assert "/dev/zero has more than 8 MB" in str(endless)
     assert not texts
@@ -284,8 +284,8 @@ def test_what_is_too_large_for_settings_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_no_text_is_refused_and_what_windows_writes_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"HF_MIRROR=https://m.example\n\0")
-    texts, [error] = this_machine.files([tmp_path / "a.bin"])
-    assert (texts, "a.bin is no text" in str(error)) == ([], True)
+    texts, [error] = this_machine.read_files([tmp_path / "a.bin"])
+    assert (texts, "a.bin is not a text file" in str(error)) == ([], True)
     for encoding in ("utf-16", "utf-8-sig"):
         (tmp_path / "a.sh").write_bytes("HF_MIRROR=https://m.example\n".encode(encoding))
         assert lines(found_in(tmp_path / "a.sh")) == ["1 W001"]
@@ -298,7 +298,7 @@ def test_a_file_that_is_no_text_hides_no_finding_of_the_others(tmp_path: Path) -
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert "b.sh:1: unreal W001" in done.stdout
-    assert done.stderr.startswith(f"envcheck: {tmp_path / 'a.bin'} is no text; name Dockerfiles")
+    assert done.stderr.startswith(f"envcheck: {tmp_path / 'a.bin'} is not a text file; name Dockerfiles")
 
 
 def _refused(*arguments: str) -> str:
@@ -311,11 +311,11 @@ def _refused(*arguments: str) -> str:
 
 def test_to_look_at_nothing_is_no_answer(tmp_path: Path) -> None:
     for arguments in (["--no-here"], ["--no-here", "--json"]):
-        assert "there is nothing to look at; name files, or leave --no-here out" in _refused(*arguments)
+        assert "nothing to examine; name files, or remove --no-here" in _refused(*arguments)
     assert "is a directory" in _refused(str(tmp_path))
     assert "does not exist" in _refused(str(tmp_path / "none"))
     (tmp_path / "a.bin").write_bytes(bytes(10))
-    assert "a.bin is no text; name Dockerfiles" in _refused(str(tmp_path / "a.bin"))
+    assert "a.bin is not a text file; name Dockerfiles" in _refused(str(tmp_path / "a.bin"))
 
 
 def test_the_command_says_place_level_and_fix_and_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,13 +323,13 @@ def test_the_command_says_place_level_and_fix_and_ends_with_1(monkeypatch: pytes
     result = CliRunner().invoke(cli, ["mirror", "doctor", str(DATA / "bashrc")], standalone_mode=False)
     assert result.return_value == 1
     assert (
-        f"{DATA}/bashrc:2: unreal W001\n    nothing reads HF_MIRROR\n    fix: set HF_ENDPOINT instead\n"
+        f"{DATA}/bashrc:2: unreal W001\n    no program reads HF_MIRROR\n    fix: set HF_ENDPOINT instead\n"
         in result.output
     )
-    assert result.output.endswith("1 looked at: 7 danger, 3 unreal, 3 outdated\n")
+    assert result.output.endswith("1 examined: 7 danger, 3 unreal, 3 outdated\n")
     assert not any(canary in result.output for canary in CANARIES)
     clean = CliRunner().invoke(cli, ["mirror", "doctor", str(DATA / "clean/bashrc")], standalone_mode=False)
-    assert (clean.return_value, clean.output) == (0, "1 looked at: nothing found\n")
+    assert (clean.return_value, clean.output) == (0, "1 examined: no findings\n")
 
 
 def test_the_json_is_for_programs() -> None:

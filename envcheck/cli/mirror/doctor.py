@@ -1,4 +1,4 @@
-"""`envcheck mirror doctor`: settings that nothing reads, or that are dangerous."""
+"""`envcheck mirror doctor`: find settings that no program reads, or that are dangerous."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.mirrors.doctor.doctor import Finding
+    from envcheck.mirrors.doctor.doctor import DoctorFinding
 
 _COLOURS: Final = {"danger": "red", "unreal": "yellow", "outdated": "cyan"}
 
@@ -30,20 +30,20 @@ class MirrorDoctorOptions(NamedTuple):
 
 @click.command(
     "doctor",
-    epilog="Exit 0: nothing, or only what is outdated; 1: dangerous or unreal; 2: a file is no text (the others "
-    "are looked at), or none is named.",
+    epilog="Exit 0: no findings, or only outdated ones; 1: danger or unreal; 2: a file is not text (the others are "
+    "examined), or no file is named.",
 )
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--here/--no-here", default=None, help="Look at this machine too; without files it is what is looked at.")
+@click.option("--here/--no-here", default=None, help="Examine this machine too  [default: only without FILES]")
 @click.option("--json", "as_json", is_flag=True, help="Print envcheck/mirror-doctor/1.")
 @click.pass_obj
 @takes(MirrorDoctorOptions)
 def command(options: MirrorDoctorOptions, settings: Settings) -> int:
-    """Find settings of mirrors and downloads that nothing reads, or that are dangerous, each with what to do.
+    """Find settings of mirrors and downloads that no program reads, or that are dangerous, and suggest fixes.
 
-    FILES are Dockerfiles, scripts, requirements, Python, pip.conf and the like. Without any: this environment's
-    variables, and the settings of pip, uv, npm, conda, docker, podman and the shells on this machine. No value is
-    printed: it may be a secret.
+    FILES are Dockerfiles, scripts, requirements, Python, pip.conf and similar files. Without FILES, the command
+    examines this environment's variables, and the settings of pip, uv, npm, conda, docker, podman and the shells on
+    this machine. It prints no values, because they may be secrets.
 
     \b
     envcheck mirror doctor
@@ -51,45 +51,47 @@ def command(options: MirrorDoctorOptions, settings: Settings) -> int:
     """
     files, here = options.files, options.here
     if not files and here is False:
-        message = "there is nothing to look at"
-        raise ConfigError(message, fix="name files, or leave --no-here out")
+        message = "nothing to examine"
+        raise ConfigError(message, fix="name files, or remove --no-here")
     from envcheck.mirrors.doctor import doctor
-    from envcheck.mirrors.doctor.this_machine import files as read
-    from envcheck.mirrors.doctor.this_machine import machine, unread
+    from envcheck.mirrors.doctor.this_machine import read_files as read
+    from envcheck.mirrors.doctor.this_machine import read_machine, unreadable_settings
 
-    ours = here or (here is None and not files)
-    named, errors = read(files)
+    machine_too = here or (here is None and not files)
+    documents, errors = read(files)
     for error in errors:
         messages.say(str(error))
-    texts = [*(machine() if ours else []), *named]
+    texts = [*(read_machine() if machine_too else []), *documents]
     if errors and not texts:
         return ConfigError.exit_code
-    found = [*(unread() if ours else []), *doctor.examine(texts)]
+    findings = [*(unreadable_settings() if machine_too else []), *doctor.examine(texts)]
     if options.as_json:
         import msgspec
 
-        looked = [{"name": text.name, "kind": text.kind} for text in texts]
-        answer = {"schema": "envcheck/mirror-doctor/1", "looked_at": looked, "findings": found}
-        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+        examined = [{"name": text.name, "kind": text.kind} for text in texts]
+        report = {"schema": "envcheck/mirror-doctor/1", "looked_at": examined, "findings": findings}
+        click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:
-        _tell(found, len(texts), quiet=settings.quiet)
+        _print_findings(findings, len(texts), quiet=settings.quiet)
     if errors:
         return ConfigError.exit_code
-    return 1 if doctor.wrong(found) else 0
+    return 1 if doctor.has_faults(findings) else 0
 
 
-def _tell(found: list[Finding], looked_at: int, *, quiet: bool) -> None:
+def _print_findings(findings: list[DoctorFinding], looked_at: int, *, quiet: bool) -> None:
     wrap = textwrap.TextWrapper(80, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
     wrap.break_long_words = False
-    for one in found:
-        place = one.where if one.where == "environment" or not one.line else f"{one.where}:{one.line}"
-        click.echo(f"{place}: {_styled(one.level)} {one.id}")
+    for finding in findings:
+        place = (
+            finding.where if finding.where == "environment" or not finding.line else f"{finding.where}:{finding.line}"
+        )
+        click.echo(f"{place}: {_styled(finding.level)} {finding.id}")
         if not quiet:
-            for text in (one.what, f"fix: {one.fix}"):
+            for text in (finding.what, f"fix: {finding.fix}"):
                 click.echo(wrap.fill(text))
-    levels = {level: sum(one.level == level for one in found) for level in _COLOURS}
+    levels = {level: sum(finding.level == level for finding in findings) for level in _COLOURS}
     counted = ", ".join(f"{number} {level}" for level, number in levels.items() if number)
-    click.echo(f"{looked_at} looked at: {counted or 'nothing found'}")
+    click.echo(f"{looked_at} examined: {counted or 'no findings'}")
 
 
 def _styled(level: str) -> str:

@@ -1,6 +1,6 @@
-"""Find settings of mirrors and downloads that nothing reads, or that are dangerous, in files and in an environment.
+"""Find settings of mirrors and downloads that no program reads, or that are dangerous, in files and variables.
 
-Pure: texts in, findings out. What a finding says names variables, options and hosts, never a value: it may be a secret.
+Pure: documents in, findings out. Findings name variables, options and hosts, never a value, as it may be a secret.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import Literal
 
 import msgspec
 
-from envcheck.mirrors.doctor.document import Text, read
+from envcheck.mirrors.doctor.document import Document, prepare
 from envcheck.mirrors.doctor.rules import RULES
 
 Level = Literal["danger", "unreal", "outdated"]
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One place. `danger` leaks a secret or takes wrong bytes; `unreal` fails or does nothing; `outdated` soon will.
+class DoctorFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """A fault at one place. `danger`: leaks a secret or accepts wrong bytes; `unreal`: fails or has no effect.
 
-    Line 0 stands for the whole file.
+    `outdated`: will soon fail or have no effect. Line 0 means the whole file.
     """
 
     id: str
@@ -30,20 +30,20 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     fix: str
 
 
-def examine(texts: Iterable[Text]) -> list[Finding]:
-    """Return what is wrong in each text, by line; the same thing of one line is told once."""
-    found: dict[tuple[str, int, str, str], Finding] = {}
-    for text in texts:
-        source = read(text)
+def examine(documents: Iterable[Document]) -> list[DoctorFinding]:
+    """Return the findings in each document, by line, without duplicates of one line."""
+    findings: dict[tuple[str, int, str, str], DoctorFinding] = {}
+    for document in documents:
+        source = prepare(document)
         for rule in RULES:
             for at, what, fix in rule.find(source):
-                finding = Finding(
-                    id=rule.id, level=rule.level, where=text.name, line=source.line(at), what=what, fix=fix
+                finding = DoctorFinding(
+                    id=rule.id, level=rule.level, where=document.name, line=source.line(at), what=what, fix=fix
                 )
-                found.setdefault((finding.where, finding.line, finding.id, finding.what), finding)
-    return sorted(found.values(), key=lambda finding: (finding.where, finding.line, finding.id))
+                findings.setdefault((finding.where, finding.line, finding.id, finding.what), finding)
+    return sorted(findings.values(), key=lambda finding: (finding.where, finding.line, finding.id))
 
 
-def wrong(findings: Iterable[Finding]) -> bool:
-    """Tell whether anything is worse than outdated."""
+def has_faults(findings: Iterable[DoctorFinding]) -> bool:
+    """Tell whether any finding is worse than outdated."""
     return any(finding.level != "outdated" for finding in findings)

@@ -1,4 +1,4 @@
-"""A file as the doctor's rules see it: comments blanked, continued lines joined, every position still the file's."""
+"""Prepare a file for the doctor's rules: blank comments and join continued lines, without moving any position."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from typing import Final, Literal, NamedTuple
 Kind = Literal["python", "json", "dockerfile", "requirements", "environment", "settings"]
 _CONTINUED: Final = re.compile(r"\\[ \t]*\r?\n")
 _SEPARATOR: Final = re.compile(r"&&|\|\|?|;|\n")
-# A sign for a comment begins a line or stands after a blank, and outside of quotes.
+# A # starts a comment at the start of a line or after a blank, outside of quotes.
 _COMMENT: Final = re.compile(r"(?m)(?:^|(?<=\s))#[^\n]*")
 _STRING: Final = re.compile(r"\"(?:\\.|[^\"\\\n])*\"|'[^'\n]*'")
 
 
-class Text(NamedTuple):
-    """A file's content and what it is called. In an environment, a line is `NAME=value`."""
+class Document(NamedTuple):
+    """A file's name and content. A line of an environment is `NAME=value`."""
 
     name: str
     content: str
     kind: Kind
 
 
-class Source:
-    """A text with its comments blanked (`code`), its commands, and the line of each position."""
+class PreparedDocument:
+    """A document with its comments blanked (`code`), its commands, and the line of each position."""
 
-    def __init__(self, text: Text, code: str) -> None:
+    def __init__(self, text: Document, code: str) -> None:
         self.kind = text.kind
         self.text = text.content
         self.code = code
-        self._starts = [0, *(found.end() for found in re.finditer("\n", text.content))]
+        self._starts = [0, *(match.end() for match in re.finditer("\n", text.content))]
         self.commands = list(_commands(code))
 
     def line(self, at: int) -> int:
@@ -42,7 +42,7 @@ class Source:
 
 
 def kind_of(name: str) -> Kind:
-    """Return what a file is, by its name."""
+    """Return the kind of a file by its name."""
     path = PurePath(name.lower())
     if path.suffix == ".py":
         return "python"
@@ -55,30 +55,30 @@ def kind_of(name: str) -> Kind:
     return "settings"
 
 
-def read(text: Text) -> Source:
-    """Return a text as the rules see it."""
+def prepare(text: Document) -> PreparedDocument:
+    """Return a document with comments blanked and continued lines joined."""
     if text.kind in {"json", "environment"}:
-        return Source(text, text.content)
+        return PreparedDocument(text, text.content)
     code = _without_docstrings(text.content) if text.kind == "python" else text.content
     code = _without_comments(code)
-    return Source(text, _CONTINUED.sub(lambda found: " " * len(found[0]), code))
+    return PreparedDocument(text, _CONTINUED.sub(lambda match: " " * len(match[0]), code))
 
 
 def _without_comments(code: str) -> str:
-    """Blank comments, leaving quoted `#` alone; strings are looked for line by line, as quotes of prose never close."""
-    quoted = [found.span() for found in _STRING.finditer(code)]
-    starts = [start for start, _ in quoted]
+    """Blank comments, except a quoted `#`. A string ends with its line, because quotes in prose may never close."""
+    strings = [match.span() for match in _STRING.finditer(code)]
+    starts = [start for start, _ in strings]
 
-    def blank(found: re.Match[str]) -> str:
-        before = bisect.bisect_right(starts, found.start()) - 1
-        inside = before >= 0 and quoted[before][1] > found.start()
-        return found[0] if inside else " " * len(found[0])
+    def blank(match: re.Match[str]) -> str:
+        before = bisect.bisect_right(starts, match.start()) - 1
+        inside = before >= 0 and strings[before][1] > match.start()
+        return match[0] if inside else " " * len(match[0])
 
     return _COMMENT.sub(blank, code)
 
 
 def _without_docstrings(code: str) -> str:
-    """Blank the lines of strings that stand alone. What is no Python is left as it is."""
+    """Blank the lines of strings that are statements. Return code that is not valid Python unchanged."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -87,7 +87,7 @@ def _without_docstrings(code: str) -> str:
         return code
     lines = code.splitlines(keepends=True)
     if code.count("\n") != sum(line.endswith("\n") for line in lines) or len(lines) - 1 > code.count("\n"):
-        return code  # other ends of lines than Python's parser knows
+        return code  # line endings that Python's parser does not know
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             for number in range(node.lineno - 1, min(node.end_lineno or node.lineno, len(lines))):
@@ -98,10 +98,10 @@ def _without_docstrings(code: str) -> str:
 
 def _commands(code: str) -> Iterator[tuple[int, str]]:
     at = 0
-    # A separator between quotes is none.
-    for found in _SEPARATOR.finditer(_STRING.sub(lambda quoted: "x" * len(quoted[0]), code)):
-        if code[at : found.start()].strip():
-            yield at, code[at : found.start()]
-        at = found.end()
+    # Ignore separators between quotes.
+    for match in _SEPARATOR.finditer(_STRING.sub(lambda quoted: "x" * len(quoted[0]), code)):
+        if code[at : match.start()].strip():
+            yield at, code[at : match.start()]
+        at = match.end()
     if code[at:].strip():
         yield at, code[at:]

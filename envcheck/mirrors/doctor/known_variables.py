@@ -1,4 +1,4 @@
-"""Variables that people set: those that nothing reads, those that have lost their meaning, and what does it today."""
+"""Variables that people set but no program reads, or that are outdated, and their replacements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TORCH: Final = {
     "PYTORCH_INDEX": "an index for torch: --index-url in pip, [[index]] in uv.toml",
 }
 OUTDATED: Final = {
-    "HF_HUB_ENABLE_HF_TRANSFER": "leave it out: hf_transfer is gone from huggingface_hub; see `envcheck fetch`",
+    "HF_HUB_ENABLE_HF_TRANSFER": "remove it: huggingface_hub no longer has hf_transfer; see `envcheck fetch`",
     "TRANSFORMERS_CACHE": "set HF_HOME",
     "PYTORCH_TRANSFORMERS_CACHE": "set HF_HOME",
     "PYTORCH_PRETRAINED_BERT_CACHE": "set HF_HOME",

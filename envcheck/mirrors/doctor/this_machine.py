@@ -1,4 +1,4 @@
-"""Read what the doctor looks at: files that are named, and the settings of this machine and this user."""
+"""Read the doctor's input: the named files, and the settings of this machine and this user."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.doctor.doctor import Finding
-from envcheck.mirrors.doctor.document import Text, kind_of
+from envcheck.mirrors.doctor.doctor import DoctorFinding
+from envcheck.mirrors.doctor.document import Document, kind_of
 from envcheck.mirrors.hub.api import token_path
 
-# Settings are small; a gigabyte by a mistaken name is not read.
+# Settings are small: do not read larger files, which were named by mistake.
 LARGEST: Final = 8 << 20
-_WANTED: Final = "name Dockerfiles, scripts, requirements and settings"
-_OF_THE_MACHINE: Final = (
+_EXPECTED_FILES: Final = "name Dockerfiles, scripts, requirements and settings"
+_MACHINE_FILES: Final = (
     "etc/environment",
     "etc/profile",
     "etc/bash.bashrc",
@@ -30,7 +30,7 @@ _OF_THE_MACHINE: Final = (
     "etc/containers/registries.conf",
     "etc/wgetrc",
 )
-_OF_THE_USER: Final = (
+_USER_FILES: Final = (
     ".profile",
     ".bash_profile",
     ".bashrc",
@@ -51,65 +51,67 @@ _OF_THE_USER: Final = (
     ".aria2/aria2.conf",
 )
 _DIRECTORIES: Final = (("etc/profile.d", "*.sh"), ("etc/containers/registries.conf.d", "*.conf"))
-_NAMING: Final = ("PIP_CONFIG_FILE", "UV_CONFIG_FILE", "NPM_CONFIG_USERCONFIG", "CONDARC", "BASH_ENV")
+_PATH_VARIABLES: Final = ("PIP_CONFIG_FILE", "UV_CONFIG_FILE", "NPM_CONFIG_USERCONFIG", "CONDARC", "BASH_ENV")
 
 
-def files(paths: Iterable[Path]) -> tuple[list[Text], list[ConfigError]]:
-    """Return the texts of files, and the errors of those that are no text, too large to be settings or unreadable."""
-    texts, errors = list[Text](), list[ConfigError]()
+def read_files(paths: Iterable[Path]) -> tuple[list[Document], list[ConfigError]]:
+    """Return the documents, and an error for each file that is not text, is too large, or cannot be read."""
+    texts, errors = list[Document](), list[ConfigError]()
     for path in paths:
         try:
-            texts.append(Text(str(path), _decoded(path), kind_of(path.name)))
+            texts.append(Document(str(path), _decoded(path), kind_of(path.name)))
         except ConfigError as error:  # noqa: PERF203 (files are few)
             errors.append(error)
         except OSError as error:
-            errors.append(ConfigError(f"{path}: {error.strerror}", fix="give this user the right to read it"))
+            errors.append(ConfigError(f"{path}: {error.strerror}", fix="make the file readable for this user"))
     return texts, errors
 
 
 def _decoded(path: Path) -> str:
     with path.open("rb") as file:
-        content = file.read(LARGEST + 1)  # what is no file, as a pipe, tells no size
+        content = file.read(LARGEST + 1)  # a pipe has no size to check before
     if len(content) > LARGEST:
         size = path.stat().st_size
         message = f"{path} has {f'{size / 1e6:.0f}' if size > LARGEST else f'more than {LARGEST / 1e6:.0f}'} MB"
-        raise ConfigError(message, fix=_WANTED)
+        raise ConfigError(message, fix=_EXPECTED_FILES)
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return content.decode("utf-16", "replace")
     if b"\0" in content:
-        message = f"{path} is no text"
-        raise ConfigError(message, fix=_WANTED)
+        message = f"{path} is not a text file"
+        raise ConfigError(message, fix=_EXPECTED_FILES)
     return content.decode("utf-8-sig", "replace")
 
 
-def machine(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> list[Text]:
-    """Return this process's environment and the settings of this machine and user that can be read."""
+def read_machine(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> list[Document]:
+    """Return the environment and the readable settings of this machine and user."""
     environ = os.environ if environ is None else environ
-    paths = [root / name for name in _OF_THE_MACHINE]
+    paths = [root / name for name in _MACHINE_FILES]
     paths += [path for directory, names in _DIRECTORIES for path in sorted((root / directory).glob(names))]
-    paths += _of_the_user(environ, root)
-    return [_environment(environ), *(_as_it_is(path) for path in dict.fromkeys(paths) if _readable(path))]
+    paths += _user_paths(environ, root)
+    return [_environment(environ), *(_lenient_document(path) for path in dict.fromkeys(paths) if _readable(path))]
 
 
-def unread(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> list[Finding]:
-    """Return which settings of this user may not be read by this user: nobody knows what is in them."""
+def unreadable_settings(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> list[DoctorFinding]:
+    """Return a finding for each file with settings of this user that this user may not read."""
     environ = os.environ if environ is None else environ
     home = _home(environ, root)
-    shut = {path: why for path in _of_the_user(environ, root) if (why := _refused(path)) is not None}
-    # Of a home that may not be entered each file would say the same.
-    whole = next((why for path, why in shut.items() if home in path.parents), None) if _closed(home) else None
-    places = {path: why for path, why in shut.items() if whole is None or home not in path.parents}
-    places |= {home: whole} if whole is not None else {}
+    reasons = {path: why for path in _user_paths(environ, root) if (why := _why_unreadable(path)) is not None}
+    # Report an inaccessible home once, not once for each file.
+    home_reason = (
+        next((why for path, why in reasons.items() if home in path.parents), None) if _is_inaccessible(home) else None
+    )
+    unreadable = {path: why for path, why in reasons.items() if home_reason is None or home not in path.parents}
+    unreadable |= {home: home_reason} if home_reason is not None else {}
     return [
-        Finding(
+        DoctorFinding(
             id="W017",
             level="unreal",
             where=str(path),
             line=0,
-            what=f"it could not be read ({why}): what pip, uv and the others make of it is not known",
-            fix="give it to this user, or set HOME to this user's own",
+            what=f"cannot be read ({why}), so its settings of pip, uv and others are unknown",
+            fix="make it readable for this user, or set HOME to this user's home",
         )
-        for path, why in places.items()
+        for path, why in unreadable.items()
     ]
 
 
@@ -117,13 +119,13 @@ def _home(environ: Mapping[str, str], root: Path) -> Path:
     return Path(environ.get("HOME") or root / "root")
 
 
-def _of_the_user(environ: Mapping[str, str], root: Path) -> list[Path]:
-    named = [Path(environ[name]) for name in _NAMING if environ.get(name, os.devnull) != os.devnull]
-    return [*(_home(environ, root) / name for name in _OF_THE_USER), *named]
+def _user_paths(environ: Mapping[str, str], root: Path) -> list[Path]:
+    configured = [Path(environ[name]) for name in _PATH_VARIABLES if environ.get(name, os.devnull) != os.devnull]
+    return [*(_home(environ, root) / name for name in _USER_FILES), *configured]
 
 
-def _refused(path: Path) -> str | None:
-    """Return why a file that is there, or may be, cannot be opened."""
+def _why_unreadable(path: Path) -> str | None:
+    """Return why a file cannot be opened, or None if it can or does not exist."""
     try:
         if path.is_file():
             path.open("rb").close()
@@ -132,9 +134,9 @@ def _refused(path: Path) -> str | None:
     return None
 
 
-def _closed(folder: Path) -> bool:
+def _is_inaccessible(folder: Path) -> bool:
     try:
-        os.stat(f"{folder}/.")  # noqa: PTH116 (a Path drops the dot, which asks whether it may be entered)
+        os.stat(f"{folder}/.")  # noqa: PTH116 (a Path drops the dot, which checks the right to enter)
     except PermissionError:
         return True
     except OSError:
@@ -142,17 +144,17 @@ def _closed(folder: Path) -> bool:
     return False
 
 
-def _as_it_is(path: Path) -> Text:
-    """Return a file that nobody named; whatever is in it ends no look at the others."""
-    return Text(str(path), path.read_bytes().decode("utf-8", "replace"), kind_of(path.name))
+def _lenient_document(path: Path) -> Document:
+    """Return a file of this machine; replace undecodable bytes, so that the others are examined too."""
+    return Document(str(path), path.read_bytes().decode("utf-8", "replace"), kind_of(path.name))
 
 
 def _readable(path: Path) -> bool:
-    return _refused(path) is None and path.is_file() and path.stat().st_size <= LARGEST
+    return _why_unreadable(path) is None and path.is_file() and path.stat().st_size <= LARGEST
 
 
-def _environment(environ: Mapping[str, str]) -> Text:
-    # What `hf auth login` wrote is sent as HF_TOKEN is; it is not read here.
-    kept = {"HF_TOKEN": "kept"} if environ.get("HOME") and _readable(token_path(environ)) else {}
-    lines = [f"{name}={' '.join(value.split())}" for name, value in sorted({**kept, **environ}.items())]
-    return Text("environment", "\n".join(lines), "environment")
+def _environment(environ: Mapping[str, str]) -> Document:
+    # A token of `hf auth login` is sent like HF_TOKEN; its file is not read.
+    stored_token = {"HF_TOKEN": "kept"} if environ.get("HOME") and _readable(token_path(environ)) else {}
+    lines = [f"{name}={' '.join(value.split())}" for name, value in sorted({**stored_token, **environ}.items())]
+    return Document("environment", "\n".join(lines), "environment")
