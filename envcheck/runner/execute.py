@@ -161,8 +161,8 @@ def _told(
         importing = not run.environment
         why = ending(event, importing=importing, here=run.target.ours)
         run.environment = run.environment or {"error": why}
-        code = "torch.import-lost" if importing else "worker.lost"
-        gone = undecided(why, fix=ending_fix(event, importing=importing), code=code)
+        fix = ending_fix(event, importing=importing)
+        gone = undecided(why, fix=fix, code="torch.import-lost" if importing else "worker.lost")
         return [(i, unmeasured(run, found[i]) or gone) for i in sorted(unfinished)]
     return []
 

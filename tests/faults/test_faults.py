@@ -12,13 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, with_whys
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.rejudge import rejudge
+from envcheck.runner import attempts
 from envcheck.runner.planning.discover import Found
+from envcheck.runner.schema import OutcomeRow
 
 TESTS = Path(__file__).parents[1]
 # What a sound machine may rightly be warned of: the calendar moves on.
@@ -66,6 +69,31 @@ def test_a_fault_is_found_by_its_check_and_its_culprit_is_named(fault: Row, judg
 def test_nothing_else_is_blamed_for_a_fault(fault: Row, judged: Callable[..., Any]) -> None:
     others = {i for i, found in judged(fault).outcomes.items() if found["status"] in ALARMS} - {fault["check"]}
     assert others - TIMELY == {*fault.get("also", [])} - TIMELY
+
+
+def documented(code: str) -> bool:
+    """Return whether docs/codes.md has a row for a code; `<what>` in a row stands for any word."""
+    rows = re.findall(r"(?m)^\| `(\S+)` \|", (TESTS.parent / "docs" / "codes.md").read_text(encoding="utf-8"))
+    return any(re.fullmatch(re.sub(r"<[a-z]+>", "[a-z0-9-]+", re.escape(row)), code) for row in rows)
+
+
+def test_every_outcome_of_a_faulty_machine_that_is_no_pass_has_a_documented_code(
+    fault: Row, judged: Callable[..., Any]
+) -> None:
+    outcomes = judged(fault).outcomes
+    bare = [
+        (identity, part["status"], part["code"], part["summary"])
+        for identity, found in outcomes.items()
+        for part in (found, *found["findings"])
+        if part["status"] != "pass" and not documented(part["code"])
+    ]
+    assert bare == []
+
+
+def test_a_second_measurement_that_finds_the_same_loses_none_of_it(fault: Row, judged: Callable[..., Any]) -> None:
+    row = msgspec.convert(judged(fault).outcomes[fault["check"]], OutcomeRow)
+    real = [finding for finding in row.findings if finding.status in ALARMS]
+    assert len(attempts.findings(row, row)) == (min(len(real), 100) if len(real) > 1 else 0)
 
 
 @pytest.mark.torch

@@ -66,7 +66,7 @@ def test_a_second_look_that_cannot_look_takes_nothing_away(
     found = run_site().outcomes["speed"]
     assert (found.status, found.value) == ("fail", 99.0)
     assert [(a.status, a.shown) for a in found.attempts] == [("fail", True), ("error", False)]
-    assert [(f.status, f.code) for f in found.findings] == [("fail", ""), ("error", "process.lost")]
+    assert [(f.status, f.code) for f in found.findings] == [("fail", "speed.fail"), ("error", "process.lost")]
     assert "measured again: rank 0 IndexError" in found.summary
     assert "IndexError" in found.log
     assert not found.remeasure

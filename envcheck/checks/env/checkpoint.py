@@ -170,7 +170,7 @@ def _changed(entry: Measured) -> list[Outcome]:
         names = sorted(name for name in before.keys() | other.keys() if before.get(name) != other.get(name))
         if names:
             said = f"{what} {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"  # noqa: PLR2004 (a line's worth)
-            code = f"checkpoint.{what.split()[0]}"
+            code = "checkpoint.saving" if what.startswith("saving") else "checkpoint.loading"
             found.append(
                 failed(said, fix=_FIX, value=len(names), unit=LIMIT.unit, limit=LIMIT, code=code, tensors=names)
             )

@@ -37,16 +37,16 @@ def judge(view: View) -> Outcome:
     for gpu, size in sizes.values.items():
         alike = usual.get(names.get(gpu), 0)
         if size < alike:
-            findings += sizes.blame({gpu: size}, _rule("odd", size, alike, _ALIKE))
+            findings += sizes.blame({gpu: size}, _rule("bar1.odd", size, alike, _ALIKE))
         elif _large(view, gpu, names) and size < memory.get(gpu, 0):
-            findings += sizes.blame({gpu: size}, _rule("small", size, memory[gpu], _SOURCE))
+            findings += sizes.blame({gpu: size}, _rule("bar1.small", size, memory[gpu], _SOURCE))
     least = min(sizes.values.values(), default=0)
     return worst(findings, sizes.absent() or passed(f"at least {int(least) >> 20} MiB", value=least, unit="B"))
 
 
 def _rule(code: str, size: float, bound: float, source: str) -> gpu_readings.Rule:
     text = f"BAR1 is small: {{gpu}} {int(size) >> 20} MiB; {int(bound) >> 20} MiB could be had"
-    return gpu_readings.Rule(warned, f"bar1.{code}", text, _FIX, Limit(bound, "B", source), "B")
+    return gpu_readings.Rule(warned, code, text, _FIX, Limit(bound, "B", source), "B")
 
 
 def _large(view: View, gpu: str, names: dict[str, Any]) -> bool:

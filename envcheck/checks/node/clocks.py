@@ -45,7 +45,9 @@ def _lowered(view: View) -> list[Outcome]:
     return [
         finding
         for gpu, mhz in low.items()
-        for finding in chosen.blame({gpu: mhz}, _rule("lowered", "application clocks set low", usual[gpu], _DEFAULT))
+        for finding in chosen.blame(
+            {gpu: mhz}, _rule("clocks.lowered", "application clocks set low", usual[gpu], _DEFAULT)
+        )
     ]
 
 
@@ -61,13 +63,15 @@ def _held(view: View, now: gpu_readings.Reading, most: gpu_readings.Reading) -> 
     return [
         finding
         for gpu in held
-        for finding in now.blame({gpu: now.values[gpu]}, _rule("held", "held by a set clock", most.values[gpu], _MOST))
+        for finding in now.blame(
+            {gpu: now.values[gpu]}, _rule("clocks.held", "held by a set clock", most.values[gpu], _MOST)
+        )
     ]
 
 
 def _rule(code: str, what: str, bound: float, source: str) -> gpu_readings.Rule:
     text = f"{what}: {{gpu}} {{value:g}} of {bound:g} MHz"
-    return gpu_readings.Rule(warned, f"clocks.{code}", text, _RESET, Limit(bound, "MHz", source), "MHz")
+    return gpu_readings.Rule(warned, code, text, _RESET, Limit(bound, "MHz", source), "MHz")
 
 
 def _sound(most: dict[str, Any]) -> Outcome:

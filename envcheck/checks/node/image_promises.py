@@ -107,7 +107,8 @@ def _lie(key: str, promise: str, found: Any) -> list[Outcome]:
 
 def _broken(name: str, how: str, said: str, real: str) -> Outcome:
     text, limit = f"{name}: {how} {said}, is {real}", Limit(said, "", SOURCE, "equal")
-    return failed(text, fix=_FIX, value=real, limit=limit, code=f"image-promises.{how}", culprit=name)
+    code = "image-promises.locked" if how == "locked" else "image-promises.promised"
+    return failed(text, fix=_FIX, value=real, limit=limit, code=code, culprit=name)
 
 
 def _lock(view: View) -> tuple[list[Outcome], str]:

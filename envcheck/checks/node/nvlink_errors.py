@@ -24,10 +24,10 @@ def judge(view: View) -> Outcome:
     recovered = {gpu: counts["recovery"] for gpu, counts in errors.values.items()}
     noisy = {gpu: counts["crc"] + counts["replay"] for gpu, counts in errors.values.items()}
     findings = errors.lacking()
-    for counts, limit, code in ((recovered, _RECOVERY, "recovery"), (noisy, _CRC, "crc")):
+    for counts, limit, code in ((recovered, _RECOVERY, "nvlink-errors.recovery"), (noisy, _CRC, "nvlink-errors.crc")):
         bad = {gpu: count for gpu, count in counts.items() if not count <= limit.value}
         text = f"NVLink errors: {{gpu}} {{value}} {limit.unit}"
-        rule = gpu_readings.Rule(warned, f"nvlink-errors.{code}", text, _FIX, limit, limit.unit)
+        rule = gpu_readings.Rule(warned, code, text, _FIX, limit, limit.unit)
         findings += errors.blame(bad, rule)
     most = max(noisy.values(), default=0)
     sound = errors.absent() or passed("no recoveries, few repeats", value=most, unit=_CRC.unit, limit=_CRC)

@@ -29,14 +29,14 @@ def judge(view: View) -> Outcome:
     clocks, vbios = gpu_readings.read(view, "clock_sm_max").values, gpu_readings.read(view, "vbios").values
     findings = names.lacking()
     for code, what, values in (
-        ("model", "model", names.values),
-        ("memory", "GiB", sizes),
-        ("clock", "highest clock", clocks),
-        ("vbios", "VBIOS", vbios),
+        ("one-model.model", "model", names.values),
+        ("one-model.memory", "GiB", sizes),
+        ("one-model.clock", "highest clock", clocks),
+        ("one-model.vbios", "VBIOS", vbios),
     ):
         # Another model has another memory size, clock and VBIOS: that is one difference.
-        alike = {gpu: value for gpu, value in values.items() if code == "model" or gpu not in _odd(names.values)}
-        rule = gpu_readings.Rule(warned, f"one-model.{code}", f"{what} differs: {{gpu}} {{value}}", _FIX, _LIMIT)
+        alike = {gpu: value for gpu, value in values.items() if values is names.values or gpu not in _odd(names.values)}
+        rule = gpu_readings.Rule(warned, code, f"{what} differs: {{gpu}} {{value}}", _FIX, _LIMIT)
         findings += names.blame(_odd(alike), rule)
     kinds = ", ".join(f"{count} x {name}" for name, count in collections.Counter(names.values.values()).items())
     return worst(findings, names.absent() or passed(kinds, value=len(names.values), unit="GPUs"))

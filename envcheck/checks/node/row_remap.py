@@ -88,14 +88,13 @@ def _repairs(view: View) -> list[Outcome]:
     findings = [f for reading in (repairs, banks, broken) for f in reading.lacking()]
     rule = gpu_readings.Rule(failed, "row-remap.unrepairable", "memory that cannot be repaired: {gpu}", _REPLACE, _NONE)
     findings += broken.blame(broken.where(bool), rule)
-    for reading, field, what in (
-        (repairs, "channel", "a memory channel"),
-        (repairs, "tpc", "a TPC"),
-        (banks, "pending", "a memory bank"),
+    for reading, field, code, what in (
+        (repairs, "channel", "row-remap.channel-repair-pending", "a memory channel"),
+        (repairs, "tpc", "row-remap.tpc-repair-pending", "a TPC"),
+        (banks, "pending", "row-remap.bank-repair-pending", "a memory bank"),
     ):
         text = f"{what} waits for its repair: {{gpu}}"
-        code = "bank" if reading is banks else field
-        rule = gpu_readings.Rule(failed, f"row-remap.{code}-repair-pending", text, _RESET, _REPAIR)
+        rule = gpu_readings.Rule(failed, code, text, _RESET, _REPAIR)
         findings += reading.blame(_counts(reading, field), rule)
     return findings
 
@@ -107,13 +106,12 @@ def _banks(view: View) -> list[Outcome]:
         gpu_readings.read(view, "bank_remaps", newer=True),
     )
     findings = rows.lacking()
-    for reading, field, what in (
-        (rows, "none", "banks without a spare row"),
-        (rows, "low", "banks with few spare rows"),
-        (banks, "none", "groups without a spare bank"),
+    for reading, field, code, what in (
+        (rows, "none", "row-remap.rows-none", "banks without a spare row"),
+        (rows, "low", "row-remap.rows-low", "banks with few spare rows"),
+        (banks, "none", "row-remap.banks-none", "groups without a spare bank"),
     ):
         text = f"{what}: {{gpu}} {{value}}"
-        code = f"row-remap.{'rows' if reading is rows else 'banks'}-{field}"
         findings += reading.blame(
             _counts(reading, field), gpu_readings.Rule(warned, code, text, _THIN, _BANKS, _BANKS.unit)
         )

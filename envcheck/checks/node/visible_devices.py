@@ -42,13 +42,13 @@ def judge(view: View) -> Outcome:
             f"{NAME}={value}: {names} {'are' if len(read.ignored) > 1 else 'is'} ignored, CUDA shows {read.gpus} GPU(s)"
         )
         verdict = warned if read.chosen else failed
-        findings = [_finding(verdict, told, len(read.ignored), "ignored"), *findings]
+        findings = [_finding(verdict, told, len(read.ignored), "visible-devices.ignored"), *findings]
     text = f"{NAME}={value}: {read.gpus} of {len(view.snapshot.gpus)} GPU(s), as written"
     return worst(findings, passed(text, value=0, unit=_LIMIT.unit, limit=_LIMIT))
 
 
 def _finding(verdict: Callable[..., Outcome], text: str, value: int, code: str, fix: str = _FIX) -> Outcome:
-    return verdict(text, fix=fix, value=value, unit=_LIMIT.unit, limit=_LIMIT, code=f"visible-devices.{code}")
+    return verdict(text, fix=fix, value=value, unit=_LIMIT.unit, limit=_LIMIT, code=code)
 
 
 def _surprises(view: View, value: str, read: visible_gpus.Visible, environment: dict[str, str]) -> list[Outcome]:
@@ -56,15 +56,15 @@ def _surprises(view: View, value: str, read: visible_gpus.Visible, environment: 
     findings = []
     if read.misread:
         told = f"{NAME}={value}: only the number at the beginning of {', '.join(read.misread)} counts"
-        findings.append(_finding(warned, told, len(read.misread), "misread"))
+        findings.append(_finding(warned, told, len(read.misread), "visible-devices.misread"))
     if read.gpus < len(read.chosen):
         told = f"{NAME} names {len(read.chosen)} MIG instances, and CUDA shows the first"
         fix = "start one process an instance, each with one name"
-        findings.append(_finding(warned, told, len(read.chosen) - read.gpus, "mig", fix))
+        findings.append(_finding(warned, told, len(read.chosen) - read.gpus, "visible-devices.mig", fix))
     models = {str(gpu.signal("name").value) for gpu in view.snapshot.gpus}
     by_index = any(isinstance(entry, int) for entry in read.chosen) and not value.startswith("GPU-")
     hides = by_index and len(read.chosen) < len(view.snapshot.gpus)
     if hides and len(models) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         told = f"{NAME}={value} on unlike GPUs: CUDA counts the fastest first, nvidia-smi by PCI bus"
-        findings.append(_finding(warned, told, len(read.chosen), "order", _ORDER))
+        findings.append(_finding(warned, told, len(read.chosen), "visible-devices.order", _ORDER))
     return findings
