@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from envcheck.checks import (
     FAIL,
     PASS,
     WARN,
-    Check,
     Outcome,
     View,
     failed,
@@ -34,6 +32,7 @@ from envcheck.runner.planning.plan import plan
 from envcheck.runner.rejudge import Past, rejudge
 from envcheck.runner.schema import OutcomeRow, TargetFacts
 from envcheck.runner.state import Run
+from tests.builders import found
 
 OUTCOMES = {
     "good": passed("fine", value=400.0, unit="GB/s"),
@@ -54,7 +53,7 @@ def _judge(view: View, ranks: list[dict[str, Any]]) -> Outcome:  # noqa: ARG001 
     return OUTCOMES[ranks[0]["kind"]]
 
 
-FOUND = Found("speed", "env", Check(promise="p", level="quick", performance=True), _judge, "", "", Path("speed.py"))
+FOUND = found(judge=_judge, performance=True)
 
 
 def made(kind: str, before: OutcomeRow | None = None) -> OutcomeRow:

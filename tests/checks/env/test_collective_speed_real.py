@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -20,17 +19,6 @@ LIES = {
     "overlap-without-time": ("error", "rank 1 timed nothing"),
     "overlap-elsewhere": ("fail", "rank 0 computed on GPU-0, not on the CPU"),
 }
-
-
-@pytest.fixture(scope="module")
-def outcomes(sabotaged: Callable[[str], Any]) -> Outcomes:
-    """Return what a check came to in the one run of every check, the sabotaged ones beside the honest."""
-
-    def get(check: str) -> dict[str, Any]:
-        rows: list[dict[str, Any]] = json.loads(sabotaged(check).report.read_text())["outcomes"]
-        return next(row for row in rows if row["id"] == check)
-
-    return get
 
 
 @pytest.mark.torch

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+Outcomes = Callable[[str], dict[str, Any]]
 HONEST = ("memory-patterns", "fp8-training")
 LIES = {
     "memory-flips-a-bit": "rank 1 on cpu: 4 words came back wrong, the first under zeros: byte 2097768",
@@ -36,17 +37,10 @@ def measure(rank):
 '''
 
 
-@pytest.fixture(scope="module")
-def outcomes(sabotaged: Callable[[str], Any]) -> dict[str, Any]:
-    """Return what each check came to in the runs of every check, the sabotaged ones beside the honest."""
-    reports = {sabotaged(check).report for check in (*HONEST, *LIES, *ON_GPUS_ONLY)}
-    return {row["id"]: row for path in reports for row in json.loads(path.read_text())["outcomes"]}
-
-
 @pytest.mark.torch
 @pytest.mark.parametrize("check", HONEST)
-def test_an_honest_environment_passes(outcomes: dict[str, Any], check: str) -> None:
-    row = outcomes[check]
+def test_an_honest_environment_passes(outcomes: Outcomes, check: str) -> None:
+    row = outcomes(check)
     if check == "fp8-training" and row["status"] == "skip":
         assert "on a CPU" in row["summary"]
         return
@@ -56,10 +50,10 @@ def test_an_honest_environment_passes(outcomes: dict[str, Any], check: str) -> N
 
 @pytest.mark.torch
 @pytest.mark.parametrize("lie", LIES)
-def test_each_lie_fails_naming_its_culprit(outcomes: dict[str, Any], lie: str) -> None:
-    row = outcomes[lie]
-    if lie.startswith("fp8") and outcomes["fp8-training"]["status"] == "skip":
-        pytest.skip(outcomes["fp8-training"]["summary"])
+def test_each_lie_fails_naming_its_culprit(outcomes: Outcomes, lie: str) -> None:
+    row = outcomes(lie)
+    if lie.startswith("fp8") and outcomes("fp8-training")["status"] == "skip":
+        pytest.skip(outcomes("fp8-training")["summary"])
     assert row["status"] == "fail", row
     assert LIES[lie] in row["summary"]
     assert row["remedy"]
@@ -67,9 +61,9 @@ def test_each_lie_fails_naming_its_culprit(outcomes: dict[str, Any], lie: str) -
 
 @pytest.mark.torch
 @pytest.mark.parametrize("check", ON_GPUS_ONLY)
-def test_what_a_cpu_cannot_show_is_skipped_with_its_reason(outcomes: dict[str, Any], check: str) -> None:
-    assert outcomes[check]["status"] == "skip"
-    assert "GPU" in outcomes[check]["summary"]
+def test_what_a_cpu_cannot_show_is_skipped_with_its_reason(outcomes: Outcomes, check: str) -> None:
+    assert outcomes(check)["status"] == "skip"
+    assert "GPU" in outcomes(check)["summary"]
 
 
 @pytest.mark.torch

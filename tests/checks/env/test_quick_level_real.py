@@ -33,17 +33,6 @@ LIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def outcomes(sabotaged: Callable[[str], Any]) -> Callable[[str], dict[str, Any]]:
-    """Return what a check came to in the one run of every check, the sabotaged ones beside the honest."""
-
-    def get(check: str) -> dict[str, Any]:
-        rows: list[dict[str, Any]] = json.loads(sabotaged(check).report.read_text())["outcomes"]
-        return next(row for row in rows if row["id"] == check)
-
-    return get
-
-
 def test_every_sabotage_told_of_is_there() -> None:
     lies = {path.stem.replace("_", "-") for path in (SABOTAGE / "env").glob("*.py")}
     assert {*LIES} <= lies

@@ -19,7 +19,7 @@ from envcheck.images.locks.lockfile import (
 )
 from envcheck.images.locks.model import Lock, Pin
 
-SHA = "a" * 64
+SHA, B = "a" * 64, "b" * 64
 GOOD = f"# title\n# index: pypi\nsix==1.17.0 \\\n    --hash=sha256:{SHA}\n"
 
 names = st.from_regex(r"[a-z][a-z0-9]{0,6}(-[a-z0-9]{1,4})?", fullmatch=True)
@@ -102,7 +102,7 @@ def test_requirements_with_hashes_are_read_as_pip_compile_and_uv_write_them() ->
 
 Flask[async]==3.0.3 \\
     --hash=sha256:{SHA} \\
-    --hash=sha256:{"b" * 64}
+    --hash=sha256:{B}
     # via -r requirements.in
 colorama==0.4.6 ; sys_platform == 'win32' \\
     --hash=sha256:{SHA}
@@ -111,7 +111,7 @@ colorama==0.4.6 ; sys_platform == 'win32' \\
 """
     lock = parse_requirements(text, "base", "r.txt")
     assert [(pin.name, pin.version, pin.sha256) for pin in lock.pins] == [
-        ("flask", "3.0.3", [SHA, "b" * 64]),
+        ("flask", "3.0.3", [SHA, B]),
         ("colorama", "0.4.6", [SHA]),
     ]
     assert lock.index == "pypi"
@@ -128,3 +128,28 @@ def test_requirements_without_hashes_are_told_which_would_do() -> None:
         assert error.value.message.startswith(said)
     with pytest.raises(ConfigError, match=r"missing comment `# index: …`"):
         parse_requirements(GOOD.replace("pypi", "conda"), "base", "x.lock")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Pkg_1==1.0 --hash=sha256:{SHA} --hash=sha256:{B}\n",
+        f"pkg-1==1.0 --hash=sha256:{SHA}   --hash=sha256:{B}   # a comment\n",
+        f"pkg-1==1.0 --hash=sha256:{SHA} \\\n  --hash=sha256:{B}\n",
+        f"pkg-1==1.0 \\\n\t--hash=sha256:{SHA} --hash=sha256:{B}\n",
+        f"pkg-1==1.0 ; python_version > '3' --hash=sha256:{SHA} \\\n --hash=sha256:{B}\n# via x\n",
+        f"--index-url https://t/\npkg-1==1.0 \\\n    --hash=sha256:{SHA} \\\n    --hash=sha256:{B}\n    # via x\n",
+    ],
+)
+def test_a_pin_is_read_with_its_hashes(text: str) -> None:
+    lock = parse_requirements(f"{text}other==2 --hash=sha256:{B}\n", "base", "r.txt")
+    assert [(pin.name, pin.version, pin.sha256) for pin in lock.pins] == [
+        ("pkg-1", "1.0", [SHA, B]),
+        ("other", "2", [B]),
+    ]
+
+
+@pytest.mark.parametrize("line", ["pkg==1 --hash=md5:00", "pkg==1 --hash=sha256:" + SHA + " \\"])
+def test_what_is_no_hashed_pin_is_refused_with_its_line(line: str) -> None:
+    with pytest.raises(ConfigError, match=r"r\.txt:[23]: "):
+        parse_requirements(f"a==1 --hash=sha256:{SHA} --hash=sha256:{B}\n{line}\n", "base", "r.txt")

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned
+from envcheck.checks import Limit, Outcome, View, failed, passed, skipped, undecided, warned
 from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.runner.judging.judge import decide, exit_code, group_size, verdict, without_gpu
 from envcheck.runner.planning.discover import Found
-from envcheck.runner.schema import OutcomeRow
+from tests import builders
+from tests.builders import row
 
 VIEW = View(Snapshot(signals={"read": Signal(1), "unread": Signal(reason="permission denied", why="failed")}))
 
 
 def found(judge: Callable[..., Any], **check: Any) -> Found:
-    options = {"promise": "holds", "level": "quick", **check}
-    return Found("x", "node", Check(**options), judge, "doc", "module:x", Path("x.py"))
-
-
-def row(identity: str, status: Any) -> OutcomeRow:
-    return OutcomeRow(id=identity, kind="env", status=status, summary="")
+    return builders.found("x", "node", judge, **check)
 
 
 def test_a_judge_is_asked_when_its_signals_are_read() -> None:

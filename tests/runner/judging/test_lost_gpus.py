@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from envcheck.checks import ERROR, FAIL, SKIP, View, skipped
-from envcheck.node.snapshot import Signal, Snapshot, from_json
+from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.node.why_unread import Why
 from envcheck.runner.judging import lost_gpus
 from envcheck.runner.judging.judge import decide, verdict
@@ -19,8 +17,9 @@ from envcheck.runner.planning.discover import discover
 from envcheck.runner.planning.plan import select
 from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.state import Run
+from tests import builders
 
-SOUND = from_json(json.loads((Path(__file__).parents[2] / "data/snapshots/h100x8.json").read_text()))
+SOUND = builders.machine("h100x8")
 SEEN = {
     "torch": "2.8.0+cu128",
     "cuda": "12.8",
@@ -32,20 +31,15 @@ SEEN = {
 
 def lost(*indices: int, why: Why = "lost") -> Snapshot:
     """Return eight GPUs, of which these have a signal that NVML refuses so."""
-    gpus = [
-        dataclasses.replace(gpu, signals={**gpu.signals, "utilization": Signal(reason=f"NVML: {why}", why=why)})
-        if index in indices
-        else gpu
-        for index, gpu in enumerate(SOUND.gpus)
-    ]
-    return dataclasses.replace(SOUND, gpus=gpus)
+    unread = Signal(reason=f"NVML: {why}", why=why)
+    return builders.put_gpu(View(SOUND), indices, utilization=unread).snapshot
 
 
 def judged(snapshot: Snapshot, **choice: list[str]) -> tuple[list[OutcomeRow], View]:
     """Return the rows of the node checks that a choice leaves, and the view they judged."""
     view = View(snapshot, SEEN, {}, "gpu")
     chosen = [found for found in select(discover(), "quick", **choice) if found.kind == "node"]
-    return [OutcomeRow(id=f.id, kind="node", **fields(decide(f, view))) for f in chosen], view
+    return [builders.row(f.id, kind="node", **fields(decide(f, view))) for f in chosen], view
 
 
 def exit_code(snapshot: Snapshot, **choice: list[str]) -> int:

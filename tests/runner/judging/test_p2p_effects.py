@@ -14,7 +14,6 @@ from envcheck.checks import (
     FAIL,
     PASS,
     WARN,
-    Check,
     Limit,
     Outcome,
     View,
@@ -33,6 +32,7 @@ from envcheck.runner.rejudge import rejudge
 from envcheck.runner.state import Run
 from envcheck.runner.worker import p2p_fallback
 from envcheck.runner.worker.fork_server import _Nursery
+from tests.builders import found
 
 PROBE = {"probe": True}
 HANG = {"rank": 0, "text": "still running after 9 s (ranks 0, 1); ended by SIGKILL", "hung": True}
@@ -196,12 +196,6 @@ def test_a_second_try_that_was_of_no_use_is_not_tried_with_the_next_group(
     events = [json.loads(line) for line in (tmp_path / "worker" / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["started", "started", "done", "started", "done"]
     assert [event["environment"] for event in events if event["event"] == "done"] == [{}, {}]
-
-
-def found(**options: Any) -> Found:
-    """Return a check of this kind."""
-    check = Check(promise="p", level="quick", **options)
-    return Found("it", "env", check, lambda *_: passed("fine", value=1), "doc", "file:it", Path("it.py"))
 
 
 LOST = undecided("rank 0 died of SIGSEGV", fix="see the log", code="process.lost", rank=0)

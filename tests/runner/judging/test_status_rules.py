@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from envcheck.checks import ERROR, FAIL, PASS, Check, Outcome, View, failed, passed, too_slow
+from envcheck.checks import ERROR, FAIL, PASS, Outcome, View, failed, passed, too_slow
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports import phrases
 from envcheck.runner import attempts
 from envcheck.runner.judging import judge, status_rules
 from envcheck.runner.judging.outcome_rows import row
 from envcheck.runner.planning import repeat
-from envcheck.runner.planning.discover import Found
 from envcheck.runner.schema import OutcomeRow
+from tests.builders import found
 
 SLOW = too_slow("slow", fix="look at the links", value=9.0, unit="GB/s", code="speed.slow")
 FINE = passed("fine", value=90.0, unit="GB/s")
@@ -32,17 +31,17 @@ ON_GPU = View(USED, {"devices": [{"uuid": GPU}]}, mode="gpu")
 
 def decided(outcome: Any, view: View | None = None, details: dict[str, Any] | None = None) -> Outcome:
     """Return an outcome as a run decides it: what the judge returned, then the rules."""
-    check = Check(promise="p", level="quick", performance=True)
-    found = Found("speed", "env", check, lambda *_: outcome, "", "", Path("speed.py"))
-    return judge.decide(found, view or View(Snapshot()), [{"rank": 0}], details)
+    return judge.decide(
+        found(performance=True, judge=lambda *_: outcome), view or View(Snapshot()), [{"rank": 0}], details
+    )
 
 
 def as_row(outcome: Outcome, before: OutcomeRow | None = None, **more: Any) -> OutcomeRow:
     """Return the row of a measurement, after another one."""
-    check = Check(promise="p", level="quick", performance=True)
-    found = Found("speed", "env", check, lambda *_: outcome, "", "", Path("speed.py"))
     event = {"event": "done", "ranks": [{"rank": 0, "device": "cpu"}], "seconds": 1.0, "body": 0.5, "logs": [""]}
-    return row(found, dataclasses.replace(outcome, details={**outcome.details, **more}), event, before)
+    return row(
+        found(performance=True), dataclasses.replace(outcome, details={**outcome.details, **more}), event, before
+    )
 
 
 CHANGES: dict[str, tuple[Callable[[], Outcome | OutcomeRow], str, str]] = {
