@@ -1,4 +1,4 @@
-"""What the disk leaves a site's cache, as `envcheck mirror site` says it."""
+"""The disk space of a site's cache in the output of `envcheck mirror site`."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ import click
 from envcheck.cli.store.options import format_bytes
 
 if TYPE_CHECKING:
-    from envcheck.mirrors.site.disk_space import Room
+    from envcheck.mirrors.site.disk_space import DiskSpace
     from envcheck.mirrors.site.model import Site
 
 
-def say_tight(site: Site) -> None:
-    """Warn where the cache comes to less than it should, or to nothing of use."""
-    from envcheck.mirrors.site.disk_space import room_of
+def warn_if_tight(site: Site) -> None:
+    """Warn if the disk has too little space for the cache, or for any useful cache."""
+    from envcheck.mirrors.site.disk_space import cache_disk_space
 
-    told = room_of(site)
-    if told is not None and told.tight(site.cache_size, site.min_free):
-        fix = "make room and render anew, or give --cache-size and --min-free that fit"
-        click.echo(f"warning: {_tight(site, told)}; {fix}", err=True)
-
-
-def line(site: Site) -> str:
-    """Return the cache's line of the status."""
-    from envcheck.mirrors.site.disk_space import room_of
-
-    told = room_of(site)
-    if told is None:
-        return f"{'cache':<24} only the site's own user can look into it"
-    tight = f"  {_tight(site, told)}" if told.tight(site.cache_size, site.min_free) else ""
-    return f"{'cache':<24} {format_bytes(told.used)} of {format_bytes(site.cache_size)}{tight}"
+    space = cache_disk_space(site)
+    if space is not None and space.tight(site.cache_size, site.min_free):
+        fix = "free space and render again, or pass a --cache-size and --min-free that fit"
+        click.echo(f"warning: {_explanation(site, space)}; {fix}", err=True)
 
 
-def cache(site: Site) -> dict[str, Any] | None:
-    """Return the cache's part of the status as JSON, bytes; None where it cannot be looked into."""
-    from envcheck.mirrors.site.disk_space import room_of
+def status_line(site: Site) -> str:
+    """Return the line of the cache for the status."""
+    from envcheck.mirrors.site.disk_space import cache_disk_space
 
-    told = room_of(site)
-    if told is None:
+    space = cache_disk_space(site)
+    if space is None:
+        return f"{'cache':<24} only the site's owner can read it"
+    tight = f"  {_explanation(site, space)}" if space.tight(site.cache_size, site.min_free) else ""
+    return f"{'cache':<24} {format_bytes(space.used)} of {format_bytes(site.cache_size)}{tight}"
+
+
+def cache_status(site: Site) -> dict[str, Any] | None:
+    """Return the cache's part of the status for JSON, in bytes, or None if this user may not read it."""
+    from envcheck.mirrors.site.disk_space import cache_disk_space
+
+    space = cache_disk_space(site)
+    if space is None:
         return None
-    holds = told.holds(site.cache_size, site.min_free)
-    return {"used": told.used, "size": site.cache_size, "holds": holds, "available": told.available}
+    holds = space.holds(site.cache_size, site.min_free)
+    return {"used": space.used, "size": site.cache_size, "holds": holds, "available": space.available}
 
 
-def _tight(site: Site, told: Room) -> str:
-    holds = told.holds(site.cache_size, site.min_free)
-    kept = f"{format_bytes(site.min_free)} are to stay free" if site.min_free else "nothing is to stay free"
+def _explanation(site: Site, space: DiskSpace) -> str:
+    holds = space.holds(site.cache_size, site.min_free)
+    kept = f"{format_bytes(site.min_free)} must stay free" if site.min_free else "no space must stay free"
     return (
         f"the cache can hold {format_bytes(holds)} of its {format_bytes(site.cache_size)}: "
-        f"{format_bytes(told.available)} are available "
-        f"below {site.root} and {kept}; what is over that is fetched again each time"
+        f"{format_bytes(space.available)} are available "
+        f"below {site.root} and {kept}; files beyond that are fetched again each time"
     )

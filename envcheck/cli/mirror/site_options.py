@@ -1,4 +1,4 @@
-"""The options of `envcheck mirror site render` as the site that they describe."""
+"""Make a site from the options of `envcheck mirror site render`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from envcheck.mirrors.profiles.model import Profile
     from envcheck.mirrors.site.model import HuggingFace, Registry, Site
 
-# Ports below the site's own one that is given: 0 the indexes, 1 Hugging Face, 2... registries, then what is inside.
+# Offsets from --port: 0 is for the indexes, 1 for Hugging Face, 2... for registries; internal ports start here.
 _INSIDE: Final = 100
 
 
@@ -41,40 +41,40 @@ class MirrorSiteRenderOptions(NamedTuple):
     min_free: int | None
 
 
-def site(settings: Settings, root: Path, profile: Profile, options: MirrorSiteRenderOptions) -> Site:
-    """Return the site in a directory, before a profile's upstreams. These are asked once all that is given is right."""
+def site_from_options(settings: Settings, root: Path, profile: Profile, options: MirrorSiteRenderOptions) -> Site:
+    """Return the site of the options, with a profile's upstreams. Check all options before sending requests."""
     import msgspec
 
     from envcheck.mirrors.site import certificate, discover
-    from envcheck.mirrors.site.files import refuse_others
+    from envcheck.mirrors.site.files import refuse_foreign_directory
     from envcheck.mirrors.site.model import checked, checked_url
 
-    links = [checked_url(_clean(link)) for link in options.links]
-    refuse_others(root)
-    given = checked(_given(root, profile, options))
-    if given.tls:
-        certificate.checked(given.tls, given.name, options.ca)
+    links = [checked_url(_without_secret(link)) for link in options.links]
+    refuse_foreign_directory(root)
+    without_links = checked(_site_without_links(root, profile, options))
+    if without_links.tls:
+        certificate.check_certificate(without_links.tls, without_links.name, options.ca)
     pages, client = _pages(settings), _client(profile)
-    found = [discover.linked(index, pages, client, links) for index in given.indexes]
-    return msgspec.structs.replace(given, indexes=found)
+    indexes = [discover.with_links(index, pages, client, links) for index in without_links.indexes]
+    return msgspec.structs.replace(without_links, indexes=indexes)
 
 
-def _given(root: Path, profile: Profile, options: MirrorSiteRenderOptions) -> Site:
-    """Return the site as the options and this machine say it, before its indexes were asked for their links."""
+def _site_without_links(root: Path, profile: Profile, options: MirrorSiteRenderOptions) -> Site:
+    """Return the site of the options and this machine, without the links of its indexes."""
     from envcheck.mirrors.site import discover
-    from envcheck.mirrors.site.disk_space import room
+    from envcheck.mirrors.site.disk_space import disk_space
     from envcheck.mirrors.site.model import Site, Tls
 
     addresses = list(options.address) or ["127.0.0.1"]
     port, tls = options.port, options.tls
-    size, free = room(root).sizes(options.cache_size, options.min_free)
+    size, free = disk_space(root).sizes(options.cache_size, options.min_free)
     return Site(
         root=str(root),
         addresses=addresses,
         name=options.name or addresses[0],
         port=port,
         indexes=discover.indexes(profile, ("pypi", "pytorch") if options.pytorch else ("pypi",)),
-        ca=str(root / "ca.pem") if profile.ca else discover.roots(),
+        ca=str(root / "ca.pem") if profile.ca else discover.machine_roots(),
         resolvers=discover.resolvers(Path("/etc/resolv.conf").read_text(errors="replace")),
         exporter=port + _INSIDE,
         prometheus=port + _INSIDE + 1,
@@ -96,13 +96,13 @@ def _given(root: Path, profile: Profile, options: MirrorSiteRenderOptions) -> Si
 
 
 def _owner(root: Path) -> str:
-    """Return whom the directory belongs to, or will."""
+    """Return UID:GID of the directory's owner, or of this user if it does not exist."""
     import os
 
     if not root.exists():
         return f"{os.geteuid()}:{os.getegid()}"
-    told = root.stat()
-    return f"{told.st_uid}:{told.st_gid}"
+    stat = root.stat()
+    return f"{stat.st_uid}:{stat.st_gid}"
 
 
 def _hf(profile: Profile, options: MirrorSiteRenderOptions) -> HuggingFace | None:
@@ -114,48 +114,48 @@ def _hf(profile: Profile, options: MirrorSiteRenderOptions) -> HuggingFace | Non
     where = str(tokens.absolute()) if tokens else None
     if options.hf and profile.closed and profile.hf.endpoint is None:
         message = f"{profile.name} is closed and names no `hf: {{endpoint: URL}}`"
-        raise ConfigError(message, fix="name one, leave it out with --no-hf, or take `closed` out")
+        raise ConfigError(message, fix="name one, pass --no-hf, or remove `closed`")
     inner = port + _INSIDE + 2 if options.hf else 0
     return HuggingFace(port=port + 1, inner=inner, endpoint=profile.hf.endpoint, tokens=where)
 
 
-def _registries(given: tuple[str, ...], port: int) -> list[Registry]:
+def _registries(texts: tuple[str, ...], port: int) -> list[Registry]:
     from envcheck.mirrors.site.model import Registry
 
     return [
         Registry(name=name, url=url, port=port + 2 + n, inner=port + _INSIDE + 10 + 2 * n, debug=port + 111 + 2 * n)
-        for n, (name, url) in enumerate(_pairs(given, "URL").items())
+        for n, (name, url) in enumerate(_pairs(texts, "URL").items())
     ]
 
 
-def _pairs(given: tuple[str, ...], what: str) -> dict[str, str]:
-    """Return NAME=WHAT as name -> what. Refuse a name that is given twice: only one of the two could be had."""
-    found: dict[str, str] = {}
-    for name, value in (_pair(text, what) for text in given):
-        if name in found:
-            message = f"{name!r} is given twice: {found[name]} and {value}"
-            raise ConfigError(message, fix="give each a name of its own")
-        found[name] = value
-    return found
+def _pairs(texts: tuple[str, ...], what: str) -> dict[str, str]:
+    """Return NAME=WHAT as name -> what. Raise ConfigError for a duplicate name."""
+    pairs: dict[str, str] = {}
+    for name, value in (_pair(text, what) for text in texts):
+        if name in pairs:
+            message = f"{name!r} is given twice: {pairs[name]} and {value}"
+            raise ConfigError(message, fix="use a different name for each")
+        pairs[name] = value
+    return pairs
 
 
 def _pair(text: str, what: str) -> tuple[str, str]:
     from envcheck.mirrors.profiles.model import redacted
 
-    name, found, value = text.partition("=")
-    if not found or not value or "://" in name:
-        message = f"{redacted(text)!r} names no {what}"
+    name, separator, value = text.partition("=")
+    if not separator or not value or "://" in name:
+        message = f"{redacted(text)!r} has no {what}"
         raise ConfigError(message, fix=f"write NAME={what}")
-    return name, _clean(value)
+    return name, _without_secret(value)
 
 
-def _clean(url: str) -> str:
-    """Return a URL. Refuse one that holds what may be a secret: it would be in the site's files."""
+def _without_secret(url: str) -> str:
+    """Return the URL. Raise ConfigError if it may contain a secret, which would be written to the site's files."""
     from envcheck.mirrors.profiles.model import has_userinfo, redacted, without_query
 
     if has_userinfo(url) or without_query(url) != url:
-        message = f"{redacted(url)!r} has a password, a user or a query in it"
-        raise ConfigError(message, fix="leave it out: credentials come from the environment of what is started")
+        message = f"{redacted(url)!r} has a password, a user or a query"
+        raise ConfigError(message, fix="remove it, and set credentials in the environment of the started programs")
     return url
 
 
@@ -166,7 +166,7 @@ def _client(profile: Profile) -> Any:
 
 
 def _pages(settings: Settings) -> list[str]:
-    """Return the pages of the published cells' packages, as discover.indexes takes them."""
+    """Return the index pages of the published cells' packages, for discover.with_links."""
     from envcheck.data import data_path
     from envcheck.images.locks.lockfile import read_locks
     from envcheck.images.spec import select

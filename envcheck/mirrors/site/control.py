@@ -1,6 +1,6 @@
-"""Start, watch and end a site's processes on a machine without containers; or hand them to docker compose.
+"""Start, watch and stop a site's processes, without containers or with docker compose.
 
-Each process has a file of its own that says its number and when it began, so that no stranger is ever ended.
+A file for each process has its PID and start time, so that no other process is ever stopped.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import Any, Final, Literal
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.site.model import Site
-from envcheck.mirrors.site.processes import began, orphans, send
+from envcheck.mirrors.site.processes import orphans, send_signal, start_time
 from envcheck.mirrors.site.services import Part, parts
 
 State = Literal["running", "silent", "ended", "not started", "not installed"]
 _SECONDS: Final = 30.0
-# The first that takes an env_file that may be absent.
+# The first version that allows an optional env_file.
 _COMPOSE: Final = (2, 24)
 _STEP: Final = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class Status:
-    """What one part is doing. `silent`: it runs, and nothing answers at its port."""
+class PartStatus:
+    """The status of one part. `silent`: it runs, but its port does not answer."""
 
     name: str
     state: State
@@ -43,10 +43,10 @@ class Status:
     optional: bool
 
 
-def up(site: Site) -> list[Status]:
-    """Start every part that does not run. Raise UnavailableError where one is not installed or does not come up.
+def up(site: Site) -> list[PartStatus]:
+    """Start every part that does not run. Raise UnavailableError if one is not installed or does not start.
 
-    Then nothing that this call started is left running.
+    After a failure, stop all parts that this call started.
     """
     _refuse_missing(site)
     with contextlib.ExitStack() as started:
@@ -54,84 +54,90 @@ def up(site: Site) -> list[Status]:
             program = _program(part)
             if _pid(site, part.name) is not None or program is None:
                 continue
-            _end(site, part.name)  # what it left behind when it was killed, if that still has its port
-            _refuse_taken(part)
-            started.callback(_end, site, part.name)
+            _stop(site, part.name)  # orphans of an earlier, killed process may still use the port
+            _refuse_used_port(part)
+            started.callback(_stop, site, part.name)
             _start(site, part, program)
         started.pop_all()
     return status(site)
 
 
 def reload(site: Site) -> None:
-    """Have nginx read its configuration, its certificates and what was published anew, nobody's download broken off.
+    """Make nginx reload its configuration, its certificates and released trees, without interrupting downloads.
 
-    Raise ConfigError where nginx does not take it: it then goes on as it was.
+    Raise ConfigError if nginx rejects the configuration; it then keeps the old one.
     """
     part = next(part for part in parts(site) if part.name == "nginx")
     pid, program = _pid(site, part.name), _program(part)
     if pid is None or program is None:
-        message = "nginx does not run"
+        message = "nginx is not running"
         raise UnavailableError(message, fix=f"run `envcheck mirror site up {site.root}`")
-    judged = subprocess.run([*_argv(site, part, program), "-t"], capture_output=True, text=True, check=False)
-    if judged.returncode != 0:
-        message = f"nginx does not take it: {judged.stderr.strip().splitlines()[0]}"
-        raise ConfigError(message, fix="mend it, or render it anew; until then it goes on as it was")
-    _until(lambda: _read(Path(site.root, "run/nginx.pid")) == str(pid))  # before it has written that, a signal ends it
-    send(pid, signal.SIGHUP, part.name)
+    check = subprocess.run([*_argv(site, part, program), "-t"], capture_output=True, text=True, check=False)
+    if check.returncode != 0:
+        message = f"nginx rejects its configuration: {check.stderr.strip().splitlines()[0]}"
+        raise ConfigError(message, fix="correct it, or render the site again; until then nginx keeps the old one")
+    _wait_for(
+        lambda: _read(Path(site.root, "run/nginx.pid")) == str(pid)
+    )  # before nginx writes the file, a signal stops it
+    send_signal(pid, signal.SIGHUP, part.name)
 
 
 def down(site: Site) -> list[str]:
-    """End what `up` started, nginx first, and what it started before the site was rendered without it.
+    """Stop all parts that `up` started, nginx first, also those that the site no longer has.
 
-    Return the names. Waits until each is gone.
+    Wait until each one has ended; return the names.
     """
-    mine = [part.name for part in reversed(parts(site))]
-    earlier = sorted(path.stem for path in Path(site.root, "run").glob("*.started") if path.stem not in mine)
-    return [name for name in [*mine, *earlier] if _end(site, name)]
+    names = [part.name for part in reversed(parts(site))]
+    earlier = sorted(path.stem for path in Path(site.root, "run").glob("*.started") if path.stem not in names)
+    return [name for name in [*names, *earlier] if _stop(site, name)]
 
 
-def status(site: Site) -> list[Status]:
-    """Return what each part is doing now."""
-    return [Status(part.name, _state(site, part), part.port, part.needs, part.optional) for part in parts(site)]
+def status(site: Site) -> list[PartStatus]:
+    """Return the current status of each part."""
+    return [PartStatus(part.name, _state(site, part), part.port, part.needs, part.optional) for part in parts(site)]
 
 
 def compose(site: Site, *arguments: str) -> int:
-    """Run docker compose on the site, what it says going where ours does; return its exit code."""
-    return subprocess.run(_compose(site, *arguments), check=False, stdin=subprocess.DEVNULL).returncode
+    """Run docker compose on the site with its output on ours; return its exit code."""
+    return subprocess.run(_compose_command(site, *arguments), check=False, stdin=subprocess.DEVNULL).returncode
 
 
-def compose_up(site: Site) -> list[Status]:
-    """Have docker compose start the site, and return what each part is doing once all answer, or none is yet to."""
+def compose_up(site: Site) -> list[PartStatus]:
+    """Start the site with docker compose; return the status once all parts run, or after the timeout."""
     if compose(site, "up", "--detach") != 0:
         message = "docker compose did not start the site"
-        raise UnavailableError(message, fix="see above; name images that can be had here, as NGINX_IMAGE=...")
+        raise UnavailableError(
+            message, fix="see the output above; set images that are available here, e.g. NGINX_IMAGE=..."
+        )
     deadline = time.monotonic() + _SECONDS
     while True:
-        told = composed(site)
-        if all(one.state == "running" for one in told) or time.monotonic() > deadline:
-            return told
+        statuses = compose_status(site)
+        if all(part.state == "running" for part in statuses) or time.monotonic() > deadline:
+            return statuses
         time.sleep(_STEP * 10)
 
 
-def composed(site: Site) -> list[Status]:
-    """Return what each part is doing that docker compose has started."""
+def compose_status(site: Site) -> list[PartStatus]:
+    """Return the status of each part under docker compose."""
     done = subprocess.run(
-        _compose(site, "ps", "--all", "--format", "json"), capture_output=True, text=True, check=False
+        _compose_command(site, "ps", "--all", "--format", "json"), capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        message = f"docker compose says nothing of the site: {done.stderr.strip()[-200:]}"
-        raise UnavailableError(message, fix="see `docker compose ps`")
+        message = f"docker compose cannot list the site's containers: {done.stderr.strip()[-200:]}"
+        raise UnavailableError(message, fix="run `docker compose ps`")
     states = {one["Service"]: one["State"] for one in _services(done.stdout)}
-    return [Status(p.name, _contained(p, states.get(p.name)), p.port, p.needs, p.optional) for p in parts(site)]
+    return [
+        PartStatus(p.name, _container_state(p, states.get(p.name)), p.port, p.needs, p.optional) for p in parts(site)
+    ]
 
 
 def _services(text: str) -> list[dict[str, Any]]:
-    """Return compose's services: a line each since 2.21, a list before."""
+    """Return compose's services from its JSON: one document a line since 2.21, a list before."""
     read = [json.loads(line) for line in text.splitlines() if line.strip()]
     return [one for item in read for one in (item if isinstance(item, list) else [item])]
 
 
-def _contained(part: Part, state: str | None) -> State:
+def _container_state(part: Part, state: str | None) -> State:
     if state is None:
         return "not started"
     if state != "running":
@@ -139,15 +145,15 @@ def _contained(part: Part, state: str | None) -> State:
     return "running" if _answers(part) else "silent"
 
 
-def _compose(site: Site, *arguments: str) -> list[str]:
-    leave = "leave --compose out: the same parts run as plain processes"
+def _compose_command(site: Site, *arguments: str) -> list[str]:
+    leave = "run without --compose, which starts the parts as plain processes"
     docker = shutil.which("docker")
     if docker is None:
-        message = "no docker on this machine"
+        message = "docker is not installed on this machine"
         raise UnavailableError(message, fix=leave)
-    told = subprocess.run([docker, "compose", "version", "--short"], capture_output=True, text=True, check=False)
-    version = told.stdout.strip().removeprefix("v")
-    if told.returncode != 0 or not version:
+    result = subprocess.run([docker, "compose", "version", "--short"], capture_output=True, text=True, check=False)
+    version = result.stdout.strip().removeprefix("v")
+    if result.returncode != 0 or not version:
         message = "this docker has no compose plugin"
         raise UnavailableError(message, fix=f"install docker-compose-plugin, or {leave}")
     numbers = [int(digits) for digits in version.split(".")[:2] if digits.isdecimal()]
@@ -160,8 +166,8 @@ def _compose(site: Site, *arguments: str) -> list[str]:
 def _program(part: Part) -> str | None:
     if part.argv[0] == "python3":
         return sys.executable
-    beside = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
-    return shutil.which(part.argv[0], path=beside)
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
+    return shutil.which(part.argv[0], path=path)
 
 
 def _start(site: Site, part: Part, program: str) -> None:
@@ -176,12 +182,12 @@ def _start(site: Site, part: Part, program: str) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    _record(site, part.name).write_text(f"{process.pid} {began(process.pid)}\n")
+    _record(site, part.name).write_text(f"{process.pid} {start_time(process.pid)}\n")
     deadline = time.monotonic() + _SECONDS
     while not _answers(part):
         if process.poll() is not None or time.monotonic() > deadline:
-            message = f"{part.name} does not come up: {_last(log, Path(site.root, 'logs/error.log'))}"
-            offline = f"; where its upstream is cut off: `envcheck mirror site offline {site.root}`"
+            message = f"{part.name} does not start: {_last_message(log, Path(site.root, 'logs/error.log'))}"
+            offline = f"; if its upstream is unreachable, run `envcheck mirror site offline {site.root}`"
             raise UnavailableError(message, fix=f"see {log}{offline if part.name.startswith('registry-') else ''}")
         time.sleep(_STEP)
 
@@ -189,7 +195,7 @@ def _start(site: Site, part: Part, program: str) -> None:
 def _argv(site: Site, part: Part, program: str) -> list[str]:
     argv = [program, *part.argv[1:]]
     if part.name == "nginx" and os.geteuid() == 0:
-        # Its workers must reach what lies below the site: they run as whoever owns it, if that one has a name.
+        # The workers must read the site's files, so they run as the owner of its directory, if that user has a name.
         with contextlib.suppress(KeyError):
             argv[-1] += f" user {Path(site.root).owner()};"
     return argv
@@ -199,16 +205,16 @@ def _refuse_missing(site: Site) -> None:
     missing = [part for part in parts(site) if not part.optional and _program(part) is None]
     if missing:
         names = ", ".join(dict.fromkeys(part.needs for part in missing))
-        without = {"olah": "--no-hf", "rclone": "--s3 left out"}
+        without = {"olah": "--no-hf", "rclone": "no --s3"}
         fewer = [without[part.name] for part in missing if part.name in without]
         fix = f"install it{', or render with ' + ', '.join(fewer) if fewer else ''}; or --compose"
-        message = f"not on this machine: {names}; nothing was started"
+        message = f"not installed: {names}; no part was started"
         raise UnavailableError(message, fix=fix)
 
 
-def _refuse_taken(part: Part) -> None:
+def _refuse_used_port(part: Part) -> None:
     if _answers(part):
-        message = f"{part.name}: somebody else listens on port {part.port}"
+        message = f"{part.name}: another process listens on port {part.port}"
         raise ConfigError(message, fix="render the site with another --port")
 
 
@@ -233,48 +239,48 @@ def _record(site: Site, name: str) -> Path:
 
 
 def _pid(site: Site, name: str) -> int | None:
-    """Return the number of the process that we started, or None where it is no more, or another has its number."""
+    """Return the PID of the process that `up` started, or None if it has ended or its PID was reused."""
     try:
         pid, since = _record(site, name).read_text().split()
     except (FileNotFoundError, ValueError):
         return None
-    return int(pid) if since == began(int(pid)) else None
+    return int(pid) if since == start_time(int(pid)) else None
 
 
-def _left(site: Site, name: str) -> dict[int, str]:
-    """Return what a part that was killed left running: number -> when it began."""
+def _orphans_of(site: Site, name: str) -> dict[int, str]:
+    """Return the processes that remain of a killed part: PID -> start time."""
     leader = _read(_record(site, name)).partition(" ")[0]
     return orphans(int(leader), Path(site.root)) if leader.isdecimal() else {}
 
 
-def _end(site: Site, name: str) -> bool:
-    """End a part and all that it started: it leads a session of its own."""
+def _stop(site: Site, name: str) -> bool:
+    """Stop a part and all processes that it started; it is the leader of its own session."""
     pid = _pid(site, name)
     if pid is not None:
-        send(pid, signal.SIGTERM, name)
-        if not _gone(site, name):
+        send_signal(pid, signal.SIGTERM, name)
+        if not _wait_until_ended(site, name):
             os.killpg(pid, signal.SIGKILL)
-            _gone(site, name)
-    left = _left(site, name)
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        for one, since in left.items():
-            if began(one) == since:
-                send(one, how, name)
-        if _until(lambda: not any(began(one) == since for one, since in left.items())):
+            _wait_until_ended(site, name)
+    orphans_left = _orphans_of(site, name)
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        for orphan, since in orphans_left.items():
+            if start_time(orphan) == since:
+                send_signal(orphan, signal_number, name)
+        if _wait_for(lambda: not any(start_time(orphan) == since for orphan, since in orphans_left.items())):
             break
     _record(site, name).unlink(missing_ok=True)
-    return pid is not None or bool(left)
+    return pid is not None or bool(orphans_left)
 
 
-def _gone(site: Site, name: str) -> bool:
-    return _until(lambda: _pid(site, name) is None)
+def _wait_until_ended(site: Site, name: str) -> bool:
+    return _wait_for(lambda: _pid(site, name) is None)
 
 
-def _until(there: Callable[[], bool]) -> bool:
+def _wait_for(condition: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + _SECONDS / 2
-    while not there() and time.monotonic() < deadline:
+    while not condition() and time.monotonic() < deadline:
         time.sleep(_STEP)
-    return there()
+    return condition()
 
 
 def _read(path: Path) -> str:
@@ -284,12 +290,14 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _last(*logs: Path) -> str:
-    """Return why a program ended: its last word of that, else the last line of the first log that has one."""
+def _last_message(*logs: Path) -> str:
+    """Return why a program ended: its last panic, else the last line of the first log that is not empty."""
     for log in logs:
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-        said = [line for line in lines if line.strip()]
-        told = next((line for line in reversed(said) if line.startswith("panic: ")), said[-1] if said else None)
-        if told is not None:
-            return shlex.quote(told[-300:])
-    return "it said nothing"
+        written = [line for line in lines if line.strip()]
+        message = next(
+            (line for line in reversed(written) if line.startswith("panic: ")), written[-1] if written else None
+        )
+        if message is not None:
+            return shlex.quote(message[-300:])
+    return "no output"

@@ -1,4 +1,4 @@
-"""What a site is rendered from: this machine's disk, roots and resolvers, and where an index's pages link to."""
+"""Discover the inputs of a site: upstream indexes and their links, and this machine's roots and resolvers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from envcheck.mirrors.profiles.host_config import certificates
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile, network_indexes
 from envcheck.mirrors.site.model import Index, origin
 
-_AT_ONCE: Final = 8
+_THREADS: Final = 8
 _VARIANT: Final = "/{variant}"
 _BUNDLES: Final = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
@@ -27,22 +27,22 @@ Part = Literal["pypi", "pytorch"]
 
 
 def indexes(profile: Profile, parts: Sequence[Part]) -> list[Index]:
-    """Return the indexes a site stands before: the profile's first of each kind, or the clients' own defaults.
+    """Return the indexes that a site mirrors: the profile's first of each kind, or the clients' defaults.
 
-    Nothing is asked, and none has links yet. Raise ConfigError where a closed profile names no index.
+    Send no requests and add no links. Raise ConfigError if a closed profile names no index.
     """
     return [Index(part=part, url=_url(profile, part)) for part in parts]
 
 
-def linked(index: Index, pages: Sequence[str], client: Client, links: Sequence[str] = ()) -> Index:
-    """Return an index with where its files may be taken from: `links`, else what its pages link to.
+def with_links(index: Index, pages: Sequence[str], client: Client, links: Sequence[str] = ()) -> Index:
+    """Return an index with the origins of its files: those of `links`, else those that its pages link to.
 
-    `pages` are "pypi/NAME" or "pytorch/VARIANT/NAME". Raise UnavailableError where not one of them can be read.
+    `pages` are "pypi/NAME" or "pytorch/VARIANT/NAME". Raise UnavailableError if none of them can be read.
     """
     part, url = index.part, index.url
-    mine = [f"{url}/{page.removeprefix(f'{part}/')}/" for page in pages if page.startswith(f"{part}/")]
-    found = links or _linked(client, mine)
-    return Index(part=part, url=url, links=sorted({origin(one) for one in found} - {origin(url)}))
+    own_pages = [f"{url}/{page.removeprefix(f'{part}/')}/" for page in pages if page.startswith(f"{part}/")]
+    urls = links or _linked_urls(client, own_pages)
+    return Index(part=part, url=url, links=sorted({origin(one) for one in urls} - {origin(url)}))
 
 
 def _url(profile: Profile, part: Part) -> str:
@@ -50,52 +50,52 @@ def _url(profile: Profile, part: Part) -> str:
     sources = network_indexes(named, closed=profile.closed)
     if not sources:
         message = f"{profile.name} is closed and names no index under `{part}:`"
-        more = ", leave it out with --no-pytorch" if part == "pytorch" else ""
-        raise ConfigError(message, fix=f"name one{more}, or take `closed` out")
+        more = ", pass --no-pytorch" if part == "pytorch" else ""
+        raise ConfigError(message, fix=f"name one{more}, or remove `closed`")
     url = default() if sources[0].url == CLIENT_DEFAULT else sources[0].url
     return url.partition(_VARIANT)[0].rstrip("/")
 
 
-def _linked(client: Client, pages: Iterable[str]) -> list[str]:
-    """Return the origins that files of these pages are at; a page that some index lacks is none of its."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(lambda page: _read(client, page), pages))
+def _linked_urls(client: Client, pages: Iterable[str]) -> list[str]:
+    """Return the URLs of the files on the pages; an index may lack some of the pages."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        answers = list(pool.map(lambda page: _read_page(client, page), pages))
     read = [answer for answer in answers if not isinstance(answer, str)]
     if not read:
-        why = next((answer for answer in answers if isinstance(answer, str)), "no page of it to ask for")
-        message = f"where the index's pages link to cannot be read: {why}"
-        raise UnavailableError(message, fix="name the hosts with --link URL, or render where the index can be reached")
+        why = next((answer for answer in answers if isinstance(answer, str)), "no page is known")
+        message = f"cannot read the links on the index's pages: {why}"
+        raise UnavailableError(message, fix="name the hosts with --link URL, or render on a machine that has access")
     return [file.url for files in read for file in files if file.url.startswith(("https://", "http://"))]
 
 
-def _read(client: Client, page: str) -> list[simple_api.IndexFile] | str:
+def _read_page(client: Client, page: str) -> list[simple_api.IndexFile] | str:
     try:
         return simple_api.read_page(client, page)
     except NetworkError as error:
         return f"{host_of(page)}: {error}"
 
 
-def bundle(profile: Profile) -> str:
-    """Return this machine's roots, where it has any, and the profile's own beside them, PEM."""
+def ca_bundle(profile: Profile) -> str:
+    """Return this machine's roots, if any, and the profile's, in PEM."""
     files = [path for path in (_machine_roots(), profile.ca) if path]
     return certificates(Path(path).read_text() for path in files)
 
 
-def roots() -> str:
-    """Return the PEM bundle of this machine's roots, which upstream certificates are checked against."""
-    found = _machine_roots()
-    if found is None:
-        message = "no certificates of authorities on this machine"
+def machine_roots() -> str:
+    """Return the path of this machine's roots in PEM, which verify upstream certificates."""
+    path = _machine_roots()
+    if path is None:
+        message = "no CA certificates on this machine"
         raise ConfigError(message, fix="install ca-certificates, or name a bundle under `ca:` in a mirror profile")
-    return found
+    return path
 
 
 def _machine_roots() -> str | None:
-    told = ssl.get_default_verify_paths()
-    return next((path for path in (told.cafile, *_BUNDLES) if path and Path(path).is_file()), None)
+    default = ssl.get_default_verify_paths()
+    return next((path for path in (default.cafile, *_BUNDLES) if path and Path(path).is_file()), None)
 
 
 def resolvers(text: str) -> list[str]:
-    """Return the addresses of the name servers in resolv.conf's text, as nginx writes them."""
-    found = [line.split()[1].partition("%")[0] for line in text.splitlines() if line.startswith("nameserver ")]
-    return [f"[{one}]" if ipaddress.ip_address(one).version == 6 else one for one in found]  # noqa: PLR2004
+    """Return the addresses of the name servers in resolv.conf's text, in nginx's format."""
+    addresses = [line.split()[1].partition("%")[0] for line in text.splitlines() if line.startswith("nameserver ")]
+    return [f"[{address}]" if ipaddress.ip_address(address).version == 6 else address for address in addresses]  # noqa: PLR2004

@@ -1,6 +1,6 @@
-"""A site's files on disk: each written whole by a rename; what an earlier render left goes, what was edited stays.
+"""Write a site's files atomically, remove those of an earlier render, and keep edited ones.
 
-rendered.json says what was written, by hash: nothing else below the directory is ever removed.
+rendered.json lists the written files with their hashes; no other file below the directory is ever removed.
 """
 
 from __future__ import annotations
@@ -15,82 +15,91 @@ from typing import Final, NamedTuple
 from envcheck import safe_files
 from envcheck.errors import ConfigError
 
-_WORKING: Final = ("cache/index", "cache/files", "cache/hf", "logs/olah", "run", "public/static", "state/sync", "trees")
+_DIRECTORIES: Final = (
+    "cache/index",
+    "cache/files",
+    "cache/hf",
+    "logs/olah",
+    "run",
+    "public/static",
+    "state/sync",
+    "trees",
+)
 _RENDERED: Final = "rendered.json"
 
 
-class Written(NamedTuple):
-    """What became of a site's files: names below its directory; `kept` maps what was edited to where it is now."""
+class RenderedFiles(NamedTuple):
+    """The result of a render: names below the directory; `kept` maps edited files to their new names."""
 
     files: list[str]
     removed: list[str]
     kept: dict[str, str]
 
 
-def write(root: Path, files: Mapping[str, str]) -> Written:
-    """Write every file below root, which is empty or a site's, and remove what an earlier render wrote and this not.
+def write(root: Path, files: Mapping[str, str]) -> RenderedFiles:
+    """Write all files below root, and remove files of an earlier render that are no longer rendered.
 
-    What was edited since is kept under another name. Raise ConfigError for a directory with something else in it.
+    Keep edited files under another name. Raise ConfigError if the directory is neither empty nor a site's.
     """
-    refuse_others(root)
-    for name in _WORKING:
+    refuse_foreign_directory(root)
+    for name in _DIRECTORIES:
         (root / name).mkdir(parents=True, exist_ok=True)
-    before = _rendered(root)
-    kept = _kept(root, before, files)
+    before = _read_rendered(root)
+    kept = _put_edited_aside(root, before, files)
     stale = [name for name in before if name not in files and (root / name).is_file()]
     for name in stale:
         _remove(root, name)
     _write_all(root, files, {})
-    return Written(list(files), stale, kept)
+    return RenderedFiles(list(files), stale, kept)
 
 
-def refuse_others(root: Path) -> None:
-    """Raise ConfigError for a directory with something else in it than a site."""
+def refuse_foreign_directory(root: Path) -> None:
+    """Raise ConfigError for a directory that is neither empty nor a site's."""
     if root.is_dir() and any(root.iterdir()) and not (root / "site.json").exists():
-        message = f"{root} is not empty and holds no mirror site"
-        raise ConfigError(message, fix="name a directory of its own")
+        message = f"{root} is not empty and not a mirror site"
+        raise ConfigError(message, fix="name an empty directory")
 
 
-def change(root: Path, files: Mapping[str, str]) -> dict[str, str]:
-    """Write some files of a site anew; return what was edited since, and where it is now."""
-    before = _rendered(root)
-    kept = _kept(root, {name: digest for name, digest in before.items() if name in files}, files)
+def rewrite(root: Path, files: Mapping[str, str]) -> dict[str, str]:
+    """Write some files of a site again; return the names of edited files and their new names."""
+    before = _read_rendered(root)
+    kept = _put_edited_aside(root, {name: digest for name, digest in before.items() if name in files}, files)
     _write_all(root, files, before)
     return kept
 
 
-def _kept(root: Path, before: Mapping[str, str], files: Mapping[str, str]) -> dict[str, str]:
-    """Put aside what is neither what was written nor what will be; return name -> where it is now."""
-    edited = [name for name in {**before, **files} if _edited(root / name, before.get(name), files.get(name))]
+def _put_edited_aside(root: Path, before: Mapping[str, str], files: Mapping[str, str]) -> dict[str, str]:
+    """Rename edited files that differ from both the old and the new content; return name -> new name."""
+    edited = [name for name in {**before, **files} if _is_edited(root / name, before.get(name), files.get(name))]
     return {name: _put_aside(root, name) for name in edited}
 
 
 def _write_all(root: Path, files: Mapping[str, str], before: Mapping[str, str]) -> None:
     for name, text in files.items():
         _write(root / name, text)
-    told = {**before, **{name: _hash(text.encode()) for name, text in files.items()}}
-    _write(root / _RENDERED, json.dumps(told, indent=1) + "\n")
+    hashes = {**before, **{name: _hash(text.encode()) for name, text in files.items()}}
+    _write(root / _RENDERED, json.dumps(hashes, indent=1) + "\n")
 
 
-def _rendered(root: Path) -> dict[str, str]:
-    """Return what the last render wrote: name -> hash; nothing where it cannot be read, and then nothing is removed."""
+def _read_rendered(root: Path) -> dict[str, str]:
+    """Return name -> hash of the last render, or an empty mapping if the list cannot be read."""
     try:
-        told = json.loads((root / _RENDERED).read_bytes())
+        hashes = json.loads((root / _RENDERED).read_bytes())
     except (OSError, ValueError):
         return {}
-    if not isinstance(told, dict):
+    if not isinstance(hashes, dict):
         return {}
     return {
-        name: str(digest) for name, digest in told.items() if (root / name).resolve().is_relative_to(root.resolve())
+        name: str(digest) for name, digest in hashes.items() if (root / name).resolve().is_relative_to(root.resolve())
     }
 
 
-def _edited(path: Path, was: str | None, text: str | None) -> bool:
-    """Tell whether a file is neither what was written nor what would be."""
+def _is_edited(path: Path, written: str | None, text: str | None) -> bool:
+    """Tell whether a file differs from both the written content and the new content."""
     if not path.is_file():
         return False
-    told = _hash(path.read_bytes())
-    return told != was and (text is None or told != _hash(text.encode()))
+    current = _hash(path.read_bytes())
+    return current != written and (text is None or current != _hash(text.encode()))
 
 
 def _put_aside(root: Path, name: str) -> str:
@@ -102,7 +111,7 @@ def _put_aside(root: Path, name: str) -> str:
 
 def _remove(root: Path, name: str) -> None:
     (root / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # others' files are still in it
+    with contextlib.suppress(OSError):  # the directory holds other files
         (root / name).parent.rmdir()
 
 

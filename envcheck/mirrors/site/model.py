@@ -1,4 +1,4 @@
-"""What a mirror site is: its addresses, its upstreams and its ports, as it is kept in the site's own site.json."""
+"""The model of a mirror site: its addresses, upstreams and ports, as stored in its site.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles.model import redacted
 
 SCHEMA: Final = "envcheck/site/1"
-# What means something to nginx, to a unit of systemd or to the shell that copies trees.
+# Characters with a meaning to nginx, a systemd unit or the shell that copies trees.
 _UNSAFE: Final = re.compile(r"[\"'`$\\;{}#%<>|&()\s]")
 _URL: Final = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[A-Za-z0-9._~!*+,=:@%/-]*)?")
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
@@ -116,7 +116,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scheme(self) -> str:
-        """Return what clients speak with it."""
+        """Return the scheme for clients, http or https."""
         return "https" if self.tls else "http"
 
     @property
@@ -126,7 +126,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         return list(dict.fromkeys(found))
 
     def at(self, port: int) -> str:
-        """Return where its clients reach one of its ports."""
+        """Return the URL of one of its ports for clients."""
         name = f"[{self.name}]" if ":" in self.name else self.name
         return f"{self.scheme}://{name}:{port}"
 
@@ -143,7 +143,7 @@ def netloc(url: str) -> str:
 
 
 def checked(site: Site) -> Site:
-    """Return the site. Raise ConfigError for what nginx would read as something else, or what is unsafe."""
+    """Return the site. Raise ConfigError for values that are unsafe or that nginx would misread."""
     texts = [site.root, site.name, site.ca, *site.origins, *(index.url for index in site.indexes)]
     texts += [site.users or "", *(registry.url for registry in site.registries), (site.hf and site.hf.endpoint) or ""]
     texts += [site.tls.certificate, site.tls.key] if site.tls else []
@@ -163,12 +163,12 @@ def checked(site: Site) -> Site:
         checked_url(url)
     for name in [*(registry.name for registry in site.registries), *site.sync, *site.trees]:
         if not _NAME.fullmatch(name):
-            message = f"{name!r} is no name for a part of the site"
+            message = f"{name!r} is not a valid name for a part of the site"
             raise ConfigError(message, fix="use letters, digits, dots and dashes")
     _checked_sources(site)
     if site.users and site.hf and not site.hf.tokens:
-        message = "with --users, and Hugging Face open to everyone: hf sends no user and password"
-        raise ConfigError(message, fix="give --hf-tokens FILE too, or --no-hf")
+        message = "--users does not protect Hugging Face: hf sends no user and password"
+        raise ConfigError(message, fix="pass --hf-tokens FILE too, or --no-hf")
     _checked_networks(site)
     return site
 
@@ -176,18 +176,18 @@ def checked(site: Site) -> Site:
 def checked_url(url: str) -> str:
     """Return a URL. Raise ConfigError if it is not a URL."""
     if not _URL.fullmatch(url):
-        message = f"{redacted(url)!r} is no URL of an upstream"
-        raise ConfigError(message, fix="write its scheme and host")
+        message = f"{redacted(url)!r} is not a URL of an upstream"
+        raise ConfigError(message, fix="write a URL with scheme and host")
     return url
 
 
 def _checked_sources(site: Site) -> None:
     for name, source in site.sync.items():
         if not _SOURCE.fullmatch(source):
-            message = f"the source of {name} is nothing that rsync copies from, or has a password in it"
+            message = f"the source of {name} is not a source for rsync, or has a password"
             raise ConfigError(message, fix="write rsync://HOST/MODULE/PATH, HOST:PATH or /PATH")
         if name == "store":
-            message = "a tree called store: there is what `envcheck store release` made"
+            message = "the name store is reserved for the tree of `envcheck store release`"
             raise ConfigError(message, fix="choose another name for the copy")
 
 
@@ -197,10 +197,10 @@ def _checked_networks(site: Site) -> None:
         for network in site.allow:
             ipaddress.ip_network(network)
     except ValueError as error:
-        raise ConfigError(str(error), fix="give 192.0.2.10 as an address, 192.0.2.0/24 as a network") from error
+        raise ConfigError(str(error), fix="write an address as 192.0.2.10, a network as 192.0.2.0/24") from error
     if beyond and site.tls is None:
-        message = f"{beyond[0]} can be reached by others, without TLS"
-        raise ConfigError(message, fix="give --tls CERTIFICATE KEY, or a loopback --address")
+        message = f"other machines can reach {beyond[0]}, but the site has no TLS"
+        raise ConfigError(message, fix="pass --tls CERTIFICATE KEY, or a loopback --address")
 
 
 def ports(site: Site) -> list[int]:
@@ -216,12 +216,12 @@ def read(root: Path) -> Site:
     try:
         site = msgspec.json.decode(path.read_bytes(), type=Site)
     except FileNotFoundError as error:
-        message = f"{root} holds no mirror site"
+        message = f"{root} is not a mirror site"
         raise ConfigError(message, fix=f"run `envcheck mirror site render {root}`") from error
     except (msgspec.DecodeError, RecursionError) as error:
-        message = f"{path} is not what envcheck wrote: {error}"
+        message = f"{path} is damaged: {error}"
         raise ConfigError(message, fix=f"run `envcheck mirror site render {root}` again") from error
     if site.schema != SCHEMA or Path(site.root) != root.absolute():
-        message = f"{path} is of another place or version ({site.root}, {site.schema})"
+        message = f"{path} was created elsewhere or by another version ({site.root}, {site.schema})"
         raise ConfigError(message, fix=f"run `envcheck mirror site render {root}` again")
     return site

@@ -1,4 +1,4 @@
-"""Processes by number and beginning, so that no stranger is ever taken for one of a site's own."""
+"""Identify processes by PID and start time, so that a reused PID is never taken for a site's process."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from typing import Final
 
 from envcheck.errors import UnavailableError
 
-# proc(5), /proc/PID/stat, counted from the state on.
+# Fields of /proc/PID/stat, counted from the state; see proc(5).
 _STATE: Final = 0
 _SESSION: Final = 3
-_BEGAN: Final = 19
+_START_TIME: Final = 19
 
 
-def began(pid: int) -> str:
-    """Return when a process began, in ticks since boot, or "" where it is gone or has ended."""
+def start_time(pid: int) -> str:
+    """Return the start time of a process in ticks since boot, or "" if it does not exist or has ended."""
     fields = _stat(pid)
-    return "" if not fields or fields[_STATE] in "ZX" else fields[_BEGAN]
+    return "" if not fields or fields[_STATE] in "ZX" else fields[_START_TIME]
 
 
 def orphans(leader: int, root: Path) -> dict[int, str]:
-    """Return what a killed process left of its session below a site's directory: number -> when it began.
+    """Return the processes that remain of a killed leader's session: PID -> start time.
 
-    Every part is started in a session of its own, whose number nobody else gets while it has members. They work in
-    the site's directory and are its own user's or ours; who has a living leader is nobody's orphan.
+    Every part runs in its own session, whose number is not reused while it has members. The members have the site's
+    directory as working directory, and belong to its owner or to this user. A living leader has no orphans.
     """
-    if began(leader):
+    if start_time(leader):
         return {}
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-    return {pid: since for pid in pids if _member(pid, leader, root) and (since := began(pid))}
+    return {pid: since for pid in pids if _belongs_to_session(pid, leader, root) and (since := start_time(pid))}
 
 
-def _member(pid: int, session: int, root: Path) -> bool:
+def _belongs_to_session(pid: int, session: int, root: Path) -> bool:
     fields = _stat(pid)
     if not fields or fields[_SESSION] != str(session):
         return False
     try:
         owner, works = Path(f"/proc/{pid}").stat().st_uid, Path(f"/proc/{pid}/cwd").readlink()
         return works == root.resolve() and owner in {os.geteuid(), root.stat().st_uid}
-    except OSError:  # gone meanwhile, or not ours to look at
+    except OSError:  # it has ended, or this user may not read it
         return False
 
 
-def send(pid: int, signal: int, name: str) -> None:
-    """Send a signal to a site's part. Raise UnavailableError where that is another user's."""
+def send_signal(pid: int, signal: int, name: str) -> None:
+    """Send a signal to a site's part. Raise UnavailableError if it belongs to another user."""
     try:
         os.kill(pid, signal)
     except ProcessLookupError:
         return
     except PermissionError as error:
-        message = f"{name} (process {pid}) is another user's: no signal of ours reaches it"
-        raise UnavailableError(message, fix="do it as the user who started the site") from error
+        message = f"{name} (process {pid}) belongs to another user"
+        raise UnavailableError(message, fix="run the command as the user who started the site") from error
 
 
 def _stat(pid: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""A site to its files. Pure: the same site gives the same texts; every upstream in them came with the site."""
+"""Render a site to its files. Pure: the same site gives the same texts, and all upstreams come from the site."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ONCE: Final = {
 
 
 def render(site: Site) -> dict[str, str]:
-    """Return path below the site's directory -> text. Raise ConfigError for what cannot be rendered safely."""
+    """Return path below the site's directory -> text. Raise ConfigError for a site that cannot be rendered safely."""
     checked(site)
     context = _context(site)
     files = {path: rendered(template, context) for path, template in _ONCE.items()}
@@ -72,7 +72,7 @@ def _context(site: Site) -> dict[str, Any]:
 
 
 def _each(site: Site) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield path, template and what it needs besides, of what there may be several or none of."""
+    """Yield path, template and extra variables of each file that a site has several times or not at all."""
     for part in parts(site):
         yield f"systemd/envcheck-mirror-{part.name}.service", "site/service.j2", {"part": part}
     for name, source in site.sync.items():
@@ -90,7 +90,7 @@ def _each(site: Site) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def places(site: Site) -> list[dict[str, str]]:
-    """Return where files are taken from: `at` here, `to` there; `variable` holds the path below both."""
+    """Return the locations that serve files: `at` on the site, `to` upstream; `variable` is the path below both."""
     near = [
         {"at": f"/{index.part}", "to": f"{index.origin}{index.parent}", "variable": f"{index.part}_path"}
         for index in site.indexes

@@ -1,4 +1,4 @@
-"""A site's processes and its timers, as data: what starts each, where it listens, what it reads. Pure."""
+"""A site's processes and timers as data: their commands, ports and files. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from envcheck.mirrors.site.model import Registry, Site
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One process. `needs` is what to install where its program is absent; an optional one may be."""
+    """One process. `needs` is the package to install for its program; an optional part may lack it."""
 
     name: str
     argv: tuple[str, ...]
@@ -26,13 +26,13 @@ class Part:
 
     @property
     def command(self) -> list[str]:
-        """Return what a container runs: its program may have another name there."""
+        """Return the command in a container, where the program may have another name."""
         return [self.program or self.argv[0], *self.argv[1:]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a timer starts: `when` in systemd's words, `commands` in order, with the credentials of the part `like`."""
+    """A timer's task: `when` in systemd's syntax, `commands` in order, with the credentials of the part `like`."""
 
     name: str
     about: str
@@ -43,7 +43,7 @@ class Task:
 
 
 def parts(site: Site) -> list[Part]:
-    """Return every process of a site, in the order they are started: nginx last, as what it stands before is up."""
+    """Return every process of a site in the order of their start: nginx last, after the servers behind it."""
     hf = [_olah(site)] if site.hf and site.hf.inner else []
     s3 = [_rclone(site)] if site.s3 else []
     behind = [*(_registry(site, one) for one in site.registries), *hf, *s3]
@@ -79,7 +79,7 @@ def _registry(site: Site, registry: Registry) -> Part:
 
 
 def _trusting(site: Site) -> tuple[tuple[str, str], ...]:
-    """Return what makes Go's and Python's TLS check upstreams against the site's roots."""
+    """Return the variables that make Go and Python verify upstreams with the site's roots."""
     return (("SSL_CERT_FILE", site.ca),)
 
 
@@ -94,7 +94,7 @@ def _olah(site: Site) -> Part:
         image="${OLAH_IMAGE:-localhost/envcheck-mirror-olah:0.5.4}",
         build="olah==0.5.4",
         reads=(site.ca,),
-        # It imports GitPython, which refuses to be imported where there is no git, as in slim images.
+        # olah imports GitPython, whose import fails without git, as in slim images.
         environment=(*_trusting(site), ("GIT_PYTHON_REFRESH", "quiet")),
     )
 
@@ -140,11 +140,11 @@ def _prometheus(site: Site) -> Part:
 
 
 def tasks(site: Site) -> list[Task]:
-    """Return what timers do: copy trees from other own mirrors, and keep logs and caches in bounds."""
+    """Return the tasks of timers: copy trees from your other mirrors, and limit logs and caches."""
     root, log = site.root, f"{site.root}/logs/access.json"
-    # A killed nginx leaves KEY.NNNNNNNNNN behind, which it neither counts nor evicts.
+    # A killed nginx leaves files KEY.NNNNNNNNNN, which it neither counts nor evicts.
     orphans = f"/usr/bin/find {root}/cache/index {root}/cache/files -type f -regex .*[.][0-9]+ -mmin +60 -delete"
-    # $$ is how systemd writes $.
+    # systemd writes $ as $$.
     reopened = f"/bin/sh -c 'kill -USR1 $$(cat {root}/run/nginx.pid)'"
     return [
         *(_sync(site, name) for name in site.sync),
@@ -156,13 +156,13 @@ def tasks(site: Site) -> list[Task]:
 
 
 def _audit(site: Site) -> Task:
-    # The envcheck that rendered this, by its own interpreter: systemd's PATH leads to no virtual environment.
+    # Use the interpreter of the envcheck that renders, because systemd's PATH has no virtual environment.
     python = f'"{sys.executable}"'.replace("%", "%%").replace("$", "$$")
     return Task("audit", "the caches against the locks", "daily", (f"{python} -m envcheck mirror audit {site.root}",))
 
 
 def _cold(site: Site) -> Task:
-    # Only what is new goes there; what the disk no longer has stays there, and nginx takes it from there.
+    # Copy only new files; the bucket keeps files that the disk no longer has, and nginx serves them from there.
     copy = f"/usr/bin/env rclone copy --copy-links {site.root}/public cold:{site.s3}"
     return Task("cold", "the trees into the object store", "daily", (copy,), "rclone", _trusting(site))
 

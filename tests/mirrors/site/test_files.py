@@ -60,7 +60,7 @@ def test_what_a_person_edited_is_kept_and_said(tmp_path: Path) -> None:
     assert (site / "olah/olah.toml.edited").read_text().endswith("# mine\n")
     assert "# mine" not in conf.read_text()
     assert not olah.exists()
-    assert f"{conf} was edited: it is {conf}.edited now" in said
+    assert f"{conf} was edited: renamed to {conf}.edited" in said
     assert f"{olah} was edited" in said
     assert "was edited" not in rendered(site, "--no-hf")
     conf.write_text("# again\n")
@@ -88,7 +88,7 @@ def test_a_manifest_that_says_something_else_removes_nothing_outside(tmp_path: P
 
 def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("")
-    with pytest.raises(ConfigError, match="holds no mirror site"):
+    with pytest.raises(ConfigError, match="not a mirror site"):
         write(tmp_path, {"site.json": "{}"})
 
 
@@ -110,9 +110,9 @@ def test_what_is_no_size_is_one_line(tmp_path: Path, given: str) -> None:
 @pytest.mark.parametrize(
     ("option", "says"),
     [
-        ("main=https://other.example/main", "nothing that rsync copies from"),
-        ("store=/srv/tree", "a tree called store"),
-        ("main=-e", "nothing that rsync copies from"),
+        ("main=https://other.example/main", "not a source for rsync"),
+        ("store=/srv/tree", "the name store is reserved"),
+        ("main=-e", "not a source for rsync"),
         ("main=me:c4nary@other.example::main", "has a password"),
     ],
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.site.processes import began, orphans, send
+from envcheck.mirrors.site.processes import orphans, send_signal, start_time
 from tests.mirrors.site.conftest import envcheck
 from tests.mirrors.site.test_up import wait
 from tests.mirrors.site.upstreams import free_ports
@@ -28,7 +28,7 @@ def family(tmp_path: Path) -> Iterator[tuple[int, int]]:
         pid = next(int(line) for line in leader.stdout if line.strip())
         yield leader.pid, pid
         for one in (leader.pid, pid):
-            if began(one):
+            if start_time(one):
                 os.kill(one, signal.SIGKILL)
 
 
@@ -38,8 +38,8 @@ def test_an_orphan_is_one_of_the_dead_leaders_session_in_the_sites_directory(
     leader, child = family
     assert orphans(leader, tmp_path) == {}
     os.kill(leader, signal.SIGKILL)
-    wait(lambda: not began(leader))
-    assert orphans(leader, tmp_path) == {child: began(child)}
+    wait(lambda: not start_time(leader))
+    assert orphans(leader, tmp_path) == {child: start_time(child)}
     assert orphans(leader, tmp_path.parent) == {}
     assert orphans(child, tmp_path) == {}
 
@@ -49,8 +49,8 @@ def test_whose_process_it_is_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "kill", refuse)
-    with pytest.raises(UnavailableError, match=r"nginx \(process 7\) is another user's"):
-        send(7, signal.SIGTERM, "nginx")
+    with pytest.raises(UnavailableError, match=r"nginx \(process 7\) belongs to another user"):
+        send_signal(7, signal.SIGTERM, "nginx")
 
 
 @pytest.mark.tools
@@ -64,7 +64,7 @@ def test_workers_of_a_killed_nginx_are_ended_by_up_and_by_down(tmp_path: Path, n
             assert envcheck("mirror", "site", "up", str(root)).returncode == 0
             master = int((root / "run/nginx.started").read_text().split()[0])
             os.kill(master, signal.SIGKILL)
-            wait(lambda master=master: not began(master))  # type: ignore[misc]
+            wait(lambda master=master: not start_time(master))  # type: ignore[misc]
             assert orphans(master, root)
             done = envcheck("mirror", "site", command, str(root))
             assert (done.returncode, orphans(master, root)) == (0, {}), done.stderr

@@ -14,8 +14,8 @@ from envcheck.cli import cli
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.site.audit.over_http import refuse_unreachable
-from envcheck.mirrors.site.certificate import checked
-from envcheck.mirrors.site.disk_space import USEFUL, Room
+from envcheck.mirrors.site.certificate import check_certificate
+from envcheck.mirrors.site.disk_space import USEFUL, DiskSpace
 from envcheck.mirrors.site.model import Tls
 from tests.mirrors.site.conftest import Authority
 from tests.mirrors.site.upstreams import free_port
@@ -44,8 +44,8 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--address", "300.1.1.1"), "300.1.1.1"),
         (("--name", "a;b"), "'a;b'"),
         (("--allow", "192.0.2.0/33"), "192.0.2.0/33"),
-        (("--registry", "docker.io"), "'docker.io' names no URL"),
-        (("--registry", "docker.io=x"), "'x' is no URL"),
+        (("--registry", "docker.io"), "'docker.io' has no URL"),
+        (("--registry", "docker.io=x"), "'x' is not a URL"),
         (("--registry", "a=https://x.example", "--registry", "a=https://y.example"), "'a' is given twice"),
         (("--sync", "a=/x", "--sync", "a=/y"), "'a' is given twice: /x and /y"),
         (("--tree", "a=https://x.example", "--tree", "a=https://y.example"), "'a' is given twice"),
@@ -54,7 +54,7 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--sync", "a=/x\x1b"), "a blank or one of"),
         (("--tree", "a=https://x.example/`id`"), "a blank or one of"),
         (("--tree", "a=https://x.example/a&b"), "a blank or one of"),
-        (("--link", "garbage"), "'garbage' is no URL"),
+        (("--link", "garbage"), "'garbage' is not a URL"),
         (("--cache-size", "999999T"), "more than the whole disk"),
         (("--min-free", "999999T"), "more than the whole disk"),
     ],
@@ -68,9 +68,9 @@ def test_arguments_are_read_before_anybody_is_asked(tmp_path: Path, options: tup
 
 def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:
     words = (*LINK, "--store", str(tmp_path / "store"))
-    assert f"warning: {tmp_path / 'store'} is not there" in render(tmp_path / "site", *words).output
+    assert f"warning: {tmp_path / 'store'} does not exist" in render(tmp_path / "site", *words).output
     (tmp_path / "store").mkdir()
-    assert "is not there" not in render(tmp_path / "site", *words).output
+    assert "does not exist" not in render(tmp_path / "site", *words).output
 
 
 def test_who_cannot_be_asked_is_named(tmp_path: Path) -> None:
@@ -86,18 +86,18 @@ def test_who_cannot_be_asked_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("disk", "given", "sizes", "tight"),
     [
-        (Room(10**12, 10**12), (None, None), (7 * 10**11, 15 * 10**10), False),
-        (Room(10**12, 2 * 10**10), (None, None), (14 * 10**9, 3 * 10**9), False),
-        (Room(10**12, 2 * 10**10, 18 * 10**10), (None, None), (14 * 10**10, 3 * 10**10), False),
-        (Room(10**12, USEFUL), (None, None), (3_500_000_000, 750_000_000), False),
-        (Room(10**12, USEFUL - 1), (None, None), (3_499_999_999, 749_999_999), True),
-        (Room(10**12, 10**11), (8 * 10**10, 2 * 10**10), (8 * 10**10, 2 * 10**10), False),
-        (Room(10**12, 10**11), (8 * 10**10 + 1, 2 * 10**10), (8 * 10**10 + 1, 2 * 10**10), True),
-        (Room(10**12, 10**11), (10**12, 0), (10**12, 0), True),
+        (DiskSpace(10**12, 10**12), (None, None), (7 * 10**11, 15 * 10**10), False),
+        (DiskSpace(10**12, 2 * 10**10), (None, None), (14 * 10**9, 3 * 10**9), False),
+        (DiskSpace(10**12, 2 * 10**10, 18 * 10**10), (None, None), (14 * 10**10, 3 * 10**10), False),
+        (DiskSpace(10**12, USEFUL), (None, None), (3_500_000_000, 750_000_000), False),
+        (DiskSpace(10**12, USEFUL - 1), (None, None), (3_499_999_999, 749_999_999), True),
+        (DiskSpace(10**12, 10**11), (8 * 10**10, 2 * 10**10), (8 * 10**10, 2 * 10**10), False),
+        (DiskSpace(10**12, 10**11), (8 * 10**10 + 1, 2 * 10**10), (8 * 10**10 + 1, 2 * 10**10), True),
+        (DiskSpace(10**12, 10**11), (10**12, 0), (10**12, 0), True),
     ],
 )
 def test_sizes_come_of_what_is_available(
-    disk: Room, given: tuple[int | None, int | None], sizes: tuple[int, int], *, tight: bool
+    disk: DiskSpace, given: tuple[int | None, int | None], sizes: tuple[int, int], *, tight: bool
 ) -> None:
     assert disk.sizes(*given) == sizes
     assert disk.tight(*sizes) is tight
@@ -144,21 +144,21 @@ def test_a_certificate_that_clients_would_not_take_is_said(authority: Authority,
     other, key = stranger(tmp_path)
     old = Tls(certificate=str(expired(authority, tmp_path)), key=own.key)
     for ca in (authority.ca, None):
-        checked(own, "127.0.0.1", ca)
-        checked(own, "localhost", ca)
+        check_certificate(own, "127.0.0.1", ca)
+        check_certificate(own, "localhost", ca)
         for tls, name, says in (
             (own, "192.0.2.1", "is not for 192.0.2.1"),
             (own, "mirror.example", "is not for mirror.example"),
             (old, "127.0.0.1", "certificate has expired"),
             (Tls(certificate=own.key, key=own.certificate), "localhost", "may be swapped"),
             (Tls(certificate=own.certificate, key=str(key)), "localhost", "is not the key of"),
-            (own, ".x", "no name of a host"),
+            (own, ".x", "is not a host name"),
         ):
             with pytest.raises(ConfigError, match=says):
-                checked(tls, name, ca)
+                check_certificate(tls, name, ca)
     with pytest.raises(ConfigError, match=f"{other} did not sign {own.certificate}"):
-        checked(own, "127.0.0.1", other)
-    checked(Tls(certificate=str(other), key=str(key)), "127.0.0.1", other)
+        check_certificate(own, "127.0.0.1", other)
+    check_certificate(Tls(certificate=str(other), key=str(key)), "127.0.0.1", other)
 
 
 def test_render_holds_the_certificate_against_the_name(authority: Authority, tmp_path: Path) -> None:

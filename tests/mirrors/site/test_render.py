@@ -101,13 +101,13 @@ def test_every_upstream_in_the_files_came_with_the_site(tmp_path: Path) -> None:
         ({"ca": "/srv/a b"}, "in a path or URL"),
         ({"name": "a;b"}, "in a path or URL"),
         ({"indexes": [Index(part="pypi", url="https://x.example/$host")]}, "in a path or URL"),
-        ({"indexes": [Index(part="pypi", url="https://x.example/simple", links=["://"])]}, "is no URL"),
-        ({"registries": [Registry(name="a", url="x", port=1, inner=2, debug=3)]}, "is no URL"),
-        ({"addresses": ["192.0.2.1"]}, "without TLS"),
+        ({"indexes": [Index(part="pypi", url="https://x.example/simple", links=["://"])]}, "is not a URL"),
+        ({"registries": [Registry(name="a", url="x", port=1, inner=2, debug=3)]}, "is not a URL"),
+        ({"addresses": ["192.0.2.1"]}, "has no TLS"),
         ({"addresses": ["mirror.example"]}, "does not appear to be"),
         ({"allow": ["192.0.2.0/33"]}, "does not appear to be"),
-        ({"sync": {"../up": "https://x.example"}}, "is no name"),
-        ({"users": "/srv/users"}, "Hugging Face open to everyone"),
+        ({"sync": {"../up": "https://x.example"}}, "is not a valid name"),
+        ({"users": "/srv/users"}, "does not protect Hugging Face"),
     ],
 )
 def test_what_nginx_would_read_as_something_else_is_refused(

@@ -182,8 +182,8 @@ def test_only_what_was_started_is_ended(up: tuple[Path, int]) -> None:
         stranger.terminate()
     record.write_text(mine)
     assert envcheck("mirror", "site", "status", str(root)).returncode == 1
-    assert envcheck("mirror", "site", "down", str(root)).stdout == "ended exporter\n"
-    assert envcheck("mirror", "site", "down", str(root)).stdout == "nothing ran\n"
+    assert envcheck("mirror", "site", "down", str(root)).stdout == "stopped exporter\n"
+    assert envcheck("mirror", "site", "down", str(root)).stdout == "no part was running\n"
 
 
 def test_a_taken_port_and_a_broken_part_are_one_line_and_leave_nothing_running(tmp_path: Path, nginx: str) -> None:
@@ -195,9 +195,9 @@ def test_a_taken_port_and_a_broken_part_are_one_line_and_leave_nothing_running(t
     conf.write_text(conf.read_text().replace("http {", "http { nonsense on;"))
     done = envcheck("mirror", "site", "up", str(root))
     assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
-    assert "nginx does not come up" in done.stderr
+    assert "nginx does not start" in done.stderr
     assert "nonsense" in done.stderr
-    assert envcheck("mirror", "site", "down", str(root)).stdout == "nothing ran\n"
+    assert envcheck("mirror", "site", "down", str(root)).stdout == "no part was running\n"
 
 
 def test_units_are_what_systemd_reads(tmp_path: Path) -> None:
@@ -252,17 +252,17 @@ def test_where_a_program_is_missing_nothing_is_started(tmp_path: Path, nginx: st
     assert envcheck("mirror", "site", "render", str(root), *options, "--s3", "bucket").returncode == 0
     done = envcheck("mirror", "site", "up", str(root), PATH=str(only))
     assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
-    assert "not on this machine: rclone; nothing was started" in done.stderr
+    assert "not installed: rclone; no part was started" in done.stderr
     assert list((root / "run").glob("*.started")) == []
 
 
 @pytest.mark.parametrize(
     ("command", "script", "says"),
     [
-        ("up", None, "no docker on this machine"),
+        ("up", None, "docker is not installed on this machine"),
         ("up", "echo 'compose is not a docker command' >&2; exit 1", "has no compose plugin"),
         ("status", "echo 2.20.3", "2.20.3 is too old"),
-        ("down", None, "no docker on this machine"),
+        ("down", None, "docker is not installed on this machine"),
     ],
 )
 def test_what_compose_needs_is_one_line(tmp_path: Path, command: str, script: str | None, says: str) -> None:
