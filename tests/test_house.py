@@ -126,6 +126,14 @@ def test_no_folder_holds_more_than_twelve_modules() -> None:
     assert {room: count for room, count in rooms.items() if count > 12 and room not in drop_in} == {}
 
 
+def test_tests_stand_in_the_rooms_of_what_they_test() -> None:
+    packages = {"checks", "images", "matrix", "node", "reports", "runner"}
+    tests = [path.relative_to(ROOT / "tests") for path in tracked() if path.is_relative_to(ROOT / "tests")]
+    rooms = {path.parent for path in tests if path.match("test_*.py") and path.parts[0] in packages}
+    assert len(rooms) > len(packages)
+    assert [str(room) for room in rooms if not (ROOT / "envcheck" / room).is_dir()] == []
+
+
 def reasons_decided_on(path: Path) -> set[int]:
     """Return the lines that compare or search the text of a signal's reason; `is None` is no look at the text."""
     tree = ast.parse(path.read_text(encoding="utf-8"))

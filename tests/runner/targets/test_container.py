@@ -1,102 +1,21 @@
-"""Which Python is meant, what it promises, and what a container of an image is started with."""
+"""What a container of an image is started with, and what its end says."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import UnavailableError
 from envcheck.images.engines import docker_sdk
 from envcheck.images.engines.digests import Digests
 from envcheck.runner.schema import ImageFacts
 from envcheck.runner.targets import gpu_devices as seen
-from envcheck.runner.targets import interface as targets_interface
 from envcheck.runner.targets.container import ContainerHandle, ContainerTarget
-from envcheck.runner.targets.interface import Chosen, choose_python, parse_promises, read_promises
-from envcheck.runner.targets.local_python import PACKAGE, LocalPython, answering
-
-
-def interpreter(directory: Path) -> Path:
-    python = directory / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(sys.executable)
-    return python
-
-
-def test_the_one_that_is_given_wins_and_an_environment_is_as_good_as_its_python(tmp_path: Path) -> None:
-    python = interpreter(tmp_path / "venv")
-    environ = {"VIRTUAL_ENV": "/elsewhere"}
-    assert choose_python(python, environ) == choose_python(tmp_path / "venv", environ) == Chosen(python, "--python")
-
-
-def test_a_virtual_environment_comes_before_conda_before_path_before_our_own(tmp_path: Path) -> None:
-    venv, conda = interpreter(tmp_path / "venv"), interpreter(tmp_path / "conda")
-    (tmp_path / "conda" / "bin" / "python3").symlink_to(sys.executable)
-    environ = {
-        "VIRTUAL_ENV": str(tmp_path / "venv"),
-        "CONDA_PREFIX": str(tmp_path / "conda"),
-        "PATH": str(conda.parent),
-    }
-    assert choose_python(None, environ) == Chosen(venv, "$VIRTUAL_ENV")
-    del environ["VIRTUAL_ENV"]
-    assert choose_python(None, environ) == Chosen(conda, "$CONDA_PREFIX")
-    del environ["CONDA_PREFIX"]
-    assert choose_python(None, environ) == Chosen(conda.parent / "python3", "python3 on PATH")
-    assert choose_python(None, {"PATH": str(tmp_path)}) == Chosen(Path(sys.executable), "envcheck's own")
-
-
-def test_a_symlink_stays_one_for_it_names_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    interpreter(tmp_path / "venv")
-    monkeypatch.chdir(tmp_path)
-    assert choose_python(Path("venv/bin/python")).python == tmp_path / "venv" / "bin" / "python"
-
-
-def test_no_python_and_no_program_are_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no Python at"):
-        choose_python(tmp_path / "none")
-    (tmp_path / "text").write_text("")
-    with pytest.raises(ConfigError, match="is not executable"):
-        choose_python(tmp_path / "text")
-    (tmp_path / "binary").write_bytes(b"\x7fELF")
-    (tmp_path / "binary").chmod(0o755)
-    with pytest.raises(ConfigError, match="cannot be started"):
-        LocalPython(Chosen(tmp_path / "binary", "--python")).start(tmp_path)
-
-
-@pytest.mark.parametrize(("version", "fine"), [("3.8", False), ("3.9", True), ("3.14", True), ("2.7", False)])
-def test_a_python_too_old_for_the_worker_is_refused(tmp_path: Path, version: str, *, fine: bool) -> None:
-    (tmp_path / "python").write_text(f"#!/bin/sh\necho noise of a wrapper\necho Python-{version}\n")
-    (tmp_path / "python").chmod(0o755)
-    chosen = Chosen(tmp_path / "python", "--python")
-    if fine:
-        assert answering(chosen) == chosen
-    else:
-        with pytest.raises(ConfigError, match=rf"is Python {version}; give --python one of 3\.9 or newer"):
-            answering(chosen)
-
-
-def test_promises_are_read_beside_the_python_they_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read_promises(str(tmp_path)) == {}
-    (tmp_path / "envcheck-promises.json").write_text(json.dumps({"torch": "2.13.0+cpu", "arch-list": "none"}))
-    assert read_promises(str(tmp_path)) == {"torch": "2.13.0+cpu", "arch_list": "none"}
-    image = tmp_path / "image.json"
-    image.write_text('{"torch": "2.8.0"}')
-    monkeypatch.setattr(targets_interface, "IMAGE_PROMISES", image)
-    assert read_promises("/opt/venv") == {"torch": "2.8.0"}
-    # What an image promises of its own environment says nothing of another one in it.
-    assert read_promises("/usr") == {}
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"torch": 2.1}'])
-def test_promises_that_cannot_be_read_are_no_empty_ones(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"p\.json is no"):
-        parse_promises(text, "p.json")
+from envcheck.runner.targets.local_python import PACKAGE
 
 
 class FakeContainer:
