@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -49,6 +50,10 @@ LIMIT = Limit(
     "fp32 against the chain rule in plain Python's float64, seen at 6e-7 on a CPU (ours; TF32 is off)",
     "at most",
 )
+
+
+# What a compiler says itself; torch's own headline is "CppCompileError: C++ compile error".
+_COMPILER_ERROR = re.compile(r"\berror: ")
 
 
 def measure(rank: Rank) -> Measured:
@@ -180,7 +185,9 @@ def _phi(z: float) -> float:
 def _telling(error: Exception) -> str:
     """Return the line of a compiler's many that says what is wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")[:300]
+    own = [line for line in lines if _COMPILER_ERROR.search(line)]
+    errors = [line for line in lines if "error" in line.lower()]
+    return next(iter([*own, *errors, *lines]), "")[:300]
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:

@@ -16,8 +16,9 @@ _PROCESSES = re.compile(
 )
 _MEMORY = re.compile(
     r"MemoryError|annot allocate memory|can't allocate memory|bad_alloc|not enough memory|failed to map segment"
+    r"|out of memory allocating"
 )
-_FILE = re.compile(r"File too large|SIGXFSZ|\bErrno 27\b")
+_FILE = re.compile(r"File too large|File size limit exceeded|SIGXFSZ|\bErrno 27\b")
 _OPEN = re.compile(r"Too many open files")
 _TIME = re.compile(r"SIGXCPU")
 _SPACE = re.compile(r"No space left on device|Disk quota exceeded|\bErrno 28\b|\bENOSPC\b")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from envcheck.checks.env import compiled
 from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.worker import process_limits, rank, rank_group
 
@@ -49,6 +50,22 @@ def test_no_limit_explains_what_it_did_not_cause(monkeypatch: pytest.MonkeyPatch
     (tmp_path / "memory.max").write_text("max\n")
     monkeypatch.setattr("resource.getrlimit", lambda _: (-1, -1))
     assert process_limits.explained("MemoryError") == "MemoryError"
+
+
+def test_what_a_compiler_says_of_a_limit_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler's own line is told, not torch's headline; gcc says this under `ulimit -f` and `ulimit -v`."""
+    monkeypatch.setattr("resource.getrlimit", lambda _: (100000, 100000))
+    said = {
+        "g++: internal compiler error: File size limit exceeded signal terminated program cc1plus": "ulimit -f",
+        "cc1plus: fatal error: out of memory allocating 65536 bytes": "ulimit -v",
+        "g++: fatal error: cannot execute 'cc1plus': vfork: Resource temporarily unavailable": "ulimit -u",
+    }
+    for line, shell in said.items():
+        error = RuntimeError(f"CppCompileError: C++ compile error\n\nCommand:\ng++ -c a.cpp\n\nOutput:\n{line}\n")
+        told = compiled._telling(error)  # noqa: SLF001 (the line that becomes the finding)
+        assert told == line
+        assert shell in process_limits.explained(told)
+    assert compiled._telling(RuntimeError("an error\nmore")) == "an error"  # noqa: SLF001
 
 
 def test_a_kill_for_lack_of_memory_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
