@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
+from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.env import all_reduce, all_reduce_bandwidth, amp, ddp, matmul, shm
 from envcheck.checks.env.support.collectives import timed_collectives
 from envcheck.reports.phrases import quantity
@@ -37,62 +37,10 @@ MEASURED: dict[Any, Callable[[int], Entry]] = {
     all_reduce: lambda _: {"results": {dtype: {"wrong": 0} for dtype in all_reduce.EXACT_UP_TO}},
     all_reduce_bandwidth: lambda world: {"curve": curve(470.0, world)},
 }
-CHECKS = pytest.mark.parametrize("check", MEASURED, ids=lambda check: check.__name__.rpartition(".")[2])
 
 
 def entries(check: Any, world: int = 8, *, gpu: bool = True) -> list[Entry]:
     return group(MEASURED[check](world), world, gpu=gpu, capability=[9, 0] if gpu else [])
-
-
-@CHECKS
-def test_the_truth_passes_on_gpus_and_on_a_cpu(check: Any, h100: View, cpu: View) -> None:
-    assert check.judge(h100, entries(check)).status == PASS
-    assert check.judge(cpu, entries(check, 2, gpu=False)).status == PASS
-
-
-@CHECKS
-def test_nothing_measured_is_an_error(check: Any, h100: View) -> None:
-    assert check.judge(h100, []).status == ERROR
-    assert check.judge(h100, [{} for _ in range(8)]).status == ERROR
-    assert check.judge(h100, group({})).status == ERROR
-
-
-@CHECKS
-def test_a_rank_that_died_is_an_error_naming_who_is_left(check: Any, h100: View) -> None:
-    outcome = check.judge(h100, entries(check)[:5])
-    assert outcome.status == ERROR
-    assert "[0, 1, 2, 3, 4]" in outcome.summary
-
-
-@CHECKS
-def test_a_cpu_dressed_as_a_gpu_fails(check: Any, h100: View) -> None:
-    ranks = entries(check)
-    ranks[3] |= {"is_cuda": False, "device": "cpu"}
-    outcome = check.judge(h100, ranks)
-    assert outcome.status == FAIL
-    assert "rank 3 computed on cpu" in outcome.summary
-
-
-@CHECKS
-def test_two_ranks_on_one_gpu_fail(check: Any, h100: View) -> None:
-    ranks = entries(check)
-    ranks[5]["device"] = "GPU-2"
-    outcome = check.judge(h100, ranks)
-    assert outcome.status == FAIL
-    assert "ranks 2 and 5 share GPU GPU-2" in outcome.summary
-
-
-@pytest.mark.parametrize("check", [ddp, all_reduce, all_reduce_bandwidth])
-def test_gloo_on_gpus_fails(check: Any, h100: View) -> None:
-    ranks = entries(check)
-    ranks[0]["backend"] = "gloo"
-    assert check.judge(h100, ranks).status == FAIL
-
-
-@pytest.mark.parametrize("check", [ddp, all_reduce, all_reduce_bandwidth])
-def test_one_rank_alone_is_a_skip(check: Any, h100: View, cpu: View) -> None:
-    assert check.judge(h100, entries(check, 1)).status == SKIP
-    assert check.judge(cpu, entries(check, 1, gpu=False)).status == SKIP
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "tf32", "float8"])

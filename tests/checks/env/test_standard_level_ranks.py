@@ -37,7 +37,6 @@ MEASURED: dict[Any, Callable[[], Entry]] = {
         "wrong": 0,
     },
 }
-COMMUNICATING = [ddp_no_sync, ddp_hooks, fsdp, straggler]
 
 
 def compressed(hook: str) -> Entry:
@@ -49,54 +48,9 @@ def shares() -> Entry:
     return {"held": 10, "total": 80, "cases": {name: {"off": 1e-6} for name in fsdp.VARIANTS}}
 
 
-def name_of(check: Any) -> str:
-    return str(check.__name__.rpartition(".")[2])
-
-
-CHECKS = pytest.mark.parametrize("check", MEASURED, ids=name_of)
-TOGETHER = pytest.mark.parametrize("check", COMMUNICATING, ids=name_of)
-
-
 def entries(check: Any, world: int = 8, *, gpu: bool = True) -> list[Entry]:
     held = {"total": 10 * world} if check is fsdp else {}
     return group({**MEASURED[check](), **held}, world, gpu=gpu, capability=[9, 0] if gpu else [])
-
-
-@CHECKS
-def test_the_truth_passes_on_gpus_and_on_a_cpu(check: Any, h100: View, cpu: View) -> None:
-    assert check.judge(h100, entries(check)).status == PASS
-    assert check.judge(cpu, entries(check, 2, gpu=False)).status == PASS
-
-
-@CHECKS
-def test_nothing_measured_is_an_error(check: Any, h100: View) -> None:
-    assert check.judge(h100, []).status == ERROR
-    assert check.judge(h100, [{} for _ in range(8)]).status == ERROR
-    assert check.judge(h100, group({})).status == ERROR
-
-
-@CHECKS
-def test_a_rank_that_died_is_an_error_naming_who_is_left(check: Any, h100: View) -> None:
-    outcome = check.judge(h100, entries(check)[:5])
-    assert outcome.status == ERROR
-    assert "[0, 1, 2, 3, 4]" in outcome.summary
-
-
-@CHECKS
-def test_a_cpu_dressed_as_a_gpu_fails(check: Any, h100: View) -> None:
-    ranks = entries(check)
-    ranks[3] |= {"is_cuda": False, "device": "cpu"}
-    outcome = check.judge(h100, ranks)
-    assert outcome.status == FAIL
-    assert "rank 3 computed on cpu" in outcome.summary
-
-
-@TOGETHER
-def test_gloo_on_gpus_fails_and_one_rank_alone_is_a_skip(check: Any, h100: View, cpu: View) -> None:
-    ranks = entries(check)
-    ranks[0]["backend"] = "gloo"
-    assert check.judge(h100, ranks).status == FAIL
-    assert check.judge(cpu, entries(check, 1, gpu=False)).status == SKIP
 
 
 @pytest.mark.parametrize("kind", ["local", "synchronised"])
