@@ -11,11 +11,13 @@ from __future__ import annotations
 import inspect
 import io
 import math
+import re
 from functools import partial
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View
 from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.operators import seeded_numbers
 from envcheck.checks.env.support.training import (
     clipping_cases,
     optimizer_formulas,
@@ -56,6 +58,14 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "RAdam": {"options": {"lr": 0.02, "betas": (0.8, 0.95), "weight_decay": 0.1}},
     "ASGD": {"options": {"lr": 0.05, "lambd": 0.1, "alpha": 0.5, "t0": 3.0, "weight_decay": 0.1}},
     "Rprop": {"options": {"lr": 0.02, "etas": (0.4, 1.3), "step_sizes": (1e-3, 0.05)}},
+    "SparseAdam": {
+        "options": {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3},
+        "maximize": {"lr": 0.02, "maximize": True},
+    },
+    "Adafactor": {
+        "options": {"lr": 0.5, "beta2_decay": -0.6, "eps": (0.3, 0.01), "d": 1.5, "weight_decay": 0.1},
+        "maximize": {"lr": 0.03, "eps": (1e-6, 2.0), "maximize": True},
+    },
 }
 KINDS: dict[str, dict[str, Any]] = {
     "as it comes": {},
@@ -64,7 +74,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "fused": {"fused": True},
     "capturable": {"capturable": True},
 }
-WALKS = [f"{name}, {option}, {kind}" for name in OPTIONS for option in ("defaults", *OPTIONS[name]) for kind in KINDS]
+# The others have one implementation, or two of the three.
+HAVE = {"SparseAdam": ("as it comes",), "Adafactor": ("as it comes", "one by one", "foreach")}
+ADAFACTOR_SINCE = (2, 5)
+WALKS = [
+    f"{name}, {option}, {kind}"
+    for name in OPTIONS
+    for option in ("defaults", *OPTIONS[name])
+    for kind in HAVE.get(name, tuple(KINDS))
+]
 SINGLES = [f"{name} in float32" for name in OPTIONS]
 OTHERS = [
     "two parameter groups",
@@ -121,7 +139,8 @@ class _Walker:
         found: dict[str, promise_cases.Case] = {}
         for name, options in OPTIONS.items():
             for label, chosen in {"defaults": {}, **options}.items():
-                found |= {f"{name}, {label}, {kind}": partial(self.walk, name, chosen, kind) for kind in KINDS}
+                kinds = HAVE.get(name, tuple(KINDS))
+                found |= {f"{name}, {label}, {kind}": partial(self.walk, name, chosen, kind) for kind in kinds}
             found[f"{name} in float32"] = partial(self.walk, name, {}, "as it comes", "float32")
             found[f"{name} resumed from its state"] = partial(self.resumed, name)
             found[f"{name} steps by a closure"] = partial(self.closure, name)
@@ -148,7 +167,10 @@ class _Walker:
 
     def optimizer(self, name: str, parameters: Any, options: dict[str, Any], kind: str) -> Any:
         """Return torch's optimizer; Absent where this one is not made in that way here."""
-        made = getattr(self.torch.optim, name)
+        made = getattr(self.torch.optim, name, None)
+        if made is None:
+            message = f"torch {self.torch.__version__} has no {name}"
+            raise promise_cases.Absent(message)
         if name == "NAdam" and self.torch.__version__.startswith("1."):
             # Its source multiplies the product of the momenta by the step's momentum twice; 2.x does so once.
             message = f"the NAdam of torch {self.torch.__version__} is another one than documented"
@@ -180,10 +202,41 @@ class _Walker:
 
     def steps(self, optimizer: Any, parameters: list[Any], first: int, last: int) -> None:
         """Step with the given gradients."""
-        for gradient in self.gradients[first:last]:
-            for parameter, grad in zip(parameters, self.tensors(gradient)):
-                parameter.grad = grad.to(parameter.dtype)
+        for step in range(first, last):
+            self.give(optimizer, parameters, step)
             optimizer.step()
+
+    def give(self, optimizer: Any, parameters: list[Any], step: int) -> None:
+        """Give the parameters their gradients of that step; SparseAdam takes sparse ones alone."""
+        sparse = type(optimizer).__name__ == "SparseAdam"
+        gradients = self.sparse(self.thin(step)) if sparse else self.tensors(self.gradients[step])
+        for parameter, grad in zip(parameters, gradients):
+            parameter.grad = grad.to(parameter.dtype)
+
+    def thin(self, step: int) -> list[float]:
+        """Return a step's gradient with zeros in every place that is missing from a sparse one: in every third."""
+        return [g if (place + step) % 3 else 0.0 for place, g in enumerate(self.gradients[step])]
+
+    def sparse(self, flat: list[float]) -> list[Any]:
+        """Return a flat list as sparse tensors of SHAPES, each element in two parts, which have to be added up."""
+        made, first = [], 0
+        for shape, size in zip(SHAPES, SIZES):
+            steps = seeded_numbers.strides(shape)
+            kept = [place for place in range(size) if flat[first + place]] * 2
+            indices = [[place // step % width for place in kept] for step, width in zip(steps, shape)]
+            halves = [flat[first + place] / 2 for place in kept]
+            values = self.torch.tensor(halves, dtype=self.torch.float64, device=self.device)
+            where = self.torch.tensor(indices, dtype=self.torch.int64, device=self.device)
+            made.append(self.torch.sparse_coo_tensor(where, values, shape))
+            first += size
+        return made
+
+    def right(self, name: str, options: dict[str, Any], dtype: str = "float64") -> list[float]:
+        """Return where the documented formula ends."""
+        if name == "Adafactor":
+            return optimizer_formulas.adafactor(SHAPES, self.start, self.gradients, options, dtype)
+        thin = [self.thin(step) for step in range(WALK)] if name == "SparseAdam" else self.gradients
+        return optimizer_formulas.trajectory(name, self.start, thin, options)
 
     def distance(self, parameters: list[Any], right: list[float]) -> float:
         """Return how far parameters are from where they should be, as a share of the way."""
@@ -194,7 +247,7 @@ class _Walker:
         """Walk all gradients in one implementation."""
         parameters = self.parameters(dtype)
         self.steps(self.optimizer(name, parameters, options, kind), parameters, 0, WALK)
-        return self.distance(parameters, optimizer_formulas.trajectory(name, self.start, self.gradients, options))
+        return self.distance(parameters, self.right(name, options, dtype))
 
     def resumed(self, name: str) -> float:
         """Walk half, save the state, load it into a new optimizer made with other options, walk on."""
@@ -210,7 +263,7 @@ class _Walker:
         safe = not self.torch.__version__.startswith("1.")
         after.load_state_dict(self.torch.load(file, weights_only=safe))
         self.steps(after, parameters, WALK // 2, WALK)
-        return self.distance(parameters, optimizer_formulas.trajectory(name, self.start, self.gradients, options))
+        return self.distance(parameters, self.right(name, options))
 
     def groups(self) -> float:
         """Give the last tensor options of its own."""
@@ -261,19 +314,18 @@ class _Walker:
         parameters = self.parameters()
         optimizer = self.optimizer(name, parameters, {}, "as it comes")
         enabled = []
-        for number, gradient in enumerate(self.gradients):
+        for number in range(WALK):
 
-            def closure(number: int = number, gradient: list[float] = gradient) -> float:
+            def closure(number: int = number) -> float:
                 enabled.append(self.torch.is_grad_enabled())
-                for parameter, grad in zip(parameters, self.tensors(gradient)):
-                    parameter.grad = grad
+                self.give(optimizer, parameters, number)
                 return float(number)
 
             if optimizer.step(closure) != float(number):
                 return "step does not return the closure's loss"
         if enabled != [True] * len(self.gradients):
             return f"the closure was called {len(enabled)} times in {len(self.gradients)} steps, or without gradients"
-        return self.distance(parameters, optimizer_formulas.trajectory(name, self.start, self.gradients, {}))
+        return self.distance(parameters, self.right(name, {}))
 
     def accumulated(self) -> float:
         """Go backward three times: gradients add up."""
@@ -331,10 +383,14 @@ class _Walker:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail naming each algorithm, schedule or helper that does not follow its formula."""
-    before_two = str(view.environment.get("torch") or "").startswith("1.")
+    known = re.match(r"(\d+)\.(\d+)", str(view.environment.get("torch") or ""))
+    version = tuple(map(int, known.groups())) if known else ADAFACTOR_SINCE
 
     def may_lack(name: str) -> bool:
-        return _may_lack(name) or (before_two and name.startswith("NAdam"))
+        lacking = (version < (2,) and name.startswith("NAdam")) or (
+            version < ADAFACTOR_SINCE and name.startswith("Adafactor")
+        )
+        return _may_lack(name) or lacking
 
     return promise_cases.judge(view, ranks, promise_cases.Terms(NAMES, limit_of, "optimizers.formula", _FIX, may_lack))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -144,8 +145,23 @@ def test_schedules_begin_at_the_rate_or_at_their_warm_up() -> None:
 
 
 def test_every_algorithm_has_a_formula_and_options_of_its_own() -> None:
-    assert set(optimizers.OPTIONS) == set(optimizer_formulas.STEPS) == set(optimizer_formulas.DEFAULTS)
+    whole = {"Adafactor"}
+    assert set(optimizers.OPTIONS) == {*optimizer_formulas.STEPS, *whole} == set(optimizer_formulas.DEFAULTS)
     for name, options in optimizers.OPTIONS.items():
         start, gradients = [0.5, -0.25], [[0.5, 0.25], [0.25, -0.5], [1.0, 0.5]]
-        ends = [optimizer_formulas.trajectory(name, start, gradients, chosen) for chosen in ({}, *options.values())]
+        walk: Any = functools.partial(optimizer_formulas.trajectory, name)
+        walk = functools.partial(optimizer_formulas.adafactor, [(2,)]) if name in whole else walk
+        ends = [walk(start, gradients, chosen) for chosen in ({}, *options.values())]
         assert len({tuple(end) for end in ends}) == len(ends), name
+
+
+def test_sparse_adam_leaves_what_has_no_gradient_and_adafactor_steps_by_the_size_of_its_tensor() -> None:
+    # A first step is lr * sign(g) for both, Adafactor's times the root mean square of the weights.
+    sparse = optimizer_formulas.trajectory("SparseAdam", [1.0, 2.0], [[0.5, 0.0]], {})
+    assert sparse == [pytest.approx(1 - 1e-3, rel=1e-7), 2.0]
+    vector = optimizer_formulas.adafactor([(2,)], [3.0, 4.0], [[0.5, -2.0]], {})
+    size = 0.01 * (25 / 2) ** 0.5
+    assert vector == pytest.approx([3 - size, 4 + size])
+    # Of a matrix of rank one, row and column make the whole second moment.
+    matrix = optimizer_formulas.adafactor([(2, 2)], [1.0] * 4, [[1.0, 2.0, 3.0, 6.0]], {})
+    assert matrix == pytest.approx([0.99] * 4)

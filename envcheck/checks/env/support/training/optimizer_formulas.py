@@ -4,13 +4,14 @@ Each function takes the parameter, its gradient, its state (a dict it may change
 options, and returns the new parameter. Sources: the algorithm boxes of pytorch.org/docs/stable/generated/torch.optim.*
 and the papers: Adam arXiv 1412.6980, AdamW 1711.05101, AMSGrad 1904.09237, Adadelta 1212.5701, RAdam 1908.03265, NAdam
 (Dozat 2016), Adagrad (Duchi et al. 2011), RMSprop (Hinton 2012; centred 1308.0850), Rprop (Riedmiller 1993),
-ASGD (Polyak and Juditsky 1992; its moving point alone, not the average).
+ASGD (Polyak and Juditsky 1992; its moving point alone, not the average), SparseAdam (Adam for the elements that have a
+gradient; the others and their moments stay). Adafactor (1804.04235) steps a whole tensor at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 State = dict[str, float]
@@ -31,7 +32,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "RAdam": dict(_ADAM),
     "ASGD": {"lr": 1e-2, "lambd": 1e-4, "alpha": 0.75, "t0": 1e6, "weight_decay": 0.0},
     "Rprop": {"lr": 1e-2, "etas": (0.5, 1.2), "step_sizes": (1e-6, 50.0)},
+    "SparseAdam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8},
+    "Adafactor": {"lr": 1e-2, "beta2_decay": -0.8, "eps": (None, 1e-3), "d": 1.0, "weight_decay": 0.0},
 }
+# What Adafactor takes for no first epsilon: that of the parameter's dtype (IEEE 754-2019: 2 to the minus digits).
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23}
 _RECTIFIED_FROM = 5.0
 
 
@@ -44,6 +49,67 @@ def trajectory(name: str, start: list[float], gradients: list[list[float]], opti
         sign = -1.0 if chosen.get("maximize") else 1.0
         now = [STEPS[name](x, sign * g, state, t, chosen) for x, g, state in zip(now, gradient, states)]
     return now
+
+
+def adafactor(
+    shapes: Sequence[tuple[int, ...]],
+    start: list[float],
+    gradients: list[list[float]],
+    options: Options,
+    dtype: str = "float64",
+) -> list[float]:
+    """Return where `start` ends by Adafactor: flat, for tensors of these shapes one after the other."""
+    ends: list[float] = []
+    for shape in shapes:
+        share = slice(len(ends), len(ends) + math.prod(shape))
+        now, state = start[share], dict[str, list[float]]()
+        for t, gradient in enumerate(gradients, 1):
+            chosen = {**DEFAULTS["Adafactor"], **options}
+            sign = -1.0 if chosen.get("maximize") else 1.0
+            first, second = chosen["eps"]
+            chosen["eps"] = (EPSILON[dtype] if first is None else first, second)
+            now = _adafactor(shape, now, [sign * g for g in gradient[share]], (state, t, chosen))
+        ends += now
+    return ends
+
+
+def _adafactor(
+    shape: tuple[int, ...], now: list[float], gradient: list[float], memory: tuple[dict[str, list[float]], int, Options]
+) -> list[float]:
+    state, t, o = memory
+    least, small = o["eps"]
+    alpha = max(small, _rms(now)) * min(o["lr"], 1 / math.sqrt(t))
+    squares = [g * g for g in gradient]
+    if len(shape) == 1:
+        second = _decayed(state, "all", squares, t ** o["beta2_decay"])
+    else:
+        second = _factored(state, shape[-2:], squares, (t ** o["beta2_decay"], least))
+    update = [g / max(math.sqrt(v), least) for g, v in zip(gradient, second)]
+    shrink = max(1.0, _rms(update) / o["d"])
+    return [x * (1 - o["lr"] * o["weight_decay"]) - alpha * u / shrink for x, u in zip(now, update)]
+
+
+def _factored(
+    state: dict[str, list[float]], matrix: tuple[int, ...], squares: list[float], terms: tuple[float, float]
+) -> list[float]:
+    """Return the second moments that means by row and by column make, matrix after matrix."""
+    (rows, columns), (fresh, least), found = matrix, terms, list[float]()
+    for start in range(0, len(squares), rows * columns):
+        part = squares[start : start + rows * columns]
+        by_row = [sum(part[row * columns : (row + 1) * columns]) / columns for row in range(rows)]
+        by_column = [sum(part[column::columns]) / rows for column in range(columns)]
+        r, c = (_decayed(state, f"{n} {start}", v, fresh) for n, v in (("row", by_row), ("column", by_column)))
+        found += [one * other / max(sum(r) / rows, least) for one in r for other in c]
+    return found
+
+
+def _decayed(state: dict[str, list[float]], name: str, fresh: list[float], share: float) -> list[float]:
+    state[name] = [old + share * (new - old) for old, new in zip(state.get(name, [0.0] * len(fresh)), fresh)]
+    return state[name]
+
+
+def _rms(numbers: list[float]) -> float:
+    return math.sqrt(math.fsum(x * x for x in numbers) / len(numbers))
 
 
 def _sgd(x: float, g: float, s: State, t: int, o: Options) -> float:
@@ -145,7 +211,16 @@ def _asgd(x: float, g: float, s: State, t: int, o: Options) -> float:
     return float(x * (1 - o["lambd"] * rate) - rate * g)
 
 
+def _sparse_adam(x: float, g: float, s: State, t: int, o: Options) -> float:
+    if g == 0:
+        return x
+    m, v = _moments(g, s, o)
+    first, second = o["betas"]
+    return float(x - o["lr"] * math.sqrt(1 - second**t) / (1 - first**t) * m / (math.sqrt(v) + o["eps"]))
+
+
 STEPS: dict[str, Step] = {
+    "SparseAdam": _sparse_adam,
     "SGD": _sgd,
     "Adam": _adam,
     "AdamW": _adamw,
