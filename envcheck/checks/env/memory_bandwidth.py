@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from envcheck.checks import PASS, Check, Measured, Outcome, Rank, Ranks, View, failed, worst
 from envcheck.checks.env.support.collectives import exact_comparison, process_group
 from envcheck.checks.env.support.hardware import gpu_speed, load_samples, numa_nodes
 from envcheck.checks.env.support.hardware import sampler as hardware_sampler
+from envcheck.checks.env.support.operators import seeded_numbers, seeded_words
 
 CHECK = Check(
     promise="copies in the GPU's memory, and to and from the host, reach what this GPU model does, where that is known",
@@ -47,15 +48,17 @@ def measure(rank: Rank) -> Measured:
     device = process_group.device_of(rank)
     with process_group.group(rank) as dist:
         probe = torch.zeros(1, device=device)
+        seed = seeded_numbers.seed(rank.rank)
+        words = seeded_words.Words(torch, seed)
         values, right = {}, {}
         free = int(torch.cuda.mem_get_info(device)[0] * _FREE_SHARE)
-        values["HBM copy"], right["HBM copy"] = _on_card(torch, device, min(ON_CARD, free // 3))
+        values["HBM copy"], right["HBM copy"] = _on_card(words, device, min(ON_CARD, free // 3))
         for turn in range(rank.world):
             if turn == rank.rank:
                 with hardware_sampler.Sampler(
                     str(process_group.standing(rank, probe)["device"]), rank.local_rank, _INTERVAL
                 ) as sampler:
-                    across, refused = _by_node(torch, device, min(ACROSS, free // 3))
+                    across, refused = _by_node(words, device, min(ACROSS, free // 3))
                 values |= _best(across)
                 right |= {path: all(told["right"] for told in across.values()) for path in _best(across)}
             dist.all_reduce(probe)
@@ -64,6 +67,7 @@ def measure(rank: Rank) -> Measured:
         entry = {
             **process_group.standing(rank, probe, dist.get_backend()),
             "name": name,
+            "seed": seed,
             "values": values,
             "right": right,
         }
@@ -76,58 +80,66 @@ def link(load: Measured) -> Measured:
     return {"generation": int(generation[2]), "lanes": int(lanes[2])} if generation and lanes else {}
 
 
-def _on_card(torch: Any, device: Any, size: int) -> tuple[float, bool]:
-    sources = gpu_speed.numbers(torch, size, device)
-    target = torch.zeros_like(sources[0])
-    took, became = _copies(torch, target, sources, lambda turn: exact_comparison.compared(torch, target, sources[turn]))
+def _on_card(words: seeded_words.Words, device: Any, size: int) -> tuple[float, bool]:
+    sources = gpu_speed.numbers(words, size, device)
+    target = words.torch.zeros_like(sources[0])
+    took, became = _copies(words, target, sources, _on_device(words, target, sources))
     return 2 * 4 * target.numel() / took / 1e9, became["wrong"] == 0
 
 
-def _by_node(torch: Any, device: Any, size: int) -> tuple[dict[str, Measured], dict[str, str]]:
+def _on_device(words: seeded_words.Words, target: Any, sources: Any) -> Callable[[int], Any]:
+    """Return what counts the elements of the target that are not the source's whose turn it is."""
+    return lambda turn: exact_comparison.compared(words.torch, target, sources[turn])
+
+
+def _by_node(words: seeded_words.Words, device: Any, size: int) -> tuple[dict[str, Measured], dict[str, str]]:
     """Copy from and to each NUMA node's memory; say which nodes this process may not run on, and why."""
     nodes = numa_nodes.nodes() or {"here": os.sched_getaffinity(0)}
     kept: list[Any] = []
-    found = {node: _bound(torch, device, size // len(nodes), cpus, kept) for node, cpus in nodes.items()}
+    found = {node: _bound(words, device, size // len(nodes), cpus, kept) for node, cpus in nodes.items()}
     refused = {node: told for node, told in found.items() if isinstance(told, str)}
     return {node: told for node, told in found.items() if not isinstance(told, str)}, refused
 
 
-def _bound(torch: Any, device: Any, size: int, cpus: set[int], kept: list[Any]) -> Measured | str:
+def _bound(words: seeded_words.Words, device: Any, size: int, cpus: set[int], kept: list[Any]) -> Measured | str:
     try:
         with numa_nodes.on(cpus):
-            return _across(torch, device, size, kept)
+            return _across(words, device, size, kept)
     except OSError as error:
         return str(error.strerror)
 
 
-def _across(torch: Any, device: Any, size: int, kept: list[Any]) -> Measured:
+def _across(words: seeded_words.Words, device: Any, size: int, kept: list[Any]) -> Measured:
     """Return the rate of each way, and whether the bytes arrived. What is pinned is `kept`: torch would hand it on.
 
     What came back to the host is sent to the card again and compared there, which is quicker than the host is.
     """
-    host = [one.pin_memory() for one in gpu_speed.numbers(torch, size)]
+    host = [one.pin_memory() for one in gpu_speed.numbers(words, size)]
     there = [one.to(device, copy=True) for one in host]
-    card, back = torch.zeros_like(there[0]), torch.zeros_like(host[0]).pin_memory()
+    card, back = words.torch.zeros_like(there[0]), words.torch.zeros_like(host[0]).pin_memory()
     kept += [*host, back]
 
     def returned(turn: int) -> Any:
         card.copy_(back, non_blocking=True)
-        return exact_comparison.compared(torch, card, there[turn])
+        return exact_comparison.compared(words.torch, card, there[turn])
 
-    down, came = _copies(torch, card, host, lambda turn: exact_comparison.compared(torch, card, there[turn]))
-    up, went = _copies(torch, back, there, returned)
+    down, came = _copies(words, card, host, _on_device(words, card, there))
+    up, went = _copies(words, back, there, returned)
     size = 4 * card.numel()
     right = came["wrong"] == 0 and went["wrong"] == 0
     return {"host to GPU": size / down / 1e9, "GPU to host": size / up / 1e9, "right": right, "copies": [came, went]}
 
 
-def _copies(torch: Any, target: Any, sources: Any, wrong: Any) -> tuple[float, Measured]:
-    """Copy one source after the other to the target; see `_speed.copied`."""
+def _copies(words: seeded_words.Words, target: Any, sources: Any, wrong: Any) -> tuple[float, Measured]:
+    """Copy one source after the other to the target; see `gpu_speed.copied`."""
 
     def copy(turn: int) -> None:
         target.copy_(sources[turn], non_blocking=True)
 
-    return gpu_speed.copied(torch, copy, wrong, (WARMUP, ITERATIONS))
+    def look(turn: int) -> int:
+        return words.wrong(target, gpu_speed.MASKS[turn])
+
+    return gpu_speed.copied(words.torch, gpu_speed.Copy(copy, wrong, look), WARMUP, ITERATIONS)
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:

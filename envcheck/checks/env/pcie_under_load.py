@@ -30,6 +30,7 @@ from envcheck.checks import (
 )
 from envcheck.checks.env.support.collectives import exact_comparison, process_group
 from envcheck.checks.env.support.hardware import gpu_speed, pcie_link
+from envcheck.checks.env.support.operators import seeded_numbers, seeded_words
 
 CHECK = Check(
     promise="under load each GPU's PCIe link has the generation and the lanes that it can have in this system",
@@ -64,14 +65,15 @@ def measure(rank: Rank) -> Measured:
     entry = {**process_group.standing(rank, card), "name": torch.cuda.get_device_name(device)}
     try:
         bus_id = pcie_link.address(device.index)
-        return {**entry, "bus_id": bus_id, **_loaded(torch, card, bus_id)}
+        seed = seeded_numbers.seed(rank.rank)
+        return {**entry, "bus_id": bus_id, "seed": seed, **_loaded(seeded_words.Words(torch, seed), card, bus_id)}
     except (OSError, ValueError) as error:
         return {**entry, "unreadable": str(error)}
 
 
-def _loaded(torch: Any, card: Any, bus_id: str) -> Measured:
+def _loaded(words: seeded_words.Words, card: Any, bus_id: str) -> Measured:
     """Return the link's `readings` while copies are under way, and how many `copies` did not bring every bit."""
-    host = [one.pin_memory() for one in gpu_speed.numbers(torch, SIZE)]
+    torch, host = words.torch, [one.pin_memory() for one in gpu_speed.numbers(words, SIZE)]
     there = [one.to(card.device, copy=True) for one in host]
     wrong: list[Any] = []
     readings, until = [], time.monotonic() + SECONDS
@@ -81,7 +83,9 @@ def _loaded(torch: Any, card: Any, bus_id: str) -> Measured:
             wrong.append(exact_comparison.compared(torch, card, there[turn % 2]))
         readings.append(list(pcie_link.link(bus_id)))
         torch.cuda.synchronize()
-    return {"readings": readings, "copies": gpu_speed.verdict([int(count) for count in wrong])}
+    counts = [int(count) for count in wrong]
+    looked = words.wrong(card, gpu_speed.MASKS[(len(counts) - 1) % 2])
+    return {"readings": readings, "copies": gpu_speed.verdict([*counts[:-1], max(counts[-1], looked)])}
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
@@ -104,8 +108,18 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
 
 def _lost(ranks: Ranks) -> list[Outcome]:
-    """Return a failure for each GPU whose copies did not all bring what was sent."""
-    return [
+    """Return a failure for each GPU whose copies did not all bring what was sent, an error where none was compared."""
+    unknown = [
+        undecided(
+            f"rank {entry['rank']} ({entry.get('name')}, {entry['device']}) compared no copy from the host",
+            fix="see the check's log",
+            code="data.missing",
+            culprit=gpu_speed.culprit(entry),
+        )
+        for entry in ranks
+        if not entry.get("unreadable") and not _compared(entry)
+    ]
+    return unknown + [
         failed(
             f"rank {entry['rank']} ({entry.get('name')}, {entry['device']}): {copies['wrong']} of {copies['messages']} "
             "copies from the host brought other bits",
@@ -118,6 +132,13 @@ def _lost(ranks: Ranks) -> list[Outcome]:
         for entry in ranks
         if (copies := entry.get("copies") or {}).get("wrong")
     ]
+
+
+def _compared(entry: Measured) -> bool:
+    """Return whether this rank says of at least one copy what became of it."""
+    copies = entry.get("copies") or {}
+    wrong, messages = copies.get("wrong"), copies.get("messages")
+    return process_group.counts(wrong) and process_group.counts(messages) and bool(messages)
 
 
 def usual(readings: list[list[int]]) -> pcie_link.Link:

@@ -26,6 +26,7 @@ from envcheck.checks import (
 )
 from envcheck.checks.env.support.collectives import exact_comparison, process_group
 from envcheck.checks.env.support.hardware import gpu_pairs, gpu_speed
+from envcheck.checks.env.support.operators import seeded_numbers, seeded_words
 
 CHECK = Check(
     promise="each GPU writes to each other one as fast as this model and link do, where that is known",
@@ -53,24 +54,28 @@ def measure(rank: Rank) -> Measured:
     names = [gpu_pairs.name(torch, device, index) for index, device in enumerate(devices)]
     size = min(SIZE, *(int(torch.cuda.mem_get_info(device)[0] * _FREE_SHARE) for device in devices))
     # The same bits reach every GPU through the host: what another one sends can be compared where it arrives.
-    pattern = gpu_speed.numbers(torch, size // 3)
+    seed = seeded_numbers.seed()
+    words = seeded_words.Words(torch, seed)
+    pattern = gpu_speed.numbers(words, size // 3)
     held = [[one.to(device, copy=True) for one in pattern] for device in devices]
+    for one, mask in [pair for there in held for pair in zip(there, gpu_speed.MASKS)]:
+        words.confirm(one, mask)
     wrong: list[Measured] = []
     size = 4 * pattern[0].numel()
     matrix: list[list[float | None]] = [[None] * len(devices) for _ in devices]
     for source, target in gpu_pairs.ordered(len(devices)):
         if gpu_pairs.unreachable(torch, devices[source], devices[target]) is None:
             gpu_pairs.doing(rank, f"{names[source]} -> {names[target]}")
-            took, became = _copies(torch, held[source], held[target])
+            took, became = _copies(words, held[source], held[target])
             matrix[source][target] = size / took / 1e9
             wrong += [{"source": source, "target": target, **became}] if became["wrong"] else []
     models = [torch.cuda.get_device_name(device) for device in devices]
-    told = {"gpus": names, "models": models, "bytes": size, "matrix": matrix, "wrong": wrong}
+    told = {"gpus": names, "models": models, "bytes": size, "matrix": matrix, "wrong": wrong, "seed": seed}
     return {**process_group.standing(rank, held[0][0]), **told}
 
 
-def _copies(torch: Any, sources: Any, there: Any) -> tuple[float, Measured]:
-    target = torch.zeros_like(there[0])
+def _copies(words: seeded_words.Words, sources: Any, there: Any) -> tuple[float, Measured]:
+    torch, target = words.torch, words.torch.zeros_like(there[0])
 
     def copy(turn: int) -> None:
         target.copy_(sources[turn], non_blocking=True)
@@ -78,13 +83,13 @@ def _copies(torch: Any, sources: Any, there: Any) -> tuple[float, Measured]:
     # PyTorch copies between GPUs on the source's current stream: that is where the events have to be. It waits for the
     # target's stream too, where the comparison runs, which must not be timed.
     with torch.cuda.device(sources[0].device):
-        return gpu_speed.copied(
-            torch,
+        checked = gpu_speed.Copy(
             copy,
             lambda turn: exact_comparison.compared(torch, target, there[turn]),
-            (WARMUP, ITERATIONS),
+            lambda turn: words.wrong(target, gpu_speed.MASKS[turn]),
             lambda: gpu_pairs.synchronize(torch, target.device),
         )
+        return gpu_speed.copied(torch, checked, WARMUP, ITERATIONS)
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
@@ -103,6 +108,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return undecided(
             "the matrix of rates is not one of every pair", fix="see the check's log", code="peer-bandwidth.unmeasured"
         )
+    if not isinstance(entry.get("wrong"), list):
+        return undecided("no copy was compared with what was sent", fix="see the check's log", code="data.missing")
     pairs = [
         _pair(view, entry, *ends) for ends in gpu_pairs.ordered(len(names)) if matrix[ends[0]][ends[1]] is not None
     ]
@@ -110,7 +117,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return skipped("no GPU here can reach another: CUDA offers no peer access", code="peer-to-peer.none")
     # The furthest behind its limit first: of findings that are equally bad, the first one stands for all.
     pairs.sort(key=_share)
-    findings = [_wrong(names, one) for one in entry.get("wrong") or []]
+    findings = [_wrong(names, one) for one in entry["wrong"]]
     findings += [finding for pair in pairs for finding in _found(pair, matrix)]
     return worst(findings, otherwise=findings[0]) if findings else _passed(pairs, matrix)
 

@@ -2,8 +2,9 @@
 
 Seen in the wild: the first peer-to-peer transfer hangs for ever behind PCIe bridges with ACS or an IOMMU that
 translates (NVIDIA/nccl#2079, #631, #257), and data that is silently wrong, which is why DCGM keeps a write, read and
-compare test. Tried in one process before any group of ranks, with a pattern that reached both GPUs through the host;
-by the copy engine, and by a kernel that writes into the peer as NCCL's do (a strided copy is one in PyTorch).
+compare test. Tried in one process before any group of ranks, with words of plain Python that reached both GPUs through
+the host and were read back; by the copy engine, and by a kernel that writes into the peer as NCCL's do (a strided copy
+is one in PyTorch). Every transfer is compared on the GPU, and the first of each way in plain Python too.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.collectives import exact_comparison, process_group
 from envcheck.checks.env.support.hardware import gpu_pairs
+from envcheck.checks.env.support.operators import seeded_numbers, seeded_words
 
 CHECK = Check(
     promise="every bit that a GPU writes to another one that it can reach arrives, in both directions",
@@ -41,6 +43,8 @@ VALUES = (8 << 20) + 3  # of 32 bits, and no multiple of anything
 # Each way this often, both ways, with the pattern under another mask each time.
 TRANSFERS = 8
 _MASKS = (0, -1, 0x55555555, 0x0F0F0F0F, 0x33333333, 0x00FF00FF, 0x01234567, 0x7FFFFFFF)
+# Blocks of the first transfer that plain Python reads: the first and the last.
+_LOOKED = 2
 _LIMIT = Limit(0, "wrong values", "a copy is exact", "equal")
 _FIX = (
     "on bare metal disable ACS on the PCIe bridges and set the IOMMU to pass through (iommu=pt); look at NVLink "
@@ -49,26 +53,31 @@ _FIX = (
 
 
 def measure(rank: Rank) -> Measured:
-    """Write random bits from each GPU to each other one that CUDA lets it reach, and compare every one of them."""
+    """Write seeded words from each GPU to each other one that CUDA lets it reach, and compare every one of them."""
     import torch
 
     devices = gpu_pairs.devices(torch, rank)
     names = [gpu_pairs.name(torch, device, index) for index, device in enumerate(devices)]
-    pattern = torch.randint(-(1 << 31), 1 << 31, (VALUES,), dtype=torch.int64).to(torch.int32)
+    seed = seeded_numbers.seed()
+    words = seeded_words.Words(torch, seed)
+    pattern = words.tensor(VALUES)
     there = [pattern.to(device, copy=True) for device in devices]
     gpu_pairs.synchronize(torch, *devices)
+    for one in there:
+        words.confirm(one)
     pairs: list[Measured] = []
     for source, target in gpu_pairs.ordered(len(devices)):
         why = gpu_pairs.unreachable(torch, devices[source], devices[target])
         if why is None:
             gpu_pairs.doing(rank, f"{names[source]} -> {names[target]}")
-        found = {"unreachable": why} if why else {"wrong": _wrong(torch, there[source], there[target])}
+        found = {"unreachable": why} if why else {"wrong": _wrong(words, there[source], there[target])}
         pairs.append({"source": source, "target": target, **found})
     broken = any(pair.get("wrong") for pair in pairs)
-    return {**process_group.standing(rank, there[0]), "gpus": names, "pairs": pairs, "broken": broken}
+    told = {"gpus": names, "pairs": pairs, "broken": broken, "seed": seed}
+    return {**process_group.standing(rank, there[0]), **told}
 
 
-def _wrong(torch: Any, source: Any, reference: Any) -> dict[str, Measured]:
+def _wrong(words: seeded_words.Words, source: Any, reference: Any) -> dict[str, Measured]:
     """Return what arrived wrong beside `reference`, by the way it took; nothing when all is right.
 
     Each way is taken TRANSFERS times, each time with other bits, so that what an earlier one left cannot pass.
@@ -82,12 +91,14 @@ def _wrong(torch: Any, source: Any, reference: Any) -> dict[str, Measured]:
         target = right.bitwise_not()
         for step in steps:
             target[step].copy_(sent[step])
-        gpu_pairs.synchronize(torch, source.device, target.device)
-        differ = (target != right).nonzero().flatten()
-        if len(differ):
-            first = int(differ[0])
-            bits = (int(target[first]) ^ int(right[first])) & 0xFFFFFFFF
-            found[way] = {"count": len(differ), "index": first, "xor": hex(bits), "transfer": turn}
+        gpu_pairs.synchronize(words.torch, source.device, target.device)
+        count = int(exact_comparison.compared(words.torch, target, right))
+        # A device that sees no difference where there is one would hide all of them.
+        count = max(count, 0 if turn else words.wrong(target, looked=_LOOKED))
+        if count:
+            first = seeded_words.first_difference(*(seeded_words.content(one) for one in (target, right)))
+            index, bits = first or (None, 0)
+            found[way] = {"count": count, "index": index, "xor": hex(bits), "transfer": turn}
     return found
 
 

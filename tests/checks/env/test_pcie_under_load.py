@@ -56,9 +56,12 @@ def test_cuda_tells_the_address_of_its_device_in_the_kernels_letters() -> None:
         pcie_link.address(3, SimpleNamespace(cuDeviceGet=lambda *_: 101, cuDeviceGetPCIBusId=name))
 
 
+COPIES = {"messages": 40, "wrong": 0, "first": None}
+
+
 def rank(*readings: Any, **entry: Any) -> Entry:
     """Return what the rank on the machine's first GPU told."""
-    measured = {"name": H100, "bus_id": "0000:10:00.0", "readings": [*readings], **entry}
+    measured = {"name": H100, "bus_id": "0000:10:00.0", "readings": [*readings], "copies": COPIES, **entry}
     return group(measured, 1, device=UUID, backend=None)[0]
 
 

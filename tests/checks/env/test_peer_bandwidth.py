@@ -28,7 +28,7 @@ def rates(names: list[str], rate: float | None, odd: Any = "", model: str = H100
     """Return what was measured of these GPUs: the same of each pair, but for the one from GPU 2 to GPU 1."""
     matrix: list[list[Any]] = [[None if i == j else rate for j in range(3)] for i in range(3)]
     matrix[2][1] = rate if odd == "" else odd
-    measured = {"gpus": names, "models": [model] * 3, "bytes": 1 << 29, "matrix": matrix}
+    measured = {"gpus": names, "models": [model] * 3, "bytes": 1 << 29, "matrix": matrix, "wrong": []}
     return group(measured, 1, backend=None)[0]
 
 
@@ -71,6 +71,7 @@ def test_a_pair_without_peer_access_is_left_out_and_none_at_all_is_a_skip(named:
     assert peer_bandwidth.judge(view, [rates(names, None)]).status == SKIP
     assert peer_bandwidth.judge(view, [{**rates(names, 380.0), "matrix": [[None]]}]).status == ERROR
     assert peer_bandwidth.judge(view, group({}, 1, backend=None)).status == ERROR
+    assert peer_bandwidth.judge(view, [{**rates(names, 380.0), "wrong": None}]).status == ERROR
     assert peer_bandwidth.judge(view, group({"off": True}, 1, backend=None)).status == SKIP
 
 

@@ -6,15 +6,18 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 from envcheck.checks import Limit, Measured, Outcome, Ranks, View, passed, undecided, warned, worst
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.hardware import load_samples
+from envcheck.checks.env.support.operators import seeded_words
 
 MIB = 1 << 20
 # Larger than any L2 (B200: 126 MB), so that what is timed reads from memory.
 FLUSH = 256 * MIB
+# What the two tensors of `numbers` are: the words, and their complement.
+MASKS = (0, -1)
 STRAGGLER = Limit(
     0.9,
     "of the best GPU",
@@ -50,27 +53,41 @@ def seconds(
     return float(statistics.median(start.elapsed_time(end) for start, end in marks)) / 1000
 
 
-def numbers(torch: Any, size: int, device: Any = "cpu") -> tuple[Any, Any]:
-    """Return two tensors of so many bytes that differ in every bit: random ones, and their complement."""
-    first = torch.randint(-(1 << 31), (1 << 31) - 1, (max(1, size // 4),), dtype=torch.int32, device=device)
-    return first, first.bitwise_not()
+def numbers(words: seeded_words.Words, size: int, device: Any = "cpu") -> tuple[Any, Any]:
+    """Return two tensors of so many bytes that differ in every bit: seeded words, and their complement."""
+    first = words.tensor(max(1, size // 4), device)
+    second = first.bitwise_not()
+    words.confirm(second, MASKS[1])
+    return first, second
 
 
-def copied(
-    torch: Any, work: Callable[[int], Any], wrong: Callable[[int], Any], times: tuple[int, int], before: Any = None
-) -> tuple[float, Measured]:
+class Copy(NamedTuple):
+    """A copy of the one or the other of the two tensors of `numbers`, by its turn, and what tells whether it arrived.
+
+    `wrong` returns how many elements are not that source's, as a tensor; `look` how many of the blocks that plain
+    Python reads, so that a comparison on the device that sees nothing hides nothing.
+    """
+
+    work: Callable[[int], Any]
+    wrong: Callable[[int], Any]
+    look: Callable[[int], int]
+    before: Callable[[], Any] = lambda: None
+
+
+def copied(torch: Any, copy: Copy, warmup: int, iterations: int) -> tuple[float, Measured]:
     """Return the median seconds of a copy and {messages, wrong, first}: what became of each, warm-up included.
 
-    `work` copies the one or the other of two sources, turn about, so that a copy that does nothing is seen; `wrong`
-    returns how many elements are not that source's, as a tensor, outside the timed part. `times` is (warm-up, timed).
+    The sources are taken turn about, so that a copy that does nothing is seen. Nothing is compared in the timed part;
+    plain Python looks at the last message.
     """
     counted: list[Any] = []
 
     def after() -> None:
-        counted.append(wrong(len(counted) % 2))
+        counted.append(copy.wrong(len(counted) % 2))
 
-    took = seconds(torch, lambda: work(len(counted) % 2), before or (lambda: None), *times, after)
-    return took, verdict([int(count) for count in counted])
+    took = seconds(torch, lambda: copy.work(len(counted) % 2), copy.before, warmup, iterations, after)
+    counts = [int(count) for count in counted]
+    return took, verdict([*counts[:-1], max(counts[-1], copy.look((len(counts) - 1) % 2))])
 
 
 def verdict(counted: list[int]) -> Measured:

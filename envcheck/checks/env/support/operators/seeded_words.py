@@ -1,0 +1,84 @@
+"""Random 32-bit words that plain Python draws, in tensors of any size, and what of them is read back in plain Python.
+
+A gigabyte of Python's own random words would take seconds. One block is drawn; each later block of a tensor is the same
+one under another mask, so that no two blocks of a tensor are equal and Python can say what each of them has to hold.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from envcheck.checks.env.support.operators import seeded_numbers
+
+# Words of a block: no multiple of anything, so that blocks lie across pages, rows and messages.
+BLOCK = (1 << 20) + 7
+# So many blocks are read back: the first, the last, and others from the seed.
+LOOKED = 8
+# Blocks of 4 MiB that are not computed again.
+_KEPT = 16
+# Words of a piece in which a difference is looked for.
+_PIECE = 4096
+# 2^32 over the golden ratio: the masks of a tensor's blocks are far apart (Knuth, TAOCP 3, 6.4).
+_STEP = 0x9E3779B1
+_ALL = 0xFFFFFFFF
+
+
+class Words:
+    """The words of one seed, 32 bits each."""
+
+    def __init__(self, torch: Any, seed: int) -> None:
+        self.torch = torch
+        self.chance = seeded_numbers.source(seed)
+        self.number = self.chance.getrandbits(32 * BLOCK)
+        self.ones = int.from_bytes(b"\1\0\0\0" * BLOCK, "little")
+        self.kept: dict[int, bytes] = {}
+
+    def block(self, place: int, mask: int = 0) -> bytes:
+        """Return what the block at that place holds, each word under a mask besides."""
+        under = place * _STEP & _ALL ^ mask & _ALL
+        if under not in self.kept:
+            while len(self.kept) >= _KEPT:
+                del self.kept[next(iter(self.kept))]
+            self.kept[under] = (self.number ^ self.ones * under).to_bytes(4 * BLOCK, "little")
+        return self.kept[under]
+
+    def tensor(self, count: int, device: Any = "cpu") -> Any:
+        """Return `count` words as an int32 tensor, of which some blocks have been read back; or raise."""
+        first = self.torch.frombuffer(bytearray(self.block(0)), dtype=self.torch.int32).to(device)
+        made = self.torch.empty(count, dtype=self.torch.int32, device=device)
+        for place, start in enumerate(range(0, count, BLOCK)):
+            mask = place * _STEP & _ALL
+            part = made[start : start + BLOCK]
+            self.torch.bitwise_xor(first[: part.numel()], mask - (mask >> 31 << 32), out=part)
+        self.confirm(made)
+        return made
+
+    def confirm(self, made: Any, mask: int = 0) -> None:
+        """Raise CorruptTransferError where a block that is read back does not hold these words under the mask."""
+        if self.wrong(made, mask):
+            message = f"{made.numel()} words on {made.device} are not those that they were made of"
+            raise seeded_numbers.CorruptTransferError(message)
+
+    def wrong(self, made: Any, mask: int = 0, looked: int = LOOKED) -> int:
+        """Return how many of the blocks that are read back in plain Python hold anything but these words."""
+        count = -(-made.numel() // BLOCK)
+        places = {0, count - 1} | {self.chance.randrange(count) for _ in range(looked - 2)}
+        held = {place: made[place * BLOCK : (place + 1) * BLOCK] for place in places}
+        return sum(content(part) != self.block(place, mask)[: 4 * len(part)] for place, part in held.items())
+
+
+def content(made: Any) -> bytes:
+    """Return the bytes of a tensor, read from its memory and not by torch."""
+    host = made.detach().cpu().contiguous()
+    return ctypes.string_at(host.data_ptr(), host.numel() * host.element_size())
+
+
+def first_difference(one: bytes, other: bytes) -> tuple[int, int] | None:
+    """Return where two sequences of 32-bit words differ first, and their bits' exclusive or; None where they do not."""
+    for start in range(0, len(one), 4 * _PIECE):
+        left, right = (memoryview(side)[start : start + 4 * _PIECE] for side in (one, other))
+        if left != right:
+            pairs = enumerate(zip(left.cast("I"), right.cast("I")))
+            return next((start // 4 + at, a ^ b) for at, (a, b) in pairs if a != b)
+    return None
