@@ -5,7 +5,8 @@ that throttles in the slot without air, a rank that a logger holds up before eac
 fixed work without waiting for anybody, and then when it joins one small all-reduce after the other. The median and the
 95th percentile of its rounds count, and how long the rank itself slept (a voluntary context switch, getrusage(2)): that
 shows a rank that waits for something of its own, however busy the machine is. On a CPU, which others use too, ranks
-that are apart repeat the rounds: each one's best median counts.
+that are apart repeat the rounds: each one's best median counts. A rank that computes something else is no measure:
+plain Python verifies the first products, and all others have to have their bits.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.env.support.collectives import process_group, timed_collectives
+from envcheck.checks.env.support.operators import seeded_numbers, timed_products, verified_products
 from envcheck.checks.env.support.process import timed_rounds
 
 CHECK = Check(
@@ -75,6 +77,9 @@ LATE = Limit(
     "at most",
 )
 ASLEEP = Limit(0.25, "of a round's time", "ours: work that needs no one else does not sleep", "at most")
+# Of float32, or of TF32, which a user's variable may switch on.
+TOLERANCE = verified_products.TOLERANCE["tf32"]
+_WRONG_FIX = "run the matmul and fingerprint checks on this rank's device; wrong there too, take it out"
 _FIX = "look at this GPU's clocks, power and temperature under load, and at what else runs on its CPUs"
 _LATE_FIX = "look at what this rank does between collectives (loggers, profilers, hooks), and at what runs on its CPUs"
 
@@ -86,20 +91,20 @@ def measure(rank: Rank) -> Measured:
     device = process_group.device_of(rank)
     torch.set_num_threads(1)
     with process_group.group(rank) as dist:
-        size = SIZE[device.type]
-        data = torch.randn(size, size, device=device)
-        _round(torch, data)
-        products = _products(torch, dist, data)
+        seed = seeded_numbers.seed(rank.rank)
+        work = timed_products.Work(torch, device, SIZE[device.type], PRODUCTS[device.type], seed)
+        products = _products(torch, dist, work)
         joined, wrong = _meetings(torch, dist, rank, device)
-        told = {"products": products, "joined": joined, "wrong": wrong}
-        return {**process_group.standing(rank, data, dist.get_backend()), **told}
+        told = {"products": products, "joined": joined, "wrong": wrong, "computed": work.told(), "seed": seed}
+        return {**process_group.standing(rank, work.data, dist.get_backend()), **told}
 
 
-def _products(torch: Any, dist: Any, data: Any) -> Measured:
+def _products(torch: Any, dist: Any, work: timed_products.Work) -> Measured:
     """Return how long rounds take. While ranks are apart they repeat them, and the best median of each counts."""
     blocks: list[list[tuple[float, float]]] = []
+    data = work.data
     while len(blocks) < BLOCKS[data.device.type]:
-        blocks.append([timed_rounds.timed(lambda: _round(torch, data)) for _ in range(ROUNDS[data.device.type])])
+        blocks.append([work.timed() for _ in range(ROUNDS[data.device.type])])
         least = min(statistics.median(seconds for seconds, _ in block) for block in blocks)
         # The largest of both is what the slowest and, negated, the fastest take.
         ends = torch.tensor([least, -least], dtype=torch.float64, device=data.device)
@@ -108,13 +113,6 @@ def _products(torch: Any, dist: Any, data: Any) -> Measured:
         if slowest <= ADVICE.value * -fastest:
             break
     return {**timed_rounds.spread([one for block in blocks for one in block]), "median": least, "blocks": len(blocks)}
-
-
-def _round(torch: Any, data: Any) -> None:
-    for _ in range(PRODUCTS[data.device.type]):
-        torch.mm(data, data)
-    if data.is_cuda:
-        torch.cuda.synchronize()
 
 
 def _meetings(torch: Any, dist: Any, rank: Rank, device: Any) -> tuple[Measured, int]:
@@ -145,7 +143,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return found
     if len(ranks) == 1:
         return skipped("one rank has nobody to be behind", code="rank.not-enough")
-    wrong, unmeasured = _wrong(ranks), _unmeasured(ranks)
+    wrong, unmeasured = [*_wrong(ranks), *_miscomputed(ranks)], _unmeasured(ranks)
     if unmeasured:
         return worst([*wrong, *unmeasured], otherwise=unmeasured[0])
     findings = [*wrong, *_slow(view, ranks), *_late(view, ranks), *_asleep(view, ranks)]
@@ -182,6 +180,26 @@ def _wrong(ranks: Ranks) -> list[Outcome]:
         for entry in ranks
         if process_group.counts(entry.get("wrong")) and entry["wrong"]
     ]
+
+
+def _miscomputed(ranks: Ranks) -> list[Outcome]:
+    """Return a finding for each rank whose timed products are none, or were not verified."""
+    found = []
+    for entry in ranks:
+        computed = entry.get("computed") or {}
+        error: Any = computed.get("error")
+        wrong, count = computed.get("wrong"), computed.get("products")
+        about: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]]}
+        if not (process_group.counts(wrong) and process_group.counts(count) and count):
+            said = f"rank {entry['rank']} verified none of its products"
+            found.append(undecided(said, fix="see the check's log", code="data.missing", **about))
+        elif not process_group.finite(error) or not 0 <= error <= TOLERANCE:
+            said = f"rank {entry['rank']}: the product that is timed is off by {error}"
+            found.append(failed(said, fix=_WRONG_FIX, unit="relative error", code="data.wrong", **about))
+        elif wrong:
+            said = f"rank {entry['rank']}: {wrong} of {count} products had other bits than the first"
+            found.append(failed(said, fix=_WRONG_FIX, value=wrong, unit="products", code="data.wrong", **about))
+    return found
 
 
 def _name(entry: Measured) -> str:

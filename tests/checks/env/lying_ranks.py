@@ -463,6 +463,35 @@ def held_up_for_a_moment(torch: Any, _dist: Any, rank: int) -> None:
 
 
 @lie("straggler")
+def one_product_of_many_is_wrong(torch: Any, _dist: Any, rank: int) -> None:
+    """Flip one bit of one element of rank 1's 50th product."""
+    honest, calls = torch.mm, [0]
+
+    def lying(*arguments: Any, **options: Any) -> Any:
+        product = honest(*arguments, **options)
+        calls[0] += 1
+        if calls[0] == 50:
+            product.view(torch.int32)[7, 9] ^= 1
+        return product
+
+    if rank == 1:
+        torch.mm = lying
+
+
+@lie("straggler")
+def one_product_is_left_out(torch: Any, _dist: Any, rank: int) -> None:
+    """Do not compute rank 0's 70th product."""
+    honest, calls = torch.mm, [0]
+
+    def lying(*arguments: Any, **options: Any) -> Any:
+        calls[0] += 1
+        return options["out"] if calls[0] == 70 else honest(*arguments, **options)
+
+    if rank == 0:
+        torch.mm = lying
+
+
+@lie("straggler")
 def nothing_straggler(_torch: Any, _dist: Any, _rank: int) -> None:
     """Change nothing."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import platform
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,8 @@ NAMED[2] |= {
     "flip_every_37th": ("all-reduce, rank 0",),
     "flip_and_blind_comparison": ("all-reduce, rank 0",),
     "flip_recv": ("send/recv, rank 1",),
+    "one_product_of_many_is_wrong": (f"rank 1 (cpu of {platform.node()})",),
+    "one_product_is_left_out": (f"rank 0 (cpu of {platform.node()})",),
 }
 EVERY = "rank 0, 1, 2"
 NAMED[3] |= {

@@ -35,6 +35,7 @@ MEASURED: dict[Any, Callable[[], Entry]] = {
         "products": {"median": 0.001, "p95": 0.0011, "shortest": 0.0009, "slept": 0.0},
         "joined": {"at": [10.0, 11.0, 12.0], "slept": 0.0},
         "wrong": 0,
+        "computed": {"error": 1e-6, "products": 120, "wrong": 0},
     },
 }
 
@@ -318,6 +319,28 @@ def test_a_rank_that_sleeps_in_its_products_fails_on_a_cpu_too(cpu: View, slept:
     outcome = straggler.judge(cpu, ranks)
     assert outcome.status == status
     assert status == PASS or "rank 1 (cpu of node1) sleeps in its products" in outcome.summary
+
+
+@pytest.mark.parametrize(
+    ("computed", "status"),
+    [
+        ({"error": straggler.TOLERANCE}, PASS),
+        ({"error": 1.01 * straggler.TOLERANCE}, FAIL),
+        ({"error": NAN}, FAIL),
+        ({"error": None}, FAIL),
+        ({"wrong": 1}, FAIL),
+        ({"products": 0}, ERROR),
+        ({"wrong": None}, ERROR),
+    ],
+)
+def test_a_rank_that_computes_something_else_is_named_whatever_its_times(
+    h100: View, computed: Entry, status: str
+) -> None:
+    ranks = entries(straggler)
+    ranks[3]["computed"] = {**ranks[3]["computed"], **computed}
+    outcome = straggler.judge(h100, ranks)
+    assert (outcome.status, outcome.remeasure) == (status, False)
+    assert status == PASS or outcome.culprit[:6] == "rank 3"
 
 
 def test_a_wrong_sum_is_final(cpu: View) -> None:
