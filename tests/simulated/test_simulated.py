@@ -84,6 +84,23 @@ def test_one_wrong_element_of_any_product_is_found(torch_python: Path, tmp_path:
         "gemm-skips-a-product": "1 of 4 bfloat16 products have wrong elements, first product 2",
         "gemm-swaps-columns": "the bfloat16 product is off by",
         "sustained-gemm-scales": "the bfloat16 product is off by",
+        "sustained-gemm-swaps": "words of products had other bits",
+        "sustained-gemm-compensates": "words of products had other bits",
+    }
+    only = [option for lie in lies for option in ("--only", lie)]
+    found = run(torch_python, tmp_path / "report.json", 1, "--checks", str(LIES), *only)
+    for lie, said in lies.items():
+        assert found[lie]["status"] == "fail", found[lie]
+        assert said in found[lie]["summary"]
+
+
+@pytest.mark.torch
+def test_a_training_that_takes_other_steps_is_no_gpu_at_work(torch_python: Path, tmp_path: Path) -> None:
+    lies = {
+        "training-load-halves-the-loss": "the first step: loss off by",
+        "training-load-stands-still": "update off by",
+        "training-load-leaks": "bends off by",
+        "training-load-scales": "forward off by",
     }
     only = [option for lie in lies for option in ("--only", lie)]
     found = run(torch_python, tmp_path / "report.json", 1, "--checks", str(LIES), *only)

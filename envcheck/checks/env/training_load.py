@@ -3,11 +3,14 @@
 Seen in the wild: GPUs at 30 % because one process feeds eight, memory that is full before the first long batch comes, a
 node that trains at two thirds of the power of its neighbours. A few seconds of data-parallel training in mixed
 precision, on all GPUs at once, with NVML asked four times a second. What it comes to depends on the model that is
-trained, so it is told and not judged; a GPU that slows itself down for heat or power meanwhile is.
+trained, so it is told and not judged; a GPU that slows itself down for heat or power meanwhile is. The first step and
+the one after the last timed one are verified part by part, and replicas have to have the same weights at the end: a GPU
+that computes something else is no GPU at work.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -15,12 +18,12 @@ from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed,
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.hardware import load_samples
 from envcheck.checks.env.support.hardware import sampler as hardware_sampler
-from envcheck.checks.env.support.training import dtype_precision, model_replicas
+from envcheck.checks.env.support.training import model_replicas, plain_math, verified_training
 
 CHECK = Check(
-    promise="training keeps the GPUs at work without a fault of heat or power; utilisation, memory and power are told",
+    promise="training keeps the GPUs at work, without a wrong step or a fault of heat or power; what it needs is told",
     level="standard",
-    seconds=9.0,
+    seconds=12.0,
     timeout=120.0,
     gpus=1,
     ranks=0,
@@ -34,12 +37,14 @@ _FIX = "look at fans, inlet air, power cables and supplies (nvidia-smi -q -d PER
 
 
 def measure(rank: Rank) -> Measured:
-    """Train for SECONDS; return what NVML saw, the memory that was needed, and the loss before and after."""
+    """Train for SECONDS; return what NVML saw, the memory that was needed, the loss, and how right the steps were."""
     import torch
 
-    device = process_group.device_of(rank)
+    device, seed = process_group.device_of(rank), plain_math.seed_of(rank)
     with process_group.group(rank) as dist:
-        step = _training(torch, rank, device)
+        sizes = verified_training.Sizes(WIDTH, LAYERS, BATCH)
+        training = verified_training.Training(torch, rank, device, sizes, seed)
+        step, verified = training.step, [training.verified_step()]
         losses = [step() for _ in range(WARMUP)]
         steps = _steps(torch, dist, device, step)
         torch.cuda.reset_peak_memory_stats(device)
@@ -49,37 +54,21 @@ def measure(rank: Rank) -> Measured:
             losses += [step() for _ in range(steps)]
             torch.cuda.synchronize()
             lasted = time.monotonic() - began
+        memory = _memory(torch, device)
+        verified.append(training.verified_step())
         return {
             **identity,
+            "seed": seed,
+            "verified": verified,
+            "weights": training.weights(),
             "name": torch.cuda.get_device_name(device),
             "steps_per_second": steps / lasted,
             "lasted": lasted,
             "interval": INTERVAL,
             "losses": [float(losses[0]), float(losses[-1])],
-            **_memory(torch, device),
+            **memory,
             "load": sampler.told(),
         }
-
-
-def _training(torch: Any, rank: Rank, device: Any) -> Any:
-    """Return a step of a training: a call that gives its loss, which is not waited for."""
-    torch.manual_seed(5)
-    layers = [layer for _ in range(LAYERS) for layer in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())]
-    model = model_replicas.wrap(rank, torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, WIDTH)).to(device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    inputs, targets = (torch.randn(BATCH, WIDTH, device=device) for _ in range(2))
-    native = torch.cuda.get_device_capability(device) >= dtype_precision.BFLOAT16_SINCE
-    dtype = torch.bfloat16 if native else torch.float16
-
-    def step() -> Any:
-        optimizer.zero_grad()
-        with torch.autocast(device.type, dtype=dtype):
-            loss = torch.nn.functional.mse_loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
 
 
 def _steps(torch: Any, dist: Any, device: Any, step: Any) -> int:
@@ -112,6 +101,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     for entry in ranks:
         if known[entry["rank"]] is None:
             findings += [finding for finding in (_idle(entry), _faulty(entry)) if finding is not None]
+    findings += [finding for entry in ranks for finding in _wrong(entry)] + _apart(ranks)
     return worst(findings, otherwise=findings[0]) if findings else _told(ranks)
 
 
@@ -130,6 +120,48 @@ def _untold(entry: Measured) -> process_group.Problem:
         fix = "run the amp and matmul checks on this GPU"
         return failed(f"{where}: the loss is not finite", fix=fix, code="training.loss", culprit=where)
     return load_samples.unseen(entry, float(entry["lasted"]), float(entry.get("interval") or INTERVAL))
+
+
+def _wrong(entry: Measured) -> list[Outcome]:
+    """Return a finding for each verified step with a part that is off, or the error that there is none."""
+    steps: list[Any] = entry.get("verified") or []
+    about: dict[str, Any] = {"culprit": _name(entry), "rank": entry["rank"]}
+    found = []
+    for which, step in zip(("first", "last"), steps):
+        off, most = step.get("off") or {}, limits(str(step.get("dtype")))
+        bad = {n: off.get(n) for n in most if not process_group.finite(off.get(n)) or not 0 <= off[n] <= most[n]}
+        if bad:
+            said = ", ".join(f"{name} off by {value} (limit {most[name]:g})" for name, value in bad.items())
+            fix = "run the matmul, amp and fingerprint checks on this GPU; wrong there too, take it out"
+            what = f"{_name(entry)}: the {which} step: {said}"
+            found.append(failed(what, fix=fix, code="training.wrong", **about))
+    if len(steps) != 2:  # noqa: PLR2004 (the first and the last)
+        what = f"{_name(entry)} verified no step"
+        found.append(undecided(what, fix="see the check's log", code="training.unmeasured", **about))
+    return found
+
+
+def limits(dtype: str) -> dict[str, float]:
+    """Return how far each part of a verified step in that dtype may be off."""
+    products = verified_training.PRODUCTS.get(dtype, 0.0)
+    names = ("forward", "weights' gradients", "inputs' gradients")
+    bounds = {"loss": verified_training.LOSS, "bends": 0.0, "update": verified_training.UPDATE}
+    return {**dict.fromkeys(names, products), **bounds}
+
+
+def _apart(ranks: Ranks) -> list[Outcome]:
+    """Return the finding that replicas on GPUs of one model have other weights, or that a rank told none."""
+    silent = [entry for entry in ranks if not isinstance(entry.get("weights"), str) or not entry["weights"]]
+    if silent:
+        what, fix = f"{_name(silent[0])} told nothing of its weights", "see the check's log"
+        return [undecided(what, fix=fix, code="training.unmeasured", culprit=_name(silent[0]))]
+    models = {entry.get("name") for entry in ranks}
+    found = [
+        model_replicas.drifted([e for e in ranks if e.get("name") == model], "weights", "after training")
+        for model in models
+    ]
+    code, culprit = "training.replicas", "the replicas"
+    return [dataclasses.replace(finding, code=code, culprit=culprit) for finding in found if finding is not None]
 
 
 def _positive(value: Any) -> bool:

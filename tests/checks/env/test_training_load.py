@@ -15,11 +15,14 @@ Node = Callable[..., View]
 NAN = float("nan")
 GIB = 1 << 30
 SAMPLE = {"clock": 1900, "power": 600.0, "temperature": 60, "reasons": [], "utilization": 98}
+LIMITS = training_load.limits("bfloat16")
 TOLD = {
     "steps_per_second": 180.0,
     "lasted": 5.0,
     "interval": 0.25,
     "losses": [1.02, 0.97],
+    "weights": "1f 2e",
+    "verified": [{"dtype": "bfloat16", "off": dict.fromkeys(LIMITS, 0.0)} for _ in range(2)],
     "peak": 3 * GIB,
     "total": 80 * GIB,
     "load": {"samples": [SAMPLE] * 19, "unread": None, "not_offered": {}},
@@ -105,6 +108,36 @@ def test_gloo_and_cpus_are_no_training_on_gpus(h100: View) -> None:
     ranks = entries(h100)
     ranks[0] |= {"is_cuda": False, "device": "cpu"}
     assert training_load.judge(h100, ranks).status == FAIL
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("part", [*LIMITS])
+def test_a_step_with_a_part_that_is_off_fails_naming_it(h100: View, which: int, part: str) -> None:
+    for value, status in ((LIMITS[part], PASS), (1.01 * LIMITS[part] + 0.1, FAIL), (None, FAIL), (NAN, FAIL)):
+        ranks = entries(h100)
+        ranks[3]["verified"][which]["off"][part] = value
+        outcome = training_load.judge(h100, ranks)
+        assert outcome.status == status
+        said = f"rank 3 on {h100.snapshot.gpus[3].uuid}: the {('first', 'last')[which]} step: {part} off by"
+        assert status == PASS or said in outcome.summary
+
+
+@pytest.mark.parametrize("verified", [None, [], [{"dtype": "bfloat16", "off": dict.fromkeys(LIMITS, 0.0)}]])
+def test_steps_that_nobody_verified_are_no_pass(h100: View, verified: Any) -> None:
+    assert training_load.judge(h100, entries(h100, verified=verified)).status == ERROR
+    assert training_load.judge(h100, entries(h100, verified=[{"dtype": "?", "off": {}}] * 2)).status == FAIL
+
+
+@pytest.mark.parametrize(("weights", "status"), [("1f 2f", FAIL), ("", ERROR), (None, ERROR)])
+def test_replicas_with_other_weights_fail(h100: View, weights: Any, status: str) -> None:
+    ranks = entries(h100)
+    ranks[5]["weights"] = weights
+    outcome = training_load.judge(h100, ranks)
+    assert outcome.status == status
+    assert status == ERROR or "rank(s) [5] disagree" in outcome.summary
+    # Another model of GPU may round otherwise.
+    ranks[5]["name"] = "another"
+    assert training_load.judge(h100, ranks).status == (PASS if status == FAIL else ERROR)
 
 
 def test_every_gpu_with_a_fault_is_a_finding(h100: View) -> None:

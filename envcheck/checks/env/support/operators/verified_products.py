@@ -27,6 +27,8 @@ _SCALE = 2.0**-30
 _PIECE = 1 << 26
 # So many standard deviations off is the largest of a million sums of rounded elements.
 _LARGEST = 5.0
+# Of the usual size of what is added, what a sum is compared with at least.
+_LEAST = 0.01
 # Each element of a sum has another weight, so that no two of them change places unseen.
 _WEIGHTS = seeded_numbers.away_from_zero(seeded_numbers.source(SUM), SUM, 0.5)
 
@@ -100,5 +102,7 @@ def _sums(torch: Any, left: Any, lines: Any, product: Any) -> float:
         part = product[:, first : first + SUM].double() * weights
         right = (wide * (lines[first : first + SUM].float().double() * weights[:, None]).sum(0)).sum(1)
         size = part.square().sum(1).sqrt()
-        errors.append(((part.sum(1) - right).abs() / (_LARGEST * size)).max())
+        apart = (part.sum(1) - right).abs()
+        # A row of zeros, as a dead unit's gradient, is right; one that is nearly so has lost digits below the dtype's.
+        errors.append((apart / (_LARGEST * torch.maximum(size, _LEAST * size.mean()))).where(apart != 0, apart).max())
     return worst([float(one) for one in torch.stack(errors).tolist()])

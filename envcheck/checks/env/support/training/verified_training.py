@@ -1,0 +1,154 @@
+"""Data-parallel training in mixed precision, any step of which can be taken apart and verified.
+
+Weights and data come from Python's generator, the same on every rank: so the mean of all ranks' gradients is each one's
+own, and all ranks have the same weights at any time. Of a verified step each product, of the forward and of the
+backward pass, is held against plain Python and sums in float64 (verified_products.py); the bends between them, the
+loss, its gradient and what the optimizer makes of all that against elementary operations.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from envcheck.checks import Measured
+from envcheck.checks.env.support.operators import verified_products
+from envcheck.checks.env.support.training import dtype_precision, model_replicas
+
+RATE, MOMENTUM = 0.01, 0.9
+# A kernel may add up parts that it has rounded: twice what one product by itself may be off.
+PRODUCTS = {dtype: 2 * most for dtype, most in verified_products.TOLERANCE.items()}
+LOSS = 1e-4
+# Units in the last place of the largest weight; a step that is not taken is off by hundreds of them.
+UPDATE = 2.0
+_ULP = 2.0**-23
+# The standard deviation of numbers between -2 and 2.
+_SPREAD = 4 / math.sqrt(12)
+
+
+class Sizes(NamedTuple):
+    """How wide the layers are, how many there are, and how many samples a batch has."""
+
+    width: int
+    layers: int
+    batch: int
+
+
+class Training:
+    """Layers without bias, bent between, under DDP; the same batch at every step."""
+
+    def __init__(self, torch: Any, rank: Any, device: Any, sizes: Sizes, seed: int) -> None:
+        self.torch, self.device = torch, device
+        width, nn = sizes.width, torch.nn
+        self.layers = [nn.Linear(width, width, bias=False, device=device) for _ in range(sizes.layers + 1)]
+        # A spread that keeps the size of what goes through (He et al. 2015, arXiv 1502.01852).
+        drawn = verified_products.data(torch, width, width, device, seed) * (math.sqrt(2 / width) / _SPREAD)
+        with torch.no_grad():
+            for number, layer in enumerate(self.layers):
+                layer.weight.copy_(drawn.roll((5 * number, 3 * number), (0, 1)))
+        self.inputs, self.targets = (
+            verified_products.data(torch, sizes.batch, width, device, seed + more) for more in (1, 2)
+        )
+        bent = [part for layer in self.layers[:-1] for part in (layer, nn.ReLU())]
+        self.model = model_replicas.wrap(rank, nn.Sequential(*bent, self.layers[-1]))
+        # float16 loses gradients as small as a mean's: they are scaled, and the rate is scaled back.
+        self.scale = 2.0 ** round(math.log2(sizes.batch * width / 256))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE / self.scale, momentum=MOMENTUM)
+        native = torch.cuda.get_device_capability(device) >= dtype_precision.BFLOAT16_SINCE
+        self.dtype = torch.bfloat16 if native else torch.float16
+
+    def step(self) -> Any:
+        """Take a step; return its loss, which is not waited for."""
+        return self._step()[0].detach()
+
+    def _step(self) -> tuple[Any, Any]:
+        self.optimizer.zero_grad()
+        with self.torch.autocast(self.device.type, dtype=self.dtype):
+            made = self.model(self.inputs)
+            loss = self.torch.nn.functional.mse_loss(made, self.targets)
+        (loss * self.scale).backward()
+        self.optimizer.step()
+        return loss, made
+
+    def weights(self) -> str:
+        """Return a digest of all weights: sums of their bits, by row and weighted by their row's number."""
+        found = []
+        for layer in self.layers:
+            rows = layer.weight.detach().view(self.torch.int32).sum(1, dtype=self.torch.int64)
+            numbers = self.torch.arange(1, len(rows) + 1, device=rows.device)
+            found += [rows.sum(), (rows * numbers).sum()]
+        return " ".join(f"{int(one) & 0xFFFFFFFFFFFFFFFF:x}" for one in found)
+
+    def verified_step(self) -> Measured:
+        """Take a step as any other; return what it came to: the dtype, and how far each part of it is off."""
+        seen: list[_Seen] = []
+        hooks = [layer.register_forward_hook(lambda *given: seen.append(_seen(*given))) for layer in self.layers]
+        moved = [self._moved(layer.weight) for layer in self.layers]
+        try:
+            loss, made = self._step()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        with self.torch.no_grad():
+            found = {"loss": self._loss(loss, made, seen[-1].output.grad)}
+            for name in ("forward", "weights' gradients", "inputs' gradients"):
+                pairs = zip(self.layers, seen)
+                found[name] = verified_products.worst([self._product(name, *pair) for pair in pairs])
+            found["bends"] = verified_products.worst([_bend(self.torch, *two) for two in zip(seen, seen[1:])])
+            steps = zip(self.layers, seen, moved)
+            found["update"] = verified_products.worst([self._update(layer.weight, *old) for layer, *old in steps])
+        finite = {name: error if math.isfinite(error) else None for name, error in found.items()}
+        return {"dtype": str(self.dtype)[6:], "off": finite}
+
+    def _moved(self, weight: Any) -> Any:
+        moved = self.optimizer.state.get(weight, {}).get("momentum_buffer")
+        return 0.0 if moved is None else moved.clone()
+
+    def _product(self, name: str, layer: Any, seen: _Seen) -> float:
+        """Return how far one layer's product of that name is off; the first layer's input has no gradient."""
+        made, upstream = seen.output, seen.output.grad
+        given, weight = seen.input.to(self.dtype), seen.weight.to(self.dtype)
+        if name == "forward":
+            return verified_products.error(self.torch, given, weight, made)
+        if name == "weights' gradients":
+            return verified_products.error(self.torch, upstream.t(), given.t(), layer.weight.grad)
+        first = layer is self.layers[0]
+        return 0.0 if first else verified_products.error(self.torch, upstream, weight.t(), seen.input.grad)
+
+    def _loss(self, loss: Any, made: Any, gradient: Any) -> float:
+        """Return how far the loss and its gradient are off, the latter by what its dtype may be off."""
+        gaps = made.float().double() - self.targets.double()
+        right = float(gaps.square().sum()) / gaps.numel()
+        due = gaps * (2 * self.scale / gaps.numel())
+        apart = (gradient.float().double() - due).square().sum().sqrt() / due.square().sum().sqrt()
+        share = float(apart) / PRODUCTS[str(self.dtype)[6:]]
+        return verified_products.worst([abs(float(loss) - right) / right, LOSS * share])
+
+    def _update(self, weight: Any, seen: _Seen, moved: Any) -> float:
+        """Return how far the new weight is from the formula's, in units in the last place of the largest one."""
+        due = MOMENTUM * moved + weight.grad.double()
+        right = seen.weight.double() - RATE / self.scale * due
+        return float((weight.double() - right).abs().max() / (_ULP * right.abs().max()))
+
+
+class _Seen(NamedTuple):
+    """What went into a layer, the weight that it met, and what came out; both ends keep their gradients."""
+
+    input: Any
+    weight: Any
+    output: Any
+
+
+def _seen(layer: Any, given: Any, made: Any) -> _Seen:
+    for tensor in (given[0], made):
+        if tensor.requires_grad:
+            tensor.retain_grad()
+    return _Seen(given[0], layer.weight.detach().clone(), made)
+
+
+def _bend(torch: Any, below: _Seen, above: _Seen) -> float:
+    """Return how many elements are not bent at zero, on the way there and back."""
+    flat, passed = below.output.detach(), above.input.grad
+    there = above.input.detach().ne(torch.where(flat > 0, flat, 0 * flat))
+    back = below.output.grad.ne(torch.where(flat > 0, passed, 0 * passed))
+    return float(there.sum() + back.sum())
