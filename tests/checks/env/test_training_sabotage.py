@@ -222,6 +222,22 @@ FAULTS = {
         "torch.utils.data.DataLoader.__iter__ = lambda self: (b for n, b in enumerate(honest(self)) if n != 5)",
         "5 of 6 batches arrived",
     ),
+    "spawned-loader-loses-a-batch": Fault(
+        "dataloader-start-methods",
+        "honest = torch.utils.data.DataLoader.__iter__\n"
+        "def lying(self):\n"
+        "    return (b for n, b in enumerate(honest(self)) if n != 5 or self.multiprocessing_context is None)\n"
+        "torch.utils.data.DataLoader.__iter__ = lying",
+        "spawn: [5, 5] batches arrived in the epochs, [6, 6] were due",
+    ),
+    "spawn-does-not-start": Fault(
+        "dataloader-start-methods",
+        "from multiprocessing import popen_spawn_posix as m\n"
+        "def broken(self, *a):\n"
+        "    raise OSError(12, 'Cannot allocate memory')\n"
+        "m.Popen._launch = broken",
+        "spawn: the loader broke: OSError",
+    ),
     "loader-reorders": Fault(
         "dataloader",
         "honest = torch.utils.data.DataLoader.__iter__\n"
@@ -238,6 +254,27 @@ FAULTS = {
         "        yield batch\n"
         "torch.utils.data.DataLoader.__iter__ = lying",
         "item 0, element 7 arrived as 8",
+    ),
+    "adafactor-clips-late": Fault("optimizers", _options("Adafactor", "d=2.0"), "Adafactor, defaults"),
+    "adafactor-foreach-decay": Fault(
+        "optimizers",
+        "from torch.optim import _adafactor as m\n"
+        "honest = m._multi_tensor_adafactor\n"
+        "def lying(*a, **k):\n"
+        "    k['weight_decay'] = 0.0\n"
+        "    return honest(*a, **k)\n"
+        "m._multi_tensor_adafactor = lying\n",
+        "Adafactor, options, foreach",
+    ),
+    "sparse-adam-betas": Fault("optimizers", _options("SparseAdam", "betas=(0.9, 0.99)"), "SparseAdam, defaults"),
+    "sparse-adam-drops-a-part": Fault(
+        "optimizers",
+        "honest = torch.Tensor.coalesce\n"
+        "def once(self):\n"
+        "    half = self._nnz() // 2\n"
+        "    return honest(torch.sparse_coo_tensor(self._indices()[:, :half], self._values()[:half], self.shape))\n"
+        "torch.Tensor.coalesce = once\n",
+        "SparseAdam, defaults",
     ),
     "foreach-betas": Fault(
         "optimizers",
