@@ -228,6 +228,7 @@ def test_however_a_worker_ends_every_check_has_its_outcome_and_it_is_ended(
     target = Scripted(events, code)
     run = run_site(target=target)
     assert run.outcomes["two"].summary == summary
+    assert run.outcomes["two"].code == ("worker.lost" if events else "torch.import-lost")
     assert run.outcomes["two"].log == ("" if events[1:] == [{"event": "end"}] else "last words")
     assert target.ended == 1
     assert run.verdict.exit_code == 3

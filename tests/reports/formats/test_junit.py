@@ -115,6 +115,13 @@ def test_a_failure_says_value_limit_source_and_remedy(report: MakeReport) -> Non
     ]
 
 
+def test_the_type_of_a_failure_is_its_code(report: MakeReport) -> None:
+    """Outcomes of old reports have none: the status stands for it."""
+    rows = [structs.replace(o, code="speed.slow") if o.id == "slow" else o for o in ALL]
+    root = parsed(report(*rows))
+    assert [case(root, o.id)[0].get("type") for o in rows if o.status in ("fail", "error")] == ["speed.slow", "error"]
+
+
 def test_a_warning_passes_and_is_told(report: MakeReport) -> None:
     root = parsed(report(*ALL))
     assert list(case(root, "odd")) == []

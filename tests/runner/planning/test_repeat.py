@@ -184,6 +184,6 @@ def test_a_driver_that_changes_between_rounds_is_a_failure_that_names_both(
     again = Run(plan([*made.chosen], level="full", nproc=2, repeat=3), made.chosen, made.target, site=made.site)
     validate(again, lambda: Snapshot("now", {"driver.version": Signal(next(drivers))}), Deaf())
     changed = again.outcomes["same-environment"]
-    assert changed.status == "fail"
+    assert (changed.status, changed.code) == ("fail", "same-environment.changed")
     assert "driver.version was 570.26, is 570.124.06" in changed.summary
     assert again.verdict.exit_code == 1

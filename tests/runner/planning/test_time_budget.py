@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_not_begun_and_is_a_skip_that_says_so(
     run = run_site(budget=60.0)
     left = run.outcomes["dear"]
     assert (run.outcomes["cheap"].status, left.status, left.left_out) == ("pass", "skip", True)
-    assert left.summary.startswith("left out: planned for 500 s, and ")
+    assert left.code == "budget.left-out"
     assert left.summary.endswith("s of the budget of 60 s were left")
     assert not (tmp_path / "begun").exists()
     assert run.verdict.sentence.endswith("; 1 check left out by the budget")

@@ -50,6 +50,9 @@ def pairs(*matrix: list[Any]) -> dict[str, Any]:
     return {"is_cuda": True, "matrix": list(matrix)}
 
 
+CODES = {PASS: "", FAIL: "require.not-met", ERROR: "require.unmeasured"}
+
+
 @pytest.mark.parametrize(
     ("name", "bound", "row", "status", "word"),
     [
@@ -77,7 +80,7 @@ def pairs(*matrix: list[Any]) -> dict[str, Any]:
 def test_each_bound_on_both_sides(name: str, bound: float, row: OutcomeRow, status: str, word: str) -> None:
     wanted = requirements_measured.demand(name, bound, "our contract")
     found = requirements_measured.hold([wanted], {row.id: row})[f"require-{name}"]
-    assert found.status == status, found
+    assert (found.status, found.code) == (status, CODES[status]), found
     assert word in found.summary
     assert bool(found.remedy) == (status != PASS)
     if status != ERROR:
