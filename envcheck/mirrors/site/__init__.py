@@ -1,1 +1,1 @@
-"""A mirror site of one's own: known servers, configured; started, watched and audited."""
+"""Configure, start, watch and audit your own mirror site, which consists of well-known servers."""

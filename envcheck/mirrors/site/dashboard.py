@@ -1,4 +1,4 @@
-"""The site's Grafana dashboard. Its structure and every query are tested; no Grafana has drawn it yet."""
+"""The site's Grafana dashboard. Tests check its structure and every query, but not in a real Grafana."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _JUDGED: Final = 'outcome=~"ok|error|truncated"'
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One panel: `queries` map legends to PromQL; it is red from `limit` on, or `below` it."""
+    """One panel: `queries` map legends to PromQL; it turns red above `limit`, or below it if `below` is set."""
 
     title: str
     unit: str
@@ -89,9 +89,9 @@ PANELS: Final = (
 
 
 def dashboard() -> str:
-    """Return the dashboard as Grafana imports it, JSON."""
+    """Return the dashboard as JSON that Grafana imports."""
     source = {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
-    told = {
+    document = {
         "uid": "envcheck-mirror",
         "title": "envcheck mirror",
         "tags": ["envcheck"],
@@ -101,7 +101,7 @@ def dashboard() -> str:
         "templating": {"list": [source]},
         "panels": _placed(),
     }
-    return json.dumps(told, indent=2) + "\n"
+    return json.dumps(document, indent=2) + "\n"
 
 
 def _placed() -> list[dict[str, Any]]:

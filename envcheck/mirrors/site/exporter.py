@@ -19,7 +19,7 @@ from typing import Any, Final, TypeGuard
 
 PARTS: Final = ("files", "hf", "other", "pypi-index", "pytorch-index", "registry", "static")
 OUTCOMES: Final = ("ok", "error", "truncated", "client_abort", "client_error", "refused")
-# Of these alone the bytes are what somebody wanted to have.
+# Only the bytes of these outcomes count as downloads.
 DOWNLOADS: Final = frozenset({"files", "hf", "registry", "static"})
 CACHES: Final = frozenset({"HIT", "MISS", "EXPIRED", "STALE", "UPDATING", "REVALIDATED", "BYPASS", "SCARCE"})
 LARGE: Final = 100_000_000  # bytes; below it latency is most of the time
@@ -31,7 +31,7 @@ _REFUSED: Final = frozenset({401, 403, 429})
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One answered request: bytes and seconds of its body, and what became of it."""
+    """One answered request: bytes and seconds of its body, and its outcome."""
 
     part: str
     outcome: str
@@ -42,21 +42,21 @@ class Request:
 
 
 def parse(line: str) -> Request | None:
-    """Return what a line of the log tells, or None for what nginx did not write."""
+    """Return the request in a line of the log, or None if nginx did not write the line."""
     try:
-        told = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(told, dict) or told.get("part") not in PARTS:
+    if not isinstance(entry, dict) or entry.get("part") not in PARTS:
         return None
-    status, sent, seconds = told.get("status"), told.get("bytes"), told.get("seconds")
+    status, sent, seconds = entry.get("status"), entry.get("bytes"), entry.get("seconds")
     if not _count(status) or not _count(sent) or not _duration(seconds):
         return None
-    method, part, cache = told.get("method"), str(told["part"]), told.get("cache")
-    whole = sent if method != "GET" else _promised(told.get("promised"), sent)
+    method, part, cache = entry.get("method"), str(entry["part"]), entry.get("cache")
+    whole = sent if method != "GET" else _promised(entry.get("promised"), sent)
     return Request(
         part=part,
-        outcome=_outcome(status, complete=told.get("complete") == "OK", short=sent < whole),
+        outcome=_outcome(status, complete=entry.get("complete") == "OK", short=sent < whole),
         cache=cache.lower() if isinstance(cache, str) and cache in CACHES else "none",
         sent=sent,
         seconds=float(seconds),
@@ -89,7 +89,7 @@ def _outcome(status: int, *, complete: bool, short: bool) -> str:
 
 
 class Totals:
-    """What was counted since the log's beginning."""
+    """The counters since the beginning of the log."""
 
     def __init__(self) -> None:
         self.requests = collections.Counter[tuple[str, str]]({(p, o): 0 for p in PARTS for o in OUTCOMES})
@@ -125,7 +125,7 @@ class Totals:
 
 
 class Follower:
-    """Reads a growing log; goes on over a rename (logrotate), a truncation, and a time without any file."""
+    """Read a growing log, also across a rename (logrotate), a truncation, or a time without a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -133,7 +133,7 @@ class Follower:
         self._rest = b""
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines that became whole since the last call."""
+        """Yield the lines that were completed since the last call."""
         yield from self._drain()
         if not self._same():
             yield from self._drain()  # what was written between the two
@@ -141,7 +141,7 @@ class Follower:
             yield from self._drain()
 
     def close(self) -> None:
-        """Let go of the file; the next call begins with whatever then has its name."""
+        """Close the file; the next call opens the file that then has its name."""
         if self._file is not None:
             os.close(self._file)
         self._file, self._rest = None, b""
@@ -176,37 +176,37 @@ class Follower:
 
 
 def gauges(root: Path) -> dict[str, tuple[str, dict[str, float]]]:
-    """Return what is read at the moment of asking: name -> (help, labels -> value). What cannot be read is absent."""
-    found: dict[str, tuple[str, dict[str, float]]] = {}
+    """Return the current gauges: name -> (help, labels -> value), without those that cannot be read."""
+    values: dict[str, tuple[str, dict[str, float]]] = {}
     try:
         disk = os.statvfs(root / "cache")
     except OSError:
         pass
     else:
-        found["storage_size_bytes"] = ("Size of the caches' filesystem.", {"": float(disk.f_blocks * disk.f_frsize)})
+        values["storage_size_bytes"] = ("Size of the caches' filesystem.", {"": float(disk.f_blocks * disk.f_frsize)})
         free = float(disk.f_bavail * disk.f_frsize)
-        found["storage_available_bytes"] = ("Room on the caches' filesystem.", {"": free})
+        values["storage_available_bytes"] = ("Room on the caches' filesystem.", {"": free})
     synced = {f'name="{_escaped(path.name)}"': path.stat().st_mtime for path in sorted((root / "state/sync").glob("*"))}
     if synced:
-        found["sync_success_timestamp_seconds"] = ("When a tree was last copied whole.", synced)
+        values["sync_success_timestamp_seconds"] = ("When a tree was last copied whole.", synced)
     audit = _audit(root / "state/audit.json")
     if audit:
-        found["audit_timestamp_seconds"] = ("Time of the last audit.", {"": audit["time"]})
-        found["audit_files"] = ("Files that the last audit judged.", {"": audit["files"]})
-        found["audit_poisoned_files"] = ("Files that were wrong at the last audit.", {"": audit["poisoned"]})
-    return found
+        values["audit_timestamp_seconds"] = ("Time of the last audit.", {"": audit["time"]})
+        values["audit_files"] = ("Files that the last audit judged.", {"": audit["files"]})
+        values["audit_poisoned_files"] = ("Files that were wrong at the last audit.", {"": audit["poisoned"]})
+    return values
 
 
 def _audit(path: Path) -> dict[str, float]:
     try:
-        told = json.loads(path.read_bytes())
-        return {key: float(told[key]) for key in ("time", "files", "poisoned")}
+        record = json.loads(path.read_bytes())
+        return {key: float(record[key]) for key in ("time", "files", "poisoned")}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
 def text(totals: Totals, now: Mapping[str, tuple[str, Mapping[str, float]]]) -> str:
-    """Return everything in Prometheus' text format."""
+    """Return all metrics in Prometheus' text format."""
     by_part = {f'part="{p}",outcome="{o}"': n for (p, o), n in totals.requests.items()}
     counters: dict[str, tuple[str, Mapping[str, float]]] = {
         "requests_total": ("Requests by what became of them; a client that went away is no failure.", by_part),
@@ -227,8 +227,8 @@ def text(totals: Totals, now: Mapping[str, tuple[str, Mapping[str, float]]]) -> 
         "log_lines_total": ("Lines of the access log.", {"": totals.lines}),
         "log_lines_unreadable_total": ("Of these, lines that nginx did not write so.", {"": totals.unreadable}),
     }
-    told = [_family(name, "counter", about, values) for name, (about, values) in counters.items()]
-    return "".join(told + [_family(name, "gauge", about, values) for name, (about, values) in now.items()])
+    families = [_family(name, "counter", about, values) for name, (about, values) in counters.items()]
+    return "".join(families + [_family(name, "gauge", about, values) for name, (about, values) in now.items()])
 
 
 def _labelled(counts: Mapping[tuple[str, str], int]) -> dict[str, float]:
@@ -247,7 +247,7 @@ def _escaped(value: str) -> str:
 
 
 class Exporter:
-    """A site's log and state, read again each time somebody asks."""
+    """A site's log and state, read again at each scrape."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -256,14 +256,14 @@ class Exporter:
         self._lock = threading.Lock()
 
     def text(self) -> str:
-        """Return the metrics of this moment."""
+        """Return the current metrics."""
         with self._lock:
             self._totals.add(self._follower.lines())
             return text(self._totals, gauges(self._root))
 
 
 def server(root: Path, address: str, port: int) -> ThreadingHTTPServer:
-    """Return a server of /metrics that has not begun yet."""
+    """Return a server of /metrics that is not started yet."""
     exporter = Exporter(root)
 
     class Handler(BaseHTTPRequestHandler):
@@ -279,13 +279,13 @@ def server(root: Path, address: str, port: int) -> ThreadingHTTPServer:
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing: a scrape a minute is no news."""
+            """Log nothing: there is a scrape every minute."""
 
     return ThreadingHTTPServer((address, port), Handler)
 
 
 def main() -> None:
-    """Serve the metrics of a site until ended."""
+    """Serve the metrics of a site until stopped."""
     parser = argparse.ArgumentParser(description="Serve a mirror site's metrics at /metrics.")
     parser.add_argument("root", type=Path, help="the site's directory")
     parser.add_argument("--address", default="127.0.0.1")

@@ -122,8 +122,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def origins(self) -> list[str]:
         """Return every origin that files are taken from: the indexes' own and those that their pages link to."""
-        found = [one for index in self.indexes for one in (index.origin, *index.links)]
-        return list(dict.fromkeys(found))
+        origins = [one for index in self.indexes for one in (index.origin, *index.links)]
+        return list(dict.fromkeys(origins))
 
     def at(self, port: int) -> str:
         """Return the URL of one of its ports for clients."""

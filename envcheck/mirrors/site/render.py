@@ -46,14 +46,14 @@ def client(site: Site) -> dict[str, Any]:
     if site.store:
         lists["pypi"].append(f"{base}/static/store/simple")
         lists["pytorch"].append(f"{base}/static/store/whl/{{variant}}")
-    told: dict[str, Any] = {"name": "mirror-site"}
-    told |= {part: [{"url": url} for url in urls] for part, urls in lists.items() if urls}
+    profile: dict[str, Any] = {"name": "mirror-site"}
+    profile |= {part: [{"url": url} for url in urls] for part, urls in lists.items() if urls}
     if site.hf:
-        told["hf"] = {"endpoint": site.at(site.hf.port), "token": "allow" if site.hf.tokens else "never"}
+        profile["hf"] = {"endpoint": site.at(site.hf.port), "token": "allow" if site.hf.tokens else "never"}
     if site.registries:
         plain = 0 if site.tls is None else len("https://")
-        told["registries"] = {one.name: [site.at(one.port)[plain:]] for one in site.registries}
-    return {**told, "ca": site.client_ca} if site.client_ca else told
+        profile["registries"] = {one.name: [site.at(one.port)[plain:]] for one in site.registries}
+    return {**profile, "ca": site.client_ca} if site.client_ca else profile
 
 
 def _pretty(value: Any) -> str:
