@@ -9,7 +9,7 @@ and back downwards (moving inversions, as memtest86 and DCGM's memtest do). The 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Optional
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
 from envcheck.checks.env.support.collectives import process_group
@@ -35,6 +35,7 @@ _FIX = "take this GPU out and test it alone (dcgmi diag -r 4); rows that stay wr
 LITERAL = {"zeros": 0, "ones": -1, "0x55": 0x5555555555555555, "0xaa": ~0x5555555555555555}
 LOOKED = 64
 Fill = Callable[[Any, int], None]
+Expected = Optional[Callable[[int], int]]
 
 
 def measure(rank: Rank) -> Measured:
@@ -46,7 +47,7 @@ def measure(rank: Rank) -> Measured:
     chunks = _chunks(torch, device, int(free * SHARE))
     scratch = chunks.pop()
     blind = _blind(scratch)
-    passes = {name: _pass(chunks, scratch, fill, LITERAL.get(name)) for name, fill in fills(torch).items()}
+    passes = {name: _pass(chunks, scratch, fill, _expected(name)) for name, fill in fills(torch).items()}
     passes["moving inversions"] = _inversions(chunks, scratch)
     return {
         **process_group.standing(rank, scratch),
@@ -101,11 +102,18 @@ def fills(torch: Any) -> dict[str, Fill]:
     return {**constant, "address": address, "random": noise}
 
 
-def _pass(chunks: list[Any], scratch: Any, fill: Fill, word: int | None = None) -> Measured:
+def _expected(name: str) -> Expected:
+    """Return what says which word is at a place, of all memory; None for random words, no two of which are equal."""
+    if name == "random":
+        return None
+    return (lambda place: place) if name == "address" else (lambda _: LITERAL[name])
+
+
+def _pass(chunks: list[Any], scratch: Any, fill: Fill, expected: Expected) -> Measured:
     """Fill everything, and only then read it back: a write that lands elsewhere too shows.
 
-    Of a constant pattern, some words of each chunk are looked at in plain Python too: what fills both sides alike with
-    something else would compare equal.
+    Some words of each chunk are looked at in plain Python too: what fills both sides alike with something else would
+    compare equal.
     """
     for number, chunk in enumerate(chunks):
         fill(chunk, number)
@@ -113,9 +121,18 @@ def _pass(chunks: list[Any], scratch: Any, fill: Fill, word: int | None = None) 
     for number, chunk in enumerate(chunks):
         fill(scratch, number)
         _compare(found, chunk, scratch, number)
-        looked = seeded_numbers.read(chunk[:: max(1, chunk.numel() // LOOKED)]) if word is not None else []
-        found["wrong"] += sum(value != word for value in looked)
+        found["wrong"] += _looked(chunk, number, expected)
     return found
+
+
+def _looked(chunk: Any, number: int, expected: Expected) -> int:
+    """Return how many of the words that plain Python reads are not what they have to be."""
+    step = max(1, chunk.numel() // LOOKED)
+    looked = seeded_numbers.read(chunk[::step])
+    if expected is None:
+        return len(looked) - len(set(looked))
+    first = number * chunk.numel()
+    return sum(word != expected(first + index * step) for index, word in enumerate(looked))
 
 
 def _inversions(chunks: list[Any], scratch: Any) -> Measured:

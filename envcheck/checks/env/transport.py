@@ -100,12 +100,15 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         if unread
         else _slower(view, ranks, pairs, details) or _switched(view, ranks, details)
     )
-    wrong = [_wrong(entry) for entry in ranks if entry.get("wrong")]
+    wrong = [_wrong(entry) for entry in ranks if entry.get("wrong") or not isinstance(entry.get("wrong"), list)]
     return worst([*wrong, outcome], otherwise=outcome) if wrong else outcome
 
 
 def _wrong(entry: Measured) -> Outcome:
-    """Return the failure of a rank that received something else than was sent."""
+    """Return the failure of a rank that received something else than was sent, or an error if it compared nothing."""
+    if not isinstance(entry.get("wrong"), list):
+        said = f"rank {entry['rank']} compared no message"
+        return undecided(said, fix="see the check's log", code="data.missing", culprit=f"rank {entry['rank']}")
     return failed(
         f"rank {entry['rank']} received wrong data: {', '.join(map(str, entry['wrong']))}",
         fix="run the collectives check, which says what arrived instead",

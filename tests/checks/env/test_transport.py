@@ -219,7 +219,8 @@ def entries(world: int, way: str, said: str = SWITCH, odd: dict[tuple[int, int],
 
     def measured(rank: int) -> Entry:
         ways = {peer: (odd or {}).get((min(rank, peer), max(rank, peer)), way) for peer in range(world) if peer != rank}
-        return {"nccl": nccl_log.parse(said + "".join(line(rank, peer, each) for peer, each in ways.items()))}
+        log = nccl_log.parse(said + "".join(line(rank, peer, each) for peer, each in ways.items()))
+        return {"nccl": log, "wrong": []}
 
     return group(measured, world)
 
@@ -367,6 +368,15 @@ def test_where_nothing_is_proven_what_nvml_shows_is_the_guess(node: Node) -> Non
     assert transports.of(node("h100x8"), silent).judged == "nvls"
     assert transports.of(node("mixed"), silent).judged == "pcie"
     assert transports.of(dataclasses.replace(node("cpu"), mode="cpu"), silent).judged == ""
+
+
+@pytest.mark.parametrize(("wrong", "status"), [([], PASS), (["all-reduce"], FAIL), (None, ERROR), ("", ERROR)])
+def test_messages_that_were_wrong_or_that_nobody_compared_are_no_pass(node: Node, wrong: Any, status: str) -> None:
+    ranks = entries(8, "P2P/CUMEM")
+    ranks[3]["wrong"] = wrong
+    outcome = transport.judge(node("h100x8"), ranks)
+    assert outcome.status == status
+    assert status == PASS or "rank 3" in outcome.summary
 
 
 def test_multicast_that_one_rank_does_not_find_is_not_there_for_the_group(node: Node) -> None:

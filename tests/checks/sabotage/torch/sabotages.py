@@ -173,6 +173,11 @@ SABOTAGES: dict[str, Sabotage] = {
     "matmul gives zeros": ("fingerprint", lambda: times(T.Tensor, "__matmul__", 0.0)),
     "products of FP8 and bf16 x 1.3 alike": ("fp8-training", fp8_and_bfloat16),
     "fill_ writes zeros": ("memory-patterns", lambda: lie(T.Tensor, "fill_", lambda h, x, _: h(x, 0))),
+    "arange writes zeros": (
+        "memory-patterns",
+        lambda: lie(T, "arange", lambda h, *a, out=None, **k: h(*a, **k) if out is None else out.zero_()),
+    ),
+    "random_ writes zeros": ("memory-patterns", lambda: lie(T.Tensor, "random_", lambda _, x, *_a, **_k: x.zero_())),
     "!= sees nothing": ("memory-patterns", lambda: lie(T.Tensor, "__ne__", lambda _, x, y: T.zeros_like(x) > y.max())),
     "attention ignores its mask": (
         "attention",
