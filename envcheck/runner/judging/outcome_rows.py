@@ -34,10 +34,11 @@ def ending(event: Event, *, importing: bool, here: bool) -> str:
     if importing and event.get("signal") == "SIGALRM":
         return f"importing torch took longer than {IMPORT_TIMEOUT:g} s"
     manner = f"died of {event['signal']}" if "signal" in event else f"exited with code {event['code']}"
-    last = str(event.get("log", "")).strip().splitlines()[-1:]
+    log = str(event.get("log", ""))
+    last = process_limits.telling_line(log) if here else next(reversed(log.strip().splitlines()), "")
     if event.get("unwritable"):
-        last = [f"its directory for temporary files takes nothing more: {event['unwritable']}"]
-    told = f"the worker {manner}{' while importing torch' if importing else ''}{': ' + last[0] if last else ''}"
+        last = f"its directory for temporary files takes nothing more: {event['unwritable']}"
+    told = f"the worker {manner}{' while importing torch' if importing else ''}{': ' if last else ''}{last}"
     return process_limits.explained(told) if here else told
 
 

@@ -110,11 +110,8 @@ def _first_lost(ended: Sequence[End], results: Sequence[dict[str, Any]]) -> dict
             timeout = lost_rank.watchdog(raised) or lost_rank.watchdog(end.log)
             return {"rank": end.rank, "text": raised, **({"hung": True} if timeout else {})}
         if end.status:
-            said = end.log.strip().splitlines()[-1:]
-            return {
-                "rank": end.rank,
-                "text": f"exited with code {end.status}{''.join(f': {last[:300]}' for last in said)}",
-            }
+            last = process_limits.telling_line(end.log)[:300]
+            return {"rank": end.rank, "text": f"exited with code {end.status}{': ' if last else ''}{last}"}
         if not results[end.rank]:
             return {"rank": end.rank, "text": "exited with code 0 and no result"}
     return None

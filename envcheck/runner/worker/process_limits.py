@@ -34,6 +34,8 @@ _NO_LIMIT = 1 << 60  # version 1 has a number for it, 2^63 less a page
 _LIMITS = (
     (_PROCESSES, resource.RLIMIT_NPROC, "processes and threads of this user", "ulimit -u", "pids"),
     (_MEMORY, resource.RLIMIT_AS, "bytes of address space", "ulimit -v", "memory"),
+    # A thread needs room for its stack, and without it fails as if there were too many.
+    (_PROCESSES, resource.RLIMIT_AS, "bytes of address space", "ulimit -v", ""),
     (_FILE, resource.RLIMIT_FSIZE, "bytes in a file", "ulimit -f", ""),
     (_OPEN, resource.RLIMIT_NOFILE, "open files", "ulimit -n", ""),
     (_TIME, resource.RLIMIT_CPU, "seconds of CPU time", "ulimit -t", ""),
@@ -51,7 +53,14 @@ def explained(text: str) -> str:
     causes += _memory_kills() if "SIGKILL" in text else []
     causes += _refusals() if _LOST.search(text) else []
     causes += _full() if _SPACE.search(text) else []
-    return f"{text}{_NAMED}{'; '.join(causes)})" if causes and not named(text) else text
+    return f"{text}{_NAMED}{'; '.join(dict.fromkeys(causes))})" if causes and not named(text) else text
+
+
+def telling_line(log: str) -> str:
+    """Return the last line of a log that a limit of this process explains; its last line where none does."""
+    lines = log.strip().splitlines()
+    limited = [line for line in lines if explained(line) != line]
+    return next(reversed(limited or lines), "").strip()
 
 
 def named(text: str) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from envcheck.checks.env import compiled
+from envcheck.runner.judging import outcome_rows
 from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.worker import process_limits, rank, rank_group
 
@@ -66,6 +68,30 @@ def test_what_a_compiler_says_of_a_limit_names_it(monkeypatch: pytest.MonkeyPatc
         assert told == line
         assert shell in process_limits.explained(told)
     assert compiled._telling(RuntimeError("an error\nmore")) == "an error"  # noqa: SLF001
+
+
+def test_a_thread_that_finds_no_room_for_its_stack_names_the_address_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {resource.RLIMIT_AS: (10**9, 10**9), resource.RLIMIT_NPROC: (96365, 96365)}
+    monkeypatch.setattr("resource.getrlimit", lambda number: limits.get(number, (-1, -1)))
+    told = process_limits.explained("RuntimeError: can't start new thread; MemoryError")
+    assert told.count("1000000000 bytes of address space, see `ulimit -v`") == 1
+    assert "96365 processes" in told
+    limits[resource.RLIMIT_AS] = (-1, -1)
+    assert "address space" not in process_limits.explained("RuntimeError: can't start new thread")
+
+
+def test_the_line_of_a_log_that_a_limit_explains_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = "Traceback\nobject type name: MemoryError\nlost sys.stderr\n"
+    assert process_limits.telling_line("") == ""
+    monkeypatch.setattr("resource.getrlimit", lambda _: (-1, -1))
+    monkeypatch.setattr(process_limits, "_CGROUP", Path("/nowhere"))
+    assert process_limits.telling_line(log) == "lost sys.stderr"
+    monkeypatch.setattr("resource.getrlimit", lambda _: (10**9, 10**9))
+    assert process_limits.telling_line(log) == "object type name: MemoryError"
+    said = outcome_rows.ending({"event": "exit", "code": 1, "log": log}, importing=False, here=True)
+    assert said.startswith("the worker exited with code 1: object type name: MemoryError (limit: 1000000000 bytes")
+    elsewhere = outcome_rows.ending({"event": "exit", "code": 1, "log": log}, importing=False, here=False)
+    assert elsewhere == "the worker exited with code 1: lost sys.stderr"
 
 
 def test_a_kill_for_lack_of_memory_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
