@@ -83,7 +83,7 @@ def test_a_directory_of_wheels_passes_for_what_it_holds(site: Path) -> None:
     (site / "ours.yaml").write_text(f"pypi: [{{url: '{site}', kind: find-links}}]\n")
     done = probe(site, "--mirror", str(site / "ours.yaml"))
     assert done.return_value == 0
-    assert "  1  ours                   all of it in this machine's directories\n" in done.output
+    assert "  1  ours                   all files are in this machine's directories\n" in done.output
     assert "has all 1 files, 1 in this machine's directories" in done.output
     (site / WHEEL).unlink()
     assert probe(site, "--mirror", str(site / "ours.yaml")).return_value == 3
@@ -193,7 +193,7 @@ def test_mirrors_are_asked_for_the_model_file_of_a_url(site: Path) -> None:
             ["--mirror", "tuna", "--mirror", "ustc", "--need", "https://host/a.bin"],
             "mirrors cannot find it by name",
         ),
-        ([], "nothing says which files are needed"),
+        ([], "no files are named"),
         (["torch2.13.0-cpu-py311", "--offline", "--fresh"], "--fresh and --offline exclude each other"),
         (["torch*"], "names"),
         (["tuna", "--model", "org/name"], "'tuna' is a mirror, but the argument is a CELL"),
@@ -224,7 +224,7 @@ def test_fetch_takes_the_mirror_that_passed_and_says_so(site: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("chosen", "arguments", "said"),
     [
-        (None, [], "mirror  none was chosen: every client's own default"),
+        (None, [], "mirror  none chosen: each client uses its own default"),
         ("site.yaml", [], "mirror  {}/site.yaml: `envcheck mirror use` chose it"),
         ("site.yaml", ["--mirror", "user"], "mirror  {}/site.yaml: `envcheck mirror use` chose it"),
         ("dead.yaml", ["--mirror", "site.yaml"], None),
@@ -267,7 +267,7 @@ def test_who_is_not_trusted_is_told_with_options_that_there_are(monkeypatch: pyt
     done = CliRunner().invoke(
         cli, ["mirror", "probe", "--mirror", "tuna", "--model", "org/name"], standalone_mode=False
     )
-    assert "nobody is trusted for the hashes" in str(done.exception)
+    assert "no trusted endpoint for the hashes" in str(done.exception)
     assert "--trust-mirror" not in str(done.exception)
 
 

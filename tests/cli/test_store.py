@@ -53,7 +53,7 @@ def test_versions_are_listed_switched_and_taken_back(run: Run, store: Store) -> 
     assert [(one["number"], one["current"], one["models"]) for one in told["versions"]] == [(1, True, 1), (2, False, 1)]
     assert run("switch", "2").stdout == "version 2 is served\n"
     assert versions.current(store) == 2
-    assert "no version 9; there are: 1, 2" in failed(run("switch", "9"), ConfigError)
+    assert "no version 9; existing versions: 1, 2" in failed(run("switch", "9"), ConfigError)
 
 
 def test_an_unreadable_manifest_hides_no_other_version(run: Run, store: Store) -> None:
@@ -97,7 +97,7 @@ def test_sizes_are_told_as_people_read_them(size: int, said: str) -> None:
 
 def test_verify_is_1_when_something_is_wrong_and_names_it(run: Run, store: Store) -> None:
     done = run("verify")
-    assert (done.return_value, "each is of its hash" in done.stdout) == (0, True)
+    assert (done.return_value, "every hash matches" in done.stdout) == (0, True)
     one = next(one for one in store.objects() if one.size == 7)
     store.path(one.sha256).chmod(0o644)
     store.path(one.sha256).write_bytes(b"WEIGHTS")
@@ -106,7 +106,7 @@ def test_verify_is_1_when_something_is_wrong_and_names_it(run: Run, store: Store
     (fault,) = json.loads(done.stdout)["faults"]
     assert fault["file"] == f"hf/o/r/resolve/{'0' * 40}/model.bin"
     assert (fault["versions"], fault["mended"]) == ([1, 2], None)
-    assert "taken out of version 1, 2" in fault["left"]
+    assert "removed from version 1, 2" in fault["left"]
     assert "not served" in failed(run("rollback"), PromiseError)
 
 
@@ -115,14 +115,14 @@ def test_what_only_the_store_has_wrong_no_version_serves(run: Run, store: Store)
     store.path(one.sha256).unlink()
     store.path(one.sha256).write_bytes(b"WEIGHTS")
     told = run("verify").stdout
-    assert "; no version serves wrong bytes\n    mended from versions/" in told
+    assert "; no version serves wrong bytes\n    repaired from versions/" in told
 
 
 def test_a_store_with_nothing_in_it_is_not_found_sound(run: Run, tmp_path: Path) -> None:
     with Store(tmp_path / "empty").held():
         pass
     told = failed(run("verify", root=tmp_path / "empty"), UnavailableError)
-    assert "nothing is stored there; name the store that is meant" in told
+    assert "the store is empty; pass the right store" in told
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_who_reads_a_store_that_is_none_is_told(run: Run, tmp_path: Path, argume
     typo, ours = tmp_path / "typo", tmp_path / "ours"
     ours.mkdir()
     (ours / "letter.txt").touch()
-    assert f"{typo}: there is no store; name the one that is meant" in failed(run(*arguments, root=typo), ConfigError)
-    assert f"{ours}: this is no store" in failed(run(*arguments, root=ours), ConfigError)
+    assert f"{typo}: there is no store; pass the right store" in failed(run(*arguments, root=typo), ConfigError)
+    assert f"{ours}: not a store" in failed(run(*arguments, root=ours), ConfigError)
     assert (typo.exists(), [file.name for file in ours.iterdir()]) == (False, ["letter.txt"])
 
 
@@ -153,7 +153,7 @@ def test_a_bundle_goes_out_and_comes_in(run: Run, tmp_path: Path) -> None:
     out = run("export", "-o", str(tmp_path / "b"), "--part-size", "10K")
     assert "part(s)" in out.stdout
     done = run("import", str(tmp_path / "b"), root=tmp_path / "other")
-    assert "1 model(s) taken in" in done.stdout
+    assert "1 model(s) imported" in done.stdout
     assert (tmp_path / "other/current/hf/o/r/resolve/main/model.bin").read_bytes() == b"weights"
     part = tmp_path / "b/bundle.tar.000"
     part.write_bytes(part.read_bytes()[:-1] + b"x")
@@ -204,7 +204,7 @@ def test_a_model_is_published_from_its_lock(run: Run, store: Store, tmp_path: Pa
     assert (store.root / "current/hf/o/r/resolve/main/model.bin").exists()
     store.evict(digest)
     said = failed(run("release", "--model-lock", str(tmp_path / "model.lock")), UnavailableError)
-    assert "names no hf.endpoint" in said
+    assert "has no hf.endpoint" in said
 
 
 @pytest.mark.parametrize(

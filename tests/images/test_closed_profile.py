@@ -44,7 +44,7 @@ def test_a_base_comes_from_no_mirror_of_the_machine() -> None:
 def test_the_hub_itself_is_not_asked_for_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("envcheck.mirrors.hub.api.default_endpoint", lambda: "https://hub.example")
     hub = HuggingFace(endpoint="https://mirror.example", trusted="https://trusted.example")
-    with pytest.raises(ConfigError, match="nobody is trusted"):
+    with pytest.raises(ConfigError, match="no trusted endpoint"):
         trusted_endpoint(CLOSED, mirror=False)
     assert trusted_endpoint(OPEN, mirror=False) == "https://hub.example"
     assert trusted_endpoint(Profile(name="site", closed=True, hf=hub), mirror=False) == "https://trusted.example"

@@ -43,7 +43,7 @@ def test_a_local_version_s_plus_is_read_in_either_spelling() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"files": 3}', b'{"files": [3]}', b'{"files": [{}]}'])
 def test_json_that_is_no_page_is_one_line(body: bytes) -> None:
-    with pytest.raises(NetworkError, match="no PEP 691 JSON"):
+    with pytest.raises(NetworkError, match="not PEP 691 JSON"):
         parse_page(body, JSON, URL)
 
 
@@ -87,7 +87,7 @@ def test_where_no_page_tells_hashes_the_one_file_it_can_be_is_taken() -> None:
     others += ["torch-2.8.0-cp311-cp311-win_amd64.whl", "torchvision-2.8.0-cp311-cp311-manylinux_2_28_x86_64.whl"]
     page = [IndexFile(linux(name), f"https://flat.example/{name}") for name in [*others, W]]
     assert match_files(NEED, [page]) == [LocatedFile(linux(W), A, None, (f"https://flat.example/{W}",))]
-    with pytest.raises(UnavailableError, match="torch: its page tells no hashes"):
+    with pytest.raises(UnavailableError, match="torch: its page has no hashes"):
         match_files(dataclasses.replace(NEED, python=None), [page])
 
 
@@ -106,13 +106,13 @@ def test_a_wheel_of_this_machine_is_a_place_too(tmp_path: Path) -> None:
 
 
 def test_nothing_of_that_hash_says_why_at_each_place() -> None:
-    with pytest.raises(UnavailableError, match="torch: it answers 404; no file there has a hash of the lock"):
+    with pytest.raises(UnavailableError, match="torch: it answers 404; no file on its page has a hash of the lock"):
         match_files(LockedPackage("torch", (A,)), ["it answers 404", [IndexFile(W, "https://x.example/t", B)]])
 
 
 def test_who_was_asked_in_vain_is_named() -> None:
     pages: list[list[IndexFile] | str] = ["it answers 404", [IndexFile(W, "https://x.example/t", B)]]
-    said = "torch: one.example: it answers 404; two.example: no file there has a hash of the lock"
+    said = "torch: one.example: it answers 404; two.example: no file on its page has a hash of the lock"
     with pytest.raises(UnavailableError, match=said):
         match_files(LockedPackage("torch", (A,)), pages, hosts=["one.example", "two.example"])
     nobody = [Index(url=f"http://{name}.invalid/simple") for name in ("one", "two")]

@@ -1,4 +1,4 @@
-"""What `envcheck fetch` and `envcheck lock` are asked for: which files, by which hashes, from where."""
+"""The request of `envcheck fetch` and `envcheck lock`: which files, with which hashes, from where."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class FetchRequest(NamedTuple):
-    """The options of a fetch that say what; one of the five."""
+    """The options that name what to fetch; exactly one of the five."""
 
     url: str | None
     cell: str | None
@@ -31,7 +31,7 @@ class FetchRequest(NamedTuple):
     trust_mirror: bool
 
     def check(self) -> None:
-        """Refuse none of them, and two of them."""
+        """Raise ConfigError unless exactly one is given."""
         names = {"URL": self.url, "CELL": self.cell, "--lock": self.lock}
         names |= {"--model": self.model, "--dataset": self.dataset}
         given = [name for name, value in names.items() if value is not None]
@@ -40,93 +40,95 @@ class FetchRequest(NamedTuple):
             fix = "give one of CELL, URL --sha256 HASH, --lock FILE, --model REPO@REV, --dataset REPO@REV"
             raise ConfigError(message, fix=fix)
         if self.sha256 is not None and self.url is None:
-            message = f"--sha256 beside {given[0]}, whose files have their own"
+            message = f"--sha256 beside {given[0]}, whose files have their own hashes"
             raise ConfigError(message, fix="leave it out")
 
 
-def profile_client(profile: Profile, connections: int, *asked: str) -> Client:
-    """Return a client with the profile's trust and credentials, for its own endpoints and those `asked`."""
+def profile_client(profile: Profile, connections: int, *request: str) -> Client:
+    """Return a client with the profile's CA and credentials, for its own endpoints and the given ones."""
     from envcheck.mirrors.hub.api import hub_client
 
-    return hub_client(profile, *asked, connections=connections)
+    return hub_client(profile, *request, connections=connections)
 
 
-def requested_revision(asked: FetchRequest, profile: Profile) -> Revision | None:
-    """Return the revision that is asked for, with its hashes from a lock or from who is trusted; None for no model."""
+def requested_revision(request: FetchRequest, profile: Profile) -> Revision | None:
+    """Return the requested revision with hashes from a lock or the trusted endpoint; None if no model is requested."""
     from envcheck.mirrors.hub.api import trusted_endpoint
     from envcheck.mirrors.hub.download import read_revision
     from envcheck.mirrors.hub.revision import SCHEMA, parse_lock, parse_reference
 
-    if asked.lock is not None:
-        content = read_whole(asked.lock)
-        return parse_lock(content, str(asked.lock)) if SCHEMA.encode() in content[:200] else None
-    if asked.model is None and asked.dataset is None:
+    if request.lock is not None:
+        content = read_whole(request.lock)
+        return parse_lock(content, str(request.lock)) if SCHEMA.encode() in content[:200] else None
+    if request.model is None and request.dataset is None:
         return None
     ref = (
-        parse_reference(asked.model, "model")
-        if asked.model is not None
-        else parse_reference(asked.dataset or "", "dataset")
+        parse_reference(request.model, "model")
+        if request.model is not None
+        else parse_reference(request.dataset or "", "dataset")
     )
-    endpoint = trusted_endpoint(profile, mirror=asked.trust_mirror)
+    endpoint = trusted_endpoint(profile, mirror=request.trust_mirror)
     return read_revision(profile_client(profile, 8, endpoint), endpoint, ref)
 
 
-def model_endpoints(asked: FetchRequest, profile: Profile) -> list[str]:
-    """Return where a model's bytes come from, in order: the profile's endpoints, or who is trusted for the hashes."""
+def model_endpoints(request: FetchRequest, profile: Profile) -> list[str]:
+    """Return the endpoints for a model's files, in order: the profile's, or the one that is trusted for hashes."""
     from envcheck.mirrors.hub.api import trusted_endpoint
 
     if profile.hf.endpoints:
         return profile.hf.endpoints
     try:
-        return [trusted_endpoint(profile, mirror=asked.trust_mirror)]
+        return [trusted_endpoint(profile, mirror=request.trust_mirror)]
     except ConfigError as error:
-        message = f"the mirror profile {profile.name} names no hf.endpoint: nothing says where the files come from"
-        raise ConfigError(message, fix="name one that does, e.g. --mirror hf-mirror; `envcheck mirror list`") from error
+        message = f"the mirror profile {profile.name} has no hf.endpoint"
+        raise ConfigError(
+            message, fix="choose one that has it, e.g. --mirror hf-mirror; `envcheck mirror list`"
+        ) from error
 
 
 def wanted_files(
-    settings: Settings, asked: FetchRequest, profile: Profile, client: Client, to: Path
+    settings: Settings, request: FetchRequest, profile: Profile, client: Client, to: Path
 ) -> list[WantedFile]:
-    """Return the files that are asked for, where they may be had, and where they go."""
-    if asked.url is not None:
-        return [_wanted_url(asked.url, asked.sha256, to)]
+    """Return the requested files with their URLs and paths."""
+    if request.url is not None:
+        return [_wanted_url(request.url, request.sha256, to)]
     from envcheck.images.locks.lockfile import parse_requirements
 
-    if asked.lock is not None:
-        text = read_whole(asked.lock).decode(errors="replace")
-        return _locked_files([parse_requirements(text, "base", str(asked.lock))], None, profile, client, to)
+    if request.lock is not None:
+        text = read_whole(request.lock).decode(errors="replace")
+        return _locked_files([parse_requirements(text, "base", str(request.lock))], None, profile, client, to)
     from envcheck.data import data_path
     from envcheck.images.locks.lockfile import read_locks
     from envcheck.images.spec import select
     from envcheck.matrix.file.load import load
 
-    cells = select(load(settings.matrix), (asked.cell or "",))
-    found = []
+    cells = select(load(settings.matrix), (request.cell or "",))
+    files = []
     for cell in cells:
         locks = read_locks(data_path("images") / str(cell))
         if not locks:
             message = f"{cell} has no lock"
             raise ConfigError(message, fix=f"run `envcheck lock {cell}`")
-        found += _locked_files(locks, cell.python, profile, client, to)
-    return list({want.path: want for want in found}.values())
+        files += _locked_files(locks, cell.python, profile, client, to)
+    return list({file.path: file for file in files}.values())
 
 
 def _wanted_url(url: str, sha256: str | None, to: Path) -> WantedFile:
     from envcheck.mirrors.fetch.request import WantedFile
     from envcheck.mirrors.profiles.model import has_userinfo, redacted
 
-    shown = redacted(url)
+    shown_url = redacted(url)
     if has_userinfo(url):
-        message = f"a user or password in {shown}"
+        message = f"a user or password in {shown_url}"
         raise ConfigError(message, fix="move it to a netrc file, and name that in a mirror profile")
     name = _file_name(url)
     if not url.startswith(("https://", "http://")) or name in {"", ".", ".."} or "/" in name:
-        message = f"{shown!r} is no URL of a file"
+        message = f"{shown_url!r} is not the URL of a file"
         raise ConfigError(message, fix="write https://HOST/PATH/FILE")
     digest = re.fullmatch(r"(?:sha256:)?([0-9a-fA-F]{64})", sha256 or "")
     if digest is None:
-        message = "no sha256 of 64 hexadecimal digits" if sha256 else f"{name}: nothing says what it must be"
-        raise ConfigError(message, fix="give --sha256 HASH, from where the file is from and not from the mirror")
+        message = "no sha256 of 64 hexadecimal digits" if sha256 else f"{name}: no expected hash"
+        raise ConfigError(message, fix="pass --sha256 HASH; take the hash from the file's origin, not from the mirror")
     return WantedFile((url,), digest[1].lower(), None, to / name)
 
 
@@ -145,19 +147,19 @@ def _locked_files(
     from envcheck.mirrors.index.locate import LockedPackage, locate
     from envcheck.mirrors.profiles.model import network_indexes
 
-    needs = [
+    packages = [
         LockedPackage(pin.name, tuple(pin.sha256), lock.index, pin.version, python)
         for lock in locks
         for pin in lock.pins
     ]
     families = {"pypi": profile.pypi, "pytorch": profile.pytorch}
-    local = {family: [index for index in known if index.local is not None] for family, known in families.items()}
-    found = locate(
-        needs,
+    local = {family: [index for index in indexes if index.local is not None] for family, indexes in families.items()}
+    located = locate(
+        packages,
         {
-            family: [*local[family], *network_indexes(known, closed=profile.closed)]
-            for family, known in families.items()
+            family: [*local[family], *network_indexes(indexes, closed=profile.closed)]
+            for family, indexes in families.items()
         },
         client,
     )
-    return [WantedFile(file.urls, file.sha256, None, to / file.name, file.local, hint=file.size) for file in found]
+    return [WantedFile(file.urls, file.sha256, None, to / file.name, file.local, hint=file.size) for file in located]

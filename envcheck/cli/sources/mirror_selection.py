@@ -1,4 +1,4 @@
-"""What `envcheck mirror probe` and `--mirror auto` have in common: what a lock asks for, and what is said of it."""
+"""What `envcheck mirror probe` and `--mirror auto` share: the files of a lock, and the printed ranking."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NAME: Final = 22
 
 
 def cell_locks(settings: Settings, selector: str) -> list[Lock]:
-    """Return the locks of the one cell that a selector names."""
+    """Return the locks of the one cell that the selector matches."""
     from envcheck.data import data_path
     from envcheck.images.locks.lockfile import read_locks
     from envcheck.images.spec import select
@@ -59,23 +59,23 @@ def read_lock(path: Path) -> Lock:
 
 
 def locked_files(locks: Iterable[Lock]) -> list[WantedPackage]:
-    """Return what locks ask a mirror for."""
+    """Return the files of these locks."""
     from envcheck.mirrors.probe.file_matches import WantedPackage
 
     return [WantedPackage(pin.name, pin.version, tuple(pin.sha256), lock.index) for lock in locks for pin in lock.pins]
 
 
 class ProbedSource:
-    """What is needed of one kind of source: a lock's index, a model's endpoint, or URLs."""
+    """The files to probe from one kind of source: a lock's index, a model's endpoint, or URLs."""
 
-    def __init__(self, asked: list[WantedPackage], measure: Measure, only: list[Mirror] | None = None) -> None:
-        self.name = asked[0].part
-        self._asked = asked
+    def __init__(self, files: list[WantedPackage], measure: Measure, only: list[Mirror] | None = None) -> None:
+        self.name = files[0].part
+        self._asked = files
         self._measure = measure
         self._only = only
 
     def able(self, mirrors: list[Mirror]) -> list[Mirror]:
-        """Return the mirrors that have such a source at all."""
+        """Return the mirrors that have this kind of source."""
         from envcheck.mirrors.probe import effective_indexes
 
         return [mirror for mirror in mirrors if effective_indexes.has_source(mirror.profile, self.name)]
@@ -83,37 +83,39 @@ class ProbedSource:
     def ranked(
         self, mirrors: list[Mirror], budget: Budget, *, age: float, offline: bool, no_redirects: bool, here: str | None
     ) -> list[RankedMirror]:
-        """Return the mirrors in their order, by what is stored or by what is measured now."""
+        """Return the ranked mirrors, from stored or new measurements."""
         from envcheck.mirrors.probe.cache import cached_or_measured
         from envcheck.mirrors.probe.ranking import rank
 
         mirrors = self._only or mirrors
-        found = cached_or_measured(mirrors, self._asked, budget, age=age, offline=offline, measure=self._measure)
-        return rank(found, no_redirects=no_redirects, own_region=here)
+        measurements = cached_or_measured(mirrors, self._asked, budget, age=age, offline=offline, measure=self._measure)
+        return rank(measurements, no_redirects=no_redirects, own_region=here)
 
 
 def probed_sources(
-    settings: Settings, wanted: dict[str, Any], mirrors: list[Mirror], *, named: bool
+    settings: Settings, requested: dict[str, Any], mirrors: list[Mirror], *, named: bool
 ) -> list[ProbedSource]:
-    """Return the parts of the one thing that is wanted: CELL, --lock, --model, --dataset or --need.
+    """Return the sources of the one request: CELL, --lock, --model, --dataset or --need.
 
-    `named` says that the mirrors are those of the command line: they are compared with URLs too.
+    `named`: the mirrors come from the command line, so they are compared with URLs too.
     """
     from envcheck.mirrors.probe.hub import probe_hub
     from envcheck.mirrors.probe.hub import wanted_packages as files_of
     from envcheck.mirrors.probe.probe import probe
     from envcheck.mirrors.select.by_lock import split_by_part
 
-    given = [name for name, value in wanted.items() if value is not None]
+    given = [name for name, value in requested.items() if value is not None]
     if len(given) != 1:
-        message = f"{' and '.join(given)} at once" if given else "nothing says which files are needed"
+        message = f"{' and '.join(given)} at once" if given else "no files are named"
         raise ConfigError(message, fix="give one of CELL, --lock FILE, --model or --dataset REPO@REV, --need URL")
-    if wanted["--need"]:
-        return [_url_source(wanted["--need"], mirrors, named=named)]
-    wish = _hub_request(wanted, mirrors)
-    if wish is not None:
-        return [ProbedSource(files_of(wish), lambda some, _asked, budget: probe_hub(some, wish, budget))]
-    locks = [read_lock(wanted["--lock"])] if wanted["--lock"] is not None else cell_locks(settings, wanted["CELL"])
+    if requested["--need"]:
+        return [_url_source(requested["--need"], mirrors, named=named)]
+    hub_request = _hub_request(requested, mirrors)
+    if hub_request is not None:
+        return [ProbedSource(files_of(hub_request), lambda some, _asked, budget: probe_hub(some, hub_request, budget))]
+    locks = (
+        [read_lock(requested["--lock"])] if requested["--lock"] is not None else cell_locks(settings, requested["CELL"])
+    )
     return [ProbedSource(part, probe) for part in split_by_part(locked_files(locks))]
 
 
@@ -127,26 +129,26 @@ def _url_source(urls: tuple[str, ...], mirrors: list[Mirror], *, named: bool) ->
     )
 
 
-def _hub_request(wanted: dict[str, Any], mirrors: list[Mirror]) -> HubProbeRequest | None:
-    """Return the revision with its hashes: from a lock, or from who is trusted; None where wheels are wanted."""
+def _hub_request(requested: dict[str, Any], mirrors: list[Mirror]) -> HubProbeRequest | None:
+    """Return the revision with hashes from a lock or the trusted endpoint; None if wheels are requested."""
     from envcheck.mirrors.hub.revision import SCHEMA, parse_lock, parse_reference
     from envcheck.mirrors.probe.hub import HubProbeRequest
     from envcheck.mirrors.select import by_model
 
-    lock: Path | None = wanted["--lock"]
+    lock: Path | None = requested["--lock"]
     if lock is not None:
         content = read_whole(lock)
         return HubProbeRequest(parse_lock(content, str(lock))) if SCHEMA.encode() in content[:200] else None
-    named = wanted["--model"] or wanted["--dataset"]
-    if named is None:
+    reference = requested["--model"] or requested["--dataset"]
+    if reference is None:
         return None
-    return by_model.hub_request(parse_reference(named, "model" if wanted["--model"] else "dataset"), mirrors)
+    return by_model.hub_request(parse_reference(reference, "model" if requested["--model"] else "dataset"), mirrors)
 
 
 def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profile:
-    """Return the profile of a name; of "auto", the mirrors that were probed for the locks.
+    """Return the profile of this name; for "auto", a profile of the mirrors that were probed for the locks.
 
-    Say which it is where the command line does not name it, and why it is those that were probed.
+    Print the choice if the command line does not name it, with the reasons of a probe.
     """
     from envcheck.mirrors.profiles.load import load
 
@@ -161,51 +163,53 @@ def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profi
     return choice.profile
 
 
-def profile_to_fetch(settings: Settings, mirror: str, what: What) -> tuple[Profile, Revision | None]:
-    """Return the profile that a fetch uses, and the model's or dataset's revision where one is asked for."""
+def profile_to_fetch(settings: Settings, mirror: str, request: What) -> tuple[Profile, Revision | None]:
+    """Return the profile for a fetch, and the revision of the requested model or dataset, if any."""
     from envcheck.cli.sources.fetch_request import requested_revision
     from envcheck.mirrors.profiles.load import load
 
     if mirror != AUTO:
         # A URL says itself where from.
-        profile = load(mirror) if what.url is not None else profile_for(settings, mirror, [])
-        return profile, requested_revision(what, profile)
-    model = what.model is not None or what.dataset is not None
-    if what.url is not None or (model and what.trust_mirror):
-        message = "--mirror auto for a URL" if what.url else "--trust-mirror and no mirror that is named"
+        profile = load(mirror) if request.url is not None else profile_for(settings, mirror, [])
+        return profile, requested_revision(request, profile)
+    model = request.model is not None or request.dataset is not None
+    if request.url is not None or (model and request.trust_mirror):
+        message = "--mirror auto for a URL" if request.url else "--trust-mirror and no mirror that is named"
         raise ConfigError(message, fix="name a mirror" if model else "leave it out: the URL says where from")
-    if what.cell is not None:
-        return profile_for(settings, mirror, cell_locks(settings, what.cell)), None
-    return _auto_profile(settings, what)
+    if request.cell is not None:
+        return profile_for(settings, mirror, cell_locks(settings, request.cell)), None
+    return _auto_profile(settings, request)
 
 
-def _auto_profile(settings: Settings, what: What) -> tuple[Profile, Revision | None]:
+def _auto_profile(settings: Settings, request: What) -> tuple[Profile, Revision | None]:
     from envcheck.mirrors.select import by_lock, by_model
 
     mirrors = by_lock.default_mirrors()
-    wish = _hub_request({"--lock": what.lock, "--model": what.model, "--dataset": what.dataset}, mirrors)
-    if wish is None:
-        return profile_for(settings, AUTO, [read_lock(what.lock)] if what.lock is not None else []), None
-    choice = by_model.choose(wish, mirrors)
+    hub_request = _hub_request(
+        {"--lock": request.lock, "--model": request.model, "--dataset": request.dataset}, mirrors
+    )
+    if hub_request is None:
+        return profile_for(settings, AUTO, [read_lock(request.lock)] if request.lock is not None else []), None
+    choice = by_model.choose(hub_request, mirrors)
     _print_mirror(settings, *_split_reasons(choice.reasons))
-    return choice.profile, wish.revision
+    return choice.profile, hub_request.revision
 
 
 def _implicit_choice(mirror: str) -> str | None:
-    """Return what a mirror is that the command line does not name, and who chose it; None where it names one."""
+    """Return the mirror and where it was chosen, if the command line does not name it; else None."""
     from envcheck.mirrors.profiles import user_choice
 
     context = click.get_current_context(silent=True)
     if mirror == "user":
         name = user_choice.read()
-        return f"{name}: `envcheck mirror use` chose it" if name else "none was chosen: every client's own default"
+        return f"{name}: `envcheck mirror use` chose it" if name else "none chosen: each client uses its own default"
     if context is not None and context.get_parameter_source("mirror") is ParameterSource.ENVIRONMENT:
         return f"{mirror}: the environment names it"
     return None
 
 
 def _split_reasons(why: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the sentence of each part's first mirror as one line, and the other sentences."""
+    """Return the first reason of each part as one line, and the other reasons."""
     first = {line.partition(": ")[0]: line for line in reversed(why)}
     return f"auto: {'; '.join(first.values())}", [line for line in why if line not in first.values()]
 
@@ -219,37 +223,37 @@ def _print_mirror(settings: Settings, mirror: str | None, why: Iterable[str]) ->
 
 
 def print_ranking(ranked: list[RankedMirror], title: str, *, quiet: bool) -> None:
-    """Print a part's mirrors in their order, 80 columns wide, each with what it was judged by."""
+    """Print the ranked mirrors of a source, 80 columns wide, each with its criteria and points."""
     click.echo(title)
     place = 0
-    for one in ranked:
-        place += one.passed
-        click.echo(_format_line(one, place))
-        for text in [] if quiet else _format_reasons(one):
+    for ranked_mirror in ranked:
+        place += ranked_mirror.passed
+        click.echo(_format_line(ranked_mirror, place))
+        for text in [] if quiet else _format_reasons(ranked_mirror):
             click.echo(textwrap.fill(text, _WIDTH, initial_indent="      ", subsequent_indent="        "))
 
 
-def _format_line(one: RankedMirror, place: int) -> str:
-    name = f"{one.mirror:<{_NAME}}" if len(one.mirror) <= _NAME else f"{one.mirror}\n{'':<{_NAME + 5}}"
-    if not one.passed:
-        state = "not passed" if one.measured.answered else "not reached"
-        return f"  -  {name} {state}: {', '.join(sorted(one.failed_criteria))}"
-    if not one.measured.answered:
-        return f"{place:>3}  {name} all of it in this machine's directories"
-    rate, latency = one.measured.rate, one.measured.latency
+def _format_line(ranked: RankedMirror, place: int) -> str:
+    name = f"{ranked.mirror:<{_NAME}}" if len(ranked.mirror) <= _NAME else f"{ranked.mirror}\n{'':<{_NAME + 5}}"
+    if not ranked.passed:
+        state = "not passed" if ranked.measured.answered else "not reached"
+        return f"  -  {name} {state}: {', '.join(sorted(ranked.failed_criteria))}"
+    if not ranked.measured.answered:
+        return f"{place:>3}  {name} all files are in this machine's directories"
+    rate, latency = ranked.measured.rate, ranked.measured.latency
     speed = f"{rate.speed / 1e6:.1f} MB/s" if rate is not None else "no rate"
     delay = f"{latency.total * 1e3:.1f} ms" if latency is not None else "no latency"
-    return f"{place:>3}  {name} {one.score:>5.1f} of 100   {speed:>12}   {delay:>10}"
+    return f"{place:>3}  {name} {ranked.score:>5.1f} of 100   {speed:>12}   {delay:>10}"
 
 
-def _format_reasons(one: RankedMirror) -> list[str]:
-    """Return the gates, the failed ones first, and of who passed them the points."""
-    order = sorted(one.criteria, key=lambda gate: gate.passed is not False)
+def _format_reasons(ranked: RankedMirror) -> list[str]:
+    """Return the criteria, the failed ones first, and the points of a mirror that passed."""
+    order = sorted(ranked.criteria, key=lambda gate: gate.passed is not False)
     words = {True: "passed", False: "failed", None: "not told"}
-    said = [f"{gate.name} {_gate_word(gate.hard, words[gate.passed])}: {gate.why}" for gate in order]
-    points = [f"{mark.name} {mark.points:g} of {mark.of:g}: {mark.why}" for mark in one.score_parts]
-    shown = [*said, *points] if one.passed else said[: max(1, len(one.failed_criteria))]
-    return [*shown, *(f"note: {note}" for note in one.notes), *(["as stored"] if one.measured.stored else [])]
+    gate_lines = [f"{gate.name} {_gate_word(gate.hard, words[gate.passed])}: {gate.why}" for gate in order]
+    points = [f"{mark.name} {mark.points:g} of {mark.of:g}: {mark.why}" for mark in ranked.score_parts]
+    lines = [*gate_lines, *points] if ranked.passed else gate_lines[: max(1, len(ranked.failed_criteria))]
+    return [*lines, *(f"note: {note}" for note in ranked.notes), *(["as stored"] if ranked.measured.stored else [])]
 
 
 def _gate_word(hard: bool, word: str) -> str:  # noqa: FBT001 (two words, private)

@@ -1,4 +1,4 @@
-"""`envcheck store export` and `import`: what is published, carried to where no network goes."""
+"""`envcheck store export` and `import`: carry the released files to machines without a network."""
 
 from __future__ import annotations
 
@@ -55,49 +55,51 @@ class StoreImportOptions(NamedTuple):
 @cells_argument
 @models_option
 @mirror_option
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="Where to.")
-@click.option("--part-size", default="4G", show_default=True, type=Size(), help="The largest file it may make.")
-@click.option("--key", type=click.Path(path_type=Path), help="An ed25519 private key (PEM) that signs it.")
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="Output directory."
+)
+@click.option("--part-size", default="4G", show_default=True, type=Size(), help="Largest size of one file.")
+@click.option("--key", type=click.Path(path_type=Path), help="ed25519 private key (PEM) to sign the bundle.")
 @json_option
 @click.pass_obj
 @takes(StoreExportOptions)
 def export(options: StoreExportOptions, obj: Any) -> None:
-    """Write a bundle for where no network goes.
+    """Write a bundle for machines without a network.
 
-    Of cells and models, or of all that is served now. The same contents make the same bytes, whenever and wherever.
-    The digest that is printed goes another way than the bundle: `import --sha256` refuses a bundle of another digest,
-    `import --key` one that the key's public half does not verify.
+    It holds the named cells and models, or everything that is served now. The same contents give the same bytes. Send
+    the printed digest separately from the bundle: `import --sha256` refuses a bundle with another digest, and `import
+    --key` one that the public key does not verify.
     """
     from envcheck.cli.store.collect import collect_contents
     from envcheck.cli.store.common import existing_store, progress_bar
     from envcheck.mirrors.store.bundle import bundle
 
     cells, models, to, key = options.cells, options.models, options.output, options.key
-    wanted = (
+    source = (
         collect_contents(obj[0], obj[1], cells, models, options.mirror)
         if cells or models
         else _served_contents(existing_store(obj[1]))
     )
-    with wanted as contents, progress_bar(obj[0], "export") as (_, progress):
+    with source as contents, progress_bar(obj[0], "export") as (_, progress):
         parts = bundle.export(obj[1], contents, to, part_size=options.part_size, progress=progress, key=key)
     digest = bundle.bundle_digest(to)
     sizes = {part.name: part.stat().st_size for part in parts}
     bound = [wheel.name for wheel in contents.wheels if wheel.redistributable is False]
     if options.as_json:
-        told = {"schema": "envcheck/store-export/1", "to": str(to), "parts": sizes, "bytes": sum(sizes.values())}
-        told |= {"sha256": digest, "signed": key is not None}
-        click.echo(json.dumps({**told, "not_redistributable": bound}, indent=2))
+        document = {"schema": "envcheck/store-export/1", "to": str(to), "parts": sizes, "bytes": sum(sizes.values())}
+        document |= {"sha256": digest, "signed": key is not None}
+        click.echo(json.dumps({**document, "not_redistributable": bound}, indent=2))
         return
     click.echo(f"{to}: {len(parts)} part(s), {format_bytes(sum(sizes.values()))}, and {bundle.SUMS}")
     click.echo(f"digest {digest}{', signed' if key is not None else ''}")
     if bound:
-        click.echo(f"not to be passed on without their owner's leave: {len(bound)} wheel(s),")
+        click.echo(f"not redistributable without the owner's permission: {len(bound)} wheel(s),")
         click.echo(f"  {bound[0]} for one")
 
 
 @contextlib.contextmanager
 def _served_contents(store: Store) -> Iterator[Contents]:
-    """Give what is served now, held."""
+    """Yield the contents that are served now, and keep them from eviction."""
     from envcheck.mirrors.store import manifest as store_manifest
     from envcheck.mirrors.store import versions
 
@@ -105,26 +107,26 @@ def _served_contents(store: Store) -> Iterator[Contents]:
     if served is None:
         message = "nothing to export: nothing is released"
         raise ConfigError(message, fix="name a CELL or a --model-lock")
-    told = versions.read_manifest(store, served).contents
-    with store.held(store_manifest.object_sizes(told)):
-        yield told
+    version = versions.read_manifest(store, served).contents
+    with store.held(store_manifest.object_sizes(version)):
+        yield version
 
 
 @click.command("import", epilog="Example: envcheck store import /media/usb --sha256 0f3e...")
 @click.argument("source", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--sha256", metavar="HASH", help="The digest that `store export` printed: any other bundle is refused.")
-@click.option("--key", type=click.Path(path_type=Path), help="The ed25519 public key (PEM) that must have signed it.")
+@click.option("--sha256", metavar="HASH", help="Digest that `store export` printed; refuse any other bundle.")
+@click.option("--key", type=click.Path(path_type=Path), help="ed25519 public key (PEM) that must verify the bundle.")
 @keep_option
-@click.option("--no-release", is_flag=True, help="Take the files into the store, and serve no new version.")
+@click.option("--no-release", is_flag=True, help="Only add the files to the store; release no version.")
 @json_option
 @click.pass_obj
 @takes(StoreImportOptions)
 def import_(options: StoreImportOptions, obj: Any) -> None:
-    """Take a bundle in and serve it.
+    """Import a bundle and serve it.
 
-    Every file is held against its hash before the first one gets its name in the store, and each wheel that a
-    published cell locks against that lock. Whoever can write to the stick can write hashes too: --sha256 or --key says
-    which bundle is meant. A bundle of what is served already makes no version.
+    Every file is compared with its hash before the first one enters the store, and each wheel of a published cell with
+    that cell's lock. A person who can change the bundle can change its hashes too: use --sha256 or --key to verify it.
+    If nothing is new, no version is created.
     """
     from envcheck.cli.store.common import progress_bar
     from envcheck.cli.store.release import report_published
@@ -138,15 +140,15 @@ def import_(options: StoreImportOptions, obj: Any) -> None:
         with store.held():
             contents = bundle.import_parts(store, parts, progress, _compare_with_locks)
             counted = {"wheels": len(contents.wheels), "models": len(contents.models)}
-            done = None
+            version = None
             if not options.no_release:
-                done = versions.publish(store, contents, keep=options.keep, checked=object_sizes(contents))
+                version = versions.publish(store, contents, keep=options.keep, checked=object_sizes(contents))
     if sha256 is None and key is None and not obj[0].quiet:
-        click.echo("not authenticated: give --sha256 or --key to refuse a bundle that another has made", err=True)
+        click.echo("not authenticated: pass --sha256 or --key to refuse a bundle of somebody else", err=True)
     if not options.as_json:
-        click.echo(f"{counted['wheels']} wheel(s) and {counted['models']} model(s) taken in, each of its hash")
-    if done is not None:
-        report_published(store, done, as_json=options.as_json, **counted)
+        click.echo(f"{counted['wheels']} wheel(s) and {counted['models']} model(s) imported, every hash matches")
+    if version is not None:
+        report_published(store, version, as_json=options.as_json, **counted)
     elif options.as_json:
         click.echo(json.dumps({"schema": "envcheck/store-import/1", **counted}, indent=2))
 
@@ -162,7 +164,7 @@ def _parse_digest(text: str | None) -> str | None:
 
 
 def _compare_with_locks(contents: Contents) -> None:
-    """Raise PromiseError for a wheel that a published cell's lock pins, for that cell's Python, under other hashes."""
+    """Raise PromiseError if a published cell's lock pins a wheel, for the cell's Python, with other hashes."""
     from envcheck.data import data_path
     from envcheck.images.locks.lockfile import read_locks
     from envcheck.mirrors.index.locate import LockedPackage, fits

@@ -1,4 +1,4 @@
-"""What is released or carried on: the wheels of cells and the files of models, brought into the store and held."""
+"""Collect the wheels of cells and the files of models in the store, and keep them from eviction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def collect_contents(
     settings: Settings, store: Store, cells: tuple[str, ...], models: tuple[Path, ...], mirror: str
 ) -> Iterator[Contents]:
-    """Give these cells and models as they are released, once all of them is in the store: nothing of it is evicted."""
+    """Fetch these cells and models into the store; yield their contents and keep them from eviction."""
     from envcheck.cli.store.common import transfer_options
     from envcheck.images.spec import load_spec, select
     from envcheck.matrix.file.load import load
@@ -34,20 +34,20 @@ def collect_contents(
     from envcheck.mirrors.store import manifest
 
     matrix = load(settings.matrix)
-    profile, found = load_profile(mirror), manifest.Contents()
+    profile, contents = load_profile(mirror), manifest.Contents()
     specs = [load_spec(matrix, cell, "runtime") for name in cells for cell in select(matrix, [name])]
     revisions = [hub_revision.parse_lock(_read_lock(path), str(path)) for path in models]
     with store.held(_required_digests(specs, revisions)):
         stop = threading.Event()
-        with transfer_options(settings, profile, stop) as means:
+        with transfer_options(settings, profile, stop) as options_for:
             for spec in specs:
-                wheels = interruptible.run(functools.partial(_collect_wheels, store, spec, profile, means), stop)
-                found = manifest.merge(found, manifest.Contents(wheels=wheels))
+                wheels = interruptible.run(functools.partial(_collect_wheels, store, spec, profile, options_for), stop)
+                contents = manifest.merge(contents, manifest.Contents(wheels=wheels))
             for lock in revisions:
-                interruptible.run(functools.partial(_fetch_model, store, lock, profile, means), stop)
-                named = manifest.Contents(models=[lock], branches={f"{lock.repo}@main": lock.revision})
-                found = manifest.merge(found, named)
-        yield found
+                interruptible.run(functools.partial(_fetch_model, store, lock, profile, options_for), stop)
+                model_contents = manifest.Contents(models=[lock], branches={f"{lock.repo}@main": lock.revision})
+                contents = manifest.merge(contents, model_contents)
+        yield contents
 
 
 def _required_digests(specs: list[ImageSpec], revisions: list[hub_revision.Revision]) -> list[str]:
@@ -59,7 +59,7 @@ def _required_digests(specs: list[ImageSpec], revisions: list[hub_revision.Revis
 
 
 def _collect_wheels(
-    store: Store, spec: ImageSpec, profile: Profile, means: Callable[[str], TransferOptions]
+    store: Store, spec: ImageSpec, profile: Profile, options_for: Callable[[str], TransferOptions]
 ) -> list[Wheel]:
     """Return a cell's wheels, and those of the envcheck that goes into its images."""
     from envcheck.errors import ConfigError
@@ -71,13 +71,13 @@ def _collect_wheels(
         message = f"{spec.cell} has no lock"
         raise ConfigError(message, fix=f"run `envcheck lock {spec.cell}` where its index can be reached")
     locks = [*spec.locks, tool_lock()]
-    prefetch.bring(store, locks, spec.cell.python, profile, means)
-    held = prefetch.held(store, locks, spec.cell.python)
-    return [describe_wheel(store, one.sha256, one.name, one.index) for one in held]
+    prefetch.bring(store, locks, spec.cell.python, profile, options_for)
+    present = prefetch.held(store, locks, spec.cell.python)
+    return [describe_wheel(store, wheel.sha256, wheel.name, wheel.index) for wheel in present]
 
 
 def _fetch_model(
-    store: Store, lock: hub_revision.Revision, profile: Profile, means: Callable[[str], TransferOptions]
+    store: Store, lock: hub_revision.Revision, profile: Profile, options_for: Callable[[str], TransferOptions]
 ) -> None:
     from envcheck.errors import UnavailableError
     from envcheck.mirrors.fetch.request import WantedFile
@@ -88,10 +88,10 @@ def _fetch_model(
         if store.has(str(file.sha256)):
             continue
         if not profile.hf.endpoints:
-            message = f"{lock.repo}: {file.path} is not in the store, and the mirror profile names no hf.endpoint"
+            message = f"{lock.repo}: {file.path} is not in the store, and the mirror profile has no hf.endpoint"
             raise UnavailableError(message, fix="give --mirror a profile that names one")
         urls = tuple(hub_revision.file_url(endpoint, ref, file.path) for endpoint in profile.hf.endpoints)
-        store.put(WantedFile(urls, str(file.sha256), file.size, Path(Path(file.path).name)), means(file.path))
+        store.put(WantedFile(urls, str(file.sha256), file.size, Path(Path(file.path).name)), options_for(file.path))
 
 
 def _read_lock(path: Path) -> bytes:

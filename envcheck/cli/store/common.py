@@ -1,4 +1,4 @@
-"""What the commands that use the store have in common: where it is, how it is filled, what is seen of that."""
+"""Helpers of the commands that use the store: open it, fetch into it, show progress."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 _MEND: Final = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room (`envcheck store gc`), or name another directory"),
-    errno.EIO: "the disk fails: `envcheck store verify` says what is lost",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space (`envcheck store gc`), or choose another directory"),
+    errno.EIO: "the disk fails: run `envcheck store verify` to list lost files",
 }
 
 
 def open_store(root: Path | None) -> Store:
-    """Return the store there, or this user's own."""
+    """Return the store at this path, or the user's own store."""
     from envcheck.data import state_path
     from envcheck.mirrors.store.objects import Store
 
@@ -39,32 +39,34 @@ def open_store(root: Path | None) -> Store:
 
 
 def existing_store(store: Store) -> Store:
-    """Return the store, for who only reads it. Refuse a place where none is: it may be mistyped."""
+    """Return the store for reading. Raise ConfigError if there is none, because the path may be mistyped."""
     from envcheck.errors import ConfigError
 
     if not store.begun:
-        message = f"{store.root}: {'this is no store' if store.root.exists() else 'there is no store'}"
-        raise ConfigError(message, fix="name the one that is meant (--store DIR); the first `store release` makes one")
+        message = f"{store.root}: {'not a store' if store.root.exists() else 'there is no store'}"
+        raise ConfigError(message, fix="pass the right store with --store DIR; the first `store release` creates one")
     return store
 
 
 @contextlib.contextmanager
 def disk_errors(root: Path) -> Iterator[None]:
-    """Tell a full disk, or one that may not be written, in a line."""
+    """Report a full or read-only disk in one line."""
     from envcheck.errors import UnavailableError
 
     try:
         yield
     except BrokenPipeError:
-        raise  # of whoever read our output, and not of the store
+        raise  # from the reader of our output, not from the store
     except OSError as error:
         message = f"{error.filename or root}: {error.strerror or error}"
-        raise UnavailableError(message, fix=_MEND.get(error.errno or 0, "mend its rights, or name another")) from error
+        raise UnavailableError(
+            message, fix=_MEND.get(error.errno or 0, "fix its permissions, or choose another")
+        ) from error
 
 
 @contextlib.contextmanager
 def clean_up_on_signals() -> Iterator[None]:
-    """End by SIGTERM and SIGHUP as by an interrupt: what was begun is taken away first."""
+    """Clean up unfinished work on SIGTERM and SIGHUP, as on an interrupt."""
 
     def stop(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
@@ -80,7 +82,7 @@ def clean_up_on_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_bar(settings: Settings, title: str) -> Iterator[tuple[Callable[[str], None], Progress]]:
-    """Give what hears which file is under way and what hears of its bytes: a bar on a terminal, else a line a file."""
+    """Yield callbacks for the current file and for its bytes: a bar on a terminal, else one line for each file."""
 
     def say(name: str) -> None:
         if not settings.quiet:
@@ -93,40 +95,40 @@ def progress_bar(settings: Settings, title: str) -> Iterator[tuple[Callable[[str
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(None), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task(title, total=None)
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as display:
+        task = display.add_task(title, total=None)
 
         def name(text: str) -> None:
-            shown.reset(task, description=text[:40], total=None)
+            display.reset(task, description=text[:40], total=None)
 
-        yield name, (lambda there, all_: shown.update(task, completed=there, total=all_))
+        yield name, (lambda there, all_: display.update(task, completed=there, total=all_))
 
 
 @contextlib.contextmanager
 def transfer_options(
     settings: Settings, profile: Profile, stop: threading.Event | None = None
 ) -> Iterator[Callable[[str], TransferOptions]]:
-    """Give what returns the means to fetch a file of that name through the profile, until `stop` is set."""
+    """Yield a function that returns the transfer options for a file name, with the profile's client."""
     from envcheck.mirrors.fetch.request import TransferOptions
     from envcheck.mirrors.hub import api as hub_api
 
     client = hub_api.hub_client(profile)
     with progress_bar(settings, "") as (say, progress):
 
-        def means(name: str) -> TransferOptions:
+        def options_for(name: str) -> TransferOptions:
             say(name)
             return TransferOptions(client, progress=progress, note=say, stop=stop or threading.Event())
 
-        yield means
+        yield options_for
 
 
 @contextlib.contextmanager
 def prefetched_wheels(
     settings: Settings, spec: ImageSpec, profile: Profile, root: Path | None, *, engine: str, fetch: bool
 ) -> Iterator[Path]:
-    """Have all that a build of this engine needs in the store, and give a directory with all of it and nothing else.
+    """Fetch the wheels that a build with this engine needs, and yield a directory with exactly these wheels.
 
-    Without `fetch`, for a plan, it must be there.
+    Without `fetch`, for a plan, they must be in the store.
     """
     from envcheck.images.locks import prefetch
     from envcheck.images.render.build_context import tool_lock
@@ -139,8 +141,8 @@ def prefetched_wheels(
         with disk_errors(store.root), hold:
             if fetch:
                 stop = threading.Event()
-                with transfer_options(settings, profile, stop) as means:
-                    interruptible.run(lambda: prefetch.bring(store, locks, python, profile, means), stop)
+                with transfer_options(settings, profile, stop) as options_for:
+                    interruptible.run(lambda: prefetch.bring(store, locks, python, profile, options_for), stop)
             wheels = prefetch.held(store, locks, python)
             folder = stack.enter_context(prefetch.viewed(store, wheels, None if fetch else str(spec.cell)))
         yield folder

@@ -52,16 +52,19 @@ class StoreGcOptions(NamedTuple):
 
 
 @click.group("store", epilog="Example: envcheck store release torch2.13.0-cpu-py311 --mirror host")
-@click.option("--store", "root", type=click.Path(path_type=Path), help="Where it is. [$XDG_DATA_HOME/envcheck/store]")
+@click.option(
+    "--store", "root", type=click.Path(path_type=Path), help="Directory of the store. [$XDG_DATA_HOME/envcheck/store]"
+)
 @click.pass_context
 def command(ctx: click.Context, root: Path | None) -> None:
-    """Keep files by their hash, release them as versions of a tree, and carry them to where no network goes.
+    """Keep files by hash, release them as versions of a tree, and carry them to machines without a network.
 
-    A file server over STORE/current serves pip, uv and huggingface_hub; STORE/current/nginx says how nginx does, and
-    `envcheck mirror site render DIR --store STORE` has a mirror site do it (`site reload DIR` after a model is new).
+    Any file server over STORE/current serves pip, uv and huggingface_hub. STORE/current/nginx has the configuration for
+    nginx. `envcheck mirror site render DIR --store STORE` serves the tree from a mirror site; run `site reload DIR`
+    after adding a model.
 
-    Exit 0: done, all is well; 1: something has another hash, or cannot be brought below the mark; 2: wrong usage;
-    3: something needed is not there.
+    Exit 0: success; 1: a file has a wrong hash, or the store stays above its limit; 2: wrong usage; 3: something needed
+    is missing.
     """
     from envcheck.cli.store.common import clean_up_on_signals, disk_errors, open_store
 
@@ -76,31 +79,31 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @click.pass_obj
 @takes(StoreDfOptions)
 def df(options: StoreDfOptions, obj: Any) -> int:
-    """Say what the store takes.
+    """Show how much space the store uses.
 
-    On the disk; and by the lengths of files: in all, pinned by a version, unfinished, in quarantine, and in each
-    version, which share what they have in common. Exit 1: a version's manifest cannot be read; its files count as
-    unpinned here.
+    The output has the space on the disk and the sums of file sizes: all objects, pinned by a version, unfinished,
+    quarantined, and each version. Versions share objects. Exit 1: a version's manifest cannot be read; its files count
+    as unpinned here.
     """
     import msgspec
 
     from envcheck.cli.store.common import existing_store
     from envcheck.mirrors.store import evict
 
-    told = evict.usage(existing_store(obj[1]))
+    usage = evict.usage(existing_store(obj[1]))
     if options.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(told)))
-        return _unreadable(told.versions)
-    click.echo(f"store        {told.root}")
-    click.echo(f"on the disk  {format_bytes(told.disk)}, as du counts")
-    click.echo(f"objects      {told.objects}, {format_bytes(told.bytes)}")
-    click.echo(f"pinned       {format_bytes(told.pinned)}")
-    click.echo(f"unfinished   {format_bytes(told.unfinished)}")
-    click.echo(f"quarantined  {format_bytes(told.quarantined)}")
-    click.echo(f"file system  {format_bytes(told.used)} of {format_bytes(told.room)}, {told.used / told.room:.0%}")
-    for version in told.versions:
+        click.echo(msgspec.json.format(msgspec.json.encode(usage)))
+        return _unreadable(usage.versions)
+    click.echo(f"store        {usage.root}")
+    click.echo(f"on the disk  {format_bytes(usage.disk)}, as du counts")
+    click.echo(f"objects      {usage.objects}, {format_bytes(usage.bytes)}")
+    click.echo(f"pinned       {format_bytes(usage.pinned)}")
+    click.echo(f"unfinished   {format_bytes(usage.unfinished)}")
+    click.echo(f"quarantined  {format_bytes(usage.quarantined)}")
+    click.echo(f"file system  {format_bytes(usage.used)} of {format_bytes(usage.room)}, {usage.used / usage.room:.0%}")
+    for version in usage.versions:
         click.echo(format_version(version))
-    return _unreadable(told.versions)
+    return _unreadable(usage.versions)
 
 
 @command.command("versions")
@@ -117,15 +120,15 @@ def versions_(options: StoreVersionsOptions, obj: Any) -> int:
     from envcheck.cli.store.common import existing_store
     from envcheck.mirrors.store import usage as store_usage
 
-    told = store_usage.list_versions(existing_store(obj[1]))
+    summaries = store_usage.list_versions(existing_store(obj[1]))
     if options.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode({"schema": "envcheck/versions/1", "versions": told})))
-        return _unreadable(told)
-    for version in told:
+        click.echo(msgspec.json.format(msgspec.json.encode({"schema": "envcheck/versions/1", "versions": summaries})))
+        return _unreadable(summaries)
+    for version in summaries:
         click.echo(format_version(version))
-    if not told:
+    if not summaries:
         click.echo("nothing is released")
-    return _unreadable(told)
+    return _unreadable(summaries)
 
 
 def _unreadable(told: list[VersionSummary]) -> int:
@@ -137,15 +140,16 @@ def _unreadable(told: list[VersionSummary]) -> int:
 
 
 @command.command("verify", epilog="Example: envcheck store verify --mirror host")
-@click.option("--mirror", help="Fetch through this profile what nothing here has any more.")
+@click.option("--mirror", help="Fetch lost files through this profile.")
 @json_option
 @click.pass_obj
 @takes(StoreVerifyOptions)
 def verify(options: StoreVerifyOptions, obj: Any) -> int:
-    """Hash everything again, and mend what can be.
+    """Hash all files again and repair the damaged ones.
 
-    What is wrong is named with the versions that serve it, moved to the quarantine, and put back from another copy,
-    the version's contents or a mirror; what cannot be is taken out of the trees. The exit code is 1, mended or not.
+    Each damaged file is listed with the versions that serve it, moved to the quarantine, and restored from another
+    copy, the version's contents or a mirror. A file that cannot be restored is removed from the trees. The exit code is
+    1 if a file was damaged, repaired or not.
     """
     import msgspec
 
@@ -156,18 +160,18 @@ def verify(options: StoreVerifyOptions, obj: Any) -> int:
 
     store = existing_store(obj[1])
     objects = store.objects()
-    total, done = sum(one.size for one in objects), 0
+    total, done = sum(stored.size for stored in objects), 0
     if not objects and not versions.numbers(store):
-        message = f"{store.root}: nothing is stored there"
-        raise UnavailableError(message, fix="name the store that is meant: --store DIR")
+        message = f"{store.root}: the store is empty"
+        raise UnavailableError(message, fix="pass the right store with --store DIR")
     with refetching(obj[0], store, options.mirror) as bring, progress_bar(obj[0], "verify") as (_, progress):
 
-        def hear(_name: str, size: int) -> None:
+        def on_object(_name: str, size: int) -> None:
             nonlocal done
             progress(done, total)
             done += size
 
-        faults = store_verify.verify(store, hear, bring)
+        faults = store_verify.verify(store, on_object, bring)
     if options.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"schema": "envcheck/store-verify/1", "faults": faults})))
     else:
@@ -176,17 +180,19 @@ def verify(options: StoreVerifyOptions, obj: Any) -> int:
 
 
 @command.command("gc")
-@click.option("--max-size", type=Size(), help="What the store may take, where it is not the whole file system.")
-@click.option("--high", default=85.0, show_default=True, type=click.FloatRange(0, 100), help="Percent: begin above it.")
-@click.option("--low", default=75.0, show_default=True, type=click.FloatRange(0, 100), help="Percent: end at it.")
-@click.option("--dry-run", is_flag=True, help="Say what would go.")
+@click.option("--max-size", type=Size(), help="Limit for the store itself instead of the file system.")
+@click.option(
+    "--high", default=85.0, show_default=True, type=click.FloatRange(0, 100), help="Start above this percentage."
+)
+@click.option("--low", default=75.0, show_default=True, type=click.FloatRange(0, 100), help="Stop at this percentage.")
+@click.option("--dry-run", is_flag=True, help="Only report what would be evicted.")
 @json_option
 @click.pass_obj
 @takes(StoreGcOptions)
 def gc(options: StoreGcOptions, obj: Any) -> int:
-    """Evict what was least recently used.
+    """Evict the least recently used files.
 
-    It begins above the high mark and ends at the low one. Nothing that a version holds ever goes.
+    Eviction starts above --high and stops at --low. Files of a released version are never evicted.
     """
     import json
 
@@ -197,15 +203,20 @@ def gc(options: StoreGcOptions, obj: Any) -> int:
     gone, left = evict.gc(
         existing_store(obj[1]), _eviction_limits(options), dry=dry_run, note=lambda text: click.echo(text, err=True)
     )
-    freed = sum(one.size for one in gone)
+    freed = sum(evicted.size for evicted in gone)
     if options.as_json:
-        told = {"schema": "envcheck/store-gc/1", "evicted": [one.sha256 for one in gone], "bytes": freed, "left": left}
-        click.echo(json.dumps(told, indent=2))
+        document = {
+            "schema": "envcheck/store-gc/1",
+            "evicted": [evicted.sha256 for evicted in gone],
+            "bytes": freed,
+            "left": left,
+        }
+        click.echo(json.dumps(document, indent=2))
     else:
         click.echo(f"{'would evict' if dry_run else 'evicted'} {len(gone)} object(s), {format_bytes(freed)}")
         if left:
-            click.echo(f"{format_bytes(left)} too many are left: released, or in use by another process or name")
-            click.echo("`envcheck store release CELL --replace --keep 1` lets go of older versions")
+            click.echo(f"{format_bytes(left)} above the limit remain: released, or used by a process or another link")
+            click.echo("`envcheck store release CELL --replace --keep 1` removes older versions")
     return 1 if left else 0
 
 
@@ -215,7 +226,7 @@ def _eviction_limits(options: StoreGcOptions) -> EvictionLimits:
     high, low = options.high, options.low
     if low > high:
         message = f"--low {low:g} is above --high {high:g}"
-        raise ConfigError(message, fix="eviction goes from the high mark down to the low one")
+        raise ConfigError(message, fix="pass a --low that is not above --high")
     return EvictionLimits(high / 100, low / 100, options.max_size)
 
 
@@ -228,12 +239,12 @@ def _print_faults(faults: list[Fault], counted: str, mirror: str | None) -> None
             f"in version {', '.join(map(str, fault.versions))}" if fault.versions else "no version serves wrong bytes"
         )
         click.echo(wrap.fill(f"{fault.what}; {served}"))
-        click.echo(wrap.fill(f"mended from {fault.mended}" if fault.mended else f"not mended: {fault.left}"))
+        click.echo(wrap.fill(f"repaired from {fault.mended}" if fault.mended else f"not repaired: {fault.left}"))
     mended = sum(fault.mended is not None for fault in faults)
-    said = f"{len(faults)} wrong, {mended} of them mended" if faults else "each is of its hash"
-    click.echo(f"{counted}: {said}")
+    result = f"{len(faults)} damaged, {mended} of them repaired" if faults else "every hash matches"
+    click.echo(f"{counted}: {result}")
     if any(fault.mended is None and fault.versions and fault.sha256 for fault in faults) and mirror is None:
-        click.echo("`envcheck store verify --mirror PROFILE` fetches what is served and lost")
+        click.echo("`envcheck store verify --mirror PROFILE` fetches the lost files")
 
 
 for _tree in (release, switch, rollback, export, import_):

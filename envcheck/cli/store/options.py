@@ -1,4 +1,4 @@
-"""Options that several commands of the store have, and how they print a size and a version."""
+"""Options that several store commands share, and the format of a size and a version."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ if TYPE_CHECKING:
 
 _UNITS: Final = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 cells_argument = click.argument("cells", nargs=-1, metavar="[CELL]...", shell_complete=completion.cells)
 models_option = click.option(
-    "--model-lock", "models", multiple=True, type=click.Path(path_type=Path), help="Every file of a model's lock."
+    "--model-lock",
+    "models",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Lock of a model: add all of its files.",
 )
-mirror_option = click.option(
-    "--mirror", default="user", show_default=True, help="Where what is not there is fetched from."
-)
+mirror_option = click.option("--mirror", default="user", show_default=True, help="Mirror profile for missing files.")
 keep_option = click.option(
-    "--keep", default=5, show_default=True, type=click.IntRange(1), help="Versions that are kept."
+    "--keep", default=5, show_default=True, type=click.IntRange(1), help="Number of versions to keep."
 )
 
 
 def format_bytes(size: int) -> str:
-    """Return bytes as people read them, in powers of a thousand."""
+    """Return a size as text, in powers of a thousand."""
     for unit, factor in _UNITS.items():
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
@@ -36,8 +38,8 @@ def format_bytes(size: int) -> str:
 
 
 def format_version(version: VersionSummary) -> str:
-    """Return a version in a line."""
+    """Return one line about a version."""
     if version.error:
         return f"version {version.number:<4} {'current' if version.current else '':<8} cannot be read: {version.error}"
-    held = f"{version.wheels} wheel(s), {version.models} model(s), {format_bytes(version.bytes)}"
-    return f"version {version.number:<4} {'current' if version.current else '':<8} {held}"
+    content = f"{version.wheels} wheel(s), {version.models} model(s), {format_bytes(version.bytes)}"
+    return f"version {version.number:<4} {'current' if version.current else '':<8} {content}"

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from envcheck.mirrors.store.objects import Store
     from envcheck.mirrors.store.versions import PublishedVersion
 
-_hashed = click.option(
-    "--hash/--no-hash", "hashed", default=True, help="Hash each of its files first, or look at their sizes alone."
-)
+_hashed = click.option("--hash/--no-hash", "hashed", default=True, help="Hash every file first, or only compare sizes.")
 
 
 class StoreReleaseOptions(NamedTuple):
@@ -52,15 +50,15 @@ class StoreRollbackOptions(NamedTuple):
 @models_option
 @mirror_option
 @keep_option
-@click.option("--replace", is_flag=True, help="Serve only what is named here, and nothing of what is served now.")
+@click.option("--replace", is_flag=True, help="Serve only what is named here, without the files served now.")
 @json_option
 @click.pass_obj
 @takes(StoreReleaseOptions)
 def release(options: StoreReleaseOptions, obj: Any) -> None:
-    """Make and serve the next version of the tree.
+    """Create the next version of the tree and serve it.
 
-    It holds what is served now, every wheel of each CELL's locks and every model named here, and it is served when it
-    is whole. Where that is what is served already, no version is made.
+    It holds what is served now, every wheel of each CELL's locks and every model named here. It is served once it is
+    complete. If nothing is new, no version is created.
     """
     from envcheck.cli.store.collect import collect_contents
     from envcheck.cli.store.common import progress_bar
@@ -74,8 +72,8 @@ def release(options: StoreReleaseOptions, obj: Any) -> None:
         collect_contents(obj[0], obj[1], cells, models, options.mirror) as contents,
         progress_bar(obj[0], "release") as (_, progress),
     ):
-        done = versions.publish(obj[1], contents, keep=options.keep, merge=not options.replace, progress=progress)
-    report_published(obj[1], done, as_json=options.as_json)
+        version = versions.publish(obj[1], contents, keep=options.keep, merge=not options.replace, progress=progress)
+    report_published(obj[1], version, as_json=options.as_json)
 
 
 @click.command("switch", epilog="Example: envcheck store switch 3")
@@ -87,7 +85,7 @@ def release(options: StoreReleaseOptions, obj: Any) -> None:
 def switch(options: StoreSwitchOptions, obj: Any) -> None:
     """Serve another version.
 
-    Each of its files is looked at first: what is broken is not served.
+    Every file is checked first; a broken version is not served.
     """
     from envcheck.cli.store.common import existing_store, progress_bar
     from envcheck.mirrors.store import versions
@@ -105,7 +103,7 @@ def switch(options: StoreSwitchOptions, obj: Any) -> None:
 def rollback(options: StoreRollbackOptions, obj: Any) -> None:
     """Serve the version before this one.
 
-    Each of its files is looked at first: what is broken is not served.
+    Every file is checked first; a broken version is not served.
     """
     from envcheck.cli.store.common import existing_store, progress_bar
     from envcheck.mirrors.store import versions
@@ -115,20 +113,20 @@ def rollback(options: StoreRollbackOptions, obj: Any) -> None:
     _report_served(obj[1], number, as_json=options.as_json)
 
 
-def report_published(store: Store, done: PublishedVersion, *, as_json: bool, **more: int) -> None:
-    """Print which version is served, and whether it was made now."""
+def report_published(store: Store, version: PublishedVersion, *, as_json: bool, **more: int) -> None:
+    """Print which version is served, and whether it is new."""
     if as_json:
-        told = {"schema": "envcheck/store-published/1", "version": done.number, "new": done.new}
-        click.echo(json.dumps({**told, "served": str(store.root / "current"), **more}, indent=2))
-    elif done.new:
-        click.echo(f"version {done.number} is served: {store.root / 'current'}")
+        document = {"schema": "envcheck/store-published/1", "version": version.number, "new": version.new}
+        click.echo(json.dumps({**document, "served": str(store.root / "current"), **more}, indent=2))
+    elif version.new:
+        click.echo(f"version {version.number} is served: {store.root / 'current'}")
     else:
-        click.echo(f"version {done.number} is served, and has all of it: no version was made")
+        click.echo(f"version {version.number} is served already and has all of these files: no version was created")
 
 
 def _report_served(store: Store, number: int, *, as_json: bool) -> None:
     if as_json:
-        told = {"schema": "envcheck/store-served/1", "version": number, "served": str(store.root / "current")}
-        click.echo(json.dumps(told, indent=2))
+        document = {"schema": "envcheck/store-served/1", "version": number, "served": str(store.root / "current")}
+        click.echo(json.dumps(document, indent=2))
     else:
         click.echo(f"version {number} is served")

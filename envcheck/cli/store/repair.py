@@ -1,4 +1,4 @@
-"""What `envcheck store verify --mirror` brings back over the network."""
+"""Fetch lost objects again for `envcheck store verify --mirror`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def refetching(settings: Settings, store: Store, mirror: str | None) -> Iterator[Refetch | None]:
-    """Give what fetches lost objects through a profile; None where none is named."""
+    """Yield a function that fetches lost objects through a profile; None without a profile."""
     if mirror is None:
         yield None
         return

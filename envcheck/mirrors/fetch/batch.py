@@ -1,4 +1,4 @@
-"""Several files at once: the largest first, all within one limit of bandwidth and of requests to a host."""
+"""Fetch several files at once, the largest first, within one limit of bandwidth and of requests to a host."""
 
 from __future__ import annotations
 
@@ -18,78 +18,77 @@ _TICK: Final = 0.2
 
 
 class ProgressTotals:
-    """The bytes there and in all of every file, for one progress display; a size nobody told is 0 until it is known."""
+    """The bytes present and in total of all files, for one progress display. An unknown size counts as 0."""
 
-    def __init__(self, wanted: Sequence[WantedFile]) -> None:
-        self._there = [0] * len(wanted)
-        self._all = [want.expected or 0 for want in wanted]
+    def __init__(self, targets: Sequence[WantedFile]) -> None:
+        self._there = [0] * len(targets)
+        self._all = [target.expected or 0 for target in targets]
         self._lock = threading.Lock()
 
     def update(self, number: int, there: int, size: int) -> tuple[int, int]:
-        """Note how far a file is; return how far all are."""
+        """Record the progress of one file; return the progress of all files."""
         with self._lock:
             self._there[number], self._all[number] = there, size
             return sum(self._there), sum(self._all)
 
 
 def fetch_all(
-    wanted: Sequence[WantedFile], means: TransferOptions, done: Callable[[FetchedFile], None]
+    targets: Sequence[WantedFile], options: TransferOptions, on_fetched: Callable[[FetchedFile], None]
 ) -> list[FetchedFile]:
-    """Fetch every file, in the order of `wanted` in the answer; `done` hears of each as it is there.
+    """Fetch every file and return the results in the order of `targets`. Call `on_fetched` for each finished file.
 
-    What one file fails with is raised when the others are there; that there is no room for all, before anything is
-    asked for. An interrupt stops all, and keeps each piece that is whole. When this returns, all of it is on the disk:
-    small files are synced together at the end. What a power cut leaves of them before has no hash yet to be believed,
-    and the next fetch compares it.
+    Raise the error of a file after the other files have ended, and a lack of disk space before any request. An
+    interrupt stops all transfers and keeps complete pieces. When this returns, all files are synced to the disk: small
+    files are synced together at the end. After a power cut, the next fetch verifies their hashes again.
     """
-    _check_disk_space(wanted, means)
-    totals = ProgressTotals(wanted)
+    _check_disk_space(targets, options)
+    totals = ProgressTotals(targets)
 
-    def one(number: int) -> FetchedFile:
+    def fetch_one(number: int) -> FetchedFile:
         def progress(there: int, size: int) -> None:
-            means.progress(*totals.update(number, there, size))
+            options.progress(*totals.update(number, there, size))
 
-        found = fetch(wanted[number], dataclasses.replace(means, progress=progress), durable=False)
-        progress(found.size, found.size)
-        return found
+        fetched = fetch(targets[number], dataclasses.replace(options, progress=progress), durable=False)
+        progress(fetched.size, fetched.size)
+        return fetched
 
-    order = sorted(range(len(wanted)), key=lambda number: -(wanted[number].expected or 0))
+    order = sorted(range(len(targets)), key=lambda number: -(targets[number].expected or 0))
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="fetch") as pool:
         try:
-            futures = {pool.submit(one, number): number for number in order}
-            _report_finished(set(futures), done)
+            futures = {pool.submit(fetch_one, number): number for number in order}
+            _report_finished(set(futures), on_fetched)
         except BaseException:
-            means.stop.set()
+            options.stop.set()
             pool.shutdown(cancel_futures=True)
             raise
-    found = _results({number: future for future, number in futures.items()})
-    sync_folders({one.path.parent for one in found})
-    return found
+    fetched = _results({number: future for future, number in futures.items()})
+    sync_folders({fetch_one.path.parent for fetch_one in fetched})
+    return fetched
 
 
-def _check_disk_space(wanted: Sequence[WantedFile], means: TransferOptions) -> None:
-    """Raise UnavailableError where there is no room for all. A size that only a page claims is asked of the sources."""
+def _check_disk_space(targets: Sequence[WantedFile], options: TransferOptions) -> None:
+    """Raise UnavailableError if the disk is too small for all files. Ask the sources before trusting a page's size."""
     try:
-        check_disk_space([dataclasses.replace(want, size=want.expected) for want in wanted])
+        check_disk_space([dataclasses.replace(target, size=target.expected) for target in targets])
     except UnavailableError:
-        unsure = [want for want in wanted if want.size is None and want.hint is not None]
+        unsure = [target for target in targets if target.size is None and target.hint is not None]
         if not unsure:
             raise
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            told = dict(zip(unsure, pool.map(lambda want: smallest_size(want, means), unsure), strict=True))
-        check_disk_space([dataclasses.replace(want, size=told.get(want, want.size)) for want in wanted])
+            sizes = dict(zip(unsure, pool.map(lambda target: smallest_size(target, options), unsure), strict=True))
+        check_disk_space([dataclasses.replace(target, size=sizes.get(target, target.size)) for target in targets])
 
 
-def _report_finished(waiting: set[Future[FetchedFile]], done: Callable[[FetchedFile], None]) -> None:
+def _report_finished(waiting: set[Future[FetchedFile]], on_fetched: Callable[[FetchedFile], None]) -> None:
     while waiting:
         ended, waiting = wait(waiting, _TICK, FIRST_COMPLETED)
         for future in ended:
             if future.exception() is None:
-                done(future.result())
+                on_fetched(future.result())
 
 
 def _results(futures: dict[int, Future[FetchedFile]]) -> list[FetchedFile]:
-    """Return the results in order, or raise the first error, saying how many more there are; a wrong hash first."""
+    """Return the results in order, or raise the first error with the number of others. A wrong hash comes first."""
     errors = [error for number in sorted(futures) if (error := futures[number].exception()) is not None]
     if not errors:
         return [futures[number].result() for number in sorted(futures)]

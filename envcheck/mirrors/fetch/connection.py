@@ -1,4 +1,4 @@
-"""What a job asks of its sources and writes of what they send; whoever ends the job ends every answer."""
+"""The requests of one download, and the bytes that they write. Ending the download ends every response."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from envcheck.mirrors.net.urls import host_of
 
 
 class FileRequests:
-    """The requests of one job. `coming` is what each thread has written of the answer it is at, in bytes."""
+    """The requests of one download. `in_flight` has the bytes that each thread wrote of its current response."""
 
-    def __init__(self, wanted: WantedFile, means: TransferOptions, file: int) -> None:
-        self._wanted, self._means, self._file = wanted, means, file
+    def __init__(self, target: WantedFile, options: TransferOptions, file: int) -> None:
+        self._target, self._options, self._file = target, options, file
         self._open: set[HttpResponse] = set()
         self._lock = threading.Lock()
-        self.coming: dict[int, int] = {}
+        self.in_flight: dict[int, int] = {}
         self.ended = False
 
-    def over(self) -> bool:
-        """Tell whether nothing more is to be asked."""
-        return self.ended or self._means.stop.is_set()
+    def is_over(self) -> bool:
+        """Tell whether the download has ended or was stopped."""
+        return self.ended or self._options.stop.is_set()
 
     def end(self) -> None:
-        """End every answer; a read that waits gets no more."""
+        """Abort every open response; a waiting read gets no more bytes."""
         with self._lock:
             self.ended = True
             for answer in self._open:
                 answer.abort()
 
     @contextlib.contextmanager
-    def asked(self, source: int, headers: dict[str, str]) -> Iterator[HttpResponse]:
-        """Ask a source, in its turn. Raise NetworkError where there is no answer, or the job is over."""
-        url = self._wanted.urls[source]
-        with self._means.slots.one(host_of(url), self.over) as mine:
-            if not mine:
+    def request(self, source: int, headers: dict[str, str]) -> Iterator[HttpResponse]:
+        """Send a request when the host has a free slot. Raise NetworkError if it fails or the download has ended."""
+        url = self._target.urls[source]
+        with self._options.slots.acquire(host_of(url), self.is_over) as acquired:
+            if not acquired:
                 message = "stopped"
                 raise NetworkError(message)
-            with self._means.client.get(url, headers) as answer:
+            with self._options.client.get(url, headers) as answer:
                 with self._lock:
                     self._open.add(answer)
                 try:
@@ -53,17 +53,17 @@ class FileRequests:
                         self._open.discard(answer)
 
     def receive(self, span: Span, answer: HttpResponse) -> Failure | None:
-        """Write the answer at its place; say why it is not all of it. What has come counts unless it is too much."""
-        at, pace, mine = span.start, stall.StallDetector(), threading.get_ident()
-        for chunk in pace.timed(answer.chunks(self._means.limiter.chunk)):
+        """Write the response to its place in the file; return why it is incomplete, or None."""
+        at, stall_detector, thread = span.start, stall.StallDetector(), threading.get_ident()
+        for chunk in stall_detector.watch(answer.chunks(self._options.limiter.chunk)):
             if at + len(chunk) > span.stop:
-                return Failure("it sends more than was asked for", drop=True)
-            self._means.limiter.take(len(chunk), self._means.stop)
+                return Failure("it sends more than requested", drop=True)
+            self._options.limiter.take(len(chunk), self._options.stop)
             partial_file.write(self._file, chunk, at)
             at += len(chunk)
-            self.coming[mine] = at - span.start
-            if self.over():
+            self.in_flight[thread] = at - span.start
+            if self.is_over():
                 return Failure("stopped")
-            if pace.drips:
+            if stall_detector.stalled:
                 return Failure(stall.reason(), got=at - span.start, slow=True)
-        return None if at == span.stop else Failure("it ended before its length", got=at - span.start)
+        return None if at == span.stop else Failure("the response ended too early", got=at - span.start)

@@ -1,4 +1,4 @@
-"""One file under way: threads that take pieces from the board, and the journal and hash that follow them."""
+"""Download one file: threads take pieces from the scheduler; a journal and a running hash follow them."""
 
 from __future__ import annotations
 
@@ -24,235 +24,247 @@ from envcheck.mirrors.net.advice import joined_advice
 from envcheck.mirrors.net.client import NetworkError, SilentError, SlowError
 from envcheck.mirrors.net.urls import host_of
 
-# What a power cut may cost: the pieces of this many seconds.
+# A power cut may lose the pieces of this many seconds.
 _SYNC_SECONDS: Final = 2.0
 _TICK: Final = 0.5
 
 
 class FileDownload:
-    """One file under way."""
+    """The download of one file."""
 
-    def __init__(self, wanted: WantedFile, means: TransferOptions, part: Path, file: int, size: int) -> None:
-        self._wanted, self._means, self._file, self.size = wanted, means, file, size
-        header = journal.Header(wanted.sha256, size, piece_size(size), journal.boot_id())
-        known = partial_file.valid_pieces(part, header)
+    def __init__(self, target: WantedFile, options: TransferOptions, part: Path, file: int, size: int) -> None:
+        self._target, self._options, self._file, self.size = target, options, file, size
+        header = journal.Header(target.sha256, size, piece_size(size), journal.boot_id())
+        present = partial_file.valid_pieces(part, header)
         partial_file.reserve(file, size, part)
-        if known:
-            os.fdatasync(file)  # the new journal says of them that they are on the disk
-        names = {"": MIXED} | {journal.source_id(url): index for index, url in enumerate(wanted.urls)}
-        done = {piece: names.get(source, EARLIER) for piece, source in known.items()}
-        self._line = FileRequests(wanted, means, file)
-        self._board = PieceScheduler(size, header.piece, len(wanted.urls), per_source=means.connections, done=done)
-        for index, url in enumerate(wanted.urls):
-            if means.client.silence.rounds(url):
-                self._board.suspect(index)
-        self._journal = journal.Journal(partial_file.journal_path(part), header, known)
-        self._follower = RunningHash(file, self._board.spans)
-        self._follower.arrived([*self._board.done])
-        self.found = self._board.received
+        if present:
+            os.fdatasync(file)  # the new journal records that they are on the disk
+        names = {"": MIXED} | {journal.source_id(url): index for index, url in enumerate(target.urls)}
+        done = {piece: names.get(source, EARLIER) for piece, source in present.items()}
+        self._requests = FileRequests(target, options, file)
+        self._scheduler = PieceScheduler(
+            size, header.piece, len(target.urls), per_source=options.connections, done=done
+        )
+        for index, url in enumerate(target.urls):
+            if options.client.silence.rounds(url):
+                self._scheduler.suspect(index)
+        self._journal = journal.Journal(partial_file.journal_path(part), header, present)
+        self._running_hash = RunningHash(file, self._scheduler.spans)
+        self._running_hash.arrived([*self._scheduler.done])
+        self.found = self._scheduler.received
         self.moved = 0
         self._changed = threading.Condition()
         self._stopped: BaseException | None = None
         self._working = 0
 
     def run(self) -> None:
-        """Have every byte there and of the right hash, or raise PromiseError or UnavailableError."""
-        workers = range(min(self._means.connections, -(-(self.size - self._board.received) // SMALLEST_PART)))
+        """Download every byte and verify the hash, or raise PromiseError or UnavailableError."""
+        workers = range(min(self._options.connections, -(-(self.size - self._scheduler.received) // SMALLEST_PART)))
         self._working = len(workers)
-        threads = [self._thread(self._work) for _ in workers]
-        keeper = self._thread(self._sync)
+        threads = [self._new_thread(self._work) for _ in workers]
+        keeper = self._new_thread(self._sync)
         for thread in [*threads, keeper]:
             thread.start()
         try:
-            self._watch()
+            self._report_progress()
         finally:
-            self._end(keeper, threads)
+            self._end_threads(keeper, threads)
         if self._stopped is not None:
             raise self._stopped
-        self._hold_on()
+        self._raise_if_stopped()
         try:
-            self._make_whole()
+            self._complete()
         except OSError as error:
-            raise partial_file.disk_error(error, self._wanted.path, self.size) from error
+            raise partial_file.disk_error(error, self._target.path, self.size) from error
 
     def sources(self) -> dict[str, int]:
-        """Return the bytes that each host gave."""
-        given: dict[str, int] = {}
-        for piece, source in self._board.done.items():
-            host = source_name(self._wanted.urls, source)
-            given[host] = given.get(host, 0) + self._board.spans[piece].size
-        return given
+        """Return the bytes that came from each host."""
+        sizes: dict[str, int] = {}
+        for piece, source in self._scheduler.done.items():
+            host = source_name(self._target.urls, source)
+            sizes[host] = sizes.get(host, 0) + self._scheduler.spans[piece].size
+        return sizes
 
     def close(self) -> None:
-        """End what runs beside it."""
-        self._follower.stop()
+        """Stop the running hash and close the journal."""
+        self._running_hash.stop()
         self._journal.close()
 
-    def _watch(self) -> None:
+    def _report_progress(self) -> None:
         working = True
         while working:
             with self._changed:
                 self._changed.wait_for(lambda: not self._working or self._stopped is not None, _TICK)
-                working, there = self._working > 0 and self._stopped is None, self._there()
-            self._hold_on()
-            self._means.progress(there, self.size)
+                working, present = self._working > 0 and self._stopped is None, self._bytes_present()
+            self._raise_if_stopped()
+            self._options.progress(present, self.size)
 
-    def _hold_on(self) -> None:
-        if self._means.stop.is_set():
+    def _raise_if_stopped(self) -> None:
+        if self._options.stop.is_set():
             raise StoppedError
 
-    def _there(self) -> int:
-        """Return the bytes that are there, those of unfinished pieces too. The lock is the caller's."""
-        return self._board.received + self._board.begun + sum(self._line.coming.copy().values())
+    def _bytes_present(self) -> int:
+        """Return the bytes present, including those of unfinished pieces. The caller holds the lock."""
+        return self._scheduler.received + self._scheduler.begun + sum(self._requests.in_flight.copy().values())
 
-    def _end(self, keeper: threading.Thread, threads: list[threading.Thread]) -> None:
-        self._line.end()
+    def _end_threads(self, keeper: threading.Thread, threads: list[threading.Thread]) -> None:
+        self._requests.end()
         with self._changed:
             self._changed.notify_all()
         for thread in [keeper, *threads]:
             thread.join()
 
-    def _thread(self, body: Callable[[], None]) -> threading.Thread:
-        return threading.Thread(target=self._guarded, args=(body,), daemon=True, name=f"fetch {self._wanted.path.name}")
+    def _new_thread(self, body: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(
+            target=self._run_guarded, args=(body,), daemon=True, name=f"fetch {self._target.path.name}"
+        )
 
-    def _guarded(self, body: Callable[[], None]) -> None:
-        """Run a thread's body; what it raises is raised where the job was begun."""
+    def _run_guarded(self, body: Callable[[], None]) -> None:
+        """Run a thread's body; `run` raises its error again."""
         try:
             body()
         except Exception as error:  # noqa: BLE001 (raised again in `run`: a thread that dies unheard leaves it waiting)
-            told = partial_file.disk_error(error, self._wanted.path, self.size) if isinstance(error, OSError) else error
+            shown_error = (
+                partial_file.disk_error(error, self._target.path, self.size) if isinstance(error, OSError) else error
+            )
             with self._changed:
-                self._stopped = told
-                self._line.ended = True
+                self._stopped = shown_error
+                self._requests.ended = True
                 self._changed.notify_all()
 
     def _work(self) -> None:
         try:
-            while (task := self._next()) is not None:
-                self._settled(task, *self._piece(task))
+            while (task := self._next_task()) is not None:
+                self._record_result(task, *self._fetch_task(task))
         finally:
             with self._changed:
                 self._working -= 1
                 self._changed.notify_all()
 
-    def _next(self) -> RangeTask | None:
+    def _next_task(self) -> RangeTask | None:
         with self._changed:
-            while not self._line.over() and not self._board.complete:
-                task = self._board.take(time.monotonic())
+            while not self._requests.is_over() and not self._scheduler.complete:
+                task = self._scheduler.take(time.monotonic())
                 if task is not None:
                     return task
-                wait = self._board.wait(time.monotonic())
-                if wait is None and not self._board.under_way:
+                wait = self._scheduler.wait(time.monotonic())
+                if wait is None and not self._scheduler.under_way:
                     return None
-                # Who rests can be asked again in `wait`; who is busy says so when it no longer is.
+                # A resting source is ready after `wait`; a thread that ends a request notifies.
                 self._changed.wait(min(wait, _TICK) if wait else _TICK)
             return None
 
-    def _piece(self, task: RangeTask) -> tuple[Failure | None, str | None, float]:
-        """Return why it did not come, the ETag, and the seconds that its bytes took."""
+    def _fetch_task(self, task: RangeTask) -> tuple[Failure | None, str | None, float]:
+        """Fetch a task; return the failure or None, the ETag, and the seconds that its bytes took."""
         try:
-            with self._line.asked(task.source, range_responses.range_headers(task)) as answer:
+            with self._requests.request(task.source, range_responses.range_headers(task)) as answer:
                 failure = range_responses.range_failure(task, answer.status, answer.headers, self.size, time.time())
                 etag, began = range_responses.etag_of(answer.headers), time.monotonic()
                 if failure is None:
                     with self._changed:
-                        self._board.answered(task, etag)
+                        self._scheduler.answered(task, etag)
                         self._changed.notify_all()
-                    failure = self._line.receive(task.span, answer)
+                    failure = self._requests.receive(task.span, answer)
                 return failure, etag, time.monotonic() - began
         except NetworkError as error:
-            got = self._line.coming.get(threading.get_ident(), 0)
+            got = self._requests.in_flight.get(threading.get_ident(), 0)
             slow, silent = isinstance(error, SlowError), isinstance(error, SilentError)
             return Failure(str(error), got=got, fix=error.fix, slow=slow, silent=silent), None, 0.0
 
-    def _settled(self, task: RangeTask, failure: Failure | None, etag: str | None, seconds: float) -> None:
+    def _record_result(self, task: RangeTask, failure: Failure | None, etag: str | None, seconds: float) -> None:
         with self._changed:
-            self.moved += self._line.coming.pop(threading.get_ident(), 0)
-            if failure is None and self._board.arrived(task, etag, seconds):
-                self._keep(task.piece, self._board.done[task.piece])
-            elif failure is not None and not self._line.over():
-                known, now = self._board.sources[task.source], time.monotonic()
-                asked_now = known.rests <= now and (failure.after or 0.0) >= 1
-                self._forget(self._board.failed(task, failure, now))
-                if known.dropped or not known.ranges or (asked_now and known.rests > now):
-                    self._means.note(f"{host_of(self._wanted.urls[task.source])}: {known.reason}")
+            self.moved += self._requests.in_flight.pop(threading.get_ident(), 0)
+            if failure is None and self._scheduler.arrived(task, etag, seconds):
+                self._record_piece(task.piece, self._scheduler.done[task.piece])
+            elif failure is not None and not self._requests.is_over():
+                state, now = self._scheduler.sources[task.source], time.monotonic()
+                asked_now = state.resting_until <= now and (failure.after or 0.0) >= 1
+                self._forget_pieces(self._scheduler.failed(task, failure, now))
+                if state.dropped or not state.ranges or (asked_now and state.resting_until > now):
+                    self._options.note(f"{host_of(self._target.urls[task.source])}: {state.reason}")
             self._changed.notify_all()
 
-    def _keep(self, piece: int, source: int) -> None:
-        self._journal.piece(piece, journal.source_id(self._wanted.urls[source]) if source >= 0 else "")
-        self._follower.arrived([piece])
+    def _record_piece(self, piece: int, source: int) -> None:
+        self._journal.piece(piece, journal.source_id(self._target.urls[source]) if source >= 0 else "")
+        self._running_hash.arrived([piece])
 
-    def _forget(self, pieces: list[int]) -> None:
+    def _forget_pieces(self, pieces: list[int]) -> None:
         if pieces:
             self._journal.forget(pieces)
-            self._follower.forgotten(pieces)
+            self._running_hash.forgotten(pieces)
 
     def _sync(self) -> None:
-        """Tell the journal from time to time what is on the disk: after a power cut only that is believed."""
+        """Sync the file at intervals and record it in the journal: after a power cut only synced pieces count."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._line.ended, _SYNC_SECONDS)
-                if self._line.ended:
+                self._changed.wait_for(lambda: self._requests.ended, _SYNC_SECONDS)
+                if self._requests.ended:
                     return
                 notes = self._journal.notes
             os.fdatasync(self._file)
             with self._changed:
                 self._journal.synced(notes)
 
-    def _stream_or_give_up(self) -> None:
-        """Take what lacks from the first source that knows no ranges, in one stream."""
-        whole = [index for index, known in enumerate(self._board.sources) if not known.ranges and not known.dropped]
-        for source in whole:
-            self._means.note(f"{host_of(self._wanted.urls[source])}: no ranges, so one stream and no going on with it")
-            if self._streamed(source):
+    def _fetch_rest_in_stream(self) -> None:
+        """Fetch the missing bytes in one stream, from the first source without range support that delivers."""
+        without_ranges = [
+            index for index, state in enumerate(self._scheduler.sources) if not state.ranges and not state.dropped
+        ]
+        for source in without_ranges:
+            self._options.note(
+                f"{host_of(self._target.urls[source])}: it does not support ranges; fetching the file in one stream"
+            )
+            if self._fetch_stream(source):
                 return
-        pairs = zip(self._wanted.urls, self._board.sources, strict=True)
-        reasons = "; ".join(f"{host_of(url)}: {known.reason or 'not asked'}" for url, known in pairs)
-        message = f"{self._wanted.path.name}: no source gives it: {reasons or 'there is none to ask'}"
-        # A piece that is whole is in the journal, and the next run does not fetch it again; anything less is removed.
-        again = ", or run it again" + (": the pieces that are whole are kept" if self._board.done else "")
-        fix = joined_advice((known.fix for known in self._board.sources), again)
+        pairs = zip(self._target.urls, self._scheduler.sources, strict=True)
+        reasons = "; ".join(f"{host_of(url)}: {state.reason or 'not asked'}" for url, state in pairs)
+        message = f"{self._target.path.name}: no source can provide it: {reasons or 'no source is known'}"
+        # The journal lists the complete pieces, and the next run does not fetch them again; the rest is removed.
+        advice = ", or run it again" + (": the pieces that are whole are kept" if self._scheduler.done else "")
+        fix = joined_advice((state.fix for state in self._scheduler.sources), advice)
         raise UnavailableError(message, fix=fix)
 
-    def _streamed(self, source: int) -> bool:
-        """Take what lacks from a source in one stream, which may break off a few times; tell whether all came."""
-        stream = WholeStream(self._line, self._means, self._board, self._file, self._keep)
-        asked = 0.0
+    def _fetch_stream(self, source: int) -> bool:
+        """Fetch the missing bytes in one stream, with a few retries; tell whether the file is complete."""
+        stream = WholeStream(self._requests, self._options, self._scheduler, self._file, self._record_piece)
+        waited = 0.0
         for failures in range(1, STREAMS + 1):
-            self._line.ended = False
-            failure = stream.bring(source)
+            self._requests.ended = False
+            failure = stream.fetch(source)
             self.moved, stream.moved = self.moved + stream.moved, 0
-            self._hold_on()
+            self._raise_if_stopped()
             if failure is None:
                 return True
-            known = self._board.sources[source]
-            known.reason, known.fix = failure.reason, failure.fix
-            asked += failure.after or 0.0
-            if failure.drop or asked > LONGEST_WAIT or (failure.slow and failures >= SLOW_ANSWERS):
+            state = self._scheduler.sources[source]
+            state.reason, state.fix = failure.reason, failure.fix
+            waited += failure.after or 0.0
+            if failure.drop or waited > LONGEST_WAIT or (failure.slow and failures >= SLOW_ANSWERS):
                 break
             if failures < STREAMS:
-                self._means.stop.wait(backoff_seconds(failures, failure))
+                self._options.stop.wait(backoff_seconds(failures, failure))
         return False
 
-    def _make_whole(self) -> None:
-        if not self._board.complete:
-            self._stream_or_give_up()
-        if self._follower.finish() != self._wanted.sha256:
-            self._mend()
+    def _complete(self) -> None:
+        if not self._scheduler.complete:
+            self._fetch_rest_in_stream()
+        if self._running_hash.finish() != self._target.sha256:
+            self._repair()
 
-    def _mend(self) -> None:
-        urls, sha256 = self._wanted.urls, self._wanted.sha256
-        self._means.note("the bytes do not have the hash that was asked for: looking for the bad piece")
-        found = repair(urls, sha256, self._means, self._file, self._board)
-        self.moved += found.moved
+    def _repair(self) -> None:
+        urls, sha256 = self._target.urls, self._target.sha256
+        self._options.note("the file has a wrong hash: comparing its pieces with other sources")
+        result = repair(urls, sha256, self._options, self._file, self._scheduler)
+        self.moved += result.moved
         if digest_of(self._file, self.size) == sha256:
-            self._means.note(found.told(urls))
+            self._options.note(result.summary(urls))
             return
-        for source in found.whole:
-            self._journal.forget([*self._board.done])
-            self._board.done.clear()
-            if self._streamed(source) and digest_of(self._file, self.size) == sha256:
-                self._means.note(f"no bad piece to be told without ranges: all of it anew from {host_of(urls[source])}")
+        for source in result.whole:
+            self._journal.forget([*self._scheduler.done])
+            self._scheduler.done.clear()
+            if self._fetch_stream(source) and digest_of(self._file, self.size) == sha256:
+                self._options.note(
+                    f"cannot compare pieces without ranges: fetched the whole file again from {host_of(urls[source])}"
+                )
                 return
-        self._journal.forget([*self._board.done])
-        raise no_source_error(self._wanted.path.name, sha256)
+        self._journal.forget([*self._scheduler.done])
+        raise no_source_error(self._target.path.name, sha256)

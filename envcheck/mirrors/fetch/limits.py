@@ -1,4 +1,4 @@
-"""What all files of a fetch share: a bandwidth limit (a token bucket), requests a host gets at once, and patience."""
+"""Limits that all files of a fetch share: bandwidth (a token bucket), requests to a host at once, and waiting."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-# Seconds for which a source may ask to be left alone (Retry-After), in all, until it gives something.
+# Seconds that a source may ask to wait (Retry-After) in total before it delivers something.
 LONGEST_WAIT: Final = 300.0
-# So many answers in a row that hardly move (see `net.stall`), and their source is given up.
+# Drop a source after this many stalled responses in a row (see `net.stall`).
 SLOW_ANSWERS: Final = 2
 _MOST: Final = 1 << 17
 _LEAST: Final = 1 << 12
@@ -19,7 +19,7 @@ _TICK: Final = 0.5
 
 
 class BandwidthLimiter:
-    """Lets `rate` bytes a second through, at most a second's worth at once; None lets everything through."""
+    """Limit the transfer to `rate` bytes a second, with bursts of one second; None means no limit."""
 
     def __init__(self, rate: float | None) -> None:
         self._rate = rate
@@ -29,16 +29,16 @@ class BandwidthLimiter:
 
     @property
     def taken(self) -> int:
-        """Return the bytes that all files together have taken."""
+        """Return the bytes that all files have received together."""
         return self._taken
 
     @property
     def chunk(self) -> int:
-        """Return the bytes to take at once: few enough to be within a tenth of a second."""
+        """Return the bytes to read at once: at most a tenth of a second's worth."""
         return _MOST if self._rate is None else min(_MOST, max(_LEAST, int(self._rate / 10)))
 
     def take(self, size: int, stop: threading.Event | None = None) -> None:
-        """Wait until `size` bytes more are within the rate, or until `stop`."""
+        """Wait until `size` more bytes are within the rate, or until `stop` is set."""
         with self._lock:
             self._taken += size
             if self._rate is None:
@@ -51,7 +51,7 @@ class BandwidthLimiter:
 
 
 class HostSlots:
-    """At most `most` requests under way to one host, whatever the file."""
+    """Allow at most `most` requests to one host at a time, over all files."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -59,16 +59,16 @@ class HostSlots:
         self._freed = threading.Condition()
 
     @contextlib.contextmanager
-    def one(self, host: str, over: Callable[[], bool]) -> Iterator[bool]:
-        """Hold one of a host's slots, waiting for it; False where `over` came true before there was one."""
+    def acquire(self, host: str, over: Callable[[], bool]) -> Iterator[bool]:
+        """Wait for one of a host's slots and hold it; yield False if `over` became true first."""
         with self._freed:
             while not over() and self._busy[host] >= self._most:
                 self._freed.wait(_TICK)
-            mine = self._busy[host] < self._most and not over()
-            self._busy[host] += mine
+            acquired = self._busy[host] < self._most and not over()
+            self._busy[host] += acquired
         try:
-            yield mine
+            yield acquired
         finally:
             with self._freed:
-                self._busy[host] -= mine
+                self._busy[host] -= acquired
                 self._freed.notify()

@@ -1,4 +1,4 @@
-"""Find the piece that is wrong, by comparing with another source, and take it from there."""
+"""Find the wrong piece by comparing it with other sources, and replace it."""
 
 from __future__ import annotations
 
@@ -18,118 +18,127 @@ from envcheck.mirrors.fetch.request import StoppedError, TransferOptions
 from envcheck.mirrors.net.client import NetworkError
 from envcheck.mirrors.net.urls import host_of
 
-# So many pieces that differ give 64 combinations, each of which is a piece to fetch and a file to hash.
+# This many differing pieces give 64 combinations; each one needs a piece to fetch and a file to hash.
 _COMBINED: Final = 6
 
 
 @dataclasses.dataclass
 class RepairResult:
-    """The pieces that another source has otherwise, with the source they were from, and the bytes it took to see it.
+    """The pieces that were replaced, each with its former source, and the bytes that the comparison moved.
 
-    `whole` are the sources that cannot be compared with, as they send whole files only.
+    `whole` are the sources without range support: their pieces cannot be compared.
     """
 
     replaced: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     whole: list[int] = dataclasses.field(default_factory=list)
     moved: int = 0
 
-    def told(self, urls: Sequence[str]) -> str:
-        """Return what a person reads of it."""
+    def summary(self, urls: Sequence[str]) -> str:
+        """Return the result as text for the user."""
         hosts = sorted({source_name(urls, source) for _, source in self.replaced})
-        return f"{len(self.replaced)} bad piece(s) came from {', '.join(hosts)}; fetched from elsewhere"
+        return f"{len(self.replaced)} bad piece(s) came from {', '.join(hosts)}; fetched again from other sources"
 
 
 def source_name(urls: Sequence[str], source: int) -> str:
-    """Return who gave a piece, for a person."""
+    """Return the host that a piece came from, as text for the user."""
     if source >= 0:
         return host_of(urls[source])
     return "several sources" if source == MIXED else "an earlier run"
 
 
 def no_source_error(name: str, sha256: str) -> PromiseError:
-    """Return the error of a file that no source has."""
+    """Return the error for a file that no source has."""
     message = f"{name}: no source has the file with sha256 {sha256[:12]}..."
-    fix = "the hash is of another file, or the mirrors serve wrong bytes: compare with the origin"
+    fix = "check the hash, and compare the mirrors with the origin: they may serve wrong bytes"
     return PromiseError(message, fix=fix)
 
 
-def repair(urls: Sequence[str], sha256: str, means: TransferOptions, file: int, board: PieceScheduler) -> RepairResult:
-    """Replace pieces by what other sources have until the file has its hash, or every source was asked.
+def repair(
+    urls: Sequence[str], sha256: str, options: TransferOptions, file: int, scheduler: PieceScheduler
+) -> RepairResult:
+    """Replace pieces with those of other sources until the file has its hash or every source was tried.
 
-    Nobody is asked for what was taken from it, unless it is the only source: then all is asked for once more. Where
-    each source has bad pieces of its own, the few that differ are tried in every combination.
+    A piece is not fetched again from its own source, unless there is only one source. If every source has bad pieces,
+    try all combinations of the few pieces that differ.
     """
-    found = RepairResult()
-    size = board.spans[-1].stop if board.spans else 0
-    for piece, source, fresh in _pieces_of_other_sources(urls, means, board, size, found):
-        found.moved += len(fresh)
-        start = board.spans[piece].start
+    result = RepairResult()
+    size = scheduler.spans[-1].stop if scheduler.spans else 0
+    for piece, source, fresh in _pieces_of_other_sources(urls, options, scheduler, size, result):
+        result.moved += len(fresh)
+        start = scheduler.spans[piece].start
         if fresh == os.pread(file, len(fresh), start):
             continue
         partial_file.write(file, fresh, start)
-        found.replaced.append((piece, board.done[piece]))
-        board.done[piece] = source
-        # One bad piece is the usual case, and then the rest need not be asked for.
-        if len(found.replaced) == 1 and digest_of(file, size) == sha256:
-            return found
+        result.replaced.append((piece, scheduler.done[piece]))
+        scheduler.done[piece] = source
+        # Usually there is one bad piece; then the other pieces need no request.
+        if len(result.replaced) == 1 and digest_of(file, size) == sha256:
+            return result
     if digest_of(file, size) != sha256:
-        _try_combinations(urls, sha256, means, file, board, found)
-    return found
+        _try_combinations(urls, sha256, options, file, scheduler, result)
+    return result
 
 
 def _try_combinations(
-    urls: Sequence[str], sha256: str, means: TransferOptions, file: int, board: PieceScheduler, found: RepairResult
+    urls: Sequence[str],
+    sha256: str,
+    options: TransferOptions,
+    file: int,
+    scheduler: PieceScheduler,
+    result: RepairResult,
 ) -> None:
-    """Take one differing piece at a time from the other of its two sources, until the file has its hash."""
-    size = board.spans[-1].stop if board.spans else 0
-    pairs = [(piece, was, board.done[piece]) for piece, was in found.replaced]
-    if len(pairs) > _COMBINED or any(was < 0 or was == now for _, was, now in pairs):
+    """Swap one differing piece at a time between its two sources until the file has its hash."""
+    size = scheduler.spans[-1].stop if scheduler.spans else 0
+    pairs = [(piece, old_source, scheduler.done[piece]) for piece, old_source in result.replaced]
+    if len(pairs) > _COMBINED or any(old_source < 0 or old_source == new_source for _, old_source, new_source in pairs):
         return
     for step in range(1, 1 << len(pairs)):
         # A Gray code: each combination differs from the one before in the piece of the lowest set bit.
-        piece, was, now = pairs[(step & -step).bit_length() - 1]
-        source = was if board.done[piece] == now else now
-        fresh = _read_piece(means, urls[source], RangeTask(piece, board.spans[piece], source), size)
+        piece, old_source, new_source = pairs[(step & -step).bit_length() - 1]
+        source = old_source if scheduler.done[piece] == new_source else new_source
+        fresh = _read_piece(options, urls[source], RangeTask(piece, scheduler.spans[piece], source), size)
         if not isinstance(fresh, bytes):
             return
-        partial_file.write(file, fresh, board.spans[piece].start)
-        found.moved += len(fresh)
-        board.done[piece] = source
+        partial_file.write(file, fresh, scheduler.spans[piece].start)
+        result.moved += len(fresh)
+        scheduler.done[piece] = source
         if digest_of(file, size) == sha256:
-            found.replaced = [(piece, was) for piece, was, now in pairs if board.done[piece] == now]
+            result.replaced = [
+                (piece, old_source) for piece, old_source, new_source in pairs if scheduler.done[piece] == new_source
+            ]
             return
 
 
 def _pieces_of_other_sources(
-    urls: Sequence[str], means: TransferOptions, board: PieceScheduler, size: int, found: RepairResult
+    urls: Sequence[str], options: TransferOptions, scheduler: PieceScheduler, size: int, result: RepairResult
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Yield each piece as each source but its own has it; note who has whole files only."""
+    """Yield each piece from every source other than its own; record the sources without range support."""
     for source, url in enumerate(urls):
-        for piece, span in enumerate(board.spans):
-            if board.done[piece] == source and len(urls) > 1:
+        for piece, span in enumerate(scheduler.spans):
+            if scheduler.done[piece] == source and len(urls) > 1:
                 continue
-            fresh = _read_piece(means, url, RangeTask(piece, span, source), size)
+            fresh = _read_piece(options, url, RangeTask(piece, span, source), size)
             if not isinstance(fresh, bytes):
-                found.whole += [source] if fresh.whole else []
+                result.whole += [source] if fresh.whole else []
                 break
             yield piece, source, fresh
 
 
-def _read_piece(means: TransferOptions, url: str, task: RangeTask, size: int) -> bytes | Failure:
-    if means.stop.is_set():
+def _read_piece(options: TransferOptions, url: str, task: RangeTask, size: int) -> bytes | Failure:
+    if options.stop.is_set():
         raise StoppedError
     try:
-        with means.client.get(url, range_responses.range_headers(task)) as answer:
+        with options.client.get(url, range_responses.range_headers(task)) as answer:
             failure = range_responses.range_failure(task, answer.status, answer.headers, size, time.time())
             if failure is not None:
                 return failure
-            fresh = b"".join(_limited(means, answer.chunks(means.limiter.chunk)))
+            fresh = b"".join(_limited(options, answer.chunks(options.limiter.chunk)))
     except NetworkError as error:
         return Failure(str(error))
-    return fresh if len(fresh) == task.span.size else Failure("it ended before its length")
+    return fresh if len(fresh) == task.span.size else Failure("the response ended too early")
 
 
-def _limited(means: TransferOptions, chunks: Iterator[bytes]) -> Iterator[bytes]:
+def _limited(options: TransferOptions, chunks: Iterator[bytes]) -> Iterator[bytes]:
     for chunk in chunks:
-        means.limiter.take(len(chunk), means.stop)
+        options.limiter.take(len(chunk), options.stop)
         yield chunk

@@ -1,4 +1,4 @@
-"""What is to be fetched, by what means, and what came of it."""
+"""The file to fetch, the options of the transfer, and its result."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from envcheck.mirrors.net.client import Client
 
 
 class StoppedError(Exception):
-    """The fetch was told to stop; the pieces that are whole are kept for the next one."""
+    """The fetch was stopped; complete pieces are kept for the next run."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WantedFile:
-    """One file: where it may be had, in order of preference, and what it must be. `size` is None where not known.
+    """One file to fetch: its URLs in order of preference, its hash and its path. `size` is None if it is unknown.
 
-    `hint` is the size that an index page claims. It decides in which order files are fetched, and nothing else: pages
-    are not trusted. `local` are files of this machine that may be it: they are looked at before anything is asked for.
+    `hint` is the size that an index page claims. It only sets the order of downloads, because pages are not trusted.
+    `local` are files on this machine that may have the hash: they are checked before any request.
     """
 
     urls: tuple[str, ...]
@@ -32,13 +32,13 @@ class WantedFile:
 
     @property
     def expected(self) -> int | None:
-        """Return the size that it has or is claimed to have."""
+        """Return the known size, else the size that a page claims."""
         return self.hint if self.size is None else self.size
 
 
 @dataclasses.dataclass(frozen=True)
 class FetchedFile:
-    """What it came to: the bytes moved over the network, those found from before, and the sources by host."""
+    """A fetched file: the bytes that came over the network (`moved`), those found on disk, and the bytes by source."""
 
     path: Path
     size: int
@@ -50,9 +50,11 @@ class FetchedFile:
 
 @dataclasses.dataclass(frozen=True)
 class TransferOptions:
-    """How it is fetched. `progress` hears (bytes there, bytes in all) twice a second; `note` what a person reads.
+    """How to fetch files.
 
-    `limiter` and `slots` are shared by all files; `stop`, once set, ends them all.
+    `progress` gets (bytes present, bytes in total) twice a second; `note` gets text for the user.
+
+    All files share `limiter` and `slots`. Setting `stop` ends every transfer.
     """
 
     client: Client

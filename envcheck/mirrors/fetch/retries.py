@@ -1,4 +1,4 @@
-"""Ask for what one answer holds: the sources in order, and once more those that are busy or were cut off."""
+"""Fetch what one response holds: try the sources in order, and retry those that are busy or broke off."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from envcheck.mirrors.net.client import Client, HttpResponse, NetworkError, Slow
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import NETWORK_WAITS
 
-# Seconds before those that are busy are asked again, where they do not say how long.
+# Seconds before a busy source is tried again, if it does not say how long to wait.
 WAITS: Final[tuple[float, ...]] = (1.0, 2.0, 5.0)
 _ANY: Final = RangeTask(0, Span(0, 1), 0)
 
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 class StatusError(NetworkError):
-    """An answer that cannot be read."""
+    """A response with an HTTP status that gives no content."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"it answers {status}", status_advice(status))
@@ -34,7 +34,7 @@ class StatusError(NetworkError):
 
 
 class RetryLaterError(NetworkError):
-    """A source that may have it in a moment; `after` are the seconds it asked for. `slow`: its answer hardly moved."""
+    """A source that may answer later. `after`: the seconds that it asked to wait. `slow`: its response stalled."""
 
     def __init__(self, reason: str, after: float | None = None, *, slow: bool = False) -> None:
         super().__init__(reason)
@@ -43,7 +43,7 @@ class RetryLaterError(NetworkError):
 
 
 class NoSourceError(Exception):
-    """No source gave it; `reasons` says why, by URL."""
+    """No source delivered; `reasons` has the error of each URL."""
 
     def __init__(self, reasons: Mapping[str, NetworkError]) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class NoSourceError(Exception):
 
 
 def read_body(client: Client, url: str, limit: int) -> tuple[bytes, Mapping[str, str]]:
-    """Return a body of at most `limit` bytes, and its headers. Raise NetworkError, LaterError where to ask again."""
+    """Return a body of at most `limit` bytes, and its headers. Raise NetworkError, or RetryLaterError to retry."""
     with open_response(client, url) as answer:
         try:
             return answer.text(limit), answer.headers
@@ -61,7 +61,7 @@ def read_body(client: Client, url: str, limit: int) -> tuple[bytes, Mapping[str,
 
 @contextlib.contextmanager
 def open_response(client: Client, url: str) -> Iterator[HttpResponse]:
-    """Give the answer to a request for all of it. Raise StatusError, or LaterError where it may come in a moment."""
+    """Yield the response to a request for the whole file. Raise StatusError, or RetryLaterError to retry."""
     with client.get(url) as answer:
         if answer.status != HTTPStatus.OK:
             failure = range_responses.range_failure(_ANY, answer.status, answer.headers, 0, time.time())
@@ -74,7 +74,7 @@ def open_response(client: Client, url: str) -> Iterator[HttpResponse]:
 def try_sources(
     urls: Sequence[str], attempt: Callable[[str], _T], stop: threading.Event | None = None, *, announce: bool = True
 ) -> tuple[_T, str]:
-    """Return what the first URL gives that gives it, and that URL; who is busy is asked again after the others.
+    """Return the result of the first URL that succeeds, and that URL. Retry busy URLs after the others.
 
     One that asks to wait for more than LONGEST_WAIT in all, or was too slow SLOW_ANSWERS times, is not asked again.
     `attempt` raises NetworkError for a URL that has it not. Not `announce`: the caller says who is waited for. Raise
@@ -90,10 +90,10 @@ def try_sources(
             if stop.wait(pause):
                 raise StoppedError
         for url in left:
-            said = _attempt_or_error(attempt, url)
-            if not isinstance(said, NetworkError):
-                return said, url
-            reasons[url] = said
+            result = _attempt_or_error(attempt, url)
+            if not isinstance(result, NetworkError):
+                return result, url
+            reasons[url] = result
         left = [url for url in left if _may_retry(reasons[url], waited, tries)]
         if not left:
             break
@@ -119,13 +119,13 @@ def _attempt_or_error(attempt: Callable[[str], _T], url: str) -> _T | NetworkErr
 
 
 def _may_retry(error: NetworkError, waited: float, tries: int) -> bool:
-    """Tell whether who failed so may be asked again."""
+    """Tell whether a URL that failed with this error may be tried again."""
     if not isinstance(error, RetryLaterError) or waited + (error.after or 0.0) > LONGEST_WAIT:
         return False
     return not (error.slow and tries >= SLOW_ANSWERS)
 
 
 def _pause(busy: Sequence[NetworkError], wait: float) -> float:
-    """Return the seconds until the first of them may be asked again."""
-    asked = [error.after for error in busy if isinstance(error, RetryLaterError)]
-    return min((wait if after is None else after for after in asked), default=wait)
+    """Return the seconds until the first of these URLs may be tried again."""
+    waits = [error.after for error in busy if isinstance(error, RetryLaterError)]
+    return min((wait if after is None else after for after in waits), default=wait)

@@ -1,4 +1,4 @@
-"""Fetch one file whose sha256 is known: whole at its name, or not there."""
+"""Fetch one file whose sha256 is known. Its name appears only when the file is complete."""
 
 from __future__ import annotations
 
@@ -23,60 +23,62 @@ from envcheck.mirrors.net.client import NetworkError
 from envcheck.mirrors.net.urls import host_of
 
 
-def fetch(wanted: WantedFile, means: TransferOptions, *, durable: bool = True) -> FetchedFile:
-    """Put the file at its path, whole and of that hash, or leave nothing there.
+def fetch(target: WantedFile, options: TransferOptions, *, durable: bool = True) -> FetchedFile:
+    """Fetch the file and verify its hash, or leave nothing at its path.
 
-    `durable`: it is on the disk when this returns. Else a small file may not be: the caller has `disk.settle` called.
+    `durable`: the file is synced to the disk when this returns. Otherwise the caller must call `sync_folders`.
 
-    What an earlier process left is gone on with; a second process waits for the first. Raise PromiseError when what
-    the sources have is not the file, UnavailableError when they cannot be reached or the disk has no room, StoppedError
-    when the means were told to stop.
+    A new process resumes what an earlier one left; a second process waits for the first. Raise PromiseError if the
+    sources have other bytes, UnavailableError if no source can be reached or the disk is full, StoppedError if
+    `options.stop` is set.
     """
-    if wanted.path.is_dir():
-        message = f"{wanted.path}: a directory has the name of the file"
-        raise ConfigError(message, fix="name another directory (--output)")
-    wanted.path.parent.mkdir(parents=True, exist_ok=True)
-    part = partial_file.part_path(wanted)
-    with partial_file.locked(part, means) as file:
+    if target.path.is_dir():
+        message = f"{target.path} is a directory, not a file"
+        raise ConfigError(message, fix="choose another directory (--output)")
+    target.path.parent.mkdir(parents=True, exist_ok=True)
+    part = partial_file.part_path(target)
+    with partial_file.locked(part, options) as file:
         try:
-            return _fetch_locked(wanted, means, part, file, durable=durable)
+            return _fetch_locked(target, options, part, file, durable=durable)
         except OSError as error:
-            # A full disk may be told when the file is synced (delayed allocation, NFS), and then without a name.
-            size = max(os.fstat(file).st_size, wanted.size or 0)
-            raise partial_file.disk_error(error, wanted.path, size) from error
+            # A full disk may be reported only by the sync (delayed allocation, NFS), and then without a file name.
+            size = max(os.fstat(file).st_size, target.size or 0)
+            raise partial_file.disk_error(error, target.path, size) from error
 
 
-def _fetch_locked(wanted: WantedFile, means: TransferOptions, part: Path, file: int, *, durable: bool) -> FetchedFile:
+def _fetch_locked(target: WantedFile, options: TransferOptions, part: Path, file: int, *, durable: bool) -> FetchedFile:
     began = time.monotonic()
-    size = _present_size(wanted)
+    size = _present_size(target)
     if size is not None:
         partial_file.discard(part)
-        return FetchedFile(wanted.path, size, 0, size, time.monotonic() - began, {})
-    if os.path.lexists(wanted.path):
-        means.note(_replacement_note(wanted.path))
-    taken = partial_file.take_local_copy(wanted.local, part, wanted.path, lambda copy: _has_hash(wanted, copy))
-    if taken is not None:
-        return FetchedFile(wanted.path, taken, 0, taken, time.monotonic() - began, {"this machine": taken})
-    wanted = _silent_last(wanted, means)
-    if whole.may_be_small(wanted) and whole.is_empty(file):
-        small = whole.fetch_small(wanted, means, file)
+        return FetchedFile(target.path, size, 0, size, time.monotonic() - began, {})
+    if os.path.lexists(target.path):
+        options.note(_replacement_note(target.path))
+    linked_size = partial_file.take_local_copy(target.local, part, target.path, lambda copy: _has_hash(target, copy))
+    if linked_size is not None:
+        return FetchedFile(
+            target.path, linked_size, 0, linked_size, time.monotonic() - began, {"this machine": linked_size}
+        )
+    target = _silent_last(target, options)
+    if whole.may_be_small(target) and whole.is_empty(file):
+        small = whole.fetch_small(target, options, file)
         if small is not None:
-            partial_file.publish(part, file, wanted.path, durable=durable)
+            partial_file.publish(part, file, target.path, durable=durable)
             seconds = time.monotonic() - began
-            return FetchedFile(wanted.path, small.size, small.moved, 0, seconds, {small.host: small.size})
-    job = _download(wanted, means, part, file)
-    partial_file.publish(part, file, wanted.path)
-    return FetchedFile(wanted.path, job.size, job.moved, job.found, time.monotonic() - began, job.sources())
+            return FetchedFile(target.path, small.size, small.moved, 0, seconds, {small.host: small.size})
+    job = _download(target, options, part, file)
+    partial_file.publish(part, file, target.path)
+    return FetchedFile(target.path, job.size, job.moved, job.found, time.monotonic() - began, job.sources())
 
 
-def _download(wanted: WantedFile, means: TransferOptions, part: Path, file: int) -> FileDownload:
-    """Return the finished job. Where nothing but the sources tell a size, each size that one tells is tried.
+def _download(target: WantedFile, options: TransferOptions, part: Path, file: int) -> FileDownload:
+    """Return the finished download. If the size is unknown, try each size that a source reports.
 
-    A size that is wrong, or that the disk has no room for, is a claim of one source: the next one is tried.
+    A wrong or too large size is the claim of one source, so the next size is tried.
     """
     failed: EnvcheckError | None = None
-    for size in _candidate_sizes(wanted, means, part) if wanted.size is None else [wanted.size]:
-        ended = _try_size(wanted, means, part, file, size)
+    for size in _candidate_sizes(target, options, part) if target.size is None else [target.size]:
+        ended = _try_size(target, options, part, file, size)
         if isinstance(ended, FileDownload):
             return ended
         failed = failed if isinstance(failed, PromiseError) else ended
@@ -86,10 +88,10 @@ def _download(wanted: WantedFile, means: TransferOptions, part: Path, file: int)
 
 
 def _try_size(
-    wanted: WantedFile, means: TransferOptions, part: Path, file: int, size: int
+    target: WantedFile, options: TransferOptions, part: Path, file: int, size: int
 ) -> FileDownload | EnvcheckError:
     try:
-        job = FileDownload(_silent_last(wanted, means), means, part, file, size)
+        job = FileDownload(_silent_last(target, options), options, part, file, size)
         with contextlib.closing(job):
             job.run()
     except (PromiseError, UnavailableError) as error:
@@ -97,52 +99,52 @@ def _try_size(
     return job
 
 
-def _silent_last(wanted: WantedFile, means: TransferOptions) -> WantedFile:
+def _silent_last(target: WantedFile, options: TransferOptions) -> WantedFile:
     """Return what is wanted, its sources on silent hosts after the others."""
-    return dataclasses.replace(wanted, urls=means.client.silence.last(wanted.urls))
+    return dataclasses.replace(target, urls=options.client.silence.last(target.urls))
 
 
-def _candidate_sizes(wanted: WantedFile, means: TransferOptions, part: Path) -> Iterator[int]:
-    """Yield the size of what an earlier run has begun, where it has a piece, then those that the sources tell."""
+def _candidate_sizes(target: WantedFile, options: TransferOptions, part: Path) -> Iterator[int]:
+    """Yield the size of an unfinished file that has a complete piece, then the sizes that the sources report."""
     header, pieces = partial_file.read_journal(part)
-    begun = header.size if header is not None and header.sha256 == wanted.sha256 and pieces else None
+    begun = header.size if header is not None and header.sha256 == target.sha256 and pieces else None
     if begun is not None:
         yield begun
-    yield from (size for size in _source_sizes(wanted, means) if size != begun)
+    yield from (size for size in _source_sizes(target, options) if size != begun)
 
 
-def smallest_size(wanted: WantedFile, means: TransferOptions) -> int | None:
-    """Return the least size that a source tells, in bytes; None where none tells one."""
+def smallest_size(target: WantedFile, options: TransferOptions) -> int | None:
+    """Return the smallest size that a source reports, in bytes, or None."""
     sizes: list[int] = []
-    for url in wanted.urls:
+    for url in target.urls:
         with contextlib.suppress(NetworkError):
-            sizes.append(_size_from(url, means))
+            sizes.append(_size_from(url, options))
     return min(sizes, default=None)
 
 
-def _source_sizes(wanted: WantedFile, means: TransferOptions) -> Iterator[int]:
-    """Yield the sizes that the sources tell, each once. Raise UnavailableError where none tells one.
+def _source_sizes(target: WantedFile, options: TransferOptions) -> Iterator[int]:
+    """Yield each distinct size that the sources report. Raise UnavailableError if no source reports one.
 
-    Who is busy is waited for where no other source tells one.
+    Wait for a busy source only if no other source reports a size.
     """
     try:
-        first, teller = try_sources(wanted.urls, lambda url: _size_from(url, means), means.stop, announce=False)
+        first, first_url = try_sources(target.urls, lambda url: _size_from(url, options), options.stop, announce=False)
     except NoSourceError as error:
         reasons = "; ".join(f"{host_of(url)}: {reason}" for url, reason in error.reasons.items())
-        message = f"{wanted.path.name}: no source gives it: {reasons or 'there is none to ask'}"
+        message = f"{target.path.name}: no source can provide it: {reasons or 'no source is known'}"
         raise UnavailableError(message, fix=joined_advice(reason.fix for reason in error.reasons.values())) from error
     yield first
     sizes = {first}
-    for url in wanted.urls:
+    for url in target.urls:
         with contextlib.suppress(NetworkError):
-            if url != teller and (told := _size_from(url, means)) not in sizes:
-                sizes.add(told)
-                yield told
+            if url != first_url and (size := _size_from(url, options)) not in sizes:
+                sizes.add(size)
+                yield size
 
 
-def _size_from(url: str, means: TransferOptions) -> int:
-    """Return the size that a source tells. Raise NetworkError where it tells none, LaterError where it may later."""
-    with means.client.get(url, {"Range": "bytes=0-0"}) as answer:
+def _size_from(url: str, options: TransferOptions) -> int:
+    """Return the size that a source reports. Raise NetworkError, or RetryLaterError if the source is busy."""
+    with options.client.get(url, {"Range": "bytes=0-0"}) as answer:
         size = range_responses.file_size(answer.status, answer.headers)
         if size is not None:
             return size
@@ -150,24 +152,24 @@ def _size_from(url: str, means: TransferOptions) -> int:
         if busy is None:
             message = f"it answers {answer.status} and no size"
             raise NetworkError(message, status_advice(answer.status))
-        means.note(f"{host_of(url)}: {busy.reason}")
+        options.note(f"{host_of(url)}: {busy.reason}")
         raise RetryLaterError(busy.reason, busy.after)
 
 
-def _present_size(wanted: WantedFile) -> int | None:
-    """Return the size of a file that is there and is the right one."""
-    return wanted.path.stat().st_size if _has_hash(wanted, wanted.path) else None
+def _present_size(target: WantedFile) -> int | None:
+    """Return the size of the file if it is present and has the hash, else None."""
+    return target.path.stat().st_size if _has_hash(target, target.path) else None
 
 
 def _replacement_note(path: Path) -> str:
-    """Return what a person reads of another file at the name: a link's target is not touched."""
+    """Return the note about a different file at this path. The target of a link is not changed."""
     if path.is_symlink():
-        return f"{path}: is a link to another file; what is fetched replaces the link alone"
-    return f"{path}: is another file; what is fetched replaces it, once it is whole and of its hash"
+        return f"{path} is a link to another file: the download replaces the link and leaves the other file alone"
+    return f"{path} is a different file: the download replaces it once its hash is verified"
 
 
-def _has_hash(wanted: WantedFile, path: Path) -> bool:
-    """Tell whether a file is there and has the hash."""
+def _has_hash(target: WantedFile, path: Path) -> bool:
+    """Tell whether a file exists and has the hash."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):
@@ -176,6 +178,6 @@ def _has_hash(wanted: WantedFile, path: Path) -> bool:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             return False
         size = os.fstat(file).st_size
-        return wanted.size in {None, size} and digest_of(file, size) == wanted.sha256
+        return target.size in {None, size} and digest_of(file, size) == target.sha256
     finally:
         os.close(file)

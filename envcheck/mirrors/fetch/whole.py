@@ -1,4 +1,4 @@
-"""A small file in one request: no threads, no journal, no reservation. What does not come so takes the usual way."""
+"""Fetch a small file in one request, without threads, journal or reserved space. If it fails, use a full download."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ from envcheck.mirrors.fetch.request import StoppedError, TransferOptions, Wanted
 from envcheck.mirrors.net.client import NetworkError
 from envcheck.mirrors.net.urls import host_of
 
-# Bytes: the smallest piece. More would be lost when a connection breaks.
+# Bytes: the smallest piece. A larger file would lose more when a connection breaks.
 LARGEST: Final = MIB
 
 
 class SmallFile(NamedTuple):
-    """A file that came: its size, the bytes that were moved for it (wrong ones too), and the host that gave it."""
+    """A fetched file: its size, the bytes that were received (wrong ones too), and its host."""
 
     size: int
     moved: int
     host: str
 
 
-def may_be_small(wanted: WantedFile) -> bool:
-    """Tell whether a file is expected to be small; a page that claims so may be wrong (see `bring`)."""
-    return wanted.expected is not None and 0 <= wanted.expected <= LARGEST
+def may_be_small(target: WantedFile) -> bool:
+    """Tell whether a file is expected to be small. A page may claim a wrong size (see `fetch_small`)."""
+    return target.expected is not None and 0 <= target.expected <= LARGEST
 
 
-def fetch_small(wanted: WantedFile, means: TransferOptions, file: int) -> SmallFile | None:
-    """Write the file to an open, empty one, from the first source that gives it; None where no source does at once.
+def fetch_small(target: WantedFile, options: TransferOptions, file: int) -> SmallFile | None:
+    """Write the file to an open, empty file from the first source that has it; return None if no source does at once.
 
-    It is hashed before it is written. Never more than LARGEST bytes are read of an answer.
+    The content is hashed before it is written. At most LARGEST bytes of a response are read.
     """
     moved = 0
-    for url in wanted.urls:
+    for url in target.urls:
         host = host_of(url)
-        with means.slots.one(host, means.stop.is_set) as mine:
-            if not mine:
+        with options.slots.acquire(host, options.stop.is_set) as acquired:
+            if not acquired:
                 raise StoppedError
-            content = _content(url, means)
+            content = _content(url, options)
         moved += len(content)
-        if hashlib.sha256(content).hexdigest() == wanted.sha256:
+        if hashlib.sha256(content).hexdigest() == target.sha256:
             try:
                 partial_file.write(file, content, 0)
             except OSError as error:
-                raise partial_file.disk_error(error, wanted.path, len(content)) from error
+                raise partial_file.disk_error(error, target.path, len(content)) from error
             return SmallFile(len(content), moved, host)
     return None
 
 
-def _content(url: str, means: TransferOptions) -> bytes:
-    """Return what a source sends, or nothing where it sends no such file or breaks off."""
+def _content(url: str, options: TransferOptions) -> bytes:
+    """Return the content that a source sends; empty if the request fails or breaks off."""
     received: list[bytes] = []
     size = 0
     try:
-        with means.client.get(url) as answer:
+        with options.client.get(url) as answer:
             if answer.status != HTTPStatus.OK:
                 return b""
-            for chunk in answer.chunks(means.limiter.chunk):
-                if means.stop.is_set():
+            for chunk in answer.chunks(options.limiter.chunk):
+                if options.stop.is_set():
                     raise StoppedError
-                means.limiter.take(len(chunk), means.stop)
+                options.limiter.take(len(chunk), options.stop)
                 received.append(chunk)
                 size += len(chunk)
                 if size > LARGEST:
@@ -74,5 +74,5 @@ def _content(url: str, means: TransferOptions) -> bytes:
 
 
 def is_empty(file: int) -> bool:
-    """Tell whether an unfinished file was begun just now: what an earlier run left is resumed the usual way."""
+    """Tell whether an unfinished file is new. A full download resumes a file that an earlier run left."""
     return os.fstat(file).st_size == 0

@@ -25,14 +25,14 @@ def trusted_endpoint(profile: Profile, *, mirror: bool) -> str:
         return profile.hf.trusted
     if mirror and profile.hf.endpoint is not None:
         return profile.hf.endpoint
-    found = None if profile.closed else default_endpoint()
-    if not found or found.rstrip("/") in {endpoint.rstrip("/") for endpoint in profile.hf.endpoints}:
-        message = "nobody is trusted for the hashes: a mirror must not vouch for its own bytes"
-        own = ", or give --trust-mirror" if profile.hf.endpoint is not None else ""
-        fix = f"name who is (`hf: {{trusted: URL}}` in a profile), install huggingface_hub beside envcheck{own}"
+    default = None if profile.closed else default_endpoint()
+    if not default or default.rstrip("/") in {endpoint.rstrip("/") for endpoint in profile.hf.endpoints}:
+        message = "no trusted endpoint for the hashes: a mirror cannot confirm its own files"
+        own = ", or pass --trust-mirror" if profile.hf.endpoint is not None else ""
+        fix = f"set `hf: {{trusted: URL}}` in a profile, install huggingface_hub beside envcheck{own}"
         fix = f"{fix}; `fetch --lock FILE` asks nobody"
         raise ConfigError(message, fix=fix)
-    return found
+    return default
 
 
 def default_endpoint() -> str | None:
@@ -41,11 +41,11 @@ def default_endpoint() -> str | None:
         constants = importlib.import_module("huggingface_hub.constants")
     except ImportError:
         return None
-    found = getattr(constants, "_HF_DEFAULT_ENDPOINT", None)
-    return found if isinstance(found, str) else None
+    default = getattr(constants, "_HF_DEFAULT_ENDPOINT", None)
+    return default if isinstance(default, str) else None
 
 
-def hub_client(profile: Profile, *asked: str, probes: bool = False, **options: Any) -> Client:
+def hub_client(profile: Profile, *more_endpoints: str, probes: bool = False, **options: Any) -> Client:
     """Return a client that trusts and knows what the profile says. `asked` are endpoints beside the profile's own.
 
     Of a closed profile it asks no host that the profile does not name, unless it `probes`: that is how one who leaves
@@ -53,10 +53,10 @@ def hub_client(profile: Profile, *asked: str, probes: bool = False, **options: A
     """
     ca = Path(profile.ca) if profile.ca else None
     within = named_hosts(profile) if profile.closed and not probes else None
-    known = logins(profile, *asked)
+    known_logins = logins(profile, *more_endpoints)
     if profile.netrc:
-        known.append(Netrc(Path(profile.netrc), [*profile_urls(profile), *asked]))
-    return Client(ca=ca, logins=known, within=within, **options)
+        known_logins.append(Netrc(Path(profile.netrc), [*profile_urls(profile), *more_endpoints]))
+    return Client(ca=ca, logins=known_logins, within=within, **options)
 
 
 def named_hosts(profile: Profile) -> frozenset[str]:
@@ -66,7 +66,7 @@ def named_hosts(profile: Profile) -> frozenset[str]:
     return frozenset(name for url in urls if (name := urlsplit(url).hostname))
 
 
-def logins(profile: Profile, *asked: str, environ: Mapping[str, str] | None = None) -> list[Login]:
+def logins(profile: Profile, *more_endpoints: str, environ: Mapping[str, str] | None = None) -> list[Login]:
     """Return what each host may be told.
 
     What `credentials` name is for its host; huggingface_hub's own token is for the endpoints, and only where the
@@ -74,7 +74,7 @@ def logins(profile: Profile, *asked: str, environ: Mapping[str, str] | None = No
     """
     environ = os.environ if environ is None else environ
     own = _token(environ) if profile.hf.token == "allow" else ""  # noqa: S105 (a policy)
-    endpoints = dict.fromkeys([*profile.hf.endpoints, *filter(None, [profile.hf.trusted]), *asked])
+    endpoints = dict.fromkeys([*profile.hf.endpoints, *filter(None, [profile.hf.trusted]), *more_endpoints])
     return [*host_credentials(profile, environ), *(BearerToken(url, own) for url in endpoints if own)]
 
 
@@ -86,5 +86,5 @@ def token_path(environ: Mapping[str, str]) -> Path:
 
 def _token(environ: Mapping[str, str]) -> str:
     file = token_path(environ)
-    found = environ.get("HF_TOKEN") or (file.read_text(errors="replace") if file.is_file() else "")
-    return found.strip() if found.strip().isprintable() else ""
+    token = environ.get("HF_TOKEN") or (file.read_text(errors="replace") if file.is_file() else "")
+    return token.strip() if token.strip().isprintable() else ""

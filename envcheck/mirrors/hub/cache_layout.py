@@ -36,7 +36,7 @@ def read_small_file(client: Client, url: str, file: hub_revision.HubFile, keep: 
     hasher, left = hub_revision.git_hasher(file.size), file.size
     with open_response(client, url) as answer:
         try:
-            for chunk in answer.arriving(_AT_ONCE):
+            for chunk in answer.decoded_chunks(_AT_ONCE):
                 left -= len(chunk)
                 if left < 0:
                     break
@@ -59,30 +59,30 @@ def small_file_error(path: str, error: NoSourceError) -> PromiseError | Unavaila
     )
 
 
-def fetch_blob(file: hub_revision.HubFile, urls: Sequence[str], blobs: Path, means: TransferOptions) -> FetchedFile:
+def fetch_blob(file: hub_revision.HubFile, urls: Sequence[str], blobs: Path, options: TransferOptions) -> FetchedFile:
     """Put a file outside LFS at its blob, unless it is there; a second process waits for the first."""
     path, began = blobs / file.blob, time.monotonic()
     part = path.with_name(f".{path.name}.{path.name[:8]}.part")
-    if means.stop.is_set():
+    if options.stop.is_set():
         raise StoppedError
-    with partial_file.locked(part, means) as handle:
+    with partial_file.locked(part, options) as handle:
         if _is_intact(path, file):
             partial_file.discard(part)
             return FetchedFile(path, file.size, 0, file.size, 0.0, {})
 
         def keep(chunk: bytes) -> None:
-            if means.stop.is_set():
+            if options.stop.is_set():
                 raise StoppedError
-            means.limiter.take(len(chunk), means.stop)
+            options.limiter.take(len(chunk), options.stop)
             safe_files.write(handle, chunk)
 
         def attempt(url: str) -> None:
             os.ftruncate(handle, 0)
             os.lseek(handle, 0, os.SEEK_SET)
-            read_small_file(means.client, url, file, keep)
+            read_small_file(options.client, url, file, keep)
 
         try:
-            _, url = try_sources(urls, attempt, means.stop)
+            _, url = try_sources(urls, attempt, options.stop)
             partial_file.publish(part, handle, path)
         except NoSourceError as error:
             raise small_file_error(file.path, error) from error
@@ -102,16 +102,16 @@ def _is_intact(path: Path, file: hub_revision.HubFile) -> bool:
     return hasher.hexdigest() == file.sha1
 
 
-def link_snapshot(wanted: hub_revision.Revision, folder: Path) -> None:
+def link_snapshot(revision: hub_revision.Revision, folder: Path) -> None:
     """Make the snapshot beside its name, and name it when it is whole; one that is there is completed."""
     snapshots = safe_files.directory(folder.parent, folder.name, "snapshots")
     with _directory_lock(snapshots) as directory:
-        snapshot = snapshots / wanted.revision
-        fresh = snapshots / f".{wanted.revision}.new"
+        snapshot = snapshots / revision.revision
+        fresh = snapshots / f".{revision.revision}.new"
         _clear(fresh)
         into = snapshot if os.path.lexists(snapshot) else fresh
-        folders = {parent: safe_files.directory(snapshots, into.name, *parent.parts) for parent in _parents(wanted)}
-        for file in wanted.files:
+        folders = {parent: safe_files.directory(snapshots, into.name, *parent.parts) for parent in _parents(revision)}
+        for file in revision.files:
             path = PurePosixPath(file.path)
             _link_or_copy(folder / "blobs" / file.blob, folders[path.parent] / path.name)
         if into is fresh:
@@ -119,8 +119,8 @@ def link_snapshot(wanted: hub_revision.Revision, folder: Path) -> None:
         os.fsync(directory)
 
 
-def _parents(wanted: hub_revision.Revision) -> set[PurePosixPath]:
-    return {PurePosixPath(file.path).parent for file in wanted.files}
+def _parents(revision: hub_revision.Revision) -> set[PurePosixPath]:
+    return {PurePosixPath(file.path).parent for file in revision.files}
 
 
 def _clear(fresh: Path) -> None:

@@ -52,15 +52,15 @@ def read_revision(client: Client, endpoint: str, ref: hub_revision.Reference) ->
         hub_revision.refuse_clashes(files)
     except (NoSourceError, ValueError) as error:
         raise _lookup_error(ref, endpoint, error) from error
-    named = None if ref.pinned else ref.revision
-    return hub_revision.Revision(kind=ref.kind, repo=ref.repo, revision=commit, ref=named, files=files)
+    ref_name = None if ref.pinned else ref.revision
+    return hub_revision.Revision(kind=ref.kind, repo=ref.repo, revision=commit, ref=ref_name, files=files)
 
 
 def lock_revision(client: Client, endpoint: str, ref: hub_revision.Reference) -> hub_revision.Revision:
     """Return the lock of a revision: small files are read for their sha256, the others' is what the endpoint tells."""
-    found = read_revision(client, endpoint, ref)
-    missing = [file for file in found.files if file.sha256 is None]
-    pinned = dataclasses.replace(ref, revision=found.revision)
+    listed = read_revision(client, endpoint, ref)
+    missing = [file for file in listed.files if file.sha256 is None]
+    pinned = dataclasses.replace(ref, revision=listed.revision)
 
     def digest(file: hub_revision.HubFile) -> str:
         url = hub_revision.file_url(endpoint, pinned, file.path)
@@ -77,43 +77,43 @@ def lock_revision(client: Client, endpoint: str, ref: hub_revision.Reference) ->
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         hashes = dict(zip([file.path for file in missing], pool.map(digest, missing), strict=True))
-    return msgspec.structs.replace(found, files=hub_revision.with_hashes(found.files, hashes))
+    return msgspec.structs.replace(listed, files=hub_revision.with_hashes(listed.files, hashes))
 
 
 def fetch_revision(
-    wanted: hub_revision.Revision,
+    revision: hub_revision.Revision,
     endpoints: Sequence[str],
     to: Path,
-    means: TransferOptions,
-    done: Callable[[FetchedFile], None],
+    options: TransferOptions,
+    on_fetched: Callable[[FetchedFile], None],
 ) -> list[FetchedFile]:
     """Put every file under `to`, a directory HF_HUB_CACHE may name; the snapshot appears when all of them are there.
 
     `endpoints` are tried in order, for each file and, of a large one, for each piece; `done` hears of each file as it
     is there. What is told of a file names it as the repository does, not as its blob is called.
     """
-    ref = hub_revision.Reference(wanted.kind, wanted.repo, wanted.revision)
+    ref = hub_revision.Reference(revision.kind, revision.repo, revision.revision)
     folder = safe_files.directory(to, hub_revision.cache_folder(ref))
     safe_files.directory(folder, "blobs")
-    names = {file.blob: file.path for file in wanted.files}
-    naming = dataclasses.replace(means, note=lambda said: means.note(_with_paths(said, names)))
-    endpoints = _reachable_first(wanted, endpoints, means)
+    names = {file.blob: file.path for file in revision.files}
+    naming = dataclasses.replace(options, note=lambda text: options.note(_with_paths(text, names)))
+    endpoints = _reachable_first(revision, endpoints, options)
     try:
-        found = fetch_all(wanted_files(wanted, endpoints, to), naming, done)
-        found += _fetch_small_files(wanted, endpoints, folder / "blobs", naming, done)
+        fetched = fetch_all(wanted_files(revision, endpoints, to), naming, on_fetched)
+        fetched += _fetch_small_files(revision, endpoints, folder / "blobs", naming, on_fetched)
     except EnvcheckError as error:
         raise type(error)(_with_paths(error.message, names), fix=error.fix) from error
-    cache_layout.link_snapshot(wanted, folder)
-    if wanted.ref is not None and wanted.ref != wanted.revision:
-        cache_layout.write_ref(folder, wanted.ref, wanted.revision)
-    return found
+    cache_layout.link_snapshot(revision, folder)
+    if revision.ref is not None and revision.ref != revision.revision:
+        cache_layout.write_ref(folder, revision.ref, revision.revision)
+    return fetched
 
 
-def wanted_files(wanted: hub_revision.Revision, endpoints: Sequence[str], to: Path) -> list[WantedFile]:
+def wanted_files(revision: hub_revision.Revision, endpoints: Sequence[str], to: Path) -> list[WantedFile]:
     """Return the files whose sha256 is known, of whatever size: nothing here needs xet. Equal files are one blob."""
-    ref = hub_revision.Reference(wanted.kind, wanted.repo, wanted.revision)
+    ref = hub_revision.Reference(revision.kind, revision.repo, revision.revision)
     blobs = to / hub_revision.cache_folder(ref) / "blobs"
-    files = {file.blob: file for file in wanted.files if file.sha256 is not None}
+    files = {file.blob: file for file in revision.files if file.sha256 is not None}
     return [
         WantedFile(
             tuple(hub_revision.file_url(at, ref, file.path) for at in endpoints),
@@ -126,41 +126,41 @@ def wanted_files(wanted: hub_revision.Revision, endpoints: Sequence[str], to: Pa
 
 
 def _fetch_small_files(
-    wanted: hub_revision.Revision,
+    revision: hub_revision.Revision,
     endpoints: Sequence[str],
     blobs: Path,
-    means: TransferOptions,
-    done: Callable[[FetchedFile], None],
+    options: TransferOptions,
+    on_fetched: Callable[[FetchedFile], None],
 ) -> list[FetchedFile]:
     """Fetch the files of which only git's hash is known: small ones, that are not in LFS."""
-    ref = hub_revision.Reference(wanted.kind, wanted.repo, wanted.revision)
-    files = {file.blob: file for file in wanted.files if file.sha256 is None}.values()
-    found = []
+    ref = hub_revision.Reference(revision.kind, revision.repo, revision.revision)
+    files = {file.blob: file for file in revision.files if file.sha256 is None}.values()
+    results = []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         try:
             urls = {file.path: [hub_revision.file_url(at, ref, file.path) for at in endpoints] for file in files}
-            for fetched in pool.map(lambda file: cache_layout.fetch_blob(file, urls[file.path], blobs, means), files):
-                done(fetched)
-                found.append(fetched)
+            for fetched in pool.map(lambda file: cache_layout.fetch_blob(file, urls[file.path], blobs, options), files):
+                on_fetched(fetched)
+                results.append(fetched)
         except BaseException:
-            means.stop.set()
+            options.stop.set()
             pool.shutdown(cancel_futures=True)
             raise
-    return found
+    return results
 
 
-def _reachable_first(wanted: hub_revision.Revision, endpoints: Sequence[str], means: TransferOptions) -> list[str]:
+def _reachable_first(revision: hub_revision.Revision, endpoints: Sequence[str], options: TransferOptions) -> list[str]:
     """Return the endpoints, the first ones last that cannot be reached: else every file had to find that out anew."""
-    ref = hub_revision.Reference(wanted.kind, wanted.repo, wanted.revision)
+    ref = hub_revision.Reference(revision.kind, revision.repo, revision.revision)
     left = list(endpoints)
     dead: list[str] = []
     while len(left) > 1:
-        url = hub_revision.file_url(left[0], ref, wanted.files[0].path)
+        url = hub_revision.file_url(left[0], ref, revision.files[0].path)
         try:
-            with means.client.get(url, {"Range": "bytes=0-0"}):
+            with options.client.get(url, {"Range": "bytes=0-0"}):
                 break
         except NetworkError as error:
-            means.note(f"{host_of(url)}: {error}: asked last")
+            options.note(f"{host_of(url)}: {error}: trying it last")
             dead.append(left.pop(0))
     return [*left, *dead]
 
@@ -170,8 +170,8 @@ def _page(client: Client, url: str) -> tuple[bytes, str | None]:
     return body, hub_revision.next_page(headers, url)
 
 
-def _with_paths(said: str, names: dict[str, str]) -> str:
-    return next((said.replace(blob, path) for blob, path in names.items() if blob in said), said)
+def _with_paths(text: str, names: dict[str, str]) -> str:
+    return next((text.replace(blob, path) for blob, path in names.items() if blob in text), text)
 
 
 def _lookup_error(ref: hub_revision.Reference, endpoint: str, error: NoSourceError | ValueError) -> UnavailableError:

@@ -129,10 +129,10 @@ def parse_tree(body: bytes) -> list[HubFile]:
 
 def next_page(headers: Mapping[str, str], url: str) -> str | None:
     """Return the tree's next page: on the host that was asked, whatever host the link names (olah and proxies)."""
-    found = _NEXT.search(headers.get("Link", ""))
-    if found is None:
+    match = _NEXT.search(headers.get("Link", ""))
+    if match is None:
         return None
-    target = urlsplit(urljoin(url, found[1]))
+    target = urlsplit(urljoin(url, match[1]))
     return urlsplit(url)._replace(query=target.query).geturl()
 
 
@@ -165,20 +165,20 @@ def parse_lock(text: bytes, where: str) -> Revision:
     try:
         lock = msgspec.json.decode(text, type=Revision)
     except (msgspec.DecodeError, RecursionError) as error:
-        message = f"{where}: no model lock: {error}"
+        message = f"{where}: not a valid model lock: {error}"
         raise ConfigError(message, fix="make one with `envcheck lock --model REPO@REV`") from error
     bad = next((file.path for file in lock.files if not _is_valid(file)), None) or _clash(lock.files)
-    named = _COMMIT.fullmatch(lock.revision) and _NAME.fullmatch(lock.repo) and ".." not in lock.repo
-    if bad is not None or not named or not (lock.ref is None or _is_ref_name(lock.ref)):
+    valid_names = _COMMIT.fullmatch(lock.revision) and _NAME.fullmatch(lock.repo) and ".." not in lock.repo
+    if bad is not None or not valid_names or not (lock.ref is None or _is_ref_name(lock.ref)):
         message = f"{where}: {bad!r} has no hash, leads outside or is there twice" if bad else f"{where}: no commit"
-        raise ConfigError(message, fix="make it anew with `envcheck lock --model REPO@REV`")
+        raise ConfigError(message, fix="make it again with `envcheck lock --model REPO@REV`")
     return lock
 
 
 def _is_valid(file: HubFile) -> bool:
     """Tell whether a lock's file can be written and held against its hash; its sha1 becomes a file's name."""
-    known = _is_sha256(file.sha256) and (file.sha1 is None or _COMMIT.fullmatch(file.sha1) is not None)
-    return is_safe_path(file.path) and known and file.size >= 0
+    has_hashes = _is_sha256(file.sha256) and (file.sha1 is None or _COMMIT.fullmatch(file.sha1) is not None)
+    return is_safe_path(file.path) and has_hashes and file.size >= 0
 
 
 def refuse_clashes(files: Sequence[HubFile]) -> None:
@@ -239,5 +239,5 @@ def _parse_json(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        message = "its answer is no JSON, or nested too deeply"
+        message = "its response is not valid JSON"
         raise ValueError(message) from error

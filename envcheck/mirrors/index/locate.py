@@ -65,23 +65,27 @@ class LocatedFile:
     local: tuple[Path, ...] = ()
 
 
-def locate(needs: Sequence[LockedPackage], indexes: Mapping[str, Sequence[Index]], client: Client) -> list[LocatedFile]:
+def locate(
+    packages: Sequence[LockedPackage], indexes: Mapping[str, Sequence[Index]], client: Client
+) -> list[LocatedFile]:
     """Return every file of every need. `indexes` maps "pypi" and "pytorch" to where they are tried, in order.
 
     Raise UnavailableError naming the first package that no index lists under a hash its lock holds, and why not.
     """
-    asked = [(need, page) for need in needs for page in _page_urls(need, indexes)]
-    pages: dict[LockedPackage, list[list[simple_api.IndexFile] | str]] = {need: [] for need in needs}
-    for (need, _), answer in zip(asked, _read_pages(asked, client), strict=True):
-        pages[need].append(_reason(answer) if isinstance(answer, NetworkError) else answer)
-    hosts = {need: [host_of(page) for other, page in asked if other == need] for need in needs}
+    requests = [(package, page) for package in packages for page in _page_urls(package, indexes)]
+    pages: dict[LockedPackage, list[list[simple_api.IndexFile] | str]] = {package: [] for package in packages}
+    for (package, _), answer in zip(requests, _read_pages(requests, client), strict=True):
+        pages[package].append(_reason(answer) if isinstance(answer, NetworkError) else answer)
+    hosts = {package: [host_of(page) for other, page in requests if other == package] for package in packages}
     return [
-        found for need in needs for found in match_files(need, pages[need], local_files(need, indexes), hosts[need])
+        file
+        for package in packages
+        for file in match_files(package, pages[package], local_files(package, indexes), hosts[package])
     ]
 
 
 def match_files(
-    need: LockedPackage,
+    package: LockedPackage,
     pages: Iterable[list[simple_api.IndexFile] | str],
     local: Sequence[Path] = (),
     hosts: Sequence[str] = (),
@@ -94,23 +98,23 @@ def match_files(
     listed: list[simple_api.IndexFile] = []
     reasons = []
     for page, host in itertools.zip_longest(pages, hosts):
-        who = f"{host}: " if host else ""
+        prefix = f"{host}: " if host else ""
         if isinstance(page, str):
-            reasons.append(f"{who}{page}")
+            reasons.append(f"{prefix}{page}")
             continue
-        mine = [file for file in page if _belongs_to(need, file.name)]
-        listed += mine
-        if not any(file.sha256 in need.sha256 for file in mine):
-            unhashed = any(file.sha256 is None for file in mine)
-            why = "its page tells no hashes" if unhashed else "no file there has a hash of the lock"
-            reasons.append(f"{who}{why}")
-    names = {str(file.sha256): file.name for file in reversed(listed) if file.sha256 in need.sha256}
+        matching = [file for file in page if _belongs_to(package, file.name)]
+        listed += matching
+        if not any(file.sha256 in package.sha256 for file in matching):
+            unhashed = any(file.sha256 is None for file in matching)
+            why = "its page has no hashes" if unhashed else "no file on its page has a hash of the lock"
+            reasons.append(f"{prefix}{why}")
+    names = {str(file.sha256): file.name for file in reversed(listed) if file.sha256 in package.sha256}
     names = names or _only_candidate(
-        need, [*(file.name for file in listed if file.sha256 is None), *(p.name for p in local)]
+        package, [*(file.name for file in listed if file.sha256 is None), *(p.name for p in local)]
     )
     if not names:
-        message = f"{need.project}: {'; '.join(dict.fromkeys(reasons)) or 'no index to ask'}"
-        raise UnavailableError(message, fix="name a mirror that has it (--mirror), or lock the cell anew")
+        message = f"{package.project}: {'; '.join(dict.fromkeys(reasons)) or 'no index is configured'}"
+        raise UnavailableError(message, fix="choose a mirror that has it (--mirror), or lock the cell again")
     return [_located_file(digest, name, listed, local) for digest, name in names.items()]
 
 
@@ -121,28 +125,28 @@ def _located_file(digest: str, name: str, listed: Sequence[simple_api.IndexFile]
     return LocatedFile(name, digest, size, urls, tuple(path for path in local if path.name == name))
 
 
-def _only_candidate(need: LockedPackage, names: Iterable[str]) -> dict[str, str]:
+def _only_candidate(package: LockedPackage, names: Iterable[str]) -> dict[str, str]:
     """Return the one name that can be meant, by the one hash there is."""
-    fitting = {name for name in names if fits(need, name)}
-    return {need.sha256[0]: fitting.pop()} if len(fitting) == 1 and len(need.sha256) == 1 else {}
+    fitting = {name for name in names if fits(package, name)}
+    return {package.sha256[0]: fitting.pop()} if len(fitting) == 1 and len(package.sha256) == 1 else {}
 
 
-def _belongs_to(need: LockedPackage, name: str) -> bool:
+def _belongs_to(package: LockedPackage, name: str) -> bool:
     """Tell whether a file's name is one of the project's: a name is also a path, and pages are not trusted."""
     return (
         "/" not in name
         and name.isprintable()
         and len(name.encode()) <= NAME_MAX
-        and _parse_name(name)[0] == canonicalize_name(need.project)
+        and _parse_name(name)[0] == canonicalize_name(package.project)
     )
 
 
-def fits(need: LockedPackage, name: str) -> bool:
+def fits(package: LockedPackage, name: str) -> bool:
     """Tell whether a file can be the one of its project and version that this Linux and the Python run."""
     _, version, tags = _parse_name(name)
-    if need.version is None or version != Version(need.version) or not _belongs_to(need, name):
+    if package.version is None or version != Version(package.version) or not _belongs_to(package, name):
         return False
-    return not tags or any(_tag_runs(tag, need.python) for tag in tags)
+    return not tags or any(_tag_runs(tag, package.python) for tag in tags)
 
 
 def _tag_runs(tag: Tag, python: str | None) -> bool:
@@ -164,22 +168,25 @@ def _parse_name(name: str) -> tuple[str, Version | None, frozenset[Tag]]:
     return project, version, frozenset()
 
 
-def _page_urls(need: LockedPackage, indexes: Mapping[str, Sequence[Index]]) -> list[str]:
-    family, _, variant = need.index.partition("/")
-    known = [index for index in indexes.get(family, ()) if index.local is None]
-    return [simple_api.page_url(_with_default_url(index, family), need.project, variant) for index in known]
+def _page_urls(package: LockedPackage, indexes: Mapping[str, Sequence[Index]]) -> list[str]:
+    family, _, variant = package.index.partition("/")
+    remote = [index for index in indexes.get(family, ()) if index.local is None]
+    return [simple_api.page_url(_with_default_url(index, family), package.project, variant) for index in remote]
 
 
-def local_files(need: LockedPackage, indexes: Mapping[str, Sequence[Index]]) -> list[Path]:
+def local_files(package: LockedPackage, indexes: Mapping[str, Sequence[Index]]) -> list[Path]:
     """Return this machine's files of the project, in the indexes' order: in a directory, or in its project's."""
-    family, _, variant = need.index.partition("/")
-    known = [index.local for index in indexes.get(family, ()) if index.local is not None]
-    folders = [Path(str(folder).replace("{variant}", variant)) for folder in known]
-    places = [place for folder in folders for place in (folder, folder / need.project) if place.is_dir()]
+    family, _, variant = package.index.partition("/")
+    local_paths = [index.local for index in indexes.get(family, ()) if index.local is not None]
+    folders = [Path(str(folder).replace("{variant}", variant)) for folder in local_paths]
+    places = [place for folder in folders for place in (folder, folder / package.project) if place.is_dir()]
     files = [
-        file for place in places for file in sorted(place.iterdir()) if _belongs_to(need, file.name) and file.is_file()
+        file
+        for place in places
+        for file in sorted(place.iterdir())
+        if _belongs_to(package, file.name) and file.is_file()
     ]
-    version = Version(need.version) if need.version else None
+    version = Version(package.version) if package.version else None
     return [file for file in files if version is None or _parse_name(file.name)[1] == version]
 
 
@@ -189,19 +196,21 @@ def _with_default_url(index: Index, family: str) -> Index:
     return Index(url=f"{pytorch_index()}/{{variant}}" if family == "pytorch" else python_index())
 
 
-def _read_pages(asked: Sequence[tuple[LockedPackage, str]], client: Client) -> list[_Page]:
+def _read_pages(requests: Sequence[tuple[LockedPackage, str]], client: Client) -> list[_Page]:
     """Return what each page says; who is busy is waited for, if no other page lists what is needed."""
-    stop, pages = threading.Event(), collections.Counter(need for need, _ in asked)
+    stop, page_counts = threading.Event(), collections.Counter(package for package, _ in requests)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         try:
-            found = list(pool.map(lambda pair: _read(client, pair[1], alone=pages[pair[0]] == 1), asked))
-            there = {need for (need, _), page in zip(asked, found, strict=True) if _lists_package(page, need)}
+            pages = list(pool.map(lambda pair: _read(client, pair[1], alone=page_counts[pair[0]] == 1), requests))
+            listed = {
+                package for (package, _), page in zip(requests, pages, strict=True) if _lists_package(page, package)
+            }
 
             def settled(pair: tuple[LockedPackage, str], page: _Page) -> _Page:
-                wait = isinstance(page, RetryLaterError) and pair[0] not in there
+                wait = isinstance(page, RetryLaterError) and pair[0] not in listed
                 return _read_when_free(client, pair[1], page, stop) if wait else page
 
-            return list(pool.map(settled, asked, found))
+            return list(pool.map(settled, requests, pages))
         except BaseException:
             stop.set()
             raise
@@ -218,10 +227,10 @@ def _read(client: Client, url: str, *, alone: bool) -> _Page:
 
 
 def _read_when_free(client: Client, url: str, busy: _Page, stop: threading.Event) -> _Page:
-    said = [busy]
+    first = [busy]
 
     def attempt(page: str) -> list[simple_api.IndexFile]:
-        answer = said.pop() if said else simple_api.read_page(client, page)
+        answer = first.pop() if first else simple_api.read_page(client, page)
         if isinstance(answer, NetworkError):
             raise answer
         return answer
@@ -232,8 +241,8 @@ def _read_when_free(client: Client, url: str, busy: _Page, stop: threading.Event
         return error.reasons[url]
 
 
-def _lists_package(page: _Page, need: LockedPackage) -> bool:
-    return isinstance(page, list) and any(file.sha256 is None or file.sha256 in need.sha256 for file in page)
+def _lists_package(page: _Page, package: LockedPackage) -> bool:
+    return isinstance(page, list) and any(file.sha256 is None or file.sha256 in package.sha256 for file in page)
 
 
 def _reason(error: NetworkError) -> str:

@@ -90,7 +90,7 @@ def _parse_json(body: bytes, url: str) -> list[IndexFile]:
         page = msgspec.json.decode(body)
         return [_parse_entry(entry, url) for entry in page["files"]]
     except (msgspec.DecodeError, RecursionError, KeyError, TypeError, AttributeError, ValueError) as error:
-        message = "its page is no PEP 691 JSON"
+        message = "its page is not PEP 691 JSON"
         raise NetworkError(message) from error
 
 
@@ -111,8 +111,8 @@ class _Links(HTMLParser):
         self.files: list[IndexFile] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        named = dict(attrs)
-        href = named.get("href")
+        attributes = dict(attrs)
+        href = attributes.get("href")
         if href is None:
             return
         with contextlib.suppress(ValueError):  # a link that is no URL

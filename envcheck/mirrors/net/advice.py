@@ -1,4 +1,4 @@
-"""What to do about a request that got no usable answer, where another mirror is not the first thing to try."""
+"""What to do about a failed request, if another mirror is not the first thing to try."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from typing import Final
 
 from envcheck.mirrors.net.urls import host_of, proxy_of
 
-# OpenSSL's X509_V_ERR_* (x509_vfy.h): nobody that is trusted signed it; another time than now; another name.
+# OpenSSL's X509_V_ERR_* (x509_vfy.h): unknown issuer; not valid now; wrong name.
 _UNKNOWN: Final = {2, 18, 19, 20, 21}
 _TIME: Final = {9, 10}
 _NAME: Final = {62, 64}
 _OTHER: Final = "name another mirror (--mirror)"
-CLOSED: Final = "name that host in the profile, or leave `closed` out of it"
+CLOSED: Final = "add the host to the profile, or remove `closed` from the profile"
 
 
 def tls_advice(error: ssl.SSLError) -> str:
-    """Return what to do about a certificate, or "" where TLS itself failed."""
+    """Return what to do about a certificate, or "" if TLS itself failed."""
     code = getattr(error, "verify_code", None)
     if code in _UNKNOWN:
         return _authority(os.environ.get("SSL_CERT_FILE"))
     if code in _TIME:
         return "have its certificate renewed, or set this machine's clock"
-    return "write the host as its certificate names it" if code in _NAME else ""
+    return "use the host name that its certificate has" if code in _NAME else ""
 
 
-def _authority(named: str | None) -> str:
-    if named and not Path(named).is_file():
-        return f"SSL_CERT_FILE names {named}, which is no file: correct it, or name the CA as `ca:` in the profile"
-    return "name its authority as `ca:` in the profile, or in SSL_CERT_FILE"
+def _authority(path: str | None) -> str:
+    if path and not Path(path).is_file():
+        return f"SSL_CERT_FILE names {path}, which does not exist: correct it, or set `ca:` in the profile"
+    return "set its CA certificate as `ca:` in the profile, or in SSL_CERT_FILE"
 
 
 def status_advice(status: int) -> str:
-    """Return what to do about a refusal, or "" where a status is none."""
+    """Return what to do about a status that refuses access, or "" for any other."""
     if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
-        return "write the user that the proxy wants into the URL of http_proxy or https_proxy"
+        return "add the proxy's user and password to the URL in http_proxy or https_proxy"
     if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        return "name the login it wants in the profile (`netrc:` or `credentials:`)"
+        return "add a login for this host to the profile (`netrc:` or `credentials:`)"
     return ""
 
 
 def proxy_advice(url: str) -> str:
-    """Return what to do about the proxy that the environment names for a URL."""
+    """Return what to do about the proxy that the environment sets for a URL."""
     lower = f"{url.partition(':')[0].lower()}_proxy"
     name = lower if os.environ.get(lower) else lower.upper()
-    return f"correct {name}, which names {host_of(proxy_of(url) or '')}, or name the host in no_proxy"
+    return f"correct {name}, which names {host_of(proxy_of(url) or '')}, or add the host to no_proxy"
 
 
 def joined_advice(fixes: Iterable[str], more: str = "") -> str:
-    """Return each remedy once; to name another mirror, and `more`, where there is none."""
-    known = list(dict.fromkeys(fix for fix in fixes if fix))
-    return ", and ".join(known) if known else _OTHER + more
+    """Return each remedy once; without any, advise another mirror, and append `more`."""
+    distinct = list(dict.fromkeys(fix for fix in fixes if fix))
+    return ", and ".join(distinct) if distinct else _OTHER + more

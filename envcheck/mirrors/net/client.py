@@ -1,6 +1,6 @@
-"""HTTP for whatever is fetched or probed: redirects followed by hand, so that each hop is known and trusted by itself.
+"""The HTTP client for fetches and probes. It follows redirects itself, so that each hop is checked on its own.
 
-A hop's credential is looked up for its own URL (see `logins`). A redirect from https to plain http is refused.
+The credential of a hop is looked up for its own URL (see `credentials`). A redirect from https to http is refused.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from envcheck.mirrors.net.waits import NETWORK_WAITS
 HOPS: Final = 10
 _REDIRECTS: Final = {301, 302, 303, 307, 308}
 _SECURE: Final = "https"
-# Seconds that a page may take; the largest known, 15 MB, comes in that time at 1 Mbit/s. Bytes taken at once.
+# Seconds that a page may take: enough for 15 MB, the largest known page, at 1 Mbit/s. Bytes read at once.
 _PAGE_SECONDS: Final = 120.0
 _CHUNK: Final = 1 << 16
-# Seconds for all redirects together, before the last host is asked.
+# Seconds for all redirects together.
 _REDIRECTED: Final = 60.0
-# What is read of a redirect's body, so that its connection can be used again.
+# Bytes that are read of a redirect's body, so that its connection can be reused.
 _DRAINED: Final = 1 << 16
 _PROXY: Final = (urllib3.exceptions.ProxyError, urllib3.exceptions.ProxySchemeUnknown)
 
 
 class NetworkError(Exception):
-    """A request that got no usable answer: refused, timed out, cut off, or not trusted. The text is for a person.
+    """A request that failed: refused, timed out, cut off, or not trusted. The text is for the user.
 
-    `fix` is what to do about it, where that is not to ask another mirror.
+    `fix` is what to do, if it is not to choose another mirror.
     """
 
     def __init__(self, message: str = "", fix: str = "") -> None:
@@ -53,7 +53,7 @@ class NetworkError(Exception):
 
 
 class SlowError(NetworkError):
-    """An answer that was given up because it hardly moved."""
+    """A response that stalled."""
 
 
 class SilentError(SlowError):
@@ -61,12 +61,12 @@ class SilentError(SlowError):
 
 
 class UntrustedError(NetworkError):
-    """A host whose TLS is not to be trusted: its certificate, its name, or the protocol it speaks."""
+    """A host that failed TLS: its certificate, its name, or its protocol."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Handshake:
-    """What it took to be ready to ask a host, in seconds, and what was agreed on. Plain http has no TLS."""
+    """The seconds of each step of a connection, and what TLS negotiated. Plain http has no TLS."""
 
     dns: float
     tcp: float
@@ -76,9 +76,9 @@ class Handshake:
 
 
 class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
-    """A response whose body has not been read yet. `hosts` are those it came through, the last one served it.
+    """A response whose body is unread. `hosts` are the hosts of all hops; the last one serves the body.
 
-    `passed` are the headers of each of them: what the first says of a file is lost to whom the last one serves.
+    `passed` has the headers of each hop, because the first host may describe the file and the last one may not.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
         self.close()
 
     def chunks(self, size: int) -> Iterator[bytes]:
-        """Yield the body as sent and as it comes, at most `size` bytes at once. Raise NetworkError when it stalls."""
+        """Yield the raw body as it arrives, at most `size` bytes at once. Raise NetworkError if it stalls."""
         return self._body(size, decode=False)
 
-    def arriving(self, size: int) -> Iterator[bytes]:
-        """Yield the decoded body as it arrives, never waiting to fill `size`: so a caller can end what only drips."""
+    def decoded_chunks(self, size: int) -> Iterator[bytes]:
+        """Yield the decoded body as it arrives, without waiting to fill `size`: a caller can end a stalled one."""
         return self._body(size, decode=True)
 
     def _body(self, size: int, *, decode: bool) -> Iterator[bytes]:
@@ -125,42 +125,42 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
         self._silence.heard(self.url)
 
     def text(self, limit: int) -> bytes:
-        """Return the whole body, decoded as its Content-Encoding says; more than `limit` bytes are a NetworkError."""
+        """Return the whole decoded body. Raise NetworkError if it has more than `limit` bytes."""
         return b"".join(self.page(limit))
 
     def page(self, limit: int) -> Iterator[bytes]:
-        """Yield the body of a page, decoded. Raise NetworkError after `limit` bytes or _PAGE_SECONDS seconds."""
+        """Yield the decoded body of a page. Raise NetworkError after `limit` bytes or _PAGE_SECONDS."""
         with NETWORK_WAITS.on(host_of(self.url), "page", f"a page is not complete, and it has {_PAGE_SECONDS:.0f} s"):
             yield from self._page(limit)
 
     def _page(self, limit: int) -> Iterator[bytes]:
         left, until = limit, time.monotonic() + _PAGE_SECONDS
-        for chunk in self.arriving(_CHUNK):
+        for chunk in self.decoded_chunks(_CHUNK):
             left -= len(chunk)
             if left < 0:
-                message = f"more than {limit} bytes where a page was expected"
+                message = f"more than {limit} bytes in its page"
                 raise NetworkError(message)
             yield chunk
             if time.monotonic() > until:
-                message = f"a page that is not there after {_PAGE_SECONDS:.0f} s"
+                message = f"its page took longer than {_PAGE_SECONDS:.0f} s"
                 raise SlowError(message)
 
     def abort(self) -> None:
-        """End a read that waits in another thread: it gets no more."""
-        with contextlib.suppress(ValueError, RuntimeError, OSError):  # it has ended by itself
+        """End a read that waits in another thread."""
+        with contextlib.suppress(ValueError, RuntimeError, OSError):  # it has ended already
             self._response.shutdown()
 
     def close(self) -> None:
-        """Give the connection back if the body is read, and end it if not: the rest is not worth waiting for."""
+        """Return the connection to the pool if the body is read, else close it."""
         if self._response.length_remaining == 0:
-            self._response.drain_conn()  # http.client takes a connection for busy until even nothing has been read
+            self._response.drain_conn()  # http.client treats a connection as busy until an empty body has been read too
             self._response.release_conn()
         else:
             self._response.close()
 
 
 class Client:
-    """One pool of connections; safe to use from several threads. Seconds."""
+    """An HTTP client with pooled connections; safe to use from several threads. Timeouts are in seconds."""
 
     def __init__(
         self,
@@ -173,9 +173,11 @@ class Client:
         connections: int = 8,
         within: Collection[str] | None = None,
     ) -> None:
-        self._within = within  # the names of the hosts that may be asked; None for all
+        self._within = within  # the hosts that may be contacted; None for all
         self._ca = ca
-        self._context = None if ca is None else _trust(ca)  # the system's certificates are read when https is asked for
+        self._context = (
+            None if ca is None else _trust(ca)
+        )  # the system's certificates are read at the first https request
         self._offering: ssl.SSLContext | None = None
         self._connect, self._read = connect, read
         self.silence = Silence()
@@ -190,7 +192,7 @@ class Client:
         self._making = threading.Lock()
 
     def get(self, url: str, headers: Mapping[str, str] | None = None, *, method: str = "GET") -> HttpResponse:
-        """Return the answer at the end of the redirects, its body unread. Raise NetworkError where there is none."""
+        """Return the response at the end of the redirects, its body unread. Raise NetworkError if there is none."""
         hosts: list[str] = []
         passed: list[Mapping[str, str]] = []
         until = time.monotonic() + _REDIRECTED
@@ -212,8 +214,8 @@ class Client:
         message = f"more than {HOPS} redirects, the last to {host_of(url)}"
         raise NetworkError(message)
 
-    def shake(self, url: str) -> Handshake | None:
-        """Connect once, offering HTTP/2, and say how long each step took; None where a proxy would be measured."""
+    def handshake(self, url: str) -> Handshake | None:
+        """Connect once, offering HTTP/2, and return how long each step took; None if a proxy is in between."""
         if proxy_of(url) is not None:
             return None
         parts = urlsplit(url)
@@ -222,21 +224,21 @@ class Client:
             began = time.monotonic()
             port = parts.port or (443 if secure else 80)
             address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
-            named = time.monotonic()
+            resolved = time.monotonic()
             with socket.create_connection((address, port), self._connect) as plain:
-                there = time.monotonic()
+                connected = time.monotonic()
                 if not secure:
-                    return Handshake(named - began, there - named)
+                    return Handshake(resolved - began, connected - resolved)
                 with self._offered().wrap_socket(plain, server_hostname=host) as wrapped:
-                    agreed = time.monotonic() - there
+                    agreed = time.monotonic() - connected
                     version, alpn = wrapped.version(), wrapped.selected_alpn_protocol()
-                    return Handshake(named - began, there - named, agreed, version, alpn)
+                    return Handshake(resolved - began, connected - resolved, agreed, version, alpn)
         except (OSError, UnicodeError) as error:
             raise _network_error(error, url) from error
 
     def _send(self, method: str, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
         if self._within is not None and urlsplit(url).hostname not in self._within:
-            message = f"{host_of(url)} is not named in the profile, which is closed"
+            message = f"{host_of(url)} is not in the profile, and the profile is closed"
             raise NetworkError(message, advice.CLOSED)
         if self.silence.given_up(url):
             message = "it stalled again and again"
@@ -254,8 +256,8 @@ class Client:
             raise failure from error
 
     def _auth(self, url: str) -> dict[str, str]:
-        meant = next((said for login in self._logins if (said := login.header(url)) is not None), None)
-        return {} if meant is None else {"Authorization": meant}
+        authorization = next((header for login in self._logins if (header := login.header(url)) is not None), None)
+        return {} if authorization is None else {"Authorization": authorization}
 
     def _offered(self) -> ssl.SSLContext:
         with self._making:
@@ -265,7 +267,7 @@ class Client:
             return self._offering
 
     def _pool(self, url: str) -> urllib3.PoolManager:
-        """Return the pool that reaches the URL: direct, or through the proxy that the environment names for it."""
+        """Return the pool for the URL: direct, or through the proxy that the environment sets."""
         proxy, secure = proxy_of(url), urlsplit(url).scheme == _SECURE
         with self._making:
             if (proxy, secure) not in self._pools:
@@ -291,13 +293,13 @@ def _trust(ca: Path | None) -> ssl.SSLContext:
         try:
             context.load_verify_locations(ca)
         except (ssl.SSLError, OSError) as error:
-            message = f"{ca}: no certificates can be read there: {error}"
-            raise ConfigError(message, fix="name a PEM bundle of certificates") from error
+            message = f"{ca}: cannot read certificates: {error}"
+            raise ConfigError(message, fix="use a PEM bundle of certificates") from error
     return context
 
 
 def _drain(response: urllib3.BaseHTTPResponse) -> None:
-    """Read the little that a redirect says; of one that says more the connection is ended."""
+    """Read the short body of a redirect; close the connection if the body is longer."""
     with contextlib.suppress(urllib3.exceptions.HTTPError, OSError):
         response.read(_DRAINED, decode_content=False)
     if response.length_remaining == 0:

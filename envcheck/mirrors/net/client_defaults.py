@@ -1,4 +1,4 @@
-"""The clients' own defaults: where they go when nobody configured anything. No host is written down here."""
+"""The default URLs of the clients, read from the clients themselves. No host is written here."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ _PYTORCH: Final = re.compile(r"(https?://\S+)/cpu/torch/")
 
 
 def python_index() -> str:
-    """Return the URL of the index that uv asks by default, as uv itself says it."""
-    done = _uv("--emit-index-url", "--quiet", wanted="")
-    found = _INDEX.search(done.stdout)
-    if found is None:
-        message = "uv does not say which index it asks by default"
+    """Return the URL of uv's default index, as uv reports it."""
+    process = _uv("--emit-index-url", "--quiet", requirements="")
+    match = _INDEX.search(process.stdout)
+    if match is None:
+        message = "uv does not report its default index"
         raise UnavailableError(message, fix="name one in a mirror profile, under `pypi:`")
-    return found[1]
+    return match[1]
 
 
 def pytorch_index() -> str:
-    """Return the URL above PyTorch's indexes (`/cpu`, `/cu128`, ... follow it), where uv's --torch-backend goes.
+    """Return the base URL of PyTorch's indexes (`/cpu`, `/cu128`, ... follow it), as uv's --torch-backend uses it.
 
-    uv is asked offline and says which page it would have read.
+    uv runs offline and reports which page it would have read.
     """
-    done = _uv("--torch-backend", "cpu", "--offline", "--verbose", wanted="torch")
-    found = _PYTORCH.search(done.stderr)
-    if found is None:
-        message = "uv does not say where it looks for PyTorch's wheels"
+    process = _uv("--torch-backend", "cpu", "--offline", "--verbose", requirements="torch")
+    match = _PYTORCH.search(process.stderr)
+    if match is None:
+        message = "uv does not report the index of PyTorch's wheels"
         raise UnavailableError(message, fix="name an index in a mirror profile, under `pytorch:`")
-    return found[1]
+    return match[1]
 
 
-def _uv(*options: str, wanted: str) -> subprocess.CompletedProcess[str]:
+def _uv(*options: str, requirements: str) -> subprocess.CompletedProcess[str]:
     command = [uv.find_uv_bin(), "pip", "compile", "--no-config", "--no-header", *options, "-"]
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "UV_NO_CACHE": "1"}
     return subprocess.run(
-        command, input=wanted, env=environment, capture_output=True, text=True, check=False, timeout=60
+        command, input=requirements, env=environment, capture_output=True, text=True, check=False, timeout=60
     )

@@ -1,6 +1,6 @@
-"""Who is told which secret: a host what its netrc or its profile says of it by name, an origin the token meant for it.
+"""Which host gets which secret: a host gets the login that a netrc file or a profile names for it.
 
-Every hop of a redirect is asked for by itself, so nothing is carried on to a host that it was not meant for.
+A token goes to its own origin only. Each hop of a redirect is looked up on its own, so no secret follows a redirect.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from envcheck.mirrors.profiles.model import Credential, Profile
 
 
 class Login(Protocol):
-    """A secret and whom it is for."""
+    """A secret and the host that it is for."""
 
     def header(self, url: str) -> str | None:
-        """Return the Authorization for a URL, or None where it is for another. Raise OSError where it is not there."""
+        """Return the Authorization header, or None for another host. Raise OSError if the secret is missing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BearerToken:
-    """A token, and the URL whose scheme, host and port may see it."""
+    """A token for the scheme, host and port of one URL."""
 
     url: str
     token: str = dataclasses.field(repr=False)
 
     def header(self, url: str) -> str | None:
-        """Return it for a URL of that origin."""
+        """Return the header for a URL of that origin, else None."""
         return f"Bearer {self.token}" if origin_of(self.url) == origin_of(url) else None
 
 
 @dataclasses.dataclass(frozen=True)
 class HostCredential:
-    """What a profile names for `host`, which is HOST or HOST:PORT: told over TLS, and to those `plain` without it.
+    """A credential that a profile sets for `host` (HOST or HOST:PORT). It is sent without TLS only to hosts in `plain`.
 
-    `missing` says why there is nothing to tell: then the host is not asked at all, as it would only refuse.
+    `missing` says why there is no secret; then the host gets no request.
     """
 
     host: str
@@ -52,7 +52,7 @@ class HostCredential:
     missing: str = ""
 
     def header(self, url: str) -> str | None:
-        """Return it for a URL of that host."""
+        """Return the header for a URL of that host, else None."""
         parts, at = urlsplit(url), host_of(url).lower()
         if self.host not in {at, parts.hostname} or (parts.scheme != "https" and at not in self.plain):
             return None
@@ -62,10 +62,10 @@ class HostCredential:
 
 
 class Netrc:
-    """A netrc file. Its `default` is for no host in particular, and a redirect may lead anywhere: it is not used.
+    """A netrc file. Its `default` entry is not used, because a redirect could lead anywhere.
 
-    A login goes to its host over TLS: on the ports at which `urls`, the profile's own, name the host, and on 443 where
-    they do not name it. Without TLS it goes to this machine itself, and to what `urls` name with http://.
+    A login goes to its host over TLS: on the ports that the profile's own `urls` have for the host, or on 443 if they
+    do not have it. Without TLS it goes only to this machine and to http:// URLs in `urls`.
     """
 
     def __init__(self, path: Path, urls: Iterable[str] = ()) -> None:
@@ -73,35 +73,35 @@ class Netrc:
         try:
             self._hosts = netrc.netrc(path).hosts
         except (netrc.NetrcParseError, OSError, UnicodeDecodeError) as error:
-            # What netrc itself says repeats the word that it cannot make sense of: half of a password, often.
+            # netrc's own message repeats the word that it cannot parse, which is often half of a password.
             line = getattr(error, "lineno", None)
-            what = f"line {line}" if line else getattr(error, "strerror", None) or "it is no UTF-8 text"
-            message = f"{path}: no netrc file: {what}"
+            problem = f"line {line}" if line else getattr(error, "strerror", None) or "not UTF-8 text"
+            message = f"{path}: not a valid netrc file: {problem}"
             raise ConfigError(message, fix="write `machine HOST login USER password SECRET`, one a line") from error
 
     def header(self, url: str) -> str | None:
-        """Return the login of the URL's host, if it may go there."""
-        known = self._hosts.get(urlsplit(url).hostname or "")
-        return _basic(known[0], known[2]) if known and self._may(origin_of(url)) else None
+        """Return the login for the URL's host if it may be sent there, else None."""
+        login = self._hosts.get(urlsplit(url).hostname or "")
+        return _basic(login[0], login[2]) if login and self._may(origin_of(url)) else None
 
     def _may(self, origin: tuple[str, str | None, int | None]) -> bool:
         scheme, host, port = origin
-        if any(named == host for _, named, _ in self._named):
+        if any(named_host == host for _, named_host, _ in self._named):
             return origin in self._named
         return is_loopback(host or "") or (scheme, port) == ("https", 443)
 
 
 def permission_warning(path: Path) -> str | None:
-    """Return what is to be said of a file of secrets that others may read or write; None where they may not."""
+    """Return a warning if other users can read or write a file of secrets, else None."""
     mode = path.stat().st_mode & 0o777
     if not mode & 0o066:
         return None
-    may = "written" if mode & 0o022 else "read"
-    return f"the profile's netrc file may be {may} by others (mode {mode:03o}): chmod 600 it"
+    access = "write" if mode & 0o022 else "read"
+    return f"other users can {access} the profile's netrc file (mode {mode:03o}): run chmod 600 on it"
 
 
 def host_credentials(profile: Profile, environ: Mapping[str, str] | None = None) -> list[HostCredential]:
-    """Return the logins of a profile's `credentials`, the secrets read from where they are said to be."""
+    """Return the logins of a profile's `credentials`, with the secrets read from their variables and files."""
     environ = os.environ if environ is None else environ
     plain = frozenset(host_of(url).lower() for url in profile_urls(profile) if url.startswith("http://"))
     exact = sorted(profile.credentials.items(), key=lambda pair: ":" not in pair[0])
@@ -109,22 +109,22 @@ def host_credentials(profile: Profile, environ: Mapping[str, str] | None = None)
 
 
 def _host_credential(
-    host: str, secret: Credential, plain: frozenset[str], environ: Mapping[str, str]
+    host: str, credential: Credential, plain: frozenset[str], environ: Mapping[str, str]
 ) -> HostCredential:
-    variable, file = secret.password_env or secret.token_env, secret.password_file or secret.token_file
+    variable, file = credential.password_env or credential.token_env, credential.password_file or credential.token_file
     try:
-        found = environ.get(variable, "") if variable else Path(file or "").read_text().strip()
+        secret_text = environ.get(variable, "") if variable else Path(file or "").read_text().strip()
     except (OSError, UnicodeDecodeError):
-        found = ""
-    if not found or not found.isprintable():
-        return HostCredential(
-            host, plain, "", f"its credential is not there: {f'${variable}' if variable else file} holds none"
-        )
-    return HostCredential(host, plain, f"Bearer {found}" if secret.user is None else _basic(secret.user, found))
+        secret_text = ""
+    if not secret_text or not secret_text.isprintable():
+        where = f"${variable}" if variable else file
+        return HostCredential(host, plain, "", f"its credential is missing: {where} has no secret")
+    user = credential.user
+    return HostCredential(host, plain, f"Bearer {secret_text}" if user is None else _basic(user, secret_text))
 
 
 def profile_urls(profile: Profile) -> Iterator[str]:
-    """Yield the URLs that a profile names for packages, models and datasets."""
+    """Yield the URLs of a profile for packages, models and datasets."""
     yield from (index.url for index in (*profile.pypi, *profile.pytorch))
     yield from (url for url in (*profile.hf.endpoints, profile.hf.trusted) if url is not None)
 

@@ -1,8 +1,8 @@
-"""HTTP connections whose answers must move, and what the errors of such a connection mean to a person.
+"""HTTP connections that end a stalled response, and plain texts for their errors.
 
-No timeout of a single read ends a server that sends a byte now and then. Every byte of an answer passes through one
-stream here, which times the waiting (see `stall.Pace`), so whatever part drips (a status line, headers, a body, a
-redirect), the answer ends.
+A read timeout does not end a server that sends a byte now and then. Every byte of a response passes through one stream
+here, which times the waiting (see `stall.StallDetector`). So a response ends whichever part stalls: the status line,
+the headers, the body or a redirect.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from envcheck.mirrors.net import stall
 
-# What http.client says of a proxy that refuses; its own words come after the status.
+# http.client's text for a proxy that refuses; the proxy's own words follow the status.
 _TUNNEL: Final = re.compile(r"Tunnel connection failed: ([0-9]{3})\b")
 
 
 class StalledError(TimeoutError):
-    """An answer that hardly moves."""
+    """A response that stalls."""
 
 
 class _Raw(Protocol):
@@ -34,19 +34,19 @@ class _Raw(Protocol):
 
 
 class _Timed(io.RawIOBase):
-    """A socket's stream of which the waiting is timed. It is closed with the stream."""
+    """A socket's stream that times the waiting."""
 
     def __init__(self, raw: _Raw) -> None:
         self._raw = raw
-        self._pace = stall.StallDetector()
+        self._stall = stall.StallDetector()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any, /) -> int | None:
-        asked = time.monotonic()
+        began = time.monotonic()
         size = self._raw.readinto(buffer)
-        if self._pace.waited(time.monotonic() - asked, size or 0):
+        if self._stall.record(time.monotonic() - began, size or 0):
             raise StalledError(stall.reason())
         return size
 
@@ -84,7 +84,7 @@ POOLS = {"http": _PlainPool, "https": _SecurePool}
 
 
 def is_stalled(error: Exception) -> bool:
-    """Tell whether an answer was given up because it hardly moved."""
+    """Tell whether a response was ended because it stalled."""
     return isinstance(error, StalledError) or isinstance(error.__cause__, StalledError)
 
 
@@ -96,7 +96,7 @@ def is_silent(error: Exception) -> bool:
 
 
 def tls_error(error: Exception) -> ssl.SSLError | None:
-    """Return the TLS failure that an error is or carries: urllib3 wraps it as its only argument or as its reason."""
+    """Return the TLS error in an error, or None: urllib3 wraps it as its only argument or as its reason."""
     for candidate in (error, getattr(error, "reason", None), *error.args):
         if isinstance(candidate, ssl.SSLError):
             return candidate
@@ -106,7 +106,7 @@ def tls_error(error: Exception) -> ssl.SSLError | None:
 
 
 def describe(error: Exception) -> str:
-    """Return the innermost reason, without the objects and URLs (which may be signed) that urllib3 tells along."""
+    """Return the innermost reason as text, without the objects and (possibly signed) URLs that urllib3 adds."""
     if is_stalled(error):
         return stall.reason()
     failed = tls_error(error)
@@ -116,19 +116,19 @@ def describe(error: Exception) -> str:
     if isinstance(reason, Exception):
         return describe(reason)
     if isinstance(error, ValueError):
-        return "its URL is none"
+        return "its URL is invalid"
     refused = _TUNNEL.match(str(error))
     if refused:
         return f"it answers {refused[1]}"
-    known = {
+    texts = {
         TimeoutError: "no answer in time",
         urllib3.exceptions.DecodeError: "its Content-Encoding cannot be read",
         urllib3.exceptions.NameResolutionError: "the name does not resolve",
         urllib3.exceptions.NewConnectionError: "no connection",
         urllib3.exceptions.ConnectTimeoutError: "no connection in time",
         urllib3.exceptions.ReadTimeoutError: "it stalled",
-        urllib3.exceptions.IncompleteRead: "it ended before its length",
+        urllib3.exceptions.IncompleteRead: "the response ended too early",
         urllib3.exceptions.ProtocolError: "it was cut off",
     }
-    said = next((text for kind, text in known.items() if isinstance(error, kind)), None)
-    return said or getattr(error, "strerror", None) or f"the request failed ({type(error).__name__})"
+    reason_text = next((text for kind, text in texts.items() if isinstance(error, kind)), None)
+    return reason_text or getattr(error, "strerror", None) or f"the request failed ({type(error).__name__})"

@@ -1,4 +1,4 @@
-"""Whether an answer moves at all: some servers send a byte now and then, which no timeout of a single read ends."""
+"""Detect a stalled response: some servers send a byte now and then, which no read timeout ends."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-# In so many seconds of waiting at least so many bytes.
+# A response must deliver at least BYTES in SECONDS of waiting.
 SECONDS: Final = 25.0
 BYTES: Final = 25 << 10
 
 
 def reason() -> str:
-    """Return why an answer that hardly moves is given up, for a person."""
+    """Return why a stalled response was ended, as text for the user."""
     return f"it sent less than {BYTES >> 10} KiB in {SECONDS:g} s"
 
 
 class StallDetector:
-    """Times the waiting for chunks, without what is done with them in between."""
+    """Time the waiting for chunks, and not their processing."""
 
     def __init__(self) -> None:
-        self.drips = False
+        self.stalled = False
         self._waited = 0.0
         self._came = 0
 
-    def timed(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the chunks; `drips` tells, with each, whether it came too slowly to go on."""
-        asked = time.monotonic()
+    def watch(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the chunks; after each one, `stalled` tells whether they come too slowly."""
+        began = time.monotonic()
         for chunk in chunks:
-            self.waited(time.monotonic() - asked, len(chunk))
+            self.record(time.monotonic() - began, len(chunk))
             yield chunk
-            asked = time.monotonic()
+            began = time.monotonic()
 
-    def waited(self, seconds: float, size: int) -> bool:
-        """Note how long a chunk was waited for, and its bytes; return whether they come too slowly to go on."""
+    def record(self, seconds: float, size: int) -> bool:
+        """Record the seconds of waiting for a chunk and its bytes; return whether chunks come too slowly."""
         self._waited += seconds
         self._came += size
         if self._waited > SECONDS:
-            self.drips = self._came < BYTES
+            self.stalled = self._came < BYTES
             self._waited, self._came = 0.0, 0
-        return self.drips
+        return self.stalled

@@ -1,4 +1,4 @@
-"""URLs as a client must read them: which host, which origin, which proxy, and where a redirect may lead. No I/O."""
+"""Read URLs: host, origin, proxy, and where a redirect may lead. No I/O."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ _PORTS: Final = {"http": 80, _SECURE: 443}
 
 
 def host_of(url: str) -> str:
-    """Return host:port as the URL says, without what may stand before the @."""
+    """Return host:port of a URL, without a user or password."""
     return urlsplit(url).netloc.rpartition("@")[2]
 
 
 def origin_of(url: str) -> tuple[str, str | None, int | None]:
-    """Return scheme, host and port: who may see what was meant for the URL."""
+    """Return scheme, host and port; a secret for one URL goes only to the same origin."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
 def redirect_target(url: str, target: str) -> str:
-    """Return where a redirect leads. Raise ValueError, saying why, where it must not be followed."""
+    """Return the URL that a redirect leads to. Raise ValueError with the reason if it must not be followed."""
     try:
-        there = urljoin(url, target)
-        scheme = urlsplit(there).scheme
-        named = urlsplit(there).hostname
+        location = urljoin(url, target)
+        scheme = urlsplit(location).scheme
+        hostname = urlsplit(location).hostname
     except ValueError as error:
-        message = f"{host_of(url)} redirects to what is no URL"
+        message = f"{host_of(url)} redirects to an invalid URL"
         raise ValueError(message) from error
-    if scheme not in _PORTS or not named or (urlsplit(url).scheme == _SECURE and scheme != _SECURE):
+    if scheme not in _PORTS or not hostname or (urlsplit(url).scheme == _SECURE and scheme != _SECURE):
         message = f"{host_of(url)} redirects to {scheme or 'no URL'}, which is not trusted"
         raise ValueError(message)
-    if is_loopback(named) and not is_loopback(urlsplit(url).hostname or ""):
-        message = f"{host_of(url)} redirects to this machine's own {named}, which is not trusted"
+    if is_loopback(hostname) and not is_loopback(urlsplit(url).hostname or ""):
+        message = f"{host_of(url)} redirects to this machine's own {hostname}, which is not trusted"
         raise ValueError(message)
-    return there
+    return location
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host's name or address is this machine's own, as it is written; no name is looked up."""
+    """Tell whether a host name or address is loopback, without a lookup."""
     if host.lower().rstrip(".") == "localhost" or host.lower().rstrip(".").endswith(".localhost"):
         return True
     try:
@@ -53,15 +53,15 @@ def is_loopback(host: str) -> bool:
 
 
 def proxy_of(url: str) -> str | None:
-    """Return the proxy that the environment names for a URL, or None where it is asked directly."""
+    """Return the proxy that the environment sets for a URL, or None."""
     parts = urlsplit(url)
-    named = urllib.request.getproxies().get(parts.scheme)
-    if not named or urllib.request.proxy_bypass(parts.hostname or ""):
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if not proxy or urllib.request.proxy_bypass(parts.hostname or ""):
         return None
-    return named if "://" in named else f"http://{named}"
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def proxy_login(proxy: str) -> str | None:
-    """Return USER:PASSWORD of a proxy's URL, or None where it has none."""
+    """Return USER:PASSWORD of a proxy's URL, or None."""
     parts = urlsplit(proxy)
     return f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None

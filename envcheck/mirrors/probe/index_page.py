@@ -22,7 +22,7 @@ def read_index_page(response: HttpResponse, budget: Budget) -> tuple[IndexPage, 
         message = f"it answers {response.status} to {urlsplit(response.url).path}"
         raise NetworkError(message)
     body = bytearray()
-    for chunk in response.arriving(CHUNK_BYTES):
+    for chunk in response.decoded_chunks(CHUNK_BYTES):
         budget.spend(len(chunk))
         body += chunk
     kind = response.headers.get("Content-Type", "")

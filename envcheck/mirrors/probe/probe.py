@@ -151,7 +151,7 @@ def measure_latency(client: Client, url: str, budget: Budget) -> tuple[Latency |
     handshakes = []
     try:
         for _ in range(_HANDSHAKES):
-            handshake = client.shake(url)
+            handshake = client.handshake(url)
             if handshake is None:
                 return None, "reached through a proxy"
             handshakes.append(handshake)
@@ -228,7 +228,7 @@ def _request_first_byte(state: ProbeState, url: str) -> FileResponse | str:
     try:
         with state.mirror.client.get(url, {"Range": "bytes=0-0"}) as response:
             # Read the one byte, so that the connection can be reused.
-            next(response.arriving(1), b"")
+            next(response.decoded_chunks(1), b"")
             return _file_response(response)
     except UntrustedError as error:
         state.untrusted = f"{urlsplit(url).netloc}: {error}"
@@ -297,7 +297,7 @@ def _measure_rate(client: Client, url: str, reached: FileResponse, size: int, bu
         if failure is not None:
             raise NetworkError(failure.reason)
         try:
-            for chunk in response.arriving(CHUNK_BYTES):
+            for chunk in response.decoded_chunks(CHUNK_BYTES):
                 received += len(chunk)
                 budget.spend(len(chunk))
                 if time.monotonic() - began > RANGE_SECONDS:

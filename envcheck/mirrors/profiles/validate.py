@@ -120,5 +120,5 @@ def check_files(profile: Profile, path: Path) -> Profile:
         content = Path(profile.ca).read_text(errors="replace")
         if "BEGIN CERTIFICATE" not in content or "PRIVATE KEY" in content:
             message = f"{path}: ca: {profile.ca} must hold PEM certificates and no private key"
-            raise ConfigError(message, fix="name a PEM bundle of certificates")
+            raise ConfigError(message, fix="use a PEM bundle of certificates")
     return profile

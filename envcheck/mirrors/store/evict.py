@@ -59,12 +59,12 @@ def objects_to_evict(objects: Iterable[StoredObject], pinned: set[str], excess: 
     Nothing pinned, and nothing that has another name elsewhere: to unlink that would free no room.
     """
     chosen: list[StoredObject] = []
-    for one in sorted(objects, key=lambda one: (one.used, one.sha256)):
+    for stored in sorted(objects, key=lambda stored: (stored.used, stored.sha256)):
         if excess <= 0:
             break
-        if one.sha256 not in pinned and one.links == 1:
-            chosen.append(one)
-            excess -= one.size
+        if stored.sha256 not in pinned and stored.links == 1:
+            chosen.append(stored)
+            excess -= stored.size
     return chosen
 
 
@@ -80,9 +80,9 @@ def usage(store: Store, limits: EvictionLimits | None = None) -> StoreUsage:
     return StoreUsage(
         root=str(store.root),
         objects=len(objects),
-        bytes=sum(one.size for one in objects),
+        bytes=sum(stored.size for stored in objects),
         disk=_bytes_on_disk(store.root),
-        pinned=sum(one.size for one in objects if one.sha256 in pinned),
+        pinned=sum(stored.size for stored in objects if stored.sha256 in pinned),
         unfinished=sum(_allocated_bytes(path) for path in _unfinished_files(store)),
         quarantined=sum(path.stat().st_size for path in store.root.glob("quarantine/*")),
         used=used,
@@ -101,39 +101,39 @@ def gc(
         objects = store.objects()
         over = bytes_over_limit(*_used_and_total(store, objects, limits), limits)
         chosen = objects_to_evict(objects, versions.pinned_digests(store) | _digests_in_use(store, objects), over)
-        for one in chosen if not dry else []:
-            store.evict(one.sha256)
-        return chosen, max(0, over - sum(one.size for one in chosen))
+        for stored in chosen if not dry else []:
+            store.evict(stored.sha256)
+        return chosen, max(0, over - sum(stored.size for stored in chosen))
 
 
 def _digests_in_use(store: Store, objects: Iterable[StoredObject]) -> set[str]:
     """Return what processes at work hold, which is also all that was used since they began."""
-    found, since = set(), math.inf
+    digests, since = set(), math.inf
     for path in (store.root / HELD).glob("*"):
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 since = min(since, os.fstat(file.fileno()).st_mtime)
-                found |= set(file.read().decode("ascii", "replace").split())
+                digests |= set(file.read().decode("ascii", "replace").split())
             else:
                 path.unlink()  # its process was killed
-    return found | {one.sha256 for one in objects if one.used >= since}
+    return digests | {stored.sha256 for stored in objects if stored.used >= since}
 
 
 def _used_and_total(store: Store, objects: Iterable[StoredObject], limits: EvictionLimits) -> tuple[int, int]:
     if limits.size is not None:
-        return sum(one.size for one in objects), limits.size
-    there = next(path for path in [store.root, *store.root.parents] if path.exists())
-    disk = shutil.disk_usage(there)
+        return sum(stored.size for stored in objects), limits.size
+    folder = next(path for path in [store.root, *store.root.parents] if path.exists())
+    disk = shutil.disk_usage(folder)
     # What is reserved for root is no room: as df counts.
     return disk.used, disk.used + disk.free
 
 
 def _unfinished_files(store: Store) -> list[Path]:
     """Return what is being fetched or imported, or was when its process was killed."""
-    found = [*store.root.glob("sha256/??/.*"), *store.root.glob("import/*")]
-    return [path for path in found if path.is_file()]
+    paths = [*store.root.glob("sha256/??/.*"), *store.root.glob("import/*")]
+    return [path for path in paths if path.is_file()]
 
 
 def _allocated_bytes(path: Path) -> int:

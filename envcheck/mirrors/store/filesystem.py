@@ -72,10 +72,10 @@ def link(source: Path, target: Path) -> None:
 
 
 def _duplicate(source: Path, target: Path) -> None:
-    with source.open("rb") as there, temporary(target.parent) as draft, draft.open("r+b") as here:
-        clone_or_copy(there.fileno(), here.fileno())
-        os.fsync(here.fileno())
-        os.fchmod(here.fileno(), READ_ONLY)
+    with source.open("rb") as original, temporary(target.parent) as draft, draft.open("r+b") as copy:
+        clone_or_copy(original.fileno(), copy.fileno())
+        os.fsync(copy.fileno())
+        os.fchmod(copy.fileno(), READ_ONLY)
         draft.replace(target)
 
 
@@ -95,5 +95,5 @@ def clone_or_copy(source: int, target: int) -> None:
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError:
-        with open(source, "rb", closefd=False) as there, open(target, "wb", closefd=False) as here:
-            shutil.copyfileobj(there, here, 1 << 20)
+        with open(source, "rb", closefd=False) as original, open(target, "wb", closefd=False) as copy:
+            shutil.copyfileobj(original, copy, 1 << 20)

@@ -72,18 +72,20 @@ class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def wheel_facts(metadata: bytes) -> WheelFacts:
     """Return what a wheel's METADATA says of Python and of its licence."""
-    told = BytesHeaderParser().parsebytes(metadata)
-    classifiers = [str(value) for value in told.get_all("Classifier", [])]
-    named = [value.rpartition(" :: ")[2] for value in classifiers if value.startswith("License :: ")]
-    said = (
-        str(told.get("License-Expression") or "") or _licence_name(str(told.get("License") or "")) or ", ".join(named)
+    headers = BytesHeaderParser().parsebytes(metadata)
+    classifiers = [str(value) for value in headers.get_all("Classifier", [])]
+    classifier_names = [value.rpartition(" :: ")[2] for value in classifiers if value.startswith("License :: ")]
+    licence = (
+        str(headers.get("License-Expression") or "")
+        or _licence_name(str(headers.get("License") or ""))
+        or ", ".join(classifier_names)
     )
-    text = " ".join([said, *named])
+    text = " ".join([licence, *classifier_names])
     bound = bool(_BOUND.search(text))
     free = bool(_FREE.search(text)) or any("OSI Approved" in value for value in classifiers)
     return WheelFacts(
-        requires_python=str(told["Requires-Python"]) if told["Requires-Python"] else None,
-        licence=said or None,
+        requires_python=str(headers["Requires-Python"]) if headers["Requires-Python"] else None,
+        licence=licence or None,
         redistributable=False if bound else True if free else None,
     )
 
@@ -118,28 +120,28 @@ def parse_contents(data: bytes, where: str) -> Contents:
     try:
         contents = msgspec.json.decode(data, type=Contents)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        message = f"{where}: no list of contents: {error}"
-        raise ConfigError(message, fix="export it anew with `envcheck store export`") from error
+        message = f"{where}: not a valid list of contents: {error}"
+        raise ConfigError(message, fix="export it again with `envcheck store export`") from error
     wrong = next(_problems(contents), None)
     if wrong is not None:
         message = f"{where}: {wrong}"
-        raise ConfigError(message, fix="export it anew with `envcheck store export`")
+        raise ConfigError(message, fix="export it again with `envcheck store export`")
     return contents
 
 
 def _problems(contents: Contents) -> Iterator[str]:
     if contents.schema != "envcheck/contents/1":
-        yield f"{contents.schema!r} is no schema this envcheck knows"
+        yield f"{contents.schema!r} is an unknown schema"
     for wheel in contents.wheels:
         if not _is_publishable(wheel):
-            yield f"{wheel.name!r} is no wheel that could be published"
+            yield f"{wheel.name!r} is not a valid wheel"
     for model in contents.models:
         hub_revision.parse_lock(hub_revision.format_lock(model), model.repo)
-    known = {(model.repo, model.revision) for model in contents.models}
+    present = {(model.repo, model.revision) for model in contents.models}
     for branch, commit in contents.branches.items():
         repo, _, name = branch.partition("@")
-        if (repo, commit) not in known or not BRANCH.fullmatch(name):
-            yield f"the branch {branch!r} is of no repository there"
+        if (repo, commit) not in present or not BRANCH.fullmatch(name):
+            yield f"the branch {branch!r} belongs to no repository in it"
 
 
 def _is_publishable(wheel: Wheel) -> bool:
@@ -148,5 +150,7 @@ def _is_publishable(wheel: Wheel) -> bool:
     except InvalidWheelFilename:
         return False
     hashes = [wheel.sha256, *([wheel.metadata] if wheel.metadata else [])]
-    named = "/" not in wheel.name and wheel.name.isascii() and wheel.name.isprintable()
-    return named and wheel.size >= 0 and bool(_INDEX.fullmatch(wheel.index)) and all(map(_SHA256.fullmatch, hashes))
+    plain_name = "/" not in wheel.name and wheel.name.isascii() and wheel.name.isprintable()
+    return (
+        plain_name and wheel.size >= 0 and bool(_INDEX.fullmatch(wheel.index)) and all(map(_SHA256.fullmatch, hashes))
+    )

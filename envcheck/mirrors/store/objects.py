@@ -80,36 +80,36 @@ class Store:
 
     def objects(self) -> list[StoredObject]:
         """Return what is there, by hash; what is being fetched is not."""
-        found = []
+        stored = []
         for path in sorted(self.root.glob("sha256/??/*")):
             if _DIGEST.fullmatch(path.name):
                 with contextlib.suppress(FileNotFoundError):
                     stat = path.stat()
-                    found.append(StoredObject(path.name, stat.st_size, self._used(path), stat.st_nlink))
-        return found
+                    stored.append(StoredObject(path.name, stat.st_size, self._used(path), stat.st_nlink))
+        return stored
 
     def name(self, sha256: str) -> str | None:
         """Return the file name an object was put under, or None."""
         try:
-            told = json.loads(self._info(sha256).read_text(encoding="utf-8"))
+            info = json.loads(self._info(sha256).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return None
-        name = told.get("name") if isinstance(told, dict) else None
+        name = info.get("name") if isinstance(info, dict) else None
         return name if isinstance(name, str) else None
 
-    def put(self, wanted: WantedFile, means: TransferOptions) -> FetchedFile:
+    def put(self, target: WantedFile, options: TransferOptions) -> FetchedFile:
         """Fetch an object, going on with what is there; `wanted.path` says no more than what it is called."""
-        path = self.path(wanted.sha256)
+        path = self.path(target.sha256)
         if path.is_symlink():
             path.unlink()
         try:
-            done = fetch(dataclasses.replace(wanted, path=path), means)
+            fetched = fetch(dataclasses.replace(target, path=path), options)
         except (PromiseError, UnavailableError) as error:
-            message = error.message.replace(f"{wanted.sha256}: ", f"{wanted.path.name}: ", 1)
+            message = error.message.replace(f"{target.sha256}: ", f"{target.path.name}: ", 1)
             raise type(error)(message, fix=error.fix) from error
-        self._make_read_only(wanted.sha256)
-        self.touch(wanted.sha256, wanted.path.name)
-        return done
+        self._make_read_only(target.sha256)
+        self.touch(target.sha256, target.path.name)
+        return fetched
 
     def adopt(self, source: Path, sha256: str, name: str | None = None) -> None:
         """Take a copy of a file on this machine; raise PromiseError when the copy has another hash."""
@@ -174,7 +174,7 @@ class Store:
         self._info(sha256).unlink(missing_ok=True)
 
     def digest(self, sha256: str) -> tuple[str | None, int]:
-        """Return the hash that an object really has, None where the disk does not give it back, and its inode."""
+        """Return the hash that an object really has, None where the disk cannot read it, and its inode."""
         file = self._open(sha256)
         try:
             return digest_or_none(file), os.fstat(file).st_ino
@@ -267,7 +267,7 @@ class Store:
         """Hash what the disk gives back of a draft, and name it if it is what it must be."""
         if digest_or_none(file) != sha256:
             message = f"{source}: it has another sha256 than {sha256}"
-            raise PromiseError(message, fix="it is not the file that was asked for: leave it out, or get it anew")
+            raise PromiseError(message, fix="use the right file, or leave it out")
         os.fsync(file)
         os.fchmod(file, READ_ONLY)
         draft.replace(self.path(sha256))

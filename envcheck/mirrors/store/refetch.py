@@ -15,33 +15,35 @@ from envcheck.mirrors.store.objects import Store
 
 
 def refetch(
-    store: Store, lacking: set[str], held: Contents, profile: Profile, means: Callable[[str], TransferOptions]
+    store: Store, missing: set[str], contents: Contents, profile: Profile, options_for: Callable[[str], TransferOptions]
 ) -> dict[str, str]:
     """Fetch these objects through a profile, each on its own; return by hash why one could not be had.
 
     The METADATA of a wheel is not fetched: it is read out of the wheel, which is fetched for it where that is lost too.
     """
     reasons = {}
-    wheels = {wheel.sha256: wheel for wheel in held.wheels if wheel.sha256 in lacking}
-    files = {str(file.sha256): (model, file) for model in held.models for file in model.files}
-    for digest in sorted(lacking & {*wheels, *files}):
+    wheels = {wheel.sha256: wheel for wheel in contents.wheels if wheel.sha256 in missing}
+    files = {str(file.sha256): (model, file) for model in contents.models for file in model.files}
+    for digest in sorted(missing & {*wheels, *files}):
         name = wheels[digest].name if digest in wheels else files[digest][1].path
-        wanted = (
-            _wheel_source(wheels[digest], profile, means)
+        locate_file = (
+            _wheel_source(wheels[digest], profile, options_for)
             if digest in wheels
             else _model_file_source(*files[digest], profile)
         )
         try:
-            store.put(wanted(), means(name))
+            store.put(locate_file(), options_for(name))
         except (PromiseError, UnavailableError) as error:
             reasons[digest] = error.message
     return reasons
 
 
-def _wheel_source(wheel: Wheel, profile: Profile, means: Callable[[str], TransferOptions]) -> Callable[[], WantedFile]:
+def _wheel_source(
+    wheel: Wheel, profile: Profile, options_for: Callable[[str], TransferOptions]
+) -> Callable[[], WantedFile]:
     """Return what says where a wheel is, asking the indexes when it is called."""
 
-    def wanted() -> WantedFile:
+    def locate_wheel() -> WantedFile:
         need = LockedPackage(wheel.project, (wheel.sha256,), wheel.index, wheel.version)
         # A directory of this machine is looked into for whatever it may have: what that is its hash says.
         here = [index for index in [*profile.pypi, *profile.pytorch] if index.local is not None]
@@ -49,10 +51,10 @@ def _wheel_source(wheel: Wheel, profile: Profile, means: Callable[[str], Transfe
             "pypi": [*network_indexes(profile.pypi, closed=profile.closed), *here],
             "pytorch": [*network_indexes(profile.pytorch, closed=profile.closed), *here],
         }
-        (found,) = locate([need], indexes, means(wheel.name).client)
-        return WantedFile(found.urls, wheel.sha256, wheel.size, Path(wheel.name), found.local)
+        (located,) = locate([need], indexes, options_for(wheel.name).client)
+        return WantedFile(located.urls, wheel.sha256, wheel.size, Path(wheel.name), located.local)
 
-    return wanted
+    return locate_wheel
 
 
 def _model_file_source(
@@ -60,12 +62,12 @@ def _model_file_source(
 ) -> Callable[[], WantedFile]:
     """Return what says where a model's file is."""
 
-    def wanted() -> WantedFile:
+    def locate_file() -> WantedFile:
         if not profile.hf.endpoints:
-            message = f"{file.path}: the mirror profile names no hf.endpoint"
+            message = f"{file.path}: the mirror profile has no hf.endpoint"
             raise UnavailableError(message, fix="give --mirror a profile that names one")
         ref = hub_revision.Reference(model.kind, model.repo, model.revision)
         urls = tuple(hub_revision.file_url(endpoint, ref, file.path) for endpoint in profile.hf.endpoints)
         return WantedFile(urls, str(file.sha256), file.size, Path(Path(file.path).name))
 
-    return wanted
+    return locate_file

@@ -112,8 +112,8 @@ def _index_pages(wheels: Iterable[Wheel]) -> dict[str, bytes]:
             pages[f"{root}/{project}/index.html"] = _html(project, [_anchor(wheel, up) for wheel in files])
             pages[f"{root}/{project}/index.json"] = _project_json(project, files, up)
         pages[f"{root}/index.html"] = _html("Simple index", [f'<a href="{name}/">{name}</a>' for name in projects])
-        listed = [{"name": name} for name in projects]
-        pages[f"{root}/index.json"] = _json({"meta": {"api-version": "1.1"}, "projects": listed})
+        project_rows = [{"name": name} for name in projects]
+        pages[f"{root}/index.json"] = _json({"meta": {"api-version": "1.1"}, "projects": project_rows})
     return pages
 
 
@@ -132,12 +132,12 @@ def _html(title: str, links: Iterable[str]) -> bytes:
 
 
 def _anchor(wheel: Wheel, up: str) -> str:
-    told = {"href": f"{_href(wheel, up)}#sha256={wheel.sha256}"}
+    attrs = {"href": f"{_href(wheel, up)}#sha256={wheel.sha256}"}
     if wheel.requires_python:
-        told["data-requires-python"] = wheel.requires_python
+        attrs["data-requires-python"] = wheel.requires_python
     if wheel.metadata:
-        told["data-core-metadata"] = told["data-dist-info-metadata"] = f"sha256={wheel.metadata}"
-    attributes = " ".join(f'{name}="{html.escape(value)}"' for name, value in told.items())
+        attrs["data-core-metadata"] = attrs["data-dist-info-metadata"] = f"sha256={wheel.metadata}"
+    attributes = " ".join(f'{name}="{html.escape(value)}"' for name, value in attrs.items())
     return f"<a {attributes}>{html.escape(wheel.name)}</a>"
 
 
@@ -152,21 +152,23 @@ def _project_json(project: str, wheels: list[Wheel], up: str) -> bytes:
 
 
 def _file_json(wheel: Wheel, up: str) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    row: dict[str, Any] = {
         "filename": wheel.name,
         "url": _href(wheel, up),
         "hashes": {"sha256": wheel.sha256},
         "size": wheel.size,
     }
     if wheel.requires_python:
-        told["requires-python"] = wheel.requires_python
+        row["requires-python"] = wheel.requires_python
     if wheel.metadata:
-        told["core-metadata"] = told["dist-info-metadata"] = {"sha256": wheel.metadata}
-    return told
+        row["core-metadata"] = row["dist-info-metadata"] = {"sha256": wheel.metadata}
+    return row
 
 
-def _branches(model: Revision, named: Mapping[str, str]) -> list[str]:
-    return [n.partition("@")[2] for n, c in named.items() if c == model.revision and n.partition("@")[0] == model.repo]
+def _branches(model: Revision, branches: Mapping[str, str]) -> list[str]:
+    return [
+        n.partition("@")[2] for n, c in branches.items() if c == model.revision and n.partition("@")[0] == model.repo
+    ]
 
 
 def _repo_path(model: Revision) -> str:

@@ -33,13 +33,13 @@ def _unreadable(number: int, error: PromiseError, *, current: bool) -> VersionSu
     return VersionSummary(number=number, current=current, files=0, wheels=0, models=0, bytes=0, error=str(error))
 
 
-def _summary(number: int, told: versions.Manifest, *, current: bool) -> VersionSummary:
-    sizes = {file.sha256: file.size for file in told.files}
+def _summary(number: int, manifest: versions.Manifest, *, current: bool) -> VersionSummary:
+    sizes = {file.sha256: file.size for file in manifest.files}
     return VersionSummary(
         number=number,
         current=current,
-        files=len(told.files),
-        wheels=len(told.contents.wheels),
-        models=len(told.contents.models),
+        files=len(manifest.files),
+        wheels=len(manifest.contents.wheels),
+        models=len(manifest.contents.models),
         bytes=sum(sizes.values()),
     )

@@ -28,7 +28,7 @@ from envcheck.mirrors.store.tree_files import tree_files
 from envcheck.mirrors.store.versions import Hashes, Manifest
 from envcheck.mirrors.store.wheel_metadata import read_metadata
 
-_LEFT: Final = {True: "left as it is: the store may not be written", False: "nothing here has it"}
+_LEFT: Final = {True: "left unchanged: the store is read-only", False: "no other copy found"}
 OnObject = Callable[[str, int], None]
 # Brings what it can of these hashes, which the contents name, into the store; returns why not, by hash.
 Refetch = Callable[[set[str], Contents], dict[str, str]]
@@ -61,34 +61,39 @@ class _DamagedObject:
     gone: bool = False
 
 
-def verify(store: Store, hear: OnObject = lambda _name, _size: None, bring: Refetch | None = None) -> list[Fault]:
+def verify(
+    store: Store, on_object: OnObject = lambda _name, _size: None, refetch: Refetch | None = None
+) -> list[Fault]:
     """Hash every object and every file of every version, and mend what can be. `hear` is told each object's name.
 
     A store that may not be written is only looked at.
     """
-    told = {number: _read_manifest(store, number) for number in versions.numbers(store)}
-    held = {number: one for number, one in told.items() if not isinstance(one, Fault)}
+    manifests = {number: _read_manifest(store, number) for number in versions.numbers(store)}
+    readable = {number: manifest for number, manifest in manifests.items() if not isinstance(manifest, Fault)}
     hashes: Hashes = {}
-    seen = _check_objects(store, hashes, hear)
-    for number, one in held.items():
-        _check_tree(store, number, one, hashes, seen)
-    for number, one in held.items():
-        _find_copies(store, number, one, hashes, seen)
-    there = set(versions.numbers(store))
-    seen = {digest: sight for digest, sight in seen.items() if _still_damaged(store, digest, sight, there)}
-    contents = functools.reduce(known.merge, (one.contents for one in held.values()), Contents())
+    damaged = _check_objects(store, hashes, on_object)
+    for number, manifest in readable.items():
+        _check_tree(store, number, manifest, hashes, damaged)
+    for number, manifest in readable.items():
+        _find_copies(store, number, manifest, hashes, damaged)
+    existing = set(versions.numbers(store))
+    damaged = {digest: damage for digest, damage in damaged.items() if _still_damaged(store, digest, damage, existing)}
+    contents = functools.reduce(known.merge, (manifest.contents for manifest in readable.values()), Contents())
     with ignore_read_only():
-        if seen:
-            _repair(store, seen, contents, bring, [one.contents for one in held.values()])
-    faults = [_fault(store, contents, digest, sight) for digest, sight in sorted(seen.items())]
-    return [*(one for number, one in told.items() if isinstance(one, Fault) and number in there), *faults]
+        if damaged:
+            _repair(store, damaged, contents, refetch, [manifest.contents for manifest in readable.values()])
+    faults = [_fault(store, contents, digest, damage) for digest, damage in sorted(damaged.items())]
+    return [
+        *(manifest for number, manifest in manifests.items() if isinstance(manifest, Fault) and number in existing),
+        *faults,
+    ]
 
 
-def _still_damaged(store: Store, digest: str, sight: _DamagedObject, there: set[int]) -> bool:
+def _still_damaged(store: Store, digest: str, damage: _DamagedObject, existing: set[int]) -> bool:
     """Tell whether a fault is one still: a version that was let go of meanwhile lacks nothing."""
-    sight.places = [(number, path) for number, path in sight.places if number in there]
-    lost = sight.copy is not None and not store.has(digest)
-    return bool(sight.wrong or sight.places or lost)
+    damage.places = [(number, path) for number, path in damage.places if number in existing]
+    lost = damage.copy is not None and not store.has(digest)
+    return bool(damage.wrong or damage.places or lost)
 
 
 def _read_manifest(store: Store, number: int) -> Manifest | Fault:
@@ -101,33 +106,37 @@ def _read_manifest(store: Store, number: int) -> Manifest | Fault:
         return Fault(file=file, sha256="", what=what, versions=[number], mended=None, left=left)
 
 
-def _check_objects(store: Store, hashes: Hashes, hear: OnObject) -> dict[str, _DamagedObject]:
-    seen = {}
-    for one in store.objects():
-        hear(store.name(one.sha256) or one.sha256, one.size)
+def _check_objects(store: Store, hashes: Hashes, on_object: OnObject) -> dict[str, _DamagedObject]:
+    damaged = {}
+    for stored in store.objects():
+        on_object(store.name(stored.sha256) or stored.sha256, stored.size)
         with contextlib.suppress(FileNotFoundError):
-            found = _hash(store.path(one.sha256), hashes)
-            if found != one.sha256:
-                seen[one.sha256] = _DamagedObject(versions.wrong_hash_text(found), wrong=True)
-    return seen
+            digest = _hash(store.path(stored.sha256), hashes)
+            if digest != stored.sha256:
+                damaged[stored.sha256] = _DamagedObject(versions.wrong_hash_text(digest), wrong=True)
+    return damaged
 
 
-def _check_tree(store: Store, number: int, told: Manifest, hashes: Hashes, seen: dict[str, _DamagedObject]) -> None:
+def _check_tree(
+    store: Store, number: int, manifest: Manifest, hashes: Hashes, damaged: dict[str, _DamagedObject]
+) -> None:
     root = store.root / "versions" / str(number)
-    for file, what in versions.differences(root, told.files, hashes):
-        seen.setdefault(file.sha256, _DamagedObject(what)).places.append((number, root / file.path))
+    for file, what in versions.differences(root, manifest.files, hashes):
+        damaged.setdefault(file.sha256, _DamagedObject(what)).places.append((number, root / file.path))
 
 
-def _find_copies(store: Store, number: int, told: Manifest, hashes: Hashes, seen: dict[str, _DamagedObject]) -> None:
+def _find_copies(
+    store: Store, number: int, manifest: Manifest, hashes: Hashes, damaged: dict[str, _DamagedObject]
+) -> None:
     """Note which file of a tree is intact where the store's own is not, or not there."""
-    for file in told.files:
+    for file in manifest.files:
         path = store.root / "versions" / str(number) / file.path
-        if file.sha256 not in seen and store.has(file.sha256):
+        if file.sha256 not in damaged and store.has(file.sha256):
             continue
         with contextlib.suppress(FileNotFoundError):
             if _hash(path, hashes) == file.sha256:
-                sight = seen.setdefault(file.sha256, _DamagedObject("it is not in the store"))
-                sight.copy = path
+                damage = damaged.setdefault(file.sha256, _DamagedObject("it is not in the store"))
+                damage.copy = path
 
 
 def _hash(path: Path, hashes: Hashes) -> str | None:
@@ -140,82 +149,82 @@ def _hash(path: Path, hashes: Hashes) -> str | None:
 
 
 def _repair(
-    store: Store, seen: dict[str, _DamagedObject], held: Contents, bring: Refetch | None, trees: list[Contents]
+    store: Store, damaged: dict[str, _DamagedObject], contents: Contents, refetch: Refetch | None, trees: list[Contents]
 ) -> None:
     with store.locked():
-        for digest, sight in seen.items():
-            _quarantine(store, digest, sight)
-        _rebuild(store, seen, held, trees)
-    lacking = {digest for digest in seen if not store.has(digest)}
-    if lacking and bring is not None:
-        for digest, why in bring(lacking, held).items():
-            seen[digest].left = why
+        for digest, damage in damaged.items():
+            _quarantine(store, digest, damage)
+        _rebuild(store, damaged, contents, trees)
+    lacking = {digest for digest in damaged if not store.has(digest)}
+    if lacking and refetch is not None:
+        for digest, why in refetch(lacking, contents).items():
+            damaged[digest].left = why
         for digest in lacking:
             if store.has(digest):
-                seen[digest].mended = "what the profile names"
-        _rebuild(store, seen, held, trees)
+                damaged[digest].mended = "what the profile names"
+        _rebuild(store, damaged, contents, trees)
     with store.locked():
-        for digest, sight in seen.items():
-            _relink(store, digest, sight)
+        for digest, damage in damaged.items():
+            _relink(store, digest, damage)
 
 
-def _quarantine(store: Store, digest: str, sight: _DamagedObject) -> None:
-    if sight.wrong and store.has(digest):
-        found, inode = store.digest(digest)
-        moved = store.quarantine(digest, inode) if found != digest else None
-        sight.left = f"moved to {moved.relative_to(store.root)}" if moved else None
+def _quarantine(store: Store, digest: str, damage: _DamagedObject) -> None:
+    if damage.wrong and store.has(digest):
+        actual, inode = store.digest(digest)
+        moved = store.quarantine(digest, inode) if actual != digest else None
+        damage.left = f"moved to {moved.relative_to(store.root)}" if moved else None
 
 
-def _rebuild(store: Store, seen: dict[str, _DamagedObject], held: Contents, trees: list[Contents]) -> None:
+def _rebuild(store: Store, damaged: dict[str, _DamagedObject], contents: Contents, trees: list[Contents]) -> None:
     """Make what this machine can make again: from a copy in a tree, from the contents, out of a wheel."""
-    lacking = {digest: sight for digest, sight in seen.items() if not store.has(digest)}
-    pages = {_sha256(page): page for one in trees if lacking for page in tree_files(one).pages.values()}
-    wheels = {wheel.metadata: wheel for wheel in held.wheels if wheel.metadata and store.has(wheel.sha256)}
-    for digest, sight in lacking.items():
-        if sight.copy is not None:
-            store.adopt(sight.copy, digest, store.name(digest))
-            sight.mended = str(sight.copy.relative_to(store.root))
+    lacking = {digest: damage for digest, damage in damaged.items() if not store.has(digest)}
+    pages = {_sha256(page): page for tree in trees if lacking for page in tree_files(tree).pages.values()}
+    wheels = {wheel.metadata: wheel for wheel in contents.wheels if wheel.metadata and store.has(wheel.sha256)}
+    for digest, damage in lacking.items():
+        if damage.copy is not None:
+            store.adopt(damage.copy, digest, store.name(digest))
+            damage.mended = str(damage.copy.relative_to(store.root))
         elif digest in pages:
             store.add(pages[digest], store.name(digest) or digest)
-            sight.mended = "what the version holds"
+            damage.mended = "what the version holds"
         elif digest in wheels:
             content = read_metadata(store.path(wheels[digest].sha256), wheels[digest].name)
             if _sha256(content) == digest:
                 store.add(content, f"{wheels[digest].name}.metadata")
-                sight.mended = "its wheel"
+                damage.mended = "its wheel"
 
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _relink(store: Store, digest: str, sight: _DamagedObject) -> None:
+def _relink(store: Store, digest: str, damage: _DamagedObject) -> None:
     """Give the places in the trees a sound object again; without one, no file."""
-    there = store.has(digest)
-    for number, path in sight.places:
-        if there and (store.root / "versions" / str(number)).is_dir():
+    present = store.has(digest)
+    for number, path in damage.places:
+        if present and (store.root / "versions" / str(number)).is_dir():
             store.view(digest, path)
-        elif not there and path.exists():
+        elif not present and path.exists():
             path.unlink()
-            sight.gone = True
-    if there:
-        sight.mended = sight.mended or "the store's own"
+            damage.gone = True
+    if present:
+        damage.mended = damage.mended or "the store's own"
 
 
-def _fault(store: Store, held: Contents, digest: str, sight: _DamagedObject) -> Fault:
-    places = sorted({number for number, _ in sight.places})
-    names = {wheel.sha256: wheel.name for wheel in held.wheels}
-    name = ({str(wheel.metadata): f"{wheel.name}.metadata" for wheel in held.wheels} | names).get(digest)
-    if name is None and sight.places:
-        number, path = sight.places[0]
+def _fault(store: Store, contents: Contents, digest: str, damage: _DamagedObject) -> Fault:
+    places = sorted({number for number, _ in damage.places})
+    names = {wheel.sha256: wheel.name for wheel in contents.wheels}
+    name = ({str(wheel.metadata): f"{wheel.name}.metadata" for wheel in contents.wheels} | names).get(digest)
+    if name is None and damage.places:
+        number, path = damage.places[0]
         name = str(path.relative_to(store.root / "versions" / str(number)))
-    done = [sight.left] if sight.left else []
-    done += [f"taken out of version {', '.join(map(str, places))}"] if sight.gone else []
+    actions = [damage.left] if damage.left else []
+    actions += [f"removed from version {', '.join(map(str, places))}"] if damage.gone else []
     return Fault(
         file=name or store.name(digest) or digest,
         sha256=digest,
-        what=sight.what,
+        what=damage.what,
         versions=places,
-        mended=sight.mended,
-        left=None if sight.mended else "; ".join(done) or _LEFT[store.has(digest)],
+        mended=damage.mended,
+        left=None if damage.mended else "; ".join(actions) or _LEFT[store.has(digest)],
     )

@@ -72,9 +72,13 @@ def publish(
     _hash_new(store, contents, {*checked, *pinned_digests(store)}, progress)
     with store.locked():
         served = current(store)
-        there = read_manifest(store, served) if served is not None else None
-        contents = known.merge(there.contents if there and merge else Contents(), contents)
-        if served is not None and there and _is_unchanged(_folder(store) / str(served), there, contents):
+        served_manifest = read_manifest(store, served) if served is not None else None
+        contents = known.merge(served_manifest.contents if served_manifest and merge else Contents(), contents)
+        if (
+            served is not None
+            and served_manifest
+            and _is_unchanged(_folder(store) / str(served), served_manifest, contents)
+        ):
             return PublishedVersion(served, new=False)
         _require_objects(store, contents)
         number = max(numbers(store), default=0) + 1
@@ -108,15 +112,15 @@ def _check_version(
     store: Store, number: int, hashes: Hashes | None, progress: Progress = lambda _there, _all: None
 ) -> None:
     if number not in numbers(store):
-        there = ", ".join(map(str, numbers(store))) or "none"
+        existing = ", ".join(map(str, numbers(store))) or "none"
         message = f"{store.root}: no version {number}"
-        raise ConfigError(message, fix=f"there are: {there}")
+        raise ConfigError(message, fix=f"existing versions: {existing}")
     wrong = differences(_folder(store) / str(number), read_manifest(store, number).files, hashes, progress)
     if wrong:
         path, what = next((file.path, what) for file, what in wrong)
         more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
         message = f"version {number} is not served: {path}: {what}{more}"
-        raise PromiseError(message, fix="mend it with `envcheck store verify --mirror PROFILE`, or name another")
+        raise PromiseError(message, fix="repair it with `envcheck store verify --mirror PROFILE`, or choose another")
 
 
 def rollback(store: Store, *, hashed: bool = True, progress: Progress = lambda _there, _all: None) -> int:
@@ -140,31 +144,31 @@ def differences(
 
     `known_hashes` learns what is hashed here; None to look at the sizes alone.
     """
-    done, total, found = 0, sum(file.size for file in files), []
+    done, total, wrong = 0, sum(file.size for file in files), []
     for file in files:
         progress(done, total)
         what = _difference(root / file.path, file, known_hashes)
-        found += [(file, what)] if what else []
+        wrong += [(file, what)] if what else []
         done += file.size
-    return found
+    return wrong
 
 
 def wrong_hash_text(digest: str | None) -> str:
     """Return what is said of a file that has not its hash."""
-    return "the disk does not give it back" if digest is None else "it has another hash"
+    return "the disk cannot read it" if digest is None else "it has another hash"
 
 
 def _difference(path: Path, file: TreeFile, known_hashes: Hashes | None) -> str | None:
     try:
-        with path.open("rb") as there:
-            stat = os.fstat(there.fileno())
+        with path.open("rb") as stream:
+            stat = os.fstat(stream.fileno())
             if stat.st_size != file.size:
                 return f"it has {stat.st_size} bytes, not {file.size}"
             if known_hashes is None:
                 return None
             inode = stat.st_dev, stat.st_ino
             if inode not in known_hashes:
-                known_hashes[inode] = digest_or_none(there.fileno())
+                known_hashes[inode] = digest_or_none(stream.fileno())
             return None if known_hashes[inode] == file.sha256 else wrong_hash_text(known_hashes[inode])
     except FileNotFoundError:
         return "it is not there"
@@ -232,13 +236,16 @@ def _folder(store: Store) -> Path:
     return store.root / "versions"
 
 
-def _is_unchanged(root: Path, there: Manifest, contents: Contents) -> bool:
+def _is_unchanged(root: Path, manifest: Manifest, contents: Contents) -> bool:
     """Tell whether a version is what these contents would be published as, and whole as far as a look tells."""
     planned = tree_files(contents)
     pages = {path: hashlib.sha256(page).hexdigest() for path, page in planned.pages.items()}
-    if there.contents != contents or {file.path: file.sha256 for file in there.files} != {**planned.objects, **pages}:
+    if manifest.contents != contents or {file.path: file.sha256 for file in manifest.files} != {
+        **planned.objects,
+        **pages,
+    }:
         return False
-    return not any(_difference(root / file.path, file, None) for file in there.files)
+    return not any(_difference(root / file.path, file, None) for file in manifest.files)
 
 
 def _hash_new(store: Store, contents: Contents, known_hashes: Collection[str], progress: Progress) -> None:
@@ -248,15 +255,15 @@ def _hash_new(store: Store, contents: Contents, known_hashes: Collection[str], p
     for digest, size in unknown.items():
         progress(done, total)
         if not store.sound(digest) and store.has(digest):
-            message = f"{store.name(digest) or digest} has rotted in {store.root}: it has another hash"
-            raise PromiseError(message, fix="`envcheck store verify` takes it away; then publish again")
+            message = f"{store.name(digest) or digest} is damaged in {store.root}: it has another hash"
+            raise PromiseError(message, fix="run `envcheck store verify`, then release again")
         done += size
 
 
 def _require_objects(store: Store, contents: Contents) -> None:
     missing = [digest for digest in known.object_sizes(contents) if not store.has(digest)]
     if missing:
-        message = f"{store.root}: {len(missing)} of the files to publish are not there, {missing[0]} for one"
+        message = f"{store.root}: {len(missing)} files to publish are missing, for example {missing[0]}"
         raise UnavailableError(message, fix="fetch them again: `envcheck store release CELL --mirror PROFILE`")
 
 
@@ -275,8 +282,8 @@ def _write_tree(store: Store, contents: Contents, draft: Path) -> None:
         licence, free = (wheel.licence, wheel.redistributable) if wheel else (None, None)
         size = (draft / path).stat().st_size
         files.append(TreeFile(path=path, size=size, sha256=digest, licence=licence, redistributable=free))
-    told = Manifest(contents=contents, files=files)
-    (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
+    manifest = Manifest(contents=contents, files=files)
+    (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
     _sync_tree(draft)
 
 

@@ -20,16 +20,16 @@ def describe_wheel(store: Store, sha256: str, name: str, index: str) -> Wheel:
     """Return the wheel as it is published, its METADATA put into the store as a file of its own."""
     path = store.path(sha256)
     metadata = read_metadata(path, name)
-    told = wheel_facts(metadata)
+    facts = wheel_facts(metadata)
     return Wheel(
         name=name,
         sha256=sha256,
         size=path.stat().st_size,
         index=index,
         metadata=store.add(metadata, f"{name}.metadata"),
-        requires_python=told.requires_python,
-        licence=told.licence,
-        redistributable=told.redistributable,
+        requires_python=facts.requires_python,
+        licence=facts.licence,
+        redistributable=facts.redistributable,
     )
 
 
@@ -37,13 +37,15 @@ def read_metadata(path: Path, name: str) -> bytes:
     """Return a wheel's METADATA. Raise PromiseError for what is no wheel."""
     try:
         with zipfile.ZipFile(path) as archive:
-            found = [one for one in archive.infolist() if _METADATA.fullmatch(one.filename)]
-            if len(found) == 1 and found[0].file_size <= _LARGEST:
-                return archive.read(found[0])
+            members = [member for member in archive.infolist() if _METADATA.fullmatch(member.filename)]
+            if len(members) == 1 and members[0].file_size <= _LARGEST:
+                return archive.read(members[0])
     except (zipfile.BadZipFile, OSError) as error:
         raise _not_a_wheel(name) from error
     raise _not_a_wheel(name)
 
 
 def _not_a_wheel(name: str) -> PromiseError:
-    return PromiseError(f"{name} is no wheel: it has no METADATA", fix="it is what the lock names: lock the cell anew")
+    return PromiseError(
+        f"{name} is not a wheel: it has no METADATA", fix="the lock names this file: lock the cell again"
+    )

@@ -95,7 +95,7 @@ def test_what_lies_on_this_machine_is_taken_from_there(
 
 
 def test_a_closed_profile_that_names_no_index_asks_nobody(store: Store, spec: ImageSpec) -> None:
-    with pytest.raises(UnavailableError, match="no index to ask"):
+    with pytest.raises(UnavailableError, match="no index is configured"):
         bring(store, spec, Profile(name="closed", closed=True))
     assert store.objects() == []
 
@@ -185,6 +185,6 @@ def test_what_asks_for_a_network_is_refused(tmp_path: Path, option: list[str], s
 def test_a_plan_fetches_nothing(tmp_path: Path) -> None:
     done = _envcheck(["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--prefetch", "--dry-run"], tmp_path)
     mirror, said = done.stderr.splitlines()
-    assert (done.returncode, mirror) == (3, "mirror  none was chosen: every client's own default")
+    assert (done.returncode, mirror) == (3, "mirror  none chosen: each client uses its own default")
     assert said.endswith("fetch it first: the same command without --dry-run")
     assert not (tmp_path / "store").exists()

@@ -20,7 +20,7 @@ STEP = st.tuples(
 def board(pieces: int, *, sources: int = 1, connections: int = 4) -> PieceScheduler:
     told = PieceScheduler(pieces * MIB, MIB, sources, per_source=connections, done={})
     for source in told.sources:
-        source.known = True
+        source.identified = True
     return told
 
 
@@ -97,7 +97,7 @@ def test_what_is_there_was_all_written_and_is_of_one_file_of_each_source(steps: 
         world.end("ok", 0, 1, now)
         world.look()
     for source in told.sources:
-        source.dropped, source.rests = False, 0.0
+        source.dropped, source.resting_until = False, 0.0
     while not told.complete:
         world.take(now + 1e6)
         world.end("ok", 0, 0, now)
@@ -147,7 +147,7 @@ def test_nobody_writes_where_an_answer_of_the_file_before_is_still_written() -> 
     late, changed = taken(told), taken(told)
     told.failed(changed, Failure("changed", changed=True), 0.0)
     assert told.take(0.0) is None
-    told.sources[0].known = True
+    told.sources[0].identified = True
     again = taken(told)
     assert again.piece == changed.piece
     assert told.take(0.0) is None
@@ -181,7 +181,7 @@ def test_a_fast_connection_gets_no_small_parts() -> None:
 def test_the_only_source_is_kept_as_long_as_it_moves_and_another_is_turned_to() -> None:
     for sources, dropped in ((1, False), (2, True)):
         told, now = board(8, sources=sources), 0.0
-        told.sources[-1].rests = 1e9 if sources > 1 else 0.0
+        told.sources[-1].resting_until = 1e9 if sources > 1 else 0.0
         for _ in range(len(BACKOFF) + 1):
             task = taken(told, now)
             told.failed(task, Failure("cut off", got=UNIT), now)

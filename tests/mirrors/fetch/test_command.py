@@ -50,7 +50,7 @@ def test_a_program_gets_an_object_when_nothing_is_there(serve: Serve, wanted: Wa
     assert done.returncode == 3
     told = json.loads(done.stdout)
     assert (told["schema"], told["files"]) == ("envcheck/fetch/1", [])
-    assert re.search(r"file\.bin: no source gives it: 127\.0\.0\.2:\d+: it answers 404", told["error"]["message"])
+    assert re.search(r"file\.bin: no source can provide it: 127\.0\.0\.2:\d+: it answers 404", told["error"]["message"])
     assert told["error"]["fix"]
     assert done.stderr == f"envcheck: {told['error']['message']}; {told['error']['fix']}\n"
     assert list(want.path.parent.iterdir()) == []
@@ -82,7 +82,7 @@ def test_whoever_stops_it_reads_how_it_goes_on_and_it_does(
     process.send_signal(number)
     printed, errors = process.communicate(timeout=30)
     assert process.returncode == code
-    assert errors == "envcheck: interrupted; the same command goes on where it stopped\n"
+    assert errors == "envcheck: interrupted; run the same command to resume\n"
     assert json.loads(printed)["error"]["message"] == "interrupted"
     server.faults.delay = 0.0
     again = ran(want)
@@ -172,27 +172,27 @@ def test_a_log_gets_calm_lines_with_rate_and_remaining_time() -> None:
 def test_what_was_there_before_is_no_speed_and_what_stands_still_has_no_end() -> None:
     now, moved = [0.0], [0]
     speed = TransferSpeed(lambda: moved[0], lambda: now[0])
-    assert speed.told(10) == ""
+    assert speed.text(10) == ""
     now[0] = 5.0
     moved[0] = 10_000_000
-    assert speed.told(20_000_000) == "2.0 MB/s, 0:00:10 left"
+    assert speed.text(20_000_000) == "2.0 MB/s, 0:00:10 left"
     for _ in range(40):
         now[0] += 1.0
-        last = speed.told(20_000_000)
+        last = speed.text(20_000_000)
     assert last == "0.0 MB/s"
 
 
 def test_a_small_file_is_no_0_mb_and_its_hash_may_say_what_it_is(serve: Serve, wanted: Want) -> None:
     want = wanted(serve(content=b"few"), sha256=f"sha256:{hashlib.sha256(b'few').hexdigest().upper()}", size=3)
     done = ran(want)
-    assert done.stdout == "1 file(s) there, 3 bytes, each of its hash; 3 bytes moved\n"
+    assert done.stdout == "1 file(s) there, 3 bytes, every hash matches; 3 bytes moved\n"
     assert re.fullmatch(r"file\.bin  3 bytes  127\.0\.0\.2:\d+  [\d.]+ (bytes|kB)/s\n", done.stderr)
 
 
 def test_how_much_several_files_come_to_is_said_before() -> None:
-    assert format_total([5_100_000_000, 1_000]) == "2 files, 5.1 GB, less what is there"
-    assert format_total([None, None]) == "2 files, whose sizes no page tells"
-    assert format_total([2_000, None]) == "2 files, 1 of unknown size, the others 2.0 kB, less what is there"
+    assert format_total([5_100_000_000, 1_000]) == "2 files, 5.1 GB, less what is present"
+    assert format_total([None, None]) == "2 files of unknown size"
+    assert format_total([2_000, None]) == "2 files, 1 of unknown size, the others 2.0 kB, less what is present"
 
 
 @pytest.mark.parametrize("lost", ["2>&-", "2>/dev/full"])
@@ -200,4 +200,4 @@ def test_progress_that_cannot_be_said_changes_nothing_of_the_result(serve: Serve
     want = wanted(serve())
     command = ["sh", "-c", f'exec "$@" {lost}', "sh", *words(want)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "1 file(s) there, 10.5 MB, each of its hash; 10.5 MB moved\n")
+    assert (done.returncode, done.stdout) == (0, "1 file(s) there, 10.5 MB, every hash matches; 10.5 MB moved\n")

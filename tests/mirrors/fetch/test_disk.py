@@ -58,7 +58,7 @@ def test_a_file_larger_than_the_system_lets_us_write(serve: Serve, wanted: Want)
     want = wanted(server)
     said = tried("limit", want)
     assert said.startswith("UnavailableError")
-    assert "is more than its file system or `ulimit -f` allows; name another directory (--output)" in said
+    assert "is more than its file system or `ulimit -f` allows; choose another directory (--output)" in said
     assert not want.path.exists()
     assert server.sent <= MIB
 
@@ -167,7 +167,7 @@ def test_where_no_room_can_be_reserved_a_disk_that_fills_up_is_one_line_and_what
     told = mounted("unreserved", "tmpfs -o size=16m", want, tmp_path, content).splitlines()
     assert told[0] == "filled ENOSPC"
     assert told[1].startswith("UnavailableError")
-    assert "bytes are needed and 0 are free; make room, or name another directory (--output)" in told[1]
+    assert "bytes are needed and 0 are free; free some space, or choose another directory (--output)" in told[1]
     # Of one stream the first piece is not whole yet.
     assert told[2:] == [f"found {ranges}", "there True"]
 
@@ -220,7 +220,7 @@ def test_a_disk_that_is_full_only_when_the_file_is_synced_is_told_as_any_other(
         fetch(want, means)
     assert not want.path.exists()
     monkeypatch.setattr(partial_file, "_syncfs", full)
-    with pytest.raises(UnavailableError, match=f"{tmp_path}: not all .* is on the disk: No space left"):
+    with pytest.raises(UnavailableError, match=f"{tmp_path}: cannot write everything to the disk: No space left"):
         partial_file.sync_folders([tmp_path])
 
 

@@ -182,7 +182,7 @@ def test_a_server_that_forgets_about_ranges_on_the_way_still_gives_the_file(
     server.faults = Losing()
     fetch(want, means)
     assert want.path.read_bytes() == content
-    assert any("no ranges" in note for note in notes)
+    assert any("does not support ranges" in note for note in notes)
 
 
 @pytest.mark.parametrize("status", [404, 500])

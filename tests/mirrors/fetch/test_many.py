@@ -43,7 +43,7 @@ def test_all_are_there_in_the_order_asked_for_and_each_is_told(
 def test_the_others_come_though_one_does_not(serve: Serve, wanted: Want, means: TransferOptions) -> None:
     good, gone = wanted(serve()), wanted(serve(status=404))
     many = [dataclasses.replace(gone, path=gone.path.with_name("gone")), *copies(good, 2)]
-    with pytest.raises(UnavailableError, match="gone: no source gives it"):
+    with pytest.raises(UnavailableError, match="gone: no source can provide it"):
         fetch_all(many, means, lambda _: None)
     assert [want.path.exists() for want in many] == [False, True, True]
 
@@ -77,7 +77,7 @@ def test_a_host_gets_no_more_requests_than_allowed_whatever_the_file() -> None:
     lock = threading.Lock()
 
     def one() -> None:
-        with slots.one("host", lambda: False) as mine:
+        with slots.acquire("host", lambda: False) as mine:
             assert mine
             with lock:
                 busy[0] += 1
@@ -92,7 +92,7 @@ def test_a_host_gets_no_more_requests_than_allowed_whatever_the_file() -> None:
     for thread in threads:
         thread.join()
     assert most[0] == 2
-    with slots.one("host", lambda: True) as mine:
+    with slots.acquire("host", lambda: True) as mine:
         assert not mine
 
 
@@ -120,7 +120,7 @@ def test_an_interrupt_is_one_line_at_once_and_what_has_come_is_kept(
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert errors.strip() == "envcheck: interrupted; the same command goes on where it stopped"
+    assert errors.strip() == "envcheck: interrupted; run the same command to resume"
     assert not want.path.exists()
     server.faults.stall = server.faults.delay = 0.0
     assert fetch_all([want], means, lambda _: None)[0].found > 0

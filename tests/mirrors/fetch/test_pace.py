@@ -21,6 +21,6 @@ def test_what_only_drips_is_told(monkeypatch: pytest.MonkeyPatch, size: int, *, 
             yield bytes(size)
 
     pace = StallDetector()
-    for _ in pace.timed(chunks()):
+    for _ in pace.watch(chunks()):
         now[0] += 1000.0  # what is done with a chunk is no waiting for it
-    assert pace.drips is drips
+    assert pace.stalled is drips

@@ -46,5 +46,5 @@ def test_no_busy_index_is_waited_for_where_another_has_it(serve: Serve) -> None:
 
 
 def test_an_index_that_wants_a_login_is_said_to(serve: Serve) -> None:
-    with pytest.raises(UnavailableError, match=r"it answers 401 to /demo/ \(name the login it wants in the profile"):
+    with pytest.raises(UnavailableError, match=r"it answers 401 to /demo/ \(add a login for this host to the profile"):
         locate([NEED], {"pypi": [index(serve(status=401))]}, Client())

@@ -32,7 +32,7 @@ def test_a_journal_stays_short(size: int) -> None:
 
 def known(told: PieceScheduler) -> PieceScheduler:
     for source in told.sources:
-        source.known = True
+        source.identified = True
     return told
 
 

@@ -18,7 +18,7 @@ from envcheck.mirrors.net.credentials import Netrc
 
 Serve = Callable[..., Any]
 Want = Callable[..., WantedFile]
-LOGIN = "name the login it wants in the profile (`netrc:` or `credentials:`)"
+LOGIN = "add a login for this host to the profile (`netrc:` or `credentials:`)"
 
 
 @pytest.fixture(autouse=True)
@@ -45,14 +45,14 @@ def test_a_certificate_of_an_unknown_authority(
     for size in (secure.size, None):
         told = said(dataclasses.replace(secure, size=size), means)
         assert told.endswith(
-            ": TLS: self-signed certificate; name its authority as `ca:` in the profile, or in SSL_CERT_FILE"
+            ": TLS: self-signed certificate; set its CA certificate as `ca:` in the profile, or in SSL_CERT_FILE"
         )
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
     told = said(dataclasses.replace(secure, size=None), means)
-    assert "SSL_CERT_FILE names /nowhere/ca.pem, which is no file" in told
+    assert "SSL_CERT_FILE names /nowhere/ca.pem, which does not exist" in told
 
 
-@pytest.mark.parametrize(("code", "fix"), [(10, "clock"), (62, "names it"), (1, "")])
+@pytest.mark.parametrize(("code", "fix"), [(10, "clock"), (62, "certificate has"), (1, "")])
 def test_what_no_authority_mends(code: int, fix: str) -> None:
     error = ssl.SSLCertVerificationError("x")
     error.verify_code = code
@@ -77,7 +77,7 @@ def test_a_proxy_that_is_not_there_or_refuses(
         monkeypatch.setenv(f"{scheme}_proxy", named)
         told = said(want, means)
         assert f"its proxy: {why}" in told
-        assert f"correct {scheme}_proxy, which names 127.0.0.1:9, or name the host in no_proxy" in told
+        assert f"correct {scheme}_proxy, which names 127.0.0.1:9, or add the host to no_proxy" in told
         assert "s3cret" not in told
     monkeypatch.setenv(f"{scheme}_proxy", proxy.url.removesuffix("/file.bin"))
     assert f"{scheme}_proxy" in said(want, means)
@@ -85,5 +85,5 @@ def test_a_proxy_that_is_not_there_or_refuses(
 
 def test_a_netrc_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "netrc").write_bytes(b"machine a login b password \xff\n")
-    with pytest.raises(ConfigError, match=r"netrc: no netrc file: it is no UTF-8 text; write `machine HOST"):
+    with pytest.raises(ConfigError, match=r"netrc: not a valid netrc file: not UTF-8 text; write `machine HOST"):
         Netrc(tmp_path / "netrc")

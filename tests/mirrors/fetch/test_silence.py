@@ -81,7 +81,7 @@ def test_the_only_source_is_silent(
     """Two waits and the pause between them, with every form of the question: 51 s with the usual 25 s a read."""
     want = WantedFile((silent(before),), "0" * 64, size, tmp_path / "file.bin")
     began = time.monotonic()
-    with pytest.raises(UnavailableError, match="no source gives it"):
+    with pytest.raises(UnavailableError, match="no source can provide it"):
         fetch(want, _means(connections=connections))
     assert time.monotonic() - began < 2 * READ + PAUSE + 1.5
 

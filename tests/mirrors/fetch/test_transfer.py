@@ -63,7 +63,7 @@ def test_a_wrong_file_at_the_name_is_replaced_and_that_is_said(
     fetch(want, means)
     assert want.path.read_bytes() == content
     assert len(notes) == 2
-    assert f"{want.path}: is another file; what is fetched replaces it" in notes[1]
+    assert f"{want.path} is a different file: the download replaces it" in notes[1]
 
 
 def test_a_link_at_the_name_is_replaced_and_what_it_leads_to_is_kept(
@@ -77,13 +77,13 @@ def test_a_link_at_the_name_is_replaced_and_what_it_leads_to_is_kept(
     fetch(want, means)
     assert (want.path.is_symlink(), want.path.read_bytes(), other.read_bytes()) == (False, content, b"mine")
     assert len(notes) == 1
-    assert "replaces the link alone" in notes[0]
+    assert "the download replaces the link" in notes[0]
 
 
 def test_a_directory_of_the_files_name_is_named(serve: Serve, wanted: Want, means: TransferOptions) -> None:
     want = wanted(serve())
     want.path.mkdir(parents=True)
-    with pytest.raises(ConfigError, match=re.escape(f"{want.path}: a directory has the name of the file")):
+    with pytest.raises(ConfigError, match=re.escape(f"{want.path} is a directory, not a file")):
         fetch(want, means)
     assert leftovers(want) == []
 
@@ -233,7 +233,7 @@ def test_where_pieces_cannot_be_compared_the_whole_file_is_taken_from_the_other_
     assert want.path.read_bytes() == content
     assert leftovers(want) == []
     assert done.sources == {good.url.split("/")[2]: len(content)}
-    assert any(f"all of it anew from {good.url.split('/')[2]}" in note for note in notes)
+    assert any(f"fetched the whole file again from {good.url.split('/')[2]}" in note for note in notes)
 
 
 def test_two_sources_of_whole_files_that_are_both_wrong_give_nothing(

@@ -79,7 +79,7 @@ def test_a_closed_profile_asks_no_host_it_does_not_name(
     closed = msgspec.structs.replace(open_, closed=True)
     said: list[str] = []
     asking = dataclasses.replace(means, client=hub_client(closed), note=said.append)
-    with pytest.raises(UnavailableError, match="is not named in the profile, which is closed"):
+    with pytest.raises(UnavailableError, match="is not in the profile, and the profile is closed"):
         fetch(wanted(front), asking)
     with pytest.raises(UnavailableError):
         fetch(wanted(target), asking)

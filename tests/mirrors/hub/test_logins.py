@@ -167,7 +167,7 @@ def test_a_secret_that_is_not_there_is_named_and_nobody_is_asked(site: Site, tmp
     for where, told in (("password_env: NOT_SET", "$NOT_SET"), ("password_file: empty", str(tmp_path / "empty"))):
         named = f"credentials: {{'127.0.0.2:{site.port}': {{user: me, {where}}}}}\n"
         done = fetch(site, 2, hosts(site, 2) + named, tmp_path)
-        assert f"its credential is not there: {told} holds none" in str(done.exception)
+        assert f"its credential is missing: {told} has no secret" in str(done.exception)
     assert (site.root / "access.log").read_text() == ""
 
 
@@ -234,7 +234,7 @@ def test_a_token_s_file_is_read_as_huggingface_hub_does(tmp_path: Path) -> None:
 
 def test_a_client_says_why_it_does_not_ask() -> None:
     profile = Profile(name="p", credentials={"x.example": Credential(token_env="NOT_SET")})  # noqa: S106
-    with pytest.raises(NetworkError, match=r"^its credential is not there: \$NOT_SET holds none$"):
+    with pytest.raises(NetworkError, match=r"^its credential is missing: \$NOT_SET has no secret$"):
         Client(logins=net_credentials.host_credentials(profile, {})).get("https://x.example/f")
 
 

@@ -79,7 +79,7 @@ def test_a_host_that_says_nothing(silent: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_host_whose_certificate_is_not_trusted(rogue: str) -> None:
     said = told(rogue)
-    assert f"{rogue.removeprefix('https://')}: TLS: self-signed certificate; name its authority as `ca:`" in said
+    assert f"{rogue.removeprefix('https://')}: TLS: self-signed certificate; set its CA certificate as `ca:`" in said
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_who_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hub_api.trusted_endpoint(both, mirror=False) == "https://origin.example"
     assert hub_api.trusted_endpoint(mirror, mirror=True) == "https://mirror.example"
     monkeypatch.setenv("HF_ENDPOINT", "https://another-mirror.example")
-    with pytest.raises(ConfigError, match="must not vouch for its own bytes"):
+    with pytest.raises(ConfigError, match="a mirror cannot confirm its own files"):
         hub_api.trusted_endpoint(mirror, mirror=False)
     monkeypatch.setattr(hub_api, "default_endpoint", lambda: "https://origin.example")
     assert hub_api.trusted_endpoint(mirror, mirror=False) == "https://origin.example"
@@ -208,9 +208,9 @@ def test_what_lacks_is_told_as_what_it_is(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert isinstance(done.exception, ConfigError)
         return str(done.exception)
 
-    assert told("fetch", "--lock", str(tmp_path / "model.lock")).startswith("the mirror profile none names no hf.endpo")
+    assert told("fetch", "--lock", str(tmp_path / "model.lock")).startswith("the mirror profile none has no hf.endpo")
     nobody = told("lock", "--model", "org/name")
-    assert "nobody is trusted" in nobody
+    assert "no trusted endpoint" in nobody
     assert "--trust-mirror" not in nobody
     for command in ("fetch", "lock"):
         assert told(command, "--model", "org@").startswith("'org@' names no model; write OWNER/NAME@COMMIT")

@@ -100,10 +100,10 @@ def test_an_export_hashes_what_it_writes(store: Store, contents: Contents, tmp_p
 
 
 def test_an_export_overwrites_nothing_and_lacks_nothing(store: Store, contents: Contents, exported: Path) -> None:
-    with pytest.raises(ConfigError, match="a bundle already"):
+    with pytest.raises(ConfigError, match="a bundle exists already"):
         bundle.export(store, contents, exported, part_size=PART, progress=_quiet)
     store.evict(contents.wheels[0].sha256)
-    with pytest.raises(UnavailableError, match="1 of the files are not there"):
+    with pytest.raises(UnavailableError, match="1 files are missing"):
         bundle.export(store, contents, exported.parent / "more", part_size=PART, progress=_quiet)
 
 

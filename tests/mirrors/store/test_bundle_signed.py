@@ -95,7 +95,7 @@ def test_a_key_of_another_kind_or_half_is_refused(
     _, public = keys("own")
     rsa, _ = keys("rsa", "rsa")
     for key in (public, rsa):
-        with pytest.raises(ConfigError, match="no ed25519 private key"):
+        with pytest.raises(ConfigError, match="not an ed25519 private key"):
             exported(store, contents, tmp_path / "b", key)
 
 

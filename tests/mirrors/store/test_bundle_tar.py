@@ -89,7 +89,7 @@ def test_a_header_that_says_it_is_huge_takes_no_memory(kind: bytes, size: int) -
 
 
 def test_what_is_no_tar_is_said_to_be_none() -> None:
-    with pytest.raises(InvalidTarError, match="it is cut off, or no tar"):
+    with pytest.raises(InvalidTarError, match="it is cut off, or not a tar"):
         list(bundle_tar.read(io.BytesIO(b"garbage")))
 
 

@@ -322,14 +322,16 @@ def test_what_the_disk_does_not_give_back_is_found_and_mended(mount: Mount, tmp_
     subprocess.run(["mount", "-o", "loop", str(image), str(disk)], check=True)
     with pytest.raises(OSError, match="Input/output error"):
         served.read_bytes()
-    assert "the disk does not give it back" in str(run(store, "rollback").exception)
-    assert "the disk fails: `envcheck store verify`" in str(run(store, "export", "-o", str(tmp_path / "b")).exception)
+    assert "the disk cannot read it" in str(run(store, "rollback").exception)
+    assert "the disk fails: run `envcheck store verify`" in str(
+        run(store, "export", "-o", str(tmp_path / "b")).exception
+    )
     assert list((tmp_path / "b").iterdir()) == []
     done = run(store, "verify")
     assert (done.exception, done.return_value) == (None, 1)
-    assert "the disk does not give it back; in version" in done.stdout
+    assert "the disk cannot read it; in version" in done.stdout
     assert not served.exists()
-    with pytest.raises(UnavailableError, match="the files to publish are not there"):
+    with pytest.raises(UnavailableError, match="files to publish are missing"):
         versions.publish(store, msgspec.structs.replace(contents, branches={"o/r@main": "0" * 40}), keep=3)
     assert store.add(content, "f0.bin") == digest
     assert run(store, "verify").return_value == 1
@@ -357,7 +359,7 @@ def test_a_read_only_store_is_read_and_told_of(sealed: Store, tmp_path: Path) ->
     assert "on the disk" in run(sealed, "df").stdout
     done = run(sealed, "verify")
     assert done.return_value == 1
-    assert "not mended: left as it is: the store may not be written" in done.stdout
+    assert "not repaired: left unchanged: the store is read-only" in done.stdout
     for digest in versions.pinned_digests(sealed):
         sealed.view(digest, tmp_path / "views" / digest)
     for arguments in (
@@ -367,7 +369,7 @@ def test_a_read_only_store_is_read_and_told_of(sealed: Store, tmp_path: Path) ->
     ):
         error = run(sealed, *arguments).exception
         assert isinstance(error, UnavailableError), arguments
-        assert str(error).endswith("Read-only file system; mend its rights, or name another")
+        assert str(error).endswith("Read-only file system; fix its permissions, or choose another")
         assert "\n" not in str(error)
 
 
@@ -411,5 +413,5 @@ def test_a_disk_that_is_too_small_for_a_bundle_keeps_none_of_it(mount: Mount, tm
     versions.publish(store, model(store, *(data(number) for number in range(20))), keep=1)
     error = run(store, "export", "-o", str(disk / "out"), "--part-size", "4M").exception
     assert isinstance(error, UnavailableError)
-    assert str(error) == f"{disk}/out: No space left on device; make room there, or give -o another directory"
+    assert str(error) == f"{disk}/out: No space left on device; free some space, or choose another -o directory"
     assert list((disk / "out").iterdir()) == []

@@ -55,11 +55,11 @@ def test_what_rotted_is_named_with_its_versions_and_taken_out_of_them(twice: Sto
     (fault,) = store_verify.verify(twice)
     assert (fault.file, fault.versions, fault.what, fault.mended) == (bad.name, [1, 2], "it has another hash", None)
     moved = next((twice.root / "quarantine").iterdir()).name
-    assert fault.left == f"moved to quarantine/{moved}; taken out of version 1, 2"
+    assert fault.left == f"moved to quarantine/{moved}; removed from version 1, 2"
     assert not twice.has(bad.sha256)
     assert served(twice, bad.name) == []
     (again_,) = store_verify.verify(twice)
-    assert (again_.what, again_.left, again_.versions) == ("it is not there", "nothing here has it", [1, 2])
+    assert (again_.what, again_.left, again_.versions) == ("it is not there", "no other copy found", [1, 2])
     with pytest.raises(PromiseError, match="it is not there"):
         versions.rollback(twice)
 
@@ -125,10 +125,10 @@ def test_a_mirror_mends_what_nothing_here_can(twice: Store, contents: Contents) 
         twice.add(good, "a.whl")
         return {sha256(bad): "m.example: 404"}
 
-    found = {fault.file: fault for fault in store_verify.verify(twice, bring=bring)}
+    found = {fault.file: fault for fault in store_verify.verify(twice, refetch=bring)}
     alpha, beta = (found[wheel.name] for wheel in contents.wheels[:2])
     assert (alpha.mended, beta.mended) == ("what the profile names", None)
-    assert beta.left == "m.example: 404; taken out of version 1, 2"
+    assert beta.left == "m.example: 404; removed from version 1, 2"
     assert len(served(twice, contents.wheels[0].name)) == 2
     assert served(twice, contents.wheels[1].name) == []
 

@@ -127,7 +127,7 @@ def test_two_exports_into_one_directory_do_not_take_each_others_parts(large: Sto
         first.send_signal(signal.SIGCONT)
         first.communicate()
     assert (first.returncode, second.returncode) == (0, 2)
-    assert errors == f"envcheck: {to}: another export is writing there; wait for it, or give -o another directory\n"
+    assert errors == f"envcheck: {to}: another export is writing there; wait for it, or choose another -o directory\n"
 
 
 def test_the_same_contents_make_the_same_bytes_wherever_and_however(
@@ -225,8 +225,8 @@ def test_an_import_of_what_is_served_makes_no_version(carried: Path, tmp_path: P
     }
     assert json.loads(said(store, "import", str(carried), "--json")) == {**first, "new": False}
     assert said(store, "import", str(carried)).splitlines() == [
-        "0 wheel(s) and 1 model(s) taken in, each of its hash",
-        "version 1 is served, and has all of it: no version was made",
+        "0 wheel(s) and 1 model(s) imported, every hash matches",
+        "version 1 is served already and has all of these files: no version was created",
     ]
     assert versions.numbers(store) == [1]
     told = json.loads(said(Store(tmp_path / "other"), "import", str(carried), "--no-release", "--json"))

@@ -61,9 +61,9 @@ def test_a_mirror_gives_back_all_that_was_lost(
     done = verify()
     assert (done.exception, done.return_value) == (None, 1)
     lost = len(object_sizes(contents))
-    assert f"{lost} wrong, {lost} of them mended\n" in done.stdout
-    assert done.stdout.count("mended from what the profile names") == 5
-    assert done.stdout.count("mended from its wheel") == 3
+    assert f"{lost} damaged, {lost} of them repaired\n" in done.stdout
+    assert done.stdout.count("repaired from what the profile names") == 5
+    assert done.stdout.count("repaired from its wheel") == 3
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert whole(store)
     assert (store_verify.verify(store), verify().return_value) == ([], 0)
@@ -83,8 +83,8 @@ def test_a_directory_of_this_machine_gives_back_what_it_has(
     for wheel in contents.wheels[1:]:
         rot(store.path(wheel.sha256))
     done = verify()
-    assert "2 wrong, 1 of them mended" in done.stdout
-    assert "torch-2.8.0+cpu-py3-none-any.whl\n    it has another hash; in version 1\n    mended" in done.stdout
+    assert "2 damaged, 1 of them repaired" in done.stdout
+    assert "torch-2.8.0+cpu-py3-none-any.whl\n    it has another hash; in version 1\n    repaired" in done.stdout
     assert store.sound(contents.wheels[2].sha256)
 
 
@@ -99,7 +99,7 @@ def test_what_the_mirror_has_not_either_is_taken_out_and_told_why(
                 rot(path)
     done = verify()
     assert done.return_value == 1
-    assert "2 wrong, 0 of them mended" in done.stdout
+    assert "2 damaged, 0 of them repaired" in done.stdout
     assert "alpha-1.0-py3-none-any.whl" in done.stdout
     assert "verify --mirror PROFILE" not in done.stdout
     assert not store.has(alpha.sha256)

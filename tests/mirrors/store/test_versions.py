@@ -65,7 +65,7 @@ def test_what_rotted_in_the_store_is_not_published(store: Store, contents: Conte
     path = store.path(contents.wheels[0].sha256)
     path.chmod(0o644)
     path.write_bytes(b"x" * path.stat().st_size)
-    with pytest.raises(PromiseError, match=r"alpha-1\.0-py3-none-any\.whl has rotted"):
+    with pytest.raises(PromiseError, match=r"alpha-1\.0-py3-none-any\.whl is damaged"):
         versions.publish(store, contents, keep=3)
     assert versions.current(store) is None
 
@@ -88,7 +88,7 @@ def test_rollback_and_switch(store: Store, contents: Contents) -> None:
     versions.switch(store, 1)
     with pytest.raises(ConfigError, match="no version before 1"):
         versions.rollback(store)
-    with pytest.raises(ConfigError, match=r"no version 7; there are: 1, 2, 3"):
+    with pytest.raises(ConfigError, match=r"no version 7; existing versions: 1, 2, 3"):
         versions.switch(store, 7)
 
 
@@ -103,7 +103,7 @@ def test_so_many_are_kept_and_the_one_that_was_served(store: Store, contents: Co
 
 def test_what_is_not_in_the_store_is_not_published(store: Store, contents: Contents) -> None:
     store.evict(contents.wheels[0].sha256)
-    with pytest.raises(UnavailableError, match="1 of the files to publish are not there"):
+    with pytest.raises(UnavailableError, match="1 files to publish are missing"):
         versions.publish(store, contents, keep=2)
     assert versions.numbers(store) == []
     assert versions.current(store) is None

@@ -1,9 +1,9 @@
-"""What a later process may believe of an unfinished file.
+"""The journal of an unfinished file: which pieces a later process may reuse.
 
-Lines of JSON beside the data: a header, then one line a piece, written after the piece's bytes. A kill leaves the
-page cache whole, so each line holds. A power cut does not: after a reboot only lines before the last `synced` hold,
-and that line is written when the data before it is on the disk; what was to be forgotten is. What cannot be read ends
-the journal there. A source is noted as a hash of its URL, which may be signed.
+The journal is JSON lines beside the data: a header, then one line for each piece, written after the piece's bytes. If
+the process is killed, the page cache survives and every line holds. After a reboot only the lines before the last
+`synced` hold, and all `forget` lines; a `synced` line is written when the data before it is on the disk. An unreadable
+line ends the journal. A source is recorded as a hash of its URL, because the URL may be signed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What the unfinished file is to become, and the boot during which it was begun."""
+    """The hash and size of the finished file, the piece size, and the boot during which the download began."""
 
     sha256: str
     size: int
@@ -31,12 +31,12 @@ class Header:
     boot: str
 
     def fits(self, other: Header) -> bool:
-        """Tell whether it is the same file in the same pieces."""
+        """Tell whether both describe the same file in the same pieces."""
         return (self.sha256, self.size, self.piece) == (other.sha256, other.size, other.piece)
 
 
 def boot_id() -> str:
-    """Return what is another after every boot; "" where the system does not tell, which is like no other."""
+    """Return the kernel's id of this boot, or "" if it cannot be read; "" equals no other boot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -44,12 +44,12 @@ def boot_id() -> str:
 
 
 def source_id(url: str) -> str:
-    """Return what a source is called in a journal."""
+    """Return the name of a source in a journal."""
     return hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
 def read(text: bytes, boot: str) -> tuple[Header | None, dict[int, str]]:
-    """Return the header, and the source of each piece that holds; (None, {}) of what is no journal."""
+    """Return the header and the source of each valid piece; (None, {}) if the text is not a journal."""
     lines = text.split(b"\n")[:-1]
     header = _header(_row(lines[0])) if lines else None
     if header is None:
@@ -61,7 +61,7 @@ def read(text: bytes, boot: str) -> tuple[Header | None, dict[int, str]]:
 
 
 def _notes(lines: list[bytes]) -> tuple[list[dict[str, Any]], int]:
-    """Return the notes up to the first line that is none, and how many of them are on the disk for certain."""
+    """Return the notes up to the first invalid line, and how many of them are certainly on the disk."""
     notes: list[dict[str, Any]] = []
     synced = 0
     for row in map(_row, lines):
@@ -107,10 +107,10 @@ def _row(line: bytes) -> dict[str, Any]:
 
 
 class Journal:
-    """The open journal. Its lines are whole: one write each, to a file that no one else has open."""
+    """The open journal. Each line is one write to a file that no other process has open."""
 
     def __init__(self, path: Path, header: Header, pieces: Mapping[int, str]) -> None:
-        """Start over with what holds, on the disk at once."""
+        """Write a new journal with the valid pieces, and sync it."""
         rows = [{"envcheck-fetch": _FORMAT, **dataclasses.asdict(header)}]
         rows += [{"piece": piece, "source": source} for piece, source in sorted(pieces.items())]
         fresh = path.with_name(path.name + ".new")
@@ -121,15 +121,15 @@ class Journal:
         self.notes = len(pieces)
 
     def piece(self, piece: int, source: str) -> None:
-        """Note a piece whose bytes are written."""
+        """Record a piece whose bytes are written."""
         self._note({"piece": piece, "source": source})
 
     def forget(self, pieces: list[int]) -> None:
-        """Note pieces that have to come again."""
+        """Record pieces that must be fetched again."""
         self._note({"forget": pieces})
 
     def synced(self, notes: int) -> None:
-        """Note, on the disk, that the bytes of the first `notes` notes are on the disk."""
+        """Record and sync that the bytes of the first `notes` notes are on the disk."""
         os.write(self._file, _line({"synced": notes}))
         os.fdatasync(self._file)
 

@@ -1,4 +1,4 @@
-"""The hash of a file that is still being written: read back from the disk, in order, behind what has arrived."""
+"""Hash a file while it is being written: read it back from the disk, in order, as pieces arrive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def digest_of(file: int, size: int) -> str:
 
 
 class RunningHash:
-    """Hashes pieces in order as they arrive, in a thread of its own. What is hashed is what the disk gives back."""
+    """Hash pieces in order as they arrive, in a separate thread. The bytes are read back from the disk."""
 
     def __init__(self, file: int, spans: list[Span]) -> None:
         self._file = file
@@ -33,27 +33,27 @@ class RunningHash:
         self._thread.start()
 
     def arrived(self, pieces: list[int]) -> None:
-        """Tell that pieces are on the disk."""
+        """Note that pieces are on the disk."""
         with self._changed:
             self._arrived.update(pieces)
             self._changed.notify_all()
 
     def forgotten(self, pieces: list[int]) -> None:
-        """Tell that pieces will be written again: what was hashed with them is hashed anew."""
+        """Note that pieces will be written again: the hash starts over if it includes them."""
         with self._changed:
             self._arrived.difference_update(pieces)
             if pieces and min(pieces) <= self._next:
                 self._next, self._hasher = 0, hashlib.sha256()
 
     def finish(self) -> str:
-        """Return the sha256 of all pieces, which must have arrived, as hex."""
+        """Return the sha256 of all pieces as hex. Every piece must have arrived."""
         self.stop(when=lambda: self._next >= len(self._spans))
         if self._error is not None:
             raise self._error
         return self._hasher.hexdigest()
 
     def stop(self, when: Callable[[], bool] = lambda: True) -> None:
-        """End the thread, at once or when that comes true."""
+        """End the thread, at once or when the condition is true."""
         with self._changed:
             self._changed.wait_for(lambda: when() or self._error is not None)
             self._ended = True
@@ -84,6 +84,6 @@ def _feed(hasher: hashlib._Hash, file: int, span: Span) -> None:
     for start in range(span.start, span.stop, MIB):
         block = os.pread(file, min(MIB, span.stop - start), start)
         if not block:
-            message = "the file is shorter than it was a moment ago"
+            message = "the file became shorter while it was read"
             raise OSError(message)
         hasher.update(block)

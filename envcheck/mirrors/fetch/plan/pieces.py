@@ -1,4 +1,4 @@
-"""What a file is cut into, what is asked of a source, and why it may not come: values, and nothing that acts."""
+"""The pieces of a file, the tasks for a source, and the failures of a source; plain data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from typing import Final
 
 MIB: Final = 1 << 20
-# Enough pieces for every connection to have several, and few enough for a short journal: 1 MiB up to 64 MB, 8 MiB from
+# Enough pieces for several per connection, and few enough for a short journal: 1 MiB up to 64 MB, 8 MiB from
 # 512 MB to 16 GB, 64 MiB at 128 GB.
 _SMALLEST: Final = MIB
 _USUAL: Final = 8 * MIB
@@ -23,16 +23,16 @@ class Span:
 
     @property
     def size(self) -> int:
-        """Return the number of bytes."""
+        """Return the size in bytes."""
         return self.stop - self.start
 
 
 @dataclasses.dataclass(frozen=True)
 class RangeTask:
-    """A piece, or a part of one, to be asked of one source; `etag` is what the source's other pieces came with.
+    """A piece, or a part of one, to fetch from one source; `etag` is that of the source's other pieces.
 
-    `changes` is how often the source's file had become another one when this was taken. `alone`: its source is asked
-    for nothing else meanwhile.
+    `changes` is how often the source's file had changed when this task was taken. `alone`: the source gets no other
+    request meanwhile.
     """
 
     piece: int
@@ -45,12 +45,11 @@ class RangeTask:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why a source did not give what was asked, and `fix`, where that is not to ask another mirror.
+    """Why a request failed, and `fix`: what to do, if it is not to choose another mirror.
 
-    `drop`: it never will. `whole`: it knows no ranges. `after`: the seconds it asked to be left alone. `changed`: what
-    it has now is another file than before. `crowded`: it serves some of our requests, and this one was too many.
-    `got`: the bytes that came, and can be gone on with. `slow`: what came hardly moved. `silent`: it is slow because
-    nothing came any more.
+    `drop`: the source will never succeed. `whole`: it does not support ranges. `after`: the seconds it asked to wait.
+    `changed`: its file has changed. `crowded`: it refused this request because others are open. `got`: the bytes that
+    came and can be kept. `slow`: the response stalled. `silent`: it is slow because nothing came any more.
     """
 
     reason: str
@@ -66,7 +65,7 @@ class Failure:
 
 
 def piece_size(size: int) -> int:
-    """Return the bytes of a piece of a file of `size` bytes: a power of two, from 1 MiB on."""
+    """Return the piece size in bytes for a file of `size` bytes: a power of two, at least 1 MiB."""
     piece = _SMALLEST
     while (piece < _USUAL and size > piece * _FEW) or size > piece * _MANY:
         piece *= 2
@@ -74,5 +73,5 @@ def piece_size(size: int) -> int:
 
 
 def spans(size: int, piece: int) -> list[Span]:
-    """Return the pieces of a file, in order; none of an empty one."""
+    """Return the pieces of a file in order; an empty file has none."""
     return [Span(start, min(start + piece, size)) for start in range(0, size, piece)]

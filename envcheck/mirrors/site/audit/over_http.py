@@ -97,7 +97,7 @@ def refuse_unreachable(base: str, client: Client) -> None:
         client.get(f"{base}/").close()
     except NetworkError as error:
         with contextlib.suppress(NetworkError):  # the host answers, and redirects to an odd place
-            if client.shake(base) is not None:
+            if client.handshake(base) is not None:
                 return
         message = f"cannot connect to {host_of(base)}: {error}"
         raise UnavailableError(

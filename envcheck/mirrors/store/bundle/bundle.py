@@ -53,7 +53,7 @@ CONTENTS: Final = "contents.json"
 _OBJECT: Final = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
 # The list of what is in it: 100 000 files have 30 MB.
 _LARGEST: Final = 256 << 20
-_NOT_OURS: Final = "do not use this bundle: `envcheck store export` made no such one"
+_NOT_OURS: Final = "do not use this bundle: `envcheck store export` did not write it"
 
 
 def export(
@@ -65,14 +65,14 @@ def export(
 
     Every object is hashed on its way: a store that has rotted is a PromiseError, and no bundle.
     """
-    wanted = known.object_sizes(contents)
+    sizes = known.object_sizes(contents)
     signer(key)(b"")  # a key that cannot sign is said before anything is written
     with writer(to, part_size) as parts:
-        missing = [digest for digest in wanted if not store.has(digest)]
+        missing = [digest for digest in sizes if not store.has(digest)]
         if missing:
-            message = f"{store.root}: {len(missing)} of the files are not there, {missing[0]} for one"
-            raise UnavailableError(message, fix="fetch them: give --mirror PROFILE")
-        _write(store, contents, list(wanted), parts, progress)
+            message = f"{store.root}: {len(missing)} files are missing, for example {missing[0]}"
+            raise UnavailableError(message, fix="fetch them with --mirror PROFILE")
+        _write(store, contents, list(sizes), parts, progress)
         return parts.finish(signer(key))
 
 
@@ -100,7 +100,9 @@ def import_parts(
         try:
             if size > free:
                 message = f"{store.root}: {size} bytes are needed and {free} are free"
-                raise UnavailableError(message, fix="make room: `envcheck store gc`, or give --store another place")
+                raise UnavailableError(
+                    message, fix="free some space with `envcheck store gc`, or choose another --store"
+                )
             contents = _unpack(parts, staging, progress, accept)
             for digest in known.object_sizes(contents):
                 name = next((wheel.name for wheel in contents.wheels if wheel.sha256 == digest), digest)
@@ -111,15 +113,15 @@ def import_parts(
 
 
 def _write(store: Store, contents: Contents, digests: list[str], parts: PartWriter, progress: Progress) -> None:
-    listed = msgspec.json.format(msgspec.json.encode(contents), indent=1) + b"\n"
-    total = len(listed) + sum(store.path(digest).stat().st_size for digest in digests)
-    bundle_tar.write(parts, CONTENTS, io.BytesIO(listed), len(listed))
+    encoded = msgspec.json.format(msgspec.json.encode(contents), indent=1) + b"\n"
+    total = len(encoded) + sum(store.path(digest).stat().st_size for digest in digests)
+    bundle_tar.write(parts, CONTENTS, io.BytesIO(encoded), len(encoded))
     done = 0
     for digest in digests:
         with store.path(digest).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            found = bundle_tar.write(parts, f"sha256/{digest[:2]}/{digest}", file, size)
-        if found != digest:
+            digest_written = bundle_tar.write(parts, f"sha256/{digest[:2]}/{digest}", file, size)
+        if digest_written != digest:
             message = f"{store.path(digest)}: it has another hash than its name"
             raise PromiseError(message, fix="run `envcheck store verify`, and fetch it again")
         done += size
@@ -134,14 +136,14 @@ def _unpack(parts: list[BundlePart], staging: Path, progress: Progress, accept: 
         members = bundle_tar.read(PartReader(parts, progress))
         contents = _read_contents(next(members, None), where)
         accept(contents)
-        wanted = known.object_sizes(contents)
+        expected = known.object_sizes(contents)
         for member in members:
-            _unpack_object(member, wanted, staging)
+            _unpack_object(member, expected, staging)
     except bundle_tar.InvalidTarError as error:
         message = f"{where}: {error}"
         raise PromiseError(message, fix=_NOT_OURS) from error
-    if wanted:
-        message = f"{where}: the bundle lacks {len(wanted)} of its files"
+    if expected:
+        message = f"{where}: the bundle lacks {len(expected)} of its files"
         raise PromiseError(message, fix="export it anew")
     return contents
 
@@ -153,12 +155,12 @@ def _read_contents(first: Member | None, where: Path) -> Contents:
     return known.parse_contents(first.body.read(), f"{where}: {CONTENTS}")
 
 
-def _unpack_object(member: Member, wanted: dict[str, int | None], staging: Path) -> None:
+def _unpack_object(member: Member, expected: dict[str, int | None], staging: Path) -> None:
     """Write one object; its name must be one that the contents still wait for, in the one form it may have."""
     match = _OBJECT.fullmatch(member.name)
     digest = match[2] if match else ""
-    if digest not in wanted or wanted[digest] not in {None, member.size}:
-        message = f"{member.name!r} has no place in it, or is there twice, or of another size"
+    if digest not in expected or expected[digest] not in {None, member.size}:
+        message = f"{member.name!r} is unexpected, a duplicate, or has another size"
         raise bundle_tar.InvalidTarError(message)
     hashed = HashingReader(member.body)
     with (staging / digest).open("xb") as target:
@@ -168,4 +170,4 @@ def _unpack_object(member: Member, wanted: dict[str, int | None], staging: Path)
     if hashed.hexdigest() != digest:
         message = f"the bytes of {member.name} have another hash"
         raise bundle_tar.InvalidTarError(message)
-    del wanted[digest]
+    del expected[digest]

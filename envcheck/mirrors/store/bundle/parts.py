@@ -41,7 +41,7 @@ def writer(to: Path, size: int) -> Iterator[PartWriter]:
     with _disk_full_errors(to), _directory_lock(to):
         _remove_drafts(to)
         if any(to.glob("bundle.*")):
-            message = f"{to}: there is a bundle already"
+            message = f"{to}: a bundle exists already"
             raise ConfigError(message, fix="give -o another directory, or remove it")
         parts = PartWriter(to, size)
         try:
@@ -71,11 +71,11 @@ class PartWriter(io.RawIOBase):
         view = memoryview(data)
         while view:
             file = self._next() if self._file is None or self._left == 0 else self._file
-            taken = view[: self._left]
-            file.write(taken)
-            self._hasher.update(taken)
-            self._left -= len(taken)
-            view = view[len(taken) :]
+            chunk = view[: self._left]
+            file.write(chunk)
+            self._hasher.update(chunk)
+            self._left -= len(chunk)
+            view = view[len(chunk) :]
         self.written += len(data)
         return len(data)
 
@@ -84,10 +84,10 @@ class PartWriter(io.RawIOBase):
         self._end()
         names = [f"bundle.tar.{number:03}" for number in range(len(self._sums))]
         rows = [f"{digest}  {name}\n" for digest, name in zip(self._sums, names, strict=True)]
-        listed = self._to / f".{SUMS}"
+        sums_draft = self._to / f".{SUMS}"
         content = "".join(rows).encode()
         signed = sign(content)
-        with listed.open("xb") as file:
+        with sums_draft.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -95,7 +95,7 @@ class PartWriter(io.RawIOBase):
             safe_files.put(self._to / SIGNATURE, signed)
         for name in names:
             (self._to / f".{name}").replace(self._to / name)
-        listed.replace(self._to / SUMS)
+        sums_draft.replace(self._to / SUMS)
         sync_folder(self._to)
         return [self._to / name for name in names]
 
@@ -133,7 +133,7 @@ def _disk_full_errors(to: Path) -> Iterator[None]:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise
         message = f"{to}: {error.strerror}"
-        raise UnavailableError(message, fix="make room there, or give -o another directory") from error
+        raise UnavailableError(message, fix="free some space, or choose another -o directory") from error
 
 
 @contextlib.contextmanager
@@ -145,7 +145,7 @@ def _directory_lock(to: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             message = f"{to}: another export is writing there"
-            raise ConfigError(message, fix="wait for it, or give -o another directory") from error
+            raise ConfigError(message, fix="wait for it, or choose another -o directory") from error
         yield
     finally:
         os.close(file)
@@ -153,13 +153,13 @@ def _directory_lock(to: Path) -> Iterator[None]:
 
 def _remove_drafts(to: Path) -> None:
     """Remove what was begun: where the list of hashes has not its name yet, parts that have theirs belong to it."""
-    listed = to / f".{SUMS}"
-    if listed.is_file() and not listed.is_symlink():
-        for line in listed.read_text(encoding="ascii", errors="replace").splitlines():
+    sums_draft = to / f".{SUMS}"
+    if sums_draft.is_file() and not sums_draft.is_symlink():
+        for line in sums_draft.read_text(encoding="ascii", errors="replace").splitlines():
             if match := _PART.fullmatch(line):
                 (to / match[2]).unlink(missing_ok=True)
         (to / SIGNATURE).unlink(missing_ok=True)
-    listed.unlink(missing_ok=True)
+    sums_draft.unlink(missing_ok=True)
     for draft in to.glob(".bundle.tar.*"):
         draft.unlink()
 
@@ -185,9 +185,9 @@ def bundle_digest(source: Path) -> str:
     return hashlib.sha256(_read_sums(source)).hexdigest()
 
 
-def authenticate(source: Path, listed: bytes, sha256: str | None, key: Path | None) -> None:
+def authenticate(source: Path, sums: bytes, sha256: str | None, key: Path | None) -> None:
     """Raise PromiseError where the list of hashes has another digest, or is not signed by that public key."""
-    if sha256 is not None and hashlib.sha256(listed).hexdigest() != sha256:
+    if sha256 is not None and hashlib.sha256(sums).hexdigest() != sha256:
         message = f"{source}: the bundle has another digest than {sha256}"
         raise PromiseError(message, fix="do not use it: compare with what `envcheck store export` printed")
     if key is None:
@@ -196,15 +196,15 @@ def authenticate(source: Path, listed: bytes, sha256: str | None, key: Path | No
         with (source / SIGNATURE).open("rb") as file:
             signed = file.read(signing.BYTES + 1)
     except OSError as error:
-        message = f"{source}: no {SIGNATURE} can be read there: the bundle is not signed"
+        message = f"{source}: no {SIGNATURE} can be read: the bundle is not signed"
         raise PromiseError(message, fix="export it with --key, or compare its digest (--sha256)") from error
-    signing.verify(listed, signed, _PURPOSE, key, str(source))
+    signing.verify(sums, signed, _PURPOSE, key, str(source))
 
 
 def verified_parts(
     source: Path, progress: Progress, *, sha256: str | None = None, key: Path | None = None
 ) -> list[BundlePart]:
-    """Return a bundle's parts in order, each of its hash; first of all the bundle itself is authenticated.
+    """Return a bundle's parts in order, every hash matches; first of all the bundle itself is authenticated.
 
     `sha256` is the digest that it must have, `key` the public key that must have signed it, where given.
     """
@@ -212,9 +212,9 @@ def verified_parts(
     authenticate(source, content, sha256, key)
     rows = _parse_sums(source, content)
     parts = [source / name for _, name in rows]
-    lacking = [part.name for part in parts if part.is_symlink() or not part.is_file()]
-    if lacking:
-        message = f"{source}: {lacking[0]} is not there{f', nor {len(lacking) - 1} more' if lacking[1:] else ''}"
+    missing = [part.name for part in parts if part.is_symlink() or not part.is_file()]
+    if missing:
+        message = f"{source}: {missing[0]} is not there{f', nor {len(missing) - 1} more' if missing[1:] else ''}"
         raise UnavailableError(message, fix="copy all parts of the bundle there")
     total, done = 2 * sum(part.stat().st_size for part in parts), 0
     for part, (digest, _) in zip(parts, rows, strict=True):
@@ -236,7 +236,7 @@ def _read_sums(source: Path) -> bytes:
             content = file.read(_LONGEST)
         content.decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
-        message = f"{source}: no {SUMS} can be read there"
+        message = f"{source}: no {SUMS} can be read"
         raise ConfigError(message, fix="name the directory that `envcheck store export` wrote") from error
     return content
 
@@ -264,10 +264,10 @@ class PartReader:
         """Return the next bytes, up to so many; none at the end."""
         if not self._rest:
             self._rest = memoryview(next(self._blocks, b""))
-        taken, self._rest = self._rest[:size], self._rest[size:]
-        self._done += len(taken)
+        block, self._rest = self._rest[:size], self._rest[size:]
+        self._done += len(block)
         self._progress(self._done, self._total)
-        return bytes(taken)
+        return bytes(block)
 
     def _read_all(self, parts: list[BundlePart]) -> Iterator[bytes]:
         for part in parts:

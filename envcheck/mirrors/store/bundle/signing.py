@@ -28,7 +28,7 @@ def sign(content: bytes, purpose: str, key: Path) -> bytes:
     except (ValueError, TypeError, UnsupportedAlgorithm):
         private = None
     if not isinstance(private, Ed25519PrivateKey):
-        message = f"{key}: no ed25519 private key without a password, in PEM"
+        message = f"{key}: not an ed25519 private key in PEM without a password"
         raise ConfigError(message, fix="make one: openssl genpkey -algorithm ed25519 -out FILE")
     return private.sign(_signed_message(content, purpose))
 
@@ -40,13 +40,15 @@ def verify(content: bytes, signed: bytes, purpose: str, key: Path, what: str) ->
     except (ValueError, UnsupportedAlgorithm):
         public = None
     if not isinstance(public, Ed25519PublicKey):
-        message = f"{key}: no ed25519 public key in PEM"
-        raise ConfigError(message, fix="make it of the private one: openssl pkey -in KEY -pubout -out FILE")
+        message = f"{key}: not an ed25519 public key in PEM"
+        raise ConfigError(message, fix="make it from the private key: openssl pkey -in KEY -pubout -out FILE")
     try:
         public.verify(signed, _signed_message(content, purpose))
     except InvalidSignature as error:
         message = f"{what}: it is not signed by the key in {key}"
-        raise PromiseError(message, fix="do not use it: ask whoever exported it for its digest and key") from error
+        raise PromiseError(
+            message, fix="do not use it: ask the person who exported it for its digest and key"
+        ) from error
 
 
 def _signed_message(content: bytes, purpose: str) -> bytes:
@@ -59,4 +61,4 @@ def _read_pem(key: Path) -> bytes:
             return file.read(_LARGEST_KEY)
     except OSError as error:
         message = f"{key}: {error.strerror}"
-        raise ConfigError(message, fix="name a key in PEM") from error
+        raise ConfigError(message, fix="pass a key in PEM") from error

@@ -84,9 +84,9 @@ def _parse_header(stream: ByteReader, block: bytes) -> tuple[str, int, int]:
     extended = block[156:157] == _EXTENDED
     whole = block + (_read_exactly(stream, 2 * _BLOCK) if extended else b"")
     last = whole[-_BLOCK:]
-    told = _SIZE.fullmatch(whole[_BLOCK : 2 * _BLOCK]) if extended else _OCTAL.fullmatch(last[124:136])
+    size_field = _SIZE.fullmatch(whole[_BLOCK : 2 * _BLOCK]) if extended else _OCTAL.fullmatch(last[124:136])
     name = last[:100].rstrip(b"\0").decode("ascii", "replace")
-    size = int(told[1]) if told and extended else int(told[0][:-1], 8) if told else -1
+    size = int(size_field[1]) if size_field and extended else int(size_field[0][:-1], 8) if size_field else -1
     if size < 0 or not name.isascii() or header(name, size) != whole:
         message = f"{name!r} in it has a header that no export writes"
         raise InvalidTarError(message)
@@ -94,14 +94,14 @@ def _parse_header(stream: ByteReader, block: bytes) -> tuple[str, int, int]:
 
 
 def _read_exactly(stream: ByteReader, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        more = stream.read(size - len(found))
+    data = b""
+    while len(data) < size:
+        more = stream.read(size - len(data))
         if not more:
-            message = "it is cut off, or no tar"
+            message = "it is cut off, or not a tar"
             raise InvalidTarError(message)
-        found += more
-    return found
+        data += more
+    return data
 
 
 class _Body(io.RawIOBase):
@@ -115,14 +115,14 @@ class _Body(io.RawIOBase):
         return True
 
     def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]  # what BufferedReader gives
-        wanted = min(len(buffer), self.left)
-        found = self._stream.read(wanted) if wanted else b""
-        if wanted and not found:
-            message = "it is cut off, or no tar"
+        length = min(len(buffer), self.left)
+        data = self._stream.read(length) if length else b""
+        if length and not data:
+            message = "it is cut off, or not a tar"
             raise InvalidTarError(message)
-        buffer[: len(found)] = found
-        self.left -= len(found)
-        return len(found)
+        buffer[: len(data)] = data
+        self.left -= len(data)
+        return len(data)
 
 
 class HashingReader(io.RawIOBase):
