@@ -240,4 +240,4 @@ def test_a_configuration_that_nginx_does_not_take_is_said_and_the_old_one_goes_o
     assert get(f"https://127.0.0.1:{served.port}/healthz", served.ca)[0] == 200
     assert envcheck("mirror", "site", "down", str(served.root)).returncode == 0
     done = envcheck("mirror", "site", "reload", str(served.root))
-    assert (done.returncode, done.stderr.count("\n"), "does not run" in done.stderr) == (3, 1, True)
+    assert (done.returncode, done.stderr.count("\n"), "is not running" in done.stderr) == (3, 1, True)
