@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 FOREIGN = [Path(python) for python in os.environ.get("ENVCHECK_TEST_FOREIGN", "").split(":") if python]
-IDS = ("amp", "collectives", "fsdp", "optimizers", "requirements", "shared-libraries", "matmul")
+IDS = (
+    *("amp", "checkpoint", "collectives", "compiled", "ddp", "fsdp", "installed-files", "matmul", "operators"),
+    *("optimizers", "requirements", "samplers", "shared-libraries", "torchrun"),
+)
 
 
 @pytest.mark.skipif(not FOREIGN, reason="ENVCHECK_TEST_FOREIGN lists no interpreter")
