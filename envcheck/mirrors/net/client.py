@@ -38,6 +38,8 @@ _CHUNK: Final = 1 << 16
 _REDIRECTED: Final = 60.0
 # Bytes that are read of a redirect's body, so that its connection can be reused.
 _DRAINED: Final = 1 << 16
+# Connections that may share a narrow line: a host of which each brings this share of its least is not silent.
+_SHARING: Final = 16
 _PROXY: Final = (urllib3.exceptions.ProxyError, urllib3.exceptions.ProxySchemeUnknown)
 
 
@@ -119,7 +121,7 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
                 yield chunk
         except (urllib3.exceptions.HTTPError, OSError) as error:
             broken = _read_error(error)
-            if isinstance(broken, SlowError):
+            if isinstance(broken, SlowError) and not stall.BYTES // _SHARING <= came < stall.BYTES:
                 self._silence.note(self.url, began)
             raise broken from error
         self._silence.heard(self.url)
