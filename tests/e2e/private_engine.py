@@ -127,7 +127,7 @@ def _end(run: Path) -> None:
             deadline = time.monotonic() + 30
             while Path(f"/proc/{pid}/exe").exists() and time.monotonic() < deadline:
                 time.sleep(0.1)
-            os.killpg(pid, signal.SIGKILL)
+            _kill_group(pid)
     _clean(run)
     _remove_bridge(f"envcheck{int(run.name.split('-')[1]) % 10**7}")
     with contextlib.suppress(CannotStartError), _data(run, keep=True):
@@ -302,18 +302,32 @@ def _ready(engine: Engine, process: subprocess.Popen[bytes]) -> Engine:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End dockerd, which ends its containerd; only the whole group is sure to be gone if it has to be killed."""
+    """End dockerd, which ends its containerd; what is left of the group, because dockerd was killed, ends too."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(30)
-        return
-    os.killpg(process.pid, signal.SIGKILL)
+    _kill_group(process.pid)
     process.wait()
 
 
+def _kill_group(leader: int) -> None:
+    """Kill a process group, and wait until none of it is left: a containerd still writes for a moment."""
+    with contextlib.suppress(ProcessLookupError):
+        for _ in range(30):
+            os.killpg(leader, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(leader, os.WNOHANG)
+            time.sleep(0.1)
+
+
 def _clean(run: Path) -> None:
-    _unmount(run)
-    shutil.rmtree(run, ignore_errors=True)
+    """Unmount and remove a start's files; what a killed build's processes still write is removed with the next try."""
+    for _ in range(20):
+        _unmount(run)
+        shutil.rmtree(run, ignore_errors=True)
+        if not run.exists():
+            return
+        time.sleep(0.5)
 
 
 def _unmount(directory: Path) -> None:
