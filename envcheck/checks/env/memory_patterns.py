@@ -120,8 +120,10 @@ def _pass(chunks: list[Any], scratch: Any, fill: Fill, expected: Expected) -> Me
     found = _nothing()
     for number, chunk in enumerate(chunks):
         fill(scratch, number)
+        before = found["wrong"]
         _compare(found, chunk, scratch, number)
-        found["wrong"] += _looked(chunk, number, expected)
+        if found["wrong"] == before:
+            found["wrong"] += _looked(chunk, number, expected)
     return found
 
 

@@ -15,7 +15,7 @@ Outcomes = Callable[[str], dict[str, Any]]
 HONEST = ("memory-patterns", "fp8-training")
 LIES = {
     "memory-flips-a-bit": "rank 1 on cpu: 4 words came back wrong, the first under zeros: byte 2097768",
-    "memory-aliases": "rank 0 on cpu: 524352 words came back wrong, the first under address: byte 1048576",
+    "memory-aliases": "rank 0 on cpu: 524288 words came back wrong, the first under address: byte 1048576",
     "fp8-product-loses-a-scale": "rank 1 on cpu: the float8 product is off by",
     "fp8-scales-once": "rank 1 on cpu: the loss is not finite",
     "fp8-in-name-only": "rank 0 on cpu multiplied bfloat16 x bfloat16, not in FP8",
