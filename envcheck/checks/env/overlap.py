@@ -36,7 +36,7 @@ from envcheck.checks.env.support.operators import verified_products
 from envcheck.checks.env.support.training import model_replicas, plain_math
 
 CHECK = Check(
-    promise="DDP sends gradients when it should and not when not; how much of that it hides behind backward is told",
+    promise="DDP sends gradients exactly when it should; measures how much of that time backward hides",
     level="standard",
     seconds=3.0,
     cpu_seconds=0.9,

@@ -21,7 +21,7 @@ from envcheck.checks.env.support.hardware import sampler as hardware_sampler
 from envcheck.checks.env.support.training import model_replicas, plain_math, verified_training
 
 CHECK = Check(
-    promise="training keeps the GPUs at work, without a wrong step or a fault of heat or power; what it needs is told",
+    promise="training keeps the GPUs busy: no wrong step, no slowdown by heat or power",
     level="standard",
     seconds=12.0,
     timeout=120.0,
