@@ -71,7 +71,7 @@ class Server(ThreadingHTTPServer):
         self.sent = 0
         self.headers_seen: list[dict[str, str]] = []
         self.lock = threading.Lock()
-        self.narrow = threading.Lock()
+        self.line_free_at = 0.0
 
     @property
     def url(self) -> str:
@@ -151,11 +151,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = len(body) < whole or not faults.sized
 
     def _queue(self, faults: Faults) -> None:
-        if faults.line is not None:
-            with self.server.narrow:
-                if select.select([self.connection], [], [], 0)[0]:  # a client that asks nothing more has gone away
-                    raise BrokenPipeError
-                time.sleep((1 << 16) / faults.line)
+        """Wait for the next free time on the line. All answers take turns, as on a real one."""
+        if faults.line is None:
+            return
+        if select.select([self.connection], [], [], 0)[0]:  # a client that asks nothing more has gone away
+            raise BrokenPipeError
+        with self.server.lock:
+            now = time.monotonic()
+            at = max(now, self.server.line_free_at)
+            self.server.line_free_at = at + (1 << 16) / faults.line
+        time.sleep(at - now)
 
     def _head(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)

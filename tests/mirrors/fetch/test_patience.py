@@ -88,16 +88,16 @@ def test_a_page_that_drips_is_asked_for_twice(serve: Serve) -> None:
     assert len(server.asked) == SLOW_ANSWERS
 
 
-@pytest.mark.usefixtures("short")
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_line_too_narrow_for_several_connections_is_used_by_one(
     serve: Serve, wanted: Want, means: TransferOptions, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One alone brings five times what it should in half a second; of eleven each brings half of it."""
-    monkeypatch.setattr(stall, "BYTES", 1 << 18)
+    """One alone brings five times what it should in two seconds; of eleven each brings half of it."""
+    monkeypatch.setattr(stall, "SECONDS", 2.0)
+    monkeypatch.setattr(stall, "BYTES", 1 << 20)
     monkeypatch.setattr(scheduler, "_MOVED", 1 << 30)
     want = wanted(serve(line=2.5e6))
-    fetch(want, dataclasses.replace(means, connections=16))
+    fetch(want, dataclasses.replace(means, client=Client(connect=10.0, read=10.0, connections=16), connections=16))
     assert want.path.read_bytes() == content
 
 
