@@ -218,10 +218,10 @@ def notes() -> list[str]:
 
 @pytest.fixture
 def means(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> TransferOptions:
-    """Return means that lose patience within a second."""
+    """Return means that lose patience within seconds, and not because a machine is busy."""
     monkeypatch.setattr(scheduler, "BACKOFF", (0.05, 0.1, 0.15, 0.2))
     monkeypatch.setattr(fetch_retries, "WAITS", (0.05, 0.1, 0.15))
-    return TransferOptions(Client(connect=1.0, read=0.5, connections=4), connections=4, note=notes.append)
+    return TransferOptions(Client(connect=3.0, read=3.0, connections=4), connections=4, note=notes.append)
 
 
 @pytest.fixture
