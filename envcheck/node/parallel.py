@@ -81,7 +81,7 @@ def _start(lane: Lane) -> _Running:
     thread = threading.Thread(target=_run, args=(lane, answer), name=f"reads {lane.names[0]}", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # no thread is to be had, where the number of processes is limited: one after the other, then
+    except RuntimeError:  # the number of processes is limited: read one after the other
         _run(lane, answer)
     return _Running(lane, thread, answer)
 
@@ -89,7 +89,7 @@ def _start(lane: Lane) -> _Running:
 def _run(lane: Lane, answer: list[Reading]) -> None:
     try:
         answer.append(lane.read())
-    except Exception as error:  # noqa: BLE001 (what is wrong with one source is told of its signals, the others stand)
+    except BaseException as error:  # noqa: BLE001 (what is wrong with one source becomes the reason of its signals)
         why = why_unread.of_os_error(error) if isinstance(error, OSError) else "failed"
         answer.append(_unread(lane, why, f"{type(error).__name__}: {error}"))
 

@@ -119,7 +119,7 @@ def _beside(collect: Callable[[], Snapshot]) -> Future[Snapshot]:
     def work() -> None:
         try:
             reading.set_result(collect())
-        except Exception as error:  # noqa: BLE001 (it is raised where the snapshot is asked for)
+        except BaseException as error:  # noqa: BLE001 (raised by `result`, which would wait for ever without it)
             reading.set_exception(error)
 
     threading.Thread(target=work, name="reads the node", daemon=True).start()

@@ -94,3 +94,11 @@ def test_where_no_thread_is_to_be_had_all_is_read_nonetheless(monkeypatch: pytes
     assert parallel.read(parallel.each({"a": source(lambda: value(1)), "b": source(lambda: value(2))})).signals[
         "b"
     ] == value(2)
+
+
+def test_a_source_that_would_end_its_thread_becomes_a_reason() -> None:
+    def leaves() -> Signal:
+        raise SystemExit(3)
+
+    [signal] = parallel.read(parallel.each({"s": source(leaves)})).signals.values()
+    assert (signal.reason, signal.why) == ("SystemExit: 3", "failed")

@@ -122,7 +122,7 @@ def test_a_node_that_cannot_be_read_is_raised_and_one_that_hangs_holds_up_nobody
     add("one", "return {}", "timeout=5")
     code = HANGS.format(root=str(PACKAGE.parent), site=str(site))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    assert (done.stdout, done.returncode) == ("ValueError: no node\nleft\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == ("ValueError: no node\nSystemExit: 3\nleft\n", 0), done.stderr
 
 
 # A node that never answers, and a user who presses Ctrl-C when torch is there.
@@ -154,6 +154,10 @@ try:
     run(fails)
 except ValueError as error:
     print(f"ValueError: {{error}}")
+try:
+    run(lambda: sys.exit(3))
+except SystemExit as error:
+    print(f"SystemExit: {{error}}")
 try:
     run(hangs)
 except KeyboardInterrupt:

@@ -17,7 +17,7 @@ from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
 from envcheck.checks.env.support.collectives import process_group
-from envcheck.checks.env.support.training import deterministic_training
+from envcheck.checks.env.support.training import deterministic_training, promise_cases
 
 CHECK = Check(
     promise="training resumed from a checkpoint is the training that was saved, to the bit",
@@ -86,7 +86,7 @@ def _distributed(torch: Any, device: Any, directory: Path) -> Measured:
         checkpoint.load({"nested": came}, checkpoint_id=str(directory))
     # PyTorch derives its CheckpointException from BaseException.
     except (Exception, getattr(checkpoint, "CheckpointException", Exception)) as error:  # noqa: BLE001 (a finding)
-        return {"raised": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"}
+        return {"raised": promise_cases.quoted(error)}
     return {"wrong": [name for name, numbers in plain.items() if came[name].tolist() != numbers], "tried": len(plain)}
 
 

@@ -11,12 +11,11 @@ import array
 import ctypes
 import os
 import signal
-import time
-from collections.abc import Callable
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
 from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.process import worker_death
 
 CHECK = Check(
     promise="DataLoader workers deliver every element through shared memory, and a worker that dies is reported",
@@ -31,8 +30,6 @@ ITEMS, BATCH = 24, 4
 ELEMENTS, PERIOD = 1 << 20, 997
 FATAL_ITEM = 9
 _PATIENCE = 30.0
-_SETTLE = 0.3
-_QUOTED = 400
 LIMIT = Limit(0, "wrong elements", "what a worker made has to be what the model reads", "at most")
 _SHM_FIX = "give the container more shared memory (--shm-size=8g, --ipc=host; in Kubernetes an emptyDir in Memory)"
 _LIMIT_FIX = "raise that limit for this user, or for the container (docker run --ulimit)"
@@ -76,23 +73,8 @@ def measure(rank: Rank) -> Measured:
         for _ in _loader(torch, rank, Items(FATAL_ITEM)):
             pass
 
-    died = _broken(honest)
-    return {**where, **read, "died": died, "death": None if died else _broken(deadly)}
-
-
-def _broken(reading: Callable[[], None]) -> str | None:
-    """Return what breaks the reading, or None. The loader tells of a death by a signal, wherever that arrives."""
-    told = []
-    try:
-        try:
-            reading()
-        except Exception as error:  # noqa: BLE001 (whatever ends an epoch early is what is reported)
-            told.append(_said(error))
-            # A connection to the dead worker broke first, perhaps; what the loader itself says comes after.
-            time.sleep(_SETTLE)
-    except RuntimeError as error:
-        told.append(_said(error))
-    return told[-1] if told else None
+    died = worker_death.raised_by(honest)
+    return {**where, **read, "died": died, "death": None if died else worker_death.raised_by(deadly)}
 
 
 def _loader(torch: Any, rank: Rank, items: Items) -> Any:
@@ -129,12 +111,6 @@ def _compare(batch: Any, number: int, read: Measured) -> None:
         if not read["wrong"]:
             read |= {"item": index, "index": wrong[0][0], "got": wrong[0][1]}
         read["wrong"] += len(wrong)
-
-
-def _said(error: Exception) -> str:
-    """Return what broke, and what a worker raised, which the loader quotes last."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1].strip()}"[:_QUOTED]
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
@@ -193,8 +169,8 @@ def _kept_quiet(entry: Measured) -> process_group.Problem:
             fix="see the check's log",
             code="dataloader.unexpected-value",
         )
-    if not death or "timed out" in death:
-        told = f"a killed worker was not reported{f', the loader waited: {death}' if death else ''}"
+    if not worker_death.is_reported(death):
+        told = f"a killed worker was not reported{f'; the loader raised: {death}' if death else ''}"
         return failed(
             told,
             fix="update torch; set a timeout on your DataLoaders until then",

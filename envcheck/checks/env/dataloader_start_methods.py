@@ -17,6 +17,7 @@ from typing import Any
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.operators import seeded_numbers
+from envcheck.checks.env.support.process import worker_death
 from envcheck.checks.env.support.training import plain_math
 
 CHECK = Check(
@@ -33,7 +34,6 @@ ITEMS, BATCH, ELEMENTS = 24, 4, 4099
 FATAL = -1
 # A worker imports torch before it can answer.
 _PATIENCE = 100.0
-_SETTLE = 0.3
 LIMIT = Limit(0, "wrong batches", "what a worker made has to be what the model reads", "at most")
 _FIX = "try a DataLoader(multiprocessing_context={!r}) of your own; look at the log, at /dev/shm and at its limits"
 # Set in the process that makes the loader: one that was started anew does not have it.
@@ -108,9 +108,14 @@ def _read(torch: Any, rank: Rank, method: str, data: tuple[int, list[list[int]]]
         for _ in range(EPOCHS):
             told["epochs"].append(_epoch(loader, expected, rank.device, told))
     except Exception as error:  # noqa: BLE001 (whatever ends an epoch early is what is reported)
-        return {**told, "died": _said(error)}
+        return {**told, "died": worker_death.quote(error)}
     told["seconds"] = time.monotonic() - began
-    return {**told, "death": _death(loader)}
+
+    def deadly() -> None:
+        for _ in loader:
+            pass
+
+    return {**told, "death": worker_death.raised_by(deadly)}
 
 
 def _epoch(loader: Any, expected: list[list[int]], device: str, told: Measured) -> int:
@@ -125,27 +130,6 @@ def _epoch(loader: Any, expected: list[list[int]], device: str, told: Measured) 
         told["forked"] += sum(seeded_numbers.read(forked))
         count += 1
     return count
-
-
-def _death(loader: Any) -> str | None:
-    """Return what the loader says of a worker that kills itself; None where it says nothing."""
-    told = []
-    try:
-        try:
-            for _ in loader:
-                pass
-        except Exception as error:  # noqa: BLE001 (as above)
-            told.append(_said(error))
-            # A connection to the dead worker broke first, perhaps; the signal of its death comes after.
-            time.sleep(_SETTLE)
-    except RuntimeError as error:
-        told.append(_said(error))
-    return told[-1] if told else None
-
-
-def _said(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]} {lines[-1].strip() if len(lines) > 1 else ''}".strip()[:400]
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
@@ -178,7 +162,7 @@ def _judged(method: str, told: Measured) -> list[Outcome]:
         what = f"{method}: {len(told['workers'])} other processes made the batches, {WORKERS} were due"
         found.append(failed(f"{what}{'; they were forked' if forked else ''}", code="dataloader.start", **about))
     death = told.get("death")
-    if not isinstance(death, str) or not death or "timed out" in death:
+    if not isinstance(death, str) or not worker_death.is_reported(death):
         what = f"{method}: a killed worker was not reported{f': {death}' if death else ''}"
         found.append(failed(what, code="dataloader.death-not-reported", **about))
     return found

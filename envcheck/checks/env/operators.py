@@ -83,19 +83,22 @@ def survey(rank: Rank, rounds: int, size: int) -> Measured:
         torch.set_num_threads(min(2, torch.get_num_threads()))
     torch.backends.cudnn.allow_tf32 = False
     count, worst_row, wrong, absent, known = 0, {"error": 0.0}, list[Measured](), dict[str, str](), dict[str, str]()
+    ran: dict[str, int] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for row in _rows(torch, device, seed, rounds, size, operator_trial.dtypes(entry)):
             count += 1
             if "absent" in row:
                 absent[f"{row['operator']} {row['dtype']}"] = row["absent"]
-            elif "known" in row:
+                continue
+            ran[row["dtype"]] = ran.get(row["dtype"], 0) + 1
+            if "known" in row:
                 known[f"{row['operator']} {row['dtype']}"] = row["known"]
             elif "raised" in row or not row["error"] <= LIMIT.value:
                 wrong.append(row)
             elif row["error"] > worst_row["error"]:
                 worst_row = row
-    seen = {"seed": seed, "rows": count, "wrong": wrong[:200], "wrong_rows": len(wrong), "worst": worst_row}
+    seen = {"seed": seed, "rows": count, "ran": ran, "wrong": wrong[:200], "wrong_rows": len(wrong), "worst": worst_row}
     return {**entry, **seen, "absent": absent, "known": known, "seconds": round(time.monotonic() - begun, 2)}
 
 
@@ -116,12 +119,12 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     findings = [finding for entry in ranks for finding in _findings(entry)]
     closest = max((entry.get("worst") or {} for entry in ranks), key=lambda row: row.get("error") or 0.0)
     named = f"{closest.get('operator', '')} {closest.get('dtype', '')}".strip()
-    error = closest.get("error", 0.0)
+    error, runs = closest.get("error", 0.0), sum(sum((entry.get("ran") or {}).values()) for entry in ranks)
     return worst(
         findings,
         otherwise=passed(
-            f"{sum(int(entry.get('rows') or 0) for entry in ranks)} runs of operators agree with their formulas on "
-            f"{len(ranks)} rank(s), seed {ranks[0].get('seed')}; closest to its bound: {named or 'none'}",
+            f"{runs} runs of operators agree with their formulas on {len(ranks)} rank(s), seed {ranks[0].get('seed')}; "
+            f"closest to its bound: {named or 'none'}",
             value=error,
             unit=LIMIT.unit,
             limit=LIMIT,
@@ -150,6 +153,14 @@ def _findings(entry: Measured) -> Iterator[Outcome]:
             code="operators.unmeasured",
             culprit=where,
         )
+    for dtype in operator_trial.dtypes(entry):
+        if not process_group.counts((entry.get("ran") or {}).get(dtype)) or not entry["ran"][dtype]:
+            yield undecided(
+                f"{where} ran no operator in {dtype}",
+                fix="see the absent operators in the report; reinstall torch",
+                code="operators.unmeasured",
+                culprit=f"{where}, {dtype}",
+            )
     known: dict[str, str] = entry.get("known") or {}
     for flaw in sorted(set(known.values())):
         named = ", ".join(name for name in known if known[name] == flaw)

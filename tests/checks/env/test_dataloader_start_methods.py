@@ -12,7 +12,14 @@ from envcheck.checks.env import dataloader_start_methods as check
 
 Entry = dict[str, Any]
 DUE = [check.ITEMS // check.BATCH] * check.EPOCHS
-TOLD = {"epochs": DUE, "wrong": 0, "workers": [8, 9], "forked": 0, "died": None, "death": "worker (pid 9) exited"}
+TOLD = {
+    "epochs": DUE,
+    "wrong": 0,
+    "workers": [8, 9],
+    "forked": 0,
+    "died": None,
+    "death": "RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed.",
+}
 STANDING = {"rank": 0, "world": 1, "host": "n1", "is_cuda": False, "device": "cpu", "backend": None, "seed": 7}
 
 
@@ -40,6 +47,9 @@ def report(method: str = "spawn", **changes: Any) -> list[Entry]:
         ({"died": "RuntimeError: bus error"}, FAIL),
         ({"death": None}, FAIL),
         ({"death": "DataLoader timed out after 100 seconds"}, FAIL),
+        ({"death": "DataLoader worker (pid 9) timed out"}, FAIL),
+        ({"death": "AttributeError: 'NoneType' object has no attribute 'poll'"}, FAIL),
+        ({"death": "ConnectionResetError: [Errno 104] Connection reset by peer"}, PASS),
     ],
 )
 def test_each_start_method_is_judged_by_itself(cpu: View, method: str, changes: Entry, status: str) -> None:

@@ -71,6 +71,7 @@ def test_a_known_flaw_warns_and_hides_no_failure(cpu: View) -> None:
         "backend": None,
         "seed": 1,
         "rows": 744,
+        "ran": {"float32": 300, "float64": 240, "bfloat16": 181, "": 22},
         "wrong": [],
         "wrong_rows": 0,
         "worst": {"operator": "add", "dtype": "bfloat16", "error": 0.2},
@@ -80,3 +81,5 @@ def test_a_known_flaw_warns_and_hides_no_failure(cpu: View) -> None:
     assert (told.status, "conv3d bfloat16: known upstream" in told.summary) == ("warn", True)
     wrong = [{"operator": "conv1d", "dtype": "bfloat16", "error": 9.0, "part": "output"}]
     assert operators.judge(cpu, [{**entry, "wrong": wrong, "wrong_rows": 1}]).status == "fail"
+    absent = {**entry, "ran": {"float32": 300, "float64": 240, "": 22}, "absent": {"add bfloat16": "not implemented"}}
+    assert operators.judge(cpu, [absent]).status == "error"

@@ -107,7 +107,9 @@ def test_each_way_a_checkpoint_lies_is_named(cpu: View, changes: Entry, status: 
         ({"batches": 0}, FAIL, "0 of 6 batches arrived"),
         ({"batches": 7}, FAIL, "the loader repeated"),
         ({"death": None}, FAIL, "was not reported"),
-        ({"death": "DataLoader timed out after 30 seconds"}, FAIL, "the loader waited"),
+        ({"death": "DataLoader timed out after 30 seconds"}, FAIL, "the loader raised"),
+        ({"death": "AttributeError: 'list' object has no attribute 'x'"}, FAIL, "was not reported"),
+        ({"death": "EOFError:"}, PASS, "was reported"),
         ({"shared": False}, ERROR, "shared memory"),
     ],
 )
