@@ -16,11 +16,15 @@ CHECK = Check(promise="the kernel's log has no NVSwitch error that calls for act
 
 _SOURCE: Final = "NVIDIA Fabric Manager user guide, appendix D: NVSwitch SXid errors (always fatal: D.6)"
 _ALWAYS_FATAL: Final = (10003,)
-# Corrected single-bit errors: the switch has dealt with them.
-_CORRECTED: Final = (11012, 11021, 11022, 11023, 12021, 12023)
+# D.4: single-bit errors that the switch has corrected, and 22013, a link's request that "can be safely ignored".
+_HARMLESS: Final = frozenset(
+    {11012, 11021, 11022, 11023, 12021, 12023, 15008, 15011, 19049, 19055, 19057, 19059, 19062, 19065, 19068, 19071}
+    | {22013, 24001, 24002, 24003}
+)
 _LIMIT: Final = Limit(0, "SXids that call for action", _SOURCE, "at most")
-# The word by itself: "Non-fatal" and "nonfatal" are the opposite.
-_FATAL: Final = re.compile(r"(?<!non)(?<!non[- ])\bfatal\b")
+# The word by itself: "Non-fatal" and "nonfatal" are the opposite. A second line says it as a number
+# (nvswitch_error_severity_type in open-gpu-kernel-modules: 1 is fatal).
+_FATAL: Final = re.compile(r"(?<!non)(?<!non[- ])\bfatal\b|\bseverity 1\b")
 _RESET: Final = "drain the node, reset all GPUs together and restart the fabric manager; reboot if it comes back"
 
 
@@ -29,9 +33,9 @@ def judge(view: View) -> Outcome:
     events = kernel_events.events(view, "kernel.sxids")
     if isinstance(events, Outcome):
         return events
-    acted = [event for event in events if int(event["code"]) not in _CORRECTED]
+    acted = [event for event in events if _fatal(event) or int(event["code"]) not in _HARMLESS]
     latest = {(e["bus_id"], int(e["code"]), _fatal(e)): e for e in sorted(acted, key=lambda e: -float(e["age"]))}
-    noted = f"; {sum(map(kernel_events.count, events))} corrected" if events else ""
+    noted = f"; {sum(map(kernel_events.count, events))} corrected or harmless" if events else ""
     sound = passed(f"no such SXid {kernel_events.reach(view)}{noted}", value=0, unit=_LIMIT.unit, limit=_LIMIT)
     return worst([_finding(event) for event in latest.values()], sound)
 

@@ -27,6 +27,7 @@ _BUS: Final = re.compile(
 _KINDS: Final = {
     kind: re.compile(pattern, re.IGNORECASE)
     for kind, pattern in {
+        "power-cable": r"NVRM:.*\bdoes not have the necessary power cables connected",
         "start": r"NVRM:.*\b(?:RmInitAdapter|rm_init_adapter) failed|NVRM: The NVIDIA probe routine failed"
         r"|\bnvidia(?: \S+)?: probe (?:of \S+|with driver nvidia) failed with error",
         "memory-window": r"NVRM: BAR[0-9] is 0M",

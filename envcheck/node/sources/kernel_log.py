@@ -36,12 +36,17 @@ _MINE: Final = re.compile(r"nv(?!me)|uvm|rm_|os_|_*ratelimit$|printk$", re.IGNOR
 _STAMP: Final = re.compile(r"\[\s*([0-9]{1,12}\.[0-9]{1,9})\](?:\[\s*[TC][0-9]+\])?")
 _OURS: Final = re.compile(r"NVRM:|SXid\s*\(|suppressed")
 _NVLINK5: Final = range(144, 151)
-_SEVERITY: Final = re.compile(r"[\w/]*\s*\b(?:non-?)?fatal\b", re.IGNORECASE)
+_SEVERITY: Final = re.compile(r"[\w/]*\s*\b(?:non-?)?fatal\b|\bseverity \d", re.IGNORECASE)
 _REGISTERS: Final = re.compile(r"\((0x[0-9a-f]{1,8}) (0x[0-9a-f]{1,8})", re.IGNORECASE)
 _SUBCODE: Final = 0x3F << 20
 _TEXT: Final = 240
 _DIGITS: Final = 18
 _FIRST_SXID: Final = 10000
+# An error of a switch has up to three lines: the second one has its severity as a number (1 is fatal), the third one
+# registers. They are no errors of their own.
+_ADDED: Final = re.compile(r"severity (?P<severity>\d)|data \{", re.IGNORECASE)
+# What /dev/kmsg adds to a record: " SUBSYSTEM=pci".
+_PROPERTY: Final = re.compile(r" [A-Z][A-Z0-9_]*=")
 _RECORD: Final = 8192
 _SECONDS: Final = 2.0
 
@@ -111,7 +116,7 @@ def parse(chunks: Iterable[bytes]) -> Iterable[Record]:
         fields = head.split(",")
         if found and len(fields) >= 4 and fields[2].isdecimal():  # noqa: PLR2004 (the fields of a record)
             yield Record(int(fields[2][:_DIGITS]) / 1e6, text)
-        elif not line.startswith(" ") and (_OURS.search(line) or driver_failures.about_a_gpu(line)):
+        elif not _PROPERTY.match(line) and (_OURS.search(line) or driver_failures.about_a_gpu(line)):
             stamp = _STAMP.search(line)
             yield Record(float(stamp[1]) if stamp else math.inf, line)
 
@@ -134,7 +139,28 @@ def events(records: Iterable[Record], uptime: float, kind: str) -> list[dict[str
             key = _key(event)
             before = latest.pop(key, {"count": 0})
             latest[key] = {**event, "count": before["count"] + event["count"]}
-    return list(latest.values())
+    return _whole(list(latest.values()))
+
+
+def _whole(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out what only adds to a switch's error, but keep a fatal severity whose first line is gone."""
+    added = {id(event): _ADDED.match(event["text"]) for event in found}
+    first = [event for event in found if added[id(event)] is None]
+    known = {False: {_numbered(event) for event in first}, True: {_numbered(event) for event in first if _fatal(event)}}
+    return [
+        event
+        for event in found
+        if (line := added[id(event)]) is None or _numbered(event) not in known[line["severity"] == "1"]
+    ]
+
+
+def _numbered(event: dict[str, Any]) -> tuple[str, int]:
+    return event["bus_id"], event["code"]
+
+
+def _fatal(event: dict[str, Any]) -> bool:
+    words = _SEVERITY.search(event["text"])
+    return words is not None and "non" not in words[0].lower()
 
 
 def _key(event: dict[str, Any]) -> tuple[Any, ...]:

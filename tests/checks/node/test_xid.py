@@ -34,6 +34,10 @@ def event(code: int, text: str = "", age: float = 60.0, bus: str = "0000:12:00")
         (43, PASS),
         (45, PASS),
         (63, PASS),
+        (171, FAIL),
+        (172, FAIL),
+        (163, WARN),
+        (168, WARN),
         (9999, WARN),
     ],
 )
@@ -97,6 +101,18 @@ def test_an_instance_of_mig_is_named(node: Node, put: Node) -> None:
     assert outcome.culprit.endswith("MIG GPU-I:05")
 
 
+def test_a_gpu_without_power_cables_is_one_failure_and_the_cables_are_its_remedy(node: Node, put: Node) -> None:
+    at, other = {"bus_id": "0000:f1:00.0", "text": "", "age": 60.0, "count": 1}, "0000:f2:00.0"
+    kinds = [{"kind": "power-cable", **at}, {"kind": "start", **at}, {"kind": "start", **at, "bus_id": other}]
+    outcome = xid.judge(put(node("h100x8"), kernel__driver_failures=kinds))
+    assert [(f.code, f.culprit) for f in outcome.findings] == [
+        ("xid.power-cable", "PCI 0000:f1:00.0"),
+        ("xid.start", f"PCI {other}"),
+    ]
+    assert outcome.status == FAIL
+    assert "power cables" in outcome.remedy
+
+
 def test_messages_that_the_kernel_left_out_are_a_warning(node: Node, put: Node) -> None:
     gaps = [{"name": "nv_printf", "count": 123, "age": 60.0}]
     outcome = xid.judge(put(node("h100x8"), kernel__suppressed=gaps))
@@ -152,6 +168,12 @@ def test_xid_154_carries_the_drivers_own_action_and_its_end(node: Node, put: Nod
         (12028, "Non-fatal, Link 32 egress non-posted PRIV error (First)", WARN),
         (10003, "Non-fatal, whatever it says", FAIL),
         (11012, "Non-fatal, Link 1 single bit ECC", PASS),
+        (24003, "Non-fatal, Link 1 single bit ECC", PASS),
+        (22013, "Non-fatal, Link 60 Minion Link DLREQ interrupt", PASS),
+        (22013, "Fatal, Link 60 Minion Link DLREQ interrupt", FAIL),
+        (24007, "Severity 1 Engine instance 30 Sub-engine instance 00", FAIL),
+        (24007, "Severity 0 Engine instance 30 Sub-engine instance 00", WARN),
+        (20001, "Non-fatal, Link 1 TX Replay Error", WARN),
     ],
 )
 def test_a_switchs_errors(node: Node, put: Node, code: int, text: str, status: str) -> None:

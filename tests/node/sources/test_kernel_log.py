@@ -137,6 +137,7 @@ PREFIXES = [
     "2026-11-22T14:00:00.000000+00:00 node1 kernel: ",
     "Nov 22 14:00:00 node1 kernel: ",
     "[Sun Nov 22 14:00:00 2026] ",
+    "  ",
 ]
 
 
@@ -230,6 +231,11 @@ def test_nothing_is_lost_and_each_kind_is_kept_once(seen: list[tuple[int, int, s
         ("Nov 22 16:00:00 n1 kernel: NVRM: RmInitAdapter failed! (0x26:0x56:1474)", "start", ""),
         ("nvidia: probe of 0000:3b:00.0 failed with error -1", "start", "0000:3b:00.0"),
         ("nvidia 0000:3b:00.0: probe with driver nvidia failed with error -1", "start", "0000:3b:00.0"),
+        (
+            "NVRM: GPU 0000:3b:00.0: GPU does not have the necessary power cables connected.",
+            "power-cable",
+            "0000:3b:00.0",
+        ),
         ("NVRM: BAR1 is 0M @ 0x0 (PCI:0000:3B:00.0)", "memory-window", "0000:3b:00.0"),
         (
             "nvidia 0009:01:00.0: Unable to change power state from D3cold to D0, device inaccessible",
@@ -268,3 +274,33 @@ def test_what_sound_drivers_write_is_no_failure(node: Path, line: str) -> None:
 def test_blanks_of_an_xid_do_not_matter(node: Path, line: str) -> None:
     (node / "dev/kmsg").write_text(f"4,2,3600000000,-;{line}\n")
     assert [xid["code"] for xid in kernel_log.signals(node)["kernel.xids"].value] == [79]
+
+
+SWITCH = "nvidia-nvswitch3: SXid (PCI:0000:08:00.0): "
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept"),
+    [
+        (
+            ["22013, Non-fatal, Link 60 Minion", "22013, Severity 0 Engine 60", "22013, Data {0x3c}"],
+            ["Non-fat"],
+        ),
+        (
+            ["24007, Fatal, Link 30", "24007, Severity 1 Engine 30", "24007, Data {0x0}"],
+            ["Fatal,"],
+        ),
+        (["24007, Severity 1 Engine 30", "24007, Data {0x0}"], ["Severity 1", "Data"]),
+        (["24007, Data {0x0}", "24007, Fatal, Link 30"], ["Fatal,"]),
+        (
+            ["24007, Non-fatal, Link 3", "24007, Severity 1 Engine 30", "24007, Data {0x0}"],
+            ["Non-fat", "Sever"],
+        ),
+        (["20001, Severity 0 Engine", "24007, Fatal, Link 30"], ["Severity 0", "Fatal,"]),
+    ],
+)
+def test_what_adds_to_a_switchs_error_is_none_of_its_own(node: Path, lines: list[str], kept: list[str]) -> None:
+    (node / "dev/kmsg").write_text("".join(f"4,2,3600000000,-;{SWITCH}{line}\n" for line in lines))
+    found = kernel_log.signals(node)["kernel.sxids"].value
+    assert [event["count"] for event in found] == [1] * len(kept)
+    assert all(event["text"].startswith(words) for event, words in zip(found, kept, strict=True))

@@ -12,7 +12,9 @@ _REBOOT: Final = "drain the node and reboot it; if it comes back, reseat or repl
 _RESEAT: Final = "reseat the board or its riser; exchange it with a good one to see whether slot or board is at fault"
 _WINDOW: Final = "switch on above-4G decoding in the BIOS, or give the virtual machine a larger MMIO window"
 _RESET: Final = "drain the node and reset the GPU (nvidia-smi --gpu-reset); reboot if it comes back"
+_POWER: Final = "switch the machine off and connect all power cables of the GPU, at the board and at the power supply"
 _WORDS: Final = {
+    "power-cable": ("a GPU lacks its power cables", _POWER),
     "start": ("the driver could not start a GPU", _REBOOT),
     "memory-window": ("a GPU was given no address space (BAR)", _WINDOW),
     "power-state": ("a GPU did not wake up from its power state", _REBOOT),
@@ -22,13 +24,20 @@ _WORDS: Final = {
     "link-nonfatal": ("an uncorrected error of a GPU's PCIe link", _RESEAT),
 }
 # A GPU that answers NVML got over these.
-_PASSING: Final = ("start", "memory-window", "power-state")
+_PASSING: Final = ("power-cable", "start", "memory-window", "power-state")
 
 
 def findings(view: View) -> list[Outcome]:
     """Fail on a failure within a day; warn on an older one, and where the GPU answers NVML after all."""
     listed = view.snapshot.signal("kernel.driver_failures").value
-    return [_finding(view, failure) for failure in (listed if isinstance(listed, list) else [])]
+    failures = listed if isinstance(listed, list) else []
+    # The driver gives up a GPU without power a line later: that is one failure.
+    unpowered = {gpu_readings.slot(one["bus_id"]) for one in failures if one["kind"] == "power-cable"}
+    return [
+        _finding(view, one)
+        for one in failures
+        if one["kind"] != "start" or gpu_readings.slot(one["bus_id"]) not in unpowered
+    ]
 
 
 def _finding(view: View, failure: dict[str, Any]) -> Outcome:
