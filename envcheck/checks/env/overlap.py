@@ -32,14 +32,14 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.env.support.collectives import exact_comparison, process_group
-from envcheck.checks.env.support.operators import verified_products
-from envcheck.checks.env.support.training import model_replicas, plain_math
+from envcheck.checks.env.support.operators import seeded_numbers, seeded_words, verified_products
+from envcheck.checks.env.support.training import model_replicas, plain_math, verified_training
 
 CHECK = Check(
     promise="DDP sends gradients exactly when it should; measures how much of that time backward hides",
     level="standard",
     seconds=3.0,
-    cpu_seconds=0.9,
+    cpu_seconds=1.2,
     timeout=180.0,
     ranks=0,
     least_ranks=2,
@@ -56,11 +56,32 @@ TIMES = ("synchronised", "local", "communication")
 # A step cannot be much quicker for waiting on others as well.
 PLAUSIBLE = 0.8
 _SAMPLE = 4096
+# The standard deviation of numbers between -2 and 2.
+_SPREAD = 4 / math.sqrt(12)
+# Integers up to here are exact in float32 (IEEE 754-2019, table 3.5). Elements at each end of a message.
+_EXACT, _FACTORS, _ENDS = 1 << 24, 64, 64
 GRADIENT = Limit(
     1e-2,
     "of the largest gradient",
     "ours: the mean of what each rank's data gives this model alone, in any order and TF32; what was not sent is 1 off",
     "at most",
+)
+# By mode. An environment may choose TF32 for the products of a GPU; the matmul check says whether it does.
+PRODUCT = {
+    mode: Limit(
+        2 * verified_products.TOLERANCE[dtype],
+        "relative error",
+        f"twice what a product in {dtype} may be off plain Python and sums in float64 (ours)",
+        "at most",
+    )
+    for mode, dtype in (("gpu", "tf32"), ("cpu", "float32"))
+}
+VERIFIED = (
+    "forward",
+    "weights' gradients",
+    "inputs' gradients",
+    "loss's gradient",
+    "loss's gradient, in part",
 )
 LIMIT = Limit(0, "wrong elements", "sums of small integers are exact in float32", "at most")
 
@@ -69,19 +90,20 @@ def measure(rank: Rank) -> Measured:
     """Time steps with and without synchronisation, and the all-reduces alone; medians, in seconds, of this rank."""
     import torch
 
-    device = process_group.device_of(rank)
+    device, seed = process_group.device_of(rank), plain_math.seed_of(rank)
     with process_group.group(rank) as dist:
-        buckets, off = _buckets(torch, rank, device) if rank.world > 1 else ([], [])
-        trained = _Trained(torch, rank, device)
+        own = _OneProcess(torch, rank, device, seed)
+        buckets, off = _buckets(torch, rank, own) if rank.world > 1 else ([], [])
+        trained = _Trained(torch, rank, own)
         told = _times(torch, dist, device, trained, buckets) if rank.world > 1 else {}
         where = process_group.standing(rank, next(trained.model.parameters()), dist.get_backend())
         off += told.pop("off", [])
-        return {**where, "buckets": buckets, "off": off, **told}
+        return {**where, "seed": seed, "verified": own.verified, "buckets": buckets, "off": off, **told}
 
 
 def _times(torch: Any, dist: Any, device: Any, trained: _Trained, buckets: list[int]) -> dict[str, Any]:
     """Take the times in turn, so that what the machine does besides happens to all; ranks in step before each."""
-    alone = _Alone(torch, dist, buckets, device)
+    alone = _Alone(torch, dist, buckets, trained.own)
     timed = _events if device.type == "cuda" else _clocked
     times: dict[str, list[float]] = {name: [] for name in TIMES}
     digests, sums, off, wrong, model = {}, [], [], 0, trained.model
@@ -101,44 +123,82 @@ def _times(torch: Any, dist: Any, device: Any, trained: _Trained, buckets: list[
     return {"seconds": taken, "digests": digests, "sums": sums, "off": off, "wrong": wrong}
 
 
+class _OneProcess:
+    """What all ranks' data give one model alone: weights and data of plain Python, this rank's own share verified.
+
+    Every rank verifies its own share, so the mean that DDP has to bring is made of shares that some rank verified.
+    """
+
+    def __init__(self, torch: Any, rank: Rank, device: Any, seed: int) -> None:
+        kind, self.device, self.seed = device.type, device, seed
+        width = WIDTH[kind]
+        drawn = verified_products.data(torch, width, width, device, seed) * (math.sqrt(1 / width) / _SPREAD)
+        self.weights = [drawn.roll((5 * number, 3 * number), (0, 1)) for number in range(DEPTH[kind])]
+        layers = self.layers(torch)
+        self.expected: list[Any] = [0.0] * len(layers)
+        for other in range(rank.world):
+            inputs = verified_products.data(torch, BATCH[kind], width, device, seed + 1 + other)
+            layers.zero_grad()
+            if other == rank.rank:
+                self.inputs, self.verified = inputs, _verified(torch, layers, inputs)
+            else:
+                layers(inputs).square().mean().backward()
+            shares = [parameter.grad / rank.world for parameter in layers.parameters()]
+            self.expected = [mean + share for mean, share in zip(self.expected, shares)]
+
+    def layers(self, torch: Any) -> Any:
+        """Return a model of its own with the weights of the seed."""
+        width = WIDTH[self.device.type]
+        made = [torch.nn.Linear(width, width, bias=False, device=self.device) for _ in self.weights]
+        with torch.no_grad():
+            for layer, weight in zip(made, self.weights):
+                layer.weight.copy_(weight)
+        return torch.nn.Sequential(*made)
+
+
+def _verified(torch: Any, layers: Any, inputs: Any) -> dict[str, Any]:
+    """Go forward and backward; return how far each part is off: products, and the gradient of the loss."""
+    with verified_training.watched(layers) as seen:
+        made = layers(inputs)
+        made.square().mean().backward()
+    with torch.no_grad():
+        found = verified_training.product_errors(torch, layers, seen, torch.float32)
+        upstream, due = seen[-1].output.grad, made.double() * (2 / made.numel())
+        found["loss's gradient"] = float((upstream.double() - due).abs().max() / due.abs().max())
+        first = [2 * value / made.numel() for value in seeded_numbers.read(made[:1])]
+        found["loss's gradient, in part"] = plain_math.off(seeded_numbers.read(upstream[:1]), first)
+    return {name: error if math.isfinite(error) else None for name, error in found.items()}
+
+
 class _Trained:
     """A model under DDP, the same on every rank, data of this rank's own, and the gradients that all data give."""
 
-    def __init__(self, torch: Any, rank: Rank, device: Any) -> None:
-        kind, self.torch = device.type, torch
-        torch.manual_seed(7)
-        layers = [torch.nn.Linear(WIDTH[kind], WIDTH[kind], bias=False) for _ in range(DEPTH[kind])]
-        plain = torch.nn.Sequential(*layers).to(device)
-        seed = plain_math.seed_of(rank)
-        self.expected: list[Any] = [0.0] * len(layers)
-        for other in range(rank.world):
-            inputs = verified_products.data(torch, BATCH[kind], WIDTH[kind], device, seed + other)
-            plain.zero_grad()
-            plain(inputs).square().mean().backward()
-            shares = [parameter.grad / rank.world for parameter in plain.parameters()]
-            self.expected = [mean + share for mean, share in zip(self.expected, shares)]
-            if other == rank.rank:
-                self.inputs = inputs
-        plain.zero_grad()
-        self.model = model_replicas.wrap(rank, plain, bucket_cap_mb=BUCKET_MB[kind])
+    def __init__(self, torch: Any, rank: Rank, own: _OneProcess) -> None:
+        self.own, self.expected = own, own.expected
+        self.model = model_replicas.wrap(rank, own.layers(torch), bucket_cap_mb=BUCKET_MB[own.device.type])
 
     def step(self) -> None:
         """Go forward and backward."""
         self.model.zero_grad()
-        self.model(self.inputs).square().mean().backward()
+        self.model(self.own.inputs).square().mean().backward()
 
     def off(self) -> float:
-        """Return how far the gradients are from the mean of all ranks', as a share of the largest; -1 for no number."""
-        pairs = zip(self.model.parameters(), self.expected)
-        found = [float((parameter.grad - mean).abs().max() / mean.abs().max()) for parameter, mean in pairs]
+        """Return how far the gradients are from the mean of all ranks', as a share of the largest; -1 for no number.
+
+        All of them by torch, and the first row of each by plain Python.
+        """
+        found = []
+        for parameter, mean in zip(self.model.parameters(), self.expected):
+            found.append(float((parameter.grad - mean).abs().max() / mean.abs().max()))
+            found.append(plain_math.off(seeded_numbers.read(parameter.grad[:1]), seeded_numbers.read(mean[:1])))
         return max(found) if all(map(math.isfinite, found)) else -1.0
 
 
-def _buckets(torch: Any, rank: Rank, device: Any) -> tuple[list[int], list[float]]:
+def _buckets(torch: Any, rank: Rank, own: _OneProcess) -> tuple[list[int], list[float]]:
     """Return how many elements DDP sends at once (it sorts its buckets after a step), and how far each step is off."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    trained = _Trained(torch, rank, device)
+    trained = _Trained(torch, rank, own)
     seen: list[int] = []
     off = []
 
@@ -156,16 +216,33 @@ def _buckets(torch: Any, rank: Rank, device: Any) -> tuple[list[int], list[float
 
 
 class _Alone:
-    """The all-reduces of DDP's buckets with nothing beside them; each message is verified after it was timed."""
+    """The all-reduces of DDP's buckets with nothing beside them; each message is verified after it was timed.
 
-    def __init__(self, torch: Any, dist: Any, buckets: list[int], device: Any) -> None:
-        self.torch, self.dist = torch, dist
-        self.tensors = [torch.zeros(count, device=device) for count in buckets]
+    Each bucket holds seeded integers whose sum is exact in float32; no block of them is like another one, so that one
+    which is shifted, swapped or sent twice is seen. Each turn and each rank multiplies them by a number of its own.
+    """
+
+    def __init__(self, torch: Any, dist: Any, buckets: list[int], own: _OneProcess) -> None:
+        self.torch, self.dist, self.world = torch, dist, dist.get_world_size()
+        words = seeded_words.Words(torch, own.seed)
+        # As many bits as keep the sum exact.
+        kept = (_EXACT // self.total(1)).bit_length() - 1
+        whole = words.tensor(max([0, *buckets]) + len(buckets), own.device).bitwise_and_((1 << kept) - 1)
+        self.sent = [whole[number : number + count].to(torch.float32) for number, count in enumerate(buckets)]
+        self.tensors = [torch.zeros_like(one) for one in self.sent]
+
+    def factor(self, rank: int, turn: int) -> int:
+        """Return by what a rank multiplies the integers in a turn."""
+        return rank % _FACTORS + 1 + turn % 2
+
+    def total(self, turn: int) -> int:
+        """Return by what the sum over the ranks is larger than the integers."""
+        return sum(self.factor(rank, turn) for rank in range(self.world))
 
     def fill(self, turn: int) -> None:
-        """Write what this rank sends in this turn: small integers, whose sum is exact."""
-        for number, tensor in enumerate(self.tensors):
-            tensor.fill_(float(turn + number + self.dist.get_rank()))
+        """Write what this rank sends in this turn."""
+        for tensor, sent in zip(self.tensors, self.sent):
+            self.torch.mul(sent, self.factor(self.dist.get_rank(), turn), out=tensor)
 
     def send(self) -> None:
         """Start every all-reduce, and wait for all of them."""
@@ -174,10 +251,12 @@ class _Alone:
 
     def wrong(self, turn: int) -> int:
         """Return how many elements are not the sum of what the ranks sent."""
-        found, world = 0, self.dist.get_world_size()
-        for number, tensor in enumerate(self.tensors):
-            right = float(sum(turn + number + rank for rank in range(world)))
-            found += int(exact_comparison.compared(self.torch, tensor, self.torch.full_like(tensor, right)))
+        total, found = self.total(turn), 0
+        for tensor, sent in zip(self.tensors, self.sent):
+            # A torch that sees no difference would hide all of them: plain Python looks at the ends.
+            ends = [(tensor[end], sent[end]) for end in (slice(0, _ENDS), slice(-_ENDS, None))]
+            seen = sum(seeded_numbers.read(got) != [total * x for x in seeded_numbers.read(one)] for got, one in ends)
+            found += max(seen, int(exact_comparison.compared(self.torch, tensor, sent * total)))
         return found
 
 
@@ -223,8 +302,29 @@ def judge(view: View, ranks: Ranks) -> Outcome:
                 culprit=f"rank {entry['rank']}",
             )
     untrue = _untrue(ranks)
-    findings = [*_wrong(ranks), *([untrue] if untrue else [])]
+    findings = [*(finding for entry in ranks for finding in _unverified(view, entry)), *_wrong(ranks)]
+    findings += [untrue] if untrue else []
     return worst(findings, otherwise=findings[0]) if findings else _reported(view, ranks)
+
+
+def _unverified(view: View, entry: Measured) -> list[Outcome]:
+    """Return a finding for each part of a rank's own gradients that is wrong without any communication."""
+    verified, where = entry.get("verified"), f"rank {entry['rank']} on {entry['device']}"
+    if not isinstance(verified, dict) or set(verified) != set(VERIFIED):
+        said = f"rank {entry['rank']} verified no gradients of its own"
+        return [undecided(said, fix="see the check's log", code="overlap.gradients-unmeasured", culprit=where)]
+    limit = PRODUCT["gpu" if view.mode == "gpu" else "cpu"]
+    bad = {n: e for n, e in verified.items() if not process_group.finite(e) or not 0 <= e <= limit.value}
+    if not bad:
+        return []
+    parts = ", ".join(f"{name} off by {error}" for name, error in bad.items())
+    said = f"{where}: gradients are wrong without any communication: {parts}"
+    fix = "run the matmul and operators checks on this device; right there, the fingerprint check"
+    worst_one = next((error for error in bad.values() if process_group.finite(error)), None)
+    about: dict[str, Any] = {"culprit": where, "ranks": [entry["rank"]], "seed": entry.get("seed")}
+    return [
+        failed(said, fix=fix, value=worst_one, unit=limit.unit, limit=limit, code="overlap.gradients-wrong", **about)
+    ]
 
 
 def _wrong(ranks: Ranks) -> list[Outcome]:
@@ -303,6 +403,7 @@ def _reported(view: View, ranks: Ranks) -> Outcome:
         "seconds": seconds,
         "share": share,
         "buckets": ranks[0].get("buckets"),
+        "seed": ranks[0].get("seed"),
         "ranks": {str(entry["rank"]): entry["seconds"] for entry in ranks},
     }
     if view.mode == "gpu" and seconds["synchronised"] < PLAUSIBLE * seconds["local"]:

@@ -25,13 +25,9 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.env.support.collectives import (
-    exact_comparison,
-    nccl_log,
-    process_group,
-    timed_collectives,
-    transports,
-)
+from envcheck.checks.env.support.collectives import nccl_log, process_group, timed_collectives, transports
+from envcheck.checks.env.support.operators import seeded_numbers, seeded_words
+from envcheck.checks.env.support.training import plain_math
 
 CHECK = Check(
     promise="NCCL's own log shows every two GPUs using the best link they have",
@@ -61,17 +57,33 @@ def measure(rank: Rank) -> Measured:
     """Have NCCL connect for large collectives and between every two ranks; return what it logged."""
     import torch
 
-    device = process_group.device_of(rank)
+    device, seed = process_group.device_of(rank), plain_math.seed_of(rank)
     nccl_log.ask(rank, calls=True)
     with process_group.group(rank) as dist:
         wrong = [name for name in COLLECTIVES if rank.world > 1 and _sent_wrongly(torch, dist, rank, device, name)]
-        tensor = torch.full((PAIRED,), float(rank.rank + 1), device=device)
-        for distance in range(1, rank.world):
-            sender, got = (rank.rank - distance) % rank.world, torch.zeros_like(tensor)
-            timed_collectives.around(dist, rank, tensor, got, distance)
-            if int(exact_comparison.compared(torch, got, torch.full_like(got, float(sender + 1)))):
-                wrong.append(f"a message from rank {sender}")
-        return {**process_group.standing(rank, tensor, dist.get_backend()), "nccl": nccl_log.read(rank), "wrong": wrong}
+        wrong += _between_pairs(torch, dist, rank, device, seed)
+        standing = process_group.standing(rank, torch.zeros(1, device=device), dist.get_backend())
+        return {**standing, "seed": seed, "nccl": nccl_log.read(rank), "wrong": wrong}
+
+
+def _between_pairs(torch: Any, dist: Any, rank: Rank, device: Any, seed: int) -> list[str]:
+    """Send seeded words between every two ranks, other ones for each pair; return the messages that are not them."""
+    words, wrong = seeded_words.Words(torch, seed), list[str]()
+    base = words.tensor(PAIRED, device)
+    for distance in range(1, rank.world):
+        sender, receiver = (rank.rank - distance) % rank.world, (rank.rank + distance) % rank.world
+        mine, theirs = _mask(seed, rank.rank, receiver), _mask(seed, sender, rank.rank)
+        sent, got = base.bitwise_xor(mine), torch.zeros_like(base)
+        timed_collectives.around(dist, rank, sent, got, distance)
+        # Plain Python compares, and each of the two was made of the words that it read back.
+        if words.wrong(got, theirs) or words.wrong(sent, mine):
+            wrong.append(f"a message from rank {sender}")
+    return wrong
+
+
+def _mask(seed: int, sender: int, receiver: int) -> int:
+    """Return what the words from one rank to another are under: 31 bits that no other pair has, but by chance."""
+    return seeded_numbers.source((seed << 40) + (sender << 20) + receiver).getrandbits(31)
 
 
 def _sent_wrongly(torch: Any, dist: Any, rank: Rank, device: Any, name: str) -> bool:
@@ -114,6 +126,7 @@ def _wrong(entry: Measured) -> Outcome:
         fix="run the collectives check, which says what arrived instead",
         code="data.wrong",
         culprit=f"rank {entry['rank']} ({entry.get('device')})",
+        seed=entry.get("seed"),
     )
 
 

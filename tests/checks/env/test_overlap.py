@@ -16,6 +16,7 @@ NAN = float("nan")
 def entries(world: int = 8, *, gpu: bool = True, **seconds: float) -> list[Entry]:
     taken = {"synchronised": 0.011, "local": 0.010, "communication": 0.004, **seconds}
     measured = {"seconds": taken, "buckets": [1 << 20] * 4, "sums": [1, 2, 3], "off": [1e-7] * 6, "wrong": 0}
+    measured["verified"] = dict.fromkeys(overlap.VERIFIED, 1e-7)
     digests = [{"synchronised": "same", "local": f"own{rank}"} for rank in range(world)]
     return group(lambda rank: {**measured, "digests": digests[rank]}, world, gpu=gpu)
 
@@ -41,6 +42,28 @@ def test_gradients_of_every_step_are_verified(h100: View, step: int, said: str, 
     assert said in outcome.summary
     ranks[3]["off"] = [1e-7] * 5
     assert overlap.judge(h100, ranks).status == ERROR
+
+
+@pytest.mark.parametrize("name", overlap.VERIFIED)
+@pytest.mark.parametrize(("gpu", "sound", "wrong"), [(True, 0.0099, 0.0101), (False, 0.000199, 0.000201)])
+def test_each_part_of_the_own_gradients_is_verified(
+    h100: View, cpu: View, name: str, *, gpu: bool, sound: float, wrong: float
+) -> None:
+    view, world = (h100, 8) if gpu else (cpu, 2)
+    for value, status in ((sound, PASS), (0.0, PASS), (wrong, FAIL), (-1e-9, FAIL), (NAN, FAIL), (None, FAIL)):
+        ranks = entries(world, gpu=gpu)
+        ranks[1]["verified"] = {**ranks[1]["verified"], name: value}
+        outcome = overlap.judge(view, ranks)
+        assert outcome.status == status, (value, outcome)
+        assert ("rank 1" in outcome.culprit) == (status == FAIL)
+
+
+@pytest.mark.parametrize("verified", [None, {}, {"forward": 0.0}, 1, {**dict.fromkeys(overlap.VERIFIED, 0.0), "x": 0}])
+def test_gradients_of_ones_own_that_were_not_verified_are_an_error(h100: View, verified: Any) -> None:
+    ranks = entries()
+    ranks[3]["verified"] = verified
+    outcome = overlap.judge(h100, ranks)
+    assert (outcome.status, outcome.code) == (ERROR, "overlap.gradients-unmeasured")
 
 
 @pytest.mark.parametrize("name", overlap.TIMES)

@@ -8,7 +8,9 @@ loss, its gradient and what the optimizer makes of all that against elementary o
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from envcheck.checks import Measured
@@ -81,19 +83,12 @@ class Training:
 
     def verified_step(self) -> Measured:
         """Take a step as any other; return what it came to: the dtype, and how far each part of it is off."""
-        seen: list[_Seen] = []
-        hooks = [layer.register_forward_hook(lambda *given: seen.append(_seen(*given))) for layer in self.layers]
         moved = [self._moved(layer.weight) for layer in self.layers]
-        try:
+        with watched(self.layers) as seen:
             loss, made = self._step()
-        finally:
-            for hook in hooks:
-                hook.remove()
         with self.torch.no_grad():
             found = {"loss": self._loss(loss, made, seen[-1].output.grad)}
-            for name in ("forward", "weights' gradients", "inputs' gradients"):
-                pairs = zip(self.layers, seen)
-                found[name] = verified_products.worst([self._product(name, *pair) for pair in pairs])
+            found |= product_errors(self.torch, self.layers, seen, self.dtype)
             found["bends"] = verified_products.worst([_bend(self.torch, *two) for two in zip(seen, seen[1:])])
             steps = zip(self.layers, seen, moved)
             found["update"] = verified_products.worst([self._update(layer.weight, *old) for layer, *old in steps])
@@ -104,17 +99,6 @@ class Training:
         moved = self.optimizer.state.get(weight, {}).get("momentum_buffer")
         return 0.0 if moved is None else moved.clone()
 
-    def _product(self, name: str, layer: Any, seen: _Seen) -> float:
-        """Return how far one layer's product of that name is off; the first layer's input has no gradient."""
-        made, upstream = seen.output, seen.output.grad
-        given, weight = seen.input.to(self.dtype), seen.weight.to(self.dtype)
-        if name == "forward":
-            return verified_products.error(self.torch, given, weight, made)
-        if name == "weights' gradients":
-            return verified_products.error(self.torch, upstream.t(), given.t(), layer.weight.grad)
-        first = layer is self.layers[0]
-        return 0.0 if first else verified_products.error(self.torch, upstream, weight.t(), seen.input.grad)
-
     def _loss(self, loss: Any, made: Any, gradient: Any) -> float:
         """Return how far the loss and its gradient are off, the latter by what its dtype may be off."""
         gaps = made.float().double() - self.targets.double()
@@ -124,14 +108,14 @@ class Training:
         share = float(apart) / PRODUCTS[str(self.dtype)[6:]]
         return verified_products.worst([abs(float(loss) - right) / right, LOSS * share])
 
-    def _update(self, weight: Any, seen: _Seen, moved: Any) -> float:
+    def _update(self, weight: Any, seen: Seen, moved: Any) -> float:
         """Return how far the new weight is from the formula's, in units in the last place of the largest one."""
         due = MOMENTUM * moved + weight.grad.double()
         right = seen.weight.double() - RATE / self.scale * due
         return float((weight.double() - right).abs().max() / (_ULP * right.abs().max()))
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """What went into a layer, the weight that it met, and what came out; both ends keep their gradients."""
 
     input: Any
@@ -139,14 +123,43 @@ class _Seen(NamedTuple):
     output: Any
 
 
-def _seen(layer: Any, given: Any, made: Any) -> _Seen:
+@contextlib.contextmanager
+def watched(layers: Sequence[Any]) -> Iterator[list[Seen]]:
+    """Record what each of the layers does meanwhile, in the order in which they are called."""
+    seen: list[Seen] = []
+    hooks = [layer.register_forward_hook(lambda *given: seen.append(_seen(*given))) for layer in layers]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def product_errors(torch: Any, layers: Sequence[Any], seen: Sequence[Seen], dtype: Any) -> dict[str, float]:
+    """Return how far the products of linear layers without bias are off, in the forward and the backward pass."""
+
+    def error(name: str, layer: Any, one: Seen) -> float:
+        made, upstream = one.output, one.output.grad
+        given, weight = one.input.to(dtype), one.weight.to(dtype)
+        if name == "forward":
+            return verified_products.error(torch, given, weight, made)
+        if name == "weights' gradients":
+            return verified_products.error(torch, upstream.t(), given.t(), layer.weight.grad)
+        # The first layer's input has no gradient.
+        return 0.0 if layer is layers[0] else verified_products.error(torch, upstream, weight.t(), one.input.grad)
+
+    names = ("forward", "weights' gradients", "inputs' gradients")
+    return {name: verified_products.worst([error(name, *pair) for pair in zip(layers, seen)]) for name in names}
+
+
+def _seen(layer: Any, given: Any, made: Any) -> Seen:
     for tensor in (given[0], made):
         if tensor.requires_grad:
             tensor.retain_grad()
-    return _Seen(given[0], layer.weight.detach().clone(), made)
+    return Seen(given[0], layer.weight.detach().clone(), made)
 
 
-def _bend(torch: Any, below: _Seen, above: _Seen) -> float:
+def _bend(torch: Any, below: Seen, above: Seen) -> float:
     """Return how many elements are not bent at zero, on the way there and back."""
     flat, passed = below.output.detach(), above.input.grad
     there = above.input.detach().ne(torch.where(flat > 0, flat, 0 * flat))
