@@ -25,9 +25,7 @@ import pytest
 from tests.e2e.conftest import Image, Machine
 from tests.mirrors.site.test_up import CONFIG, digest, push
 from tests.mirrors.site.upstreams import (
-    PATIENCE,
     answers,
-    eventually,
     free_port,
     free_ports,
     get,
@@ -35,6 +33,7 @@ from tests.mirrors.site.upstreams import (
     upstream,
     wheel,
 )
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 PROGRAMS = ("nginx", "docker-registry", "prometheus")

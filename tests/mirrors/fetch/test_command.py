@@ -78,13 +78,14 @@ def test_whoever_stops_it_reads_how_it_goes_on_and_it_does(
     )
     while server.sent < 3 * MIB:
         time.sleep(0.01)
-    time.sleep(0.2)
+    server.faults.stall = 60.0  # it does not end before it is stopped
+    time.sleep(0.5)
     process.send_signal(number)
     printed, errors = process.communicate(timeout=30)
     assert process.returncode == code
     assert errors == "envcheck: interrupted; run the same command to resume\n"
     assert json.loads(printed)["error"]["message"] == "interrupted"
-    server.faults.delay = 0.0
+    server.faults.delay = server.faults.stall = 0.0
     again = ran(want)
     assert again.returncode == 0
     assert "of it from an earlier run" in again.stderr

@@ -99,7 +99,13 @@ def test_whatever_part_of_an_answer_drips_it_is_given_up(
 def test_a_signal_is_heard_within_a_second_while_an_answer_drips(
     start: Start, tmp_path: object, part: str, number: signal.Signals
 ) -> None:
-    url = start(DRIPS[part])
+    asked = threading.Event()
+
+    def answer(client: socket.socket) -> None:
+        asked.set()
+        DRIPS[part](client)
+
+    url = start(answer)
     profile = f"{tmp_path}/profile.yaml"
     lock = f"{tmp_path}/requirements.lock"
     with open(profile, "w") as file:  # noqa: PTH123 (two short files)
@@ -108,7 +114,8 @@ def test_a_signal_is_heard_within_a_second_while_an_answer_drips(
         file.write(f"torch==1.0 --hash=sha256:{'0' * 64}\n")
     words = ["env", "--default-signal=INT", sys.executable, "-m", "envcheck", "fetch", "--lock", lock]
     process = subprocess.Popen([*words, "--mirror", profile], stderr=subprocess.PIPE, cwd=str(tmp_path))
-    time.sleep(2.5)
+    assert asked.wait(60)
+    time.sleep(1.0)  # some bytes come
     assert process.poll() is None
     sent = time.monotonic()
     process.send_signal(number)

@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import cli
-from tests.mirrors.site.upstreams import PATIENCE, Upstream, answers, free_ports, page, upstream, wheel
+from tests.mirrors.site.upstreams import Upstream, answers, free_ports, page, upstream, wheel
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 

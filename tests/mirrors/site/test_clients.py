@@ -21,7 +21,8 @@ import pytest
 
 from tests.mirrors.site.conftest import Authority, World, envcheck
 from tests.mirrors.site.test_up import CONFIG, LAYER, push
-from tests.mirrors.site.upstreams import PATIENCE, answers, eventually, free_port, get
+from tests.mirrors.site.upstreams import answers, free_port, get
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.tools
 

@@ -18,7 +18,8 @@ import pytest
 
 from envcheck.mirrors.site.exporter import Exporter
 from tests.mirrors.site.conftest import envcheck
-from tests.mirrors.site.upstreams import PATIENCE, answers, eventually, free_ports, get
+from tests.mirrors.site.upstreams import answers, free_ports, get
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.tools
 CONTENT = bytes(range(256)) * 80_000  # 20 MB: three slices

@@ -22,7 +22,8 @@ from envcheck.mirrors.store.manifest import Contents, Wheel
 from envcheck.mirrors.store.objects import Store
 from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, REPO, Hub, sha256
 from tests.mirrors.site.conftest import Authority, envcheck
-from tests.mirrors.site.upstreams import eventually, free_ports, get, wheel
+from tests.mirrors.site.upstreams import free_ports, get, wheel
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.tools
 TOKEN = "right"  # noqa: S105 (a test's)

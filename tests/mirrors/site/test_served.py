@@ -12,7 +12,8 @@ import pytest
 import uv
 
 from tests.mirrors.site.conftest import Authority, World
-from tests.mirrors.site.upstreams import eventually, get
+from tests.mirrors.site.upstreams import get
+from tests.waiting import eventually
 
 Served = tuple[World, Path, str]
 pytestmark = pytest.mark.tools

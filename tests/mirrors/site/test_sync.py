@@ -16,7 +16,8 @@ import pytest
 from envcheck.mirrors.site.render import render
 from envcheck.mirrors.site.services import tasks
 from tests.mirrors.site.test_render import site as everything
-from tests.mirrors.site.upstreams import PATIENCE, answers, free_port
+from tests.mirrors.site.upstreams import answers, free_port
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.tools
 FILES = 40

@@ -23,7 +23,8 @@ from envcheck.mirrors.site.render import render
 from envcheck.mirrors.site.services import tasks
 from tests.mirrors.site.conftest import envcheck
 from tests.mirrors.site.test_render import site as everything
-from tests.mirrors.site.upstreams import PATIENCE, answers, eventually, free_port, free_ports, get
+from tests.mirrors.site.upstreams import answers, free_port, free_ports, get
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.tools
 CONFIG = """

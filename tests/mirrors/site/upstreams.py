@@ -15,13 +15,11 @@ import ssl
 import subprocess
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
-T = TypeVar("T")
-PATIENCE: Final = 60  # seconds: what a loaded machine may take for anything
+from tests.waiting import PATIENCE, eventually
 
 NGINX = """
 daemon off; pid {root}/nginx.pid; error_log {root}/error.log; worker_processes 1; {user}
@@ -116,14 +114,6 @@ def answers(url: str, process: subprocess.Popen[bytes]) -> None:
             return probe.connect_ex((host, int(port))) == 0
 
     assert eventually(there, wanted=True), url
-
-
-def eventually(read: Callable[[], T], wanted: T) -> T:
-    """Return what is read once it is what is wanted, or what it still is after a minute."""
-    deadline = time.monotonic() + PATIENCE
-    while (found := read()) != wanted and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return found
 
 
 @functools.lru_cache(2)

@@ -59,14 +59,14 @@ def test_a_driver_that_never_answers_is_a_reason_and_leaves_nothing_running(
     told = tmp_path / "pids"
     child = "subprocess.Popen(['sleep', '600'])"
     installed_nvml(first=f"print(os.getpid(), {child}.pid, file=open({str(told)!r}, 'w'), flush=True); time.sleep(600)")
-    signals, gpus = nvml.ask("identity", timeout=3.0)
+    signals, gpus = nvml.ask("identity", timeout=6.0)
     assert [*gpus] == []
-    assert signals["driver.version"].reason == "NVML gave no answer in 3 s"
+    assert signals["driver.version"].reason == "NVML gave no answer in 6 s"
     assert [pid for pid in told.read_text().split() if _runs(pid)] == []
 
 
 def _runs(pid: str) -> bool:
-    for _ in range(200):  # an orphan is reaped by whoever adopts it
+    for _ in range(2000):  # an orphan is reaped by whoever adopts it
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 return False
@@ -104,7 +104,7 @@ def test_what_no_signal_ends_is_not_waited_for(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(subprocesses, "_GRACE", 0.05)
     monkeypatch.setattr(os, "killpg", lambda group, number: asked.append((group, number)))
     with pytest.raises(TimeoutError, match="no answer"):
-        subprocesses.output(Path("/bin/sh"), "-c", f"echo $$ > {pids}; exec sleep 600", timeout=0.5)
+        subprocesses.output(Path("/bin/sh"), "-c", f"echo $$ > {pids}; exec sleep 600", timeout=2.0)
     assert [group for group, _ in asked] == [int(pids.read_text())]
     kill(*asked[0])
     os.waitpid(asked[0][0], 0)

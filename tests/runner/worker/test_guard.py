@@ -82,12 +82,12 @@ def test_nothing_lives_on_when_envcheck_is_killed(
         process.send_signal(number)
         process.wait(30)
     assert process.returncode == (130 if number == signal.SIGINT else -number)
-    assert gone(pids, 2.0) == []
+    assert gone(pids, 20.0) == []
     # What was known is on disk, and is no pass.
     kept = json.loads(report.read_text())
     assert kept["environment"]["executable"] == sys.executable
     assert (kept["verdict"]["status"], kept["verdict"]["exit_code"]) == ("error", 3)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while list(scratch.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert list(scratch.iterdir()) == []
