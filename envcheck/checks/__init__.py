@@ -238,5 +238,5 @@ def skipped(reason: str, *, code: str, culprit: str = "", **details: Any) -> Out
 
 @_code_may_be_missing
 def undecided(reason: str, *, code: str, fix: str = "", culprit: str = "", **details: Any) -> Outcome:
-    """Return that it could not be told, and why: an `error`, never a pass."""
+    """Return that it could not be checked, and why: an `error`, never a pass."""
     return Outcome(ERROR, reason, remedy=fix, details=details, code=code, culprit=culprit)

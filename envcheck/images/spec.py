@@ -27,7 +27,7 @@ _FIELDS: Final = 3  # of a library's version: what it says of itself when it run
 class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One target of one cell. `locks` are in layer order and empty for a cell without a lock.
 
-    `promises` hold what the image says of itself, as strings, "none" where a variant has no such thing and "unknown"
+    `promises` hold what the image says of itself, as strings, "none" where a variant does not have it and "unknown"
     where no fact says: cell, target, variant, torch ("2.13.0+cpu", as torch.__version__), cuda ("12.8"), cudnn
     ("9.10.2"), nccl ("2.27.5"), triton, torchvision and torchaudio (as locked), python ("3.11"), arch-list ("sm_80
     sm_90"), driver-floor ("525.60.13"), lock (sha256 of the locks). They are its labels, under LABEL_PREFIX.

@@ -1,7 +1,7 @@
 """Each signal's type, from the row that reads it: a value of another kind was not read, whatever wrote it there.
 
-A report is a file that anybody can edit, cut off or mix up, and a driver may answer with nonsense. So that no judge has
-to ask of every number whether it is one, a value that does not fit its type becomes the reason why there is none.
+A report is a file that anybody can edit, cut off or mix up, and a driver may answer with anything. So that no judge has
+to test every number, a value that does not fit its type becomes the reason why there is none.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def _shifts(old: OutcomeRow, new: OutcomeRow, floor: float) -> Iterator[ReportCh
 
 
 def _vanished(key: Key, old: Series) -> ReportChange:
-    """Return that a speed is measured no more, though its check ran on that GPU: nothing says that it is as it was."""
+    """Return that a speed is measured no more, though its check ran on that GPU: it may have changed."""
     before = _told(old, [*old.points][-1])
     what = f"{key.check} {key.quantity}"
     return ReportChange(kind="speed", what=what, gpu=key.gpu, before=before, after="not measured", worse=True)

@@ -23,7 +23,7 @@ _HIGHER: Final = (
     "per_second",
 )
 _LOWER: Final = ("seconds", "latency", "ms", "us", "p50")
-# Medians of microseconds move with the weather of a machine; ours: a quarter more is told.
+# Medians of microseconds move with the weather of a machine; ours: a quarter more is reported.
 _COARSE: Final = {"p50": 0.25}
 _SLOW_UNITS: Final = ("s", "ms", "us", "µs")
 

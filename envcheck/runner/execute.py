@@ -28,7 +28,7 @@ _SAME: Final = "same-environment"
 
 
 class Watcher(Protocol):
-    """Who is told of a run while it goes on."""
+    """Observes a run while it goes on."""
 
     def running(self, check: str) -> None:
         """Be told which check runs now; "" for the start of Python and torch."""

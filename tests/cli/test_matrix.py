@@ -153,7 +153,7 @@ def test_online_says_what_it_asks_how_far_it_is_and_what_it_left_out(run: Run, m
         "asking the default Python index through uv: 58 questions, 8 at a time",
         "2 of 2 answered: torch 2.8.0",
     ]
-    assert "asked of the default Python index, through uv: 58 questions on the x86_64 wheels of 29 releases" in out
+    assert "the default Python index, through uv, answered 58 questions on the x86_64 wheels of 29 releases" in out
     assert out.count("not asked: ") == 3
 
 

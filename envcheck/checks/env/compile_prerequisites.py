@@ -29,7 +29,7 @@ FIXES = {
 
 
 def measure(rank: Rank) -> Measured:
-    """Return which of the prerequisites are there, by name; what is there is told by path."""
+    """Return which of the prerequisites are there, by name, with the paths of those found."""
     triton = importlib.util.find_spec("triton")
     return {
         "rank": rank.rank,

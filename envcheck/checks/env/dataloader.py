@@ -165,7 +165,7 @@ def _kept_quiet(entry: Measured) -> process_group.Problem:
     death = entry.get("death") or ""
     if not isinstance(death, str):
         return undecided(
-            "how the killed worker was told of is no text",
+            "the report of the killed worker's death is not text",
             fix="see the check's log",
             code="dataloader.unexpected-value",
         )

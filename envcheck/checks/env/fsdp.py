@@ -235,7 +235,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if problem is not None:
         return problem
     if len(ranks) == 1:
-        return skipped("one rank has nobody to shard with", code="rank.not-enough")
+        return skipped("one rank cannot shard a model", code="rank.not-enough")
     reasons = {entry.get("unsupported") for entry in ranks}
     if None not in reasons:
         return skipped(min(map(str, reasons)), code="fsdp.unsupported")

@@ -149,7 +149,7 @@ def problems(told: Measured) -> Iterator[Outcome]:
     bare = [one["name"] for one in packages if not one.get("ledger")]
     if bare or not packages:
         named = ", ".join(sorted(bare)) or "torch"
-        said = f"nothing says which files of {named} were installed (no RECORD, dpkg or conda ledger)"
+        said = f"{named} has no list of installed files (no RECORD, dpkg or conda ledger)"
         yield warned(said, fix="install it from a wheel to have its files compared", code="installed.unrecorded")
     elif not told["files"]:
         yield undecided("the packages list no file", fix=FIX, code="installed.empty")

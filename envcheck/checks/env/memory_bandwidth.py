@@ -3,7 +3,7 @@
 Seen in the wild: HBM whose channels were remapped, a riser that negotiated PCIe x8 or Gen3, a batch pinned on the far
 socket's memory, an IOMMU that translates each page. Copies on the card count read and write (2 * bytes), as AMD Primus
 does; copies to and from pinned memory run one GPU after the other, so that they do not share the host's lanes, and from
-every NUMA node in turn: the node that the GPU hangs on is judged, the others are told.
+every NUMA node in turn: the node that the GPU hangs on is judged, the others are reported.
 """
 
 from __future__ import annotations

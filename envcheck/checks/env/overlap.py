@@ -371,7 +371,7 @@ def _off(entry: Measured) -> list[Outcome]:
 
 
 def _untrue(ranks: Ranks) -> process_group.Problem:
-    """Return the failure of gradients that say something else was timed than is told; None where they agree."""
+    """Return the failure where the gradients show that something else was timed; None where they agree."""
     said = [entry.get("digests") or {} for entry in ranks]
     if not all(isinstance(digests.get(name), str) for digests in said for name in ("synchronised", "local")):
         return undecided(

@@ -153,7 +153,7 @@ def _one(view: View, entry: Measured) -> Any:
     readings = entry.get("readings") or []
     if not readings or not all(_sane(reading) for reading in readings):
         return undecided(
-            f"{where}: no link was read: {entry.get('unreadable') or 'nonsense'}",
+            f"{where}: no link was read: {entry.get('unreadable') or 'the readings have an unexpected type'}",
             fix="see the check's log",
             code="pcie.unread",
             culprit=gpu_speed.culprit(entry),

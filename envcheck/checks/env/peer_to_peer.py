@@ -103,7 +103,7 @@ def _wrong(words: seeded_words.Words, source: Any, reference: Any) -> dict[str, 
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
-    """Fail on one wrong bit, naming both GPUs; GPUs that cannot reach each other are told, and no fault."""
+    """Fail on one wrong bit, naming both GPUs; GPUs that cannot reach each other are listed and do not fail."""
     found = process_group.problem(view, ranks, backend=False)
     if found is not None:
         return found
@@ -112,7 +112,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     told = sorted((pair.get("source"), pair.get("target")) for pair in pairs)
     if told != gpu_pairs.ordered(len(names)) or not all(isinstance(pair.get("wrong"), dict) for pair in tried):
         return undecided(
-            f"{len(told)} pairs of {len(names)} GPUs were told of", fix="see the check's log", code="p2p.unmeasured"
+            f"{len(told)} pairs of {len(names)} GPUs were reported", fix="see the check's log", code="p2p.unmeasured"
         )
     if not pairs:
         return undecided("no pair of GPUs was tried", fix="see the check's log", code="p2p.unmeasured")

@@ -142,7 +142,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if found is not None:
         return found
     if len(ranks) == 1:
-        return skipped("one rank has nobody to be behind", code="rank.not-enough")
+        return skipped("one rank cannot be slower than another", code="rank.not-enough")
     wrong, unmeasured = [*_wrong(ranks), *_miscomputed(ranks)], _unmeasured(ranks)
     if unmeasured:
         return worst([*wrong, *unmeasured], otherwise=unmeasured[0])

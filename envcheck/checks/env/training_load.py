@@ -3,7 +3,7 @@
 Seen in the wild: GPUs at 30 % because one process feeds eight, memory that is full before the first long batch comes, a
 node that trains at two thirds of the power of its neighbours. A few seconds of data-parallel training in mixed
 precision, on all GPUs at once, with NVML asked four times a second. What it comes to depends on the model that is
-trained, so it is told and not judged; a GPU that slows itself down for heat or power meanwhile is. The first step and
+trained, so it is only reported; a GPU that slows itself down for heat or power meanwhile is. The first step and
 the one after the last timed one are verified part by part, and replicas have to have the same weights at the end: a GPU
 that computes something else is no GPU at work.
 """

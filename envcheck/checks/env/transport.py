@@ -1,4 +1,4 @@
-"""GPUs with NVLink that talk through the host's memory: right, ten times slower, and nothing says so.
+"""GPUs with NVLink that talk through the host's memory: right, ten times slower, and without a message.
 
 Seen in the wild: containers that see each GPU alone, so that NCCL finds no peer-to-peer (via SHM); NCCL_P2P_DISABLE=1
 in nccl.conf since somebody's debugging; NVLS off because the fabric manager came up late (365 instead of 480 GB/s on

@@ -41,7 +41,9 @@ def judge(view: View) -> Outcome:
         return missing
     bridges = view.snapshot.signal("pci.acs").value
     if not isinstance(bridges, list) or not all(_shaped(bridge) for bridge in bridges):
-        return undecided("pci.acs is nonsense", fix="read the node again", code="acs.unexpected-value")
+        return undecided(
+            "pci.acs has an unexpected type or value", fix="read the node again", code="acs.unexpected-value"
+        )
     if not bridges:
         return skipped("the PCI bus shows no bridge above a GPU here", code="acs.no-bridge")
     redirecting = [bridge for bridge in bridges if any(word in bridge["enabled"] for word in _REDIRECTS)]

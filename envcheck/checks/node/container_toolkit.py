@@ -36,7 +36,7 @@ def judge(view: View) -> Outcome:
     tools, engines, cdi, docker = (view.snapshot.signal(name) for name in _NAMES)
     if not isinstance(tools.value, dict) or not isinstance(engines.value, list) or not _listed(cdi.value or []):
         return undecided(
-            "the toolkit's signals are nonsense",
+            "the toolkit's signals have an unexpected type or value",
             fix="take the snapshot again",
             code="container-toolkit.unexpected-value",
         )

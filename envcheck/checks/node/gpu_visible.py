@@ -34,7 +34,7 @@ def judge(view: View) -> Outcome:
     environment = view.snapshot.signal("env").value
     if isinstance(seen, bool) or not isinstance(seen, int) or seen < 0 or not isinstance(environment, dict):
         return undecided(
-            f"nonsense: {seen!r} devices, environment {str(environment)[:40]}",
+            f"unexpected type or value: {seen!r} devices, environment {str(environment)[:40]}",
             fix="run it again",
             code="gpu-visible.unexpected-value",
         )

@@ -31,7 +31,9 @@ def judge(view: View) -> Outcome:
         return missing
     groups = view.snapshot.signal("pci.iommu").value
     if not isinstance(groups, dict):
-        return undecided("pci.iommu is nonsense", fix="read the node again", code="iommu.unexpected-value")
+        return undecided(
+            "pci.iommu has an unexpected type or value", fix="read the node again", code="iommu.unexpected-value"
+        )
     if not groups:
         return skipped("the PCI bus shows no GPU here", code="pci.no-gpu")
     behind = sorted(gpu for gpu, kind in groups.items() if str(kind).startswith("DMA"))

@@ -32,7 +32,7 @@ def judge(view: View) -> Outcome:
         return unread
     nodes, gpus = view.snapshot.signal("host.numa_nodes").value, view.snapshot.signal("pci.gpus").value
     if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
-        return undecided(f"host.numa_nodes is nonsense: {nodes!r}", code="numa.unexpected-value")
+        return undecided(f"host.numa_nodes has an unexpected type or value: {nodes!r}", code="numa.unexpected-value")
     if nodes == 1:
         return skipped("one NUMA node: every GPU is near", code="numa.one-node")
     if not gpus:

@@ -45,7 +45,7 @@ def judge(view: View) -> Outcome:
     if gpu_readings.read(view, "mig_mode").where(lambda mode: mode == "on"):
         return skipped("MIG is on: its instances do not use NVLink", code="gpu.mig")
     if len(view.snapshot.gpus) == 1:
-        return worst(links.lacking(), skipped("one GPU has nobody to be linked to", code="gpu.not-enough"))
+        return worst(links.lacking(), skipped("one GPU has no other GPU to link to", code="gpu.not-enough"))
     up = {gpu: list(states).count("up") for gpu, states in links.values.items()}
     fixed = {gpu: count for gpu, count in up.items() if _board(view, gpu)}
     bridged = {gpu: count for gpu, count in up.items() if gpu not in fixed and count}

@@ -2,7 +2,7 @@
 
 Seen in the wild: one GPU of eight behind another root complex after a board was moved, peer-to-peer switched off by a
 driver setting that somebody forgot, an NVLink bridge that the driver does not use. GeForce cards have none by design
-and most virtual machines over PCIe have none either: that is told, and no fault.
+and most virtual machines over PCIe have none either: that is reported and does not fail.
 """
 
 from __future__ import annotations

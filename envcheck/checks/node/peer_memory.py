@@ -43,7 +43,7 @@ def judge(view: View) -> Outcome:
         )
     modules = view.snapshot.signal("host.gpu_modules")
     if modules.why != "unsupported" and not _listed(modules.value):
-        reason = f"the kernel's modules cannot be read: {modules.reason or 'nonsense'}"
+        reason = f"the kernel's modules cannot be read: {modules.reason or 'unexpected type or value'}"
         return undecided(reason, fix="mount /proc", code="peer-memory.unread")
     return _way(view, modules)
 

@@ -1,7 +1,7 @@
 """Somebody set a lower power limit, and the GPU is slower than its data sheet for as long as the machine is up.
 
 Seen in the wild: a cap set for one hot summer, a nightly script, a rack that cannot feed eight boards; then "H100 is
-slow" reports. A cap is a choice, so it is told and not failed: what is measured beside it has it as its reason.
+slow" reports. A cap is a choice, so it is reported and does not fail: what is measured beside it has it as its reason.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def command(options: DemoOptions, ctx: click.Context) -> None:
     """Resolve for this machine, build the best published cell, validate it.
 
     With a container engine that is an image, otherwise a virtual environment.
-    Exit as `envcheck run`: 0 proven, 1 a check failed, 3 could not be told.
+    Exit as `envcheck run`: 0 proven, 1 a check failed, 3 not everything could be checked.
     """
     from envcheck.cli.commands import build, run
     from envcheck.images import engines

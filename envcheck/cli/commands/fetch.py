@@ -57,8 +57,8 @@ class FetchOptions(NamedTuple):
 
 @click.command(
     "fetch",
-    epilog="Exit 0: all are there; 1: no source has the right file; 2: wrong usage; 3: not to be had; 130 or 143: "
-    "interrupted, and the same command goes on.",
+    epilog="Exit 0: all are there; 1: no source has the right file; 2: wrong usage; 3: no source can be reached; "
+    "130 or 143: interrupted, and the same command goes on.",
 )
 @click.argument("cell_or_url", metavar="[CELL|URL]", required=False, shell_complete=completion.cells)
 @click.option("--sha256", metavar="HASH", help="What the file at URL must be.")
@@ -85,17 +85,17 @@ class FetchOptions(NamedTuple):
 )
 @click.option("--limit", type=Rate(), help="Bytes a second for all together: 50M.")
 @click.option("--connections", type=click.IntRange(1, 64), default=16, show_default=True, help="At once to one host.")
-@click.option("--json", "as_json", is_flag=True, help="Print what it came to as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_obj
 @takes(FetchOptions)
 def command(options: FetchOptions, settings: Settings) -> int:
-    """Fetch files of known hashes, whole or not at all, and go on where an earlier run stopped.
+    """Fetch files of known hashes, whole or not at all, and continue an earlier run.
 
     CELL is a published cell, or a glob for several: every wheel of its locks. URL is one file.
 
     Pieces come from the mirror's sources in order; what has another hash never gets its name. A model's hashes are the
     lock's, or those of the profile's `hf.trusted` or huggingface_hub's own endpoint; its bytes come from `hf.endpoint`,
-    then from `hf.fallbacks`, without xet. A host is told what `netrc` or `credentials` of the profile name for it, and
+    then from `hf.fallbacks`, without xet. A host gets what `netrc` or `credentials` of the profile name for it, and
     HF_TOKEN only with `hf: {token: allow}`.
 
     \b

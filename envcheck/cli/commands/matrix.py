@@ -230,7 +230,7 @@ def _ask(matrix: Matrix, findings: list[Problem], *, quiet: bool) -> list[str]:
     findings += check_online(matrix, progress=(lambda _: None) if quiet else _progress)
     about = f"the x86_64 wheels of {what.releases} releases (oldest and newest Python, the newest one's CUDA)"
     return [
-        f"asked of the default Python index, through uv: {what.questions} questions on {about}",
+        f"the default Python index, through uv, answered {what.questions} questions on {about}",
         *(f"not asked: {left}" for left in what.left_out),
     ]
 

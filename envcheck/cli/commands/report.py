@@ -12,7 +12,7 @@ from envcheck.cli.shared.parameter_types import Finite
 from envcheck.cli.shared.typed_options import takes
 from envcheck.reports.formats import registry
 
-# A file that is not there is told by the loader, with what to do.
+# The loader reports a missing file, with what to do.
 _REPORT = click.Path(path_type=Path, dir_okay=False)
 _output_option = click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The file [default: print it]."

@@ -94,7 +94,7 @@ class RunOptions(NamedTuple):
 )
 @click.option("--repeat", type=click.IntRange(1), default=1, help="Soak: do all of it so many times; the worst counts.")
 @click.option("--duration", type=Duration(), help="Soak: begin again until this time is over, e.g. 10m.")
-@click.option("--resume", is_flag=True, help="Go on where a run that was cut short stopped, from its report.")
+@click.option("--resume", is_flag=True, help="Continue an unfinished run from its report.")
 @click.option("--baseline", type=click.Path(path_type=Path, dir_okay=False), help="Fail where this report was better.")
 @click.option("--html", type=OutputType(), help="Write the report as one page, too.")
 @click.option("--summary", type=OutputType(), help="Append Markdown: $GITHUB_STEP_SUMMARY.")
@@ -121,7 +121,7 @@ def command(options: RunOptions, ctx: click.Context) -> None:
     FILE gets -<node> before its suffix.
 
     Nothing is installed in the environment. Exit 0: what was required passed;
-    1: a check failed; 2: wrong usage; 3: it could not be told. What a budget
+    1: a check failed; 2: wrong usage; 3: something could not be checked. What a budget
     leaves out is a skip, and the last line counts it: the exit code is that of
     what was run, so 3 where nothing fits.
     """

@@ -15,7 +15,7 @@ from envcheck.matrix.facts.model import HostArch
 
 Network = Literal["host", "default", "none"]
 KEY_LABEL: Final = f"{LABEL_PREFIX}key"
-# By its label alone an image could not be told from those derived from it, which inherit the label.
+# Images that are derived from an image inherit its label, so the label alone does not identify it.
 BUILDS: Final = "envcheck/build"
 PLATFORMS: Final[dict[HostArch, str]] = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 

@@ -95,7 +95,7 @@ def run_container(
     _sweep()
     container = _podman("create", *options(mounts, shm_size, user, gpus=gpus), *_command(image, argv)).split()[-1]
     try:
-        # Before it is started, for what is wrong with it is told here only.
+        # Before it is started, for only this call says what is wrong with it.
         _podman("init", container)
         return PodmanContainer(
             container, subprocesses.attach(["podman", "start", "--attach", "--interactive", container])

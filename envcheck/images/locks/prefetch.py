@@ -33,7 +33,7 @@ class Held:
 def bring(
     store: Store, locks: Sequence[Lock], python: str, profile: Profile, means: Callable[[str], TransferOptions]
 ) -> None:
-    """Have a wheel of every pin for this Python in the store; nothing is asked of a network when all are there.
+    """Have a wheel of every pin for this Python in the store; no network is used when all are there.
 
     `means` gives those for a file's name. Raise UnavailableError for what nobody has, PromiseError for wrong bytes.
     """

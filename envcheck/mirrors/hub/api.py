@@ -19,7 +19,7 @@ def trusted_endpoint(profile: Profile, *, mirror: bool) -> str:
     """Return the endpoint whose hashes are believed: the profile's, or huggingface_hub's own.
 
     `mirror` says that the profile's own endpoint is. HF_ENDPOINT never is by itself: mostly it names a mirror, which
-    would vouch for its own bytes. Raise ConfigError where nobody is.
+    would confirm its own bytes. Raise ConfigError where nobody is.
     """
     if profile.hf.trusted is not None:
         return profile.hf.trusted

@@ -90,7 +90,7 @@ def fetch_revision(
     """Put every file under `to`, a directory HF_HUB_CACHE may name; the snapshot appears when all of them are there.
 
     `endpoints` are tried in order, for each file and, of a large one, for each piece; `done` hears of each file as it
-    is there. What is told of a file names it as the repository does, not as its blob is called.
+    is there. A progress report names a file as the repository does, not as its blob is called.
     """
     ref = hub_revision.Reference(revision.kind, revision.repo, revision.revision)
     folder = safe_files.directory(to, hub_revision.cache_folder(ref))

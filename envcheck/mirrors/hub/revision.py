@@ -72,7 +72,7 @@ class Reference:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """What a branch or tag is at, and when that was made, in seconds of the day's clock, where it is told."""
+    """What a branch or tag is at, and when that was made, in seconds of the day's clock, where the endpoint says so."""
 
     commit: str
     changed: float | None

@@ -15,7 +15,7 @@ WHILE: Final = 60.0
 
 
 class Silence:
-    """Counts, for each host, the rounds in which all that was asked of it was waited for in vain. Safe in threads.
+    """Counts, for each host, the rounds in which none of its requests was answered. Safe in threads.
 
     Requests that wait at the same time are one round: a host that is asked for sixteen things at once is silent once.
     """
@@ -26,7 +26,7 @@ class Silence:
         self._silent: dict[str, tuple[int, float]] = {}  # host -> rounds, and the end of the last one
 
     def note(self, url: str, began: float) -> None:
-        """Note that what was asked of a host at `began` was waited for in vain until now."""
+        """Note that a request to a host, made at `began`, has had no answer until now."""
         with self._lock:
             rounds, last = self._silent.get(host_of(url), (0, began))
             self._silent[host_of(url)] = (rounds + 1, self._clock()) if began >= last else (rounds, last)

@@ -1,4 +1,4 @@
-"""What this process waits for over the network, so that a person is told of every wait that lasts."""
+"""What this process waits for over the network, so that a person hears about every long wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-# Seconds after which a wait is told, and between two looks.
+# Seconds after which a wait is reported, and between two looks.
 AFTER: Final = 5.0
 _TICK: Final = 0.5
 

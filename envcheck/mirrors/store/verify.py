@@ -64,7 +64,7 @@ class _DamagedObject:
 def verify(
     store: Store, on_object: OnObject = lambda _name, _size: None, refetch: Refetch | None = None
 ) -> list[Fault]:
-    """Hash every object and every file of every version, and mend what can be. `hear` is told each object's name.
+    """Hash every object and every file of every version, and repair what can be. Call `hear` with each name.
 
     A store that may not be written is only looked at.
     """

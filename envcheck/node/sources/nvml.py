@@ -31,7 +31,7 @@ SOURCE: Final = "NVML"
 TIMEOUT: Final = 60.0
 LATENCY: Final = "nvml.latency"
 TYPES: Final = {**{query.name: query.type for query in nvml_queries.NODE}, LATENCY: number}
-# What is asked of the node and of each GPU.
+# The queries of the node and of each GPU.
 ALL: Final = (nvml_queries.NODE, nvml_queries.QUERIES)
 IDENTITY: Final = (nvml_queries.VERSIONS, nvml_queries.IDENTITY)
 ASKED: Final = {"all": ALL, "identity": IDENTITY}

@@ -1,4 +1,4 @@
-"""What is asked of NVML: a row a signal."""
+"""The queries to NVML: a row a signal."""
 
 from __future__ import annotations
 

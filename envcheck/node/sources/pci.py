@@ -103,7 +103,7 @@ def _domain(gpu: Path) -> str | None:
 
 
 def _iommu(root: Path) -> Signal:
-    """Return the IOMMUs there are and what the kernel was told of them."""
+    """Return the IOMMUs there are and the kernel's options about them."""
     path = root / "proc/cmdline"
     try:
         words = path.read_text(errors="replace").split()

@@ -80,7 +80,7 @@ def alone(found: Found, ranks: int) -> Outcome | None:
 
 
 def exit_code(statuses: Sequence[str]) -> int:
-    """Return 1 when anything failed, else 3 when something could not be told or nothing passed, else 0."""
+    """Return 1 when anything failed, else 3 when something could not be checked or nothing passed, else 0."""
     if FAIL in statuses:
         return 1
     return 3 if ERROR in statuses or PASS not in statuses else 0

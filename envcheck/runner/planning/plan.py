@@ -40,7 +40,7 @@ def worker_plan(
     environment: Mapping[str, str] = MappingProxyType({}),
     imports: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return what the worker is told. `ours`: its scratch lies beside the plan, and goes with it.
+    """Return the worker's plan. `ours`: its scratch lies beside the plan, and goes with it.
 
     `probes` are the ids of the checks that try peer-to-peer, `environment` is set for every rank; `imports`
     are what each check loads besides torch.

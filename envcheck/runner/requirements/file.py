@@ -91,7 +91,7 @@ class Requirements(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def read(given: str, matrix: Matrix | None = None) -> Requirements:
-    """Read a file, or a shipped profile by its name. Raises ConfigError on what is no such thing."""
+    """Read a file, or a shipped profile by its name. Raises ConfigError if it is not a requirements file."""
     path = Path(given) if Path(given).exists() else PROFILES / f"{given}.toml"
     if not path.is_file():
         names = ", ".join(sorted(p.stem for p in PROFILES.glob("*.toml")))
@@ -135,10 +135,10 @@ def _versions(driver: DriverDemand | None, path: Path) -> None:
 
 
 def _something(wanted: Requirements, path: Path) -> None:
-    """Refuse a file that demands nothing: it would let every node pass."""
+    """Refuse a file without requirements: it would let every node pass."""
     tables = (wanted.gpu, wanted.driver, wanted.host, wanted.network)
     if all(table is None or table == type(table)() for table in tables):
-        message = f"{path} demands nothing"
+        message = f"{path} contains no requirements"
         raise ConfigError(message, fix=f"see {PROFILES / 'hgx-h100.toml'} for all settings")
     if wanted.gpu and wanted.gpu.model is not None and not wanted.gpu.model.strip():
         message = f"{path}: gpu.model is empty"

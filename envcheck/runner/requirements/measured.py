@@ -1,7 +1,7 @@
 """What a site demands of measured values: each is held against what the check that measures it came to.
 
 Such a demand is in no plan: it costs nothing, and stands in the report after the checks. A check that did not run, was
-skipped, broke or measured nonsense leaves its demand an error: what was bought and not seen is no pass.
+skipped, broke or measured an unexpected value leaves its requirement an error: what was not measured is no pass.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class ContainerHandle:
         self._asked = 0.0
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while it runs; one killed for its memory is told apart."""
+        """Return the exit code, or None while it runs; one killed for its memory has its own text."""
         # Each question is a round trip to the engine.
         if time.monotonic() - self._asked < _POLL:
             return None

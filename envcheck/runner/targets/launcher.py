@@ -70,7 +70,7 @@ _STARTS_RANKS: Final = (
     _Names("mpi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     _Names("mpi", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
 )
-# One process a node: nothing says which of its node it is.
+# One process a node: its number on the node is unknown.
 _STARTS_NODES: Final = (
     _Names("torchrun", "RANK", "WORLD_SIZE", "", ""),
     _Names("mpi", "PMI_RANK", "PMI_SIZE", "", ""),

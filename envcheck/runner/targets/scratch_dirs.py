@@ -1,7 +1,7 @@
-"""A run's directory for what the worker is told and tells, and what a run that was killed left of its own.
+"""A run's directory for the worker's plan and events, and what a run that was killed left of its own.
 
 A run that ends removes it, and so does a guard whose envcheck was killed. What is left because both were killed, or the
-guard was in a container, the next run of the same user removes. That an owner lives is told by a lock, which ends with
+guard was in a container, the next run of the same user removes. A lock shows that an owner lives, which ends with
 whoever holds it: the number of a process may be another one's by then, or one of another container.
 """
 

@@ -139,7 +139,7 @@ def _not_started(job: Job, members: list[_Member], error: OSError) -> dict[str, 
 def be_rank(job: Job, rank: int, directory: Path) -> None:
     """Measure as one rank, in the process this is called in, and end that process."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what it said before it was killed is told too
+        sys.stdout.reconfigure(line_buffering=True)  # what it printed before it was killed is kept too
     worker_rank.measure(lambda: _function(job.source), job.world, rank, gpu=job.gpu, directory=directory)
 
 

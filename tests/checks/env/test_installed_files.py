@@ -88,7 +88,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "a planted file": (rewrite("torch/_x.py", ""), WARN, "torch/_x.py was added"),
     "a sitecustomize": (rewrite("sitecustomize.py", ""), WARN, "sitecustomize.py runs whenever Python starts"),
     "a .pth that runs": (rewrite("x.pth", "import os\n"), WARN, "x.pth runs whenever Python starts"),
-    "no RECORD": (lambda site: (site / INFO / "RECORD").unlink(), WARN, "nothing says which files of torch"),
+    "no RECORD": (lambda site: (site / INFO / "RECORD").unlink(), WARN, "torch has no list of installed files"),
 }
 
 

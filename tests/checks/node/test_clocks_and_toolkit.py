@@ -36,8 +36,8 @@ SET = ["applications clocks"]
         ({"clock_sm": 990, "clock_reasons": ["software power cap"]}, PASS, "1980"),
         ({"clock_sm": 2178}, PASS, "1980"),
         ({"clock_sm": 2179}, ERROR, "above the highest"),
-        ({"clock_sm": -1}, ERROR, "nonsense"),
-        ({"clock_sm": math.nan}, ERROR, "nonsense"),
+        ({"clock_sm": -1}, ERROR, "unexpected type"),
+        ({"clock_sm": math.nan}, ERROR, "unexpected type"),
         ({"clock_sm_max": Signal(reason="NVML: Unknown Error", why="failed")}, ERROR, "Unknown Error"),
     ],
 )
@@ -90,8 +90,8 @@ def spec(path: str, *drivers: str) -> dict[str, Any]:
         ({"toolkit__tools": {}, "toolkit__engines": []}, SKIP, "no NVIDIA container toolkit"),
         ({"container__runtime": "docker"}, SKIP, "the toolkit is the host's"),
         ({"toolkit__cdi": Signal(reason="/etc/cdi: Permission denied", why="denied")}, ERROR, "Permission denied"),
-        ({"toolkit__cdi": [1]}, ERROR, "nonsense"),
-        ({"toolkit__tools": "banana"}, ERROR, "nonsense"),
+        ({"toolkit__cdi": [1]}, ERROR, "unexpected type"),
+        ({"toolkit__tools": "banana"}, ERROR, "unexpected type"),
         ({"toolkit__tools": Signal(reason="not collected", why="not-collected")}, SKIP, "older than the question"),
     ],
 )

@@ -93,8 +93,8 @@ def test_a_machine_without_gpus_meets_no_demand_for_them() -> None:
         ('[gpu]\nmodel = "H1000"', "H100"),
         ('[driver]\nmin = "new"', "not a version"),
         ('[driver]\nmin = "580"\nbelow = "580"', "no driver is at least 580 and below 580"),
-        ("", "demands nothing"),
-        ('name = "ours"\n[gpu]', "demands nothing"),
+        ("", "contains no requirements"),
+        ('name = "ours"\n[gpu]', "contains no requirements"),
         ('[gpu]\nmodel = ""\ncount = 1', "gpu.model is empty"),
     ],
 )

@@ -37,7 +37,7 @@ CODES: Final = {
     ),
     803: Known(
         "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
-        "the libcuda that was loaded is of another version than the kernel module",
+        "the loaded libcuda and the kernel module have different versions",
         "compare them (check driver-nvml); " + _COMPAT,
     ),
     804: Known(

@@ -19,7 +19,7 @@ def uncollected(view: View, name: str) -> Outcome | None:
 
 
 def unreadable(view: View, name: str, fix: str) -> Outcome | None:
-    """Return the skip of a file that is not there or not for everybody, the error of one that is nonsense; or None."""
+    """Return the skip of a missing or protected file, the error of one with an unexpected value; or None."""
     missing, signal = uncollected(view, name), view.snapshot.signal(name)
     if missing is not None or signal.reason is None:
         return missing
@@ -39,7 +39,7 @@ def matrix(view: View) -> list[Pair] | Outcome:
     pairs = signal.value if isinstance(signal.value, list) else []
     if signal.value is None or not all(isinstance(pair, dict) and all(f in pair for f in _FIELDS) for pair in pairs):
         return undecided(
-            f"gpu.p2p cannot be read: {signal.reason or 'nonsense'}",
+            f"gpu.p2p cannot be read: {signal.reason or 'unexpected type or value'}",
             fix="look at `nvidia-smi topo -p2p r`",
             code="gpu-p2p.unread",
         )

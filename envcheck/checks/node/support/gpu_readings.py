@@ -124,7 +124,7 @@ def read(view: View, name: str, *, newer: bool = False) -> Reading:
         if signal.value is not None and fits(signal.value):
             values[label(gpu)] = signal.value
         elif signal.value is not None:
-            unread[label(gpu)] = f"nonsense: {str(signal.value)[:40]}"
+            unread[label(gpu)] = f"unexpected type or value: {str(signal.value)[:40]}"
         elif _not_offered(gpu, signal) or (newer and signal.why in _NOT_KNOWN):
             silent[label(gpu)] = signal.reason or ""
         else:

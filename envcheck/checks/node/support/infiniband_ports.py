@@ -41,7 +41,7 @@ def _is_port(port: Any) -> bool:
 
 def _table(port: Port, key: str) -> dict[str, Any]:
     table = port.get(key, {})
-    return table if isinstance(table, dict) else {"nonsense": -1}
+    return table if isinstance(table, dict) else {"unexpected type": -1}
 
 
 def _number(value: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from envcheck.checks import Outcome, View, skipped, undecided, warned
 
-# An error that is older than this is told, and judged no worse than a warning: the present has its own signals.
+# An error that is older than this is reported, and judged no worse than a warning: the present has its own signals.
 RECENT: Final = 24 * 3600.0
 _NOT_SHOWN: Final = ("denied", "unsupported", "no-data")
 _FIX: Final = "run as root, or give the container the host's /dev/kmsg and CAP_SYSLOG"
@@ -22,7 +22,9 @@ def events(view: View, name: str) -> list[dict[str, Any]] | Outcome:
         return skipped(f"the kernel's log may not be read ({log.reason}): {_FIX}", code="kernel-log.hidden")
     if not isinstance(log.value, list):
         return undecided(
-            f"the kernel's log cannot be read: {log.reason or 'nonsense'}", fix=_FIX, code="kernel-log.unread"
+            f"the kernel's log cannot be read: {log.reason or 'unexpected type or value'}",
+            fix=_FIX,
+            code="kernel-log.unread",
         )
     return log.value
 

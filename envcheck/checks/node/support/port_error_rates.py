@@ -42,7 +42,7 @@ COUNTERS: Final = (
         "port_xmit_discards", "packets discarded before they were sent", "infiniband-port-xmit-discards", _CONGESTED
     ),
 )
-# Ethernet discards what it cannot send by design: congestion is told by other means.
+# Ethernet discards what it cannot send by design: other counters show congestion.
 _LOSSLESS: Final = ("port_xmit_discards",)
 
 

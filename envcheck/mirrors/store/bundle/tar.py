@@ -1,7 +1,7 @@
 """The tar of a bundle in the one form that there is of it: regular files of no owner, time or rights of their own.
 
 What is read is held against what would be written: a header that differs by a bit is refused before its file is looked
-at, so that no link, device, extension or second spelling of a name has to be told from another.
+at, so that no link, device, extension or second spelling of a name has to be distinguished.
 """
 
 from __future__ import annotations

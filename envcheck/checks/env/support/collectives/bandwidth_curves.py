@@ -40,7 +40,7 @@ def judge(view: View, ranks: Ranks, owed: Sequence[str], rows: Mapping[str, str]
     if found is not None:
         return found
     if len(ranks) == 1:
-        return skipped("one rank has nobody to send to: its bus bandwidth is 0 by definition", code="rank.not-enough")
+        return skipped("one rank sends to no other: its bus bandwidth is 0 by definition", code="rank.not-enough")
     measured = ranks[0].get("curves") or {}
     names = [*measured, *(name for name in owed if name not in measured)]
     unlike = [name for name in names if not _alike(ranks, name)]

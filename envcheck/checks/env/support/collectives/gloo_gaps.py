@@ -26,7 +26,7 @@ def lacks(backend: str, error: BaseException) -> bool:
 
 
 def ignores_operation(backend: str, torch: str, collective: str, operation: str) -> bool:
-    """Return whether this release's gloo is known to add where another operation is asked of reduce-scatter."""
+    """Return whether this release's gloo is known to add where reduce-scatter is called with another operation."""
     release = tuple(int(part) for part in re.findall(r"\d+", torch)[:2])
     affected = backend == "gloo" and _SUMS_ONLY[0] <= release < _SUMS_ONLY[1]
     return affected and collective.startswith("reduce-scatter") and operation != "sum"

@@ -1,4 +1,4 @@
-"""What `dcgmi diag -j` says, of DCGM 3 and 4: the JSON has no published schema, so what is not understood is told.
+"""What `dcgmi diag -j` says, of DCGM 3 and 4: the JSON has no published schema, so unknown shapes are reported.
 
 DCGM 3 keys it "DCGM GPU Diagnostic" and names GPUs in `gpu_id` or `gpu_ids`; DCGM 4 keys it "DCGM Diagnostic" and has
 `entity_group`, `entity_id` and a `test_summary`. Both put nulls into their lists, and text before the JSON (DCGM's own

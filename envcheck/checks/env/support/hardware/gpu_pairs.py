@@ -49,7 +49,7 @@ def doing(rank: Rank, text: str) -> None:
 
 
 def synchronize(torch: Any, *places: Any) -> None:
-    """Wait for what was asked of these devices."""
+    """Wait until these devices have done their work."""
     for place in places:
         if place.type == "cuda":
             torch.cuda.synchronize(place)

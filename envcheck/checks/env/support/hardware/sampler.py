@@ -39,7 +39,7 @@ class Unreadable(RuntimeError):  # noqa: N818 (what it says of a GPU)
 
 
 class _NotOffered(RuntimeError):  # noqa: N818
-    """This GPU or driver has no such thing to say, or not to us."""
+    """This GPU or driver does not offer the value, or not to this user."""
 
 
 class _Quantity(NamedTuple):
