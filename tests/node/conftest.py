@@ -21,6 +21,7 @@ CODES = {
     "Not Supported": 3,
     "Insufficient Permissions": 4,
     "Function Not Found": 13,
+    "Corrupted infoROM": 14,
     "GPU is lost": 15,
     "GPU requires restart": 16,
     "Driver/library version mismatch": 18,

@@ -13,7 +13,7 @@ from envcheck.checks.node.support import gpu_readings, matrix_facts
 CHECK = Check(promise="every NVIDIA GPU on the PCI bus answers the driver", level="quick", seconds=0.01)
 
 _SOURCE: Final = "NVIDIA display controllers under /sys/bus/pci/devices; NVML's list of devices"
-_FIX: Final = "read the Xids in `dmesg`; reboot, then reseat or replace the GPU"
+_FIX: Final = "read the Xids in `dmesg`; look at its power cables; reboot, then reseat or replace the GPU"
 _UNBOUND: Final = "install NVIDIA's driver and blacklist nouveau; inside a container, pass the driver in (--gpus all)"
 _ELSEWHERE: Final = "vfio-pci"
 

@@ -2,7 +2,7 @@
 
 Seen in the wild: a cable that negotiated 100 instead of 400 Gb/s, a port that no subnet manager has configured, a RoCE
 port without an address and so without a GID, a transceiver that drops its link every hour. Ports are compared with
-their like (one link layer, one board), so that the unused second port of a management card raises no alarm.
+their like (one link layer, one board), so that the unused second port of a card raises no alarm.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def _verdict(group: list[Port]) -> Callable[..., Outcome]:
 
 def _down(_view: View, group: list[Port]) -> list[Outcome]:
     up = [port for port in group if infiniband_ports.active(port)]
-    down = [port for port in group if not infiniband_ports.active(port)]
+    unused = infiniband_ports.unused(group)
+    down = [port for port in group if not infiniband_ports.active(port) and port not in unused]
     waiting = [port for port in down if port.get("physical") == "LinkUp"]
     bought = bool(up) or bool(waiting) or len(down) >= _RAILS
     if not (len(down) < len(up) or (bought and not infiniband_ports.ethernet(group[0]))):

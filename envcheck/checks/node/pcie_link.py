@@ -1,7 +1,8 @@
 """A GPU in a bad slot trains with fewer lanes, or slower ones, and copies at half or a quarter of the speed.
 
 Seen in the wild: x8 after a reseat, a riser that allows Gen3 only, one GPU of eight behind a bad retimer. An idle GPU
-lets its generation (not its width) drop on purpose: that alone is no fault, and under load it is measured.
+lets its generation (not its width) drop on purpose: that alone is no fault, and under load it is measured. Boards with
+several GPUs (Tesla M10, A16) share their lanes out, laptops have what was soldered, and Grace reaches its GPU by C2C.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FIX: Final = "reseat the board or its riser, look at the slot's BIOS settings; 
 def judge(view: View) -> Outcome:
     """Fail on lost lanes of a data-centre GPU, warn on others' and on a generation that is low while it works.
 
-    A virtual machine's GPUs that are all alike were given what they have: that is a note.
+    GPUs that are all alike and were given what they have (see _given) are a note.
     """
     width, widest = gpu_readings.read(view, "pcie_width"), gpu_readings.read(view, "pcie_width_max")
     now, newest = gpu_readings.read(view, "pcie_gen"), gpu_readings.read(view, "pcie_gen_max")
@@ -39,14 +40,14 @@ def judge(view: View) -> Outcome:
 
 def _lanes(view: View, width: gpu_readings.Reading, widest: gpu_readings.Reading) -> list[Outcome]:
     """Compare each GPU with its siblings, and with what it can have in this system."""
-    names, guest, findings = gpu_readings.read(view, "name").values, matrix_facts.guest(view), []
+    names, given, findings = gpu_readings.read(view, "name").values, _given(view), []
     for gpu, lanes in width.values.items():
         siblings = [count for other, count in width.values.items() if names.get(other) == names.get(gpu)]
         usual, most = _most_common(siblings), widest.values.get(gpu, lanes)
         verdict = warned if matrix_facts.is_datacenter(view, str(names.get(gpu))) is False else failed
         if not lanes >= usual:
             bound, source = max(usual, most), _SIBLINGS
-        elif not lanes >= most and not guest:
+        elif not lanes >= most and gpu not in given:
             bound, source = most, _WIDTH
         else:
             continue
@@ -54,6 +55,22 @@ def _lanes(view: View, width: gpu_readings.Reading, widest: gpu_readings.Reading
         limit = Limit(bound, "lanes", source)
         findings += width.blame({gpu: lanes}, gpu_readings.Rule(verdict, "pcie-link.width", text, _FIX, limit, "lanes"))
     return findings
+
+
+def _given(view: View) -> dict[str, str]:
+    """Return the GPUs whose lanes nobody can add to, with what limits them."""
+    several = gpu_readings.read(view, "multi_gpu_board", newer=True).values
+    limits = {}
+    for gpu, name in gpu_readings.read(view, "name").values.items():
+        if matrix_facts.guest(view):
+            limits[gpu] = "as this virtual machine was given"
+        elif several.get(gpu):
+            limits[gpu] = "as the GPUs of one board share its lanes"
+        elif matrix_facts.laptop(str(name)):
+            limits[gpu] = "as this laptop was built"
+        elif matrix_facts.coherent(str(name)):
+            limits[gpu] = "which this GPU, on NVLink-C2C, does not need"
+    return limits
 
 
 def _most_common(values: list[float]) -> float:
@@ -68,13 +85,15 @@ def _generations(view: View, now: gpu_readings.Reading, newest: gpu_readings.Rea
     limit = Limit(best, "", _GEN)
     held = _held_back(view, newest.values)
     busy = {gpu: gen for gpu, gen in now.values.items() if not gen >= newest.values.get(gpu, gen) and _works(view, gpu)}
+    names = gpu_readings.read(view, "name").values
+    slower = {gpu: gen for gpu, gen in busy.items() if not matrix_facts.coherent(str(names.get(gpu)))}
     possible, load = (
         f"PCIe generation {when}: {{gpu}} {{value}}; others {best}" for when in ("possible", "under load")
     )
     return [
         *newest.blame(held, gpu_readings.Rule(warned, "pcie-link.slot", possible, _FIX, limit)),
         *now.blame(
-            {} if matrix_facts.guest(view) else busy,
+            {} if matrix_facts.guest(view) else slower,
             gpu_readings.Rule(warned, "pcie-link.generation", load, _FIX, limit),
         ),
     ]
@@ -92,7 +111,7 @@ def _sound(
     slower = any(not gen >= newest.values.get(gpu, gen) for gpu, gen in now.values.items())
     idle = " (lower while idle)" if slower else ""
     fewer = any(not lanes >= widest.values.get(gpu, lanes) for gpu, lanes in width.values.items())
-    given = f" of x{max(widest.values.values())}, as this virtual machine was given" if fewer else ""
+    given = f" of x{max(widest.values.values())}, {' and '.join(sorted(set(_given(view).values())))}" if fewer else ""
     note = "virtual machine" if matrix_facts.guest(view) else "bare metal"
     return passed(f"{lanes}{given}, generation {best}{idle}", value=best, limit=limit, system=note)
 

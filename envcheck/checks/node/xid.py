@@ -24,6 +24,9 @@ _FILE: Final = Path(__file__).with_name("xids.json")
 _RECOVERY: Final = 154
 _DOUBLE_BIT: Final = 48
 _REMAPPED: Final = {63: "its row was remapped", 64: "its row could NOT be remapped"}
+# A channel was removed because of an earlier Xid, which the text names.
+_REMOVED: Final = 45
+_CAUSE: Final = re.compile(r"previous Xid (\d{1,3})\b")
 _WILD: Final = (13, 31)
 _WILD_LIMIT: Final = 5
 _SHOWN: Final = 60
@@ -62,7 +65,7 @@ def _limit() -> Limit:
 
 def _of_gpu(view: View, xids: list[Event]) -> list[Outcome]:
     """Judge each kind of event of a GPU once, by its latest; 48 together with what became of its row."""
-    by_age = sorted(xids, key=lambda x: -float(x["age"]))
+    by_age = sorted([*xids, *_causes(xids)], key=lambda x: -float(x["age"]))
     latest = {(int(x["code"]), str(x.get("instance", "")), _kind(x)): x for x in by_age}
     codes = {code for code, _, _ in latest}
     findings = [_judged(view, x, codes) for x in latest.values()]
@@ -72,6 +75,16 @@ def _of_gpu(view: View, xids: list[Event]) -> list[Outcome]:
         fix = "run the full level on this GPU; if it fails there, replace it"
         findings.append(_finding(view, by_age[-1], WARN, text, fix, code="xid.application-faults"))
     return findings
+
+
+def _causes(xids: list[Event]) -> list[Event]:
+    """Return the Xids that the log only names as the cause of another one: their own lines are gone."""
+    seen, causes = {int(xid["code"]) for xid in xids}, []
+    for xid in xids:
+        cause = _CAUSE.search(str(xid["text"])) if int(xid["code"]) == _REMOVED else None
+        if cause and int(cause[1]) not in seen:
+            causes.append({**xid, "code": int(cause[1]), "text": f"named by Xid {_REMOVED}"})
+    return causes
 
 
 def _kind(xid: Event) -> str:

@@ -13,6 +13,7 @@ from envcheck.node.value_types import fields, listed, maybe, number, text
 
 _RATE: Final = re.compile(r"^(\d+(?:\.\d+)?) Gb/sec")
 _PORTS: Final = listed(fields(device=text, layer=maybe(text), state=maybe(text), rate=maybe(number)))
+_ADDRESS: Final = re.compile(r"[0-9a-fA-F]{4,}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 _NO_GID: Final = "0000:0000:0000:0000:0000:0000:0000:0000"
 # What counts trouble; traffic is left out. Cumulative since the driver's load, or since somebody cleared them.
 _COUNTERS: Final = (
@@ -56,6 +57,7 @@ def _port(device: Path, port: Path) -> dict[str, Any]:
     rate = _RATE.match(_word(port / "rate") or "")
     return {
         "device": device.name,
+        "slot": _slot(device),
         "port": int(port.name) if port.name.isdecimal() else port.name,
         "type": _after_colon(_word(device / "node_type")),
         "model": _word(device / "board_id") or _word(device / "hca_type"),
@@ -67,6 +69,12 @@ def _port(device: Path, port: Path) -> dict[str, Any]:
         "gids": _gids(port),
         "counters": {name: _number(port / "counters" / name) for name in _COUNTERS},
     }
+
+
+def _slot(device: Path) -> str | None:
+    """Return the card's place on the PCI bus without the function: the ports of one card are functions of one slot."""
+    place = (device / "device").resolve().name
+    return place.partition(".")[0].lower() if _ADDRESS.fullmatch(place) else None
 
 
 def _gids(port: Path) -> dict[str, int]:

@@ -38,6 +38,7 @@ _OURS: Final = re.compile(r"NVRM:|SXid\s*\(|suppressed")
 _NVLINK5: Final = range(144, 151)
 _SEVERITY: Final = re.compile(r"[\w/]*\s*\b(?:non-?)?fatal\b|\bseverity \d", re.IGNORECASE)
 _REGISTERS: Final = re.compile(r"\((0x[0-9a-f]{1,8}) (0x[0-9a-f]{1,8})", re.IGNORECASE)
+_CAUSE: Final = re.compile(r"caused by previous Xid (\d{1,3})")
 _SUBCODE: Final = 0x3F << 20
 _TEXT: Final = 240
 _DIGITS: Final = 18
@@ -166,7 +167,8 @@ def _fatal(event: dict[str, Any]) -> bool:
 def _key(event: dict[str, Any]) -> tuple[Any, ...]:
     key = (event["bus_id"].partition(".")[0], event.get("instance", ""), event["code"])
     if event["code"] not in _NVLINK5 and event["code"] < _FIRST_SXID:
-        return key
+        cause = _CAUSE.search(event["text"])
+        return (*key, cause[1]) if cause else key
     words, registers = _SEVERITY.search(event["text"]), _REGISTERS.search(event["text"])
     sub = (int(registers[1], 16) & _SUBCODE, int(registers[2], 16)) if registers else ()
     return (*key, words[0].lower() if words else "", *sub)

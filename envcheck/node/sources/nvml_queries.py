@@ -113,6 +113,8 @@ QUERIES: Final = (
     Query("temperature_margin", "C", signed, nvml_readers.margin),
     Query("bus_id", None, text, lambda n, g: nvml_readers.text(n.nvmlDeviceGetPciInfo(g).busId)),
     Query("brand", None, whole, lambda n, g: n.nvmlDeviceGetBrand(g)),
+    Query("inforom", None, one_of("intact", "corrupted"), nvml_readers.inforom),
+    Query("multi_gpu_board", None, flag, lambda n, g: bool(n.nvmlDeviceGetMultiGpuBoard(g))),
     Query("vbios", None, text, lambda n, g: nvml_readers.text(n.nvmlDeviceGetVbiosVersion(g))),
     Query(
         "virtualization",

@@ -33,6 +33,7 @@ CLOCK_REASONS: Final = {
     0x100: "display clocks",
 }
 _ENDS: Final = {0: "gpu", 2: "switch"}  # nvmlIntNvLinkDeviceType_t
+_CORRUPTED_INFOROM: Final = 14  # nvmlReturn_t
 _LINK_ERRORS: Final = {"replay": 0, "recovery": 1, "crc": 2}
 
 
@@ -116,6 +117,17 @@ def reset_status(nvml: Any, gpu: Any) -> dict[str, bool]:
         "reset": bool(field(nvml, gpu, nvml.NVML_FI_DEV_RESET_STATUS)),
         "drain_and_reset": bool(field(nvml, gpu, nvml.NVML_FI_DEV_DRAIN_AND_RESET_STATUS)),
     }
+
+
+def inforom(nvml: Any, gpu: Any) -> str:
+    """Have the driver verify the checksums of the board's store of settings and error counts."""
+    try:
+        nvml.nvmlDeviceValidateInforom(gpu)
+    except nvml.NVMLError as error:
+        if error.value == _CORRUPTED_INFOROM:
+            return "corrupted"
+        raise
+    return "intact"
 
 
 def repairs(nvml: Any, gpu: Any) -> dict[str, bool]:

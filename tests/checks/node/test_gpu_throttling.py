@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
-from envcheck.checks.node import pcie_errors, pcie_link, power_limit, temperature, throttle
+from envcheck.checks.node import inforom, pcie_errors, pcie_link, power_limit, temperature, throttle
 from envcheck.node.snapshot import Signal
 
 Node = Callable[..., View]
@@ -77,6 +77,52 @@ def test_lost_lanes_fail_on_a_datacentre_gpu_and_warn_elsewhere(node: Node, put_
     assert "GPU 4 8 of 16" in outcome.summary
     assert pcie_link.judge(put_gpu(node("rtx4090"), [0], pcie_width=8)).status == WARN
     assert pcie_link.judge(put_gpu(node("rtx4090"), [0], pcie_width=8, pcie_width_max=8)).status == PASS
+
+
+@pytest.mark.parametrize(
+    ("signals", "words"),
+    [
+        ({"name": "Tesla M10", "multi_gpu_board": True}, "x8 of x16, as the GPUs of one board share its lanes"),
+        ({"name": "NVIDIA GeForce RTX 3070 Ti Laptop GPU"}, "x8 of x16, as this laptop was built"),
+        ({"name": "NVIDIA GB10"}, "x8 of x16, which this GPU, on NVLink-C2C, does not need"),
+        ({"name": "NVIDIA GH200 480GB"}, "on NVLink-C2C"),
+        ({"name": "Tesla M10", "multi_gpu_board": False}, ""),
+        ({"name": "NVIDIA B200"}, ""),
+    ],
+)
+def test_lanes_that_nobody_can_add_are_a_note(node: Node, put_gpu: Node, signals: dict[str, Any], words: str) -> None:
+    eight = put_gpu(node("h100x8"), list(range(8)), pcie_width=8, **signals)
+    outcome = pcie_link.judge(eight)
+    assert (outcome.status, words in outcome.summary) == (PASS if words else FAIL, True)
+    # One that has fewer than its like is a fault there too.
+    odd = pcie_link.judge(put_gpu(eight, [4], pcie_width=4))
+    assert (odd.status in (FAIL, WARN), "GPU 4 4 of 16" in "".join(f.summary for f in [odd, *odd.findings])) == (
+        True,
+    ) * 2
+
+
+def test_the_generation_of_a_link_that_carries_nothing_is_no_fault(node: Node, put_gpu: Node) -> None:
+    working = {"pcie_gen": 1, "pcie_gen_max": 5, "clock_reasons": [], "utilization": 90}
+    assert pcie_link.judge(put_gpu(node("rtx4090"), [0], name="NVIDIA GB10", **working)).status == PASS
+    assert pcie_link.judge(put_gpu(node("rtx4090"), [0], **working)).status == WARN
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "status"),
+    [
+        ("Tesla V100-SXM2-32GB", "intact", PASS),
+        ("Tesla V100-SXM2-32GB", "corrupted", FAIL),
+        ("Quadro P4000", "corrupted", WARN),
+        ("a board that nobody knows", "corrupted", FAIL),
+        ("Tesla V100-SXM2-32GB", Signal(reason="NVML: Not Supported", why="unsupported"), SKIP),
+        ("Tesla V100-SXM2-32GB", Signal(reason="NVML: Unknown Error", why="failed"), ERROR),
+    ],
+)
+def test_a_corrupted_inforom_is_a_fault(node: Node, put_gpu: Node, name: str, state: Any, status: str) -> None:
+    outcome = inforom.judge(put_gpu(node("rtx4090"), [0], name=name, inforom=state))
+    assert outcome.status == status
+    if status in (FAIL, WARN):
+        assert (outcome.code, outcome.culprit.split()[:2]) == ("inforom.corrupted", ["GPU", "0"])
 
 
 @pytest.mark.parametrize(("reasons", "status"), [(["idle"], PASS), ([], WARN), (["software power cap"], WARN)])

@@ -125,6 +125,35 @@ def test_error_counters_are_judged_by_the_days_that_they_ran(
         assert (unknown.status, "not known" in unknown.summary) == (WARN, True)
 
 
+CARD_A, CARD_B = {"slot": "0000:5e:00"}, {"slot": "0000:af:00"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "culprits"),
+    [
+        # One card, one cable: its second port never had a link.
+        ([CARD_A, {**CARD_A, **DOWN}], PASS, []),
+        ([CARD_A, {**CARD_A, "state": "DOWN", "physical": "Disabled"}], PASS, []),
+        # It had one, nobody counts, no subnet manager, or the ports are of two cards.
+        ([CARD_A, {**CARD_A, **DOWN, "counters": {"link_downed": 1}}], WARN, ["mlx5_1/1"]),
+        ([CARD_A, {**CARD_A, **DOWN, "counters": {"link_downed": None}}], WARN, ["mlx5_1/1"]),
+        ([CARD_A, {**CARD_A, "state": "INIT"}], WARN, ["mlx5_1/1"]),
+        ([CARD_A, {**CARD_B, **DOWN}], WARN, ["mlx5_1/1"]),
+        # Two cards: with one cable each, and one of four cables lost.
+        ([CARD_A, {**CARD_A, **DOWN}, CARD_B, {**CARD_B, **DOWN}], PASS, []),
+        ([CARD_A, CARD_A, CARD_B, {**CARD_B, **DOWN}], WARN, ["mlx5_3/1"]),
+        ([CARD_A, {**CARD_A, **DOWN}, {**CARD_B, **DOWN}, {**CARD_B, **DOWN}], WARN, ["mlx5_2/1", "mlx5_3/1"]),
+    ],
+)
+def test_a_second_port_that_nobody_cabled_is_no_fault(
+    cpu: View, put: Node, changes: list[Port], status: str, culprits: list[str]
+) -> None:
+    ports = [{**port, **changed} for port, changed in zip(rails(len(changes)), changes, strict=True)]
+    outcome = infiniband.judge(put(cpu, ib__ports=ports))
+    found = [part.culprit for part in outcome.findings] or [outcome.culprit] * bool(outcome.culprit)
+    assert (outcome.status, found) == (status, culprits)
+
+
 def test_what_ethernet_discards_is_no_error(cpu: View, put: Node) -> None:
     ports = rails(1, **ROCE, counters={"port_xmit_discards": 10**6})
     assert infiniband.judge(put(cpu, ib__ports=ports, host__uptime=3600.0)).status == PASS

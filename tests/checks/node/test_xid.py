@@ -101,6 +101,25 @@ def test_an_instance_of_mig_is_named(node: Node, put: Node) -> None:
     assert outcome.culprit.endswith("MIG GPU-I:05")
 
 
+@pytest.mark.parametrize(
+    ("seen", "status", "codes"),
+    [
+        ([event(45, "pid=1, name=x, Ch 1 caused by previous Xid 95")], FAIL, ["xid.95"]),
+        ([event(45, "pid=1, name=x, Ch 1 caused by previous Xid 149")], WARN, ["xid.149"]),
+        ([event(45, "pid=1, name=x, Ch 1 caused by previous Xid 31")], PASS, []),
+        ([event(45, "pid=1, name=x, Ch 1 caused by previous Xid 95"), event(95)], FAIL, ["xid.95"]),
+        ([event(45, "Ch 1 caused by previous Xid 31"), event(45, "Ch 2 caused by previous Xid 79")], FAIL, ["xid.79"]),
+        ([event(13, "Ch 1 caused by previous Xid 79")], PASS, []),
+    ],
+)
+def test_what_the_log_only_names_as_a_cause_is_judged_too(
+    node: Node, put: Node, seen: list[dict[str, Any]], status: str, codes: list[str]
+) -> None:
+    outcome = xid.judge(put(node("h100x8"), kernel__xids=seen))
+    found = [finding.code for finding in outcome.findings] or [outcome.code] * bool(outcome.code)
+    assert (outcome.status, found) == (status, codes)
+
+
 def test_a_gpu_without_power_cables_is_one_failure_and_the_cables_are_its_remedy(node: Node, put: Node) -> None:
     at, other = {"bus_id": "0000:f1:00.0", "text": "", "age": 60.0, "count": 1}, "0000:f2:00.0"
     kinds = [{"kind": "power-cable", **at}, {"kind": "start", **at}, {"kind": "start", **at, "bus_id": other}]

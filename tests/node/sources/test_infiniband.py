@@ -39,6 +39,7 @@ def test_a_port_is_read_whole_and_names_no_address(tmp_path: Path) -> None:
     counters = found.pop("counters")
     assert found == {
         "device": "mlx5_0",
+        "slot": None,
         "port": 1,
         "type": "CA",
         "model": "MT_0000000838",
@@ -51,6 +52,14 @@ def test_a_port_is_read_whole_and_names_no_address(tmp_path: Path) -> None:
     }
     assert (counters["link_downed"], counters["symbol_error"], counters["port_rcv_errors"]) == (3, None, None)
     assert "fe80" not in str(signal)
+
+
+def test_the_ports_of_one_card_are_in_one_slot(tmp_path: Path) -> None:
+    for device, place in (("mlx5_0", "0000:5E:00.0"), ("mlx5_1", "0000:5e:00.1"), ("siw0", "virtual")):
+        port(tmp_path, device)
+        (tmp_path / place).mkdir()
+        (tmp_path / f"sys/class/infiniband/{device}/device").symlink_to(tmp_path / place)
+    assert [p["slot"] for p in infiniband.ports(tmp_path).value] == ["0000:5e:00", "0000:5e:00", None]
 
 
 def test_every_port_of_every_device_is_there(tmp_path: Path) -> None:

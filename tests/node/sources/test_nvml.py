@@ -212,3 +212,19 @@ def test_a_user_who_may_open_no_gpu_is_told_of_each(fake_nvml: Fake) -> None:
     refused = {"nvmlDeviceGetHandleByIndex": "Insufficient Permissions"}
     _, gpus = nvml.read(fake_nvml(refused, nvmlDeviceGetCount=2))
     assert [gpu.uuid for gpu in gpus] == ["lost-0", "lost-1"]
+
+
+@pytest.mark.parametrize(
+    ("refused", "value", "why"),
+    [
+        ({}, "intact", None),
+        ({"nvmlDeviceValidateInforom": "Corrupted infoROM"}, "corrupted", None),
+        ({"nvmlDeviceValidateInforom": "Not Supported"}, None, "unsupported"),
+        ({"nvmlDeviceValidateInforom": "Unknown Error"}, None, "failed"),
+    ],
+)
+def test_only_a_wrong_checksum_is_a_corrupted_inforom(
+    fake_nvml: Fake, refused: dict[str, str], value: str | None, why: str | None
+) -> None:
+    _, [gpu] = nvml.read(fake_nvml(refused))
+    assert (gpu.signal("inforom").value, gpu.signal("inforom").why) == (value, why)

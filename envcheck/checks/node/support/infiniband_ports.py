@@ -67,6 +67,26 @@ def roce(port: Port) -> bool:
     return ethernet(port) and port.get("type") in (None, "CA")
 
 
+def unused(group: list[Port]) -> list[Port]:
+    """Return the ports that never had a link since the driver's load, beside one of their card that is up.
+
+    Where a card of the kind has all its ports up they are wanted, and a port without a link is none of these.
+    """
+    cards: dict[object, list[Port]] = {}
+    for port in group:
+        cards.setdefault(port.get("slot"), []).append(port)
+    spared = [
+        ports for slot, ports in cards.items() if slot and any(map(active, ports)) and not all(map(active, ports))
+    ]
+    if len(spared) < sum(any(map(active, ports)) for ports in cards.values()):
+        return []
+    return [port for ports in spared for port in ports if not active(port) and _never_linked(port)]
+
+
+def _never_linked(port: Port) -> bool:
+    return port.get("physical") != "LinkUp" and port.get("counters", {}).get("link_downed") == 0
+
+
 def groups(found: list[Port]) -> list[list[Port]]:
     """Return the ports by kind: one link layer and one board, for only such are comparable."""
     kinds = sorted({_kind(port) for port in found})

@@ -18,6 +18,8 @@ _CONSUMER: Final = re.compile(
 # Profiles of a shared board, "GRID T4-16Q" or "NVIDIA L40S-48C": only data-centre boards are shared.
 _VGPU: Final = re.compile(r"^GRID |-\d+[ABCQ]$")
 _LAPTOP: Final = re.compile(r"Laptop|Max-Q|Mobile|\bMX\d{3}\b")
+# Grace Hopper, Grace Blackwell and GB10 (DGX Spark); nvtop#426 shows one lane of generation 1 there.
+_C2C: Final = re.compile(r"\bG[HB]\d{2,3}\b")
 _JETSON: Final = re.compile(r"nvgpu|Orin|Xavier|Jetson|Tegra|\bThor\b")
 _GUESTS: Final = ("passthrough", "vgpu")
 
@@ -60,8 +62,13 @@ def is_datacenter(view: View, name: str) -> bool | None:
 
 
 def laptop(name: str) -> bool:
-    """Return whether a model is made for laptops, whose power limit moves with the CPU's load."""
+    """Return whether a model is made for laptops: soldered on, and its power limit moves with the CPU's load."""
     return bool(_LAPTOP.search(name))
+
+
+def coherent(name: str) -> bool:
+    """Return whether a GPU hangs on its CPU by NVLink-C2C, so that its PCIe link carries next to nothing."""
+    return bool(_C2C.search(name))
 
 
 def wsl(view: View) -> bool:
