@@ -8,6 +8,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
@@ -150,7 +151,8 @@ def _size_from(url: str, options: TransferOptions) -> int:
             return size
         busy = range_responses.busy_failure(answer.status, answer.headers, time.time())
         if busy is None:
-            message = f"it answers {answer.status} and no size"
+            complete = answer.status in {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}
+            message = f"it answers {answer.status}{' without the size of the file' if complete else ''}"
             raise NetworkError(message, status_advice(answer.status))
         options.note(f"{host_of(url)}: {busy.reason}")
         raise RetryLaterError(busy.reason, busy.after)

@@ -72,11 +72,20 @@ def _parse_html(chunks: Iterable[bytes], url: str) -> list[IndexFile]:
     reader, decoder = _Links(url), codecs.getincrementaldecoder("utf-8")("replace")
     for chunk in chunks:
         for at in range(0, len(chunk), _FED):
-            reader.feed(decoder.decode(chunk[at : at + _FED]))
+            _feed(reader, decoder.decode(chunk[at : at + _FED]))
             if len(reader.rawdata) > _LONGEST_TAG:
                 message = f"its page has a tag of more than {_LONGEST_TAG} characters"
                 raise NetworkError(message)
     return reader.files
+
+
+def _feed(reader: HTMLParser, text: str) -> None:
+    """Have Python's parser read on. It raises these for a bad `<![` and for a character's number of many digits."""
+    try:
+        reader.feed(text)
+    except (AssertionError, ValueError) as error:
+        message = "its page is not valid HTML"
+        raise NetworkError(message) from error
 
 
 def _too_many_error() -> NetworkError:

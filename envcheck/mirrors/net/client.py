@@ -59,7 +59,7 @@ class SlowError(NetworkError):
 
 
 class SilentError(SlowError):
-    """An answer of which nothing came for as long as one read may take."""
+    """A host of which nothing came for as long as connecting or one read may take."""
 
 
 class UntrustedError(NetworkError):
@@ -114,7 +114,7 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
         """Yield the body. Its host counts as silent if it hardly moves, and as heard once it ends or clearly moves."""
         came, began = 0, time.monotonic()
         try:
-            while chunk := self._response.read1(size, decode_content=decode):
+            while chunk := self._next_chunk(size, decode=decode):
                 if came < stall.BYTES <= came + len(chunk):
                     self._silence.heard(self.url)
                 came += len(chunk)
@@ -125,6 +125,10 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
                 self._silence.note(self.url, began)
             raise broken from error
         self._silence.heard(self.url)
+
+    def _next_chunk(self, size: int, *, decode: bool) -> bytes:
+        with read_deadlines.within(stall.SECONDS):
+            return self._response.read1(size, decode_content=decode)
 
     def text(self, limit: int) -> bytes:
         """Return the whole decoded body. Raise NetworkError if it has more than `limit` bytes."""
@@ -137,6 +141,10 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
 
     def _page(self, limit: int) -> Iterator[bytes]:
         left, until = limit, time.monotonic() + _PAGE_SECONDS
+        unreadable = _unreadable_encodings(self.headers)
+        if unreadable:
+            message = f"its Content-Encoding cannot be read: {unreadable}"
+            raise NetworkError(message)
         for chunk in self.decoded_chunks(_CHUNK):
             left -= len(chunk)
             if left < 0:
@@ -203,7 +211,8 @@ class Client:
                 message = f"its redirects took more than {_REDIRECTED:.0f} s, the last to {host_of(url)}"
                 raise SlowError(message)
             hosts.append(host_of(url))
-            response = self._send(method, url, headers or {})
+            send = self._follow if passed else self._send
+            response = send(method, url, headers or {})
             target = response.headers.get("Location")
             if response.status not in _REDIRECTS or target is None:
                 return HttpResponse(response, url, tuple(hosts), tuple(passed), self.silence)
@@ -215,6 +224,14 @@ class Client:
                 raise NetworkError(str(error)) from error
         message = f"more than {HOPS} redirects, the last to {host_of(url)}"
         raise NetworkError(message)
+
+    def _follow(self, method: str, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+        """Send a request to where a redirect leads; an error names that host, and not the one that redirects."""
+        try:
+            return self._send(method, url, headers)
+        except NetworkError as error:
+            message = f"redirected to {host_of(url)}: {error}"
+            raise type(error)(message, error.fix) from error
 
     def handshake(self, url: str) -> Handshake | None:
         """Connect once, offering HTTP/2, and return how long each step took; None if a proxy is in between."""
@@ -243,18 +260,18 @@ class Client:
             message = f"{host_of(url)} is not in the profile, and the profile is closed"
             raise NetworkError(message, advice.CLOSED)
         if self.silence.given_up(url):
-            message = "it stalled again and again"
-            raise SilentError(message)
+            raise SilentError(self.silence.reason(url))
         began = time.monotonic()
         own = {"User-Agent": f"envcheck/{__version__}", "Accept-Encoding": "identity"}
         try:
             sent = {**own, **headers, **self._auth(url)}
-            with NETWORK_WAITS.on(host_of(url), "answer", f"no answer yet, and it has {self._read:.0f} s"):
+            waiting = NETWORK_WAITS.on(host_of(url), "answer", f"no answer yet, and it has {self._read:.0f} s")
+            with waiting, read_deadlines.within(stall.SECONDS):
                 return self._pool(url).request(method, url, headers=sent, redirect=False, preload_content=False)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             failure = _network_error(error, url)
             if isinstance(failure, SlowError):
-                self.silence.note(url, began)
+                self.silence.note(url, began, str(failure))
             raise failure from error
 
     def _auth(self, url: str) -> dict[str, str]:
@@ -302,7 +319,7 @@ def _trust(ca: Path | None) -> ssl.SSLContext:
 
 def _drain(response: urllib3.BaseHTTPResponse) -> None:
     """Read the short body of a redirect; close the connection if the body is longer."""
-    with contextlib.suppress(urllib3.exceptions.HTTPError, OSError):
+    with contextlib.suppress(urllib3.exceptions.HTTPError, OSError), read_deadlines.within(stall.SECONDS):
         response.read(_DRAINED, decode_content=False)
     if response.length_remaining == 0:
         response.release_conn()
@@ -310,12 +327,20 @@ def _drain(response: urllib3.BaseHTTPResponse) -> None:
         response.close()
 
 
+def _unreadable_encodings(headers: Mapping[str, str]) -> str:
+    """Return the encodings of a body that cannot be decoded here, as text for the user, or ""."""
+    names = [name.strip().lower() for name in headers.get("Content-Encoding", "").split(",")]
+    readable = {"", "identity", *urllib3.response.HTTPResponse.CONTENT_DECODERS}
+    shown = ", ".join(name[:20] if name.isprintable() else "?" for name in names if name not in readable)
+    return shown[:60]
+
+
 def _network_error(error: Exception, url: str) -> NetworkError:
     failed = read_deadlines.tls_error(error)
     if isinstance(error, _PROXY):
-        return NetworkError(
-            f"its proxy: {read_deadlines.describe(getattr(error, 'original_error', error))}", advice.proxy_advice(url)
-        )
+        original = getattr(error, "original_error", error)
+        kind = type(_read_error(original))
+        return kind(f"its proxy: {read_deadlines.describe(original)}", advice.proxy_advice(url))
     return (
         _read_error(error)
         if failed is None

@@ -3,28 +3,56 @@
 A read timeout does not end a server that sends a byte now and then. Every byte of a response passes through one stream
 here, which times the waiting (see `stall.StallDetector`). So a response ends whichever part stalls: the status line,
 the headers, the body or a redirect.
+
+What never stalls may still have no end: interim answers, chunk trailers, or compressed data that is empty. So a reader
+that waits for one thing, such as the headers or the next chunk, says by when it must be there (see `within`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import re
+import socket
 import ssl
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from envcheck.mirrors.net import stall
+from envcheck.mirrors.net import connecting, stall
 
 # http.client's text for a proxy that refuses; the proxy's own words follow the status.
 _TUNNEL: Final = re.compile(r"Tunnel connection failed: ([0-9]{3})\b")
 
 
+_NOT_HTTP: Final = "its answer is not valid HTTP"
+
+
 class StalledError(TimeoutError):
     """A response that stalls."""
+
+
+class EndlessError(StalledError):
+    """A response that keeps sending, and not what is waited for."""
+
+
+# The deadline of what each thread waits for, on the monotonic clock.
+_deadline = threading.local()
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """End what this thread reads in the block if bytes still come after so many seconds. Blocks do not nest."""
+    _deadline.until = time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        _deadline.until = None
 
 
 class _Raw(Protocol):
@@ -48,6 +76,10 @@ class _Timed(io.RawIOBase):
         size = self._raw.readinto(buffer)
         if self._stall.record(time.monotonic() - began, size or 0):
             raise StalledError(stall.reason())
+        until = getattr(_deadline, "until", None)
+        if until is not None and time.monotonic() > until:
+            message = "it keeps sending, and not what is waited for"
+            raise EndlessError(message)
         return size
 
     def close(self) -> None:
@@ -64,16 +96,28 @@ class _Response(http.client.HTTPResponse):
         plain.close()
 
 
-class _Plain(HTTPConnection):
+class _Connecting(HTTPConnection):
+    """A connection whose addresses together have one timeout."""
+
     response_class = _Response
 
+    def _new_conn(self) -> socket.socket:
+        try:
+            return connecting.connect(self._dns_host, self.port, float(self.timeout or 0), self.socket_options or ())
+        except socket.gaierror as error:
+            raise urllib3.exceptions.NameResolutionError(self.host, self, error) from error
+        except TimeoutError as error:
+            raise urllib3.exceptions.ConnectTimeoutError(self, "no connection in time") from error
+        except OSError as error:
+            raise urllib3.exceptions.NewConnectionError(self, "no connection") from error
 
-class _Secure(HTTPSConnection):
-    response_class = _Response
+
+class _Secure(_Connecting, HTTPSConnection):
+    pass
 
 
 class _PlainPool(urllib3.HTTPConnectionPool):
-    ConnectionCls = _Plain
+    ConnectionCls = _Connecting
 
 
 class _SecurePool(urllib3.HTTPSConnectionPool):
@@ -89,9 +133,9 @@ def is_stalled(error: Exception) -> bool:
 
 
 def is_silent(error: Exception) -> bool:
-    """Return whether nothing came for as long as one read may take."""
+    """Return whether nothing came for as long as one read, or connecting, may take."""
     reason = getattr(error, "reason", None)
-    timed_out = isinstance(error, urllib3.exceptions.ReadTimeoutError)
+    timed_out = isinstance(error, (urllib3.exceptions.ReadTimeoutError, urllib3.exceptions.ConnectTimeoutError))
     return timed_out or (isinstance(reason, Exception) and is_silent(reason))
 
 
@@ -105,23 +149,29 @@ def tls_error(error: Exception) -> ssl.SSLError | None:
     return None
 
 
+def _is_not_http(reason: object) -> bool:
+    """Tell whether http.client could not read a status line, a header or a chunk; a closed connection is none."""
+    cut_off = (OSError, http.client.IncompleteRead)
+    return isinstance(reason, http.client.HTTPException) and not isinstance(reason, cut_off)
+
+
 def describe(error: Exception) -> str:
     """Return the innermost reason as text, without the objects and (possibly signed) URLs that urllib3 adds."""
     if is_stalled(error):
-        return stall.reason()
+        return str(error if isinstance(error, StalledError) else error.__cause__)
     failed = tls_error(error)
     if failed is not None:
         return f"TLS: {getattr(failed, 'verify_message', '') or failed.reason or 'failed'}"
     reason = getattr(error, "reason", None)
     if isinstance(reason, Exception):
         return describe(reason)
-    if isinstance(error, ValueError):
-        return "its URL is invalid"
     refused = _TUNNEL.match(str(error))
     if refused:
         return f"it answers {refused[1]}"
     texts = {
+        ValueError: "its URL is invalid",
         TimeoutError: "no answer in time",
+        urllib3.exceptions.InvalidHeader: _NOT_HTTP,
         urllib3.exceptions.DecodeError: "its Content-Encoding cannot be read",
         urllib3.exceptions.NameResolutionError: "the name does not resolve",
         urllib3.exceptions.NewConnectionError: "no connection",
@@ -130,5 +180,7 @@ def describe(error: Exception) -> str:
         urllib3.exceptions.IncompleteRead: "the response ended too early",
         urllib3.exceptions.ProtocolError: "it was cut off",
     }
+    if isinstance(error, urllib3.exceptions.ProtocolError) and any(map(_is_not_http, error.args)):
+        return _NOT_HTTP
     reason_text = next((text for kind, text in texts.items() if isinstance(error, kind)), None)
     return reason_text or getattr(error, "strerror", None) or f"the request failed ({type(error).__name__})"

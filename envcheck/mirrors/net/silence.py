@@ -24,10 +24,12 @@ class Silence:
         self._clock = clock
         self._lock = threading.Lock()
         self._silent: dict[str, tuple[int, float]] = {}  # host -> rounds, and the end of the last one
+        self._reasons: dict[str, str] = {}
 
-    def note(self, url: str, began: float) -> None:
-        """Note that a request to a host, made at `began`, has had no answer until now."""
+    def note(self, url: str, began: float, reason: str = "it stalled") -> None:
+        """Note that a request to a host, made at `began`, has had no answer until now, and the failure as text."""
         with self._lock:
+            self._reasons[host_of(url)] = reason
             rounds, last = self._silent.get(host_of(url), (0, began))
             self._silent[host_of(url)] = (rounds + 1, self._clock()) if began >= last else (rounds, last)
 
@@ -44,6 +46,10 @@ class Silence:
         """Tell whether the URL's host was silent so often, and so lately, that it is not worth asking."""
         rounds, last = self._silent.get(host_of(url), (0, 0.0))
         return rounds >= ROUNDS and self._clock() - last < WHILE
+
+    def reason(self, url: str) -> str:
+        """Return how the last request to the URL's host failed, as text for the user."""
+        return f"{self._reasons.get(host_of(url), 'it stalled')}, again and again"
 
     def last(self, urls: Sequence[str]) -> tuple[str, ...]:
         """Return the URLs, those of silent hosts after the others."""

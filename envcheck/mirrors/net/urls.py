@@ -12,8 +12,9 @@ _PORTS: Final = {"http": 80, _SECURE: 443}
 
 
 def host_of(url: str) -> str:
-    """Return host:port of a URL, without a user or password."""
-    return urlsplit(url).netloc.rpartition("@")[2]
+    """Return host:port of a URL, without a user or password. A redirect or page may name one that is not printable."""
+    host = urlsplit(url).netloc.rpartition("@")[2]
+    return host if host.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in host)
 
 
 def origin_of(url: str) -> tuple[str, str | None, int | None]:

@@ -1,0 +1,116 @@
+"""Answers without an end that never stall, and pages that Python's own parser refuses: each is one line, in time."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from envcheck.mirrors.index import simple_api
+from envcheck.mirrors.net import stall
+from envcheck.mirrors.net.client import Client, NetworkError, SlowError
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
+START = Callable[[bytes, bytes], str]
+
+
+@pytest.fixture
+def start() -> Iterator[START]:
+    """Give a function that starts a server which sends `before`, and then `unit` again and again, if there is one."""
+    listening: list[socket.socket] = []
+
+    def serve(before: bytes, unit: bytes = b"") -> str:
+        server = socket.create_server(("127.0.0.1", 0))
+        listening.append(server)
+
+        def one(client: socket.socket) -> None:
+            with client, contextlib.suppress(OSError):
+                client.recv(1 << 16)
+                client.sendall(before)
+                while unit:
+                    client.sendall(unit * 1000)
+                    time.sleep(0.02)
+
+        def loop() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    threading.Thread(target=one, args=(server.accept()[0],), daemon=True).start()
+
+        threading.Thread(target=loop, daemon=True).start()
+        return f"http://127.0.0.1:{server.getsockname()[1]}/torch/"
+
+    yield serve
+    for server in listening:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+
+
+ENDLESS = {
+    "interim answers": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "trailers": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"X: y\r\n"),
+    "trailers of a redirect": (
+        b"HTTP/1.1 302 F\r\nLocation: /\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n",
+        b"X: y\r\n",
+    ),
+    "empty compressed data": (HEAD + b"Content-Encoding: gzip\r\n\r\n", gzip.compress(b"")),
+}
+
+
+@pytest.mark.parametrize("part", ENDLESS)
+@pytest.mark.timeout(60)
+def test_what_never_stalls_and_has_no_end_is_given_up(start: START, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    monkeypatch.setattr(stall, "SECONDS", 0.5)
+    url = start(*ENDLESS[part])
+    with pytest.raises(NetworkError) as raised:
+        simple_api.read_page(Client(read=5.0), url)
+    if part != "trailers of a redirect":  # there the redirects end, by their number
+        assert isinstance(raised.value, SlowError)
+        assert str(raised.value) == "it keeps sending, and not what is waited for"
+
+
+@pytest.mark.timeout(60)
+def test_the_bytes_of_a_file_whose_trailers_have_no_end_are_given_up(
+    start: START, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stall, "SECONDS", 0.5)
+    url = start(*ENDLESS["trailers"])
+    with pytest.raises(SlowError, match="keeps sending"), Client(read=5.0).get(url) as answer:
+        b"".join(answer.chunks(1 << 16))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'<a href="&#' + b"9" * 5000 + b';">x</a>', b"&#" + b"9" * 5000 + b";<a>", b"<![foo[x]]>", b"<![ x", b"<!["],
+)
+def test_a_page_that_python_s_parser_refuses_is_one_line(body: bytes) -> None:
+    with pytest.raises(NetworkError, match="not valid HTML"):
+        simple_api.parse_page(body + b"<a href='torch-1.0-py3-none-any.whl'>t</a>", "text/html", "http://t/")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"<a href='torch'>torch</a>", "its answer is not valid HTTP"),
+        (b"HTTP/2.0 200 OK\r\n\r\n", "its answer is not valid HTTP"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 150 + b"\r\n", "its answer is not valid HTTP"),
+        (HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", "its answer is not valid HTTP"),
+        (b"", "it was cut off"),
+        (HEAD + b"Content-Length: 9999\r\n\r\nx", "it was cut off"),
+        (HEAD + b"Content-Encoding: br\r\n\r\nx", "its Content-Encoding cannot be read: br"),
+        (HEAD + b"Content-Encoding: gzip, \x1b[2J\r\n\r\nx", r"its Content-Encoding cannot be read: \?"),
+        (b"HTTP/1.1 302 F\r\nLocation: http://127.0.0.1:1/x\r\n\r\n", "redirected to 127.0.0.1:1: no connection"),
+        (b"HTTP/1.1 302 F\r\nLocation: http://a..b/\r\n\r\n", r"redirected to a\.\.b: its URL is invalid"),
+        (
+            b"HTTP/1.1 302 F\r\nLocation: http://\x9b31mb:99999/\r\n\r\n",
+            r"redirected to \?31mb:99999: its URL is invalid",
+        ),
+    ],
+)
+def test_what_is_wrong_and_with_whom_is_said(start: START, answer: bytes, said: str) -> None:
+    with pytest.raises(NetworkError, match=f"^{said}$"):
+        simple_api.read_page(Client(), start(answer, b""))
