@@ -55,9 +55,15 @@ def torchrun(rank: int, local_world: int, nodes: int) -> dict[str, str]:
     }
 
 
-def mpi(rank: int, local_world: int, nodes: int) -> dict[str, str]:
-    names = {"RANK": rank, "SIZE": nodes * local_world, "LOCAL_RANK": rank % local_world, "LOCAL_SIZE": local_world}
+def mpi(rank: int, local_world: int, nodes: int, *, local: int | None = None, world: int = 0) -> dict[str, str]:
+    local = rank % local_world if local is None else local
+    names = {"RANK": rank, "SIZE": world or nodes * local_world, "LOCAL_RANK": local, "LOCAL_SIZE": local_world}
     return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in names.items()}
+
+
+def array(task: int, node: int) -> dict[str, str]:
+    numbers = {"SLURM_ARRAY_TASK_COUNT": "2", "SLURM_ARRAY_TASK_ID": str(task)}
+    return slurm(node, 2) | numbers | {"SLURMD_NODENAME": f"n{2 * task + node}"}
 
 
 LAUNCHED = {
@@ -78,6 +84,30 @@ LAUNCHED = {
     "MPICH": [{"PMI_RANK": str(n), "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"} for n in range(2)],
     "an indexed Job": [{"JOB_COMPLETION_INDEX": str(n), "NODE_NAME": "k1"} for n in range(3)],
     "a pod a node": [{"RANK": str(n), "WORLD_SIZE": "2"} for n in range(2)],
+    "mpirun, ranks in turn": [mpi(rank, 2, 2, local=rank // 2) for rank in range(4)],
+    "mpirun, nodes of 4, 2, 2 and 4 ranks": [
+        mpi(first + local, here, 4, local=local, world=12)
+        for first, here in ((0, 4), (4, 2), (6, 2), (8, 4))
+        for local in range(here)
+    ],
+    "an array of jobs of two nodes": [array(task, node) for task in range(2) for node in range(2)],
+    "a torchrun for itself on each node of srun": [
+        slurm(node, 2) | torchrun(rank, 2, 1) for node in range(2) for rank in range(2)
+    ],
+    "a torchrun for itself in each job of an array": [
+        {"SLURM_ARRAY_TASK_COUNT": "2", "SLURM_ARRAY_TASK_ID": str(n), "SLURMD_NODENAME": f"n{n}"} | torchrun(0, 1, 1)
+        for n in range(2)
+    ],
+    "a torchrun for itself in each pod": [{"JOB_COMPLETION_INDEX": str(n)} | torchrun(0, 1, 1) for n in range(2)],
+    "an mpirun for itself in each pod": [{"JOB_COMPLETION_INDEX": str(n)} | mpi(0, 1, 1) for n in range(2)],
+    "a PyTorchJob": [{"PET_NODE_RANK": str(n), "PET_NNODES": "2"} for n in range(2)],
+    "an elastic PyTorchJob": [{"PET_NODE_RANK": str(n), "PET_NNODES": "1:2"} for n in range(2)],
+    "a torchrun for itself in each pod of a PyTorchJob": [
+        {"PET_NODE_RANK": str(n), "PET_NNODES": "2"} | torchrun(0, 1, 1) for n in range(2)
+    ],
+    "Ray, without numbers of nodes": [
+        {k: v for k, v in torchrun(rank, 2, 2).items() if not k.startswith("GROUP")} for rank in range(4)
+    ],
     "ranks that Slurm's script numbered itself": [slurm(n) | {"RANK": str(n), "WORLD_SIZE": "4"} for n in range(4)],
 }
 
@@ -88,7 +118,7 @@ def test_each_node_writes_one_file_of_its_own(launched: list[dict[str, str]], *,
     places = [place(environ) for environ in launched]
     assert all(where.several_nodes for where in places)
     writers = [where for where in places if left_to_the_first(where, {}) is None]
-    assert len(writers) == len({where.node_rank for where in places})
+    assert len(writers) == len({where.node_rank for where in writers})
     names = [node_of(where, nameless=nameless, host="localhost").name for where in writers]
     assert len(set(names)) == len(names), names
     for output in (Output(Path("d"), directory=True), Output(Path("r.json"))):

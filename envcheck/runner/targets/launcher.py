@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 import msgspec
+from msgspec import structs
 
 Launcher = Literal["none", "torchrun", "slurm", "mpi", "kubernetes"]
 
@@ -19,7 +20,8 @@ Launcher = Literal["none", "torchrun", "slurm", "mpi", "kubernetes"]
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """A rank's place among all, and among those of its node.
 
-    `node` is the node's name as the launcher has it, "" where it gives none; `node_rank` its number. `nodes` is how
+    `node` is the node's name as the launcher has it, "" where it gives none; `node_rank` its number, or
+    its first rank's where the launcher numbers no nodes. `nodes` is how
     many there are, 0 for several of which the launcher gives no count.
     """
 
@@ -92,10 +94,16 @@ def place(environ: Mapping[str, str]) -> Place:
     """Return what the launcher says; without one, or where it contradicts itself, a group of one.
 
     A process of an allocation of several nodes that no launcher started, such as a batch script, is a group of one on
-    a node of several.
+    a node of several. A group of one node, such as `srun -N4 torchrun --standalone`, is on the node of what is around.
     """
-    found, alone = _said(environ), _allocated(environ)
-    return alone if found is None or _impossible(found) else found
+    found, around = _said(environ), _allocated(environ)
+    if found is None or _impossible(found):
+        return around
+    if found.launcher == "slurm":
+        return found
+    if found.several_nodes:
+        return structs.replace(found, nodes=max(found.nodes, _job_nodes(environ)))
+    return structs.replace(found, node_rank=around.node_rank, nodes=around.nodes)
 
 
 def complaints(environ: Mapping[str, str]) -> list[str]:
@@ -148,9 +156,10 @@ def _ranks(environ: Mapping[str, str], names: _Names) -> Place | None:
         local_rank=local,
         local_world=local_world,
         node=_node(environ),
-        # A launcher that does not number its nodes numbers its ranks: those of two nodes differ.
-        node_rank=rank // local_world if node_rank is None else node_rank,
-        nodes=max(nodes, _job_nodes(environ)),
+        # A launcher that does not number its nodes numbers its ranks. A node's first rank is no other node's, also
+        # where ranks go round (mpirun --map-by node) or nodes have different numbers of them.
+        node_rank=rank - local if node_rank is None else node_rank,
+        nodes=nodes,
     )
 
 
@@ -175,8 +184,10 @@ def _slurm(environ: Mapping[str, str]) -> Place | None:
 
 def _slurm_node(environ: Mapping[str, str]) -> int:
     """Return the node's number: in the step where that has several, else what tells steps or jobs of an array apart."""
-    wide = (_number(environ, "SLURM_STEP_NUM_NODES") or _number(environ, "SLURM_NNODES") or 1) > 1
-    names = ("SLURM_NODEID",) if wide else ("SLURM_ARRAY_TASK_ID", "SLURM_STEP_ID", "SLURM_NODEID")
+    nodes = _number(environ, "SLURM_STEP_NUM_NODES") or _number(environ, "SLURM_NNODES") or 1
+    if nodes > 1:
+        return (_number(environ, "SLURM_ARRAY_TASK_ID") or 0) * nodes + (_number(environ, "SLURM_NODEID") or 0)
+    names = ("SLURM_ARRAY_TASK_ID", "SLURM_STEP_ID", "SLURM_NODEID")
     return next((number for name in names if (number := _number(environ, name)) is not None), 0)
 
 
@@ -193,10 +204,14 @@ def _tasks_here(environ: Mapping[str, str]) -> int | None:
 
 
 def _allocated(environ: Mapping[str, str]) -> Place:
-    """Return the group of one, on the node of whatever allocation or indexed Job this process is part of."""
+    """Return the group of one, on the node of the allocation, indexed Job or PyTorchJob around this process."""
     index = _number(environ, "JOB_COMPLETION_INDEX")
     if index is not None:
         return Place(node=_node(environ), node_rank=index, nodes=0)
+    pods = environ.get("PET_NNODES", "")
+    if _RANGE.fullmatch(pods) or (_number(environ, "PET_NNODES") or 1) > 1:
+        index = _number(environ, "PET_NODE_RANK") or 0
+        return Place(node=_node(environ), node_rank=index, nodes=_number(environ, "PET_NNODES") or 0)
     nodes = max(1, _job_nodes(environ))
     return Place(node=_node(environ), node_rank=_slurm_node(environ), nodes=nodes) if nodes > 1 else Place()
 

@@ -23,11 +23,15 @@ SLURM = {
     ("environ", "expected"),
     [
         ({}, Place()),
-        (TORCHRUN, Place(launcher="torchrun", rank=9, world=16, local_rank=1, local_world=8, node_rank=1, nodes=2)),
+        (TORCHRUN, Place(launcher="torchrun", rank=9, world=16, local_rank=1, local_world=8, node_rank=8, nodes=2)),
         (SLURM, Place(launcher="slurm", rank=8, world=9, local_rank=0, local_world=1, node="n3", node_rank=2, nodes=3)),
         (
-            TORCHRUN | SLURM,
+            TORCHRUN | {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"} | SLURM,
             Place(launcher="torchrun", rank=9, world=16, local_rank=1, local_world=8, node="n3", node_rank=1, nodes=3),
+        ),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"} | SLURM,  # one node of three
+            Place(launcher="torchrun", rank=1, world=2, local_rank=1, local_world=2, node="n3", node_rank=2, nodes=3),
         ),
         (
             {"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "2", "NODE_NAME": "k1"},
