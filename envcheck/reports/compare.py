@@ -23,6 +23,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from envcheck.printable import printable
 from envcheck.reports import phrases
 from envcheck.reports.blamed_gpus import uuids
 from envcheck.reports.model import RunReport
@@ -261,5 +262,5 @@ def _said(same: list[ReportChange]) -> list[str]:
 
 
 def _wrapped(text: str, later: str, first: str = "") -> list[str]:
-    clean = phrases.printable(text)
+    clean = printable(text)
     return textwrap.wrap(clean, _COLUMNS, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)

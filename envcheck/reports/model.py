@@ -17,6 +17,7 @@ from envcheck.runner.state import Run
 from envcheck.runner.targets.launcher import Place, place
 
 SCHEMA: Final = "envcheck/report/1"
+_ANY: Final = SCHEMA.rpartition("/")[0]
 _FIX: Final = "give the file that `envcheck run --output` wrote"
 
 
@@ -100,24 +101,31 @@ def load(path: Path) -> RunReport:
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
         raise ConfigError(message, fix=_FIX) from error
+    except RecursionError as error:
+        message = f"{path} is not a report: it is nested deeper than any report"
+        raise ConfigError(message, fix=_FIX) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        other = _other_schema(content)
-        message = f"{path} has another schema: {other}, not {SCHEMA}" if other else f"{path} is not a report: {error}"
+        other = _other_version(content)
+        message = f"{path} {other}" if other else f"{path} is not a report: {error}"
         fix = "read it with an envcheck of the version that wrote it" if other else _FIX
         raise ConfigError(message, fix=fix) from error
 
 
 class _Head(msgspec.Struct):
     schema: str
+    tool: str = __version__
 
 
-def _other_schema(content: bytes) -> str | None:
-    """Return the schema of what another version of envcheck wrote; None for what is not a report at all."""
+def _other_version(content: bytes) -> str:
+    """Say how another version of envcheck wrote a report; nothing of what is not a report, or of this version."""
     try:
-        schema = msgspec.json.decode(content, type=_Head).schema
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return schema if schema != SCHEMA and schema.startswith(SCHEMA.rpartition("/")[0]) else None
+        head = msgspec.json.decode(content, type=_Head)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+    if head.schema == SCHEMA:
+        other = f"was written by envcheck {head.tool[:20]}, whose reports have other fields than those of {__version__}"
+        return other if head.tool != __version__ else ""
+    return f"has another schema: {head.schema}, not {SCHEMA}" if head.schema.startswith(_ANY) else ""
 
 
 def json_schema() -> bytes:

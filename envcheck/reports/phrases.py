@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import datetime as dt
 import math
-import re
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -19,8 +18,6 @@ _SIGNS: Final = {"at least": "≥", "at most": "≤", "equal": "="}
 _LIBRARIES: Final = {"cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL"}
 _WHOLE, _LARGE = 1e3, 1e9
 _LOG_LINES, _SHOWN = 12, 20
-_ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
-_UNPRINTABLE: Final = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def quantity(value: Any, unit: str) -> str:
@@ -235,11 +232,6 @@ def seconds(report: RunReport) -> float:
     except (ValueError, TypeError):  # TypeError: one of them names no time zone
         return sum(outcome.seconds for outcome in report.outcomes)
     return over.total_seconds()
-
-
-def printable(text: str) -> str:
-    """Return the text without colours and without what XML, HTML and terminals cannot hold."""
-    return _UNPRINTABLE.sub("", _ESCAPES.sub("", text))
 
 
 def size(count: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
-from envcheck.checks import Outcome
+from envcheck.checks import ERROR, Outcome
 from envcheck.errors import UnavailableError
 from envcheck.runner import attempts
 from envcheck.runner.execute import insist_on_gpu, name_lost_gpus, unmeasured
@@ -21,6 +21,7 @@ from envcheck.runner.targets.interface import Handle
 
 # What a run adds by itself, from the plan and the snapshot.
 _OWN = ("require-gpu", lost_gpus.ID)
+_LACKING = "today's rule needs what this report does not hold: "
 
 
 class Past:
@@ -50,7 +51,7 @@ def rejudge(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
     unknown = []
     for old in before:
         if old.id in found:
-            run.known[old.id] = _again(run, found[old.id], old)
+            run.known[old.id] = _compared(_again(run, found[old.id], old), old)
         elif old.id not in _OWN:
             run.known[old.id] = old
             unknown.append(old.id)
@@ -66,6 +67,18 @@ def _again(run: Run, found: Found, old: OutcomeRow) -> OutcomeRow:
         return _judged(run, found, old, old)
     rows = [_judged(run, found, _alone(old, a) if a is mine else attempts.single(old, a), old) for a in old.attempts]
     return structs.replace(attempts.combine(rows), spread=old.spread, left_out=old.left_out)
+
+
+def _compared(new: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
+    """Say of an outcome that only today's rule cannot tell that the report is why, and not the machine."""
+    told = f"{old.status} then; {_LACKING}{new.summary}"
+    if new.status == old.status == ERROR and old.summary.endswith(f"{_LACKING}{new.summary}"):
+        told = old.summary  # judged once before
+    elif new.status != ERROR or old.status == ERROR:
+        return new
+    remedy = f"measure again with `envcheck run --only {new.id}`"
+    findings = [structs.replace(f, remedy=remedy) if f.status == ERROR else f for f in new.findings]
+    return structs.replace(new, summary=told, remedy=remedy, findings=findings)
 
 
 def _last(old: OutcomeRow) -> Attempt | None:

@@ -96,6 +96,29 @@ def test_what_is_wrong_is_one_line(
     assert told in done.stderr
 
 
+@pytest.mark.parametrize("host", ["[/tmp/x]", "[red]n1[/red]"])
+def test_names_are_printed_as_they_are(run: Envcheck, saved: Callable[..., Path], host: str) -> None:
+    path = saved("r.json", GOOD)
+    path.write_text(path.read_text().replace("rack7-n1", host))
+    for argv in (["report", "show"], ["judge"]):
+        done = run(*argv, "r.json")
+        assert (done.stderr, host in done.stdout) == ("", True)
+
+
+def test_a_report_of_others_does_not_steer_the_terminal(run: Envcheck, saved: Callable[..., Path]) -> None:
+    path = saved("r.json", GOOD)
+    content = path.read_text().replace("rack7-n1", "rack\\u001b[2J\\u202e7")
+    path.write_text(content.replace('"pass"', '"\\u001b[1mpass"', 1))
+    broken = run("report", "show", "r.json")
+    assert (broken.returncode, "\x1b" in broken.stderr) == (2, False)
+    path.write_text(content)
+    formats = [["report", "convert", "--format", name] for name in ("html", "junit", "markdown", "prometheus")]
+    for argv in (["report", "show"], ["judge"], *formats):
+        done = run(*argv, "r.json")
+        assert (done.returncode in (0, 3), done.stderr) == (True, "")
+        assert not {"\x1b", "\u202e"} & set(done.stdout), argv
+
+
 def test_compare_exits_1_when_something_got_worse(run: Envcheck, saved: Callable[..., Path]) -> None:
     bad = OutcomeRow(id="ddp", kind="env", status="fail", summary="replicas differ", remedy="look")
     saved("a.json", GOOD)

@@ -71,6 +71,25 @@ def test_the_report_of_another_version_is_told_as_one(report: MakeReport, tmp_pa
         load(tmp_path / "instance.json")
 
 
+def test_fields_of_another_version_are_told_as_that(report: MakeReport, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    content = json.loads(encode(report()))
+    path.write_text(json.dumps(content | {"tool": "9.9.1", "news": 1}))
+    with pytest.raises(ConfigError, match=r"was written by envcheck 9\.9\.1, whose reports have other fields"):
+        load(path)
+    path.write_text(json.dumps(content | {"news": 1}))
+    with pytest.raises(ConfigError, match="is not a report: Object contains unknown field `news`"):
+        load(path)
+
+
+@pytest.mark.parametrize("text", ['{"a":' * 100_000, "[" * 100_000, '{"schema":' + "[" * 100_000])
+def test_a_file_nested_without_end_is_no_report(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="is not a report"):
+        load(path)
+
+
 def test_a_report_is_read_back_as_it_was(report: MakeReport, tmp_path: Path) -> None:
     made = report(FAIL)
     write(made, tmp_path / "r.json")

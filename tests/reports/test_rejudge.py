@@ -81,6 +81,18 @@ def test_what_was_not_measured_whole_stays_what_it_was(past: Callable[..., RunRe
     assert found.report.verdict.exit_code == 3
 
 
+def test_what_an_older_report_does_not_hold_is_no_pass_and_is_told_as_that(past: Callable[..., RunReport]) -> None:
+    older = [{name: value for name, value in rank.items() if name != "results"} for rank in ranks()]
+    found = rejudge(past(row("all-reduce", "pass", ranks=older)))
+    assert found.report.verdict.exit_code == 3
+    outcome = found.report.outcomes[0]
+    assert outcome.status == "error"
+    assert outcome.summary.startswith("pass then; today's rule needs what this report does not hold: ")
+    assert outcome.remedy == "measure again with `envcheck run --only all-reduce`"
+    assert {finding.remedy for finding in outcome.findings} <= {outcome.remedy}
+    assert rejudge(found.report).report.outcomes[0].summary == outcome.summary
+
+
 def test_a_check_there_is_no_more_stays_and_is_named(past: Callable[..., RunReport]) -> None:
     gone = row("of-a-site", "fail", remedy="r")
     found = rejudge(past(gone))

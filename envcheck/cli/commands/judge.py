@@ -38,6 +38,7 @@ def command(options: JudgeOptions, ctx: click.Context) -> None:
     """
     from envcheck.cli.shared.streams import console
     from envcheck.matrix.file.load import load as load_matrix
+    from envcheck.printable import printable
     from envcheck.reports.model import encode, load, write
     from envcheck.reports.rejudge import rejudge
     from envcheck.reports.terminal import show, width
@@ -48,11 +49,11 @@ def command(options: JudgeOptions, ctx: click.Context) -> None:
     if options.as_json:
         click.echo(encode(found.report), nl=False)
     elif ctx.obj.quiet:
-        click.echo(found.report.verdict.sentence)
+        click.echo(printable(found.report.verdict.sentence))
     else:
         for identity, before, after in found.changed:
-            click.echo(f"{identity}: {before} then, {after} now")
+            click.echo(printable(f"{identity}: {before} then, {after} now"))
         if found.unknown:
-            click.echo(f"as it was, for want of such a check today: {', '.join(found.unknown)}")
+            click.echo(printable(f"as it was, for want of such a check today: {', '.join(found.unknown)}"))
         show(found.report, console(width=width(), highlight=False))
     ctx.exit(found.report.verdict.exit_code)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from envcheck.checks import LEVELS
+from envcheck.printable import printable
 
 if TYPE_CHECKING:
     from envcheck.reports.model import RunReport
@@ -59,7 +60,7 @@ def last_line(text: str) -> str:
         text = without_names(arguments)(text)
     for value in _values(arguments):
         text = text.replace(value, shortened(value))
-    return _LONG.sub(lambda match: shortened(match[0]), text)
+    return _LONG.sub(lambda match: shortened(match[0]), printable(text))
 
 
 def say(text: str) -> None:

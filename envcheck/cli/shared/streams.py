@@ -7,7 +7,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from envcheck.printable import printable
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from _typeshed import ReadableBuffer
     from rich.console import Console
 
@@ -45,11 +49,20 @@ def _opened(number: int) -> None:
 
 
 def console(**options: Any) -> Console:
-    """Return a rich console that raises BrokenPipeError when nobody reads it; rich's own exits 1, a failed check."""
-    from rich.console import Console
+    """Return a rich console that raises BrokenPipeError when nobody reads it; rich's own exits 1, a failed check.
+
+    It takes nothing in a text for markup or for the terminal: a path may be called "[/x]", a process may have escapes
+    in its name.
+    """
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
     class PipeConsole(Console):
         def on_broken_pipe(self) -> NoReturn:
             raise BrokenPipeError
 
-    return PipeConsole(**options)
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for part in super().render(renderable, options):
+                yield part if part.control else part._replace(text=printable(part.text))
+
+    return PipeConsole(markup=False, **options)

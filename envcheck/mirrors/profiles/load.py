@@ -19,6 +19,7 @@ from envcheck.mirrors.profiles.validate import check_files, validate
 
 # Names that are not presets: the clients' defaults, this machine's configuration, the choice of `envcheck mirror use`.
 BUILT_IN_NAMES: Final = ("none", "host", "user")
+_DEEPEST: Final = 32
 
 
 def load(name: str | Path) -> Profile:
@@ -79,11 +80,19 @@ def parse(data: bytes, path: Path) -> Profile:
 
 
 def _read_yaml(data: bytes, path: Path) -> tuple[yaml.Node | None, Any]:
-    """Return the document as nodes, which know their lines, and as values. Refuse aliases: they can be recursive."""
+    """Return the document as nodes, which know their lines, and as values.
+
+    Refuse aliases, which can be recursive, and nesting that no profile has.
+    """
+    depth = 0
     try:
         for event in yaml.parse(data, Loader=yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            line = f"{path}:{event.start_mark.line + 1}" if event.start_mark else str(path)
+            if depth > _DEEPEST:
+                message = f"{line}: nested more than {_DEEPEST} deep"
+                raise ConfigError(message, fix="close the brackets, or correct the indentation")
             if isinstance(event, yaml.AliasEvent):
-                line = f"{path}:{event.start_mark.line + 1}" if event.start_mark else str(path)
                 message = f"{line}: YAML aliases are not supported"
                 raise ConfigError(message, fix="write the value out, or quote a text that begins with *")
         node = yaml.compose(data, Loader=yaml.SafeLoader)

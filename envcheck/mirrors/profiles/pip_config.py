@@ -83,7 +83,7 @@ def _uv_file(path: PurePath, text: str) -> ClientConfig:
         default = next((t["url"] for t in tables if t.get("default")), plain.get("index-url"))
         named = [t["url"] for t in tables if not t.get("default")]
         extra = [*named, *plain.get("extra-index-url", [])]
-    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
+    except (msgspec.MsgspecError, RecursionError, KeyError, TypeError, AttributeError) as error:
         message = f"{path}: {error}"
         raise ConfigError(message, fix="correct the file (`uv pip list` refuses it too)") from error
     return ClientConfig(index=default, extra=extra, find_links=plain.get("find-links", []))

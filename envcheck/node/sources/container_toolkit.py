@@ -88,7 +88,7 @@ def _docker(path: Path) -> Signal:
         return Signal({"runtimes": [], "default": "runc", "cdi": None}, source=str(path))
     except OSError as error:
         return unreadable(error, path)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return Signal(reason=f"{path} is not JSON: {error}", why="failed", source=str(path))
     if not isinstance(settings, dict):
         return Signal(reason=f"{path} is no object", why="failed", source=str(path))

@@ -10,6 +10,7 @@ import re
 from typing import Final
 from xml.etree import ElementTree as ET
 
+from envcheck.printable import printable
 from envcheck.reports import phrases
 from envcheck.reports.formats.registry import Format
 from envcheck.reports.model import RunReport
@@ -22,12 +23,12 @@ _MOMENT: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}")
 def junit(report: RunReport) -> str:
     """Return the XML document; a check that never ran, and a verdict that nothing here explains, is an error in it."""
     suite = ET.Element("testsuite", {"name": f"envcheck {report.plan.level}", "id": "0", "package": "envcheck"})
-    suite.set("hostname", phrases.printable(report.host.name).strip() or "unknown")
+    suite.set("hostname", printable(report.host.name).strip() or "unknown")
     suite.set("timestamp", report.started[:19] if _MOMENT.match(report.started) else "1970-01-01T00:00:00")
     suite.set("time", f"{max(phrases.seconds(report), 0):.3f}")
     properties = ET.SubElement(suite, "properties")
     for name, value in _properties(report).items():
-        ET.SubElement(properties, "property", {"name": name, "value": phrases.printable(value)})
+        ET.SubElement(properties, "property", {"name": name, "value": printable(value)})
     levels = {check.id: check.level for check in report.plan.checks}
     for outcome in report.outcomes:
         suite.append(_case(outcome, levels.get(outcome.id, report.plan.level)))
@@ -47,7 +48,7 @@ def _document(suite: ET.Element) -> str:
     root = ET.Element("testsuites")
     root.append(suite)
     for element in suite.iter():
-        element.attrib = {name: phrases.printable(value) for name, value in element.attrib.items()}
+        element.attrib = {name: printable(value) for name, value in element.attrib.items()}
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
@@ -55,13 +56,13 @@ def _document(suite: ET.Element) -> str:
 def _out(report: RunReport) -> str:
     """Return all of what is no test case's own: the verdict, what passed with its values, what was warned of."""
     told = [_particulars(outcome) for outcome in report.outcomes if outcome.status not in _RESULTS]
-    return "\n\n".join([phrases.printable(phrases.conclusion(report)), *told])
+    return "\n\n".join([printable(phrases.conclusion(report)), *told])
 
 
 def _err(report: RunReport) -> str:
     """Return what the checks' processes said last; that of a failure stands in the failure."""
     logs = [f"{o.id}:\n{o.log}" for o in report.outcomes if o.log and o.status not in _RESULTS]
-    return phrases.printable("\n\n".join(logs))
+    return printable("\n\n".join(logs))
 
 
 def _counted(suite: ET.Element, result: str | None) -> int:
@@ -70,21 +71,21 @@ def _counted(suite: ET.Element, result: str | None) -> int:
 
 def _case(outcome: OutcomeRow, level: str) -> ET.Element:
     seconds = sum(attempt.seconds for attempt in outcome.attempts) or outcome.seconds
-    case = ET.Element("testcase", {"classname": f"envcheck.{level}", "name": phrases.printable(outcome.id)})
+    case = ET.Element("testcase", {"classname": f"envcheck.{level}", "name": printable(outcome.id)})
     case.set("time", f"{max(seconds, 0):.3f}")
-    message = phrases.printable(outcome.summary)
+    message = printable(outcome.summary)
     result = _RESULTS.get(outcome.status)
     if result == "skipped":
         ET.SubElement(case, result, {"message": message})
     elif result:
         finding = ET.SubElement(case, result, {"message": message, "type": outcome.code or outcome.status})
-        finding.text = "\n\n".join([_particulars(outcome), *([phrases.printable(outcome.log)] if outcome.log else [])])
+        finding.text = "\n\n".join([_particulars(outcome), *([printable(outcome.log)] if outcome.log else [])])
     return case
 
 
 def _error(level: str, name: str, message: str) -> ET.Element:
     case = ET.Element("testcase", {"classname": f"envcheck.{level}", "name": name, "time": "0.000"})
-    text = phrases.printable(message)
+    text = printable(message)
     ET.SubElement(case, "error", {"message": text, "type": "error"}).text = text
     return case
 
@@ -92,7 +93,7 @@ def _error(level: str, name: str, message: str) -> ET.Element:
 def _particulars(outcome: OutcomeRow) -> str:
     lines = [f"{title}: {text}" for title, text in phrases.particulars(outcome) if title not in ("why", "log")]
     named = "" if outcome.status in _RESULTS else f"{outcome.id}: "
-    return phrases.printable("\n".join([f"{named}{outcome.status}: {outcome.summary}", *lines]))
+    return printable("\n".join([f"{named}{outcome.status}: {outcome.summary}", *lines]))
 
 
 def _properties(report: RunReport) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from envcheck.printable import printable
 from envcheck.reports import gpu_table, phrases
 from envcheck.reports.blamed_gpus import FINDINGS
 from envcheck.reports.formats.registry import Format
@@ -62,7 +63,7 @@ def _finding(same: list[OutcomeRow]) -> str:
 
 def _log(log: str) -> list[str]:
     """Return the log indented, which nothing in it can end."""
-    return ["", *(f"      {line}" for line in phrases.printable(log).splitlines())]
+    return ["", *(f"      {line}" for line in printable(log).splitlines())]
 
 
 def _table(report: RunReport) -> str:
@@ -81,7 +82,7 @@ def _table(report: RunReport) -> str:
 
 
 def _text(text: str) -> str:
-    plain = " ".join(phrases.printable(str(text)).split())
+    plain = " ".join(printable(str(text)).split())
     return _SPECIAL.sub(r"\\\1", plain)
 
 

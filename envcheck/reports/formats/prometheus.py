@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from envcheck import __version__
+from envcheck.printable import printable
 from envcheck.reports import phrases
 from envcheck.reports.blamed_gpus import FINDINGS, culprits
 from envcheck.reports.formats.registry import Format
@@ -164,7 +165,7 @@ def _labels(labels: dict[str, str]) -> str:
 
 
 def _escaped(text: str, *, quote: bool = False) -> str:
-    text = phrases.printable(text).replace("\\", r"\\").replace("\r", "").replace("\n", r"\n")
+    text = printable(text).replace("\\", r"\\").replace("\r", "").replace("\n", r"\n")
     return text.replace('"', r"\"") if quote else text
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from envcheck.node import snapshot
+from envcheck.printable import printable
 from envcheck.reports import gpu_table, phrases
 from envcheck.reports.blamed_gpus import FINDINGS
 from envcheck.reports.html.charts import Figure, figures
@@ -193,4 +194,4 @@ def _status(status: str) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(phrases.printable(str(text)), quote=True)
+    return escape(printable(str(text)), quote=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Final, NamedTuple
 
+from envcheck.printable import printable
 from envcheck.reports import phrases
 
 _WIDTH, _HEIGHT = 480, 240
@@ -109,7 +110,7 @@ def heat_map(columns: Sequence[str], rows: Mapping[str, Sequence[HeatCell]], tit
 
 def _cell(x: float, y: float, width: float, cell: HeatCell) -> str:
     box = f'x="{x:.0f}" y="{y}" width="{width - 2:.0f}" height="{_ROW - 2}"'
-    text = escape(phrases.printable(cell.text))
+    text = escape(printable(cell.text))
     return (
         f'<rect class="cell" {box}/><rect class="heat" {box} fill-opacity="{cell.share * 0.75:.2f}"/>'
         f'<text class="number" x="{x + width / 2 - 1:.0f}" y="{y + 15}" text-anchor="middle">{text}</text>'
@@ -124,7 +125,7 @@ def _grid(top: float, unit: str) -> str:
         parts.append(_axis_text(f"{top * tick / _TICKS:.4g}", _LEFT - 8, y + 4, "end"))
     middle = (_HEIGHT - _BOTTOM + _TOP) / 2
     turned = f'transform="rotate(-90 14 {middle})"'
-    title = escape(phrases.printable(unit))
+    title = escape(printable(unit))
     return "".join(parts) + f'<text class="axis" x="14" y="{middle}" text-anchor="middle" {turned}>{title}</text>'
 
 
@@ -137,12 +138,12 @@ def _below(label: str, x: float) -> str:
 
 
 def _axis_text(text: str, x: float, y: float, anchor: str) -> str:
-    inner = escape(phrases.printable(text))
+    inner = escape(printable(text))
     return f'<text class="axis" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{inner}</text>'
 
 
 def _limit(y: float, bound: float, unit: str) -> str:
-    told = escape(phrases.printable(f"limit {bound:g} {unit}"))
+    told = escape(printable(f"limit {bound:g} {unit}"))
     return (
         f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         f'<text class="limit-text" x="{_LEFT + 6}" y="{y - 5 if y > _TOP + 16 else y + 14:.1f}">{told}</text>'
@@ -156,13 +157,13 @@ def _curve(line: PlotLine, kind: str, points: Sequence[tuple[float, float]], axi
         return drawn
     return drawn + "".join(
         f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="3"><title>'
-        f"{escape(phrases.printable(f'{line.name} {axis.label(at)}: {value:.4g} {unit}'))}</title></circle>"
+        f"{escape(printable(f'{line.name} {axis.label(at)}: {value:.4g} {unit}'))}</title></circle>"
         for (x, y), (at, value) in zip(points, line.points, strict=True)
     )
 
 
 def _svg(width: float, height: float, title: str, inner: str) -> Drawing:
-    label = escape(phrases.printable(title), quote=True)
+    label = escape(printable(title), quote=True)
     size = f'viewBox="0 0 {width:.0f} {height:.0f}" style="width:{width:.0f}px"'
     return Drawing(f'<svg role="img" aria-label="{label}" {size}>{inner}</svg>', width)
 

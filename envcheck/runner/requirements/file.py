@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from envcheck import safe_files
 from envcheck.errors import ConfigError
 from envcheck.matrix.facts.gpu_names import find_gpu, suggest
 from envcheck.matrix.facts.model import Matrix
@@ -25,6 +26,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_MOST: Final = 1 << 20  # bytes of a file
 PROFILES: Final = Path(__file__).with_name("profiles")
 Some = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(gt=0)]
@@ -98,7 +100,11 @@ def read(given: str, matrix: Matrix | None = None) -> Requirements:
         message = f"no requirements at {given}"
         raise ConfigError(message, fix=f"give a TOML file, or one of {names}")
     try:
-        wanted = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Requirements)
+        text = safe_files.read_whole(path, most=_MOST).decode()
+        wanted = msgspec.convert(tomllib.loads(text), Requirements)
+    except RecursionError as error:
+        message = f"{path}: nested deeper than any setting"
+        raise ConfigError(message, fix="close the brackets") from error
     except (OSError, UnicodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         message = f"{path}: {error}"
         raise ConfigError(message, fix=f"see {PROFILES / 'hgx-h100.toml'} for all settings") from error

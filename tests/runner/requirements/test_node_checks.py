@@ -90,6 +90,8 @@ def test_a_machine_without_gpus_meets_no_demand_for_them() -> None:
         ("[gpu]\ncuont = 8", "cuont"),
         ('[gpu]\ncount = "8"', "count"),
         ("gpu = ", "ours.toml"),
+        ("gpu = " + "[" * 100_000, "nested deeper than any setting"),
+        ("#" * 2**20 + "#", "longer than 1 MiB"),
         ('[gpu]\nmodel = "H1000"', "H100"),
         ('[driver]\nmin = "new"', "not a version"),
         ('[driver]\nmin = "580"\nbelow = "580"', "no driver is at least 580 and below 580"),

@@ -1,0 +1,17 @@
+"""Text of others, as a terminal, a page or a log may show it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+# What XML, HTML and terminals cannot hold, and the signs that turn the direction of what follows.
+_UNPRINTABLE: Final = re.compile(
+    "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+
+
+def printable(text: str) -> str:
+    """Return the text without colours, control characters and signs that turn its direction."""
+    return _UNPRINTABLE.sub("", _ESCAPES.sub("", text))
