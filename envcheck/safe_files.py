@@ -109,11 +109,11 @@ def replace(path: Path, content: bytes) -> None:
 
     A link is followed and stays; what is no file (/dev/null, a pipe) is written to. A signal waits for the end.
     """
-    path = Path(os.path.realpath(path))
     try:
         if path.exists() and not path.is_file():
-            path.write_bytes(content)
+            path.write_bytes(content)  # /dev/stdout to a pipe has no name of its own
             return
+        path = Path(os.path.realpath(path))
         mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~umask()
         with _signals_blocked():
             with temporary(path.parent, path.name) as (file, fresh):

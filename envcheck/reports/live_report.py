@@ -27,6 +27,8 @@ class Keeper:
         self._run, self._path, self._progress, self._told_as = run, path, progress, told_as
         self.failed: OSError | None = None
         self._written: tuple[bool, int, int, str] | None = None
+        # A pipe or a device takes one report, the last.
+        self._once = path is not None and path.exists() and not path.is_file()
 
     def running(self, check: str) -> None:
         """Show which check runs."""
@@ -37,6 +39,8 @@ class Keeper:
         attempts = sum(len(o.attempts) for rows in (run.known, run.current) for o in rows.values())
         known = (bool(run.environment), run.number, attempts, run.ended)
         if self._path is None or known == self._written:
+            return
+        if self._once and not run.ended:
             return
         try:
             write(self._told_as(report_of(run)), self._path)

@@ -12,7 +12,7 @@ import msgspec
 from envcheck import __version__, safe_files
 from envcheck.errors import ConfigError
 from envcheck.node.snapshot import Snapshot, with_whys
-from envcheck.runner.schema import Mode, OutcomeRow, Plan, Row, TargetFacts, Timing, Verdict, plain
+from envcheck.runner.schema import Mode, OutcomeRow, Plan, Row, TargetFacts, Timing, Verdict, encodable, plain
 from envcheck.runner.state import Run
 from envcheck.runner.targets.launcher import Place, place
 
@@ -62,24 +62,35 @@ class RunReport(Row, frozen=True, kw_only=True):
 
 def report_of(run: Run) -> RunReport:
     """Return the report of a run, over or not."""
-    return RunReport(
-        tool=__version__,
-        started=run.started,
-        ended=run.ended,
-        host=_host(),
-        target=run.target.facts,
-        mode=run.mode,
-        plan=run.plan,
-        environment=plain(run.environment),
-        promises=run.promises,
-        snapshot=run.snapshot,
-        outcomes=run.ordered,
-        verdict=run.verdict,
-        resolution=run.resolution,
-        boot=run.boot,
-        resumed=tuple(run.resumed),
-        timing=run.timing,
+    return _encodable(
+        RunReport(
+            tool=__version__,
+            started=run.started,
+            ended=run.ended,
+            host=_host(),
+            target=run.target.facts,
+            mode=run.mode,
+            plan=run.plan,
+            environment=plain(run.environment),
+            promises=run.promises,
+            snapshot=run.snapshot,
+            outcomes=run.ordered,
+            verdict=run.verdict,
+            resolution=run.resolution,
+            boot=run.boot,
+            resumed=tuple(run.resumed),
+            timing=run.timing,
+        )
     )
+
+
+def _encodable(report: RunReport) -> RunReport:
+    """Return the report with text alone; a host's name or a path may be any bytes."""
+    try:
+        msgspec.json.encode(report)
+    except UnicodeEncodeError:
+        return msgspec.convert(encodable(msgspec.to_builtins(report)), RunReport)
+    return report
 
 
 def encode(report: RunReport) -> bytes:

@@ -234,3 +234,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     return [plain(v) for v in value] if isinstance(value, (list, tuple, set, frozenset)) else str(value)
+
+
+def encodable(value: Any) -> Any:
+    """Return a value of JSON's kinds whose strings UTF-8 can hold: a byte of a path that is no text is an escape."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {encodable(k): encodable(v) for k, v in value.items()}
+    return [encodable(v) for v in value] if isinstance(value, list) else value

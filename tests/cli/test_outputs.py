@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import envcheck
+from envcheck.cli.report_output.files import destination
 from envcheck.cli.report_output.node_files import Node, Output, alone, left_to_the_first, node_of
 from envcheck.errors import ConfigError
 from envcheck.runner.targets.launcher import Place, place
@@ -257,3 +259,73 @@ def test_a_place_is_held_once_and_given_back(tmp_path: Path) -> None:
     with alone(report):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def run_once(site: Path, where: Path, tail: str) -> subprocess.CompletedProcess[str]:
+    """Run the site's checks by the command line, in bash, and redirect as `tail` says."""
+    argv = f"{sys.executable} -m envcheck run --python {sys.executable} --checks {site}"
+    variables = {**os.environ, "PYTHONPATH": str(Path(envcheck.__file__).parents[1])}
+    command = ["bash", "-c", f"{argv} {tail}"]
+    return subprocess.run(command, cwd=where, env=variables, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def quick_site(tmp_path: Path) -> Path:
+    (tmp_path / "site" / "env").mkdir(parents=True)
+    for name in ("one", "two"):
+        (tmp_path / "site" / "env" / f"{name}.py").write_text(CHECK.format(seconds=0))
+    return tmp_path / "site"
+
+
+ONLY = "--only one --only two"
+
+
+@pytest.mark.parametrize("option", ["-o", "--html"])
+def test_a_file_that_takes_standard_output_is_refused_for_the_report(
+    quick_site: Path, tmp_path: Path, option: str
+) -> None:
+    done = run_once(quick_site, tmp_path, f"{ONLY} {option} both > both")
+    assert done.returncode == ConfigError.exit_code
+    assert "and standard output are both both" in done.stderr
+    assert (tmp_path / "both").read_text() == ""
+    shared = run_once(quick_site, tmp_path, f"{ONLY} --summary both >> both")
+    assert shared.returncode == 0, shared.stderr
+
+
+def test_a_dash_is_no_file_of_that_name(quick_site: Path, tmp_path: Path) -> None:
+    done = run_once(quick_site, tmp_path, f"{ONLY} -o -")
+    assert done.returncode == ConfigError.exit_code
+    assert "--json prints the report" in done.stderr
+    assert not (tmp_path / "-").exists()
+
+
+def test_a_pipe_takes_one_report(quick_site: Path, tmp_path: Path) -> None:
+    tail = f"{ONLY} -o >(cat > part.json; mv part.json whole.json) --html >(cat > page.html)"
+    done = run_once(quick_site, tmp_path, f"{tail} && while [ ! -e whole.json ]; do sleep 0.1; done")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "whole.json").read_text())["verdict"]["exit_code"] == 0
+
+
+def test_a_user_without_rights_to_dev_may_give_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    here = Node("n1", several=False)
+    assert destination(Output(Path("/dev/null")), Path("r.json"), here, dry=False) == Path("/dev/null")
+    with pytest.raises(ConfigError, match="Permission denied"):
+        destination(Output(tmp_path / "r.json"), Path("r.json"), here, dry=False)
+
+
+def test_sigterm_ends_a_run_as_an_interrupt_does(start: Start, tmp_path: Path) -> None:
+    running = start("--html", "page.html", seconds=50)
+    report = tmp_path / "cwd/envcheck-report.json"
+    deadline = time.monotonic() + 40
+    while not report.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    running.terminate()
+    out, err = running.communicate()
+    assert running.returncode == 128 + signal.SIGTERM, out + err
+    assert "the same command with --resume goes on" in err
+    assert "cut short" in out
+    assert (tmp_path / "cwd/page.html").exists()

@@ -18,7 +18,10 @@ from envcheck import safe_files
 from envcheck.errors import ConfigError
 from envcheck.reports import model
 from envcheck.reports.model import RunReport, encode, json_schema, load, write
-from envcheck.runner.schema import LimitRow, OutcomeRow
+from envcheck.runner.schema import LimitRow, OutcomeRow, Plan
+from envcheck.runner.state import Run
+from envcheck.runner.targets.interface import Chosen
+from envcheck.runner.targets.local_python import LocalPython
 
 MakeReport = Callable[..., RunReport]
 SCHEMA = Path(model.__file__).with_name("report.schema.json")
@@ -88,6 +91,16 @@ def test_a_file_nested_without_end_is_no_report(tmp_path: Path, text: str) -> No
     path.write_text(text)
     with pytest.raises(ConfigError, match="is not a report"):
         load(path)
+
+
+def test_names_that_are_no_text_are_written_as_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.node", lambda: "n\udcff")
+    run = Run(Plan(level="quick", checks=[], nproc=1), [], LocalPython(Chosen(Path("/opt/\udcff"), "x")))
+    run.known["odd"] = OutcomeRow(id="odd", kind="env", status="fail", summary="no \udcff", remedy="x", code="a.b")
+    made = model.report_of(run)
+    write(made, tmp_path / "r.json")
+    assert made.outcomes[0].summary == "no \\udcff"
+    assert (made.host.name, made.target.name) == ("n\\udcff", "/opt/\\udcff")
 
 
 def test_a_report_is_read_back_as_it_was(report: MakeReport, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -236,6 +237,47 @@ def test_however_a_worker_ends_every_check_has_its_outcome_and_it_is_ended(
     assert run.outcomes["two"].log == ("" if events[1:] == [{"event": "end"}] else "last words")
     assert target.ended == 1
     assert run.verdict.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("plant", "why"),
+    [
+        (os.mkfifo, "it is no regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "Too many levels of symbolic links"),
+        (lambda path: path.write_bytes(b"{" * 5000), "a line has over 4096 bytes"),
+    ],
+    ids=["pipe", "link", "endless line"],
+)
+def test_what_an_image_puts_in_the_place_of_its_results_holds_up_nobody(
+    add: Callable[..., Path],
+    run_site: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[Path], object],
+    why: str,
+) -> None:
+    monkeypatch.setattr(worker_session, "_LINE", 4096)
+    add("one", "return {}")
+
+    class Planted(Scripted):
+        def start(self, directory: Path) -> Scripted:
+            plant(directory / "events.jsonl")
+            return self
+
+    run = run_site(target=Planted([], None))
+    assert run.outcomes["one"].summary == f"the worker's results cannot be read: {why}"
+    assert run.verdict.exit_code == 3
+
+
+def test_lines_that_are_no_events_are_skipped(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
+    add("one", "return {}")
+
+    class Noisy(Scripted):
+        def start(self, directory: Path) -> Scripted:
+            events = [json.dumps(FACTS), "[" * 100_000, "5", '{"no": "event"}', json.dumps(DONE), '{"event": "end"}']
+            (directory / "events.jsonl").write_text("\n".join([*events, ""]))
+            return self
+
+    assert run_site(target=Noisy([], None)).outcomes["one"].status == "pass"
 
 
 def test_what_was_done_before_the_worker_died_is_kept(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from envcheck.cli.report_output import node_files
 from envcheck.cli.report_output.node_files import Node, Output
 from envcheck.errors import ConfigError
 from envcheck.reports.formats import registry
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT: Final = Path("envcheck-report.json")
 _JSON: Final = ".json"
+_REPLACED: Final = ("output", "html")  # options whose file gets another inode
 
 
 class Destinations(NamedTuple):
@@ -52,12 +55,16 @@ def write(report: RunReport, formats: dict[str, Path]) -> None:
 
 
 def apart(**paths: Path | None) -> None:
-    """Refuse one file for two things: the second would be all that is left."""
+    """Refuse one file for two things, standard output among them: the second would be all that is left."""
     named: dict[Path, str] = {}
+    printed = os.fstat(1)
     for option, path in paths.items():
         if path is None:
             continue
         other = named.setdefault(path.resolve(), option)
+        if option in _REPLACED and path.is_file() and os.path.samestat(path.stat(), printed):
+            message = f"--{option} and standard output are both {path}"
+            raise ConfigError(message, fix="give each a file of its own")
         if other != option and not (path.exists() and not path.is_file()):
             message = f"--{other} and --{option} are both {path}"
             raise ConfigError(message, fix="give each a file of its own")
@@ -87,6 +94,8 @@ def destination(
     try:
         if output and output.directory:
             output.path.mkdir(parents=True, exist_ok=True)
+        if node_files.is_no_file(path):
+            return path
         # To try is the one way to know: root may write to everything but a read-only filesystem.
         tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:

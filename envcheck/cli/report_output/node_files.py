@@ -34,7 +34,7 @@ class Output(NamedTuple):
         """Return this node's file: DIR/<node>.json; FILE, which takes the node's name where several nodes write."""
         if self.directory:
             return self.path / f"{node.name}{suffix}"
-        if not node.several or str(self.path).startswith(_NO_FILES) or _is_no_file(self.path):
+        if not node.several or str(self.path).startswith(_NO_FILES) or is_no_file(self.path):
             return self.path
         return self.path.with_name(f"{self.path.stem}-{node.name}{self.path.suffix}")
 
@@ -48,6 +48,9 @@ class OutputType(click.ParamType[Output]):
         """Return the output; a directory is made only when a run begins."""
         if isinstance(value, Output):
             return value
+        if value == "-":
+            message = "'-' is no file; --json prints the report, and ./- is a file of that name"
+            self.fail(message)
         path = Path(value)
         return Output(path, str(value).endswith("/") or path.is_dir())
 
@@ -95,7 +98,8 @@ def _bound(environ: Mapping[str, str]) -> bool:
     return any(environ.get(name) for name in _TASK_BOUND)
 
 
-def _is_no_file(path: Path) -> bool:
+def is_no_file(path: Path) -> bool:
+    """Return whether a path is a pipe, a device or a directory."""
     return path.exists() and not path.is_file()
 
 
@@ -105,7 +109,7 @@ def alone(path: Path | None) -> Iterator[None]:
 
     The lock is beside the report, goes with the run, and holds between the hosts of a shared file system.
     """
-    if path is None or _is_no_file(path):
+    if path is None or is_no_file(path):
         yield
         return
     path = Path(os.path.realpath(path))

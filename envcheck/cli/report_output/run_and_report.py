@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -10,6 +9,7 @@ import click
 
 from envcheck.cli.report_output import baseline as report_output_baseline
 from envcheck.cli.report_output import files as report_output_files
+from envcheck.cli.shared.interruptible import status_of, terminable
 from envcheck.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from envcheck.runner.state import Run
 
 _OPTIONS: Final = {"html": "--html", "markdown": "--summary"}
-_INTERRUPTED: Final = 128 + signal.SIGINT
 
 
 def run_and_report(
@@ -54,17 +53,17 @@ def run_and_report(
     except OSError as error:
         _say_unwritten(error, "standard output", files)
         return _not_passed(kept).verdict.exit_code
-    if interrupted:
+    if interrupted is not None:
         if files.report is not None and not quiet:
             click.echo("envcheck: interrupted; the same command with --resume goes on", err=True)
-        return _INTERRUPTED
+        return status_of(interrupted)
     if failed is not None or earlier is None:
         return kept.verdict.exit_code
     return report_output_baseline.held_against(earlier, report, files.redacted_line, as_json=as_json, quiet=quiet)
 
 
-def _measured(run: Run, files: Destinations) -> tuple[Keeper, bool]:
-    """Run the checks; return what kept the report meanwhile, and whether Ctrl-C ended it."""
+def _measured(run: Run, files: Destinations) -> tuple[Keeper, KeyboardInterrupt | None]:
+    """Run the checks; return what kept the report meanwhile, and the Ctrl-C or SIGTERM that ended it."""
     from envcheck.node.collect import collect
     from envcheck.reports import terminal
     from envcheck.reports.live_report import Keeper
@@ -73,10 +72,11 @@ def _measured(run: Run, files: Destinations) -> tuple[Keeper, bool]:
     with terminal.Progress(run.plan) as progress:
         keeper = Keeper(run, files.report, progress, files.redacted)
         try:
-            validate(run, collect, keeper)
-        except KeyboardInterrupt:
-            return keeper, True
-    return keeper, False
+            with terminable():
+                validate(run, collect, keeper)
+        except KeyboardInterrupt as how:
+            return keeper, how
+    return keeper, None
 
 
 def _print(

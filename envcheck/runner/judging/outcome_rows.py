@@ -30,6 +30,8 @@ def ending(event: Event, *, importing: bool, here: bool) -> str:
     if event["event"] == "end":
         return "the worker ended without a message"
     if event["event"] == "silent":
+        if "unreadable" in event:
+            return f"the worker's results cannot be read: {event['unreadable']}"
         return "the worker stopped answering and was ended"
     if importing and event.get("signal") == "SIGALRM":
         return f"importing torch took longer than {IMPORT_TIMEOUT:g} s"

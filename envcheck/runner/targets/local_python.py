@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import envcheck
 from envcheck.errors import ConfigError
-from envcheck.runner.schema import TargetFacts
+from envcheck.runner.schema import TargetFacts, encodable
 from envcheck.runner.targets.interface import Chosen, read_promises
 from envcheck.runner.worker import process_limits
 
@@ -21,7 +23,9 @@ PACKAGE: Final = Path(envcheck.__file__).resolve().parent
 _GRACE: Final = 6.0
 _LOG_TAIL: Final = 4096
 _OLDEST: Final = (3, 9)  # what the worker is written for
-_SPEAK: Final = "import sys; print('Python-%d.%d' % sys.version_info[:2])"
+_SPEAK: Final = r"import sys; print('\nPython-%d.%d' % sys.version_info[:2])"
+_SPEAK_MOST: Final = 1 << 20  # bytes: what a shell's modules say at most
+_TICK: Final = 0.02
 _SPEAK_TIMEOUT: Final = 60.0  # a cold network filesystem needs tens of seconds for a Python
 
 
@@ -32,7 +36,7 @@ class LocalPython:
 
     def __init__(self, chosen: Chosen) -> None:
         self._python = chosen.python
-        self.facts = TargetFacts(kind="python", name=str(chosen.python), chosen=chosen.why)
+        self.facts = TargetFacts(kind="python", name=encodable(str(chosen.python)), chosen=chosen.why)
 
     def start(self, directory: Path) -> LocalHandle:
         """Start the worker from a staging directory that holds the package alone."""
@@ -92,8 +96,7 @@ def answering(chosen: Chosen) -> Chosen:
     said = _said(chosen.python)
     version = re.search(r"^Python-(\d+)\.(\d+)$", said, re.MULTILINE)
     if version is None:
-        last = f': it said "{said.strip().splitlines()[-1][:200]}"' if said.strip() else ": it printed nothing"
-        message = f"{chosen.python} is not a Python{last}"
+        message = f"{chosen.python} is not a Python: it {_quoted(said)}"
         raise ConfigError(message, fix="give --python a working interpreter, or an environment that has one")
     if (int(version[1]), int(version[2])) < _OLDEST:
         message = f"{chosen.python} is Python {version[1]}.{version[2]}"
@@ -101,22 +104,47 @@ def answering(chosen: Chosen) -> Chosen:
     return chosen
 
 
+def _quoted(said: str) -> str:
+    """Return the line that tells most: of a traceback the last one, else the first."""
+    lines = said.strip().splitlines()
+    telling = lines[-1 if "Traceback" in lines[0] else 0] if lines else ""
+    return f'said "{telling[:200]}"' if telling else "printed nothing"
+
+
 def _said(python: Path) -> str:
+    """Return the end of what the interpreter prints when it is asked for its version."""
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [str(python), "-S", "-c", _SPEAK],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=foreign_environment(os.environ),
-            timeout=_SPEAK_TIMEOUT,
-            check=False,
+            start_new_session=True,
         )
     except OSError as error:
         raise _cannot_start(str(python), error) from error
-    except subprocess.TimeoutExpired:
-        return f"nothing for {_SPEAK_TIMEOUT:g} s"
-    return done.stdout.decode(errors="replace")
+    with process:
+        try:
+            return _printed(process, time.monotonic() + _SPEAK_TIMEOUT)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _printed(process: subprocess.Popen[bytes], deadline: float) -> str:
+    """Return what a process prints until it ends; what it has started may hold its pipe open for longer."""
+    pipe, said, ended = process.stdout.fileno() if process.stdout else -1, b"", False
+    while time.monotonic() < deadline:
+        ready = select.select([pipe], [], [], 0 if ended else _TICK)[0]
+        chunk = os.read(pipe, _LOG_TAIL) if ready else b""
+        said += chunk
+        if len(said) > _SPEAK_MOST:
+            return f"more than {_SPEAK_MOST} bytes"
+        if ended and not chunk:
+            return said.decode(errors="replace")
+        ended = process.poll() is not None
+    return f"nothing for {_SPEAK_TIMEOUT:g} s"
 
 
 def _cannot_start(python: str, error: OSError) -> ConfigError:

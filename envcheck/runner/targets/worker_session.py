@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from envcheck.runner.schema import encodable
 from envcheck.runner.targets import scratch_dirs
 from envcheck.runner.targets.interface import Handle, Target
 from envcheck.runner.worker.fork_server import NODE_READ
@@ -23,6 +26,7 @@ LAST: Final = ("end", "died", "silent")
 _FIRST: Final = IMPORT_TIMEOUT + 2 * 95.0
 _OVER: Final = 20.0  # what it may need beyond a check's own limit to end its group
 _POLL: Final = 0.01
+_LINE: Final = 1 << 28  # bytes: what a thousand ranks measured is less
 
 
 @contextlib.contextmanager
@@ -39,7 +43,7 @@ def working_directory(plan: Mapping[str, Any], site: Path | None) -> Iterator[Pa
 def node_was_read(directory: Path) -> None:
     """Tell the worker that it may touch the GPUs now; it may be gone by then, and its directory too."""
     with contextlib.suppress(OSError):
-        (directory / NODE_READ).touch()
+        os.close(os.open(directory / NODE_READ, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644))
 
 
 def events(target: Target, directory: Path, limits: Mapping[str, float]) -> Iterator[Event]:
@@ -61,7 +65,11 @@ def _follow(handle: Handle, path: Path, limits: Mapping[str, float]) -> Iterator
     position, patience = 0, time.monotonic() + _FIRST
     while True:
         code = handle.poll()
-        found, position = _read(path, position)
+        try:
+            found, position = _read(path, position)
+        except OSError as error:
+            yield {"event": "silent", "unreadable": error.strerror, **_words(handle, path.parent)}
+            return
         for event in found:
             yield {**event, **_words(handle, path.parent)} if event["event"] == "died" else event
             if event["event"] in LAST:
@@ -86,12 +94,21 @@ def _manner(code: int) -> Event:
 
 
 def _read(path: Path, position: int) -> tuple[list[Event], int]:
-    """Return the whole lines after `position`, and where they end."""
-    if not path.exists():
+    """Return the whole lines after `position`, and where they end. Raises OSError for what no worker writes.
+
+    Processes of an image can put anything in its place: a link, a FIFO, a line without an end.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
         return [], position
-    with path.open("rb") as stream:
+    with os.fdopen(handle, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(0, "it is no regular file")
         stream.seek(position)
-        text = stream.read()
+        text = stream.read(_LINE)
+    if len(text) == _LINE and b"\n" not in text:
+        raise OSError(0, f"a line has over {_LINE} bytes")
     whole = text[: text.rfind(b"\n") + 1]
     return [event for line in whole.splitlines() if (event := _event(line))], position + len(whole)
 
@@ -100,6 +117,6 @@ def _event(line: bytes) -> Event | None:
     """Return an event, or None for a line that a full disk cut off."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and "event" in event else None
+    return encodable(event) if isinstance(event, dict) and "event" in event else None

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from envcheck.checks.env.support.process import progress_file
+from envcheck.checks.env.support.process import progress_file, rank_files
 from envcheck.runner.worker import lost_rank, process_limits
 from envcheck.runner.worker import rank as worker_rank
 
 _DOING_LIMIT = 200
 _SAID_LIMIT = 300
+_TOO_LONG = {"error": f"its result file is over {worker_rank.RESULT_LIMIT} bytes"}
+_NO_RESULT = {"error": "its result file holds neither a measurement nor an error"}
 # What C++ says of an exception that nobody caught, before SIGABRT.
 _UNCAUGHT = re.compile(r"what\(\):\s*(\S.*)")
 
@@ -28,32 +32,44 @@ class End(NamedTuple):
 
 
 def has_result(directory: Path, rank: int) -> bool:
-    """Return whether a rank has left its result file."""
-    return (directory / f"rank{rank}.json").exists()
+    """Return whether a rank has left something with the name of its result file."""
+    return os.path.lexists(directory / f"rank{rank}.json")
 
 
 def result(directory: Path, rank: int) -> dict[str, Any]:
-    """Return what a rank left: {"measured", "seconds"} or {"error"}, and nothing for one that left no file."""
-    path = directory / f"rank{rank}.json"
-    if not path.exists():
-        return {}
-    if path.stat().st_size > worker_rank.RESULT_LIMIT:
-        return {"error": f"its result file is over {worker_rank.RESULT_LIMIT} bytes"}
+    """Return what a rank left: {"measured", "seconds"} or {"error"}, and nothing for one that left no file.
+
+    `measured` may still be anything.
+    """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+        text = rank_files.content(directory / f"rank{rank}.json", worker_rank.RESULT_LIMIT)
+        if text is None:
+            return {}
+        content = json.loads(text) if len(text) <= worker_rank.RESULT_LIMIT else _TOO_LONG
+    except OSError as error:
+        return {"error": f"its result file cannot be read: {error.strerror}"}
+    except (ValueError, RecursionError):
         return {"error": "its result file is not JSON"}
-    return content if isinstance(content, dict) else {"error": "its result file is not a JSON object"}
+    return _sound(content) if isinstance(content, dict) else _NO_RESULT
+
+
+def _sound(content: dict[str, Any]) -> dict[str, Any]:
+    raised, seconds = content.get("error"), content.get("seconds")
+    if isinstance(raised, str):
+        return {"error": raised}
+    if isinstance(seconds, float) and math.isfinite(seconds):
+        return {"measured": content.get("measured"), "seconds": seconds}
+    return _NO_RESULT
 
 
 def doing(directory: Path, rank: int) -> dict[str, str]:
     """Return what a lost rank wrote to `rankN.doing` of what it was about to do."""
-    path = directory / f"rank{rank}.doing"
     try:
-        text = path.read_bytes()[:_DOING_LIMIT].decode(errors="replace").strip()
+        text = rank_files.content(directory / f"rank{rank}.doing", _DOING_LIMIT) or b""
     except OSError:
         return {}
-    return {"doing": text} if text else {}
+    said = text[:_DOING_LIMIT].decode(errors="replace").strip()
+    return {"doing": said} if said else {}
 
 
 def seen(directory: Path, rank: int, state: str, log: str) -> lost_rank.Seen:

@@ -87,7 +87,7 @@ def measure(load: Callable[[], Callable[[Any], Any]], world: int, rank: int, *, 
         _write(directory, rank, _sized({"measured": told, "seconds": time.monotonic() - begun}))
         code = 0
     except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else 1
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException as error:  # noqa: BLE001 (a check's process ends here; what it raised is its result)
         traceback.print_exc()  # first, for there may be no room for a file
         _write(directory, rank, json.dumps({"error": process_limits.explained(_told(error))}))
@@ -130,8 +130,8 @@ def _sized(result: dict[str, Any]) -> str:
 
 
 def _told(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:500]
+    lines = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *lines[:1]])[:500]
 
 
 def _write(directory: Path, rank: int, text: str) -> None:

@@ -37,6 +37,31 @@ CASES = {
         "open('rank0.json', 'w').write(' ' * (1 << 21)); os._exit(0)",
         "rank 0 its result file is over 1048576 bytes",
     ),
+    "nests its result": (
+        "open('rank0.json', 'w').write('[' * 100000 + ']' * 100000); os._exit(0)",
+        "rank 0 its result file is not JSON",
+    ),
+    "leaves a pipe": (
+        "os.mkfifo('rank0.json'); os._exit(0)",
+        "rank 0 its result file cannot be read: it is no",
+    ),
+    "leaves a pipe of progress": (
+        "os.remove('rank0.progress'); os.mkfifo('rank0.progress'); os.mkfifo('rank0.doing'); os._exit(0)",
+        "rank 0 exited with code 0 and no result",
+    ),
+    "leaves a link": (
+        "os.symlink('/dev/zero', 'rank0.json'); os._exit(0)",
+        "rank 0 its result file cannot be read: Too many levels",
+    ),
+    "leaves a directory": (
+        "os.mkdir('rank0.json'); return {}",
+        "rank 0 its result file cannot be read: Is a",
+    ),
+    "forges its seconds": (
+        "open('rank0.json', 'w').write('{\"measured\": {}, \"seconds\": \"many\"}'); os._exit(0)",
+        "rank 0 its result file holds neither",
+    ),
+    "leaves by the front door": ("sys.exit()", "rank 0 exited with code 0 and no result"),
     "closes stdout": ("sys.stdout.close(); raise KeyError('lost')", "rank 0 KeyError: 'lost'"),
 }
 
@@ -135,3 +160,8 @@ def test_a_rank_cannot_write_events(outcome: Sabotage) -> None:
     return {"rank": rank.rank}
     """
     assert outcome(measure).status == "pass"
+
+
+def test_a_byte_that_is_no_text_is_written_as_an_escape(outcome: Sabotage) -> None:
+    found = outcome("raise RuntimeError('\\udcff')", options="ranks=1, timeout=20")
+    assert found.summary == "rank 0 RuntimeError: \\udcff"

@@ -13,9 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from envcheck.checks.env.support.process import rank_files
+
 # In this order. A rank of which there is no file has not come to its check yet.
 STARTED, LOADED, JOINING, JOINED, LEFT = range(5)
 _PERIOD = 0.5
+_LIMIT = 100  # bytes
 
 
 def path(directory: Path, rank: int) -> Path:
@@ -33,9 +36,9 @@ def write(directory: Path, rank: int, stage: int, begun: int = 0) -> None:
 def read(directory: Path, rank: int) -> tuple[int, int]:
     """Return the stage and the number of collectives; (-1, 0) for a rank that wrote neither."""
     try:
-        stage, begun = json.loads(path(directory, rank).read_text(encoding="ascii"))
+        stage, begun = json.loads(rank_files.content(path(directory, rank), _LIMIT) or b"")
         return int(stage), int(begun)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError):
         return -1, 0
 
 
