@@ -76,6 +76,18 @@ def read(path: Path, limit: int) -> bytes:
         return stream.read(limit)
 
 
+def read_regular(path: Path, limit: int) -> bytes:
+    """Return at most `limit` bytes of a regular file, whoever owns it. Raise OSError for anything else.
+
+    A pipe is refused at once: its other end may never write, and reading from a device may never end.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(file, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return stream.read(limit)
+
+
 def own(file: int, folder: Path) -> bool:
     """Tell whether an open file is a regular one of this user, with no second name, that no one else may write to.
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from envcheck import __version__
 from envcheck.cli import COMMANDS, cli
+from envcheck.cli.shared import messages
 from envcheck.errors import EnvcheckError
 
 
@@ -176,3 +177,8 @@ def test_a_file_that_hides_a_module_of_python_is_named_in_one_line(tmp_path: Pat
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert f"{tmp_path / name}.py hides Python's own module {name}" in done.stderr
+
+
+def test_what_a_server_or_file_calls_itself_does_not_steer_the_terminal() -> None:
+    said = messages.last_line("x: unknown field \x1b]0;t\x07\x9b31m \u202egpj.exe\r\n\tand a line of its own: é 中")
+    assert said == "x: unknown field ?]0;t??31m ?gpj.exe?\n\tand a line of its own: é 中"

@@ -54,8 +54,9 @@ def learn(report: RunReport) -> None:
 
 
 def last_line(text: str) -> str:
-    """Return the line as it is printed."""
+    """Return the line as it is printed: what a server or file calls itself cannot steer the terminal."""
     arguments = sys.argv[1:]
+    text = "".join(sign if sign.isprintable() or sign in "\n\t" else "?" for sign in text)
     if nameless(arguments, os.environ):
         text = without_names(arguments)(text)
     for value in _values(arguments):

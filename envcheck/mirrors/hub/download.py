@@ -20,9 +20,12 @@ from envcheck.mirrors.hub import cache_layout
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client, NetworkError
 from envcheck.mirrors.net.urls import host_of
+from envcheck.mirrors.net.waits import NETWORK_WAITS
 
 _PAGE: Final = 64 << 20
+# Pages of a list, and files in it: no repository has as many.
 _PAGES: Final = 10_000
+_FILES: Final = 1_000_000
 _AT_ONCE: Final = 8
 # Who is not known and who may not; a hub says so of what does not exist, too.
 _REFUSED: Final = {401, 403}
@@ -41,19 +44,36 @@ def read_revision(client: Client, endpoint: str, ref: hub_revision.Reference) ->
     """Return every file of a revision, as the endpoint tells it: whoever is asked here is trusted for the hashes."""
     commit = ref.revision if ref.pinned else read_head(client, endpoint, ref).commit
     pinned = dataclasses.replace(ref, revision=commit)
-    files: list[hub_revision.HubFile] = []
-    url: str | None = hub_revision.tree_url(endpoint, pinned)
     try:
-        for _ in range(_PAGES):
-            if url is None:
-                break
-            body, url = _page(client, url)
-            files += hub_revision.parse_tree(body)
+        with NETWORK_WAITS.on(host_of(endpoint), "list", "its list of files is not complete"):
+            files = _listed_files(client, hub_revision.tree_url(endpoint, pinned))
         hub_revision.refuse_clashes(files)
     except (NoSourceError, ValueError) as error:
         raise _lookup_error(ref, endpoint, error) from error
     ref_name = None if ref.pinned else ref.revision
     return hub_revision.Revision(kind=ref.kind, repo=ref.repo, revision=commit, ref=ref_name, files=files)
+
+
+def _listed_files(client: Client, first: str) -> list[hub_revision.HubFile]:
+    """Return the files on all pages of a tree. Raise ValueError if a file or a page comes twice, or the end never."""
+    files: list[hub_revision.HubFile] = []
+    paths, pages, url = set[str](), {first}, first
+    while len(pages) <= _PAGES and len(files) <= _FILES:
+        body, following = _page(client, url)
+        for file in hub_revision.parse_tree(body):
+            if file.path in paths:
+                message = f"it lists {file.path!r} twice"
+                raise ValueError(message)
+            paths.add(file.path)
+            files.append(file)
+        if following is None:
+            return files
+        if following in pages:
+            break
+        pages.add(following)
+        url = following
+    message = f"its list of files does not end after {len(files)} files"
+    raise ValueError(message)
 
 
 def lock_revision(client: Client, endpoint: str, ref: hub_revision.Reference) -> hub_revision.Revision:

@@ -25,6 +25,8 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 # Bytes of a path; with the cache's own directories before it, it stays below PATH_MAX (4096).
 _LONGEST: Final = 1024
+# Bytes: no file has a petabyte.
+_LARGEST: Final = 10**15
 _NEXT: Final = re.compile(r"<([^>]*)>\s*;\s*rel=\"?next\"?")
 
 
@@ -215,16 +217,20 @@ def with_hashes(files: Sequence[HubFile], hashes: Mapping[str, str]) -> list[Hub
 
 def _parse_entry(row: Any) -> HubFile:
     path, size = (row.get("path"), row.get("size")) if isinstance(row, dict) else (None, None)
-    if not isinstance(path, str) or not isinstance(size, int) or not is_safe_path(path) or size < 0:
+    if not isinstance(path, str) or not is_safe_path(path):
         message = f"it lists {path!r}, which cannot be written"
         raise ValueError(message)
     lfs = row.get("lfs")
+    size = lfs.get("size", size) if isinstance(lfs, dict) else size
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < _LARGEST:
+        message = f"it gives {path!r} no valid size"
+        raise ValueError(message)
     if isinstance(lfs, dict):
         digest = str(lfs.get("oid", "")).removeprefix("sha256:")
-        if not _is_sha256(digest) or not isinstance(lfs.get("size", size), int):
+        if not _is_sha256(digest):
             message = f"it gives {path!r} no sha256"
             raise ValueError(message)
-        return HubFile(path=path, size=int(lfs.get("size", size)), sha256=digest)
+        return HubFile(path=path, size=size, sha256=digest)
     if not _COMMIT.fullmatch(str(row.get("oid", ""))):
         message = f"it gives {path!r} no hash"
         raise ValueError(message)

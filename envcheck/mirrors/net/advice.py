@@ -44,10 +44,15 @@ def status_advice(status: int) -> str:
     return ""
 
 
+def proxy_variable(scheme: str) -> str:
+    """Return the name of the environment variable that sets the proxy for URLs of a scheme."""
+    lower = f"{scheme}_proxy"
+    return lower if os.environ.get(lower) else lower.upper()
+
+
 def proxy_advice(url: str) -> str:
     """Return what to do about the proxy that the environment sets for a URL."""
-    lower = f"{url.partition(':')[0].lower()}_proxy"
-    name = lower if os.environ.get(lower) else lower.upper()
+    name = proxy_variable(url.partition(":")[0].lower())
     return f"correct {name}, which names {host_of(proxy_of(url) or '')}, or add the host to no_proxy"
 
 

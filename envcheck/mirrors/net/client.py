@@ -297,13 +297,20 @@ class Client:
         if self._context is None and (secure or proxy is not None):
             self._context = _trust(None)
         options = {**self._options, "ssl_context": self._context}
-        manager = urllib3.PoolManager(**options) if proxy is None else _proxied(proxy, options)
+        manager = urllib3.PoolManager(**options) if proxy is None else _proxied(proxy, options, secure=secure)
         manager.pool_classes_by_scheme = read_deadlines.POOLS
         return manager
 
 
-def _proxied(proxy: str, options: dict[str, Any]) -> urllib3.ProxyManager:
-    return urllib3.ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=proxy_login(proxy)), **options)
+def _proxied(proxy: str, options: dict[str, Any], *, secure: bool) -> urllib3.ProxyManager:
+    try:
+        return urllib3.ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=proxy_login(proxy)), **options)
+    except urllib3.exceptions.ProxySchemeUnknown:
+        raise
+    except (ValueError, urllib3.exceptions.HTTPError) as error:
+        name = advice.proxy_variable("https" if secure else "http")
+        message = f"the proxy's URL in {name} is invalid"
+        raise NetworkError(message, f"write {name}=http://HOST:PORT, or add the host to no_proxy") from error
 
 
 def _trust(ca: Path | None) -> ssl.SSLContext:

@@ -25,6 +25,8 @@ _BOUND: Final = re.compile(r"nvidia|proprietary|commercial", re.IGNORECASE)
 # One step of a path: a branch with a slash is asked for under another spelling, and is published by its commit alone.
 BRANCH: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LONGEST: Final = 200
+# Bytes of a wheel's name: with `.metadata` after it, it is still a file's name (NAME_MAX).
+_LONGEST_NAME: Final = 255 - len(".metadata")
 
 
 class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -145,6 +147,8 @@ def _problems(contents: Contents) -> Iterator[str]:
 
 
 def _is_publishable(wheel: Wheel) -> bool:
+    if len(wheel.name.encode("utf-8", "replace")) > _LONGEST_NAME:
+        return False
     try:
         parse_wheel_filename(wheel.name)
     except InvalidWheelFilename:

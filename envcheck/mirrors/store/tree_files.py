@@ -58,7 +58,7 @@ def nginx_files(headers: Mapping[str, Mapping[str, str]]) -> dict[str, bytes]:
         "# Included in `http`, beside a server with `root TREE` that includes packages.conf, and one with",
         "# `root TREE/hf` that includes models.conf: what HF_ENDPOINT names.",
         "map_hash_max_size 65536;",
-        "map_hash_bucket_size 1024;",
+        "map_hash_bucket_size 4096;",
     ]
     variables = [
         "# Included in `http` by a mirror site, which has hash sizes of its own.",

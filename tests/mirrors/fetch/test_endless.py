@@ -114,3 +114,19 @@ def test_a_page_that_python_s_parser_refuses_is_one_line(body: bytes) -> None:
 def test_what_is_wrong_and_with_whom_is_said(start: START, answer: bytes, said: str) -> None:
     with pytest.raises(NetworkError, match=f"^{said}$"):
         simple_api.read_page(Client(), start(answer, b""))
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY"])
+@pytest.mark.parametrize(
+    "proxy", ["http://[::1", "http://h:99999", "http://h:abc", "http://us\u4e2der:secret@127.0.0.1:1"]
+)
+def test_a_proxy_s_url_that_is_none_is_said_to_be_the_proxy_s(
+    monkeypatch: pytest.MonkeyPatch, proxy: str, name: str
+) -> None:
+    for variable in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY", "REQUEST_METHOD"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(name, proxy)
+    with pytest.raises(NetworkError, match=f"^the proxy's URL in {name} is invalid$") as raised:
+        Client().get("http://mirror.example/")
+    assert "secret" not in str(raised.value) + raised.value.fix
+    assert raised.value.fix.startswith(f"write {name}=http://HOST:PORT")

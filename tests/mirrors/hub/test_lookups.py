@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +135,77 @@ def test_the_command_says_it_in_one_line_and_ends_with_3(tmp_path: Path) -> None
         assert (done.returncode, done.stdout) == (3, "")
         assert done.stderr.count("\n") == 1, done.stderr
         assert "model owner/tiny@main: x.invalid: the name does not resolve; see that it can be reached" in done.stderr
+
+
+@pytest.fixture
+def listing() -> Iterator[Callable[[Callable[[str], tuple[list[dict[str, Any]], str]]], str]]:
+    """Give a function that starts a hub whose pages of a list, and the links to the next, are made of the query."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def start(page: Callable[[str], tuple[list[dict[str, Any]], str]]) -> str:
+        class Answer(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path, _, query = self.path.partition("?")
+                rows, link = page(query) if "/tree/" in path else ({"sha": "a" * 40}, "")
+                body = json.dumps(rows).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                if link:
+                    self.send_header("Link", f'<?{link}>; rel="next"')
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_args: object) -> None:
+                return
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def row(name: str, size: object = 1, **more: object) -> dict[str, Any]:
+    return {"type": "file", "path": name, "size": size, "oid": "0" * 40, **more}
+
+
+def test_a_list_of_several_pages_is_read_to_its_end(listing: Any) -> None:
+    following = {"recursive=true&expand=false": "c=2", "c=2": "c=3", "c=3": ""}
+    folder = {"type": "directory", "path": "d"}
+    endpoint = listing(lambda query: ([folder] if query == "c=2" else [row(query[-1])], following[query]))
+    files = hub_download.read_revision(Client(), endpoint, REF).files
+    assert [file.path for file in files] == ["e", "3"]
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        (lambda query: ([row("x")], f"{query}x"), "it lists 'x' twice"),
+        (lambda _query: ([{"type": "directory", "path": "d"}], "c=x"), "its list of files does not end after 0 files"),
+        (lambda query: ([row(f"f{len(query)}")], f"{query}x"), "its list of files does not end after 6 files"),
+        (lambda query: ([row(f"{len(query)}.{n}") for n in range(3)], f"{query}x"), "does not end after 12 files"),
+        (lambda _query: ([row("a"), row("./a")], ""), "it lists 'a' twice"),
+    ],
+)
+def test_a_list_without_an_end_is_no_list(
+    listing: Any, monkeypatch: pytest.MonkeyPatch, page: Callable[[str], Any], said: str
+) -> None:
+    """A list was cut at its ten thousandth page and taken for all that there is."""
+    monkeypatch.setattr(hub_download, "_PAGES", 6)
+    monkeypatch.setattr(hub_download, "_FILES", 10)
+    assert said in told(listing(page))
+
+
+@pytest.mark.parametrize("size", [-1, True, None, 1.5, "1", 10**15, 10**30])
+@pytest.mark.parametrize("large", [True, False])
+def test_a_size_that_no_file_has_is_refused(size: object, *, large: bool) -> None:
+    lfs = {"lfs": {"oid": "0" * 64, "size": size}}
+    rows = [row("a", 7, **lfs) if large else row("a", size)]
+    with pytest.raises(ValueError, match="'a' no valid size"):
+        hub_revision.parse_tree(json.dumps(rows).encode())
+    assert hub_revision.parse_tree(json.dumps([row("a", 10**15 - 1)]).encode())[0].size == 10**15 - 1
+    assert hub_revision.parse_tree(json.dumps([row("a", 0)]).encode())[0].size == 0

@@ -208,6 +208,8 @@ def test_a_bundle_made_by_hand_is_taken_when_it_is_sound(other: Store, tmp_path:
         pytest.param([_list(name="../a-1-py3-none-any.whl"), _member(PLACE, GOOD)], id="a wheel elsewhere"),
         pytest.param([_list(name="a-1-1/../../../x-py3-none-any.whl"), _member(PLACE, GOOD)], id="a build elsewhere"),
         pytest.param([_list(name="a"), _member(PLACE, GOOD)], id="no wheel"),
+        pytest.param([_list(name=f"a-{'9' * 5000}-py3-none-any.whl"), _member(PLACE, GOOD)], id="endless version"),
+        pytest.param([_list(name=f"{'a' * 231}-py3-none-any.whl"), _member(PLACE, GOOD)], id="no file's name"),
         pytest.param([_list(name='a-1-py3-none-any.whl">'), _member(PLACE, GOOD)], id="markup"),
         pytest.param([_list(index="../../etc"), _member(PLACE, GOOD)], id="an index elsewhere"),
         pytest.param([_list(sha256="../../x"), _member(PLACE, GOOD)], id="no hash"),
@@ -224,6 +226,39 @@ def test_a_bundle_that_lies_is_refused(
         bundle.import_bundle(other, where, _quiet)
     assert _state(other) == before
     assert set(tmp_path.rglob("*")) - set(other.root.rglob("*")) - set(where.rglob("*")) - {where} == outside
+
+
+def test_a_wheel_of_the_longest_name_is_served(other: Store, tmp_path: Path) -> None:
+    name = f"{'a' * 227}-1-py3-none-any.whl"
+    assert len(f"{name}.metadata") == 255
+    made = _bundle(tmp_path / "b", [_list(name=name, metadata=NAME), _member(PLACE, GOOD)])
+    versions.publish(other, bundle.import_bundle(other, made, _quiet), keep=3)
+    assert [path.name for path in (other.root / "current" / "files").rglob("*.metadata")] == [f"{name}.metadata"]
+    with pytest.raises(ConfigError, match="not a valid wheel"):
+        bundle.import_bundle(other, _bundle(tmp_path / "c", [_list(name=f"a{name}"), _member(PLACE, GOOD)]), _quiet)
+
+
+@pytest.mark.parametrize("name", [bundle.SUMS, "bundle.sha256.sig"])
+@pytest.mark.timeout(60)
+def test_a_pipe_in_a_bundle_is_refused_at_once(exported: Path, name: str) -> None:
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", "key.pem"], cwd=exported, check=True)
+    subprocess.run(["openssl", "pkey", "-in", "key.pem", "-pubout", "-out", "key.pub"], cwd=exported, check=True)
+    (exported / name).unlink(missing_ok=True)
+    os.mkfifo(exported / name)
+    with pytest.raises((ConfigError, PromiseError), match=f"no {name} can be read"):
+        bundle.verified_parts(exported, _quiet, key=exported / "key.pub")
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_what_has_the_name_of_the_import_s_own_directory_is_replaced(other: Store, tmp_path: Path, kind: str) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "kept").write_text("kept")
+    staging = other.root / "import"
+    staging.symlink_to(victim) if kind == "link" else staging.write_text("planted")
+    bundle.import_bundle(other, _bundle(tmp_path / "b", [_list(), _member(PLACE, GOOD)]), _quiet)
+    assert other.has(NAME)
+    assert (victim / "kept").read_text() == "kept"
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,27 @@ def nginx(store: Store, contents: Contents) -> Iterator[Path]:
 
 
 @pytest.mark.tools
+def test_nginx_takes_a_tree_with_the_longest_path_that_a_model_may_have(store: Store) -> None:
+    """One such path of a bundle ended the whole site: nginx's maps had no room for it."""
+    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        pytest.skip("no nginx on this machine")
+    content = b"content"
+    digest = store.add(content, "x")
+    folder = "/".join(['"$a;}' + "d" * 245] * 4)
+    path = f"{folder}/{'x' * (1024 - len(folder) - 1)}"
+    file = hub_revision.HubFile(path=path, size=len(content), sha256=digest)
+    repo = f"{'o' * 200}/{'n' * 200}"
+    model = hub_revision.Revision(kind="dataset", repo=repo, revision="a" * 40, files=[file])
+    versions.publish(store, Contents(models=[model]), keep=1)
+    with tempfile.TemporaryDirectory(prefix="envcheck-nginx-") as place:
+        conf = CONF.format(at=place, tree=store.root / "current")
+        Path(place, "conf").write_text("user root;" + conf if os.getuid() == 0 else conf)
+        words = [program, "-t", "-p", place, "-c", f"{place}/conf"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_nginx_gives_json_to_whom_asks_for_it_and_else_html(nginx: Path, contents: Contents) -> None:
     packages = _Local(nginx / "packages")
     status, headers, page = packages.ask("/simple/alpha/", Accept=f"{tree_files.JSON}, text/html;q=0.01")

@@ -94,6 +94,8 @@ def import_parts(
     """
     with store.locked("import.lock"):
         staging = store.root / "import"
+        if staging.is_symlink() or staging.is_file():
+            staging.unlink()
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
         size, free = sum(part.path.stat().st_size for part in parts), shutil.disk_usage(staging).free

@@ -193,8 +193,7 @@ def authenticate(source: Path, sums: bytes, sha256: str | None, key: Path | None
     if key is None:
         return
     try:
-        with (source / SIGNATURE).open("rb") as file:
-            signed = file.read(signing.BYTES + 1)
+        signed = safe_files.read_regular(source / SIGNATURE, signing.BYTES + 1)
     except OSError as error:
         message = f"{source}: no {SIGNATURE} can be read: the bundle is not signed"
         raise PromiseError(message, fix="export it with --key, or compare its digest (--sha256)") from error
@@ -232,8 +231,7 @@ def verified_parts(
 
 def _read_sums(source: Path) -> bytes:
     try:
-        with (source / SUMS).open("rb") as file:
-            content = file.read(_LONGEST)
+        content = safe_files.read_regular(source / SUMS, _LONGEST)
         content.decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
         message = f"{source}: no {SUMS} can be read"
