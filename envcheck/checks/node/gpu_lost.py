@@ -72,7 +72,7 @@ def _compared(view: View, mine: list[str]) -> Outcome:
     seen = {gpu_readings.slot(gpu.signal("bus_id").value) for gpu in view.snapshot.gpus}
     missing = [bus_id for bus_id in mine if gpu_readings.slot(bus_id) not in seen]
     # A GPU that answers nothing does not give its address either: the missing one is its own.
-    unplaced = [gpu for gpu in view.snapshot.gpus if gpu.signal("bus_id").value is None]
+    unplaced = [gpu for gpu in view.snapshot.gpus if ":" not in str(gpu.signal("bus_id").value)]
     missing = missing if len(missing) > len(unplaced) else []
     limit = Limit(len(mine), "GPUs", _SOURCE)
     if missing and view.snapshot.signal("container.runtime").value not in (None, "none"):

@@ -51,7 +51,7 @@ def judge(view: View) -> Outcome:
     bridged = {gpu: count for gpu, count in up.items() if gpu not in fixed and count}
     groups = (*_groups(view, fixed), bridged)
     findings = [*links.lacking(), *(f for group in groups for f in (*_behind(links, group), *_short(links, group)))]
-    findings += [*_alone(links, bridged), *_slow(view, up)]
+    findings += [*_alone(links, up), *_slow(view, up)]
     return worst(findings, links.absent() or _sound(view, links, up))
 
 
@@ -73,11 +73,13 @@ def _behind(links: gpu_readings.Reading, up: dict[str, int]) -> list[Outcome]:
     return links.blame({gpu: count for gpu, count in up.items() if count < most}, rule)
 
 
-def _alone(links: gpu_readings.Reading, bridged: dict[str, int]) -> list[Outcome]:
-    """Return the failure of the one GPU whose bridge reaches no other."""
+def _alone(links: gpu_readings.Reading, up: dict[str, int]) -> list[Outcome]:
+    """Return the failure of the one GPU with links up, on a board that is linked by a bridge: it reaches no other."""
+    linked = {gpu: count for gpu, count in up.items() if count}
+    bridged = {gpu: count for gpu, count in linked.items() if not _board(links.view, gpu)}
     text = "links up: {gpu} {value}, and no other GPU has the other end of its bridge up"
     rule = gpu_readings.Rule(failed, "nvlink.half-bridge", text, _FIX, Limit(2, "GPUs", _PEERS), "links")
-    return links.blame(bridged if len(bridged) == 1 else {}, rule)
+    return links.blame(bridged if len(linked) == 1 else {}, rule)
 
 
 def _short(links: gpu_readings.Reading, up: dict[str, int]) -> list[Outcome]:

@@ -49,6 +49,9 @@ def _lanes(view: View, width: gpu_readings.Reading, widest: gpu_readings.Reading
             bound, source = max(usual, most), _SIBLINGS
         elif not lanes >= most and gpu not in given:
             bound, source = most, _WIDTH
+            # On Arm the CPU does not say whether this is a virtual machine, which would have been given fewer.
+            virtual = view.snapshot.signal("host.hypervisor")
+            verdict = warned if virtual.value is None and virtual.why != "not-collected" else verdict
         else:
             continue
         text = f"PCIe lanes: {{gpu}} {{value}} of {bound:g}"

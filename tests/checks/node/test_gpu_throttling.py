@@ -101,6 +101,16 @@ def test_lanes_that_nobody_can_add_are_a_note(node: Node, put_gpu: Node, signals
     ) * 2
 
 
+def test_fewer_lanes_fail_only_where_this_is_known_to_be_no_virtual_machine(
+    node: Node, put: Node, put_gpu: Node
+) -> None:
+    eight = put_gpu(node("h100x8"), list(range(8)), pcie_width=8)
+    unknown = Signal(reason="/proc/cpuinfo has no flags", why="no-data")
+    for hypervisor, status in ((False, FAIL), (True, PASS), (unknown, WARN)):
+        assert pcie_link.judge(put(eight, host__hypervisor=hypervisor)).status == status
+    assert pcie_link.judge(put(put_gpu(eight, [4], pcie_width=4), host__hypervisor=unknown)).status == FAIL
+
+
 def test_the_generation_of_a_link_that_carries_nothing_is_no_fault(node: Node, put_gpu: Node) -> None:
     working = {"pcie_gen": 1, "pcie_gen_max": 5, "clock_reasons": [], "utilization": 90}
     assert pcie_link.judge(put_gpu(node("rtx4090"), [0], name="NVIDIA GB10", **working)).status == PASS

@@ -72,6 +72,13 @@ def test_an_unknown_board_is_judged_by_its_neighbours_alone(node: Node, put_gpu:
     assert nvlink.judge(put_gpu(unknown, [1], nvlinks=links(6))).status == FAIL
 
 
+def test_a_gpu_of_unknown_name_beside_linked_ones_has_no_half_bridge(node: Node, put_gpu: Node) -> None:
+    assert nvlink.judge(put_gpu(node("h100x8"), [7], name=Signal(reason="x", why="failed"))).status == PASS
+    assert nvlink.judge(put_gpu(node("h100x8"), [7], name="NVIDIA Z900")).status == PASS
+    apart = put_gpu(node("h100x8"), ALL, name="NVIDIA Z900", nvlinks=links(0, 4))
+    assert nvlink.judge(put_gpu(apart, [7], nvlinks=links(4))).code == "nvlink.half-bridge"
+
+
 @pytest.mark.parametrize(
     ("name", "count"),
     [

@@ -18,6 +18,8 @@ def ports(view: View) -> list[Port] | Outcome:
             "this snapshot is older than the question: its InfiniBand and RoCE ports were not collected",
             code="signal.not-collected",
         )
+    if signal.why == "unsupported":
+        return skipped(f"this system does not show its network devices ({signal.reason})", code="infiniband.hidden")
     if signal.reason is not None:
         return undecided(
             f"ib.ports cannot be read: {signal.reason}", fix="mount /sys, or --skip it", code="infiniband.unread"

@@ -17,7 +17,8 @@ _CONSUMER: Final = re.compile(
 )
 # Profiles of a shared board, "GRID T4-16Q" or "NVIDIA L40S-48C": only data-centre boards are shared.
 _VGPU: Final = re.compile(r"^GRID |-\d+[ABCQ]$")
-_LAPTOP: Final = re.compile(r"Laptop|Max-Q|Mobile|\bMX\d{3}\b")
+# "Max-Q Workstation Edition" (RTX PRO 6000 Blackwell) is a board for a slot.
+_LAPTOP: Final = re.compile(r"Laptop|Max-Q(?! Workstation)|Mobile|\bMX\d{3}\b")
 # Grace Hopper, Grace Blackwell and GB10 (DGX Spark); nvtop#426 shows one lane of generation 1 there.
 _C2C: Final = re.compile(r"\bG[HB]\d{2,3}\b")
 _JETSON: Final = re.compile(r"nvgpu|Orin|Xavier|Jetson|Tegra|\bThor\b")
