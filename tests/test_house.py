@@ -73,6 +73,7 @@ IMPORT = re.compile(r"\s*(from envcheck[\w.]* import [\w, ]+)$")
 FOREIGN = [
     "envcheck/__init__.py",
     "envcheck/checks/__init__.py",
+    "envcheck/counting.py",
     "envcheck/node/__init__.py",
     "envcheck/node/snapshot.py",
     "envcheck/node/why_unread.py",

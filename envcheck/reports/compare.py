@@ -23,6 +23,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from envcheck.counting import counted
 from envcheck.printable import printable
 from envcheck.reports import phrases
 from envcheck.reports.blamed_gpus import uuids
@@ -232,8 +233,8 @@ def lines(found: Comparison) -> list[str]:
         told += [title, *(line for same in _by_what(changes) for line in _said(same)), ""] if changes else []
     told += [line for note in found.notes for line in _wrapped(f"note: {note}", "  ")]
     worse = len(found.regressions)
-    end = f"{worse} regression{'s' * (worse != 1)}" if worse else "nothing got worse" if found.compared else "no match"
-    return [*told, f"{end}; {found.compared} checks and speeds compared"]
+    end = counted(worse, "regression") if worse else "nothing got worse" if found.compared else "no match"
+    return [*told, f"{end}; compared {counted(found.compared, 'check or speed', 'checks and speeds')}"]
 
 
 def _by_what(changes: list[ReportChange]) -> list[list[ReportChange]]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, Final
 
+from envcheck.counting import counted
 from envcheck.reports.model import RunReport
 from envcheck.runner.judging.judge import group_size
 from envcheck.runner.requirements.measured import Demand
@@ -43,7 +44,7 @@ def image(report: RunReport) -> str:
     digests = {"index": facts.index_digest, "manifest": facts.manifest_digest, "config": facts.config_digest}
     stated = [f"{name} {digest}" for name, digest in digests.items() if digest] or [f"id {target.image_id}"]
     others = [name for name in facts.repository_digests if not any(name.partition("@")[2] in said for said in stated)]
-    layers = [f"{len(facts.diff_ids)} layers"] if facts.diff_ids else []
+    layers = [counted(len(facts.diff_ids), "layer")] if facts.diff_ids else []
     return ", ".join([*stated, *others, *layers])
 
 
@@ -124,7 +125,10 @@ def attempts(outcome: OutcomeRow) -> list[str]:
         return []
     telling = every if len(every) <= _SHOWN else [a for a in every if a.status not in ("pass", "skip")]
     lines = [_attempt(attempt, outcome) for attempt in telling]
-    return [*_cut(lines), *([f"{len(every) - len(telling)} others passed"] if len(telling) < len(every) else [])]
+    return [
+        *_cut(lines),
+        *([f"{counted(len(every) - len(telling), 'other')} passed"] if len(telling) < len(every) else []),
+    ]
 
 
 def _attempt(attempt: Attempt, outcome: OutcomeRow) -> str:
@@ -193,7 +197,8 @@ def hardware(report: RunReport) -> str:
         gpus = ", ".join(f"{count} x {name}" for name, count in names.items())
         return f"{gpus}{' (nccl)' if ranks else ''}{f', driver {driver}' if driver else ''}"
     if report.mode == "cpu":
-        return f"CPU{f': gloo, {ranks} ranks' if ranks else ''}, {report.host.cpus} cores. No GPU was tested."
+        gloo = f": gloo, {counted(ranks, 'rank')}" if ranks else ""
+        return f"CPU{gloo}, {counted(report.host.cpus, 'core')}. No GPU was tested."
     return "unknown: torch did not report its devices"
 
 

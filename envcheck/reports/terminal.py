@@ -13,6 +13,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from envcheck.counting import counted
 from envcheck.reports import durations, gpu_table, phrases
 from envcheck.reports.model import RunReport
 from envcheck.runner.planning.time_budget import expected_to_fit
@@ -80,7 +81,7 @@ def show_announcement(plan: Plan, target: TargetFacts, console: Console) -> None
 def announcement(plan: Plan, target: TargetFacts) -> str:
     """Say what a run would do, in what, and for how long."""
     count = len(plan.checks)
-    checks = f"{count} check{'s' * (count != 1)} of level {plan.level}"
+    checks = f"{counted(count, 'check')} of level {plan.level}"
     return f"{checks} in {target.name} ({target.chosen}), {durations.extent(plan)}"
 
 

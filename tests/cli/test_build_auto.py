@@ -101,7 +101,7 @@ def test_build_is_given_the_mirror_that_passed(
     done = CliRunner().invoke(cli, words, standalone_mode=False)
     assert isinstance(done.exception, PromiseError), done.exception
     said = " ".join(done.stderr.split())
-    assert "pytorch/cpu: not lacking: has 0 of 1 files; torch==2.13.0+cpu" in said
+    assert "pytorch/cpu: not lacking: has 0 of 1 file; torch==2.13.0+cpu" in said
     (profile,) = given
     assert [index.url for index in profile.pytorch] == [named[1].profile.pytorch[0].url]
     assert {index.url for index in profile.pypi} == {mirror.profile.pypi[0].url for mirror in named}

@@ -84,7 +84,7 @@ def test_a_directory_of_wheels_passes_for_what_it_holds(site: Path) -> None:
     done = probe(site, "--mirror", str(site / "ours.yaml"))
     assert done.return_value == 0
     assert "  1  ours                   all files are in this machine's directories\n" in done.output
-    assert "has all 1 files, 1 in this machine's directories" in done.output
+    assert "has 1 of 1 file, 1 in this machine's directories" in done.output
     (site / WHEEL).unlink()
     assert probe(site, "--mirror", str(site / "ours.yaml")).return_value == 3
 
@@ -218,7 +218,7 @@ def test_fetch_takes_the_mirror_that_passed_and_says_so(site: Path, monkeypatch:
     assert done.exit_code == 0, done.output
     assert (site / "to" / WHEEL).read_bytes() == (site / WHEEL).read_bytes()
     assert done.stderr.splitlines()[0].startswith("mirror  auto: pypi: site (")
-    assert "pypi: not dead: has 0 of 1 files; demo==1.0: no connection" in done.stderr
+    assert "pypi: not dead: has 0 of 1 file; demo==1.0: no connection" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ def test_a_dry_run_says_how_much_of_a_run_that_was_cut_short_is_done(run: Envche
     cut.write_text(json.dumps(report))
     done = run(*words, "--resume", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "going on with cut.json: 1 of 2 checks are done" in done.stdout
+    assert "going on with cut.json: 1 of 2 checks done" in done.stdout
     assert json.loads(cut.read_bytes()) == report
 
 

@@ -64,7 +64,7 @@ def test_an_unreadable_manifest_hides_no_other_version(run: Run, store: Store) -
         shown = run(command_name)
         assert shown.return_value == 1
         assert f"version 1             cannot be read: {manifest}: not to be read" in shown.stdout
-        assert "version 2    current  0 wheel(s), 1 model(s)" in shown.stdout
+        assert "version 2    current  0 wheels, 1 model," in shown.stdout
         assert f"envcheck: {manifest}: not to be read" in shown.stderr
         assert f"remove {manifest.parent}, and publish it again" in shown.stderr
         rows = json.loads(run(command_name, "--json").stdout)["versions"]
@@ -144,16 +144,16 @@ def test_gc_is_1_when_all_that_is_left_is_published(run: Run, store: Store) -> N
     assert (done.return_value, store.has(free)) == (1, True)
     done = run("gc", "--max-size", "100")
     assert (done.return_value, store.has(free)) == (1, False)
-    assert "evicted 1 object(s)" in done.stdout
+    assert "evicted 1 object," in done.stdout
     assert run("gc", "--max-size", "1G").return_value == 0
     assert "--low 90 is above --high 50" in failed(run("gc", "--low", "90", "--high", "50"), ConfigError)
 
 
 def test_a_bundle_goes_out_and_comes_in(run: Run, tmp_path: Path) -> None:
     out = run("export", "-o", str(tmp_path / "b"), "--part-size", "10K")
-    assert "part(s)" in out.stdout
+    assert " part" in out.stdout
     done = run("import", str(tmp_path / "b"), root=tmp_path / "other")
-    assert "1 model(s) imported" in done.stdout
+    assert "1 model imported" in done.stdout
     assert (tmp_path / "other/current/hf/o/r/resolve/main/model.bin").read_bytes() == b"weights"
     part = tmp_path / "b/bundle.tar.000"
     part.write_bytes(part.read_bytes()[:-1] + b"x")

@@ -32,6 +32,7 @@ from envcheck.checks import (
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.operators import attention_reference, operator_trial, seeded_numbers
 from envcheck.checks.env.support.training import dtype_precision
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="each attention kernel that is there, and its gradients, equal a formula in plain Python",
@@ -200,7 +201,7 @@ def _passed(ranks: Ranks) -> Outcome:
     absent = [name for name in BACKENDS if name not in there]
     also = f"; not here: {', '.join(absent)}" if absent else ""
     return passed(
-        f"{', '.join(there)} agree with plain Python on {len(ranks)} rank(s){also}",
+        f"{', '.join(there)} agree with plain Python on {counted(len(ranks), 'rank')}{also}",
         value=error,
         unit="relative error",
         limit=limit(kernel.split()[-1]),

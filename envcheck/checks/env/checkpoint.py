@@ -18,6 +18,7 @@ from typing import Any
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.training import deterministic_training, promise_cases
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="training resumed from a checkpoint is the training that was saved, to the bit",
@@ -225,7 +226,7 @@ def _apart(losses: list[list[float]], saved: dict[str, str], resumed: dict[str, 
     when = f"from step {STEPS + steps[0]} on" if steps else "in what no loss shows"
     named = f": {', '.join(apart[:3])}{' …' if len(apart) > 3 else ''}" if apart else ""  # noqa: PLR2004 (a line's worth)
     return failed(
-        f"the resumed training is another one {when}; {len(apart)} tensors differ{named}",
+        f"the resumed training is another one {when}; {counted(len(apart), 'different tensor')}{named}",
         fix=_FIX,
         value=len(apart),
         unit=LIMIT.unit,

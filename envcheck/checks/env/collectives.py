@@ -32,6 +32,7 @@ from envcheck.checks.env.support.collectives import late_ranks as collectives_la
 from envcheck.checks.env.support.collectives.case_tensors import Bench, Case, Setting
 from envcheck.checks.env.support.collectives.collective_cases import Part
 from envcheck.checks.env.support.training import plain_math
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="every collective, in every operation and dtype, delivers every element where it belongs, and waits",
@@ -214,7 +215,7 @@ def _known_gaps(ranks: Ranks) -> list[Outcome]:
     reasons = [reason for entry in ranks for reason in (entry.get("known_gaps") or {}).values()]
     fix = "use NCCL, install NumPy, or take a newer PyTorch, where you need it"
     return [
-        warned(f"{reason}: {reasons.count(reason)} cases were left out", fix=fix, code="collective.known-gap")
+        warned(f"{reason}: left out {counted(reasons.count(reason), 'case')}", fix=fix, code="collective.known-gap")
         for reason in dict.fromkeys(reasons)
     ]
 

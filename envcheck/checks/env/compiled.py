@@ -34,6 +34,7 @@ from envcheck.checks import (
 )
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.training import plain_math
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="torch.compile compiles a small model as one graph; its results and gradients are right at several sizes",
@@ -218,7 +219,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         [*wrong, *_wrong(errors)],
         passed(
             f"a model and its backward pass were compiled and are right at batches of {', '.join(map(str, BATCHES))} "
-            f"({count} files, seed {entry.get('seed')})",
+            f"({counted(count, 'file')}, seed {entry.get('seed')})",
             value=None if wrong or _wrong(errors) else max(errors.values()),
             unit=LIMIT.unit,
             limit=LIMIT,

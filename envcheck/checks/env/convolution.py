@@ -16,6 +16,7 @@ from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, 
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.operators import products_reference, seeded_numbers
 from envcheck.checks.env.support.training import dtype_precision
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="convolutions and their gradients equal a formula in plain Python, in every dtype the device has",
@@ -121,7 +122,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     every = [(dtype, error) for entry in ranks for dtype, parts in entry["errors"].items() for error in parts.values()]
     dtype, error = max(every, key=lambda pair: pair[1] / limit(pair[0]).value)
     return passed(
-        f"convolutions agree with plain Python on {len(ranks)} rank(s); closest to its bound: {dtype}",
+        f"convolutions agree with plain Python on {counted(len(ranks), 'rank')}; closest to its bound: {dtype}",
         value=error,
         unit="relative error",
         limit=limit(dtype),

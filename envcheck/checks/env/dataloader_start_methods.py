@@ -19,6 +19,7 @@ from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.operators import seeded_numbers
 from envcheck.checks.env.support.process import worker_death
 from envcheck.checks.env.support.training import plain_math
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="DataLoader workers that are spawned, or come from a fork server, start and deliver every batch once",
@@ -155,11 +156,14 @@ def _judged(method: str, told: Measured) -> list[Outcome]:
         what = f"{method}: {epochs} batches arrived in the epochs, {due} were due"
         found.append(failed(what, code="dataloader.lost", **about))
     if wrong:
-        what = f"{method}: {wrong} batches are not what their workers made"
+        what = f"{method}: {counted(wrong, 'batch', 'batches')} differ from what the workers made"
         value = {"value": wrong, "unit": LIMIT.unit, "limit": LIMIT}
         found.append(failed(what, code="dataloader.data", **value, **about))
     if len(told["workers"]) != WORKERS or forked:
-        what = f"{method}: {len(told['workers'])} other processes made the batches, {WORKERS} were due"
+        what = (
+            f"{method}: {counted(len(told['workers']), 'other process', 'other processes')} "
+            f"made the batches, {WORKERS} were due"
+        )
         found.append(failed(f"{what}{'; they were forked' if forked else ''}", code="dataloader.start", **about))
     death = told.get("death")
     if not isinstance(death, str) or not worker_death.is_reported(death):

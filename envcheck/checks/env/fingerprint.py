@@ -15,6 +15,7 @@ from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, 
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.operators import verified_products
 from envcheck.checks.env.support.training import deterministic_training, model_replicas
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="the same deterministic work gives the same bits, again and again and on every rank",
@@ -82,7 +83,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     blamed = {finding.culprit for finding in findings}
     findings += [finding for finding in _between(ranks) if finding.culprit not in blamed]
     same = passed(
-        f"{len(ranks)} rank(s) gave the same bits {ranks[0].get('repeats')} times",
+        f"{counted(len(ranks), 'rank')} gave the same bits {ranks[0].get('repeats')} times",
         value=0,
         unit=LIMIT.unit,
         limit=LIMIT,

@@ -20,6 +20,7 @@ from typing import Any
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.process import package_files
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="every Python file of torch, triton and NVIDIA's packages is the one that was installed",
@@ -117,7 +118,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 def summary(told: Measured, what: str) -> Outcome:
     """Return the pass, with what it cost."""
     return passed(
-        f"{told.get('files')} {what} of {len(told.get('packages') or [])} packages are as installed "
+        f"{told.get('files')} {what} of {counted(len(told.get('packages') or []), 'package')} are as installed "
         f"({(told.get('bytes') or 0) / 1e6:,.0f} MB in {told.get('seconds')} s)",
         value=0,
         unit="files",
@@ -154,7 +155,7 @@ def problems(told: Measured) -> Iterator[Outcome]:
     elif not told["files"]:
         yield undecided("the packages list no file", fix=FIX, code="installed.empty")
     if told.get("without"):
-        said = f"{told.get('without_count')} files have no digest, the first {told['without'][0]}"
+        said = f"{counted(told.get('without_count') or 0, 'file')} without a digest, the first {told['without'][0]}"
         yield warned(said, fix=FIX, code="installed.without-digest", culprit=told["without"][0])
 
 

@@ -17,6 +17,7 @@ from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, 
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.operators import seeded_numbers
 from envcheck.checks.env.support.training import fp8_products
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="a matrix product equals one in plain Python, in every dtype the device has",
@@ -156,7 +157,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         )
     _, dtype, error = max(margins)
     return passed(
-        f"products agree with plain Python on {len(ranks)} rank(s); closest to its bound: {dtype}",
+        f"products agree with plain Python on {counted(len(ranks), 'rank')}; closest to its bound: {dtype}",
         value=error,
         unit="relative error",
         limit=Limit(bound(dtype), "relative error", BOUND_SOURCE, "at most"),

@@ -14,6 +14,7 @@ from typing import Any, Optional
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.operators import seeded_numbers
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="every free word of memory holds each pattern that is written into it",
@@ -179,7 +180,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if findings:
         return worst(findings, otherwise=findings[0])
     return (_little(ranks) if view.mode == "gpu" else None) or passed(
-        f"{sum(entry['tested'] for entry in ranks) / MIB:,.0f} MiB on {len(ranks)} rank(s) held {len(owed)} patterns",
+        f"{sum(entry['tested'] for entry in ranks) / MIB:,.0f} MiB on {counted(len(ranks), 'rank')} "
+        f"held {len(owed)} patterns",
         value=0,
         unit=LIMIT.unit,
         limit=LIMIT,

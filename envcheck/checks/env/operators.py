@@ -28,6 +28,7 @@ from envcheck.checks.env.support.operators.cases import (
     selections,
 )
 from envcheck.checks.env.support.operators.promises import trial
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="each operator that people train with, and its gradient, equals a formula in plain Python",
@@ -123,7 +124,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     return worst(
         findings,
         otherwise=passed(
-            f"{runs} runs of operators agree with their formulas on {len(ranks)} rank(s), seed {ranks[0].get('seed')}; "
+            f"{runs} runs of operators agree with their formulas on {counted(len(ranks), 'rank')}, "
+            f"seed {ranks[0].get('seed')}; "
             f"closest to its bound: {named or 'none'}",
             value=error,
             unit=LIMIT.unit,

@@ -34,6 +34,7 @@ from envcheck.checks import (
 from envcheck.checks.env.support.collectives import exact_comparison, process_group
 from envcheck.checks.env.support.operators import seeded_numbers, seeded_words, verified_products
 from envcheck.checks.env.support.training import model_replicas, plain_math, verified_training
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="DDP sends gradients exactly when it should; measures how much of that time backward hides",
@@ -345,7 +346,7 @@ def _wrong(ranks: Ranks) -> list[Outcome]:
             )
     steps = [step for step, sums in enumerate(zip(*(entry.get("sums") or [] for entry in ranks))) if len(set(sums)) > 1]
     if steps:
-        said = f"in {len(steps)} synchronised steps gradients differ between ranks, first in step {steps[0]}"
+        said = f"in {counted(len(steps), 'synchronised step')} gradients differ between ranks, first in step {steps[0]}"
         found.append(failed(said, fix="run the ddp check", code="ddp.gradients", culprit=f"step {steps[0]}"))
     return found
 
@@ -362,7 +363,10 @@ def _off(entry: Measured) -> list[Outcome]:
     if not steps:
         return []
     when = "which count buckets" if steps[0] < COUNTING else "which are timed"
-    said = f"rank {rank}: in {len(steps)} of {len(off)} steps gradients are not the mean of the ranks', first in those "
+    said = (
+        f"rank {rank}: in {len(steps)} of {counted(len(off), 'step')} gradients are not "
+        "the mean of the ranks', first in those "
+    )
     value = off[steps[0]] if process_group.finite(off[steps[0]]) else None
     fix = "run the ddp and ddp-hooks checks"
     said = f"{said}{when}"

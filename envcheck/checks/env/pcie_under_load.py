@@ -31,6 +31,7 @@ from envcheck.checks import (
 from envcheck.checks.env.support.collectives import exact_comparison, process_group
 from envcheck.checks.env.support.hardware import gpu_speed, pcie_link
 from envcheck.checks.env.support.operators import seeded_numbers, seeded_words
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="under load each GPU's PCIe link has the generation and the lanes that it can have in this system",
@@ -104,7 +105,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     links = sorted({f"Gen{link.generation} x{link.lanes}" for link in told if isinstance(link, pcie_link.Link)})
     unknown = sum(_most(view, entry) is None for entry in ranks)
     rest = f"; of {unknown} NVML does not say what they could have" if unknown else ""
-    return passed(f"{len(ranks)} GPU(s) under load: {', '.join(links)}{rest}", value=len(ranks), unit="GPUs")
+    return passed(f"{counted(len(ranks), 'GPU')} under load: {', '.join(links)}{rest}", value=len(ranks), unit="GPUs")
 
 
 def _lost(ranks: Ranks) -> list[Outcome]:

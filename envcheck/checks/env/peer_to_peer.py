@@ -29,6 +29,7 @@ from envcheck.checks import (
 from envcheck.checks.env.support.collectives import exact_comparison, process_group
 from envcheck.checks.env.support.hardware import gpu_pairs
 from envcheck.checks.env.support.operators import seeded_numbers, seeded_words
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="every bit that a GPU writes to another one that it can reach arrives, in both directions",
@@ -112,7 +113,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     told = sorted((pair.get("source"), pair.get("target")) for pair in pairs)
     if told != gpu_pairs.ordered(len(names)) or not all(isinstance(pair.get("wrong"), dict) for pair in tried):
         return undecided(
-            f"{len(told)} pairs of {len(names)} GPUs were reported", fix="see the check's log", code="p2p.unmeasured"
+            f"{counted(len(told), 'pair')} of {counted(len(names), 'GPU')} were reported",
+            fix="see the check's log",
+            code="p2p.unmeasured",
         )
     if not pairs:
         return undecided("no pair of GPUs was tried", fix="see the check's log", code="p2p.unmeasured")
@@ -124,7 +127,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
             f"no GPU here can reach another ({pairs[0]['unreachable']}): NCCL goes through the host's memory",
             code="peer-to-peer.none",
         )
-    rest = f"; {len(pairs) - len(tried)} pairs cannot reach each other" if len(tried) < len(pairs) else ""
+    rest = (
+        f"; out of reach of each other: {counted(len(pairs) - len(tried), 'pair')}" if len(tried) < len(pairs) else ""
+    )
     return passed(
         f"{len(tried)} ordered pairs, {VALUES} values each way they are written: exact{rest}",
         value=0,
@@ -137,7 +142,8 @@ def _broken(names: list[str], pair: Measured) -> Outcome:
     source, target = (names[pair[end]] for end in ("source", "target"))
     way, first = next(iter(pair["wrong"].items()))
     return failed(
-        f"P2P broken: {source} -> {target}: {first['count']} values wrong by {way}, first at {first['index']} "
+        f"P2P broken: {source} -> {target}: {counted(first['count'], 'value')} wrong "
+        f"by {way}, first at {first['index']} "
         f"(xor {first['xor']})",
         fix=_FIX,
         value=first["count"],

@@ -29,6 +29,7 @@ from envcheck.checks import (
     warned,
 )
 from envcheck.checks.env.support.collectives import process_group
+from envcheck.counting import counted
 
 CHECK = Check(promise="every installed package finds the packages it needs", level="static", seconds=0.5)
 
@@ -146,6 +147,10 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
             told, fix=fix, value=len(broken), unit=LIMIT.unit, limit=LIMIT, broken=broken, code="requirements.conflict"
         )
     shadowed = entry.get("shadowed") or []
-    hidden = f"; {len(shadowed)} more are hidden by another version of theirs: {shadowed[0]}" if shadowed else ""
-    summary = f"{entry['packages']} packages agree{hidden}"
+    hidden = (
+        f"; hidden by another version: {counted(len(shadowed), 'more', 'more')}, first {shadowed[0]}"
+        if shadowed
+        else ""
+    )
+    summary = f"{counted(entry['packages'], 'package')} without a conflict{hidden}"
     return passed(summary, value=0, unit=LIMIT.unit, limit=LIMIT, shadowed=shadowed)

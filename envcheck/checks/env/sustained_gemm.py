@@ -33,6 +33,7 @@ from envcheck.checks.env.support.hardware import gpu_speed, load_samples
 from envcheck.checks.env.support.hardware import sampler as hardware_sampler
 from envcheck.checks.env.support.operators import seeded_numbers, verified_products
 from envcheck.checks.env.support.training import deterministic_training
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="minutes of matrix products keep their speed and bits, and no GPU slows itself down for heat or power",
@@ -175,7 +176,7 @@ def _wrong(entry: Measured) -> process_group.Problem:
     for point in entry.get("points") or []:
         if point.get("wrong") != 0:
             at = f"{point['at']:.0f} s" if process_group.finite(point.get("at")) else "an unknown time"
-            said = f"{point.get('wrong')} words of products had other bits after {at} under load"
+            said = f"{counted(point.get('wrong') or 0, 'word')} of products had other bits after {at} under load"
             return failed(
                 f"rank {entry['rank']} on {entry['device']}: {said}{load_samples.told(entry.get('load') or {})}",
                 fix="take this GPU out: it computes wrongly when it works hard; dcgmi diag -r 4 tests it alone",
@@ -197,7 +198,8 @@ def _throttled(entry: Measured) -> process_group.Problem:
         return None
     said = ", ".join(f"{name} in {count}" for name, count in seen.items())
     return failed(
-        f"rank {entry['rank']} on {entry['device']}: {said} of {len(load['samples'])} samples{load_samples.told(load)}",
+        f"rank {entry['rank']} on {entry['device']}: {said} of "
+        f"{counted(len(load['samples']), 'sample')}{load_samples.told(load)}",
         fix=_FIX,
         value=sum(seen.values()),
         unit=load_samples.NO_FAULT.unit,
@@ -276,7 +278,7 @@ def _held(kept: list[tuple[float, float, Measured]]) -> Outcome:
     silent = sorted({name for one in kept for name in one[2]["load"].get("not_offered") or {}})
     also = f"; not told by this GPU: {', '.join(silent)}" if silent else ""
     return passed(
-        f"{len(kept)} GPU(s), {slowest['dtype']}: {end:.4g} TFLOP/s at the end, {share:.1%} of the start"
+        f"{counted(len(kept), 'GPU')}, {slowest['dtype']}: {end:.4g} TFLOP/s at the end, {share:.1%} of the start"
         f"{load_samples.told(slowest['load'])}{load_samples.caps(slowest['load'])}{also}",
         value=round(share, 4),
         unit=limit.unit,

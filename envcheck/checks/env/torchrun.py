@@ -36,6 +36,7 @@ from envcheck.checks import (
 from envcheck.checks.env import name_resolution
 from envcheck.checks.env.support.collectives import process_group, torchrun_rank
 from envcheck.checks.env.support.process import subprocesses
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="torchrun starts ranks that find each other by the host name, and they end without a crash",
@@ -158,7 +159,7 @@ def _joined(number: int, member: dict[str, Any], entry: Measured) -> Outcome | N
         why = f": {entry['raised']}" if entry.get("raised") else ""
         return failed(f"{culprit} did not join{why}", fix=_FIX, code="torchrun.not-joined", culprit=culprit)
     if joined["wrong"] or joined.get("world") != entry.get("nproc"):
-        summary = f"{culprit} of {joined.get('world')} had {joined['wrong']} wrong elements in a sum"
+        summary = f"{culprit} of {joined.get('world')} had {counted(joined['wrong'], 'wrong element')} in a sum"
         fix = "see the checks all-reduce and collectives"
         return failed(summary, fix=fix, value=joined["wrong"], code="torchrun.wrong-sum", culprit=culprit)
     return None

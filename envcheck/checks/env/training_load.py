@@ -19,6 +19,7 @@ from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.hardware import load_samples
 from envcheck.checks.env.support.hardware import sampler as hardware_sampler
 from envcheck.checks.env.support.training import model_replicas, plain_math, verified_training
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="training keeps the GPUs busy: no wrong step, no slowdown by heat or power",
@@ -212,7 +213,8 @@ def _told(ranks: Ranks) -> Outcome:
         f"power up to {max(power):.0f} W" if power else "power not told by this GPU",
     ]
     return passed(
-        f"training on {len(ranks)} GPU(s): {', '.join(said)}{load_samples.caps(fullest['load'])}: reported, not judged",
+        f"training on {counted(len(ranks), 'GPU')}: {', '.join(said)}{load_samples.caps(fullest['load'])}: "
+        "reported, not judged",
         value=float(min(busy)) if busy else None,
         unit="% utilisation" if busy else "",
         gpus=gpus,

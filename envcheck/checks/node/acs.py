@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
 from envcheck.checks.node.support import gpu_pairs
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="no PCIe bridge above several GPUs turns their transfers back to the CPU",
@@ -50,16 +51,16 @@ def judge(view: View) -> Outcome:
     harmless = _harmless(view) if redirecting else ""
     if harmless:
         addresses = ", ".join(str(bridge["bus_id"]) for bridge in redirecting[:_SHOWN])
-        told = f"ACS redirects on {len(redirecting)} of {len(bridges)} bridges above GPUs: {addresses}"
+        told = f"ACS redirects on {len(redirecting)} of {counted(len(bridges), 'bridge')} above GPUs: {addresses}"
         return skipped(f"{told}; {harmless}", code="acs.harmless")
-    sound = f"none of {len(bridges)} bridges above the GPUs redirects"
+    sound = f"none of {counted(len(bridges), 'bridge')} above the GPUs redirects"
     return worst([_finding(bridge) for bridge in redirecting], passed(sound, value=0, unit=_LIMIT.unit, limit=_LIMIT))
 
 
 def _finding(bridge: dict[str, Any]) -> Outcome:
     address, kinds = str(bridge["bus_id"]), [word for word in _REDIRECTS if word in bridge["enabled"]]
     return warned(
-        f"ACS on the PCIe bridge {address} redirects what {len(bridge['gpus'])} GPU(s) below it send",
+        f"ACS on the PCIe bridge {address} redirects what {counted(len(bridge['gpus']), 'GPU')} below it send",
         fix=_FIX.replace("BRIDGE", address),
         value=1,
         unit=_LIMIT.unit,

@@ -10,6 +10,7 @@ from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
 from envcheck.checks.node.support import gpu_readings
+from envcheck.counting import counted
 
 CHECK = Check(promise="every GPU takes processes", level="quick", seconds=0.01, gpus=1)
 
@@ -28,5 +29,6 @@ def judge(view: View) -> Outcome:
         *mode.blame(single, gpu_readings.Rule(warned, "compute-mode.exclusive", "{gpu} {value}", _FIX, _LIMIT)),
     ]
     return worst(
-        findings, mode.absent() or passed(f"default on {len(mode.values)} GPU(s)", value="default", limit=_LIMIT)
+        findings,
+        mode.absent() or passed(f"default on {counted(len(mode.values), 'GPU')}", value="default", limit=_LIMIT),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="containers are given the driver that is loaded",
@@ -77,5 +78,5 @@ def _told(tools: dict[str, Any], engines: list[Any], specifications: list[dict[s
         also = f"; {', '.join(map(str, engines))} here cannot give a container its GPUs" if engines else ""
         return skipped(f"no NVIDIA container toolkit is installed{also}", code="container-toolkit.not-installed")
     versions = ", ".join(f"{name} {version}" for name, version in sorted(tools.items()))
-    written = f"{len(specifications)} CDI specification(s)" if specifications else "no CDI specification"
+    written = counted(len(specifications), "CDI specification") if specifications else "no CDI specification"
     return passed(f"{versions}; {written}", value=versions, specifications=specifications)

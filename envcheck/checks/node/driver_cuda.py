@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned, worst
 from envcheck.checks.node.support import cuda_init_errors, gpu_readings, matrix_facts
+from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.matrix.resolver.verdict import FORWARD, MINOR, OK, TOO_OLD, Verdict, driver_verdict
 from envcheck.node.snapshot import Gpu
@@ -142,7 +143,7 @@ def _below(view: View, cuda: str, driver: str, answer: Verdict, seen: int | None
     if answer.name == FORWARD and seen:
         loaded = view.environment.get("libcuda")
         how = f"with {loaded}" if loaded else f"so {compat} is loaded"
-        why = f"{answer.reason}; torch sees {seen} GPU(s), {how}"
+        why = f"{answer.reason}; torch sees {counted(seen, 'GPU')}, {how}"
         return passed(why, **judged)
     code = "driver-cuda.too-old"
     if answer.name == FORWARD and seen is None:
@@ -150,6 +151,6 @@ def _below(view: View, cuda: str, driver: str, answer: Verdict, seen: int | None
     if answer.name == FORWARD:
         return failed(f"{compat} is not loaded: {answer.reason}", fix=install, code=code, **judged)
     if seen:
-        why = f"torch sees {seen} GPU(s) though by every table it should not: {answer.reason}"
+        why = f"torch sees {counted(seen, 'GPU')} though by every table it should not: {answer.reason}"
         return warned(why, fix=upgrade, code=code, **judged)
     return failed(answer.reason, fix=upgrade, code=code, **judged)

@@ -10,6 +10,7 @@ from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
 from envcheck.checks.node.support import gpu_readings, matrix_facts
+from envcheck.counting import counted
 
 CHECK = Check(promise="no GPU memory has errors that could not be corrected", level="quick", seconds=0.01, gpus=1)
 
@@ -48,7 +49,7 @@ def judge(view: View) -> Outcome:
         gpu_readings.read(view, "ecc_volatile_uncorrected"),
         gpu_readings.read(view, "ecc_aggregate_uncorrected"),
     )
-    sram, counted = gpu_readings.read(view, "ecc_sram"), _uncounted(view)
+    sram, off = gpu_readings.read(view, "ecc_sram"), _uncounted(view)
     worn = sram.where(lambda s: s["threshold_exceeded"] or not s["uncorrectable"] <= _SRAM.value)
     fresh = now.where(lambda count: not count <= 0)
     past = {gpu: count for gpu, count in ever.values.items() if not count <= 0 and gpu not in fresh}
@@ -56,11 +57,11 @@ def judge(view: View) -> Outcome:
         *sram.blame({gpu: state["uncorrectable"] for gpu, state in worn.items()}, _WORN),
         *now.blame(fresh, _FRESH),
         *now.lacking(),
-        *now.blame(counted, _OFF),
+        *now.blame(off, _OFF),
         *ever.blame(past, _PAST),
     ]
     corrected = sum(gpu_readings.read(view, "ecc_volatile_corrected").values.values())
-    text = f"no uncorrected error on {len(now.values)} GPU(s), {corrected} corrected"
+    text = f"no uncorrected error on {counted(len(now.values), 'GPU')}, {corrected} corrected"
     return worst(findings, now.absent() or passed(text, value=0, unit=_LIMIT.unit, limit=_LIMIT))
 
 

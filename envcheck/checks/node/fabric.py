@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned, worst
 from envcheck.checks.node.support import gpu_readings
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="the NVSwitch fabric has registered every GPU and is healthy", level="quick", seconds=0.01, gpus=1
@@ -37,7 +38,7 @@ def judge(view: View) -> Outcome:
     absent = fabric.absent() or (
         None if mine else skipped("no GPU here has a fabric (not supported)", code="fabric.none")
     )
-    return worst(findings, absent or passed(f"{len(mine)} GPU(s) registered", value="completed", limit=_LIMIT))
+    return worst(findings, absent or passed(f"{counted(len(mine), 'GPU')} registered", value="completed", limit=_LIMIT))
 
 
 def _bad(mine: dict[str, Any]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from envcheck.checks import PASS, SKIP, Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned, worst
 from envcheck.checks.node.support import gpu_readings, matrix_facts
+from envcheck.counting import counted
 
 CHECK = Check(promise="every NVIDIA GPU on the PCI bus answers the driver", level="quick", seconds=0.01)
 
@@ -82,12 +83,12 @@ def _compared(view: View, mine: list[str]) -> Outcome:
     if missing:
         findings = [_missing(view, bus_id, len(mine), len(seen), limit) for bus_id in missing]
         return worst(findings, findings[0])
-    return passed(f"{len(seen)} GPU(s)", value=len(seen), unit="GPUs", limit=limit)
+    return passed(counted(len(seen), "GPU"), value=len(seen), unit="GPUs", limit=limit)
 
 
 def _missing(view: View, bus_id: str, there: int, seen: int, limit: Limit) -> Outcome:
     return failed(
-        f"{there} GPUs on the bus, {seen} in NVML: {bus_id} is missing",
+        f"{counted(there, 'GPU')} on the bus, {seen} in NVML: {bus_id} is missing",
         fix=_FIX,
         value=seen,
         unit="GPUs",
@@ -102,7 +103,7 @@ def _silent(view: View, devices: list[dict[str, Any]]) -> Outcome:
     """Judge GPUs on the bus of a machine whose NVML does not answer."""
     reason, count = view.snapshot.signal("gpu.count").reason, len(devices)
     if any(gpu["driver"] == "nvidia" for gpu in devices):
-        text = f"{count} GPU(s) on the bus, and NVML does not answer: {reason}"
+        text = f"{counted(count, 'GPU')} on the bus, and NVML does not answer: {reason}"
         return undecided(text, fix="see driver-nvml", code="gpu-lost.nvml-silent")
     findings = [_elsewhere(gpu, str(reason), Limit(count, "GPUs", _SOURCE)) for gpu in devices]
     return worst(findings, findings[0])

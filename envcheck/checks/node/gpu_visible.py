@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
 from envcheck.checks.node.support import cuda_init_errors, gpu_readings, visible_gpus
+from envcheck.counting import counted
 from envcheck.node.snapshot import Snapshot
 
 CHECK = Check(promise="torch sees every GPU that NVML sees, less those hidden on purpose", level="quick", gpus=1)
@@ -47,10 +48,12 @@ def judge(view: View) -> Outcome:
     strangers = _strangers(view.snapshot, _named(view))
     if not strangers and seen > max(expected.gpus, len(uuids)):
         strangers = [
-            undecided(f"torch sees {seen} GPUs, NVML only {len(uuids)}", fix=_COMPARE, code="gpu-visible.more")
+            undecided(
+                f"torch sees {counted(seen, 'GPU')}, NVML only {len(uuids)}", fix=_COMPARE, code="gpu-visible.more"
+            )
         ]
     hidden = f", {len(uuids) - seen} hidden by CUDA_VISIBLE_DEVICES" if seen < len(uuids) else ""
-    sound = passed(f"torch sees {seen} of {len(uuids)} GPU(s){hidden}", value=seen, unit="GPUs", limit=limit)
+    sound = passed(f"torch sees {seen} of {counted(len(uuids), 'GPU')}{hidden}", value=seen, unit="GPUs", limit=limit)
     return worst(strangers, sound)
 
 
@@ -72,7 +75,7 @@ def _unseen(view: View, seen: int, expected: list[str], limit: Limit) -> list[Ou
             gpus=[gpu.uuid],
         )
         for gpu in missing
-    ] or [_fewer(f"NVML sees {len(view.snapshot.gpus)} GPU(s), torch {seen}: {cause}", fix, seen, limit)]
+    ] or [_fewer(f"NVML sees {counted(len(view.snapshot.gpus), 'GPU')}, torch {seen}: {cause}", fix, seen, limit)]
 
 
 def _fewer(text: str, fix: str, seen: int, limit: Limit) -> Outcome:

@@ -14,6 +14,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="torch, CUDA, cuDNN, NCCL, triton, companions, Python, arch list and packages are as labels and lock say",
@@ -80,7 +81,9 @@ def judge(view: View) -> Outcome:
     seen = {key: _seen(key, view.environment) for key in promised}
     off, lock = _lock(view)
     lies = [lie for key, said in promised.items() for lie in _lie(key, said, seen[key])] + off
-    sound = passed(f"{len(promised)} of {len(promised)} promises kept{lock}", value=seen, limit=_limit(promised))
+    sound = passed(
+        f"{len(promised)} of {counted(len(promised), 'promise')} kept{lock}", value=seen, limit=_limit(promised)
+    )
     outcome = worst(lies, sound)
     return dataclasses.replace(outcome, details={"lies": [lie.summary for lie in lies]}) if lies else outcome
 
@@ -122,7 +125,7 @@ def _lock(view: View) -> tuple[list[Outcome], str]:
         for name, version in pins.items()
         if not _same(version, installed.get(name))
     ]
-    return off, f", and {len(pins)} packages are as locked"
+    return off, f", and {counted(len(pins), 'package')} as locked"
 
 
 def _same(locked: str, found: Any) -> bool:

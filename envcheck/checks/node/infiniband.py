@@ -13,6 +13,7 @@ from typing import Final
 from envcheck.checks import Check, Limit, Outcome, View, failed, limits, passed, skipped, undecided, warned, worst
 from envcheck.checks.node.support import infiniband_ports, port_error_rates
 from envcheck.checks.node.support.infiniband_ports import Port
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="every InfiniBand and RoCE port of a kind is up, at one rate, with a GID, and stays up",
@@ -116,10 +117,10 @@ def _flapping(view: View, group: list[Port]) -> list[Outcome]:
     losses = {infiniband_ports.label(port): port.get("counters", {}).get("link_downed") or 0 for port in group}
     usual = min(losses.values()) if len(losses) > 1 else 0
     days = max(1.0, uptime / 86400) if isinstance(uptime, (int, float)) and len(losses) == 1 else 1.0
-    beside = f"the least of its kind: {usual}" if len(losses) > 1 else f"in {days:.0f} days"
+    beside = f"the least of its kind: {usual}" if len(losses) > 1 else f"in {counted(int(min(days, 1e6)), 'day')}"
     return [
         warned(
-            f"lost its link: {name} {count} times ({beside})",
+            f"lost its link: {name} {counted(count, 'time')} ({beside})",
             fix=_CABLE,
             value=count,
             unit=limit.unit,
@@ -135,13 +136,13 @@ def _flapping(view: View, group: list[Port]) -> list[Outcome]:
 def _sound(found: list[Port]) -> Outcome:
     up, ports = [port for port in found if infiniband_ports.active(port)], len(found)
     if not up:
-        return skipped(f"none of {ports} InfiniBand or RoCE port(s) is in use", code="infiniband.unused")
+        return skipped(f"none of {counted(ports, 'InfiniBand or RoCE port')} is in use", code="infiniband.unused")
     rated = [port for port in up if port.get("rate") is not None]
     rates = sorted(
         {f"{port['rate']:g} Gb/s {'RoCE' if infiniband_ports.ethernet(port) else 'InfiniBand'}" for port in rated}
     )
     unused = f"; {ports - len(up)} unused" if ports > len(up) else ""
     firmware = sorted({f"{port.get('model')}: {port.get('firmware')}" for port in found})
-    text = f"{len(up)} port(s) up at {', '.join(rates)}{unused}"
+    text = f"{counted(len(up), 'port')} up at {', '.join(rates)}{unused}"
     limit = Limit("ACTIVE", "", _ACTIVE, "equal")
     return passed(text, value="ACTIVE", limit=limit, ports=found, firmware=firmware)

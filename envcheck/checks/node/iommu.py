@@ -10,6 +10,7 @@ from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
 from envcheck.checks.node.support import gpu_pairs, gpu_readings
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="no IOMMU translates between GPUs that reach each other over PCIe", level="quick", seconds=0.01, gpus=2
@@ -40,7 +41,7 @@ def judge(view: View) -> Outcome:
     if behind:
         return _translates(view, behind)
     how = "passes through for" if "identity" in groups.values() else "is off for, or has no group of,"
-    return passed(f"the IOMMU {how} {len(groups)} GPUs", value=0, unit=_LIMIT.unit, limit=_LIMIT)
+    return passed(f"the IOMMU {how} {counted(len(groups), 'GPU')}", value=0, unit=_LIMIT.unit, limit=_LIMIT)
 
 
 def _translates(view: View, behind: list[str]) -> Outcome:
@@ -65,7 +66,7 @@ def _finding(view: View, address: str, over_pcie: list[gpu_pairs.Pair]) -> list[
     if not own:
         return []
     finding = warned(
-        f"the IOMMU translates for {address}, which reaches other GPUs over PCIe ({len(own)} pairs)",
+        f"the IOMMU translates for {address}, which reaches other GPUs over PCIe ({counted(len(own), 'pair')})",
         fix=_FIX,
         value=1,
         unit=_LIMIT.unit,

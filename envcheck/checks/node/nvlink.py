@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned, worst
 from envcheck.checks.node.support import gpu_readings
+from envcheck.counting import counted
 
 CHECK = Check(promise="every NVLink that should be there is up, at its speed", level="quick", seconds=0.01, gpus=1)
 
@@ -87,7 +88,7 @@ def _short(links: gpu_readings.Reading, up: dict[str, int]) -> list[Outcome]:
     known, most = _board(links.view, next(iter(up), "")), max(up.values(), default=0)
     if known is None or most >= known["links"] or (most > 0 and _guest(links.view)):
         return []
-    text = f"{most} links up on every GPU; the board has {known['links']}"
+    text = f"{counted(most, 'link')} up on every GPU; the board has {known['links']}"
     limit = Limit(known["links"], "links", known["source"])
     rule = gpu_readings.Rule(warned, "nvlink.short", text, _BY_DESIGN, limit, "links")
     return links.blame({gpu: count for gpu, count in up.items() if count == most}, rule)
@@ -118,11 +119,16 @@ def _sound(view: View, links: gpu_readings.Reading, up: dict[str, int]) -> Outco
     known = _board(view, max(up, key=lambda gpu: up[gpu]))
     limit = Limit(known["links"] if known else most, "links", known["source"] if known else _PEERS)
     if known and most < known["links"]:
-        text = f"{most} links up on every GPU of this virtual machine; the board has {limit.value}"
+        text = f"{counted(most, 'link')} up on every GPU of this virtual machine; the board has {limit.value}"
         return passed(f"{text}, and it was given these", value=most, unit="links", limit=Limit(most, "links", _PEERS))
     without = [gpu for gpu, count in up.items() if not count]
     down = sum(list(states).count("down") for gpu, states in links.values.items() if up[gpu])
     noted = f"; {down} that NVML lists are unused" if down else ""
     bare = f"; no bridge on {', '.join(without)}" if without else ""
     linked = len(links.values) - len(without)
-    return passed(f"{most} links up on each of {linked} GPUs{noted}{bare}", value=most, unit="links", limit=limit)
+    return passed(
+        f"{counted(most, 'link')} up on each of {counted(linked, 'GPU')}{noted}{bare}",
+        value=most,
+        unit="links",
+        limit=limit,
+    )

@@ -7,6 +7,7 @@ GPU with a stuck process, or persistence mode off, so that each question wakes e
 from __future__ import annotations
 
 from envcheck.checks import Check, Outcome, View, limits, passed, undecided, warned
+from envcheck.counting import counted
 
 CHECK = Check(promise="NVML answers promptly", level="quick", gpus=1, signals=("nvml.latency",))
 
@@ -20,7 +21,7 @@ def judge(view: View) -> Outcome:
             fix="take the snapshot again",
             code="nvml-latency.unexpected-value",
         )
-    told = f"NVML took {seconds:.2f} s to describe {len(view.snapshot.gpus)} GPU(s)"
+    told = f"NVML took {seconds:.2f} s to describe {counted(len(view.snapshot.gpus), 'GPU')}"
     if not seconds <= limit.value:
         fix = "switch persistence mode on (nvidia-persistenced); if it stays slow, drain the node and look at `dmesg`"
         return warned(told, fix=fix, value=seconds, unit="s", limit=limit, code="nvml-latency.slow")

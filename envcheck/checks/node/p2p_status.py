@@ -12,6 +12,7 @@ from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned, worst
 from envcheck.checks.node.support import gpu_pairs, gpu_readings
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="every pair of GPUs that should reach each other's memory may", level="quick", seconds=0.01, gpus=2
@@ -34,7 +35,12 @@ def judge(view: View) -> Outcome:
         return pairs
     without = [pair for pair in pairs if not gpu_pairs.ok(pair)]
     if not without:
-        return passed(f"all {len(pairs)} pairs have it: {_over(pairs)}", value=0, unit=_ALL.unit, limit=_ALL)
+        return passed(
+            f"every pair has it ({counted(len(pairs), 'pair')}): {_over(pairs)}",
+            value=0,
+            unit=_ALL.unit,
+            limit=_ALL,
+        )
     linked = [pair for pair in without if _linked(view, pair)]
     odd = [pair for pair in without if any(gpu_pairs.ok(peer) and peer["path"] == pair["path"] for peer in pairs)]
     findings = [_finding(view, pair, _ALL, failed, "p2p-status.nvlink") for pair in linked]
@@ -48,7 +54,8 @@ def judge(view: View) -> Outcome:
             code="peer-to-peer.none",
         )
     return passed(
-        f"{len(pairs) - len(without)} of {len(pairs)} pairs have it, all on one kind of path: {_over(pairs)}",
+        f"{len(pairs) - len(without)} of {counted(len(pairs), 'pair')} with it, "
+        f"all on one kind of path: {_over(pairs)}",
         value=0,
         unit=_ALIKE.unit,
         limit=_ALIKE,

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, worst
 from envcheck.checks.node.support import gpu_readings
+from envcheck.counting import counted
 
 CHECK = Check(promise="the driver asks for no recovery of any GPU", level="quick", seconds=0.01, gpus=1)
 
@@ -30,7 +31,7 @@ def judge(view: View) -> Outcome:
                 failed, "recovery.asked", "{gpu} {value}", f"drain the node, then: {action}", _LIMIT
             )
             findings += asked.blame({gpu: action}, rule)
-    sound = passed(f"none on {len(actions)} GPU(s)", value="none", limit=_LIMIT)
+    sound = passed(f"none on {counted(len(actions), 'GPU')}", value="none", limit=_LIMIT)
     return worst(findings, sound if actions else asked.absent() or sound)
 
 

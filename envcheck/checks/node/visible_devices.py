@@ -12,6 +12,7 @@ from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned, worst
 from envcheck.checks.node.support import visible_gpus
+from envcheck.counting import counted
 
 CHECK = Check(promise="CUDA_VISIBLE_DEVICES means what it says", level="quick", seconds=0.01, gpus=1)
 
@@ -39,11 +40,12 @@ def judge(view: View) -> Outcome:
     if read.ignored:
         names = ", ".join(repr(entry) if entry != entry.strip() or not entry else entry for entry in read.ignored)
         told = (
-            f"{NAME}={value}: {names} {'are' if len(read.ignored) > 1 else 'is'} ignored, CUDA shows {read.gpus} GPU(s)"
+            f"{NAME}={value}: {names} {'are' if len(read.ignored) > 1 else 'is'} ignored, "
+            f"CUDA shows {counted(read.gpus, 'GPU')}"
         )
         verdict = warned if read.chosen else failed
         findings = [_finding(verdict, told, len(read.ignored), "visible-devices.ignored"), *findings]
-    text = f"{NAME}={value}: {read.gpus} of {len(view.snapshot.gpus)} GPU(s), as written"
+    text = f"{NAME}={value}: {read.gpus} of {counted(len(view.snapshot.gpus), 'GPU')}, as written"
     return worst(findings, passed(text, value=0, unit=_LIMIT.unit, limit=_LIMIT))
 
 

@@ -263,7 +263,7 @@ def _venv(spec: ImageSpec, profile: Profile, wheels: Path | None, options: Build
 def _show_venv_plan(planned: EnvironmentPlan, *, as_json: bool) -> None:
     import msgspec
 
-    from envcheck.cli.shared.text import counted
+    from envcheck.counting import counted
 
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(planned)))

@@ -11,6 +11,7 @@ import click
 from envcheck.checks import LEVELS
 from envcheck.cli.shared import completion, messages
 from envcheck.cli.shared.typed_options import takes
+from envcheck.counting import counted
 from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _table(found: list[Found]) -> None:
     widest = max(len(f.id) for f in found)
     for level, checks in check_catalogue.levels(found).items():
         count, cost = len(checks), sum(f.check.seconds for f in checks)
-        head = f"{level}: {count} check{'s' * (count != 1)}, {_cost(cost)}: {check_catalogue.FOR[level]}"
+        head = f"{level}: {counted(count, 'check')}, {_cost(cost)}: {check_catalogue.FOR[level]}"
         click.echo(_wrapped(head, "  "))
         for f in checks:
             start = f"  {f.id:<{widest}}  {check_catalogue.runs_on(f):<8}  {f'{f.check.seconds:g} s':<6}  "
@@ -121,7 +122,7 @@ def _all_about(f: Found) -> Iterator[str]:
     yield from (f"{f.id}: level {f.check.level}", f"  promises  {_wrapped(f.check.promise, ' ' * 12, 12)}")
     yield f"  runs on   {runs}: {check_catalogue.RUNS[runs]}"
     if f.check.gpus > 1:
-        yield f"  needs     {f.check.gpus} GPUs"
+        yield f"  needs     {counted(f.check.gpus, 'GPU')}"
     if f.check.signals:
         yield f"  signals   {_wrapped(', '.join(f.check.signals), ' ' * 12, 12)}"
     again = "; a value that falls short is measured again" if f.check.performance else ""

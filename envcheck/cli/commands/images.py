@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from envcheck.cli.shared import completion, messages
-from envcheck.cli.shared.text import counted
 from envcheck.cli.shared.typed_options import takes
+from envcheck.counting import counted
 from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 
 from envcheck.cli.shared import completion, interruptible
-from envcheck.cli.shared.text import counted
 from envcheck.cli.shared.typed_options import takes
 from envcheck.cli.sources.fetch_request import profile_client
+from envcheck.counting import counted
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings

@@ -10,6 +10,7 @@ import click
 
 from envcheck.cli.shared.parameter_types import ARCHS
 from envcheck.cli.shared.typed_options import takes
+from envcheck.counting import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -260,8 +261,11 @@ def _tell(findings: list[Problem], matrix: Matrix) -> None:
         click.echo("\r\x1b[K", nl=False, err=True)
     for where, what in findings:
         click.echo(f"{where}: {what}")
-    counts = f"{len(matrix.torch)} torch releases, {len(matrix.gpus)} GPUs, {len(matrix.drivers)} driver branches"
-    found = "1 finding" if len(findings) == 1 else f"{len(findings)} findings"
+    counts = (
+        f"{counted(len(matrix.torch), 'torch release')}, {counted(len(matrix.gpus), 'GPU')}, "
+        f"{len(matrix.drivers)} driver branches"
+    )
+    found = counted(len(findings), "finding")
     click.echo(found if findings else f"nothing wrong with {counts}")
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from envcheck.cli.shared import completion
-from envcheck.cli.shared.text import counted
 from envcheck.cli.shared.typed_options import takes
+from envcheck.counting import counted
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings

@@ -19,6 +19,7 @@ from envcheck.cli.report_output.run_and_report import run_and_report
 from envcheck.cli.shared import completion, messages
 from envcheck.cli.shared.parameter_types import Duration, Finite
 from envcheck.cli.shared.typed_options import takes
+from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.runner.targets.launcher import Place, complaints, place
 
@@ -250,7 +251,7 @@ def _go_on(run: Run, path: Path) -> str:
     if not path.exists():
         return f"no report at {path} to go on with: from the beginning"
     run.go_on(load(path), path, __version__)
-    return f"going on with {path}: {run.done} of {len(run.plan.checks)} checks are done"
+    return f"going on with {path}: {run.done} of {counted(len(run.plan.checks), 'check')} done"
 
 
 def _target(python: str | None, image: str | None, shm_size: str) -> Target:

@@ -9,6 +9,7 @@ import click
 
 from envcheck.cli.shared import completion
 from envcheck.cli.shared.typed_options import takes
+from envcheck.counting import counted
 from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def _print(findings: Sequence[AuditFinding], settings: Settings, *, json_wanted:
         return
     for finding in findings:
         if finding.verdict == "poisoned":
-            removed = f"; removed {len(finding.purged)} file(s)" if finding.purged else ""
+            removed = f"; removed {counted(len(finding.purged), 'file')}" if finding.purged else ""
             fix = f"; fix: {finding.fix}" if finding.fix else ""
             click.echo(_printable(f"{finding.name}: poisoned: {finding.about}{removed}{fix}"))
     if not settings.quiet:

@@ -10,6 +10,7 @@ import click
 from envcheck.cli.shared import completion
 from envcheck.cli.shared.parameter_types import Finite, Size
 from envcheck.cli.shared.typed_options import takes
+from envcheck.counting import counted
 from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -146,7 +147,11 @@ def _print(settings: Settings, ranked: dict[str, list[RankedMirror]], *, as_json
         return
     for part, mirrors in ranked.items():
         needs = max((one.measured.needs for one in mirrors), default=0)
-        title = f"{part}, {needs} file(s) needed" if mirrors else f"{part}: no mirror to probe, or no stored results"
+        title = (
+            f"{part}, {counted(needs, 'file')} needed"
+            if mirrors
+            else f"{part}: no mirror to probe, or no stored results"
+        )
         print_ranking(mirrors, title, quiet=settings.quiet)
 
 

@@ -10,6 +10,7 @@ import click
 from envcheck.cli.mirror.site_options import MirrorSiteRenderOptions
 from envcheck.cli.shared.parameter_types import Size
 from envcheck.cli.shared.typed_options import takes
+from envcheck.counting import counted
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
@@ -149,7 +150,7 @@ def render(options: MirrorSiteRenderOptions, settings: Settings) -> int:
     if not settings.quiet:
         removed = f", {len(written.removed)} of an earlier render removed" if written.removed else ""
         start = f"start it with `envcheck mirror site up {directory}`"
-        click.echo(f"{len(written.files)} files below {directory}{removed}; {start}")
+        click.echo(f"{counted(len(written.files), 'file')} below {directory}{removed}; {start}")
     return 0
 
 

@@ -16,6 +16,7 @@ import click
 
 from envcheck.cli.shared.interruptible import leave, status_of, terminable
 from envcheck.cli.store.options import format_bytes
+from envcheck.counting import counted
 from envcheck.errors import EnvcheckError
 
 if TYPE_CHECKING:
@@ -119,9 +120,9 @@ def format_total(sizes: Sequence[int | None]) -> str:
     """Return the total size of several files as text, with the number of files of unknown size."""
     known = [size for size in sizes if size is not None]
     if not known:
-        return f"{len(sizes)} files of unknown size"
+        return f"{counted(len(sizes), 'file')} of unknown size"
     least = "" if len(known) == len(sizes) else f"{len(sizes) - len(known)} of unknown size, the others "
-    return f"{len(sizes)} files, {least}{format_bytes(sum(known))}, less what is present"
+    return f"{counted(len(sizes), 'file')}, {least}{format_bytes(sum(known))}, less what is present"
 
 
 @contextmanager
@@ -141,7 +142,7 @@ def progress_screen(settings: Settings, count: int, limiter: BandwidthLimiter) -
 
     columns = (TextColumn("{task.description}"), BarColumn(None), DownloadColumn(), TextColumn("{task.fields[speed]}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"{count} file(s)", total=None, speed="")
+        task = bar.add_task(counted(count, "file"), total=None, speed="")
         yield _screen(
             lambda there, all_: bar.update(task, completed=there, total=all_, speed=speed.text(all_ - there)),
             lambda text: bar.console.print(text, markup=False, highlight=False, soft_wrap=True),
@@ -170,6 +171,8 @@ def report_total(fetched: list[FetchedFile], *, as_json: bool, then: str = "") -
         _print_json(fetched, None, as_json=True)
         return
     moved, size = sum(f.moved for f in fetched), sum(f.size for f in fetched)
-    click.echo(f"{len(fetched)} file(s) there, {format_bytes(size)}, every hash matches; {format_bytes(moved)} moved")
+    click.echo(
+        f"{counted(len(fetched), 'file')} there, {format_bytes(size)}, every hash matches; {format_bytes(moved)} moved"
+    )
     if then:
         click.echo(then)

@@ -21,6 +21,7 @@ from envcheck.cli.store.options import (
     mirror_option,
     models_option,
 )
+from envcheck.counting import counted
 from envcheck.errors import ConfigError, PromiseError
 
 if TYPE_CHECKING:
@@ -90,10 +91,10 @@ def export(options: StoreExportOptions, obj: Any) -> None:
         document |= {"sha256": digest, "signed": key is not None}
         click.echo(json.dumps({**document, "not_redistributable": bound}, indent=2))
         return
-    click.echo(f"{to}: {len(parts)} part(s), {format_bytes(sum(sizes.values()))}, and {bundle.SUMS}")
+    click.echo(f"{to}: {counted(len(parts), 'part')}, {format_bytes(sum(sizes.values()))}, and {bundle.SUMS}")
     click.echo(f"digest {digest}{', signed' if key is not None else ''}")
     if bound:
-        click.echo(f"not redistributable without the owner's permission: {len(bound)} wheel(s),")
+        click.echo(f"not redistributable without the owner's permission: {counted(len(bound), 'wheel')},")
         click.echo(f"  {bound[0]} for one")
 
 
@@ -139,18 +140,21 @@ def import_(options: StoreImportOptions, obj: Any) -> None:
         parts = bundle.verified_parts(options.source, progress, sha256=_parse_digest(sha256), key=key)
         with store.held():
             contents = bundle.import_parts(store, parts, progress, _compare_with_locks)
-            counted = {"wheels": len(contents.wheels), "models": len(contents.models)}
+            counts = {"wheels": len(contents.wheels), "models": len(contents.models)}
             version = None
             if not options.no_release:
                 version = versions.publish(store, contents, keep=options.keep, checked=object_sizes(contents))
     if sha256 is None and key is None and not obj[0].quiet:
         click.echo("not authenticated: pass --sha256 or --key to refuse a bundle of somebody else", err=True)
     if not options.as_json:
-        click.echo(f"{counted['wheels']} wheel(s) and {counted['models']} model(s) imported, every hash matches")
+        click.echo(
+            f"{counted(counts['wheels'], 'wheel')} and {counted(counts['models'], 'model')} "
+            "imported, every hash matches"
+        )
     if version is not None:
-        report_published(store, version, as_json=options.as_json, **counted)
+        report_published(store, version, as_json=options.as_json, **counts)
     elif options.as_json:
-        click.echo(json.dumps({"schema": "envcheck/store-import/1", **counted}, indent=2))
+        click.echo(json.dumps({"schema": "envcheck/store-import/1", **counts}, indent=2))
 
 
 def _parse_digest(text: str | None) -> str | None:

@@ -14,6 +14,7 @@ from envcheck.cli.shared.typed_options import takes
 from envcheck.cli.store.bundle import export, import_
 from envcheck.cli.store.options import format_bytes, format_version, json_option
 from envcheck.cli.store.release import release, rollback, switch
+from envcheck.counting import counted
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def verify(options: StoreVerifyOptions, obj: Any) -> int:
     if options.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"schema": "envcheck/store-verify/1", "faults": faults})))
     else:
-        _print_faults(faults, f"{len(objects)} object(s), {format_bytes(total)}", options.mirror)
+        _print_faults(faults, f"{counted(len(objects), 'object')}, {format_bytes(total)}", options.mirror)
     return 1 if faults else 0
 
 
@@ -211,7 +212,7 @@ def gc(options: StoreGcOptions, obj: Any) -> int:
         }
         click.echo(json.dumps(document, indent=2))
     else:
-        click.echo(f"{'would evict' if dry_run else 'evicted'} {len(gone)} object(s), {format_bytes(freed)}")
+        click.echo(f"{'would evict' if dry_run else 'evicted'} {counted(len(gone), 'object')}, {format_bytes(freed)}")
         if left:
             click.echo(f"{format_bytes(left)} above the limit remain: released, or used by a process or another link")
             click.echo("`envcheck store release CELL --replace --keep 1` removes older versions")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from envcheck.cli.shared import completion
+from envcheck.counting import counted
 
 if TYPE_CHECKING:
     from envcheck.mirrors.store.usage import VersionSummary
@@ -41,5 +42,5 @@ def format_version(version: VersionSummary) -> str:
     """Return one line about a version."""
     if version.error:
         return f"version {version.number:<4} {'current' if version.current else '':<8} cannot be read: {version.error}"
-    content = f"{version.wheels} wheel(s), {version.models} model(s), {format_bytes(version.bytes)}"
+    content = f"{counted(version.wheels, 'wheel')}, {counted(version.models, 'model')}, {format_bytes(version.bytes)}"
     return f"version {version.number:<4} {'current' if version.current else '':<8} {content}"

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from envcheck.counting import counted
 from envcheck.errors import UnavailableError
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.lint import Problem
@@ -76,8 +77,11 @@ def scope(matrix: Matrix) -> Scope:
         len(questions),
         len({question.torch for question in questions}),
         [
-            f"{len(elsewhere)} rows of {names}: they are on PyTorch's own indexes, and uv is asked for its default one",
-            f"{other_arch} rows of aarch64: uv is asked for x86_64",
+            (
+                f"{counted(len(elsewhere), 'row')} of {names}: on PyTorch's own indexes, "
+                "and uv is asked for its default one"
+            ),
+            f"{counted(other_arch, 'row')} of aarch64: uv is asked for x86_64",
             "free-threaded Pythons and 3.7: uv resolves for none of them",
         ],
     )

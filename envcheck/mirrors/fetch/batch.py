@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final
 
+from envcheck.counting import counted
 from envcheck.errors import EnvcheckError, PromiseError, UnavailableError
 from envcheck.mirrors.fetch.disk.partial_file import check_disk_space, sync_folders
 from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
@@ -94,6 +95,6 @@ def _results(futures: dict[int, Future[FetchedFile]]) -> list[FetchedFile]:
         return [futures[number].result() for number in sorted(futures)]
     first = next((error for error in errors if isinstance(error, PromiseError)), errors[0])
     if isinstance(first, EnvcheckError) and len(errors) > 1:
-        message = f"{first.message} (and {len(errors) - 1} more file(s))"
+        message = f"{first.message} (and {counted(len(errors) - 1, 'more file')})"
         raise type(first)(message, fix=first.fix) from first
     raise first

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from envcheck.counting import counted
 from envcheck.errors import PromiseError
 from envcheck.mirrors.fetch.disk import partial_file
 from envcheck.mirrors.fetch.disk.running_hash import digest_of
@@ -36,7 +37,9 @@ class RepairResult:
     def summary(self, urls: Sequence[str]) -> str:
         """Return the result as text for the user."""
         hosts = sorted({source_name(urls, source) for _, source in self.replaced})
-        return f"{len(self.replaced)} bad piece(s) came from {', '.join(hosts)}; fetched again from other sources"
+        return (
+            f"{counted(len(self.replaced), 'bad piece')} came from {', '.join(hosts)}; fetched again from other sources"
+        )
 
 
 def source_name(urls: Sequence[str], source: int) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from envcheck.counting import counted
 from envcheck.mirrors.probe.measurements import FileResponse, FileStatus, MirrorMeasurement
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -98,14 +99,20 @@ def _coverage(measurement: MirrorMeasurement) -> Criterion:
     if missing:
         more = f" (and {len({f.need for f in missing}) - 1} more)" if len({f.need for f in missing}) > 1 else ""
         why = (
-            f"has {len(available | wrong_hash)} of {measurement.needs} files; {missing[0].need}: {missing[0].why}{more}"
+            f"has {len(available | wrong_hash)} of {counted(measurement.needs, 'file')}; "
+            f"{missing[0].need}: {missing[0].why}{more}"
         )
         if measurement.commit is not None and not available and all(_is_not_found(file) for file in missing):
             why = f"lacks commit {measurement.commit[:12]}: {why}"
         return Criterion(name=name, passed=False, hard=True, why=why)
     local = sum(_is_local(file) for file in measurement.files)
     where = f"{local} in this machine's directories" if local else "each one reached on the host that serves it"
-    return Criterion(name=name, passed=True, hard=True, why=f"has all {measurement.needs} files, {where}")
+    return Criterion(
+        name=name,
+        passed=True,
+        hard=True,
+        why=f"has {measurement.needs} of {counted(measurement.needs, 'file')}, {where}",
+    )
 
 
 def _is_available(file: FileStatus) -> bool:
@@ -141,12 +148,20 @@ def _hash(measurement: MirrorMeasurement, peers: PeerFacts) -> Criterion:
     sized = sum(_expected_size(file, peers) is not None and served_size(file) is not None for file in available)
     if measurement.commit is not None:
         linked = sum(file.reached is not None and file.reached.linked == file.sha256 is not None for file in available)
-        why = f"X-Linked-Etag equals the lock's sha256 for {linked} files, the size for {sized} of {len(available)}"
+        why = (
+            f"X-Linked-Etag equals the lock's sha256 for {counted(linked, 'file')}, the "
+            f"size for {sized} of {len(available)}"
+        )
         return Criterion(name=name, passed=True, hard=True, why=why)
     by_name, local = sum(file.listed == "name" for file in available), sum(_is_local(file) for file in available)
     counts = {"the page's hash": len(available) - by_name - local, "name and size": by_name, "hashing the file": local}
     methods = ", ".join(f"{number} by {way}" for way, number in counts.items() if number)
-    return Criterion(name=name, passed=True, hard=True, why=f"{methods}; {sized} of {len(available)} sizes compared")
+    return Criterion(
+        name=name,
+        passed=True,
+        hard=True,
+        why=f"{methods}; {sized} of {counted(len(available), 'size')} compared",
+    )
 
 
 def _mismatch(file: FileStatus, peers: PeerFacts) -> str | None:
@@ -194,7 +209,7 @@ def _stays(measurement: MirrorMeasurement, *, hard: bool) -> Criterion:
     if foreign:
         served = sum(_redirects_out(reached, measurement.own) for reached in available)
         hosts = ", ".join(f"{host}{_host_kind(host)}" for host in foreign)
-        why = f"{served} of {len(available)} files come from {hosts}"
+        why = f"{served} of {counted(len(available), 'file')} from {hosts}"
         return Criterion(name=name, passed=False, hard=hard, why=why)
     if not available:
         return Criterion(name=name, passed=None, hard=False, why="no file to follow")

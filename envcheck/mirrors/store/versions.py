@@ -16,6 +16,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from envcheck.counting import counted
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.mirrors.store import manifest as known
 from envcheck.mirrors.store.filesystem import READ_ONLY, digest_or_none, make_readable, sync_folder
@@ -263,7 +264,7 @@ def _hash_new(store: Store, contents: Contents, known_hashes: Collection[str], p
 def _require_objects(store: Store, contents: Contents) -> None:
     missing = [digest for digest in known.object_sizes(contents) if not store.has(digest)]
     if missing:
-        message = f"{store.root}: {len(missing)} files to publish are missing, for example {missing[0]}"
+        message = f"{store.root}: missing: {counted(len(missing), 'file')} to publish, for example {missing[0]}"
         raise UnavailableError(message, fix="fetch them again: `envcheck store release CELL --mirror PROFILE`")
 
 

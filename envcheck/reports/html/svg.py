@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Final, NamedTuple
 
+from envcheck.counting import counted
 from envcheck.printable import printable
 from envcheck.reports import phrases
 
@@ -94,7 +95,7 @@ def legend(lines: Sequence[PlotLine]) -> list[tuple[str, str]]:
         return [(colour(number, lines), line.name) for number, line in enumerate(lines)] if len(lines) > 1 else []
     told = [("hot", line.name) for line in lines if line.hot]
     rest = len(lines) - len(told)
-    return [*told, ("calm", f"{rest} other{'s' * (rest != 1)}")] if rest else told
+    return [*told, ("calm", counted(rest, "other"))] if rest else told
 
 
 def heat_map(columns: Sequence[str], rows: Mapping[str, Sequence[HeatCell]], title: str) -> Drawing:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Outcome, Ranks, View, failed, skipped, undecided
+from envcheck.counting import counted
 from envcheck.runner.judging import findings, status_rules
 from envcheck.runner.planning.discover import Found
 from envcheck.runner.schema import Mode, OutcomeRow, Verdict, VerdictStatus
@@ -63,7 +64,7 @@ def without_gpu(found: Found, available: int, why: str, *, require_gpu: bool) ->
     needed = found.check.gpus
     if needed <= available:
         return None
-    reason = f"needs {needed} GPU{'s' * (needed > 1)}, found {available or 'none'}"
+    reason = f"needs {counted(needed, 'GPU')}, found {available or 'none'}"
     if available == 0 and require_gpu:
         return failed(f"{reason}: {why}", fix=GPU_FIX, value=0, unit="GPUs", code="gpu.required")
     return skipped(f"{reason}: {why}" if available == 0 else reason, code="gpu.not-enough")
@@ -73,7 +74,7 @@ def alone(found: Found, ranks: int) -> Outcome | None:
     """Return the outcome of a check of several ranks where there is one, or None when there are enough."""
     needed = found.check.least_ranks
     return (
-        skipped(f"needs {needed} ranks, found {ranks}", code="rank.not-enough")
+        skipped(f"needs {counted(needed, 'rank')}, found {ranks}", code="rank.not-enough")
         if found.check.ranks == 0 and ranks < needed
         else None
     )
@@ -110,8 +111,8 @@ def _extent(outcomes: Sequence[OutcomeRow]) -> str:
     """Say how often it was done, and how much of it was not."""
     times = max([o.spread.rounds for o in outcomes if o.spread], default=0)
     left = sum(o.left_out for o in outcomes)
-    told = f"; {times} round{'s' * (times != 1)}" if times else ""
-    return told + (f"; {left} check{'s' * (left != 1)} left out by the budget" if left else "")
+    told = f"; {counted(times, 'round')}" if times else ""
+    return told + (f"; {counted(left, 'check')} left out by the budget" if left else "")
 
 
 def group_size(outcomes: Iterable[OutcomeRow]) -> int:
@@ -122,5 +123,5 @@ def group_size(outcomes: Iterable[OutcomeRow]) -> int:
 def _sentence(code: int, passes: int, where: str, culprits: list[str]) -> str:
     """Say in every sentence of a CPU run that it is one, so that none of them is taken for a GPU's."""
     if code == 0:
-        return f"PASS: {passes} promise{'s' * (passes != 1)} proved {where}"
+        return f"PASS: {counted(passes, 'promise')} proved {where}"
     return f"{_WORDS[code]}: {', '.join(culprits) or 'nothing passed'}{'' if where == _WHERE['gpu'] else f' ({where})'}"

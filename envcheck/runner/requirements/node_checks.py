@@ -9,6 +9,7 @@ from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, undecided
 from envcheck.checks.node.support import infiniband_ports
+from envcheck.counting import counted
 from envcheck.matrix.facts.gpu_names import find_gpu
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.facts.versions import key
@@ -32,7 +33,7 @@ def checks(wanted: Requirements) -> list[Found]:
         found.append(Found(f"require-{name}", "node", check, judge, f"Asked for by {source}.", "", PROFILES))
 
     if gpu:
-        add("gpus", f"{gpu.count} GPUs at least", functools.partial(_count, source, gpu.count))
+        add("gpus", f"{counted(gpu.count, 'GPU')} at least", functools.partial(_count, source, gpu.count))
     if gpu and gpu.model:
         add("model", f"every GPU is a {gpu.model}", functools.partial(_model, source, gpu.model))
     for name, what, limit, signals in _bounds(wanted):
@@ -41,7 +42,9 @@ def checks(wanted: Requirements) -> list[Found]:
         add("hugepages", f"transparent huge pages: {host.hugepages}", functools.partial(_pages, source, host.hugepages))
     if wanted.network:
         add(
-            "network-ports", f"{wanted.network.ports} ports in use", functools.partial(_network, source, wanted.network)
+            "network-ports",
+            f"{counted(wanted.network.ports, 'port')} in use",
+            functools.partial(_network, source, wanted.network),
         )
     if driver and (driver.min or driver.below):
         add("driver", f"driver from {driver.min or 'any'}", functools.partial(_driver, source, driver))
@@ -124,7 +127,7 @@ def _network(source: str, wanted: NetworkDemand, view: View) -> Outcome:
         return undecided(f"undetermined: {found.summary}", fix=_FIX, code="require.unread")
     up = [] if isinstance(found, Outcome) else [port for port in found if infiniband_ports.active(port)]
     fast = [port for port in up if (port.get("rate") or 0) >= (wanted.gbit_s or 0)]
-    told = f"{len(fast)} active port(s)" + (f" of {wanted.gbit_s:g} Gb/s or more" if wanted.gbit_s else "")
+    told = counted(len(fast), "active port") + (f" of {wanted.gbit_s:g} Gb/s or more" if wanted.gbit_s else "")
     verdict = passed if len(fast) >= wanted.ports else functools.partial(failed, fix=_FIX, code="require.not-met")
     return verdict(f"{told}, for {source}", value=len(fast), unit="ports", limit=limit)
 
@@ -132,9 +135,9 @@ def _network(source: str, wanted: NetworkDemand, view: View) -> Outcome:
 def _count(source: str, count: int, view: View) -> Outcome:
     seen, limit = len(view.snapshot.gpus), Limit(count, "GPUs", source)
     if not seen >= count:
-        why = f"{seen} GPU(s)" if seen else str(_no_gpu(view).reason)
+        why = counted(seen, "GPU") if seen else str(_no_gpu(view).reason)
         return failed(why, fix=_FIX, value=seen, unit="GPUs", limit=limit, code="require.not-met")
-    return passed(f"{seen} GPU(s)", value=seen, unit="GPUs", limit=limit)
+    return passed(counted(seen, "GPU"), value=seen, unit="GPUs", limit=limit)
 
 
 def _model(source: str, model: str, view: View) -> Outcome:

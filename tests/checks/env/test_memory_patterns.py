@@ -27,7 +27,7 @@ def entries(view: View, **changes: Any) -> list[Entry]:
 def test_memory_that_holds_every_pattern_passes(h100: View, cpu: View) -> None:
     outcome = memory_patterns.judge(h100, entries(h100))
     assert (outcome.status, outcome.value) == (PASS, 0)
-    assert "540,672 MiB on 8 rank(s) held 7 patterns" in outcome.summary
+    assert "540,672 MiB on 8 ranks held 7 patterns" in outcome.summary
     assert memory_patterns.judge(h100, []).status == ERROR
     alone = entries(h100, tested=8 << 20, total=8 << 20)[:1]
     alone[0] |= {"world": 1, "is_cuda": False, "device": "cpu"}

@@ -42,7 +42,7 @@ def raising(error: Exception) -> promise_cases.Case:
         ({"one": {"raised": "RuntimeError: NCCL"}}, FAIL, "one raised RuntimeError: NCCL"),
         ({"one": {}}, ERROR, "one was not tried"),
         ({"one": {"absent": "no such thing"}}, FAIL, "one is missing"),
-        ({"two": {"absent": "takes no fused"}}, PASS, "1 cases right"),
+        ({"two": {"absent": "takes no fused"}}, PASS, "1 case right"),
         ({"one": {"off": 1.0}, "two": {"off": 2.0}}, FAIL, "one is off by 1.0; rank 0 on cpu: two is off by 2.0"),
     ],
 )

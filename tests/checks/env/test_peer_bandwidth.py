@@ -100,7 +100,7 @@ def test_one_wrong_bit_in_one_direction_is_broken_peer_to_peer(node: Node) -> No
     view, bad = node("h100x8"), {"wrong": {"copy engine": {"count": 1, "index": 5, "xor": "0x1"}}}
     outcome = peer_to_peer.judge(view, probe({"wrong": {}}, bad))
     assert (outcome.status, outcome.details["gpus"]) == (FAIL, ["GPU-1", "GPU-0"])
-    assert outcome.summary.startswith("P2P broken: GPU 1 (GPU-1) -> GPU 0 (GPU-0): 1 values wrong by copy engine")
+    assert outcome.summary.startswith("P2P broken: GPU 1 (GPU-1) -> GPU 0 (GPU-0): 1 value wrong by copy engine")
     assert peer_to_peer.judge(view, probe({"wrong": {}}, {"wrong": {}})).status == PASS
 
 
@@ -115,7 +115,7 @@ def test_gpus_that_cannot_reach_each_other_are_a_skip_and_what_was_not_tried_is_
     view, apart = node("h100x8"), {"unreachable": "CUDA offers no peer access"}
     assert peer_to_peer.judge(view, probe(apart, apart)).status == SKIP
     one = peer_to_peer.judge(view, probe(apart, {"wrong": {}}))
-    assert (one.status, "1 pairs cannot reach each other" in one.summary) == (PASS, True)
+    assert (one.status, "out of reach of each other: 1 pair" in one.summary) == (PASS, True)
     for nothing in (probe(), probe({"wrong": {}}), probe({}, {}), probe({"wrong": {}}, {"wrong": {}}, gpus=[])):
         assert peer_to_peer.judge(view, nothing).status == ERROR
     assert peer_to_peer.judge(view, probe({"wrong": {}}, {"wrong": {}}, is_cuda=False, device="cpu")).status == FAIL

@@ -71,9 +71,9 @@ def test_a_cpu_dressed_as_a_gpu_fails(check: Any, node: Node) -> None:
         (
             {"resumed": {"0.weight": "a", "1.running_mean": "c"}},
             FAIL,
-            "in what no loss shows; 1 tensors differ: 1.runn",
+            "in what no loss shows; 1 different tensor: 1.runn",
         ),
-        ({"resumed": {"0.weight": "a"}}, FAIL, "1 tensors differ"),
+        ({"resumed": {"0.weight": "a"}}, FAIL, "1 different tensor"),
         ({"losses": [LOSSES, [1.0, 0.9, 0.8, 0.71]]}, FAIL, "another one from step 7 on"),
         ({"losses": [LOSSES, [1.0, NAN, 0.8, 0.7]]}, FAIL, "not finite"),
         ({"losses": [LOSSES, LOSSES[:2]]}, ERROR, "not resumed"),

@@ -322,13 +322,13 @@ def measured_in(*sites: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("packages", "status", "word"),
     [
-        ([("a", "1.0", "b>=1"), ("b", "1.2")], PASS, "2 packages agree"),
+        ([("a", "1.0", "b>=1"), ("b", "1.2")], PASS, "2 packages without a conflict"),
         ([("a", "1.0", "b>=2"), ("b", "1.2")], WARN, "a 1.0 needs b>=2, and has 1.2"),
         ([("a", "1.0", "b")], WARN, "which is not installed"),
         ([("torch", "2.8", "triton==3.4"), ("triton", "3.3")], FAIL, "torch 2.8 needs triton==3.4"),
-        ([("a", "1.0", 'b; extra == "x"', 'c; python_version < "3"')], PASS, "1 packages agree"),
+        ([("a", "1.0", 'b; extra == "x"', 'c; python_version < "3"')], PASS, "1 package without a conflict"),
         ([("a", "1.0", "B_c.d>=1"), ("b-c-d", "1.0rc1")], WARN, "and has 1.0rc1"),
-        ([("a", "1.0", "this is no requirement (")], PASS, "agree"),
+        ([("a", "1.0", "this is no requirement (")], PASS, "without a conflict"),
     ],
 )
 def test_requirements_on_each_side(

@@ -32,7 +32,7 @@ def test_speed_kept_passes_with_what_the_gpu_went_through(h100: View) -> None:
     outcome = sustained_gemm.judge(h100, entries(h100))
     assert outcome.status == PASS
     assert outcome.value == 1.0
-    for said in ("8 GPU(s), bfloat16: 700 TFLOP/s", "1700 to 1700 MHz", "690 W", "up to 65 C", "at its power limit"):
+    for said in ("8 GPUs, bfloat16: 700 TFLOP/s", "1700 to 1700 MHz", "690 W", "up to 65 C", "at its power limit"):
         assert said in outcome.summary
 
 

@@ -31,12 +31,12 @@ def pairs(count: int = 4, **odd: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("matrix", "status", "said"),
     [
-        (pairs(), PASS, "all 6 pairs have it: 6 over PCIe"),
+        (pairs(), PASS, "every pair has it (6 pairs): 6 over PCIe"),
         (pairs(nvlink="ok"), PASS, "1 over NVLink, 5 over PCIe"),
         (pairs(read="not supported"), WARN, "GPU 2 - GPU 3 (not supported)"),
         (pairs(read="not supported", nvlink="ok"), FAIL, "GPU 2 - GPU 3 (not supported)"),
         # Across the sockets it has none where below a switch it has: another kind of path.
-        (pairs(write="topology not supported", path="SYS"), PASS, "5 of 6 pairs have it"),
+        (pairs(write="topology not supported", path="SYS"), PASS, "5 of 6 pairs with it"),
         ([{**p, "read": "chipset not supported"} for p in pairs()], SKIP, "chipset not supported"),
     ],
 )

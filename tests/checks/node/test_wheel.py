@@ -109,12 +109,12 @@ PACKAGES = {"torch": "2.8.0", "pytorch-triton": "3.4.0", "torchvision": "0.23.0+
         ({"torchaudio": "2.8.0"}, PACKAGES, FAIL, "torchaudio: promised 2.8.0, is none"),
         ({"torchvision": "none"}, PACKAGES, PASS, "1 of 1"),
         ({"triton": "3.5.0"}, None, PASS, "1 of 1"),
-        ({"packages": "filelock==4.2.11 torch==2.8"}, PACKAGES, PASS, "and 2 packages are as locked"),
+        ({"packages": "filelock==4.2.11 torch==2.8"}, PACKAGES, PASS, "and 2 packages as locked"),
         ({"packages": "filelock==4.2.12"}, PACKAGES, FAIL, "filelock: locked 4.2.12, is 4.2.11"),
         ({"packages": "mpmath==1.3.0"}, PACKAGES, FAIL, "mpmath: locked 1.3.0, is none"),
         ({"packages": "mpmath==1.3.0", "lock": "ab12"}, None, PASS, "its lock is not at hand"),
         ({"lock": "ab12"}, PACKAGES, PASS, "its lock is not at hand"),
-        ({"lock": "none"}, PACKAGES, PASS, "1 of 1 promises kept"),
+        ({"lock": "none"}, PACKAGES, PASS, "1 of 1 promise kept"),
     ],
 )
 def test_companions_and_every_locked_package_are_compared(

@@ -195,7 +195,7 @@ def test_the_bad_piece_is_found_and_only_what_is_needed_is_asked_of_the_second_s
     fetch(want, means)
     assert want.path.read_bytes() == content
     assert good.sent == 3 * MIB
-    assert any("1 bad piece(s) came from 127.0.0.2" in note for note in notes)
+    assert any("1 bad piece came from 127.0.0.2" in note for note in notes)
 
 
 def test_several_bad_pieces_are_replaced(serve: Serve, wanted: Want, means: TransferOptions, content: bytes) -> None:

@@ -86,7 +86,7 @@ def test_what_the_first_gives_wrong_the_next_one_mends(hubs: Hubs, known: Callab
     known(first=f"hf: {{endpoint: '{first.url}'}}\n", second=f"hf: {{endpoint: '{second.url}'}}\n")
     done = run("fetch", "--lock", str(tmp_path / "lock"), "--output", str(tmp_path / "to"))
     assert done.return_value == 0, done.output
-    assert f"1 bad piece(s) came from {first.netloc}; fetched again from other sources" in done.stderr
+    assert f"1 bad piece came from {first.netloc}; fetched again from other sources" in done.stderr
 
 
 def locked_of(endpoint: Any) -> hub_revision.Revision:

@@ -134,7 +134,7 @@ def test_an_endpoint_that_is_right_passes_every_gate(serve: Callable[..., Hub]) 
     ranked = judged(serve().url, no_redirects=True)
     assert ranked.passed, ranked.criteria
     assert why(ranked, "commit") == "aaaaaaaaaaaa for every file"
-    assert why(ranked, "hash") == "X-Linked-Etag equals the lock's sha256 for 1 files, the size for 2 of 2"
+    assert why(ranked, "hash") == "X-Linked-Etag equals the lock's sha256 for 1 file, the size for 2 of 2"
     assert ranked.measured.rate is not None
     assert ranked.measured.rate.bytes == len(BODY) // 2
 
@@ -163,7 +163,7 @@ def test_the_commit_is_read_off_the_first_host_and_the_bytes_off_the_last(serve:
     told, gated = judged(front.url), judged(front.url, no_redirects=True)
     assert told.passed, told.criteria
     assert gated.failed_criteria == {"stays"}
-    assert why(told, "stays") == f"1 of 2 files come from {cdn.url.removeprefix('http://')}"
+    assert why(told, "stays") == f"1 of 2 files from {cdn.url.removeprefix('http://')}"
     assert told.notes == [
         "it offers xet, which ignores HF_ENDPOINT: keep HF_HUB_DISABLE_XET=1",
         REDIRECT_NOTE,

@@ -93,7 +93,7 @@ def test_where_files_really_come_from_is_told_and_can_be_a_gate(
     measured = probe([mirror("front", front.url)], asked, Budget(32 << 20, 20.0))
     told, gated = rank(measured)[0], rank(measured, no_redirects=True)[0]
     assert (told.passed, gated.passed) == (True, False)
-    assert why(told, "stays") == f"2 of 2 files come from {origin.host}"
+    assert why(told, "stays") == f"2 of 2 files from {origin.host}"
     assert gated.failed_criteria == {"stays"}
 
 
@@ -205,7 +205,7 @@ def test_what_a_directory_holds_is_there_and_nobody_is_asked(
         (tmp_path / name).write_bytes(body)
     whole = judged([one], asked)["dead"]
     assert (whole.passed, whole.measured.answered, whole.measured.latency) == (True, False, None)
-    assert why(whole, "coverage") == "has all 2 files, 2 in this machine's directories"
+    assert why(whole, "coverage") == "has 2 of 2 files, 2 in this machine's directories"
     assert why(whole, "hash") == "2 by hashing the file; 2 of 2 sizes compared"
     alone = dataclasses.replace(one, profile=msgspec.structs.replace(one.profile, pypi=[links]))
     assert judged([alone], asked)["dead"].passed

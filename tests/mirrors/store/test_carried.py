@@ -52,7 +52,7 @@ def other(store: Store, contents: Contents, tmp_path: Path) -> Store:
     bundle.export(store, contents, tmp_path / "usb", part_size=100_000, progress=lambda _there, _all: None)
     shutil.rmtree(store.root)
     there = Store(tmp_path / "elsewhere")
-    assert "3 wheel(s) and 1 model(s) imported" in said(there, "import", str(tmp_path / "usb"))
+    assert "3 wheels and 1 model imported" in said(there, "import", str(tmp_path / "usb"))
     return there
 
 

@@ -173,13 +173,13 @@ def test_eviction_of_a_file_system_that_fills_up(mount: Mount) -> None:
         os.utime(info, (len(loose), len(loose)))
     for one in versions.pinned_digests(store):
         os.utime(store.root / "info" / one[:2] / f"{one}.json", (0, 0))
-    assert run(store, "gc", "--high", "99").stdout == "evicted 0 object(s), 0 bytes\n"
+    assert run(store, "gc", "--high", "99").stdout == "evicted 0 objects, 0 bytes\n"
     with store.held(loose[:2]):
         done = run(store, "gc")
     assert done.return_value == 0
     gone = [digest for digest in loose if not store.has(digest)]
     assert gone == loose[2 : 2 + len(gone)]
-    assert done.stdout == f"evicted {len(gone)} object(s), {len(gone) * MIB / 1e6:.1f} MB\n"
+    assert done.stdout == f"evicted {len(gone)} objects, {len(gone) * MIB / 1e6:.1f} MB\n"
     assert 0.72 < _share(disk) <= 0.755
     assert store_verify.verify(store) == []
     assert run(store, "gc", "--high", "1", "--low", "1").return_value == 1
@@ -331,7 +331,7 @@ def test_what_the_disk_does_not_give_back_is_found_and_mended(mount: Mount, tmp_
     assert (done.exception, done.return_value) == (None, 1)
     assert "the disk cannot read it; in version" in done.stdout
     assert not served.exists()
-    with pytest.raises(UnavailableError, match="files to publish are missing"):
+    with pytest.raises(UnavailableError, match="to publish"):
         versions.publish(store, msgspec.structs.replace(contents, branches={"o/r@main": "0" * 40}), keep=3)
     assert store.add(content, "f0.bin") == digest
     assert run(store, "verify").return_value == 1
@@ -383,7 +383,7 @@ def test_what_a_read_only_store_serves_is_carried_on(sealed: Store, tmp_path: Pa
     sealed.path(digest).chmod(0o644)
     sealed.path(digest).write_bytes(data(1))
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-    assert "part(s)" in run(sealed, "export", "-o", str(tmp_path / "out")).stdout
+    assert " part" in run(sealed, "export", "-o", str(tmp_path / "out")).stdout
     assert run(Store(tmp_path / "new"), "import", str(tmp_path / "out")).exception is None
 
 

@@ -225,7 +225,7 @@ def test_an_import_of_what_is_served_makes_no_version(carried: Path, tmp_path: P
     }
     assert json.loads(said(store, "import", str(carried), "--json")) == {**first, "new": False}
     assert said(store, "import", str(carried)).splitlines() == [
-        "0 wheel(s) and 1 model(s) imported, every hash matches",
+        "0 wheels and 1 model imported, every hash matches",
         "version 1 is served already and has all of these files: no version was created",
     ]
     assert versions.numbers(store) == [1]

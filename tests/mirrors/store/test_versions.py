@@ -103,7 +103,7 @@ def test_so_many_are_kept_and_the_one_that_was_served(store: Store, contents: Co
 
 def test_what_is_not_in_the_store_is_not_published(store: Store, contents: Contents) -> None:
     store.evict(contents.wheels[0].sha256)
-    with pytest.raises(UnavailableError, match="1 files to publish are missing"):
+    with pytest.raises(UnavailableError, match="missing: 1 file to publish"):
         versions.publish(store, contents, keep=2)
     assert versions.numbers(store) == []
     assert versions.current(store) is None

@@ -90,7 +90,7 @@ def test_after_kill_9_what_was_known_is_kept_and_only_the_rest_is_run(killed: Jo
     done = killed.run("--resume")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "going on with" in done.stdout
-    assert "1 of 2 checks are done" in " ".join(done.stdout.split())
+    assert "1 of 2 checks done" in " ".join(done.stdout.split())
     after = load(killed.report)
     assert statuses(after) == {"first": "pass", "waits": "pass"}
     assert after.outcomes[0] == before.outcomes[0]

@@ -6,6 +6,7 @@ import itertools
 from typing import Any, Final
 
 from envcheck.checks import Outcome, View, skipped, undecided
+from envcheck.counting import counted
 
 _FIELDS: Final = ("a", "b", "read", "write", "nvlink", "path")
 Pair = dict[str, Any]
@@ -47,7 +48,7 @@ def matrix(view: View) -> list[Pair] | Outcome:
     told = {frozenset((pair["a"], pair["b"])) for pair in pairs}
     if any(frozenset(ends) not in told for ends in itertools.combinations(indices, 2)):
         return undecided(
-            f"gpu.p2p tells of {len(pairs)} pairs of {len(indices)} GPUs",
+            f"gpu.p2p lists {counted(len(pairs), 'pair')} of {counted(len(indices), 'GPU')}",
             fix="read the node again",
             code="gpu-p2p.incomplete",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from envcheck.checks import Outcome, View, skipped, undecided, warned
+from envcheck.counting import counted
 
 # An error that is older than this is reported, and judged no worse than a warning: the present has its own signals.
 RECENT: Final = 24 * 3600.0
@@ -40,7 +41,7 @@ def suppressed(view: View) -> list[Outcome]:
     gaps = view.snapshot.signal("kernel.suppressed").value
     return [
         warned(
-            f"the kernel's log left out {gap['count']} messages of {gap['name']}, {ago(float(gap['age']))}",
+            f"the kernel's log left out {counted(gap['count'], 'message')} of {gap['name']}, {ago(float(gap['age']))}",
             fix="raise kernel.printk_ratelimit_burst, and look at `nvidia-smi -q` for what those messages would say",
             value=gap["count"],
             unit="messages",

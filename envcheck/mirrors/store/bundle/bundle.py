@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from envcheck.counting import counted
 from envcheck.errors import PromiseError, UnavailableError
 from envcheck.mirrors.store import manifest as known
 from envcheck.mirrors.store.bundle import tar as bundle_tar
@@ -70,7 +71,7 @@ def export(
     with writer(to, part_size) as parts:
         missing = [digest for digest in sizes if not store.has(digest)]
         if missing:
-            message = f"{store.root}: {len(missing)} files are missing, for example {missing[0]}"
+            message = f"{store.root}: missing: {counted(len(missing), 'file')}, for example {missing[0]}"
             raise UnavailableError(message, fix="fetch them with --mirror PROFILE")
         _write(store, contents, list(sizes), parts, progress)
         return parts.finish(signer(key))

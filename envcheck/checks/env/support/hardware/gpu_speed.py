@@ -12,6 +12,7 @@ from envcheck.checks import Limit, Measured, Outcome, Ranks, View, passed, undec
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.hardware import load_samples
 from envcheck.checks.env.support.operators import seeded_words
+from envcheck.counting import counted
 
 MIB = 1 << 20
 # Larger than any L2 (B200: 126 MB), so that what is timed reads from memory.
@@ -235,7 +236,7 @@ def _passed(ranks: Ranks, unit: str, met: list[Limit]) -> Outcome:
     lacking = {name: why for entry in ranks for name, why in (entry.get("unsupported") or {}).items()}
     also = f"; not here: {', '.join(lacking)}" if lacking else ""
     return passed(
-        f"slowest of {len(ranks)} GPU(s), {unit}: {told}{judged}{also}",
+        f"slowest of {counted(len(ranks), 'GPU')}, {unit}: {told}{judged}{also}",
         value=slowest[names[0]],
         unit=unit,
         limit=met[0] if met else None,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 from envcheck.checks import Limit, Measured, Outcome, Ranks, View, failed, passed, skipped, undecided, worst
 from envcheck.checks.env.support.collectives import process_group
+from envcheck.counting import counted
 
 Case = Callable[[], Optional[Union[str, float]]]
 _LENGTH = 300
@@ -108,7 +109,8 @@ def _held(ranks: Ranks, due: list[str], limit: Callable[[str], Limit]) -> Outcom
     nearest = max(tried, key=lambda name: cases[name]["off"] / (float(limit(name).value) or 1.0))
     without = f"; not here: {len(absent)}, see the details" if absent else ""
     return passed(
-        f"{len(tried)} cases right on {len(ranks)} rank(s), seed {ranks[0].get('seed')}; nearest to its limit: "
+        f"{counted(len(tried), 'case')} right on {counted(len(ranks), 'rank')}, seed "
+        f"{ranks[0].get('seed')}; nearest to its limit: "
         f"{nearest}{without}",
         value=float(cases[nearest]["off"]),
         unit=limit(nearest).unit,
