@@ -21,6 +21,8 @@ _PCI_ID: Final = re.compile(r"[0-9a-fA-F]{4}(:[0-9a-fA-F]{4})?")
 _REVISION: Final = re.compile(r"\s+Rev\. \w+$")
 # `nvidia-smi -L` puts the index before the name and the UUID behind it.
 _LISTED: Final = re.compile(r"GPU \d+: (?P<name>.+?)(?: \(UUID: [^)]*\))?")
+# A row of the table of `nvidia-smi`: index, name, persistence mode.
+_ROW: Final = re.compile(r"\| *\d+ +(?P<name>\S.*?) +(?:On|Off|N/A) *\|.*")
 
 # A GeForce series is the first two of four digits. NVIDIA's RTX 4000 and 6000 of any generation end in 00.
 _SERIES: Final = re.compile(r"(?P<kind>[RG]TX)(?P<series>\d\d)[1-9]\d")
@@ -29,7 +31,7 @@ _SERIES: Final = re.compile(r"(?P<kind>[RG]TX)(?P<series>\d\d)[1-9]\d")
 def find_gpu(matrix: Matrix, name: str) -> GpuModel | None:
     """Return the GPU that `name` means, or None; never a guess.
 
-    `name` is as people write it ("H100", "4090"), or as NVML, `nvidia-smi -L` or lspci print it.
+    `name` is as people write it ("H100", "4090"), or as NVML, `nvidia-smi` or lspci print it.
     """
     model = _key(product_name(name))
     for gpu in matrix.gpus:
@@ -39,8 +41,8 @@ def find_gpu(matrix: Matrix, name: str) -> GpuModel | None:
 
 
 def product_name(name: str) -> str:
-    """Return the product in a line of lspci or `nvidia-smi -L`; return any other name unchanged."""
-    listed = _LISTED.fullmatch(name.strip())
+    """Return the product in a line of lspci, `nvidia-smi -L` or `nvidia-smi`; return any other name unchanged."""
+    listed = _LISTED.fullmatch(name.strip()) or _ROW.fullmatch(name.strip())
     if listed is not None:
         return listed["name"]
     brackets = [text for text in _BRACKETS.findall(name) if not _PCI_ID.fullmatch(text)]

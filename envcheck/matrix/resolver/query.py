@@ -21,6 +21,7 @@ _CUDA: Final = re.compile(r"\d{1,2}\.\d")
 _CC: Final = re.compile(r"\d{1,2}\.\d")
 _PATCH: Final = re.compile(r"^(\d+\.\d+)\.\d+$")
 _RELEASE_FIELDS: Final = 3
+_VERSIONS: Final = ("torch", "variant", "cuda", "python", "driver")
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +44,10 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 def normalized(query: Query) -> Query:
     """Return the query with each axis in the matrix's form, from torch "2.8.0+cu128", Python "3.12.4", CUDA "12.8.1".
 
-    Raises ConfigError where the local part of a torch version contradicts the variant.
+    Blanks around a value, as a copied line has them, are no part of it. Raises ConfigError where the local part of a
+    torch version contradicts the variant.
     """
+    query = _without_blanks(query)
     _refuse_foreign_digits(query)
     torch, _, local = (query.torch or "").partition("+")
     if local and query.variant not in (None, local):
@@ -55,6 +58,14 @@ def normalized(query: Query) -> Query:
         variant=query.variant or local or None,
         cuda=_PATCH.sub(r"\1", query.cuda) if query.cuda else None,
         python=_PATCH.sub(r"\1", query.python) if query.python else None,
+    )
+
+
+def _without_blanks(query: Query) -> Query:
+    versions = {name: getattr(query, name) for name in _VERSIONS}
+    given = {name: value.strip() for name, value in versions.items() if value is not None}
+    return query.replace(
+        **given, gpus=[" ".join(name.split()) for name in query.gpus], cc=[value.strip() for value in query.cc]
     )
 
 
@@ -80,7 +91,7 @@ def validate(facts: Facts, query: Query) -> None:
 
 def _refuse_foreign_digits(query: Query) -> None:
     """Refuse digits of other scripts: Python reads them as numbers, but no version is written with them."""
-    values = {name: getattr(query, name) for name in ("torch", "variant", "cuda", "python", "driver")}
+    values = {name: getattr(query, name) for name in _VERSIONS}
     for name, value in [*values.items(), *(("cc", cc) for cc in query.cc)]:
         if value is not None and not value.isascii():
             message = f"--{name} {value!r} has characters that no version has"

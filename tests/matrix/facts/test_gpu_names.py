@@ -54,6 +54,8 @@ from envcheck.matrix.facts.other_accelerators import other_accelerator
         ("NVIDIA Corporation TU102 [GeForce RTX 2080 Ti Rev. A] (rev a1)", "RTX 2080 Ti"),
         ("NVIDIA Corporation GH100 [GH200 120GB / 480GB] (rev a1)", "GH200"),
         ("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0a1b2c3d-0000-1111-2222-333344445555)", "H100"),
+        ("|   0  NVIDIA A100-SXM4-80GB          On  |   00000000:07:00.0 Off |                    0 |", "A100"),
+        ("|   3  Tesla T4            Off  | 00000000:00:1E.0 Off |                    0 |", "T4"),
     ],
 )
 def test_names_that_mean_a_gpu(matrix: Matrix, written: str, name: str) -> None:

@@ -492,3 +492,10 @@ def test_which_code_runs_on_which_device(
 
 def test_versions_compare_per_field() -> None:
     assert key("570.26") < key("570.86.15") < key("570.124.06")
+
+
+def test_blanks_of_a_copied_line_are_no_part_of_a_value() -> None:
+    copied = Query(torch="2.8.0\n", driver=" 570.124.06 ", gpus=["\tNVIDIA  H100 "], cc=[" 9.0"], python="3.12 ")
+    assert normalized(copied) == Query(
+        torch="2.8.0", driver="570.124.06", gpus=["NVIDIA H100"], cc=["9.0"], python="3.12"
+    )
