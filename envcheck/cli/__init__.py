@@ -192,7 +192,8 @@ def _closed(status: int) -> int:
 
 
 def _no_output(error: OSError) -> str:
-    return f"standard output: {error.strerror}; free space, or send it elsewhere"
+    why = (error.strerror or "").replace("No space left", "no space left")
+    return f"standard output: {why}; free space, or send it elsewhere"
 
 
 def _say(line: str, status: int) -> int:

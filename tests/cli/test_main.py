@@ -123,7 +123,7 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
             [sys.executable, "-m", "envcheck", "resolve", "--no-here"], stdout=full, stderr=subprocess.PIPE, check=False
         )
     assert done.returncode == 3
-    assert done.stderr == b"envcheck: standard output: No space left on device; free space, or send it elsewhere\n"
+    assert done.stderr == b"envcheck: standard output: no space left on device; free space, or send it elsewhere\n"
 
 
 @pytest.mark.parametrize(

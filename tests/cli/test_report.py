@@ -177,6 +177,29 @@ def test_a_run_is_held_against_its_baseline(run: Envcheck, tmp_path: Path) -> No
     assert (broken.returncode, len(broken.stderr.splitlines())) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["run", "--only", "shm", "--baseline", "r.json", "--output", "r.json"],
+        ["run", "--only", "shm", "--baseline", "envcheck-report.json"],
+        ["run", "--only", "shm", "--baseline", "link.json", "--output", "r.json"],
+        ["run", "--only", "shm", "--baseline", "r.json", "--html", "r.json"],
+        ["judge", "r.json", "--output", "r.json"],
+        ["report", "redact", "r.json", "--output", "./r.json"],
+        ["report", "convert", "r.json", "--format", "html", "--output", "link.json"],
+    ],
+)
+def test_what_is_read_is_not_written_over(
+    run: Envcheck, saved: Callable[..., Path], tmp_path: Path, argv: list[str]
+) -> None:
+    before = {path: path.read_bytes() for path in (saved("r.json", GOOD), saved("envcheck-report.json", GOOD))}
+    (tmp_path / "link.json").symlink_to("r.json")
+    done = run(*argv)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "give each a file of its own" in done.stderr
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_the_steps_of_a_job_append_to_one_summary_whatever_they_came_to(run: Envcheck, tmp_path: Path) -> None:
     (tmp_path / "site" / "node").mkdir(parents=True)
     text = '"""x."""\nfrom envcheck.checks import Check, failed\nCHECK = Check(promise="x", level="quick")\n'

@@ -36,6 +36,7 @@ def command(options: JudgeOptions, ctx: click.Context) -> None:
     Nothing is measured: what broke then, or was not asked then, stays as it was.
     The exit code is that of `envcheck run`.
     """
+    from envcheck.cli.report_output import files as report_output_files
     from envcheck.cli.shared.streams import console
     from envcheck.matrix.file.load import load as load_matrix
     from envcheck.printable import printable
@@ -43,6 +44,7 @@ def command(options: JudgeOptions, ctx: click.Context) -> None:
     from envcheck.reports.rejudge import rejudge
     from envcheck.reports.terminal import show, width
 
+    report_output_files.apart(FILE=options.file, output=options.output)
     found = rejudge(load(options.file), load_matrix(ctx.obj.matrix) if ctx.obj.matrix else None, options.checks)
     if options.output is not None:
         write(found.report, options.output)

@@ -158,6 +158,7 @@ def redact(options: ReportRedactOptions) -> None:
     from envcheck.reports.model import encode, load
     from envcheck.reports.redact import redact as redacted
 
+    report_output_files.apart(FILE=options.file, output=options.output)
     report = encode(redacted(load(options.file), options.key))
     if options.output is None:
         click.echo(report, nl=False)

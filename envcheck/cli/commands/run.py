@@ -179,7 +179,11 @@ def _destinations(options: RunOptions, here: Place) -> Destinations:
         if output is not None:
             where = report_output_files.destination(output, output.path, node, option, name=name, dry=options.dry_run)
             formats |= {name: where} if where else {}
-    report_output_files.apart(output=report, html=formats.get("html"), summary=formats.get("markdown"))
+    inputs = {
+        "baseline": options.baseline,
+        "requirements": Path(options.requirements) if options.requirements else None,
+    }
+    report_output_files.apart(**inputs, output=report, html=formats.get("html"), summary=formats.get("markdown"))
     return Destinations(report, formats, *_redactions(options))
 
 

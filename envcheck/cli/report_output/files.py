@@ -55,7 +55,10 @@ def write(report: RunReport, formats: dict[str, Path]) -> None:
 
 
 def apart(**paths: Path | None) -> None:
-    """Refuse one file for two things, standard output among them: the second would be all that is left."""
+    """Refuse one file for two things, standard output among them: the second would be all that is left.
+
+    An argument has its name in capitals, an option without dashes.
+    """
     named: dict[Path, str] = {}
     printed = os.fstat(1)
     for option, path in paths.items():
@@ -66,8 +69,12 @@ def apart(**paths: Path | None) -> None:
             message = f"--{option} and standard output are both {path}"
             raise ConfigError(message, fix="give each a file of its own")
         if other != option and not (path.exists() and not path.is_file()):
-            message = f"--{other} and --{option} are both {path}"
+            message = f"{_typed(other)} and {_typed(option)} are both {path}"
             raise ConfigError(message, fix="give each a file of its own")
+
+
+def _typed(name: str) -> str:
+    return name if name.isupper() else f"--{name}"
 
 
 def require_working_directory() -> None:
