@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -11,6 +12,7 @@ from typing import Any
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
+_USERS = Path("/proc/self/uid_map")
 _PROCESSES = re.compile(
     r"Resource temporarily unavailable|BlockingIOError|can't start new thread|[Tt]hread creation failed|pthread_create"
 )
@@ -24,7 +26,10 @@ _TIME = re.compile(r"SIGXCPU")
 _SPACE = re.compile(r"No space left on device|Disk quota exceeded|\bErrno 28\b|\bENOSPC\b")
 _NAMED = " (limit: "
 # A rank that could start no thread hangs or takes others with it, and does not say so.
-_LOST = re.compile(r"still running after|Connection closed by peer|died of SIG(?:ABRT|SEGV)")
+_LOST = re.compile(
+    r"still running after|Connection closed by peer|died of SIG(?:ABRT|SEGV)|DataLoader worker .*exited unexpectedly"
+)
+_FEW = 64  # processes and threads: two ranks and their workers need some 30
 _SHARED = "/dev/shm"  # noqa: S108 (it is looked at, not written to)
 _LITTLE = 1 << 20  # bytes: what has less is full
 # A control group's limit, as its controller's file says it in version 2 and in version 1.
@@ -52,6 +57,7 @@ def explained(text: str) -> str:
     ]
     causes += _memory_kills() if "SIGKILL" in text else []
     causes += _refusals() if _LOST.search(text) else []
+    causes += _crowded() if _LOST.search(text) and not causes else []
     causes += _full() if _SPACE.search(text) else []
     return f"{text}{_NAMED}{'; '.join(dict.fromkeys(causes))})" if causes and not named(text) else text
 
@@ -102,6 +108,25 @@ def _refusals() -> list[str]:
     if counted == "0" or groups is None:
         return []
     return [f"the control group was refused processes or threads ({counted}), {_told(groups)}"]
+
+
+def _crowded() -> list[str]:
+    """Return the limit of this user's processes and threads where it leaves room for few; root has none."""
+    limit, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
+    if limit == resource.RLIM_INFINITY or (user == 0 and _text(_USERS).split()[:2] == ["0", "0"]):
+        return []
+    used = _tasks(user)
+    told = f"{limit} processes and threads of this user, see `ulimit -u`, of which {used} were in use afterwards"
+    return [told] if limit - used < _FEW else []
+
+
+def _tasks(user: int) -> int:
+    """Return how many processes and threads of a user there are."""
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            count += len(list((process / "task").iterdir())) if process.stat().st_uid == user else 0
+    return count
 
 
 def _full() -> list[str]:

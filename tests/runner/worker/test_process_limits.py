@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -182,3 +183,29 @@ def test_loopback_is_ipv6_where_it_has_no_ipv4(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("socket.socket.bind", refused)
     assert rank.loopback() == "::1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["rank 0 died of SIGABRT", "still running after 9 s", "DataLoader worker (pid(s) 7) exited unexpectedly"],
+)
+def test_a_limit_of_processes_that_leaves_room_for_few_is_named_where_ranks_are_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    users, limits = tmp_path / "uid_map", {resource.RLIMIT_NPROC: (0, 0)}
+    monkeypatch.setattr(process_limits, "_USERS", users)
+    monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
+    monkeypatch.setattr("resource.getrlimit", lambda number: limits.get(number, (-1, -1)))
+
+    def limited(room: int) -> str:
+        limits[resource.RLIMIT_NPROC] = (count + room,) * 2
+        return process_limits.explained(text)
+
+    users.write_text("0 1000 1\n")  # root of a namespace: the limit counts
+    count = process_limits._tasks(os.getuid())  # noqa: SLF001 (the number that a test can only take the same way)
+    assert count > 0
+    assert "processes and threads of this user, see `ulimit -u`, of which" in limited(-100)
+    assert "ulimit" not in limited(10_000)
+    users.write_text("0 0 4294967295\n")
+    monkeypatch.setattr("os.getuid", lambda: 0)
+    assert limited(-100) == text
