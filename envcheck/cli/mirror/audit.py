@@ -118,12 +118,16 @@ def _collected(stream: Iterable[AuditFinding], settings: Settings) -> list[Audit
 
 
 def _remote_findings(base: str, scope: AuditScope, client: Client) -> Iterator[AuditFinding]:
+    from envcheck.mirrors.net.urls import is_web_url
     from envcheck.mirrors.profiles.model import has_userinfo, redacted
     from envcheck.mirrors.site.audit.over_http import audit_url
 
     if has_userinfo(base):
         message = f"{redacted(base)} contains a user or password"
         raise ConfigError(message, fix="put them into a netrc file and pass --netrc")
+    if not is_web_url(base):
+        message = f"{base!r} is not the URL of a mirror"
+        raise ConfigError(message, fix="write https://HOST or https://HOST:PORT/PATH")
     return audit_url(base.rstrip("/"), scope, client)
 
 

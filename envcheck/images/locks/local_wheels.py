@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from packaging.tags import Tag
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from envcheck.images.locks.model import Lock, Pin
@@ -61,7 +61,7 @@ def named(name: str, pin: Pin, python: str) -> bool:
     """Tell whether a wheel of this file name is one of a pin, for this Python."""
     try:
         project, version, _, tags = parse_wheel_filename(name)
-    except InvalidWheelFilename:
+    except ValueError:
         return False
     same = canonicalize_name(project) == pin.name and version == Version(pin.version)
     return same and any(_fits(tag, python) for tag in tags)
@@ -77,7 +77,8 @@ def _fits(tag: Tag, python: str) -> bool:
     if tag.interpreter.startswith("py3"):
         return True
     if tag.abi == "abi3":
-        return tag.interpreter.startswith("cp3") and int(tag.interpreter.removeprefix("cp3") or 0) <= minor
+        oldest = tag.interpreter.removeprefix("cp3") or "0"
+        return tag.interpreter.startswith("cp3") and oldest.isdecimal() and int(oldest) <= minor
     return tag.abi == f"cp{python.replace('.', '')}"
 
 

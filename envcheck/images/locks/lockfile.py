@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from envcheck.errors import ConfigError
 from envcheck.images.locks.model import Group, Lock, Pin
@@ -127,7 +127,7 @@ def _pin(line: str, where: str, number: int) -> Pin:
         raise _bad(where, number, f"{line.strip()!r} is not an exact version with a hash")
     try:
         Version(found["version"])
-    except InvalidVersion as error:
+    except ValueError as error:
         raise _bad(where, number, f"{found['version']!r} is not a version") from error
     return Pin(name=canonicalize_name(found["name"]), version=found["version"], sha256=[])
 

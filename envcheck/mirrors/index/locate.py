@@ -13,26 +13,19 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from packaging.tags import Tag
-from packaging.utils import (
-    InvalidSdistFilename,
-    InvalidWheelFilename,
-    canonicalize_name,
-    parse_sdist_filename,
-    parse_wheel_filename,
-)
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch.retries import NoSourceError, RetryLaterError, try_sources
 from envcheck.mirrors.index import simple_api
+from envcheck.mirrors.index.file_names import parse_file_name
 from envcheck.mirrors.net.client import Client, NetworkError
 from envcheck.mirrors.net.client_defaults import python_index, pytorch_index
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index
 
 _AT_ONCE: Final = 8
-# Bytes of a file's name (linux/limits.h).
-NAME_MAX: Final = 255
 
 _Page: TypeAlias = list[simple_api.IndexFile] | NetworkError
 
@@ -102,7 +95,8 @@ def match_files(
         if isinstance(page, str):
             reasons.append(f"{prefix}{page}")
             continue
-        matching = [file for file in page if _belongs_to(package, file.name)]
+        relevant = [file for file in page if file.sha256 is None or file.sha256 in package.sha256]
+        matching = [file for file in relevant if _belongs_to(package, file.name)]
         listed += matching
         if not any(file.sha256 in package.sha256 for file in matching):
             unhashed = any(file.sha256 is None for file in matching)
@@ -133,12 +127,7 @@ def _only_candidate(package: LockedPackage, names: Iterable[str]) -> dict[str, s
 
 def _belongs_to(package: LockedPackage, name: str) -> bool:
     """Tell whether a file's name is one of the project's: a name is also a path, and pages are not trusted."""
-    return (
-        "/" not in name
-        and name.isprintable()
-        and len(name.encode()) <= NAME_MAX
-        and _parse_name(name)[0] == canonicalize_name(package.project)
-    )
+    return "/" not in name and name.isprintable() and _parse_name(name)[0] == canonicalize_name(package.project)
 
 
 def fits(package: LockedPackage, name: str) -> bool:
@@ -159,13 +148,9 @@ def _tag_runs(tag: Tag, python: str | None) -> bool:
 
 def _parse_name(name: str) -> tuple[str, Version | None, frozenset[Tag]]:
     try:
-        if name.endswith(".whl"):
-            project, version, _, tags = parse_wheel_filename(name)
-            return project, version, tags
-        project, version = parse_sdist_filename(name)
-    except (InvalidWheelFilename, InvalidSdistFilename):
+        return parse_file_name(name)
+    except ValueError:
         return "", None, frozenset()
-    return project, version, frozenset()
 
 
 def _page_urls(package: LockedPackage, indexes: Mapping[str, Sequence[Index]]) -> list[str]:

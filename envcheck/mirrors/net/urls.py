@@ -17,6 +17,15 @@ def host_of(url: str) -> str:
     return host if host.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in host)
 
 
+def is_web_url(url: str) -> bool:
+    """Tell whether it is an http or https URL with a host, and a port that exists if it names one."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in _PORTS and bool(parts.hostname) and parts.port != 0 and url.isprintable()
+    except ValueError:
+        return False
+
+
 def origin_of(url: str) -> tuple[str, str | None, int | None]:
     """Return scheme, host and port; a secret for one URL goes only to the same origin."""
     parts = urlsplit(url)

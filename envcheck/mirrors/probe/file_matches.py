@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
+from envcheck.mirrors.index.file_names import parse_file_name
 from envcheck.mirrors.index.simple_api import IndexFile
 from envcheck.mirrors.probe.measurements import FileStatus
 from envcheck.mirrors.profiles.model import without_query
@@ -114,7 +114,7 @@ def _missing_status(
 def _is_file_of(name: str, package: WantedPackage) -> bool:
     """Tell whether a file's name has the project and version of the package."""
     try:
-        parsed = parse_wheel_filename(name)[:2] if name.endswith(".whl") else parse_sdist_filename(name)
-        return parsed[0] == package.project and parsed[1] == Version(package.version)
-    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
+        project, version, _ = parse_file_name(name)
+        return project == package.project and version == Version(package.version)
+    except ValueError:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
@@ -14,6 +15,8 @@ from envcheck.mirrors.probe.budget import Budget
 from envcheck.mirrors.probe.measurements import IndexPage
 
 CHUNK_BYTES: Final = 1 << 16
+# Python refuses to read thousands of digits.
+_SERIAL: Final = re.compile(r"[0-9]{1,18}")
 
 
 def read_index_page(response: HttpResponse, budget: Budget) -> tuple[IndexPage, list[simple_api.IndexFile]]:
@@ -38,7 +41,7 @@ def read_index_page(response: HttpResponse, budget: Budget) -> tuple[IndexPage, 
 
 def _serial(headers: Mapping[str, str]) -> int | None:
     value = headers.get("X-PyPI-Last-Serial", "")
-    return int(value) if value.isdecimal() else None
+    return int(value) if _SERIAL.fullmatch(value) else None
 
 
 def _date(value: str | None) -> float | None:

@@ -9,11 +9,11 @@ from typing import Final
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import msgspec
-from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
-from packaging.version import InvalidVersion
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.index import simple_api
+from envcheck.mirrors.index.file_names import parse_file_name
+from envcheck.mirrors.net.urls import is_web_url
 from envcheck.mirrors.probe.budget import OUT_OF_TIME, Budget, run_parallel
 from envcheck.mirrors.probe.effective_indexes import URL, network_sources
 from envcheck.mirrors.probe.file_matches import PYPI, FileCandidate, WantedPackage
@@ -59,7 +59,7 @@ def needed_file(urls: Sequence[str]) -> NeededFile:
 
 
 def _check(url: str) -> None:
-    if has_userinfo(url) or not url.startswith(("https://", "http://")) or not urlsplit(url).hostname:
+    if has_userinfo(url) or not is_web_url(url):
         message = f"{redacted(url)!r} is not a usable URL"
         raise ConfigError(message, fix="write https://HOST/PATH/FILE; put a password into a netrc file")
     if "#" in url and not _SHA256.fullmatch(url.partition("#")[2]):
@@ -70,8 +70,8 @@ def _check(url: str) -> None:
 def _package(name: str) -> tuple[str | None, str]:
     """Return the project in a file's name, or None, and the part of a lock that it belongs to."""
     try:
-        project, version = (parse_wheel_filename if name.endswith(".whl") else parse_sdist_filename)(name)[:2]
-    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
+        project, version, _ = parse_file_name(name)
+    except ValueError:
         return None, PYPI
     of_torch = version.local is not None and _VARIANT.fullmatch(version.local)
     return project, f"pytorch/{version.local}" if of_torch else PYPI

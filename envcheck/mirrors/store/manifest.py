@@ -8,10 +8,11 @@ from email.parser import BytesHeaderParser
 from typing import Final
 
 import msgspec
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import parse_wheel_filename
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.index.file_names import NAME_MAX, parse_file_name
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _INDEX: Final = re.compile(r"pypi|pytorch/(?:cpu|cu[0-9]{3})")
@@ -26,7 +27,7 @@ _BOUND: Final = re.compile(r"nvidia|proprietary|commercial", re.IGNORECASE)
 BRANCH: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LONGEST: Final = 200
 # Bytes of a wheel's name: with `.metadata` after it, it is still a file's name (NAME_MAX).
-_LONGEST_NAME: Final = 255 - len(".metadata")
+_LONGEST_NAME: Final = NAME_MAX - len(".metadata")
 
 
 class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,8 +151,8 @@ def _is_publishable(wheel: Wheel) -> bool:
     if len(wheel.name.encode("utf-8", "replace")) > _LONGEST_NAME:
         return False
     try:
-        parse_wheel_filename(wheel.name)
-    except InvalidWheelFilename:
+        parse_file_name(wheel.name)
+    except ValueError:
         return False
     hashes = [wheel.sha256, *([wheel.metadata] if wheel.metadata else [])]
     plain_name = "/" not in wheel.name and wheel.name.isascii() and wheel.name.isprintable()

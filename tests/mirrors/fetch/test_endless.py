@@ -10,10 +10,19 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from click.testing import CliRunner
 
+from envcheck.cli import cli
+from envcheck.errors import ConfigError
+from envcheck.mirrors.hub.revision import HubFile, Revision
 from envcheck.mirrors.index import simple_api
+from envcheck.mirrors.index.locate import LocatedFile, LockedPackage
 from envcheck.mirrors.net import stall
 from envcheck.mirrors.net.client import Client, NetworkError, SlowError
+from envcheck.mirrors.net.urls import is_web_url
+from envcheck.mirrors.probe import index_page
+from envcheck.mirrors.probe.budget import Budget
+from envcheck.mirrors.site.audit import over_http
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
 START = Callable[[bytes, bytes], str]
@@ -114,6 +123,39 @@ def test_a_page_that_python_s_parser_refuses_is_one_line(body: bytes) -> None:
 def test_what_is_wrong_and_with_whom_is_said(start: START, answer: bytes, said: str) -> None:
     with pytest.raises(NetworkError, match=f"^{said}$"):
         simple_api.read_page(Client(), start(answer, b""))
+
+
+def test_a_serial_of_many_digits_is_none(start: START) -> None:
+    url = start(HEAD + b"X-PyPI-Last-Serial: " + b"9" * 5000 + b"\r\n\r\n<a href='x'>x</a>", b"")
+    with Client().get(url) as response:
+        assert index_page.read_index_page(response, Budget(1 << 20, 60.0))[0].serial is None
+
+
+@pytest.mark.parametrize("size", [None, 3 << 20])
+def test_an_audit_of_a_file_without_an_end_ends(
+    start: START, monkeypatch: pytest.MonkeyPatch, size: int | None
+) -> None:
+    monkeypatch.setattr(over_http, "_MOST_BYTES", 3 << 20)
+    url = start(b"HTTP/1.1 200 OK\r\n\r\n", bytes(1 << 10)).removesuffix("/torch/")
+    file = HubFile(path="x", size=3 << 20, sha256="0" * 64)
+    revision = Revision(kind="model", repo="o/n", revision="a" * 40, files=[file])
+    packages = [LockedPackage("x", ("0" * 64,))] if size is None else []
+    monkeypatch.setattr(over_http, "locate", lambda *_: [LocatedFile("x", "0" * 64, 5, (f"{url}/x",))])
+    scope = over_http.AuditScope(packages, [] if size is None else [revision])
+    (finding,) = over_http.audit_url(url, scope, Client())
+    assert (finding.verdict, finding.about.endswith(f"has more than {3 << 20} bytes")) == ("poisoned", True)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://h:99999", "http://h:x", "http://", "http://h:0", "http://a\u202e"]
+)
+def test_a_url_that_is_none_is_one_line(url: str) -> None:
+    assert not is_web_url(url)
+    for words in (["audit", url], ["probe", "--need", url]):
+        done = CliRunner().invoke(cli, ["mirror", *words])
+        assert isinstance(done.exception, ConfigError)
+    assert is_web_url("https://h:8443/simple")
+    assert is_web_url("http://[::1]/")
 
 
 @pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -55,6 +56,27 @@ def test_a_poisoned_tree_serves_the_wrong_file_no_more_and_the_right_one_after_t
     shutil.copy2(store.root / "current" / wheel, there)
     assert get(f"{base}/static/main/{wheel}", authority.ca)[1] == right
     assert audit(root, "trees")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.timeout(120)
+def test_a_pipe_or_a_device_in_a_tree_ends_no_audit(
+    tmp_path: Path, store: Store, contents: Contents, kind: str
+) -> None:
+    """A copy with its archive option brings both: an audit waited for ever for what never ends."""
+    told = published(tmp_path, store, contents, "main", "other")
+    manifest, file = (
+        tmp_path / "public/static/main/manifest.json",
+        tmp_path / "public/static/other" / told.files[0].path,
+    )
+    for path in (manifest, file):
+        path.parent.chmod(0o755)
+        path.unlink()
+        os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    result = found(tmp_path)
+    assert result["main/manifest.json"].verdict == "unreadable"
+    assert result[f"other/{told.files[0].path}"].verdict == "unreadable"
+    assert "neither a file nor a directory" in result[f"other/{told.files[0].path}"].about
 
 
 def test_each_file_is_judged_by_the_manifest_nearest_to_it_and_others_by_nobody(

@@ -18,6 +18,7 @@ from envcheck.mirrors.hub.revision import Reference, Revision, file_url
 from envcheck.mirrors.index.locate import LocatedFile, LockedPackage, locate
 from envcheck.mirrors.net.client import Client, NetworkError
 from envcheck.mirrors.net.urls import host_of
+from envcheck.mirrors.net.waits import NETWORK_WAITS
 from envcheck.mirrors.profiles.model import Index
 from envcheck.mirrors.site.audit import registry_images, trees
 from envcheck.mirrors.site.audit.registry_images import ImageName
@@ -25,6 +26,8 @@ from envcheck.mirrors.site.audit.report import AuditFinding, Cache
 from envcheck.mirrors.site.model import Registry, Site
 
 _CHUNK_BYTES: Final = 1 << 20
+# Bytes of a package, of which no lock has the size: the largest wheels have 4 GiB. An answer may have no end.
+_MOST_BYTES: Final = 16 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +145,14 @@ def _fetched(file: LocatedFile, client: Client, cache: Cache) -> AuditFinding:
         with client.get(url) as answer:
             if answer.status != 200:  # noqa: PLR2004 (HTTP's OK)
                 return AuditFinding(file.name, "unavailable", f"HTTP status {answer.status}", cache=cache)
-            for chunk in answer.chunks(_CHUNK_BYTES):
-                digest.update(chunk)
+            left = most = _MOST_BYTES if file.size is None or cache == "packages" else file.size
+            with NETWORK_WAITS.on(host_of(url), "file", f"{file.name} is not complete"):
+                for chunk in answer.chunks(_CHUNK_BYTES):
+                    digest.update(chunk)
+                    left -= len(chunk)
+                    if left < 0:
+                        about = f"{urlsplit(url).path} has more than {most} bytes"
+                        return AuditFinding(file.name, "poisoned", about, cache=cache, by="lock")
     except NetworkError as error:
         return AuditFinding(file.name, "unavailable", str(error), cache=cache)
     if digest.hexdigest() == file.sha256:

@@ -5,13 +5,16 @@ A tree is a directory with a manifest that `envcheck store release` wrote; it ma
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
@@ -105,7 +108,8 @@ def _not_a_directory(directory: ServedDirectory, root: Path) -> AuditFinding:
 
 def _manifest(path: Path) -> _Hashes | UnreadPath:
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        with _regular(path) as file:
+            manifest = msgspec.json.decode(file.read(), type=Manifest)
     except OSError as error:
         return _unread(path, error)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -167,15 +171,24 @@ def _settled_hash(path: Path, expected: str) -> str:
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with _regular(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
 
 
+@contextlib.contextmanager
+def _regular(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file. Raise OSError for a pipe or a device: reading from one may never end."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "neither a file nor a directory")
+        yield file
+
+
 def _stamp(path: Path) -> tuple[int, int, int]:
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _unread(path: Path, error: OSError) -> UnreadPath:

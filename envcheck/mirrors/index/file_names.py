@@ -1,0 +1,30 @@
+"""Read the name of a wheel or sdist that a page or a bundle lists: the name may be made to cost time or memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from packaging.tags import Tag
+from packaging.utils import parse_sdist_filename, parse_wheel_filename
+from packaging.version import Version
+
+# Bytes of a file's name (linux/limits.h).
+NAME_MAX: Final = 255
+# Tags that a wheel's name stands for: `py2.py3-none-any` for two. Names of 250 bytes can stand for 64 000.
+_MOST_TAGS: Final = 200
+
+
+def parse_file_name(name: str) -> tuple[str, Version, frozenset[Tag]]:
+    """Return project, version and, for a wheel, the tags. Raise ValueError if it is not such a name."""
+    if len(name.encode("utf-8", "replace")) > NAME_MAX:
+        message = f"a name of more than {NAME_MAX} bytes"
+        raise ValueError(message)
+    if not name.endswith(".whl"):
+        project, version = parse_sdist_filename(name)
+        return project, version, frozenset()
+    if math.prod(part.count(".") + 1 for part in name.removesuffix(".whl").split("-")[-3:]) > _MOST_TAGS:
+        message = f"a name that stands for more than {_MOST_TAGS} tags"
+        raise ValueError(message)
+    project, version, _, tags = parse_wheel_filename(name)
+    return project, version, tags
