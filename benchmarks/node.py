@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from envcheck.node import parallel
 from envcheck.node.collect import sources
-from envcheck.node.parallel import Lane, Reading
+from envcheck.node.parallel import Lane, SourceReading
 from envcheck.node.value_types import number
 
 WAITING: Final = 5
@@ -59,9 +59,9 @@ def hung(wait: float) -> list[Lane]:
     return [*here(), *(Lane({f"hung {n}": number}, lambda: _after(None, never), wait) for n in range(WAITING))]
 
 
-def _after(wait: float | None, event: threading.Event | None = None) -> Reading:
+def _after(wait: float | None, event: threading.Event | None = None) -> SourceReading:
     (event or threading.Event()).wait(wait)
-    return Reading({})
+    return SourceReading({})
 
 
 def measured(make: Callable[[], list[Lane]], repeat: int) -> dict[str, float]:

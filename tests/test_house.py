@@ -145,6 +145,16 @@ def test_no_folder_holds_more_than_twelve_modules() -> None:
     assert {room: count for room, count in rooms.items() if count > 12 and room not in drop_in} == {}
 
 
+def test_no_two_classes_have_one_name() -> None:
+    """A name means one thing: two classes of one name are two words."""
+    homes = collections.defaultdict(list)
+    for path in sorted((ROOT / "envcheck").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
+
+
 def test_tests_stand_in_the_rooms_of_what_they_test() -> None:
     packages = {"checks", "images", "matrix", "node", "reports", "runner"}
     tests = [path.relative_to(ROOT / "tests") for path in tracked() if path.is_relative_to(ROOT / "tests")]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from envcheck.node import parallel
-from envcheck.node.parallel import Lane, Reading, Source
+from envcheck.node.parallel import Lane, Source, SourceReading
 from envcheck.node.snapshot import Signal, Snapshot, unreadable
 from envcheck.node.sources import container, container_toolkit, host, infiniband, kernel_log, nvml, pci, proc
 from envcheck.node.value_types import listed, mapped, number, string, text, unlimited, version, whole
@@ -81,7 +81,7 @@ def _nvidia(root: Path, environ: Mapping[str, str], what: str) -> list[Lane]:
     return [Lane(nvml.TYPES, lambda: _nvml(find("libnvidia-ml.so.1"), what), nvml.TIMEOUT + 5), *parallel.each(files)]
 
 
-def _nvml(library: Path | None, what: str) -> Reading:
+def _nvml(library: Path | None, what: str) -> SourceReading:
     return nvml.ask(what) if library else nvml.unread("unsupported", "libnvidia-ml.so.1 is not on the loader's path")
 
 

@@ -27,7 +27,7 @@ class Source(NamedTuple):
     read: Callable[[], Signal]
 
 
-class Reading(NamedTuple):
+class SourceReading(NamedTuple):
     """What a source said: signals of the node, and GPUs."""
 
     signals: dict[str, Signal]
@@ -38,7 +38,7 @@ class Lane(NamedTuple):
     """What is read in one go: `read` gives the signals named in `types`, and has `timeout` seconds for it."""
 
     types: Mapping[str, ValueType]
-    read: Callable[[], Reading]
+    read: Callable[[], SourceReading]
     timeout: float
 
     @property
@@ -54,30 +54,30 @@ def each(sources: Mapping[str, Source]) -> list[Lane]:
 
 def together(types: Mapping[str, ValueType], read: Callable[[], dict[str, Signal]]) -> Lane:
     """Return the lane of a source that gives several signals at once."""
-    return Lane(types, lambda: Reading(read()), TIMEOUT)
+    return Lane(types, lambda: SourceReading(read()), TIMEOUT)
 
 
-def read(lanes: Sequence[Lane]) -> Reading:
+def read(lanes: Sequence[Lane]) -> SourceReading:
     """Read all of them at once and return what they said, in their order, whichever was done first."""
     begun = time.monotonic()
     running = [_start(lane) for lane in lanes]
     readings = [_answer(one, begun) for one in running]
     signals = {name: signal for reading in readings for name, signal in reading.signals.items()}
-    return Reading(signals, [gpu for reading in readings for gpu in reading.gpus])
+    return SourceReading(signals, [gpu for reading in readings for gpu in reading.gpus])
 
 
 class _Running(NamedTuple):
     lane: Lane
     thread: threading.Thread
-    answer: list[Reading]
+    answer: list[SourceReading]
 
 
 def _alone(name: str, source: Source) -> Lane:
-    return Lane({name: source.type}, lambda: Reading({name: source.read()}), TIMEOUT)
+    return Lane({name: source.type}, lambda: SourceReading({name: source.read()}), TIMEOUT)
 
 
 def _start(lane: Lane) -> _Running:
-    answer: list[Reading] = []
+    answer: list[SourceReading] = []
     thread = threading.Thread(target=_run, args=(lane, answer), name=f"reads {lane.names[0]}", daemon=True)
     try:
         thread.start()
@@ -86,7 +86,7 @@ def _start(lane: Lane) -> _Running:
     return _Running(lane, thread, answer)
 
 
-def _run(lane: Lane, answer: list[Reading]) -> None:
+def _run(lane: Lane, answer: list[SourceReading]) -> None:
     try:
         answer.append(lane.read())
     except BaseException as error:  # noqa: BLE001 (what is wrong with one source becomes the reason of its signals)
@@ -94,12 +94,12 @@ def _run(lane: Lane, answer: list[Reading]) -> None:
         answer.append(_unread(lane, why, f"{type(error).__name__}: {error}"))
 
 
-def _answer(running: _Running, begun: float) -> Reading:
+def _answer(running: _Running, begun: float) -> SourceReading:
     if not running.answer:
         running.thread.join(max(0.0, begun + running.lane.timeout - time.monotonic()))
     late = f"timed out: no answer in {running.lane.timeout:g} s"
     return running.answer[0] if running.answer else _unread(running.lane, "timed-out", late)
 
 
-def _unread(lane: Lane, why: Why, reason: str) -> Reading:
-    return Reading(dict.fromkeys(lane.names, Signal(reason=reason, why=why)))
+def _unread(lane: Lane, why: Why, reason: str) -> SourceReading:
+    return SourceReading(dict.fromkeys(lane.names, Signal(reason=reason, why=why)))

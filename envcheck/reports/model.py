@@ -12,7 +12,7 @@ import msgspec
 from envcheck import __version__, safe_files
 from envcheck.errors import ConfigError
 from envcheck.node.snapshot import Snapshot, with_whys
-from envcheck.runner.schema import Mode, OutcomeRow, Plan, Row, TargetFacts, Timing, Verdict, encodable, plain
+from envcheck.runner.schema import Mode, OutcomeRow, Plan, Row, RunVerdict, TargetFacts, Timing, encodable, plain
 from envcheck.runner.state import Run
 from envcheck.runner.targets.launcher import Place, place
 
@@ -52,7 +52,7 @@ class RunReport(Row, frozen=True, kw_only=True):
     promises: dict[str, str]
     snapshot: Snapshot
     outcomes: list[OutcomeRow]
-    verdict: Verdict
+    verdict: RunVerdict
     resolution: str | None = None
     boot: str = ""
     resumed: tuple[str, ...] = ()

@@ -216,7 +216,7 @@ class OutcomeRow(Row, frozen=True, kw_only=True):
     spread: Spread | None = None
 
 
-class Verdict(Row, frozen=True, kw_only=True):
+class RunVerdict(Row, frozen=True, kw_only=True):
     """What a run came to: `status`, the exit code that says the same, and the sentence a report ends with."""
 
     status: VerdictStatus

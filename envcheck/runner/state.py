@@ -19,7 +19,7 @@ from envcheck.runner.judging import judge
 from envcheck.runner.planning import repeat, resume
 from envcheck.runner.planning.discover import Found
 from envcheck.runner.requirements import measured as requirements_measured
-from envcheck.runner.schema import Mode, OutcomeRow, Plan, Timing, Verdict
+from envcheck.runner.schema import Mode, OutcomeRow, Plan, RunVerdict, Timing
 from envcheck.runner.targets.interface import Target
 
 
@@ -124,7 +124,7 @@ class Run:
         return [outcomes[i] for i in [*ids, *(o for o in outcomes if o not in ids)] if i in outcomes]
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> RunVerdict:
         """Return what it came to so far; a run that has not ended is no pass."""
         return judge.verdict(self.ordered, self.mode, complete=bool(self.ended))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from envcheck.node import parallel
-from envcheck.node.parallel import Lane, Reading, Source
+from envcheck.node.parallel import Lane, Source, SourceReading
 from envcheck.node.snapshot import Gpu, Signal
 from envcheck.node.value_types import whole
 
@@ -38,7 +38,7 @@ def test_what_is_read_stands_in_the_order_of_the_lanes_whoever_was_first() -> No
         return value(number)
 
     sources = {f"s{number}": source(functools.partial(after, number)) for number in range(4)}
-    last = Lane({"s4": whole}, lambda: Reading({"s4": after(4)}, [Gpu("GPU-1")]), 60)
+    last = Lane({"s4": whole}, lambda: SourceReading({"s4": after(4)}, [Gpu("GPU-1")]), 60)
     signals, gpus = parallel.read([*parallel.each(sources), last])
     assert [(name, signal.value) for name, signal in signals.items()] == [(f"s{n}", n) for n in range(5)]
     assert gpus == [Gpu("GPU-1")]
@@ -48,9 +48,9 @@ def test_each_that_hangs_is_given_up_by_its_own_time_and_costs_no_other(monkeypa
     never = threading.Event()
     monkeypatch.setattr(parallel, "TIMEOUT", 60)
 
-    def hangs() -> Reading:
+    def hangs() -> SourceReading:
         never.wait()
-        return Reading({})
+        return SourceReading({})
 
     hung = [Lane({f"h{number}": whole, f"also {number}": whole}, hangs, 0.2) for number in range(50)]
     signals = parallel.read([*hung, *parallel.each({"sound": source(lambda: value(1))})]).signals
@@ -63,9 +63,9 @@ def test_each_that_hangs_is_given_up_by_its_own_time_and_costs_no_other(monkeypa
 def test_what_comes_after_its_time_changes_nothing() -> None:
     late = threading.Event()
 
-    def answers_late() -> Reading:
+    def answers_late() -> SourceReading:
         late.wait()
-        return Reading({"late": value(1)}, [Gpu("GPU-1")])
+        return SourceReading({"late": value(1)}, [Gpu("GPU-1")])
 
     told = parallel.read([Lane({"late": whole}, answers_late, 0.05)])
     late.set()

@@ -74,10 +74,13 @@ def _every(torch: Any, device: Any, seed: int, capability: tuple[int, ...]) -> d
             absent = partial(_emulated, capability)
             found |= {name: absent for name in names(gpu=True) if name.endswith(dtype)}
             continue
-        tries = autocast_rules.Tries(torch, device, dtype)
+        tries = autocast_rules.AutocastTrials(torch, device, dtype)
         found |= {f"{name}, {dtype}": case for name, case in tries.cases().items()}
         found[f"training, {dtype}"] = partial(_distance, torch, device, task, tries)
-    return {**found, **{f"scaler: {name}": case for name, case in gradient_scaler.Tries(torch, device).cases().items()}}
+    return {
+        **found,
+        **{f"scaler: {name}": case for name, case in gradient_scaler.ScalerTrials(torch, device).cases().items()},
+    }
 
 
 def _emulated(capability: tuple[int, ...]) -> None:
@@ -85,7 +88,7 @@ def _emulated(capability: tuple[int, ...]) -> None:
     raise promise_cases.Absent(message)
 
 
-class _Task(NamedTuple):
+class _AutocastTask(NamedTuple):
     """A small training: parameters to begin with, a batch, and the losses that plain Python computes for it."""
 
     start: list[list[float]]
@@ -94,15 +97,15 @@ class _Task(NamedTuple):
     right: list[float]
 
 
-def _task(seed: int) -> _Task:
+def _task(seed: int) -> _AutocastTask:
     sizes = (HIDDEN * WIDTH, HIDDEN, OUTPUTS * HIDDEN, OUTPUTS)
     start = [plain_math.values(f"{seed} {size}", size, 0.5) for size in sizes]
     inputs = plain_math.rows(plain_math.values(f"{seed} inputs", BATCH * WIDTH), WIDTH)
     targets = plain_math.rows(plain_math.values(f"{seed} targets", BATCH * OUTPUTS), OUTPUTS)
-    return _Task(start, inputs, targets, curve(start, inputs, targets))
+    return _AutocastTask(start, inputs, targets, curve(start, inputs, targets))
 
 
-def _distance(torch: Any, device: Any, task: _Task, tries: autocast_rules.Tries | None) -> float:
+def _distance(torch: Any, device: Any, task: _AutocastTask, tries: autocast_rules.AutocastTrials | None) -> float:
     """Train a small model; return the largest distance of its losses from those that plain Python computes."""
     return plain_math.off(_trained(torch, device, task, tries), task.right, task.right[0])
 
@@ -118,7 +121,7 @@ def curve(parameters: list[list[float]], inputs: plain_math.Matrix, targets: pla
     return losses
 
 
-def _trained(torch: Any, device: Any, task: _Task, tries: autocast_rules.Tries | None) -> list[float]:
+def _trained(torch: Any, device: Any, task: _AutocastTask, tries: autocast_rules.AutocastTrials | None) -> list[float]:
     layers = torch.nn
     model = layers.Sequential(layers.Linear(WIDTH, HIDDEN), layers.Tanh(), layers.Linear(HIDDEN, OUTPUTS)).to(device)
     with torch.no_grad():
@@ -127,7 +130,7 @@ def _trained(torch: Any, device: Any, task: _Task, tries: autocast_rules.Tries |
     inputs, targets = (torch.tensor(part, device=device) for part in (task.inputs, task.targets))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     scaled = tries is not None and tries.dtype == torch.float16
-    scaler = gradient_scaler.Tries(torch, device).scaler() if scaled else None
+    scaler = gradient_scaler.ScalerTrials(torch, device).scaler() if scaled else None
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()

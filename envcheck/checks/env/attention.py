@@ -115,7 +115,7 @@ def _one(
     device: Any,
     told: dict[str, dict[str, Any]],
     kernel: tuple[str, str],
-    one: attention_reference.Example,
+    one: attention_reference.AttentionExample,
     only: Callable[[], AbstractContextManager[Any]],
 ) -> None:
     """Run one example with one backend, and enter its error, its absence or its exception."""

@@ -29,7 +29,7 @@ from envcheck.checks import (
 )
 from envcheck.checks.env.support.collectives import collective_cases, exact_integers, gloo_gaps, process_group
 from envcheck.checks.env.support.collectives import late_ranks as collectives_late_ranks
-from envcheck.checks.env.support.collectives.case_tensors import Bench, Case, Setting
+from envcheck.checks.env.support.collectives.case_tensors import Bench, CollectiveCase, Setting
 from envcheck.checks.env.support.collectives.collective_cases import Part
 from envcheck.checks.env.support.training import plain_math
 from envcheck.counting import counted
@@ -145,7 +145,7 @@ def _run(setting: Setting, record: Record) -> None:
     record.now = "leaving the group"
 
 
-def _later(case: Case) -> bool:
+def _later(case: CollectiveCase) -> bool:
     """Return whether a gloo may lack this case: PyTorch's releases since 1.13 have not all had it."""
     later = case.collective.startswith(LATER_IN_GLOO)
     return later or case.operation == "average" or case.dtype == "bfloat16"

@@ -41,7 +41,7 @@ _FIX = "try a DataLoader(multiprocessing_context={!r}) of your own; look at the 
 _made_here: list[int] = []
 
 
-class Items:
+class SeededItems:
     """A dataset whose items are seeded words, and say which process made them and whether that one was forked."""
 
     def __init__(self, seed: int) -> None:
@@ -97,7 +97,7 @@ def _read(torch: Any, rank: Rank, method: str, data: tuple[int, list[list[int]]]
     told: Measured = {"epochs": [], "wrong": 0, "workers": [], "forked": 0, "died": None, "death": None}
     try:
         loader = torch.utils.data.DataLoader(
-            Items(seed),
+            SeededItems(seed),
             batch_size=BATCH,
             sampler=order,
             num_workers=WORKERS,

@@ -93,7 +93,7 @@ class _Options:
 
         module: Any = torch.nn.Module
 
-        class Parts(module):  # type: ignore[misc]
+        class PartedModel(module):  # type: ignore[misc]
             def __init__(self) -> None:
                 super().__init__()
                 self.held = torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(size)) for _ in range(parts))
@@ -102,7 +102,7 @@ class _Options:
             def forward(self, factors: dict[int, Any]) -> Any:
                 return sum((self.held[part] * factor).sum() for part, factor in factors.items())
 
-        return model_replicas.wrap(self.rank, Parts().to(self.device), **options)
+        return model_replicas.wrap(self.rank, PartedModel().to(self.device), **options)
 
     def factors(self, step: int, parts: Sequence[int], size: int = SIZE) -> dict[int, Any]:
         """Return this rank's coefficients of these parts as tensors."""

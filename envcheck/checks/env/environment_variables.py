@@ -26,7 +26,7 @@ TORCH = "https://docs.pytorch.org/docs/stable/torch_environment_variables.html"
 DCGM = "NVIDIA/DCGM nvvs/src/Software.cpp"
 
 
-class Rule(NamedTuple):
+class VariableRule(NamedTuple):
     """When a variable does harm: `harmful` is a pattern of its value, `gpu_only` where the CPU does not care."""
 
     harmful: str
@@ -38,7 +38,7 @@ class Rule(NamedTuple):
 _ON = r"(?!0+$|false$|off$|no$).+"
 _OFF = r"0+"
 _ANY = r".*"
-_REFUSED = Rule(_ANY, "DCGM refuses to run its diagnostics with it", DCGM, gpu_only=False)
+_REFUSED = VariableRule(_ANY, "DCGM refuses to run its diagnostics with it", DCGM, gpu_only=False)
 RULES = {
     "NSIGHT_CUDA_DEBUGGER": _REFUSED,
     "CUDA_INJECTION32_PATH": _REFUSED,
@@ -50,29 +50,33 @@ RULES = {
     "CUDA_PROFILE": _REFUSED,
     "COMPUTE_PROFILE": _REFUSED,
     "OPENCL_PROFILE": _REFUSED,
-    "NCCL_P2P_DISABLE": Rule(_ON, "NCCL copies through the host's memory", NCCL),
-    "NCCL_P2P_LEVEL": Rule(r"LOC|0", "NCCL copies through the host's memory", NCCL),
-    "NCCL_SHM_DISABLE": Rule(_ON, "NCCL goes through the network within a node", NCCL),
-    "NCCL_IB_DISABLE": Rule(_ON, "NCCL uses TCP instead of InfiniBand", NCCL),
-    "NCCL_NVLS_ENABLE": Rule(_OFF, "NCCL does not reduce in the NVSwitch", NCCL),
-    "NCCL_ALGO": Rule(_ANY, "it takes the choice of algorithm from NCCL", NCCL),
-    "NCCL_PROTO": Rule(_ANY, "it takes the choice of protocol from NCCL; LL128 corrupts data on some links", NCCL),
-    "NCCL_MAX_NCHANNELS": Rule(_ANY, "it limits NCCL's channels and so its bandwidth", NCCL),
-    "NCCL_MAX_CTAS": Rule(_ANY, "it limits NCCL's channels and so its bandwidth", NCCL),
-    "CUDA_LAUNCH_BLOCKING": Rule(_ON, "every kernel launch waits for its kernel", CUDA),
-    "CUDA_CACHE_DISABLE": Rule(_ON, "every process compiles its PTX anew", CUDA),
-    "CUDA_DEVICE_MAX_CONNECTIONS": Rule(
+    "NCCL_P2P_DISABLE": VariableRule(_ON, "NCCL copies through the host's memory", NCCL),
+    "NCCL_P2P_LEVEL": VariableRule(r"LOC|0", "NCCL copies through the host's memory", NCCL),
+    "NCCL_SHM_DISABLE": VariableRule(_ON, "NCCL goes through the network within a node", NCCL),
+    "NCCL_IB_DISABLE": VariableRule(_ON, "NCCL uses TCP instead of InfiniBand", NCCL),
+    "NCCL_NVLS_ENABLE": VariableRule(_OFF, "NCCL does not reduce in the NVSwitch", NCCL),
+    "NCCL_ALGO": VariableRule(_ANY, "it takes the choice of algorithm from NCCL", NCCL),
+    "NCCL_PROTO": VariableRule(
+        _ANY, "it takes the choice of protocol from NCCL; LL128 corrupts data on some links", NCCL
+    ),
+    "NCCL_MAX_NCHANNELS": VariableRule(_ANY, "it limits NCCL's channels and so its bandwidth", NCCL),
+    "NCCL_MAX_CTAS": VariableRule(_ANY, "it limits NCCL's channels and so its bandwidth", NCCL),
+    "CUDA_LAUNCH_BLOCKING": VariableRule(_ON, "every kernel launch waits for its kernel", CUDA),
+    "CUDA_CACHE_DISABLE": VariableRule(_ON, "every process compiles its PTX anew", CUDA),
+    "CUDA_DEVICE_MAX_CONNECTIONS": VariableRule(
         _ANY, "it limits the work queues; Megatron's sequence parallelism needs 1, others lose overlap", CUDA
     ),
-    "NVIDIA_TF32_OVERRIDE": Rule(
+    "NVIDIA_TF32_OVERRIDE": VariableRule(
         _ANY, "it sets TF32 for every cuBLAS and cuDNN call, whatever the program asks for", "NVIDIA cuBLAS, TF32"
     ),
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": Rule(_ON, "fp32 products are computed in TF32", TORCH),
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": Rule(_ANY, "every allocation goes to the driver", TORCH),
-    "TORCH_COMPILE_DISABLE": Rule(_ON, "torch.compile compiles nothing", TORCH, gpu_only=False),
-    "TORCHDYNAMO_DISABLE": Rule(_ON, "torch.compile compiles nothing", TORCH, gpu_only=False),
-    "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": Rule(_ON, "torch.load runs code from files", TORCH, gpu_only=False),
-    "PYTHONHOME": Rule(_ANY, "Python takes its standard library from elsewhere", "docs.python.org", gpu_only=False),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": VariableRule(_ON, "fp32 products are computed in TF32", TORCH),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": VariableRule(_ANY, "every allocation goes to the driver", TORCH),
+    "TORCH_COMPILE_DISABLE": VariableRule(_ON, "torch.compile compiles nothing", TORCH, gpu_only=False),
+    "TORCHDYNAMO_DISABLE": VariableRule(_ON, "torch.compile compiles nothing", TORCH, gpu_only=False),
+    "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": VariableRule(_ON, "torch.load runs code from files", TORCH, gpu_only=False),
+    "PYTHONHOME": VariableRule(
+        _ANY, "Python takes its standard library from elsewhere", "docs.python.org", gpu_only=False
+    ),
 }
 SHADOWED = ("libcudnn*.so*", "libcublas*.so*", "libcudart.so*", "libnccl.so*", "libcuda.so*")
 PACKAGES = ("torch", "torchvision", "torchaudio", "triton", "numpy", "nvidia", "sitecustomize", "usercustomize")

@@ -76,7 +76,7 @@ def measure(rank: Rank) -> Measured:
     return {**entry, "seed": seed, "losses": losses, "first": _first_loss(task), "formats": sorted(set(made))}
 
 
-class _Task(NamedTuple):
+class _Fp8Task(NamedTuple):
     """What is trained, as rows from Python's generator: inputs, targets, and the weights of both layers."""
 
     inputs: plain_math.Matrix
@@ -84,7 +84,7 @@ class _Task(NamedTuple):
     weights: tuple[plain_math.Matrix, plain_math.Matrix]
 
 
-def _task(seed: int) -> _Task:
+def _task(seed: int) -> _Fp8Task:
     """Return targets that a linear layer and tanh make of the inputs, and weights to start from."""
 
     def matrix(name: str, rows: int, columns: int) -> plain_math.Matrix:
@@ -96,10 +96,10 @@ def _task(seed: int) -> _Task:
     inputs = matrix("inputs", BATCH, WIDTH)
     outputs = plain_math.affine(inputs, narrow("targets", CLASSES), [0.0] * CLASSES)
     targets = [[math.tanh(value) for value in row] for row in outputs]
-    return _Task(inputs, targets, (narrow("first", WIDTH), narrow("second", CLASSES)))
+    return _Fp8Task(inputs, targets, (narrow("first", WIDTH), narrow("second", CLASSES)))
 
 
-def _first_loss(task: _Task) -> float:
+def _first_loss(task: _Fp8Task) -> float:
     """Return the loss of the weights to start from, in plain Python."""
     first, second = task.weights
     hidden = [[max(value, 0.0) for value in row] for row in plain_math.affine(task.inputs, first, [0.0] * WIDTH)]
@@ -140,7 +140,7 @@ def _linear(torch: Any, made: list[str]) -> Any:
     return Linear.apply
 
 
-def _train(torch: Any, device: Any, task: _Task, linear: Any) -> list[float]:
+def _train(torch: Any, device: Any, task: _Fp8Task, linear: Any) -> list[float]:
     """Train from the same weights on the same batch, products by `linear`, weights kept in fp32."""
     targets, data = (torch.tensor(rows, device=device) for rows in (task.targets, task.inputs))
     data = data.to(torch.bfloat16)

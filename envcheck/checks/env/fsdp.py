@@ -69,7 +69,7 @@ def measure(rank: Rank) -> Measured:
         fully_shard, why = _fully_shard(torch, device.type)
         if fully_shard is None or rank.world == 1:
             return {**where, "unsupported": why}
-        task = _Task(torch, rank, device, seed)
+        task = _ShardedTask(torch, rank, device, seed)
         sharded = _sharded(dist, task.model(), fully_shard, device)
         losses = [task.step(sharded, step) for step in range(STEPS)]
         variants = _Variants(task, dist, fully_shard)
@@ -81,7 +81,7 @@ def measure(rank: Rank) -> Measured:
         }
 
 
-class _Task:
+class _ShardedTask:
     """A model, its batches, and the weights that plain gradient descent ends with, computed in plain Python."""
 
     def __init__(self, torch: Any, rank: Rank, device: Any, seed: int) -> None:
@@ -129,7 +129,7 @@ class _Task:
 class _Variants:
     """The options of sharding that users set."""
 
-    def __init__(self, task: _Task, dist: Any, fully_shard: Any) -> None:
+    def __init__(self, task: _ShardedTask, dist: Any, fully_shard: Any) -> None:
         self.task, self.dist, self.fully_shard = task, dist, fully_shard
 
     def cases(self) -> dict[str, promise_cases.Case]:
@@ -177,7 +177,7 @@ class _Variants:
         return self.task.off(whole, self.task.right)
 
 
-def _compared(torch: Any, rank: Rank, sharded: Any, task: _Task) -> Measured:
+def _compared(torch: Any, rank: Rank, sharded: Any, task: _ShardedTask) -> Measured:
     """Return how far this rank's shards and what it gathers are from the reference, and how many it held."""
     whole = [p.full_tensor().detach() for p in sharded.parameters()]
     shapes = [(p.shape[0], p.numel() // p.shape[0]) for p in whole]

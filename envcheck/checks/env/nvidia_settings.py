@@ -36,7 +36,7 @@ NOTHING = ("", "void", "none")
 _ATOM = re.compile(r"(cuda|driver|arch|brand)(>=|<=|!=|=|>|<)([\w.-]+)")
 
 
-class Demand(NamedTuple):
+class Constraint(NamedTuple):
     """A requirement: the lowest CUDA of each alternative, "" where one names none, and what no runtime reads."""
 
     lowest: list[str]
@@ -54,13 +54,13 @@ def measure(rank: Rank) -> Measured:
     }
 
 
-def demand(text: str) -> Demand:
+def demand(text: str) -> Constraint:
     """Read a requirement: alternatives are set apart by blanks, what must hold together by commas."""
     alternatives = [alternative.split(",") for alternative in text.split()]
     unread = [atom for atoms in alternatives for atom in atoms if _ATOM.fullmatch(atom) is None]
     read = [[found for atom in atoms if (found := _ATOM.fullmatch(atom))] for atoms in alternatives]
     lowest = [next((f[3] for f in atoms if f[1] == "cuda" and f[2] in (">=", ">", "=")), "") for atoms in read]
-    return Demand(lowest, unread)
+    return Constraint(lowest, unread)
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:

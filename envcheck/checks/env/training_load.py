@@ -44,7 +44,7 @@ def measure(rank: Rank) -> Measured:
     device, seed = process_group.device_of(rank), plain_math.seed_of(rank)
     with process_group.group(rank) as dist:
         sizes = verified_training.Sizes(WIDTH, LAYERS, BATCH)
-        training = verified_training.Training(torch, rank, device, sizes, seed)
+        training = verified_training.VerifiedTraining(torch, rank, device, sizes, seed)
         step, verified = training.step, [training.verified_step()]
         losses = [step() for _ in range(WARMUP)]
         steps = _steps(torch, dist, device, step)

@@ -11,6 +11,7 @@ from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
 from envcheck.checks.node.support import gpu_readings, matrix_facts
+from envcheck.counting import counted
 
 CHECK = Check(promise="the InfoROM of every GPU is intact", level="quick", seconds=0.01, gpus=1)
 
@@ -30,5 +31,5 @@ def judge(view: View) -> Outcome:
         verdict = warned if matrix_facts.is_datacenter(view, str(names.get(gpu))) is False else failed
         rule = gpu_readings.Rule(verdict, "inforom.corrupted", "the InfoROM of {gpu} is {value}", _FIX, _LIMIT)
         findings += stores.blame({gpu: state}, rule)
-    sound = passed(f"intact on {len(stores.values)} GPU(s)", value="intact", limit=_LIMIT)
+    sound = passed(f"intact on {counted(len(stores.values), 'GPU')}", value="intact", limit=_LIMIT)
     return worst(findings, stores.absent() or sound)

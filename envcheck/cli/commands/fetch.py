@@ -12,7 +12,7 @@ import click
 
 from envcheck.cli.shared import completion
 from envcheck.cli.shared.interruptible import run
-from envcheck.cli.shared.parameter_types import Rate
+from envcheck.cli.shared.parameter_types import ByteRate
 from envcheck.cli.shared.typed_options import takes
 from envcheck.cli.sources.fetch_progress import (
     ProgressScreen,
@@ -83,7 +83,7 @@ class FetchOptions(NamedTuple):
     default=".",
     help="The directory they go to. Another file of the same name is replaced, and that is said.",
 )
-@click.option("--limit", type=Rate(), help="Bytes a second for all together: 50M.")
+@click.option("--limit", type=ByteRate(), help="Bytes a second for all together: 50M.")
 @click.option("--connections", type=click.IntRange(1, 64), default=16, show_default=True, help="At once to one host.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_obj

@@ -272,7 +272,7 @@ def _tell(findings: list[Problem], matrix: Matrix) -> None:
 @command.command()
 def schema() -> None:
     """Print the JSON Schema of matrix.yaml, for editors: envcheck matrix schema > matrix.schema.json."""
-    from envcheck.matrix.file.schema import schema as text
+    from envcheck.matrix.file.canonical import schema as text
 
     click.echo(text(), nl=False)
 

@@ -10,7 +10,7 @@ from envcheck.errors import ConfigError
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.mirrors.profiles.model import Profile
-    from envcheck.mirrors.site.model import HuggingFace, Registry, Site
+    from envcheck.mirrors.site.model import Registry, Site, SiteHub
 
 # Offsets from --port: 0 is for the indexes, 1 for Hugging Face, 2... for registries; internal ports start here.
 _INSIDE: Final = 100
@@ -105,8 +105,8 @@ def _owner(root: Path) -> str:
     return f"{stat.st_uid}:{stat.st_gid}"
 
 
-def _hf(profile: Profile, options: MirrorSiteRenderOptions) -> HuggingFace | None:
-    from envcheck.mirrors.site.model import HuggingFace
+def _hf(profile: Profile, options: MirrorSiteRenderOptions) -> SiteHub | None:
+    from envcheck.mirrors.site.model import SiteHub
 
     tokens, port = options.hf_tokens, options.port
     if not options.hf and not options.store:
@@ -116,7 +116,7 @@ def _hf(profile: Profile, options: MirrorSiteRenderOptions) -> HuggingFace | Non
         message = f"{profile.name} is closed and names no `hf: {{endpoint: URL}}`"
         raise ConfigError(message, fix="name one, pass --no-hf, or remove `closed`")
     inner = port + _INSIDE + 2 if options.hf else 0
-    return HuggingFace(port=port + 1, inner=inner, endpoint=profile.hf.endpoint, tokens=where)
+    return SiteHub(port=port + 1, inner=inner, endpoint=profile.hf.endpoint, tokens=where)
 
 
 def _registries(texts: tuple[str, ...], port: int) -> list[Registry]:

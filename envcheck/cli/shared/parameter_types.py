@@ -60,7 +60,7 @@ class Size(click.ParamType[int]):
         return size
 
 
-class Rate(click.ParamType[float]):
+class ByteRate(click.ParamType[float]):
     """Bytes a second, from "50M": 50 million."""
 
     name = "rate"

@@ -1,4 +1,4 @@
-"""Under which names an image is found: the full tag, and aliases that only ever move forward."""
+"""The names of an image: the full tag, which its labels must deserve, and aliases that only move forward."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, PromiseError
 from envcheck.images.spec import LABEL_PREFIX, ImageSpec
 from envcheck.matrix.facts.versions import key
 
@@ -58,3 +58,21 @@ def held_back(alias_labels: Mapping[str, str] | None, spec: ImageSpec) -> str | 
     if key(theirs) > key(spec.cell.torch):
         return f"it names torch {theirs}, which is newer"
     return None
+
+
+def broken_labels(spec: ImageSpec, labels: Mapping[str, str]) -> list[str]:
+    """Return a line for each promise that the labels break; an absent label breaks its promise."""
+    stated = ((name, promised, labels.get(f"{LABEL_PREFIX}{name}")) for name, promised in spec.promises.items())
+    return [
+        f"{LABEL_PREFIX}{name} is {'absent' if label is None else label}, expected {promised}"
+        for name, promised, label in stated
+        if label != promised
+    ]
+
+
+def require_labels(spec: ImageSpec, labels: Mapping[str, str], image: str) -> None:
+    """Raise PromiseError naming every label of `image` that differs from the spec's promises."""
+    broken = broken_labels(spec, labels)
+    if broken:
+        message = f"{image} is not {spec.tag}: {'; '.join(broken)}"
+        raise PromiseError(message, fix="it was not tagged; build again from this checkout")

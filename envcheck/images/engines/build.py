@@ -19,7 +19,6 @@ from envcheck.data import data_path, state_path
 from envcheck.errors import BuildError, ConfigError, PromiseError, UnavailableError
 from envcheck.exclusive import held
 from envcheck.images.build import build_key, failure_causes, tags
-from envcheck.images.build import labels as build_labels
 from envcheck.images.build.plan import PLATFORMS, BuildInputs, BuildPlan, Network, Options, make
 from envcheck.images.build.used_sources import Used, used
 from envcheck.images.engines import Engine, subprocesses
@@ -217,7 +216,7 @@ def _build(engine: Engine, request: BuildRequest, say: Callable[[str], None], on
 def _approve(engine: Engine, spec: ImageSpec, plan: BuildPlan, image: ImageInfo) -> tuple[list[str], dict[str, str]]:
     """Read the image back; give it its tags if it is what it says, and take its name away if it is not."""
     try:
-        build_labels.demand(spec, image.labels, plan.name)
+        tags.require_labels(spec, image.labels, plan.name)
     except PromiseError:
         engine.untag(plan.name)
         raise

@@ -26,12 +26,13 @@ from envcheck.images.locks.lockfile import parse_lock
 from envcheck.images.locks.model import Lock
 from envcheck.images.render.committed_files import write as write_files
 from envcheck.images.render.dockerfile import base_reference, render_cell, render_dockerfile
-from envcheck.images.render.kept_config import keep_files
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profiles.apt_config import base_urls
 from envcheck.mirrors.profiles.host_config import apt_sources, ca_bundle
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, hf_environment, network_indexes
 from envcheck.mirrors.settings.apt import sources as apt_sources_of
+from envcheck.mirrors.settings.base import RenderOptions
+from envcheck.mirrors.settings.python import pip_conf, uv_toml
 
 Network = Literal["none", "default", "host"]
 _SCRIPTS: Final = {"os": ("os.sh",), "install": ("install.sh", "bytecode.py"), "prove": ("prove.py",)}
@@ -153,7 +154,7 @@ def _write_spec(spec: ImageSpec, profile: Profile, base: str, out: Path) -> None
     (out / "Dockerfile").write_text(render_dockerfile(spec, base=base, kept=kept))
     (out / "promises.json").write_text(json.dumps(spec.promises, indent=1, sort_keys=True) + "\n")
     if profile.keep:
-        for path, text in keep_files(profile, spec.cell.variant).items():
+        for path, text in _kept_files(profile, spec.cell.variant).items():
             (out / "keep" / path).parent.mkdir(parents=True, exist_ok=True)
             (out / "keep" / path).write_text(text)
 
@@ -245,3 +246,9 @@ def _normalise(out: Path) -> None:
         wanted = 0o755 if path.is_dir() or path.parent == out / "bin" else 0o644
         if stat.S_IMODE(path.stat().st_mode) != wanted and path.parent.name != "wheels":
             path.chmod(wanted)
+
+
+def _kept_files(profile: Profile, variant: str) -> dict[str, str]:
+    """Return what `keep: true` leaves in an image, path below / -> content: no credentials, no file of this machine."""
+    options = RenderOptions(variant=variant, local=False)
+    return {"etc/pip.conf": pip_conf(profile, options), "etc/uv/uv.toml": uv_toml(profile, options)}

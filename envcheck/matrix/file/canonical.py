@@ -141,3 +141,10 @@ def _flow(value: Any) -> str:
         plain = _PLAIN.fullmatch(value) and value.lower() not in _RESERVED
         return value if plain else json.dumps(value, ensure_ascii=False)
     return json.dumps(value)
+
+
+def schema() -> str:
+    """Return the JSON Schema of matrix.yaml as it is committed beside this file (matrix.schema.json)."""
+    header = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "envcheck matrix.yaml"}
+    document = {**header, **msgspec.json.schema(Matrix)}
+    return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

@@ -16,7 +16,7 @@ from envcheck.matrix.file import cache
 from envcheck.safe_files import read_whole
 
 if TYPE_CHECKING:
-    from envcheck.matrix.file.yaml_lines import Document
+    from envcheck.matrix.file.yaml_lines import YamlDocument
 
 _AT: Final = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key in )?(?P<path>[^`]*)`)?", re.DOTALL)
 _FIXES: Final = (
@@ -62,7 +62,7 @@ def loads(raw: bytes, name: str = "matrix.yaml") -> Matrix:
     return matrix
 
 
-def _located(error: msgspec.ValidationError, document: Document) -> ConfigError:
+def _located(error: msgspec.ValidationError, document: YamlDocument) -> ConfigError:
     parts = _AT.fullmatch(str(error))
     what, path = (parts["what"], parts["path"] or "$") if parts else (str(error), "$")
     unknown = re.search(r"unknown field `([^`]+)`", what)
@@ -71,7 +71,7 @@ def _located(error: msgspec.ValidationError, document: Document) -> ConfigError:
     return ConfigError(f"{document.name}:{line}: {path}: {what}", fix=fix)
 
 
-def _refuse_duplicates(matrix: Matrix, document: Document) -> None:
+def _refuse_duplicates(matrix: Matrix, document: YamlDocument) -> None:
     def unique(path: str, names: Iterable[str]) -> None:
         seen: set[str] = set()
         for index, name in enumerate(names):

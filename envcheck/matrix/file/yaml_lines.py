@@ -20,7 +20,7 @@ _SCALARS: Final[dict[str, Callable[[str], Any]]] = {
 }
 
 
-class Document:
+class YamlDocument:
     """A parsed file: its `data`, and the line of each key path."""
 
     def __init__(self, root: yaml.Node, name: str) -> None:
@@ -39,7 +39,7 @@ class Document:
         return int(node.start_mark.line) + 1
 
 
-def parse(text: str, name: str) -> Document:
+def parse(text: str, name: str) -> YamlDocument:
     """Return the document in `text`. `name` is what errors call the file. Raises ConfigError."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
@@ -55,7 +55,7 @@ def parse(text: str, name: str) -> Document:
     if root is None:
         message = f"{name}: the file is empty"
         raise ConfigError(message, fix="give a file like the shipped matrix.yaml")
-    return Document(root, name)
+    return YamlDocument(root, name)
 
 
 def _refuse_shape(events: Iterable[yaml.Event], name: str) -> None:

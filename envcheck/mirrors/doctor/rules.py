@@ -18,7 +18,7 @@ from envcheck.mirrors.profiles.model import host_of, redacted
 Matches = Iterator[tuple[int, str, str]]
 
 
-class Rule(NamedTuple):
+class DoctorRule(NamedTuple):
     """A rule. `find` yields (position, problem, fix)."""
 
     id: str
@@ -247,15 +247,15 @@ _UNSIGNED: Final = (
 )
 
 RULES: Final = (
-    Rule("W001", "unreal", _ignored_variables(IGNORED)),
-    Rule("W002", "unreal", _ignored_variables(TORCH)),
-    Rule("W003", "danger", _unchecked_downloads),
-    Rule("W004", "danger", _extra_index),
-    Rule("W004", "danger", _unsafe_match),
-    Rule("W005", "danger", _plaintext),
-    Rule("W006", "unreal", _lines_dataset),
-    Rule("W007", "outdated", _outdated),
-    Rule(
+    DoctorRule("W001", "unreal", _ignored_variables(IGNORED)),
+    DoctorRule("W002", "unreal", _ignored_variables(TORCH)),
+    DoctorRule("W003", "danger", _unchecked_downloads),
+    DoctorRule("W004", "danger", _extra_index),
+    DoctorRule("W004", "danger", _unsafe_match),
+    DoctorRule("W005", "danger", _plaintext),
+    DoctorRule("W006", "unreal", _lines_dataset),
+    DoctorRule("W007", "outdated", _outdated),
+    DoctorRule(
         "W007",
         "outdated",
         _pattern(
@@ -264,42 +264,42 @@ RULES: Final = (
             "remove it",
         ),
     ),
-    Rule("W007", "outdated", _pattern(r"\buse_auth_token\s*=", "use_auth_token is removed", "write token=")),
-    Rule("W007", "outdated", _pattern(r"\bhuggingface-cli\b", "huggingface-cli is retired", "write hf")),
-    Rule(
+    DoctorRule("W007", "outdated", _pattern(r"\buse_auth_token\s*=", "use_auth_token is removed", "write token=")),
+    DoctorRule("W007", "outdated", _pattern(r"\bhuggingface-cli\b", "huggingface-cli is retired", "write hf")),
+    DoctorRule(
         "W008",
         "unreal",
         _pattern(
             r"\btorch_stable\.html", "torch_stable.html lists nothing newer than CUDA 12.1", "use the index /whl/cu128"
         ),
     ),
-    Rule("W009", "danger", _token_to_endpoint),
-    Rule(
+    DoctorRule("W009", "danger", _token_to_endpoint),
+    DoctorRule(
         "W010",
         "danger",
         _pattern(
             _TLS, "the server's certificate is not checked", "trust the site's CA: SSL_CERT_FILE, or `ca:` in a profile"
         ),
     ),
-    Rule(
+    DoctorRule(
         "W010",
         "danger",
         _pattern(_UNSIGNED, "apt's signatures are not checked", "name the archive's key: Signed-By in a deb822 file"),
     ),
-    Rule("W011", "unreal", _xet),
-    Rule("W012", "unreal", _torch_backend),
-    Rule(
+    DoctorRule("W011", "unreal", _xet),
+    DoctorRule("W012", "unreal", _torch_backend),
+    DoctorRule(
         "W013",
         "unreal",
         _pattern(
             r"/pytorch/simple\b", "PyTorch's index is not at /simple", "use /whl/cu128; each variant has a directory"
         ),
     ),
-    Rule("W014", "unreal", _pip_for_uv),
-    Rule("W015", "unreal", _too_late),
-    Rule("W016", "unreal", _old_sources),
-    Rule("E101", "unreal", url_for_a_model),
-    Rule(
+    DoctorRule("W014", "unreal", _pip_for_uv),
+    DoctorRule("W015", "unreal", _too_late),
+    DoctorRule("W016", "unreal", _old_sources),
+    DoctorRule("E101", "unreal", url_for_a_model),
+    DoctorRule(
         "E102",
         "unreal",
         _pattern(
@@ -308,5 +308,5 @@ RULES: Final = (
             "use `envcheck fetch URL --sha256 HASH --mirror PROFILE`",
         ),
     ),
-    *(Rule(*row) for row in SECRETS),
+    *(DoctorRule(*row) for row in SECRETS),
 )

@@ -16,7 +16,7 @@ from envcheck.mirrors.net.client_defaults import python_index, pytorch_index
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.profiles.host_config import certificates
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile, network_indexes
-from envcheck.mirrors.site.model import Index, origin
+from envcheck.mirrors.site.model import SiteIndex, origin
 
 _THREADS: Final = 8
 _VARIANT: Final = "/{variant}"
@@ -26,15 +26,15 @@ _BUNDLES: Final = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-
 Part = Literal["pypi", "pytorch"]
 
 
-def indexes(profile: Profile, parts: Sequence[Part]) -> list[Index]:
+def indexes(profile: Profile, parts: Sequence[Part]) -> list[SiteIndex]:
     """Return the indexes that a site mirrors: the profile's first of each kind, or the clients' defaults.
 
     Send no requests and add no links. Raise ConfigError if a closed profile names no index.
     """
-    return [Index(part=part, url=_url(profile, part)) for part in parts]
+    return [SiteIndex(part=part, url=_url(profile, part)) for part in parts]
 
 
-def with_links(index: Index, pages: Sequence[str], client: Client, links: Sequence[str] = ()) -> Index:
+def with_links(index: SiteIndex, pages: Sequence[str], client: Client, links: Sequence[str] = ()) -> SiteIndex:
     """Return an index with the origins of its files: those of `links`, else those that its pages link to.
 
     `pages` are "pypi/NAME" or "pytorch/VARIANT/NAME". Raise UnavailableError if none of them can be read.
@@ -42,7 +42,7 @@ def with_links(index: Index, pages: Sequence[str], client: Client, links: Sequen
     part, url = index.part, index.url
     own_pages = [f"{url}/{page.removeprefix(f'{part}/')}/" for page in pages if page.startswith(f"{part}/")]
     urls = links or _linked_urls(client, own_pages)
-    return Index(part=part, url=url, links=sorted({origin(one) for one in urls} - {origin(url)}))
+    return SiteIndex(part=part, url=url, links=sorted({origin(one) for one in urls} - {origin(url)}))
 
 
 def _url(profile: Profile, part: Part) -> str:

@@ -21,7 +21,7 @@ _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _SOURCE: Final = re.compile(r"rsync://[^/@]+/.+|/.+|(?!.*://)[^/:-][^/:]*::?[^@]+")
 
 
-class Index(msgspec.Struct, frozen=True, kw_only=True):
+class SiteIndex(msgspec.Struct, frozen=True, kw_only=True):
     """A Python index that is proxied: `url` without its last slash; `links` are the origins its pages link to."""
 
     part: Literal["pypi", "pytorch"]
@@ -59,7 +59,7 @@ class Registry(msgspec.Struct, frozen=True, kw_only=True):
     debug: int
 
 
-class HuggingFace(msgspec.Struct, frozen=True, kw_only=True):
+class SiteHub(msgspec.Struct, frozen=True, kw_only=True):
     """Where the site has models. `inner` is olah's port, 0 where there is none: what the store has is then all.
 
     No `endpoint` means olah's own default. `tokens` is a file of nginx's.
@@ -92,14 +92,14 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     addresses: list[str]
     name: str
     port: int
-    indexes: list[Index]
+    indexes: list[SiteIndex]
     ca: str
     resolvers: list[str]
     exporter: int
     prometheus: int
     cache_size: int
     min_free: int
-    hf: HuggingFace | None = None
+    hf: SiteHub | None = None
     registries: list[Registry] = []
     tls: Tls | None = None
     users: str | None = None

@@ -52,7 +52,7 @@ _RECORD: Final = 8192
 _SECONDS: Final = 2.0
 
 
-class Record(NamedTuple):
+class LogRecord(NamedTuple):
     """One line of the log, `at` so many seconds after boot."""
 
     at: float
@@ -77,7 +77,7 @@ def signals(root: Path) -> dict[str, Signal]:
     return {query.name: Signal(query.read(records, uptime), unit=query.unit, source="/dev/kmsg") for query in QUERIES}
 
 
-def _hours(records: list[Record], uptime: float) -> float:
+def _hours(records: list[LogRecord], uptime: float) -> float:
     """Return how far the log reaches back; 0 where its lines do not say when they were written."""
     began = records[0].at
     return round(max(0.0, uptime - began) / 3600, 2) if math.isfinite(began) else 0.0
@@ -106,7 +106,7 @@ def _read(path: Path) -> Iterable[bytes]:
         os.close(handle)
 
 
-def parse(chunks: Iterable[bytes]) -> Iterable[Record]:
+def parse(chunks: Iterable[bytes]) -> Iterable[LogRecord]:
     """Yield the lines of "priority,sequence,microseconds,flags;text" records.
 
     Where something else stands in for /dev/kmsg, lines of dmesg, syslog or journald about GPUs are read too; one that
@@ -116,13 +116,13 @@ def parse(chunks: Iterable[bytes]) -> Iterable[Record]:
         head, found, text = line.partition(";")
         fields = head.split(",")
         if found and len(fields) >= 4 and fields[2].isdecimal():  # noqa: PLR2004 (the fields of a record)
-            yield Record(int(fields[2][:_DIGITS]) / 1e6, text)
+            yield LogRecord(int(fields[2][:_DIGITS]) / 1e6, text)
         elif not _PROPERTY.match(line) and (_OURS.search(line) or driver_failures.about_a_gpu(line)):
             stamp = _STAMP.search(line)
-            yield Record(float(stamp[1]) if stamp else math.inf, line)
+            yield LogRecord(float(stamp[1]) if stamp else math.inf, line)
 
 
-def events(records: Iterable[Record], uptime: float, kind: str) -> list[dict[str, Any]]:
+def events(records: Iterable[LogRecord], uptime: float, kind: str) -> list[dict[str, Any]]:
     """Return the Xids ("NVRM") or SXids ("SXid") of the log: the latest of each GPU and code, with its `count`.
 
     So a flood of one code leaves the others in place. Instances of MIG, and errors of NVLink that differ in their
@@ -179,7 +179,7 @@ def _full(bus: str) -> str:
     return (bus if bus.count(":") > 1 else f"0000:{bus}").lower()
 
 
-def suppressed(records: Iterable[Record], uptime: float) -> list[dict[str, Any]]:
+def suppressed(records: Iterable[LogRecord], uptime: float) -> list[dict[str, Any]]:
     """Return what the kernel's rate limit left out of the driver's messages: name of the function, count, age (s)."""
     gaps: dict[str, dict[str, Any]] = {}
     for record in records:
@@ -190,11 +190,11 @@ def suppressed(records: Iterable[Record], uptime: float) -> list[dict[str, Any]]
     return list(gaps.values())
 
 
-def _age(record: Record, uptime: float) -> float:
+def _age(record: LogRecord, uptime: float) -> float:
     return round(max(0.0, uptime - record.at), 1)
 
 
-def _event(record: Record, uptime: float, kind: str, named: str) -> dict[str, Any] | None:
+def _event(record: LogRecord, uptime: float, kind: str, named: str) -> dict[str, Any] | None:
     match = (_XID if kind == "NVRM" else _SXID).search(record.text)
     repeated = _REPEATED.search(record.text)
     base = {"age": _age(record, uptime), "count": int(repeated[1]) if repeated else 1}
@@ -208,23 +208,23 @@ def _event(record: Record, uptime: float, kind: str, named: str) -> dict[str, An
     return {"code": _FALLEN_OFF, "text": record.text[:_TEXT], "bus_id": named, **base}
 
 
-class Query(NamedTuple):
+class LogQuery(NamedTuple):
     """One signal of the log: `read` finds it in the records, given the seconds since boot."""
 
     name: str
     unit: str | None
     type: ValueType
-    read: Callable[[list[Record], float], Any]
+    read: Callable[[list[LogRecord], float], Any]
 
 
 _EVENTS: Final = listed(fields(code=whole, age=number, bus_id=string, text=string))
 _FAILURES: Final = listed(fields(kind=string, bus_id=string, age=number, text=string, count=whole))
 _GAPS: Final = listed(fields(name=string, count=whole, age=number))
 QUERIES: Final = (
-    Query("kernel.xids", None, _EVENTS, lambda records, uptime: events(records, uptime, "NVRM")),
-    Query("kernel.sxids", None, _EVENTS, lambda records, uptime: events(records, uptime, "SXid")),
-    Query("kernel.suppressed", None, _GAPS, suppressed),
-    Query("kernel.driver_failures", None, _FAILURES, driver_failures.failures),
-    Query("kernel.log_hours", "h", number, _hours),
+    LogQuery("kernel.xids", None, _EVENTS, lambda records, uptime: events(records, uptime, "NVRM")),
+    LogQuery("kernel.sxids", None, _EVENTS, lambda records, uptime: events(records, uptime, "SXid")),
+    LogQuery("kernel.suppressed", None, _GAPS, suppressed),
+    LogQuery("kernel.driver_failures", None, _FAILURES, driver_failures.failures),
+    LogQuery("kernel.log_hours", "h", number, _hours),
 )
 TYPES: Final = {query.name: query.type for query in QUERIES}

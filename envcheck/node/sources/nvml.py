@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from envcheck.node import subprocesses
-from envcheck.node.parallel import Reading
+from envcheck.node.parallel import SourceReading
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json, to_json
 from envcheck.node.sources import nvml_queries
-from envcheck.node.sources.nvml_queries import Query
+from envcheck.node.sources.nvml_queries import NvmlQuery
 from envcheck.node.value_types import number
 from envcheck.node.why_unread import Why
 
@@ -53,7 +53,7 @@ _WHY: Final[dict[int, Why]] = {
     26: "unsupported",  # NVML_ERROR_DEPRECATED
 }
 _PR_SET_PDEATHSIG: Final = 1
-Queries = tuple[Query, ...]
+Queries = tuple[NvmlQuery, ...]
 _ROOT: Final = Path(__file__).resolve().parents[3]
 # Without the working directory on its path: a json.py that lies there is not ours.
 _CODE: Final = """
@@ -64,7 +64,7 @@ main(sys.argv[1], int(sys.argv[2]))
 """
 
 
-def ask(what: str, timeout: float = TIMEOUT) -> Reading:
+def ask(what: str, timeout: float = TIMEOUT) -> SourceReading:
     """Ask NVML for "all" or the "identity" of the GPUs; after `timeout` seconds that it said nothing is the reason."""
     # An empty entry would be the working directory again.
     places = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -80,10 +80,10 @@ def ask(what: str, timeout: float = TIMEOUT) -> Reading:
         return unread("failed", f"asking NVML: {error.strerror}")
     except ValueError as error:
         return unread("failed", f"asking NVML: {error}")
-    return Reading({name: snapshot.signal(name) for name in TYPES}, snapshot.gpus)
+    return SourceReading({name: snapshot.signal(name) for name in TYPES}, snapshot.gpus)
 
 
-def read(nvml: Any, queries: tuple[Queries, Queries] = ALL) -> Reading:
+def read(nvml: Any, queries: tuple[Queries, Queries] = ALL) -> SourceReading:
     """Ask NVML (the `pynvml` module). `nvml.latency` is what the asking took: seconds mean a wedged driver."""
     began = time.perf_counter()
     try:
@@ -97,12 +97,12 @@ def read(nvml: Any, queries: tuple[Queries, Queries] = ALL) -> Reading:
         with contextlib.suppress(nvml.NVMLError):  # what was read stands
             nvml.nvmlShutdown()
     signals[LATENCY] = Signal(time.perf_counter() - began, unit="s", source=SOURCE)
-    return Reading(signals, gpus)
+    return SourceReading(signals, gpus)
 
 
-def unread(cause: Why, reason: str) -> Reading:
+def unread(cause: Why, reason: str) -> SourceReading:
     """Return that nothing could be asked, and why."""
-    return Reading(dict.fromkeys(TYPES, Signal(reason=reason, why=cause, source=SOURCE)), [])
+    return SourceReading(dict.fromkeys(TYPES, Signal(reason=reason, why=cause, source=SOURCE)), [])
 
 
 def why(error: Any) -> Why:
@@ -133,7 +133,7 @@ def _gpu(nvml: Any, index: int, queries: Queries) -> Gpu:
     return Gpu(signals["uuid"].value or f"unnamed-{index}", {"index": Signal(index, source=SOURCE), **signals})
 
 
-def _ask(nvml: Any, handle: Any, query: Query) -> Signal:
+def _ask(nvml: Any, handle: Any, query: NvmlQuery) -> Signal:
     try:
         value = query.read(nvml, handle)
     except nvml.NVMLError as error:

@@ -10,7 +10,7 @@ from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Outcome, Ranks, View,
 from envcheck.counting import counted
 from envcheck.runner.judging import findings, status_rules
 from envcheck.runner.planning.discover import Found
-from envcheck.runner.schema import Mode, OutcomeRow, Verdict, VerdictStatus
+from envcheck.runner.schema import Mode, OutcomeRow, RunVerdict, VerdictStatus
 
 _STATUSES: Final = (PASS, WARN, FAIL, SKIP, ERROR)
 _VERDICTS: Final[dict[int, VerdictStatus]] = {0: "pass", 1: "fail", 3: "error"}
@@ -87,13 +87,13 @@ def exit_code(statuses: Sequence[str]) -> int:
     return 3 if ERROR in statuses or PASS not in statuses else 0
 
 
-def verdict(outcomes: Sequence[OutcomeRow], mode: Mode, *, complete: bool = True) -> Verdict:
+def verdict(outcomes: Sequence[OutcomeRow], mode: Mode, *, complete: bool = True) -> RunVerdict:
     """Say what a run came to; one that was cut short is never a pass."""
     code = exit_code([o.status for o in outcomes])
     code = code or (0 if complete else 3)
     counts = collections.Counter(str(o.status) for o in outcomes)
     culprits = [o.id for o in outcomes if o.status == (FAIL if code == 1 else ERROR)]
-    return Verdict(
+    return RunVerdict(
         status=_VERDICTS[code],
         exit_code=code,
         sentence=_sentence(

@@ -27,7 +27,7 @@ class Evidence(NamedTuple):
     details: Mapping[str, Any]
 
 
-class Rule(NamedTuple):
+class StatusRule(NamedTuple):
     """One rule: its name and reason as reports show them, and what it makes of an outcome."""
 
     name: str
@@ -36,22 +36,22 @@ class Rule(NamedTuple):
 
 
 OUTCOME_RULES: Final = (
-    Rule(
+    StatusRule(
         "contradiction",
         "the check contradicts itself, or its value is not a finite number",
         lambda outcome, _: findings.sound(outcome),
     ),
-    Rule(
+    StatusRule(
         "busy-gpu",
         "other processes used the GPU while its speed was measured",
         lambda outcome, of: busy_gpus.excuse(of.found, of.view, outcome),
     ),
-    Rule(
+    StatusRule(
         "p2p-hang",
         "the ranks hung until NCCL_P2P_DISABLE=1 was set",
         lambda outcome, of: p2p_effects.hung(outcome, of.details),
     ),
-    Rule(
+    StatusRule(
         "p2p-disabled",
         "the speed was measured with NCCL_P2P_DISABLE=1, because peer-to-peer is broken",
         lambda outcome, of: p2p_effects.disabled(of.found, outcome, of.details),

@@ -72,15 +72,15 @@ def doing(directory: Path, rank: int) -> dict[str, str]:
     return {"doing": said} if said else {}
 
 
-def seen(directory: Path, rank: int, state: str, log: str) -> lost_rank.Seen:
+def seen(directory: Path, rank: int, state: str, log: str) -> lost_rank.ObservedRank:
     """Return what is known of a rank that had not ended."""
-    return lost_rank.Seen(rank, state, *progress_file.read(directory, rank), log=log)
+    return lost_rank.ObservedRank(rank, state, *progress_file.read(directory, rank), log=log)
 
 
 def error(
     directory: Path,
     ended: Sequence[End],
-    running: Sequence[lost_rank.Seen],
+    running: Sequence[lost_rank.ObservedRank],
     results: Sequence[dict[str, Any]],
     after: str,
     manner: str,
@@ -97,7 +97,7 @@ def error(
 def _error(
     directory: Path,
     ended: Sequence[End],
-    running: Sequence[lost_rank.Seen],
+    running: Sequence[lost_rank.ObservedRank],
     results: Sequence[dict[str, Any]],
     after: str,
     manner: str,
@@ -143,7 +143,9 @@ def _killed(end: End) -> dict[str, Any]:
     return {"rank": end.rank, "text": f"died of {name}{': ' + uncaught[1][:_SAID_LIMIT] if uncaught else ''}"}
 
 
-def _hang(running: Sequence[lost_rank.Seen], blamed: dict[str, Any] | None, after: str, manner: str) -> dict[str, Any]:
+def _hang(
+    running: Sequence[lost_rank.ObservedRank], blamed: dict[str, Any] | None, after: str, manner: str
+) -> dict[str, Any]:
     ranks = ", ".join(str(seen.rank) for seen in running)
     why = f": it {blamed['why']}" if blamed else ""
     text = f"{lost_rank.HUNG} {after} (ranks {ranks}){why}; ended by {manner}"

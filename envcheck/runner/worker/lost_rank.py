@@ -33,7 +33,7 @@ _WAITS = re.compile(r'File ".*/torch/(distributed|autograd|cuda)/')
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class ObservedRank:
     """A rank that had not ended: the kernel's letter for it, and how far it had come (see `_progress`)."""
 
     rank: int
@@ -48,7 +48,7 @@ class Seen:
         return self.stage, self.begun
 
 
-def culprit(running: Sequence[Seen], others: Sequence[tuple[int, int]]) -> dict[str, Any] | None:
+def culprit(running: Sequence[ObservedRank], others: Sequence[tuple[int, int]]) -> dict[str, Any] | None:
     """Return {rank, why} of the running rank that the others waited for, or None where that cannot be seen.
 
     `others` are the positions of the ranks that have ended.
@@ -78,12 +78,12 @@ def watchdog(log: str) -> str | None:
     return found and found[0][:200]
 
 
-def _also(named: Sequence[Seen], why: str) -> str:
+def _also(named: Sequence[ObservedRank], why: str) -> str:
     more = ", ".join(str(seen.rank) for seen in named[1:])
     return f"{why}; so is rank {more}" if more else why
 
 
-def _missing(seen: Seen, furthest: tuple[int, int]) -> str:
+def _missing(seen: ObservedRank, furthest: tuple[int, int]) -> str:
     if seen.stage < progress_file.STARTED:
         return "has not started, and the others wait for it"
     if seen.stage < progress_file.LOADED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from envcheck.errors import PromiseError
-from envcheck.images.build.labels import demand, lies
+from envcheck.images.build.tags import broken_labels, require_labels
 from envcheck.images.locks.model import Lock
 from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
@@ -23,17 +23,17 @@ def labels(spec: ImageSpec) -> dict[str, str]:
 
 def test_the_truth_passes_whatever_else_is_said(spec: ImageSpec, labels: dict[str, str]) -> None:
     more = {**labels, "maintainer": "site"}
-    assert lies(spec, more) == []
-    demand(spec, more, "x:1")
+    assert broken_labels(spec, more) == []
+    require_labels(spec, more, "x:1")
 
 
 @pytest.mark.parametrize("name", ["cell", "target", "torch", "cuda", "cudnn", "nccl", "python", "arch-list", "lock"])
 def test_each_lie_is_named(spec: ImageSpec, labels: dict[str, str], name: str) -> None:
     with pytest.raises(PromiseError, match=rf"envcheck\.{name} is 0\.0, expected "):
-        demand(spec, {**labels, f"envcheck.{name}": "0.0"}, "x:1")
+        require_labels(spec, {**labels, f"envcheck.{name}": "0.0"}, "x:1")
 
 
 def test_saying_nothing_is_a_lie(spec: ImageSpec, labels: dict[str, str]) -> None:
     del labels["envcheck.torch"]
-    assert lies(spec, labels) == ["envcheck.torch is absent, expected 2.8.0+cu128"]
-    assert len(lies(spec, {})) == len(spec.promises)
+    assert broken_labels(spec, labels) == ["envcheck.torch is absent, expected 2.8.0+cu128"]
+    assert len(broken_labels(spec, {})) == len(spec.promises)

@@ -11,9 +11,8 @@ import msgspec
 import yaml
 
 from envcheck.matrix.facts.model import Matrix
-from envcheck.matrix.file.canonical import HEADER, canonical, dump
+from envcheck.matrix.file.canonical import HEADER, canonical, dump, schema
 from envcheck.matrix.file.load import loads
-from envcheck.matrix.file.schema import schema
 
 
 def test_the_shipped_file_is_canonical_byte_for_byte(shipped: Path, matrix: Matrix) -> None:

@@ -14,15 +14,15 @@ from click.testing import CliRunner
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
 from envcheck.mirrors.site.discover import resolvers
-from envcheck.mirrors.site.model import HuggingFace, Index, Registry, Site, Tls, ports, read
+from envcheck.mirrors.site.model import Registry, Site, SiteHub, SiteIndex, Tls, ports, read
 from envcheck.mirrors.site.render import render
 from tests.mirrors.site.conftest import ROOT, Authority, World, envcheck
 from tests.mirrors.site.test_files import rendered
 from tests.mirrors.site.upstreams import page
 
 INDEXES = [
-    Index(part="pypi", url="https://index.example/simple", links=["https://files.example"]),
-    Index(part="pytorch", url="https://torch.example/whl", links=["https://cdn.example"]),
+    SiteIndex(part="pypi", url="https://index.example/simple", links=["https://files.example"]),
+    SiteIndex(part="pytorch", url="https://torch.example/whl", links=["https://cdn.example"]),
 ]
 
 
@@ -39,7 +39,7 @@ def site(root: Path, **changes: object) -> Site:
         prometheus=8544,
         cache_size=10**12,
         min_free=10**11,
-        hf=HuggingFace(port=8444, inner=8545),
+        hf=SiteHub(port=8444, inner=8545),
         registries=[Registry(name="docker.io", url="https://registry.example", port=8445, inner=8553, debug=8554)],
         s3="bucket/prefix",
         s3_port=8546,
@@ -58,7 +58,7 @@ def test_nginx_takes_it_with_everything_on(tmp_path: Path, nginx: str, authority
         tmp_path,
         tls=Tls(certificate=str(authority.certificate), key=str(authority.key)),
         users=str(tmp_path / "users"),
-        hf=HuggingFace(port=8444, inner=8545, endpoint="https://hf.example", tokens=str(tmp_path / "tokens")),
+        hf=SiteHub(port=8444, inner=8545, endpoint="https://hf.example", tokens=str(tmp_path / "tokens")),
     )
     for name in ("nginx", "logs", "run", "cache"):
         (tmp_path / name).mkdir()
@@ -100,8 +100,8 @@ def test_every_upstream_in_the_files_came_with_the_site(tmp_path: Path) -> None:
         ({"ca": '/srv/a"b'}, "in a path or URL"),
         ({"ca": "/srv/a b"}, "in a path or URL"),
         ({"name": "a;b"}, "in a path or URL"),
-        ({"indexes": [Index(part="pypi", url="https://x.example/$host")]}, "in a path or URL"),
-        ({"indexes": [Index(part="pypi", url="https://x.example/simple", links=["://"])]}, "is not a URL"),
+        ({"indexes": [SiteIndex(part="pypi", url="https://x.example/$host")]}, "in a path or URL"),
+        ({"indexes": [SiteIndex(part="pypi", url="https://x.example/simple", links=["://"])]}, "is not a URL"),
         ({"registries": [Registry(name="a", url="x", port=1, inner=2, debug=3)]}, "is not a URL"),
         ({"addresses": ["192.0.2.1"]}, "has no TLS"),
         ({"addresses": ["mirror.example"]}, "does not appear to be"),

@@ -98,7 +98,7 @@ def test_no_bytes_break_the_parser(raw: bytes) -> None:
 @given(st.integers(1, 9999), st.text(max_size=300))
 def test_any_xid_is_read_with_a_bounded_text(code: int, words: str) -> None:
     line = f"NVRM: Xid (PCI:0000:05:00): {code}, {words}".splitlines()[0]
-    [event] = kernel_log.events([kernel_log.Record(1.0, line)], 2.0, "NVRM")
+    [event] = kernel_log.events([kernel_log.LogRecord(1.0, line)], 2.0, "NVRM")
     assert event["code"] == code
     assert len(event["text"]) <= 160
 
@@ -157,7 +157,7 @@ def test_a_fall_that_is_told_over_three_records_names_its_gpu() -> None:
         "NVRM: (PCI ID: 10de:2901) installed in this system has",
         "NVRM: fallen off the bus and is not responding to commands.",
     ]
-    [event] = kernel_log.events([kernel_log.Record(1.0, line) for line in lines], 2.0, "NVRM")
+    [event] = kernel_log.events([kernel_log.LogRecord(1.0, line) for line in lines], 2.0, "NVRM")
     assert (event["code"], event["bus_id"]) == (79, "0000:18:00")
 
 
@@ -173,13 +173,15 @@ def test_a_fall_that_is_told_over_three_records_names_its_gpu() -> None:
     ],
 )
 def test_what_is_no_xid_is_none(line: str) -> None:
-    assert kernel_log.events([kernel_log.Record(1.0, line)], 2.0, "NVRM") == []
+    assert kernel_log.events([kernel_log.LogRecord(1.0, line)], 2.0, "NVRM") == []
 
 
 def test_a_flood_of_one_code_leaves_the_others_in_place() -> None:
     fatal = "NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus."
-    flood = (kernel_log.Record(2.0, f"NVRM: Xid (PCI:0000:05:00): 31, pid={n}, name=x, fault") for n in range(100_000))
-    events = kernel_log.events([kernel_log.Record(1.0, fatal), *flood], 3.0, "NVRM")
+    flood = (
+        kernel_log.LogRecord(2.0, f"NVRM: Xid (PCI:0000:05:00): 31, pid={n}, name=x, fault") for n in range(100_000)
+    )
+    events = kernel_log.events([kernel_log.LogRecord(1.0, fatal), *flood], 3.0, "NVRM")
     assert [(event["code"], event["count"]) for event in events] == [(79, 1), (31, 100_000)]
     assert "pid=99999" in events[1]["text"]
 
@@ -190,7 +192,7 @@ def test_a_fatal_link_is_not_replaced_by_a_later_one_that_is_not() -> None:
         "NVRM: Xid (PCI:0008:01:00): 149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 01 (0x00082226 0x00000001 0x0)",
         "NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 02 (0x028405c6 0x00000000 0x0)",
     ]
-    events = kernel_log.events([kernel_log.Record(1.0, line) for line in lines], 2.0, "NVRM")
+    events = kernel_log.events([kernel_log.LogRecord(1.0, line) for line in lines], 2.0, "NVRM")
     assert len(events) == 3
 
 
@@ -216,7 +218,7 @@ EVENTS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([13, 31, 79, 94])
 @given(EVENTS)
 def test_nothing_is_lost_and_each_kind_is_kept_once(seen: list[tuple[int, int, str]]) -> None:
     lines = [f"NVRM: Xid (PCI:0000:{bus:02x}:00{mig}): {code}, text {n}" for n, (bus, code, mig) in enumerate(seen)]
-    events = kernel_log.events([kernel_log.Record(float(n), line) for n, line in enumerate(lines)], 1e6, "NVRM")
+    events = kernel_log.events([kernel_log.LogRecord(float(n), line) for n, line in enumerate(lines)], 1e6, "NVRM")
     assert sum(event["count"] for event in events) == len(seen)
     assert len(events) == len(set(seen))
     last = {key: n for n, key in enumerate(seen)}

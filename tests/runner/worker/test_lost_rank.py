@@ -13,7 +13,7 @@ from envcheck.runner.state import Run
 from envcheck.runner.targets.interface import Chosen
 from envcheck.runner.targets.local_python import LocalPython
 from envcheck.runner.worker import group_ending, lost_rank
-from envcheck.runner.worker.lost_rank import Seen
+from envcheck.runner.worker.lost_rank import ObservedRank
 
 JOINED, LOADED, STARTED, LEFT = progress_file.JOINED, progress_file.LOADED, progress_file.STARTED, progress_file.LEFT
 # Three ranks of a real torch that reduce again and again; one of them does `{fault}` after its fifth.
@@ -75,19 +75,24 @@ def test_a_rank_that_hangs_in_an_import_is_named(
 @pytest.mark.parametrize(
     ("running", "others", "rank", "word"),
     [
-        ([Seen(0, "S", JOINED, 5), Seen(1, "T", JOINED, 5)], [], 1, "state T"),
-        ([Seen(0, "S", JOINED, 5), Seen(2, "D", JOINED, 5)], [], 2, "state D"),
-        ([Seen(0, "S", JOINED, 6), Seen(1, "R", JOINED, 5)], [], 1, "in number 6"),
-        ([Seen(1, "S", JOINED, 5)], [(JOINED, 6)], 1, "in number 6"),
-        ([Seen(0, "S", JOINED, 5), Seen(1, "S", LOADED)], [], 1, "has not joined"),
-        ([Seen(0, "S", progress_file.JOINING), Seen(1, "S", LOADED)], [], 1, "has not joined"),
-        ([Seen(0, "S", LOADED), Seen(1, "S", STARTED)], [], 1, "imports its check"),
-        ([Seen(0, "S", JOINED), Seen(1, "S", -1)], [], 1, "has not started"),
-        ([Seen(1, "S", JOINED, 9)], [(LEFT, 0)], 1, "has not left"),
-        ([Seen(0, "S", JOINED), Seen(1, "S", STARTED), Seen(2, "S", STARTED)], [], 1, "so is rank 2"),
+        ([ObservedRank(0, "S", JOINED, 5), ObservedRank(1, "T", JOINED, 5)], [], 1, "state T"),
+        ([ObservedRank(0, "S", JOINED, 5), ObservedRank(2, "D", JOINED, 5)], [], 2, "state D"),
+        ([ObservedRank(0, "S", JOINED, 6), ObservedRank(1, "R", JOINED, 5)], [], 1, "in number 6"),
+        ([ObservedRank(1, "S", JOINED, 5)], [(JOINED, 6)], 1, "in number 6"),
+        ([ObservedRank(0, "S", JOINED, 5), ObservedRank(1, "S", LOADED)], [], 1, "has not joined"),
+        ([ObservedRank(0, "S", progress_file.JOINING), ObservedRank(1, "S", LOADED)], [], 1, "has not joined"),
+        ([ObservedRank(0, "S", LOADED), ObservedRank(1, "S", STARTED)], [], 1, "imports its check"),
+        ([ObservedRank(0, "S", JOINED), ObservedRank(1, "S", -1)], [], 1, "has not started"),
+        ([ObservedRank(1, "S", JOINED, 9)], [(LEFT, 0)], 1, "has not left"),
+        (
+            [ObservedRank(0, "S", JOINED), ObservedRank(1, "S", STARTED), ObservedRank(2, "S", STARTED)],
+            [],
+            1,
+            "so is rank 2",
+        ),
     ],
 )
-def test_who_is_behind_is_named(running: list[Seen], others: list[Any], rank: int, word: str) -> None:
+def test_who_is_behind_is_named(running: list[ObservedRank], others: list[Any], rank: int, word: str) -> None:
     blamed = lost_rank.culprit(running, others)
     assert blamed is not None
     assert blamed["rank"] == rank
@@ -102,16 +107,21 @@ def dump(frame: str) -> str:
 def test_of_ranks_as_far_as_each_other_the_one_that_does_not_wait_is_named() -> None:
     waits = dump('/x/torch/distributed/distributed_c10d.py", line 2 in recv')
     sleeps = dump('check.py", line 7 in sleeps')
-    both = [Seen(0, "S", JOINED, 5, waits), Seen(1, "S", JOINED, 5, sleeps)]
+    both = [ObservedRank(0, "S", JOINED, 5, waits), ObservedRank(1, "S", JOINED, 5, sleeps)]
     blamed = lost_rank.culprit(both, [])
     assert blamed is not None
     assert blamed["rank"] == 1
-    assert lost_rank.culprit([Seen(0, "S", JOINED, 5, waits), Seen(1, "S", JOINED, 5, waits)], []) is None
-    assert lost_rank.culprit([Seen(0, "S", JOINED, 5, sleeps), Seen(1, "S", JOINED, 5, sleeps)], []) is None
+    assert (
+        lost_rank.culprit([ObservedRank(0, "S", JOINED, 5, waits), ObservedRank(1, "S", JOINED, 5, waits)], []) is None
+    )
+    assert (
+        lost_rank.culprit([ObservedRank(0, "S", JOINED, 5, sleeps), ObservedRank(1, "S", JOINED, 5, sleeps)], [])
+        is None
+    )
     assert lost_rank.culprit([], [(LEFT, 0)]) is None
 
 
-def lost(directory: Path, text: str, running: list[Seen]) -> dict[str, Any]:
+def lost(directory: Path, text: str, running: list[ObservedRank]) -> dict[str, Any]:
     """Return the error of a group whose rank 0 raised `text`, having begun 6 collectives."""
     progress_file.write(directory, 0, JOINED, 6)
     found = group_ending.error(
@@ -122,7 +132,7 @@ def lost(directory: Path, text: str, running: list[Seen]) -> dict[str, Any]:
 
 
 def test_only_an_error_of_somebody_who_waited_is_blamed_on_another(tmp_path: Path) -> None:
-    behind = [Seen(1, "S", JOINED, 5)]
+    behind = [ObservedRank(1, "S", JOINED, 5)]
     assert lost(tmp_path, "RuntimeError: Timed out waiting 60000ms for recv operation", behind)["rank"] == 1
     assert lost(tmp_path, "RuntimeError: Connection closed by peer [127.0.0.1]:4711", behind)["rank"] == 1
     assert lost(tmp_path, "ValueError: a bug of its own", behind)["rank"] == 0

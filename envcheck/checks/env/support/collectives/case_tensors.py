@@ -24,7 +24,7 @@ class Setting(NamedTuple):
     seed: int
 
 
-class Case(NamedTuple):
+class CollectiveCase(NamedTuple):
     """One collective: which one, by which operation ("" if it only moves), of which dtype, how many elements a rank."""
 
     collective: str
@@ -43,7 +43,7 @@ class Bench(NamedTuple):
     """A case on a setting: what each rank gives, as integers and as tensors."""
 
     setting: Setting
-    case: Case
+    case: CollectiveCase
 
     @property
     def world(self) -> int:
@@ -106,10 +106,12 @@ def fits(backend: str, operation: str, dtype: str, world: int) -> bool:
     return exact_integers.bound(exact_integers.Kind(operation, dtype, world)) > 0
 
 
-def sized(chance: random.Random, collective: str, pairs: list[tuple[str, str]], setting: Setting) -> Iterator[Case]:
+def sized(
+    chance: random.Random, collective: str, pairs: list[tuple[str, str]], setting: Setting
+) -> Iterator[CollectiveCase]:
     """Yield a case for each pair, at least one for each rank as the root: one large, the others of one element up."""
     world, large = setting.rank.world, LARGE[setting.device.type] // setting.rank.world
     for index in range(max(len(pairs), world)):
         sizes = (1, chance.randrange(3, ODD, 2), world * chance.randrange(1, ODD) + 1, chance.randrange(ODD, MIDDLE))
         operation, dtype = pairs[index % len(pairs)]
-        yield Case(collective, operation, dtype, sizes[index % len(sizes)] if index else large, index)
+        yield CollectiveCase(collective, operation, dtype, sizes[index % len(sizes)] if index else large, index)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from envcheck.checks.env.support.collectives import case_tensors, exact_integers
-from envcheck.checks.env.support.collectives.case_tensors import Bench, Case, Setting
+from envcheck.checks.env.support.collectives.case_tensors import Bench, CollectiveCase, Setting
 
 Part = tuple[str, list[Any], list[Any]]
 IN_FLIGHT = 4
@@ -290,7 +290,7 @@ CALLS = {**REDUCING, **MOVING, **OTHERS, OBJECTS: _objects, SPECIAL: _special_va
 ONLY = {STRIDED: "nccl", TAGGED: "gloo"}
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: Setting) -> Iterator[CollectiveCase]:
     """Yield every case, the same on all ranks: each dtype and operation, each root, sizes from the seed."""
     chance, world = random.Random(setting.seed), setting.rank.world  # noqa: S311 (test data, no secret)
     for collective in REDUCING:
@@ -308,6 +308,6 @@ def cases(setting: Setting) -> Iterator[Case]:
             pairs = [("sum", dtype) for dtype in ("float32", "int64", "int32")]
             yield from case_tensors.sized(chance, collective, pairs, setting)
     for index in range(world):
-        yield Case(OBJECTS, "", "int64", chance.randrange(1, case_tensors.ODD), index)
+        yield CollectiveCase(OBJECTS, "", "int64", chance.randrange(1, case_tensors.ODD), index)
     for index, dtype in itertools.product(range(world), ("float32", "float16")):
-        yield Case(SPECIAL, "sum", dtype, 4, index)
+        yield CollectiveCase(SPECIAL, "sum", dtype, 4, index)

@@ -13,7 +13,7 @@ from typing import Any
 
 from envcheck.checks import Measured, Outcome, Ranks, failed, undecided
 from envcheck.checks.env.support.collectives import process_group
-from envcheck.checks.env.support.collectives.case_tensors import Bench, Case, Setting
+from envcheck.checks.env.support.collectives.case_tensors import Bench, CollectiveCase, Setting
 from envcheck.checks.env.support.collectives.collective_cases import Part
 
 LATE_AT_MOST = 3
@@ -45,7 +45,7 @@ def barrier(setting: Setting, late: int) -> Measured:
 
 def started(setting: Setting, late: int) -> tuple[Measured, list[Part]]:
     """Start an all-reduce that `late` joins last; return whether it was complete before, and after the wait."""
-    bench = Bench(setting, Case("all-reduce that is not waited for", "sum", "float32", _COUNT, late))
+    bench = Bench(setting, CollectiveCase("all-reduce that is not waited for", "sum", "float32", _COUNT, late))
     tensor = bench.tensor(bench.given(bench.mine))
     times: Measured = {"what": "async all-reduce", "late": late, "met": True}
     if setting.rank.rank == late:

@@ -14,7 +14,7 @@ Matrix = list[list[float]]
 PARTS = ("output", "gradient of Q", "gradient of K", "gradient of V")
 
 
-class Setting(NamedTuple):
+class AttentionSetting(NamedTuple):
     """Shapes and options of one call; `since` is the first torch that has the option."""
 
     name: str
@@ -31,7 +31,7 @@ class Setting(NamedTuple):
     since: tuple[int, int] = (2, 0)
 
 
-def settings(source: random.Random) -> list[Setting]:
+def settings(source: random.Random) -> list[AttentionSetting]:
     """Return one setting an option, with odd lengths from the seed, and one longer than the tiles of fused kernels."""
 
     def odd(low: int, high: int) -> int:
@@ -39,22 +39,22 @@ def settings(source: random.Random) -> list[Setting]:
 
     wide = 16
     return [
-        Setting("plain", 2, odd(4, 12), odd(4, 12), wide, batch=2),
-        Setting("one query", 2, 1, odd(4, 12), wide),
-        Setting("causal", 2, (n := odd(6, 16)), n, wide, causal=True),
-        Setting("boolean mask", 2, odd(4, 10), odd(6, 14), wide, mask="bool"),
-        Setting("additive mask", 2, odd(4, 10), odd(6, 14), wide, mask="add"),
-        Setting("scale", 2, odd(4, 10), odd(4, 10), wide, scale=source.uniform(0.1, 0.4), since=(2, 1)),
-        Setting("grouped queries", 4, odd(4, 8), odd(4, 8), wide, key_heads=2, since=(2, 5)),
-        Setting("not contiguous", 2, odd(4, 10), odd(4, 10), wide, layout="transposed"),
-        Setting("long", 1, 131, 131, 64, causal=True),
+        AttentionSetting("plain", 2, odd(4, 12), odd(4, 12), wide, batch=2),
+        AttentionSetting("one query", 2, 1, odd(4, 12), wide),
+        AttentionSetting("causal", 2, (n := odd(6, 16)), n, wide, causal=True),
+        AttentionSetting("boolean mask", 2, odd(4, 10), odd(6, 14), wide, mask="bool"),
+        AttentionSetting("additive mask", 2, odd(4, 10), odd(6, 14), wide, mask="add"),
+        AttentionSetting("scale", 2, odd(4, 10), odd(4, 10), wide, scale=source.uniform(0.1, 0.4), since=(2, 1)),
+        AttentionSetting("grouped queries", 4, odd(4, 8), odd(4, 8), wide, key_heads=2, since=(2, 5)),
+        AttentionSetting("not contiguous", 2, odd(4, 10), odd(4, 10), wide, layout="transposed"),
+        AttentionSetting("long", 1, 131, 131, 64, causal=True),
     ]
 
 
-class Example(NamedTuple):
+class AttentionExample(NamedTuple):
     """The inputs of one setting as flat lists, and what must come out: output and gradients."""
 
-    setting: Setting
+    setting: AttentionSetting
     query: list[float]
     key: list[float]
     value: list[float]
@@ -63,7 +63,7 @@ class Example(NamedTuple):
     expected: tuple[list[float], ...]
 
 
-def example(setting: Setting, source: random.Random) -> Example:
+def example(setting: AttentionSetting, source: random.Random) -> AttentionExample:
     """Return random inputs, exact in every 16-bit dtype, and their reference."""
     s = setting
     shared = s.key_heads or s.heads
@@ -87,7 +87,7 @@ def example(setting: Setting, source: random.Random) -> Example:
         for total, more in ((parts[1], dk), (parts[2], dv)):
             for place, x in enumerate(x for row in more for x in row):
                 total[start + place] += x
-    return Example(s, query, key, value, upstream, mask, (output, *parts))
+    return AttentionExample(s, query, key, value, upstream, mask, (output, *parts))
 
 
 def _rows(values: Sequence[float], number: int, count: int, width: int) -> Matrix:
@@ -105,7 +105,7 @@ def _turned(matrix: Matrix) -> Matrix:
 
 
 def _head(  # what one head is made of
-    s: Setting, q: Matrix, k: Matrix, v: Matrix, up: Matrix, mask: list[Any]
+    s: AttentionSetting, q: Matrix, k: Matrix, v: Matrix, up: Matrix, mask: list[Any]
 ) -> tuple[Matrix, Matrix, Matrix, Matrix]:
     """Return output, dQ, dK and dV of one head (Dao et al. 2022, arXiv 2205.14135, appendix B.2)."""
     scale = s.scale or 1 / math.sqrt(s.width)
@@ -132,7 +132,7 @@ def _softmax(row: Sequence[float]) -> list[float]:
     return [p / total for p in powers]
 
 
-def run(torch: Any, one: Example, dtype: str, device: Any) -> dict[str, float]:
+def run(torch: Any, one: AttentionExample, dtype: str, device: Any) -> dict[str, float]:
     """Return how far output and gradients are from the reference, as relative Frobenius distances."""
     s = one.setting
     shared = s.key_heads or s.heads

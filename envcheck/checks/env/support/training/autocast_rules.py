@@ -158,7 +158,7 @@ CONTEXTS = (
 )
 
 
-class Tries:
+class AutocastTrials:
     """The cases of one lower dtype on one device."""
 
     def __init__(self, torch: Any, device: Any, dtype: str) -> None:

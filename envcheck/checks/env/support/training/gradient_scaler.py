@@ -30,7 +30,7 @@ NAMES = (
 )
 
 
-class Tries:
+class ScalerTrials:
     """The cases of a scaler on one device."""
 
     def __init__(self, torch: Any, device: Any) -> None:

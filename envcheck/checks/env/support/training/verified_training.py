@@ -36,7 +36,7 @@ class Sizes(NamedTuple):
     batch: int
 
 
-class Training:
+class VerifiedTraining:
     """Layers without bias, bent between, under DDP; the same batch at every step."""
 
     def __init__(self, torch: Any, rank: Any, device: Any, sizes: Sizes, seed: int) -> None:
