@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,15 @@ def test_without_a_cell_it_is_the_published_one_that_resolve_names(nowhere: dict
     done = build(nowhere, "--engine", "docker")
     assert done.returncode == 3
     assert f"cell    {published}: the best published one for this machine" in done.stderr
+
+
+@pytest.mark.parametrize("engine", ["auto", "venv"])
+def test_an_image_that_was_named_is_no_environment_instead(nowhere: dict[str, str], engine: str) -> None:
+    done = build(nowhere, "torch2.13.0-cpu-py311", "--engine", engine, "--tag", "me/torch:mine", "--dry-run")
+    if engine == "auto" and shutil.which("podman"):
+        pytest.skip("podman answers here")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "--tag names an image, and" in done.stderr
 
 
 def test_a_directory_of_someone_else_is_not_taken(nowhere: dict[str, str], tmp_path: Path) -> None:

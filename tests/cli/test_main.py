@@ -182,3 +182,11 @@ def test_a_file_that_hides_a_module_of_python_is_named_in_one_line(tmp_path: Pat
 def test_what_a_server_or_file_calls_itself_does_not_steer_the_terminal() -> None:
     said = messages.last_line("x: unknown field \x1b]0;t\x07\x9b31m \u202egpj.exe\r\n\tand a line of its own: é 中")
     assert said == "x: unknown field ?]0;t??31m ?gpj.exe?\n\tand a line of its own: é 中"
+
+
+def test_a_line_that_quotes_a_whole_file_is_cut() -> None:
+    said = messages.last_line(f"r.json: {'no field ' * 50_000}; give the file")
+    assert said.startswith("r.json: no field ")
+    assert said.endswith("no field ; give the file")
+    assert len(said) == messages.LONGEST_LINE
+    assert messages.last_line("x " * (messages.LONGEST_LINE // 2)) == "x " * (messages.LONGEST_LINE // 2)

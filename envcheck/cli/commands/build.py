@@ -171,6 +171,13 @@ def _engine(options: BuildOptions) -> EngineName:
             raise
         message = f"{error.message}, and a plan asks it which bases and images it holds"
         raise UnavailableError(message, fix=error.fix) from error
+    if options.tag != REPOSITORY and found == "venv":
+        reason = "--engine is venv" if options.engine == "venv" else "neither docker nor podman answers"
+        message = f"--tag names an image, and {reason}"
+        raise ConfigError(message, fix="start docker or podman, or leave --tag out: --output says where a venv goes")
+    if options.output is not None and found != "venv":
+        message = f"--output is where the venv engine puts the environment, and the engine is {found}"
+        raise ConfigError(message, fix="give --engine venv, or --tag to name the image")
     if options.bake and found != "docker":
         message = f"--bake is for docker's buildx, and the engine is {found}"
         raise ConfigError(message, fix="give --engine docker, or --dry-run --json for this engine's plan")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from envcheck.checks import LEVELS
-from envcheck.printable import printable
 
 if TYPE_CHECKING:
     from envcheck.reports.model import RunReport
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
 
 LONGEST: Final = 100
 _HEAD: Final = 60
+# A whole line: what is quoted of a file may be all of it.
+LONGEST_LINE: Final = 2000
+_LINE_HEAD: Final = 1500
 _LONG: Final = re.compile(rf"[^\s;,:'\"()/]{{{LONGEST + 1},}}")
 _OFF: Final = ("", "0", "false", "f", "no", "n", "off")
 _NUMBER: Final = re.compile(r"[\d.,]*[a-zA-Z]?")
@@ -61,7 +63,8 @@ def last_line(text: str) -> str:
         text = without_names(arguments)(text)
     for value in _values(arguments):
         text = text.replace(value, shortened(value))
-    return _LONG.sub(lambda match: shortened(match[0]), printable(text))
+    text = _LONG.sub(lambda match: shortened(match[0]), text)
+    return text if len(text) <= LONGEST_LINE else f"{text[:_LINE_HEAD]}…{text[_LINE_HEAD + 1 - LONGEST_LINE :]}"
 
 
 def say(text: str) -> None:
