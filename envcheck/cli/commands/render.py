@@ -59,8 +59,8 @@ class RenderImagesOptions(NamedTuple):
 def command(options: RenderImagesOptions, settings: Settings) -> None:
     """Write images/<cell>/ from the matrix, the locks and templates/, or one cell's build context.
 
-    CELL is a cell's name or a glob; all cells without one. Without CELL, files that belong to no cell are
-    removed.
+    CELL is a cell's name or a glob; all cells without one. Without CELL, the Dockerfiles and
+    locks of cells that are gone are removed.
 
     Exit 0: written, or with --check nothing differs; 1: files differ; 2: wrong usage.
     """

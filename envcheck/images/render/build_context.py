@@ -36,6 +36,8 @@ from envcheck.mirrors.settings.python import pip_conf, uv_toml
 
 Network = Literal["none", "default", "host"]
 _SCRIPTS: Final = {"os": ("os.sh",), "install": ("install.sh", "bytecode.py"), "prove": ("prove.py",)}
+# What `write` makes in a context, locks aside.
+_TOP: Final = ("Dockerfile", "promises.json", "mirror", "envcheck", "bin", "keep")
 # Beside envcheck's own files nothing of a checkout goes along: no caches, no shipped copies of what is not needed.
 _LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "*.pyc", "_data", ".*")
 
@@ -136,17 +138,25 @@ def tool_lock() -> Lock:
 
 
 def _start(out: Path) -> None:
-    """Empty an earlier context; refuse a directory that holds anything else."""
+    """Empty an earlier context; refuse a directory that holds anything else, also beside a context."""
     earlier = (out / "mirror").is_dir() and (out / "promises.json").is_file()
     if out.is_dir() and any(out.iterdir()) and not earlier:
         message = f"{out} contains files that are not a build context"
         raise ConfigError(message, fix="give --output a new or empty directory")
+    others = sorted(path.name for path in out.iterdir() if not _of_a_context(path.name)) if earlier else []
+    if others:
+        message = f"{out} contains {others[0]}, which is no part of a build context"
+        raise ConfigError(message, fix="move it away, or give --output a new directory")
     if out.exists() and not out.is_dir():
         message = f"{out} is a file"
         raise ConfigError(message, fix="give --output a directory")
     if out.is_dir():
         shutil.rmtree(out)
     out.mkdir(parents=True)
+
+
+def _of_a_context(name: str) -> bool:
+    return name in _TOP or name.endswith(".lock")
 
 
 def _write_spec(spec: ImageSpec, profile: Profile, base: str, out: Path) -> None:

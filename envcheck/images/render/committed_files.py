@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -15,6 +15,7 @@ from envcheck.images.locks.model import Lock
 from envcheck.matrix.facts.model import Cell
 
 Kind = Literal["missing", "stale", "orphan"]
+_CELL: Final = re.compile(r"torch\d[\w.]*-(cpu|cu\d+)-py\d+t?")
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -64,11 +65,20 @@ def drift(images_dir: Path, wanted: Mapping[str, bytes]) -> list[Drift]:
 
 
 def remove_orphans(images_dir: Path, wanted: Mapping[str, bytes]) -> list[str]:
-    """Delete what rendering does not give, and directories this leaves empty; return the paths."""
-    orphans = [d.path for d in drift(images_dir, wanted) if d.kind == "orphan"]
+    """Delete what an earlier rendering or lock gave and this one does not, and directories this leaves empty.
+
+    Return the paths. A file of another name or place is not ours: --images may name any directory.
+    """
+    ours = {"Dockerfile", *(f"{group}.lock" for group in GROUPS), *(path.partition("/")[2] for path in wanted)}
+    orphans = [d.path for d in drift(images_dir, wanted) if d.kind == "orphan" and _rendered(d.path, ours)]
     for path in orphans:
         (images_dir / path).unlink()
-    for directory in sorted((p for p in images_dir.rglob("*") if p.is_dir()), reverse=True):
+        directory = (images_dir / path).parent
         if not any(directory.iterdir()):
-            shutil.rmtree(directory)
+            directory.rmdir()
     return orphans
+
+
+def _rendered(path: str, ours: Collection[str]) -> bool:
+    directory, _, name = path.partition("/")
+    return name in ours and _CELL.fullmatch(directory) is not None

@@ -402,6 +402,14 @@ def test_an_earlier_context_is_replaced_and_anything_else_is_not(spec: ImageSpec
     assert (tmp_path / "mine/thesis.tex").exists()
 
 
+def test_a_file_beside_an_earlier_context_is_kept(spec: ImageSpec, tmp_path: Path) -> None:
+    written = write(spec, Profile(name="none"), tmp_path / "ctx").path
+    (written / "train.py").write_text("mine")
+    with pytest.raises(ConfigError, match=r"contains train\.py, which is no part of a build context"):
+        write(spec, Profile(name="none"), tmp_path / "ctx")
+    assert (written / "train.py").read_text() == "mine"
+
+
 def test_torch_of_its_own_index_goes_through_the_profile_or_the_clients_default() -> None:
     lock = Lock(group="torch", index="pytorch/cu126", pins=[])
     mirror = Index(url="https://a.example/whl/{variant}")

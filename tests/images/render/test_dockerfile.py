@@ -125,6 +125,20 @@ def test_missing_stale_and_orphan_files_are_each_found(spec: ImageSpec, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == [str(CELL)]
 
 
+def test_files_that_rendering_never_gave_stay_whatever_directory_was_named(spec: ImageSpec, tmp_path: Path) -> None:
+    mine = ["notes.txt", ".ssh/key", "thesis/chapter/one.tex", "my-own/Dockerfile", "my-own/base.lock", "empty/keep/x"]
+    mine += [f"{CELL}/notes.txt", "torch1.0.0-cpu-py39/train.py", "torchvision/Dockerfile"]
+    for path in mine:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(path)
+    (tmp_path / "empty/keep/x").unlink()
+    (tmp_path / "torch1.0.0-cpu-py39/nvidia.lock").touch()
+    assert remove_orphans(tmp_path, render_cells([spec])) == ["torch1.0.0-cpu-py39/nvidia.lock"]
+    assert {path for path in mine if (tmp_path / path).exists()} == {*mine} - {"empty/keep/x"}
+    assert (tmp_path / "empty/keep").is_dir()
+    assert {d.path for d in drift(tmp_path, render_cells([spec])) if d.kind == "orphan"} == {*mine} - {"empty/keep/x"}
+
+
 def _hadolint(files: list[Path]) -> subprocess.CompletedProcess[str]:
     tool = Path(sysconfig.get_path("scripts")) / "hadolint"
     return subprocess.run([tool, "--no-color", *files], capture_output=True, text=True, check=False)
