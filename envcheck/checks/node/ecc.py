@@ -47,17 +47,17 @@ def judge(view: View) -> Outcome:
     """Fail on uncorrected errors since the driver was loaded and on worn SRAM, warn on a history of them."""
     now, ever = (
         gpu_readings.read(view, "ecc_volatile_uncorrected"),
-        gpu_readings.read(view, "ecc_aggregate_uncorrected"),
+        gpu_readings.read(view, "ecc_aggregate_uncorrected", newer=True),
     )
-    sram, off = gpu_readings.read(view, "ecc_sram"), _uncounted(view)
+    sram, mode = gpu_readings.read(view, "ecc_sram", newer=True), gpu_readings.read(view, "ecc_mode", newer=True)
     worn = sram.where(lambda s: s["threshold_exceeded"] or not s["uncorrectable"] <= _SRAM.value)
     fresh = now.where(lambda count: not count <= 0)
     past = {gpu: count for gpu, count in ever.values.items() if not count <= 0 and gpu not in fresh}
     findings = [
         *sram.blame({gpu: state["uncorrectable"] for gpu, state in worn.items()}, _WORN),
         *now.blame(fresh, _FRESH),
-        *now.lacking(),
-        *now.blame(off, _OFF),
+        *(finding for reading in (now, ever, sram, mode) for finding in reading.lacking()),
+        *now.blame(_uncounted(view, mode), _OFF),
         *ever.blame(past, _PAST),
     ]
     corrected = sum(gpu_readings.read(view, "ecc_volatile_corrected").values.values())
@@ -65,10 +65,10 @@ def judge(view: View) -> Outcome:
     return worst(findings, now.absent() or passed(text, value=0, unit=_LIMIT.unit, limit=_LIMIT))
 
 
-def _uncounted(view: View) -> dict[str, str]:
+def _uncounted(view: View, mode: gpu_readings.Reading) -> dict[str, str]:
     """Return the data-centre GPUs whose ECC is off; boards for workstations and desktops come with it off."""
     names = gpu_readings.read(view, "name").values
-    off = gpu_readings.read(view, "ecc_mode").where(lambda word: word == "off")
+    off = mode.where(lambda word: word == "off")
     return {
-        gpu: mode for gpu, mode in off.items() if matrix_facts.is_datacenter(view, str(names.get(gpu))) is not False
+        gpu: word for gpu, word in off.items() if matrix_facts.is_datacenter(view, str(names.get(gpu))) is not False
     }

@@ -99,8 +99,10 @@ def _guest(view: View) -> bool:
 
 
 def _slow(view: View, up: dict[str, int]) -> list[Outcome]:
-    """Warn of links slower than the board's, or than those of the other GPUs."""
-    speeds, findings = gpu_readings.read(view, "nvlink_speed"), []
+    """Warn of links slower than the board's, or than those of the other GPUs; what cannot be read is an error."""
+    speeds = gpu_readings.read(view, "nvlink_speed", newer=True)
+    unread = {gpu: why for gpu, why in speeds.unread.items() if up.get(gpu)}
+    findings = speeds._replace(unread=unread).lacking()
     linked = {gpu: speed for gpu, speed in speeds.values.items() if up.get(gpu)}
     for gpu, speed in linked.items():
         known, best = _board(view, gpu), max(linked.values())

@@ -130,7 +130,7 @@ def device(bus_id: str, driver: str | None = "nvidia", numa_node: int | None = 0
     return {"bus_id": bus_id, "driver": driver, "numa_node": numa_node, "aer": {}}
 
 
-def test_a_gpu_that_only_the_bus_still_has_is_lost(node: Node, put: Node) -> None:
+def test_a_gpu_that_only_the_bus_still_has_is_lost(node: Node, put: Node, put_gpu: Node) -> None:
     view = node("h100x8")
     assert gpu_lost.judge(view).status == PASS
     nine = [*view.snapshot.signal("pci.gpus").value, device("0000:99:00.0")]
@@ -138,6 +138,8 @@ def test_a_gpu_that_only_the_bus_still_has_is_lost(node: Node, put: Node) -> Non
     assert outcome.status == FAIL
     assert "0000:99:00.0" in outcome.summary
     assert gpu_lost.judge(put(view, pci__gpus=nine, container__runtime="docker")).status == SKIP
+    # A GPU whose address is no address may be the one that seems to be missing.
+    assert gpu_lost.judge(put_gpu(view, [0], bus_id="N/A")).status == PASS
     for_a_guest = [*nine[:-1], device("0000:99:00.0", "vfio-pci")]
     assert gpu_lost.judge(put(view, pci__gpus=for_a_guest)).status == PASS
 

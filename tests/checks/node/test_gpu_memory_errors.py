@@ -163,3 +163,13 @@ def test_each_sick_gpu_and_each_unread_one_is_a_finding(node: Node, put_gpu: Nod
         (ERROR, "remapped-rows.unread", "GPU 6"),
     ]
     assert outcome.details["gpus"] == [view.snapshot.gpus[i].uuid for i in (5, 1)]
+
+
+@pytest.mark.parametrize("name", ["ecc_volatile_uncorrected", "ecc_aggregate_uncorrected", "ecc_sram", "ecc_mode"])
+def test_no_count_that_cannot_be_read_passes(node: Node, put_gpu: Node, name: str) -> None:
+    unread = Signal(reason="NVML: Unknown Error", why="failed")
+    outcome = ecc.judge(put_gpu(node("a100x8"), [3], **{name: unread}))
+    assert (outcome.status, outcome.code) == (ERROR, f"{name.replace('_', '-')}.unread")
+    assert "GPU 3" in outcome.culprit
+    none = Signal(reason="NVML: Not Supported", why="unsupported")
+    assert ecc.judge(put_gpu(node("a100x8"), [3], **{name: none})).status == PASS

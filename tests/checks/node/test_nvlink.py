@@ -72,6 +72,13 @@ def test_an_unknown_board_is_judged_by_its_neighbours_alone(node: Node, put_gpu:
     assert nvlink.judge(put_gpu(unknown, [1], nvlinks=links(6))).status == FAIL
 
 
+def test_a_speed_that_cannot_be_read_is_no_pass_where_links_are_up(node: Node, put_gpu: Node) -> None:
+    failed, refused = (Signal(reason="NVML: x", why=why) for why in ("failed", "no-data"))
+    assert nvlink.judge(put_gpu(node("h100x8"), [2], nvlink_speed=failed)).code == "nvlink-speed.unread"
+    assert nvlink.judge(put_gpu(node("h100x8"), ALL, nvlink_speed=refused)).status == PASS
+    assert nvlink.judge(put_gpu(node("rtx4090"), [0], nvlink_speed=failed)).status == SKIP
+
+
 def test_a_gpu_of_unknown_name_beside_linked_ones_has_no_half_bridge(node: Node, put_gpu: Node) -> None:
     assert nvlink.judge(put_gpu(node("h100x8"), [7], name=Signal(reason="x", why="failed"))).status == PASS
     assert nvlink.judge(put_gpu(node("h100x8"), [7], name="NVIDIA Z900")).status == PASS
