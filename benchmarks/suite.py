@@ -70,7 +70,7 @@ def once(target: Target, level: str) -> dict[str, float]:
         after = None if target.image else timed(bare)
         facts = json.loads(report.read_bytes())
     own = facts["environment"].get("import_seconds", 0.0)
-    done = [o for o in facts["outcomes"] if o["kind"] == "env" and o["seconds"]]
+    done = [o for o in facts["outcomes"] if o["kind"] == "env" and o["seconds"] and o["status"] != "skip"]
     return {
         "whole": whole,
         "import": own if before is None or after is None else (before + after) / 2,

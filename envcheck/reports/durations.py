@@ -53,7 +53,8 @@ def taken(report: RunReport) -> str:
     """
     if report.timing is None:
         return ""
-    measured = [o for o in report.outcomes if _seconds(o) > 0]
+    # A skip found nothing to measure: what was planned for it says nothing of the time that was taken.
+    measured = [o for o in report.outcomes if _seconds(o) > 0 and o.status != "skip"]
     planned = sum(o.planned * (o.spread.rounds if o.spread else 1) for o in measured)
     telling = [o for o in measured if max(_seconds(o), o.planned) >= _TELLING]
     longest = sorted(telling, key=_seconds, reverse=True)[:_LONGEST]

@@ -50,6 +50,7 @@ def test_what_is_said_before_it_begins(choices: dict[str, Any], said: str) -> No
 def test_time_taken_stands_beside_time_planned(report: MakeReport) -> None:
     rows = [timed("short", 0.2, 0.5), timed("over", 7.04, 2.0), timed("under", 0.9, 5.0)]
     rows += [timed("skipped", 0.0, 9.0), timed("left", 0.0, 9.0, left_out=True)]
+    rows += [timed("not here", 0.1, 10.0, status="skip")]
     made = report(*rows, timing=Timing(planned=25.5, taken=12.06, starting=2.91))
     assert durations.taken(made) == (
         "12.1 s (planned for what was measured: 7.5 s): starting Python and torch 2.9 s; "
