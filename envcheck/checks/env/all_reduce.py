@@ -17,6 +17,7 @@ CHECK = Check(
     promise="an all-reduce is exact to the bit, in every dtype, on every rank",
     level="standard",
     seconds=1.0,
+    cpu_seconds=0.5,
     timeout=120.0,
     ranks=0,
     least_ranks=2,

@@ -23,6 +23,7 @@ CHECK = Check(
     promise="a matrix product equals one in plain Python, in every dtype the device has",
     level="quick",
     seconds=1.0,
+    cpu_seconds=0.8,
     timeout=90.0,
     ranks=0,
 )

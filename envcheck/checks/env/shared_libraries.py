@@ -38,6 +38,7 @@ CHECK = Check(
     promise="every library of torch resolves, none is there twice, and libcuda is no stub",
     level="static",
     seconds=1.0,
+    cpu_seconds=0.2,
     timeout=60.0,
 )
 
