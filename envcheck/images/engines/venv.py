@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Literal
 
@@ -89,8 +90,8 @@ def build(
 ) -> Environment:
     """Make `dest` the spec's environment and prove it from the inside; one that is complete already is left as it is.
 
-    A failure leaves a directory that the next build empties. `timeout` in seconds, of each step. `wheels`: a directory
-    that has a file of every pin; nothing else is asked for any.
+    A failure leaves the environment that was there before, else a directory that the next build empties. `timeout` in
+    seconds, of each step. `wheels`: a directory that has a file of every pin; nothing else is asked for any.
     """
     began = time.monotonic()
     dest = dest.absolute()
@@ -98,12 +99,14 @@ def build(
     key = _key(interpreter, spec)
     steps = None
     with one_at_a_time(f"venv {dest.resolve()}", say):
+        _put_back(dest)
         skipped = _holds(dest) == key
         if not skipped:
             with tempfile.TemporaryDirectory(prefix="envcheck-venv-", dir=_scratch(dest)) as scratch:
                 context = contexts.write(spec, profile, Path(scratch) / "context", wheels=wheels)
                 steps = _Steps(context, dest, spec, timeout, on_line)
-                _fill(dest, interpreter, steps, key)
+                with _earlier_kept(dest):
+                    _fill(dest, interpreter, steps, key)
     return Environment(
         cell=str(spec.cell),
         target=spec.target,
@@ -149,12 +152,47 @@ def _key(interpreter: str, spec: ImageSpec) -> str:
 
 def _holds(dest: Path) -> str | None:
     """Return the key of the complete environment at `dest`; refuse a directory that envcheck did not create."""
-    if (dest / _KEY).is_file() and not (dest / _PARTIAL).exists():
+    if _complete(dest):
         return (dest / _KEY).read_text(encoding="ascii")
     if dest.exists() and not (dest / _PARTIAL).exists() and (not dest.is_dir() or any(dest.iterdir())):
         message = f"{dest} exists and was not created by `envcheck build`"
         raise ConfigError(message, fix="give another --output, or remove it")
     return None
+
+
+def _complete(dest: Path) -> bool:
+    return (dest / _KEY).is_file() and not (dest / _PARTIAL).exists()
+
+
+@contextlib.contextmanager
+def _earlier_kept(dest: Path) -> Iterator[None]:
+    """Keep the complete environment at `dest` until another one is complete there; without that it comes back."""
+    if not _complete(dest):
+        yield
+        return
+    dest.rename(_earlier(dest))
+    try:
+        yield
+    except BaseException:
+        _put_back(dest)
+        raise
+    shutil.rmtree(_earlier(dest))
+
+
+def _put_back(dest: Path) -> None:
+    """Put the earlier environment back where a build failed or was killed."""
+    if not _earlier(dest).is_dir():
+        return
+    if _complete(dest):
+        shutil.rmtree(_earlier(dest))
+        return
+    if dest.is_dir():
+        shutil.rmtree(dest)
+    _earlier(dest).rename(dest)
+
+
+def _earlier(dest: Path) -> Path:
+    return dest.with_name(f".{dest.name}.earlier")
 
 
 class _Steps:

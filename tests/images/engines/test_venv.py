@@ -103,6 +103,23 @@ def test_a_wrong_hash_ends_it_and_the_next_build_starts_afresh(build: Build, spe
     assert build().skipped is False
 
 
+def test_a_build_that_fails_leaves_the_environment_that_was_there(build: Build, spec: ImageSpec) -> None:
+    built = build()
+    (Path(built.path) / "lib/mine").touch()
+    wrong = [_with_wrong_hash(lock) if lock.group == "torch" else lock for lock in spec.locks]
+    with pytest.raises(FailedError, match="hash mismatch"):
+        build(msgspec.structs.replace(spec, locks=wrong))
+    assert imported(built) == "2.8.0+cu128"
+    assert (Path(built.path) / "lib/mine").exists()
+    # A build that was killed: the new one is not complete, and the earlier one stands beside it.
+    Path(built.path).rename(Path(built.path).with_name(".env.earlier"))
+    Path(built.path).mkdir()
+    (Path(built.path) / "envcheck-partial").touch()
+    assert build().skipped is True
+    assert imported(built) == "2.8.0+cu128"
+    assert sorted(path.name for path in Path(built.path).parent.glob("*env*")) == ["env"]
+
+
 def test_a_torch_that_is_not_the_promised_one_is_refused(build: Build, spec: ImageSpec) -> None:
     lied = msgspec.structs.replace(spec, promises={**spec.promises, "cudnn": "9.99.0"})
     with pytest.raises(FailedError, match="version assertion failed") as failed:
