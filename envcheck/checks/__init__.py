@@ -67,7 +67,7 @@ class Limit:
 
 
 class Change(NamedTuple):
-    """A status that a rule of runner/judging/status_rules.py changed after the judge, and why."""
+    """A status that a rule changed after the judge, and why: see OUTCOME_RULES and ROW_RULES in runner/."""
 
     rule: str
     before: str
@@ -223,7 +223,7 @@ def failed(
 
 @_code_may_be_missing
 def too_slow(summary: str, *, fix: str, code: str, **more: Any) -> Outcome:
-    """Return a failure of speed alone: it is measured a second time, and the better attempt counts.
+    """Return a failure of speed alone: it is measured a second time, and the second attempt counts.
 
     Never for wrong data, missing data or an exception: use `failed` for these, which is final. It takes the same.
     """

@@ -17,12 +17,13 @@ from envcheck.runner.schema import Attempt, ChangeRow, FindingRow, OutcomeRow, S
 
 # The codes of outcomes that a process made by its end, and no judge.
 LOST: Final = ("process.lost", "process.hung", "peer-to-peer.lost")
-# The rules by which measurements of one check are combined, with the reasons that reports show.
+# The rules that compare rows of one check, with the reasons that reports show. The last one is `envcheck judge`.
 ROW_RULES: Final = {
     "second-measurement": "the first measurement was only slow, so the second one counts",
     "worse-measurement": "the check was measured again, and the worse measurement counts",
     "worst-round": "the check was repeated, and the worst round counts",
     "same-bits": "the results differ in bits from those of earlier rounds",
+    "judged-again": "the judges, the limits or the matrix of today differ from those of the report",
 }
 _MEASURED: Final = (PASS, WARN, FAIL)
 # A soak of days must not grow its report without end: passes go first, then the latest of the others.

@@ -51,7 +51,7 @@ def rejudge(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
     unknown = []
     for old in before:
         if old.id in found:
-            run.known[old.id] = _compared(_again(run, found[old.id], old), old)
+            run.known[old.id] = _with_change(_compared(_again(run, found[old.id], old), old), old)
         elif old.id not in _OWN:
             run.known[old.id] = old
             unknown.append(old.id)
@@ -79,6 +79,12 @@ def _compared(new: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
     remedy = f"measure again with `envcheck run --only {new.id}`"
     findings = [structs.replace(f, remedy=remedy) if f.status == ERROR else f for f in new.findings]
     return structs.replace(new, summary=told, remedy=remedy, findings=findings)
+
+
+def _with_change(new: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
+    """Return the row with what earlier calls and this one changed of the report's status."""
+    earlier = [change for change in old.changes if change.rule == "judged-again" and change not in new.changes]
+    return attempts.changed("judged-again", old, structs.replace(new, changes=[*new.changes, *earlier]))
 
 
 def _last(old: OutcomeRow) -> Attempt | None:

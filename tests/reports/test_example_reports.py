@@ -26,6 +26,9 @@ def test_an_example_is_what_todays_judges_make_of_it(path: Path) -> None:
     found = rejudge(report)
     assert (list(found.changed), found.unknown) == ([], [])
     assert found.report.verdict == report.verdict
+    assert [(o.id, o.code, o.findings) for o in found.report.outcomes] == [
+        (o.id, o.code, o.findings) for o in report.outcomes
+    ]
 
 
 def test_the_examples_conform_to_the_published_schema() -> None:

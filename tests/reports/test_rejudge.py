@@ -56,6 +56,10 @@ def test_a_snapshot_is_judged_by_todays_rules(past: Callable[..., RunReport]) ->
     assert (found.report.verdict.status, found.report.verdict.exit_code) == ("fail", 1)
     assert found.report.outcomes[0].remedy
     assert found.report.judged_by
+    [change] = found.report.outcomes[0].changes
+    assert (change.rule, change.before, change.after) == ("judged-again", "pass", "fail")
+    again = rejudge(found.report)
+    assert (again.changed, again.report.outcomes[0].changes) == ([], [change])
 
 
 @pytest.mark.parametrize(("wrong", "status"), [(0, "pass"), (1, "fail")])

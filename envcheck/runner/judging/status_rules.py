@@ -4,8 +4,8 @@ A judge sees one check's measurements. These rules know more: that the judge con
 used the GPU, that peer-to-peer is broken, that the check was measured again. Each change of a status is kept with its
 rule and reason in `changes`, which every report shows.
 
-OUTCOME_RULES change the outcome of one measurement. ROW_RULES combine a measurement with earlier ones of the same
-check; `runner/attempts.py` and `runner/planning/repeat.py` apply them.
+OUTCOME_RULES change the outcome of one measurement. ROW_RULES of `runner/attempts.py` compare it with an earlier one of
+the same check: a first measurement, an earlier round, an older report.
 """
 
 from __future__ import annotations
