@@ -239,7 +239,9 @@ def test_the_catalogue_is_large_enough_and_says_each_thing_once(rows: list[Row],
 
 def test_every_check_of_the_node_has_a_fault_that_it_catches(rows: list[Row], checks: dict[str, Found]) -> None:
     caught = {row["check"] for row in rows}
-    assert sorted(found.id for found in checks.values() if found.kind == "node" and found.id not in caught) == []
+    assert sorted(found.id for found in checks.values() if found.kind == "node" and found.id not in caught) == [], (
+        "add a fault of each of these checks to tests/faults/faults.yaml"
+    )
 
 
 def test_every_sabotage_is_a_fault_of_the_catalogue(rows: list[Row]) -> None:

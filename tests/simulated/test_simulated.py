@@ -29,6 +29,9 @@ ON_GPUS = [
     f.id for f in discover() if f.kind == "env" and f.id not in NOT_HERE and (f.check.ranks == 0 or f.check.gpus)
 ]
 
+# A run of all checks, while other tests run beside it.
+pytestmark = pytest.mark.timeout(1200)
+
 
 def run(python: Path, output: Path, gpus: int, *options: str, **settings: str) -> dict[str, Any]:
     """Return what each check came to on so many GPUs, and under "log" what the launcher printed."""

@@ -100,7 +100,7 @@ def test_any_xid_is_read_with_a_bounded_text(code: int, words: str) -> None:
     line = f"NVRM: Xid (PCI:0000:05:00): {code}, {words}".splitlines()[0]
     [event] = kernel_log.events([kernel_log.LogRecord(1.0, line)], 2.0, "NVRM")
     assert event["code"] == code
-    assert len(event["text"]) <= 160
+    assert len(event["text"]) <= 240
 
 
 XIDS = [

@@ -20,7 +20,9 @@ def test_every_query_has_its_value_with_its_unit(fake_nvml: Fake) -> None:
     assert {name for name, signal in gpu.signals.items() if signal.value is None} == set()
     assert {name for name, signal in signals.items() if signal.value is None} == set()
     assert {query.name for query in nvml_queries.QUERIES if not query.type(gpu.signal(query.name).value)} == set()
-    assert {name: signal.value for name, signal in signals.items() if not nvml.TYPES[name](signal.value)} == {}
+    assert {name: signal.value for name, signal in signals.items() if not nvml.TYPES[name](signal.value)} == {}, (
+        "the fake NVML answers 0: set another answer in tests/node/conftest.py, or correct the type"
+    )
     assert signals["driver.cuda"].value == "12.8"
     assert gpu.uuid == "GPU-1"
     assert gpu.signal("name").value == "NVIDIA H100 80GB HBM3"
@@ -151,7 +153,7 @@ def test_every_name_asked_of_nvml_is_one_that_nvidia_ml_py_has() -> None:
     sources = map(inspect.getsource, (nvml_queries, nvml_readers))
     asked = {name for source in sources for name in re.findall(r"\b(?:nvml|n)\.((?:c_)?(?:nvml|NVML)\w+)", source)}
     assert len(asked) > 60
-    assert [name for name in sorted(asked) if not hasattr(pynvml, name)] == []
+    assert [name for name in sorted(asked) if not hasattr(pynvml, name)] == [], "nvidia-ml-py has no such function"
 
 
 def test_a_function_newer_than_nvidia_ml_py_is_a_reason(fake_nvml: Fake) -> None:
