@@ -93,6 +93,12 @@ def _try_size(
 ) -> FileDownload | EnvcheckError:
     try:
         job = FileDownload(_silent_last(target, options), options, part, file, size)
+    except UnavailableError as error:
+        if target.size is not None:
+            return error
+        message = f"{error.message} (the size that a source claims, and it may be wrong)"
+        return UnavailableError(message, fix=f"{error.fix}, or name another mirror (--mirror)")
+    try:
         with contextlib.closing(job):
             job.run()
     except (PromiseError, UnavailableError) as error:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import cli
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, UnavailableError
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
+from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.hub.revision import HubFile, Revision
 from envcheck.mirrors.index import simple_api
 from envcheck.mirrors.index.locate import LocatedFile, LockedPackage
@@ -172,3 +176,16 @@ def test_a_proxy_s_url_that_is_none_is_said_to_be_the_proxy_s(
         Client().get("http://mirror.example/")
     assert "secret" not in str(raised.value) + raised.value.fix
     assert raised.value.fix.startswith(f"write {name}=http://HOST:PORT")
+
+
+def test_a_size_beyond_the_disk_is_called_a_claim_of_the_source(start: START, tmp_path: Path) -> None:
+    head = b"HTTP/1.1 206 P\r\nContent-Range: bytes 0-0/999999999999999\r\nContent-Length: 1\r\n\r\nx"
+    wanted = WantedFile((start(head, b""),), "0" * 64, None, tmp_path / "f")
+    with pytest.raises(UnavailableError, match=r"the size that a source claims, and it may be wrong") as raised:
+        fetch(wanted, TransferOptions(Client()))
+    assert raised.value.fix.endswith("or name another mirror (--mirror)")
+    known = dataclasses.replace(wanted, size=10**15 - 1)
+    with pytest.raises(UnavailableError) as raised:
+        fetch(known, TransferOptions(Client()))
+    assert "claims" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
