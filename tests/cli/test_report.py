@@ -14,10 +14,10 @@ import pytest
 
 import envcheck
 from envcheck.node.snapshot import Snapshot
-from envcheck.reports.model import HostFacts, RunReport, write
-from envcheck.runner.judging.judge import verdict
+from envcheck.reports.model import HostFacts, write
 from envcheck.runner.schema import OutcomeRow, Plan, TargetFacts
 from envcheck.runner.targets.launcher import Place
+from tests import builders
 
 Envcheck = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -44,19 +44,15 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
     """Return what saves a small report under a name."""
 
     def save(name: str, *outcomes: OutcomeRow) -> Path:
-        made = RunReport(
-            tool="0.1.0",
-            started="2026-01-02T03:04:05+00:00",
-            ended="2026-01-02T03:05:05+00:00",
+        made = builders.report(
+            *outcomes,
+            mode="cpu",
             host=HostFacts(name="rack7-n1", system="Linux", kernel="6.1", arch="x86_64", cpus=8, place=Place()),
             target=TargetFacts(kind="python", name="/home/ada/venv/bin/python", chosen="--python"),
-            mode="cpu",
             plan=Plan(level="quick", checks=[], nproc=2),
             environment={"python": "3.12.3", "device_count": 0, "devices": []},
             promises={},
             snapshot=Snapshot(),
-            outcomes=list(outcomes),
-            verdict=verdict(outcomes, "cpu"),
         )
         write(made, tmp_path / name)
         return tmp_path / name

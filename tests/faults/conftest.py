@@ -16,12 +16,11 @@ import yaml
 
 from envcheck.cli import main
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
-from envcheck.reports.model import HostFacts, RunReport, write
-from envcheck.runner.judging.judge import verdict
+from envcheck.reports.model import RunReport, write
 from envcheck.runner.planning.discover import Found, discover
 from envcheck.runner.planning.plan import plan
 from envcheck.runner.schema import Attempt, OutcomeRow, TargetFacts
-from envcheck.runner.targets.launcher import Place
+from tests import builders
 
 SNAPSHOTS = Path(__file__).parents[1] / "data" / "snapshots"
 RECORDINGS = SNAPSHOTS.with_name("recordings.yaml")
@@ -170,19 +169,14 @@ def evidence(row: Row) -> RunReport:
         )
         for f in chosen
     ]
-    return RunReport(
-        tool="0",
-        started="2026-01-02T03:04:05+00:00",
-        ended="2026-01-02T03:05:05+00:00",
-        host=HostFacts(name="node1", system="Linux", kernel="6.1", arch="x86_64", cpus=96, place=Place()),
-        target=TargetFacts(kind="python", name="/opt/venv/bin/python", chosen="--python"),
+    return builders.report(
+        *unjudged,
         mode="unknown",
+        target=TargetFacts(kind="python", name="/opt/venv/bin/python", chosen="--python"),
         plan=plan(chosen, level="full", nproc=2),
         environment={**TORCH, **seen, **row.get("environment", {})},
         promises=row.get("promises", {}),
         snapshot=snapshot,
-        outcomes=unjudged,
-        verdict=verdict(unjudged, "unknown"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import email.utils
 import hashlib
@@ -11,10 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -22,28 +20,14 @@ from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.settings.apt import apt as render_apt
 from envcheck.mirrors.settings.apt import sources
 from envcheck.mirrors.settings.base import RenderOptions
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name)
-        pass
+from tests.http_directory import serving
 
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[Path, str], str]]:
     """Return what serves a directory on one of this machine's loopback addresses."""
-    servers = []
-
-    def start(directory: Path, address: str) -> str:
-        server = ThreadingHTTPServer((address, 0), partial(_Quiet, directory=directory))
-        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        servers.append(server)
-        return f"http://{address}:{server.server_port}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    with contextlib.ExitStack() as servers:
+        yield lambda directory, address: servers.enter_context(serving(directory, address))
 
 
 RELEASE = "Origin: test\nSuite: {0}\nCodename: {0}\nArchitectures: all amd64 arm64\nComponents: main\nSHA256:\n"

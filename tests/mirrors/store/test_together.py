@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import msgspec
@@ -25,14 +24,10 @@ from envcheck.mirrors.store import verify as store_verify
 from envcheck.mirrors.store.evict import EvictionLimits
 from envcheck.mirrors.store.manifest import Contents, Wheel
 from envcheck.mirrors.store.objects import Store
+from tests.http_directory import serving
 
 CONTENT = random.Random(3).randbytes(3_000_000)  # noqa: S311 (data)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
-        """Say nothing."""
 
 
 @pytest.fixture
@@ -40,11 +35,8 @@ def url(tmp_path: Path) -> Iterator[str]:
     """Serve the file."""
     (tmp_path / "served").mkdir()
     (tmp_path / "served/a.whl").write_bytes(CONTENT)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *args: _Quiet(*args, directory=str(tmp_path / "served")))
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/a.whl"
-    server.shutdown()
-    server.server_close()
+    with serving(tmp_path / "served") as base:
+        yield f"{base}/a.whl"
 
 
 def _wanted(url: str, sha256: str = SHA256) -> WantedFile:
@@ -79,6 +71,7 @@ from pathlib import Path
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.store.objects import Store
+from tests.http_directory import serving
 store = Store(Path(sys.argv[1]))
 store.put(WantedFile((sys.argv[2],), sys.argv[3], None, Path("a.whl")), TransferOptions(Client()))
 store.view(sys.argv[3], Path(sys.argv[4]))
@@ -99,6 +92,7 @@ import sys
 from pathlib import Path
 from envcheck.mirrors.store import evict
 from envcheck.mirrors.store.objects import Store
+from tests.http_directory import serving
 store = Store(Path(sys.argv[1]))
 print("begun", flush=True)
 while True:
