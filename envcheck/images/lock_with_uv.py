@@ -36,13 +36,13 @@ def requirements(matrix: Matrix, cell: Cell) -> list[list[str]]:
     numpy is there because from_numpy and DataLoader's default need it.
     """
     release, variant, _ = facts(matrix, cell, ARCH)
-    wanted = [f"torch=={torch_version(release, variant.variant)}", "numpy"]
+    lines = [f"torch=={torch_version(release, variant.variant)}", "numpy"]
     if variant.variant == "cpu":
-        return [wanted]
+        return [lines]
     label = torch_version(release, variant.variant).removeprefix(release.torch)
     vision = [f"torchvision=={release.torchvision}{label}"] if release.torchvision else []
     audio = [f"torchaudio=={release.torchaudio}{label}"] if release.torchaudio else []
-    return [wanted + more for more in ([*vision, *audio], vision, [])]
+    return [lines + more for more in ([*vision, *audio], vision, [])]
 
 
 def lock_cell(matrix: Matrix, cell: Cell, profile: Profile) -> list[Lock]:
@@ -94,10 +94,10 @@ def _first(tries: Iterable[tuple[list[str], Sequence[str]]], name: str, profile:
     """Return what the first try that uv can resolve gives; the first refusal is the one worth reading."""
     refusals = []
     for options, wanted in tries:
-        pins, said = _compile(options, "\n".join(wanted), profile)
+        pins, output = _compile(options, "\n".join(wanted), profile)
         if pins is not None:
             return pins
-        refusals.append(said)
+        refusals.append(output)
     why = refusals[0] if refusals else f"{profile.name} is closed and does not name its indexes"
     message = f"{name} cannot be locked: {why}"
     raise UnavailableError(message, fix="pass --mirror with a profile whose index has it")

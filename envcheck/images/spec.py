@@ -91,10 +91,10 @@ def make_spec(
     if base is None:
         message = f"{cell}: no base image has Python {cell.python}"
         raise ConfigError(message, fix="add one under `bases:` of matrix.yaml")
-    wanted = torch_version(release, variant.variant, arch)
+    version = torch_version(release, variant.variant, arch)
     locked = locking.version_of(locks, "torch")
-    if locks and locked != wanted:
-        message = f"{where}: the lock holds torch {locked}, not {wanted}"
+    if locks and locked != version:
+        message = f"{where}: the lock holds torch {locked}, not {version}"
         raise ConfigError(message, fix=f"run `envcheck lock {cell}`")
     promises = {
         "cell": str(cell),

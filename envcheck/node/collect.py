@@ -94,11 +94,11 @@ def _with_driver(signals: dict[str, Signal]) -> dict[str, Signal]:
 def find_library(name: str, root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the file the loader would take: LD_LIBRARY_PATH first, then its cache, then the usual places."""
     cache = root / "etc/ld.so.cache"
-    known = proc.cached_libraries(cache.read_bytes(), name) if cache.is_file() else []
+    cached = proc.cached_libraries(cache.read_bytes(), name) if cache.is_file() else []
     paths = [Path(p) / name for p in environ.get("LD_LIBRARY_PATH", "").split(":") if p]
-    paths += [Path(path) for path in known] + [Path("/") / directory / name for directory in _LIBRARY_DIRS]
-    found = (root / path.relative_to("/") for path in paths if path.is_absolute())
-    return next((path for path in found if path.exists()), None)
+    paths += [Path(path) for path in cached] + [Path("/") / directory / name for directory in _LIBRARY_DIRS]
+    candidates = (root / path.relative_to("/") for path in paths if path.is_absolute())
+    return next((path for path in candidates if path.exists()), None)
 
 
 def _library_version(name: str, path: Path | None) -> Signal:

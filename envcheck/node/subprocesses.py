@@ -36,7 +36,7 @@ def output(
         start_new_session=True,
     )
     try:
-        told, errors = process.communicate(timeout=timeout)
+        stdout, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as error:
         _end(process)
         raise TimeoutError(0, f"no answer in {timeout:g} s", str(tool)) from error
@@ -45,7 +45,7 @@ def output(
     if process.returncode:
         last = errors.decode(errors="replace").strip().splitlines()[-1:]
         raise OSError(0, ": ".join([f"exit code {process.returncode}", *last])[:_MOST], str(tool))
-    return told.decode(errors="replace")
+    return stdout.decode(errors="replace")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

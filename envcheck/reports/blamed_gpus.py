@@ -17,15 +17,15 @@ _NAMING: Final = ("device", "devices", "gpu", "gpus", "uuid", "uuids", "culprit"
 def uuids(report: RunReport) -> list[str]:
     """Return the node's GPUs as NVML orders them, then those that only torch saw."""
     seen = [gpu.uuid for gpu in report.snapshot.gpus]
-    told = [device.get("uuid") for device in phrases.devices(report.environment)]
-    return list(dict.fromkeys([*seen, *(str(uuid) for uuid in told if uuid)]))
+    visible = [device.get("uuid") for device in phrases.devices(report.environment)]
+    return list(dict.fromkeys([*seen, *(str(uuid) for uuid in visible if uuid)]))
 
 
 def culprits(report: RunReport) -> dict[str, list[OutcomeRow]]:
     """Return for each GPU the findings that name it: in their summary, their details, or by its rank."""
-    known = uuids(report)
+    gpus = uuids(report)
     findings = [(o, _named(o)) for o in report.outcomes if o.status in FINDINGS]
-    return {uuid: [o for o, named in findings if any(uuid in text for text in named)] for uuid in known}
+    return {uuid: [o for o, named in findings if any(uuid in text for text in named)] for uuid in gpus}
 
 
 def _named(outcome: OutcomeRow) -> list[str]:
@@ -34,9 +34,9 @@ def _named(outcome: OutcomeRow) -> list[str]:
     numbers = [details.get("rank"), *(listed if isinstance(listed, list) else [])]
     blamed = [number for number in numbers if number is not None]
     at = [entry for entry in outcome.ranks if isinstance(entry, dict) and entry.get("rank") in blamed]
-    told = [details[key] for key in _NAMING if key in details] + [entry.get("device") for entry in at]
-    found = [text for finding in outcome.findings for text in (finding.summary, finding.culprit)]
-    return [outcome.summary, outcome.culprit, *found, *(text for value in told for text in _texts(value))]
+    identifiers = [details[key] for key in _NAMING if key in details] + [entry.get("device") for entry in at]
+    texts = [text for finding in outcome.findings for text in (finding.summary, finding.culprit)]
+    return [outcome.summary, outcome.culprit, *texts, *(text for value in identifiers for text in _texts(value))]
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -85,13 +85,13 @@ def met(identity: str) -> list[dict[str, str]]:
 
 def met_in(reports: Iterable[tuple[str, RunReport]]) -> list[dict[str, str]]:
     """Return what recorded reports, each with its name, show to have met a GPU: a row a check and model."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    seen_in: dict[tuple[str, str], dict[str, str]] = {}
     for name, report in reports:
         for identity in _proved(report):
             for model in sorted({str(gpu.signal("name").value) for gpu in report.snapshot.gpus}):
                 row = {"check": identity, "gpu": model, "date": report.started[:10], "report": name}
-                found.setdefault((identity, model), row)
-    return [found[key] for key in sorted(found)]
+                seen_in.setdefault((identity, model), row)
+    return [seen_in[key] for key in sorted(seen_in)]
 
 
 def _proved(report: RunReport) -> Iterable[str]:

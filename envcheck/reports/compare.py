@@ -140,8 +140,8 @@ def _gpus(before: RunReport, after: RunReport) -> Iterator[ReportChange]:
 
 def _status(old: OutcomeRow, new: OutcomeRow) -> ReportChange:
     worse = _WORSE.index(new.status) > _WORSE.index(old.status)
-    told = [f"{o.status}: {o.summary}" for o in (old, new)]
-    return ReportChange(kind="status", what=old.id, before=told[0], after=told[1], worse=worse)
+    summaries = [f"{o.status}: {o.summary}" for o in (old, new)]
+    return ReportChange(kind="status", what=old.id, before=summaries[0], after=summaries[1], worse=worse)
 
 
 def _lost(old: OutcomeRow) -> ReportChange:
@@ -228,13 +228,13 @@ def lines(found: Comparison) -> list[str]:
         "Better": [change for change in found.changes if change.worse is False],
         "Changed": [change for change in found.changes if change.worse is None],
     }
-    told = []
+    text = []
     for title, changes in sections.items():
-        told += [title, *(line for same in _by_what(changes) for line in _said(same)), ""] if changes else []
-    told += [line for note in found.notes for line in _wrapped(f"note: {note}", "  ")]
+        text += [title, *(line for same in _by_what(changes) for line in _said(same)), ""] if changes else []
+    text += [line for note in found.notes for line in _wrapped(f"note: {note}", "  ")]
     worse = len(found.regressions)
     end = counted(worse, "regression") if worse else "nothing got worse" if found.compared else "no match"
-    return [*told, f"{end}; compared {counted(found.compared, 'check or speed', 'checks and speeds')}"]
+    return [*text, f"{end}; compared {counted(found.compared, 'check or speed', 'checks and speeds')}"]
 
 
 def _by_what(changes: list[ReportChange]) -> list[list[ReportChange]]:

@@ -71,16 +71,16 @@ def _seconds(outcome: OutcomeRow) -> float:
 
 def spread(outcome: OutcomeRow) -> tuple[str, str]:
     """Return how often a soaked check came to what, and from where to where its value went; "" where it had none."""
-    found = outcome.spread
-    if found is None:
+    rounds = outcome.spread
+    if rounds is None:
         return "", ""
-    often = ", ".join(f"{count} {status}" for status, count in found.statuses.items())
-    if outcome.status != "pass" and len(found.statuses) > 1:
-        often += f" (first in round {found.told_in})"
-    if found.smallest is None or found.median is None or found.largest is None:
+    often = ", ".join(f"{count} {status}" for status, count in rounds.statuses.items())
+    if outcome.status != "pass" and len(rounds.statuses) > 1:
+        often += f" (first in round {rounds.told_in})"
+    if rounds.smallest is None or rounds.median is None or rounds.largest is None:
         return often, ""
     each = outcome.unit if outcome.unit in phrases.BYTES else ""
-    sizes = (phrases.quantity(float(v), each) for v in (found.smallest, found.median, found.largest))
+    sizes = (phrases.quantity(float(v), each) for v in (rounds.smallest, rounds.median, rounds.largest))
     return often, f"{' / '.join(sizes)} {'' if each else outcome.unit}".strip()
 
 

@@ -36,12 +36,12 @@ class TableCell(NamedTuple):
 
 def table(report: RunReport) -> tuple[list[str], list[list[TableCell]]]:
     """Return the columns and a row a GPU; a GPU that only torch or only NVML sees has its row too."""
-    known = {gpu.uuid: gpu for gpu in report.snapshot.gpus}
-    shown = {t: names for t, names in _COLUMNS.items() if any(names[0] in gpu.signals for gpu in known.values())}
+    gpus = {gpu.uuid: gpu for gpu in report.snapshot.gpus}
+    shown = {t: names for t, names in _COLUMNS.items() if any(names[0] in gpu.signals for gpu in gpus.values())}
     devices = {str(device.get("uuid")): device for device in phrases.devices(report.environment)}
     blamed, rows, models = culprits(report), [], []
     for number, uuid in enumerate(uuids(report)):
-        gpu = known.get(uuid, Gpu(uuid))
+        gpu = gpus.get(uuid, Gpu(uuid))
         models.append(str(gpu.signal("name").value or devices.get(uuid, {}).get("name") or "?"))
         told = [
             TableCell(str(_index(gpu, number))),
@@ -59,15 +59,15 @@ def table(report: RunReport) -> tuple[list[str], list[list[TableCell]]]:
 
 def blamed(report: RunReport) -> str:
     """Return which one GPU more findings name than any other, where there are two such findings at least; or ""."""
-    named = {uuid: [outcome.id for outcome in found] for uuid, found in culprits(report).items() if found}
+    named = {uuid: [outcome.id for outcome in outcomes] for uuid, outcomes in culprits(report).items() if outcomes}
     most = max(named.values(), key=len, default=[])
-    worst = [uuid for uuid, found in named.items() if len(found) == len(most)]
+    worst = [uuid for uuid, outcomes in named.items() if len(outcomes) == len(most)]
     return f"{', '.join(most)} name one GPU: {_title(report, worst[0])}." if len(worst) == 1 < len(most) else ""
 
 
 def _title(report: RunReport, uuid: str) -> str:
-    known = {gpu.uuid: gpu for gpu in report.snapshot.gpus}
-    return f"GPU {_index(known[uuid], list(known).index(uuid))} ({uuid})" if uuid in known else uuid
+    gpus = {gpu.uuid: gpu for gpu in report.snapshot.gpus}
+    return f"GPU {_index(gpus[uuid], list(gpus).index(uuid))} ({uuid})" if uuid in gpus else uuid
 
 
 def _index(gpu: Gpu, number: int) -> Any:
@@ -87,12 +87,12 @@ def _read(gpu: Gpu, names: tuple[str, ...]) -> TableCell:
     if first.value is None:
         return TableCell("?", first.reason or "")
     signals = (gpu.signal(name) for name in names)
-    told = dict.fromkeys(_plain(signal.value, signal.unit) for signal in signals if signal.value is not None)
-    return TableCell(" / ".join(told))
+    values = dict.fromkeys(_plain(signal.value, signal.unit) for signal in signals if signal.value is not None)
+    return TableCell(" / ".join(values))
 
 
 def _plain(value: Any, unit: str | None) -> str:
-    known = phrases.number(value)
-    if known is None:
+    number = phrases.number(value)
+    if number is None:
         return str(value)
-    return f"{known / _MEBIBYTE:,.0f}" if unit == "B" else f"{known:g}"
+    return f"{number / _MEBIBYTE:,.0f}" if unit == "B" else f"{number:g}"

@@ -37,8 +37,8 @@ class Keeper:
     def learned(self, run: Run) -> None:
         """Write the report when it says more than the last one."""
         attempts = sum(len(o.attempts) for rows in (run.known, run.current) for o in rows.values())
-        known = (bool(run.environment), run.number, attempts, run.ended)
-        if self._path is None or known == self._written:
+        state = (bool(run.environment), run.number, attempts, run.ended)
+        if self._path is None or state == self._written:
             return
         if self._once and not run.ended:
             return
@@ -47,4 +47,4 @@ class Keeper:
         except OSError as error:
             self.failed = error
             return
-        self.failed, self._written = None, known
+        self.failed, self._written = None, state

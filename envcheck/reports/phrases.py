@@ -167,8 +167,8 @@ def alike(outcomes: Iterable[OutcomeRow]) -> list[list[OutcomeRow]]:
     groups: dict[tuple[str, ...], list[OutcomeRow]] = {}
     for outcome in outcomes:
         own = (outcome.status, outcome.summary, outcome.remedy, repr(outcome.value), outcome.code, outcome.culprit)
-        told = (*own, *findings(outcome), *attempts(outcome))
-        groups.setdefault(told, []).append(outcome)
+        lines = (*own, *findings(outcome), *attempts(outcome))
+        groups.setdefault(lines, []).append(outcome)
     return list(groups.values())
 
 

@@ -47,22 +47,22 @@ class Series(NamedTuple):
 
 def speeds(outcome: OutcomeRow) -> dict[Key, Series]:
     """Return every speed that an outcome holds; nothing of one that came to no value."""
-    found: dict[Key, Series] = {}
+    series: dict[Key, Series] = {}
     value, higher = _value(outcome), _direction(outcome)
     if value is not None and value > 0 and higher is not None:
-        found[Key(outcome.id, "", "value")] = Series(higher, {"": value}, outcome.unit, _noise(outcome))
+        series[Key(outcome.id, "", "value")] = Series(higher, {"": value}, outcome.unit, _noise(outcome))
     for number, entry in enumerate(outcome.ranks):
         if isinstance(entry, dict):
-            found.update(_of_rank(outcome, entry, number, higher=higher))
+            series.update(_of_rank(outcome, entry, number, higher=higher))
             if higher is not None:
-                found.update(_pairs(outcome, entry, higher=higher))
-    return found
+                series.update(_pairs(outcome, entry, higher=higher))
+    return series
 
 
 def _value(outcome: OutcomeRow) -> float | None:
     """Return the middle one of a soak's values, else what was judged."""
-    known = outcome.spread.median if outcome.spread else None
-    return known if known is not None else phrases.number(outcome.value)
+    median = outcome.spread.median if outcome.spread else None
+    return median if median is not None else phrases.number(outcome.value)
 
 
 def _of_rank(outcome: OutcomeRow, entry: dict[str, Any], number: int, *, higher: bool | None) -> dict[Key, Series]:
@@ -71,15 +71,15 @@ def _of_rank(outcome: OutcomeRow, entry: dict[str, Any], number: int, *, higher:
     for quantity, point, measured in _leaves(entry, "", ""):
         if measured > 0:
             held.setdefault((quantity, point), []).append(measured)
-    found: dict[Key, Series] = {}
+    series: dict[Key, Series] = {}
     for (quantity, point), values in held.items():
         # `values` are in the unit of the check's own value (checks/env/support/hardware/gpu_speed.py).
         better, unit = (higher, outcome.unit) if quantity.startswith("values.") else (_named(quantity), "")
         if better is not None:
             noise = _COARSE.get(quantity.rpartition(".")[2], 0.0)
             key = Key(outcome.id, _owner(entry, number), quantity)
-            found.setdefault(key, Series(better, {}, unit, noise)).points[point] = statistics.median(values)
-    return found
+            series.setdefault(key, Series(better, {}, unit, noise)).points[point] = statistics.median(values)
+    return series
 
 
 def _pairs(outcome: OutcomeRow, entry: dict[str, Any], *, higher: bool) -> dict[Key, Series]:
@@ -88,9 +88,9 @@ def _pairs(outcome: OutcomeRow, entry: dict[str, Any], *, higher: bool) -> dict[
     if not isinstance(gpus, list) or not isinstance(matrix, list) or len(gpus) != len(matrix):
         return {}
     cells = [(i, j, value) for i, row in enumerate(matrix) if isinstance(row, list) for j, value in enumerate(row)]
-    known = [(i, j, rate) for i, j, value in cells if j < len(gpus) and (rate := phrases.number(value)) and rate > 0]
+    rates = [(i, j, rate) for i, j, value in cells if j < len(gpus) and (rate := phrases.number(value)) and rate > 0]
     return {
-        Key(outcome.id, f"{gpus[i]} -> {gpus[j]}", "rate"): Series(higher, {"": r}, outcome.unit) for i, j, r in known
+        Key(outcome.id, f"{gpus[i]} -> {gpus[j]}", "rate"): Series(higher, {"": r}, outcome.unit) for i, j, r in rates
     }
 
 
@@ -110,8 +110,8 @@ def _named(quantity: str) -> bool | None:
 def _noise(outcome: OutcomeRow) -> float:
     """Return (largest - smallest) / middle of what the same run measured more than once."""
     repeats = outcome.spread.values if outcome.spread else [phrases.number(a.value) for a in outcome.attempts]
-    known = sorted(value for value in repeats if value is not None and value > 0)
-    return (known[-1] - known[0]) / known[len(known) // 2] if len(known) > 1 else 0.0
+    values = sorted(value for value in repeats if value is not None and value > 0)
+    return (values[-1] - values[0]) / values[len(values) // 2] if len(values) > 1 else 0.0
 
 
 def _owner(entry: dict[str, Any], number: int) -> str:
@@ -130,5 +130,5 @@ def _leaves(value: Any, name: str, point: str) -> Iterator[tuple[str, str, float
     elif isinstance(value, list):
         for inner in value:
             yield from _leaves(inner, name, point)
-    elif (known := phrases.number(value)) is not None:
-        yield name, point, known
+    elif (number := phrases.number(value)) is not None:
+        yield name, point, number

@@ -84,8 +84,8 @@ _CAUSES: Final[dict[str, Cause]] = {
 
 def diagnose(log: str) -> Cause | None:
     """Return the likely cause of a failure, or None when nothing in the log is known."""
-    found = ((cause, re.search(pattern, log)) for pattern, cause in _CAUSES.items())
-    cause, match = next(((cause, match) for cause, match in found if match), (None, None))
+    matches = ((cause, re.search(pattern, log)) for pattern, cause in _CAUSES.items())
+    cause, match = next(((cause, match) for cause, match in matches if match), (None, None))
     if cause is None or match is None:
         return None
     return cause._replace(what=cause.what.replace("{host}", _host(log, match)))
@@ -94,34 +94,34 @@ def diagnose(log: str) -> Cause | None:
 def _host(log: str, match: re.Match[str]) -> str:
     """Return the host a message is about: of the URL in its line or last before it, else what a tool quotes there."""
     line_end = log.find("\n", match.end())
-    told = log[: line_end if line_end >= 0 else len(log)]
-    hosts = _URL.findall(told) or _QUOTED_HOST.findall(told[match.start() :])
+    line = log[: line_end if line_end >= 0 else len(log)]
+    hosts = _URL.findall(line) or _QUOTED_HOST.findall(line[match.start() :])
     return hosts[-1] if hosts else "a host"
 
 
 def explain(log: str) -> FailedStep:
     """Read BuildKit's plain progress (or any log): the failing step, its last lines, the likely cause."""
     lines = log.splitlines()
-    failed = next((found for line in lines if (found := _ERROR.match(line))), None)
+    failed = next((match for line in lines if (match := _ERROR.match(line))), None)
     if failed is None:
         return FailedStep("the build", _tail(lines), diagnose(log))
-    output = [found["text"] for line in lines if (found := _OUTPUT.match(line)) and found["id"] == failed["id"]]
-    begun = (line for line in lines if (found := _STEP.match(line)) and found["id"] == failed["id"])
+    output = [match["text"] for line in lines if (match := _OUTPUT.match(line)) and match["id"] == failed["id"]]
+    begun = (line for line in lines if (match := _STEP.match(line)) and match["id"] == failed["id"])
     step = next(filter(None, map(step_of, begun)), "")
-    told = [*output, failed["text"]]
-    return FailedStep(step or "the build", _tail(told), diagnose("\n".join(told)) or diagnose(log))
+    lines_shown = [*output, failed["text"]]
+    return FailedStep(step or "the build", _tail(lines_shown), diagnose("\n".join(lines_shown)) or diagnose(log))
 
 
 def step_of(line: str) -> str | None:
     """Return the step a line of progress begins, without its mounts, e.g. "[runtime 3/9] RUN ...", or None."""
-    found = _STEP.match(line)
-    return _MOUNT.sub("", found["title"]) if found and not found["title"].startswith("[internal]") else None
+    match = _STEP.match(line)
+    return _MOUNT.sub("", match["title"]) if match and not match["title"].startswith("[internal]") else None
 
 
 def said_of(line: str) -> str:
     """Return a line of progress without its number and time."""
-    found = _OUTPUT.match(line)
-    return found["text"] if found else line
+    match = _OUTPUT.match(line)
+    return match["text"] if match else line
 
 
 def _tail(lines: list[str]) -> list[str]:

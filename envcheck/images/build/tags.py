@@ -22,11 +22,11 @@ _LONGEST: Final = 255
 
 def parse(name: str) -> tuple[str, str | None]:
     """Return the repository and the tag, None where there is none, of a name as docker takes it."""
-    found = _NAME.fullmatch(name)
-    if found is None or len(found["repository"]) > _LONGEST:
+    match = _NAME.fullmatch(name)
+    if match is None or len(match["repository"]) > _LONGEST:
         message = f"{name!r} is not a valid image name"
         raise ConfigError(message, fix="give REPOSITORY or REPOSITORY:TAG in lower case, e.g. me/torch:mine")
-    return found["repository"], found["tag"]
+    return match["repository"], match["tag"]
 
 
 def full(repository: str, spec: ImageSpec) -> str:

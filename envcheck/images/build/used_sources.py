@@ -26,25 +26,25 @@ class Used(msgspec.Struct, frozen=True, kw_only=True):
 
 def used(log: str) -> list[Used]:
     """Return the source of each group that this build installed, in order; what came out of a cache is not there."""
-    found = []
+    sources = []
     failed: dict[str, str] = {}
     for said, before in _said(log):
         if said["used"]:
-            found.append(Used(group=said["group"], source=said["used"], failed=failed))
+            sources.append(Used(group=said["group"], source=said["used"], failed=failed))
             failed = {}
         else:
             cause = diagnose(before)
             failed[said["failed"]] = cause.what if cause else f"exit status {said['status']}"
-    return found
+    return sources
 
 
 def _said(log: str) -> Iterator[tuple[re.Match[str], str]]:
     """Yield what was said of each attempt, with the lines since the one before."""
     since: list[str] = []
     for line in map(said_of, log.splitlines()):
-        said = _SAID.fullmatch(line.rstrip())
-        if said is None:
+        match = _SAID.fullmatch(line.rstrip())
+        if match is None:
             since.append(line)
         else:
-            yield said, "\n".join(since)
+            yield match, "\n".join(since)
             since = []

@@ -81,9 +81,9 @@ def source_lines(base: Base, mirrors: Sequence[str], *, serves: Callable[[str], 
     ]
     lines = []
     for archive, suite in suites:
-        found = next((m for m in mirrors if serves(f"{m.rstrip('/')}/{archive}/dists/{suite}")), None)
-        if found is not None:
-            lines.append(f"deb {found.rstrip('/')}/{archive} {suite} {components}")
+        mirror = next((m for m in mirrors if serves(f"{m.rstrip('/')}/{archive}/dists/{suite}")), None)
+        if mirror is not None:
+            lines.append(f"deb {mirror.rstrip('/')}/{archive} {suite} {components}")
         elif suite == base.suite:
             message = f"no registry answers for {base.image}, and no apt mirror known here serves {base.suite}"
             fix = (

@@ -62,11 +62,11 @@ def client(timeout: int = 60) -> DockerClient:
     try:
         host = _host()
         _knock(host)
-        found = docker.from_env(timeout=timeout) if host is None else DockerClient(base_url=host, timeout=timeout)
-        found.ping()
+        connection = docker.from_env(timeout=timeout) if host is None else DockerClient(base_url=host, timeout=timeout)
+        connection.ping()
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
         raise _nobody(error, host) from error
-    return found
+    return connection
 
 
 def _nobody(error: Exception, host: str | None) -> UnavailableError:
@@ -113,11 +113,11 @@ def history(image: str) -> list[str]:
 
 def labels(image: str) -> dict[str, str]:
     """Return the labels of a local image; an image that is not here is a ConfigError."""
-    found = inspect(image)
-    if found is None:
+    info = inspect(image)
+    if info is None:
         message = f"no image {image} in this engine"
         raise ConfigError(message, fix=f"build it (envcheck build) or `docker pull {image}`")
-    return found.labels
+    return info.labels
 
 
 def tag(image: str, reference: str) -> None:
@@ -306,8 +306,8 @@ def _told(what: str) -> Iterator[None]:
     try:
         yield
     except docker.errors.APIError as error:
-        said = str(error.explanation or error)
-        if any(sign in said for sign in _NO_GPU):
+        explanation = str(error.explanation or error)
+        if any(sign in explanation for sign in _NO_GPU):
             message = f"{what}: docker has no NVIDIA runtime configured"
             raise UnavailableError(message, fix="install nvidia-container-toolkit, or run without GPUs") from error
         message = f"{what}: {_first_line(error)}"
@@ -318,5 +318,5 @@ def _told(what: str) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    said = getattr(error, "explanation", None) or str(error)
-    return str(said).strip().splitlines()[0] if str(said).strip() else type(error).__name__
+    explanation = getattr(error, "explanation", None) or str(error)
+    return str(explanation).strip().splitlines()[0] if str(explanation).strip() else type(error).__name__

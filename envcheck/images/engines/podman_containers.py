@@ -67,8 +67,8 @@ class PodmanContainer:
         self._client.wait()
 
     def _state(self) -> dict[str, Any]:
-        said = _podman("inspect", "--type=container", "--format={{json .State}}", self.id)
-        return dict(json.loads(said))
+        inspected = _podman("inspect", "--type=container", "--format={{json .State}}", self.id)
+        return dict(json.loads(inspected))
 
 
 def inspect(image: str) -> ImageInfo | None:
@@ -78,8 +78,8 @@ def inspect(image: str) -> ImageInfo | None:
 
 def history(image: str) -> list[str]:
     """Return how a local image was made: the instruction of each layer, the last one first."""
-    said = json.loads(_podman("image", "inspect", image))[0]
-    return [str(layer.get("created_by") or "") for layer in reversed(said.get("History") or [])]
+    inspected = json.loads(_podman("image", "inspect", image))[0]
+    return [str(layer.get("created_by") or "") for layer in reversed(inspected.get("History") or [])]
 
 
 def run_container(

@@ -23,14 +23,14 @@ _LINK: Final = re.compile(r"<a\b[^>]*\bhref=[\"'](?P<href>[^\"'#]+)", re.IGNOREC
 def local_wheels(locks: Iterable[Lock], indexes: Iterable[Index], python: str) -> dict[str, Path]:
     """Return sha256 -> path of each file of the locks for this Python that the local ones among `indexes` hold."""
     indexes = [index for index in indexes if index.local is not None]
-    found: dict[str, Path] = {}
+    wheels: dict[str, Path] = {}
     for pin in (pin for lock in locks for pin in lock.pins):
         for path in (path for index in indexes for path in _files(index, pin.name)):
-            if set(pin.sha256) & found.keys():
+            if set(pin.sha256) & wheels.keys():
                 break
             if _may_be(path, pin, python) and (digest := sha256(path)) in pin.sha256:
-                found.setdefault(digest, path)
-    return found
+                wheels.setdefault(digest, path)
+    return wheels
 
 
 def refused_wheels(lock: Lock, indexes: Iterable[Index], python: str, found: Mapping[str, Path]) -> list[str]:

@@ -77,11 +77,11 @@ def _parsed(lines: list[tuple[int, str]], group: Group, where: str) -> Lock:
             pins.append(_pin(line, where, number))
             hashes = pins[-1].sha256
             continue
-        found = _HASH.match(line)
-        if found is None:
+        match = _HASH.match(line)
+        if match is None:
             raise _bad(where, number, "missing sha256")
-        hashes.append(found["hash"])
-        hashes = hashes if found["more"] else None
+        hashes.append(match["hash"])
+        hashes = hashes if match["more"] else None
     if hashes is not None or not pins:
         raise _bad(where, lines[-1][0], "ends early")
     return Lock(group=group, index=index, pins=pins)
@@ -115,21 +115,21 @@ def _plain(line: str) -> list[str]:
 
 
 def _named(line: str) -> str:
-    found = _REQUIREMENT.match(line)
-    if found is None:
+    match = _REQUIREMENT.match(line)
+    if match is None:
         return "" if _BESIDE.match(line) else line
-    return f"{canonicalize_name(found['name'])}=={found['version']} \\"
+    return f"{canonicalize_name(match['name'])}=={match['version']} \\"
 
 
 def _pin(line: str, where: str, number: int) -> Pin:
-    found = _PIN.match(line)
-    if found is None:
+    match = _PIN.match(line)
+    if match is None:
         raise _bad(where, number, f"{line.strip()!r} is not an exact version with a hash")
     try:
-        Version(found["version"])
+        Version(match["version"])
     except ValueError as error:
-        raise _bad(where, number, f"{found['version']!r} is not a version") from error
-    return Pin(name=canonicalize_name(found["name"]), version=found["version"], sha256=[])
+        raise _bad(where, number, f"{match['version']!r} is not a version") from error
+    return Pin(name=canonicalize_name(match["name"]), version=match["version"], sha256=[])
 
 
 def _bad(where: str, number: int, what: str) -> ConfigError:

@@ -49,8 +49,8 @@ def bring(
     ]
     families = {"pypi": profile.pypi, "pytorch": profile.pytorch}
     indexes = {family: network_indexes(known, closed=profile.closed) for family, known in families.items()}
-    found = locate(needs, indexes, means("asking the indexes").client) if needs else []
-    for file in found:
+    located = locate(needs, indexes, means("asking the indexes").client) if needs else []
+    for file in located:
         if named(file.name, pins[file.sha256], python):
             how = means(file.name)
             done = store.put(WantedFile(file.urls, file.sha256, None, Path(file.name), hint=file.size), how)
@@ -60,15 +60,15 @@ def bring(
 
 def held(store: Store, locks: Iterable[Lock], python: str) -> list[Held]:
     """Return a wheel of every pin. Raise UnavailableError naming the first one that is not in the store."""
-    found = []
+    files = []
     for lock in locks:
         for pin in lock.pins:
             one = _one(store, pin, python)
             if one is None:
                 message = f"{store.root}: no {pin.name} {pin.version} for Python {python} with the locked hash"
                 raise UnavailableError(message, fix="fetch it first: the same command without --dry-run")
-            found.append(Held(*one, lock.index))
-    return found
+            files.append(Held(*one, lock.index))
+    return files
 
 
 @contextlib.contextmanager

@@ -253,9 +253,9 @@ def _take(source: Path, target: Path, *modes: int) -> None:
 def _normalise(out: Path) -> None:
     """Give everything the modes an image is to have, whatever the umask; wheels may be links to read-only files."""
     for path in [out, *out.rglob("*")]:
-        wanted = 0o755 if path.is_dir() or path.parent == out / "bin" else 0o644
-        if stat.S_IMODE(path.stat().st_mode) != wanted and path.parent.name != "wheels":
-            path.chmod(wanted)
+        mode = 0o755 if path.is_dir() or path.parent == out / "bin" else 0o644
+        if stat.S_IMODE(path.stat().st_mode) != mode and path.parent.name != "wheels":
+            path.chmod(mode)
 
 
 def _kept_files(profile: Profile, variant: str) -> dict[str, str]:

@@ -57,11 +57,11 @@ def write(directory: Path, files: Mapping[str, bytes]) -> list[str]:
 def drift(images_dir: Path, wanted: Mapping[str, bytes]) -> list[Drift]:
     """Compare images/ with `wanted` (path below it -> bytes), as sets and byte by byte."""
     there = {str(p.relative_to(images_dir)) for p in images_dir.rglob("*") if not p.is_dir() and p.name != ".keep"}
-    found = [Drift(path=path, kind="missing") for path in wanted if path not in there]
-    found += [Drift(path=path, kind="orphan") for path in there if path not in wanted]
+    drifts = [Drift(path=path, kind="missing") for path in wanted if path not in there]
+    drifts += [Drift(path=path, kind="orphan") for path in there if path not in wanted]
     both = [path for path in wanted if path in there]
-    found += [Drift(path=p, kind="stale") for p in both if (images_dir / p).read_bytes() != wanted[p]]
-    return sorted(found)
+    drifts += [Drift(path=p, kind="stale") for p in both if (images_dir / p).read_bytes() != wanted[p]]
+    return sorted(drifts)
 
 
 def remove_orphans(images_dir: Path, wanted: Mapping[str, bytes]) -> list[str]:

@@ -46,16 +46,16 @@ def _engines(root: Path, environ: Mapping[str, str]) -> Signal:
 
 def _which(name: str, root: Path, environ: Mapping[str, str]) -> Path | None:
     places = [str(root / place.lstrip("/")) for place in environ.get("PATH", "").split(":") if place.startswith("/")]
-    found = shutil.which(name, path=":".join(places)) if places else None
-    return Path(found) if found else None
+    path = shutil.which(name, path=":".join(places)) if places else None
+    return Path(path) if path else None
 
 
 def _version(tool: Path) -> str:
     try:
-        found = _VERSION.search(subprocesses.output(tool, "--version"))
+        match = _VERSION.search(subprocesses.output(tool, "--version"))
     except OSError as error:
         return f"unknown: {error.strerror}"
-    return found[0] if found else "unknown: it does not say"
+    return match[0] if match else "unknown: it does not say"
 
 
 def _specifications(root: Path) -> Signal:
@@ -66,8 +66,8 @@ def _specifications(root: Path) -> Signal:
         texts = {p: p.read_text(errors="replace") for p in files if p.suffix in (".yaml", ".json")}
     except OSError as error:
         return unreadable(error, error.filename, source=source)
-    found = [_specification(path, text, root) for path, text in texts.items() if _KIND.search(text)]
-    return Signal(found, source=source)
+    specifications = [_specification(path, text, root) for path, text in texts.items() if _KIND.search(text)]
+    return Signal(specifications, source=source)
 
 
 def _specification(path: Path, text: str, root: Path) -> dict[str, Any]:

@@ -81,8 +81,8 @@ def _numa_cpus(nodes: Path) -> dict[str, int]:
 
 
 def _numbered(nodes: Path) -> dict[str, Path]:
-    found = {node.name[4:]: node for node in nodes.iterdir() if node.name.startswith("node")}
-    return {number: found[number] for number in sorted(found) if number.isdecimal()}
+    numbered = {node.name[4:]: node for node in nodes.iterdir() if node.name.startswith("node")}
+    return {number: numbered[number] for number in sorted(numbered) if number.isdecimal()}
 
 
 def _stuck(processes: Path) -> list[dict[str, Any]]:

@@ -79,14 +79,14 @@ def _slot(device: Path) -> str | None:
 
 def _gids(port: Path) -> dict[str, int]:
     """Count the GIDs there are, by type ("IB/RoCE v1", "RoCE v2"); an empty place of the table reads as zeros."""
-    found: dict[str, int] = {}
+    gids: dict[str, int] = {}
     table = port / "gids"
     names = sorted(path.name for path in table.iterdir()) if table.is_dir() else []
     for name in names:
         if (_word(table / name) or _NO_GID) != _NO_GID:
             kind = _word(port / "gid_attrs/types" / name) or "untyped"
-            found[kind] = found.get(kind, 0) + 1
-    return found
+            gids[kind] = gids.get(kind, 0) + 1
+    return gids
 
 
 def _after_colon(text: str | None) -> str | None:

@@ -113,9 +113,9 @@ def parse(chunks: Iterable[bytes]) -> Iterable[LogRecord]:
     does not say when counts as new.
     """
     for line in b"".join(chunks).decode(errors="replace").splitlines():
-        head, found, text = line.partition(";")
+        head, separator, text = line.partition(";")
         fields = head.split(",")
-        if found and len(fields) >= 4 and fields[2].isdecimal():  # noqa: PLR2004 (the fields of a record)
+        if separator and len(fields) >= 4 and fields[2].isdecimal():  # noqa: PLR2004 (the fields of a record)
             yield LogRecord(int(fields[2][:_DIGITS]) / 1e6, text)
         elif not _PROPERTY.match(line) and (_OURS.search(line) or driver_failures.about_a_gpu(line)):
             stamp = _STAMP.search(line)
@@ -147,11 +147,14 @@ def _whole(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Leave out what only adds to a switch's error, but keep a fatal severity whose first line is gone."""
     added = {id(event): _ADDED.match(event["text"]) for event in found}
     first = [event for event in found if added[id(event)] is None]
-    known = {False: {_numbered(event) for event in first}, True: {_numbered(event) for event in first if _fatal(event)}}
+    numbers = {
+        False: {_numbered(event) for event in first},
+        True: {_numbered(event) for event in first if _fatal(event)},
+    }
     return [
         event
         for event in found
-        if (line := added[id(event)]) is None or _numbered(event) not in known[line["severity"] == "1"]
+        if (line := added[id(event)]) is None or _numbered(event) not in numbers[line["severity"] == "1"]
     ]
 
 
@@ -183,10 +186,10 @@ def suppressed(records: Iterable[LogRecord], uptime: float) -> list[dict[str, An
     """Return what the kernel's rate limit left out of the driver's messages: name of the function, count, age (s)."""
     gaps: dict[str, dict[str, Any]] = {}
     for record in records:
-        found = _SUPPRESSED.search(record.text)
-        if found and (_MINE.match(found["name"]) or "NVRM" in record.text):
-            count = gaps.get(found["name"], {"count": 0})["count"] + int(found["count"])
-            gaps[found["name"]] = {"name": found["name"], "count": count, "age": _age(record, uptime)}
+        match = _SUPPRESSED.search(record.text)
+        if match and (_MINE.match(match["name"]) or "NVRM" in record.text):
+            count = gaps.get(match["name"], {"count": 0})["count"] + int(match["count"])
+            gaps[match["name"]] = {"name": match["name"], "count": count, "age": _age(record, uptime)}
     return list(gaps.values())
 
 

@@ -70,10 +70,10 @@ def ask(what: str, timeout: float = TIMEOUT) -> SourceReading:
     places = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     python, environment = Path(sys.executable), {"PYTHONPATH": os.pathsep.join(places)}
     try:
-        said = subprocesses.output(
+        output = subprocesses.output(
             python, "-c", _CODE, what, str(os.getpid()), timeout=timeout, environment=environment
         )
-        snapshot = from_json(json.loads(said))
+        snapshot = from_json(json.loads(output))
     except TimeoutError:
         return unread("timed-out", f"NVML gave no answer in {timeout:g} s")
     except OSError as error:

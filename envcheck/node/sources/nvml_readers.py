@@ -158,9 +158,9 @@ def clock_reasons(nvml: Any, gpu: Any) -> list[str]:
         bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
     except (AttributeError, nvml.NVMLError):  # a driver or nvidia-ml-py from before the new name
         bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
-    known = [name for bit, name in CLOCK_REASONS.items() if bits & bit]
+    names = [name for bit, name in CLOCK_REASONS.items() if bits & bit]
     rest = bits & ~sum(CLOCK_REASONS)
-    return [*known, f"unknown 0x{rest:x}"] if rest else known
+    return [*names, f"unknown 0x{rest:x}"] if rest else names
 
 
 def margin(nvml: Any, gpu: Any) -> int:
@@ -175,8 +175,8 @@ def margin(nvml: Any, gpu: Any) -> int:
 def links(nvml: Any, gpu: Any) -> dict[int, str]:
     """Return "up" or "down" for each link there is; a GPU without NVLink refuses every one, and that is the reason."""
     states = {link: _link(nvml, gpu, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)}
-    known = {link: state for link, state in states.items() if state is not None}
-    return known or {0: str(nvml.nvmlDeviceGetNvLinkState(gpu, 0))}
+    states_read = {link: state for link, state in states.items() if state is not None}
+    return states_read or {0: str(nvml.nvmlDeviceGetNvLinkState(gpu, 0))}
 
 
 def _link(nvml: Any, gpu: Any, link: int) -> str | None:

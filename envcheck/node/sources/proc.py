@@ -40,8 +40,8 @@ class Process(NamedTuple):
 
 def kernel_module(text: str) -> KernelModule | None:
     """Read /proc/driver/nvidia/version."""
-    found = _KERNEL_MODULE.search(text + "\n")
-    return KernelModule(found["version"], "Open Kernel Module" in found[0]) if found else None
+    match = _KERNEL_MODULE.search(text + "\n")
+    return KernelModule(match["version"], "Open Kernel Module" in match[0]) if match else None
 
 
 def meminfo(text: str) -> dict[str, int]:
@@ -124,5 +124,5 @@ def cached_libraries(cache: bytes, name: str) -> list[str]:
 
 def library_version(path: str) -> str | None:
     """Return 535.104.05 for a resolved path …/libcuda.so.535.104.05, None where the file name has no version."""
-    found = _LIBRARY_VERSION.search(path)
-    return found[1] if found else None
+    match = _LIBRARY_VERSION.search(path)
+    return match[1] if match else None

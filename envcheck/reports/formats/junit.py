@@ -55,8 +55,8 @@ def _document(suite: ET.Element) -> str:
 
 def _out(report: RunReport) -> str:
     """Return all of what is no test case's own: the verdict, what passed with its values, what was warned of."""
-    told = [_particulars(outcome) for outcome in report.outcomes if outcome.status not in _RESULTS]
-    return "\n\n".join([printable(phrases.conclusion(report)), *told])
+    blocks = [_particulars(outcome) for outcome in report.outcomes if outcome.status not in _RESULTS]
+    return "\n\n".join([printable(phrases.conclusion(report)), *blocks])
 
 
 def _err(report: RunReport) -> str:
@@ -97,7 +97,7 @@ def _particulars(outcome: OutcomeRow) -> str:
 
 
 def _properties(report: RunReport) -> dict[str, str]:
-    told = {
+    properties = {
         "verdict": report.verdict.sentence,
         "envcheck": report.tool,
         "target": report.target.name,
@@ -107,7 +107,7 @@ def _properties(report: RunReport) -> dict[str, str]:
         "cell": report.promises.get("cell", ""),
     }
     gpus = {f"gpu{index}": gpu.uuid for index, gpu in enumerate(report.snapshot.gpus)}
-    return {name: value for name, value in {**told, **gpus}.items() if value}
+    return {name: value for name, value in {**properties, **gpus}.items() if value}
 
 
 FORMAT: Final = Format(junit, suffix=".xml")

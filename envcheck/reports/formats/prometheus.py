@@ -44,20 +44,20 @@ Sample = tuple[str, dict[str, str], float, str]
 def prometheus(report: RunReport) -> str:
     """Return the exposition text; every sample is a gauge, and what could not be read is not there."""
     families: dict[str, dict[str, str]] = {}
-    told: dict[str, str] = {}
+    series: dict[str, str] = {}
     for name, labels, value, doc in [*_run(report), *_checks(report), *_gpus(report)]:
-        told.setdefault(name, f"# HELP {name} {_escaped(doc)}\n# TYPE {name} gauge\n")
+        series.setdefault(name, f"# HELP {name} {_escaped(doc)}\n# TYPE {name} gauge\n")
         # A series told twice makes the collector refuse the whole file.
         families.setdefault(name, {}).setdefault(_labels(labels), repr(value))
     lines = {
         name: "".join(f"{name}{at} {value}\n" for at, value in family.items()) for name, family in families.items()
     }
-    return "".join(told[name] + lines[name] for name in families)
+    return "".join(series[name] + lines[name] for name in families)
 
 
 def _run(report: RunReport) -> Iterable[Sample]:
     facts, driver = report.environment, report.snapshot.signal("driver.version").value
-    told = {
+    labels = {
         "version": report.tool or __version__,
         "level": report.plan.level,
         "mode": report.mode,
@@ -67,7 +67,12 @@ def _run(report: RunReport) -> Iterable[Sample]:
         "cuda": facts.get("cuda"),
         "driver": driver,
     }
-    yield "envcheck_run_info", {k: str(v or "") for k, v in told.items()}, 1.0, "What the last run validated, and how."
+    yield (
+        "envcheck_run_info",
+        {k: str(v or "") for k, v in labels.items()},
+        1.0,
+        "What the last run validated, and how.",
+    )
     for verdict in _VERDICTS:
         doc = "1 for what the last run came to: pass, fail, or error (undetermined)."
         yield "envcheck_run_verdict", {"verdict": verdict}, float(report.verdict.status == verdict), doc
@@ -101,8 +106,8 @@ def _checks(report: RunReport) -> Iterable[Sample]:
 
 def _findings(outcome: OutcomeRow) -> Iterable[Sample]:
     """Yield a series for each code and culprit that is no pass; what is beyond _MOST is counted as one."""
-    found = outcome.findings or [attempts.as_finding(outcome)]
-    named = collections.Counter((f.status, f.code, f.culprit) for f in found if f.status in FINDINGS)
+    findings = outcome.findings or [attempts.as_finding(outcome)]
+    named = collections.Counter((f.status, f.code, f.culprit) for f in findings if f.status in FINDINGS)
     doc = "How many findings of the check have this status, code and culprit."
     for (status, code, culprit), count in list(named.items())[:_MOST]:
         labels = {"check": outcome.id, "status": status, "code": code, "culprit": culprit[:_LONGEST]}
@@ -144,12 +149,12 @@ def _gpus(report: RunReport) -> Iterable[Sample]:
 
 def _quantity(stem: str, labels: dict[str, str], value: Any, unit: str | None, doc: str) -> Iterable[Sample]:
     """Yield the value in its base unit; with its unit as a label where that is none Prometheus knows."""
-    known = phrases.number(value)
-    if known is not None and unit in _UNITS:
+    number = phrases.number(value)
+    if number is not None and unit in _UNITS:
         suffix, factor = _UNITS[unit]
-        yield f"{stem}_{suffix}", labels, known * factor, f"{doc}, in {suffix.replace('_', ' ')}."
-    elif known is not None:
-        yield stem, {**labels, "unit": unit or ""}, known, f"{doc}, in the unit it has."
+        yield f"{stem}_{suffix}", labels, number * factor, f"{doc}, in {suffix.replace('_', ' ')}."
+    elif number is not None:
+        yield stem, {**labels, "unit": unit or ""}, number, f"{doc}, in the unit it has."
 
 
 def _since(moment: str) -> float | None:
@@ -160,8 +165,8 @@ def _since(moment: str) -> float | None:
 
 
 def _labels(labels: dict[str, str]) -> str:
-    told = ",".join(f'{name}="{_escaped(value, quote=True)}"' for name, value in labels.items())
-    return f"{{{told}}}" if told else ""
+    pairs = ",".join(f'{name}="{_escaped(value, quote=True)}"' for name, value in labels.items())
+    return f"{{{pairs}}}" if pairs else ""
 
 
 def _escaped(text: str, *, quote: bool = False) -> str:

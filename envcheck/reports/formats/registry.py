@@ -33,8 +33,8 @@ def names() -> tuple[str, ...]:
 
 def named(name: str) -> Format:
     """Return the format of that name. Raises TypeError where its module has no FORMAT."""
-    found = importlib.import_module(f"{formats.__name__}.{name}").FORMAT
-    if not isinstance(found, Format):
+    report_format = importlib.import_module(f"{formats.__name__}.{name}").FORMAT
+    if not isinstance(report_format, Format):
         message = f"{formats.__name__}.{name}.FORMAT is no Format"
         raise TypeError(message)
-    return found
+    return report_format

@@ -61,14 +61,14 @@ def _lines(details: Mapping[str, Any], rate: str) -> Iterator[PlotLine]:
 
 def _points(entries: Iterable[Any], x: str, y: str) -> list[tuple[float, float]]:
     pairs = ((phrases.number(e.get(x)), phrases.number(e.get(y))) for e in entries if isinstance(e, dict))
-    found = {at: value for at, value in pairs if at is not None and value is not None and value > 0}
-    return sorted((at, value) for at, value in found.items() if x != "bytes" or at >= 1)
+    points = {at: value for at, value in pairs if at is not None and value is not None and value > 0}
+    return sorted((at, value) for at, value in points.items() if x != "bytes" or at >= 1)
 
 
 def _latencies(outcome: OutcomeRow) -> Iterator[Figure]:
-    told = outcome.details.get("latency")
-    if isinstance(told, dict):
-        lists = {name: entries for name, entries in told.items() if isinstance(entries, list)}
+    latency = outcome.details.get("latency")
+    if isinstance(latency, dict):
+        lists = {name: entries for name, entries in latency.items() if isinstance(entries, list)}
         pairs = ((name, {x: y * 1e6 for x, y in _points(v, "bytes", "p50")}) for name, v in lists.items())
         rows = {name: points for name, points in pairs if points}
         sizes = sorted({size for points in rows.values() for size in points})
@@ -106,8 +106,8 @@ def _seconds(entry: Mapping[str, Any]) -> dict[tuple[int, float, str], float]:
 
 
 def _middles(rows: Mapping[str, Mapping[Any, float]], columns: Iterable[Any]) -> list[float]:
-    known = [sorted(times[column] for times in rows.values() if column in times) for column in columns]
-    return [values[len(values) // 2] for values in known]
+    columns_sorted = [sorted(times[column] for times in rows.values() if column in times) for column in columns]
+    return [values[len(values) // 2] for values in columns_sorted]
 
 
 def _late(times: Sequence[float | None], middles: Sequence[float]) -> list[HeatCell]:
@@ -147,13 +147,13 @@ def _behind(value: float | None, best: float) -> HeatCell:
 def _squares(details: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, list[list[float | None]]]]:
     """Yield every square of numbers, at any depth of names."""
     for name, value in details.items():
-        told = f"{prefix} {name}".strip()
+        title = f"{prefix} {name}".strip()
         if isinstance(value, dict):
-            yield from _squares(value, told)
+            yield from _squares(value, title)
         elif isinstance(value, list) and 1 < len(value) <= _MOST:
             rows = [row for row in value if isinstance(row, list) and len(row) == len(value)]
             if len(rows) == len(value):
-                yield told, [[phrases.number(number) for number in row] for row in rows]
+                yield title, [[phrases.number(number) for number in row] for row in rows]
 
 
 def _matrix(outcome: OutcomeRow, name: str, square: list[list[float | None]]) -> Iterator[Figure]:

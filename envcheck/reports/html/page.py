@@ -181,8 +181,8 @@ def _known(outcome: OutcomeRow) -> dict[str, Any]:
 
 
 def _folded(title: str, value: Any) -> str:
-    told = json.dumps(value, indent=1, ensure_ascii=False)
-    return f"<details><summary>{_text(title)}</summary><pre>{_text(told)}</pre></details>\n"
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    return f"<details><summary>{_text(title)}</summary><pre>{_text(text)}</pre></details>\n"
 
 
 def _list(pairs: Iterable[tuple[str, str]]) -> str:

@@ -93,9 +93,9 @@ def legend(lines: Sequence[PlotLine]) -> list[tuple[str, str]]:
     """Return (class, name) of what is drawn: of many alike only the one to look at, and the others in one."""
     if not any(line.hot for line in lines):
         return [(colour(number, lines), line.name) for number, line in enumerate(lines)] if len(lines) > 1 else []
-    told = [("hot", line.name) for line in lines if line.hot]
-    rest = len(lines) - len(told)
-    return [*told, ("calm", counted(rest, "other"))] if rest else told
+    entries = [("hot", line.name) for line in lines if line.hot]
+    rest = len(lines) - len(entries)
+    return [*entries, ("calm", counted(rest, "other"))] if rest else entries
 
 
 def heat_map(columns: Sequence[str], rows: Mapping[str, Sequence[HeatCell]], title: str) -> Drawing:
@@ -144,10 +144,10 @@ def _axis_text(text: str, x: float, y: float, anchor: str) -> str:
 
 
 def _limit(y: float, bound: float, unit: str) -> str:
-    told = escape(printable(f"limit {bound:g} {unit}"))
+    label = escape(printable(f"limit {bound:g} {unit}"))
     return (
         f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text class="limit-text" x="{_LEFT + 6}" y="{y - 5 if y > _TOP + 16 else y + 14:.1f}">{told}</text>'
+        f'<text class="limit-text" x="{_LEFT + 6}" y="{y - 5 if y > _TOP + 16 else y + 14:.1f}">{label}</text>'
     )
 
 

@@ -101,23 +101,23 @@ def read(given: str, matrix: Matrix | None = None) -> Requirements:
         raise ConfigError(message, fix=f"give a TOML file, or one of {names}")
     try:
         text = safe_files.read_whole(path, most=_MOST).decode()
-        wanted = msgspec.convert(tomllib.loads(text), Requirements)
+        requirements = msgspec.convert(tomllib.loads(text), Requirements)
     except RecursionError as error:
         message = f"{path}: nested deeper than any setting"
         raise ConfigError(message, fix="close the brackets") from error
     except (OSError, UnicodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         message = f"{path}: {error}"
         raise ConfigError(message, fix=f"see {PROFILES / 'hgx-h100.toml'} for all settings") from error
-    _something(wanted, path)
-    _finite(msgspec.to_builtins(wanted), path)
-    _versions(wanted.driver, path)
-    model = wanted.gpu.model if wanted.gpu else None
-    known = matrix or load()
-    if model and find_gpu(known, model) is None:
+    _something(requirements, path)
+    _finite(msgspec.to_builtins(requirements), path)
+    _versions(requirements.driver, path)
+    model = requirements.gpu.model if requirements.gpu else None
+    facts = matrix or load()
+    if model and find_gpu(facts, model) is None:
         message = f"{path}: gpu.model {model} is not known"
-        near = suggest(known, model)
+        near = suggest(facts, model)
         raise ConfigError(message, fix=f"did you mean {' or '.join(near)}?" if near else "see `envcheck matrix show`")
-    return wanted
+    return requirements
 
 
 def _finite(wanted: dict[str, Any], path: Path) -> None:

@@ -50,8 +50,8 @@ def _latency(row: OutcomeRow) -> list[Any]:
     """Return the median of the smallest all-reduce of each rank, in microseconds, where it went to another node."""
     if len({str(_table(rank, "").get("host")) for rank in row.ranks}) < 2:  # noqa: PLR2004 (two nodes)
         return []
-    told = [_table(_table(rank, "latency"), "all-reduce", list) for rank in row.ranks]
-    first: list[Any] = [small[0].get("p50") if small and isinstance(small[0], dict) else None for small in told]
+    tables = [_table(_table(rank, "latency"), "all-reduce", list) for rank in row.ranks]
+    first: list[Any] = [small[0].get("p50") if small and isinstance(small[0], dict) else None for small in tables]
     return [seconds * 1e6 if _number(seconds) else seconds for seconds in first]
 
 
@@ -108,10 +108,12 @@ def judge(wanted: Demand, row: OutcomeRow | None) -> Outcome:
     most = wanted.limit.kind == "at most"
     worst = max(values) if most else min(values)
     met = worst <= wanted.limit.value if most else worst >= wanted.limit.value
-    told = f"{wanted.what}: {worst:.4g} {wanted.limit.unit}, for {wanted.limit.source}"
+    summary = f"{wanted.what}: {worst:.4g} {wanted.limit.unit}, for {wanted.limit.source}"
     shown = {"value": worst, "unit": wanted.limit.unit, "limit": wanted.limit}
     return (
-        passed(told, **shown) if met else failed(told, fix=_FIX.format(of=wanted.of), code="require.not-met", **shown)
+        passed(summary, **shown)
+        if met
+        else failed(summary, fix=_FIX.format(of=wanted.of), code="require.not-met", **shown)
     )
 
 
@@ -136,5 +138,5 @@ def _number(value: Any) -> bool:
 
 def _table(holder: Any, key: str, kind: type = dict) -> Any:
     """Return what a measurement holds under a key (itself for ""), empty where it is not of its kind."""
-    found = holder if not key else holder.get(key) if isinstance(holder, dict) else None
-    return found if isinstance(found, kind) else kind()
+    value = holder if not key else holder.get(key) if isinstance(holder, dict) else None
+    return value if isinstance(value, kind) else kind()

@@ -26,11 +26,11 @@ Signals = list[Signal]
 def checks(wanted: Requirements) -> list[Found]:
     """Return a check for each demand, to be run with the others."""
     gpu, driver, host, source = wanted.gpu, wanted.driver, wanted.host, wanted.name
-    found = []
+    modules = []
 
     def add(name: str, promise: str, judge: Callable[[View], Outcome]) -> None:
         check = Check(promise=promise, level="static", seconds=0.01)
-        found.append(Found(f"require-{name}", "node", check, judge, f"Asked for by {source}.", "", PROFILES))
+        modules.append(Found(f"require-{name}", "node", check, judge, f"Asked for by {source}.", "", PROFILES))
 
     if gpu:
         add("gpus", f"{counted(gpu.count, 'GPU')} at least", functools.partial(_count, source, gpu.count))
@@ -48,7 +48,7 @@ def checks(wanted: Requirements) -> list[Found]:
         )
     if driver and (driver.min or driver.below):
         add("driver", f"driver from {driver.min or 'any'}", functools.partial(_driver, source, driver))
-    return found
+    return modules
 
 
 def _bounds(wanted: Requirements) -> Iterator[tuple[str, str, Limit, Callable[[View], Signals]]]:
@@ -112,24 +112,24 @@ def _pages(source: str, wanted: str, view: View) -> Outcome:
     mode, limit = view.snapshot.signal("host.hugepages"), Limit(wanted, "", source, "equal")
     if mode.value is None:
         return undecided(f"undetermined: {mode.reason}", fix=_FIX, code="require.unread")
-    told = f"transparent huge pages: {mode.value}"
+    summary = f"transparent huge pages: {mode.value}"
     if mode.value != wanted:
         fix = f"echo {wanted} > /sys/kernel/mm/transparent_hugepage/enabled, as root"
-        return failed(told, fix=fix, value=mode.value, limit=limit, code="require.not-met")
-    return passed(told, value=mode.value, limit=limit)
+        return failed(summary, fix=fix, value=mode.value, limit=limit, code="require.not-met")
+    return passed(summary, value=mode.value, limit=limit)
 
 
 def _network(source: str, wanted: NetworkDemand, view: View) -> Outcome:
     """Count the active ports that are fast enough; no such device is none of them."""
     signal, limit = view.snapshot.signal("ib.ports"), Limit(wanted.ports, "ports", source)
-    found = infiniband_ports.ports(view)
-    if isinstance(found, Outcome) and signal.value != []:
-        return undecided(f"undetermined: {found.summary}", fix=_FIX, code="require.unread")
-    up = [] if isinstance(found, Outcome) else [port for port in found if infiniband_ports.active(port)]
+    ports = infiniband_ports.ports(view)
+    if isinstance(ports, Outcome) and signal.value != []:
+        return undecided(f"undetermined: {ports.summary}", fix=_FIX, code="require.unread")
+    up = [] if isinstance(ports, Outcome) else [port for port in ports if infiniband_ports.active(port)]
     fast = [port for port in up if (port.get("rate") or 0) >= (wanted.gbit_s or 0)]
-    told = counted(len(fast), "active port") + (f" of {wanted.gbit_s:g} Gb/s or more" if wanted.gbit_s else "")
+    summary = counted(len(fast), "active port") + (f" of {wanted.gbit_s:g} Gb/s or more" if wanted.gbit_s else "")
     verdict = passed if len(fast) >= wanted.ports else functools.partial(failed, fix=_FIX, code="require.not-met")
-    return verdict(f"{told}, for {source}", value=len(fast), unit="ports", limit=limit)
+    return verdict(f"{summary}, for {source}", value=len(fast), unit="ports", limit=limit)
 
 
 def _count(source: str, count: int, view: View) -> Outcome:
