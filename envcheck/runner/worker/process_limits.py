@@ -29,6 +29,7 @@ _NAMED = " (limit: "
 _LOST = re.compile(
     r"still running after|Connection closed by peer|died of SIG(?:ABRT|SEGV)|DataLoader worker .*exited unexpectedly"
 )
+_kills_before: float = float("inf")  # until a group of ranks begins
 _FEW = 64  # processes and threads: two ranks and their workers need some 30
 _SHARED = "/dev/shm"  # noqa: S108 (it is looked at, not written to)
 _LITTLE = 1 << 20  # bytes: what has less is full
@@ -55,7 +56,9 @@ def explained(text: str) -> str:
         if pattern.search(text)
         for cause in _met(number, what, shell, controller)
     ]
-    causes += _memory_kills() if "SIGKILL" in text else []
+    causes += (
+        _memory_kills(0 if "SIGKILL" in text else _kills_before) if _LOST.search(text) or "SIGKILL" in text else []
+    )
     causes += _refusals() if _LOST.search(text) else []
     causes += _crowded() if _LOST.search(text) and not causes else []
     causes += _full() if _SPACE.search(text) else []
@@ -85,18 +88,29 @@ def explained_in(measured: Any) -> Any:
     return measured
 
 
-def _memory_kills() -> list[str]:
-    """Return that the kernel has killed for lack of memory in this control group (cgroup-v2.rst, v1/memory.rst)."""
-    texts = (
-        _text(place / name) for place in _directories("memory") for name in ("memory.events", "memory.oom_control")
-    )
-    counts = (re.search(r"^oom_kill (\d+)$", text, re.MULTILINE) for text in texts)
-    counted = next((found[1] for found in counts if found), "0")
-    if counted == "0":
+def remember_kills() -> None:
+    """Take the kills so far as none of the group's that starts now."""
+    global _kills_before  # noqa: PLW0603 (of this process alone, and its forks)
+    _kills_before = _counted_kills()
+
+
+def _memory_kills(before: float) -> list[str]:
+    """Return that the kernel has killed more than `before` processes of this control group for lack of memory."""
+    counted = _counted_kills()
+    if counted <= before:
         return []
     groups = _groups("memory")
     allowed = _told(groups) if groups else "no limit of memory of its own"
     return [f"the kernel ended processes of the control group for lack of memory ({counted}), {allowed}"]
+
+
+def _counted_kills() -> int:
+    """Return how many processes of this control group the kernel has killed (cgroup-v2.rst, v1/memory.rst)."""
+    texts = (
+        _text(place / name) for place in _directories("memory") for name in ("memory.events", "memory.oom_control")
+    )
+    counts = (re.search(r"^oom_kill (\d+)$", text, re.MULTILINE) for text in texts)
+    return next((int(found[1]) for found in counts if found), 0)
 
 
 def _refusals() -> list[str]:

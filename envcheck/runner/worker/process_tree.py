@@ -28,6 +28,15 @@ def die_with_parent(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
+def die_first() -> None:
+    """Have the kernel end this process and its children, rather than what it shares the memory with, where that ends.
+
+    Else it may end the process above, and all checks that were to come with it, or another user's job.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent dies, whatever session it fled to."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -88,6 +88,7 @@ def run_group(
     directory.mkdir(parents=True)
     begun = time.monotonic()
     members: list[_Member] = []
+    process_limits.remember_kills()
     try:
         _start(job, directory, forget, members)
     except OSError as refused:
@@ -175,6 +176,7 @@ def _start(job: Job, directory: Path, forget: Callable[[], None], members: list[
         if not pid:
             try:
                 process_tree.die_with_parent(parent)
+                process_tree.die_first()
                 os.setpgid(0, members[0].pid if members else 0)
                 forget()
                 _child(job, rank, port, directory, theirs)

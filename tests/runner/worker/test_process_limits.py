@@ -209,3 +209,24 @@ def test_a_limit_of_processes_that_leaves_room_for_few_is_named_where_ranks_are_
     users.write_text("0 0 4294967295\n")
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert limited(-100) == text
+
+
+def test_a_rank_that_hangs_names_what_was_killed_for_memory_since_its_group_began(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
+    monkeypatch.setattr(process_limits, "_OWN_CGROUP", tmp_path / "none")
+    events = tmp_path / "memory.events"
+    events.write_text("oom_kill 3\n")
+    monkeypatch.setattr(process_limits, "_kills_before", 0)
+    process_limits.remember_kills()
+    hung = "rank 0 still running after 30 s"
+    assert process_limits.explained(hung) == hung
+    assert "for lack of memory (3)" in process_limits.explained("died of SIGKILL")
+    events.write_text("oom_kill 4\n")
+    assert "for lack of memory (4)" in process_limits.explained(hung)
+
+
+def test_ranks_are_the_first_to_be_ended_where_memory_ends(outcome: Callable[..., OutcomeRow]) -> None:
+    found = outcome("return {'score': open('/proc/self/oom_score_adj').read().strip()}", options="ranks=1, timeout=30")
+    assert found.ranks == [{"score": "1000"}]
