@@ -123,7 +123,9 @@ def build(
 
 def find_python(version: str) -> str:
     """Return an interpreter of this minor version on this machine; none is downloaded."""
-    argv = [uv.find_uv_bin(), "python", "find", "--no-project", "--no-python-downloads", "--system", version]
+    # Without a cache: where none can be made (no home), uv would fail, and a Python that is here be called missing.
+    options = ["--no-cache", "--no-project", "--no-python-downloads", "--system"]
+    argv = [uv.find_uv_bin(), "python", "find", *options, version]
     result = subprocesses.stream(argv, timeout=60, env={"UV_NO_CONFIG": "1"})
     if result.status != 0:
         message = f"no Python {version} on this machine"

@@ -105,7 +105,13 @@ def read(given: str, matrix: Matrix | None = None) -> Requirements:
     except RecursionError as error:
         message = f"{path}: nested deeper than any setting"
         raise ConfigError(message, fix="close the brackets") from error
-    except (OSError, UnicodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}"
+        raise ConfigError(message, fix="give a TOML file that you may read") from error
+    except UnicodeError as error:
+        message = f"{path} is not UTF-8 text"
+        raise ConfigError(message, fix=f"see {PROFILES / 'hgx-h100.toml'} for all settings") from error
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         message = f"{path}: {error}"
         raise ConfigError(message, fix=f"see {PROFILES / 'hgx-h100.toml'} for all settings") from error
     _something(requirements, path)

@@ -150,6 +150,14 @@ def test_a_python_that_is_not_here_says_what_to_do() -> None:
         venv.find_python("3.77")
 
 
+def test_a_python_is_found_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = _python()
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("UV_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file/cache"))  # where nothing can be made, root or not
+    assert Path(venv.find_python(version)).exists()
+
+
 def test_of_two_builds_of_one_environment_the_second_waits_and_finds_it_built(
     spec: ImageSpec, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

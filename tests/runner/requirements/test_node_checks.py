@@ -106,6 +106,13 @@ def test_a_wrong_file_is_refused_by_place(tmp_path: Path, text: str, word: str) 
     assert word in f"{error.value} {error.value.fix}"
 
 
+def test_a_file_that_is_no_text_is_told_as_that(tmp_path: Path) -> None:
+    path = tmp_path / "ours.toml"
+    path.write_bytes(b"\xff\xfe[gpu]")
+    with pytest.raises(ConfigError, match=r"ours\.toml is not UTF-8 text"):
+        requirements_file.read(str(path))
+
+
 def test_a_file_that_is_not_there_names_the_profiles_that_are() -> None:
     with pytest.raises(ConfigError) as error:
         requirements_file.read("nowhere.toml")
