@@ -27,10 +27,10 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.env.support.collectives import collective_cases, exact_integers, gloo_gaps, process_group
+from envcheck.checks.env.support.collectives import exact_integers, gloo_gaps, process_group
 from envcheck.checks.env.support.collectives import late_ranks as collectives_late_ranks
-from envcheck.checks.env.support.collectives.case_tensors import Bench, CollectiveCase, Setting
-from envcheck.checks.env.support.collectives.collective_cases import Part
+from envcheck.checks.env.support.collectives.cases import collective_cases
+from envcheck.checks.env.support.collectives.cases.case_tensors import Bench, CollectiveCase, Part, Setting
 from envcheck.checks.env.support.training import plain_math
 from envcheck.counting import counted
 
@@ -38,7 +38,7 @@ CHECK = Check(
     promise="every collective, in every operation and dtype, delivers every element where it belongs, and waits",
     level="standard",
     seconds=3.0,
-    cpu_seconds=0.9,
+    cpu_seconds=1.5,
     timeout=180.0,
     ranks=0,
     least_ranks=2,
@@ -136,12 +136,14 @@ def _run(setting: Setting, record: Record) -> None:
             continue
         record.add(case.collective, record.now, exact_integers.slack(bench.kind) if case.operation else 0.0, parts)
     for late in collectives_late_ranks.late_ranks(setting):
-        record.now = f"barrier with rank {late} late"
-        record.waits.append(collectives_late_ranks.barrier(setting, late))
-        record.now = f"async all-reduce with rank {late} late"
-        times, parts = collectives_late_ranks.started(setting, late)
-        record.waits.append(times)
-        record.add("async all-reduce", record.now, 0.0, parts)
+        for what in collectives_late_ranks.BARRIERS:
+            record.now = f"{what} with rank {late} late"
+            record.waits.append(collectives_late_ranks.barrier(setting, late, what))
+        for what in collectives_late_ranks.STARTED:
+            record.now = f"{what} with rank {late} late"
+            times, parts = collectives_late_ranks.started(setting, late, what)
+            record.waits.append(times)
+            record.add(what, record.now, 0.0, parts)
     record.now = "leaving the group"
 
 
@@ -234,7 +236,9 @@ def _missing(ranks: Ranks) -> list[Outcome]:
         every = [name for name in every if collective_cases.ONLY.get(name, entry["backend"]) == entry["backend"]]
         without_numpy = gloo_gaps.NO_NUMPY in (entry.get("known_gaps") or {}).values()
         every = [name for name in every if not (without_numpy and name == collective_cases.OBJECTS)]
-        unrun = [name for name in dict.fromkeys([*every, "async all-reduce", *done]) if not _ran(done.get(name))]
+        unrun = [
+            name for name in dict.fromkeys([*every, *collectives_late_ranks.STARTED, *done]) if not _ran(done.get(name))
+        ]
         alike = _left_out(entry) == _left_out(ranks[0]) and _counts(entry) == _counts(ranks[0])
         if entry["backend"] != "gloo" and lacking:
             unrun += [*lacking]

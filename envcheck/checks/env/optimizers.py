@@ -8,6 +8,7 @@ formula ends, computed here in plain Python; so have schedules, clipping, accumu
 
 from __future__ import annotations
 
+import copy
 import inspect
 import io
 import math
@@ -18,19 +19,19 @@ from typing import Any
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.operators import seeded_numbers
-from envcheck.checks.env.support.training import (
+from envcheck.checks.env.support.optimizers import (
     clipping_cases,
+    optimizer_cases,
     optimizer_formulas,
-    plain_math,
-    promise_cases,
     schedule_formulas,
 )
+from envcheck.checks.env.support.training import plain_math, promise_cases
 
 CHECK = Check(
     promise="optimizers, schedules and gradient clipping follow their documented formulas, in every implementation",
     level="standard",
     seconds=2.0,
-    cpu_seconds=0.5,
+    cpu_seconds=0.9,
     timeout=120.0,
     imports=("torch._dynamo",),  # by the first optimizer
 )
@@ -83,12 +84,16 @@ WALKS = [
     for option in ("defaults", *OPTIONS[name])
     for kind in HAVE.get(name, tuple(KINDS))
 ]
-SINGLES = [f"{name} in float32" for name in OPTIONS]
+# Beside the kinds that have no float32 of their own to try.
+NARROW = [kind for kind in KINDS if kind != "capturable"]
+SINGLES = [f"{name} in float32, {kind}" for name in OPTIONS for kind in NARROW if kind in HAVE.get(name, NARROW)]
 OTHERS = [
     "two parameter groups",
     *[f"{name} resumed from its state" for name in OPTIONS],
     *[f"{name} steps by a closure" for name in OPTIONS],
     *clipping_cases.NAMES,
+    *(f"momentum of {name}" for name in schedule_formulas.MOVES_MOMENTUM),
+    *optimizer_cases.NAMES,
     "accumulated gradients",
     "zero_grad to none",
     "zero_grad to zero",
@@ -112,7 +117,8 @@ def limit_of(name: str) -> Limit:
     """Return what a case may be off by: capturable steps count in float32, and ASGD keeps its rate in float32."""
     if name.startswith("LBFGS"):
         return LIMITS["minimum"]
-    return LIMITS["float32" if name.endswith(("float32", "capturable")) or name.startswith("ASGD") else "float64"]
+    narrow = " in float32" in name or name.endswith("capturable") or name.startswith("ASGD")
+    return LIMITS["float32" if narrow else "float64"]
 
 
 def measure(rank: Rank) -> Measured:
@@ -130,7 +136,7 @@ class _Walker:
     """Start, gradients and cases of one seed on one device."""
 
     def __init__(self, torch: Any, device: Any, seed: int) -> None:
-        self.torch, self.device = torch, device
+        self.torch, self.device, self.seed = torch, device, seed
         self.start = plain_math.values(f"{seed} start", sum(SIZES))
         self.gradients = [plain_math.values(f"{seed} {step}", sum(SIZES), 2.0) for step in range(WALK)]
 
@@ -141,10 +147,14 @@ class _Walker:
             for label, chosen in {"defaults": {}, **options}.items():
                 kinds = HAVE.get(name, tuple(KINDS))
                 found |= {f"{name}, {label}, {kind}": partial(self.walk, name, chosen, kind) for kind in kinds}
-            found[f"{name} in float32"] = partial(self.walk, name, {}, "as it comes", "float32")
+            for kind in NARROW:
+                if kind in HAVE.get(name, NARROW):
+                    found[f"{name} in float32, {kind}"] = partial(self.walk, name, {}, kind, "float32")
             found[f"{name} resumed from its state"] = partial(self.resumed, name)
             found[f"{name} steps by a closure"] = partial(self.closure, name)
         found |= {f"schedule {name}": partial(self.schedule, name) for name in schedule_formulas.FORMULAS}
+        found |= {f"momentum of {name}": partial(self.momenta, name) for name in schedule_formulas.MOVES_MOMENTUM}
+        found |= optimizer_cases.More(self.torch, self.device, self.seed, self.optimizer).cases()
         found |= self.clipping().cases()
         mine: tuple[promise_cases.Case, ...] = (self.groups, self.accumulated)
         mine += (partial(self.zeroed, to_none=True), partial(self.zeroed, to_none=False))
@@ -282,21 +292,49 @@ class _Walker:
         return self.distance(parameters, right)
 
     def schedule(self, name: str) -> float:
-        """Follow a schedule for some epochs; return the largest distance of its rates, relative to the first."""
-        if not hasattr(self.torch.optim.lr_scheduler, name):
+        """Follow a schedule of two groups, whole and from its state half-way on; return how far its rates are off."""
+        if not hasattr(self.torch.optim.lr_scheduler, name.split(",", maxsplit=1)[0]):
             message = f"torch {self.torch.__version__} has no {name}"
             raise promise_cases.Absent(message)
-        optimizer = self.torch.optim.SGD(self.parameters(), lr=schedule_formulas.RATE)
-        schedule = schedule_formulas.build(self.torch, name, optimizer)
-        rates = []
+        epochs = schedule_formulas.EPOCHS
+        right = [schedule_formulas.FORMULAS[name](epoch) for epoch in range(epochs)]
+        right += [schedule_formulas.second(name, rate) for rate in right]
+        rates, resumed = self.scheduled(name), self.scheduled(name, epochs // 2)
+        return max(plain_math.off([*one, *other], right) for one, other in (zip(*rates), zip(*resumed)))
+
+    def scheduled(self, name: str, again: int = 0) -> list[tuple[float, float]]:
+        """Return the rates of both groups at each epoch; at `again` all is made anew and loads the states."""
+
+        def made() -> tuple[Any, Any]:
+            parameters, rate = self.parameters(), schedule_formulas.RATE
+            groups = [{"params": parameters[:-1]}, {"params": parameters[-1:], "lr": rate / 4}]
+            optimizer = self.torch.optim.SGD(groups, lr=rate)
+            return optimizer, schedule_formulas.build(self.torch, name, optimizer)
+
+        (optimizer, schedule), rates = made(), []
         for epoch in range(schedule_formulas.EPOCHS):
-            rates.append(float(optimizer.param_groups[0]["lr"]))
+            if again and epoch == again:
+                old = copy.deepcopy((optimizer.state_dict(), schedule.state_dict()))
+                optimizer, schedule = made()
+                optimizer.load_state_dict(old[0])
+                schedule.load_state_dict(old[1])
+            rates.append((float(optimizer.param_groups[0]["lr"]), float(optimizer.param_groups[1]["lr"])))
             optimizer.step()
             if epoch + 1 < schedule_formulas.EPOCHS:
-                schedule.step(*([schedule_formulas.METRICS[epoch]] if name == "ReduceLROnPlateau" else []))
-        return plain_math.off(
-            rates, [schedule_formulas.FORMULAS[name](epoch) for epoch in range(schedule_formulas.EPOCHS)]
-        )
+                schedule.step(*([schedule_formulas.METRICS[epoch]] if name.startswith("ReduceLROnPlateau") else []))
+        return rates
+
+    def momenta(self, name: str) -> float:
+        """Follow the momentum that a schedule moves against the rate."""
+        optimizer = self.torch.optim.SGD(self.parameters(), lr=schedule_formulas.RATE, momentum=0.5)
+        made = getattr(self.torch.optim.lr_scheduler, name)
+        schedule, got = made(optimizer, **schedule_formulas.MOVES_MOMENTUM[name]), []
+        for epoch in range(schedule_formulas.EPOCHS):
+            got.append(float(optimizer.param_groups[0]["momentum"]))
+            optimizer.step()
+            if epoch + 1 < schedule_formulas.EPOCHS:
+                schedule.step()
+        return plain_math.off(got, [schedule_formulas.momentum(name, epoch) for epoch in range(len(got))])
 
     def clipping(self) -> clipping_cases.Clipping:
         """Return the cases of clipping, on tensors of SHAPES."""
@@ -396,4 +434,5 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
 
 def _may_lack(name: str) -> bool:
-    return name.endswith((", foreach", ", fused", ", capturable")) or ", nesterov," in name or ", amsgrad," in name
+    later = name in optimizer_cases.LATER or name.endswith((", foreach", ", fused", ", capturable"))
+    return later or ", nesterov," in name or ", amsgrad," in name

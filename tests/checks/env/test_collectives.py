@@ -10,22 +10,29 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.env import collectives
-from envcheck.checks.env.support.collectives import case_tensors, collective_cases, exact_integers, gloo_gaps
+from envcheck.checks.env.support.collectives import exact_integers, gloo_gaps, late_ranks
+from envcheck.checks.env.support.collectives.cases import case_tensors, collective_cases
 from tests.builders import Entry, group
 
-NAMES = [*collective_cases.CALLS, "async all-reduce"]
+NAMES = [*collective_cases.CALLS, *late_ranks.STARTED]
+# The barrier and the async all-reduce come first.
+WAITS = sorted(late_ranks.WAITS, key=lambda what: what not in ("barrier", "async all-reduce"))
 WRONG = {"which": "from rank 4", "index": 77, "got": "5", "expected": "7", "count": 2}
 
 
 def entries(world: int = 8, *, gpu: bool = True) -> list[Entry]:
     def measured(rank: int) -> Entry:
-        barrier = {"what": "barrier", "late": 0, "met": True, "out": 5.1, **({} if rank else {"came": 5.0})}
-        reduction = {"what": "async all-reduce", "late": 0, "met": True, "out": 6.1, "complete": True}
+        def wait(what: str) -> Entry:
+            if what in late_ranks.BARRIERS:
+                return {"what": what, "late": 0, "met": True, "out": 5.1, **({} if rank else {"came": 5.0})}
+            reduction = {"what": what, "late": 0, "met": True, "out": 6.1, "complete": True}
+            return {**reduction, **({"early": False} if rank else {"came": 6.0})}
+
         return {
             "done": {name: {"cases": 6, "elements": 900, "wrong": 0} for name in NAMES},
             "wrong": [],
             "unsupported": {},
-            "waits": [barrier, {**reduction, **({"early": False} if rank else {"came": 6.0})}],
+            "waits": [wait(what) for what in WAITS],
         }
 
     return group(measured, world, gpu=gpu, seed=7)
@@ -162,7 +169,7 @@ def test_only_gloo_s_own_words_are_a_lack(backend: str, said: str, lacks: bool) 
 
 def holds(dtype: str, value: int) -> bool:
     """Return whether a dtype holds an integer exactly."""
-    codes = {"float32": "f", "float16": "e", "int32": "i", "int64": "q", "uint8": "B"}
+    codes = {"float64": "d", "float32": "f", "float16": "e", "int32": "i", "int64": "q", "uint8": "B", "int8": "b"}
     if dtype == "bfloat16":
         return bool(struct.unpack("<f", b"\0\0" + struct.pack("<f", value)[2:])[0] == value)
     return bool(struct.unpack(codes[dtype], struct.pack(codes[dtype], value))[0] == value)
@@ -196,7 +203,7 @@ def test_bits_are_combined_of_whole_numbers_over_gloo_alone() -> None:
         for dtype in exact_integers.EXACT
         if case_tensors.fits(backend, operation, dtype, 2)
     }
-    dtypes = ("int32", "int64", "uint8")
+    dtypes = ("int32", "int64", "uint8", "int8")
     assert tried == {("gloo", operation, dtype) for operation in ("band", "bor", "bxor") for dtype in dtypes}
     given = [[0b1100], [0b1010]]
     kinds = (exact_integers.Kind(operation, "int32", 2) for operation in exact_integers.BITWISE)

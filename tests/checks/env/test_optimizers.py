@@ -11,7 +11,8 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, Limit, Rank, View
 from envcheck.checks.env import optimizers
 from envcheck.checks.env.support.operators import seeded_numbers
-from envcheck.checks.env.support.training import optimizer_formulas, plain_math, promise_cases, schedule_formulas
+from envcheck.checks.env.support.optimizers import optimizer_formulas, schedule_formulas
+from envcheck.checks.env.support.training import plain_math, promise_cases
 from tests.builders import Entry, group
 
 LIMIT = Limit(0.1, "relative error", "a test's", "at most")
@@ -141,6 +142,8 @@ def test_first_steps_are_what_the_papers_say() -> None:
 def test_schedules_begin_at_the_rate_or_at_their_warm_up() -> None:
     starts = {name: formula(0) / schedule_formulas.RATE for name, formula in schedule_formulas.FORMULAS.items()}
     warm = {"LinearLR": 0.2, "ConstantLR": 0.25, "OneCycleLR": 0.04, "CyclicLR": 0.1, "SequentialLR": 0.1}
+    warm |= {"OneCycleLR, linear": 0.1, "CyclicLR, triangular2": 0.1, "CyclicLR, exp_range": 0.1}
+    warm |= {"LinearLR, downwards": 0.5}
     assert starts == pytest.approx({**dict.fromkeys(starts, 1.0), **warm, "ChainedScheduler": 0.2})
 
 

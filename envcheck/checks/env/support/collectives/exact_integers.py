@@ -12,14 +12,16 @@ from typing import NamedTuple
 
 # The largest integer up to which all are exact: 2^(significand's bits) (IEEE 754-2019, table 3.5), or the type's own.
 EXACT = {
+    "float64": 1 << 53,
     "float32": 1 << 24,
     "float16": 1 << 11,
     "bfloat16": 1 << 8,
     "int32": (1 << 31) - 1,
     "int64": (1 << 63) - 1,
     "uint8": 255,
+    "int8": 127,
 }
-FLOATS = ("float32", "float16", "bfloat16")
+FLOATS = ("float64", "float32", "float16", "bfloat16")
 OPERATIONS = ("sum", "min", "max", "product", "average")
 # gloo has them for whole numbers, NCCL does not (torch.distributed.ReduceOp).
 BITWISE = ("band", "bor", "bxor")

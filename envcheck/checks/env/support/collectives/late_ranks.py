@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from envcheck.checks import Measured, Outcome, Ranks, failed, undecided
 from envcheck.checks.env.support.collectives import process_group
-from envcheck.checks.env.support.collectives.case_tensors import Bench, CollectiveCase, Setting
-from envcheck.checks.env.support.collectives.collective_cases import Part
+from envcheck.checks.env.support.collectives.cases import group_cases
+from envcheck.checks.env.support.collectives.cases.case_tensors import Bench, CollectiveCase, Part, Setting
 
 LATE_AT_MOST = 3
-WAITS = ("barrier", "async all-reduce")
+BARRIERS = ("barrier", "barrier of a group", "barrier that is waited for later")
+STARTED = ("async all-reduce", "async broadcast", "async all-gather")
+WAITS = (*BARRIERS, *STARTED)
 PATIENCE, PAUSE = 10.0, 0.03
 _COUNT = 1021
 _FIX = "run it without NCCL_*, TORCH_NCCL_* and GLOO_* settings; another torch or NCCL release may be at fault"
@@ -30,36 +33,56 @@ def late_ranks(setting: Setting) -> list[int]:
     return sorted(chance.sample(range(world), min(world, LATE_AT_MOST)))
 
 
-def barrier(setting: Setting, late: int) -> Measured:
+def barrier(setting: Setting, late: int, what: str) -> Measured:
     """Meet at a barrier to which `late` comes last; return when it came, and when this rank got out."""
-    times: Measured = {"what": "barrier", "late": late, "met": True}
+    times: Measured = {"what": what, "late": late, "met": True}
+    group = group_cases.group(setting, range(setting.rank.world)) if what == BARRIERS[1] else None
     if setting.rank.rank == late:
-        times["met"] = _others(setting, f"barrier{late}")
+        times["met"] = _others(setting, f"{what}{late}")
         times["came"] = time.monotonic()
     else:
-        _leave_word(setting, f"barrier{late}")
-    setting.dist.barrier()
+        _leave_word(setting, f"{what}{late}")
+    if what == BARRIERS[1]:
+        setting.dist.barrier(group=group)
+    elif what == BARRIERS[2]:
+        setting.dist.barrier(async_op=True).wait()
+    else:
+        setting.dist.barrier()
     _finish(setting)
     return {**times, "out": time.monotonic()}
 
 
-def started(setting: Setting, late: int) -> tuple[Measured, list[Part]]:
-    """Start an all-reduce that `late` joins last; return whether it was complete before, and after the wait."""
-    bench = Bench(setting, CollectiveCase("all-reduce that is not waited for", "sum", "float32", _COUNT, late))
-    tensor = bench.tensor(bench.given(bench.mine))
-    times: Measured = {"what": "async all-reduce", "late": late, "met": True}
+def started(setting: Setting, late: int, what: str) -> tuple[Measured, list[Part]]:
+    """Start a collective that `late` joins last; return whether it was complete before, and after the wait.
+
+    A broadcast comes from the late rank; that rank itself need not wait for anybody.
+    """
+    bench = Bench(setting, CollectiveCase(f"{what} with a late rank", "sum", "float32", _COUNT, late))
+    sent, world = bench.tensor(bench.given(bench.mine)), setting.rank.world
+    gathered = [bench.empty() for _ in range(world)]
+    forms: dict[str, tuple[Callable[[], Any], list[Any], list[list[int]]]] = {
+        STARTED[0]: (lambda: setting.dist.all_reduce(sent, async_op=True), [sent], [bench.reduced()]),
+        STARTED[1]: (lambda: setting.dist.broadcast(sent, late, async_op=True), [sent], [bench.given(late)]),
+        STARTED[2]: (
+            lambda: setting.dist.all_gather(gathered, sent, async_op=True),
+            gathered,
+            [bench.given(rank) for rank in range(world)],
+        ),
+    }
+    start, made, due = forms[what]
+    times: Measured = {"what": what, "late": late, "met": True}
     if setting.rank.rank == late:
-        times["met"] = _others(setting, f"async{late}")
+        times["met"] = _others(setting, f"{what}{late}")
         times["came"] = time.monotonic()
-    work = setting.dist.all_reduce(tensor, async_op=True)
+    work = start()
     if setting.rank.rank != late:
         times["early"] = bool(work.is_completed())
-        _leave_word(setting, f"async{late}")
+        _leave_word(setting, f"{what}{late}")
     work.wait()
-    arrived = tensor.tolist()
+    arrived = [tensor.tolist() for tensor in made]
     _finish(setting)
     times |= {"out": time.monotonic(), "complete": bool(work.is_completed())}
-    return times, [("after the wait", arrived, bench.reduced())]
+    return times, [("after the wait", got, right) for got, right in zip(arrived, due)]
 
 
 def _finish(setting: Setting) -> None:
@@ -133,7 +156,7 @@ def _measured(times: Any, entry: Measured) -> bool:
     late = times["late"] == entry["rank"]
     came: Any = times.get("came", 0)
     said = late == ("came" in times) and process_group.finite(came) and came >= 0
-    asynchronous = times["what"] == WAITS[1]
+    asynchronous = times["what"] in STARTED
     answers = (["complete"] if asynchronous else []) + (["early"] if asynchronous and not late else [])
     return said and "out" in times and all(answer in times for answer in answers)
 

@@ -47,9 +47,21 @@ class Clipping(NamedTuple):
                 if not abs(said - norm) <= norm * _TOLERANCE:
                     return f"the norm is said to be {said}, and is {norm} ({options})"
                 share = min(1.0, largest / (norm + _ADDED))
+                off = max(off, self.in_two(kind, largest, share, options))
                 got = [x for p in parameters for x in plain_math.numbers(p.grad)]
                 off = max(off, plain_math.off(got, [x * share for x in given]))
         return off
+
+    def in_two(self, kind: float, largest: float, share: float, options: dict[str, Any]) -> float:
+        """Clip by a norm that was taken before, where this torch has a function for each (2.6)."""
+        tools = self.torch.nn.utils
+        if not hasattr(tools, "get_total_norm"):
+            return 0.0
+        parameters = self.given(self.gradient)
+        total = tools.get_total_norm([p.grad for p in parameters], norm_type=kind, **options)
+        tools.clip_grads_with_norm_(parameters, largest, total, **options)
+        got = [x for p in parameters for x in plain_math.numbers(p.grad)]
+        return plain_math.off(got, [x * share for x in self.gradient])
 
     def implementations(self) -> list[dict[str, Any]]:
         """Return the options of each implementation that this torch offers."""

@@ -11,11 +11,13 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from envcheck.checks.env.support.collectives import case_tensors, exact_integers
-from envcheck.checks.env.support.collectives.case_tensors import Bench, CollectiveCase, Setting
+from envcheck.checks.env.support.collectives import exact_integers
+from envcheck.checks.env.support.collectives.cases import case_tensors, group_cases
+from envcheck.checks.env.support.collectives.cases.case_tensors import Bench, CollectiveCase, Part, Setting
 
-Part = tuple[str, list[Any], list[Any]]
 IN_FLIGHT = 4
+# Characters of an object that is more than one message of gloo's or NCCL's protocols for small ones.
+_LARGE_OBJECT = 1 << 18
 _KEPT: list[Any] = []
 
 
@@ -69,6 +71,12 @@ def _all_gather_tensor(b: Bench) -> list[Part]:
         *((f"from rank {r}", one.tolist(), b.given(r)) for r, one in enumerate(got.split(b.case.size))),
         _unchanged(sent, b.given(b.mine)),
     ]
+
+
+def _all_gather_stacked(b: Bench) -> list[Part]:
+    got, sent = b.empty(b.case.size * b.world).reshape(b.world, b.case.size), b.tensor(b.given(b.mine))
+    b.setting.dist.all_gather_into_tensor(got, sent)
+    return [(f"from rank {r}", one.tolist(), b.given(r)) for r, one in enumerate(got)]
 
 
 def _reduce_scatter(b: Bench) -> list[Part]:
@@ -177,30 +185,38 @@ def _strided(b: Bench) -> list[Part]:
 
 
 def _objects(b: Bench) -> list[Part]:
-    """Gather objects of every rank, and broadcast some from a root."""
+    """Gather objects of every rank, and broadcast some from a root; every second time in a group of all ranks."""
+    group = group_cases.group(b.setting, range(b.world)) if b.case.turn % 2 else None
+    torch = b.setting.torch
 
-    def thing(rank: int) -> dict[str, Any]:
-        return {"rank": rank, "text": "x" * (rank * 100 + b.case.size), "numbers": b.given(rank)}
+    def thing(rank: int, *, plain: bool = True) -> dict[str, Any]:
+        numbers = b.given(rank)
+        large = "x" * (_LARGE_OBJECT if b.case.turn == 0 else 0)
+        text = f"{'y' * (rank * 100 + b.case.size)}{large}"
+        return {"rank": rank, "text": text, "numbers": numbers, "tensor": numbers if plain else torch.tensor(numbers)}
+
+    def plain(taken: Any) -> Any:
+        return {**taken, "tensor": taken["tensor"].tolist()} if isinstance(taken, dict) else taken
 
     got: list[Any] = [None] * b.world
-    b.setting.dist.all_gather_object(got, thing(b.mine))
-    sent = [thing(b.mine), b.mine]
-    b.setting.dist.broadcast_object_list(sent, b.root)
+    b.setting.dist.all_gather_object(got, thing(b.mine, plain=False), group=group)
+    sent = [thing(b.mine, plain=False), b.mine]
+    b.setting.dist.broadcast_object_list(sent, b.root, group=group)
     every = [thing(rank) for rank in range(b.world)]
     return [
-        ("of every rank", got, every),
-        (f"from root {b.root}", sent, [thing(b.root), b.root]),
-        *_objects_at_root(b, every),
+        ("of every rank", [*map(plain, got)], every),
+        (f"from root {b.root}", [*map(plain, sent)], [thing(b.root), b.root]),
+        *_objects_at_root(b, every, group),
     ]
 
 
-def _objects_at_root(b: Bench, every: list[dict[str, Any]]) -> list[Part]:
+def _objects_at_root(b: Bench, every: list[dict[str, Any]], group: Any) -> list[Part]:
     """Gather objects at a root, and scatter them from it."""
     at_root = b.mine == b.root
     gathered: list[Any] | None = [None] * b.world if at_root else None
-    b.setting.dist.gather_object(every[b.mine], gathered, b.root)
+    b.setting.dist.gather_object(every[b.mine], gathered, b.root, group=group)
     own: list[Any] = [None]
-    b.setting.dist.scatter_object_list(own, every if at_root else None, b.root)
+    b.setting.dist.scatter_object_list(own, every if at_root else None, b.root, group=group)
     parts = [(f"scattered from root {b.root}", own, [every[b.mine]])]
     return [*parts, (f"gathered at root {b.root}", gathered or [], every)] if at_root else parts
 
@@ -224,8 +240,17 @@ def _tagged(b: Bench) -> list[Part]:
         dist.recv(got[block], source, tag=71 + block)
     for work in works:
         work.wait()
+    # One rank alone sends to this one: who, is said by what is received from anybody.
+    last, anybody = dist.isend(b.tensor(b.given(b.mine, 2)), to), b.empty()
+    said = dist.recv(anybody)
+    last.wait()
     return [
-        (f"tag {71 + block} from rank {source}", one.tolist(), b.given(source, block)) for block, one in enumerate(got)
+        ("from anybody", anybody.tolist(), b.given(source, 2)),
+        ("who that was", [said], [source]),
+        *(
+            (f"tag {71 + block} from rank {source}", one.tolist(), b.given(source, block))
+            for block, one in enumerate(got)
+        ),
     ]
 
 
@@ -277,17 +302,27 @@ MOVING: dict[str, Callable[[Bench], list[Part]]] = {
 }
 STRIDED = "all-reduce of a strided tensor"
 TAGGED = "send/recv by tags"
+STACKED = "all-gather (tensor), stacked"
 OTHERS: dict[str, Callable[[Bench], list[Part]]] = {
     "several all-reduces at once": _in_flight,
     STRIDED: _strided,
+    STACKED: _all_gather_stacked,
     "sub-groups": _subgroups,
     TAGGED: _tagged,
 }
 OBJECTS = "all-gather of objects"
 SPECIAL = "all-reduce of inf and NaN"
-CALLS = {**REDUCING, **MOVING, **OTHERS, OBJECTS: _objects, SPECIAL: _special_values}
+CALLS = {
+    **REDUCING,
+    **MOVING,
+    **OTHERS,
+    **group_cases.calls({**REDUCING, **MOVING}),
+    **group_cases.OTHERS,
+    OBJECTS: _objects,
+    SPECIAL: _special_values,
+}
 # What one of the backends alone has.
-ONLY = {STRIDED: "nccl", TAGGED: "gloo"}
+ONLY = {STRIDED: "nccl", STACKED: "nccl", TAGGED: "gloo"}
 
 
 def cases(setting: Setting) -> Iterator[CollectiveCase]:
@@ -307,6 +342,9 @@ def cases(setting: Setting) -> Iterator[CollectiveCase]:
         if ONLY.get(collective, setting.rank.backend) == setting.rank.backend:
             pairs = [("sum", dtype) for dtype in ("float32", "int64", "int32")]
             yield from case_tensors.sized(chance, collective, pairs, setting)
+    yield from group_cases.cases(setting, [*REDUCING, *MOVING], [*REDUCING])
+    for collective, types in group_cases.FITTING.items():
+        yield from case_tensors.sized(chance, collective, [("sum", dtype) for dtype in types], setting, large=False)
     for index in range(world):
         yield CollectiveCase(OBJECTS, "", "int64", chance.randrange(1, case_tensors.ODD), index)
     for index, dtype in itertools.product(range(world), ("float32", "float16")):

@@ -12,6 +12,7 @@ from envcheck.checks.env.support.collectives import exact_integers
 # Beyond where NCCL changes from its latency protocols to Simple; `all-reduce` and the bandwidth checks go far beyond.
 LARGE = {"cuda": (1 << 17) + 3, "cpu": (1 << 14) + 3}
 MIDDLE, ODD = 2039, 257
+Part = tuple[str, list[Any], list[Any]]
 
 
 class Setting(NamedTuple):
@@ -107,11 +108,12 @@ def fits(backend: str, operation: str, dtype: str, world: int) -> bool:
 
 
 def sized(
-    chance: random.Random, collective: str, pairs: list[tuple[str, str]], setting: Setting
+    chance: random.Random, collective: str, pairs: list[tuple[str, str]], setting: Setting, *, large: bool = True
 ) -> Iterator[CollectiveCase]:
     """Yield a case for each pair, at least one for each rank as the root: one large, the others of one element up."""
-    world, large = setting.rank.world, LARGE[setting.device.type] // setting.rank.world
+    world = setting.rank.world
+    most = LARGE[setting.device.type] // world if large else MIDDLE
     for index in range(max(len(pairs), world)):
         sizes = (1, chance.randrange(3, ODD, 2), world * chance.randrange(1, ODD) + 1, chance.randrange(ODD, MIDDLE))
         operation, dtype = pairs[index % len(pairs)]
-        yield CollectiveCase(collective, operation, dtype, sizes[index % len(sizes)] if index else large, index)
+        yield CollectiveCase(collective, operation, dtype, sizes[index % len(sizes)] if index else most, index)

@@ -1,0 +1,201 @@
+"""What users do with optimizers: large tensors, groups that come later, hooks, averages with buffers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from envcheck.checks.env.support.optimizers import optimizer_formulas
+from envcheck.checks.env.support.training import plain_math, promise_cases
+
+# Adafactor and SparseAdam step whole tensors, or parts of them.
+LARGE = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")
+OTHERS = (
+    "a parameter group that comes later",
+    "a parameter without a gradient stays",
+    "a rate that is a tensor",
+    "hooks before and after each step",
+    "statistics of averaged weights",
+    "average of weights and buffers",
+    "Muon, as it comes",
+)
+NAMES = (*(f"{name} of a large tensor" for name in LARGE), *OTHERS)
+# What came to torch later than 1.13; a rate may be a tensor since 2.1, without flaws since 2.4.
+LATER = (*OTHERS[2:5], OTHERS[6])
+TENSOR_RATE_SINCE = (2, 4)
+# No multiple of any vector's or block's width, and more than one block of a kernel.
+ROWS, WIDTH, STEPS = 2, 1031, 3
+_MUON = (5, 7)
+
+Make = Callable[[str, Any, dict[str, Any], str], Any]
+
+
+class More:
+    """The cases, on numbers from a seed; `make` is what makes an optimizer, or says that this torch has none."""
+
+    def __init__(self, torch: Any, device: Any, seed: int, make: Make) -> None:
+        self.torch, self.device, self.make = torch, device, make
+        self.start = plain_math.values(f"{seed} large", ROWS * WIDTH)
+        self.gradients = [plain_math.values(f"{seed} large {step}", ROWS * WIDTH, 2.0) for step in range(STEPS)]
+
+    def cases(self) -> dict[str, promise_cases.Case]:
+        """Return each case by its name."""
+        tries: tuple[promise_cases.Case, ...] = tuple(partial(self.large, name) for name in LARGE)
+        tries += (self.added, self.without, self.tensor_rate, self.hooks, self.statistics, self.buffers, self.muon)
+        return dict(zip(NAMES, tries))
+
+    def tensor(self, flat: list[float], *shape: int) -> Any:
+        """Return a flat list as a float64 tensor."""
+        return self.torch.tensor(flat, dtype=self.torch.float64, device=self.device).reshape(shape or (-1,))
+
+    def walk(self, optimizer: Any, parameter: Any, first: int = 0, last: int = STEPS) -> None:
+        """Step with the given gradients, cut to the parameter's size."""
+        for gradient in self.gradients[first:last]:
+            parameter.grad = self.tensor(gradient[: parameter.numel()], *parameter.shape)
+            optimizer.step()
+
+    def off(self, parameter: Any, right: list[float]) -> float:
+        """Return how far a parameter is from where it should be, as a share of the longest way."""
+        way = max(abs(end - start) for end, start in zip(right, self.start))
+        return plain_math.off(plain_math.numbers(parameter), right, way)
+
+    def large(self, name: str) -> float:
+        """Walk a tensor of some thousand elements in each implementation."""
+        right, errors = optimizer_formulas.trajectory(name, self.start, self.gradients, {}), []
+        for kind in ("as it comes", "one by one", "foreach", "fused"):
+            parameter = self.torch.nn.Parameter(self.tensor(self.start, ROWS, WIDTH))
+            try:
+                optimizer = self.make(name, [parameter], {}, kind)
+            except promise_cases.Absent:
+                if kind == "as it comes":
+                    raise
+                continue
+            self.walk(optimizer, parameter)
+            errors.append(self.off(parameter, right))
+        return math.nan if any(map(math.isnan, errors)) else max(errors)
+
+    def small(self, count: int = 9) -> Any:
+        """Return a parameter of the first numbers."""
+        return self.torch.nn.Parameter(self.tensor(self.start[:count]))
+
+    def right(self, name: str, options: dict[str, Any], first: int = 0, count: int = 9) -> list[float]:
+        """Return where the first numbers end, from a step on."""
+        gradients = [gradient[:count] for gradient in self.gradients[first:]]
+        return optimizer_formulas.trajectory(name, self.start[:count], gradients, options)
+
+    def added(self) -> float:
+        """Give an optimizer a second group with options of its own after its first step."""
+        one, other, own = self.small(), self.small(), {"lr": 0.2, "weight_decay": 0.3}
+        optimizer = self.make("AdamW", [one], {"lr": 0.05}, "as it comes")
+        self.walk(optimizer, one, 0, 1)
+        optimizer.add_param_group({"params": [other], **own})
+        for gradient in self.gradients[1:]:
+            one.grad = other.grad = self.tensor(gradient[:9])
+            optimizer.step()
+        return max(self.off(one, self.right("AdamW", {"lr": 0.05})), self.off(other, self.right("AdamW", own, 1)))
+
+    def without(self) -> float | str:
+        """Step while one parameter has no gradient: weight decay does not move it either."""
+        one, other = self.small(), self.small()
+        for name in ("AdamW", "SGD"):
+            optimizer = self.make(name, [one, other], {"lr": 0.05, "weight_decay": 0.5}, "as it comes")
+            one.grad = self.tensor(self.gradients[0][:9])
+            optimizer.step()
+            if plain_math.numbers(other) != self.start[:9]:
+                return f"{name} moves a parameter without a gradient"
+        return 0.0
+
+    def tensor_rate(self) -> float:
+        """Give a rate as a tensor, and change it in place."""
+        if tuple(int(part) for part in self.torch.__version__.split(".")[:2]) < TENSOR_RATE_SINCE:
+            message = f"torch {self.torch.__version__} takes no tensor for a rate"
+            raise promise_cases.Absent(message)
+        parameter = self.small()
+        optimizer = self.make("Adam", [parameter], {"lr": self.torch.tensor(0.05)}, "one by one")
+        self.walk(optimizer, parameter)
+        # The rate is a float32.
+        error = self.off(parameter, self.right("Adam", {"lr": 0.05}))
+        return error if not error <= 1e-6 else 0.0  # noqa: PLR2004 (as said)
+
+    def hooks(self) -> str | None:
+        """Count the hooks of each step, and the order in which they come."""
+        parameter, seen = self.small(), list[str]()
+        optimizer = self.make("SGD", [parameter], {"lr": 0.1}, "as it comes")
+        if not hasattr(optimizer, "register_step_pre_hook"):
+            message = f"torch {self.torch.__version__} has no hooks of optimizers"
+            raise promise_cases.Absent(message)
+        optimizer.register_step_pre_hook(lambda *_: seen.append("before" if len(seen) % 2 == 0 else "late"))
+        optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+        self.walk(optimizer, parameter)
+        return None if seen == ["before", "after"] * STEPS else f"in {STEPS} steps came {', '.join(seen) or 'none'}"
+
+    def statistics(self) -> float:
+        """Have update_bn take a normalisation's statistics anew: the mean of the batches' means and variances."""
+        torch, count = self.torch, 6
+        norm = torch.nn.BatchNorm1d(1).to(self.device, torch.float64)
+        norm.running_mean.fill_(9.0)
+        batches = [gradient[:count] for gradient in self.gradients]
+        torch.optim.swa_utils.update_bn([self.tensor(batch, count, 1) for batch in batches], norm)
+        means = [math.fsum(batch) / count for batch in batches]
+        spreads = [math.fsum((x - m) ** 2 for x in batch) / (count - 1) for batch, m in zip(batches, means)]
+        got = [*plain_math.numbers(norm.running_mean), *plain_math.numbers(norm.running_var)]
+        return plain_math.off(got, [math.fsum(means) / len(means), math.fsum(spreads) / len(spreads)])
+
+    def buffers(self) -> float:
+        """Average a module's weights and buffers alike."""
+        torch = self.torch
+        module = torch.nn.Module()
+        module.weight, count = self.small(), 9
+        module.register_buffer("level", self.tensor(self.start[:count]))
+        average = torch.optim.swa_utils.AveragedModel(module, use_buffers=True)
+        for gradient in self.gradients:
+            with torch.no_grad():
+                module.weight.copy_(self.tensor(gradient[:count]))
+                module.level.copy_(self.tensor(gradient[count : 2 * count]))
+            average.update_parameters(module)
+        columns = zip(*self.gradients)
+        means = [math.fsum(column) / STEPS for column in columns][: 2 * count]
+        got = [*plain_math.numbers(average.module.weight), *plain_math.numbers(average.module.level)]
+        return plain_math.off(got, means)
+
+    def muon(self) -> float:
+        """Walk Muon, whose products are in bfloat16: within a twentieth of the way, or it is another algorithm."""
+        rows, width = _MUON
+        if not hasattr(self.torch.optim, "Muon"):
+            message = f"torch {self.torch.__version__} has no Muon"
+            raise promise_cases.Absent(message)
+        options = {"lr": 0.02, "weight_decay": 0.1}
+        parameter = self.torch.nn.Parameter(self.tensor(self.start[: rows * width], rows, width))
+        self.walk(self.torch.optim.Muon([parameter], **options), parameter)
+        error = self.off(parameter, _muon(self.start, self.gradients, **options))
+        return error if not error <= 0.05 else 0.0  # noqa: PLR2004 (as said)
+
+
+def _muon(start: list[float], gradients: list[list[float]], lr: float, weight_decay: float) -> list[float]:
+    """Return where Muon ends by its documentation: momentum 0.95 by Nesterov, five Newton-Schulz steps."""
+    rows, width = _MUON
+    now, moved = plain_math.rows(start[: rows * width], width), [[0.0] * width for _ in range(rows)]
+    for gradient in gradients:
+        given = plain_math.rows(gradient[: rows * width], width)
+        moved = [[m + 0.05 * (g - m) for m, g in zip(*pair)] for pair in zip(moved, given)]
+        ahead = [[g + 0.95 * (m - g) for m, g in zip(*pair)] for pair in zip(moved, given)]
+        step = _orthogonal(ahead)
+        share = lr * math.sqrt(max(1.0, rows / width))
+        now = [[x * (1 - lr * weight_decay) - share * s for x, s in zip(*pair)] for pair in zip(now, step)]
+    return plain_math.flat(now)
+
+
+def _orthogonal(matrix: plain_math.Matrix) -> plain_math.Matrix:
+    """Return the nearest orthogonal matrix of one with fewer rows than columns, as nearly as Muon's five steps do."""
+    a, b, c = 3.4445, -4.775, 2.0315
+    size = math.sqrt(sum(plain_math.dot(row, row) for row in matrix))
+    x = [[value / size for value in row] for row in matrix]
+    for _ in range(5):
+        gram = [[plain_math.dot(one, other) for other in x] for one in x]
+        square = [[plain_math.dot(one, other) for other in gram] for one in gram]
+        mixed = [[b * g + c * s for g, s in zip(*pair)] for pair in zip(gram, square)]
+        columns = plain_math.transposed(x)
+        x = [[a * x[i][j] + plain_math.dot(mixed[i], columns[j]) for j in range(len(columns))] for i in range(len(x))]
+    return x

@@ -1,0 +1,253 @@
+"""Faults of torch in what users call beside the plain path: each one fails the check that promises otherwise.
+
+Each fault is a few lines that patch torch in the ranks of one check; one run of the command has them all.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checks.env.test_training_sabotage import SITE, Fault
+
+_DIST = "import torch.distributed as dist\nhonest = dist.{name}\n"
+_LATER = """
+def lying(*a, **k):
+    work = honest(*a, **k)
+    if k.get('async_op'):
+        work.wait()
+        made = a[0][0] if isinstance(a[0], list) else a[0]
+        made.zero_()
+    return work
+dist.{name} = lying
+"""
+_GROUP = """
+def lying(made, *a, **k):
+    work = honest(made, *a, **k)
+    if k.get('group') is not None: made.zero_()
+    return work
+dist.{name} = lying
+"""
+_WHEN = """
+def lying(made, *a, **k):
+    work = honest(made, *a, **k)
+    if {when}: {then}
+    return work
+dist.{name} = lying
+"""
+_LOADER = """
+import torch.utils.data as d
+honest = d.DataLoader.__iter__
+def lying(self):
+    return iter(list(honest(self))[:-1]) if {when} else honest(self)
+d.DataLoader.__iter__ = lying
+"""
+_OPTIONS = """
+schedule = torch.optim.lr_scheduler.{name}
+honest = schedule.__init__
+def lying(self, *a, **k):
+    k.update({options})
+    honest(self, *a, **k)
+schedule.__init__ = lying
+"""
+
+
+def _later(name: str) -> Fault:
+    patch = (_DIST + _LATER).format(name=name)
+    return Fault("collectives", patch, "in a group, waited for later is wrong")
+
+
+def _in_group(name: str) -> Fault:
+    return Fault("collectives", (_DIST + _GROUP).format(name=name), "in a group is wrong")
+
+
+def _when(name: str, when: str, said: str, then: str = "made.mul_(2)") -> Fault:
+    return Fault("collectives", (_DIST + _WHEN).format(name=name, when=when, then=then), said)
+
+
+def _adam(function: str, when: str, said: str) -> Fault:
+    patch = f"""
+from torch.optim import adam as module
+honest = module.{function}
+def lying(p, *a, **k):
+    if p and {when}: k['lr'] = k['lr'] * 1.1
+    return honest(p, *a, **k)
+module.{function} = lying
+"""
+    return Fault("optimizers", patch, said)
+
+
+def _schedule(name: str, options: str, said: str) -> Fault:
+    return Fault("optimizers", _OPTIONS.format(name=name, options=options), said)
+
+
+def _loader(when: str, said: str) -> Fault:
+    return Fault("samplers", _LOADER.format(when=when), said)
+
+
+def _dataset(patch: str, said: str) -> Fault:
+    return Fault("samplers", f"import torch.utils.data as d\n{patch}", said)
+
+
+FAULTS = {
+    "later-broadcast": _later("broadcast"),
+    "later-all-to-all": _later("all_to_all_single"),
+    "later-gather-into": _later("all_gather_into_tensor"),
+    "group-reduce-scatter": _in_group("reduce_scatter_tensor"),
+    "group-scatter": _in_group("scatter"),
+    "group-reduce": _in_group("reduce"),
+    "sum-float64": _when("all_reduce", "made.dtype == torch.float64", "all-reduce is wrong"),
+    "sum-int8": _when("all_reduce", "made.dtype == torch.int8", "all-reduce is wrong"),
+    "sum-of-one-number": _when("all_reduce", "made.dim() == 0", "tensors of other shapes is wrong"),
+    "sum-of-a-matrix": _when("all_reduce", "made.dim() == 2", "tensors of other shapes is wrong"),
+    "sum-complex": _when("all_reduce", "made.is_complex()", "tensors of other types is wrong"),
+    "broadcast-bool": _when(
+        "broadcast", "made.dtype == torch.bool", "tensors of other types is wrong", "made.logical_not_()"
+    ),
+    "group-barrier-does-not-wait": Fault(
+        "collectives",
+        "import torch.distributed as dist\nhonest = dist.barrier\n"
+        "dist.barrier = lambda group=None, **k: honest(**k) if group is None else None",
+        "barrier of a group ended too early",
+    ),
+    "later-barrier-does-not-wait": Fault(
+        "collectives",
+        "import torch.distributed as dist\nhonest = dist.barrier\n"
+        "class Done:\n    wait = lambda self: True\n"
+        "dist.barrier = lambda *a, **k: Done() if k.get('async_op') else honest(*a, **k)",
+        "barrier that is waited for later ended too early",
+    ),
+    "large-object-lost": Fault(
+        "collectives",
+        "import torch.distributed as dist\nhonest = dist.all_gather_object\n"
+        "def lying(into, *a, **k):\n"
+        "    honest(into, *a, **k)\n"
+        "    into[:] = [None if len(repr(one)) > 1 << 17 else one for one in into]\n"
+        "dist.all_gather_object = lying",
+        "all-gather of objects is wrong",
+    ),
+    "rank-of-a-group": Fault(
+        "collectives",
+        "import torch.distributed as dist\nhonest = dist.get_rank\n"
+        "dist.get_rank = lambda group=None: honest() if group is None else 0",
+        "the numbers of the ranks",
+    ),
+    "received-from-anybody": Fault(
+        "collectives",
+        "import torch.distributed as dist\nhonest = dist.recv\n"
+        "def lying(into, src=None, *a, **k):\n"
+        "    said = honest(into, src, *a, **k)\n"
+        "    return 0 if src is None else said\n"
+        "dist.recv = lying",
+        "who that was",
+    ),
+    "fused-float32": _adam("_fused_adam", "p[0].dtype == torch.float32", "Adam in float32, fused"),
+    "foreach-float32": _adam("_multi_tensor_adam", "p[0].dtype == torch.float32", "Adam in float32, foreach"),
+    "adam-large": _adam("_single_tensor_adam", "p[0].numel() > 1000", "Adam of a large tensor"),
+    "muon-twice": Fault(
+        "optimizers",
+        "honest = torch.optim.Muon.step\n"
+        "def lying(self, closure=None):\n"
+        "    [group.update(lr=0.04) for group in self.param_groups]; return honest(self, closure)\n"
+        "torch.optim.Muon.step = lying",
+        "Muon, as it comes",
+    ),
+    "decay-without-gradient": Fault(
+        "optimizers",
+        "honest = torch.optim.AdamW.step\n"
+        "def lying(self, closure=None):\n"
+        "    done = honest(self, closure)\n"
+        "    [p.data.mul_(0.9) for g in self.param_groups for p in g['params'] if p.grad is None]\n"
+        "    return done\n"
+        "torch.optim.AdamW.step = lying",
+        "moves a parameter without a gradient",
+    ),
+    "schedule-forgets": Fault(
+        "optimizers",
+        "torch.optim.lr_scheduler.LRScheduler.load_state_dict = lambda self, state: None",
+        "schedule MultiStepLR",
+    ),
+    "one-cycle-is-cosine": _schedule("OneCycleLR", "anneal_strategy='cos'", "OneCycleLR, linear"),
+    "momentum-stays": _schedule("OneCycleLR", "cycle_momentum=False", "momentum of OneCycleLR"),
+    "plateau-without-pause": _schedule("ReduceLROnPlateau", "cooldown=0", "ReduceLROnPlateau, max"),
+    "statistics-stay": Fault(
+        "optimizers",
+        "import torch.optim.swa_utils\ntorch.optim.swa_utils.update_bn = lambda *a, **k: None",
+        "statistics of averaged weights",
+    ),
+    "norm-in-two": Fault(
+        "optimizers", "torch.nn.utils.clip_grads_with_norm_ = lambda *a, **k: None", "clipped by norm"
+    ),
+    "stream-short": _loader("isinstance(self.dataset, d.IterableDataset) and not self.num_workers", "IterableDataset"),
+    "third-epoch-short": _loader(
+        "self.__dict__.__setitem__('n', self.__dict__.get('n', 0) + 1) or self.__dict__['n'] > 2", "epoch 2"
+    ),
+    "any-order-short": _loader("not getattr(self, 'in_order', True)", "loader, in any order"),
+    "collate-ignored": _dataset(
+        "honest = d.DataLoader.__init__\n"
+        "def lying(self, *a, **k):\n    k.pop('collate_fn', None); honest(self, *a, **k)\n"
+        "d.DataLoader.__init__ = lying",
+        "collate_fn and worker_init_fn",
+    ),
+    "subset-of-several": _dataset(
+        "d.Subset.__getitems__ = lambda self, places: [self.dataset[self.indices[0]] for _ in places]",
+        "several at once",
+    ),
+    "rows-stay": _dataset(
+        "d.TensorDataset.__getitem__ = lambda self, place: tuple(one[0] for one in self.tensors)", "TensorDataset"
+    ),
+    "exception-swallowed": _dataset(
+        "from torch.utils.data._utils import fetch\n"
+        "def lying(self, places):\n"
+        "    return self.collate_fn([self.dataset[p] for p in places if p != 13])\n"
+        "honest = fetch._MapDatasetFetcher.fetch\n"
+        "fetch._MapDatasetFetcher.fetch = lambda self, p: lying(self, p) if isinstance(p, list) else honest(self, p)",
+        "a worker's exception is raised",
+    ),
+    "replaced-by-permutations": _dataset(
+        "honest = d.RandomSampler.__init__\n"
+        "d.RandomSampler.__init__ = lambda self, data, replacement=False, **k: honest(self, data, False, **k)",
+        "RandomSampler with replacement",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(torch_python: Path, once: Callable[..., Path]) -> dict[str, Any]:
+    """Run every fault in one command; return the outcomes by fault."""
+
+    def run(directory: Path) -> None:
+        (directory / "env").mkdir()
+        for name, fault in FAULTS.items():
+            text = SITE.format(module=fault.check.replace("-", "_"), patch=textwrap.indent(fault.patch, "    "))
+            (directory / "env" / f"fault_{name.replace('-', '_')}.py").write_text(text)
+        command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(torch_python), "--nproc", "2"]
+        only = [word for name in FAULTS for word in ("--only", f"fault-{name}")]
+        command += ["--checks", str(directory), "--output", str(directory / "report.json"), *only]
+        done = subprocess.run(command, capture_output=True, check=False, text=True)
+        (directory / "code").write_text(f"{done.returncode} {done.stderr}")
+
+    directory = once("breadth-faults", run)
+    assert (directory / "code").read_text().split()[0] == "1", (directory / "code").read_text()
+    rows = json.loads((directory / "report.json").read_bytes())["outcomes"]
+    return {row["id"].removeprefix("fault-"): row for row in rows}
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_beside_the_plain_path_fails_the_check_that_promises_otherwise(
+    outcomes: dict[str, Any], name: str
+) -> None:
+    row = outcomes[name]
+    assert row["status"] == "fail", row["summary"]
+    said = [row["summary"], *(finding["summary"] for finding in row.get("findings") or [])]
+    assert any(FAULTS[name].said in text for text in said), said[:5]
+    assert row["remedy"]
