@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from envcheck.checks.env.support.process import progress_file
 from envcheck.runner.worker import process_limits
 
 RESULT_LIMIT = 1 << 20
+_DIGITS = 7  # a number of threads has fewer
 # What an outer launcher tells its own group; torch would join that one instead of ours.
 _OUTER = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 
@@ -61,6 +63,12 @@ def loopback() -> str:
 def threads(world: int) -> int:
     """Return how many CPU threads each of `world` ranks may use here."""
     return max(1, len(os.sched_getaffinity(0)) // world)
+
+
+def chosen_threads(environ: Mapping[str, str]) -> int:
+    """Return the number of OMP_NUM_THREADS, of "4,2" (nested levels) the first; 0 for what OpenMP does not take."""
+    first = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isascii() and first.isdecimal() and len(first) < _DIGITS else 0
 
 
 def measure(load: Callable[[], Callable[[Any], Any]], world: int, rank: int, *, gpu: bool, directory: Path) -> None:
@@ -111,7 +119,9 @@ def _prepare(world: int, directory: Path) -> None:
     faulthandler.register(signal.SIGTERM, file=sys.__stderr__ or 2, chain=True)
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "set_num_threads"):
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or threads(world)))
+        torch.set_num_threads(chosen_threads(os.environ) or threads(world))
+    if any(entry[0] == "error" for entry in warnings.filters):
+        warnings.simplefilter("default")  # a warning of torch's is no fault of what is checked
 
 
 def _checked(measured: Any) -> dict[str, Any]:
