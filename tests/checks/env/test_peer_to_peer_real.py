@@ -15,8 +15,8 @@ import pytest
 SABOTAGE = Path(__file__).parents[1] / "sabotage"
 Report = Callable[..., dict[str, Any]]
 LIES = {
-    "peers-bring-nothing": "P2P broken: cpu 0 -> cpu 1: 8388611 value wrong by copy engine, first at 0 "
-    "(xor 0xffffffff); P2P broken: cpu 1 -> cpu 0: 8388611 value wrong by copy engine, first at 0 (xor 0xffffffff)",
+    "peers-bring-nothing": "P2P broken: cpu 0 -> cpu 1: 8388611 values wrong by copy engine, first at 0 "
+    "(xor 0xffffffff); P2P broken: cpu 1 -> cpu 0: 8388611 values wrong by copy engine, first at 0 (xor 0xffffffff)",
     "peers-flip-a-bit": "P2P broken: cpu 0 -> cpu 1: 1 value wrong by copy engine, first at 777 (xor 0x40000000); "
     "P2P broken: cpu 1 -> cpu 0: 1 value wrong by copy engine, first at 777 (xor 0x40000000)",
     "peers-hang": "P2P broken: cpu 0 -> cpu 1: the process still running after 4 s (ranks 0); ended by SIGTERM",
