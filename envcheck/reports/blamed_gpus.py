@@ -8,6 +8,7 @@ from typing import Any, Final
 from envcheck.checks import ERROR, FAIL, WARN
 from envcheck.reports import phrases
 from envcheck.reports.model import RunReport
+from envcheck.runner.rejudge import LACKING
 from envcheck.runner.schema import OutcomeRow
 
 FINDINGS: Final = (FAIL, ERROR, WARN)
@@ -24,8 +25,13 @@ def uuids(report: RunReport) -> list[str]:
 def culprits(report: RunReport) -> dict[str, list[OutcomeRow]]:
     """Return for each GPU the findings that name it: in their summary, their details, or by its rank."""
     gpus = uuids(report)
-    findings = [(o, _named(o)) for o in report.outcomes if o.status in FINDINGS]
+    findings = [(o, _named(o)) for o in report.outcomes if o.status in FINDINGS and not _not_recorded(o)]
     return {uuid: [o for o, named in findings if any(uuid in text for text in named)] for uuid in gpus}
+
+
+def _not_recorded(outcome: OutcomeRow) -> bool:
+    """Tell whether today's rule needs what an older report does not hold: that is nothing of a GPU."""
+    return outcome.status == ERROR and LACKING in outcome.summary
 
 
 def _named(outcome: OutcomeRow) -> list[str]:

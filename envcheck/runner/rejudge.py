@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -21,7 +21,7 @@ from envcheck.runner.targets.interface import Handle
 
 # What a run adds by itself, from the plan and the snapshot.
 _OWN = ("require-gpu", lost_gpus.ID)
-_LACKING = "today's rule needs what this report does not hold: "
+LACKING: Final = "today's rule needs what this report does not hold: "
 
 
 class Past:
@@ -71,8 +71,8 @@ def _again(run: Run, found: Found, old: OutcomeRow) -> OutcomeRow:
 
 def _compared(new: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
     """Say of an outcome that only today's rule cannot tell that the report is why, and not the machine."""
-    told = f"{old.status} then; {_LACKING}{new.summary}"
-    if new.status == old.status == ERROR and old.summary.endswith(f"{_LACKING}{new.summary}"):
+    told = f"{old.status} then; {LACKING}{new.summary}"
+    if new.status == old.status == ERROR and old.summary.endswith(f"{LACKING}{new.summary}"):
         told = old.summary  # judged once before
     elif new.status != ERROR or old.status == ERROR:
         return new

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
+from envcheck.reports.blamed_gpus import culprits
 from envcheck.reports.model import RunReport
 from envcheck.reports.rejudge import rejudge
 from envcheck.runner.planning.discover import discover
@@ -95,6 +96,13 @@ def test_what_an_older_report_does_not_hold_is_no_pass_and_is_told_as_that(past:
     assert outcome.remedy == "measure again with `envcheck run --only all-reduce`"
     assert {finding.remedy for finding in outcome.findings} <= {outcome.remedy}
     assert rejudge(found.report).report.outcomes[0].summary == outcome.summary
+
+
+def test_no_gpu_is_blamed_for_what_an_older_report_does_not_hold(past: Callable[..., RunReport]) -> None:
+    again = rejudge(past(*(row(name, "pass", ranks=ranks()) for name in ("amp", "fingerprint")))).report
+    assert {outcome.status for outcome in again.outcomes} == {"error"}
+    assert all(outcome.remedy.startswith("measure again") for outcome in again.outcomes)
+    assert not any(culprits(again).values())
 
 
 def test_a_check_there_is_no_more_stays_and_is_named(past: Callable[..., RunReport]) -> None:
