@@ -200,6 +200,15 @@ SABOTAGES: dict[str, Sabotage] = {
         lambda: lie(T, "from_numpy", lambda h, a: h(a if a.flags.c_contiguous else a.T.copy().reshape(a.shape))),
     ),
     "load runs code": ("state", runs_code),
+    "load_state_dict is never strict": (
+        "state",
+        lambda: lie(T.nn.Module, "load_state_dict", lambda h, m, s, strict=True, **k: h(m, s, strict=False, **k)),  # noqa: ARG005
+    ),
+    "assign copies": ("state", without(T.nn.Module, "load_state_dict", "assign", otherwise=False)),
+    "recomputed dropout falls out otherwise": (
+        "state",
+        lambda: lie(T.utils.checkpoint, "checkpoint", lambda h, *a, **k: h(*a, **{**k, "preserve_rng_state": False})),
+    ),
     "multinomial is uniform": (
         "state",
         lambda: lie(T, "multinomial", lambda h, p, *a, **k: h(T.ones_like(p), *a, **k)),

@@ -12,6 +12,7 @@ from envcheck.checks.env.support.operators.promises import (
     conversions,
     forms,
     modes,
+    module_states,
     random_numbers,
     sizes_and_calls,
 )
@@ -22,6 +23,7 @@ GROUPS: dict[str, dict[str, random_numbers.Promise]] = {
         **conversions.PROMISES,
         **arrays_and_files.PROMISES,
         **modes.PROMISES,
+        **module_states.PROMISES,
     },
     "large": sizes_and_calls.LARGE,
     "repeated": sizes_and_calls.REPEATED,
