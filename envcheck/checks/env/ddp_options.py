@@ -21,6 +21,7 @@ CHECK = Check(
     promise="DDP's options keep their word: small buckets, unused parameters, views, static graphs, buffers, join",
     level="full",
     seconds=3.0,
+    cpu_seconds=0.9,
     timeout=180.0,
     ranks=0,
     least_ranks=2,

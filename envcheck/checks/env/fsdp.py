@@ -32,6 +32,7 @@ CHECK = Check(
     promise="training sharded by FSDP2 ends with the weights that one process ends with on the same global batch",
     level="full",
     seconds=3.0,
+    cpu_seconds=0.5,
     timeout=180.0,
     ranks=0,
     least_ranks=2,

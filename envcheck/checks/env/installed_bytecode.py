@@ -17,7 +17,7 @@ from envcheck.checks.env.support.process import package_files
 CHECK = Check(
     promise="the bytecode that Python runs for torch is what its sources compile to",
     level="full",
-    seconds=15.0,
+    seconds=4.0,
     timeout=600.0,
 )
 

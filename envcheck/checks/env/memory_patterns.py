@@ -20,6 +20,7 @@ CHECK = Check(
     promise="every free word of memory holds each pattern that is written into it",
     level="full",
     seconds=15.0,
+    cpu_seconds=0.3,
     timeout=300.0,
     ranks=0,
 )
