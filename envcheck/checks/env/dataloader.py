@@ -2,7 +2,8 @@
 
 Seen in the wild: workers that die of "bus error" in a /dev/shm of 64 MB, a worker killed for memory whose loader waits
 for ever, batches whose shared pages were reused before they were read. Two workers send more than Docker's 64 MB; every
-element is compared where the model would read it. Then a worker kills itself: the loader has to say so.
+element is compared where the model would read it. Then a worker kills itself: the loader has to say so. Without workers
+each sample has to come once, in its order and its type.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.process import worker_death
+from envcheck.checks.env.support.training import loading_in_process, plain_math
 
 CHECK = Check(
-    promise="DataLoader workers deliver every element through shared memory, and a worker that dies is reported",
+    promise="DataLoaders deliver every element, from workers through shared memory, and report a worker that dies",
     level="standard",
     seconds=2.0,
     cpu_seconds=0.9,
@@ -74,7 +76,8 @@ def measure(rank: Rank) -> Measured:
             pass
 
     died = worker_death.raised_by(honest)
-    return {**where, **read, "died": died, "death": None if died else worker_death.raised_by(deadly)}
+    alone = loading_in_process.run(torch, plain_math.seed_of(rank))
+    return {**where, **read, "died": died, "death": None if died else worker_death.raised_by(deadly), "alone": alone}
 
 
 def _loader(torch: Any, rank: Rank, items: Items) -> Any:
@@ -129,7 +132,22 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     findings = [_wrong_data(entry)] if entry["wrong"] else []
     findings += [_lost(entry)] if entry["batches"] != ITEMS // BATCH else []
     quiet = _kept_quiet(entry)
+    findings += _alone(entry)
     return worst([*findings, *([quiet] if quiet else [])], _delivered(entry))
+
+
+def _alone(entry: Measured) -> list[Outcome]:
+    """Return what is wrong with a loader that has no workers."""
+    alone = entry.get("alone") or {}
+    wrong = alone.get("wrong")
+    if not isinstance(wrong, list) or not process_group.counts(alone.get("tried")) or not alone["tried"]:
+        said = "no loader without workers was tried"
+        return [undecided(said, fix="see the check's log", code="dataloader.unmeasured", culprit="without workers")]
+    fix = "reinstall torch: compare torch/utils/data with the wheel's own files"
+    return [
+        failed(f"a loader without workers, {said}", fix=fix, code="dataloader.in-process", culprit=said)
+        for said in wrong
+    ]
 
 
 def _wrong_data(entry: Measured) -> Outcome:

@@ -33,6 +33,7 @@ MEASURED: dict[Any, Entry] = {
         "shared": True,
         "died": None,
         "death": "DataLoader worker (pid 7) is killed",
+        "alone": {"tried": 8, "wrong": []},
     },
     compiled: {"missing": [], "errors": {"output": 4e-7, "0.weight": 1e-7}, "code": {".so": 3}},
 }
@@ -107,6 +108,9 @@ def test_each_way_a_checkpoint_lies_is_named(cpu: View, changes: Entry, status: 
         ({"batches": 0}, FAIL, "0 of 6 batches arrived"),
         ({"batches": 7}, FAIL, "the loader repeated"),
         ({"death": None}, FAIL, "was not reported"),
+        ({"alone": {"tried": 8, "wrong": ["in order: 5 batches"]}}, FAIL, "without workers, in order: 5 batches"),
+        ({"alone": {"tried": 0, "wrong": []}}, ERROR, "no loader without workers was tried"),
+        ({"alone": None}, ERROR, "no loader without workers was tried"),
         ({"death": "DataLoader timed out after 30 seconds"}, FAIL, "the loader raised"),
         ({"death": "AttributeError: 'list' object has no attribute 'x'"}, FAIL, "was not reported"),
         ({"death": "EOFError:"}, PASS, "was reported"),
