@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
@@ -72,8 +72,11 @@ def measure(rank: Rank) -> Measured:
     return survey(rank, rounds=1, size=1)
 
 
-def survey(rank: Rank, rounds: int, size: int) -> Measured:
-    """Run every operator `rounds` times with sizes that grow with `size`; return what is wrong, and counts."""
+def survey(rank: Rank, rounds: int, size: int, more: Sequence[Any] = ()) -> Measured:
+    """Run every operator `rounds` times with sizes that grow with `size`; return what is wrong, and counts.
+
+    `more` are families that are run beside the usual ones.
+    """
     import torch
 
     device = process_group.device_of(rank)
@@ -87,7 +90,7 @@ def survey(rank: Rank, rounds: int, size: int) -> Measured:
     ran: dict[str, int] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for row in _rows(torch, device, seed, rounds, size, operator_trial.dtypes(entry)):
+        for row in _rows(torch, device, seed, (rounds, size), operator_trial.dtypes(entry), more):
             count += 1
             if "absent" in row:
                 absent[f"{row['operator']} {row['dtype']}"] = row["absent"]
@@ -103,10 +106,13 @@ def survey(rank: Rank, rounds: int, size: int) -> Measured:
     return {**entry, **seen, "absent": absent, "known": known, "seconds": round(time.monotonic() - begun, 2)}
 
 
-def _rows(torch: Any, device: Any, seed: int, rounds: int, size: int, names: list[str]) -> Iterator[Measured]:
+def _rows(
+    torch: Any, device: Any, seed: int, extent: tuple[int, int], names: list[str], more: Sequence[Any]
+) -> Iterator[Measured]:
+    rounds, size = extent
     for number in range(rounds):
         source = seeded_numbers.source(seed + number)
-        for family in FAMILIES:
+        for family in (*FAMILIES, *more):
             for make in family.EVERY:
                 yield from operator_trial.measure(torch, make(source, size), names, device, source)
         yield from trial.measure(torch, device, source)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from envcheck.checks import Check, Measured, Rank
 from envcheck.checks.env import operators
+from envcheck.checks.env.support.operators.cases.in_breadth import losses, matrices, pooling
 
 CHECK = Check(
     promise="each operator equals its formula for many sizes, memory layouts and options",
@@ -17,10 +18,12 @@ CHECK = Check(
     ranks=0,
 )
 
+# Operators that are used less often run at this level only.
+FAMILIES = (losses, matrices, pooling)
 ROUNDS, SIZE = 12, 3
 judge = operators.judge
 
 
 def measure(rank: Rank) -> Measured:
     """Run every operator a dozen times with larger sizes."""
-    return operators.survey(rank, ROUNDS, SIZE)
+    return operators.survey(rank, ROUNDS, SIZE, FAMILIES)

@@ -24,9 +24,11 @@ from envcheck.checks.env.support.operators.cases import (
     reductions,
     selections,
 )
+from envcheck.checks.env.support.operators.cases.in_breadth import losses as losses_in_breadth
+from envcheck.checks.env.support.operators.cases.in_breadth import matrices, pooling
 from envcheck.checks.env.support.operators.promises import trial
 from envcheck.node.snapshot import Snapshot
-from tests.checks.sabotage.torch import more_sabotages, sabotages
+from tests.checks.sabotage.torch import more_sabotages, sabotages, sabotages_in_breadth
 
 CHECKS = {
     "attention": attention,
@@ -43,9 +45,13 @@ ROWS: dict[str, Any] = {
     "losses": (losses, edges),
     "order": (reductions, selections, edges, options),
     "models": (recurrent_and_attention, options),
+    # Pooling has rows in bf16, without which the check does not pass.
+    "losses in breadth": (losses_in_breadth, pooling),
+    "matrices": (matrices, pooling),
+    "pooling": (pooling,),
     **dict.fromkeys(trial.GROUPS, ()),
 }
-SABOTAGES = {**sabotages.SABOTAGES, **more_sabotages.SABOTAGES}
+SABOTAGES = {**sabotages.SABOTAGES, **more_sabotages.SABOTAGES, **sabotages_in_breadth.SABOTAGES}
 
 
 def measured(kind: str) -> str:

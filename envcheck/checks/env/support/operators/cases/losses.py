@@ -125,7 +125,8 @@ def regression(source: random.Random, size: int) -> Iterator[Case]:
     yield from _distributions(source)
 
 
-def _reduced(terms: Values, reduction: str) -> Values:
+def reduced(terms: Values, reduction: str) -> Values:
+    """Return the terms, or their sum or mean."""
     total = math.fsum(terms)
     return {"none": terms, "sum": [total], "mean": [total / len(terms)]}[reduction]
 
@@ -141,7 +142,7 @@ def _loss(
         return getattr(t.nn.functional, name)(x, y, reduction=reduction, **options)
 
     def reference(x: Values, y: Values) -> Values:
-        return _reduced([each(a, b) for a, b in zip(x, y)], reduction)
+        return reduced([each(a, b) for a, b in zip(x, y)], reduction)
 
     # The target of these two has no gradient.
     fixed = name in ("soft_margin_loss", "poisson_nll_loss")
