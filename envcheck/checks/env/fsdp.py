@@ -8,6 +8,7 @@ them), trained a few steps, and gathered: the weights have to be those of one pr
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from envcheck.checks import (
@@ -26,7 +27,7 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.env.support.collectives import gloo_gaps, process_group
-from envcheck.checks.env.support.training import model_replicas, plain_math, promise_cases
+from envcheck.checks.env.support.training import model_replicas, plain_math, promise_cases, tensor_parallel
 
 CHECK = Check(
     promise="training sharded by FSDP2 ends with the weights that one process ends with on the same global batch",
@@ -56,7 +57,16 @@ LIMIT = Limit(
 
 _FIX = "run collectives and ddp: right there, reinstall or update torch, as its FSDP is broken"
 VARIANT = Limit(1e-4, "of the way", "fp32 against the chain rule in float64, seen at 4e-6 (ours)", "at most")
-VARIANTS = ("kept gathered", "bf16 policy", "gradients clipped", "FSDP1")
+VARIANTS = (
+    "kept gathered",
+    "bf16 policy",
+    "gradients clipped",
+    "FSDP1",
+    "gradients accumulated",
+    "gradients accumulated without sending",
+    "parameters kept on the CPU",
+    "tensor parallel",
+)
 _BF16 = Limit(0.02, "of the way", "parameters are cast to bf16 (2^-8); seen at 0.003 (ours)", "at most")
 
 
@@ -109,6 +119,16 @@ class _ShardedTask:
             now = [[x - RATE * share * g for x, g in zip(part, grad)] for part, grad in zip(now, gradients)]
         return now
 
+    def accumulated(self, sharded: Any, step: int, *, sends: bool) -> None:
+        """Take one step on this rank's share of a batch, a half at a time; send gradients each time, or at the end."""
+        optimizer, half = self.torch.optim.SGD(sharded.parameters(), lr=RATE), PER_RANK // 2
+        optimizer.zero_grad()
+        for part in range(2):
+            inputs, targets = self.batches[step].share(self.rank.rank * PER_RANK + part * half, half).tensors
+            sharded.set_requires_gradient_sync(sends or part == 1)
+            (self.torch.nn.functional.mse_loss(sharded(inputs), targets) / 2).backward()
+        optimizer.step()
+
     def step(self, sharded: Any, step: int, clip: float = 0.0) -> float:
         """Take one step on this rank's share of a batch; return the loss there."""
         inputs, targets = self.batches[step].share(self.rank.rank * PER_RANK, PER_RANK).tensors
@@ -135,7 +155,11 @@ class _Variants:
 
     def cases(self) -> dict[str, promise_cases.Case]:
         """Return a case for each variant."""
-        return dict(zip(VARIANTS, (self.kept, self.lower, self.clipped, self.first)))
+        tries: tuple[promise_cases.Case, ...] = (self.kept, self.lower, self.clipped, self.first)
+        tries += (partial(self.accumulated, sends=True), partial(self.accumulated, sends=False), self.offloaded)
+        return dict(
+            zip(VARIANTS, (*tries, partial(tensor_parallel.trained, self.task.torch, self.task.rank, self.dist)))
+        )
 
     def trained(self, clip: float = 0.0, **options: Any) -> float:
         """Train under some options; return how far the gathered weights are."""
@@ -162,6 +186,33 @@ class _Variants:
     def clipped(self) -> float:
         """Clip by the norm over all shards."""
         return self.trained(clip=0.05)
+
+    def accumulated(self, *, sends: bool) -> float:
+        """Add up the gradients of two halves: they are those of the whole."""
+        sharded = _sharded(self.dist, self.task.model(), self.fully_shard, self.task.device)
+        for step in range(STEPS):
+            self.task.accumulated(sharded, step, sends=sends)
+        return self.task.off([plain_math.numbers(p.full_tensor()) for p in sharded.parameters()], self.task.right)
+
+    def offloaded(self) -> float | str:
+        """Keep shards, gradients and steps on the CPU."""
+        try:
+            from torch.distributed.fsdp import CPUOffloadPolicy
+        except ImportError:
+            from torch.distributed._composable.fsdp import CPUOffloadPolicy
+        policy, task = CPUOffloadPolicy(pin_memory=False), self.task
+        sharded = _sharded(self.dist, task.model(), self.fully_shard, task.device, offload_policy=policy)
+        for step in range(STEPS):
+            task.step(sharded, step)
+        held = [(p.to_local(), p.shape[0], p.numel() // p.shape[0]) for p in sharded.parameters()]
+        if any(local.device.type != "cpu" for local, _, _ in held):
+            return "the shards are not on the CPU"
+        pairs = [(local, _mine(task.rank, right, *shape)) for (local, *shape), right in zip(held, task.right)]
+        # What has no row of a parameter holds nothing of it.
+        way = max(abs(x - y) for new, old in zip(task.right, task.start) for x, y in zip(new, old))
+        errors = [0.0, *(plain_math.off(plain_math.numbers(got), right, way) for got, right in pairs if right)]
+        lost = [1 for got, right in pairs if len(right) != got.numel()]
+        return "a shard has another size" if lost else model_replicas.worst(errors)
 
     def first(self) -> float:
         """Shard by FullyShardedDataParallel, flattened into one parameter."""

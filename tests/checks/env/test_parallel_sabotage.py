@@ -37,6 +37,35 @@ torch.utils.data.DataLoader.__iter__ = lambda self: honest(self) if self.num_wor
     return Fault("dataloader", patch, said)
 
 
+def _rate(function: str, when: str, said: str) -> Fault:
+    module = function.rsplit("_", 1)[1]
+    patch = f"""
+from torch.optim import {module} as module
+honest = module.{function}
+def lying(p, *a, **k):
+    if p and {when}: k['lr'] = k['lr'] * 1.1
+    return honest(p, *a, **k)
+module.{function} = lying
+"""
+    return Fault("optimizers", patch, said)
+
+
+_NARROW = "p[0].dtype == torch.bfloat16"
+_FULLY = "import torch.distributed.fsdp as fsdp\nfrom torch.distributed.fsdp import FSDPModule\n"
+_SPLIT = """
+from torch.distributed.tensor import parallel
+module = parallel.{name}
+honest = module.{function}
+def lying(*a, **k):
+    {body}
+module.{function} = staticmethod(lying)
+"""
+
+
+def _split(name: str, function: str, body: str) -> Fault:
+    return Fault("fsdp", _SPLIT.format(name=name, function=function, body=body), "tensor parallel")
+
+
 FAULTS = {
     "alone-loses": _loader("return iter(batches[:-1])", "without workers, in order: 5 batches arrived"),
     "alone-reorders": _loader("return iter(batches[::-1])", "without workers, in order: the tensors of batch 0"),
@@ -52,6 +81,50 @@ FAULTS = {
     ),
     "alone-collates-wrong": _alone(
         "made = honest(self, *a, **k); made['row'][-1] += 1; return made", "without workers, in order: the tensors"
+    ),
+    "sgd-large": _rate("_single_tensor_sgd", "p[0].numel() > 4000", "SGD of tensors of 9279 numbers"),
+    "sgd-large-foreach": _rate(
+        "_multi_tensor_sgd", "max(map(torch.numel, p)) > 4000", "SGD of tensors of 9279 numbers"
+    ),
+    "adamw-many-foreach": _rate("_multi_tensor_adam", "len(p) > 8", "AdamW of tensors of 9279 numbers"),
+    "adam-narrow": _rate("_single_tensor_adam", _NARROW, "Adam in bfloat16"),
+    "adam-narrow-foreach": _rate("_multi_tensor_adam", _NARROW, "Adam in bfloat16"),
+    "adam-narrow-fused": _rate("_fused_adam", _NARROW, "Adam in bfloat16"),
+    "sgd-narrow": _rate("_single_tensor_sgd", _NARROW, "SGD in bfloat16"),
+    "shards-forget-the-first-half": Fault(
+        "fsdp",
+        f"{_FULLY}honest = FSDPModule.set_requires_gradient_sync\n"
+        "def lying(self, on, **k):\n"
+        "    honest(self, on, **k)\n"
+        "    if not on: self.zero_grad()\n"
+        "    if on: [p.grad.zero_() for p in self.parameters() if p.grad is not None]\n"
+        "FSDPModule.set_requires_gradient_sync = lying",
+        "gradients accumulated is off",
+    ),
+    "shards-never-wait-to-send": Fault(
+        "fsdp",
+        f"{_FULLY}FSDPModule.set_requires_gradient_sync = lambda self, on, **k: None if on else [\n"
+        "    setattr(state._fsdp_param_group, 'reduce_grads', False) for m in self.modules()\n"
+        "    if (state := getattr(m, '_get_fsdp_state', lambda: None)()) and state._fsdp_param_group]",
+        "gradients accumulated without sending",
+    ),
+    "offloaded-rate": Fault(
+        "fsdp",
+        "import torch.distributed.fsdp as fsdp\n"
+        "honest = fsdp.fully_shard\n"
+        "def lying(m, **k):\n"
+        "    if 'offload_policy' in k:\n"
+        "        m.register_forward_hook(lambda m, given, out: out * 1.01)\n"
+        "    return honest(m, **k)\n"
+        "fsdp.fully_shard = lying",
+        "parameters kept on the CPU is off",
+    ),
+    "columns-doubled": _split("ColwiseParallel", "_prepare_output_fn", "return honest(*a, **k) * 2"),
+    "rows-not-added": _split("RowwiseParallel", "_prepare_output_fn", "return honest(*a, **k) * 0.5"),
+    "split-in-name-only": Fault(
+        "fsdp",
+        "from torch.distributed.tensor import parallel\nparallel.parallelize_module = lambda module, *a, **k: module",
+        "tensor parallel",
     ),
     "alone-raises": _alone("raise KeyError('lost')", "without workers, in order: raised KeyError"),
 }

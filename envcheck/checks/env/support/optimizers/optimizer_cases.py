@@ -10,8 +10,13 @@ from typing import Any
 from envcheck.checks.env.support.optimizers import optimizer_formulas
 from envcheck.checks.env.support.training import plain_math, promise_cases
 
+# What the large tensors are made of again and again, so that the reference stays short: beyond 2^13, and odd.
+PERIOD, TIMES = 1031, 9
+REPEATED = PERIOD * TIMES
 # Adafactor and SparseAdam step whole tensors, or parts of them.
 LARGE = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")
+# Numbers of bfloat16 have eight bits: what mixed training without master weights keeps.
+NARROW = ("SGD", "Adam", "AdamW")
 OTHERS = (
     "a parameter group that comes later",
     "a parameter without a gradient stays",
@@ -21,13 +26,29 @@ OTHERS = (
     "average of weights and buffers",
     "Muon, as it comes",
 )
-NAMES = (*(f"{name} of a large tensor" for name in LARGE), *OTHERS)
+NAMES = (
+    *(f"{name} of a large tensor" for name in LARGE),
+    *(f"{name} of tensors of {REPEATED} numbers" for name in NARROW),
+    *(f"{name} in bfloat16" for name in NARROW),
+    *OTHERS,
+)
 # What came to torch later than 1.13; a rate may be a tensor since 2.1, without flaws since 2.4.
 LATER = (*OTHERS[2:5], OTHERS[6])
 TENSOR_RATE_SINCE = (2, 4)
+# Of the way: parameters, moments and steps are each rounded to 2^-9. Seen at 0.0083 (ours).
+_BF16 = 0.05
+# Seen right in this release; earlier ones were not tried.
+FUSED_NARROW_SINCE = (2, 13)
 # No multiple of any vector's or block's width, and more than one block of a kernel.
 ROWS, WIDTH, STEPS = 2, 1031, 3
 _MUON = (5, 7)
+
+# Rates at which the way is long against what bfloat16 rounds.
+_FAST: dict[str, dict[str, Any]] = {
+    "SGD": {"lr": 0.125, "momentum": 0.75},
+    "Adam": {"lr": 0.125, "betas": (0.75, 0.875), "eps": 1e-3},
+    "AdamW": {"lr": 0.125, "betas": (0.75, 0.875), "eps": 1e-3, "weight_decay": 0.25},
+}
 
 Make = Callable[[str, Any, dict[str, Any], str], Any]
 
@@ -43,6 +64,8 @@ class More:
     def cases(self) -> dict[str, promise_cases.Case]:
         """Return each case by its name."""
         tries: tuple[promise_cases.Case, ...] = tuple(partial(self.large, name) for name in LARGE)
+        tries += tuple(partial(self.repeated, name) for name in NARROW)
+        tries += tuple(partial(self.narrow, name) for name in NARROW)
         tries += (self.added, self.without, self.tensor_rate, self.hooks, self.statistics, self.buffers, self.muon)
         return dict(zip(NAMES, tries))
 
@@ -75,6 +98,54 @@ class More:
             self.walk(optimizer, parameter)
             errors.append(self.off(parameter, right))
         return math.nan if any(map(math.isnan, errors)) else max(errors)
+
+    def repeated(self, name: str) -> float:
+        """Walk a tensor of some ten thousand elements, and many small ones beside it, in each implementation."""
+        start, given = self.start[:PERIOD], [gradient[:PERIOD] for gradient in self.gradients]
+        right, errors = optimizer_formulas.trajectory(name, start, given, _FAST[name]), []
+        for kind in ("as it comes", "one by one", "foreach", "fused"):
+            long, short = self.tensor(start).repeat(TIMES), [self.tensor(start[n : n + 1]) for n in range(TIMES)]
+            parameters = [self.torch.nn.Parameter(tensor) for tensor in (long, *short)]
+            try:
+                optimizer = self.make(name, parameters, _FAST[name], kind)
+            except promise_cases.Absent:
+                if kind == "as it comes":
+                    raise
+                continue
+            for gradient in given:
+                parameters[0].grad = self.tensor(gradient).repeat(TIMES)
+                for place, parameter in enumerate(parameters[1:]):
+                    parameter.grad = self.tensor(gradient[place : place + 1])
+                optimizer.step()
+            ends = [x for parameter in parameters[1:] for x in plain_math.numbers(parameter)]
+            whole = plain_math.numbers(parameters[0])
+            way = max(abs(end - begin) for end, begin in zip(right, start))
+            errors += [plain_math.off(whole, right * TIMES, way), plain_math.off(ends, right[:TIMES], way)]
+        return math.nan if any(map(math.isnan, errors)) else max(errors)
+
+    def narrow(self, name: str) -> float | str:
+        """Walk parameters of bfloat16 from 0 on: within a twentieth of the way, or it is another algorithm."""
+        torch, errors, count = self.torch, dict[str, float](), 64
+        # Gradients that bfloat16 holds exactly, and none near 0, where a sign is everything.
+        given = [[math.copysign(0.5 + int(abs(g) * 32) / 64, g) for g in step[:count]] for step in self.gradients]
+        right = optimizer_formulas.trajectory(name, [0.0] * count, given, _FAST[name])
+        for kind in ("as it comes", "one by one", "foreach", *(["fused"] if self.fused_in_bfloat16(name) else [])):
+            parameter = torch.nn.Parameter(torch.zeros(count, dtype=torch.bfloat16, device=self.device))
+            try:
+                optimizer = self.make(name, [parameter], _FAST[name], kind)
+            except promise_cases.Absent:
+                if kind == "as it comes":
+                    raise
+                continue
+            for gradient in given:
+                parameter.grad = self.tensor(gradient).to(torch.bfloat16)
+                optimizer.step()
+            errors[kind] = plain_math.off(plain_math.numbers(parameter), right, max(map(abs, right)))
+        return next((f"{kind}: off by {error}" for kind, error in errors.items() if not error <= _BF16), 0.0)
+
+    def fused_in_bfloat16(self, name: str) -> bool:
+        """Return whether a fused step of bfloat16 can be judged: SGD's leaves it where it is on a CPU (torch 2.13)."""
+        return name != "SGD" and tuple(map(int, self.torch.__version__.split(".")[:2])) >= FUSED_NARROW_SINCE
 
     def small(self, count: int = 9) -> Any:
         """Return a parameter of the first numbers."""
