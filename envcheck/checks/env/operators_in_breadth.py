@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from envcheck.checks import Check, Measured, Rank
 from envcheck.checks.env import operators
-from envcheck.checks.env.support.operators.cases.in_breadth import losses, matrices, pooling
+from envcheck.checks.env.support.operators.cases.in_breadth import functions, images, losses, matrices, pooling
 
 CHECK = Check(
     promise="each operator equals its formula for many sizes, memory layouts and options",
@@ -19,7 +19,7 @@ CHECK = Check(
 )
 
 # Operators that are used less often run at this level only.
-FAMILIES = (losses, matrices, pooling)
+FAMILIES = (losses, matrices, pooling, images, functions)
 ROUNDS, SIZE = 12, 3
 judge = operators.judge
 

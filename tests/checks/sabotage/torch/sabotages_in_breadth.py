@@ -10,6 +10,7 @@ from torch.nn import functional
 from tests.checks.sabotage.torch.sabotages import Sabotage, lie, times, without
 
 F, L = functional, torch.linalg
+MODES = {"circular": "replicate"}
 
 
 def rising(honest: Any, a: Any, **k: Any) -> Any:
@@ -54,4 +55,17 @@ SABOTAGES: dict[str, Sabotage] = {
     "local_response_norm forgets k": ("pooling", without(F, "local_response_norm", "k", 1.0)),
     "avg_pool2d divides by all": ("pooling", without(F, "avg_pool2d", "divisor_override", None)),
     "adaptive_max_pool2d x 1.01": ("pooling", lambda: times(F, "adaptive_max_pool2d", 1.01)),
+    "grid_sample is aligned": ("images", without(F, "grid_sample", "align_corners", otherwise=True)),
+    "grid_sample pads zeros": ("images", without(F, "grid_sample", "padding_mode", "zeros")),
+    "pixel_shuffle turns channels": ("images", lambda: lie(F, "pixel_shuffle", lambda h, x, n: h(x.flip(1), n))),
+    "fold x 1.01": ("images", lambda: times(F, "fold", 1.01)),
+    "pad circular replicates": (
+        "images",
+        lambda: lie(F, "pad", lambda h, x, p, mode="", **k: h(x, p, mode=MODES.get(mode, mode or "constant"), **k)),
+    ),
+    "lgamma x 1.01": ("functions", lambda: times(torch, "lgamma", 1.01)),
+    "ndtri x 1.01": ("functions", lambda: times(torch.special, "ndtri", 1.01)),
+    "lcm is the product": ("functions", lambda: setattr(torch, "lcm", torch.mul)),
+    "polar changes its sign": ("functions", lambda: lie(torch, "polar", lambda h, r, w: h(r, -w))),
+    "fmod is remainder": ("functions", lambda: setattr(torch, "fmod", torch.remainder)),
 }
