@@ -4,7 +4,7 @@ Seen in the wild: a buffer (BatchNorm's statistics) that is not in the file, an 
 or a random generator that begins again at step 0, a file system that says "written" and was full. The loss jumps a
 little and nobody asks. Saved after k steps, run on to 2k; loaded into a fresh model, run to 2k: the bits are the same.
 What is saved is digested before, after, and when it is loaded, from the objects themselves; the learning rates are held
-against their formula; and torch.distributed.checkpoint has to bring plain numbers back.
+against their formula; and torch.distributed.checkpoint has to bring tensors, plain values and an optimizer back.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.training import deterministic_training, promise_cases
+from envcheck.checks.env.support.training.sharded import distributed_checkpoints
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -33,7 +34,6 @@ STEPS = 4
 # Weight and bias of two linear layers and of the normalisation between them.
 PARAMETERS = 6
 _ROUNDING = 1e-12
-_DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "uint8")
 LIMIT = Limit(0, "tensors that differ", "the same operations on the same bits, deterministic algorithms on", "at most")
 _FIX = "save and load the whole state_dict of model, optimizer and schedule, and the random state; or reinstall torch"
 
@@ -79,16 +79,11 @@ def _distributed(torch: Any, device: Any, directory: Path) -> Measured:
     taken = inspect.signature(checkpoint.save).parameters if hasattr(checkpoint, "save") else {}
     if "checkpoint_id" not in taken:
         return {"absent": f"torch {torch.__version__} has no torch.distributed.checkpoint.save(checkpoint_id=)"}
-    plain = {name: list(range(first, first + 24)) for first, name in enumerate(_DTYPES)}
-    sent = {name: torch.tensor(numbers, dtype=getattr(torch, name), device=device) for name, numbers in plain.items()}
-    came = {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
     try:
-        checkpoint.save({"nested": sent}, checkpoint_id=str(directory))
-        checkpoint.load({"nested": came}, checkpoint_id=str(directory))
+        return {**distributed_checkpoints.tried(torch, checkpoint, device, directory), "torch": torch.__version__}
     # PyTorch derives its CheckpointException from BaseException.
     except (Exception, getattr(checkpoint, "CheckpointException", Exception)) as error:  # noqa: BLE001 (a finding)
         return {"raised": promise_cases.quoted(error)}
-    return {"wrong": [name for name, numbers in plain.items() if came[name].tolist() != numbers], "tried": len(plain)}
 
 
 def _save(torch: Any, training: deterministic_training.Training, path: Path) -> None:
@@ -209,7 +204,9 @@ def _not_brought_back(entry: Measured) -> list[Outcome]:
     if came.get("wrong"):
         said = f"torch.distributed.checkpoint brings back other numbers: {', '.join(came['wrong'])}"
         return [failed(said, fix="reinstall torch", value=len(came["wrong"]), code="checkpoint.distributed")]
-    if came.get("absent") or (came.get("wrong") == [] and came.get("tried") == len(_DTYPES)):
+    version = came.get("torch")
+    due = distributed_checkpoints.due(version) if isinstance(version, str) and version[:1].isdigit() else None
+    if came.get("absent") or (came.get("wrong") == [] and due is not None and came.get("tried") == due):
         return []
     said = "torch.distributed.checkpoint was not tried"
     return [

@@ -27,7 +27,8 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.env.support.collectives import gloo_gaps, process_group
-from envcheck.checks.env.support.training import model_replicas, plain_math, promise_cases, tensor_parallel
+from envcheck.checks.env.support.training import model_replicas, plain_math, promise_cases
+from envcheck.checks.env.support.training.sharded import tensor_parallel
 
 CHECK = Check(
     promise="training sharded by FSDP2 ends with the weights that one process ends with on the same global batch",

@@ -62,6 +62,18 @@ module.{function} = staticmethod(lying)
 """
 
 
+def _brought_back(change: str, said: str) -> Fault:
+    patch = f"""
+from torch.distributed import checkpoint
+honest = checkpoint.load
+def lying(state, **k):
+    honest(state, **k)
+    {change}
+checkpoint.load = lying
+"""
+    return Fault("checkpoint", patch, f"brings back other numbers: {said}")
+
+
 def _split(name: str, function: str, body: str) -> Fault:
     return Fault("fsdp", _SPLIT.format(name=name, function=function, body=body), "tensor parallel")
 
@@ -121,6 +133,13 @@ FAULTS = {
     ),
     "columns-doubled": _split("ColwiseParallel", "_prepare_output_fn", "return honest(*a, **k) * 2"),
     "rows-not-added": _split("RowwiseParallel", "_prepare_output_fn", "return honest(*a, **k) * 0.5"),
+    "brought-back-cut": _brought_back("state['large'][1 << 19:] = 0", "a large tensor"),
+    "brought-back-turned": _brought_back("state['turned'].fill_(1)", "a turned tensor"),
+    "brought-back-step": _brought_back("state['plain']['step'] += 1", "plain values"),
+    "brought-back-moments": _brought_back(
+        "state['optimizer']['state'][0]['exp_avg'].zero_()", "moments of an optimizer"
+    ),
+    "brought-back-rate": _brought_back("state['optimizer']['param_groups'][0]['lr'] = 0.5", "options of an optimizer"),
     "split-in-name-only": Fault(
         "fsdp",
         "from torch.distributed.tensor import parallel\nparallel.parallelize_module = lambda module, *a, **k: module",

@@ -25,7 +25,7 @@ MEASURED: dict[Any, Entry] = {
         "resumed": {"0.weight": "a", "1.running_mean": "b"},
         "state": {"before": dict(STATE), "after": dict(STATE), "loaded": dict(STATE)},
         "rates": [RATES, RATES[4:]],
-        "distributed": {"wrong": [], "tried": 6},
+        "distributed": {"wrong": [], "tried": 11, "torch": "2.8.0"},
     },
     dataloader: {
         "batches": 6,
@@ -87,7 +87,9 @@ def test_a_cpu_dressed_as_a_gpu_fails(check: Any, node: Node) -> None:
         ({"rates": [RATES, RATES[:4]]}, FAIL, "the resumed training's learning rates are"),
         ({"rates": None}, ERROR, "rates were not recorded"),
         ({"distributed": {"wrong": ["int64"], "tried": 6}}, FAIL, "brings back other numbers: int64"),
-        ({"distributed": {"wrong": [], "tried": 5}}, ERROR, "was not tried"),
+        ({"distributed": {"wrong": [], "tried": 6, "torch": "2.8.0"}}, ERROR, "was not tried"),
+        ({"distributed": {"wrong": [], "tried": 11}}, ERROR, "was not tried"),
+        ({"distributed": {"wrong": [], "tried": 6, "torch": "2.3.1"}}, PASS, "are the same to the bit"),
         ({"distributed": {"absent": "no module"}}, PASS, "same to the bit"),
     ],
 )

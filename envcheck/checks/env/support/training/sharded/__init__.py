@@ -1,0 +1,1 @@
+"""What training over several ranks splits and saves, for the checks `fsdp` and `checkpoint`."""
