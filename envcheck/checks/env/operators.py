@@ -75,7 +75,7 @@ def measure(rank: Rank) -> Measured:
 def survey(rank: Rank, rounds: int, size: int, more: Sequence[Any] = ()) -> Measured:
     """Run every operator `rounds` times with sizes that grow with `size`; return what is wrong, and counts.
 
-    `more` are families that are run beside the usual ones.
+    `more` are families that are run beside the usual ones, in every other round.
     """
     import torch
 
@@ -112,7 +112,7 @@ def _rows(
     rounds, size = extent
     for number in range(rounds):
         source = seeded_numbers.source(seed + number)
-        for family in (*FAMILIES, *more):
+        for family in (*FAMILIES, *(more if number % 2 == 0 else ())):
             for make in family.EVERY:
                 yield from operator_trial.measure(torch, make(source, size), names, device, source)
         yield from trial.measure(torch, device, source)

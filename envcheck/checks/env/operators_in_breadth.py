@@ -8,22 +8,30 @@ from __future__ import annotations
 
 from envcheck.checks import Check, Measured, Rank
 from envcheck.checks.env import operators
-from envcheck.checks.env.support.operators.cases.in_breadth import functions, images, losses, matrices, pooling
+from envcheck.checks.env.support.operators.cases.in_breadth import (
+    functions,
+    images,
+    losses,
+    matrices,
+    pooling,
+    selections,
+    spectra,
+)
 
 CHECK = Check(
     promise="each operator equals its formula for many sizes, memory layouts and options",
     level="full",
-    seconds=80.0,
+    seconds=85.0,
     timeout=600.0,
     ranks=0,
 )
 
 # Operators that are used less often run at this level only.
-FAMILIES = (losses, matrices, pooling, images, functions)
+FAMILIES = (losses, matrices, pooling, images, functions, selections, spectra)
 ROUNDS, SIZE = 12, 3
 judge = operators.judge
 
 
 def measure(rank: Rank) -> Measured:
-    """Run every operator a dozen times with larger sizes."""
+    """Run every operator a dozen times with larger sizes, and those that are used less often six times."""
     return operators.survey(rank, ROUNDS, SIZE, FAMILIES)

@@ -24,8 +24,9 @@ from envcheck.checks.env.support.operators.cases import (
     reductions,
     selections,
 )
-from envcheck.checks.env.support.operators.cases.in_breadth import functions, images, matrices, pooling
+from envcheck.checks.env.support.operators.cases.in_breadth import functions, images, matrices, pooling, spectra
 from envcheck.checks.env.support.operators.cases.in_breadth import losses as losses_in_breadth
+from envcheck.checks.env.support.operators.cases.in_breadth import selections as selections_in_breadth
 from envcheck.checks.env.support.operators.promises import trial
 from envcheck.node.snapshot import Snapshot
 from tests.checks.sabotage.torch import more_sabotages, sabotages, sabotages_in_breadth
@@ -51,6 +52,8 @@ ROWS: dict[str, Any] = {
     "pooling": (pooling,),
     "images": (images, pooling),
     "functions": (functions, pooling),
+    "selections": (selections_in_breadth, pooling),
+    "spectra": (spectra, pooling),
     **dict.fromkeys(trial.GROUPS, ()),
 }
 SABOTAGES = {**sabotages.SABOTAGES, **more_sabotages.SABOTAGES, **sabotages_in_breadth.SABOTAGES}

@@ -68,4 +68,12 @@ SABOTAGES: dict[str, Sabotage] = {
     "lcm is the product": ("functions", lambda: setattr(torch, "lcm", torch.mul)),
     "polar changes its sign": ("functions", lambda: lie(torch, "polar", lambda h, r, w: h(r, -w))),
     "fmod is remainder": ("functions", lambda: setattr(torch, "fmod", torch.remainder)),
+    "quantile is the median": ("selections", lambda: lie(torch, "quantile", lambda h, x, _, **k: h(x, 0.5, **k))),
+    "logcumsumexp x 1.01": ("selections", lambda: times(torch, "logcumsumexp", 1.01)),
+    "masked_scatter does nothing": ("selections", lambda: setattr(torch, "masked_scatter", lambda x, *_: x)),
+    "block_diag changes its order": ("selections", lambda: lie(torch, "block_diag", lambda h, *a: h(*a[::-1]))),
+    "bincount ignores weights": ("selections", without(torch, "bincount", "weights")),
+    "stft ignores its window": ("spectra", without(torch, "stft", "window")),
+    "istft x 1.01": ("spectra", lambda: times(torch, "istft", 1.01)),
+    "ifftn is fftn": ("spectra", lambda: setattr(torch.fft, "ifftn", torch.fft.fftn)),
 }
