@@ -15,6 +15,7 @@ from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View
 from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.optimizers import optimizer_formulas
 from envcheck.checks.env.support.training import model_replicas, plain_math, promise_cases
 
 CHECK = Check(
@@ -43,7 +44,10 @@ NAMES = (
     "join, divided by all ranks",
     "join, divided by the ranks that are left",
     "SyncBatchNorm",
+    "ZeroRedundancyOptimizer",
+    "post-local SGD",
 )
+RATE, MOMENTUM, LOCAL_FROM = 0.25, 0.5, 2
 LIMIT = Limit(
     1e-6, "of the largest gradient", "averages of integers below 64 in float32: one rounding (ours)", "at most"
 )
@@ -86,6 +90,7 @@ class _Options:
         tries: tuple[promise_cases.Case, ...] = (self.small, self.hooked, self.unused, self.views, self.static)
         tries += (partial(self.buffers, shared=True), partial(self.buffers, shared=False))
         tries += (partial(self.joined, by_all=True), partial(self.joined, by_all=False), self.synchronised_norm)
+        tries += (self.zero, self.post_local)
         return dict(zip(NAMES, tries))
 
     def model(self, parts: int = PARTS, size: int = SIZE, **options: Any) -> Any:
@@ -229,6 +234,56 @@ class _Options:
         mean = sum(samples) / len(samples)
         width = math.sqrt(sum((x - mean) ** 2 for x in samples) / len(samples))
         return plain_math.off(plain_math.numbers(got), [(x - mean) / width for x in samples[own]])
+
+    def walked(self, model: Any, optimizer: Any, steps: int) -> list[list[float]]:
+        """Step on all parts; return the parameters."""
+        for step in range(steps):
+            model.zero_grad(set_to_none=False)
+            model(self.factors(step, range(len(model.module.held)))).backward()
+            optimizer.step()
+        return [plain_math.numbers(parameter) for parameter in model.module.held]
+
+    def zero(self) -> float | str:
+        """Have each rank keep the momentum of some parameters, and step for all."""
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        # No rank may be without a parameter.
+        parts = max(PARTS, len(self.every))
+        model, torch = self.model(parts), self.torch
+        options = {"lr": RATE, "momentum": MOMENTUM}
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, **options)
+        got = self.walked(model, optimizer, STEPS)
+        kept = len(optimizer.optim.state)
+        if not 0 < kept < parts:
+            return f"this rank keeps the momentum of {kept} of {parts} parameters: they are not shared out"
+        errors = []
+        for part, values in enumerate(got):
+            given = [average(self.every, part, step, len(self.every)) for step in range(STEPS)]
+            right = optimizer_formulas.trajectory("SGD", [0.0] * _PERIOD, given, options)
+            errors.append(plain_math.off(values, whole(right, SIZE)))
+        return model_replicas.worst(errors)
+
+    def post_local(self) -> float:
+        """Average gradients in the first steps, then each rank's own, and the parameters every second step."""
+        from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as hooks
+        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+        from torch.distributed.optim import PostLocalSGDOptimizer
+
+        alone = [self.dist.new_group([rank]) for rank in self.every][self.rank.rank]
+        model, steps = self.model(), LOCAL_FROM + 2
+        state = hooks.PostLocalSGDState(process_group=None, subgroup=alone, start_localSGD_iter=LOCAL_FROM)
+        model.register_comm_hook(state, hooks.post_localSGD_hook)
+        averager = PeriodicModelAverager(period=2, warmup_steps=LOCAL_FROM)
+        sgd = self.torch.optim.SGD(model.parameters(), lr=RATE)
+        got = self.walked(model, PostLocalSGDOptimizer(optim=sgd, averager=averager), steps)
+        errors = []
+        for part, values in enumerate(got):
+            # Averaged after the first step of a rank's own: as if that gradient had been averaged too.
+            given = [average(self.every, part, step, len(self.every)) for step in range(steps - 1)]
+            given.append(coefficients(self.rank.rank, part, steps - 1))
+            right = [-RATE * sum(column) for column in zip(*given)]
+            errors.append(plain_math.off(values, whole(right, SIZE)))
+        return model_replicas.worst(errors)
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:

@@ -140,6 +140,31 @@ FAULTS = {
         "state['optimizer']['state'][0]['exp_avg'].zero_()", "moments of an optimizer"
     ),
     "brought-back-rate": _brought_back("state['optimizer']['param_groups'][0]['lr'] = 0.5", "options of an optimizer"),
+    "zero-keeps-all": Fault(
+        "ddp-options",
+        "import torch.distributed.optim as module\n"
+        "module.ZeroRedundancyOptimizer = lambda p, optimizer_class, **k: optimizer_class(p, **k)",
+        "ZeroRedundancyOptimizer",
+    ),
+    "zero-rate": Fault(
+        "ddp-options",
+        "from torch.distributed.optim import ZeroRedundancyOptimizer as module\n"
+        "honest = module.__init__\n"
+        "module.__init__ = lambda self, *a, **k: honest(self, *a, **{**k, 'lr': k['lr'] * 1.01})",
+        "ZeroRedundancyOptimizer is off",
+    ),
+    "never-averaged-after": Fault(
+        "ddp-options",
+        "from torch.distributed.algorithms.model_averaging import averagers\n"
+        "averagers.PeriodicModelAverager.average_parameters = lambda self, params: None",
+        "post-local SGD is off",
+    ),
+    "always-averaged": Fault(
+        "ddp-options",
+        "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook as module\n"
+        "module.post_localSGD_hook = lambda state, bucket: default_hooks.allreduce_hook(None, bucket)",
+        "post-local SGD is off",
+    ),
     "split-in-name-only": Fault(
         "fsdp",
         "from torch.distributed.tensor import parallel\nparallel.parallelize_module = lambda module, *a, **k: module",
