@@ -173,9 +173,12 @@ def test_rendering_writes_compares_and_removes(run: Callable[..., Result], image
     assert run("render", CELL).exit_code == 0
     assert (images / CELL / "notes.txt").exists()
     (images / "torch0.1.0-cpu-py36").mkdir()
+    (images / "torch0.1.0-cpu-py36/Dockerfile").touch()
     assert run("render", "--check").exit_code == 1
-    assert f"removed images/{CELL}/notes.txt" in run("render").output
+    assert "removed images/torch0.1.0-cpu-py36/Dockerfile" in run("render").output
     assert sorted(path.name for path in images.iterdir()) == [CELL]
+    assert f"orphan: images/{CELL}/notes.txt" in run("render", "--check").output.splitlines()
+    (images / CELL / "notes.txt").unlink()  # it is not what rendering gave
     assert run("render", "--check").exit_code == 0
 
 

@@ -17,7 +17,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "memory_bandwidth": {"ON_CARD": 1 << 23, "ACROSS": 1 << 22, "ITERATIONS": 5},
     "support.hardware.gpu_speed": {"FLUSH": 1 << 20},
     "fingerprint": {"SIZE": {"cuda": 256}, "REPEATS": {"cuda": 3}},
-    "support.collectives.case_tensors": {"LARGE": {"cuda": 4099}},
+    "support.collectives.cases.case_tensors": {"LARGE": {"cuda": 4099}},
     "straggler": {"SIZE": {"cuda": 192}, "ROUNDS": {"cuda": 300}, "PRODUCTS": {"cuda": 1}},
     "memory_patterns": {"CHUNK": {"cuda": 1 << 20}},
     "overlap": {"WIDTH": {"cuda": 512}, "DEPTH": {"cuda": 4}, "BATCH": {"cuda": 32}, "BUCKET_MB": {"cuda": 1}},

@@ -39,6 +39,7 @@ CHECKS = {
     "matmul": matmul,
     "memory-patterns": memory_patterns,
 }
+# Pooling has rows of every float type, without which the check does not pass.
 ROWS: dict[str, Any] = {
     "pointwise": (pointwise, options),
     "dense": (dense_layers, options),
@@ -46,7 +47,6 @@ ROWS: dict[str, Any] = {
     "losses": (losses, edges),
     "order": (reductions, selections, edges, options),
     "models": (recurrent_and_attention, options),
-    # Pooling has rows in bf16, without which the check does not pass.
     "losses in breadth": (losses_in_breadth, pooling),
     "matrices": (matrices, pooling),
     "pooling": (pooling,),
@@ -54,7 +54,7 @@ ROWS: dict[str, Any] = {
     "functions": (functions, pooling),
     "selections": (selections_in_breadth, pooling),
     "spectra": (spectra, pooling),
-    **dict.fromkeys(trial.GROUPS, ()),
+    **dict.fromkeys(trial.GROUPS, (pooling,)),
 }
 SABOTAGES = {**sabotages.SABOTAGES, **more_sabotages.SABOTAGES, **sabotages_in_breadth.SABOTAGES}
 

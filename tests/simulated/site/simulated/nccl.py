@@ -92,7 +92,7 @@ def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _collectives(dist: Any, inner: Any) -> None:
     """Let each collective take its time, and refuse what NCCL refuses: tensors that are not on a GPU."""
-    for name in ("all_gather_object", "broadcast_object_list"):
+    for name in ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list"):
         setattr(dist, name, _of_objects(getattr(dist, name)))
     barrier = dist.barrier
     dist.barrier = lambda group=None, async_op=False, device_ids=None: barrier(group, async_op)
@@ -107,11 +107,12 @@ def _of_objects(collective: Any) -> Any:
 
     @functools.wraps(collective)
     def call(*args: Any, **kwargs: Any) -> Any:
-        backend, _groups[None] = _groups.get(None), "gloo"
+        groups = {**_groups}
+        _groups.update(dict.fromkeys([None, *groups], "gloo"))
         try:
             return collective(*args, **kwargs)
         finally:
-            _groups[None] = backend
+            _groups.update(groups)
 
     return call
 
@@ -133,6 +134,8 @@ def _timed(dist: Any, collective: Any, name: str) -> Any:
             work = collective(*args, **{**kwargs, "op": dist.ReduceOp.SUM})
             given[0].copy_(given[0].div(dist.get_world_size(), rounding_mode="floor"))
             return work
+        if name == "all_gather_into_tensor" and args[0].dim() > args[1].dim():
+            args = (args[0].view(-1), *args[1:])  # gloo takes no stacked output
         return collective(*args, **kwargs)
 
     return call
