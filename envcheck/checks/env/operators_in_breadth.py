@@ -22,6 +22,7 @@ CHECK = Check(
     promise="each operator equals its formula for many sizes, memory layouts and options",
     level="full",
     seconds=85.0,
+    cpu_seconds=40.0,
     timeout=600.0,
     ranks=0,
 )
