@@ -158,9 +158,7 @@ class _Variants:
         """Return a case for each variant."""
         tries: tuple[promise_cases.Case, ...] = (self.kept, self.lower, self.clipped, self.first)
         tries += (partial(self.accumulated, sends=True), partial(self.accumulated, sends=False), self.offloaded)
-        return dict(
-            zip(VARIANTS, (*tries, partial(tensor_parallel.trained, self.task.torch, self.task.rank, self.dist)))
-        )
+        return dict(zip(VARIANTS, (*tries, self.split)))
 
     def trained(self, clip: float = 0.0, **options: Any) -> float:
         """Train under some options; return how far the gathered weights are."""
@@ -195,8 +193,20 @@ class _Variants:
             self.task.accumulated(sharded, step, sends=sends)
         return self.task.off([plain_math.numbers(p.full_tensor()) for p in sharded.parameters()], self.task.right)
 
+    def only_on_cpus(self) -> None:
+        """Raise Absent on a GPU: the cases that call this have not met one yet."""
+        if self.task.rank.device != "cpu":
+            message = "tried on CPUs alone"
+            raise promise_cases.Absent(message)
+
+    def split(self) -> float | str:
+        """Split layers by columns and rows."""
+        self.only_on_cpus()
+        return tensor_parallel.trained(self.task.torch, self.task.rank, self.dist)
+
     def offloaded(self) -> float | str:
         """Keep shards, gradients and steps on the CPU."""
+        self.only_on_cpus()
         try:
             from torch.distributed.fsdp import CPUOffloadPolicy
         except ImportError:
