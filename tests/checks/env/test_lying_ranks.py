@@ -98,6 +98,11 @@ def judged(cpu: View, name: str, ranks: Ranks) -> Outcome:
     return outcome
 
 
+def ranks_of(culprit: str) -> list[str]:
+    """Return the ranks of a culprit such as "scatter, rank 0, 2"."""
+    return culprit.partition("rank ")[2].split(", ")
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(("world", "name"), [(world, name) for world, names in HONEST.items() for name in names])
 def test_honest_ranks_pass(measured: Measured, cpu: View, world: int, name: str) -> None:
@@ -112,8 +117,10 @@ def test_each_lie_fails_for_good_and_names_its_ranks(measured: Measured, cpu: Vi
     assert (outcome.status, outcome.remeasure) == (FAIL, False), outcome
     culprits = {finding.culprit for finding in outcome.findings if finding.status == FAIL}
     assert {*NAMED[world][name]} <= culprits
-    ranks = {culprit.partition("rank ")[2] for culprit in NAMED[world][name]}
-    assert {culprit.partition("rank ")[2] for culprit in culprits} <= ranks
+    # A group of the seed's choice may hold some of the lying ranks alone.
+    assert {rank for culprit in culprits for rank in ranks_of(culprit)} <= {
+        rank for culprit in NAMED[world][name] for rank in ranks_of(culprit)
+    }
     assert outcome.remedy
 
 

@@ -115,6 +115,7 @@ def test_the_gradient_by_hand_is_the_slope_of_the_loss() -> None:
 
 
 def test_the_seed_is_one_for_all_ranks_and_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(seeded_numbers.SEED)
     ranks = [Rank(n, 2, n, "cpu", "gloo", "/scratch/ddp") for n in range(2)]
     assert plain_math.seed_of(ranks[0]) == plain_math.seed_of(ranks[1])
     monkeypatch.setenv(seeded_numbers.SEED, "41")
