@@ -195,7 +195,10 @@ FAULTS = {
     "sampler-repeats": Fault(
         "samplers",
         "honest = torch.utils.data.RandomSampler.__iter__\n"
-        "torch.utils.data.RandomSampler.__iter__ = lambda self: iter([*list(honest(self))[:-1], 0])",
+        "def lying(self):\n"
+        "    order = list(honest(self))\n"
+        "    return iter([*order[:-1], order[0]])\n"
+        "torch.utils.data.RandomSampler.__iter__ = lying",
         "RandomSampler gives a permutation",
     ),
     "ranks-overlap": Fault(
