@@ -7,6 +7,7 @@ and an unfinished file is used again only if it is a regular file of this user w
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import os
@@ -212,13 +213,14 @@ def umask() -> int:
 
 
 def read_whole(path: Path, most: int = 64 << 20) -> bytes:
-    """Return the content of a file that a user named, of at most `most` bytes.
+    """Return the content of a file that a user named, of at most `most` bytes, without a UTF-8 byte order mark.
 
-    Raises ConfigError for a longer one (a device never ends), and OSError where it cannot be read.
+    Editors on Windows write that mark. Raises ConfigError for a longer one (a device never ends), and OSError where it
+    cannot be read.
     """
     with path.open("rb") as stream:
         content = stream.read(most + 1)
     if len(content) > most:
         message = f"{path}: longer than {most >> 20} MiB"
         raise ConfigError(message, fix="name the file that was meant")
-    return content
+    return content.removeprefix(codecs.BOM_UTF8)

@@ -75,3 +75,8 @@ def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
     with pytest.raises(FileNotFoundError, match="absent"):
         safe_files.replace(tmp_path / "absent/x", b"x")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    (tmp_path / "windows.toml").write_text("min = 1", encoding="utf-8-sig")
+    assert safe_files.read_whole(tmp_path / "windows.toml") == b"min = 1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import stat
@@ -108,6 +109,9 @@ def test_a_report_is_read_back_as_it_was(report: MakeReport, tmp_path: Path) -> 
     write(made, tmp_path / "r.json")
     assert load(tmp_path / "r.json") == made
     assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
+    # As Windows' Notepad saves it.
+    (tmp_path / "r.json").write_bytes(codecs.BOM_UTF8 + (tmp_path / "r.json").read_bytes())
+    assert load(tmp_path / "r.json") == made
 
 
 def test_a_write_that_breaks_leaves_the_old_report(

@@ -11,6 +11,7 @@ from envcheck.cli.shared import completion
 from envcheck.cli.shared.typed_options import takes
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
+from envcheck.safe_files import read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -168,7 +169,7 @@ def _lock_files(folder: Path) -> list[Path]:
 
 def _content(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_whole(path)
     except OSError as error:
         message = f"{path}: cannot read the lock: {error.strerror}"
         raise ConfigError(message, fix="make it readable or pass another lock") from error
@@ -176,12 +177,13 @@ def _content(path: Path) -> bytes:
 
 def _needs(settings: Settings, cells: tuple[str, ...], locks: dict[Path, bytes], *, every: bool) -> list[LockedPackage]:
     from envcheck.data import data_path
-    from envcheck.images.locks.lockfile import parse_lock, read_locks
+    from envcheck.images.locks.lockfile import parse_requirements, read_locks
     from envcheck.images.spec import select
     from envcheck.matrix.file.load import load
     from envcheck.mirrors.index.locate import LockedPackage
 
-    parsed = [parse_lock(content.decode("utf-8", "replace"), "base", str(path)) for path, content in locks.items()]
+    texts = {str(path): content.decode("utf-8", "replace") for path, content in locks.items()}
+    parsed = [parse_requirements(text, "base", path) for path, text in texts.items()]
     if cells or every:
         selected = select(load(settings.matrix), cells)
         parsed += [lock for cell in selected for lock in read_locks(data_path("images") / str(cell))]

@@ -161,3 +161,9 @@ def test_a_file_that_is_no_lock_is_one_line(tmp_path: Path) -> None:
         done = envcheck("mirror", "audit", "https://127.0.0.1:1", "--lock", str(tmp_path / "lock"))
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert str(tmp_path / "lock") in done.stderr
+
+
+def test_requirements_with_hashes_are_read_as_fetch_reads_them(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text(f"demo==1.0 --hash=sha256:{'0' * 64}\n", encoding="utf-8-sig")
+    done = envcheck("mirror", "audit", "https://127.0.0.1:1", "--lock", str(tmp_path / "lock"))
+    assert (done.returncode, "127.0.0.1:1" in done.stderr) == (3, True), done.stderr
