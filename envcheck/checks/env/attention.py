@@ -3,7 +3,8 @@
 Seen in the wild: flash attention that is not in the wheel, so that long contexts run out of memory; a kernel that is
 wrong for causal masks on a new GPU only, or in one gradient. Each backend, and the one that torch chooses by itself, is
 compared with softmax(Q K^T / sqrt d) V and its three gradients in plain Python: masks, a scale, grouped queries, odd
-lengths, tensors that are not contiguous. A backend is absent where torch says so; any other exception is a failure.
+lengths, tensors that are not contiguous. What runs everywhere is asked for rarer forms too: masks of keys and of heads,
+learned masks, wide and odd heads, dropout. A backend is absent where torch says so; any other exception is a failure.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.env.support.collectives import process_group
-from envcheck.checks.env.support.operators import attention_reference, operator_trial, seeded_numbers
+from envcheck.checks.env.support.operators import attention_dropout, attention_reference, operator_trial, seeded_numbers
 from envcheck.checks.env.support.training import dtype_precision
 from envcheck.counting import counted
 
@@ -38,7 +39,7 @@ CHECK = Check(
     promise="each attention kernel that is there, and its gradients, equal a formula in plain Python",
     level="standard",
     seconds=3.0,
-    cpu_seconds=0.8,
+    cpu_seconds=1.3,
     timeout=90.0,
     ranks=0,
 )
@@ -92,7 +93,14 @@ def measure(rank: Rank) -> Measured:
                 told["lacking"][f"{name} {dtype}"] = only
                 continue
             for one in examples:
-                _one(torch, device, told, (name, dtype), one, only)
+                s = one.setting
+                if dtype not in s.dtypes or (s.rare and name not in OWED) or (s.blind and device.type != "cpu"):
+                    continue
+                call = functools.partial(attention_reference.run, torch, one, dtype, device)
+                _one(told, (name, dtype), s.name, only, call)
+            if name in OWED:
+                call = functools.partial(attention_dropout.run, torch, dtype, device, source)
+                _one(told, (name, dtype), "dropout", only, call)
     return {**entry, **told}
 
 
@@ -111,20 +119,19 @@ def _only(torch: Any, name: str) -> Callable[[], AbstractContextManager[Any]] | 
 
 
 def _one(
-    torch: Any,
-    device: Any,
     told: dict[str, dict[str, Any]],
     kernel: tuple[str, str],
-    one: attention_reference.AttentionExample,
+    option: str,
     only: Callable[[], AbstractContextManager[Any]],
+    call: Callable[[], dict[str, float]],
 ) -> None:
     """Run one example with one backend, and enter its error, its absence or its exception."""
-    name, option = " ".join(kernel), one.setting.name
+    name = " ".join(kernel)
     try:
         with warnings.catch_warnings(), only():
             # Why a backend does not run is warned of, then raised.
             warnings.simplefilter("ignore")
-            errors = attention_reference.run(torch, one, kernel[1], device)
+            errors = call()
     except Exception as error:  # noqa: BLE001 (whatever it raises is the finding, and is quoted)
         said = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
         absent = kernel[0] not in OWED and isinstance(error, RuntimeError) and ABSENT.search(said)

@@ -29,7 +29,7 @@ from envcheck.checks.env.support.operators.cases.in_breadth import losses as los
 from envcheck.checks.env.support.operators.cases.in_breadth import selections as selections_in_breadth
 from envcheck.checks.env.support.operators.promises import trial
 from envcheck.node.snapshot import Snapshot
-from tests.checks.sabotage.torch import more_sabotages, sabotages, sabotages_in_breadth
+from tests.checks.sabotage.torch import more_sabotages, sabotages, sabotages_in_breadth, sabotages_of_layers
 
 CHECKS = {
     "attention": attention,
@@ -56,7 +56,12 @@ ROWS: dict[str, Any] = {
     "spectra": (spectra, pooling),
     **dict.fromkeys(trial.GROUPS, (pooling,)),
 }
-SABOTAGES = {**sabotages.SABOTAGES, **more_sabotages.SABOTAGES, **sabotages_in_breadth.SABOTAGES}
+SABOTAGES = {
+    **sabotages.SABOTAGES,
+    **more_sabotages.SABOTAGES,
+    **sabotages_in_breadth.SABOTAGES,
+    **sabotages_of_layers.SABOTAGES,
+}
 
 
 def measured(kind: str) -> str:

@@ -77,6 +77,12 @@ class Convolution(NamedTuple):
         return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in fields)
 
     @property
+    def left_over(self) -> tuple[int, ...]:
+        """How much longer the input is than what the transposed convolution makes of the output by itself."""
+        fields = zip(self.sizes, self.out, self.kernel, self.stride, self.padding, self.dilation)
+        return tuple(n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in fields)
+
+    @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Return the shapes of images, weights and output."""
         weights = (self.filters, self.channels // self.groups, *self.kernel)

@@ -184,10 +184,6 @@ def convolutions(source: random.Random, size: int) -> Iterator[Case]:
 def _transposed(source: random.Random, c: products_reference.Convolution, triples: Any, dims: int) -> Case:
     """Return the transposed convolution: every product goes the other way."""
     images, weights, out = c.shapes
-    sizes = [
-        (n - 1) * s - 2 * p + d * (k - 1) + 1 for n, s, p, d, k in zip(c.out, c.stride, c.padding, c.dilation, c.kernel)
-    ]
-    more = tuple(n - size for n, size in zip(c.sizes, sizes))
     back = [(x, y, w) for y, x, w in triples]
 
     def reference(y: Values, w: Values, b: Values) -> Values:
@@ -195,7 +191,7 @@ def _transposed(source: random.Random, c: products_reference.Convolution, triple
 
     def call(t: Any, y: Any, w: Any, b: Any) -> Any:
         function = getattr(t.nn.functional, f"conv_transpose{dims}d")
-        return function(y, w, b, c.stride, c.padding, more, c.groups, c.dilation)
+        return function(y, w, b, c.stride, c.padding, c.left_over, c.groups, c.dilation)
 
     inputs = (given(source, *out), given(source, *weights), given(source, c.channels))
     return Case(f"conv_transpose{dims}d", call, reference, inputs, wide=9, dtypes=WIDE)
