@@ -147,11 +147,13 @@ def _errors(torch: Any, device: Any, dtype: str, one: Example, form: str) -> dic
 
 def _called(torch: Any, c: products_reference.Convolution, leaves: list[Any], *, transposed: bool) -> Any:
     """Return the convolution of images and weights, and of a bias where there is one."""
-    dims = len(c.sizes)
     options = {"stride": c.stride, "padding": c.padding, "dilation": c.dilation, "groups": c.groups}
+    if len(leaves) > 2:  # noqa: PLR2004
+        options["bias"] = leaves[2]
     if transposed:
         options["output_padding"] = c.left_over
-    return getattr(torch.nn.functional, f"conv{'_transpose' if transposed else ''}{dims}d")(*leaves, **options)
+    name = f"conv{'_transpose' if transposed else ''}{len(c.sizes)}d"
+    return getattr(torch.nn.functional, name)(*leaves[:2], **options)
 
 
 def _with_bias(

@@ -9,6 +9,8 @@ from __future__ import annotations
 from envcheck.checks import Check, Measured, Rank
 from envcheck.checks.env import operators
 from envcheck.checks.env.support.operators.cases.in_breadth import (
+    attention_layers,
+    convolutions,
     functions,
     images,
     losses,
@@ -16,19 +18,33 @@ from envcheck.checks.env.support.operators.cases.in_breadth import (
     pooling,
     selections,
     spectra,
+    transformer_layers,
+    transforms,
 )
 
 CHECK = Check(
     promise="each operator equals its formula for many sizes, memory layouts and options",
     level="full",
-    seconds=85.0,
-    cpu_seconds=40.0,
+    seconds=100.0,
+    cpu_seconds=48.0,
     timeout=600.0,
     ranks=0,
 )
 
 # Operators that are used less often run at this level only.
-FAMILIES = (losses, matrices, pooling, images, functions, selections, spectra)
+FAMILIES = (
+    losses,
+    matrices,
+    pooling,
+    images,
+    functions,
+    selections,
+    spectra,
+    transforms,
+    convolutions,
+    attention_layers,
+    transformer_layers,
+)
 ROUNDS, SIZE = 12, 3
 judge = operators.judge
 

@@ -24,7 +24,17 @@ from envcheck.checks.env.support.operators.cases import (
     reductions,
     selections,
 )
-from envcheck.checks.env.support.operators.cases.in_breadth import functions, images, matrices, pooling, spectra
+from envcheck.checks.env.support.operators.cases.in_breadth import (
+    attention_layers,
+    convolutions,
+    functions,
+    images,
+    matrices,
+    pooling,
+    spectra,
+    transformer_layers,
+    transforms,
+)
 from envcheck.checks.env.support.operators.cases.in_breadth import losses as losses_in_breadth
 from envcheck.checks.env.support.operators.cases.in_breadth import selections as selections_in_breadth
 from envcheck.checks.env.support.operators.promises import trial
@@ -54,6 +64,10 @@ ROWS: dict[str, Any] = {
     "functions": (functions, pooling),
     "selections": (selections_in_breadth, pooling),
     "spectra": (spectra, pooling),
+    "transforms": (transforms, pooling),
+    "convolutions": (convolutions, pooling),
+    "attention layers": (attention_layers, pooling),
+    "transformer layers": (transformer_layers, pooling),
     **dict.fromkeys(trial.GROUPS, (pooling,)),
 }
 SABOTAGES = {

@@ -30,7 +30,7 @@ def run(torch: Any, dtype: str, device: Any, source: random.Random) -> dict[str,
     identity = [float(i == j) for _ in range(HEADS) for i in range(KEYS) for j in range(KEYS)]
     value = torch.nn.Parameter(seeded_numbers.tensor(torch, identity, shapes[1], dtype, device))
     key = seeded_numbers.tensor(torch, key, shapes[1], dtype, device)
-    made = torch.nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=share)
+    made = torch.nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=share, is_causal=False)
     made.backward(seeded_numbers.tensor(torch, up, shapes[0], dtype, device))
     weights = seeded_numbers.read(made)
     kept = 1 / (KEYS * (1 - share))
