@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, Limit, Rank, View
-from envcheck.checks.env import optimizers
 from envcheck.checks.env.support.operators import seeded_numbers
-from envcheck.checks.env.support.optimizers import optimizer_formulas, schedule_formulas
+from envcheck.checks.env.support.optimizers import implementations, optimizer_formulas, schedule_formulas
 from envcheck.checks.env.support.training import plain_math, promise_cases
 from tests.builders import Entry, group
 
@@ -150,8 +149,8 @@ def test_schedules_begin_at_the_rate_or_at_their_warm_up() -> None:
 
 def test_every_algorithm_has_a_formula_and_options_of_its_own() -> None:
     whole = {"Adafactor"}
-    assert set(optimizers.OPTIONS) == {*optimizer_formulas.STEPS, *whole} == set(optimizer_formulas.DEFAULTS)
-    for name, options in optimizers.OPTIONS.items():
+    assert set(implementations.OPTIONS) == {*optimizer_formulas.STEPS, *whole} == set(optimizer_formulas.DEFAULTS)
+    for name, options in implementations.OPTIONS.items():
         start, gradients = [0.5, -0.25], [[0.5, 0.25], [0.25, -0.5], [1.0, 0.5]]
         walk: Any = functools.partial(optimizer_formulas.trajectory, name)
         walk = functools.partial(optimizer_formulas.adafactor, [(2,)]) if name in whole else walk

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from envcheck.checks.env.support.optimizers import optimizer_formulas
+from envcheck.checks.env.support.optimizers import optimizer_formulas, seeded_parameters
 from envcheck.checks.env.support.training import plain_math, promise_cases
 
 # What the large tensors are made of again and again, so that the reference stays short: beyond 2^13, and odd.
@@ -32,6 +32,7 @@ NAMES = (
     *(f"{name} in bfloat16" for name in NARROW),
     *OTHERS,
 )
+AVERAGES = ("running average of weights", "equal average of weights")
 # What came to torch later than 1.13; a rate may be a tensor since 2.1, without flaws since 2.4.
 LATER = (*OTHERS[2:5], OTHERS[6])
 TENSOR_RATE_SINCE = (2, 4)
@@ -240,33 +241,27 @@ class More:
         options = {"lr": 0.02, "weight_decay": 0.1}
         parameter = self.torch.nn.Parameter(self.tensor(self.start[: rows * width], rows, width))
         self.walk(self.torch.optim.Muon([parameter], **options), parameter)
-        error = self.off(parameter, _muon(self.start, self.gradients, **options))
+        error = self.off(parameter, optimizer_formulas.muon(self.start, self.gradients, _MUON, **options))
         return error if not error <= 0.05 else 0.0  # noqa: PLR2004 (as said)
 
 
-def _muon(start: list[float], gradients: list[list[float]], lr: float, weight_decay: float) -> list[float]:
-    """Return where Muon ends by its documentation: momentum 0.95 by Nesterov, five Newton-Schulz steps."""
-    rows, width = _MUON
-    now, moved = plain_math.rows(start[: rows * width], width), [[0.0] * width for _ in range(rows)]
-    for gradient in gradients:
-        given = plain_math.rows(gradient[: rows * width], width)
-        moved = [[m + 0.05 * (g - m) for m, g in zip(*pair)] for pair in zip(moved, given)]
-        ahead = [[g + 0.95 * (m - g) for m, g in zip(*pair)] for pair in zip(moved, given)]
-        step = _orthogonal(ahead)
-        share = lr * math.sqrt(max(1.0, rows / width))
-        now = [[x * (1 - lr * weight_decay) - share * s for x, s in zip(*pair)] for pair in zip(now, step)]
-    return plain_math.flat(now)
+def averages(seeded: seeded_parameters.SeededParameters) -> dict[str, promise_cases.Case]:
+    """Return the cases of averages with a decay, and of all states alike."""
+    return dict(zip(AVERAGES, (partial(_averaged, seeded, decay) for decay in (0.75, None))))
 
 
-def _orthogonal(matrix: plain_math.Matrix) -> plain_math.Matrix:
-    """Return the nearest orthogonal matrix of one with fewer rows than columns, as nearly as Muon's five steps do."""
-    a, b, c = 3.4445, -4.775, 2.0315
-    size = math.sqrt(sum(plain_math.dot(row, row) for row in matrix))
-    x = [[value / size for value in row] for row in matrix]
-    for _ in range(5):
-        gram = [[plain_math.dot(one, other) for other in x] for one in x]
-        square = [[plain_math.dot(one, other) for other in gram] for one in gram]
-        mixed = [[b * g + c * s for g, s in zip(*pair)] for pair in zip(gram, square)]
-        columns = plain_math.transposed(x)
-        x = [[a * x[i][j] + plain_math.dot(mixed[i], columns[j]) for j in range(len(columns))] for i in range(len(x))]
-    return x
+def _averaged(seeded: seeded_parameters.SeededParameters, decay: float | None) -> float:
+    """Average a moving weight: with a decay, or every state alike."""
+    module = seeded.torch.nn.Linear(len(seeded.start), 1, bias=False).to(seeded.device, seeded.torch.float64)
+
+    def rule(old: Any, new: Any, _count: Any) -> Any:
+        return (decay or 0.0) * old + (1 - (decay or 0.0)) * new
+
+    average = seeded.torch.optim.swa_utils.AveragedModel(module, **({"avg_fn": rule} if decay else {}))
+    right: list[float] = []
+    for count, gradient in enumerate(seeded.gradients):
+        module.weight.data = seeded.row(gradient)
+        average.update_parameters(module)
+        share = (1 - decay if decay else 1 / (count + 1)) if count else 1.0
+        right = [old + share * (new - old) for old, new in zip(right or gradient, gradient)]
+    return plain_math.off(plain_math.numbers(average.module.weight), right)
