@@ -27,7 +27,7 @@ from envcheck.checks import PASS, View
 from envcheck.cli import main
 from envcheck.errors import EnvcheckError
 from envcheck.node import signal_types
-from envcheck.reports.compare import compare, encode, lines
+from envcheck.reports.comparison.compare import compare, encode, lines
 from envcheck.reports.formats import registry
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.redact import redact

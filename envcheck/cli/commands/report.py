@@ -130,8 +130,8 @@ def compare(options: ReportCompareOptions, ctx: click.Context) -> None:
     repeats are apart. Exit 0: nothing got worse; 1: something did; 3: the two
     have nothing in common.
     """
-    from envcheck.reports.compare import compare as compared
-    from envcheck.reports.compare import encode, lines
+    from envcheck.reports.comparison.compare import compare as compared
+    from envcheck.reports.comparison.compare import encode, lines
     from envcheck.reports.model import load
 
     found = compared(load(options.before), load(options.after), options.threshold)

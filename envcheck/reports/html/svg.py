@@ -26,7 +26,7 @@ class PlotLine(NamedTuple):
     """A curve: its name, its points in the units of the axes, and whether it is the one to look at."""
 
     name: str
-    points: list[tuple[float, float]]
+    points: Sequence[tuple[float, float]]
     hot: bool = False
 
 

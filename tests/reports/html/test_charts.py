@@ -62,20 +62,20 @@ def test_the_rank_that_is_late_in_every_collective_is_the_strong_row() -> None:
 
 
 def test_the_seconds_of_ranks_at_the_same_work_are_held_against_the_middle_one() -> None:
-    ranks = [{"rank": r, "seconds": 1.6 if r == 1 else 1.0} for r in range(3)]
+    ranks = [{"rank": r, "products": {"median": 1.6 if r == 1 else 1.0}} for r in range(3)]
     figure = one(outcome(ranks=ranks, unit="of the fastest rank's time"), "each rank against")
     assert strengths(figure) == [0, 0.75, 0]
     assert ">+60%<" in figure.drawing.svg
 
 
 def test_one_rank_has_nobody_to_be_held_against() -> None:
-    assert not list(figures(outcome(ranks=[{"rank": 0, "seconds": 1.0}])))
+    assert not list(figures(outcome(ranks=[{"rank": 0, "products": {"median": 1.0}}])))
 
 
 @pytest.mark.parametrize(("unit", "weak"), [("GB/s", 10.0), ("us", 80.0)])
 def test_the_weak_pair_stands_out_in_bandwidth_and_in_latency(unit: str, weak: float) -> None:
     square = [[None, 20.0, 20.0], [weak, None, 20.0], [20.0, 20.0, None]]
-    figure = one(outcome(details={"write": {"matrix": square}}, unit=unit), "write matrix")
+    figure = one(outcome(details={"matrix": square}, unit=unit), "GPU to GPU")
     marked = [number for number, share in enumerate(strengths(figure)) if share > 0]
     assert marked == [3]
 
@@ -108,11 +108,19 @@ def test_a_soak_is_drawn_round_by_round_where_it_varied() -> None:
         {"curve": [{"bytes": 0, "busbw": 1.0}, {"bytes": -1, "busbw": 2.0}]},
         {"matrix": [[None, 0], [0, None]]},
         {"matrix": [[1, 2], [3]]},
+        {"matrix": 7, "curve": {"bytes": 1}, "curves": [1], "latency": [1]},
         {"curves": {"all-reduce": None}, "latency": {"all-reduce": [None, {"bytes": "8"}]}},
     ],
 )
 def test_what_has_no_shape_is_not_drawn(details: dict[str, Any]) -> None:
     assert not list(figures(outcome(details=details)))
+
+
+@pytest.mark.parametrize("value", [None, 7, "x", [], [1], {}, {"x": 1}, {"samples": 3}, {"x": [[1]]}])
+@pytest.mark.parametrize("field", ["curve", "curves", "latency", "values", "products", "points", "load", "matrix"])
+def test_a_measurement_of_another_form_is_left_out(field: str, value: Any) -> None:
+    drawn = outcome(details={field: value}, ranks=[{"rank": r, field: value, "gpus": value} for r in range(2)])
+    assert [figure.caption for figure in figures(drawn) if field != "values"] == []
 
 
 def test_more_curves_than_colours_are_told_apart_by_dashes() -> None:

@@ -27,9 +27,9 @@ from envcheck.counting import counted
 from envcheck.printable import printable
 from envcheck.reports import phrases
 from envcheck.reports.blamed_gpus import uuids
+from envcheck.reports.comparison.speeds import Key, Series, speeds
 from envcheck.reports.model import RunReport
 from envcheck.reports.redact import UNKEYED
-from envcheck.reports.speeds import Key, Series, speeds
 from envcheck.runner.schema import OutcomeRow, Row
 
 FLOOR: Final = {"gpu": 0.05, "cpu": 0.30}

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
-from envcheck.reports.compare import compare, encode, lines
+from envcheck.reports.comparison.compare import compare, encode, lines
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.redact import redact
 from envcheck.runner.schema import Attempt, OutcomeRow, Plan, Spread
 from tests.builders import row
 
 MakeReport = Callable[..., RunReport]
-REPORTS = Path(__file__).parents[1] / "data" / "reports"
+REPORTS = Path(__file__).parents[2] / "data" / "reports"
 SIZES = [1 << 20 << (2 * i) for i in range(7)]
 
 
@@ -278,3 +278,9 @@ def test_the_examples_differ_in_what_is_said_of_them() -> None:
     found = compare(sound, slow)
     assert {"throttle", "straggler"} <= {c.what for c in found.regressions if c.kind == "status"}
     assert found.exit_code == 1
+
+
+@pytest.mark.parametrize("check", ["installed-files", "operators", "torchrun", "name-resolution"])
+def test_how_long_a_check_took_is_no_speed(report: MakeReport, check: str) -> None:
+    rows = [row(check, "pass", ranks=[{"rank": 0, "seconds": s, "lookups": {"a": {"seconds": s}}}]) for s in (1.0, 9.0)]
+    assert compare(report(rows[0]), report(rows[1])).changes == []
