@@ -410,6 +410,15 @@ def test_a_file_beside_an_earlier_context_is_kept(spec: ImageSpec, tmp_path: Pat
     assert (written / "train.py").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["Dockerfile", "torch.lock", "promises.json"])
+def test_an_edited_file_of_an_earlier_context_is_kept(spec: ImageSpec, tmp_path: Path, name: str) -> None:
+    edited = write(spec, Profile(name="none"), tmp_path / "ctx").path / name
+    edited.write_text(edited.read_text() + "# mine\n")
+    with pytest.raises(ConfigError, match=rf"{name} was edited after it was rendered"):
+        write(spec, Profile(name="none"), tmp_path / "ctx")
+    assert edited.read_text().endswith("# mine\n")
+
+
 def test_torch_of_its_own_index_goes_through_the_profile_or_the_clients_default() -> None:
     lock = Lock(group="torch", index="pytorch/cu126", pins=[])
     mirror = Index(url="https://a.example/whl/{variant}")
