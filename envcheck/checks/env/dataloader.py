@@ -17,7 +17,8 @@ from typing import Any
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.process import worker_death
-from envcheck.checks.env.support.training import loading_in_process, plain_math
+from envcheck.checks.env.support.training import plain_math
+from envcheck.checks.env.support.training.data_loading import loading_in_process
 
 CHECK = Check(
     promise="DataLoaders deliver every element, from workers through shared memory, and report a worker that dies",

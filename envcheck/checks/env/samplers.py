@@ -16,7 +16,8 @@ from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View
 from envcheck.checks.env.support.collectives import process_group
-from envcheck.checks.env.support.training import dataset_cases, plain_math, promise_cases
+from envcheck.checks.env.support.training import plain_math, promise_cases
+from envcheck.checks.env.support.training.data_loading import dataset_cases, loader_cases, seeded_items
 
 CHECK = Check(
     promise="samplers and loaders give each index as often as documented, workers get seeds of their own that repeat",
@@ -49,6 +50,7 @@ NAMES = (
     "seeds differ between workers and epochs",
     "seeds repeat by the generator",
     *dataset_cases.NAMES,
+    *loader_cases.NAMES,
 )
 LIMIT = Limit(0, "wrong", "pytorch.org/docs/stable/data.html: which indices, and how often", "at most")
 _FIX = "reinstall torch: its samplers or loader do not do what they document; compare torch/utils/data with the wheel's"
@@ -60,7 +62,11 @@ def measure(rank: Rank) -> Measured:
 
     seed = plain_math.seed_of(rank)
     where = process_group.standing(rank, torch.zeros(1, device=process_group.device_of(rank)))
-    cases = {**_Tries(torch, seed).cases(), **dataset_cases.Tries(torch, seed).cases()}
+    cases = {
+        **_Tries(torch, seed).cases(),
+        **dataset_cases.DatasetCases(torch, seed).cases(),
+        **loader_cases.LoaderCases(torch, seed).cases(),
+    }
     return {**where, "seed": seed, "cases": promise_cases.run(cases)}
 
 
@@ -125,7 +131,7 @@ class _Tries:
             padded = [index % self.count for index in range(each * world)]
             for rank in range(world):
                 got = made(range(self.count), rank=rank, shuffle=False, **options)
-                wrong = dataset_cases.alike(f"rank {rank} of {world}", got, padded[rank::world])
+                wrong = seeded_items.alike(f"rank {rank} of {world}", got, padded[rank::world])
                 if wrong:
                     return wrong
             drawn = [i for r in range(world) for i in made(range(self.count), rank=r, shuffle=True, **options)]
@@ -149,7 +155,7 @@ class _Tries:
         got = list(self.data.RandomSampler(range(self.count)))
         if got == list(range(self.count)):
             return "nothing was shuffled"
-        return dataset_cases.alike("a permutation", sorted(got), range(self.count))
+        return seeded_items.alike("a permutation", sorted(got), range(self.count))
 
     def repeated(self) -> str | None:
         orders = [list(self.data.RandomSampler(range(self.count), generator=self.generator(i))) for i in (0, 0, 1)]
@@ -159,7 +165,7 @@ class _Tries:
 
     def subset(self) -> str | None:
         subset = list(range(3, self.count, 4))
-        return dataset_cases.alike("a subset", sorted(self.data.SubsetRandomSampler(subset)), subset)
+        return seeded_items.alike("a subset", sorted(self.data.SubsetRandomSampler(subset)), subset)
 
     def weighted(self) -> str | None:
         weights = [0.0, 1.0, 2.0, 5.0]
@@ -169,21 +175,21 @@ class _Tries:
             if abs(drawn[index] - DRAWS * share) > SIGMAS * math.sqrt(DRAWS * share * (1 - share)):
                 return f"weight {weight:g} of {sum(weights):g} was drawn {drawn[index]} times in {DRAWS}"
         alone = list(self.data.WeightedRandomSampler(weights, 3, replacement=False, generator=self.generator()))
-        return dataset_cases.alike("draws without replacement", sorted(alone), [1, 2, 3])
+        return seeded_items.alike("draws without replacement", sorted(alone), [1, 2, 3])
 
     def batches(self) -> str | None:
         whole = _plain_batches(range(self.count), 7)
         got = list(self.data.BatchSampler(range(self.count), 7, drop_last=False))
         full = list(self.data.BatchSampler(range(self.count), 7, drop_last=True))
         right = [batch for batch in whole if len(batch) == len(whole[0])]
-        return dataset_cases.alike("batches", got, whole) or dataset_cases.alike("full batches", full, right)
+        return seeded_items.alike("batches", got, whole) or seeded_items.alike("full batches", full, right)
 
     def split(self) -> str | None:
         sizes = [self.count - 17, 10, 7]
         parts = self.data.random_split(range(self.count), sizes, generator=self.generator())
         if [len(part) for part in parts] != sizes:
             return f"parts of {[len(part) for part in parts]}, not {sizes}"
-        return dataset_cases.alike("parts together", sorted(i for part in parts for i in part), range(self.count))
+        return seeded_items.alike("parts together", sorted(i for part in parts for i in part), range(self.count))
 
     def collated(self) -> str | None:
         items = [{"x": float(i), "y": (i, [i, i + 1]), "name": str(i)} for i in range(3)]
@@ -194,7 +200,7 @@ class _Tries:
             [part.tolist() for part in loaded["y"][1]],
             loaded["name"],
         ]
-        return dataset_cases.alike(
+        return seeded_items.alike(
             "a batch of nested items", got, [[0.0, 1.0, 2.0], [0, 1, 2], [[0, 1, 2], [1, 2, 3]], ["0", "1", "2"]]
         )
 
@@ -205,27 +211,27 @@ class _Tries:
         got = [self.given(self.loader(shuffle=True, generator=self.generator(i))) for i in (0, 0, 1)]
         if got[0] != got[1] or got[0] == got[2]:
             return "a shuffle does not follow its generator"
-        return dataset_cases.alike("a shuffled epoch", sorted(got[0]), [i * i for i in range(self.count)])
+        return seeded_items.alike("a shuffled epoch", sorted(got[0]), [i * i for i in range(self.count)])
 
     def workers(self) -> str | None:
         got = self.given(self.loader(num_workers=WORKERS, prefetch_factor=3))
-        return dataset_cases.alike("an epoch of workers", got, [i * i for i in range(self.count)])
+        return seeded_items.alike("an epoch of workers", got, [i * i for i in range(self.count)])
 
     def persistent(self) -> str | None:
         loader = self.loader(num_workers=WORKERS, persistent_workers=True, prefetch_factor=1)
         epochs = [self.given(loader) for _ in range(2)]
         right = [i * i for i in range(self.count)]
-        return dataset_cases.alike("the first epoch", epochs[0], right) or dataset_cases.alike(
+        return seeded_items.alike("the first epoch", epochs[0], right) or seeded_items.alike(
             "the second epoch", epochs[1], right
         )
 
     def dropped(self) -> str | None:
         right = [i * i for i in range(self.count - self.count % 6)]
-        return dataset_cases.alike("full batches", self.given(self.loader(drop_last=True, num_workers=1)), right)
+        return seeded_items.alike("full batches", self.given(self.loader(drop_last=True, num_workers=1)), right)
 
     def shared(self) -> str | None:
         loader = self.data.DataLoader(parted(self.torch, self.count), batch_size=5, num_workers=WORKERS)
-        return dataset_cases.alike("what workers share", sorted(self.given(loader)), range(self.count))
+        return seeded_items.alike("what workers share", sorted(self.given(loader)), range(self.count))
 
     def told(self, generator: Any) -> list[list[list[Any]]]:
         """Return what the workers of two epochs say of themselves, by item."""
@@ -258,5 +264,6 @@ def _plain_batches(indices: range, size: int) -> list[list[int]]:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail naming each sampler or loader that gives other indices, or seeds, than documented."""
-    terms = promise_cases.Terms(NAMES, lambda _name: LIMIT, "samplers.wrong", _FIX, dataset_cases.LATER.__contains__)
+    later = (*dataset_cases.LATER, *loader_cases.LATER)
+    terms = promise_cases.Terms(NAMES, lambda _name: LIMIT, "samplers.wrong", _FIX, later.__contains__)
     return promise_cases.judge(view, ranks, terms)

@@ -1,0 +1,1 @@
+"""What loads data: data sets, samplers and loaders, each counted in plain Python."""
