@@ -20,7 +20,12 @@ SMALLER: dict[str, dict[str, Any]] = {
     "support.collectives.cases.case_tensors": {"LARGE": {"cuda": 4099}},
     "straggler": {"SIZE": {"cuda": 192}, "ROUNDS": {"cuda": 300}, "PRODUCTS": {"cuda": 1}},
     "memory_patterns": {"CHUNK": {"cuda": 1 << 20}},
-    "overlap": {"WIDTH": {"cuda": 512}, "DEPTH": {"cuda": 4}, "BATCH": {"cuda": 32}, "BUCKET_MB": {"cuda": 1}},
+    "support.training.overlapped_training": {
+        "WIDTH": {"cuda": 512},
+        "DEPTH": {"cuda": 4},
+        "BATCH": {"cuda": 32},
+        "BUCKET_MB": {"cuda": 1},
+    },
     "training_load": {"SECONDS": 1.5, "INTERVAL": 0.1, "WIDTH": 64, "BATCH": 64},
     "peer_to_peer": {"VALUES": (1 << 18) + 3},
     "transport": {"SIZE": 1 << 20},
