@@ -11,6 +11,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.env import attention, convolution, ddp_hooks, ddp_no_sync, fingerprint, fsdp, straggler
+from envcheck.checks.env.support.training.sharded import sharded_task, sharding_options
 from tests.builders import Entry, group
 
 Node = Callable[..., View]
@@ -30,7 +31,13 @@ MEASURED: dict[Any, Callable[[], Entry]] = {
         "digests": ["a", "a", "a"],
         "errors": {"float32": 1e-5, "float16": 1e-3},
     },
-    fsdp: lambda: {"errors": [1e-8], "gathered": [1e-8], "losses": [1.0] * fsdp.STEPS, "ended": "a", **shares()},
+    fsdp: lambda: {
+        "errors": [1e-8],
+        "gathered": [1e-8],
+        "losses": [1.0] * sharded_task.STEPS,
+        "ended": "a",
+        **shares(),
+    },
     straggler: lambda: {
         "products": {"median": 0.001, "p95": 0.0011, "shortest": 0.0009, "slept": 0.0},
         "joined": {"at": [10.0, 11.0, 12.0], "slept": 0.0},
@@ -46,7 +53,7 @@ def compressed(hook: str) -> Entry:
 
 
 def shares() -> Entry:
-    return {"held": 10, "total": 80, "cases": {name: {"off": 1e-6} for name in fsdp.VARIANTS}}
+    return {"held": 10, "total": 80, "cases": {name: {"off": 1e-6} for name in sharding_options.NAMES}}
 
 
 def entries(check: Any, world: int = 8, *, gpu: bool = True) -> list[Entry]:
