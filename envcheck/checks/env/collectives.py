@@ -29,7 +29,7 @@ from envcheck.checks import (
 )
 from envcheck.checks.env.support.collectives import exact_integers, gloo_gaps, process_group
 from envcheck.checks.env.support.collectives import late_ranks as collectives_late_ranks
-from envcheck.checks.env.support.collectives.cases import collective_cases
+from envcheck.checks.env.support.collectives.cases import collective_cases, object_cases
 from envcheck.checks.env.support.collectives.cases.case_tensors import Bench, CollectiveCase, Part, Setting
 from envcheck.checks.env.support.training import plain_math
 from envcheck.counting import counted
@@ -127,7 +127,7 @@ def _run(setting: Setting, record: Record) -> None:
         try:
             parts = collective_cases.CALLS[case.collective](bench)
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            if case.collective == collective_cases.OBJECTS and gloo_gaps.needs_numpy(error):
+            if case.collective == object_cases.OBJECTS and gloo_gaps.needs_numpy(error):
                 record.known_gaps[record.now] = gloo_gaps.NO_NUMPY
                 continue
             if not (gloo_gaps.lacks(backend, error) and _later(case)):
@@ -235,7 +235,7 @@ def _missing(ranks: Ranks) -> list[Outcome]:
         every = owed if entry["backend"] == "gloo" else [*collective_cases.CALLS]
         every = [name for name in every if collective_cases.ONLY.get(name, entry["backend"]) == entry["backend"]]
         without_numpy = gloo_gaps.NO_NUMPY in (entry.get("known_gaps") or {}).values()
-        every = [name for name in every if not (without_numpy and name == collective_cases.OBJECTS)]
+        every = [name for name in every if not (without_numpy and name == object_cases.OBJECTS)]
         unrun = [
             name for name in dict.fromkeys([*every, *collectives_late_ranks.STARTED, *done]) if not _ran(done.get(name))
         ]

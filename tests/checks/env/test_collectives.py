@@ -11,7 +11,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.env import collectives
 from envcheck.checks.env.support.collectives import exact_integers, gloo_gaps, late_ranks
-from envcheck.checks.env.support.collectives.cases import case_tensors, collective_cases
+from envcheck.checks.env.support.collectives.cases import case_tensors, collective_cases, object_cases
 from tests.builders import Entry, group
 
 NAMES = [*collective_cases.CALLS, *late_ranks.STARTED]
@@ -239,8 +239,8 @@ def test_a_difference_is_placed_and_counted() -> None:
 def test_a_known_gap_of_a_release_is_a_warning_and_no_excuse_for_anything_else(cpu: View) -> None:
     ranks = entries(2, gpu=False)
     for entry in ranks:
-        entry["known_gaps"] = {f"{collective_cases.OBJECTS} int64": gloo_gaps.NO_NUMPY}
-        del entry["done"][collective_cases.OBJECTS]
+        entry["known_gaps"] = {f"{object_cases.OBJECTS} int64": gloo_gaps.NO_NUMPY}
+        del entry["done"][object_cases.OBJECTS]
     assert collectives.judge(cpu, ranks).status == WARN
     del ranks[1]["known_gaps"]
     assert collectives.judge(cpu, ranks).status == ERROR

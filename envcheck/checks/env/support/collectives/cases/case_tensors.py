@@ -12,6 +12,8 @@ from envcheck.checks.env.support.collectives import exact_integers
 # Beyond where NCCL changes from its latency protocols to Simple; `all-reduce` and the bandwidth checks go far beyond.
 LARGE = {"cuda": (1 << 17) + 3, "cpu": (1 << 14) + 3}
 MIDDLE, ODD = 2039, 257
+# Messages that are under way at once.
+IN_FLIGHT = 4
 Part = tuple[str, list[Any], list[Any]]
 
 
@@ -117,3 +119,8 @@ def sized(
         sizes = (1, chance.randrange(3, ODD, 2), world * chance.randrange(1, ODD) + 1, chance.randrange(ODD, MIDDLE))
         operation, dtype = pairs[index % len(pairs)]
         yield CollectiveCase(collective, operation, dtype, sizes[index % len(sizes)] if index else most, index)
+
+
+def unchanged(sent: Any, values: list[int]) -> Part:
+    """Return the part that a sender's tensor still holds what it sent."""
+    return ("what was sent, afterwards", sent.tolist(), values)

@@ -5,24 +5,16 @@ A case runs on all ranks alike and returns its parts: (which, what arrived, what
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from envcheck.checks.env.support.collectives import exact_integers
-from envcheck.checks.env.support.collectives.cases import case_tensors, group_cases
+from envcheck.checks.env.support.collectives.cases import case_tensors, group_cases, object_cases, point_to_point_cases
 from envcheck.checks.env.support.collectives.cases.case_tensors import Bench, CollectiveCase, Part, Setting
 
-IN_FLIGHT = 4
-# Characters of an object that is more than one message of gloo's or NCCL's protocols for small ones.
-_LARGE_OBJECT = 1 << 18
 _KEPT: list[Any] = []
-
-
-def _unchanged(sent: Any, values: list[int]) -> Part:
-    return ("what was sent, afterwards", sent.tolist(), values)
 
 
 def _all_reduce(b: Bench) -> list[Part]:
@@ -54,14 +46,14 @@ def _gather(b: Bench) -> list[Part]:
     sent = b.tensor(b.given(b.mine))
     b.setting.dist.gather(sent, got, b.root)
     parts = [(f"at root {b.root} from rank {r}", one.tolist(), b.given(r)) for r, one in enumerate(got or [])]
-    return [*parts, _unchanged(sent, b.given(b.mine))]
+    return [*parts, case_tensors.unchanged(sent, b.given(b.mine))]
 
 
 def _all_gather(b: Bench) -> list[Part]:
     got, sent = [b.empty() for _ in range(b.world)], b.tensor(b.given(b.mine))
     b.setting.dist.all_gather(got, sent)
     parts = [(f"from rank {r}", one.tolist(), b.given(r)) for r, one in enumerate(got)]
-    return [*parts, _unchanged(sent, b.given(b.mine))]
+    return [*parts, case_tensors.unchanged(sent, b.given(b.mine))]
 
 
 def _all_gather_tensor(b: Bench) -> list[Part]:
@@ -69,7 +61,7 @@ def _all_gather_tensor(b: Bench) -> list[Part]:
     b.setting.dist.all_gather_into_tensor(got, sent)
     return [
         *((f"from rank {r}", one.tolist(), b.given(r)) for r, one in enumerate(got.split(b.case.size))),
-        _unchanged(sent, b.given(b.mine)),
+        case_tensors.unchanged(sent, b.given(b.mine)),
     ]
 
 
@@ -89,7 +81,7 @@ def _reduce_scatter_tensor(b: Bench) -> list[Part]:
     got, values = b.empty(), [*itertools.chain(*b.blocks(b.mine))]
     sent = b.tensor(values)
     b.setting.dist.reduce_scatter_tensor(got, sent, op=b.operation)
-    return [("", got.tolist(), b.reduced(b.mine)), _unchanged(sent, values)]
+    return [("", got.tolist(), b.reduced(b.mine)), case_tensors.unchanged(sent, values)]
 
 
 def _all_to_all(b: Bench) -> list[Part]:
@@ -103,7 +95,7 @@ def _all_to_all_single(b: Bench) -> list[Part]:
     got, sent = b.empty(len(values)), b.tensor(values)
     b.setting.dist.all_to_all_single(got, sent)
     parts = [(f"from rank {r}", one.tolist(), b.given(r, b.mine)) for r, one in enumerate(got.split(b.case.size))]
-    return [*parts, _unchanged(sent, values)]
+    return [*parts, case_tensors.unchanged(sent, values)]
 
 
 def _uneven(b: Bench) -> list[Part]:
@@ -122,53 +114,13 @@ def _uneven(b: Bench) -> list[Part]:
     ]
 
 
-def _send_recv(b: Bench) -> list[Part]:
-    """Send to the rank at a distance, each distance in turn, so that every pair is used both ways."""
-    distance = 1 + b.case.turn % (b.world - 1)
-    to, source, dist = (b.mine + distance) % b.world, (b.mine - distance) % b.world, b.setting.dist
-    got, sent = b.empty(), b.tensor(b.given(b.mine))
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, got, source)]):
-        work.wait()
-    return [(f"from rank {source}", got.tolist(), b.given(source)), _unchanged(sent, b.given(b.mine))]
-
-
-def _send_recv_in_turn(b: Bench) -> list[Part]:
-    """Send and receive by the calls that wait, one pair of ranks after the other."""
-    parts = []
-    for first, second in itertools.combinations(range(b.world), 2):
-        if b.mine not in (first, second):
-            continue
-        other, got = first + second - b.mine, b.empty()
-        sent = b.tensor(b.given(b.mine, other))
-        steps = [
-            functools.partial(b.setting.dist.send, sent, other),
-            functools.partial(b.setting.dist.recv, got, other),
-        ]
-        said = [step() for step in (steps if b.mine == first else steps[::-1])]
-        parts.append((f"from rank {other}", got.tolist(), b.given(other, b.mine)))
-        parts.append(("the sender's number", [number for number in said if number is not None], [other]))
-    return parts
-
-
 def _in_flight(b: Bench) -> list[Part]:
     """Start several all-reduces and wait for the last one first."""
-    tensors = [b.tensor(b.given(b.mine, block)) for block in range(IN_FLIGHT)]
+    tensors = [b.tensor(b.given(b.mine, block)) for block in range(case_tensors.IN_FLIGHT)]
     works = [b.setting.dist.all_reduce(tensor, op=b.operation, async_op=True) for tensor in tensors]
     for work in works[::-1]:
         work.wait()
     return [(f"message {block}", tensor.tolist(), b.reduced(block)) for block, tensor in enumerate(tensors)]
-
-
-def _batched(b: Bench) -> list[Part]:
-    """Send several messages to one rank in one batch: they arrive in their order."""
-    to, source, dist = (b.mine + 1) % b.world, (b.mine - 1) % b.world, b.setting.dist
-    got = [b.empty() for _ in range(IN_FLIGHT)]
-    calls = [dist.P2POp(dist.isend, b.tensor(b.given(b.mine, block)), to) for block in range(IN_FLIGHT)]
-    for work in dist.batch_isend_irecv([*calls, *(dist.P2POp(dist.irecv, one, source) for one in got)]):
-        work.wait()
-    return [
-        (f"message {block} from rank {source}", one.tolist(), b.given(source, block)) for block, one in enumerate(got)
-    ]
 
 
 def _strided(b: Bench) -> list[Part]:
@@ -184,43 +136,6 @@ def _strided(b: Bench) -> list[Part]:
     return [("", base[::2].tolist(), b.reduced()), ("the gaps", base[1::2].tolist(), mine)]
 
 
-def _objects(b: Bench) -> list[Part]:
-    """Gather objects of every rank, and broadcast some from a root; every second time in a group of all ranks."""
-    group = group_cases.group(b.setting, range(b.world)) if b.case.turn % 2 else None
-    torch = b.setting.torch
-
-    def thing(rank: int, *, plain: bool = True) -> dict[str, Any]:
-        numbers = b.given(rank)
-        large = "x" * (_LARGE_OBJECT if b.case.turn == 0 else 0)
-        text = f"{'y' * (rank * 100 + b.case.size)}{large}"
-        return {"rank": rank, "text": text, "numbers": numbers, "tensor": numbers if plain else torch.tensor(numbers)}
-
-    def plain(taken: Any) -> Any:
-        return {**taken, "tensor": taken["tensor"].tolist()} if isinstance(taken, dict) else taken
-
-    got: list[Any] = [None] * b.world
-    b.setting.dist.all_gather_object(got, thing(b.mine, plain=False), group=group)
-    sent = [thing(b.mine, plain=False), b.mine]
-    b.setting.dist.broadcast_object_list(sent, b.root, group=group)
-    every = [thing(rank) for rank in range(b.world)]
-    return [
-        ("of every rank", [*map(plain, got)], every),
-        (f"from root {b.root}", [*map(plain, sent)], [thing(b.root), b.root]),
-        *_objects_at_root(b, every, group),
-    ]
-
-
-def _objects_at_root(b: Bench, every: list[dict[str, Any]], group: Any) -> list[Part]:
-    """Gather objects at a root, and scatter them from it."""
-    at_root = b.mine == b.root
-    gathered: list[Any] | None = [None] * b.world if at_root else None
-    b.setting.dist.gather_object(every[b.mine], gathered, b.root, group=group)
-    own: list[Any] = [None]
-    b.setting.dist.scatter_object_list(own, every if at_root else None, b.root, group=group)
-    parts = [(f"scattered from root {b.root}", own, [every[b.mine]])]
-    return [*parts, (f"gathered at root {b.root}", gathered or [], every)] if at_root else parts
-
-
 def _special_values(b: Bench) -> list[Part]:
     """Add infinities and NaN of one rank: a gradient scaler sees an overflow anywhere only if they arrive."""
     special = [float("inf"), float("-inf"), float("nan"), 1.0]
@@ -229,29 +144,6 @@ def _special_values(b: Bench) -> list[Part]:
     b.setting.dist.all_reduce(tensor, op=b.operation)
     # NaN is unlike itself: as text, what arrived can be compared.
     return [(f"of rank {b.root}", [*map(repr, tensor.tolist())], ["inf", "-inf", "nan", repr(float(b.world))])]
-
-
-def _tagged(b: Bench) -> list[Part]:
-    """Send two messages with tags to the next rank, which receives them in the other order (gloo; NCCL has no tags)."""
-    to, source, dist = (b.mine + 1) % b.world, (b.mine - 1) % b.world, b.setting.dist
-    works = [dist.isend(b.tensor(b.given(b.mine, block)), to, tag=71 + block) for block in range(2)]
-    got = [b.empty(), b.empty()]
-    for block in (1, 0):
-        dist.recv(got[block], source, tag=71 + block)
-    for work in works:
-        work.wait()
-    # One rank alone sends to this one: who, is said by what is received from anybody.
-    last, anybody = dist.isend(b.tensor(b.given(b.mine, 2)), to), b.empty()
-    said = dist.recv(anybody)
-    last.wait()
-    return [
-        ("from anybody", anybody.tolist(), b.given(source, 2)),
-        ("who that was", [said], [source]),
-        *(
-            (f"tag {71 + block} from rank {source}", one.tolist(), b.given(source, block))
-            for block, one in enumerate(got)
-        ),
-    ]
 
 
 def _subgroups(b: Bench) -> list[Part]:
@@ -296,21 +188,17 @@ MOVING: dict[str, Callable[[Bench], list[Part]]] = {
     "all-to-all (list)": _all_to_all,
     "all-to-all": _all_to_all_single,
     "all-to-all (uneven)": _uneven,
-    "send/recv (batch)": _send_recv,
-    "send/recv": _send_recv_in_turn,
-    "several sends in one batch": _batched,
+    **point_to_point_cases.MOVING,
 }
 STRIDED = "all-reduce of a strided tensor"
-TAGGED = "send/recv by tags"
 STACKED = "all-gather (tensor), stacked"
 OTHERS: dict[str, Callable[[Bench], list[Part]]] = {
     "several all-reduces at once": _in_flight,
     STRIDED: _strided,
     STACKED: _all_gather_stacked,
     "sub-groups": _subgroups,
-    TAGGED: _tagged,
+    point_to_point_cases.TAGGED: point_to_point_cases.tagged,
 }
-OBJECTS = "all-gather of objects"
 SPECIAL = "all-reduce of inf and NaN"
 CALLS = {
     **REDUCING,
@@ -318,11 +206,11 @@ CALLS = {
     **OTHERS,
     **group_cases.calls({**REDUCING, **MOVING}),
     **group_cases.OTHERS,
-    OBJECTS: _objects,
+    object_cases.OBJECTS: object_cases.objects,
     SPECIAL: _special_values,
 }
 # What one of the backends alone has.
-ONLY = {STRIDED: "nccl", STACKED: "nccl", TAGGED: "gloo"}
+ONLY = {STRIDED: "nccl", STACKED: "nccl", point_to_point_cases.TAGGED: "gloo"}
 
 
 def cases(setting: Setting) -> Iterator[CollectiveCase]:
@@ -346,6 +234,6 @@ def cases(setting: Setting) -> Iterator[CollectiveCase]:
     for collective, types in group_cases.FITTING.items():
         yield from case_tensors.sized(chance, collective, [("sum", dtype) for dtype in types], setting, large=False)
     for index in range(world):
-        yield CollectiveCase(OBJECTS, "", "int64", chance.randrange(1, case_tensors.ODD), index)
+        yield CollectiveCase(object_cases.OBJECTS, "", "int64", chance.randrange(1, case_tensors.ODD), index)
     for index, dtype in itertools.product(range(world), ("float32", "float16")):
         yield CollectiveCase(SPECIAL, "sum", dtype, 4, index)
