@@ -9,17 +9,24 @@ from __future__ import annotations
 from envcheck.checks import Check, Measured, Rank
 from envcheck.checks.env import operators
 from envcheck.checks.env.support.operators.cases.in_breadth import (
-    attention_layers,
-    convolutions,
+    counting,
     functions,
+    image_sizes,
     images,
+    likelihoods,
+    line_statistics,
     losses,
     matrices,
-    pooling,
+    matrix_factors,
     selections,
     spectra,
-    transformer_layers,
     transforms,
+)
+from envcheck.checks.env.support.operators.cases.in_breadth.layers import (
+    attention_layers,
+    convolutions,
+    pooling,
+    transformer_layers,
 )
 
 CHECK = Check(
@@ -34,11 +41,16 @@ CHECK = Check(
 # Operators that are used less often run at this level only.
 FAMILIES = (
     losses,
+    likelihoods,
+    matrix_factors,
     matrices,
     pooling,
     images,
+    image_sizes,
     functions,
+    line_statistics,
     selections,
+    counting,
     spectra,
     transforms,
     convolutions,

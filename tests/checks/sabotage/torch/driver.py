@@ -25,18 +25,25 @@ from envcheck.checks.env.support.operators.cases import (
     selections,
 )
 from envcheck.checks.env.support.operators.cases.in_breadth import (
-    attention_layers,
-    convolutions,
+    counting,
     functions,
+    image_sizes,
     images,
+    likelihoods,
+    line_statistics,
     matrices,
-    pooling,
+    matrix_factors,
     spectra,
-    transformer_layers,
     transforms,
 )
 from envcheck.checks.env.support.operators.cases.in_breadth import losses as losses_in_breadth
 from envcheck.checks.env.support.operators.cases.in_breadth import selections as selections_in_breadth
+from envcheck.checks.env.support.operators.cases.in_breadth.layers import (
+    attention_layers,
+    convolutions,
+    pooling,
+    transformer_layers,
+)
 from envcheck.checks.env.support.operators.promises import trial
 from envcheck.node.snapshot import Snapshot
 from tests.checks.sabotage.torch import more_sabotages, sabotages, sabotages_in_breadth, sabotages_of_layers
@@ -57,12 +64,12 @@ ROWS: dict[str, Any] = {
     "losses": (losses, edges),
     "order": (reductions, selections, edges, options),
     "models": (recurrent_and_attention, options),
-    "losses in breadth": (losses_in_breadth, pooling),
-    "matrices": (matrices, pooling),
+    "losses in breadth": (losses_in_breadth, likelihoods, pooling),
+    "matrices": (matrix_factors, matrices, pooling),
     "pooling": (pooling,),
-    "images": (images, pooling),
+    "images": (images, image_sizes, pooling),
     "functions": (functions, pooling),
-    "selections": (selections_in_breadth, pooling),
+    "selections": (line_statistics, selections_in_breadth, counting, pooling),
     "spectra": (spectra, pooling),
     "transforms": (transforms, pooling),
     "convolutions": (convolutions, pooling),

@@ -1,6 +1,6 @@
-"""Linear algebra: factors judged by what they promise, solutions and functions of matrices by elimination and series.
+"""Linear algebra: solutions and functions of matrices, by elimination and series.
 
-Every matrix is far from singular by construction: a dominant diagonal, or eigenvalues that lie apart.
+Every matrix is far from singular by construction: its diagonal dominates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from envcheck.checks.env.support.operators.operator_trial import WIDE, Case, Inp
 Values = list[float]
 
 
-def _dominant(source: random.Random, n: int) -> Input:
+def dominant(source: random.Random, n: int) -> Input:
     """Return a square matrix whose diagonal is at least twice the rest of its row and of its column."""
     share = 1 / max(1, n - 1)
     values = [
@@ -29,15 +29,18 @@ def _dominant(source: random.Random, n: int) -> Input:
     return Input(values, (n, n))
 
 
-def _identity(n: int) -> Values:
+def identity(n: int) -> Values:
+    """Return the identity of n rows."""
     return [float(i == j) for i in range(n) for j in range(n)]
 
 
-def _product(a: Values, b: Values, inner: int, columns: int) -> Values:
+def product(a: Values, b: Values, inner: int, columns: int) -> Values:
+    """Return the product of two matrices."""
     return products_reference.matmul(a, b, inner, columns)
 
 
-def _turned(a: Values, columns: int) -> Values:
+def transposed(a: Values, columns: int) -> Values:
+    """Return the transpose of a matrix."""
     return products_reference.transposed(a, columns)
 
 
@@ -57,119 +60,10 @@ def eliminated(a: Values, b: Values, n: int, columns: int) -> tuple[Values, floa
     return [rows[i][n + j] / rows[i][i] for i in range(n) for j in range(columns)], determinant
 
 
-def eigenvalues(a: Values, n: int) -> Values:
-    """Return the eigenvalues of a symmetric matrix in rising order, by Jacobi's rotations."""
-    m = [list(a[i * n : (i + 1) * n]) for i in range(n)]
-    for _ in range(12):
-        for p, q in itertools.combinations(range(n), 2):
-            if abs(m[p][q]) < 1e-300:  # noqa: PLR2004 (nothing to turn)
-                continue
-            angle = 0.5 * math.atan2(2 * m[p][q], m[q][q] - m[p][p])
-            c, s = math.cos(angle), math.sin(angle)
-            for row in m:
-                row[p], row[q] = c * row[p] - s * row[q], s * row[p] + c * row[q]
-            m[p], m[q] = (
-                [c * x - s * y for x, y in zip(m[p], m[q])],
-                [s * x + c * y for x, y in zip(m[p], m[q])],
-            )
-    return sorted(m[i][i] for i in range(n))
-
-
-def _symmetric(source: random.Random, n: int) -> Input:
-    """Return a symmetric matrix with eigenvalues that lie at least 0.9 apart (Gershgorin), none of them near 0."""
-    values = [0.0] * (n * n)
-    for i in range(n):
-        values[i * n + i] = 1.5 * (i + 1) + source.uniform(-0.1, 0.1)
-        for j in range(i):
-            values[i * n + j] = values[j * n + i] = source.uniform(-0.2, 0.2) / n
-    return Input(values, (n, n))
-
-
-def _held(t: Any, like: Any, *parts: Values) -> tuple[Any, ...]:
-    """Return what was computed in plain Python as tensors, which are then compared as any result."""
-    return tuple(t.tensor(part, dtype=t.float64, device=like.device) for part in parts)
-
-
-def factors(source: random.Random, size: int) -> Iterator[Case]:
-    """Yield factors of matrices: their product is the matrix, and what is orthogonal or a triangle is so."""
-    n, rows = source.randint(2, 3 + size), source.randint(0, 2)
-    tall = [*_dominant(source, n).values, *seeded_numbers.uniform(source, rows * n, -1, 1)]
-    high = n + rows
-    read = seeded_numbers.read
-
-    def qr(t: Any, a: Any) -> Any:
-        q, r = map(read, t.linalg.qr(a))
-        below = [r[i * n + j] for i in range(n) for j in range(i)]
-        return _held(t, a, _product(q, r, n, n), _product(_turned(q, n), q, high, n), below)
-
-    below = [0.0] * (n * (n - 1) // 2)
-    plain: dict[str, Any] = {"gradient": False, "wide": 4, "dtypes": WIDE, "least": 1.0}
-    long = Input(tall, (high, n))
-    yield Case("qr", qr, lambda a: (a, _identity(n), below), (long,), **plain)
-
-    def svd(t: Any, a: Any) -> Any:
-        u, s, v = map(read, t.linalg.svd(a, full_matrices=False))
-        falling = float(all(p >= q >= 0 for p, q in zip(s, s[1:])))
-        scaled = [value * s[i % n] for i, value in enumerate(u)]
-        orthogonal = (_product(_turned(u, n), u, high, n), _product(v, _turned(v, n), n, n))
-        return _held(t, a, _product(scaled, v, n, n), *orthogonal, [falling])
-
-    yield Case("svd", svd, lambda a: (a, _identity(n), _identity(n), [1.0]), (long,), **plain)
-    square, even = _dominant(source, n), _symmetric(source, n)
-
-    def eigh(t: Any, a: Any) -> Any:
-        values, v = map(read, t.linalg.eigh(a))
-        scaled = [value * values[i % n] for i, value in enumerate(v)]
-        rising = float(all(p <= q for p, q in zip(values, values[1:])))
-        return _held(t, a, _product(scaled, _turned(v, n), n, n), _product(_turned(v, n), v, n, n), [rising])
-
-    yield Case("eigh", eigh, lambda a: (a, _identity(n), [1.0]), (even,), **plain)
-
-    def lu(t: Any, a: Any) -> Any:
-        return t.linalg.multi_dot(t.linalg.lu(a))
-
-    yield Case("lu", lu, list, (square,), **plain, since=(1, 13))
-    yield Case(
-        "eigvalsh",
-        lambda t, a: t.linalg.eigvalsh((a + a.t()) / 2),
-        lambda a: eigenvalues([(p + q) / 2 for p, q in zip(a, _turned(a, n))], n),
-        (even,),
-        wide=8,
-        dtypes=WIDE,
-        least=1.5 * n,
-    )
-    yield Case(
-        "svdvals",
-        lambda t, a: t.linalg.svdvals(a),
-        lambda a: [math.sqrt(v) for v in reversed(eigenvalues(_product(_turned(a, n), a, n, n), n))],
-        (_symmetric(source, n),),
-        wide=8,
-        dtypes=WIDE,
-        least=1.5 * n,
-    )
-
-    def positive(v: Values) -> Values:
-        made = [[0.0] * n for _ in range(n)]
-        for i in range(n):
-            for j in range(i + 1):
-                rest = (v[i * n + j] + v[j * n + i]) / 2 - math.fsum(p * q for p, q in zip(made[i][:j], made[j][:j]))
-                made[i][j] = math.sqrt(rest) if i == j else rest / made[j][j]
-        return [x for row in made for x in row]
-
-    yield Case(
-        "cholesky of a mean",
-        lambda t, a: t.linalg.cholesky((a + a.t()) / 2),
-        positive,
-        (_symmetric(source, n),),
-        wide=8,
-        dtypes=WIDE,
-    )
-
-
 def solutions(source: random.Random, size: int) -> Iterator[Case]:
     """Yield solutions, determinants and inverses, forward and backward."""
     n, columns = source.randint(1, 3 + size), source.randint(1, 3)
-    a, b = _dominant(source, n), given(source, n, columns)
+    a, b = dominant(source, n), given(source, n, columns)
     upper = source.random() < 0.5  # noqa: PLR2004 (half)
 
     def solved(v: Values, w: Values) -> Values:
@@ -179,7 +73,7 @@ def solutions(source: random.Random, size: int) -> Iterator[Case]:
         return [x if (i % n >= i // n if upper else i % n <= i // n) else 0.0 for i, x in enumerate(v)]
 
     def determinant(v: Values) -> Values:
-        return [eliminated(v, _identity(n), n, n)[1]]
+        return [eliminated(v, identity(n), n, n)[1]]
 
     rows: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[Input, ...]]] = {
         "linalg.solve": (lambda t, v, w: t.linalg.solve(v, w), solved, (a, b)),
@@ -194,8 +88,8 @@ def solutions(source: random.Random, size: int) -> Iterator[Case]:
             lambda v, w: solved(_squared(v, n), w),
             (a, b),
         ),
-        "linalg.inv": (lambda t, v: t.linalg.inv(v), lambda v: eliminated(v, _identity(n), n, n)[0], (a,)),
-        "linalg.pinv": (lambda t, v: t.linalg.pinv(v), lambda v: eliminated(v, _identity(n), n, n)[0], (a,)),
+        "linalg.inv": (lambda t, v: t.linalg.inv(v), lambda v: eliminated(v, identity(n), n, n)[0], (a,)),
+        "linalg.pinv": (lambda t, v: t.linalg.pinv(v), lambda v: eliminated(v, identity(n), n, n)[0], (a,)),
         "linalg.det": (lambda t, v: t.linalg.det(v), determinant, (a,)),
         "logdet": (lambda t, v: t.logdet(v @ v.t()), lambda v: [2 * math.log(abs(determinant(v)[0]))], (a,)),
         "linalg.slogdet": (
@@ -210,8 +104,8 @@ def solutions(source: random.Random, size: int) -> Iterator[Case]:
     tall = Input([*a.values, *seeded_numbers.uniform(source, 2 * n, -1, 1)], (high, n))
 
     def nearest(v: Values, w: Values) -> Values:
-        turned = _turned(v, n)
-        return eliminated(_product(turned, v, high, n), _product(turned, w, high, columns), n, columns)[0]
+        turned = transposed(v, n)
+        return eliminated(product(turned, v, high, n), product(turned, w, high, columns), n, columns)[0]
 
     yield Case(
         "linalg.lstsq",
@@ -227,20 +121,20 @@ def solutions(source: random.Random, size: int) -> Iterator[Case]:
 
 def _squared(v: Values, n: int) -> Values:
     lower = [x if i % n <= i // n else 0.0 for i, x in enumerate(v)]
-    return _product(lower, _turned(lower, n), n, n)
+    return product(lower, transposed(lower, n), n, n)
 
 
 def _powers(v: Values, n: int) -> Iterator[Values]:
-    power = _identity(n)
+    power = identity(n)
     while True:
         yield power
-        power = _product(power, v, n, n)
+        power = product(power, v, n, n)
 
 
 def functions(source: random.Random, size: int) -> Iterator[Case]:
     """Yield powers, exponentials, norms, traces and products of matrices."""
     n, m, k = (source.randint(2, 3 + size) for _ in range(3))
-    a, power = _dominant(source, n), source.randint(2, 4)
+    a, power = dominant(source, n), source.randint(2, 4)
     small = Input(seeded_numbers.uniform(source, n * n, -0.5, 0.5), (n, n))
 
     def exponential(v: Values) -> Values:
@@ -258,7 +152,7 @@ def functions(source: random.Random, size: int) -> Iterator[Case]:
         return [v[i * k + q] * w[p * m + j] for i, p, q, j in grid]
 
     def chained(v: Values, w: Values, z: Values) -> Values:
-        return _product(_product(v, w, k, m), z, m, n)
+        return product(product(v, w, k, m), z, m, n)
 
     def sides(v: Values) -> tuple[Values, ...]:
         lines = [[abs(x) for x in v[i * k : (i + 1) * k]] for i in range(n)]
@@ -292,7 +186,7 @@ def functions(source: random.Random, size: int) -> Iterator[Case]:
         ),
         "tensordot": (
             lambda t, v, w: t.tensordot(v, w, dims=([1], [0])),
-            lambda v, w: _product(v, w, k, m),
+            lambda v, w: product(v, w, k, m),
             (left, right),
             4,
         ),
@@ -322,4 +216,4 @@ def functions(source: random.Random, size: int) -> Iterator[Case]:
     yield Case("linalg.matrix_norm", norms, sides, (left,), wide=4, dtypes=WIDE, gradient=False)
 
 
-EVERY: tuple[Callable[[random.Random, int], Iterator[Case]], ...] = (factors, solutions, functions)
+EVERY: tuple[Callable[[random.Random, int], Iterator[Case]], ...] = (solutions, functions)

@@ -9,8 +9,8 @@ from typing import Any
 
 from envcheck.checks.env.support.operators import seeded_numbers
 from envcheck.checks.env.support.operators.cases.dense_layers import put
-from envcheck.checks.env.support.operators.cases.in_breadth import attention_layers
-from envcheck.checks.env.support.operators.cases.in_breadth.attention_layers import (
+from envcheck.checks.env.support.operators.cases.in_breadth.layers import attention_layers
+from envcheck.checks.env.support.operators.cases.in_breadth.layers.attention_layers import (
     Rows,
     Values,
     affine,

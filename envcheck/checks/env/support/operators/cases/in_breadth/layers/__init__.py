@@ -1,0 +1,1 @@
+"""Layers with options: convolutions, pooling, attention and transformers."""
