@@ -12,6 +12,33 @@ from envcheck.checks.env.support.operators.cases.in_breadth import selections
 from envcheck.checks.env.support.operators.operator_trial import SINGLE, Case, Input
 
 
+def _groups(v: list[int]) -> tuple[list[int], list[int]]:
+    """Return the numbers of runs, and their lengths."""
+    runs = [(key, len(list(same))) for key, same in itertools.groupby(v)]
+    return [key for key, _ in runs], [length for _, length in runs]
+
+
+def _unique(whole: Input, pairs: Input) -> list[selections.Row]:
+    """Return what finds unique numbers and rows."""
+    return [
+        ("unique_consecutive", lambda t, v: t.unique_consecutive(v, return_counts=True), _groups, (whole,), 1),
+        (
+            "unique of rows",
+            lambda t, v: t.unique(v, dim=0),
+            lambda v: selections.flat(sorted(set(zip(v[::2], v[1::2])))),
+            (pairs,),
+            1,
+        ),
+        (
+            "unique places",
+            lambda t, v: t.unique(v, return_inverse=True)[1],
+            lambda v: [sorted(set(v)).index(a) for a in v],
+            (whole,),
+            1,
+        ),
+    ]
+
+
 def counting(source: random.Random, size: int) -> Iterator[Case]:
     """Yield histograms, bins, modes, unique numbers and counts, which are exact."""
     count = 10 + source.randint(0, 20 * size)
@@ -26,10 +53,6 @@ def counting(source: random.Random, size: int) -> Iterator[Case]:
     favourite = source.randint(0, 9)
     often = [favourite] * (count + 1) + numbers
     source.shuffle(often)
-
-    def groups(v: list[int]) -> tuple[list[int], list[int]]:
-        runs = [(key, len(list(same))) for key, same in itertools.groupby(v)]
-        return [key for key, _ in runs], [length for _, length in runs]
 
     pairs = [source.randint(0, 2) for _ in range(2 * count)]
     boundaries = Input(edges, (len(edges),), "float32")
@@ -49,21 +72,7 @@ def counting(source: random.Random, size: int) -> Iterator[Case]:
             1,
         ),
         ("mode", lambda t, v: t.mode(v)[0], lambda _: [favourite], (Input(often, (len(often),), "int64"),), 1),
-        ("unique_consecutive", lambda t, v: t.unique_consecutive(v, return_counts=True), groups, (whole,), 1),
-        (
-            "unique of rows",
-            lambda t, v: t.unique(v, dim=0),
-            lambda v: selections.flat(sorted(set(zip(v[::2], v[1::2])))),
-            (Input(pairs, (count, 2), "int64"),),
-            1,
-        ),
-        (
-            "unique places",
-            lambda t, v: t.unique(v, return_inverse=True)[1],
-            lambda v: [sorted(set(v)).index(a) for a in v],
-            (whole,),
-            1,
-        ),
+        *_unique(whole, Input(pairs, (count, 2), "int64")),
         ("count_nonzero", lambda t, v: t.count_nonzero(v), lambda v: [sum(a != 0 for a in v)], (whole,), 1),
         ("argwhere", lambda t, v: t.argwhere(v), lambda v: [i for i, a in enumerate(v) if a], (whole,), 1),
         (

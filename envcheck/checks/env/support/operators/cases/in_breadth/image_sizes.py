@@ -10,14 +10,14 @@ from typing import Any
 
 from envcheck.checks.env.support.operators import seeded_numbers
 from envcheck.checks.env.support.operators.cases.dense_layers import given
-from envcheck.checks.env.support.operators.operator_trial import WIDE, Case
+from envcheck.checks.env.support.operators.operator_trial import WIDE, Case, Input
 
 Values = list[float]
 # A cubic's slope parameter in torch (upsample_bicubic2d, grid_sample); Keys 1981 has -0.5.
 CUBIC = -0.75
 
 
-def resizing(source: random.Random, _: int) -> Iterator[Case]:  # noqa: C901 (a formula a function)
+def resizing(source: random.Random, _: int) -> Iterator[Case]:
     """Yield resizing by cubics, by means, in three dimensions, and by the nearest pixel."""
     height, width = source.randint(2, 5), source.randint(2, 5)
     rows, columns = source.randint(2, 8), source.randint(2, 8)
@@ -59,6 +59,12 @@ def resizing(source: random.Random, _: int) -> Iterator[Case]:  # noqa: C901 (a 
         return [(place, 1 / len(places)) for place in places]
 
     yield Case("interpolate area", call("area"), lambda v: separable(v, span), (x,), **wide)
+    yield from _enlarged(source, x, height, width)
+
+
+def _enlarged(source: random.Random, x: Input, height: int, width: int) -> Iterator[Case]:
+    """Yield resizing by a whole factor: by the nearest pixel, and by lines in three dimensions."""
+    wide: dict[str, Any] = {"wide": 8, "dtypes": WIDE, "least": 1.0}
     scale = source.randint(2, 3)
 
     def repeated(v: Values) -> Values:

@@ -22,7 +22,7 @@ def _reflected(at: float, low: float, high: float) -> float:
     return low + (far if far <= span else 2 * span - far)
 
 
-def sampling(source: random.Random, _: int) -> Iterator[Case]:  # noqa: C901 (a formula a function)
+def sampling(source: random.Random, _: int) -> Iterator[Case]:
     """Yield samples of images at points of a grid, within and beyond their edges, and the grid of a matrix."""
     height, width, points = source.randint(2, 5), source.randint(2, 5), source.randint(2, 6)
     image = given(source, 1, 2, height, width)
@@ -67,6 +67,11 @@ def sampling(source: random.Random, _: int) -> Iterator[Case]:  # noqa: C901 (a 
             dtypes=WIDE,
             least=1.0,
         )
+    yield from _affine_grid(source, height, width)
+
+
+def _affine_grid(source: random.Random, height: int, width: int) -> Iterator[Case]:
+    """Yield the grid that a matrix of two rows makes."""
     aligned = source.random() < 0.5  # noqa: PLR2004 (half)
 
     def affine(m: Values) -> Values:

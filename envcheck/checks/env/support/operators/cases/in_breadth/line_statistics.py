@@ -28,6 +28,38 @@ def _running(line: Values) -> Values:
     return [top + math.log(s) for s in itertools.accumulate(math.exp(v - top) for v in line)]
 
 
+def _beside_nan(x: Input, y: Input, mask: Input) -> list[selections.Row]:
+    """Return statistics of what a mask leaves: the rest is NaN."""
+    m, nan = mask.shape[1], math.nan
+
+    def kept(v: Values, k: list[bool]) -> list[Values]:
+        return [[a for a, hole in zip(p, q) if not hole] for p, q in zip(lines_of(v, m), lines_of(k, m))]  # type: ignore[arg-type]
+
+    return [
+        (
+            "nansum",
+            lambda t, v, k: t.nansum(v.masked_fill(k, nan), dim=1),
+            lambda v, k: [*map(math.fsum, kept(v, k))],
+            (x, mask),
+            8,
+        ),
+        (
+            "nanmean",
+            lambda t, v, k: t.nanmean(v.masked_fill(k, nan), dim=1),
+            lambda v, k: [math.fsum(p) / len(p) for p in kept(v, k)],
+            (x, mask),
+            8,
+        ),
+        (
+            "nanmedian",
+            lambda t, v, k: t.nanmedian(v.masked_fill(k, nan), dim=1)[0],
+            lambda v, k: [sorted(p)[(len(p) - 1) // 2] for p in kept(v, k)],
+            (y, mask),
+            4,
+        ),
+    ]
+
+
 def statistics(source: random.Random, size: int) -> Iterator[Case]:
     """Yield quantiles, running sums and extremes, means beside NaN, covariances and areas."""
     n, m = source.randint(2, 4), source.randint(3, 5 + 3 * size)
@@ -35,13 +67,9 @@ def statistics(source: random.Random, size: int) -> Iterator[Case]:
     # Between two places of the order, where the slope is one.
     share = (source.randrange(m - 1) + source.uniform(0.2, 0.8)) / (m - 1)
     holes = [source.random() < 0.3 and i % m > 0 for i in range(n * m)]  # noqa: PLR2004 (a share)
-    mask = Input(holes, (n, m), "bool")
 
     def rows(v: Values) -> list[Values]:
         return list(lines_of(v, m))
-
-    def kept(v: Values, k: list[bool]) -> list[Values]:
-        return [[a for a, hole in zip(p, q) if not hole] for p, q in zip(rows(v), lines_of(k, m))]  # type: ignore[arg-type]
 
     def centred(v: Values) -> list[Values]:
         return [[a - math.fsum(p) / m for a in p] for p in rows(v)]
@@ -57,7 +85,6 @@ def statistics(source: random.Random, size: int) -> Iterator[Case]:
     def areas(p: Values) -> Values:
         return [(a + b) / 2 for a, b in zip(p, p[1:])]
 
-    nan = math.nan
     table: list[selections.Row] = [
         (
             "quantile",
@@ -83,27 +110,7 @@ def statistics(source: random.Random, size: int) -> Iterator[Case]:
         ),
         ("aminmax", lambda t, v: t.aminmax(v, dim=1), lambda v: ([*map(min, rows(v))], [*map(max, rows(v))]), (y,), 4),
         ("msort", lambda t, v: t.msort(v.t()), lambda v: selections.flat(zip(*map(sorted, rows(v)))), (y,), 2),
-        (
-            "nansum",
-            lambda t, v, k: t.nansum(v.masked_fill(k, nan), dim=1),
-            lambda v, k: [*map(math.fsum, kept(v, k))],
-            (x, mask),
-            8,
-        ),
-        (
-            "nanmean",
-            lambda t, v, k: t.nanmean(v.masked_fill(k, nan), dim=1),
-            lambda v, k: [math.fsum(p) / len(p) for p in kept(v, k)],
-            (x, mask),
-            8,
-        ),
-        (
-            "nanmedian",
-            lambda t, v, k: t.nanmedian(v.masked_fill(k, nan), dim=1)[0],
-            lambda v, k: [sorted(p)[(len(p) - 1) // 2] for p in kept(v, k)],
-            (y, mask),
-            4,
-        ),
+        *_beside_nan(x, y, Input(holes, (n, m), "bool")),
         ("var_mean", lambda t, v: t.var_mean(v, dim=1), moments, (x,), 8),
         ("cov", lambda t, v: t.cov(v), covariance, (x,), 8),
         ("trapezoid", lambda t, v: t.trapezoid(v, dim=1), lambda v: [math.fsum(areas(p)) for p in rows(v)], (x,), 8),

@@ -131,16 +131,30 @@ def _powers(v: Values, n: int) -> Iterator[Values]:
         power = product(power, v, n, n)
 
 
+def _exponential(v: Values, n: int) -> Values:
+    # Terms with 1 / k! to k = 40: norms are at most 3.
+    terms = [[x / math.factorial(j) for x in p] for j, p in zip(range(40), _powers(v, n))]
+    return [math.fsum(one) for one in zip(*terms)]
+
+
+def _crossed(v: Values, w: Values) -> Values:
+    """Return the cross products of rows of three."""
+    found = []
+    for i in range(0, len(v), 3):
+        (p, q, r), (x, y, z) = v[i : i + 3], w[i : i + 3]
+        found += [q * z - r * y, r * x - p * z, p * y - q * x]
+    return found
+
+
+def _norms(t: Any, v: Any) -> Any:
+    return tuple(t.linalg.matrix_norm(v, ord=kind) for kind in (1, math.inf, "fro"))
+
+
 def functions(source: random.Random, size: int) -> Iterator[Case]:
     """Yield powers, exponentials, norms, traces and products of matrices."""
     n, m, k = (source.randint(2, 3 + size) for _ in range(3))
     a, power = dominant(source, n), source.randint(2, 4)
     small = Input(seeded_numbers.uniform(source, n * n, -0.5, 0.5), (n, n))
-
-    def exponential(v: Values) -> Values:
-        # Terms with 1 / k! to k = 40: norms are at most 3.
-        terms = [[x / math.factorial(j) for x in p] for j, p in zip(range(40), _powers(v, n))]
-        return [math.fsum(one) for one in zip(*terms)]
 
     def multiplied(v: Values) -> Values:
         return next(itertools.islice(_powers(v, n), power, None))
@@ -160,23 +174,13 @@ def functions(source: random.Random, size: int) -> Iterator[Case]:
 
     three, other = given(source, m, 3), given(source, m, 3)
 
-    def cross(v: Values, w: Values) -> Values:
-        found = []
-        for i in range(0, 3 * m, 3):
-            (p, q, r), (x, y, z) = v[i : i + 3], w[i : i + 3]
-            found += [q * z - r * y, r * x - p * z, p * y - q * x]
-        return found
-
-    def norms(t: Any, v: Any) -> Any:
-        return tuple(t.linalg.matrix_norm(v, ord=kind) for kind in (1, math.inf, "fro"))
-
     powers = source.randint(2, 5)
     rows: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[Input, ...], float]] = {
         "linalg.matrix_power": (lambda t, v: t.linalg.matrix_power(v, power), multiplied, (a,), 16),
-        "linalg.matrix_exp": (lambda t, v: t.linalg.matrix_exp(v), exponential, (small,), 32),
+        "linalg.matrix_exp": (lambda t, v: t.linalg.matrix_exp(v), lambda v: _exponential(v, n), (small,), 32),
         "kron": (lambda t, v, w: t.kron(v, w), kron, (left, right), 4),
         "linalg.multi_dot": (lambda t, *v: t.linalg.multi_dot(v), chained, (left, right, third), 8),
-        "linalg.cross": (lambda t, v, w: t.linalg.cross(v, w), cross, (three, other), 4),
+        "linalg.cross": (lambda t, v, w: t.linalg.cross(v, w), _crossed, (three, other), 4),
         "trace": (lambda t, v: t.trace(v), lambda v: [math.fsum(v[:: n + 1])], (a,), 8),
         "linalg.vander": (
             lambda t, v: t.linalg.vander(v, N=powers),
@@ -213,7 +217,7 @@ def functions(source: random.Random, size: int) -> Iterator[Case]:
     for name, (call, reference, inputs, wide) in rows.items():
         # The gradient of kron asks for views that tensors with gaps do not have (torch 2.13).
         yield Case(name, call, reference, inputs, wide=wide, dtypes=WIDE, least=1.0, layouts=name != "kron")
-    yield Case("linalg.matrix_norm", norms, sides, (left,), wide=4, dtypes=WIDE, gradient=False)
+    yield Case("linalg.matrix_norm", _norms, sides, (left,), wide=4, dtypes=WIDE, gradient=False)
 
 
 EVERY: tuple[Callable[[random.Random, int], Iterator[Case]], ...] = (solutions, functions)

@@ -96,6 +96,11 @@ def factors(source: random.Random, size: int) -> Iterator[Case]:
         return t.linalg.multi_dot(t.linalg.lu(a))
 
     yield Case("lu", lu, list, (square,), **plain, since=(1, 13))
+    yield from _values(source, n, even)
+
+
+def _values(source: random.Random, n: int, even: Input) -> Iterator[Case]:
+    """Yield eigenvalues and singular values, and the one triangle of a positive matrix."""
     yield Case(
         "eigvalsh",
         lambda t, a: t.linalg.eigvalsh((a + a.t()) / 2),

@@ -21,6 +21,16 @@ def flat(lines: Any) -> list[Any]:
     return [a for line in lines for a in line]
 
 
+def _taken_in(v: Values, k: list[bool], o: Values) -> Values:
+    following = iter(o)
+    return [next(following) if hole else a for a, hole in zip(v, k)]
+
+
+def _put(v: Values, i: list[int], o: Values) -> Values:
+    found = dict(zip(i, o))
+    return [found.get(place, a) for place, a in enumerate(v)]
+
+
 def places(source: random.Random, _: int) -> Iterator[Case]:
     """Yield what writes to, and reads from, places that are listed or masked."""
     n, m = source.randint(2, 5), source.randint(2, 5)
@@ -39,14 +49,6 @@ def places(source: random.Random, _: int) -> Iterator[Case]:
             found[row * m : row * m + m] = o[place * m : place * m + m]
         return found
 
-    def taken_in(v: Values, k: list[bool], o: Values) -> Values:
-        following = iter(o)
-        return [next(following) if hole else a for a, hole in zip(v, k)]
-
-    def put(v: Values, i: list[int], o: Values) -> Values:
-        found = dict(zip(i, o))
-        return [found.get(place, a) for place, a in enumerate(v)]
-
     low, line = source.randrange(n), given(source, m)
     corner = min(n, m)
     diagonal = given(source, corner)
@@ -59,13 +61,13 @@ def places(source: random.Random, _: int) -> Iterator[Case]:
             (x, index),
             2,
         ),
-        ("masked_scatter", lambda t, v, k, o: t.masked_scatter(v, k, o), taken_in, (x, mask, given(source, n, m)), 2),
+        ("masked_scatter", lambda t, v, k, o: t.masked_scatter(v, k, o), _taken_in, (x, mask, given(source, n, m)), 2),
         ("take", lambda t, v, i: t.take(v, i), lambda v, i: [v[place] for place in i], (x, spots), 2),
-        ("put", lambda t, v, i, o: t.put(v, i, o), put, (x, spots, few), 2),
+        ("put", lambda t, v, i, o: t.put(v, i, o), _put, (x, spots, few), 2),
         (
             "index_put",
             lambda t, v, i, o: t.index_put(v.reshape(-1), (i,), o),
-            put,
+            _put,
             (x, spots, few),
             2,
         ),
@@ -88,65 +90,18 @@ def places(source: random.Random, _: int) -> Iterator[Case]:
         yield Case(name, call, reference, inputs, wide=wide, dtypes=WIDE)
 
 
-def arranging(source: random.Random, _: int) -> Iterator[Case]:
-    """Yield triangles, turns, parts, products of lists, and diagonals."""
-    n, m, turn, offset = source.randint(2, 4), source.randint(2, 6), source.randint(-3, 3), source.randint(-2, 2)
-    x, line, other = given(source, n, m), given(source, n), given(source, m)
-    square = abs(offset) + n
+def _parts(source: random.Random, x: Input) -> list[Row]:
+    """Return what takes a matrix apart, repeats its rows, or exchanges its dimensions."""
+    n, m = x.shape
 
     def rows(v: Values) -> list[Values]:
         return list(lines_of(v, m))
-
-    def turned(v: Values) -> Values:
-        lines: list[Any] = rows(v)
-        for _number in range(turn % 4):
-            lines = list(zip(*lines))[::-1]
-        return flat(lines)
-
-    def on_diagonal(v: Values) -> Values:
-        grid = itertools.product(range(square), repeat=2)
-        return [v[min(r, c)] if c - r == offset else 0.0 for r, c in grid]
-
-    def blocks(v: Values, w: Values) -> Values:
-        return [*flat([*p, *([0.0] * m)] for p in rows(v)), *([0.0] * m), *w]
 
     cut, width = source.randint(1, m - 1), source.randint(1, m)
     step = source.randint(1, 3)
     parts = [range(i * m // 2, (i + 1) * m // 2) for i in range(2)] if m % 2 == 0 else []
     parts = parts or [range(m // 2 + 1), range(m // 2 + 1, m)]
-    table: list[Row] = [
-        (
-            "triu",
-            lambda t, v: t.triu(v, diagonal=offset),
-            lambda v: [a if i % m >= i // m + offset else 0.0 for i, a in enumerate(v)],
-            (x,),
-            2,
-        ),
-        ("rot90", lambda t, v: t.rot90(v, turn, (0, 1)), turned, (x,), 2),
-        ("diag", lambda t, v: t.diag(v, offset), on_diagonal, (line,), 2),
-        ("diag_embed", lambda t, v: t.diag_embed(v, offset), on_diagonal, (line,), 2),
-        ("block_diag", lambda t, v, w: t.block_diag(v, w[None]), blocks, (x, other), 2),
-        (
-            "meshgrid",
-            lambda t, v, w: t.meshgrid(v, w, indexing="ij"),
-            lambda v, w: ([a for a in v for _number in w], [b for _number in v for b in w]),
-            (line, other),
-            4,
-        ),
-        (
-            "cartesian_prod",
-            lambda t, v, w: t.cartesian_prod(v, w),
-            lambda v, w: flat(itertools.product(v, w)),
-            (line, other),
-            4,
-        ),
-        (
-            "combinations",
-            lambda t, v: t.combinations(v),
-            lambda v: flat(itertools.combinations(v, 2)),
-            (other,),
-            4,
-        ),
+    return [
         (
             "split",
             lambda t, v: t.split(v, [cut, m - cut], 1),
@@ -183,6 +138,65 @@ def arranging(source: random.Random, _: int) -> Iterator[Case]:
             (x,),
             2,
         ),
+    ]
+
+
+def arranging(source: random.Random, _: int) -> Iterator[Case]:
+    """Yield triangles, turns, parts, products of lists, and diagonals."""
+    n, m, turn, offset = source.randint(2, 4), source.randint(2, 6), source.randint(-3, 3), source.randint(-2, 2)
+    x, line, other = given(source, n, m), given(source, n), given(source, m)
+    square = abs(offset) + n
+
+    def rows(v: Values) -> list[Values]:
+        return list(lines_of(v, m))
+
+    def turned(v: Values) -> Values:
+        lines: list[Any] = rows(v)
+        for _number in range(turn % 4):
+            lines = list(zip(*lines))[::-1]
+        return flat(lines)
+
+    def on_diagonal(v: Values) -> Values:
+        grid = itertools.product(range(square), repeat=2)
+        return [v[min(r, c)] if c - r == offset else 0.0 for r, c in grid]
+
+    def blocks(v: Values, w: Values) -> Values:
+        return [*flat([*p, *([0.0] * m)] for p in rows(v)), *([0.0] * m), *w]
+
+    table: list[Row] = [
+        (
+            "triu",
+            lambda t, v: t.triu(v, diagonal=offset),
+            lambda v: [a if i % m >= i // m + offset else 0.0 for i, a in enumerate(v)],
+            (x,),
+            2,
+        ),
+        ("rot90", lambda t, v: t.rot90(v, turn, (0, 1)), turned, (x,), 2),
+        ("diag", lambda t, v: t.diag(v, offset), on_diagonal, (line,), 2),
+        ("diag_embed", lambda t, v: t.diag_embed(v, offset), on_diagonal, (line,), 2),
+        ("block_diag", lambda t, v, w: t.block_diag(v, w[None]), blocks, (x, other), 2),
+        (
+            "meshgrid",
+            lambda t, v, w: t.meshgrid(v, w, indexing="ij"),
+            lambda v, w: ([a for a in v for _number in w], [b for _number in v for b in w]),
+            (line, other),
+            4,
+        ),
+        (
+            "cartesian_prod",
+            lambda t, v, w: t.cartesian_prod(v, w),
+            lambda v, w: flat(itertools.product(v, w)),
+            (line, other),
+            4,
+        ),
+        (
+            "combinations",
+            lambda t, v: t.combinations(v),
+            lambda v: flat(itertools.combinations(v, 2)),
+            (other,),
+            4,
+        ),
+        *_parts(source, x),
     ]
     for name, call, reference, inputs, wide in table:
         yield Case(name, call, reference, inputs, wide=wide, dtypes=WIDE)
