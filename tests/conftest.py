@@ -7,7 +7,7 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from envcheck.checks.env.support.operators import seeded_numbers
 from envcheck.runner.planning.discover import discover
+from tests.http_server import Servers
 
 # An example that takes long says that the machine is loaded.
 settings.register_profile("untimed", deadline=None)
@@ -51,6 +52,13 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
         return shared / name
 
     return get
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    """Return what starts servers; they stop with the test."""
+    with Servers() as servers:
+        yield servers
 
 
 SABOTAGE = Path(__file__).parent / "checks" / "sabotage"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +14,13 @@ from envcheck.cli import cli
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.hub import api as hub_api
 from envcheck.mirrors.select import by_lock
+from tests.http_server import Server, Servers, directory
 
 WHEEL = "demo-1.0-py3-none-any.whl"
 
 
-class _Handler(SimpleHTTPRequestHandler):
-    """A directory, and the first byte of a file: as little as a static server with ranges does."""
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
-        """Say nothing."""
-
-    def do_GET(self) -> None:
-        asked = self.headers.get("Range")
-        if asked is None or ".whl" not in self.path:
-            super().do_GET()
-            return
-        body = Path(self.translate_path(self.path)).read_bytes()
-        first, last = map(int, asked.removeprefix("bytes=").split("-"))
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes {first}-{last}/{len(body)}")
-        self.send_header("Content-Length", str(last - first + 1))
-        self.end_headers()
-        self.wfile.write(body[first : last + 1])
-
-
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def site(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Serve a simple index of one wheel; the directory holds the lock and the profile too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     body = b"x" * 200_000
@@ -51,17 +29,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / WHEEL).write_bytes(body)
     (tmp_path / "simple/demo/index.html").write_text(f'<a href="/{WHEEL}#sha256={digest}">{WHEEL}</a>')
     (tmp_path / "demo.lock").write_text(f"# index: pypi\ndemo==1.0 \\\n    --hash=sha256:{digest}\n")
-    server = ThreadingHTTPServer(
-        ("127.0.0.1", 0),
-        lambda *given: _Handler(*given, directory=str(tmp_path)),
-    )
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}/simple"
+    url = f"{servers.start(Server(directory(tmp_path))).url}/simple"
     (tmp_path / "site.yaml").write_text(f"pypi: [{{url: '{url}'}}]\n")
     (tmp_path / "dead.yaml").write_text("pypi: [{url: 'http://127.0.0.99:9/simple'}]\n")
-    yield tmp_path
-    server.shutdown()
-    server.server_close()
+    return tmp_path
 
 
 def probe(site: Path, *arguments: str) -> Result:

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import dataclasses
-import hashlib
-import html
-import http.server
-import re
-import ssl
-import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
+from tests.certificates import Certified, self_signed
+from tests.e2e.site_mirror import basic, page
+from tests.http_server import Answer, Request, Server, Servers, ranged
 
-@dataclasses.dataclass(frozen=True)
-class Index:
-    """A running index: its address, its certificate, and the paths that were asked for with the password."""
 
-    url: str
-    certificate: Path
-    served: list[str]
+class Index(Server):
+    """A running index: its certificate, and the status and path of each of its answers."""
+
+    def __init__(self, wheels: Path, path: str, login: str, *, hashed: bool, certified: Certified) -> None:
+        super().__init__(self.answer, tls=certified.context)
+        self.wheels, self.prefix, self.login, self.hashed = wheels, f"/{path}/simple", login, hashed
+        self.certificate = certified.certificate
+        self.served: list[str] = []
+
+    @property
+    def url(self) -> str:
+        """Return where it is."""
+        return f"https://localhost:{self.port}{self.prefix}"
+
+    def answer(self, request: Request) -> Answer:
+        """Return a page or a wheel to who has the login."""
+        answer = self._answer(request)
+        self.served.append(f"{answer.status} {request.path}")
+        return answer
+
+    def _answer(self, request: Request) -> Answer:
+        if request.login != self.login:
+            return Answer(401, headers={"WWW-Authenticate": 'Basic realm="site"'})
+        rest = unquote(request.path).removeprefix(self.prefix).strip("/")
+        if not rest.startswith("files/"):
+            return page(self.wheels, rest, f"{self.prefix}/files", hashed=self.hashed)
+        found = self.wheels / Path(rest).name
+        return ranged(request, found) if found.is_file() else Answer(404)
 
 
 @contextlib.contextmanager
@@ -34,84 +50,6 @@ def private_index(
 
     Its pages tell the files' hashes if it is `hashed`; the indexes of sites often do not.
     """
-    certificate, key = scratch / "index.pem", scratch / "index.key"
-    subprocess.run(
-        [
-            *(
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "rsa:2048",
-                "-nodes",
-                "-days",
-                "2",
-                "-subj",
-                "/O=site/CN=localhost",
-            ),
-            *("-addext", "subjectAltName=DNS:localhost", "-addext", "basicConstraints=critical,CA:FALSE"),
-            *("-keyout", key, "-out", certificate),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    served: list[str] = []
-    wanted = "Basic " + base64.b64encode(f"{login}:{password}".encode()).decode()
-    handler = _handler(wheels, f"/{path}/simple", wanted, served, hashed=hashed)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield Index(f"https://localhost:{server.server_port}/{path}/simple", certificate, served)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def _handler(
-    wheels: Path, prefix: str, wanted: str, served: list[str], *, hashed: bool
-) -> type[http.server.BaseHTTPRequestHandler]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.headers.get("Authorization") != wanted:
-                self._answer(401, b"", ("WWW-Authenticate", 'Basic realm="site"'))
-                return
-            rest = unquote(self.path).removeprefix(prefix).strip("/")
-            if rest.startswith("files/"):
-                found = wheels / Path(rest).name
-                self._answer(200, found.read_bytes()) if found.is_file() else self._answer(404, b"")
-            else:
-                page = _page(wheels, rest, prefix, hashed=hashed)
-                self._answer(200 if page else 404, page, ("Content-Type", "text/html"))
-
-        def _answer(self, status: int, body: bytes, *headers: tuple[str, str]) -> None:
-            served.append(f"{status} {self.path}")
-            self.send_response(status)
-            for name, value in (*headers, ("Content-Length", str(len(body)))):
-                self.send_header(name, value)
-            self.end_headers()
-            # A client that goes ends a connection under TLS with an error of its own kind.
-            with contextlib.suppress(ConnectionError, ssl.SSLError):
-                self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    return Handler
-
-
-def _page(wheels: Path, project: str, prefix: str, *, hashed: bool) -> bytes:
-    """Return the PEP 503 page of a project, empty when there is none."""
-    files = [path for path in sorted(wheels.glob("*.whl")) if _normal(path.name.partition("-")[0]) == project]
-    hashes = (f"#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}" if hashed else "" for path in files)
-    names = (html.escape(path.name) for path in files)
-    links = (f'<a href="{prefix}/files/{name}{hash_}">{name}</a>' for name, hash_ in zip(names, hashes, strict=True))
-    return f"<!DOCTYPE html><html><body>{'<br>'.join(links)}</body></html>".encode() if files else b""
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    certified = self_signed(scratch, "localhost")
+    with Servers() as servers:
+        yield servers.start(Index(wheels, path, basic(login, password), hashed=hashed, certified=certified))

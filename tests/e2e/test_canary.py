@@ -16,10 +16,8 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +25,10 @@ from pathlib import Path
 import pytest
 
 from envcheck.cli import main
+from tests.certificates import signed
 from tests.e2e.canaries import Canaries
-from tests.e2e.site_mirror import Site, authority, running, serving
+from tests.e2e.site_mirror import Site, basic
+from tests.http_server import Servers
 from tests.mirrors.hub.conftest import COMMIT, REPO, Hub
 from tests.mirrors.site.upstreams import free_ports, get, wheel
 
@@ -87,13 +87,14 @@ def place(tmp_path: Path) -> Iterator[Place]:
     home, wheels = tmp_path / "home", tmp_path / "wheels"
     for directory in (secret, home):
         directory.mkdir()
-    site = Site(wheels, canaries["path"], canaries["login"], canaries["password"], canaries["signature"])
-    ca, context = authority(secret, f"{canaries['caname']}.pem", "localhost", "127.0.0.1")
+    certified = signed(secret, "localhost", "127.0.0.1", name=f"{canaries['caname']}.pem")
+    ca, tls = certified.ca, certified.context
     ca.write_text(f"# {canaries['comment']}\n{ca.read_text()}")
-    hub = Hub()
+    own = (canaries[name] for name in ("login", "password", "signature"))
+    site = Site(wheels, "index", *own, tls=tls)
+    hub = Hub(tls=tls)
     hub.token = canaries["file"]
-    doors = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    at, hub_at = (f"https://localhost:{door.getsockname()[1]}" for door in doors)
+    at, hub_at = (f"https://localhost:{server.port}" for server in (site, hub))
     (secret / "netrc").write_text(f"machine localhost login {site.login} password {site.password}\n")
     (secret / "token").write_text(canaries["file"])
     (home / "site.yaml").write_text(
@@ -102,7 +103,6 @@ def place(tmp_path: Path) -> Iterator[Place]:
         f"hf: {{endpoint: '{hub_at}', trusted: '{hub_at}', token: allow}}\nnetrc: {secret}/netrc\n"
         f"credentials: {{'{hub_at[8:]}': {{token_file: {secret}/token}}}}\n"
     )
-    site = dataclasses.replace(site, path="index")
     env = {
         **{name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ},
         "HOME": str(home),
@@ -119,7 +119,9 @@ def place(tmp_path: Path) -> Iterator[Place]:
         **dict.fromkeys(("http_proxy", "https_proxy"), f"http://me:{canaries['proxy']}@127.0.0.1:9"),
         "no_proxy": "localhost,127.0.0.1",
     }
-    with serving(site, doors[0], context), running(hub, doors[1], context):
+    with Servers() as servers:
+        servers.start(site)
+        servers.start(hub)
         yield Place(at, home, secret, site, hub, canaries, env)
 
 
@@ -148,7 +150,7 @@ def test_fetches(place: Place) -> None:
     said = place.run("--verbose", "fetch", "--lock", images / CELL / "base.lock", *profile)
     said += place.run("fetch", "--lock", images / CELL / "torch.lock", *profile, "--json")
     said += place.run("fetch", "--model", f"{REPO}@{COMMIT}", *profile)
-    assert any(path.startswith("/index/signed/demo-") for path in place.site.asked)
+    assert any(path.startswith("/index/signed/demo-") for path in place.site.paths)
     assert f"Bearer {place.canaries['file']}" in place.hub.tokens
     place.site.refuse = 403
     said += place.run(
@@ -272,7 +274,7 @@ def test_a_build_context_and_an_environment(place: Place) -> None:
     )
     place.site.refuse = 403
     said = place.run(*build, status=1)
-    assert any(path.startswith("/index/signed/") for path in place.site.asked)
+    assert any(path.startswith("/index/signed/") for path in place.site.paths)
     assert place.canaries.within(said) == set()
     for status in (403, 418):
         place.site.refuse = status
@@ -284,33 +286,29 @@ def test_a_build_context_and_an_environment(place: Place) -> None:
 
 
 @pytest.mark.tools
-def test_a_site_and_its_logs(place: Place) -> None:
+def test_a_site_and_its_logs(place: Place, servers: Servers) -> None:
     """Logins, tokens and signed links that clients send are in none of its files, logs and metrics."""
     for program in ("nginx", "docker-registry"):
         if shutil.which(program, path=f"{place.env['PATH']}:/usr/sbin") is None:
             pytest.skip(f"no {program} here (`make test` unpacks it where apt is)")
     root, port, canaries = place.home / "site", free_ports(130), place.canaries
     options = ("--no-hf", "--no-pytorch", "--link", "http://127.0.0.1:9", "--port", str(port), "--min-free", "0")
-    registry = Hub()  # which answers, and is no registry: the one of the site logs that
+    registry = servers.start(Hub())  # which answers, and is no registry: the one of the site logs that
     registered = ("--registry", f"one={registry.url}")
     said = place.run("mirror", "site", "render", root, "--mirror", "site.yaml", *options, *registered)
-    upstream = threading.Thread(target=registry.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    upstream.start()
     try:
         said += place.run("mirror", "site", "up", root)
-        basic = {"Authorization": place.site.wanted}
+        password = {"Authorization": basic(place.site.login, place.site.password)}
         bearer = {"Authorization": f"Bearer {canaries['token']}", "Cookie": f"session={canaries['token']}"}
         paths = ["/pypi/simple/demo/", "/files/127.0.0.1:9/x.whl", "/static/none", "/none", "/files/127.0.0.1:9/%2f"]
         bases = {port: paths, port + 2: ["/v2/", "/v2/lib/image/manifests/1", "/v2/lib/image/tags/list", "/v1/"]}
         for url in [f"http://127.0.0.1:{at}{path}" for at, known in bases.items() for path in known]:
-            for headers in (basic, bearer):
+            for headers in (password, bearer):
                 get(f"{url}?X-Amz-Signature={canaries['signature']}", None, "GET", **headers)
         said += place.run("mirror", "site", "status", root, "--json", status=0)
         said += get(f"http://127.0.0.1:{port + 100}/metrics")[1].decode()
     finally:
         said += place.run("mirror", "site", "down", root)
-        registry.shutdown()
-        registry.server_close()
     assert '"uri":"/files/127.0.0.1:9/x.whl"' in (root / "logs/access.json").read_text()
     left = place.left()
     assert canaries.within(said) == set()

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import signed
 from tests.e2e.closed_network import MIRROR, CannotCloseError, Network, closed_network, strangers
 from tests.e2e.packets import Destination
-from tests.e2e.site_mirror import Site, authority, running, serving
+from tests.e2e.site_mirror import Site
+from tests.http_server import Servers
 from tests.mirrors.hub.conftest import COMMIT, REPO, Hub
 from tests.mirrors.site.upstreams import wheel
 
@@ -73,21 +75,25 @@ def closed(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Return it with a mirror of two indexes and a hub, behind a password and a private CA."""
     home = tmp_path_factory.mktemp("home")
     built = [wheel(home / "wheels", name, ballast=3_000_000) for name in ("demo", "other")]
-    site = Site(home / "wheels", "index", "me", secrets.token_hex(8), secrets.token_hex(8))
-    ca, context = authority(home, "ca.pem", MIRROR)
+    certified = signed(home, MIRROR)
+    signature = secrets.token_hex(8)
+    door, tls = network.listen(PORT), certified.context
+    site = Site(home / "wheels", "index", "me", secrets.token_hex(8), signature, listening=door, tls=tls)
     pins = (f"{p.stem.split('-')[0]}==1.0 \\\n    --hash=sha256:{sha256(p)}" for p in built)
     (home / "demo.lock").write_text("# demo, layer base\n# index: pypi\n" + "\n".join(pins) + "\n")
     (home / "netrc").write_text(f"machine {MIRROR} login {site.login} password {site.password}\n")
     (home / "site.yaml").write_text(
         f"pypi: [{{url: 'https://{MIRROR}:{PORT}/index/simple'}}]\n"
-        f"hf: {{endpoint: 'https://{MIRROR}:{HUB}'}}\nca: {ca.name}\nnetrc: netrc\nclosed: true\n"
+        f"hf: {{endpoint: 'https://{MIRROR}:{HUB}'}}\nca: {certified.ca.name}\nnetrc: netrc\nclosed: true\n"
     )
     keep = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     env = {**keep, "HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])}
     env |= {"PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1", "UV_CACHE_DIR": str(home / "uv")}
-    hub = Hub()
+    hub = Hub(listening=network.listen(HUB), tls=tls)
     hub.rows = [{**row, "lfs": {**row["lfs"], "pointerSize": 134}} if "lfs" in row else row for row in hub.rows]
-    with serving(site, network.listen(PORT), context), running(hub, network.listen(HUB), context):
+    with Servers() as servers:
+        servers.start(site)
+        servers.start(hub)
         yield Closed(network, site, home, env)
 
 
@@ -140,7 +146,7 @@ def test_clients_with_the_profiles_environment_ask_the_mirror_alone(closed: Clos
         done = closed.network.run("sh", "-c", script, "sh", *command, *packages, env=closed.env)
         assert done.returncode == 0, done.stderr
         assert only_the_mirror(closed.network), command
-    assert "/index/simple/pip/" in closed.site.asked
+    assert "/index/simple/pip/" in closed.site.paths
     hub = os.environ.get("ENVCHECK_TEST_HUB")
     if not hub:
         pytest.skip("no huggingface_hub: set ENVCHECK_TEST_HUB, or use `make test`, which installs it")

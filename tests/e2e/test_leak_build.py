@@ -14,13 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import signed
 from tests.e2e import layers, private_engine
 from tests.e2e.canaries import Canaries
 from tests.e2e.closed_network import MIRROR, CannotCloseError, Network, closed_network, strangers
 from tests.e2e.conftest import CELL, ROOT
 from tests.e2e.packets import Destination
 from tests.e2e.private_engine import CannotStartError, unpacked
-from tests.e2e.site_mirror import Site, authority, serving
+from tests.e2e.site_mirror import Site
+from tests.http_server import Servers
 from tests.mirrors.site.upstreams import wheel
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
@@ -107,8 +109,9 @@ def closed(
     secret.mkdir()
     shutil.copytree(wheels, root / "wheels", copy_function=os.link)
     locks = _small(root / "wheels", root / "images")
-    site = Site(root / "wheels", canaries["path"], canaries["login"], canaries["password"], canaries["signature"])
-    ca, context = authority(secret, f"{canaries['caname']}.pem", MIRROR)
+    certified = signed(secret, MIRROR, name=f"{canaries['caname']}.pem")
+    ca, own = certified.ca, (canaries[name] for name in ("path", "login", "password", "signature"))
+    site = Site(root / "wheels", *own, listening=network.listen(PORT), tls=certified.context)
     ca.write_text(f"# {canaries['comment']}\n{ca.read_text()}")
     netrc = secret / "netrc"
     netrc.write_text(f"machine {MIRROR} login {site.login} password {site.password}\n")
@@ -132,7 +135,8 @@ def closed(
         "PIP_INDEX_URL": f"https://me:{canaries['userinfo']}@{MIRROR}/simple",
         "UV_INDEX_PYPI_MIRROR_PASSWORD": canaries["environment"],
     }
-    with serving(site, network.listen(PORT), context):
+    with Servers() as servers:
+        servers.start(site)
         yield Closed(network, site, canaries, env, profile, locks, secret)
 
 
@@ -164,7 +168,7 @@ def test_the_build_asks_the_mirror_alone(closed: Closed, built: Built) -> None:
     assert strangers(built.asked) == set()
     assert MIRROR in {one.where for one in built.asked if one.kind == "dns"}
     assert {one.port for one in built.asked if one.kind == "tcp"} == {PORT}
-    asked = " ".join(closed.site.asked)
+    asked = " ".join(closed.site.paths)
     assert "/debian/dists/bookworm/InRelease" in asked
     for name in ("torch", "demo", "msgspec"):
         assert f"/signed/{name}-" in asked
@@ -200,12 +204,12 @@ def test_apt_within_a_build_asks_the_mirror_alone(closed: Closed, built: Built) 
     done = closed.run(*ENVCHECK, "render", CELL, "--mirror", closed.profile, "--output", out)
     assert done.returncode == 0, done.stderr
     closed.network.asked()
-    closed.site.asked.clear()
+    closed.site.requests.clear()
     words = ("--progress=plain", "--network=host", "--build-arg=BASE=localhost/lacking:1", "--target=os")
     done = closed.run("docker", "build", *words, f"--secret=id=netrc,src={closed.netrc}", out)
     assert "used the profile's apt mirrors" in done.stderr
     assert strangers(closed.network.asked()) == set()
-    assert any("/pool/main/t/tini/" in path for path in closed.site.asked)
+    assert any("/pool/main/t/tini/" in path for path in closed.site.paths)
 
 
 def test_what_a_build_asks_for_elsewhere_is_in_the_list(closed: Closed, built: Built) -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
-import http.server
 import ssl
-import subprocess
-import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ import pytest
 
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.matrix.facts.model import Matrix
+from tests.http_server import Answer, Request, Server, Servers, directory
 
 Wheel = Callable[..., Path]
 _SOURCES = {"source": ["s"]}
@@ -158,72 +155,22 @@ def simple_index(tmp_path: Path) -> Callable[[Path], Path]:
     return make
 
 
-class Site(msgspec.Struct):
-    """A served directory: `url`, the paths asked for, and the Authorization header it insists on, if any."""
+class Site(Server):
+    """A served directory, and the Authorization header that it insists on, if any."""
 
-    url: str
-    asked: list[str]
-    insists: str | None = None
+    def __init__(self, root: Path, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(self.answer, tls=tls)
+        self.files = directory(root)
+        self.insists: str | None = None
 
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Site]]:
-    """Return a server of (directory, PEM of certificate and key, or none) on the loopback; all end with the test."""
-    servers: list[http.server.ThreadingHTTPServer] = []
-
-    def start(directory: Path, certificate: Path | None = None) -> Site:
-        site = Site(url="", asked=[])
-        handler = functools.partial(_Handler, directory=str(directory), site=site)
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        if certificate is not None:
-            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            tls.load_cert_chain(certificate)
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
-        site.url = f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_address[1]}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return site
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-class _Handler(http.server.SimpleHTTPRequestHandler):
-    def __init__(self, *args: Any, site: Site, **kwargs: Any) -> None:
-        self.site = site
-        super().__init__(*args, **kwargs)
-
-    def do_GET(self) -> None:
-        self.site.asked.append(self.path)
-        if self.site.insists and self.headers.get("Authorization") != self.site.insists:
-            self.send_response(401)
-            self.send_header("WWW-Authenticate", 'Basic realm="test"')
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        super().do_GET()
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (http.server's name)
-        """Keep the tests' output to the tests."""
+    def answer(self, request: Request) -> Answer:
+        """Return a file, or ask for a login."""
+        if self.insists and request.login != self.insists:
+            return Answer(401, headers={"WWW-Authenticate": 'Basic realm="test"'})
+        return self.files(request)
 
 
 @pytest.fixture
-def private_ca(tmp_path: Path) -> tuple[Path, Path]:
-    """Return the PEM of a CA nobody knows, and of a server's certificate and key signed by it."""
-    ca, key, server = tmp_path / "ca.pem", tmp_path / "ca.key", tmp_path / "server.pem"
-    subject = ["-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj"]
-    _openssl("req", "-x509", *subject, "/CN=Site CA", "-keyout", str(key), "-out", str(ca))
-    request, own = tmp_path / "server.csr", tmp_path / "server.key"
-    _openssl("req", *subject[:-3], "-subj", "/CN=mirror", "-keyout", str(own), "-out", str(request))
-    names = tmp_path / "names"
-    names.write_text("subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n")
-    signed = ["-CA", str(ca), "-CAkey", str(key), "-CAcreateserial", "-days", "2", "-extfile", str(names)]
-    _openssl("x509", "-req", "-in", str(request), *signed, "-out", str(server))
-    server.write_text(server.read_text() + own.read_text())
-    return ca, server
-
-
-def _openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+def serve(servers: Servers) -> Callable[..., Site]:
+    """Return a server of (directory, TLS context or none) on the loopback."""
+    return lambda root, tls=None: servers.start(Site(root, tls))

@@ -5,14 +5,13 @@ Two real servers on the loopback, the build's own installer, and the downloader 
 
 from __future__ import annotations
 
-import http.server
+import dataclasses
 import json
-import re
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -28,79 +27,55 @@ from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Index, Profile
 from envcheck.mirrors.store.objects import Store
+from tests.http_server import Answer, Request, Server, Servers, directory
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
 
 
-class Mirror(NamedTuple):
-    """A mirror, its address, what was asked of it, and project -> what is wrong with its wheel."""
+class Mirror(Server):
+    """A mirror of a tree whose pages are right; `faults` says of which project what is wrong with its wheel."""
 
-    url: str
-    asked: list[str]
-    faults: dict[str, str]
+    def __init__(self, root: Path, address: str, over: threading.Event) -> None:
+        super().__init__(self.answer, address)
+        self.root, self.over = root, over
+        self.faults: dict[str, str] = {}
+
+    @property
+    def wheels(self) -> list[str]:
+        """Return the wheels that were fetched."""
+        return [one.path for one in self.requests if one.method == "GET" and one.path.endswith(".whl")]
+
+    def answer(self, request: Request) -> Answer:
+        """Return a file, or what is wrong."""
+        fault = self.faults.get(request.path.rpartition("/")[2].partition("-")[0])
+        if fault in {"404", "500"}:
+            return Answer(int(fault))
+        files = directory(self.root / "evil" if fault == "wrong bytes" else self.root)
+        if self.faults.get("ranges") == "none":
+            del request.headers["Range"]
+        answer = files(request)
+        if fault in {"hangs", "breaks off"}:
+            return dataclasses.replace(answer, body=self._half(answer.body, fault), close=True)
+        return answer
+
+    def _half(self, parts: bytes | Iterable[bytes], fault: str) -> Iterator[bytes]:
+        body = parts if isinstance(parts, bytes) else b"".join(parts)
+        yield body if len(body) == 1 else body[: len(body) // 2]
+        if fault == "hangs":
+            self.over.wait(60)
 
 
 @pytest.fixture
-def mirrors(torch_wheels: Path, simple_index: Callable[[Path], Path], make_wheel: Any) -> Iterator[list[Mirror]]:
-    """Start two mirrors of the same tree, whose pages are right; the test says which of their wheels are not."""
+def mirrors(
+    torch_wheels: Path, simple_index: Callable[[Path], Path], make_wheel: Any, servers: Servers
+) -> Iterator[list[Mirror]]:
+    """Start two mirrors of the same tree; the test says which of their wheels are not right."""
     root, over = simple_index(torch_wheels).parent, threading.Event()
     # A whole wheel of the right name and size, and not the one that was locked.
     evil = make_wheel(root / "evil", "sympy", "1.14.0", files={"sympy.py": "VERSION = 'stolen'\n"})
     assert evil.stat().st_size == (root / evil.name).stat().st_size
-    servers, made = [], []
-    for address in ("127.0.0.2", "127.0.0.3"):
-        asked: list[str] = []
-        faults: dict[str, str] = {}
-        server = http.server.ThreadingHTTPServer((address, 0), _handler(root, asked, faults, over))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        made.append(Mirror(f"http://{address}:{server.server_address[1]}", asked, faults))
-    yield made
+    yield [servers.start(Mirror(root, address, over)) for address in ("127.0.0.2", "127.0.0.3")]
     over.set()
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-def _handler(
-    root: Path, asked: list[str], faults: dict[str, str], over: threading.Event
-) -> type[http.server.BaseHTTPRequestHandler]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path) if self.command == "GET" else None
-            name = self.path.rpartition("/")[2]
-            fault = faults.get(name.partition("-")[0]) if name else None
-            if fault in {"404", "500"}:
-                self.send_error(int(fault))
-                return
-            where = root / "evil" if fault == "wrong bytes" else root
-            self._send(
-                (where / self.path.strip("/") / ("" if name else "index.html")).read_bytes(), fault, html=not name
-            )
-
-        do_HEAD = do_GET  # noqa: N815 (http.server's name)
-
-        def _send(self, body: bytes, fault: str | None, *, html: bool) -> None:
-            asked = "" if faults.get("ranges") == "none" else self.headers.get("Range", "")
-            part = re.fullmatch(r"bytes=(\d+)-(\d+)", asked)
-            first, last = (int(part[1]), min(int(part[2]), len(body) - 1)) if part else (0, len(body) - 1)
-            self.send_response(206 if part else 200)
-            if part:
-                self.send_header("Content-Range", f"bytes {first}-{last}/{len(body)}")
-            self.send_header("Content-Type", "text/html" if html else "application/octet-stream")
-            self.send_header("Content-Length", str(last + 1 - first))
-            self.end_headers()
-            if self.command == "HEAD":
-                return
-            broken = fault in {"hangs", "breaks off"} and last > first
-            self.wfile.write(body[first : (first + last) // 2 if broken else last + 1])
-            if broken and fault == "hangs":
-                over.wait(60)
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    return Handler
 
 
 @pytest.fixture
@@ -121,7 +96,7 @@ def profile(ill: Mirror, well: Mirror) -> Profile:
 @pytest.fixture
 def spec(matrix: Matrix, well: Mirror) -> ImageSpec:
     locks = lock_cell(matrix, CELL, Profile(name="well", pypi=[Index(url=f"{well.url}/simple")]))
-    well.asked.clear()
+    well.requests.clear()
     return make_spec(matrix, CELL, locks)
 
 
@@ -147,7 +122,7 @@ def same_as_locked(built: Environment, well: Mirror, wheels: Path) -> None:
     done = subprocess.run([built.python, "-I", "-c", program, *names], check=True, capture_output=True, text=True)
     versions = {path.name.split("-")[0]: path.name.split("-")[1] for path in wheels.glob("*.whl")}
     assert json.loads(done.stdout) == {name: f"VERSION = {versions[name]!r}\n" for name in names}
-    assert any(path.endswith(".whl") for path in well.asked)
+    assert well.wheels
 
 
 @pytest.mark.usefixtures("patience")
@@ -184,8 +159,7 @@ def test_the_build_ends_with_the_second_mirror_and_says_why(
     }
     for group, reason in reasons.items():
         assert told[group].failed[first].startswith(reason), told[group]
-    wheels = [path for path in ill.asked if path.endswith(".whl")]
-    assert {path.rpartition("/")[2].partition("-")[0] for path in wheels} >= faults.keys()
+    assert {path.rpartition("/")[2].partition("-")[0] for path in ill.wheels} >= faults.keys()
 
 
 @pytest.mark.parametrize("fault", ["404", "500", "hangs", "breaks off", "wrong bytes"])
@@ -199,7 +173,7 @@ def test_what_is_fetched_ahead_falls_back_too(
     prefetch.bring(store, spec.locks, "3.11", profile, lambda _: TransferOptions(client, note=notes.append))
     held = {one.name: one.sha256 for one in prefetch.held(store, spec.locks, "3.11")}
     assert all(store.digest(digest)[0] == digest for digest in held.values())
-    assert {path for path in well.asked if path.endswith(".whl")} == {"/sympy-1.14.0-py3-none-any.whl"}
+    assert set(well.wheels) == {"/sympy-1.14.0-py3-none-any.whl"}
     # Where the first one had begun it, the second brought the rest.
     whole = "several sources" if fault in {"hangs", "breaks off"} else netloc(well.url)
     assert f"sympy-1.14.0-py3-none-any.whl: from {whole}, and not from {netloc(ill.url)} alone" in notes

@@ -78,9 +78,9 @@ def test_every_file_is_brought_and_a_second_time_nothing_is_asked(
 ) -> None:
     bring(store, spec, profile)
     assert {one.sha256 for one in store.objects()} == pins(spec.locks)
-    site.asked.clear()
+    site.requests.clear()
     bring(store, spec, profile)
-    assert site.asked == []
+    assert site.requests == []
     held = prefetch.held(store, spec.locks, spec.cell.python)
     assert {one.name.partition("-")[0] for one in held} >= {"torch", "numpy", "sympy"}
 
@@ -88,9 +88,9 @@ def test_every_file_is_brought_and_a_second_time_nothing_is_asked(
 def test_what_lies_on_this_machine_is_taken_from_there(
     store: Store, spec: ImageSpec, torch_wheels: Path, site: Any
 ) -> None:
-    site.asked.clear()
+    site.requests.clear()
     bring(store, spec, Profile(name="local", pypi=[Index(url=str(torch_wheels), kind="find-links")]))
-    assert site.asked == []
+    assert site.requests == []
     assert {one.sha256 for one in store.objects()} == pins(spec.locks)
 
 
@@ -164,12 +164,12 @@ def test_build_prefetch_and_then_again_with_the_network_cut(
     assert absent.stderr.splitlines()[-1].startswith("envcheck: ")
     first = _envcheck([*build, "--output", str(tmp_path / "one")], tmp_path)
     assert first.returncode == 0, first.stderr
-    site.asked.clear()
+    site.requests.clear()
     second = _envcheck([*build, "--output", str(tmp_path / "two")], tmp_path, cut)
     assert second.returncode == 0, second.stderr
     assert json.loads(second.stdout)["promises"]["torch"] == "2.8.0+cu128"
     assert (tmp_path / "two/bin/python").exists()
-    assert site.asked == []
+    assert site.requests == []
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles import host_config as hosts
 from envcheck.mirrors.profiles.host_config import ca_bundle
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
+from tests.certificates import signed
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
 CANARY = "hunter2-canary"
@@ -309,17 +310,16 @@ def test_a_mirror_behind_a_private_ca_is_trusted_only_with_the_profiles_ca(
     locked: ImageSpec,
     torch_wheels: Path,
     serve: Callable[..., Any],
-    private_ca: tuple[Path, Path],
     tmp_path: Path,
     target: Path,
 ) -> None:
-    ca, certificate = private_ca
-    site = serve(torch_wheels.parent / "index", certificate)
+    certified = signed(tmp_path, "127.0.0.1")
+    site = serve(torch_wheels.parent / "index", certified.context)
     profile = Profile(name="t", pypi=[Index(url=f"{site.url}/simple")])
     refused = install(write(locked, profile, tmp_path / "without"), "base", target)
     assert refused.returncode != 0
     assert "certificate" in refused.stderr
-    trusting = msgspec.structs.replace(profile, ca=str(ca))
+    trusting = msgspec.structs.replace(profile, ca=str(certified.ca))
     done = install(write(locked, trusting, tmp_path / "with"), "base", target)
     assert done.returncode == 0, done.stderr
     assert installed(target) == {"numpy", "sympy"}

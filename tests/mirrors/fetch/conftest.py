@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import random
 import select
 import ssl
-import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +19,9 @@ from envcheck.mirrors.fetch import retries as fetch_retries
 from envcheck.mirrors.fetch.plan import scheduler
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
+from tests import http_server
+from tests.certificates import Certified, self_signed
+from tests.http_server import BLOCK, Answer, RawServer, Request, Server, Servers, Speaking
 
 SIZE = 10 * (1 << 20) + 12345
 CONTENT = random.Random(4).randbytes(SIZE)  # noqa: S311 (data, no secret)
@@ -30,6 +32,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 class Faults:
     """What a server does wrong. `first` is for how many requests it does so; None for ever.
 
+    `status`: it answers so to requests whose number is `busy`. `ranges_until`: it forgets of ranges after so many.
     `signed`: it redirects to that URL with a signature of its own for each request. `once`: it serves no URL twice.
     `expires`: every so many requests it answers 403, as to a link that has run out. `most`: no answer has more bytes.
     `extra`: each has so many more than were asked for. Not `sized`: it says no length, and ends with the connection.
@@ -39,7 +42,9 @@ class Faults:
     content: bytes = CONTENT
     status: int = 0
     retry_after: str | None = None
+    busy: Callable[[int], bool] = lambda _request: True
     ranges: bool = True
+    ranges_until: int | None = None
     truncate: int = 0
     stall: float = 0.0
     etag: Callable[[int], str | None] = lambda _request: '"one"'
@@ -58,150 +63,124 @@ class Faults:
     line: float | None = None
 
 
-class Server(ThreadingHTTPServer):
-    """A server on a loopback address of its own."""
+class FileServer(Server):
+    """A server of one file. What it does wrong is in `faults`."""
 
-    daemon_threads = True
-
-    def __init__(self, address: str, faults: Faults) -> None:
-        super().__init__((address, 0), _Handler)
+    def __init__(self, faults: Faults, address: str, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(self.answer, address, tls=tls)
         self.faults = faults
-        self.asked: list[tuple[str, str | None]] = []
-        self.times: list[float] = []
-        self.sent = 0
-        self.headers_seen: list[dict[str, str]] = []
-        self.lock = threading.Lock()
         self.line_free_at = 0.0
 
     @property
     def url(self) -> str:
         """Return where the file is."""
-        return f"http://{self.server_address[0]!s}:{self.server_address[1]}/file.bin"
+        return f"{super().url}/file.bin"
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of clients that went away: they are killed on purpose."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Server
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
-        """Say nothing."""
-
-    def do_GET(self) -> None:
-        server, asked = self.server, self.headers.get("Range")
-        with server.lock:
-            server.asked.append((self.path, asked))
-            server.times.append(time.time())
-            server.headers_seen.append(dict(self.headers))
-            number = len(server.asked)
-        faults = server.faults
+    def answer(self, request: Request) -> Answer:
+        """Return the file, or what is wrong."""
+        faults, number = self.faults, request.number
         if faults.first is not None and number > faults.first:
             faults = Faults()
         time.sleep(faults.delay)
-        if faults.signed is not None:
-            faults = dataclasses.replace(faults, redirect=f"{faults.signed}?signature={number}")
-        used = faults.once and sum(path == self.path for path, _ in server.asked) > 1
-        if used or (faults.expires is not None and number % faults.expires == 0):
-            faults = dataclasses.replace(faults, status=403)
+        used = faults.once and self.paths.count(request.path) > 1
+        redirect = faults.redirect if faults.signed is None else f"{faults.signed}?signature={number}"
         if faults.gone_after is not None and number > faults.gone_after:
-            self._head(404, {"Content-Length": "0"})
-        elif faults.redirect is not None:
-            self._head(302, {"Location": faults.redirect, "Content-Length": "0"})
-        elif faults.status:
-            after = {"Retry-After": faults.retry_after} if faults.retry_after else {}
-            self._head(faults.status, {"Content-Length": "0", **after})
-        else:
-            self._body(faults, asked, faults.etag(number))
+            return Answer(404)
+        if redirect is not None:
+            return Answer(302, headers={"Location": redirect})
+        if used or (faults.expires is not None and number % faults.expires == 0):
+            return Answer(403, headers={"Retry-After": faults.retry_after} if faults.retry_after else {})
+        if faults.status and faults.busy(number):
+            return Answer(faults.status, headers={"Retry-After": faults.retry_after} if faults.retry_after else {})
+        return self._file(faults, request)
 
-    def _body(self, faults: Faults, asked: str | None, etag: str | None) -> None:
-        start, stop, total = 0, len(faults.content), len(faults.content)
+    def _file(self, faults: Faults, request: Request) -> Answer:
+        etag, total = faults.etag(request.number), len(faults.content)
         tag = {} if etag is None else {"ETag": etag}
-        changed = "If-Range" in self.headers and self.headers["If-Range"] != etag
-        if asked is None or not faults.ranges or changed:
-            self._head(200, {**({"Content-Length": str(total)} if faults.sized else {"Connection": "close"}), **tag})
-        else:
-            first, last = asked.removeprefix("bytes=").split("-")
-            start, stop = int(first) + faults.other_range, min(int(last) + 1, total)
-            if start >= total:
-                self._head(416, {"Content-Range": f"bytes */{total}", "Content-Length": "0"})
-                return
-            told = {"Content-Range": f"bytes {start}-{stop - 1}/{total}"}
-            sized = {"Content-Length": str(stop - start + faults.extra)} if faults.sized else {"Connection": "close"}
-            self._head(206, {**told, **sized, **tag})
-        self._send(faults, faults.content[start:stop] + bytes(faults.extra))
+        forgets = faults.ranges_until is not None and request.number > faults.ranges_until
+        span = request.span(total) if faults.ranges and not forgets else None
+        if span is None or request.headers.get("If-Range", etag) != etag:
+            sized = {"Content-Length": str(total)} if faults.sized else {}
+            return self._sent(faults, faults.content, 200, {**sized, **tag}, request)
+        start, stop = span[0] + faults.other_range, span[1]
+        if start >= total:
+            return Answer(416, headers={"Content-Range": f"bytes */{total}"})
+        part = faults.content[start:stop] + bytes(faults.extra)
+        sized = {"Content-Length": str(len(part))} if faults.sized else {}
+        told = {"Content-Range": f"bytes {start}-{stop - 1}/{total}", **sized, **tag}
+        return self._sent(faults, part, 206, told, request)
 
-    def _send(self, faults: Faults, body: bytes) -> None:
-        whole = len(body)
+    def _sent(self, faults: Faults, body: bytes, status: int, headers: dict[str, str], request: Request) -> Answer:
+        cut = body[: max(1, len(body) - faults.truncate)][: faults.most]
+        return Answer(status, self._parts(faults, cut, request), headers, close=len(cut) < len(body))
+
+    def _parts(self, faults: Faults, body: bytes, request: Request) -> Iterator[bytes]:
         while faults.drip:
-            self.wfile.write(b"x")
+            yield b"x"
             time.sleep(faults.drip)
-        body = body[: max(1, whole - faults.truncate)][: faults.most]
         half = len(body) // 2 if faults.stall else 0
         for part in (body[:half], body[half:]):
-            for at in range(0, len(part), 1 << 16):
-                self._queue(faults)
-                self.wfile.write(part[at : at + (1 << 16)])
-                with self.server.lock:
-                    self.server.sent += len(part[at : at + (1 << 16)])
+            for at in range(0, len(part), BLOCK):
+                self._queue(faults, request)
+                yield part[at : at + BLOCK]
             if part is not body[half:] or half:
                 time.sleep(faults.stall)
                 faults = dataclasses.replace(faults, stall=0.0)
-        self.close_connection = len(body) < whole or not faults.sized
 
-    def _queue(self, faults: Faults) -> None:
+    def _queue(self, faults: Faults, request: Request) -> None:
         """Wait for the next free time on the line. All answers take turns, as on a real one."""
         if faults.line is None:
             return
-        if select.select([self.connection], [], [], 0)[0]:  # a client that asks nothing more has gone away
+        if select.select([request.connection], [], [], 0)[0]:  # a client that asks nothing more has gone away
             raise BrokenPipeError
-        with self.server.lock:
+        with self.lock:
             now = time.monotonic()
-            at = max(now, self.server.line_free_at)
-            self.server.line_free_at = at + (1 << 16) / faults.line
+            at = max(now, self.line_free_at)
+            self.line_free_at = at + BLOCK / faults.line
         time.sleep(at - now)
 
-    def _head(self, status: int, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Server]]:
+def serve(servers: Servers) -> Callable[..., FileServer]:
     """Give a function that starts a server: each on an address of its own, as two ports of one host are one host."""
-    servers: list[Server] = []
+    addresses = (f"127.0.0.{number}" for number in itertools.count(2))
 
-    def start(**faults: object) -> Server:
-        server = Server(f"127.0.0.{len(servers) + 2}", Faults(**faults))  # type: ignore[arg-type]  # named in Faults
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        servers.append(server)
-        return server
+    def start(*, tls: ssl.SSLContext | None = None, **faults: Any) -> FileServer:
+        return servers.start(FileServer(Faults(**faults), next(addresses), tls))
 
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    return start
 
 
 @pytest.fixture
-def secured(wanted: Callable[..., WantedFile], tmp_path: Path) -> Callable[[Server], tuple[WantedFile, Path]]:
-    """Give a function that has a server speak TLS: the file there, and the certificate it is to be trusted by."""
-    key, certificate = tmp_path / "key.pem", tmp_path / "ca.pem"
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    words += ["-subj", "/CN=t", "-addext", "subjectAltName=IP:127.0.0.2", "-keyout", str(key), "-out", str(certificate)]
+def certified(tmp_path: Path) -> Certified:
+    """Return a certificate for the first server of a test."""
+    return self_signed(tmp_path, "127.0.0.2")
 
-    def speak(server: Server) -> tuple[WantedFile, Path]:
-        subprocess.run(words, check=True, capture_output=True)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate, key)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        want = wanted(server)
-        return dataclasses.replace(want, urls=(want.urls[0].replace("http:", "https:"),)), certificate
 
-    return speak
+@pytest.fixture
+def silent(servers: Servers) -> Callable[..., RawServer]:
+    """Give a function that starts a server which sends some bytes after each request, if any, and then nothing."""
+    size = b"HTTP/1.1 206 P\r\nContent-Range: bytes 0-0/99999\r\n\r\n"
+
+    def start(before: bytes = b"") -> RawServer:
+        return servers.start(
+            RawServer(lambda asked: [size if before and b"bytes=0-0" in asked else before], keeps=True)
+        )
+
+    return start
+
+
+@pytest.fixture
+def start(servers: Servers) -> Callable[[Speaking], str]:
+    """Give a function that starts a server which answers so, and returns the URL of a page there."""
+    return lambda speaking: f"{servers.start(RawServer(speaking)).url}/torch/"
+
+
+@pytest.fixture
+def deaf() -> Iterator[tuple[str, int]]:
+    """Give a host and port that take no connection and refuse none."""
+    with http_server.deaf() as address:
+        yield address
 
 
 @pytest.fixture
@@ -228,7 +207,7 @@ def means(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> TransferOptions:
 def wanted(tmp_path: Path) -> Callable[..., WantedFile]:
     """Give a function that wants the file from those servers."""
 
-    def want(*servers: Server, sha256: str = SHA256, size: int | None = SIZE) -> WantedFile:
+    def want(*servers: FileServer, sha256: str = SHA256, size: int | None = SIZE) -> WantedFile:
         return WantedFile(tuple(server.url for server in servers), sha256, size, tmp_path / "to" / "file.bin")
 
     return want

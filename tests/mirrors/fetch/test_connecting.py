@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,6 @@ from envcheck.mirrors.net.client import Client, NetworkError, SilentError
 
 Serve = Callable[..., Any]
 Resolve = Callable[[list[tuple[str, int]]], None]
-
-
-@pytest.fixture
-def deaf() -> Iterator[tuple[str, int]]:
-    """Give an address that takes no connection and refuses none: its queue is full."""
-    with contextlib.ExitStack() as stack:
-        listening, *queued = [stack.enter_context(socket.socket()) for _ in range(4)]
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(0)
-        for one in queued:
-            one.settimeout(0)
-            one.connect_ex(listening.getsockname())
-        yield listening.getsockname()
 
 
 @pytest.fixture

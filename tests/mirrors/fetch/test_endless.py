@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gzip
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,40 +23,10 @@ from envcheck.mirrors.net.urls import is_web_url
 from envcheck.mirrors.probe import index_page
 from envcheck.mirrors.probe.budget import Budget
 from envcheck.mirrors.site.audit import over_http
+from tests.http_server import Speaking, endless
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
-START = Callable[[bytes, bytes], str]
-
-
-@pytest.fixture
-def start() -> Iterator[START]:
-    """Give a function that starts a server which sends `before`, and then `unit` again and again, if there is one."""
-    listening: list[socket.socket] = []
-
-    def serve(before: bytes, unit: bytes = b"") -> str:
-        server = socket.create_server(("127.0.0.1", 0))
-        listening.append(server)
-
-        def one(client: socket.socket) -> None:
-            with client, contextlib.suppress(OSError):
-                client.recv(1 << 16)
-                client.sendall(before)
-                while unit:
-                    client.sendall(unit * 1000)
-                    time.sleep(0.02)
-
-        def loop() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    threading.Thread(target=one, args=(server.accept()[0],), daemon=True).start()
-
-        threading.Thread(target=loop, daemon=True).start()
-        return f"http://127.0.0.1:{server.getsockname()[1]}/torch/"
-
-    yield serve
-    for server in listening:
-        server.shutdown(socket.SHUT_RDWR)
-        server.close()
+Start = Callable[[Speaking], str]
 
 
 ENDLESS = {
@@ -74,11 +40,15 @@ ENDLESS = {
 }
 
 
+def fast(before: bytes, unit: bytes) -> Speaking:
+    return endless(before, unit * 1000, 0.02)
+
+
 @pytest.mark.parametrize("part", ENDLESS)
 @pytest.mark.timeout(60)
-def test_what_never_stalls_and_has_no_end_is_given_up(start: START, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+def test_what_never_stalls_and_has_no_end_is_given_up(start: Start, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     monkeypatch.setattr(stall, "SECONDS", 0.5)
-    url = start(*ENDLESS[part])
+    url = start(fast(*ENDLESS[part]))
     with pytest.raises(NetworkError) as raised:
         simple_api.read_page(Client(read=5.0), url)
     if part != "trailers of a redirect":  # there the redirects end, by their number
@@ -88,10 +58,10 @@ def test_what_never_stalls_and_has_no_end_is_given_up(start: START, monkeypatch:
 
 @pytest.mark.timeout(60)
 def test_the_bytes_of_a_file_whose_trailers_have_no_end_are_given_up(
-    start: START, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stall, "SECONDS", 0.5)
-    url = start(*ENDLESS["trailers"])
+    url = start(fast(*ENDLESS["trailers"]))
     with pytest.raises(SlowError, match="keeps sending"), Client(read=5.0).get(url) as answer:
         b"".join(answer.chunks(1 << 16))
 
@@ -124,23 +94,24 @@ def test_a_page_that_python_s_parser_refuses_is_one_line(body: bytes) -> None:
         ),
     ],
 )
-def test_what_is_wrong_and_with_whom_is_said(start: START, answer: bytes, said: str) -> None:
+def test_what_is_wrong_and_with_whom_is_said(start: Start, answer: bytes, said: str) -> None:
     with pytest.raises(NetworkError, match=f"^{said}$"):
-        simple_api.read_page(Client(), start(answer, b""))
+        simple_api.read_page(Client(), start(lambda _: [answer]))
 
 
-def test_a_serial_of_many_digits_is_none(start: START) -> None:
-    url = start(HEAD + b"X-PyPI-Last-Serial: " + b"9" * 5000 + b"\r\n\r\n<a href='x'>x</a>", b"")
+def test_a_serial_of_many_digits_is_none(start: Start) -> None:
+    page = HEAD + b"X-PyPI-Last-Serial: " + b"9" * 5000 + b"\r\n\r\n<a href='x'>x</a>"
+    url = start(lambda _: [page])
     with Client().get(url) as response:
         assert index_page.read_index_page(response, Budget(1 << 20, 60.0))[0].serial is None
 
 
 @pytest.mark.parametrize("size", [None, 3 << 20])
 def test_an_audit_of_a_file_without_an_end_ends(
-    start: START, monkeypatch: pytest.MonkeyPatch, size: int | None
+    start: Start, monkeypatch: pytest.MonkeyPatch, size: int | None
 ) -> None:
     monkeypatch.setattr(over_http, "_MOST_BYTES", 3 << 20)
-    url = start(b"HTTP/1.1 200 OK\r\n\r\n", bytes(1 << 10)).removesuffix("/torch/")
+    url = start(fast(b"HTTP/1.1 200 OK\r\n\r\n", bytes(1 << 10))).removesuffix("/torch/")
     file = HubFile(path="x", size=3 << 20, sha256="0" * 64)
     revision = Revision(kind="model", repo="o/n", revision="a" * 40, files=[file])
     packages = [LockedPackage("x", ("0" * 64,))] if size is None else []
@@ -178,9 +149,9 @@ def test_a_proxy_s_url_that_is_none_is_said_to_be_the_proxy_s(
     assert raised.value.fix.startswith(f"write {name}=http://HOST:PORT")
 
 
-def test_a_size_beyond_the_disk_is_called_a_claim_of_the_source(start: START, tmp_path: Path) -> None:
+def test_a_size_beyond_the_disk_is_called_a_claim_of_the_source(start: Start, tmp_path: Path) -> None:
     head = b"HTTP/1.1 206 P\r\nContent-Range: bytes 0-0/999999999999999\r\nContent-Length: 1\r\n\r\nx"
-    wanted = WantedFile((start(head, b""),), "0" * 64, None, tmp_path / "f")
+    wanted = WantedFile((start(lambda _: [head]),), "0" * 64, None, tmp_path / "f")
     with pytest.raises(UnavailableError, match=r"the size that a source claims, and it may be wrong") as raised:
         fetch(wanted, TransferOptions(Client()))
     assert raised.value.fix.endswith("or name another mirror (--mirror)")

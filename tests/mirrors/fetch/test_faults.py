@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import email.utils
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
 
 Serve = Callable[..., Any]
+Silent = Callable[..., Any]
 Want = Callable[..., WantedFile]
 MIB = 1 << 20
 
@@ -31,7 +31,7 @@ def test_answers_that_are_always_cut_off_are_gone_on_with_and_no_byte_comes_twic
     want = wanted(server)
     done = fetch(want, means)
     assert want.path.read_bytes() == content
-    assert len(server.asked) > 2 * 10
+    assert len(server.requests) > 2 * 10
     assert server.sent == done.moved == len(content)
 
 
@@ -54,8 +54,8 @@ def test_retry_after_is_waited_for(
     want = wanted(server)
     fetch(want, means)
     assert want.path.read_bytes() == content
-    assert server.times[1] >= until - 0.05
-    assert server.times[1] - server.times[0] >= (1.9 if form == "seconds" else 0.9)
+    assert server.requests[1].time >= until - 0.05
+    assert server.requests[1].time - server.requests[0].time >= (1.9 if form == "seconds" else 0.9)
 
 
 def test_who_is_busy_when_its_size_is_asked_for_is_waited_for(
@@ -66,7 +66,7 @@ def test_who_is_busy_when_its_size_is_asked_for_is_waited_for(
     want = wanted(server, size=None)
     fetch(want, means)
     assert want.path.read_bytes() == content
-    assert server.times[1] - server.times[0] >= 0.9
+    assert server.requests[1].time - server.requests[0].time >= 0.9
     assert notes == [f"{want.urls[0].split('/')[2]}: it answers 429 and asks to wait 1 s"]
 
 
@@ -82,51 +82,25 @@ def test_another_source_that_tells_the_size_is_not_kept_waiting_by_one_that_is_b
 def test_who_sends_whole_files_only_and_is_busy_is_waited_for(
     serve: Serve, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
-    server = serve()
-
-    class Busy(type(server.faults)):  # type: ignore[misc]  # the class that conftest made
-        @property
-        def status(self) -> int:
-            return 429 if len(server.asked) == 2 else 0
-
-        @status.setter
-        def status(self, value: int) -> None:
-            """Keep what it is."""
-
-    server.faults = Busy(ranges=False, retry_after="1")
+    server = serve(status=429, busy=lambda number: number == 2, ranges=False, retry_after="1")
     want = wanted(server)
     fetch(want, means)
     assert want.path.read_bytes() == content
-    assert server.times[2] - server.times[1] >= 0.9
-
-
-@pytest.fixture
-def mute() -> Iterator[str]:
-    """Give the URL of a host that takes connections and says nothing."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.240", 0))
-        listening.listen(64)
-        yield f"http://127.0.0.240:{listening.getsockname()[1]}/file.bin"
-
-
-@pytest.fixture
-def deaf() -> Iterator[str]:
-    """Give the URL of a host that takes no connection and refuses none: its queue is full."""
-    with socket.socket() as listening, socket.socket() as first, socket.socket() as second:
-        listening.bind(("127.0.0.241", 0))
-        listening.listen(0)
-        for queued in (first, second):
-            queued.setblocking(False)  # noqa: FBT003 (its signature)
-            queued.connect_ex(listening.getsockname())
-        yield f"http://127.0.0.241:{listening.getsockname()[1]}/file.bin"
+    assert server.requests[2].time - server.requests[1].time >= 0.9
 
 
 @pytest.mark.parametrize("kind", ["mute", "deaf", "refused", "unknown"])
 def test_a_host_that_gives_no_answer_is_told_by_name_and_the_next_source_has_it(
-    kind: str, serve: Serve, wanted: Want, means: TransferOptions, content: bytes, request: pytest.FixtureRequest
+    kind: str,
+    serve: Serve,
+    silent: Silent,
+    deaf: tuple[str, int],
+    wanted: Want,
+    means: TransferOptions,
+    content: bytes,
 ) -> None:
-    fixed = {"refused": "http://127.0.0.250:1/file.bin", "unknown": "http://nobody.invalid/file.bin"}
-    url = fixed.get(kind) or request.getfixturevalue(kind)
+    fixed = {"refused": "http://127.0.0.250:1", "unknown": "http://nobody.invalid"}
+    url = (fixed.get(kind) or {"mute": silent().url, "deaf": f"http://{deaf[0]}:{deaf[1]}"}[kind]) + "/file.bin"
     good = serve()
     want = dataclasses.replace(wanted(good), urls=(url, good.url))
     fetch(want, means)
@@ -163,23 +137,7 @@ def test_a_file_that_becomes_another_one_and_says_nothing_is_found_out_by_its_ha
 def test_a_server_that_forgets_about_ranges_on_the_way_still_gives_the_file(
     serve: Serve, wanted: Want, means: TransferOptions, content: bytes, notes: list[str]
 ) -> None:
-    server = serve()
-    plain = server.faults
-    server.faults = dataclasses.replace(plain, first=None)
-    want = wanted(server)
-    asked: list[int] = []
-
-    class Losing(type(plain)):  # type: ignore[misc]  # the class that conftest made
-        @property
-        def ranges(self) -> bool:
-            asked.append(1)
-            return len(asked) <= 4
-
-        @ranges.setter
-        def ranges(self, value: bool) -> None:
-            """Keep what it is."""
-
-    server.faults = Losing()
+    want = wanted(serve(ranges_until=5))
     fetch(want, means)
     assert want.path.read_bytes() == content
     assert any("does not support ranges" in note for note in notes)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import resource
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,63 +21,24 @@ from envcheck.mirrors.net import client as net_client
 from envcheck.mirrors.net import stall as plan_stall
 from envcheck.mirrors.net.client import Client, NetworkError
 from envcheck.mirrors.net.urls import redirect_target
+from tests.http_server import RawServer, Servers, Speaking, endless
+from tests.waiting import eventually
 
-Answering = Callable[[socket.socket], None]
-Start = Callable[[Answering], str]
+Start = Callable[[Speaking], str]
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.pypi.simple.v1+json\r\nConnection: close\r\n\r\n"
 
 
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Give a function that starts a server which answers every request so."""
-    listening: list[socket.socket] = []
-
-    def serve(answer: Answering) -> str:
-        server = socket.create_server(("127.0.0.1", 0))
-        listening.append(server)
-
-        def one(client: socket.socket) -> None:
-            with client, contextlib.suppress(OSError):
-                client.recv(1 << 16)
-                answer(client)
-
-        def loop() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    threading.Thread(target=one, args=(server.accept()[0],), daemon=True).start()
-
-        threading.Thread(target=loop, daemon=True).start()
-        return f"http://127.0.0.1:{server.getsockname()[1]}/torch/"
-
-    yield serve
-    for server in listening:
-        server.shutdown(socket.SHUT_RDWR)
-        server.close()
-
-
-def drip(before: bytes, byte: bytes = b"x", after: bytes = b"") -> Answering:
-    """Return an answer that begins at once and goes on with a byte every tenth of a second."""
-
-    def answer(client: socket.socket) -> None:
-        client.sendall(before)
-        while True:
-            client.sendall(byte + after)
-            time.sleep(0.1)
-
-    return answer
-
-
 DRIPS = {
-    "status": drip(b"HTTP/1.1 2"),
-    "headers": drip(b"HTTP/1.1 200 OK\r\nX-Long: "),
-    "many headers": drip(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),
-    "interim answers": drip(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
-    "page": drip(PAGE + b"Connection: close\r\n\r\n"),
-    "sized page": drip(PAGE + b"Content-Length: 99999\r\n\r\n"),
-    "chunked": drip(PAGE + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
-    "chunk size": drip(PAGE + b"Transfer-Encoding: chunked\r\n\r\n", b"0"),
-    "redirect": drip(b"HTTP/1.1 302 Found\r\nLocation: /torch/\r\nContent-Length: 60000\r\n\r\n"),
+    "status": endless(b"HTTP/1.1 2", b"x"),
+    "headers": endless(b"HTTP/1.1 200 OK\r\nX-Long: "),
+    "many headers": endless(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),
+    "interim answers": endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "page": endless(PAGE + b"Connection: close\r\n\r\n"),
+    "sized page": endless(PAGE + b"Content-Length: 99999\r\n\r\n"),
+    "chunked": endless(PAGE + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+    "chunk size": endless(PAGE + b"Transfer-Encoding: chunked\r\n\r\n", b"0"),
+    "redirect": endless(b"HTTP/1.1 302 Found\r\nLocation: /torch/\r\nContent-Length: 60000\r\n\r\n"),
 }
 
 
@@ -94,89 +52,63 @@ def test_whatever_part_of_an_answer_drips_it_is_given_up(
         simple_api.read_page(Client(read=5.0), start(DRIPS[part]))
 
 
-@pytest.mark.parametrize("part", DRIPS)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_heard_within_a_second_while_an_answer_drips(
-    start: Start, tmp_path: object, part: str, number: signal.Signals
-) -> None:
-    asked = threading.Event()
-
-    def answer(client: socket.socket) -> None:
-        asked.set()
-        DRIPS[part](client)
-
-    url = start(answer)
-    profile = f"{tmp_path}/profile.yaml"
-    lock = f"{tmp_path}/requirements.lock"
-    with open(profile, "w") as file:  # noqa: PTH123 (two short files)
-        file.write(f"name: t\npypi: [{{url: {url.removesuffix('/torch/')}}}]\n")
-    with open(lock, "w") as file:  # noqa: PTH123 (two short files)
-        file.write(f"torch==1.0 --hash=sha256:{'0' * 64}\n")
-    words = ["env", "--default-signal=INT", sys.executable, "-m", "envcheck", "fetch", "--lock", lock]
-    process = subprocess.Popen([*words, "--mirror", profile], stderr=subprocess.PIPE, cwd=str(tmp_path))
-    assert asked.wait(60)
+def is_interrupted(server: RawServer, directory: Path, number: signal.Signals, words: str) -> bool:
+    """Tell whether a command that waits for a server hears a signal at once, and says so."""
+    profile, lock = directory / "profile.yaml", directory / "requirements.lock"
+    url = server.url
+    profile.write_text(f"name: t\npypi: [{{url: {url}}}]\npytorch: [{{url: {url}}}]\nhf: {{endpoint: {url}}}\n")
+    lock.write_text(f"torch==1.0 --hash=sha256:{'0' * 64}\n")
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "envcheck", *words.split()]
+    process = subprocess.Popen([*command, "--mirror", str(profile)], stderr=subprocess.PIPE, cwd=directory)
+    assert eventually(lambda: bool(server.requests), wanted=True), process.communicate(timeout=5)
     time.sleep(1.0)  # some bytes come
     assert process.poll() is None
-    sent = time.monotonic()
-    process.send_signal(number)
-    _, said = process.communicate(timeout=20)
-    assert process.returncode == 128 + number
-    assert b"interrupted" in said
-    assert time.monotonic() - sent < 5  # one second on an idle machine
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(
-    "words",
-    [
-        "store --store STORE release torch2.13.0-cpu-py311 --mirror PROFILE",
-        "store --store STORE export torch2.13.0-cpu-py311 --mirror PROFILE -o bundle",
-        "build torch2.13.0-cpu-py311 --mirror PROFILE --engine venv --output venv --prefetch --store STORE",
-        "lock --model org/name@main --trust-mirror --mirror PROFILE --output model.lock.json",
-    ],
-)
-@pytest.mark.timeout(120)
-def test_every_command_that_waits_for_a_silent_server_hears_a_signal(
-    start: Start, tmp_path: Path, words: str, number: signal.Signals
-) -> None:
-    heard = threading.Event()
-
-    def silent(_client: socket.socket) -> None:
-        heard.set()
-        time.sleep(60)
-
-    url = start(silent).removesuffix("/torch/")
-    profile = tmp_path / "profile.yaml"
-    profile.write_text(f"name: t\npypi: [{{url: {url}}}]\npytorch: [{{url: {url}}}]\nhf: {{endpoint: {url}}}\n")
-    filled = words.replace("PROFILE", str(profile)).replace("STORE", str(tmp_path / "store")).split()
-    command = ["env", "--default-signal=INT", sys.executable, "-m", "envcheck", *filled]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, cwd=str(tmp_path))
-    assert heard.wait(60), process.communicate(timeout=5)
-    time.sleep(0.5)
     sent = time.monotonic()
     process.send_signal(number)
     _, said = process.communicate(timeout=20)
     assert process.returncode == 128 + number, said
     assert b"Traceback" not in said
     assert time.monotonic() - sent < 5  # one second on an idle machine
+    return b"interrupted" in said
+
+
+@pytest.mark.parametrize("part", DRIPS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_heard_within_a_second_while_an_answer_drips(
+    servers: Servers, tmp_path: Path, part: str, number: signal.Signals
+) -> None:
+    assert is_interrupted(servers.start(RawServer(DRIPS[part])), tmp_path, number, "fetch --lock requirements.lock")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "store --store STORE release torch2.13.0-cpu-py311",
+        "store --store STORE export torch2.13.0-cpu-py311 -o bundle",
+        "build torch2.13.0-cpu-py311 --engine venv --output venv --prefetch --store STORE",
+        "lock --model org/name@main --trust-mirror --output model.lock.json",
+    ],
+)
+@pytest.mark.timeout(120)
+def test_every_command_that_waits_for_a_silent_server_hears_a_signal(
+    silent: Callable[[], RawServer], tmp_path: Path, words: str, number: signal.Signals
+) -> None:
+    is_interrupted(silent(), tmp_path, number, words)
 
 
 def test_a_page_of_millions_of_links_is_cut_off_and_takes_little_memory(start: Start) -> None:
-    def answer(client: socket.socket) -> None:
-        client.sendall(PAGE + b"Connection: close\r\n\r\n")
-        for _ in range(400):
-            client.sendall(b'<a href="torch-1.0-py3-none-any.whl">t</a>' * 10_000)
-
+    links = b'<a href="torch-1.0-py3-none-any.whl">t</a>' * 10_000
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(NetworkError, match="lists more than 50000 files"):
-        simple_api.read_page(Client(), start(answer))
+        simple_api.read_page(Client(), start(endless(PAGE + b"Connection: close\r\n\r\n", links, 0.0)))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
 
 
 def test_a_json_page_of_too_many_files_is_refused(start: Start) -> None:
     body = b'{"files": [' + b'{"filename": "a", "url": "a"},' * 50_001 + b"null]}"
     with pytest.raises(NetworkError, match="lists more than 50000 files"):
-        simple_api.read_page(Client(), start(lambda client: client.sendall(JSON + body)))
+        simple_api.read_page(Client(), start(lambda _: [JSON + body]))
 
 
 def test_a_tag_without_an_end_is_refused() -> None:
@@ -197,7 +129,7 @@ def test_a_compressed_bomb_is_cut_off(start: Start) -> None:
     head = PAGE + b"Content-Encoding: gzip\r\nConnection: close\r\n\r\n"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(NetworkError, match=r"more than \d+ bytes|tag of more"):
-        simple_api.read_page(Client(), start(lambda client: client.sendall(head + bomb)))
+        simple_api.read_page(Client(), start(lambda _: [head + bomb]))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
 
 
@@ -213,7 +145,7 @@ def test_a_page_that_comes_slowly_for_too_long_is_given_up(start: Start, monkeyp
 def test_a_redirect_to_what_is_no_host_is_refused(start: Start, target: str) -> None:
     head = f"HTTP/1.1 302 Found\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode()
     with pytest.raises(NetworkError):
-        simple_api.read_page(Client(), start(lambda client: client.sendall(head)))
+        simple_api.read_page(Client(), start(lambda _: [head]))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +160,7 @@ def test_a_redirect_from_another_host_to_this_machine_is_refused(host: str) -> N
 def test_endless_redirects_end(start: Start) -> None:
     head = b"HTTP/1.1 302 Found\r\nLocation: /torch/\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     with pytest.raises(NetworkError, match="more than 10 redirects"):
-        simple_api.read_page(Client(), start(lambda client: client.sendall(head)))
+        simple_api.read_page(Client(), start(lambda _: [head]))
 
 
 @pytest.mark.parametrize("name", ["tor\0ch", "torch\x1b[2J", "torch\u202egpj", "torch\n", "torch\u2028", "../torch"])

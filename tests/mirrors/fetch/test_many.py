@@ -58,7 +58,7 @@ def test_room_for_all_of_them_is_looked_for_before_anything_is_asked(
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=2 * size))
     with pytest.raises(UnavailableError, match=rf": {3 * size} bytes are needed and {2 * size} are free"):
         fetch_all(many, means, lambda _: None)
-    assert server.asked == []
+    assert server.requests == []
     fetch_all(many[:1], means, lambda _: None)
     linked = dataclasses.replace(many[1], local=(many[0].path,))
     fetch_all([many[0], linked, many[2]], means, lambda _: None)

@@ -23,26 +23,15 @@ def index(server: Any) -> Index:
 
 
 def test_an_index_that_is_busy_is_waited_for_as_it_asks(serve: Serve) -> None:
-    server = serve()
-
-    class Once(type(server.faults)):  # type: ignore[misc]  # the class that conftest made
-        @property
-        def status(self) -> int:
-            return 503 if len(server.asked) == 1 else 0
-
-        @status.setter
-        def status(self, value: int) -> None:
-            """Keep what it is."""
-
-    server.faults = Once(content=PAGE, retry_after="1")
+    server = serve(content=PAGE, status=503, busy=lambda number: number == 1, retry_after="1")
     assert [found.name for found in locate([NEED], {"pypi": [index(server)]}, Client())] == [NAME]
-    assert server.times[1] - server.times[0] >= 0.9
+    assert server.requests[1].time - server.requests[0].time >= 0.9
 
 
 def test_no_busy_index_is_waited_for_where_another_has_it(serve: Serve) -> None:
     busy, good = serve(status=503, retry_after="100"), serve(content=PAGE)
     assert [found.name for found in locate([NEED], {"pypi": [index(busy), index(good)]}, Client())] == [NAME]
-    assert len(busy.asked) == 1
+    assert len(busy.requests) == 1
 
 
 def test_an_index_that_wants_a_login_is_said_to(serve: Serve) -> None:

@@ -63,7 +63,7 @@ def test_the_only_source_drips(
         caught.value
     )
     together = connections if ranges else 1
-    assert len(server.asked) <= together + (SLOW_ANSWERS - 1 if ranges else SLOW_ANSWERS)
+    assert len(server.requests) <= together + (SLOW_ANSWERS - 1 if ranges else SLOW_ANSWERS)
 
 
 @pytest.mark.usefixtures("short")
@@ -75,7 +75,7 @@ def test_the_only_source_of_a_small_file_drips(
     with pytest.raises(UnavailableError) as caught:
         fetch(dataclasses.replace(wanted(server), size=1000), means)
     assert "less than 25 KiB" in only_line(caught.value)
-    assert len(server.asked) <= 1 + SLOW_ANSWERS
+    assert len(server.requests) <= 1 + SLOW_ANSWERS
 
 
 @pytest.mark.usefixtures("short")
@@ -85,7 +85,7 @@ def test_a_page_that_drips_is_asked_for_twice(serve: Serve) -> None:
     with pytest.raises(NoSourceError) as caught:
         try_sources([server.url], lambda url: read_body(Client(), url, 1 << 20))
     assert "less than 25 KiB" in str(caught.value.reasons[server.url])
-    assert len(server.asked) == SLOW_ANSWERS
+    assert len(server.requests) == SLOW_ANSWERS
 
 
 @pytest.mark.timeout(120)
@@ -113,7 +113,7 @@ def test_the_only_source_asks_for_days(
     with pytest.raises(UnavailableError, match=f"it answers {status} and {LONG[said].replace('^', '.')}") as caught:
         fetch(want if known else dataclasses.replace(want, size=None), means)
     only_line(caught.value)
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.timeout(30)
@@ -121,18 +121,7 @@ def test_the_only_source_asks_for_days(
 def test_a_source_that_asks_for_days_in_the_middle_is_given_up_and_what_came_is_kept(
     serve: Serve, wanted: Want, means: TransferOptions, content: bytes, *, ranges: bool
 ) -> None:
-    server = serve()
-
-    class Busy(type(server.faults)):  # type: ignore[misc]  # the class that conftest made
-        @property
-        def status(self) -> int:
-            return 429 if len(server.asked) > 1 + 4 * ranges else 0
-
-        @status.setter
-        def status(self, value: int) -> None:
-            """Keep what it is."""
-
-    server.faults = Busy(ranges=ranges, retry_after=DAY)
+    server = serve(status=429, busy=lambda number: number > 1 + 4 * ranges, ranges=ranges, retry_after=DAY)
     want = wanted(server)
     with pytest.raises(UnavailableError, match=LONG[DAY]) as caught:
         fetch(want, means)
@@ -158,7 +147,7 @@ def test_a_small_file_s_only_source_asks_for_days(serve: Serve, wanted: Want, me
     server = serve(status=429, retry_after=DAY)
     with pytest.raises(UnavailableError, match=LONG[DAY]):
         fetch(dataclasses.replace(wanted(server), size=whole.LARGEST), means)
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
 @pytest.mark.timeout(30)
@@ -172,7 +161,7 @@ def test_a_page_whose_server_asks_for_days(serve: Serve) -> None:
         with pytest.raises(NoSourceError) as caught:
             try_sources([server.url], read)
         assert LONG[DAY] in str(caught.value.reasons[server.url])
-    assert len(server.asked) == len(reads)
+    assert len(server.requests) == len(reads)
 
 
 def test_the_waits_that_a_page_s_server_asks_for_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.net import advice
 from envcheck.mirrors.net.credentials import Netrc
+from tests.certificates import Certified
 
 Serve = Callable[..., Any]
 Want = Callable[..., WantedFile]
@@ -35,8 +36,8 @@ def said(want: WantedFile, means: TransferOptions) -> str:
 
 
 @pytest.fixture
-def secure(serve: Serve, secured: Callable[..., tuple[WantedFile, Path]]) -> WantedFile:
-    return secured(serve())[0]
+def secure(serve: Serve, certified: Certified, wanted: Callable[..., WantedFile]) -> WantedFile:
+    return wanted(serve(tls=certified.context))
 
 
 def test_a_certificate_of_an_unknown_authority(

@@ -5,13 +5,10 @@ Requests that wait at the same time are counted too: 4 for files, 8 for pages.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +26,10 @@ from envcheck.mirrors.net import stall
 from envcheck.mirrors.net.client import Client, SilentError
 from envcheck.mirrors.net.silence import ROUNDS, WHILE, Silence
 from envcheck.mirrors.profiles.model import Index
+from tests.http_server import RawServer
 
 Serve = Callable[..., Any]
+Silent = Callable[..., RawServer]
 Want = Callable[..., WantedFile]
 # Seconds that a read waits here, and the pause between two attempts.
 READ = 1.0
@@ -39,46 +38,6 @@ PAUSE = 1.0
 BUSY = 8.0
 SMALL = b"small"
 HEAD = b"HTTP/1.1 %s\r\nContent-Length: 99999\r\n%s\r\n"
-
-
-class SilentServers:
-    """Starts servers that send `before` after each request, and then nothing. `asked`: the requests of all of them."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self._listening: list[socket.socket] = []
-
-    def __call__(self, before: bytes) -> str:
-        """Return the URL of a file on a new server."""
-        server = socket.create_server(("127.0.0.1", 0))
-        self._listening.append(server)
-        threading.Thread(target=self._serve, args=(server, before), daemon=True).start()
-        return f"http://127.0.0.1:{server.getsockname()[1]}/file.bin"
-
-    def close(self) -> None:
-        """Stop listening."""
-        for server in self._listening:
-            server.shutdown(socket.SHUT_RDWR)
-            server.close()
-
-    def _serve(self, server: socket.socket, before: bytes) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                threading.Thread(target=self._answer, args=(server.accept()[0], before), daemon=True).start()
-
-    def _answer(self, client: socket.socket, before: bytes) -> None:
-        with client, contextlib.suppress(OSError):
-            while asked := client.recv(1 << 16):
-                self.asked += 1
-                first = b"bytes=0-0" in asked and before != b""
-                client.sendall(b"HTTP/1.1 206 P\r\nContent-Range: bytes 0-0/99999\r\n\r\n" if first else before)
-
-
-@pytest.fixture
-def silent() -> Iterator[SilentServers]:
-    servers = SilentServers()
-    yield servers
-    servers.close()
 
 
 def _means(**options: Any) -> TransferOptions:
@@ -92,39 +51,41 @@ def _means(**options: Any) -> TransferOptions:
     "before", [b"", HEAD % (b"200 OK", b""), HEAD % (b"206 P", b"Content-Range: bytes 0-99998/99999\r\n")]
 )
 def test_the_only_source_is_silent(
-    silent: SilentServers, tmp_path: Path, before: bytes, size: int | None, connections: int
+    silent: Silent, tmp_path: Path, before: bytes, size: int | None, connections: int
 ) -> None:
     """Two waits and the pause between them, with every form of the question: 51 s with the usual 25 s a read."""
-    want = WantedFile((silent(before),), "0" * 64, size, tmp_path / "file.bin")
+    server = silent(before)
+    want = WantedFile((f"{server.url}/file.bin",), "0" * 64, size, tmp_path / "file.bin")
     began = time.monotonic()
     with pytest.raises(UnavailableError, match="no source can provide it"):
         fetch(want, _means(connections=connections))
-    assert silent.asked <= 4
+    assert len(server.requests) <= 4
     assert time.monotonic() - began < 2 * READ + PAUSE + BUSY
 
 
 @pytest.mark.timeout(60)
-def test_many_files_of_a_silent_source_cost_as_much_as_one(silent: SilentServers, tmp_path: Path) -> None:
-    url = silent(b"")
-    wants = [WantedFile((url,), f"{n:064}", 1000, tmp_path / f"{n}") for n in range(24)]
+def test_many_files_of_a_silent_source_cost_as_much_as_one(silent: Silent, tmp_path: Path) -> None:
+    server = silent()
+    wants = [WantedFile((f"{server.url}/file.bin",), f"{n:064}", 1000, tmp_path / f"{n}") for n in range(24)]
     began = time.monotonic()
     with pytest.raises(UnavailableError, match=r"and 23 more file"):
         fetch_all(wants, _means(), lambda _: None)
-    assert silent.asked <= 2 * 4
+    assert len(server.requests) <= 2 * 4
     assert time.monotonic() - began < 2 * READ + PAUSE + BUSY
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("size", [len(SMALL), None])
 def test_another_source_takes_over_after_one_wait_for_all_files(
-    silent: SilentServers, serve: Serve, tmp_path: Path, size: int | None
+    silent: Silent, serve: Serve, tmp_path: Path, size: int | None
 ) -> None:
-    urls = (silent(b""), serve(content=SMALL).url)
+    server = silent()
+    urls = (f"{server.url}/file.bin", serve(content=SMALL).url)
     digest = hashlib.sha256(SMALL).hexdigest()
     wants = [WantedFile(urls, digest, size, tmp_path / f"{n}") for n in range(24)]
     began = time.monotonic()
     assert len(fetch_all(wants, _means(), lambda _: None)) == 24
-    assert silent.asked <= 2 * 4
+    assert len(server.requests) <= 2 * 4
     assert time.monotonic() - began < READ + BUSY
 
 
@@ -144,32 +105,30 @@ def test_the_usual_limits_let_a_first_byte_come_after_20_seconds_and_end_within_
 
 
 @pytest.mark.timeout(60)
-def test_a_page_that_stalls_is_asked_for_twice(silent: SilentServers) -> None:
-    url = silent(HEAD % (b"200 OK", b""))
+def test_a_page_that_stalls_is_asked_for_twice(silent: Silent) -> None:
+    server = silent(HEAD % (b"200 OK", b""))
     began = time.monotonic()
     with pytest.raises(NoSourceError):
-        try_sources([url], lambda at: read_body(Client(read=READ), at, 1 << 20))
-    assert silent.asked <= 2
+        try_sources([server.url], lambda at: read_body(Client(read=READ), at, 1 << 20))
+    assert len(server.requests) <= 2
     assert time.monotonic() - began < 2 * READ + PAUSE + BUSY
 
 
 @pytest.mark.timeout(60)
-def test_pages_of_a_silent_index_cost_two_waits_and_one_where_another_lists_them(
-    silent: SilentServers, serve: Serve
-) -> None:
-    mute = silent(b"").removesuffix("/file.bin")
+def test_pages_of_a_silent_index_cost_two_waits_and_one_where_another_lists_them(silent: Silent, serve: Serve) -> None:
+    server = silent()
     needs = [LockedPackage(f"p{n}", (f"{n:064}",)) for n in range(40)]
     began = time.monotonic()
     with pytest.raises(UnavailableError, match=r"p0: 127.0.0.1:[0-9]+: it stalled"):
-        locate(needs, {"pypi": [Index(url=mute)]}, Client(read=READ))
-    assert silent.asked <= 2 * 8
+        locate(needs, {"pypi": [Index(url=server.url)]}, Client(read=READ))
+    assert len(server.requests) <= 2 * 8
     assert time.monotonic() - began < 2 * READ + PAUSE + BUSY
     page = "".join(f'<a href="p{n}-1.tar.gz#sha256={n:064}">p</a>' for n in range(40)).encode()
     other = serve(content=page).url.removesuffix("/file.bin")
     began = time.monotonic()
-    found = locate(needs, {"pypi": [Index(url=mute), Index(url=other)]}, Client(read=3 * READ))
+    found = locate(needs, {"pypi": [Index(url=server.url), Index(url=other)]}, Client(read=3 * READ))
     assert len(found) == 40
-    assert silent.asked <= 3 * 8
+    assert len(server.requests) <= 3 * 8
     assert time.monotonic() - began < 3 * READ + BUSY
 
 
@@ -192,20 +151,20 @@ def test_what_waits_at_the_same_time_is_one_round_and_a_host_is_asked_again_afte
 
 
 @pytest.mark.timeout(30)
-def test_a_host_that_is_given_up_is_not_asked(silent: SilentServers) -> None:
-    client, url = Client(read=READ), silent(b"")
+def test_a_host_that_is_given_up_is_not_asked(silent: Silent) -> None:
+    client, server = Client(read=READ), silent()
     for _ in range(ROUNDS):
         with pytest.raises(SilentError, match=r"it stalled$"):
-            client.get(url)
+            client.get(server.url)
     began = time.monotonic()
     with pytest.raises(SilentError, match="again and again"):
-        client.get(url)
-    assert silent.asked <= ROUNDS
+        client.get(server.url)
+    assert len(server.requests) <= ROUNDS
     assert time.monotonic() - began < READ
 
 
 @pytest.mark.timeout(30)
-def test_what_gives_a_body_is_heard(serve: Serve, silent: SilentServers) -> None:
+def test_what_gives_a_body_is_heard(serve: Serve, silent: Silent) -> None:
     client, server = Client(read=2.0), serve(delay=6.0)
     with pytest.raises(SilentError):
         client.get(server.url)
@@ -215,7 +174,7 @@ def test_what_gives_a_body_is_heard(serve: Serve, silent: SilentServers) -> None
         assert client.silence.rounds(server.url) == 1
         assert answer.text(1 << 30)
     assert client.silence.rounds(server.url) == 0
-    stalls = silent(HEAD % (b"200 OK", b""))
+    stalls = silent(HEAD % (b"200 OK", b"")).url
     with client.get(stalls) as answer, pytest.raises(SilentError):
         answer.text(1 << 30)
     assert client.silence.rounds(stalls) == 1

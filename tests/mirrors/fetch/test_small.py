@@ -36,7 +36,7 @@ def test_a_small_file_takes_one_request_and_leaves_nothing_beside_it(
     want = small(wanted(server))
     done = fetch(want, means)
     assert want.path.read_bytes() == SMALL
-    assert server.asked == [("/file.bin", None)]
+    assert [(one.path, one.range) for one in server.requests] == [("/file.bin", None)]
     assert (done.moved, done.found, list(done.sources.values())) == (len(SMALL), 0, [len(SMALL)])
     assert [path.name for path in want.path.parent.iterdir()] == ["file.bin"]
 

@@ -279,7 +279,7 @@ def test_redirects_are_followed_anew_for_each_piece(
     want = wanted(front)
     fetch(want, means)
     assert want.path.read_bytes() == content
-    assert len(front.asked) == len(target.asked) == 11
+    assert len(front.requests) == len(target.requests) == 11
 
 
 def test_two_fetch_one_file_and_one_of_them_moves_it(serve: Serve, wanted: Want, means: TransferOptions) -> None:

@@ -25,14 +25,11 @@ from envcheck.mirrors.hub.api import hub_client
 from envcheck.mirrors.net.client import Client, NetworkError
 from envcheck.mirrors.net.credentials import BearerToken
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
+from tests.certificates import Certified
 
 Serve = Callable[..., Any]
 Want = Callable[..., WantedFile]
 CANARY = "c4n4ry-s3cret"
-
-
-def seen(server: Any) -> set[str | None]:
-    return {headers.get("Authorization") for headers in server.headers_seen}
 
 
 @pytest.fixture(autouse=True)
@@ -52,21 +49,21 @@ def test_a_netrc_password_goes_to_its_host_and_to_no_host_it_redirects_to(
     want = wanted(front)
     fetch(want, dataclasses.replace(means, client=Client(netrc_file=netrc)))
     assert want.path.read_bytes() == content
-    assert seen(front) != {None}
-    assert seen(target) == {None}
+    assert front.logins != {None}
+    assert target.logins == {None}
 
 
 def test_a_token_goes_to_its_origin_alone(serve: Serve, wanted: Want, means: TransferOptions) -> None:
     target = serve()
     front = serve(redirect=target.url)
     fetch(wanted(front), dataclasses.replace(means, client=Client(logins=[BearerToken(front.url, CANARY)])))
-    assert seen(front) == {f"Bearer {CANARY}"}
-    assert seen(target) == {None}
-    port = front.server_address[1]
+    assert front.logins == {f"Bearer {CANARY}"}
+    assert target.logins == {None}
+    port = front.port
     for other in (front.url.replace("http:", "https:"), front.url.replace(f":{port}", f":{port + 1}")):
-        front.headers_seen.clear()
+        front.requests.clear()
         with Client(logins=[BearerToken(other, CANARY)]).get(front.url):
-            assert seen(front) == {None}
+            assert front.logins == {None}
 
 
 def test_a_closed_profile_asks_no_host_it_does_not_name(
@@ -83,24 +80,24 @@ def test_a_closed_profile_asks_no_host_it_does_not_name(
         fetch(wanted(front), asking)
     with pytest.raises(UnavailableError):
         fetch(wanted(target), asking)
-    assert target.asked == []
+    assert target.requests == []
     want = wanted(front, own)
     fetch(want, asking)
     assert want.path.read_bytes() == content
-    assert target.asked == []
+    assert target.requests == []
     for asks in (hub_client(open_), hub_client(closed, probes=True)):
         with asks.get(front.url) as answer:
             assert answer.hosts[-1] == target.url.split("/")[2]
 
 
 def test_a_private_ca_is_trusted_when_given_and_plain_http_behind_https_is_not(
-    serve: Serve, secured: Callable[..., tuple[WantedFile, Path]], means: TransferOptions, content: bytes
+    serve: Serve, certified: Certified, wanted: Want, means: TransferOptions, content: bytes
 ) -> None:
-    server = serve()
-    want, certificate = secured(server)
+    server = serve(tls=certified.context)
+    want = wanted(server)
     with pytest.raises(UnavailableError, match="TLS: "):
         fetch(want, means)
-    trusting = dataclasses.replace(means, client=Client(ca=certificate))
+    trusting = dataclasses.replace(means, client=Client(ca=certified.ca))
     fetch(want, trusting)
     assert want.path.read_bytes() == content
     server.faults.redirect = serve().url
@@ -113,12 +110,12 @@ def test_the_proxy_of_the_environment_is_asked(
 ) -> None:
     """A proxy gets the whole URL: this one serves the file itself, and the host behind it does not exist."""
     proxy = serve()
-    monkeypatch.setenv("http_proxy", f"http://me:{CANARY}@{proxy.server_address[0]}:{proxy.server_address[1]}")
+    monkeypatch.setenv("http_proxy", f"http://me:{CANARY}@{proxy.netloc}")
     want = dataclasses.replace(wanted(proxy), urls=("http://nobody.invalid/file.bin",))
     fetch(want, means)
     assert want.path.read_bytes() == content
-    assert {path for path, _ in proxy.asked} == {"http://nobody.invalid/file.bin"}
-    assert all("proxy-authorization" in {name.lower() for name in headers} for headers in proxy.headers_seen)
+    assert set(proxy.paths) == {"http://nobody.invalid/file.bin"}
+    assert all("Proxy-Authorization" in request.headers for request in proxy.requests)
 
 
 def test_links_that_are_signed_for_one_use_are_resolved_for_every_piece(
@@ -131,7 +128,7 @@ def test_links_that_are_signed_for_one_use_are_resolved_for_every_piece(
     want = wanted(front)
     fetch(want, means)
     assert want.path.read_bytes() == content
-    assert len({path for path, _ in target.asked}) == len(target.asked)
+    assert len(set(target.paths)) == len(target.paths)
 
 
 def test_a_link_that_ran_out_costs_one_request_and_not_the_source(
@@ -158,7 +155,7 @@ def test_no_secret_is_written_or_said(serve: Serve, tmp_path: Path) -> None:
         said += done.output + done.stderr + str(done.exception)
         said += "".join(path.name for path in to.iterdir())
         said += "".join(path.read_text() for path in to.iterdir() if path.name.endswith(".journal"))
-    assert server.asked
+    assert server.requests
     assert CANARY not in said
 
 
@@ -185,20 +182,18 @@ def test_nobody_else_is_asked(
 
 
 ALONE = """
-import subprocess, sys, threading
+import subprocess, sys
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 sys.path.insert(0, sys.argv[1])
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from functools import partial
 from pathlib import Path
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
+from tests.http_server import Server, Servers, directory
 site, sha256 = sys.argv[2:4]
-server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=site))
-threading.Thread(target=server.serve_forever, daemon=True).start()
-url = f"http://127.0.0.1:{server.server_address[1]}/file.bin"
-fetch(WantedFile((url,), sha256, None, Path(site) / "to" / "file.bin"), TransferOptions(Client()))
+with Servers() as servers:
+    url = servers.start(Server(directory(Path(site)))).url + "/file.bin"
+    fetch(WantedFile((url,), sha256, None, Path(site) / "to" / "file.bin"), TransferOptions(Client()))
 print("fetched")
 """
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import random
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs
 
 import pytest
 
 from envcheck.mirrors.hub import revision as hub_revision
+from tests.http_server import Answer, Request, Server, Servers, paced, ranged
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "owner/tiny"
@@ -74,7 +74,7 @@ class Repo:
         return {**row, "lfs": {"oid": sha256(content), "size": len(content)}} if path in self.large else row
 
 
-class Hub(ThreadingHTTPServer):
+class Hub(Server):
     """An endpoint, on an address of its own. What it does wrong, or slowly, is set on it.
 
     `busy`: the answers, with Retry-After 0, before the right ones. `cdn`: where files in LFS are redirected to, and
@@ -82,11 +82,8 @@ class Hub(ThreadingHTTPServer):
     `pause`: seconds between two 64 KiB. `xet`: it offers what huggingface_hub would rather take.
     """
 
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(self, address: str = "127.0.0.1") -> None:
-        super().__init__((address, 0), _Handler)
+    def __init__(self, address: str = "127.0.0.1", **options: Any) -> None:
+        super().__init__(self.answer, address, **options)
         self.repos = {f"models/{REPO}": Repo(FILES)}
         self.token: str | None = None
         self.busy: list[int] = []
@@ -95,11 +92,7 @@ class Hub(ThreadingHTTPServer):
         self.most: int | None = None
         self.pause = 0.0
         self.xet = False
-        self.sent = 0
-        self.asked: list[str] = []
-        self.tokens: list[str | None] = []
         self.given: dict[str, int] = {}
-        self.lock = threading.Lock()
 
     @property
     def repo(self) -> Repo:
@@ -121,146 +114,99 @@ class Hub(ThreadingHTTPServer):
         self.repo.rows = rows
 
     @property
-    def netloc(self) -> str:
-        """Return host:port."""
-        return f"{self.server_address[0]!s}:{self.server_address[1]}"
+    def asked(self) -> list[str]:
+        """Return the paths that were asked for, unquoted and without a query; but no form that was sent."""
+        return [request.route for request in self.requests if request.method != "POST"]
 
     @property
-    def url(self) -> str:
-        """Return the endpoint."""
-        return f"http://{self.netloc}"
+    def tokens(self) -> list[str | None]:
+        """Return the Authorization of each of them."""
+        return [request.login for request in self.requests if request.method != "POST"]
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of who went away."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Hub
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
-        """Say nothing."""
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
-        wanted = json.loads(body)["paths"] if body.startswith("{") else parse_qs(body).get("paths", [])
-        repo = self._repo(self.path.removeprefix("/api/").partition("/paths-info/")[0])
-        self._json([row for row in repo.rows if row["path"] in wanted] if repo else [])
-
-    def do_GET(self) -> None:
-        path, hub = unquote(urlsplit(self.path).path), self.server
-        with hub.lock:
-            hub.asked.append(path)
-            hub.tokens.append(self.headers.get("Authorization"))
-            status = hub.busy.pop(0) if hub.busy else 0
+    def answer(self, request: Request) -> Answer:
+        """Return what huggingface_hub and mirrors expect, or what is wrong."""
+        if request.method == "POST":
+            return self._paths_info(request)
+        path = request.route
+        with self.lock:
+            status = self.busy.pop(0) if self.busy else 0
         if status:
-            self._answer(status, {"Retry-After": "0"}, b"")
-        elif hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
-            self._answer(401, {}, b"")
-        elif path.startswith("/api/"):
-            self._api(path.removeprefix("/api/"))
-        elif path.startswith("/cdn/"):
-            self._cdn(path)
-        else:
-            kind = "datasets" if path.startswith("/datasets/") else "models"
-            name, found, rest = path.removeprefix("/datasets").partition("/resolve/")
-            commit, _, file = rest.partition("/")
-            self._file(self._repo(f"{kind}{name}") if found else None, commit, file)
+            return Answer(status, headers={"Retry-After": "0"})
+        if self.token and request.login != f"Bearer {self.token}":
+            return Answer(401)
+        if path.startswith("/api/"):
+            return self._api(path.removeprefix("/api/"))
+        if path.startswith("/cdn/"):
+            return self._cdn(request, path)
+        kind = "datasets" if path.startswith("/datasets/") else "models"
+        name, found, rest = path.removeprefix("/datasets").partition("/resolve/")
+        commit, _, file = rest.partition("/")
+        return self._file(request, self._repo(f"{kind}{name}") if found else None, commit, file)
+
+    def _paths_info(self, request: Request) -> Answer:
+        body = request.body.decode()
+        wanted = json.loads(body)["paths"] if body.startswith("{") else parse_qs(body).get("paths", [])
+        repo = self._repo(request.path.removeprefix("/api/").partition("/paths-info/")[0])
+        return _json([row for row in repo.rows if row["path"] in wanted] if repo else [])
 
     def _repo(self, name: str) -> Repo | None:
-        return self.server.repos.get(name.strip("/"))
+        return self.repos.get(name.strip("/"))
 
-    def _api(self, path: str) -> None:
+    def _api(self, path: str) -> Answer:
         name, tree, commit = path.removesuffix("/").partition("/tree/")  # olah asks with a slash at the end
         name, named, ref = (name, "", "main") if tree else path.partition("/revision/")
         repo = self._repo(name)
-        if repo is None or (tree and not self._has(repo, commit)) or (named and not self._has(repo, ref)):
-            self._answer(404, {}, b"")
-        elif tree:
-            self._json([{**row, "xetHash": "f" * 64} if self.server.xet else row for row in repo.rows])
-        else:
-            told = {"id": name.partition("/")[2], "sha": repo.commits[0], "lastModified": repo.changed, "tags": []}
-            siblings = [{"rfilename": row["path"]} for row in repo.rows]
-            self._json({**told, "modelId": told["id"], "private": False, "siblings": siblings})
+        if repo is None or (tree and not _has(repo, commit)) or (named and not _has(repo, ref)):
+            return Answer(404)
+        if tree:
+            return _json([{**row, "xetHash": "f" * 64} if self.xet else row for row in repo.rows])
+        told = {"id": name.partition("/")[2], "sha": repo.commits[0], "lastModified": repo.changed, "tags": []}
+        siblings = [{"rfilename": row["path"]} for row in repo.rows]
+        return _json({**told, "modelId": told["id"], "private": False, "siblings": siblings})
 
-    def _has(self, repo: Repo, commit: str) -> bool:
-        return commit in {*repo.commits, "main"}
-
-    def _file(self, repo: Repo | None, commit: str, name: str) -> None:
-        content = repo.content.get(name) if repo is not None and self._has(repo, commit) else None
+    def _file(self, request: Request, repo: Repo | None, commit: str, name: str) -> Answer:
+        content = repo.content.get(name) if repo is not None and _has(repo, commit) else None
         if repo is None or content is None:
-            self._answer(404, {"X-Error-Code": "EntryNotFound"}, b"")
-            return
-        hub, tag = self.server, f'"{repo.tag(name)}"'
+            return Answer(404, headers={"X-Error-Code": "EntryNotFound"})
+        tag = f'"{repo.tag(name)}"'
         told = {"X-Repo-Commit": repo.commits[0] if commit == "main" else commit, "ETag": tag, "X-Linked-ETag": tag}
         told["X-Linked-Size"] = str(len(content))
-        if hub.xet:
-            told |= {"X-Xet-Hash": "f" * 64, "Link": f'<{hub.url}/api/xet-read-token>; rel="xet-auth"'}
-        if hub.cdn is not None and name in repo.large:
-            with hub.lock:
-                signature = len(hub.asked)
-            self._answer(302, {**told, "Location": f"{hub.cdn}/cdn/{sha256(repo.files[name])}/{signature}"}, b"")
-        else:
-            self._content(content, told)
+        if self.xet:
+            told |= {"X-Xet-Hash": "f" * 64, "Link": f'<{self.url}/api/xet-read-token>; rel="xet-auth"'}
+        if self.cdn is not None and name in repo.large:
+            link = f"{self.cdn}/cdn/{sha256(repo.files[name])}/{request.number}"
+            return Answer(302, headers={**told, "Location": link})
+        return self._content(request, content, told)
 
-    def _cdn(self, path: str) -> None:
-        """Serve a file by its hash, as long as the link is good."""
-        hub, (digest, _) = self.server, path.removeprefix("/cdn/").split("/")
-        with hub.lock:
-            hub.given[path] = hub.given.get(path, 0) + 1
-            over = hub.signed is not None and hub.given[path] > hub.signed
-        files = [(repo, name) for repo in hub.repos.values() for name in repo.large if name in repo.files]
+    def _cdn(self, request: Request, path: str) -> Answer:
+        """Return a file by its hash, as long as the link is good."""
+        digest = path.removeprefix("/cdn/").split("/")[0]
+        with self.lock:
+            self.given[path] = self.given.get(path, 0) + 1
+            over = self.signed is not None and self.given[path] > self.signed
+        files = [(repo, name) for repo in self.repos.values() for name in repo.large if name in repo.files]
         found = next((repo.content[name] for repo, name in files if sha256(repo.files[name]) == digest), None)
-        if over or found is None:
-            self._answer(403, {}, b"")
-        else:
-            self._content(found, {"ETag": f'"{digest}"'})
+        return Answer(403) if over or found is None else self._content(request, found, {"ETag": f'"{digest}"'})
 
-    def _content(self, content: bytes, told: dict[str, str]) -> None:
-        asked = self.headers.get("Range")
-        if asked is None and self.server.most is not None and len(content) > self.server.most:
-            self._answer(400, {}, b"")
-            return
-        if asked is None:
-            self._answer(200, {**told, "Accept-Ranges": "bytes"}, content)
-            return
-        first, last = asked.removeprefix("bytes=").split("-")
-        start, stop = int(first), min(int(last or len(content)) + 1, len(content))
-        self._answer(206, {**told, "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}, content[start:stop])
+    def _content(self, request: Request, content: bytes, told: dict[str, str]) -> Answer:
+        if request.range is None and self.most is not None and len(content) > self.most:
+            return Answer(400)
+        return paced(ranged(request, content, told), self.pause)
 
-    def _json(self, value: Any) -> None:
-        self._answer(200, {"Content-Type": "application/json", "X-Repo-Commit": COMMIT}, json.dumps(value).encode())
 
-    def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        for at in range(0, len(body) if self.command != "HEAD" else 0, 1 << 16):
-            time.sleep(self.server.pause)
-            self.wfile.write(body[at : at + (1 << 16)])
-            with self.server.lock:
-                self.server.sent += len(body[at : at + (1 << 16)])
+def _has(repo: Repo, commit: str) -> bool:
+    return commit in {*repo.commits, "main"}
+
+
+def _json(value: Any) -> Answer:
+    return Answer(200, json.dumps(value).encode(), {"Content-Type": "application/json", "X-Repo-Commit": COMMIT})
 
 
 @pytest.fixture
-def hubs() -> Iterator[Callable[[], Hub]]:
+def hubs(servers: Servers) -> Callable[[], Hub]:
     """Give a function that starts an endpoint, each on an address of its own: two ports of one host are one host."""
-    started: list[Hub] = []
-
-    def start() -> Hub:
-        hub = Hub(f"127.0.0.{len(started) + 1}")
-        threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        started.append(hub)
-        return hub
-
-    yield start
-    for hub in started:
-        hub.shutdown()
-        hub.server_close()
+    addresses = (f"127.0.0.{number}" for number in itertools.count(1))
+    return lambda: servers.start(Hub(next(addresses)))
 
 
 @pytest.fixture

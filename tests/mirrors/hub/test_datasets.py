@@ -76,7 +76,7 @@ def test_a_lock_of_a_dataset_is_of_the_dataset(server: Hub, tmp_path: Path) -> N
     run("lock", "--dataset", REPO, "--mirror", mirror, "--output", str(lock))
     assert {file["path"] for file in json.loads(lock.read_bytes())["files"]} == set(CONTENT)
     assert json.loads(lock.read_bytes())["kind"] == "dataset"
-    server.asked.clear()
+    server.requests.clear()
     done = run("fetch", "--lock", str(lock), "--mirror", mirror, "--output", str(tmp_path / "to"))
     assert done.stderr.splitlines()[0].startswith(f"{len(CONTENT)} files, ")
     assert all(path.startswith(f"/datasets/{REPO}/resolve/{COMMIT}/") for path in server.asked)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
-import ssl
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +17,12 @@ from envcheck.mirrors.fetch import retries as fetch_retries
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client
+from tests.certificates import self_signed
+from tests.http_server import Answer, RawServer, Request, Server, Servers
 
 REF = hub_revision.Reference("model", "owner/tiny", "main")
 Hubs = Callable[[], Any]
 ELSEWHERE = "or `fetch --lock FILE`, which asks nobody"
-
-
-@pytest.fixture
-def silent() -> Iterator[str]:
-    """Return an endpoint that takes connections and says nothing."""
-    with socket.create_server(("127.0.0.8", 0)) as server:
-        yield f"http://127.0.0.8:{server.getsockname()[1]}"
-
-
-@pytest.fixture
-def rogue(tmp_path: Path) -> Iterator[str]:
-    """Return an endpoint whose certificate nobody signed."""
-    words = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=x"]
-    named = [*words, "-addext", "subjectAltName=IP:127.0.0.7", "-keyout", "key.pem", "-out", "cert.pem"]
-    subprocess.run(["openssl", "req", *named], cwd=tmp_path, check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    with socket.create_server(("127.0.0.7", 0)) as server:
-
-        def shake() -> None:
-            taken, _ = server.accept()
-            try:
-                context.wrap_socket(taken, server_side=True)
-            except (ssl.SSLError, OSError):
-                taken.close()
-
-        threading.Thread(target=shake, daemon=True).start()
-        yield f"https://127.0.0.7:{server.getsockname()[1]}"
 
 
 def told(endpoint: str, ref: hub_revision.Reference = REF) -> str:
@@ -73,15 +44,18 @@ def test_a_host_where_nobody_listens() -> None:
     assert told(f"http://{at}").startswith(f"model owner/tiny@main: {at}: no connection; see that it can be reached")
 
 
-def test_a_host_that_says_nothing(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_says_nothing(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_retries, "WAITS", ())
-    said = told(silent)
-    assert f"{silent.removeprefix('http://')}: it stalled; see that it can be reached from here" in said
+    silent = servers.start(RawServer(lambda _: [], keeps=True))
+    said = told(silent.url)
+    assert f"{silent.netloc}: it stalled; see that it can be reached from here" in said
 
 
-def test_a_host_whose_certificate_is_not_trusted(rogue: str) -> None:
-    said = told(rogue)
-    assert f"{rogue.removeprefix('https://')}: TLS: self-signed certificate; set its CA certificate as `ca:`" in said
+def test_a_host_whose_certificate_is_not_trusted(servers: Servers, tmp_path: Path) -> None:
+    tls = self_signed(tmp_path, "127.0.0.1").context
+    rogue = servers.start(Server(lambda _: Answer(), tls=tls))
+    said = told(rogue.url)
+    assert f"{rogue.netloc}: TLS: self-signed certificate; set its CA certificate as `ca:`" in said
 
 
 @pytest.mark.parametrize(
@@ -138,35 +112,18 @@ def test_the_command_says_it_in_one_line_and_ends_with_3(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def listing() -> Iterator[Callable[[Callable[[str], tuple[list[dict[str, Any]], str]]], str]]:
+def listing(servers: Servers) -> Callable[[Callable[[str], tuple[list[dict[str, Any]], str]]], str]:
     """Give a function that starts a hub whose pages of a list, and the links to the next, are made of the query."""
-    servers: list[ThreadingHTTPServer] = []
 
     def start(page: Callable[[str], tuple[list[dict[str, Any]], str]]) -> str:
-        class Answer(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                path, _, query = self.path.partition("?")
-                rows, link = page(query) if "/tree/" in path else ({"sha": "a" * 40}, "")
-                body = json.dumps(rows).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                if link:
-                    self.send_header("Link", f'<?{link}>; rel="next"')
-                self.end_headers()
-                self.wfile.write(body)
+        def answer(request: Request) -> Answer:
+            path, _, query = request.path.partition("?")
+            rows, link = page(query) if "/tree/" in path else ({"sha": "a" * 40}, "")
+            return Answer(200, json.dumps(rows).encode(), {"Link": f'<?{link}>; rel="next"'} if link else {})
 
-            def log_message(self, *_args: object) -> None:
-                return
+        return servers.start(Server(answer)).url
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    return start
 
 
 def row(name: str, size: object = 1, **more: object) -> dict[str, Any]:

@@ -34,9 +34,9 @@ def test_what_is_young_is_not_measured_again(serve: Serve, mirror: Make, asked: 
     site = serve()
     one = mirror("one", site.url)
     (first,) = measured([one], asked)
-    before = len(site.asked)
+    before = len(site.requests)
     (second,) = measured([one], asked)
-    assert len(site.asked) == before
+    assert len(site.requests) == before
     assert (first.stored, second.stored) == (False, True)
     assert msgspec.structs.replace(second, stored=False) == first
 
@@ -46,9 +46,9 @@ def test_what_is_old_is_measured_again(serve: Serve, mirror: Make, asked: list[W
     one = mirror("one", site.url)
     (first,) = measured([one], asked)
     probe_cache.write(probe_cache.cache_key(one, asked), msgspec.structs.replace(first, at=first.at - 3601))
-    before = len(site.asked)
+    before = len(site.requests)
     assert not measured([one], asked)[0].stored
-    assert len(site.asked) > before
+    assert len(site.requests) > before
 
 
 def test_offline_takes_what_is_old_and_asks_nobody(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
@@ -56,9 +56,9 @@ def test_offline_takes_what_is_old_and_asks_nobody(serve: Serve, mirror: Make, a
     one, other = mirror("one", site.url), mirror("other", "https://127.0.0.99:9/simple")
     (first,) = measured([one], asked)
     probe_cache.write(probe_cache.cache_key(one, asked), msgspec.structs.replace(first, at=0.0))
-    before = len(site.asked)
+    before = len(site.requests)
     assert [found.mirror for found in measured([one, other], asked, offline=True)] == ["one"]
-    assert len(site.asked) == before
+    assert len(site.requests) == before
 
 
 @pytest.mark.parametrize("garbage", [b"", b"{", b"\xff\xfe", b"[]", b'{"schema":"envcheck/probe/9"}'])
@@ -79,9 +79,9 @@ def test_silence_is_never_stored_and_holds_nobody_else_up(
     mirrors = [mirror("dead", "https://127.0.0.99:9/simple"), mirror("one", site.url)]
     assert [one.answered for one in measured(mirrors, asked)] == [False, True]
     assert [path.stem for path in cache.iterdir()] == [probe_cache.cache_key(mirrors[1], asked)]
-    before = len(site.asked)
+    before = len(site.requests)
     assert [(one.mirror, one.stored) for one in measured(mirrors, asked)] == [("dead", False), ("one", True)]
-    assert len(site.asked) == before
+    assert len(site.requests) == before
 
 
 def test_an_outage_is_over_when_it_is_over(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:

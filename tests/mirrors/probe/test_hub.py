@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import itertools
 import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from envcheck.mirrors.probe.hub import HubProbeRequest, probe_hub
 from envcheck.mirrors.probe.probe import Mirror
 from envcheck.mirrors.probe.ranking import REDIRECT_NOTE, RankedMirror, rank
 from envcheck.mirrors.profiles.model import HuggingFace, Profile
+from tests.http_server import Answer, Request, Server, Servers, ranged
 
 BODY = b"weights" * 30_000
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -52,72 +54,29 @@ class Faults:
     changed: str | None = "2026-03-01T00:00:00.000Z"
 
 
-class Hub(ThreadingHTTPServer):
-    """An endpoint on a loopback address."""
-
-    daemon_threads = True
-
-    def __init__(self, address: str, faults: Faults) -> None:
-        super().__init__((address, 0), _Handler)
-        self.faults = faults
-        self.url = f"http://{address}:{self.server_port}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Hub
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
-        """Say nothing."""
-
-    def do_GET(self) -> None:
-        faults = self.server.faults
-        headers = {"X-Repo-Commit": faults.commit} if faults.commit else {}
-        if self.path == "/api/models/org/tiny/revision/main":
-            self._send(200, {}, json.dumps({"sha": faults.main, "lastModified": faults.changed}).encode())
-            return
-        if faults.lacks and COMMIT in self.path:
-            self._send(404, {}, b"")
-            return
-        if self.path.endswith("model.safetensors"):
-            headers |= {"X-Linked-Etag": f'"{faults.linked}"'} | ({"X-Xet-Hash": "f" * 64} if faults.xet else {})
-            if faults.at:
-                self._send(302, {**headers, "Location": f"{faults.at}/cdn"}, b"")
-                return
-        self._file(headers, b"" if self.path.endswith("empty.txt") else faults.body)
-
-    def _file(self, headers: dict[str, str], body: bytes) -> None:
-        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-        if not body:
-            self._send(416, {**headers, "Content-Range": "bytes */0"}, b"")
-            return
-        last = min(last, len(body) - 1)
-        told = {"Content-Range": f"bytes {first}-{last}/{len(body)}"}
-        self._send(206, {**headers, **told}, body[first : last + 1])
-
-    def _send(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
+def answer(faults: Faults, request: Request) -> Answer:
+    """Return what an endpoint with these faults answers."""
+    headers = {"X-Repo-Commit": faults.commit} if faults.commit else {}
+    if request.path == "/api/models/org/tiny/revision/main":
+        return Answer(200, json.dumps({"sha": faults.main, "lastModified": faults.changed}).encode())
+    if faults.lacks and COMMIT in request.path:
+        return Answer(404)
+    if request.path.endswith("model.safetensors"):
+        headers |= {"X-Linked-Etag": f'"{faults.linked}"'} | ({"X-Xet-Hash": "f" * 64} if faults.xet else {})
+        if faults.at:
+            return Answer(302, headers={**headers, "Location": f"{faults.at}/cdn"})
+    return ranged(request, b"" if request.path.endswith("empty.txt") else faults.body, headers)
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Hub]]:
-    """Give a function that starts an endpoint."""
-    hubs: list[Hub] = []
+def serve(servers: Servers) -> Callable[..., Server]:
+    """Give a function that starts an endpoint, each on an address of its own."""
+    addresses = (f"127.0.0.{number}" for number in itertools.count(2))
 
-    def start(**faults: object) -> Hub:
-        hub = Hub(f"127.0.0.{len(hubs) + 2}", Faults(**faults))  # type: ignore[arg-type]  # named in Faults
-        threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        hubs.append(hub)
-        return hub
+    def start(**faults: Any) -> Server:
+        return servers.start(Server(functools.partial(answer, Faults(**faults)), next(addresses)))
 
-    yield start
-    for hub in hubs:
-        hub.shutdown()
-        hub.server_close()
+    return start
 
 
 def judged(url: str, wish: HubProbeRequest = PINNED, *, no_redirects: bool = False) -> RankedMirror:
@@ -130,7 +89,7 @@ def why(ranked: RankedMirror, gate: str) -> str:
     return next(one.why for one in ranked.criteria if one.name == gate)
 
 
-def test_an_endpoint_that_is_right_passes_every_gate(serve: Callable[..., Hub]) -> None:
+def test_an_endpoint_that_is_right_passes_every_gate(serve: Callable[..., Server]) -> None:
     ranked = judged(serve().url, no_redirects=True)
     assert ranked.passed, ranked.criteria
     assert why(ranked, "commit") == "aaaaaaaaaaaa for every file"
@@ -149,7 +108,7 @@ def test_an_endpoint_that_is_right_passes_every_gate(serve: Callable[..., Hub]) 
     ],
 )
 def test_what_is_not_what_was_pinned_fails_its_gate(
-    serve: Callable[..., Hub], faults: dict[str, object], gate: str, said: str
+    serve: Callable[..., Server], faults: dict[str, object], gate: str, said: str
 ) -> None:
     ranked = judged(serve(**faults).url)
     assert ranked.failed_criteria == {gate}
@@ -157,7 +116,7 @@ def test_what_is_not_what_was_pinned_fails_its_gate(
     assert ranked.measured.rate is None
 
 
-def test_the_commit_is_read_off_the_first_host_and_the_bytes_off_the_last(serve: Callable[..., Hub]) -> None:
+def test_the_commit_is_read_off_the_first_host_and_the_bytes_off_the_last(serve: Callable[..., Server]) -> None:
     cdn = serve(commit=None)
     front = serve(at=cdn.url, xet=True)
     told, gated = judged(front.url), judged(front.url, no_redirects=True)
@@ -198,7 +157,7 @@ def test_the_commit_is_read_off_the_first_host_and_the_bytes_off_the_last(serve:
     ],
 )
 def test_a_branch_that_lags_behind_is_scored_and_said(
-    serve: Callable[..., Hub], faults: dict[str, object], points: float, said: str
+    serve: Callable[..., Server], faults: dict[str, object], points: float, said: str
 ) -> None:
     ranked = judged(serve(**faults).url, BRANCH)
     assert ranked.passed
@@ -211,7 +170,7 @@ def test_a_branch_that_lags_behind_is_scored_and_said(
     assert ranked.notes == ([told] if elsewhere else [])
 
 
-def test_a_commit_that_a_mirror_lacks_fails_its_gate_however_it_was_asked_by(serve: Callable[..., Hub]) -> None:
+def test_a_commit_that_a_mirror_lacks_fails_its_gate_however_it_was_asked_by(serve: Callable[..., Server]) -> None:
     for wish in (PINNED, BRANCH):
         ranked = judged(serve(lacks=True, main="b" * 40).url, wish)
         assert not ranked.passed
@@ -219,7 +178,7 @@ def test_a_commit_that_a_mirror_lacks_fails_its_gate_however_it_was_asked_by(ser
         assert ranked.measured.rate is None
 
 
-def test_what_one_endpoint_of_a_profile_lacks_another_has(serve: Callable[..., Hub]) -> None:
+def test_what_one_endpoint_of_a_profile_lacks_another_has(serve: Callable[..., Server]) -> None:
     lacking, whole = serve(lacks=True), serve()
     profile = Profile(name="hub", hf=HuggingFace(endpoint=lacking.url, fallbacks=[whole.url]))
     mirror = Mirror("hub", profile, Client(connect=1.0, read=2.0))
@@ -227,7 +186,9 @@ def test_what_one_endpoint_of_a_profile_lacks_another_has(serve: Callable[..., H
     assert ranked.passed, ranked.criteria
 
 
-def test_a_model_lock_is_probed_for(serve: Callable[..., Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_lock_is_probed_for(
+    serve: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "model.lock").write_bytes(format_lock(REVISION))
     (tmp_path / "site.yaml").write_text(f"hf: {{endpoint: '{serve().url}'}}\n")

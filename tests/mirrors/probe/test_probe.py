@@ -66,7 +66,7 @@ def test_a_fault_is_a_gate_that_no_speed_outweighs(
     ranked = judged([mirror("bad", bad.url), mirror("slow", slow.url)], asked)
     assert list(ranked) == ["slow", "bad"]
     assert (ranked["bad"].passed, ranked["bad"].score) == (False, None)
-    assert why(ranked["bad"], gate) == said.format(host=bad.host)
+    assert why(ranked["bad"], gate) == said.format(host=bad.netloc)
     assert gate in ranked["bad"].failed_criteria
     assert ranked["bad"].measured.rate is None
 
@@ -74,7 +74,7 @@ def test_a_fault_is_a_gate_that_no_speed_outweighs(
 def test_a_404_is_never_asked_for_its_speed(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
     bad = serve(gone=DEMO)
     judged([mirror("bad", bad.url)], asked)
-    assert {span for path, span in bad.asked if path.startswith("/files/")} == {"bytes=0-0"}
+    assert {one.range for one in bad.requests if one.path.startswith("/files/")} == {"bytes=0-0"}
 
 
 def test_a_dead_host_is_last_and_did_not_answer(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
@@ -89,11 +89,11 @@ def test_where_files_really_come_from_is_told_and_can_be_a_gate(
     serve: Serve, mirror: Make, asked: list[WantedPackage]
 ) -> None:
     origin = serve()
-    front = serve(files_at=f"https://{origin.host}")
+    front = serve(files_at=f"https://{origin.netloc}")
     measured = probe([mirror("front", front.url)], asked, Budget(32 << 20, 20.0))
     told, gated = rank(measured)[0], rank(measured, no_redirects=True)[0]
     assert (told.passed, gated.passed) == (True, False)
-    assert why(told, "stays") == f"2 of 2 files from {origin.host}"
+    assert why(told, "stays") == f"2 of 2 files from {origin.netloc}"
     assert gated.failed_criteria == {"stays"}
 
 
@@ -114,7 +114,7 @@ def test_an_origin_whose_certificate_nobody_trusts_fails_tls(
     serve: Serve, mirror: Make, asked: list[WantedPackage]
 ) -> None:
     origin = serve(tls="rogue")
-    front = serve(files_at=f"https://{origin.host}")
+    front = serve(files_at=f"https://{origin.netloc}")
     ranked = judged([mirror("front", front.url)], asked)["front"]
     assert "tls" in ranked.failed_criteria
 
@@ -144,8 +144,8 @@ def test_a_second_index_of_one_profile_is_fallen_back_to(
     ranked = judged([mirror("both", first.url, second.url)], asked)["both"]
     assert ranked.passed
     assert {host for file in ranked.measured.files if file.reached for host in file.reached.hosts} == {
-        first.host,
-        second.host,
+        first.netloc,
+        second.netloc,
     }
 
 
@@ -220,4 +220,4 @@ def test_the_rest_comes_from_the_index(serve: Serve, mirror: Make, asked: list[W
     one = mirror("one", site.url, str(tmp_path))
     (tmp_path / DEMO).write_bytes(WHEELS[DEMO])
     assert judged([one], asked)["one"].passed
-    assert not any("demo" in path for path, _ in site.asked)
+    assert not any("demo" in path for path in site.paths)

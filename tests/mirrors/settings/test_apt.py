@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import email.utils
 import hashlib
@@ -11,7 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,14 +19,13 @@ from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.settings.apt import apt as render_apt
 from envcheck.mirrors.settings.apt import sources
 from envcheck.mirrors.settings.base import RenderOptions
-from tests.http_directory import serving
+from tests.http_server import Server, Servers, directory
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[Path, str], str]]:
+def serve(servers: Servers) -> Callable[[Path, str], str]:
     """Return what serves a directory on one of this machine's loopback addresses."""
-    with contextlib.ExitStack() as servers:
-        yield lambda directory, address: servers.enter_context(serving(directory, address))
+    return lambda root, address: servers.start(Server(directory(root), address)).url
 
 
 RELEASE = "Origin: test\nSuite: {0}\nCodename: {0}\nArchitectures: all amd64 arm64\nComponents: main\nSHA256:\n"

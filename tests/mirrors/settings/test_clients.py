@@ -8,10 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import zipfile
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,73 +18,32 @@ import uv
 from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Profile
 from envcheck.mirrors.settings import RENDERERS
 from envcheck.mirrors.settings.base import RenderOptions
+from tests.http_server import Answer, Request, Server, Servers
 
 CANARY = "hunter2-canary"
 WISH = RenderOptions(variant="cpu", distro="debian", suite="bookworm")
 NOWHERE = "http://127.0.0.1:9"
 
 
-class Recorder(ThreadingHTTPServer):
+class Recorder(Server):
     """A server that writes down what it is asked, and by whom; `pages` are all it has."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.asked: list[tuple[str, str, str | None]] = []
+        super().__init__(self.answer)
         self.pages: dict[str, tuple[str, bytes]] = {}
 
-    @property
-    def url(self) -> str:
-        """Return where it is."""
-        return f"http://127.0.0.1:{self.server_port}"
-
-    @property
-    def logins(self) -> set[str | None]:
-        """Return every Authorization that was sent, and None where none was."""
-        return {login for _, _, login in self.asked}
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Recorder
-
-    def _answer(self) -> None:
-        self.server.asked.append((self.command, self.path, self.headers.get("Authorization")))
-        kind, body = self.server.pages.get(self.path, ("", b""))
-        self.send_response(200 if kind else 404)
-        self.send_header("Content-Type", kind or "text/plain")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_CONNECT(self) -> None:
-        self._answer()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
-        """Say nothing."""
+    def answer(self, request: Request) -> Answer:
+        """Return a page."""
+        if request.path not in self.pages:
+            return Answer(404)
+        kind, body = self.pages[request.path]
+        return Answer(200, body, {"Content-Type": kind})
 
 
 @pytest.fixture
-def recorder() -> Iterator[Callable[[], Recorder]]:
+def recorder(servers: Servers) -> Callable[[], Recorder]:
     """Return what starts a recorder."""
-    started: list[Recorder] = []
-
-    def start() -> Recorder:
-        one = Recorder()
-        threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        started.append(one)
-        return one
-
-    yield start
-    for one in started:
-        one.shutdown()
-        one.server_close()
+    return lambda: servers.start(Recorder())
 
 
 def run(argv: list[str], home: Path, **more: str) -> subprocess.CompletedProcess[str]:
@@ -119,9 +76,9 @@ def test_uv_reads_none_of_pips_settings(recorder: Callable[[], Recorder], tmp_pa
     (tmp_path / "pip.conf").write_text(text)
     told = {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), "PIP_INDEX_URL": f"{mirror.url}/simple"}
     run([UV, "pip", "install", "--target", "x", "alpha"], tmp_path, **told)
-    assert mirror.asked == []
+    assert mirror.paths == []
     run([*PIP, "alpha"], tmp_path, **told)
-    assert "/simple/alpha/" in [path for _, path, _ in mirror.asked]
+    assert "/simple/alpha/" in mirror.paths
 
 
 def test_torch_backend_ignores_the_mirror(recorder: Callable[[], Recorder], tmp_path: Path) -> None:
@@ -133,10 +90,10 @@ def test_torch_backend_ignores_the_mirror(recorder: Callable[[], Recorder], tmp_
     install = [UV, "pip", "install", "--config-file", str(tmp_path / "uv.toml"), "--target", "x", "torch"]
     away = {"https_proxy": proxy.url, "http_proxy": proxy.url, "UV_HTTP_RETRIES": "0"}
     run(install, tmp_path, **away)
-    assert (bool(mirror.asked), proxy.asked) == (True, [])
+    assert (bool(mirror.paths), proxy.paths) == (True, [])
     run([*install, "--torch-backend", "cpu"], tmp_path, **away)
-    assert {method for method, _, _ in proxy.asked} == {"CONNECT"}
-    assert not [path for _, path, _ in proxy.asked if path.startswith("127.0.0.1")]
+    assert {request.method for request in proxy.requests} == {"CONNECT"}
+    assert not [path for path in proxy.paths if path.startswith("127.0.0.1")]
 
 
 def _wheel(home: Path) -> bytes:
@@ -196,7 +153,7 @@ def test_a_netrc_reaches_pip_and_uv_and_not_huggingface_hub(
     assert mirror.logins == {None}
     login = "Basic " + base64.b64encode(f"joe:{CANARY}".encode()).decode()
     for command in ([*PIP, "alpha"], [UV, "pip", "install", "--target", "x", "alpha"]):
-        mirror.asked.clear()
+        mirror.requests.clear()
         run(command, tmp_path, **found)
         assert login in mirror.logins
 
@@ -211,7 +168,7 @@ def test_a_token_goes_to_the_mirror_only_where_the_profile_allows_it(
     said = {"never": "HF_TOKEN is not sent to", "allow": "HF_TOKEN is sent to"}[policy]
     assert f"{said} {mirror.url.removeprefix('http://')}" in cannot("hf", profile)
     run([hub, "-c", ASK], tmp_path, **variables(profile, tmp_path, HF_TOKEN=CANARY))
-    assert [path for _, path, _ in mirror.asked if "/o/r" in path]
+    assert [path for path in mirror.paths if "/o/r" in path]
     assert mirror.logins == sent
 
 
@@ -227,7 +184,7 @@ def test_huggingface_hub_reads_its_endpoint_when_what_uses_it_is_imported(
     assert "reads the variables once, when it is imported" in cannot("hf", profile)
     late = f"{imported}\nimport os\nos.environ['HF_ENDPOINT'] = {second.url!r}\n{ASK}"
     run([hub, "-c", late], tmp_path, **variables(profile, tmp_path))
-    assert (bool(first.asked), bool(second.asked)) == (early, not early)
+    assert (bool(first.paths), bool(second.paths)) == (early, not early)
 
 
 def test_npm_takes_the_registry_and_puts_the_token_in_itself(recorder: Callable[[], Recorder], tmp_path: Path) -> None:
@@ -249,7 +206,7 @@ def test_npm_takes_the_registry_and_puts_the_token_in_itself(recorder: Callable[
     told = {"PATH": os.environ["PATH"], "NPM_TOKEN": CANARY, "NPM_CONFIG_UPDATE_NOTIFIER": "false"}
     done = run([npm, "view", "tiny", "version"], tmp_path, **told)
     assert done.stdout == "1.2.3\n", done.stderr
-    assert mirror.asked == [("GET", "/repo/tiny", f"Bearer {CANARY}")]
+    assert [(one.method, one.path, one.login) for one in mirror.requests] == [("GET", "/repo/tiny", f"Bearer {CANARY}")]
 
 
 def test_apt_reads_neither_a_netrc_nor_variables(recorder: Callable[[], Recorder], tmp_path: Path) -> None:
@@ -280,5 +237,5 @@ def test_apt_reads_neither_a_netrc_nor_variables(recorder: Callable[[], Recorder
     words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     told = {"NETRC": str(tmp_path / ".netrc"), "P": CANARY, "APT_CONFIG": "/dev/null"}
     run([apt, *words, "update"], tmp_path, **told)
-    assert [path for _, path, _ in mirror.asked if path.endswith("bookworm/InRelease")]
+    assert [path for path in mirror.paths if path.endswith("bookworm/InRelease")]
     assert mirror.logins == {None}

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import cli
+from tests.certificates import Certified, signed
 from tests.mirrors.site.upstreams import Upstream, answers, free_ports, page, upstream, wheel
 from tests.waiting import PATIENCE
 
@@ -29,30 +30,10 @@ def nginx() -> str:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Authority:
-    """A private CA and a certificate of its own for 127.0.0.1."""
-
-    ca: Path
-    certificate: Path
-    key: Path
-
-
 @pytest.fixture(scope="session")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Return an authority made by openssl."""
-    root = tmp_path_factory.mktemp("authority")
-    (root / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    sign = ("x509", "-req", "-in", "request.pem", "-CA", "ca.pem", "-CAkey", "ca.key")
-    made = (
-        (*new, "-x509", "-days", "2", "-subj", "/CN=Test CA", "-keyout", "ca.key", "-out", "ca.pem"),
-        (*new, "-subj", "/CN=mirror", "-keyout", "key.pem", "-out", "request.pem"),
-        (*sign, "-CAcreateserial", "-days", "2", "-extfile", "names", "-out", "cert.pem"),
-    )
-    for arguments in made:
-        subprocess.run(["openssl", *arguments], cwd=root, check=True, capture_output=True)
-    return Authority(root / "ca.pem", root / "cert.pem", root / "key.pem")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Certified:
+    """Return a private CA, and a certificate of its own for this machine."""
+    return signed(tmp_path_factory.mktemp("authority"), "127.0.0.1", "localhost")
 
 
 def envcheck(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -117,7 +98,7 @@ def world(tmp_path: Path, nginx: str) -> Iterator[World]:
 
 
 @pytest.fixture
-def served(world: World, nginx: str, authority: Authority) -> Iterator[tuple[World, Path, str]]:
+def served(world: World, nginx: str, authority: Certified) -> Iterator[tuple[World, Path, str]]:
     """Return a world, a site before it that nginx serves over TLS, and that site's URL."""
     site, port = world.render("--tls", str(authority.certificate), str(authority.key))
     log, conf = str(site / "logs/error.log"), str(site / "nginx/nginx.conf")

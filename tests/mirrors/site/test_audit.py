@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from envcheck.mirrors.site.render import render
+from tests.certificates import Certified
 from tests.mirrors.site.audits import audit as audited
 from tests.mirrors.site.audits import spoil
-from tests.mirrors.site.conftest import Authority, World, envcheck
+from tests.mirrors.site.conftest import World, envcheck
 from tests.mirrors.site.test_render import site as everything
 from tests.mirrors.site.test_served import Served, lock
 from tests.mirrors.site.upstreams import get
@@ -24,7 +25,7 @@ from tests.mirrors.site.upstreams import get
 pytestmark = pytest.mark.tools
 
 
-def audit(world: World, where: str, authority: Authority, *names: str) -> tuple[int, dict[str, str], str]:
+def audit(world: World, where: str, authority: Certified, *names: str) -> tuple[int, dict[str, str], str]:
     """Audit a lock of these names; return the exit code, the verdicts and the findings as text."""
     path = world.root / "audited.lock"
     pins = lock(world, *names).replace(" --hash", " \\\n    --hash")
@@ -39,7 +40,7 @@ def url(world: World, base: str, name: str) -> str:
 
 
 def test_a_poisoned_cache_is_found_and_its_fix_makes_the_site_serve_the_right_file(
-    served: Served, authority: Authority
+    served: Served, authority: Certified
 ) -> None:
     world, site, base = served
     content = {name: world.wheels[name].read_bytes() for name in ("farlib", "rellib")}
@@ -85,7 +86,7 @@ def test_nothing_to_audit_is_no_pass_and_leaves_no_record(tmp_path: Path) -> Non
     assert not (tmp_path / "state/audit.json").exists()
 
 
-def test_a_locked_file_that_the_index_does_not_list_is_unavailable(served: Served, authority: Authority) -> None:
+def test_a_locked_file_that_the_index_does_not_list_is_unavailable(served: Served, authority: Certified) -> None:
     world, site, base = served
     world.wheels["rellib"].write_bytes(b"another")  # the lock has another hash than the page
     code, verdicts, _ = audit(world, base, authority, "rellib")
@@ -110,7 +111,7 @@ def test_trees_that_cannot_be_read_are_no_pass_and_leave_no_record(tmp_path: Pat
     assert not (tmp_path / "state/audit.json").exists()
 
 
-def test_findings_are_printed_even_if_the_record_cannot_be_written(served: Served, authority: Authority) -> None:
+def test_findings_are_printed_even_if_the_record_cannot_be_written(served: Served, authority: Certified) -> None:
     world, site, base = served
     assert audit(world, base, authority, "nearlib")[0] == 0
     shutil.rmtree(site / "state")

@@ -13,8 +13,8 @@ from envcheck.mirrors.site.audit.trees import audit as audited
 from envcheck.mirrors.store import versions
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
+from tests.certificates import Certified
 from tests.mirrors.site.audits import audit, spoil
-from tests.mirrors.site.conftest import Authority
 from tests.mirrors.site.test_render import site
 from tests.mirrors.site.test_served import Served
 from tests.mirrors.site.upstreams import get
@@ -37,7 +37,7 @@ def published(root: Path, store: Store, contents: Contents, *names: str) -> vers
 
 @pytest.mark.tools
 def test_a_poisoned_tree_serves_the_wrong_file_no_more_and_the_right_one_after_the_next_copy(
-    served: Served, authority: Authority, store: Store, contents: Contents
+    served: Served, authority: Certified, store: Store, contents: Contents
 ) -> None:
     _, root, base = served
     told = published(root, store, contents, "main")

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from envcheck.mirrors.site.services import tasks
+from tests.certificates import Certified
 from tests.mirrors.site.audits import spoil
-from tests.mirrors.site.conftest import Authority, World
+from tests.mirrors.site.conftest import World
 from tests.mirrors.site.test_audit import audit, url
 from tests.mirrors.site.test_render import site as everything
 from tests.mirrors.site.upstreams import answers, get
@@ -40,7 +41,7 @@ def started(site: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_the_timer_starts_works_by_itself(world: World, nginx: str, authority: Authority) -> None:
+def test_what_the_timer_starts_works_by_itself(world: World, nginx: str, authority: Certified) -> None:
     more = ("--tls", str(authority.certificate), str(authority.key), "--ca", str(authority.ca), "--no-hf")
     site, port = world.render(*more)
     log, conf = str(site / "logs/error.log"), str(site / "nginx/nginx.conf")

@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from tests.mirrors.site.conftest import Authority, World, envcheck
+from tests.certificates import Certified, resigned
+from tests.mirrors.site.conftest import World, envcheck
 from tests.mirrors.site.test_up import CONFIG, LAYER, push
 from tests.mirrors.site.upstreams import answers, free_port, get
 from tests.waiting import PATIENCE, eventually
@@ -66,29 +67,13 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Authority:
+def wide(tmp_path_factory: pytest.TempPathFactory, authority: Certified) -> Certified:
     """Return a certificate of the same authority for two addresses."""
-    root = tmp_path_factory.mktemp("wide")
-    (root / "names").write_text("subjectAltName=IP:127.0.0.1,IP:127.0.0.6\n")
-    new = ["openssl", "req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=m", "-keyout", "key.pem", "-out", "r.pem"]
-    sign = [
-        "openssl",
-        "x509",
-        "-req",
-        "-in",
-        "r.pem",
-        "-CA",
-        str(authority.ca),
-        "-CAkey",
-        str(authority.ca.with_name("ca.key")),
-    ]
-    for command in (new, [*sign, "-CAcreateserial", "-days", "2", "-extfile", "names", "-out", "cert.pem"]):
-        subprocess.run(command, cwd=root, check=True, capture_output=True)
-    return Authority(authority.ca, root / "cert.pem", root / "key.pem")
+    return resigned(authority.ca, tmp_path_factory.mktemp("wide"), "127.0.0.1", "127.0.0.6")
 
 
 @pytest.fixture
-def served(world: World, wide: Authority) -> Iterator[Served]:
+def served(world: World, wide: Certified) -> Iterator[Served]:
     """Return a site that `envcheck mirror site up` started, before a registry that it reaches over TLS."""
     program, root = tool("docker-registry"), world.root / "registry"
     root.mkdir()

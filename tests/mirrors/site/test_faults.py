@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.client
 import json
 import re
 import socket
 import subprocess
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envcheck.mirrors.site.exporter import Exporter
+from tests.http_server import Answer, Request, Server, Servers, ranged
 from tests.mirrors.site.conftest import envcheck
 from tests.mirrors.site.upstreams import answers, free_ports, get
 from tests.waiting import PATIENCE, eventually
@@ -25,64 +25,38 @@ pytestmark = pytest.mark.tools
 CONTENT = bytes(range(256)) * 80_000  # 20 MB: three slices
 
 
-class Upstream(ThreadingHTTPServer):
-    """An upstream that breaks off the second slice, redirects, or answers in time, as it is told."""
+class Upstream(Server):
+    """An upstream that breaks off the second slice, or redirects, as it is told; it has CONTENT at every path."""
 
-    daemon_threads = True
     fault = ""
-    headers: dict[str, str] = {}  # noqa: RUF012 (each test's server sets its own)
 
+    def __init__(self, address: str, port: int = 0) -> None:
+        super().__init__(self.answer, address, port)
 
-class Handler(BaseHTTPRequestHandler):
-    """Serves CONTENT at every path, by ranges."""
-
-    server: Upstream
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        """Answer a range of it."""
-        self.server.headers = dict(self.headers)
-        if self.server.fault == "redirect":
-            self.send_response(302)
-            self.send_header("Location", "http://127.0.0.9/elsewhere")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        if self.path.startswith("/simple/"):
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", "4")
-            self.end_headers()
-            self.wfile.write(b"page")
-            return
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        first, last = (int(asked[1]), min(int(asked[2]), len(CONTENT) - 1)) if asked else (0, len(CONTENT) - 1)
-        self.send_response(206 if asked else 200)
-        self.send_header("ETag", '"one"')
-        self.send_header("Content-Length", str(last - first + 1))
-        if asked:
-            self.send_header("Content-Range", f"bytes {first}-{last}/{len(CONTENT)}")
-        self.end_headers()
-        if self.server.fault == "break" and first:
-            self.wfile.write(CONTENT[first : first + 1000])
-            self.close_connection = True
-            return
-        self.wfile.write(CONTENT[first : last + 1])
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+    def answer(self, request: Request) -> Answer:
+        """Return a range of it."""
+        if self.fault == "redirect":
+            return Answer(302, headers={"Location": "http://127.0.0.9/elsewhere"})
+        if request.path.startswith("/simple/"):
+            return Answer(200, b"page", {"Content-Type": "text/html"})
+        answer = ranged(request, CONTENT, {"ETag": '"one"'})
+        if self.fault == "break" and (request.span(len(CONTENT)) or (0, 0))[0]:
+            assert isinstance(answer.body, bytes)
+            return dataclasses.replace(answer, body=answer.body[:1000], close=True)
+        return answer
 
 
 @pytest.fixture
-def behind(tmp_path: Path, nginx: str, request: pytest.FixtureRequest) -> Iterator[tuple[Upstream, Path, int]]:
+def behind(
+    tmp_path: Path, nginx: str, servers: Servers, request: pytest.FixtureRequest
+) -> Iterator[tuple[Upstream, Path, int]]:
     """Return an upstream, the directory of a site before it (with the test's own options), and its port."""
-    server = Upstream(("127.0.0.8", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = servers.start(Upstream("127.0.0.8"))
     site, port = tmp_path / "site", free_ports(130)
     for name, content in {"users": "me:{PLAIN}secret\n", "tokens": '"Bearer right" 1;\n'}.items():
         (tmp_path / name).write_text(content)
     more = [option.format(root=tmp_path) for option in getattr(request, "param", ())]
-    link = f"http://127.0.0.8:{server.server_address[1]}"
+    link = server.url
     (tmp_path / "profile.yaml").write_text(f"pypi: [{{url: {link}/simple}}]\n")
     options = (
         "--no-pytorch",
@@ -104,8 +78,6 @@ def behind(tmp_path: Path, nginx: str, request: pytest.FixtureRequest) -> Iterat
     yield server, site, port
     process.terminate()
     process.wait(PATIENCE)
-    server.shutdown()
-    server.server_close()
 
 
 def logged(site: Path, key: str) -> list[Any]:
@@ -114,7 +86,7 @@ def logged(site: Path, key: str) -> list[Any]:
 
 
 def url(server: Upstream, port: int, path: str = "file.whl") -> str:
-    return f"http://127.0.0.1:{port}/files/127.0.0.8:{server.server_address[1]}/{path}"
+    return f"http://127.0.0.1:{port}/files/{server.netloc}/{path}"
 
 
 def are_counted(site: Path, **wanted: int) -> bool:
@@ -187,7 +159,7 @@ def test_only_users_get_in_and_their_password_goes_no_further(behind: tuple[Upst
     server, site, port = behind
     assert get(url(server, port))[0] == 401
     assert get(url(server, port), Authorization="Basic bWU6c2VjcmV0")[0] == 200  # me:secret
-    assert "Authorization" not in server.headers
+    assert server.logins == {None}
     assert are_counted(site, refused=1, ok=1)
     assert get(f"http://127.0.0.1:{port}/healthz")[0] == 200
 
@@ -205,17 +177,16 @@ def test_who_is_allowed_gets_in_and_nobody_else(behind: tuple[Upstream, Path, in
 
 
 @pytest.mark.parametrize("behind", [("--hf-tokens", "{root}/tokens")], indirect=True)
-def test_the_bearer_of_a_token_reaches_hugging_faces_mirror_without_it(behind: tuple[Upstream, Path, int]) -> None:
+def test_the_bearer_of_a_token_reaches_hugging_faces_mirror_without_it(
+    behind: tuple[Upstream, Path, int], servers: Servers
+) -> None:
     _, site, port = behind
-    inner = Upstream(("127.0.0.1", port + 102), Handler)
-    threading.Thread(target=inner.serve_forever, daemon=True).start()
+    inner = servers.start(Upstream("127.0.0.1", port + 102))
     hf = f"http://127.0.0.1:{port + 1}/api/models/x"
-    with inner:
-        assert get(hf)[0] == get(hf, Authorization="Bearer wrong")[0] == 401
-        assert inner.headers == {}
-        assert get(hf, Authorization="Bearer right")[1] == CONTENT
-        assert "Authorization" not in inner.headers
-        inner.shutdown()
+    assert get(hf)[0] == get(hf, Authorization="Bearer wrong")[0] == 401
+    assert inner.requests == []
+    assert get(hf, Authorization="Bearer right")[1] == CONTENT
+    assert inner.logins == {None}
     assert eventually(lambda: logged(site, "part"), ["hf"] * 3) == ["hf"] * 3
     assert "right" not in (site / "logs/access.json").read_text()
     assert [path for path in site.rglob("*") if path.is_file() and b"Bearer right" in path.read_bytes()] == []

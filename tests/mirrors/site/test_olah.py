@@ -6,14 +6,15 @@ import dataclasses
 import json
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.certificates import Certified
+from tests.http_server import Servers
 from tests.mirrors.hub.conftest import FILES, LARGE, REPO, Hub, sha256
-from tests.mirrors.site.conftest import Authority, envcheck
+from tests.mirrors.site.conftest import envcheck
 from tests.mirrors.site.upstreams import free_ports, get
 
 pytestmark = pytest.mark.tools
@@ -52,15 +53,14 @@ class Served:
 
 
 @pytest.fixture
-def served(tmp_path: Path, nginx: str, authority: Authority) -> Iterator[Served]:
+def served(tmp_path: Path, nginx: str, authority: Certified, servers: Servers) -> Iterator[Served]:
     """Return a running site with olah in it."""
     python = os.environ.get("ENVCHECK_TEST_HUB")
     if not python:
         pytest.skip("no huggingface_hub: set ENVCHECK_TEST_HUB, or use `make test`, which installs it")
     assert nginx
-    hub, site, port = Hub(), tmp_path / "site", free_ports(130)
+    hub, site, port = servers.start(Hub()), tmp_path / "site", free_ports(130)
     hub.rows[:] = [{**row, "lfs": {**row["lfs"], "pointerSize": 132}} if "lfs" in row else row for row in hub.rows]
-    threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     (tmp_path / "tokens").write_text(f'"Bearer {TOKEN}" 1;\n')
     (tmp_path / "site.yaml").write_text(f"hf: {{endpoint: {hub.url}}}\n")
     options = ("--mirror", str(tmp_path / "site.yaml"), "--hf-tokens", str(tmp_path / "tokens"), "--port", str(port))
@@ -74,8 +74,6 @@ def served(tmp_path: Path, nginx: str, authority: Authority) -> Iterator[Served]
         yield Served(hub, site, port, python, authority.ca)
     finally:
         envcheck("mirror", "site", "down", str(site))
-        hub.shutdown()
-        hub.server_close()
 
 
 def test_a_model_comes_through_the_site_once_and_its_token_stays_there(served: Served, tmp_path: Path) -> None:

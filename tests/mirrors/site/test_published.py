@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +19,10 @@ from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.store import tree_files, versions
 from envcheck.mirrors.store.manifest import Contents, Wheel
 from envcheck.mirrors.store.objects import Store
+from tests.certificates import Certified
+from tests.http_server import Servers
 from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, REPO, Hub, sha256
-from tests.mirrors.site.conftest import Authority, envcheck
+from tests.mirrors.site.conftest import envcheck
 from tests.mirrors.site.upstreams import free_ports, get, wheel
 from tests.waiting import eventually
 
@@ -103,15 +104,16 @@ class Served:
 
 
 @pytest.fixture
-def served(tmp_path: Path, nginx: str, authority: Authority, request: pytest.FixtureRequest) -> Iterator[Served]:
+def served(
+    tmp_path: Path, nginx: str, authority: Certified, servers: Servers, request: pytest.FixtureRequest
+) -> Iterator[Served]:
     """Return a site with a store that holds nothing yet; olah stands behind it where the test names an endpoint."""
     assert nginx
     root, port, behind = tmp_path / "site", free_ports(130), getattr(request, "param", False)
     if behind:
         request.getfixturevalue("hub_python")  # it comes with olah
-    hub = Hub()
+    hub = servers.start(Hub())
     hub.rows[:] = [{**row, "lfs": {**row["lfs"], "pointerSize": 132}} if "lfs" in row else row for row in hub.rows]
-    threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     (tmp_path / "tokens").write_text(f'"Bearer {TOKEN}" 1;\n')
     (tmp_path / "profile.yaml").write_text(f"hf: {{endpoint: {hub.url}}}\n")
     options = ["--mirror", str(tmp_path / "profile.yaml"), "--no-pytorch", "--link", "https://x.example"]
@@ -127,8 +129,6 @@ def served(tmp_path: Path, nginx: str, authority: Authority, request: pytest.Fix
         yield Served(root, Store(tmp_path / "store"), port, authority.ca)
     finally:
         envcheck("mirror", "site", "down", str(root))
-        hub.shutdown()
-        hub.server_close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +16,7 @@ from envcheck.mirrors.site.audit.over_http import refuse_unreachable
 from envcheck.mirrors.site.certificate import check_certificate
 from envcheck.mirrors.site.disk_space import USEFUL, DiskSpace
 from envcheck.mirrors.site.model import Tls
-from tests.mirrors.site.conftest import Authority
+from tests.certificates import Certified, openssl
 from tests.mirrors.site.upstreams import free_port
 
 LINK = ("--link", "https://x.example")
@@ -116,17 +115,13 @@ def test_a_full_disk_is_said_by_render_and_status(tmp_path: Path, monkeypatch: p
     assert "warning: the cache can hold 70 bytes" in begun.output
 
 
-def openssl(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
-
-
-def expired(authority: Authority, to: Path) -> Path:
+def expired(authority: Certified, to: Path) -> Path:
     """Return the authority's certificate for the same key, of a time that is over."""
     request, ca = to / "request.pem", authority.ca
     subject = ("-subj", "/CN=mirror", "-addext", "subjectAltName=IP:127.0.0.1")
-    openssl("req", "-new", "-key", authority.key, *subject, "-out", request)
+    openssl(to, "req", "-new", "-key", authority.key, *subject, "-out", request)
     sign = ("-CA", ca, "-CAkey", ca.with_name("ca.key"), "-copy_extensions", "copy", "-days", "-1")
-    openssl("x509", "-req", "-in", request, *sign, "-set_serial", "7", "-out", to / "old.pem")
+    openssl(to, "x509", "-req", "-in", request, *sign, "-set_serial", "7", "-out", to / "old.pem")
     return to / "old.pem"
 
 
@@ -135,11 +130,11 @@ def stranger(to: Path) -> tuple[Path, Path]:
     key, ca = to / "other.key", to / "other.pem"
     new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=127.0.0.1")
     names = ("-addext", "subjectAltName=IP:127.0.0.1")
-    openssl("req", "-x509", *new, *names, "-keyout", key, "-out", ca)
+    openssl(to, "req", "-x509", *new, *names, "-keyout", key, "-out", ca)
     return ca, key
 
 
-def test_a_certificate_that_clients_would_not_take_is_said(authority: Authority, tmp_path: Path) -> None:
+def test_a_certificate_that_clients_would_not_take_is_said(authority: Certified, tmp_path: Path) -> None:
     own = Tls(certificate=str(authority.certificate), key=str(authority.key))
     other, key = stranger(tmp_path)
     old = Tls(certificate=str(expired(authority, tmp_path)), key=own.key)
@@ -161,7 +156,7 @@ def test_a_certificate_that_clients_would_not_take_is_said(authority: Authority,
     check_certificate(Tls(certificate=str(other), key=str(key)), "127.0.0.1", other)
 
 
-def test_render_holds_the_certificate_against_the_name(authority: Authority, tmp_path: Path) -> None:
+def test_render_holds_the_certificate_against_the_name(authority: Certified, tmp_path: Path) -> None:
     tls = ("--tls", str(authority.certificate), str(authority.key))
     done = render(tmp_path / "site", *LINK, *tls, "--name", "mirror.example")
     assert isinstance(done.exception, ConfigError)

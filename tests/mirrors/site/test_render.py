@@ -16,7 +16,8 @@ from envcheck.errors import ConfigError
 from envcheck.mirrors.site.discover import resolvers
 from envcheck.mirrors.site.model import Registry, Site, SiteHub, SiteIndex, Tls, ports, read
 from envcheck.mirrors.site.render import render
-from tests.mirrors.site.conftest import ROOT, Authority, World, envcheck
+from tests.certificates import Certified
+from tests.mirrors.site.conftest import ROOT, World, envcheck
 from tests.mirrors.site.test_files import rendered
 from tests.mirrors.site.upstreams import page
 
@@ -51,7 +52,7 @@ def site(root: Path, **changes: object) -> Site:
 
 
 @pytest.mark.tools
-def test_nginx_takes_it_with_everything_on(tmp_path: Path, nginx: str, authority: Authority) -> None:
+def test_nginx_takes_it_with_everything_on(tmp_path: Path, nginx: str, authority: Certified) -> None:
     (tmp_path / "users").write_text("a:b\n")
     (tmp_path / "tokens").write_text('"Bearer x" 1;\n')
     whole = site(

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import uv
 
-from tests.mirrors.site.conftest import Authority, World
+from tests.certificates import Certified
+from tests.mirrors.site.conftest import World
 from tests.mirrors.site.upstreams import get
 from tests.waiting import eventually
 
@@ -42,7 +43,7 @@ def install(client: str, index: str, world: World, ca: Path, *names: str) -> sub
 
 
 def test_pip_and_uv_install_and_a_second_build_moves_no_byte_from_upstream(
-    served: Served, authority: Authority
+    served: Served, authority: Certified
 ) -> None:
     world, site, base = served
     pypi, pytorch = f"{base}/pypi/simple/", f"{base}/pytorch/whl/cpu/"
@@ -63,7 +64,7 @@ def test_pip_and_uv_install_and_a_second_build_moves_no_byte_from_upstream(
     assert [line["cache"] for line in large] == ["MISS", *["HIT"] * (len(large) - 1)]
 
 
-def test_a_large_file_is_asked_for_in_slices_once_for_all(served: Served, authority: Authority) -> None:
+def test_a_large_file_is_asked_for_in_slices_once_for_all(served: Served, authority: Certified) -> None:
     world, _, base = served
     there = world.wheels["farlib"]
     url = f"{base}/files/{world.far.origin.removeprefix('http://')}/packages/{there.name}"
@@ -76,7 +77,7 @@ def test_a_large_file_is_asked_for_in_slices_once_for_all(served: Served, author
     assert get(url, authority.ca)[2]["X-Cache"] == "HIT"
 
 
-def test_what_is_ambiguous_or_of_no_upstream_is_refused(served: Served, authority: Authority) -> None:
+def test_what_is_ambiguous_or_of_no_upstream_is_refused(served: Served, authority: Certified) -> None:
     world, _, base = served
     name, far = world.wheels["farlib"].name, world.far.origin.removeprefix("http://")
     expected = {
@@ -91,7 +92,7 @@ def test_what_is_ambiguous_or_of_no_upstream_is_refused(served: Served, authorit
     assert {path: get(base + path, authority.ca)[0] for path in expected} == expected
 
 
-def test_credentials_of_clients_go_no_further_and_nothing_is_written(served: Served, authority: Authority) -> None:
+def test_credentials_of_clients_go_no_further_and_nothing_is_written(served: Served, authority: Certified) -> None:
     world, site, base = served
     secret = "c4nary-5ecret"  # noqa: S105 (it is to be found nowhere)
     url = f"{base}/pypi/simple/nearlib/?token={secret}"
@@ -102,6 +103,6 @@ def test_credentials_of_clients_go_no_further_and_nothing_is_written(served: Ser
     assert kept == []
 
 
-def test_plain_writing_is_refused(served: Served, authority: Authority) -> None:
+def test_plain_writing_is_refused(served: Served, authority: Certified) -> None:
     _, _, base = served
     assert get(f"{base}/pypi/simple/nearlib/", authority.ca, "POST")[0] == 403

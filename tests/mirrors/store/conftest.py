@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
+import functools
 import hashlib
 import json
 import random
-import threading
 import zipfile
-from collections.abc import Callable, Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -20,6 +19,7 @@ from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.store import tree_files, versions
 from envcheck.mirrors.store.manifest import Contents, Wheel, wheel_facts
 from envcheck.mirrors.store.objects import Store
+from tests.http_server import Answer, Request, Server, Servers, directory
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -116,63 +116,17 @@ def wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:
     )
 
 
-class Site(ThreadingHTTPServer):
-    """A file server of a published tree."""
-
-    daemon_threads = True
-
-    def __init__(self, root: Path, below: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.root, self.below = root, below
-        self.asked: list[tuple[str, str]] = []
-
-    @property
-    def url(self) -> str:
-        """Return where it is."""
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class _Handler(SimpleHTTPRequestHandler):
-    server: Site
-
-    def translate_path(self, path: str) -> str:
-        self.directory = str(self.server.root / self.server.below)
-        found = Path(super().translate_path(path))
-        if found.is_dir():
-            wants_json = tree_files.JSON in self.headers.get("Accept", "") or self.server.below
-            found /= "index.json" if wants_json else "index.html"
-        return str(found)
-
-    def guess_type(self, path: Any) -> str:
-        return tree_files.JSON if str(path).endswith("/index.json") and not self.server.below else "text/html"
-
-    def end_headers(self) -> None:
-        known = json.loads((self.server.root / "headers.json").read_text())["headers"]
-        told = known.get(f"{self.server.below}{self.path}", {}) if self.server.below else {}
-        for name, value in told.items():
-            self.send_header(name, value)
-        super().end_headers()
-
-    def do_GET(self) -> None:
-        self.server.asked.append((self.path, self.headers.get("Accept", "")))
-        super().do_GET()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
-        """Say nothing."""
+def published(root: Path, below: str, request: Request) -> Answer:
+    """Return a file of a published tree, or of what is below it there, as nginx would by headers.json."""
+    wants_json = tree_files.JSON in request.headers.get("Accept", "") or bool(below)
+    answer = directory(root / below, "index.json" if wants_json else "index.html")(request)
+    page = request.route.endswith("/") and wants_json and not below
+    known = json.loads((root / "headers.json").read_text())["headers"].get(f"{below}{request.path}", {})
+    headers = {**answer.headers, "Content-Type": tree_files.JSON if page else "text/html", **known}
+    return dataclasses.replace(answer, headers=headers)
 
 
 @pytest.fixture
-def serve(store: Store) -> Iterator[Callable[..., Site]]:
+def serve(store: Store, servers: Servers) -> Callable[..., Server]:
     """Return what starts a server of the store's current tree, or of what is below it there."""
-    sites: list[Site] = []
-
-    def start(below: str = "") -> Site:
-        site = Site(store.root / "current", below)
-        threading.Thread(target=site.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        sites.append(site)
-        return site
-
-    yield start
-    for site in sites:
-        site.shutdown()
-        site.server_close()
+    return lambda below="": servers.start(Server(functools.partial(published, store.root / "current", below)))

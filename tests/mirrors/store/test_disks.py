@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from envcheck.mirrors.store.bundle import bundle
 from envcheck.mirrors.store.evict import EvictionLimits
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
+from tests.http_server import Answer, Server, Servers
 
 ROOT = os.getuid() == 0
 MIB = 1 << 20
@@ -208,33 +208,20 @@ def test_df_says_what_df_says(mount: Mount) -> None:
     assert told.bytes <= told.disk <= told.bytes + 600_000
 
 
-class _Slow(BaseHTTPRequestHandler):
-    """A file in halves; the second one comes when the evicter has gone round."""
-
-    content = data(7, 4 * MIB)
-    half, go = threading.Event(), threading.Event()
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(self.content)))
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            self.wfile.write(self.content[: 2 * MIB])
-            self.half.set()
-            self.go.wait(60)
-            self.wfile.write(self.content[2 * MIB :])
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name)
-        """Say nothing."""
-
-
-def test_an_eviction_in_the_middle_of_a_fetch_takes_nothing_of_it(mount: Mount) -> None:
+def test_an_eviction_in_the_middle_of_a_fetch_takes_nothing_of_it(mount: Mount, servers: Servers) -> None:
     disk = mount("ext4", 32)
     store = Store(disk / "store")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Slow)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    digest = hashlib.sha256(_Slow.content).hexdigest()
-    wanted = WantedFile((f"http://127.0.0.1:{server.server_address[1]}/a",), digest, 4 * MIB, Path("a"))
+    content, half, go = data(7, 4 * MIB), threading.Event(), threading.Event()
+
+    def halves() -> Iterator[bytes]:
+        yield content[: 2 * MIB]
+        half.set()
+        go.wait(60)  # the second one comes when the evicter has gone round
+        yield content[2 * MIB :]
+
+    server = servers.start(Server(lambda _: Answer(200, halves(), {"Content-Length": str(4 * MIB)})))
+    digest = hashlib.sha256(content).hexdigest()
+    wanted = WantedFile((f"{server.url}/a",), digest, 4 * MIB, Path("a"))
     first, loose = store.add(data(1), "first"), store.add(data(2), "loose")
     os.utime(store.root / "info" / loose[:2] / f"{loose}.json", (1, 1))
     found: list[Any] = []
@@ -243,16 +230,14 @@ def test_an_eviction_in_the_middle_of_a_fetch_takes_nothing_of_it(mount: Mount) 
             target=lambda: found.append(store.put(wanted, TransferOptions(Client(), connections=1)))
         )
         fetcher.start()
-        assert _Slow.half.wait(60)
+        assert half.wait(60)
         gone, _ = evict.gc(store, EvictionLimits(size=1), dry=False, note=lambda _: None)
         assert [one.sha256 for one in gone] == [loose]
-        _Slow.go.set()
+        go.set()
         fetcher.join()
         evict.gc(store, EvictionLimits(size=1), dry=False, note=lambda _: None)
         assert store.sound(digest)
         assert store.sound(first)
-    server.shutdown()
-    server.server_close()
     evict.gc(store, EvictionLimits(size=1), dry=False, note=lambda _: None)
     assert store.objects() == []
 

@@ -56,9 +56,8 @@ def test_pip_installs_a_lock(store: Store, contents: Contents, serve: Serve, loc
     _run([*pip, "--index-url", f"{site.url}/simple", "--target", str(tmp_path / "to"), "-r", str(lock)], tmp_path)
     assert (tmp_path / "to/alpha.py").read_text() == "VERSION = 1\n"
     assert (tmp_path / "to/beta.py").exists()
-    asked = [path for path, _ in site.asked]
-    assert "/simple/alpha/" in asked
-    assert f"/files/{contents.wheels[0].sha256}/{contents.wheels[0].name}" in asked
+    assert "/simple/alpha/" in site.paths
+    assert f"/files/{contents.wheels[0].sha256}/{contents.wheels[0].name}" in site.paths
 
 
 def test_pip_resolves_by_metadata(store: Store, contents: Contents, serve: Serve, tmp_path: Path) -> None:
@@ -66,7 +65,7 @@ def test_pip_resolves_by_metadata(store: Store, contents: Contents, serve: Serve
     site = serve()
     pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--dry-run"]
     _run([*pip, "--index-url", f"{site.url}/simple", "--target", str(tmp_path / "to"), "alpha"], tmp_path)
-    asked = [path.rpartition("/")[2] for path, _ in site.asked if path.startswith("/files/")]
+    asked = [path.rpartition("/")[2] for path in site.paths if path.startswith("/files/")]
     assert asked[0] == f"{contents.wheels[0].name}.metadata"
     assert f"{contents.wheels[1].name}.metadata" in asked
 
@@ -78,7 +77,7 @@ def test_uv_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock
     command += ["--default-index", f"{site.url}/simple", "--target", str(tmp_path / "to"), "-r", str(lock)]
     _run(command, tmp_path)
     assert (tmp_path / "to/alpha.py").exists()
-    assert any(path.endswith(".metadata") for path, _ in site.asked)
+    assert any(path.endswith(".metadata") for path in site.paths)
 
 
 def test_uv_resolves_by_metadata_alone(store: Store, contents: Contents, serve: Serve, tmp_path: Path) -> None:
@@ -93,7 +92,7 @@ def test_uv_resolves_by_metadata_alone(store: Store, contents: Contents, serve: 
     )
     pinned = (tmp_path / "out").read_text()
     assert all(f"sha256:{wheel.sha256}" in pinned for wheel in contents.wheels[:2])
-    assert [path for path, _ in site.asked if path.endswith(".whl")] == []
+    assert [path for path in site.paths if path.endswith(".whl")] == []
 
 
 def test_torch_has_an_index_of_its_own(store: Store, contents: Contents, serve: Serve, tmp_path: Path) -> None:

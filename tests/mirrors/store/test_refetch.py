@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +16,26 @@ from envcheck.mirrors.store import verify as store_verify
 from envcheck.mirrors.store import versions
 from envcheck.mirrors.store.manifest import Contents, object_sizes
 from envcheck.mirrors.store.objects import Store
-from tests.mirrors.store.conftest import Site
+from tests.http_server import Server, Servers
+from tests.mirrors.store.conftest import published
 from tests.mirrors.store.test_heal import rot, whole
 
 
 @pytest.fixture
-def mirrored(store: Store, contents: Contents, tmp_path: Path) -> Iterator[Store]:
+def mirrored(store: Store, contents: Contents, servers: Servers, tmp_path: Path) -> Store:
     """Return a store that serves something, and another that serves the same as a mirror: its profile is written."""
     versions.publish(store, contents, keep=2)
     there = Store(tmp_path / "mirror")
     for digest in object_sizes(contents):
         there.adopt(store.path(digest), digest)
     versions.publish(there, contents, keep=2)
-    sites = [Site(there.root / "current", below) for below in ("", "hf")]
-    for site in sites:
-        threading.Thread(target=site.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    trees = [functools.partial(published, there.root / "current", below) for below in ("", "hf")]
+    sites = [servers.start(Server(tree)) for tree in trees]
     (tmp_path / "site.yaml").write_text(
         f"pypi: [{{url: {sites[0].url}/simple}}]\npytorch: [{{url: '{sites[0].url}/whl/{{variant}}'}}]\n"
         f"hf: {{endpoint: {sites[1].url}}}\n"
     )
-    yield there
-    for site in sites:
-        site.shutdown()
-        site.server_close()
+    return there
 
 
 @pytest.fixture

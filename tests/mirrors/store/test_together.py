@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -24,19 +24,18 @@ from envcheck.mirrors.store import verify as store_verify
 from envcheck.mirrors.store.evict import EvictionLimits
 from envcheck.mirrors.store.manifest import Contents, Wheel
 from envcheck.mirrors.store.objects import Store
-from tests.http_directory import serving
+from tests.http_server import Server, Servers, directory
 
 CONTENT = random.Random(3).randbytes(3_000_000)  # noqa: S311 (data)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
+def url(servers: Servers, tmp_path: Path) -> str:
     """Serve the file."""
     (tmp_path / "served").mkdir()
     (tmp_path / "served/a.whl").write_bytes(CONTENT)
-    with serving(tmp_path / "served") as base:
-        yield f"{base}/a.whl"
+    return f"{servers.start(Server(directory(tmp_path / 'served'))).url}/a.whl"
 
 
 def _wanted(url: str, sha256: str = SHA256) -> WantedFile:
@@ -71,7 +70,6 @@ from pathlib import Path
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.store.objects import Store
-from tests.http_directory import serving
 store = Store(Path(sys.argv[1]))
 store.put(WantedFile((sys.argv[2],), sys.argv[3], None, Path("a.whl")), TransferOptions(Client()))
 store.view(sys.argv[3], Path(sys.argv[4]))
@@ -92,7 +90,6 @@ import sys
 from pathlib import Path
 from envcheck.mirrors.store import evict
 from envcheck.mirrors.store.objects import Store
-from tests.http_directory import serving
 store = Store(Path(sys.argv[1]))
 print("begun", flush=True)
 while True:
