@@ -5,17 +5,14 @@ Each fault is a few lines that patch torch in the ranks of one check; one run of
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.checks.env.test_training_sabotage import SITE, Fault
+from tests.checks.env import torch_faults
+from tests.checks.env.torch_faults import Fault
 
 _DIST = "import torch.distributed as dist\nhonest = dist.{name}\n"
 _LATER = """
@@ -222,22 +219,7 @@ FAULTS = {
 @pytest.fixture(scope="module")
 def outcomes(torch_python: Path, once: Callable[..., Path]) -> dict[str, Any]:
     """Run every fault in one command; return the outcomes by fault."""
-
-    def run(directory: Path) -> None:
-        (directory / "env").mkdir()
-        for name, fault in FAULTS.items():
-            text = SITE.format(module=fault.check.replace("-", "_"), patch=textwrap.indent(fault.patch, "    "))
-            (directory / "env" / f"fault_{name.replace('-', '_')}.py").write_text(text)
-        command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(torch_python), "--nproc", "2"]
-        only = [word for name in FAULTS for word in ("--only", f"fault-{name}")]
-        command += ["--checks", str(directory), "--output", str(directory / "report.json"), *only]
-        done = subprocess.run(command, capture_output=True, check=False, text=True)
-        (directory / "code").write_text(f"{done.returncode} {done.stderr}")
-
-    directory = once("breadth-faults", run)
-    assert (directory / "code").read_text().split()[0] == "1", (directory / "code").read_text()
-    rows = json.loads((directory / "report.json").read_bytes())["outcomes"]
-    return {row["id"].removeprefix("fault-"): row for row in rows}
+    return torch_faults.outcomes(torch_python, once, "breadth-faults", FAULTS)
 
 
 @pytest.mark.torch
@@ -246,8 +228,4 @@ def outcomes(torch_python: Path, once: Callable[..., Path]) -> dict[str, Any]:
 def test_a_fault_beside_the_plain_path_fails_the_check_that_promises_otherwise(
     outcomes: dict[str, Any], name: str
 ) -> None:
-    row = outcomes[name]
-    assert row["status"] == "fail", row["summary"]
-    said = [row["summary"], *(finding["summary"] for finding in row.get("findings") or [])]
-    assert any(FAULTS[name].said in text for text in said), said[:5]
-    assert row["remedy"]
+    assert torch_faults.is_found(outcomes[name], FAULTS[name])

@@ -1,0 +1,65 @@
+"""Faults that tests put into torch: a few lines that patch it in the ranks of one check.
+
+One run of the command has all of a file's faults beside each other, forked from one import of torch.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Fault(NamedTuple):
+    """What is patched before the check measures, in which check, and what its summary or findings say."""
+
+    check: str
+    patch: str
+    said: str
+
+
+SITE = '''"""A fault that tests put in."""
+
+from envcheck.checks.env import {module} as sound
+
+CHECK, judge = sound.CHECK, sound.judge
+
+
+def measure(rank):
+    import torch
+    import torch.nn.parallel, torch.optim, torch.utils.data, torch.utils.data.distributed
+{patch}
+    return sound.measure(rank)
+'''
+
+
+def outcomes(python: Path, once: Callable[..., Path], name: str, faults: Mapping[str, Fault]) -> dict[str, Any]:
+    """Run every fault in one command; return the outcomes by fault."""
+
+    def run(directory: Path) -> None:
+        (directory / "env").mkdir()
+        for fault_name, fault in faults.items():
+            text = SITE.format(module=fault.check.replace("-", "_"), patch=textwrap.indent(fault.patch, "    "))
+            (directory / "env" / f"fault_{fault_name.replace('-', '_')}.py").write_text(text)
+        command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(python), "--nproc", "2"]
+        only = [word for one in faults for word in ("--only", f"fault-{one}")]
+        command += ["--checks", str(directory), "--output", str(directory / "report.json"), *only]
+        done = subprocess.run(command, capture_output=True, check=False, text=True)
+        (directory / "code").write_text(f"{done.returncode} {done.stderr}")
+
+    directory = once(name, run)
+    assert (directory / "code").read_text().split()[0] == "1", (directory / "code").read_text()
+    rows = json.loads((directory / "report.json").read_bytes())["outcomes"]
+    return {row["id"].removeprefix("fault-"): row for row in rows}
+
+
+def is_found(row: Mapping[str, Any], fault: Fault) -> bool:
+    """Tell whether a check failed for the fault, and says what to do."""
+    assert row["status"] == "fail", row["summary"]
+    said = [row["summary"], *(finding["summary"] for finding in row.get("findings") or [])]
+    assert any(fault.said in text for text in said), said[:5]
+    return bool(row["remedy"])
