@@ -63,14 +63,14 @@ def test_an_unreadable_manifest_hides_no_other_version(run: Run, store: Store) -
     for command_name in ("versions", "df"):
         shown = run(command_name)
         assert shown.return_value == 1
-        assert f"version 1             cannot be read: {manifest}: not to be read" in shown.stdout
+        assert f"version 1             cannot be read: {manifest}: not a valid manifest" in shown.stdout
         assert "version 2    current  0 wheels, 1 model," in shown.stdout
-        assert f"envcheck: {manifest}: not to be read" in shown.stderr
+        assert f"envcheck: {manifest}: not a valid manifest" in shown.stderr
         assert f"remove {manifest.parent}, and publish it again" in shown.stderr
         rows = json.loads(run(command_name, "--json").stdout)["versions"]
         assert [(row["number"], row["models"], bool(row["error"])) for row in rows] == [(1, 0, True), (2, 1, False)]
     # What such a version holds is not known, so nothing is evicted.
-    assert "not to be read" in failed(run("gc", "--max-size", "1"), PromiseError)
+    assert "not a valid manifest" in failed(run("gc", "--max-size", "1"), PromiseError)
 
 
 def test_df_says_what_is_pinned(run: Run) -> None:

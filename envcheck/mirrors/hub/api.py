@@ -1,4 +1,4 @@
-"""Who is believed about a model's hashes, and which token may be sent: read off this machine and the profile."""
+"""Choose the endpoint whose model hashes are trusted and the token for each host, from the profile and this machine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from envcheck.mirrors.profiles.model import Profile
 
 
 def trusted_endpoint(profile: Profile, *, mirror: bool) -> str:
-    """Return the endpoint whose hashes are believed: the profile's, or huggingface_hub's own.
+    """Return the endpoint whose hashes are trusted: the profile's `trusted`, or huggingface_hub's default.
 
-    `mirror` says that the profile's own endpoint is. HF_ENDPOINT never is by itself: mostly it names a mirror, which
-    would confirm its own bytes. Raise ConfigError where nobody is.
+    With `mirror`, the profile's own endpoint is trusted. HF_ENDPOINT alone is not: it usually names a mirror, which
+    would confirm its own bytes. Raises ConfigError if there is no trusted endpoint.
     """
     if profile.hf.trusted is not None:
         return profile.hf.trusted
@@ -30,13 +30,13 @@ def trusted_endpoint(profile: Profile, *, mirror: bool) -> str:
         message = "no trusted endpoint for the hashes: a mirror cannot confirm its own files"
         own = ", or pass --trust-mirror" if profile.hf.endpoint is not None else ""
         fix = f"set `hf: {{trusted: URL}}` in a profile, install huggingface_hub beside envcheck{own}"
-        fix = f"{fix}; `fetch --lock FILE` asks nobody"
+        fix = f"{fix}; `fetch --lock FILE` needs no trusted endpoint"
         raise ConfigError(message, fix=fix)
     return default
 
 
 def default_endpoint() -> str | None:
-    """Return the endpoint that huggingface_hub asks when nobody configured one; None where it is not installed."""
+    """Return the default endpoint of huggingface_hub; None if it is not installed."""
     try:
         constants = importlib.import_module("huggingface_hub.constants")
     except ImportError:
@@ -46,10 +46,10 @@ def default_endpoint() -> str | None:
 
 
 def hub_client(profile: Profile, *more_endpoints: str, probes: bool = False, **options: Any) -> Client:
-    """Return a client that trusts and knows what the profile says. `asked` are endpoints beside the profile's own.
+    """Return a client with the profile's CA and credentials; `more_endpoints` also get the token.
 
-    Of a closed profile it asks no host that the profile does not name, unless it `probes`: that is how one who leaves
-    is found out.
+    With a closed profile it connects only to hosts that the profile names. With `probes` it connects to others too,
+    so that a probe can find redirects to them.
     """
     ca = Path(profile.ca) if profile.ca else None
     within = named_hosts(profile) if profile.closed and not probes else None
@@ -60,17 +60,17 @@ def hub_client(profile: Profile, *more_endpoints: str, probes: bool = False, **o
 
 
 def named_hosts(profile: Profile) -> frozenset[str]:
-    """Return the hosts from which a profile has packages, models and datasets come, without their ports."""
+    """Return the hosts from which a profile fetches packages, models and datasets, without ports."""
     indexes = [index.url for index in [*profile.pypi, *profile.pytorch] if index.local is None]
     urls = [*indexes, *profile.hf.endpoints, profile.hf.trusted or "", profile.modelscope or ""]
     return frozenset(name for url in urls if (name := urlsplit(url).hostname))
 
 
 def logins(profile: Profile, *more_endpoints: str, environ: Mapping[str, str] | None = None) -> list[Login]:
-    """Return what each host may be told.
+    """Return the credentials for each host.
 
-    What `credentials` name is for its host; huggingface_hub's own token is for the endpoints, and only where the
-    profile allows it.
+    Those of the profile's `credentials` go to the host that they name. huggingface_hub's token goes to the endpoints,
+    and only if the profile allows it.
     """
     environ = os.environ if environ is None else environ
     own = _token(environ) if profile.hf.token == "allow" else ""  # noqa: S105 (a policy)

@@ -1,4 +1,4 @@
-"""A revision as huggingface_hub wants it to lie: blobs by their ETag, and a snapshot of links that appears whole."""
+"""Write a revision in huggingface_hub's cache layout: blobs named by ETag, and a snapshot of links to them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ from envcheck.mirrors.net.advice import joined_advice
 from envcheck.mirrors.net.client import Client, NetworkError, SlowError
 from envcheck.mirrors.net.urls import host_of
 
-# What a file system without links says (FAT, SMB without its own): there each file is copied.
+# Errors of a file system without symlinks (FAT, some SMB): each file is copied there.
 _NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 _AT_ONCE: Final = 1 << 17
 
 
 class WrongHashError(NetworkError):
-    """A source whose file has another hash."""
+    """A source serves a file that has another hash."""
 
 
 def read_small_file(client: Client, url: str, file: hub_revision.HubFile, keep: Callable[[bytes], object]) -> None:
-    """Give each chunk of a file of which only git's hash is known to `keep`. Raise WrongError for another file."""
+    """Download a file of which only git's hash is known, and pass each chunk to `keep`.
+
+    Raises WrongHashError if the bytes have another hash, RetryLaterError if the connection failed.
+    """
     hasher, left = hub_revision.git_hasher(file.size), file.size
     with open_response(client, url) as answer:
         try:
@@ -50,7 +53,7 @@ def read_small_file(client: Client, url: str, file: hub_revision.HubFile, keep: 
 
 
 def small_file_error(path: str, error: NoSourceError) -> PromiseError | UnavailableError:
-    """Return what a user reads of a small file that nobody gave: a wrong one says more than one that is not there."""
+    """Return the error for a small file that no source gave: PromiseError if any of them served wrong bytes."""
     message = f"{path}: {'; '.join(f'{host_of(url)}: {reason}' for url, reason in error.reasons.items())}"
     if any(isinstance(reason, WrongHashError) for reason in error.reasons.values()):
         return PromiseError(message, fix="the mirror serves wrong bytes: compare with the origin, purge the mirror")
@@ -60,7 +63,7 @@ def small_file_error(path: str, error: NoSourceError) -> PromiseError | Unavaila
 
 
 def fetch_blob(file: hub_revision.HubFile, urls: Sequence[str], blobs: Path, options: TransferOptions) -> FetchedFile:
-    """Put a file outside LFS at its blob, unless it is there; a second process waits for the first."""
+    """Download a file outside LFS to its blob unless it is intact there; a second process waits for the first."""
     path, began = blobs / file.blob, time.monotonic()
     part = path.with_name(f".{path.name}.{path.name[:8]}.part")
     if options.stop.is_set():
@@ -92,7 +95,7 @@ def fetch_blob(file: hub_revision.HubFile, urls: Sequence[str], blobs: Path, opt
 
 
 def _is_intact(path: Path, file: hub_revision.HubFile) -> bool:
-    """Tell whether a blob is there: a regular file of that size and git hash."""
+    """Tell whether a blob is a regular file with the file's size and git hash."""
     if not path.is_file() or path.stat().st_size != file.size:
         return False
     hasher = hub_revision.git_hasher(file.size)
@@ -103,7 +106,7 @@ def _is_intact(path: Path, file: hub_revision.HubFile) -> bool:
 
 
 def link_snapshot(revision: hub_revision.Revision, folder: Path) -> None:
-    """Make the snapshot beside its name, and name it when it is whole; one that is there is completed."""
+    """Make the snapshot under another name, and rename it when it is complete; complete an existing one."""
     snapshots = safe_files.directory(folder.parent, folder.name, "snapshots")
     with _directory_lock(snapshots) as directory:
         snapshot = snapshots / revision.revision
@@ -124,21 +127,21 @@ def _parents(revision: hub_revision.Revision) -> set[PurePosixPath]:
 
 
 def _clear(fresh: Path) -> None:
-    """Remove what an interrupted run left; of a link, the link alone."""
+    """Remove the unfinished snapshot of an interrupted run; remove a symlink, not its target."""
     if fresh.is_symlink() or fresh.is_file():
         fresh.unlink()
     shutil.rmtree(fresh, ignore_errors=True)
 
 
 def write_ref(folder: Path, ref: str, commit: str) -> None:
-    """Have a branch or tag lead to a commit, which is what huggingface_hub looks up without a network."""
+    """Write the commit of a branch or tag, which huggingface_hub reads when it has no network."""
     *above, last = ref.split("/")
     safe_files.put(safe_files.directory(folder.parent, folder.name, "refs", *above) / last, commit.encode())
 
 
 @contextlib.contextmanager
 def _directory_lock(directory: Path) -> Iterator[int]:
-    """Hold a directory alone among those who link into it. The lock is the kernel's: it ends with whoever held it."""
+    """Lock a directory while links are made in it. The kernel releases the lock when its process ends."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -148,7 +151,7 @@ def _directory_lock(directory: Path) -> Iterator[int]:
 
 
 def _link_or_copy(target: Path, at: Path) -> None:
-    """Have `at` link to `target`, relatively, so that the cache can be moved as a whole."""
+    """Make `at` a relative symlink to `target`, so that the whole cache can be moved; copy if symlinks are missing."""
     relative = Path(os.path.relpath(target, at.parent))
     if at.is_symlink() and at.readlink() == relative:
         return
@@ -165,7 +168,7 @@ def _link_or_copy(target: Path, at: Path) -> None:
 
 
 def _symlink(relative: Path, at: Path) -> None:
-    """Make a link; what has its name already is replaced at once."""
+    """Make a symlink; replace an existing file atomically."""
     with contextlib.suppress(FileExistsError):
         at.symlink_to(relative)
         return

@@ -1,4 +1,4 @@
-"""A revision of a Hugging Face repository: what it holds, as who is trusted tells it, and all of it on this machine."""
+"""List, lock and download a revision of a Hugging Face repository; only a trusted endpoint's hashes count."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import NETWORK_WAITS
 
 _PAGE: Final = 64 << 20
-# Pages of a list, and files in it: no repository has as many.
+# Limits of a list's pages and files: no repository has as many.
 _PAGES: Final = 10_000
 _FILES: Final = 1_000_000
 _AT_ONCE: Final = 8
-# Who is not known and who may not; a hub says so of what does not exist, too.
+# Unauthorized and forbidden; a hub also answers so if the repository does not exist.
 _REFUSED: Final = {401, 403}
 
 
 def read_head(client: Client, endpoint: str, ref: hub_revision.Reference) -> hub_revision.Head:
-    """Return the commit that an endpoint has a branch or tag at."""
+    """Return the commit that a branch or tag has on an endpoint. Raises UnavailableError if the lookup fails."""
     url = hub_revision.revision_url(endpoint, ref)
     try:
         return hub_revision.parse_head(_page(client, url)[0])
@@ -41,7 +41,10 @@ def read_head(client: Client, endpoint: str, ref: hub_revision.Reference) -> hub
 
 
 def read_revision(client: Client, endpoint: str, ref: hub_revision.Reference) -> hub_revision.Revision:
-    """Return every file of a revision, as the endpoint tells it: whoever is asked here is trusted for the hashes."""
+    """Return every file of a revision with the hashes that the endpoint gives, so it must be trusted.
+
+    Raises UnavailableError if the lookup fails.
+    """
     commit = ref.revision if ref.pinned else read_head(client, endpoint, ref).commit
     pinned = dataclasses.replace(ref, revision=commit)
     try:
@@ -55,7 +58,7 @@ def read_revision(client: Client, endpoint: str, ref: hub_revision.Reference) ->
 
 
 def _listed_files(client: Client, first: str) -> list[hub_revision.HubFile]:
-    """Return the files on all pages of a tree. Raise ValueError if a file or a page comes twice, or the end never."""
+    """Return the files on all pages of a tree. Raises ValueError if a file or page is repeated or the list too long."""
     files: list[hub_revision.HubFile] = []
     paths, pages, url = set[str](), {first}, first
     while len(pages) <= _PAGES and len(files) <= _FILES:
@@ -77,7 +80,7 @@ def _listed_files(client: Client, first: str) -> list[hub_revision.HubFile]:
 
 
 def lock_revision(client: Client, endpoint: str, ref: hub_revision.Reference) -> hub_revision.Revision:
-    """Return the lock of a revision: small files are read for their sha256, the others' is what the endpoint tells."""
+    """Return the lock of a revision: the endpoint gives the sha256 of LFS files; small files are downloaded for it."""
     listed = read_revision(client, endpoint, ref)
     missing = [file for file in listed.files if file.sha256 is None]
     pinned = dataclasses.replace(ref, revision=listed.revision)
@@ -107,10 +110,10 @@ def fetch_revision(
     options: TransferOptions,
     on_fetched: Callable[[FetchedFile], None],
 ) -> list[FetchedFile]:
-    """Put every file under `to`, a directory HF_HUB_CACHE may name; the snapshot appears when all of them are there.
+    """Download a revision to `to`, a directory for HF_HUB_CACHE; the snapshot appears when all files are complete.
 
-    `endpoints` are tried in order, for each file and, of a large one, for each piece; `done` hears of each file as it
-    is there. A progress report names a file as the repository does, not as its blob is called.
+    `endpoints` are tried in order for each file, and for each piece of a large file. `on_fetched` is called with each
+    file. Progress and errors name a file by its path in the repository, not by its blob.
     """
     ref = hub_revision.Reference(revision.kind, revision.repo, revision.revision)
     folder = safe_files.directory(to, hub_revision.cache_folder(ref))
@@ -130,7 +133,7 @@ def fetch_revision(
 
 
 def wanted_files(revision: hub_revision.Revision, endpoints: Sequence[str], to: Path) -> list[WantedFile]:
-    """Return the files whose sha256 is known, of whatever size: nothing here needs xet. Equal files are one blob."""
+    """Return the files whose sha256 is known, with URLs and blob paths; equal files are one blob."""
     ref = hub_revision.Reference(revision.kind, revision.repo, revision.revision)
     blobs = to / hub_revision.cache_folder(ref) / "blobs"
     files = {file.blob: file for file in revision.files if file.sha256 is not None}
@@ -152,7 +155,7 @@ def _fetch_small_files(
     options: TransferOptions,
     on_fetched: Callable[[FetchedFile], None],
 ) -> list[FetchedFile]:
-    """Fetch the files of which only git's hash is known: small ones, that are not in LFS."""
+    """Download the files of which only git's hash is known: small files outside LFS."""
     ref = hub_revision.Reference(revision.kind, revision.repo, revision.revision)
     files = {file.blob: file for file in revision.files if file.sha256 is None}.values()
     results = []
@@ -170,7 +173,7 @@ def _fetch_small_files(
 
 
 def _reachable_first(revision: hub_revision.Revision, endpoints: Sequence[str], options: TransferOptions) -> list[str]:
-    """Return the endpoints, the first ones last that cannot be reached: else every file had to find that out anew."""
+    """Return the endpoints with leading unreachable ones moved to the end, so that not every file tries them first."""
     ref = hub_revision.Reference(revision.kind, revision.repo, revision.revision)
     left = list(endpoints)
     dead: list[str] = []
@@ -195,19 +198,19 @@ def _with_paths(text: str, names: dict[str, str]) -> str:
 
 
 def _lookup_error(ref: hub_revision.Reference, endpoint: str, error: NoSourceError | ValueError) -> UnavailableError:
-    """Return what a user reads of a lookup that failed: which host, and what can be done about it."""
+    """Return the error of a failed lookup: repository, host, reason, and what to do."""
     reason = next(iter(error.reasons.values())) if isinstance(error, NoSourceError) else error
     return UnavailableError(f"{ref.kind} {ref.repo}@{ref.revision}: {host_of(endpoint)}: {reason}", fix=_fix(reason))
 
 
 def _fix(reason: Exception) -> str:
-    elsewhere = "or `fetch --lock FILE`, which asks nobody"
+    use_lock = "or use `fetch --lock FILE`, which needs no lookup"
     if isinstance(reason, NetworkError) and reason.fix and not isinstance(reason, StatusError):
-        return f"{reason.fix}, {elsewhere}"
+        return f"{reason.fix}, {use_lock}"
     if isinstance(reason, RetryLaterError):
-        return f"run it again later, {elsewhere}"
+        return f"run it again later, {use_lock}"
     if isinstance(reason, StatusError):
-        gated = "no such repository, or a private or gated one: `hf: {token: allow}` or `credentials:` in the profile"
-        return gated if reason.status in _REFUSED else f"check the name and the revision, {elsewhere}"
+        private = "if it is private or gated, set `hf: {token: allow}` or `credentials:` in the profile"
+        return f"check the name; {private}" if reason.status in _REFUSED else f"check the name and revision, {use_lock}"
     doubt = "can be reached from here" if isinstance(reason, NetworkError) else "is a hub"
-    return f"see that it {doubt} (`hf: {{trusted: URL}}` in the profile names another), {elsewhere}"
+    return f"check that the endpoint {doubt}, set another with `hf: {{trusted: URL}}` in the profile, {use_lock}"

@@ -1,7 +1,7 @@
-"""Hugging Face repositories: what a revision holds, where its files are, and how huggingface_hub wants them to lie.
+"""Revisions of Hugging Face repositories: their files, URLs, API responses and locks.
 
-Only what a plain endpoint answers is used: `revision`, `tree` and `resolve`. Xet is not, as its data plane knows no
-mirror (huggingface_hub#4475), so there is no size above which it is needed.
+Only the endpoints `revision`, `tree` and `resolve` are used, for files of any size. Xet is not used, because its data
+plane does not support mirrors (huggingface_hub#4475).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ SCHEMA: Final = "envcheck/model-lock/1"
 Kind = Literal["model", "dataset"]
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
-# Bytes of a path; with the cache's own directories before it, it stays below PATH_MAX (4096).
+# Bytes of a path; together with the cache's directories it stays below PATH_MAX (4096).
 _LONGEST: Final = 1024
-# Bytes: no file has a petabyte.
+# Bytes: no file is as large as a petabyte.
 _LARGEST: Final = 10**15
 _NEXT: Final = re.compile(r"<([^>]*)>\s*;\s*rel=\"?next\"?")
 
 
 class HubFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file of a revision. `size` in bytes. Small files have a git blob's sha1 and no sha256 until one has them."""
+    """One file of a revision. `size` in bytes. A file outside LFS has a git blob's sha1; a lock adds its sha256."""
 
     path: str
     size: int
@@ -40,14 +40,14 @@ class HubFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def blob(self) -> str:
-        """Return the name huggingface_hub stores it under: its ETag."""
+        """Return the name that huggingface_hub stores the file under: its ETag."""
         return self.sha1 or self.sha256 or ""
 
 
 class Revision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every file of one commit of a repository; written to a file, it is the lock of a model or dataset.
+    """Every file of one commit of a repository. As a JSON file, it is the lock of a model or dataset.
 
-    `ref` is the branch or tag that was at the commit when somebody asked for it by that name.
+    `ref` is the branch or tag that the user gave and that was at this commit when it was looked up.
     """
 
     schema: Literal["envcheck/model-lock/1"] = "envcheck/model-lock/1"
@@ -60,7 +60,7 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """REPO@REV as a person writes it; without @REV, `main`."""
+    """REPO@REV as the user gives it; without @REV, the revision is `main`."""
 
     kind: Kind
     repo: str
@@ -68,20 +68,20 @@ class Reference:
 
     @property
     def pinned(self) -> bool:
-        """Tell whether it names a commit, which cannot change."""
+        """Tell whether the revision is a commit, which cannot change."""
         return _COMMIT.fullmatch(self.revision) is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """What a branch or tag is at, and when that was made, in seconds of the day's clock, where the endpoint says so."""
+    """The commit of a branch or tag, and when it was changed, in seconds since 1970; None if the endpoint omits it."""
 
     commit: str
     changed: float | None
 
 
 def parse_reference(text: str, kind: Kind) -> Reference:
-    """Return what REPO@REV names. Raise ConfigError for what no repository is called."""
+    """Parse REPO@REV. Raises ConfigError if it cannot be the name of a repository and revision."""
     repo, at, revision = text.partition("@")
     if not _NAME.fullmatch(repo) or ".." in repo or not _is_ref_name(revision if at else "main"):
         message = f"{text!r} names no {kind}"
@@ -90,28 +90,28 @@ def parse_reference(text: str, kind: Kind) -> Reference:
 
 
 def revision_url(endpoint: str, ref: Reference) -> str:
-    """Return where the endpoint tells the commit that a branch is at."""
+    """Return the URL where the endpoint gives the commit of a branch or tag."""
     return f"{endpoint.rstrip('/')}/api/{ref.kind}s/{ref.repo}/revision/{quote(ref.revision, safe='')}"
 
 
 def tree_url(endpoint: str, ref: Reference) -> str:
-    """Return where the endpoint lists a revision's files."""
+    """Return the URL where the endpoint lists a revision's files."""
     revision = quote(ref.revision, safe="")
     return f"{endpoint.rstrip('/')}/api/{ref.kind}s/{ref.repo}/tree/{revision}?recursive=true&expand=false"
 
 
 def file_url(endpoint: str, ref: Reference, path: str) -> str:
-    """Return where the endpoint has a file."""
+    """Return the URL of a file on the endpoint."""
     base = endpoint.rstrip("/") + ("/datasets" if ref.kind == "dataset" else "")
     return f"{base}/{ref.repo}/resolve/{quote(ref.revision, safe='')}/{quote(path)}"
 
 
 def parse_head(body: bytes) -> Head:
-    """Return the commit an endpoint tells of a revision. Raise ValueError when it tells none."""
+    """Return the commit in an endpoint's response about a revision. Raises ValueError if it has none."""
     answer = _parse_json(body)
     commit = answer.get("sha") if isinstance(answer, dict) else None
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        message = "it names no commit"
+        message = "its response has no commit"
         raise ValueError(message)
     try:
         changed = dt.datetime.fromisoformat(str(answer.get("lastModified")).replace("Z", "+00:00"))
@@ -121,16 +121,16 @@ def parse_head(body: bytes) -> Head:
 
 
 def parse_tree(body: bytes) -> list[HubFile]:
-    """Return the files of one page of a tree. Raise ValueError for what is none, or for a path that leads outside."""
+    """Return the files of one page of a tree. Raises ValueError if it is invalid or a path leads outside."""
     rows = _parse_json(body)
     if not isinstance(rows, list):
         message = "it lists no files"
-        raise ValueError(message)  # noqa: TRY004 (of the answer, not of an argument)
+        raise ValueError(message)  # noqa: TRY004 (wrong is the response, not an argument)
     return [_parse_entry(row) for row in rows if not (isinstance(row, dict) and row.get("type") == "directory")]
 
 
 def next_page(headers: Mapping[str, str], url: str) -> str | None:
-    """Return the tree's next page: on the host that was asked, whatever host the link names (olah and proxies)."""
+    """Return the URL of a tree's next page, or None. It stays on `url`'s host: olah and proxies link to others."""
     match = _NEXT.search(headers.get("Link", ""))
     if match is None:
         return None
@@ -146,24 +146,24 @@ def is_safe_path(path: str) -> bool:
 
 
 def git_hasher(size: int) -> hashlib._Hash:
-    """Return the hasher of a file of `size` bytes that gives git's name of its content, the ETag outside LFS."""
+    """Return a hasher that gives the git blob sha1 of a file of `size` bytes, which is its ETag outside LFS."""
     return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
 
 
 def git_sha1(content: bytes) -> str:
-    """Return the name git gives a file's content."""
+    """Return the git blob sha1 of a file's content."""
     hasher = git_hasher(len(content))
     hasher.update(content)
     return hasher.hexdigest()
 
 
 def cache_folder(ref: Reference) -> str:
-    """Return the directory of a repository in huggingface_hub's cache."""
+    """Return the name of a repository's directory in huggingface_hub's cache."""
     return f"{ref.kind}s--{ref.repo.replace('/', '--')}"
 
 
 def parse_lock(text: bytes, where: str) -> Revision:
-    """Return a lock. Raise ConfigError, naming the key, if it is not a lock; every file has a sha256."""
+    """Parse a lock; `where` names its file in errors. Raises ConfigError if it is invalid or a file has no sha256."""
     try:
         lock = msgspec.json.decode(text, type=Revision)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -172,19 +172,20 @@ def parse_lock(text: bytes, where: str) -> Revision:
     bad = next((file.path for file in lock.files if not _is_valid(file)), None) or _clash(lock.files)
     valid_names = _COMMIT.fullmatch(lock.revision) and _NAME.fullmatch(lock.repo) and ".." not in lock.repo
     if bad is not None or not valid_names or not (lock.ref is None or _is_ref_name(lock.ref)):
-        message = f"{where}: {bad!r} has no hash, leads outside or is there twice" if bad else f"{where}: no commit"
+        problem = f"{bad!r} has no hash, leads outside or is repeated" if bad else "no valid repository, commit and ref"
+        message = f"{where}: {problem}"
         raise ConfigError(message, fix="make it again with `envcheck lock --model REPO@REV`")
     return lock
 
 
 def _is_valid(file: HubFile) -> bool:
-    """Tell whether a lock's file can be written and held against its hash; its sha1 becomes a file's name."""
+    """Tell whether a lock's file has a safe path, a size and a sha256; its sha1, which becomes a file name, is hex."""
     has_hashes = _is_sha256(file.sha256) and (file.sha1 is None or _COMMIT.fullmatch(file.sha1) is not None)
     return is_safe_path(file.path) and has_hashes and file.size >= 0
 
 
 def refuse_clashes(files: Sequence[HubFile]) -> None:
-    """Raise ValueError for a listing in which one path stands in the way of another, or which has no file."""
+    """Raise ValueError if a list has no file, or a path that is repeated or is the directory of another."""
     bad = _clash(files)
     if bad is not None or not files:
         message = f"it lists {bad!r} twice" if bad else "it lists no files"
@@ -192,7 +193,7 @@ def refuse_clashes(files: Sequence[HubFile]) -> None:
 
 
 def _clash(files: Sequence[HubFile]) -> str | None:
-    """Return a path that is there twice, or is a directory of another, or None."""
+    """Return a path that is repeated or is the directory of another path, or None."""
     paths = {PurePosixPath(file.path) for file in files}
     above = {parent for path in paths for parent in path.parents}
     twice = str(next(iter(paths), "")) if len(paths) < len(files) else None
@@ -200,18 +201,18 @@ def _clash(files: Sequence[HubFile]) -> str | None:
 
 
 def _is_ref_name(name: str) -> bool:
-    """Tell whether it may be a branch's, a tag's or a commit's name, and so a file's below refs/."""
+    """Tell whether a branch, tag or commit may have this name, which becomes a file below refs/."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*", name) is not None
 
 
 def format_lock(lock: Revision) -> bytes:
-    """Return the lock file: sorted by path, one form."""
+    """Return the lock as JSON, sorted by path: equal locks give equal bytes."""
     ordered = msgspec.structs.replace(lock, files=sorted(lock.files, key=lambda file: file.path))
     return msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n"
 
 
 def with_hashes(files: Sequence[HubFile], hashes: Mapping[str, str]) -> list[HubFile]:
-    """Return the files with the sha256 that was found for those that had none."""
+    """Return the files, each with its sha256 or the one in `hashes` (by path)."""
     return [msgspec.structs.replace(file, sha256=file.sha256 or hashes[file.path]) for file in files]
 
 

@@ -1,4 +1,4 @@
-"""Read the name of a wheel or sdist that a page or a bundle lists: the name may be made to cost time or memory."""
+"""Parse names of wheels and sdists from pages and bundles, which are not trusted: a name could cost time or memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from packaging.version import Version
 
 # Bytes of a file's name (linux/limits.h).
 NAME_MAX: Final = 255
-# Tags that a wheel's name stands for: `py2.py3-none-any` for two. Names of 250 bytes can stand for 64 000.
+# A wheel's name encodes a set of tags: `py2.py3-none-any` is two. A name of 250 bytes could encode 64 000.
 _MOST_TAGS: Final = 200
 
 
 def parse_file_name(name: str) -> tuple[str, Version, frozenset[Tag]]:
-    """Return project, version and, for a wheel, the tags. Raise ValueError if it is not such a name."""
+    """Return project, version and, for a wheel, the tags. Raises ValueError if it is not the name of either."""
     if len(name.encode("utf-8", "replace")) > NAME_MAX:
         message = f"a name of more than {NAME_MAX} bytes"
         raise ValueError(message)

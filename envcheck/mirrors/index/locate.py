@@ -1,4 +1,4 @@
-"""Find, for files known by their hash, every place in a profile's indexes that says it has them."""
+"""Find the URLs and local paths in a profile's indexes from which locked files can be fetched."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _Page: TypeAlias = list[simple_api.IndexFile] | NetworkError
 
 @dataclasses.dataclass(frozen=True)
 class LockedPackage:
-    """A package whose files are known by hash; `index` is what its lock says: "pypi" or "pytorch/cu128".
+    """A package with the hashes of its files; `index` comes from its lock: "pypi" or "pytorch/cu128".
 
-    `version` and `python` ("3.11") say which file it can only be where a page tells no hashes.
+    `version` and `python` ("3.11") select the file by name if a page lists no hashes.
     """
 
     project: str
@@ -46,9 +46,9 @@ class LockedPackage:
 
 @dataclasses.dataclass(frozen=True)
 class LocatedFile:
-    """One file: its name, its hash, its size in bytes where a page says it, and where it is, in the indexes' order.
+    """One file: its name, its sha256, its size in bytes if a page says it, and its URLs in the order of the indexes.
 
-    `local` are files of this machine that have its name; what they are only their hash says.
+    `local` are files of this machine with its name; they may have another hash.
     """
 
     name: str
@@ -61,9 +61,9 @@ class LocatedFile:
 def locate(
     packages: Sequence[LockedPackage], indexes: Mapping[str, Sequence[Index]], client: Client
 ) -> list[LocatedFile]:
-    """Return every file of every need. `indexes` maps "pypi" and "pytorch" to where they are tried, in order.
+    """Return all files of these packages. `indexes` maps "pypi" and "pytorch" to indexes in the order to try.
 
-    Raise UnavailableError naming the first package that no index lists under a hash its lock holds, and why not.
+    Raises UnavailableError naming the first package that no index lists with a hash of its lock, and why.
     """
     requests = [(package, page) for package in packages for page in _page_urls(package, indexes)]
     pages: dict[LockedPackage, list[list[simple_api.IndexFile] | str]] = {package: [] for package in packages}
@@ -83,10 +83,10 @@ def match_files(
     local: Sequence[Path] = (),
     hosts: Sequence[str] = (),
 ) -> list[LocatedFile]:
-    """Return the files of a need among what pages list; a page that could not be read is the reason why, as text.
+    """Return the files of a package that these pages list. A page is the text of an error if it could not be read.
 
-    A page that tells a file no hash has it by the name that another page tells with the hash, or, where none does, if
-    there is one file alone that can be meant. `hosts` says whose each page is, for who reads why nobody has it.
+    A file without a hash matches if another page lists its name with the hash; if no page lists hashes, if it is the
+    only file that fits. `hosts` names the host of each page for the error. Raises UnavailableError if no page has it.
     """
     listed: list[simple_api.IndexFile] = []
     reasons = []
@@ -120,18 +120,18 @@ def _located_file(digest: str, name: str, listed: Sequence[simple_api.IndexFile]
 
 
 def _only_candidate(package: LockedPackage, names: Iterable[str]) -> dict[str, str]:
-    """Return the one name that can be meant, by the one hash there is."""
+    """Map the only hash of a package to the only name that fits it; empty if there are more."""
     fitting = {name for name in names if fits(package, name)}
     return {package.sha256[0]: fitting.pop()} if len(fitting) == 1 and len(package.sha256) == 1 else {}
 
 
 def _belongs_to(package: LockedPackage, name: str) -> bool:
-    """Tell whether a file's name is one of the project's: a name is also a path, and pages are not trusted."""
+    """Tell whether a file's name belongs to the project and is no path: pages are not trusted."""
     return "/" not in name and name.isprintable() and _parse_name(name)[0] == canonicalize_name(package.project)
 
 
 def fits(package: LockedPackage, name: str) -> bool:
-    """Tell whether a file can be the one of its project and version that this Linux and the Python run."""
+    """Tell whether a file is of this project and version and runs on this Linux and the package's Python."""
     _, version, tags = _parse_name(name)
     if package.version is None or version != Version(package.version) or not _belongs_to(package, name):
         return False
@@ -139,7 +139,7 @@ def fits(package: LockedPackage, name: str) -> bool:
 
 
 def _tag_runs(tag: Tag, python: str | None) -> bool:
-    """Tell whether a wheel's tag is for this architecture's Linux and that Python."""
+    """Tell whether a wheel with this tag runs on this machine's Linux and on that Python ("3.11", None for any)."""
     machine = tag.platform == "any" or ("linux" in tag.platform and tag.platform.endswith(platform.machine()))
     own = f"cp{python.replace('.', '')}" if python else tag.interpreter
     stable = tag.abi in {"abi3", "none"} and tag.interpreter.startswith(("cp3", "py3"))
@@ -160,7 +160,7 @@ def _page_urls(package: LockedPackage, indexes: Mapping[str, Sequence[Index]]) -
 
 
 def local_files(package: LockedPackage, indexes: Mapping[str, Sequence[Index]]) -> list[Path]:
-    """Return this machine's files of the project, in the indexes' order: in a directory, or in its project's."""
+    """Return the project's files in directories of this machine, or in subdirectories named after the project."""
     family, _, variant = package.index.partition("/")
     local_paths = [index.local for index in indexes.get(family, ()) if index.local is not None]
     folders = [Path(str(folder).replace("{variant}", variant)) for folder in local_paths]
@@ -182,7 +182,7 @@ def _with_default_url(index: Index, family: str) -> Index:
 
 
 def _read_pages(requests: Sequence[tuple[LockedPackage, str]], client: Client) -> list[_Page]:
-    """Return what each page says; who is busy is waited for, if no other page lists what is needed."""
+    """Return the files or the error of each page. Waits for a busy host only if no other page lists the package."""
     stop, page_counts = threading.Event(), collections.Counter(package for package, _ in requests)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         try:
@@ -202,7 +202,7 @@ def _read_pages(requests: Sequence[tuple[LockedPackage, str]], client: Client) -
 
 
 def _read(client: Client, url: str, *, alone: bool) -> _Page:
-    """Return what a page says. A host that was silent before is not asked where there is another page: it is busy."""
+    """Return a page's files or its error; skips a host that has stalled before unless its page is the only one."""
     if not alone and client.silence.rounds(url):
         return RetryLaterError("it stalled", slow=True)
     try:

@@ -1,4 +1,4 @@
-"""A Python index's page of one project: PEP 691 JSON, PEP 503 HTML, or a flat page of links."""
+"""Read a Python index's page of one project: PEP 691 JSON, PEP 503 HTML, or a flat page of links."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SHA256: Final = re.compile(r"sha256=([0-9a-f]{64})")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IndexFile:
-    """One file a page lists. `sha256` and `size` (bytes) where the page says them."""
+    """One file that a page lists. `sha256` and `size` (bytes) are None if the page does not have them."""
 
     name: str
     url: str
@@ -42,13 +42,13 @@ class IndexFile:
 
 
 def page_url(index: Index, project: str, variant: str = "") -> str:
-    """Return where an index lists a project's files; `{variant}` in its URL is put in."""
+    """Return the URL of the page that lists a project's files; replaces `{variant}` in the index's URL."""
     url = index.url.replace("{variant}", variant).rstrip("/")
     return f"{url}/{project}/" if index.kind == "simple" else index.url.replace("{variant}", variant)
 
 
 def read_page(client: Client, url: str) -> list[IndexFile]:
-    """Return what a page lists. Raise NetworkError where there is none, LaterError where it may come in a moment."""
+    """Return the files that a page lists. Raises RetryLaterError if the host is busy, NetworkError if there is none."""
     with client.get(url, {"Accept": ACCEPT}) as answer:
         if answer.status != 200:  # noqa: PLR2004 (HTTP's OK)
             message = f"it answers {answer.status} to {urlsplit(url).path}"
@@ -63,12 +63,15 @@ def read_page(client: Client, url: str) -> list[IndexFile]:
 
 
 def parse_page(body: bytes, kind: str, url: str) -> list[IndexFile]:
-    """Return the files of a page found at `url`, links made absolute. Raise NetworkError for what is no such page."""
+    """Return the files of a page at `url` with absolute URLs; `kind` is its content type.
+
+    Raises NetworkError if it is not valid.
+    """
     return _parse_json(body, url) if "json" in kind else _parse_html([body], url)
 
 
 def _parse_html(chunks: Iterable[bytes], url: str) -> list[IndexFile]:
-    """Return the links of a page that is read as it comes: neither its text nor more than _MOST links are kept."""
+    """Return the links of a page, parsed while it arrives. Keeps neither its text nor more than _MOST links."""
     reader, decoder = _Links(url), codecs.getincrementaldecoder("utf-8")("replace")
     for chunk in chunks:
         for at in range(0, len(chunk), _FED):
@@ -80,7 +83,7 @@ def _parse_html(chunks: Iterable[bytes], url: str) -> list[IndexFile]:
 
 
 def _feed(reader: HTMLParser, text: str) -> None:
-    """Have Python's parser read on. It raises these for a bad `<![` and for a character's number of many digits."""
+    """Feed Python's parser. It raises these errors for a bad `<![` and for a character reference with many digits."""
     try:
         reader.feed(text)
     except (AssertionError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What a store holds against what it may hold: the usage, and what is evicted first."""
+"""Measure how much a store uses of what it may use, and evict its least recently used objects."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from envcheck.mirrors.store import usage as store_usage
 from envcheck.mirrors.store import versions
 from envcheck.mirrors.store.objects import HELD, Store, StoredObject
 
-# What a killed process left may be gone on with for this long.
+# For so many seconds, another process may continue what a killed process left.
 _STALE: Final = 86400.0
 
 
 class EvictionLimits(NamedTuple):
-    """Eviction begins when more than `high` of the room is used and ends at `low`; shares of 1.
+    """Eviction starts when more than the share `high` of the room is used and stops at the share `low`.
 
     The room is the file system, or `size` bytes for the objects of the store alone.
     """
@@ -34,10 +34,10 @@ class EvictionLimits(NamedTuple):
 
 
 class StoreUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store takes, in bytes. `used` and `room` are of the file system, or of what the store may take.
+    """How much a store uses, in bytes. `used` and `room` describe the file system, or the limit of the store.
 
-    `pinned` leaves out what only a version with an unreadable manifest holds (its `error` in `versions`).
-    `disk` is what all of it has on the disk, counted as du does; the other sums are of files' lengths.
+    `pinned` leaves out objects that only a version with an unreadable manifest holds (its `error` in `versions`).
+    `disk` counts blocks on the disk, as du does; the other sums count the lengths of files.
     """
 
     schema: Literal["envcheck/store/1"] = "envcheck/store/1"
@@ -54,9 +54,9 @@ class StoreUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def objects_to_evict(objects: Iterable[StoredObject], pinned: set[str], excess: int) -> list[StoredObject]:
-    """Return what to evict for `excess` bytes, least recently used first.
+    """Return the objects to evict to free `excess` bytes, least recently used first.
 
-    Nothing pinned, and nothing that has another name elsewhere: to unlink that would free no room.
+    Leaves out pinned objects and those with another name elsewhere: unlinking these would free no room.
     """
     chosen: list[StoredObject] = []
     for stored in sorted(objects, key=lambda stored: (stored.used, stored.sha256)):
@@ -69,12 +69,12 @@ def objects_to_evict(objects: Iterable[StoredObject], pinned: set[str], excess: 
 
 
 def bytes_over_limit(used: int, room: int, limits: EvictionLimits) -> int:
-    """Return how many bytes must go: none up to the high mark, and above it all down to the low one."""
+    """Return how many bytes to evict: 0 up to the high limit; above it, all bytes over the low limit."""
     return used - int(room * limits.low) if used > room * limits.high else 0
 
 
 def usage(store: Store, limits: EvictionLimits | None = None) -> StoreUsage:
-    """Return what the store takes."""
+    """Return how much room the store uses."""
     objects, pinned = store.objects(), versions.pinned_by(versions.readable_manifests(store)[0].values())
     used, room = _used_and_total(store, objects, limits or EvictionLimits())
     return StoreUsage(
@@ -94,7 +94,10 @@ def usage(store: Store, limits: EvictionLimits | None = None) -> StoreUsage:
 def gc(
     store: Store, limits: EvictionLimits, *, dry: bool, note: Callable[[str], None]
 ) -> tuple[list[StoredObject], int]:
-    """Evict until the low mark is reached or nothing may go; return what went and the bytes still too many."""
+    """Evict until the low limit is reached or all the rest is in use.
+
+    Returns the evicted objects (with `dry`, those that would be) and how many bytes are still over the limit.
+    """
     with store.locked(note=note):
         if not dry:
             _remove_leftovers(store)
@@ -107,7 +110,7 @@ def gc(
 
 
 def _digests_in_use(store: Store, objects: Iterable[StoredObject]) -> set[str]:
-    """Return what processes at work hold, which is also all that was used since they began."""
+    """Return the digests that running processes hold: those they list, and all that were used since they started."""
     digests, since = set(), math.inf
     for path in (store.root / HELD).glob("*"):
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
@@ -126,12 +129,12 @@ def _used_and_total(store: Store, objects: Iterable[StoredObject], limits: Evict
         return sum(stored.size for stored in objects), limits.size
     folder = next(path for path in [store.root, *store.root.parents] if path.exists())
     disk = shutil.disk_usage(folder)
-    # What is reserved for root is no room: as df counts.
+    # As df does, do not count blocks that are reserved for root.
     return disk.used, disk.used + disk.free
 
 
 def _unfinished_files(store: Store) -> list[Path]:
-    """Return what is being fetched or imported, or was when its process was killed."""
+    """Return the files of fetches and imports that are under way, or whose process was killed."""
     paths = [*store.root.glob("sha256/??/.*"), *store.root.glob("import/*")]
     return [path for path in paths if path.is_file()]
 
@@ -141,7 +144,7 @@ def _allocated_bytes(path: Path) -> int:
 
 
 def _bytes_on_disk(root: Path) -> int:
-    """Return the bytes that a directory and all below it have on the disk, a file of several names once."""
+    """Return how many bytes on the disk a directory uses; a file with several names counts once."""
     blocks = {}
     for path in [root, *root.rglob("*")]:
         with contextlib.suppress(FileNotFoundError):
@@ -151,7 +154,7 @@ def _bytes_on_disk(root: Path) -> int:
 
 
 def _remove_leftovers(store: Store) -> None:
-    """Remove what killed processes left, unless one has it open now or may still go on with it."""
+    """Remove the files of killed processes, unless a process has them open or may still continue them."""
     for path in _unfinished_files(store):
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
             if time.time() - path.stat().st_mtime < _STALE:
@@ -159,7 +162,7 @@ def _remove_leftovers(store: Store) -> None:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
-    # The wheels of a build that was killed: as second names they would keep their objects from ever being evicted.
+    # Wheels linked for a build that was killed: these second names would prevent the eviction of their objects.
     for folder in store.root.glob(".view-*"):
         if time.time() - folder.stat().st_mtime >= _STALE:
             shutil.rmtree(folder, ignore_errors=True)

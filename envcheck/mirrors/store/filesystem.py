@@ -1,4 +1,4 @@
-"""What the store needs of a file system: links and shared blocks, what is on the disk, what the disk gives back."""
+"""File system operations of the store: hard links, reflinks, fsync, and hashes of files on failing disks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ READ_ONLY: Final = 0o444
 _FICLONE: Final = 0x40049409
 _NO_LINK: Final = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 _NOT_TO_WRITE: Final = {errno.EROFS, errno.EACCES, errno.EPERM}
-# A sector that cannot be read, and what file systems that hash their blocks say of one that is another.
+# A sector that cannot be read, or a block whose checksum in the file system does not match.
 _LOST: Final = {errno.EIO, errno.EUCLEAN, errno.ENODATA, errno.EBADMSG}
 
 
 def digest_or_none(file: int) -> str | None:
-    """Return the sha256 of an open file as hex, or None where the disk does not give its bytes back."""
+    """Return the sha256 of an open file as hex, or None if the disk cannot read its bytes."""
     try:
         return digest_of(file, os.fstat(file).st_size)
     except OSError as error:
@@ -35,7 +35,7 @@ def digest_or_none(file: int) -> str | None:
 
 @contextlib.contextmanager
 def ignore_read_only() -> Iterator[None]:
-    """Leave out what is only noted, where the store may be read and not written."""
+    """Ignore the errors of writing to a store that is read-only."""
     try:
         yield
     except OSError as error:
@@ -44,7 +44,7 @@ def ignore_read_only() -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have a directory's entries on the disk."""
+    """Write a directory's entries to the disk."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(file)
@@ -53,14 +53,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_readable(folder: Path) -> None:
-    """Make a directory that others may read, whatever the umask; one that is there stays as it is."""
+    """Make a directory that others may read, whatever the umask. An existing directory stays as it is."""
     if not folder.is_dir():
         folder.mkdir(parents=True)
         folder.chmod(0o755)
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a file another name; where the file system has no link for it, a file of the same blocks, or a copy."""
+    """Make a hard link; if the file system cannot, a reflink, and if it cannot do that either, a copy."""
     try:
         target.hardlink_to(source)
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def _duplicate(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def temporary(folder: Path) -> Iterator[Path]:
-    """Give an empty file; under that name it ends with the block."""
+    """Yield the path of an empty file; remove it at the end of the block unless it was renamed."""
     file, name = tempfile.mkstemp(prefix=".draft-", dir=folder)
     os.close(file)
     try:
@@ -91,7 +91,7 @@ def temporary(folder: Path) -> Iterator[Path]:
 
 
 def clone_or_copy(source: int, target: int) -> None:
-    """Share the blocks where the file system can (btrfs, XFS), and copy the bytes where it cannot."""
+    """Share the blocks if the file system can (btrfs, XFS), else copy the bytes."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError:

@@ -1,4 +1,4 @@
-"""What a published tree holds: wheels of indexes, and revisions of Hugging Face repositories; all known by hash."""
+"""The contents of a published tree: wheels of indexes and revisions of Hugging Face repositories, each with hashes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _FREE: Final = re.compile(
     re.IGNORECASE,
 )
 _BOUND: Final = re.compile(r"nvidia|proprietary|commercial", re.IGNORECASE)
-# One step of a path: a branch with a slash is asked for under another spelling, and is published by its commit alone.
+# A branch is one step of a path. Clients escape a slash in it, so such a branch is published by its commit alone.
 BRANCH: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LONGEST: Final = 200
-# Bytes of a wheel's name: with `.metadata` after it, it is still a file's name (NAME_MAX).
+# Bytes of a wheel's name: with `.metadata` appended, it must still fit in a file name (NAME_MAX).
 _LONGEST_NAME: Final = NAME_MAX - len(".metadata")
 
 
 class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One wheel: its file name, the index that its lock names, and the hash of its METADATA. `size` in bytes.
+    """One wheel: its file name, the index that its lock names, and the sha256 of its METADATA. `size` in bytes.
 
-    `licence` is what it says of itself; `redistributable` is None where that does not decide it.
+    `licence` comes from its METADATA; `redistributable` is None if that does not decide it.
     """
 
     name: str
@@ -47,17 +47,17 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def project(self) -> str:
-        """Return the normalised name of its project (PEP 503)."""
+        """Return the project's normalised name (PEP 503)."""
         return parse_wheel_filename(self.name)[0]
 
     @property
     def version(self) -> str:
-        """Return its version."""
+        """Return the wheel's version."""
         return str(parse_wheel_filename(self.name)[1])
 
 
 class Contents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that is published. A repository's `branches` map a name to a commit: "OWNER/NAME@main"."""
+    """Everything that is published. `branches` maps the branch of a repository, "OWNER/NAME@main", to its commit."""
 
     schema: str = "envcheck/contents/1"
     wheels: list[Wheel] = []
@@ -66,7 +66,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a wheel's METADATA says that an index tells along."""
+    """The fields of a wheel's METADATA that an index publishes."""
 
     requires_python: str | None
     licence: str | None
@@ -74,7 +74,7 @@ class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def wheel_facts(metadata: bytes) -> WheelFacts:
-    """Return what a wheel's METADATA says of Python and of its licence."""
+    """Return the Python versions and the licence that a wheel's METADATA names."""
     headers = BytesHeaderParser().parsebytes(metadata)
     classifiers = [str(value) for value in headers.get_all("Classifier", [])]
     classifier_names = [value.rpartition(" :: ")[2] for value in classifiers if value.startswith("License :: ")]
@@ -94,13 +94,13 @@ def wheel_facts(metadata: bytes) -> WheelFacts:
 
 
 def _licence_name(licence: str) -> str:
-    """Return the name of a licence; a whole text under `License:` is none."""
+    """Return the name of a licence, or "" if `License:` holds the whole text of one."""
     first = licence.strip().partition("\n")[0]
     return first if len(first) < _LONGEST else ""
 
 
 def merge(old: Contents, new: Contents) -> Contents:
-    """Return both; where they speak of the same file, repository or branch, what `new` says."""
+    """Return both contents; for a file, repository or branch that is in both, the entry of `new`."""
     wheels = {(wheel.index, wheel.name, wheel.sha256): wheel for wheel in [*old.wheels, *new.wheels]}
     models = {(model.kind, model.repo, model.revision): model for model in [*old.models, *new.models]}
     return Contents(
@@ -111,7 +111,7 @@ def merge(old: Contents, new: Contents) -> Contents:
 
 
 def object_sizes(contents: Contents) -> dict[str, int | None]:
-    """Return the hash of everything that must be in the store, with its size in bytes where that is known."""
+    """Map the sha256 of each object that the store must have to its size in bytes, None if unknown."""
     wheels: dict[str, int | None] = {wheel.sha256: wheel.size for wheel in contents.wheels}
     about_them: dict[str, int | None] = {wheel.metadata: None for wheel in contents.wheels if wheel.metadata}
     models = {str(file.sha256): file.size for model in contents.models for file in model.files}
@@ -119,7 +119,10 @@ def object_sizes(contents: Contents) -> dict[str, int | None]:
 
 
 def parse_contents(data: bytes, where: str) -> Contents:
-    """Return contents that somebody sent. Raise ConfigError for what is none, or could lead outside a tree."""
+    """Return the contents in `data`, which is not trusted; `where` names its source in errors.
+
+    Raises ConfigError if it is invalid or has a name that could lead outside the tree.
+    """
     try:
         contents = msgspec.json.decode(data, type=Contents)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -1,10 +1,10 @@
-"""The content-addressed store: one file a hash, read-only, under any number of names by hard link or reflink.
+"""The content-addressed store: one read-only file for each hash, with further names by hard link or reflink.
 
-sha256/ab/<hash>       the objects; beside one that is being fetched, its .part and journal
-info/ab/<hash>.json    what it was called; the time of that file is when it was last used
+sha256/ab/<hash>       the objects; an object that is being fetched has its .part and journal there
+info/ab/<hash>.json    the object's file name; the time of this file is when the object was last used
 versions/N, current    the published trees (versions.py)
-held/                  what processes at work keep from eviction
-quarantine/            what had another hash than its name
+held/                  digests that running processes protect from eviction
+quarantine/            objects whose hash is not their name
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from envcheck.mirrors.store.filesystem import (
 )
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-# What processes at work keep from eviction: a file each, which its process holds locked.
+# Each running process has a file there that lists the digests it protects from eviction, and holds it locked.
 HELD: Final = "held"
 
 
 class StoredObject(NamedTuple):
-    """One file of the store. `used`: when, in seconds since 1970. `links`: its names, the store's own included."""
+    """One object. `used` is the time of its last use in seconds since 1970; `links` counts its names, all included."""
 
     sha256: str
     size: int
@@ -52,9 +52,9 @@ class StoredObject(NamedTuple):
 
 
 class Store:
-    """A store below `root`, which is made when something is put there. Several processes may use it at once.
+    """A store below `root`, which is created with its first object. Several processes may use it at once.
 
-    `note` hears what a person reads who waits for another of them.
+    `note` gets a line for the user when this process must wait for another one.
     """
 
     def __init__(self, root: Path, note: Callable[[str], None] = lambda _: None) -> None:
@@ -66,20 +66,20 @@ class Store:
 
     @property
     def begun(self) -> bool:
-        """Tell whether anything was ever put there: a directory of somebody else's files is no store."""
+        """Tell whether the directory is a store already, rather than empty or full of other files."""
         return any((self.root / name).is_dir() for name in ("sha256", "versions", HELD))
 
     def path(self, sha256: str) -> Path:
-        """Return where an object is, or would be."""
+        """Return the path of an object, which need not exist."""
         return self.root / "sha256" / sha256[:2] / sha256
 
     def has(self, sha256: str) -> bool:
-        """Tell whether an object is there."""
+        """Tell whether the store has an object."""
         path = self.path(sha256)
         return path.is_file() and not path.is_symlink()
 
     def objects(self) -> list[StoredObject]:
-        """Return what is there, by hash; what is being fetched is not."""
+        """Return all complete objects, sorted by hash."""
         stored = []
         for path in sorted(self.root.glob("sha256/??/*")):
             if _DIGEST.fullmatch(path.name):
@@ -89,7 +89,7 @@ class Store:
         return stored
 
     def name(self, sha256: str) -> str | None:
-        """Return the file name an object was put under, or None."""
+        """Return the file name that an object was stored with, or None."""
         try:
             info = json.loads(self._info(sha256).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
@@ -98,7 +98,7 @@ class Store:
         return name if isinstance(name, str) else None
 
     def put(self, target: WantedFile, options: TransferOptions) -> FetchedFile:
-        """Fetch an object, going on with what is there; `wanted.path` says no more than what it is called."""
+        """Fetch an object, continuing an interrupted fetch. Only the name of `target.path` is used."""
         path = self.path(target.sha256)
         if path.is_symlink():
             path.unlink()
@@ -112,16 +112,16 @@ class Store:
         return fetched
 
     def adopt(self, source: Path, sha256: str, name: str | None = None) -> None:
-        """Take a copy of a file on this machine; raise PromiseError when the copy has another hash."""
+        """Copy a file of this machine into the store. Raises PromiseError if the copy has another hash."""
         with self._draft(sha256) as draft, source.open("rb") as file, draft.open("r+b") as copy:
             clone_or_copy(file.fileno(), copy.fileno())
             self._settle(draft, copy.fileno(), sha256, source)
         self.touch(sha256, name or source.name)
 
     def take(self, source: Path, sha256: str, name: str) -> None:
-        """Move a file of this file system in, whose hash the caller has just compared.
+        """Move a file of this file system, whose hash the caller has just compared, into the store.
 
-        A sound object that is there already stays: versions hold links to it, and another would take its room twice.
+        An intact object that exists already stays: versions link to it, and a second one would use its room twice.
         """
         if self.sound(sha256):
             source.unlink()
@@ -134,7 +134,7 @@ class Store:
         self.touch(sha256, name)
 
     def add(self, content: bytes, name: str) -> str:
-        """Put bytes there and return their hash."""
+        """Store these bytes and return their sha256."""
         sha256 = hashlib.sha256(content).hexdigest()
         if not self.sound(sha256):
             with self._draft(sha256) as draft, draft.open("r+b", buffering=0) as file:
@@ -144,9 +144,9 @@ class Store:
         return sha256
 
     def view(self, sha256: str, target: Path) -> None:
-        """Give an object another name: a hard link, or a reflink or copy where the file system has no link for it.
+        """Give an object another name: a hard link, or a reflink or copy if the file system cannot link it.
 
-        Raise UnavailableError when it is not there (any more).
+        Raises UnavailableError if the store does not have the object.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = target.with_name(f".link-{os.getpid()}-{time.monotonic_ns()}")
@@ -161,7 +161,7 @@ class Store:
         self.touch(sha256)
 
     def touch(self, sha256: str, name: str | None = None) -> None:
-        """Note that an object was used now, and what it is called. A store that may not be written is left as it is."""
+        """Record an object's name and that it was used now. A read-only store stays as it is."""
         info = self._info(sha256)
         name = name or self.name(sha256)
         with ignore_read_only():
@@ -169,12 +169,12 @@ class Store:
             safe_files.put(info, json.dumps({"name": name}).encode() + b"\n", durable=False)
 
     def evict(self, sha256: str) -> None:
-        """Take an object's name and what is known of it away."""
+        """Remove an object and its info file."""
         self.path(sha256).unlink(missing_ok=True)
         self._info(sha256).unlink(missing_ok=True)
 
     def digest(self, sha256: str) -> tuple[str | None, int]:
-        """Return the hash that an object really has, None where the disk cannot read it, and its inode."""
+        """Return the sha256 of an object's bytes, None if the disk cannot read them, and its inode."""
         file = self._open(sha256)
         try:
             return digest_or_none(file), os.fstat(file).st_ino
@@ -182,14 +182,14 @@ class Store:
             os.close(file)
 
     def sound(self, sha256: str) -> bool:
-        """Tell whether an object is there and has its hash."""
+        """Tell whether the store has an object and its bytes have its hash."""
         try:
             return self.digest(sha256)[0] == sha256
         except FileNotFoundError:
             return False
 
     def quarantine(self, sha256: str, inode: int) -> Path | None:
-        """Move an object away, unless somebody has put another one there meanwhile."""
+        """Move an object to the quarantine and return its path there; None if it was removed or replaced meanwhile."""
         path = self.path(sha256)
         to = self.root / "quarantine" / f"{sha256}.{inode}"
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -200,9 +200,9 @@ class Store:
 
     @contextlib.contextmanager
     def held(self, digests: Iterable[str] = ()) -> Iterator[None]:
-        """Keep these from eviction until the block or its process ends, and whatever is put or used meanwhile.
+        """Protect these objects, and all that are stored or used meanwhile, from eviction until the block ends.
 
-        One that is under way is waited for. Of a store that may not be written, nothing is evicted from here either.
+        Waits for an eviction that is under way. Does nothing to a read-only store.
         """
         folder = self.root / HELD
         with contextlib.ExitStack() as stack:
@@ -216,7 +216,7 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self, name: str = "lock", note: Callable[[str], None] | None = None) -> Iterator[None]:
-        """Hold what publishes and what evicts apart. The lock is the kernel's: it ends with whoever held it."""
+        """Hold the store's lock, so that no two processes publish, import or evict. The kernel releases it at exit."""
         self.root.mkdir(parents=True, exist_ok=True)
         file = os.open(self.root / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -230,7 +230,7 @@ class Store:
             os.close(file)
 
     def _open(self, sha256: str) -> int:
-        """Open an object for reading; what is a link is none. Raise FileNotFoundError."""
+        """Open an object for reading. Raises FileNotFoundError if it does not exist or is a symlink."""
         path = self.path(sha256)
         try:
             return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -257,14 +257,14 @@ class Store:
 
     @contextlib.contextmanager
     def _draft(self, sha256: str) -> Iterator[Path]:
-        """Give an empty file beside an object's place; what was not settled ends with the block."""
+        """Yield an empty file beside an object's path; remove it at the end of the block unless it was renamed."""
         folder = self.path(sha256).parent
         folder.mkdir(parents=True, exist_ok=True)
         with temporary(folder) as draft:
             yield draft
 
     def _settle(self, draft: Path, file: int, sha256: str, source: Path) -> None:
-        """Hash what the disk gives back of a draft, and name it if it is what it must be."""
+        """Hash a draft as the disk returns it, and rename it to the object if the hash matches, else PromiseError."""
         if digest_or_none(file) != sha256:
             message = f"{source}: it has another sha256 than {sha256}"
             raise PromiseError(message, fix="use the right file, or leave it out")

@@ -1,4 +1,4 @@
-"""Fetch again what a store has lost, from where the contents say it belongs."""
+"""Fetch the objects that a store has lost again, from the sources that the contents name."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from envcheck.mirrors.store.objects import Store
 def refetch(
     store: Store, missing: set[str], contents: Contents, profile: Profile, options_for: Callable[[str], TransferOptions]
 ) -> dict[str, str]:
-    """Fetch these objects through a profile, each on its own; return by hash why one could not be had.
+    """Fetch these objects through a profile, one by one; map the digest of each that failed to the reason.
 
-    The METADATA of a wheel is not fetched: it is read out of the wheel, which is fetched for it where that is lost too.
+    A wheel's METADATA is not fetched: `verify` reads it out of the wheel.
     """
     reasons = {}
     wheels = {wheel.sha256: wheel for wheel in contents.wheels if wheel.sha256 in missing}
@@ -41,15 +41,15 @@ def refetch(
 def _wheel_source(
     wheel: Wheel, profile: Profile, options_for: Callable[[str], TransferOptions]
 ) -> Callable[[], WantedFile]:
-    """Return what says where a wheel is, asking the indexes when it is called."""
+    """Return a function that asks the indexes where a wheel is."""
 
     def locate_wheel() -> WantedFile:
         need = LockedPackage(wheel.project, (wheel.sha256,), wheel.index, wheel.version)
-        # A directory of this machine is looked into for whatever it may have: what that is its hash says.
-        here = [index for index in [*profile.pypi, *profile.pytorch] if index.local is not None]
+        # Any directory of this machine may have the file: its hash decides.
+        directories = [index for index in [*profile.pypi, *profile.pytorch] if index.local is not None]
         indexes = {
-            "pypi": [*network_indexes(profile.pypi, closed=profile.closed), *here],
-            "pytorch": [*network_indexes(profile.pytorch, closed=profile.closed), *here],
+            "pypi": [*network_indexes(profile.pypi, closed=profile.closed), *directories],
+            "pytorch": [*network_indexes(profile.pytorch, closed=profile.closed), *directories],
         }
         (located,) = locate([need], indexes, options_for(wheel.name).client)
         return WantedFile(located.urls, wheel.sha256, wheel.size, Path(wheel.name), located.local)
@@ -60,7 +60,7 @@ def _wheel_source(
 def _model_file_source(
     model: hub_revision.Revision, file: hub_revision.HubFile, profile: Profile
 ) -> Callable[[], WantedFile]:
-    """Return what says where a model's file is."""
+    """Return a function that returns where a model's file is."""
 
     def locate_file() -> WantedFile:
         if not profile.hf.endpoints:

@@ -1,4 +1,4 @@
-"""The versions of a store as they are listed."""
+"""Summarise the versions of a store for `envcheck store list` and `store versions`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from envcheck.mirrors.store.objects import Store
 
 
 class VersionSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One version as it is listed; `bytes` counts each object once. `error`: its manifest cannot be read, and why."""
+    """One version. `bytes` counts each object once; `error` says why its manifest cannot be read."""
 
     number: int
     current: bool
@@ -24,9 +24,9 @@ class VersionSummary(msgspec.Struct, frozen=True, kw_only=True):
 def list_versions(store: Store) -> list[VersionSummary]:
     """Return every version, oldest first, also those whose manifests cannot be read."""
     served, (readable, errors) = versions.current(store), versions.readable_manifests(store)
-    found = [_summary(number, held, current=number == served) for number, held in readable.items()]
-    found += [_unreadable(number, error, current=number == served) for number, error in errors.items()]
-    return sorted(found, key=lambda version: version.number)
+    summaries = [_summary(number, manifest, current=number == served) for number, manifest in readable.items()]
+    summaries += [_unreadable(number, error, current=number == served) for number, error in errors.items()]
+    return sorted(summaries, key=lambda version: version.number)
 
 
 def _unreadable(number: int, error: PromiseError, *, current: bool) -> VersionSummary:

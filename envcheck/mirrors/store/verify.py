@@ -1,8 +1,8 @@
-"""Hash a store again, and mend what is not what it must be from whatever else has the same bytes.
+"""Hash a store again, and repair damaged files from another source of the same bytes.
 
-What mends: another copy of it in some version (where a file system gave copies for links), the contents for an index
-page, the wheel for its METADATA, and a mirror where one is named. What nothing mends is taken out of the trees: a
-client that holds no content against a hash gets no file rather than a wrong one.
+Sources are another copy in some version (where the file system made copies instead of links), the contents for an
+index page, the wheel for its METADATA, and a mirror if the user names one. A file that cannot be repaired is removed
+from the trees: a client that compares no hashes then gets no file instead of a wrong one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from envcheck.errors import PromiseError
-from envcheck.mirrors.store import manifest as known
+from envcheck.mirrors.store import manifest as store_manifest
 from envcheck.mirrors.store import versions
 from envcheck.mirrors.store.filesystem import digest_or_none, ignore_read_only
 from envcheck.mirrors.store.manifest import Contents
@@ -30,14 +30,14 @@ from envcheck.mirrors.store.wheel_metadata import read_metadata
 
 _LEFT: Final = {True: "left unchanged: the store is read-only", False: "no other copy found"}
 OnObject = Callable[[str, int], None]
-# Brings what it can of these hashes, which the contents name, into the store; returns why not, by hash.
+# Fetches these digests, which the contents name, into the store; maps each that failed to the reason.
 Refetch = Callable[[set[str], Contents], dict[str, str]]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One file that was not what it must be: in the store, in the trees of some versions, or in both.
+    """One damaged or missing file in the store, in the trees of some versions, or in both.
 
-    `mended` says from what, or is None; `left` then says what was done with it.
+    `mended` names the source it was repaired from; if it is None, `left` says what happened to the file.
     """
 
     file: str
@@ -50,7 +50,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclasses.dataclass
 class _DamagedObject:
-    """What was seen of one hash: wrong, the places in trees where it is not, and an intact copy in a tree."""
+    """One digest: whether the store's object is `wrong`, the `places` in trees that lack it, and an intact `copy`."""
 
     what: str
     wrong: bool = False
@@ -64,9 +64,10 @@ class _DamagedObject:
 def verify(
     store: Store, on_object: OnObject = lambda _name, _size: None, refetch: Refetch | None = None
 ) -> list[Fault]:
-    """Hash every object and every file of every version, and repair what can be. Call `hear` with each name.
+    """Hash every object and every file of every version, and repair the damaged ones; return all faults.
 
-    A store that may not be written is only looked at.
+    Calls `on_object` with the name and size in bytes of each object before it is hashed. A read-only store is not
+    changed.
     """
     manifests = {number: _read_manifest(store, number) for number in versions.numbers(store)}
     readable = {number: manifest for number, manifest in manifests.items() if not isinstance(manifest, Fault)}
@@ -78,7 +79,7 @@ def verify(
         _find_copies(store, number, manifest, hashes, damaged)
     existing = set(versions.numbers(store))
     damaged = {digest: damage for digest, damage in damaged.items() if _still_damaged(store, digest, damage, existing)}
-    contents = functools.reduce(known.merge, (manifest.contents for manifest in readable.values()), Contents())
+    contents = functools.reduce(store_manifest.merge, (manifest.contents for manifest in readable.values()), Contents())
     with ignore_read_only():
         if damaged:
             _repair(store, damaged, contents, refetch, [manifest.contents for manifest in readable.values()])
@@ -90,7 +91,7 @@ def verify(
 
 
 def _still_damaged(store: Store, digest: str, damage: _DamagedObject, existing: set[int]) -> bool:
-    """Tell whether a fault is one still: a version that was let go of meanwhile lacks nothing."""
+    """Tell whether the damage is still there: its version may have been removed meanwhile."""
     damage.places = [(number, path) for number, path in damage.places if number in existing]
     lost = damage.copy is not None and not store.has(digest)
     return bool(damage.wrong or damage.places or lost)
@@ -128,7 +129,7 @@ def _check_tree(
 def _find_copies(
     store: Store, number: int, manifest: Manifest, hashes: Hashes, damaged: dict[str, _DamagedObject]
 ) -> None:
-    """Note which file of a tree is intact where the store's own is not, or not there."""
+    """Find an intact file in a tree for each object that is damaged or missing in the store."""
     for file in manifest.files:
         path = store.root / "versions" / str(number) / file.path
         if file.sha256 not in damaged and store.has(file.sha256):
@@ -176,7 +177,7 @@ def _quarantine(store: Store, digest: str, damage: _DamagedObject) -> None:
 
 
 def _rebuild(store: Store, damaged: dict[str, _DamagedObject], contents: Contents, trees: list[Contents]) -> None:
-    """Make what this machine can make again: from a copy in a tree, from the contents, out of a wheel."""
+    """Restore objects without a network: from a copy in a tree, from the contents, or out of a wheel."""
     lacking = {digest: damage for digest, damage in damaged.items() if not store.has(digest)}
     pages = {_sha256(page): page for tree in trees if lacking for page in tree_files(tree).pages.values()}
     wheels = {wheel.metadata: wheel for wheel in contents.wheels if wheel.metadata and store.has(wheel.sha256)}
@@ -199,7 +200,7 @@ def _sha256(content: bytes) -> str:
 
 
 def _relink(store: Store, digest: str, damage: _DamagedObject) -> None:
-    """Give the places in the trees a sound object again; without one, no file."""
+    """Link the repaired object into the trees again; if it could not be repaired, remove it from them."""
     present = store.has(digest)
     for number, path in damage.places:
         if present and (store.root / "versions" / str(number)).is_dir():

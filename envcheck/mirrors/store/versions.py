@@ -1,7 +1,7 @@
 """Versions of a published tree: each a directory of hard links with a manifest, one of them current.
 
-versions/N/            what a server serves, and manifest.json: every path with its size and hash
-current                a symlink to the version that is served, changed by one rename(2)
+versions/N/            the files that a server serves, and manifest.json with the size and hash of each
+current                a symlink to the version that is served, replaced by one rename(2)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.mirrors.store import manifest as known
+from envcheck.mirrors.store import manifest as store_manifest
 from envcheck.mirrors.store.filesystem import READ_ONLY, digest_or_none, make_readable, sync_folder
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
@@ -26,12 +26,12 @@ from envcheck.mirrors.store.tree_files import tree_files
 
 MANIFEST: Final = "manifest.json"
 Progress = Callable[[int, int], None]
-# (device, inode) -> what that file's bytes hash to, None where the disk does not give them back.
+# (device, inode) -> sha256 of that file's bytes, None if the disk cannot read them.
 Hashes = dict[tuple[int, int], str | None]
 
 
 class TreeFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One file of a tree. `size` in bytes; licence and whether it may be passed on, where that is known."""
+    """One file of a tree. `size` in bytes; `licence` and `redistributable` are None if unknown."""
 
     path: str
     size: int
@@ -41,7 +41,7 @@ class TreeFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a version holds: its contents, and every file of the tree that they are published as."""
+    """A version: its contents, and every file of the tree that they are published as."""
 
     schema: Literal["envcheck/tree/1"] = "envcheck/tree/1"
     contents: Contents
@@ -49,7 +49,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PublishedVersion(NamedTuple):
-    """The version that is served; `new` is False where it was served already, with the very same files."""
+    """The version that is served; `new` is False if it was served already with the same files."""
 
     number: int
     new: bool
@@ -64,17 +64,18 @@ def publish(
     checked: Collection[str] = (),
     progress: Progress = lambda _there, _all: None,
 ) -> PublishedVersion:
-    """Serve these contents, and with `merge` those that are served now.
+    """Publish these contents as a new version and serve it; with `merge`, add them to those served now.
 
-    What is in no version yet, and not among what the caller has `checked`, is hashed first, while others use the
-    store: `Store.held` is the caller's. The version before it is kept, and `keep` of them in all. Where that is what is
-    served, nothing is made.
+    Objects that are in no version yet and not in `checked` (digests that the caller has hashed) are hashed first,
+    without the lock: the caller must hold them with `Store.held`. Keeps the version served before, and `keep` versions
+    in all. Makes no version if the one served has the same contents.
+    Raises PromiseError for a damaged object, UnavailableError for a missing one.
     """
     _hash_new(store, contents, {*checked, *pinned_digests(store)}, progress)
     with store.locked():
         served = current(store)
         served_manifest = read_manifest(store, served) if served is not None else None
-        contents = known.merge(served_manifest.contents if served_manifest and merge else Contents(), contents)
+        contents = store_manifest.merge(served_manifest.contents if served_manifest and merge else Contents(), contents)
         if (
             served is not None
             and served_manifest
@@ -99,9 +100,9 @@ def publish(
 
 
 def switch(store: Store, number: int, *, hashed: bool = True, progress: Progress = lambda _there, _all: None) -> None:
-    """Serve another version, once each of its files is there and, unless not `hashed`, has its hash.
+    """Serve another version, after checking that it has all its files and, if `hashed`, their hashes.
 
-    Raise PromiseError where one is not what it must be: what is served then stays.
+    Raises PromiseError if a file is missing or damaged; the version served then does not change.
     """
     _check_version(store, number, {} if hashed else None, progress)
     with store.locked():
@@ -125,7 +126,7 @@ def _check_version(
 
 
 def rollback(store: Store, *, hashed: bool = True, progress: Progress = lambda _there, _all: None) -> int:
-    """Serve the version before the one that is served, as `switch` does, and return its number."""
+    """Switch to the version before the one that is served, and return its number."""
     served = current(store)
     older = [number for number in numbers(store) if served is not None and number < served]
     if not older:
@@ -141,9 +142,9 @@ def differences(
     known_hashes: Hashes | None,
     progress: Progress = lambda _there, _all: None,
 ) -> list[tuple[TreeFile, str]]:
-    """Return which files below `root`, a version's, are not what they must be, and what they are.
+    """Return the missing or damaged files of the version below `root`, each with what is wrong.
 
-    `known_hashes` learns what is hashed here; None to look at the sizes alone.
+    Adds the hashes it computes to `known_hashes`; with None, it compares sizes only.
     """
     done, total, wrong = 0, sum(file.size for file in files), []
     for file in files:
@@ -155,7 +156,7 @@ def differences(
 
 
 def wrong_hash_text(digest: str | None) -> str:
-    """Return what is said of a file that has not its hash."""
+    """Return the reason text for a file whose hash does not match; `digest` is None if it could not be read."""
     return "the disk cannot read it" if digest is None else "it has another hash"
 
 
@@ -185,24 +186,24 @@ def current(store: Store) -> int | None:
 
 
 def numbers(store: Store) -> list[int]:
-    """Return the versions there are, oldest first."""
+    """Return the numbers of all versions, oldest first."""
     folder = _folder(store)
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def read_manifest(store: Store, number: int) -> Manifest:
-    """Return what a version holds. Raise PromiseError for a manifest that cannot be read: it pins objects."""
+    """Return a version's manifest. Raises PromiseError if it cannot be read."""
     path = _folder(store) / str(number) / MANIFEST
     try:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError, RecursionError) as error:
-        message = f"{path}: not to be read: {error}"
+        message = f"{path}: not a valid manifest: {error}"
         raise PromiseError(message, fix=f"remove {path.parent}, and publish it again") from error
 
 
 def read_manifests(store: Store) -> dict[int, Manifest]:
-    """Return what every version holds, oldest first. Raise PromiseError where one cannot be read."""
+    """Return the manifest of every version, oldest first. Raises PromiseError if one cannot be read."""
     readable, errors = readable_manifests(store)
     for error in errors.values():
         raise error
@@ -210,7 +211,7 @@ def read_manifests(store: Store) -> dict[int, Manifest]:
 
 
 def readable_manifests(store: Store) -> tuple[dict[int, Manifest], dict[int, PromiseError]]:
-    """Return what each version holds, oldest first, and why not; one that is let go of meanwhile is none."""
+    """Return the readable manifests, oldest first, and the errors of the others, without versions removed meanwhile."""
     readable, errors = dict[int, Manifest](), dict[int, PromiseError]()
     for number in numbers(store):
         try:
@@ -222,15 +223,15 @@ def readable_manifests(store: Store) -> tuple[dict[int, Manifest], dict[int, Pro
 
 
 def pinned_digests(store: Store) -> set[str]:
-    """Return the hashes of all objects that some version holds. Raise PromiseError where a manifest is unreadable."""
+    """Return the digests of all objects that some version holds. Raises PromiseError if a manifest is unreadable."""
     return pinned_by(read_manifests(store).values())
 
 
-def pinned_by(held: Iterable[Manifest]) -> set[str]:
-    """Return the hashes of all objects that these versions hold."""
-    held = list(held)
-    files = {file.sha256 for one in held for file in one.files}
-    return files | {digest for one in held for digest in known.object_sizes(one.contents)}
+def pinned_by(manifests: Iterable[Manifest]) -> set[str]:
+    """Return the digests of all objects that these versions hold."""
+    manifests = list(manifests)
+    files = {file.sha256 for manifest in manifests for file in manifest.files}
+    return files | {digest for manifest in manifests for digest in store_manifest.object_sizes(manifest.contents)}
 
 
 def _folder(store: Store) -> Path:
@@ -238,7 +239,7 @@ def _folder(store: Store) -> Path:
 
 
 def _is_unchanged(root: Path, manifest: Manifest, contents: Contents) -> bool:
-    """Tell whether a version is what these contents would be published as, and whole as far as a look tells."""
+    """Tell whether publishing these contents would give this version again; compares sizes of its files, no hashes."""
     planned = tree_files(contents)
     pages = {path: hashlib.sha256(page).hexdigest() for path, page in planned.pages.items()}
     if manifest.contents != contents or {file.path: file.sha256 for file in manifest.files} != {
@@ -249,11 +250,12 @@ def _is_unchanged(root: Path, manifest: Manifest, contents: Contents) -> bool:
     return not any(_difference(root / file.path, file, None) for file in manifest.files)
 
 
-def _hash_new(store: Store, contents: Contents, known_hashes: Collection[str], progress: Progress) -> None:
-    """Hash what no version has yet. Raise PromiseError for what is not of its hash."""
-    unknown = {digest: size or 0 for digest, size in known.object_sizes(contents).items() if digest not in known_hashes}
-    done, total = 0, sum(unknown.values())
-    for digest, size in unknown.items():
+def _hash_new(store: Store, contents: Contents, hashed: Collection[str], progress: Progress) -> None:
+    """Hash the objects that are in no version yet. Raises PromiseError for one that has another hash."""
+    sizes = store_manifest.object_sizes(contents)
+    unhashed = {digest: size or 0 for digest, size in sizes.items() if digest not in hashed}
+    done, total = 0, sum(unhashed.values())
+    for digest, size in unhashed.items():
         progress(done, total)
         if not store.sound(digest) and store.has(digest):
             message = f"{store.name(digest) or digest} is damaged in {store.root}: it has another hash"
@@ -262,7 +264,7 @@ def _hash_new(store: Store, contents: Contents, known_hashes: Collection[str], p
 
 
 def _require_objects(store: Store, contents: Contents) -> None:
-    missing = [digest for digest in known.object_sizes(contents) if not store.has(digest)]
+    missing = [digest for digest in store_manifest.object_sizes(contents) if not store.has(digest)]
     if missing:
         message = f"{store.root}: missing: {counted(len(missing), 'file')} to publish, for example {missing[0]}"
         raise UnavailableError(message, fix="fetch them again: `envcheck store release CELL --mirror PROFILE`")
@@ -289,10 +291,10 @@ def _write_tree(store: Store, contents: Contents, draft: Path) -> None:
 
 
 def _sync_tree(draft: Path) -> None:
-    """Have the manifest and every directory entry on the disk before the version gets its name.
+    """Write the manifest and every directory entry to the disk before the version gets its name.
 
-    Whoever serves the tree may be another user: its rights are the same whatever the umask. The store's own directory
-    is its owner's to open.
+    The server may run as another user, so all may read the tree, whatever the umask. Only the owner decides who may
+    enter the store's own directory.
     """
     with (draft / MANIFEST).open("rb") as file:
         os.fsync(file.fileno())
@@ -313,10 +315,10 @@ def _make_current(store: Store, number: int) -> None:
 
 
 def _remove_version(folder: Path) -> None:
-    """Take a version away: its name first, so that no half of it is ever seen under it."""
+    """Remove a version. It is renamed first, so that nobody sees half of it under its number."""
     if folder.exists():
-        gone = folder.with_name(f".gone-{folder.name}")
+        removed = folder.with_name(f".gone-{folder.name}")
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(gone)
-        folder.rename(gone)
-        shutil.rmtree(gone)
+            shutil.rmtree(removed)
+        folder.rename(removed)
+        shutil.rmtree(removed)

@@ -1,4 +1,4 @@
-"""Read off a wheel of the store what an index tells of it."""
+"""Describe a wheel of the store as an index publishes it, from the wheel's METADATA."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from envcheck.mirrors.store.manifest import Wheel, wheel_facts
 from envcheck.mirrors.store.objects import Store
 
 _METADATA: Final = re.compile(r"[^/]+\.dist-info/METADATA")
-# The longest descriptions have a few hundred KB.
+# Bytes. The longest known descriptions have a few hundred KB.
 _LARGEST: Final = 16 << 20
 
 
 def describe_wheel(store: Store, sha256: str, name: str, index: str) -> Wheel:
-    """Return the wheel as it is published, its METADATA put into the store as a file of its own."""
+    """Return the wheel as it is published, and store its METADATA as an object of its own."""
     path = store.path(sha256)
     metadata = read_metadata(path, name)
     facts = wheel_facts(metadata)
@@ -34,7 +34,7 @@ def describe_wheel(store: Store, sha256: str, name: str, index: str) -> Wheel:
 
 
 def read_metadata(path: Path, name: str) -> bytes:
-    """Return a wheel's METADATA. Raise PromiseError for what is no wheel."""
+    """Return a wheel's METADATA. Raises PromiseError if the file is not a wheel."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = [member for member in archive.infolist() if _METADATA.fullmatch(member.filename)]

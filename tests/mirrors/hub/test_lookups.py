@@ -22,7 +22,7 @@ from tests.http_server import Answer, RawServer, Request, Server, Servers
 
 REF = hub_revision.Reference("model", "owner/tiny", "main")
 Hubs = Callable[[], Any]
-ELSEWHERE = "or `fetch --lock FILE`, which asks nobody"
+ELSEWHERE = "or `fetch --lock FILE`, which needs no lookup"
 
 
 def told(endpoint: str, ref: hub_revision.Reference = REF) -> str:
@@ -33,22 +33,26 @@ def told(endpoint: str, ref: hub_revision.Reference = REF) -> str:
 
 
 def test_a_name_that_does_not_resolve() -> None:
-    fix = f"see that it can be reached from here (`hf: {{trusted: URL}}` in the profile names another), {ELSEWHERE}"
-    assert told("https://x.invalid") == f"model owner/tiny@main: x.invalid: the name does not resolve; {fix}"
+    fix = "check that the endpoint can be reached from here, set another with `hf: {trusted: URL}` in the profile"
+    assert (
+        told("https://x.invalid") == f"model owner/tiny@main: x.invalid: the name does not resolve; {fix}, {ELSEWHERE}"
+    )
 
 
 def test_a_host_where_nobody_listens() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.9", 0))
         at = f"127.0.0.9:{free.getsockname()[1]}"
-    assert told(f"http://{at}").startswith(f"model owner/tiny@main: {at}: no connection; see that it can be reached")
+    assert told(f"http://{at}").startswith(
+        f"model owner/tiny@main: {at}: no connection; check that the endpoint can be reached"
+    )
 
 
 def test_a_host_that_says_nothing(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_retries, "WAITS", ())
     silent = servers.start(RawServer(lambda _: [], keeps=True))
     said = told(silent.url)
-    assert f"{silent.netloc}: it stalled; see that it can be reached from here" in said
+    assert f"{silent.netloc}: it stalled; check that the endpoint can be reached from here" in said
 
 
 def test_a_host_whose_certificate_is_not_trusted(servers: Servers, tmp_path: Path) -> None:
@@ -61,9 +65,9 @@ def test_a_host_whose_certificate_is_not_trusted(servers: Servers, tmp_path: Pat
 @pytest.mark.parametrize(
     ("status", "fix"),
     [
-        (401, "no such repository, or a private or gated one: `hf: {token: allow}` or `credentials:` in the profile"),
-        (403, "no such repository, or a private or gated one: `hf: {token: allow}` or `credentials:` in the profile"),
-        (404, f"check the name and the revision, {ELSEWHERE}"),
+        (401, "check the name; if it is private or gated, set `hf: {token: allow}` or `credentials:` in the profile"),
+        (403, "check the name; if it is private or gated, set `hf: {token: allow}` or `credentials:` in the profile"),
+        (404, f"check the name and revision, {ELSEWHERE}"),
         (429, f"run it again later, {ELSEWHERE}"),
         (503, f"run it again later, {ELSEWHERE}"),
     ],
@@ -89,7 +93,7 @@ def test_a_repository_and_a_revision_that_are_not_there(hubs: Hubs) -> None:
 def test_what_is_no_hub(hubs: Hubs) -> None:
     server = hubs()
     server.repo.commits = ("no commit",)
-    assert f"{server.netloc}: it names no commit; see that it is a hub (`hf: {{trusted: URL}}`" in told(server.url)
+    assert f"{server.netloc}: its response has no commit; check that the endpoint is a hub" in told(server.url)
 
 
 def test_the_command_says_it_in_one_line_and_ends_with_3(tmp_path: Path) -> None:
@@ -108,7 +112,10 @@ def test_the_command_says_it_in_one_line_and_ends_with_3(tmp_path: Path) -> None
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (3, "")
         assert done.stderr.count("\n") == 1, done.stderr
-        assert "model owner/tiny@main: x.invalid: the name does not resolve; see that it can be reached" in done.stderr
+        assert (
+            "model owner/tiny@main: x.invalid: the name does not resolve; check that the endpoint can be reached"
+            in done.stderr
+        )
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ def test_a_lock_of_no_commit_is_refused(change: dict[str, str]) -> None:
     lock = hub_revision.Revision(
         repo=REPO, revision=COMMIT, files=[hub_revision.HubFile(path="a", size=1, sha256="a" * 64)]
     )
-    with pytest.raises(ConfigError, match="no commit"):
+    with pytest.raises(ConfigError, match="no valid repository, commit"):
         hub_revision.parse_lock(msgspec.json.encode(msgspec.structs.replace(lock, **change)), "lock")
 
 

@@ -153,7 +153,7 @@ def test_the_commit_is_read_off_the_first_host_and_the_bytes_off_the_last(serve:
             0.0,
             "its main is not at the trusted endpoint's",
         ),
-        ({"main": "no commit"}, 0.0, "the commit of main is unknown: it names no commit"),
+        ({"main": "no commit"}, 0.0, "the commit of main is unknown: its response has no commit"),
     ],
 )
 def test_a_branch_that_lags_behind_is_scored_and_said(

@@ -132,7 +132,7 @@ def _elsewhere(at: Path) -> None:
     [
         (lambda at: _flip(at / "bundle.tar.001"), PromiseError, "bundle.tar.001: it has another sha256"),
         (lambda at: _cut(at / "bundle.tar.002"), PromiseError, "bundle.tar.002: it has another sha256"),
-        (lambda at: (at / "bundle.tar.001").unlink(), UnavailableError, "bundle.tar.001 is not there"),
+        (lambda at: (at / "bundle.tar.001").unlink(), UnavailableError, "missing: bundle.tar.001"),
         (lambda at: (at / bundle.SUMS).unlink(), ConfigError, "no bundle.sha256 can be read"),
         (lambda at: (at / bundle.SUMS).write_text("x\n"), ConfigError, "does not list the parts"),
         (_swap, ConfigError, "in order"),

@@ -143,7 +143,7 @@ def test_an_unreadable_manifest_pins_by_an_error(store: Store, contents: Content
     manifest = store.root / "versions/1/manifest.json"
     manifest.unlink()
     manifest.write_text("{")
-    with pytest.raises(PromiseError, match="not to be read"):
+    with pytest.raises(PromiseError, match="not a valid manifest"):
         versions.pinned_digests(store)
 
 

@@ -1,1 +1,1 @@
-"""Bundles: parts of a store as files that can be carried."""
+"""Bundles: part of a store as files that people carry to machines without a network."""

@@ -1,11 +1,11 @@
-"""A bundle: what a published tree needs, as one deterministic tar in parts, for where no network goes.
+"""Export and import a bundle: all objects of a published tree, as one deterministic tar in parts, without a network.
 
     bundle.tar.000 …       the tar, cut at the part size: `cat bundle.tar.* | tar -x` reads it too
     bundle.sha256          the hash of each part, as sha256sum writes it; its own sha256 is the bundle's digest
-    bundle.sha256.sig      where a key was given: the signature of bundle.sha256 (signing.py)
+    bundle.sha256.sig      with a key: the signature of bundle.sha256 (signing.py)
 
-In the tar stand contents.json and the objects it names, in order of their hashes. Its index pages are not in it:
-who imports it makes them anew, so that no page of another's making is ever served.
+The tar holds contents.json and the objects it names, sorted by hash. It holds no index pages: the importing side
+generates them, so that it never serves pages that somebody else wrote.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 
 from envcheck.counting import counted
 from envcheck.errors import PromiseError, UnavailableError
-from envcheck.mirrors.store import manifest as known
+from envcheck.mirrors.store import manifest as store_manifest
 from envcheck.mirrors.store.bundle import tar as bundle_tar
 from envcheck.mirrors.store.bundle.parts import (
     SUMS,
@@ -52,7 +52,7 @@ __all__ = [
 
 CONTENTS: Final = "contents.json"
 _OBJECT: Final = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
-# The list of what is in it: 100 000 files have 30 MB.
+# Bytes of contents.json: 100 000 files have 30 MB.
 _LARGEST: Final = 256 << 20
 _NOT_OURS: Final = "do not use this bundle: `envcheck store export` did not write it"
 
@@ -60,14 +60,14 @@ _NOT_OURS: Final = "do not use this bundle: `envcheck store export` did not writ
 def export(
     store: Store, contents: Contents, to: Path, *, part_size: int, progress: Progress, key: Path | None = None
 ) -> list[Path]:
-    """Write the bundle of these contents into `to`; return its parts. Two of the same contents are equal to the bit.
+    """Write the bundle of these contents into `to` and return its parts. Equal contents give equal bytes.
 
-    `key` is the private key that signs it.
-
-    Every object is hashed on its way: a store that has rotted is a PromiseError, and no bundle.
+    `part_size` in bytes; `key` is the private key that signs the bundle.
+    Every object is hashed while it is written. Raises PromiseError for a damaged one, UnavailableError for a missing
+    one; then no bundle is left in `to`.
     """
-    sizes = known.object_sizes(contents)
-    signer(key)(b"")  # a key that cannot sign is said before anything is written
+    sizes = store_manifest.object_sizes(contents)
+    signer(key)(b"")  # fail before anything is written if the key cannot sign
     with writer(to, part_size) as parts:
         missing = [digest for digest in sizes if not store.has(digest)]
         if missing:
@@ -78,20 +78,20 @@ def export(
 
 
 def import_bundle(store: Store, source: Path, progress: Progress) -> Contents:
-    """Take a bundle's objects into the store and return its contents; every part is hashed first."""
+    """Hash every part of a bundle, import its objects into the store and return its contents."""
     return import_parts(store, verified_parts(source, progress), progress)
 
 
 def import_parts(
     store: Store, parts: list[BundlePart], progress: Progress, accept: Callable[[Contents], None] = lambda _: None
 ) -> Contents:
-    """Take the objects of a bundle, whose parts are verified, into the store and return its contents.
+    """Import the objects of a bundle into the store and return its contents. `parts` comes from `verified_parts`.
 
-    The parts are hashed once more as they are read: a stick may be changed meanwhile. `accept` raises what there is
-    against the contents, before an object is written.
+    The parts are hashed again while they are read, because the medium may have changed. `accept` raises an error if
+    it refuses the contents, before any object is written.
 
-    Every object is held against its hash before the first one gets its name in the store: until then all is in a
-    directory of its own, which the next import empties when this one is interrupted.
+    All objects are unpacked into a staging directory and hashed before the first one enters the store. An interrupted
+    import leaves this directory; the next import empties it.
     """
     with store.locked("import.lock"):
         staging = store.root / "import"
@@ -107,7 +107,7 @@ def import_parts(
                     message, fix="free some space with `envcheck store gc`, or choose another --store"
                 )
             contents = _unpack(parts, staging, progress, accept)
-            for digest in known.object_sizes(contents):
+            for digest in store_manifest.object_sizes(contents):
                 name = next((wheel.name for wheel in contents.wheels if wheel.sha256 == digest), digest)
                 store.take(staging / digest, digest, name)
         finally:
@@ -133,13 +133,13 @@ def _write(store: Store, contents: Contents, digests: list[str], parts: PartWrit
 
 
 def _unpack(parts: list[BundlePart], staging: Path, progress: Progress, accept: Callable[[Contents], None]) -> Contents:
-    """Write every object below `staging`, each of its hash, and return the contents that name exactly these."""
+    """Write every object below `staging` and return the contents; the objects are exactly those that it names."""
     where = parts[0].path.parent
     try:
         members = bundle_tar.read(PartReader(parts, progress))
         contents = _read_contents(next(members, None), where)
         accept(contents)
-        expected = known.object_sizes(contents)
+        expected = store_manifest.object_sizes(contents)
         for member in members:
             _unpack_object(member, expected, staging)
     except bundle_tar.InvalidTarError as error:
@@ -155,11 +155,11 @@ def _read_contents(first: Member | None, where: Path) -> Contents:
     if first is None or first.name != CONTENTS or first.size > _LARGEST:
         message = f"it begins with {first.name if first else 'nothing'!r}, not with {CONTENTS}"
         raise bundle_tar.InvalidTarError(message)
-    return known.parse_contents(first.body.read(), f"{where}: {CONTENTS}")
+    return store_manifest.parse_contents(first.body.read(), f"{where}: {CONTENTS}")
 
 
 def _unpack_object(member: Member, expected: dict[str, int | None], staging: Path) -> None:
-    """Write one object; its name must be one that the contents still wait for, in the one form it may have."""
+    """Write one object and remove it from `expected`, which must have its digest and size."""
     match = _OBJECT.fullmatch(member.name)
     digest = match[2] if match else ""
     if digest not in expected or expected[digest] not in {None, member.size}:

@@ -1,7 +1,7 @@
-"""The files that a bundle's tar is cut into, with the hash of each: written all or not at all, and read as one.
+"""Cut a bundle's tar into files with a list of their hashes, and read them as one stream.
 
-Until all parts are whole they have names that begin with a dot, as has the list of their hashes until each has its own
-name. What a killed export left under such names goes when the next one begins.
+The parts have names that begin with a dot until all of them are complete; then they are renamed, and last of all the
+list of hashes. A new export removes the unfinished files of a killed one.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ from envcheck.mirrors.store.filesystem import sync_folder
 SUMS: Final = "bundle.sha256"
 SIGNATURE: Final = "bundle.sha256.sig"
 _PURPOSE: Final = "envcheck bundle 1"
-# Their names have three digits, so that `cat bundle.tar.*` has them in order.
+# Their names have three digits, so that `cat bundle.tar.*` reads them in order.
 _MOST_PARTS: Final = 1000
 _PART: Final = re.compile(r"([0-9a-f]{64})  (bundle\.tar\.[0-9]{3,6})")
 _AT_ONCE: Final = 1 << 20
-# A list of a thousand parts has 80 KB.
+# Bytes. A list of a thousand parts has 80 KB.
 _LONGEST: Final = 1 << 20
 Progress = Callable[[int, int], None]
 
 
 @contextlib.contextmanager
 def writer(to: Path, size: int) -> Iterator[PartWriter]:
-    """Give what writes a bundle into a directory that has none; what was not finished ends with the block."""
+    """Yield the writer of a bundle with parts of `size` bytes; remove the parts if it did not finish.
+
+    Raises ConfigError if `to` holds a bundle already or another export is writing there.
+    """
     to.mkdir(parents=True, exist_ok=True)
     with _disk_full_errors(to), _directory_lock(to):
         _remove_drafts(to)
@@ -52,7 +55,7 @@ def writer(to: Path, size: int) -> Iterator[PartWriter]:
 
 
 class PartWriter(io.RawIOBase):
-    """A stream that is cut into files of `size` bytes, which get their names when all of them are there."""
+    """A stream that is cut into files of `size` bytes, which get their final names in `finish`."""
 
     def __init__(self, to: Path, size: int) -> None:
         self.written = 0
@@ -63,11 +66,11 @@ class PartWriter(io.RawIOBase):
         self._left = 0
 
     def writable(self) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
     def write(self, data: bytes, /) -> int:  # type: ignore[override]  # ours are bytes
-        """Write all of it."""
+        """Write all bytes and return their number. Raises ConfigError if there are too many parts."""
         view = memoryview(data)
         while view:
             file = self._next() if self._file is None or self._left == 0 else self._file
@@ -80,7 +83,10 @@ class PartWriter(io.RawIOBase):
         return len(data)
 
     def finish(self, sign: Callable[[bytes], bytes] = lambda _: b"") -> list[Path]:
-        """Name the parts, and last of all the list of their hashes: what has that is whole. `sign` signs that list."""
+        """Rename the parts to their final names, then the list of their hashes, which `sign` signs; return the parts.
+
+        So a directory that has the list holds a complete bundle.
+        """
         self._end()
         names = [f"bundle.tar.{number:03}" for number in range(len(self._sums))]
         rows = [f"{digest}  {name}\n" for digest, name in zip(self._sums, names, strict=True)]
@@ -126,7 +132,7 @@ class PartWriter(io.RawIOBase):
 
 @contextlib.contextmanager
 def _disk_full_errors(to: Path) -> Iterator[None]:
-    """Tell a full disk as this directory's: of the store, an export only reads."""
+    """Raise UnavailableError naming this directory if its disk is full; an export only reads from the store."""
     try:
         yield
     except OSError as error:
@@ -138,7 +144,7 @@ def _disk_full_errors(to: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _directory_lock(to: Path) -> Iterator[None]:
-    """Hold a directory: what another export is writing there is not cleared away."""
+    """Lock a directory, so that no other export removes unfinished parts from it."""
     file = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -152,7 +158,7 @@ def _directory_lock(to: Path) -> Iterator[None]:
 
 
 def _remove_drafts(to: Path) -> None:
-    """Remove what was begun: where the list of hashes has not its name yet, parts that have theirs belong to it."""
+    """Remove the files of an unfinished export, also the parts that it had renamed before the list of hashes."""
     sums_draft = to / f".{SUMS}"
     if sums_draft.is_file() and not sums_draft.is_symlink():
         for line in sums_draft.read_text(encoding="ascii", errors="replace").splitlines():
@@ -165,14 +171,14 @@ def _remove_drafts(to: Path) -> None:
 
 
 class BundlePart(NamedTuple):
-    """One file of a bundle, and the sha256 that it has."""
+    """One file of a bundle and its sha256."""
 
     path: Path
     sha256: str
 
 
 def signer(key: Path | None) -> Callable[[bytes], bytes]:
-    """Return what signs a bundle's list of hashes with a private key; without one, nothing."""
+    """Return a function that signs a bundle's list of hashes with a private key; without a key, it returns b""."""
 
     def sign(content: bytes) -> bytes:
         return b"" if key is None else signing.sign(content, _PURPOSE, key)
@@ -181,12 +187,12 @@ def signer(key: Path | None) -> Callable[[bytes], bytes]:
 
 
 def bundle_digest(source: Path) -> str:
-    """Return a bundle's digest: the sha256 of its list of hashes, as hex."""
+    """Return a bundle's digest: the sha256 of its list of hashes, as hex. Raises ConfigError if it has no list."""
     return hashlib.sha256(_read_sums(source)).hexdigest()
 
 
 def authenticate(source: Path, sums: bytes, sha256: str | None, key: Path | None) -> None:
-    """Raise PromiseError where the list of hashes has another digest, or is not signed by that public key."""
+    """Raise PromiseError if the list of hashes does not have this digest or this public key did not sign it."""
     if sha256 is not None and hashlib.sha256(sums).hexdigest() != sha256:
         message = f"{source}: the bundle has another digest than {sha256}"
         raise PromiseError(message, fix="do not use it: compare with what `envcheck store export` printed")
@@ -203,9 +209,11 @@ def authenticate(source: Path, sums: bytes, sha256: str | None, key: Path | None
 def verified_parts(
     source: Path, progress: Progress, *, sha256: str | None = None, key: Path | None = None
 ) -> list[BundlePart]:
-    """Return a bundle's parts in order, every hash matches; first of all the bundle itself is authenticated.
+    """Authenticate a bundle, hash its parts, and return them in order.
 
-    `sha256` is the digest that it must have, `key` the public key that must have signed it, where given.
+    `sha256` is the digest that it must have, `key` the public key that must have signed it; None skips that test.
+    Raises PromiseError if anything does not match, UnavailableError if a part is missing, ConfigError if `source` is
+    not a bundle.
     """
     content = _read_sums(source)
     authenticate(source, content, sha256, key)
@@ -213,7 +221,7 @@ def verified_parts(
     parts = [source / name for _, name in rows]
     missing = [part.name for part in parts if part.is_symlink() or not part.is_file()]
     if missing:
-        message = f"{source}: {missing[0]} is not there{f', nor {len(missing) - 1} more' if missing[1:] else ''}"
+        message = f"{source}: missing: {missing[0]}{f' and {len(missing) - 1} more' if missing[1:] else ''}"
         raise UnavailableError(message, fix="copy all parts of the bundle there")
     total, done = 2 * sum(part.stat().st_size for part in parts), 0
     for part, (digest, _) in zip(parts, rows, strict=True):
@@ -249,7 +257,7 @@ def _parse_sums(source: Path, content: bytes) -> list[tuple[str, str]]:
 
 
 class PartReader:
-    """Files read as one, each hashed again as it is read."""
+    """Files that are read as one stream. Raises PromiseError if a file's hash does not match when its end is read."""
 
     def __init__(self, parts: list[BundlePart], progress: Progress) -> None:
         self._blocks = self._read_all(parts)
@@ -259,7 +267,7 @@ class PartReader:
         self._done = self._total // 2
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return the next bytes, up to so many; none at the end."""
+        """Return at most `size` bytes; b"" at the end."""
         if not self._rest:
             self._rest = memoryview(next(self._blocks, b""))
         block, self._rest = self._rest[:size], self._rest[size:]

@@ -1,9 +1,9 @@
-"""Ed25519 signatures (RFC 8032) of what is carried between machines; keys are PEM files.
+"""Ed25519 signatures (RFC 8032) of files that people carry between machines; keys are PEM files.
 
     openssl genpkey -algorithm ed25519 -out key.pem
     openssl pkey -in key.pem -pubout -out public.pem
 
-What is signed begins with a line that says for what, so that a signature is good for nothing else.
+The signed message begins with a line that names its purpose, so that a signature is valid for no other purpose.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LARGEST_KEY: Final = 1 << 16
 
 
 def sign(content: bytes, purpose: str, key: Path) -> bytes:
-    """Return the signature by a private key, of BYTES bytes. Raise ConfigError for what is no such key."""
+    """Return the signature, BYTES long, by a private key. Raises ConfigError if the file is not such a key."""
     try:
         private = load_pem_private_key(_read_pem(key), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -34,7 +34,10 @@ def sign(content: bytes, purpose: str, key: Path) -> bytes:
 
 
 def verify(content: bytes, signed: bytes, purpose: str, key: Path, what: str) -> None:
-    """Raise PromiseError where `signed` is no signature of the content by that public key; `what` names the content."""
+    """Raise PromiseError unless `signed` is the signature of the content by this public key.
+
+    `what` names the content in errors. Raises ConfigError if the file is not such a key.
+    """
     try:
         public = load_pem_public_key(_read_pem(key))
     except (ValueError, UnsupportedAlgorithm):

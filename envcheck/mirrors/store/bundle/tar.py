@@ -1,7 +1,7 @@
-"""The tar of a bundle in the one form that there is of it: regular files of no owner, time or rights of their own.
+"""Read and write a bundle's tar in its only form: regular files, without owner and time, all with the same rights.
 
-What is read is held against what would be written: a header that differs by a bit is refused before its file is looked
-at, so that no link, device, extension or second spelling of a name has to be distinguished.
+The reader compares each header with the one that the writer would write, and refuses a header that differs by a bit.
+So it need not handle links, devices, extensions or second spellings of a name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import IO, Final, NamedTuple, Protocol
 
 _BLOCK: Final = tarfile.BLOCKSIZE
 _END: Final = bytes(_BLOCK)
-# A size that has no room in a header, 8 GiB and more, stands in one block of its own before it (POSIX pax).
+# A size of 8 GiB or more does not fit in a header: it has a block of its own before it (POSIX pax).
 _EXTENDED: Final = b"x"
 _SIZE: Final = re.compile(rb"[0-9]+ size=([0-9]{1,19})\n\0*")
 _OCTAL: Final = re.compile(rb"[0-7]{11}\0")
@@ -23,25 +23,25 @@ AT_ONCE: Final = 1 << 20
 
 
 class InvalidTarError(ValueError):
-    """A tar that no `envcheck store export` wrote; says why."""
+    """The tar was not written by `envcheck store export`; the text says how it differs."""
 
 
 class ByteReader(Protocol):
-    """What is read: fewer bytes than were asked for are not its end, none are."""
+    """A stream to read from. It may return fewer bytes than requested; only b"" is its end."""
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return some bytes."""
+        """Return at most `size` bytes."""
 
 
 class ByteWriter(Protocol):
-    """What is written to, all of it at once."""
+    """A stream that takes all bytes of each write."""
 
     def write(self, data: bytes, /) -> int:
-        """Take the bytes."""
+        """Write all bytes."""
 
 
 class Member(NamedTuple):
-    """One file: its name, its size in bytes, and what its content is read from, at once and to its end."""
+    """One file: its name, its size in bytes, and its content, which must be read to its end before the next member."""
 
     name: str
     size: int
@@ -49,14 +49,14 @@ class Member(NamedTuple):
 
 
 def header(name: str, size: int) -> bytes:
-    """Return all that stands before a file's content. It says nothing of when, where and by whom."""
+    """Return the header of a file of `size` bytes; it has no owner and no time."""
     member = tarfile.TarInfo(name)
     member.size, member.mode, member.mtime = size, 0o444, 0
     return member.tobuf(tarfile.PAX_FORMAT)
 
 
 def read(stream: ByteReader) -> Iterator[Member]:
-    """Yield each file. Raise NotOursError for anything else than what `header` writes, files, and the end of zeros."""
+    """Yield each file. Raises InvalidTarError if the bytes differ from what `write` and `end` write."""
     at = 0
     while (block := _read_exactly(stream, _BLOCK)) != _END:
         name, size, before = _parse_header(stream, block)
@@ -75,12 +75,12 @@ def read(stream: ByteReader) -> Iterator[Member]:
 
 
 def _end_blocks(at: int) -> bytes:
-    """Return what ends a tar of so many bytes: two empty blocks, and what makes a whole record."""
+    """Return the end of a tar of `at` bytes: two empty blocks, and zeros up to a whole record."""
     return bytes(2 * _BLOCK + -(at + 2 * _BLOCK) % tarfile.RECORDSIZE)
 
 
 def _parse_header(stream: ByteReader, block: bytes) -> tuple[str, int, int]:
-    """Return the name and size that a header tells, which begins with this block and is as we write it; and its own."""
+    """Return the name and size in the header that begins with this block, and the length of the header in bytes."""
     extended = block[156:157] == _EXTENDED
     whole = block + (_read_exactly(stream, 2 * _BLOCK) if extended else b"")
     last = whole[-_BLOCK:]
@@ -105,7 +105,7 @@ def _read_exactly(stream: ByteReader, size: int) -> bytes:
 
 
 class _Body(io.RawIOBase):
-    """A file's content, and no byte beyond it."""
+    """The next `size` bytes of a stream: one file's content."""
 
     def __init__(self, stream: ByteReader, size: int) -> None:
         self._stream = stream
@@ -133,7 +133,7 @@ class HashingReader(io.RawIOBase):
         self._hasher = hashlib.sha256()
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return the next bytes."""
+        """Return at most `size` bytes."""
         block = self._file.read(size)
         self._hasher.update(block)
         return block
@@ -144,7 +144,7 @@ class HashingReader(io.RawIOBase):
 
 
 def write(to: ByteWriter, name: str, file: IO[bytes], size: int) -> str:
-    """Write one file, padded; return the sha256 of what was written of it."""
+    """Write one file of `size` bytes with header and padding; return the sha256 of its content."""
     hashed, left = HashingReader(file), size
     to.write(header(name, size))
     while left and (block := hashed.read(min(AT_ONCE, left))):
@@ -155,5 +155,5 @@ def write(to: ByteWriter, name: str, file: IO[bytes], size: int) -> str:
 
 
 def end(to: ByteWriter, written: int) -> None:
-    """Write the end of a tar that has so many bytes."""
+    """Write the end of a tar of `written` bytes."""
     to.write(_end_blocks(written))
