@@ -12,6 +12,7 @@ from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided
 from envcheck.checks.env.support.collectives import exact_comparison, gloo_gaps, process_group
+from envcheck.counting import numbered
 
 CHECK = Check(
     promise="an all-reduce is exact to the bit, in every dtype, on every rank",
@@ -123,7 +124,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 def _wrong(ranks: Ranks, wrong: list[tuple[int, str, Measured]]) -> Outcome:
     rank, dtype, first = wrong[0]
     culprits = sorted({number for number, _, _ in wrong})
-    everywhere = "on every rank" if len(culprits) == len(ranks) else f"on rank(s) {culprits} alone"
+    everywhere = "on every rank" if len(culprits) == len(ranks) else f"on {numbered('rank', culprits)} alone"
     return failed(
         f"{dtype} sum is wrong {everywhere}: rank {rank}, index {first['index']}: {first['got']}, "
         f"not {first['expected']} (bits {first['xor']})",

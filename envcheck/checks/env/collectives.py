@@ -32,7 +32,7 @@ from envcheck.checks.env.support.collectives import late_ranks as collectives_la
 from envcheck.checks.env.support.collectives.cases import collective_cases, object_cases
 from envcheck.checks.env.support.collectives.cases.case_tensors import Bench, CollectiveCase, Part, Setting
 from envcheck.checks.env.support.training import plain_math
-from envcheck.counting import counted
+from envcheck.counting import counted, numbered
 
 CHECK = Check(
     promise="every collective, in every operation and dtype, delivers every element where it belongs, and waits",
@@ -174,7 +174,7 @@ def _wrong(ranks: Ranks) -> list[Outcome]:
     for name in names:
         rows = [(e["rank"], row) for e in ranks for row in e.get("wrong") or [] if row["collective"] == name]
         culprits, (rank, first) = sorted({number for number, _ in rows}), rows[0]
-        everywhere = "on every rank" if len(culprits) == len(ranks) else f"on rank(s) {culprits} alone"
+        everywhere = "on every rank" if len(culprits) == len(ranks) else f"on {numbered('rank', culprits)} alone"
         which = f", {first['which']}" if first["which"] else ""
         said = f"{name} is wrong {everywhere}: rank {rank}, {first['case']}{which}, index {first['index']}: "
         finding = failed(
@@ -199,7 +199,7 @@ def _raised(ranks: Ranks) -> list[Outcome]:
     lost = [rank for _, rank, said in raised if any(word in said["says"].lower() for word in _LOST)]
     causes = [one for one in raised if one[1] not in lost] or raised[:1]
     also = [rank for _, rank, _ in raised if rank not in [cause[1] for cause in causes]]
-    beside = f"; rank(s) {also} then lost their connection" if also else ""
+    beside = f"; {numbered('rank', also)} then lost the connection" if also else ""
     return [
         failed(
             f"rank {rank} raised in {said['case']}: {said['says']}{beside}",

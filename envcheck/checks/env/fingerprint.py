@@ -15,7 +15,7 @@ from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, 
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.operators import verified_products
 from envcheck.checks.env.support.training import deterministic_training, model_replicas
-from envcheck.counting import counted
+from envcheck.counting import counted, numbered
 
 CHECK = Check(
     promise="the same deterministic work gives the same bits, again and again and on every rank",
@@ -132,9 +132,9 @@ def _between(ranks: Ranks) -> list[Outcome]:
         first = [(entry.get("digests") or [""])[0] for entry in peers]
         odd = [peer for peer, digest in zip(peers, first) if first.count(digest) * 2 <= len(first)]
         if len(set(first)) > 1:
-            names = ", ".join(f"{peer['rank']} ({peer['device']})" for peer in odd)
+            names = numbered("rank", [f"{peer['rank']} ({peer['device']})" for peer in odd])
             whom = "one another" if len(odd) == len(peers) else "the rest"
-            found.append(_apart(f"rank(s) {names} gave other bits than {whom}, every time", odd))
+            found.append(_apart(f"{names} gave other bits than {whom}, every time", odd))
     return found
 
 

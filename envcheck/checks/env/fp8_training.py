@@ -27,7 +27,7 @@ from envcheck.checks import (
 )
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.training import fp8_products, plain_math
-from envcheck.counting import counted
+from envcheck.counting import counted, numbered
 
 CHECK = Check(
     promise="a training step in FP8 follows the loss of the same step in bfloat16, where the GPU and torch have FP8",
@@ -169,7 +169,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     findings = [finding for entry in trained for finding in _findings(entry)]
     if findings:
         return worst(findings, otherwise=findings[0])
-    also = f"; not on rank(s) {', '.join(lacking)}: {next(iter(lacking.values()))}" if lacking else ""
+    also = f"; not on {numbered('rank', lacking)}: {next(iter(lacking.values()))}" if lacking else ""
     return passed(
         f"the FP8 loss follows bfloat16's on {counted(len(trained), 'rank')}{also}",
         value=max(map(_distance, trained)),

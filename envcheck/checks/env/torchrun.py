@@ -36,7 +36,7 @@ from envcheck.checks import (
 from envcheck.checks.env import name_resolution
 from envcheck.checks.env.support.collectives import process_group, torchrun_rank
 from envcheck.checks.env.support.process import subprocesses
-from envcheck.counting import counted
+from envcheck.counting import counted, numbered
 
 CHECK = Check(
     promise="torchrun starts ranks that find each other by the host name, and they end without a crash",
@@ -171,16 +171,15 @@ def _ended(entry: Measured, members: list[dict[str, Any]]) -> list[Outcome]:
     findings = [_crashed(number, code, members) for number, code in entry.get("failures") or []]
     if entry["code"] is None:
         late = [number for number, member in enumerate(members) if member.get("returned") and not member.get("left")]
-        who = f"; rank(s) {late} had returned and did not end" if late else ""
+        who = f"; {numbered('rank', late)} had returned and did not end" if late else ""
         findings.append(_end(f"torchrun did not end in {PATIENCE:g} s{who}", "torchrun"))
     elif entry["code"] and not findings:
         why = f": {entry['raised']}" if entry.get("raised") else ""
         findings.append(_end(f"torchrun ended with exit code {entry['code']}{why}", "torchrun"))
     silent = [n for n, member in enumerate(members) if member.get("left") is not True]
     if entry["code"] == 0 and silent:
-        findings.append(
-            _end(f"rank(s) {silent} left before the interpreter had called its exit handlers", f"rank {silent[0]}")
-        )
+        summary = f"{numbered('rank', silent)} left before the interpreter had called its exit handlers"
+        findings.append(_end(summary, f"rank {silent[0]}"))
     if entry.get("at_exit"):
         findings.append(_end("a function registered with atexit raised", "atexit"))
     return findings

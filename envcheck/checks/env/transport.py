@@ -28,6 +28,7 @@ from envcheck.checks import (
 from envcheck.checks.env.support.collectives import nccl_log, process_group, timed_collectives, transports
 from envcheck.checks.env.support.operators import seeded_numbers, seeded_words
 from envcheck.checks.env.support.training import plain_math
+from envcheck.counting import numbered
 
 CHECK = Check(
     promise="NCCL's own log shows every two GPUs using the best link they have",
@@ -134,7 +135,7 @@ def _unread(logs: nccl_log.Logs, pairs: nccl_log.Pairs) -> str:
     """Return why the logs prove nothing; "" where they do."""
     silent = [rank for rank, log in logs.items() if not (process_group.finite(log.get("lines")) and log["lines"] > 0)]
     if silent:
-        return f"NCCL left no log of rank(s) {silent}"
+        return f"NCCL left no log of {numbered('rank', silent)}"
     if not pairs:
         return "NCCL's log names no connection between any two ranks"
     strange = sorted({way for ways in pairs.values() for way in ways if not way.startswith(nccl_log.WAYS)})

@@ -172,7 +172,7 @@ def test_a_wrong_message_fails_naming_rank_and_collective(node: Node) -> None:
     ranks[6]["curves"]["reduce-scatter"][2]["right"] = False
     outcome = collective_bandwidth.judge(node("h100x8"), ranks)
     assert (outcome.status, outcome.details["ranks"]) == (FAIL, [6])
-    assert outcome.summary == "rank(s) [6]: what reduce-scatter delivered is wrong"
+    assert outcome.summary == "rank 6: what reduce-scatter delivered is wrong"
 
 
 def test_a_percentile_is_the_nearest_rank() -> None:

@@ -10,8 +10,8 @@ import pytest
 Outcomes = Callable[[str], dict[str, Any]]
 HONEST = ("all-reduce-bandwidth", "collective-bandwidth", "overlap")
 LIES = {
-    "chunks-swapped": ("fail", "rank(s) [1]: what all-to-all delivered is wrong"),
-    "broadcast-flips-a-bit": ("fail", "rank(s) [1]: what broadcast delivered is wrong"),
+    "chunks-swapped": ("fail", "rank 1: what all-to-all delivered is wrong"),
+    "broadcast-flips-a-bit": ("fail", "rank 1: what broadcast delivered is wrong"),
     "bandwidth-without-time": ("error", "a time was zero or no number"),
     "bandwidth-elsewhere": ("fail", "rank 1 computed on GPU-1, not on the CPU"),
     "overlap-sends-always": ("fail", "under no_sync two ranks have the same gradients"),

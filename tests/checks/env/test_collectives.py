@@ -54,7 +54,7 @@ def test_a_wrong_element_of_a_collective_is_named(h100: View, name: str) -> None
     ranks[6]["done"][name]["wrong"] = 2
     outcome = collectives.judge(h100, ranks)
     assert (outcome.status, outcome.value, outcome.details["ranks"], outcome.remeasure) == (FAIL, 2, [6], False)
-    for part in (f"{name} is wrong on rank(s) [6] alone", "from rank 4, index 77: 5, not 7"):
+    for part in (f"{name} is wrong on rank 6 alone", "from rank 4, index 77: 5, not 7"):
         assert part in outcome.summary
 
 

@@ -139,6 +139,6 @@ def test_of_a_mixed_node_those_that_have_it_are_judged(h100: View) -> None:
     ranks[0] |= {"lacking": "not in this GPU", "losses": None}
     outcome = fp8_training.judge(h100, ranks)
     assert outcome.status == PASS
-    assert "on 7 ranks; not on rank(s) 0: not in this GPU" in outcome.summary
+    assert "on 7 ranks; not on rank 0: not in this GPU" in outcome.summary
     ranks[1]["losses"]["float8"][-1] = 0.2
     assert fp8_training.judge(h100, ranks).status == FAIL

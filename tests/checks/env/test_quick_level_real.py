@@ -18,9 +18,9 @@ Outcomes = Callable[[str], dict[str, Any]]
 SABOTAGE = Path(__file__).parents[1] / "sabotage"
 HONEST = ("matmul", "amp", "ddp", "all-reduce", "all-reduce-bandwidth", "shm")
 LIES = {
-    "sum-wrong-after": ("fail", "on rank(s) [1] alone: rank 1, index 12345"),
+    "sum-wrong-after": ("fail", "on rank 1 alone: rank 1, index 12345"),
     "sum-wrong-before": ("fail", "on every rank: rank 0, index 7"),
-    "sum-swapped": ("fail", "float32 sum is wrong on rank(s) [1] alone"),
+    "sum-swapped": ("fail", "float32 sum is wrong on rank 1 alone"),
     "not-averaged": ("fail", "step 0: the gradients are not those of one process"),
     "slightly-off": ("fail", "step 0: the gradients are not those of one process"),
     "nan-gradient": ("fail", "rank 1, step 0: the gradients are not those of one process"),

@@ -28,9 +28,9 @@ HONEST = (
     "straggler",
 )
 LIES = {
-    "gather-misplaced": "all-gather is wrong on rank(s) [1] alone: rank 1, all-gather ",
-    "recv-flips-a-bit": "send/recv (batch) is wrong on rank(s) [0] alone: rank 0, send/recv (batch) int32",
-    "scatter-forgets": "reduce-scatter is wrong on rank(s) [1] alone",
+    "gather-misplaced": "all-gather is wrong on rank 1 alone: rank 1, all-gather ",
+    "recv-flips-a-bit": "send/recv (batch) is wrong on rank 0 alone: rank 0, send/recv (batch) int32",
+    "scatter-forgets": "reduce-scatter is wrong on rank 1 alone",
     "no-sync-sends": "rank 0, step 0: gradients under no_sync are not the rank's own sum",
     "no-sync-stays": "rank 0, step 0: the accumulated gradients are not those of one process",
     "hook-rounds-apart": "replicas differ after training under the fp16 hook",
@@ -42,7 +42,7 @@ LIES = {
     "convolution-shifts": "rank 1 on cpu: the output of a float32 convolution is off by",
     "attention-sees-the-future": "rank 1 on cpu: math float32 attention is off by",
     "corrupts-silently": "rank 1 on cpu: repeats [1] gave other bits",
-    "corrupts-always": "rank(s) 0 (cpu), 1 (cpu) gave other bits than one another, every time",
+    "corrupts-always": "ranks 0 (cpu) and 1 (cpu) gave other bits than one another, every time",
     "compiles-nothing": "torch.compile wrote no code: the model ran in eager mode",
     "compiler-breaks": "torch.compile broke: ",
     "shards-train-apart": "rank 1: its shard of the weights is off by",

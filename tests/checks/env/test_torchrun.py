@@ -32,8 +32,8 @@ def entry(second: Any = SOUND, **changed: Any) -> list[dict[str, Any]]:
         (entry({**SOUND, "left": False}, code=1, failures=[[1, -6]]), FAIL, "rank 1 died of SIGABRT at its exit"),
         (entry(code=1, failures=[[0, 3]]), FAIL, "rank 0 ended with exit code 3"),
         (entry(code=1, raised="ValueError: no"), FAIL, "torchrun ended with exit code 1: ValueError: no"),
-        (entry({**SOUND, "left": False}, code=None), FAIL, "rank(s) [1] had returned and did not end"),
-        (entry({**SOUND, "left": False}), FAIL, "rank(s) [1] left before"),
+        (entry({**SOUND, "left": False}, code=None), FAIL, "rank 1 had returned and did not end"),
+        (entry({**SOUND, "left": False}), FAIL, "rank 1 left before"),
         (entry(at_exit=True), FAIL, "registered with atexit raised"),
         (
             entry({**SOUND, "joined": None}, code=1, raised="RuntimeError: gone"),
@@ -52,7 +52,7 @@ def entry(second: Any = SOUND, **changed: Any) -> list[dict[str, Any]]:
         (entry(code=[]), ERROR, "itself ended"),
         (entry(code=False), ERROR, "itself ended"),
         (entry(failures=None), ERROR, "itself ended"),
-        (entry({**SOUND, "returned": False, "left": False}), FAIL, "rank(s) [1] left before"),
+        (entry({**SOUND, "returned": False, "left": False}), FAIL, "rank 1 left before"),
     ],
 )
 def test_each_end_is_judged(cpu: View, measured: list[dict[str, Any]], status: str, word: str) -> None:

@@ -318,7 +318,7 @@ def test_a_log_that_says_nothing_proves_nothing(node: Node, cpu: View) -> None:
     ranks = entries(8, "P2P/CUMEM")
     ranks[3]["nccl"] = {}
     outcome = transport.judge(node("h100x8"), ranks)
-    assert (outcome.status, outcome.summary) == (ERROR, "NCCL left no log of rank(s) [3]")
+    assert (outcome.status, outcome.summary) == (ERROR, "NCCL left no log of rank 3")
     nowhere = [{**entry, "nccl": nccl_log.parse(MULTICAST)} for entry in ranks]
     assert transport.judge(node("h100x8"), nowhere).status == ERROR
     assert transport.judge(node("h100x8"), []).status == ERROR

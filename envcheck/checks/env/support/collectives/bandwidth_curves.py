@@ -14,6 +14,7 @@ from typing import Any, Optional
 
 from envcheck.checks import PASS, Limit, Measured, Outcome, Ranks, View, failed, passed, skipped, undecided, worst
 from envcheck.checks.env.support.collectives import process_group, transports
+from envcheck.counting import numbered
 
 _Row = tuple[Optional[Measured], str]  # a row of limits.json, or why there is none
 
@@ -83,10 +84,10 @@ def _wrong(ranks: Ranks, name: str, told: Mapping[str, Any]) -> list[Outcome]:
     if not culprits:
         return []
     first = wrong[culprits[0]][0]
-    counted = f": {first['wrong']} of {first['messages']} messages of {first['bytes']} B" if "messages" in first else ""
+    extent = f": {first['wrong']} of {first['messages']} messages of {first['bytes']} B" if "messages" in first else ""
     return [
         failed(
-            f"rank(s) {culprits}: what {name} delivered is wrong{counted}",
+            f"{numbered('rank', culprits)}: what {name} delivered is wrong{extent}",
             fix="run the all-reduce and collectives checks, which say what arrived instead",
             code="data.wrong",
             culprit=f"{name}, rank {', '.join(map(str, culprits))}",

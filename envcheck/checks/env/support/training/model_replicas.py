@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from envcheck.checks import Limit, Outcome, Ranks, View, failed, skipped, undecided
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.training import plain_math
+from envcheck.counting import numbered
 
 TOLERANCE = 1e-5
 OUTPUTS = 8
@@ -161,11 +162,12 @@ def drifted(ranks: Ranks, moment: str, when: str) -> process_group.Problem:
     if len(set(digests)) == 1:
         return None
     odd = sorted(ranks[i]["rank"] for i, found in enumerate(digests) if digests.count(found) * 2 <= len(ranks))
+    named = numbered("rank", odd)
     return failed(
-        f"replicas differ {when}: rank(s) {odd} disagree with the rest",
+        f"replicas differ {when}, on {named}",
         fix="run the all-reduce check on these ranks; drift without it points at a GPU that computes wrongly",
         ranks=odd,
         digests={str(entry["rank"]): entry.get(moment) for entry in ranks},
         code="ddp.replicas-differ",
-        culprit=f"rank(s) {odd} {when}",
+        culprit=f"{named} {when}",
     )
