@@ -13,7 +13,7 @@ from envcheck.checks import Check, View, passed
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
 from envcheck.reports.model import HostFacts, RunReport
 from envcheck.runner.judging.judge import verdict
-from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.discover import CheckModule
 from envcheck.runner.schema import OutcomeRow, Plan, Planned, TargetFacts
 from envcheck.runner.targets.launcher import Place
 
@@ -93,10 +93,10 @@ def group(
 
 def found(
     identity: str = "speed", kind: Any = "env", judge: Callable[..., Any] = lambda *_: passed("fine"), **check: Any
-) -> Found:
+) -> CheckModule:
     """Return a check as it is found in a file."""
     about = Check(**{"promise": "holds", "level": "quick", **check})
-    return Found(identity, kind, about, judge, "doc", f"module:{identity}", Path(f"{identity}.py"))
+    return CheckModule(identity, kind, about, judge, "doc", f"module:{identity}", Path(f"{identity}.py"))
 
 
 def row(identity: str, status: Any = "pass", summary: str | None = None, **more: Any) -> OutcomeRow:

@@ -209,8 +209,8 @@ def _told(error: click.ClickException | EnvcheckError | OSError) -> tuple[str, i
         return _no_output(error), UnavailableError.exit_code
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        what = f"{where}{error.strerror or error}; check the path, its rights and the free space"
-        return what, ConfigError.exit_code
+        summary = f"{where}{error.strerror or error}; check the path, its rights and the free space"
+        return summary, ConfigError.exit_code
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "envcheck"
     message = " ".join(error.format_message().split()).rstrip(".")

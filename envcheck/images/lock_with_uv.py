@@ -54,13 +54,13 @@ def lock_cell(matrix: Matrix, cell: Cell, profile: Profile) -> list[Lock]:
     return divide(_first(tries, str(cell), profile), index)
 
 
-def lock_tool(wanted: Sequence[str], pythons: Sequence[str], profile: Profile) -> Lock:
+def lock_tool(requirements: Sequence[str], pythons: Sequence[str], profile: Profile) -> Lock:
     """Return the lock of envcheck's own environment in an image: one version each, files for every one of `pythons`."""
     files: dict[tuple[str, str], set[str]] = {}
     for python in pythons:
         exact = [f"{name}=={version}" for name, version in files]
         options = ["--python-version", python, "--python-platform", _PLATFORM]
-        tries = [([*options, *source], [*wanted, *exact]) for source in _sources(profile, "pypi")]
+        tries = [([*options, *source], [*requirements, *exact]) for source in _sources(profile, "pypi")]
         for pin in _first(tries, "envcheck itself", profile):
             files.setdefault((pin.name, pin.version), set()).update(pin.sha256)
     pins = [Pin(name=name, version=version, sha256=sorted(known)) for (name, version), known in sorted(files.items())]
@@ -93,8 +93,8 @@ def _torch_options(index: Index, variant: str) -> list[str]:
 def _first(tries: Iterable[tuple[list[str], Sequence[str]]], name: str, profile: Profile) -> list[Pin]:
     """Return what the first try that uv can resolve gives; the first refusal is the one worth reading."""
     refusals = []
-    for options, wanted in tries:
-        pins, output = _compile(options, "\n".join(wanted), profile)
+    for options, requirements in tries:
+        pins, output = _compile(options, "\n".join(requirements), profile)
         if pins is not None:
             return pins
         refusals.append(output)
@@ -103,10 +103,10 @@ def _first(tries: Iterable[tuple[list[str], Sequence[str]]], name: str, profile:
     raise UnavailableError(message, fix="pass --mirror with a profile whose index has it")
 
 
-def _compile(options: list[str], wanted: str, profile: Profile) -> tuple[list[Pin] | None, str]:
+def _compile(options: list[str], requirements: str, profile: Profile) -> tuple[list[Pin] | None, str]:
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "pylock.toml"
-        (Path(scratch) / "wanted.in").write_text(wanted + "\n")
+        (Path(scratch) / "wanted.in").write_text(requirements + "\n")
         # pylock, because it names the one file per package that fits the platform; the other form hashes them all.
         # An interpreter is named because uv would otherwise download the one it is asked to resolve for.
         command = [uv.find_uv_bin(), "pip", "compile", "--no-config", "--quiet", "--only-binary", ":all:"]

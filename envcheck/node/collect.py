@@ -67,7 +67,7 @@ def _now() -> str:
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
 
 
-def _nvidia(root: Path, environ: Mapping[str, str], what: str) -> list[Lane]:
+def _nvidia(root: Path, environ: Mapping[str, str], scope: str) -> list[Lane]:
     """Return what asks NVML, and what reads the versions of kernel module and libraries off files."""
     module = root / "proc/driver/nvidia/version"
     find = functools.partial(find_library, root=root, environ=environ)
@@ -78,11 +78,11 @@ def _nvidia(root: Path, environ: Mapping[str, str], what: str) -> list[Lane]:
         "driver.libcuda": Source(version, lambda: _library_version("libcuda.so.1", find("libcuda.so.1"))),
     }
     # It says itself when NVML's time is up; a library's directory may hang before that.
-    return [Lane(nvml.TYPES, lambda: _nvml(find("libnvidia-ml.so.1"), what), nvml.TIMEOUT + 5), *parallel.each(files)]
+    return [Lane(nvml.TYPES, lambda: _nvml(find("libnvidia-ml.so.1"), scope), nvml.TIMEOUT + 5), *parallel.each(files)]
 
 
-def _nvml(library: Path | None, what: str) -> SourceReading:
-    return nvml.ask(what) if library else nvml.unread("unsupported", "libnvidia-ml.so.1 is not on the loader's path")
+def _nvml(library: Path | None, scope: str) -> SourceReading:
+    return nvml.ask(scope) if library else nvml.unread("unsupported", "libnvidia-ml.so.1 is not on the loader's path")
 
 
 def _with_driver(signals: dict[str, Signal]) -> dict[str, Signal]:
@@ -134,11 +134,11 @@ def _file(path: Path, parse: Callable[[str], Any], unit: str | None = None) -> S
 
 
 def _host(root: Path) -> dict[str, Source]:
-    here, memory = platform.uname(), functools.partial(_memory, root / "proc/meminfo")
+    system, memory = platform.uname(), functools.partial(_memory, root / "proc/meminfo")
     return {
-        "host.name": Source(text, lambda: _named(here.node)),
-        "host.arch": Source(text, lambda: Signal(here.machine, source="uname")),
-        "host.kernel": Source(text, lambda: Signal(here.release, source="uname")),
+        "host.name": Source(text, lambda: _named(system.node)),
+        "host.arch": Source(text, lambda: Signal(system.machine, source="uname")),
+        "host.kernel": Source(text, lambda: Signal(system.release, source="uname")),
         "host.os": Source(text, lambda: _file(root / "etc/os-release", proc.os_name)),
         "host.python": Source(version, lambda: Signal(platform.python_version(), source="envcheck's own")),
         "host.uid": Source(whole, lambda: Signal(os.getuid(), source="getuid")),

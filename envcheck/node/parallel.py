@@ -61,7 +61,7 @@ def read(lanes: Sequence[Lane]) -> SourceReading:
     """Read all of them at once and return what they said, in their order, whichever was done first."""
     begun = time.monotonic()
     running = [_start(lane) for lane in lanes]
-    readings = [_answer(one, begun) for one in running]
+    readings = [_answer(lane, begun) for lane in running]
     signals = {name: signal for reading in readings for name, signal in reading.signals.items()}
     return SourceReading(signals, [gpu for reading in readings for gpu in reading.gpus])
 

@@ -58,5 +58,5 @@ def _checked(signal: Signal, type_: ValueType | None) -> Signal:
 
 
 def _short(value: Any) -> str:
-    told = repr(value)
-    return told if len(told) <= 60 else f"{told[:57]}..."  # noqa: PLR2004 (a line's worth)
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 (a line's worth)

@@ -32,11 +32,11 @@ class Signal:
 UNREAD = Signal(reason="not collected", why="not-collected")
 
 
-def unreadable(error: OSError, what: object, unit: str | None = None, source: str | None = None) -> Signal:
-    """Return the signal of `what` (a path, mostly) that the system refused; `source` is `what` where none is given."""
-    reason = f"{what}: {error.strerror}"
+def unreadable(error: OSError, subject: object, unit: str | None = None, source: str | None = None) -> Signal:
+    """Return the signal of `subject` (usually a path) that the system refused; `source` defaults to `subject`."""
+    reason = f"{subject}: {error.strerror}"
     return Signal(
-        reason=reason, why=why_unread.of_os_error(error), unit=unit, source=str(what) if source is None else source
+        reason=reason, why=why_unread.of_os_error(error), unit=unit, source=str(subject) if source is None else source
     )
 
 

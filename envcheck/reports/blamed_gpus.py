@@ -17,9 +17,9 @@ _NAMING: Final = ("device", "devices", "gpu", "gpus", "uuid", "uuids", "culprit"
 
 def uuids(report: RunReport) -> list[str]:
     """Return the node's GPUs as NVML orders them, then those that only torch saw."""
-    seen = [gpu.uuid for gpu in report.snapshot.gpus]
+    uuids = [gpu.uuid for gpu in report.snapshot.gpus]
     visible = [device.get("uuid") for device in phrases.devices(report.environment)]
-    return list(dict.fromkeys([*seen, *(str(uuid) for uuid in visible if uuid)]))
+    return list(dict.fromkeys([*uuids, *(str(uuid) for uuid in visible if uuid)]))
 
 
 def culprits(report: RunReport) -> dict[str, list[OutcomeRow]]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from envcheck.checks import ERROR, LEVELS, SKIP, Limit, limits
 from envcheck.reports.model import RunReport
-from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.discover import CheckModule
 
 MET: Final = Path(__file__).with_name("met.json")
 # What each level is for, in a line.
@@ -32,27 +32,27 @@ RUNS: Final = {
 }
 
 
-def runs_on(found: Found) -> str:
+def runs_on(module: CheckModule) -> str:
     """Return one of RUNS."""
-    if found.kind == "node":
-        return "GPU node" if found.check.gpus else "node"
-    if found.check.gpus:
+    if module.kind == "node":
+        return "GPU node" if module.check.gpus else "node"
+    if module.check.gpus:
         return "GPUs"
-    return "Python" if found.check.ranks == 1 else "ranks"
+    return "Python" if module.check.ranks == 1 else "ranks"
 
 
-def levels(found: Iterable[Found]) -> dict[str, list[Found]]:
+def levels(modules: Iterable[CheckModule]) -> dict[str, list[CheckModule]]:
     """Return the checks by level, in the order of the levels; only those that hold any."""
-    groups: dict[str, list[Found]] = {level: [] for level in LEVELS}
-    for each in found:
+    groups: dict[str, list[CheckModule]] = {level: [] for level in LEVELS}
+    for each in modules:
         groups[each.check.level].append(each)
     return {level: checks for level, checks in groups.items() if checks}
 
 
-def rows(found: Found) -> list[dict[str, Any]]:
+def rows(module: CheckModule) -> list[dict[str, Any]]:
     """Return the rows of limits.json that bear the check's id, or that its file or a helper that it uses names."""
-    files = [found.path, *(Path(helper.__file__ or "") for helper in _helpers(found))]
-    names = frozenset({found.id}).union(*map(_words, files))
+    files = [module.path, *(Path(helper.__file__ or "") for helper in _helpers(module))]
+    names = frozenset({module.id}).union(*map(_words, files))
     return [row for row in limits.rows() if row["check"] in names]
 
 
@@ -62,14 +62,14 @@ def _words(path: Path) -> frozenset[str]:
     return frozenset(n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
 
 
-def constants(found: Found) -> list[Limit]:
+def constants(module: CheckModule) -> list[Limit]:
     """Return the limits that stand in the check's own file, and in the helpers that it uses."""
-    spaces = [found.judge.__globals__, *map(vars, _helpers(found))]
+    spaces = [module.judge.__globals__, *map(vars, _helpers(module))]
     return [value for names in spaces for value in names.values() if isinstance(value, Limit)]
 
 
-def _helpers(found: Found) -> list[ModuleType]:
-    held = found.judge.__globals__.values()
+def _helpers(module: CheckModule) -> list[ModuleType]:
+    held = module.judge.__globals__.values()
     return [module for module in held if isinstance(module, ModuleType) and ".support." in module.__name__]
 
 
@@ -104,10 +104,10 @@ def _proved(report: RunReport) -> Iterable[str]:
             yield outcome.id
 
 
-def markdown(found: Sequence[Found]) -> str:
+def markdown(modules: Sequence[CheckModule]) -> str:
     """Return the table of docs/checks.md."""
     lines = ["| check | level | runs on | promise | met a GPU |", "|---|---|---|---|---|"]
-    for each in found:
+    for each in modules:
         models = ", ".join(dict.fromkeys(row["gpu"] for row in met(each.id))) or "not yet"
         promise = each.check.promise.replace("|", "\\|")
         lines.append(f"| `{each.id}` | {each.check.level} | {runs_on(each)} | {promise} | {models} |")

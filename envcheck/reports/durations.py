@@ -65,8 +65,8 @@ def taken(report: RunReport) -> str:
 
 
 def _seconds(outcome: OutcomeRow) -> float:
-    mine = {attempt.round for attempt in outcome.attempts if attempt.shown} or {1}
-    return sum(attempt.seconds for attempt in outcome.attempts if attempt.round in mine)
+    shown = {attempt.round for attempt in outcome.attempts if attempt.shown} or {1}
+    return sum(attempt.seconds for attempt in outcome.attempts if attempt.round in shown)
 
 
 def spread(outcome: OutcomeRow) -> tuple[str, str]:
@@ -87,9 +87,9 @@ def spread(outcome: OutcomeRow) -> tuple[str, str]:
 def progress(plan: Plan, done: int, now: str, seconds: tuple[float, float], number: int) -> str:
     """Return the line shown while `now` runs ("": Python and torch start); `seconds` are its own, and in all."""
     planned = {check.id: check.seconds for check in plan.checks}.get(now)
-    about = f" of about {duration(planned)}" if planned and planned >= _TELLING else ""
-    what = f"{now or 'starting Python and torch'} {duration(seconds[0])}{about}"
+    estimate = f" of about {duration(planned)}" if planned and planned >= _TELLING else ""
+    current = f"{now or 'starting Python and torch'} {duration(seconds[0])}{estimate}"
     rounds = f"round {number}{f' of {plan.repeat}' if plan.repeat > 1 else ''}, " if plan.soak else ""
     whole = plan.budget or plan.seconds
     in_all = f"{duration(seconds[1])}{f' of about {duration(whole)}' if whole >= _TELLING else ''} in all"
-    return f"{rounds}{done}/{len(plan.checks)} done; {what}; {in_all}"
+    return f"{rounds}{done}/{len(plan.checks)} done; {current}; {in_all}"

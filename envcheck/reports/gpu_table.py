@@ -43,13 +43,13 @@ def table(report: RunReport) -> tuple[list[str], list[list[TableCell]]]:
     for number, uuid in enumerate(uuids(report)):
         gpu = gpus.get(uuid, Gpu(uuid))
         models.append(str(gpu.signal("name").value or devices.get(uuid, {}).get("name") or "?"))
-        told = [
+        identity = [
             TableCell(str(_index(gpu, number))),
             TableCell(models[-1]),
             TableCell(uuid, status="code"),
             _findings(blamed[uuid]),
         ]
-        rows.append([*told, *(_read(gpu, names) for names in shown.values())])
+        rows.append([*identity, *(_read(gpu, names) for names in shown.values())])
     titles = ["GPU", "model", "UUID", "findings", *shown]
     if len(set(models)) == 1:
         # The page's head names the one model already.
@@ -75,11 +75,11 @@ def _index(gpu: Gpu, number: int) -> Any:
     return number if index is None else index
 
 
-def _findings(found: list[OutcomeRow]) -> TableCell:
-    if not found:
+def _findings(outcomes: list[OutcomeRow]) -> TableCell:
+    if not outcomes:
         return TableCell("none")
-    worst = next((o.status for o in found if o.status == FAIL), found[0].status)
-    return TableCell(", ".join(o.id for o in found), status=worst)
+    worst = next((o.status for o in outcomes if o.status == FAIL), outcomes[0].status)
+    return TableCell(", ".join(o.id for o in outcomes), status=worst)
 
 
 def _read(gpu: Gpu, names: tuple[str, ...]) -> TableCell:

@@ -43,7 +43,9 @@ def image(report: RunReport) -> str:
         return f"id {target.image_id}"
     digests = {"index": facts.index_digest, "manifest": facts.manifest_digest, "config": facts.config_digest}
     stated = [f"{name} {digest}" for name, digest in digests.items() if digest] or [f"id {target.image_id}"]
-    others = [name for name in facts.repository_digests if not any(name.partition("@")[2] in said for said in stated)]
+    others = [
+        name for name in facts.repository_digests if not any(name.partition("@")[2] in digest for digest in stated)
+    ]
     layers = [counted(len(facts.diff_ids), "layer")] if facts.diff_ids else []
     return ", ".join([*stated, *others, *layers])
 
@@ -66,10 +68,10 @@ def bound(outcome: OutcomeRow | FindingRow, *, unit: bool = True) -> str:
     return f"{_SIGNS.get(limit.kind, limit.kind)} {quantity(limit.value, _shown(limit.unit, unit=unit))}"
 
 
-def demanded(wanted: Demand) -> str:
+def demanded(demand: Demand) -> str:
     """Return what a site demands of a measured value, and which check measures it."""
-    limit = wanted.limit
-    return f"{wanted.what} {_SIGNS[limit.kind]} {quantity(limit.value, limit.unit)}, measured by {wanted.of}"
+    limit = demand.limit
+    return f"{demand.what} {_SIGNS[limit.kind]} {quantity(limit.value, limit.unit)}, measured by {demand.of}"
 
 
 def _shown(unit_of: str, *, unit: bool) -> str:

@@ -89,10 +89,10 @@ class Pseudonyms:
 
     def names(self, kind: str) -> list[str]:
         """Return the names known of a kind, the longest first."""
-        return sorted((name for known, name in self._known if known == kind), key=len, reverse=True)
+        return sorted((name for known_kind, name in self._known if known_kind == kind), key=len, reverse=True)
 
     def _new(self, kind: str, name: str) -> str:
-        number = sum(known == kind for known, _ in self._known) + 1
+        number = sum(known_kind == kind for known_kind, _ in self._known) + 1
         digest = hmac.new(self._key, f"{kind}:{name}".encode(), hashlib.sha256).hexdigest()
         if kind in ("GPU", "MIG"):
             d = digest if self._key else f"{number:032x}"
@@ -116,15 +116,15 @@ def learn(report: RunReport, names: Pseudonyms) -> None:
         names.of(kind, name)
 
 
-def line(text: str, names: Pseudonyms, given: Iterable[str] = ()) -> str:
+def line(text: str, names: Pseudonyms, typed: Iterable[str] = ()) -> str:
     """Return a line that is printed beside a report without names: this host's, this user's, paths and addresses.
 
-    `given` are parts of relative paths that the user typed.
+    `typed` are parts of relative paths that the user typed.
     """
     know_this_machine(names)
     for match in _UUID.finditer(text):
         names.of(match[1], match[0])
-    for word in sorted(given, key=len, reverse=True):
+    for word in sorted(typed, key=len, reverse=True):
         part = _part(word, names, word in names.names("user"))
         for form in {word, repr(word)[1:-1]}:
             text = part.join(re.split(rf"(?<![\w-]){re.escape(form)}(?![\w-])", text))
@@ -138,9 +138,9 @@ def redact(report: RunReport, key: str = "", names: Pseudonyms | None = None) ->
     """
     data, names = msgspec.to_builtins(report), names or Pseudonyms(key)
     learn(report, names)
-    told = {part: value if part in _KEPT else _walk(value, part, names) for part, value in data.items()}
-    redacted = msgspec.convert(told, RunReport)
-    before, after = ({o.id: o.status for o in rejudge(made).report.outcomes} for made in (report, redacted))
+    redacted_data = {part: value if part in _KEPT else _walk(value, part, names) for part, value in data.items()}
+    redacted = msgspec.convert(redacted_data, RunReport)
+    before, after = ({o.id: o.status for o in rejudge(version).report.outcomes} for version in (report, redacted))
     changed = sorted(identity for identity in before if after.get(identity) != before[identity])
     if changed:
         message = f"without names the verdict of {', '.join(changed)} would change"
@@ -221,9 +221,9 @@ def _text(text: str, key: str, names: Pseudonyms) -> str:
         return names.of(kind, text)
     if key in ("process.name", "process.command", "process.user") and text:
         return names.of(key.partition(".")[2], text)
-    for known in ("GPU", "MIG", "serial", "boot"):
-        for name in names.names(known):
-            text = text.replace(name, names.of(known, name))
+    for named_kind in ("GPU", "MIG", "serial", "boot"):
+        for name in names.names(named_kind):
+            text = text.replace(name, names.of(named_kind, name))
     text = _URL.sub(lambda match: f"{match[1]}://{names.of('url', match[0])}.example", text)
     text = _IMAGE.sub(lambda match: _registry(match, names), text)
     text = _QUOTED.sub(lambda match: _path(match[0], names), text)

@@ -53,14 +53,14 @@ def show(report: RunReport, console: Console, written: Iterable[str] = ()) -> No
         console.print()
     if took := durations.taken(report):
         console.print(Text(f"took {took}", style="dim"))
-    if one := gpu_table.blamed(report):
-        console.print(Text(one))
+    if blamed := gpu_table.blamed(report):
+        console.print(Text(blamed))
     for line in written:
         console.print(Text(line, overflow="fold"), soft_wrap=True)
     console.print(Text(phrases.conclusion(report), style=_STYLES[report.verdict.status]))
 
 
-def show_plan(plan: Plan, target: TargetFacts, console: Console, wanted: Iterable[Demand] = ()) -> None:
+def show_plan(plan: Plan, target: TargetFacts, console: Console, demands: Iterable[Demand] = ()) -> None:
     """Print what a run would do, and for how long; then what a site demands of what it measures."""
     show_announcement(plan, target, console)
     table = _grid((14, None, None, None))
@@ -68,8 +68,8 @@ def show_plan(plan: Plan, target: TargetFacts, console: Console, wanted: Iterabl
     for check in plan.checks:
         table.add_row(check.id, check.level, durations.cost(plan, check, fitting), check.promise)
     ids = {check.id for check in plan.checks}
-    for one in wanted:
-        table.add_row(one.id, "", "" if one.of in ids else "not run", phrases.demanded(one))
+    for demand in demands:
+        table.add_row(demand.id, "", "" if demand.of in ids else "not run", phrases.demanded(demand))
     console.print(table)
 
 

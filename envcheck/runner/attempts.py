@@ -110,15 +110,15 @@ def findings(*rows: OutcomeRow) -> list[FindingRow]:
     It is known by its code and culprit, for its numbers differ. A row that has several findings with one code and
     culprit keeps each of them: the first of them is the first of those in another row.
     """
-    known: dict[tuple[Any, ...], FindingRow] = {}
+    findings: dict[tuple[Any, ...], FindingRow] = {}
     for row in rows:
         times: collections.Counter[tuple[str, ...]] = collections.Counter()
         for finding in row.findings or [as_finding(row)]:
             if finding.status not in (PASS, SKIP):
                 name = _name(row.id, finding)
                 times[name] += 1
-                known.setdefault((name, times[name]), finding)
-    ordered = sorted(known.values(), key=lambda finding: WORST_FIRST.index(finding.status))
+                findings.setdefault((name, times[name]), finding)
+    ordered = sorted(findings.values(), key=lambda finding: WORST_FIRST.index(finding.status))
     return ordered[:_MOST] if len(ordered) > 1 else []
 
 
@@ -173,18 +173,18 @@ def measured(row: OutcomeRow) -> bool:
     return not (row.status == ERROR and row.summary.startswith(f"rank {row.details.get('rank')} "))
 
 
-def _together(shown: OutcomeRow, *rows: OutcomeRow) -> list[Attempt]:
+def _together(counted_row: OutcomeRow, *rows: OutcomeRow) -> list[Attempt]:
     """Return the attempts of all rows; the one that counts is marked, and each other keeps what it was judged by."""
-    kept: list[Attempt] = []
+    attempts: list[Attempt] = []
     for row in rows:
         for attempt in row.attempts:
-            if row is shown or not attempt.shown:
-                kept.append(attempt)
+            if row is counted_row or not attempt.shown:
+                attempts.append(attempt)
                 continue
-            room = sum(bool(a.ranks) for a in kept) < _WITH_EVIDENCE
+            room = sum(bool(a.ranks) for a in attempts) < _WITH_EVIDENCE
             evidence = row.ranks if room and row.status not in (PASS, SKIP) and measured(row) else []
-            kept.append(structs.replace(attempt, shown=False, ranks=evidence))
-    return _fewer(kept)
+            attempts.append(structs.replace(attempt, shown=False, ranks=evidence))
+    return _fewer(attempts)
 
 
 def _fewer(attempts: list[Attempt]) -> list[Attempt]:

@@ -16,7 +16,7 @@ from envcheck.runner import attempts
 from envcheck.runner.judging import judge, lost_gpus, p2p_effects
 from envcheck.runner.judging.outcome_rows import ending, ending_fix, lost, row
 from envcheck.runner.planning import repeat, resume, time_budget
-from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.discover import CheckModule
 from envcheck.runner.planning.plan import planned_seconds, worker_plan
 from envcheck.runner.requirements import measured as requirements_measured
 from envcheck.runner.schema import LimitRow, OutcomeRow, Plan, Planned
@@ -81,7 +81,7 @@ def _tell(run: Run, watcher: Watcher) -> None:
 def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Watcher) -> None:
     begun = time.monotonic()
     probes = [f.id for f in run.chosen if f.check.probe]
-    told = worker_plan(
+    instructions = worker_plan(
         plan,
         {f.id: f.source for f in run.chosen},
         ours=run.target.ours,
@@ -91,11 +91,11 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
         imports={f.id: f.check.imports for f in run.chosen},
         environment=p2p_effects.environment(probes, run.outcomes),
     )
-    found = {f.id: f for f in run.chosen if f.id in {c.id for c in plan.checks}}
+    modules = {f.id: f for f in run.chosen if f.id in {c.id for c in plan.checks}}
     limits = {c.id: c.timeout for c in plan.checks}
-    unfinished = set(found)
+    unfinished = set(modules)
     # The worker imports torch while this process reads the node.
-    with worker_session.working_directory(told, run.site) as directory:
+    with worker_session.working_directory(instructions, run.site) as directory:
         reading = _beside(collect)
         reading.add_done_callback(lambda _: worker_session.node_was_read(directory))
         for event in worker_session.events(run.target, directory, limits):
@@ -104,9 +104,9 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
                 _compare(run, event["facts"], reading.result())
             if run.plan.soak or not run.snapshot.taken:
                 run.snapshot = reading.result()
-            for identity, outcome in _told(run, event, found, unfinished):
+            for identity, outcome in _told(run, event, modules, unfinished):
                 unfinished.discard(identity)
-                run.current[identity] = row(found[identity], outcome, event, run.current.get(identity), run.plan.gpus)
+                run.current[identity] = row(modules[identity], outcome, event, run.current.get(identity), run.plan.gpus)
             if event["event"] == "started":
                 watcher.running(event["id"])
             _tell(run, watcher)
@@ -128,57 +128,57 @@ def _beside(collect: Callable[[], Snapshot]) -> Future[Snapshot]:
 
 def _compare(run: Run, facts: dict[str, Any], snapshot: Snapshot) -> None:
     """Hold an environment that was known before against what it is now: what changed meanwhile was not validated."""
-    found = resume.changed(run.environment, facts, run.snapshot, snapshot)
+    differences = resume.changed(run.environment, facts, run.snapshot, snapshot)
     if run.report is not None:
-        resume.refuse(found, run.report)
+        resume.refuse(differences, run.report)
         run.report = None
-    elif found:
+    elif differences:
         run.current[_SAME] = OutcomeRow(
             id=_SAME,
             kind="env",
             status="fail",
-            summary=f"the environment changed during the run: {'; '.join(found)}",
+            summary=f"the environment changed during the run: {'; '.join(differences)}",
             remedy="check the kernel log and other users of this node, then run again",
             code="same-environment.changed",
         )
 
 
 def _told(
-    run: Run, event: worker_session.Event, found: dict[str, Found], unfinished: set[str]
+    run: Run, event: worker_session.Event, modules: dict[str, CheckModule], unfinished: set[str]
 ) -> list[tuple[str, Outcome]]:
     """Return the outcomes that an event makes known."""
     if event["event"] == "environment":
         run.environment = event["facts"]
         run.promises = locked_packages.with_packages(run.target.promises(run.environment))
-        return [(i, o) for i in sorted(unfinished) if (o := unmeasured(run, found[i])) is not None]
+        return [(i, o) for i in sorted(unfinished) if (o := unmeasured(run, modules[i])) is not None]
     if event["event"] == "done":
-        return [(event["id"], _measured(run, found[event["id"]], event))]
+        return [(event["id"], _measured(run, modules[event["id"]], event))]
     if event["event"] == "left-out":
-        seconds = planned_seconds(found[event["id"]].check, run.plan.gpus)
+        seconds = planned_seconds(modules[event["id"]].check, run.plan.gpus)
         return [(event["id"], time_budget.left_out(seconds, event["left"], run.plan.budget))]
     if event["event"] in worker_session.LAST:
         run.report = None
         importing = not run.environment
-        why = ending(event, importing=importing, here=run.target.ours)
+        why = ending(event, importing=importing, own_limits=run.target.ours)
         run.environment = run.environment or {"error": why}
         fix = ending_fix(event, importing=importing)
         gone = undecided(why, fix=fix, code="torch.import-lost" if importing else "worker.lost")
-        return [(i, unmeasured(run, found[i]) or gone) for i in sorted(unfinished)]
+        return [(i, unmeasured(run, modules[i]) or gone) for i in sorted(unfinished)]
     return []
 
 
-def unmeasured(run: Run, found: Found) -> Outcome | None:
+def unmeasured(run: Run, module: CheckModule) -> Outcome | None:
     """Return the outcome of a check that needs nothing measured, or cannot be; None for one that must be."""
-    if found.kind == "env" and "device_count" not in run.environment:
+    if module.kind == "env" and "device_count" not in run.environment:
         return None
-    gpus = len(run.snapshot.gpus) if found.kind == "node" else int(run.environment["device_count"])
-    why = _no_nvml(run.snapshot) if found.kind == "node" else _no_gpu(run.environment)
-    lacking = judge.without_gpu(found, gpus, why, require_gpu=run.plan.require_gpu)
+    gpus = len(run.snapshot.gpus) if module.kind == "node" else int(run.environment["device_count"])
+    why = _no_nvml(run.snapshot) if module.kind == "node" else _no_gpu(run.environment)
+    lacking = judge.without_gpu(module, gpus, why, require_gpu=run.plan.require_gpu)
     if lacking is not None:
         return lacking
-    if found.kind == "node":
-        return judge.decide(found, run.view)
-    return None if "error" in run.environment else judge.alone(found, gpus or run.plan.nproc)
+    if module.kind == "node":
+        return judge.decide(module, run.view)
+    return None if "error" in run.environment else judge.alone(module, gpus or run.plan.nproc)
 
 
 def _no_gpu(environment: dict[str, Any]) -> str:
@@ -194,11 +194,11 @@ def _no_nvml(snapshot: Snapshot) -> str:
     return snapshot.signal("driver.version").reason or "NVML shows none"
 
 
-def _measured(run: Run, found: Found, event: worker_session.Event) -> Outcome:
+def _measured(run: Run, module: CheckModule, event: worker_session.Event) -> Outcome:
     error = event["error"]
     if error is None:
-        return judge.decide(found, run.view, event["ranks"], p2p_effects.kept(event))
-    return p2p_effects.lost(found, lost(error, run.environment.get("error")), error)
+        return judge.decide(module, run.view, event["ranks"], p2p_effects.kept(event))
+    return p2p_effects.lost(module, lost(error, run.environment.get("error")), error)
 
 
 def insist_on_gpu(run: Run) -> None:

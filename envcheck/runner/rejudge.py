@@ -14,7 +14,7 @@ from envcheck.runner import attempts
 from envcheck.runner.execute import insist_on_gpu, name_lost_gpus, unmeasured
 from envcheck.runner.judging import judge, lost_gpus, p2p_effects
 from envcheck.runner.judging.outcome_rows import ATTEMPT, fields
-from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.discover import CheckModule
 from envcheck.runner.schema import Attempt, OutcomeRow, TargetFacts, plain
 from envcheck.runner.state import Run
 from envcheck.runner.targets.interface import Handle
@@ -47,11 +47,11 @@ def rejudge(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
 
     What was never measured, or whose processes broke, stays what it was: there is nothing to judge.
     """
-    found = {f.id: f for f in run.chosen}
+    modules = {f.id: f for f in run.chosen}
     unknown = []
     for old in before:
-        if old.id in found:
-            run.known[old.id] = _with_change(_compared(_again(run, found[old.id], old), old), old)
+        if old.id in modules:
+            run.known[old.id] = _with_change(_compared(_again(run, modules[old.id], old), old), old)
         elif old.id not in _OWN:
             run.known[old.id] = old
             unknown.append(old.id)
@@ -60,25 +60,25 @@ def rejudge(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
     return unknown
 
 
-def _again(run: Run, found: Found, old: OutcomeRow) -> OutcomeRow:
+def _again(run: Run, module: CheckModule, old: OutcomeRow) -> OutcomeRow:
     """Judge every attempt again whose measurements are kept; one without them stays what it was."""
-    mine = attempts.shown(old.attempts) or _last(old)
-    if mine is None:
-        return _judged(run, found, old, old)
-    rows = [_judged(run, found, _alone(old, a) if a is mine else attempts.single(old, a), old) for a in old.attempts]
+    shown = attempts.shown(old.attempts) or _last(old)
+    if shown is None:
+        return _judged(run, module, old, old)
+    rows = [_judged(run, module, _alone(old, a) if a is shown else attempts.single(old, a), old) for a in old.attempts]
     return structs.replace(attempts.combine(rows), spread=old.spread, left_out=old.left_out)
 
 
 def _compared(new: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
     """Say of an outcome that only today's rule cannot tell that the report is why, and not the machine."""
-    told = f"{old.status} then; {LACKING}{new.summary}"
+    summary = f"{old.status} then; {LACKING}{new.summary}"
     if new.status == old.status == ERROR and old.summary.endswith(f"{LACKING}{new.summary}"):
-        told = old.summary  # judged once before
+        summary = old.summary  # judged once before
     elif new.status != ERROR or old.status == ERROR:
         return new
     remedy = f"measure again with `envcheck run --only {new.id}`"
     findings = [structs.replace(f, remedy=remedy) if f.status == ERROR else f for f in new.findings]
-    return structs.replace(new, summary=told, remedy=remedy, findings=findings)
+    return structs.replace(new, summary=summary, remedy=remedy, findings=findings)
 
 
 def _with_change(new: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
@@ -93,37 +93,37 @@ def _last(old: OutcomeRow) -> Attempt | None:
     return alike[-1] if alike else old.attempts[-1] if old.attempts else None
 
 
-def _alone(old: OutcomeRow, mine: Attempt) -> OutcomeRow:
+def _alone(old: OutcomeRow, attempt: Attempt) -> OutcomeRow:
     """Return the row of the attempt that is shown, without what others added to it."""
     if len(old.attempts) == 1:
         return old
-    summary = mine.summary or old.summary
+    summary = attempt.summary or old.summary
     changes = [change for change in old.changes if change.rule not in attempts.ROW_RULES]
-    alone = structs.replace(mine, shown=True)
+    alone = structs.replace(attempt, shown=True)
     return structs.replace(old, summary=summary, attempts=[alone], spread=None, changes=changes)
 
 
-def _judged(run: Run, found: Found, row: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
-    outcome = _outcome(run, found, row, old)
+def _judged(run: Run, module: CheckModule, row: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
+    outcome = _outcome(run, module, row, old)
     if outcome is None:
         return row
-    known = fields(outcome)
+    described = fields(outcome)
     kept = {name: row.details[name] for name in ("survivors", *p2p_effects.KEPT) if name in row.details}
-    told = {name: known[name] for name in ATTEMPT}
+    measured = {name: described[name] for name in ATTEMPT}
     return structs.replace(
         row,
-        **known,
+        **described,
         details=plain({**outcome.details, **kept}),
-        attempts=[structs.replace(a, **told, remeasure=outcome.remeasure, shown=True) for a in row.attempts],
+        attempts=[structs.replace(a, **measured, remeasure=outcome.remeasure, shown=True) for a in row.attempts],
     )
 
 
-def _outcome(run: Run, found: Found, row: OutcomeRow, old: OutcomeRow) -> Outcome | None:
+def _outcome(run: Run, module: CheckModule, row: OutcomeRow, old: OutcomeRow) -> Outcome | None:
     """Return what a row comes to today; None where there is nothing to judge."""
-    if found.kind == "env" and attempts.measured(row):
-        return judge.decide(found, run.view, row.ranks, old.details)
+    if module.kind == "env" and attempts.measured(row):
+        return judge.decide(module, run.view, row.ranks, old.details)
     one_of_many = len(old.attempts) > 1 or (old.spread is not None and old.spread.rounds > 1)
-    if found.kind == "node" and one_of_many:
+    if module.kind == "node" and one_of_many:
         # The report holds the data read from the node last, and not as this attempt saw it.
         return None
-    return unmeasured(run, found)
+    return unmeasured(run, module)

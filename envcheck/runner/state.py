@@ -17,7 +17,7 @@ from envcheck.node.snapshot import Snapshot
 from envcheck.runner import attempts
 from envcheck.runner.judging import judge
 from envcheck.runner.planning import repeat, resume
-from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.discover import CheckModule
 from envcheck.runner.requirements import measured as requirements_measured
 from envcheck.runner.schema import Mode, OutcomeRow, Plan, RunVerdict, Timing
 from envcheck.runner.targets.interface import Target
@@ -34,7 +34,7 @@ class Run:
     """
 
     plan: Plan
-    chosen: Sequence[Found]
+    chosen: Sequence[CheckModule]
     target: Target
     started: str = ""
     ended: str = ""
@@ -85,8 +85,8 @@ class Run:
     @property
     def done(self) -> int:
         """Return how many checks of this round have come to something."""
-        number, known = self.number, self.known
-        return sum(c.id in self.current or repeat.rounds(known.get(c.id)) >= number for c in self.plan.checks)
+        number, earlier = self.number, self.known
+        return sum(c.id in self.current or repeat.rounds(earlier.get(c.id)) >= number for c in self.plan.checks)
 
     @property
     def outcomes(self) -> dict[str, OutcomeRow]:
@@ -114,8 +114,8 @@ class Run:
         if self._shaped[0] is not self.snapshot:
             self._shaped = (self.snapshot, signal_types.sound(self.snapshot))
         mode, image = "gpu" if self.mode == "gpu" else "cpu", self.target.facts.image
-        told = structs.asdict(image) if image else {}
-        return View(self._shaped[1], self.environment, self.promises, mode, self.matrix, told)
+        image_facts = structs.asdict(image) if image else {}
+        return View(self._shaped[1], self.environment, self.promises, mode, self.matrix, image_facts)
 
     @property
     def ordered(self) -> list[OutcomeRow]:

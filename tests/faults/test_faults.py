@@ -20,7 +20,7 @@ from envcheck.node.snapshot import Gpu, Signal, Snapshot, with_whys
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.rejudge import rejudge
 from envcheck.runner import attempts
-from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.discover import CheckModule
 from envcheck.runner.schema import OutcomeRow
 
 TESTS = Path(__file__).parents[1]
@@ -227,7 +227,9 @@ def _is(wanted: dict[str, int], names: list[str]) -> bool:
     return len(names) == count and all(model in name for name in names)
 
 
-def test_the_catalogue_is_large_enough_and_says_each_thing_once(rows: list[Row], checks: dict[str, Found]) -> None:
+def test_the_catalogue_is_large_enough_and_says_each_thing_once(
+    rows: list[Row], checks: dict[str, CheckModule]
+) -> None:
     names = [row["fault"] for row in rows]
     assert len(set(names)) == len(names) >= 60
     assert {row["check"] for row in rows} <= {*checks, "runner"}
@@ -237,7 +239,7 @@ def test_the_catalogue_is_large_enough_and_says_each_thing_once(rows: list[Row],
     assert {key for row in rows for key in row} <= fields
 
 
-def test_every_check_of_the_node_has_a_fault_that_it_catches(rows: list[Row], checks: dict[str, Found]) -> None:
+def test_every_check_of_the_node_has_a_fault_that_it_catches(rows: list[Row], checks: dict[str, CheckModule]) -> None:
     caught = {row["check"] for row in rows}
     assert sorted(found.id for found in checks.values() if found.kind == "node" and found.id not in caught) == [], (
         "add a fault of each of these checks to tests/faults/faults.yaml"

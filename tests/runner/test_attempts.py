@@ -27,7 +27,7 @@ from envcheck.runner import attempts
 from envcheck.runner.judging import judge, status_rules
 from envcheck.runner.judging.outcome_rows import row
 from envcheck.runner.planning import repeat
-from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.discover import CheckModule
 from envcheck.runner.planning.plan import plan
 from envcheck.runner.rejudge import Past, rejudge
 from envcheck.runner.schema import OutcomeRow, TargetFacts
@@ -44,7 +44,7 @@ OUTCOMES = {
 KINDS = st.sampled_from([*OUTCOMES])
 
 
-def after_rules(outcome: Outcome, check: Found, details: dict[str, Any]) -> Outcome:
+def after_rules(outcome: Outcome, check: CheckModule, details: dict[str, Any]) -> Outcome:
     """Return an outcome after the rules that follow its judge."""
     return status_rules.apply(outcome, status_rules.Evidence(check, View(Snapshot()), details))
 

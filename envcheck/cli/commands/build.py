@@ -165,23 +165,23 @@ def _engine(options: BuildOptions) -> EngineName:
     from envcheck.images import engines
 
     try:
-        found = engines.find(options.engine)
+        engine = engines.find(options.engine)
     except UnavailableError as error:
         if not options.plan_only:
             raise
         message = f"{error.message}, and a plan asks it which bases and images it holds"
         raise UnavailableError(message, fix=error.fix) from error
-    if options.tag != REPOSITORY and found == "venv":
+    if options.tag != REPOSITORY and engine == "venv":
         reason = "--engine is venv" if options.engine == "venv" else "neither docker nor podman answers"
         message = f"--tag names an image, and {reason}"
         raise ConfigError(message, fix="start docker or podman, or leave --tag out: --output says where a venv goes")
-    if options.output is not None and found != "venv":
-        message = f"--output is where the venv engine puts the environment, and the engine is {found}"
+    if options.output is not None and engine != "venv":
+        message = f"--output is where the venv engine puts the environment, and the engine is {engine}"
         raise ConfigError(message, fix="give --engine venv, or --tag to name the image")
-    if options.bake and found != "docker":
-        message = f"--bake is for docker's buildx, and the engine is {found}"
+    if options.bake and engine != "docker":
+        message = f"--bake is for docker's buildx, and the engine is {engine}"
         raise ConfigError(message, fix="give --engine docker, or --dry-run --json for this engine's plan")
-    return found
+    return engine
 
 
 def _request(
@@ -284,13 +284,13 @@ def _show_venv_plan(planned: EnvironmentPlan, *, as_json: bool) -> None:
         click.echo("skip    this key is built there already: a build would run nothing")
 
 
-def _show(built: Built | Environment, what: str, settings: Settings, *, as_json: bool) -> None:
+def _show(built: Built | Environment, name: str, settings: Settings, *, as_json: bool) -> None:
     import msgspec
 
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(built)))
         return
-    click.echo(f"{'skipped, its key is built already' if built.skipped else 'built and proven'}: {what}")
+    click.echo(f"{'skipped, its key is built already' if built.skipped else 'built and proven'}: {name}")
     if settings.quiet:
         return
     promised = {name: built.promises[name] for name in ("torch", "cuda", "cudnn", "nccl", "python")}

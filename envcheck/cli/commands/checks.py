@@ -15,7 +15,7 @@ from envcheck.counting import counted
 from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
-    from envcheck.runner.planning.discover import Found
+    from envcheck.runner.planning.discover import CheckModule
 
 _WIDTH: Final = 80
 _BOUNDS: Final = ("fail", "warn")
@@ -72,23 +72,23 @@ def command(options: ChecksOptions) -> int:
         messages.say(str(error))
         errors.append(error)
 
-    found = select(discover(options.checks, hear), options.level or LEVELS[-1], only=[check] if check else [])
+    modules = select(discover(options.checks, hear), options.level or LEVELS[-1], only=[check] if check else [])
     if options.as_json:
-        click.echo(json.dumps([_facts(f) for f in found], indent=2))
+        click.echo(json.dumps([_facts(f) for f in modules], indent=2))
     elif options.format_name == "markdown":
-        click.echo(check_catalogue.markdown(found), nl=False)
+        click.echo(check_catalogue.markdown(modules), nl=False)
     elif check is not None:
-        click.echo("\n".join(_all_about(found[0])))
+        click.echo("\n".join(_all_about(modules[0])))
     else:
-        _table(found)
+        _table(modules)
     return ConfigError.exit_code if errors else 0
 
 
-def _table(found: list[Found]) -> None:
+def _table(modules: list[CheckModule]) -> None:
     from envcheck.reports import check_catalogue
 
-    widest = max(len(f.id) for f in found)
-    for level, checks in check_catalogue.levels(found).items():
+    widest = max(len(f.id) for f in modules)
+    for level, checks in check_catalogue.levels(modules).items():
         count, cost = len(checks), sum(f.check.seconds for f in checks)
         head = f"{level}: {counted(count, 'check')}, {_cost(cost)}: {check_catalogue.FOR[level]}"
         click.echo(_wrapped(head, "  "))
@@ -96,17 +96,17 @@ def _table(found: list[Found]) -> None:
             start = f"  {f.id:<{widest}}  {check_catalogue.runs_on(f):<8}  {f'{f.check.seconds:g} s':<6}  "
             click.echo(start + _wrapped(f.check.promise, " " * len(start), len(start)))
         click.echo()
-    for line in _legend(found):
+    for line in _legend(modules):
         click.echo(line)
 
 
-def _legend(found: list[Found]) -> Iterator[str]:
+def _legend(modules: list[CheckModule]) -> Iterator[str]:
     from envcheck.reports import check_catalogue
 
-    for name in dict.fromkeys(check_catalogue.runs_on(f) for f in found):
+    for name in dict.fromkeys(check_catalogue.runs_on(f) for f in modules):
         yield f"{name:<8}  {check_catalogue.RUNS[name]}"
-    seen = sum(bool(check_catalogue.met(f.id)) for f in found)
-    yield f"{seen} of {len(found)} have met a real GPU; `envcheck checks ID` says all about one."
+    run_on_gpu = sum(bool(check_catalogue.met(f.id)) for f in modules)
+    yield f"{run_on_gpu} of {len(modules)} have met a real GPU; `envcheck checks ID` says all about one."
 
 
 def _cost(seconds: float) -> str:
@@ -115,7 +115,7 @@ def _cost(seconds: float) -> str:
     return "under a second" if seconds < 1 else f"about {duration(seconds)}"
 
 
-def _all_about(f: Found) -> Iterator[str]:
+def _all_about(f: CheckModule) -> Iterator[str]:
     from envcheck.reports import check_catalogue
 
     runs = check_catalogue.runs_on(f)
@@ -143,15 +143,15 @@ def _is_block(part: str) -> bool:
     return all(line.startswith("  ") for line in part.splitlines())
 
 
-def _rows(f: Found) -> Iterator[str]:
+def _rows(f: CheckModule) -> Iterator[str]:
     from envcheck.checks import limits
     from envcheck.reports import check_catalogue, phrases
 
     for row in check_catalogue.rows(f):
         beyond = _MISSED[row.get("kind", "at least")]
         verbs = ["warn" if word == "fail" and not limits.verified(row) else word for word in _BOUNDS]
-        told = zip(verbs, _BOUNDS, strict=True)
-        bounds = [f"{verb}s {beyond} {phrases.quantity(row[word], row['unit'])}" for verb, word in told if word in row]
+        pairs = zip(verbs, _BOUNDS, strict=True)
+        bounds = [f"{verb}s {beyond} {phrases.quantity(row[word], row['unit'])}" for verb, word in pairs if word in row]
         yield _wrapped(f"  {_where(row, f.id)}{', '.join(bounds)}", "    ")
         yield _wrapped(f"    {row['source']} ({row['date']})", "    ")
 
@@ -160,14 +160,16 @@ def _where(row: dict[str, Any], identity: str) -> str:
     models = row.get("gpu", [])
     count = [f"{row['gpus']} x"] if "gpus" in row else []
     link = row.get("transport", [])
-    ways = ["over " + "/".join([link] if isinstance(link, str) else link)] if link else []
-    ways += [f"over 16 lanes of PCIe generation {row['pcie']}"] if "pcie" in row else []
+    conditions = ["over " + "/".join([link] if isinstance(link, str) else link)] if link else []
+    conditions += [f"over 16 lanes of PCIe generation {row['pcie']}"] if "pcie" in row else []
     named = [] if row["check"] == identity else [row["check"]]
-    told = " ".join([*named, *count, " or ".join([models] if isinstance(models, str) else models), *ways]).strip()
-    return f"{told}: " if told else ""
+    condition = " ".join(
+        [*named, *count, " or ".join([models] if isinstance(models, str) else models), *conditions]
+    ).strip()
+    return f"{condition}: " if condition else ""
 
 
-def _constants(f: Found) -> Iterator[str]:
+def _constants(f: CheckModule) -> Iterator[str]:
     from envcheck.reports import check_catalogue, phrases
 
     for limit in check_catalogue.constants(f):
@@ -191,17 +193,17 @@ def _wrapped(text: str, indent: str = "", used: int = 0) -> str:
     return filled[used:]
 
 
-def _facts(f: Found) -> dict[str, Any]:
+def _facts(f: CheckModule) -> dict[str, Any]:
     import dataclasses
 
     from envcheck.reports import check_catalogue
 
-    told = {"runs_on": check_catalogue.runs_on(f), "doc": f.doc, "met": check_catalogue.met(f.id)}
+    catalogue_facts = {"runs_on": check_catalogue.runs_on(f), "doc": f.doc, "met": check_catalogue.met(f.id)}
     constants = [dataclasses.asdict(limit) for limit in check_catalogue.constants(f)]
     return {
         "id": f.id,
         "kind": f.kind,
         **dataclasses.asdict(f.check),
-        **told,
+        **catalogue_facts,
         "limits": check_catalogue.rows(f) + constants,
     }

@@ -53,27 +53,29 @@ def command(options: DemoOptions, ctx: click.Context) -> None:
 
     settings: Settings = ctx.obj
     run.leave_to_the_first(ctx)
-    found = engines.find(options.engine)
+    engine = engines.find(options.engine)
     _step(1, "resolve: what can run on this machine?")
     matrix = load(settings.matrix)
     answer = _resolve(matrix, quiet=settings.quiet)
-    cell = choose(matrix, answer, found)
+    cell = choose(matrix, answer, engine)
     if options.dry_run:
         click.echo(f"\n{cell}")
         return
-    _step(2, f"build: {cell} with {found}, through mirror profile {options.mirror}")
+    _step(2, f"build: {cell} with {engine}, through mirror profile {options.mirror}")
     click.echo("the newest published cell that is legal here (`envcheck images` lists them)")
-    ctx.invoke(build.command, selector=str(cell), mirror=options.mirror, engine=found)
-    ctx.meta["envcheck.resolution"] = f"{_said(answer, cell)}; built by {found} through mirror profile {options.mirror}"
+    ctx.invoke(build.command, selector=str(cell), mirror=options.mirror, engine=engine)
+    ctx.meta["envcheck.resolution"] = (
+        f"{_said(answer, cell)}; built by {engine} through mirror profile {options.mirror}"
+    )
     _step(3, "validate: is it what it says, and does it compute?")
     output = options.output
     page = output if output.directory else Output(output.path.with_suffix(".html"))
-    if found == "venv":
+    if engine == "venv":
         from envcheck.data import state_path
 
         ctx.invoke(run.command, python=str(state_path("venvs", str(cell))), output=output, html=page)
     else:
-        ctx.invoke(run.command, image=_image(matrix, cell, found), output=output, html=page)
+        ctx.invoke(run.command, image=_image(matrix, cell, engine), output=output, html=page)
 
 
 def _step(number: int, title: str) -> None:
@@ -88,9 +90,9 @@ def _resolve(matrix: Matrix, *, quiet: bool) -> Resolution:
     from envcheck.matrix.resolver.resolve import Query, resolve
     from envcheck.node.collect import identify
 
-    here = fill(matrix, Query(), identify(), active_python())
-    resolution_text.show(resolve(matrix, here.query, read_here=here.read, notes=here.notes), quiet=quiet)
-    return resolve(matrix, here.query.replace(python=None), notes=here.notes)
+    node = fill(matrix, Query(), identify(), active_python())
+    resolution_text.show(resolve(matrix, node.query, read_here=node.read, notes=node.notes), quiet=quiet)
+    return resolve(matrix, node.query.replace(python=None), notes=node.notes)
 
 
 def choose(matrix: Matrix, answer: Resolution, engine: str) -> Cell:

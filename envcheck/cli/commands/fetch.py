@@ -119,23 +119,23 @@ def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile],
     from envcheck.mirrors.fetch.batch import fetch_all
     from envcheck.mirrors.net.credentials import permission_warning
 
-    what = options.asked()
-    what.check()
-    profile, revision = profile_to_fetch(settings, options.mirror, what)
-    if profile.netrc and not settings.quiet and (said := permission_warning(Path(profile.netrc))):
-        click.echo(said, err=True)
+    request = options.asked()
+    request.check()
+    profile, revision = profile_to_fetch(settings, options.mirror, request)
+    if profile.netrc and not settings.quiet and (warning := permission_warning(Path(profile.netrc))):
+        click.echo(warning, err=True)
     if revision is not None:
-        return _model(settings, revision, model_endpoints(what, profile), profile, options, done, stop)
+        return _model(settings, revision, model_endpoints(request, profile), profile, options, done, stop)
     client = profile_client(profile, options.connections)
-    wanted = wanted_files(settings, what, profile, client, options.output)
+    files = wanted_files(settings, request, profile, client, options.output)
 
-    with _shown(settings, client, options, [want.expected for want in wanted], stop) as (means, screen):
+    with _shown(settings, client, options, [want.expected for want in files], stop) as (means, screen):
 
-        def there(file: FetchedFile) -> None:
+        def report_fetched(file: FetchedFile) -> None:
             done.append(file)
             report_file(screen, file, file.path.name)
 
-        done[:] = fetch_all(wanted, means, there)
+        done[:] = fetch_all(files, means, report_fetched)
     return ""
 
 
@@ -155,11 +155,11 @@ def _model(
 
     with _shown(settings, client, options, [file.size for file in revision.files], stop) as (means, screen):
 
-        def there(file: FetchedFile) -> None:
+        def report_fetched(file: FetchedFile) -> None:
             done.append(file)
             report_file(screen, file, names.get(file.path.name, file.path.name))
 
-        done[:] = fetch_revision(revision, endpoints, options.output, means, there)
+        done[:] = fetch_revision(revision, endpoints, options.output, means, report_fetched)
     return f"use it with HF_HUB_OFFLINE=1 HF_HUB_CACHE={options.output.absolute()}: {_call(revision)}"
 
 

@@ -45,17 +45,17 @@ def command(options: JudgeOptions, ctx: click.Context) -> None:
     from envcheck.reports.terminal import show, width
 
     report_output_files.apart(FILE=options.file, output=options.output)
-    found = rejudge(load(options.file), load_matrix(ctx.obj.matrix) if ctx.obj.matrix else None, options.checks)
+    rejudged = rejudge(load(options.file), load_matrix(ctx.obj.matrix) if ctx.obj.matrix else None, options.checks)
     if options.output is not None:
-        write(found.report, options.output)
+        write(rejudged.report, options.output)
     if options.as_json:
-        click.echo(encode(found.report), nl=False)
+        click.echo(encode(rejudged.report), nl=False)
     elif ctx.obj.quiet:
-        click.echo(printable(found.report.verdict.sentence))
+        click.echo(printable(rejudged.report.verdict.sentence))
     else:
-        for identity, before, after in found.changed:
+        for identity, before, after in rejudged.changed:
             click.echo(printable(f"{identity}: {before} then, {after} now"))
-        if found.unknown:
-            click.echo(printable(f"as it was, for want of such a check today: {', '.join(found.unknown)}"))
-        show(found.report, console(width=width(), highlight=False))
-    ctx.exit(found.report.verdict.exit_code)
+        if rejudged.unknown:
+            click.echo(printable(f"as it was, for want of such a check today: {', '.join(rejudged.unknown)}"))
+        show(rejudged.report, console(width=width(), highlight=False))
+    ctx.exit(rejudged.report.verdict.exit_code)

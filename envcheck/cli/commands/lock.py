@@ -116,14 +116,14 @@ def _lock(matrix: Matrix, cell: Cell, profile: Profile, images_dir: Path, settin
         locks = lock_cell(matrix, cell, profile)
         spec = make_spec(matrix, cell, locks, where=str(images_dir / str(cell)))
     except EnvcheckError as error:
-        told = str(error) if str(cell) in str(error) else f"{cell}: {error}"
-        lines = textwrap.wrap(told, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        message = str(error) if str(cell) in str(error) else f"{cell}: {error}"
+        lines = textwrap.wrap(message, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         click.echo("\n".join(lines), err=True)
         return False
     changed = write_locks(images_dir, cell, locks)
     if not settings.quiet:
-        what = ", ".join([*companions(locks), f"cuDNN {spec.promises['cudnn']}", f"NCCL {spec.promises['nccl']}"])
-        click.echo(f"{cell}: {'locked' if changed else 'as it was'} ({what})")
+        versions = ", ".join([*companions(locks), f"cuDNN {spec.promises['cudnn']}", f"NCCL {spec.promises['nccl']}"])
+        click.echo(f"{cell}: {'locked' if changed else 'as it was'} ({versions})")
     return True
 
 

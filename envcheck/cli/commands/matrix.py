@@ -104,12 +104,12 @@ def show(options: MatrixShowOptions, settings: Settings) -> None:
     elif options.only_drivers:
         _print({"drivers": matrix.drivers, "cuda": matrix.cuda}, as_json=as_json, table=lambda: _driver_table(matrix))
     else:
-        found = rows(matrix, normalized(options.query()))
-        if as_json or found:
-            _print(found, as_json=as_json, table=lambda: _row_table(found))
-        if not found:
+        matching = rows(matrix, normalized(options.query()))
+        if as_json or matching:
+            _print(matching, as_json=as_json, table=lambda: _row_table(matching))
+        if not matching:
             raise _no_row(options)
-        if not as_json and any(row.pypi for row in found):
+        if not as_json and any(row.pypi for row in matching):
             click.echo("* what the default Python index has")
 
 
@@ -117,10 +117,10 @@ def _no_row(options: MatrixShowOptions) -> NothingLegalError:
     from envcheck.errors import NothingLegalError
 
     axes = options._replace(only_gpus=False, only_drivers=False, as_json=False)._asdict()
-    asked = {name: value for name, value in axes.items() if value}
+    filters = {name: value for name, value in axes.items() if value}
     words = " ".join(
         f"--{name.removesuffix('s')} {item}"
-        for name, value in asked.items()
+        for name, value in filters.items()
         for item in (value if isinstance(value, tuple) else [value])
     )
     message = f"no row of the matrix meets {words}"
@@ -147,10 +147,10 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _row_table(found: list[TableRow]) -> Table:
-    judged = any(row.verdict for row in found)
+def _row_table(table_rows: list[TableRow]) -> Table:
+    judged = any(row.verdict for row in table_rows)
     table = _table("torch", "variant", "Python", "verdict" if judged else "GPU code")
-    for row in found:
+    for row in table_rows:
         code = " ".join(["unknown"] if row.sass is None else [*row.sass, *(f"{ptx}+PTX" for ptx in row.ptx)])
         weak = "" if row.verified else " (weak)"
         name = f"{row.variant}{' *' if row.pypi else ''}"
@@ -206,14 +206,14 @@ def check(options: MatrixCheckOptions, settings: Settings) -> None:
 
     matrix = load(settings.matrix)
     findings = [*lint(matrix), *_form(settings.matrix, matrix)]
-    asked = _ask(matrix, findings, quiet=settings.quiet) if options.online else []
+    questions = _ask(matrix, findings, quiet=settings.quiet) if options.online else []
     if options.as_json:
         import msgspec
 
         click.echo(msgspec.json.format(msgspec.json.encode([row._asdict() for row in findings])).decode())
     else:
         _tell(findings, matrix)
-    for line in asked:
+    for line in questions:
         click.echo(line, err=options.as_json)
     sys.exit(1 if findings else 0)
 
@@ -222,17 +222,17 @@ def _ask(matrix: Matrix, findings: list[Problem], *, quiet: bool) -> list[str]:
     """Add what the index contradicts, and return what was asked and what was not."""
     from envcheck.matrix.file.check_online import PARALLEL_QUESTIONS, check_online, scope
 
-    what = scope(matrix)
+    online = scope(matrix)
     if not quiet:
         start = (
-            f"asking the default Python index through uv: {what.questions} questions, {PARALLEL_QUESTIONS} at a time"
+            f"asking the default Python index through uv: {online.questions} questions, {PARALLEL_QUESTIONS} at a time"
         )
         click.echo(start, err=True)
     findings += check_online(matrix, progress=(lambda _: None) if quiet else _progress)
-    about = f"the x86_64 wheels of {what.releases} releases (oldest and newest Python, the newest one's CUDA)"
+    extent = f"the x86_64 wheels of {online.releases} releases (oldest and newest Python, the newest one's CUDA)"
     return [
-        f"the default Python index, through uv, answered {what.questions} questions on {about}",
-        *(f"not asked: {left}" for left in what.left_out),
+        f"the default Python index, through uv, answered {online.questions} questions on {extent}",
+        *(f"not asked: {left}" for left in online.left_out),
     ]
 
 
@@ -259,14 +259,14 @@ def _progress(step: Step) -> None:
 def _tell(findings: list[Problem], matrix: Matrix) -> None:
     if sys.stderr.isatty():
         click.echo("\r\x1b[K", nl=False, err=True)
-    for where, what in findings:
-        click.echo(f"{where}: {what}")
+    for where, problem in findings:
+        click.echo(f"{where}: {problem}")
     counts = (
         f"{counted(len(matrix.torch), 'torch release')}, {counted(len(matrix.gpus), 'GPU')}, "
         f"{len(matrix.drivers)} driver branches"
     )
-    found = counted(len(findings), "finding")
-    click.echo(found if findings else f"nothing wrong with {counts}")
+    total = counted(len(findings), "finding")
+    click.echo(total if findings else f"nothing wrong with {counts}")
 
 
 @command.command()

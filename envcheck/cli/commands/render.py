@@ -105,31 +105,30 @@ def _wanted(specs: list[ImageSpec]) -> dict[str, bytes]:
 def _check(specs: list[ImageSpec], images_dir: Path, *, whole: bool) -> None:
     from envcheck.images.render.committed_files import drift
 
-    wanted = _wanted(specs)
+    rendered = _wanted(specs)
     cells = {str(spec.cell) for spec in specs}
-    found = [d for d in drift(images_dir, wanted) if whole or d.path.partition("/")[0] in cells]
-    for difference in found:
+    differences = [d for d in drift(images_dir, rendered) if whole or d.path.partition("/")[0] in cells]
+    for difference in differences:
         click.echo(f"{difference.kind}: images/{difference.path}")
-    if found:
-        click.echo(
-            f"{len(found)} of {counted(len(wanted), 'file')} differ; run `envcheck render` and commit what it writes"
-        )
+    if differences:
+        count = f"{len(differences)} of {counted(len(rendered), 'file')} differ"
+        click.echo(f"{count}; run `envcheck render` and commit what it writes")
         raise SystemExit(1)
-    click.echo(f"{counted(len(wanted), 'file')} in {counted(len(cells), 'cell')} are what rendering gives")
+    click.echo(f"{counted(len(rendered), 'file')} in {counted(len(cells), 'cell')} are what rendering gives")
 
 
 def _render(specs: list[ImageSpec], images_dir: Path, settings: Settings, *, whole: bool) -> None:
     from envcheck.images.render.committed_files import remove_orphans, write
 
-    wanted = _wanted(specs)
-    changed = write(images_dir, wanted)
-    removed = remove_orphans(images_dir, wanted) if whole else []
+    rendered = _wanted(specs)
+    changed = write(images_dir, rendered)
+    removed = remove_orphans(images_dir, rendered) if whole else []
     if not settings.quiet:
         for path in changed:
             click.echo(f"wrote images/{path}")
         for path in removed:
             click.echo(f"removed images/{path}")
-    click.echo(f"{len(changed)} of {counted(len(wanted), 'file')} written, {len(removed)} removed")
+    click.echo(f"{len(changed)} of {counted(len(rendered), 'file')} written, {len(removed)} removed")
 
 
 def _context(specs: list[ImageSpec], mirror: str, output: Path, settings: Settings) -> None:

@@ -134,9 +134,9 @@ def compare(options: ReportCompareOptions, ctx: click.Context) -> None:
     from envcheck.reports.comparison.compare import encode, lines
     from envcheck.reports.model import load
 
-    found = compared(load(options.before), load(options.after), options.threshold)
-    click.echo(encode(found) if options.as_json else "\n".join(lines(found)), nl=not options.as_json)
-    ctx.exit(found.exit_code)
+    comparison = compared(load(options.before), load(options.after), options.threshold)
+    click.echo(encode(comparison) if options.as_json else "\n".join(lines(comparison)), nl=not options.as_json)
+    ctx.exit(comparison.exit_code)
 
 
 @command.command()

@@ -93,7 +93,7 @@ def command(options: ResolveOptions, settings: Settings) -> None:
     from envcheck.mirrors.profiles.load import load as profile
 
     matrix = load(settings.matrix)
-    query, read, notes = _from_here(matrix, normalized(options.query()), here=options.here)
+    query, read, notes = _from_here(matrix, normalized(options.query()), from_node=options.here)
     answer = resolve(matrix, query, base_cuda=options.base_cuda, read_here=read, notes=notes)
     answer = msgspec.structs.replace(answer, pip=resolution_text.pip_command(answer, profile(options.mirror)))
     if options.as_json:
@@ -103,9 +103,9 @@ def command(options: ResolveOptions, settings: Settings) -> None:
     sys.exit(0 if answer.legal else 1)
 
 
-def _from_here(matrix: Matrix, query: Query, *, here: bool | None) -> tuple[Query, dict[str, str], list[str]]:
+def _from_here(matrix: Matrix, query: Query, *, from_node: bool | None) -> tuple[Query, dict[str, str], list[str]]:
     another = bool(query.driver or query.gpus or query.cc or query.arch)
-    if here is False or (here is None and another):
+    if from_node is False or (from_node is None and another):
         return query, {}, []
     from envcheck.cli.shared.this_node import active_python, fill
     from envcheck.node.collect import identify

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from envcheck.reports.model import RunReport
-    from envcheck.runner.planning.discover import Found
+    from envcheck.runner.planning.discover import CheckModule
     from envcheck.runner.requirements.file import Requirements
     from envcheck.runner.state import Run
     from envcheck.runner.targets.interface import Target
@@ -132,12 +132,12 @@ def command(options: RunOptions, ctx: click.Context) -> None:
     from envcheck.reports import terminal
 
     report_output_files.require_working_directory()
-    here = leave_to_the_first(ctx)
+    launched = leave_to_the_first(ctx)
     run = _prepare(ctx, options)
     # Beside --json, what people read goes where a pipe does not.
-    quiet, apart = ctx.obj.quiet, options.as_json
-    console = new_console(width=terminal.width(), highlight=False, stderr=apart, quiet=apart and quiet)
-    files = _destinations(options, here)
+    quiet, to_stderr = ctx.obj.quiet, options.as_json
+    console = new_console(width=terminal.width(), highlight=False, stderr=to_stderr, quiet=to_stderr and quiet)
+    files = _destinations(options, launched)
     earlier = report_output_baseline.read(options.baseline)
     if earlier and (options.redact or options.redact_key):
         messages.learn(earlier)
@@ -147,32 +147,32 @@ def command(options: RunOptions, ctx: click.Context) -> None:
     if options.dry_run:
         terminal.show_plan(run.plan, facts, console, run.demands)
         if going_on:
-            click.echo(going_on, err=apart)
+            click.echo(going_on, err=to_stderr)
         return
     if not quiet:
         terminal.show_announcement(run.plan, facts, console)
     if going_on and not quiet:
-        click.echo(going_on, err=apart)
+        click.echo(going_on, err=to_stderr)
     with node_files.alone(files.report):
-        ctx.exit(run_and_report(run, files, console, earlier, as_json=apart, quiet=quiet))
+        ctx.exit(run_and_report(run, files, console, earlier, as_json=to_stderr, quiet=quiet))
 
 
 def leave_to_the_first(ctx: click.Context) -> Place:
     """Return this process's place in its launcher's group; end it where another one of this node does the run."""
-    here = place(os.environ)
+    launched = place(os.environ)
     for complaint in complaints(os.environ):
         text = f"warning: {complaint}; it is not used: correct or unset it"
         click.echo(f"envcheck: {messages.last_line(text)}", err=True)
-    why = node_files.left_to_the_first(here, os.environ)
+    why = node_files.left_to_the_first(launched, os.environ)
     if why is not None:
         if not ctx.obj.quiet:
             click.echo(f"envcheck: {why}", err=True)
         ctx.exit(0)
-    return here
+    return launched
 
 
-def _destinations(options: RunOptions, here: Place) -> Destinations:
-    node = node_files.node_of(here, nameless=options.redact or bool(options.redact_key))
+def _destinations(options: RunOptions, launched: Place) -> Destinations:
+    node = node_files.node_of(launched, nameless=options.redact or bool(options.redact_key))
     report = report_output_files.destination(options.output, report_output_files.DEFAULT, node, dry=options.dry_run)
     formats: dict[str, Path] = {}
     for option, name, output in (("html", "html", options.html), ("summary", "markdown", options.summary)):
@@ -197,8 +197,8 @@ def _prepare(ctx: click.Context, options: RunOptions) -> Run:
     from envcheck.runner.targets.gpu_devices import shown_gpus
 
     matrix = ctx.obj.matrix
-    wanted = _wanted(options.requirements, matrix)
-    chosen = [*node_checks.checks(wanted), *_chosen(options)]
+    requirements = _wanted(options.requirements, matrix)
+    chosen = [*node_checks.checks(requirements), *_chosen(options)]
     _exclusive(redact=options.redact or options.redact_key, resume=options.resume)
     _exclusive(budget=options.budget, repeat=options.repeat > 1, duration=options.duration)
     planned = plan(
@@ -218,7 +218,7 @@ def _prepare(ctx: click.Context, options: RunOptions) -> Run:
     target = _target(options.python, options.image, options.shm_size)
     run = Run(plan=planned, chosen=chosen, target=target, site=options.checks, spawn=options.spawn)
     run.matrix = load(matrix) if matrix else None
-    run.demands = requirements_file.measured(wanted)
+    run.demands = requirements_file.measured(requirements)
     run.resolution = ctx.meta.get("envcheck.resolution")
     return run
 
@@ -231,7 +231,7 @@ def _wanted(requirements: str | None, matrix: Path | None) -> Requirements:
     return read(requirements, load(matrix) if matrix else None) if requirements else Requirements()
 
 
-def _chosen(options: RunOptions) -> list[Found]:
+def _chosen(options: RunOptions) -> list[CheckModule]:
     from envcheck.runner.planning.discover import discover
     from envcheck.runner.planning.plan import select
     from envcheck.runner.planning.time_budget import most_telling_first
@@ -240,8 +240,8 @@ def _chosen(options: RunOptions) -> list[Found]:
     return chosen if options.budget is None else most_telling_first(chosen)
 
 
-def _exclusive(**given: object) -> None:
-    names = [f"--{name}" for name, value in given.items() if value]
+def _exclusive(**options: object) -> None:
+    names = [f"--{name}" for name, value in options.items() if value]
     if len(names) > 1:
         message = f"{' and '.join(names)} exclude each other"
         raise ConfigError(message, fix="give one of them")

@@ -95,8 +95,8 @@ def _client(site: Site | None, *, ca: Path | None, netrc: Path | None) -> Client
 
     token = os.environ.get("HF_TOKEN")
     logins = [BearerToken(site.at(site.hf.port), token)] if site and site.hf and site.hf.tokens and token else []
-    own = Path(site.client_ca) if site and site.client_ca else None
-    return Client(ca=ca or own, netrc_file=netrc, logins=logins)
+    site_ca = Path(site.client_ca) if site and site.client_ca else None
+    return Client(ca=ca or site_ca, netrc_file=netrc, logins=logins)
 
 
 def _collected(stream: Iterable[AuditFinding], settings: Settings) -> list[AuditFinding]:
@@ -149,8 +149,8 @@ def _scope(settings: Settings, options: MirrorAuditOptions, site: Site | None) -
     from envcheck.mirrors.site.audit.registry_images import image_name
 
     cells, locks, images = options.cells, options.locks, options.images
-    own = _lock_files(Path(site.root, "locks")) if site else []
-    content = {path: _content(path) for path in dict.fromkeys([*locks, *own])}
+    site_locks = _lock_files(Path(site.root, "locks")) if site else []
+    content = {path: _content(path) for path in dict.fromkeys([*locks, *site_locks])}
     models = [parse_lock(text, str(path)) for path, text in content.items() if text.lstrip().startswith(b"{")]
     packages = {path: text for path, text in content.items() if not text.lstrip().startswith(b"{")}
     every = site is None and not (cells or locks or images)
@@ -234,5 +234,8 @@ def _counts(findings: Sequence[AuditFinding]) -> list[str]:
     import collections
 
     caches = dict.fromkeys(finding.cache for finding in findings)
-    counts = {cache: collections.Counter(one.verdict for one in findings if one.cache == cache) for cache in caches}
+    counts = {
+        cache: collections.Counter(finding.verdict for finding in findings if finding.cache == cache)
+        for cache in caches
+    }
     return [f"{cache}: {', '.join(f'{n} {verdict}' for verdict, n in counts[cache].items())}" for cache in caches]

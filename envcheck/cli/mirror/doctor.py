@@ -49,15 +49,15 @@ def command(options: MirrorDoctorOptions, settings: Settings) -> int:
     envcheck mirror doctor
     envcheck mirror doctor Dockerfile train.py ~/.bashrc
     """
-    files, here = options.files, options.here
-    if not files and here is False:
+    files, this_machine = options.files, options.here
+    if not files and this_machine is False:
         message = "nothing to examine"
         raise ConfigError(message, fix="name files, or remove --no-here")
     from envcheck.mirrors.doctor import doctor
     from envcheck.mirrors.doctor.this_machine import read_files as read
     from envcheck.mirrors.doctor.this_machine import read_machine, unreadable_settings
 
-    machine_too = here or (here is None and not files)
+    machine_too = this_machine or (this_machine is None and not files)
     documents, errors = read(files)
     for error in errors:
         messages.say(str(error))

@@ -107,7 +107,7 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
                 age=-1.0 if options.fresh else HOUR,
                 offline=options.offline,
                 no_redirects=options.no_redirect_hosts,
-                here=options.region,
+                own_region=options.region,
             )
             for part in probed_sources(settings, target, mirrors, named=bool(names))
         }
@@ -146,7 +146,7 @@ def _print(settings: Settings, ranked: dict[str, list[RankedMirror]], *, as_json
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
         return
     for part, mirrors in ranked.items():
-        needs = max((one.measured.needs for one in mirrors), default=0)
+        needs = max((mirror.measured.needs for mirror in mirrors), default=0)
         title = (
             f"{part}, {counted(needs, 'file')} needed"
             if mirrors
@@ -156,6 +156,6 @@ def _print(settings: Settings, ranked: dict[str, list[RankedMirror]], *, as_json
 
 
 def _exit_code(ranked: dict[str, list[RankedMirror]]) -> int:
-    if all(any(one.passed for one in mirrors) for mirrors in ranked.values()):
+    if all(any(mirror.passed for mirror in mirrors) for mirrors in ranked.values()):
         return 0
-    return 1 if any(one.measured.answered for mirrors in ranked.values() for one in mirrors) else 3
+    return 1 if any(mirror.measured.answered for mirrors in ranked.values() for mirror in mirrors) else 3

@@ -128,10 +128,10 @@ def _registries(texts: tuple[str, ...], port: int) -> list[Registry]:
     ]
 
 
-def _pairs(texts: tuple[str, ...], what: str) -> dict[str, str]:
+def _pairs(texts: tuple[str, ...], value_name: str) -> dict[str, str]:
     """Return NAME=WHAT as name -> what. Raise ConfigError for a duplicate name."""
     pairs: dict[str, str] = {}
-    for name, value in (_pair(text, what) for text in texts):
+    for name, value in (_pair(text, value_name) for text in texts):
         if name in pairs:
             message = f"{name!r} is given twice: {pairs[name]} and {value}"
             raise ConfigError(message, fix="use a different name for each")
@@ -139,13 +139,13 @@ def _pairs(texts: tuple[str, ...], what: str) -> dict[str, str]:
     return pairs
 
 
-def _pair(text: str, what: str) -> tuple[str, str]:
+def _pair(text: str, value_name: str) -> tuple[str, str]:
     from envcheck.mirrors.profiles.model import redacted
 
     name, separator, value = text.partition("=")
     if not separator or not value or "://" in name:
-        message = f"{redacted(text)!r} has no {what}"
-        raise ConfigError(message, fix=f"write NAME={what}")
+        message = f"{redacted(text)!r} has no {value_name}"
+        raise ConfigError(message, fix=f"write NAME={value_name}")
     return name, _without_secret(value)
 
 

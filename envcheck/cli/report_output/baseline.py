@@ -21,12 +21,12 @@ def read(path: Path | None) -> RunReport | None:
 
 
 def held_against(
-    earlier: RunReport, report: RunReport, said: Callable[[str], str], *, as_json: bool, quiet: bool
+    earlier: RunReport, report: RunReport, printable: Callable[[str], str], *, as_json: bool, quiet: bool
 ) -> int:
     """Print what changed since the baseline; return 1 where anything got worse, 3 where nothing could be compared."""
     from envcheck.reports.comparison.compare import compare, lines
 
-    found = compare(earlier, report)
-    told = [said(line) for line in lines(found)]
-    click.echo("\n".join(told[-1:] if quiet else ["", "Since the baseline", *told]), err=as_json)
-    return 1 if found.regressions else report.verdict.exit_code or found.exit_code
+    comparison = compare(earlier, report)
+    printed = [printable(line) for line in lines(comparison)]
+    click.echo("\n".join(printed[-1:] if quiet else ["", "Since the baseline", *printed]), err=as_json)
+    return 1 if comparison.regressions else report.verdict.exit_code or comparison.exit_code

@@ -42,8 +42,8 @@ def _published(matrix: Matrix) -> str:
     from envcheck.matrix.resolver.resolve import Query, resolve
     from envcheck.node.collect import identify
 
-    here = fill(matrix, Query(), identify(), active_python())
-    answer = resolve(matrix, here.query, read_here=here.read, notes=here.notes)
+    node = fill(matrix, Query(), identify(), active_python())
+    answer = resolve(matrix, node.query, read_here=node.read, notes=node.notes)
     if answer.published is None:
         message = "no published cell runs on this machine"
         raise NothingLegalError(message, fix="`envcheck resolve` says why, `envcheck images` what is published")
@@ -58,5 +58,5 @@ def _warn_of_an_edit(spec: ImageSpec, images_dir: Path | None) -> None:
 
     path = (images_dir or data_path("images")) / str(spec.cell) / "Dockerfile"
     if path.exists() and path.read_bytes() != render_dockerfile(spec).encode():
-        told = "is edited or out of date and is not what this build uses; put changes into templates/ or matrix.yaml"
-        click.echo(f"envcheck: warning: {path} {told}, then run `envcheck render`", err=True)
+        warning = "is edited or out of date and is not what this build uses; put changes into templates/ or matrix.yaml"
+        click.echo(f"envcheck: warning: {path} {warning}, then run `envcheck render`", err=True)

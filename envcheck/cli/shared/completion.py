@@ -23,7 +23,7 @@ def checks(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]
     from envcheck.runner.planning.discover import discover
 
     try:
-        found = discover(ctx.params.get("checks"), lambda _error: None)
+        modules = discover(ctx.params.get("checks"), lambda _error: None)
     except (EnvcheckError, OSError):
         return []
-    return [f.id for f in found if f.id.startswith(incomplete)]
+    return [f.id for f in modules if f.id.startswith(incomplete)]

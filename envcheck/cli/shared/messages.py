@@ -33,9 +33,9 @@ _names: list[Pseudonyms] = []
 
 def nameless(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Return whether a command was asked for output without names, read before its options are parsed."""
-    asked = any(word.startswith("--redact") for word in arguments) or {"report", "redact"} <= set(arguments)
+    redacted = any(word.startswith("--redact") for word in arguments) or {"report", "redact"} <= set(arguments)
     variables = environ.get("ENVCHECK_RUN_REDACT", ""), environ.get("ENVCHECK_RUN_REDACT_KEY", "")
-    return asked or ("run" in arguments and (variables[0].lower() not in _OFF or bool(variables[1])))
+    return redacted or ("run" in arguments and (variables[0].lower() not in _OFF or bool(variables[1])))
 
 
 def names(key: str = "") -> Pseudonyms:
@@ -98,9 +98,9 @@ def shortened(word: str) -> str:
 
 def _values(arguments: Sequence[str]) -> Iterator[str]:
     """Yield the values given, in arguments and variables, the longest first; an option's name is none."""
-    given = [word.partition("=")[2] if word.startswith("--") else word for word in arguments]
-    given += [value for name, value in os.environ.items() if name.startswith("ENVCHECK_")]
-    yield from sorted(filter(None, given), key=len, reverse=True)
+    values = [word.partition("=")[2] if word.startswith("--") else word for word in arguments]
+    values += [value for name, value in os.environ.items() if name.startswith("ENVCHECK_")]
+    yield from sorted(filter(None, values), key=len, reverse=True)
 
 
 def _words(value: str) -> Iterator[str]:

@@ -108,8 +108,8 @@ def _table(answer: Resolution) -> None:
     table.add_column("verdict")
     for row in answer.ranked:
         table.add_row(row.cell, row.verdict if row.verified else f"{row.verdict} (weak)")
-    for gone in answer.rejected:
-        table.add_row(f"torch{gone.torch}-{gone.variant}", gone.verdict)
+    for rejected in answer.rejected:
+        table.add_row(f"torch{rejected.torch}-{rejected.variant}", rejected.verdict)
     click.echo()
     console(highlight=False).print(table)
 

@@ -55,14 +55,14 @@ def make_strict(command: click.Command, path: str) -> None:
 def _refuse_old_and_empty(command: click.Command, ctx: click.Context, args: list[str], old: dict[str, str]) -> None:
     """Refuse `--requirements "$SITE"` of a variable that is not set, instead of taking it for not given."""
     try:
-        given, _, order = command.make_parser(ctx).parse_args(list(args))
+        values, _, order = command.make_parser(ctx).parse_args(list(args))
     except click.NoSuchOption as error:
         if error.option_name not in old:
             raise
         message = f"{error.option_name} is now {_new(old[error.option_name])}"
         raise click.UsageError(message, ctx) from error
     for parameter in order:
-        if _empty(given.get(parameter.name or "")):
+        if _empty(values.get(parameter.name or "")):
             message = "nothing was given; a variable that is not set?"
             raise click.BadParameter(message, ctx=ctx, param=parameter)
 

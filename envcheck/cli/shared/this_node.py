@@ -86,8 +86,8 @@ def active_python(environ: Mapping[str, str] = os.environ) -> str:
     An active virtual environment comes first, then `python3` on PATH; when neither tells, the Python this runs on.
     """
     venv = environ.get("VIRTUAL_ENV")
-    found = shutil.which("python3", path=environ.get("PATH"))
-    for executable in (Path(venv, "bin", "python3") if venv else None, Path(found) if found else None):
+    python = shutil.which("python3", path=environ.get("PATH"))
+    for executable in (Path(venv, "bin", "python3") if venv else None, Path(python) if python else None):
         version = _version_of(executable) if executable is not None else None
         if version is not None:
             return version
@@ -99,7 +99,7 @@ def _version_of(executable: Path) -> str | None:
     if named is not None:
         return named[1]
     try:
-        told = _VERSION.search(executable.parent.with_name("pyvenv.cfg").read_text())
+        version = _VERSION.search(executable.parent.with_name("pyvenv.cfg").read_text())
     except (OSError, UnicodeDecodeError):
         return None
-    return told[1] if told else None
+    return version[1] if version else None

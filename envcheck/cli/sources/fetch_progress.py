@@ -118,11 +118,11 @@ class ProgressScreen(NamedTuple):
 
 def format_total(sizes: Sequence[int | None]) -> str:
     """Return the total size of several files as text, with the number of files of unknown size."""
-    known = [size for size in sizes if size is not None]
-    if not known:
+    known_sizes = [size for size in sizes if size is not None]
+    if not known_sizes:
         return f"{counted(len(sizes), 'file')} of unknown size"
-    least = "" if len(known) == len(sizes) else f"{len(sizes) - len(known)} of unknown size, the others "
-    return f"{counted(len(sizes), 'file')}, {least}{format_bytes(sum(known))}, less what is present"
+    least = "" if len(known_sizes) == len(sizes) else f"{len(sizes) - len(known_sizes)} of unknown size, the others "
+    return f"{counted(len(sizes), 'file')}, {least}{format_bytes(sum(known_sizes))}, less what is present"
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def progress_screen(settings: Settings, count: int, limiter: BandwidthLimiter) -
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(counted(count, "file"), total=None, speed="")
         yield _screen(
-            lambda there, all_: bar.update(task, completed=there, total=all_, speed=speed.text(all_ - there)),
+            lambda done, all_: bar.update(task, completed=done, total=all_, speed=speed.text(all_ - done)),
             lambda text: bar.console.print(text, markup=False, highlight=False, soft_wrap=True),
         )
 

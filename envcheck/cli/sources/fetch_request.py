@@ -34,13 +34,13 @@ class FetchRequest(NamedTuple):
         """Raise ConfigError unless exactly one is given."""
         names = {"URL": self.url, "CELL": self.cell, "--lock": self.lock}
         names |= {"--model": self.model, "--dataset": self.dataset}
-        given = [name for name, value in names.items() if value is not None]
-        if len(given) != 1:
-            message = f"{' and '.join(given)} at once" if given else "nothing to fetch"
+        options = [name for name, value in names.items() if value is not None]
+        if len(options) != 1:
+            message = f"{' and '.join(options)} at once" if options else "nothing to fetch"
             fix = "give one of CELL, URL --sha256 HASH, --lock FILE, --model REPO@REV, --dataset REPO@REV"
             raise ConfigError(message, fix=fix)
         if self.sha256 is not None and self.url is None:
-            message = f"--sha256 beside {given[0]}, whose files have their own hashes"
+            message = f"--sha256 beside {options[0]}, whose files have their own hashes"
             raise ConfigError(message, fix="leave it out")
 
 

@@ -81,7 +81,14 @@ class ProbedSource:
         return [mirror for mirror in mirrors if effective_indexes.has_source(mirror.profile, self.name)]
 
     def ranked(
-        self, mirrors: list[Mirror], budget: Budget, *, age: float, offline: bool, no_redirects: bool, here: str | None
+        self,
+        mirrors: list[Mirror],
+        budget: Budget,
+        *,
+        age: float,
+        offline: bool,
+        no_redirects: bool,
+        own_region: str | None,
     ) -> list[RankedMirror]:
         """Return the ranked mirrors, from stored or new measurements."""
         from envcheck.mirrors.probe.cache import cached_or_measured
@@ -89,7 +96,7 @@ class ProbedSource:
 
         mirrors = self._only or mirrors
         measurements = cached_or_measured(mirrors, self._asked, budget, age=age, offline=offline, measure=self._measure)
-        return rank(measurements, no_redirects=no_redirects, own_region=here)
+        return rank(measurements, no_redirects=no_redirects, own_region=own_region)
 
 
 def probed_sources(
@@ -104,15 +111,17 @@ def probed_sources(
     from envcheck.mirrors.probe.probe import probe
     from envcheck.mirrors.select.by_lock import split_by_part
 
-    given = [name for name, value in requested.items() if value is not None]
-    if len(given) != 1:
-        message = f"{' and '.join(given)} at once" if given else "no files are named"
+    options = [name for name, value in requested.items() if value is not None]
+    if len(options) != 1:
+        message = f"{' and '.join(options)} at once" if options else "no files are named"
         raise ConfigError(message, fix="give one of CELL, --lock FILE, --model or --dataset REPO@REV, --need URL")
     if requested["--need"]:
         return [_url_source(requested["--need"], mirrors, named=named)]
     hub_request = _hub_request(requested, mirrors)
     if hub_request is not None:
-        return [ProbedSource(files_of(hub_request), lambda some, _asked, budget: probe_hub(some, hub_request, budget))]
+        return [
+            ProbedSource(files_of(hub_request), lambda mirrors, _asked, budget: probe_hub(mirrors, hub_request, budget))
+        ]
     locks = (
         [read_lock(requested["--lock"])] if requested["--lock"] is not None else cell_locks(settings, requested["CELL"])
     )
@@ -125,7 +134,9 @@ def _url_source(urls: tuple[str, ...], mirrors: list[Mirror], *, named: bool) ->
     need = probe_url.needed_file(urls)
     only = probe_url.url_mirrors(need, mirrors[0]) + (probe_url.named_mirrors(need, mirrors) if named else [])
     return ProbedSource(
-        probe_url.wanted_packages(need), lambda some, _asked, budget: probe_url.probe_urls(some, need, budget), only
+        probe_url.wanted_packages(need),
+        lambda mirrors, _asked, budget: probe_url.probe_urls(mirrors, need, budget),
+        only,
     )
 
 

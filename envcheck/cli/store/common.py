@@ -101,7 +101,7 @@ def progress_bar(settings: Settings, title: str) -> Iterator[tuple[Callable[[str
         def name(text: str) -> None:
             display.reset(task, description=text[:40], total=None)
 
-        yield name, (lambda there, all_: display.update(task, completed=there, total=all_))
+        yield name, (lambda done, all_: display.update(task, completed=done, total=all_))
 
 
 @contextlib.contextmanager

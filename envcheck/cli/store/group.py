@@ -132,9 +132,9 @@ def versions_(options: StoreVersionsOptions, obj: Any) -> int:
     return _unreadable(summaries)
 
 
-def _unreadable(told: list[VersionSummary]) -> int:
+def _unreadable(summaries: list[VersionSummary]) -> int:
     """Name each version whose manifest cannot be read on standard error; return the exit code."""
-    errors = [version.error for version in told if version.error]
+    errors = [version.error for version in summaries if version.error]
     for error in errors:
         messages.say(error)
     return PromiseError.exit_code if errors else 0
@@ -199,20 +199,22 @@ def gc(options: StoreGcOptions, obj: Any) -> int:
     from envcheck.mirrors.store import evict
 
     dry_run = options.dry_run
-    gone, left = evict.gc(
+    evicted, left = evict.gc(
         existing_store(obj[1]), _eviction_limits(options), dry=dry_run, note=lambda text: click.echo(text, err=True)
     )
-    freed = sum(evicted.size for evicted in gone)
+    freed = sum(stored.size for stored in evicted)
     if options.as_json:
         document = {
             "schema": "envcheck/store-gc/1",
-            "evicted": [evicted.sha256 for evicted in gone],
+            "evicted": [stored.sha256 for stored in evicted],
             "bytes": freed,
             "left": left,
         }
         click.echo(json.dumps(document, indent=2))
     else:
-        click.echo(f"{'would evict' if dry_run else 'evicted'} {counted(len(gone), 'object')}, {format_bytes(freed)}")
+        click.echo(
+            f"{'would evict' if dry_run else 'evicted'} {counted(len(evicted), 'object')}, {format_bytes(freed)}"
+        )
         if left:
             click.echo(f"{format_bytes(left)} above the limit remain: released, or used by a process or another link")
             click.echo("`envcheck store release CELL --replace --keep 1` removes older versions")

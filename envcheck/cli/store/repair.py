@@ -29,6 +29,6 @@ def refetching(settings: Settings, store: Store, mirror: str | None) -> Iterator
     profile = load(mirror)
     stop = threading.Event()
     with transfer_options(settings, profile, stop) as means:
-        yield lambda lacking, held: interruptible.run(
-            functools.partial(refetch.refetch, store, lacking, held, profile, means), stop
+        yield lambda lacking, contents: interruptible.run(
+            functools.partial(refetch.refetch, store, lacking, contents, profile, means), stop
         )

@@ -28,13 +28,13 @@ def used(log: str) -> list[Used]:
     """Return the source of each group that this build installed, in order; what came out of a cache is not there."""
     sources = []
     failed: dict[str, str] = {}
-    for said, before in _said(log):
-        if said["used"]:
-            sources.append(Used(group=said["group"], source=said["used"], failed=failed))
+    for entry, before in _said(log):
+        if entry["used"]:
+            sources.append(Used(group=entry["group"], source=entry["used"], failed=failed))
             failed = {}
         else:
             cause = diagnose(before)
-            failed[said["failed"]] = cause.what if cause else f"exit status {said['status']}"
+            failed[entry["failed"]] = cause.what if cause else f"exit status {entry['status']}"
     return sources
 
 

@@ -111,16 +111,16 @@ def holder(image: str) -> tuple[Containers, ImageInfo]:
 
     silent: UnavailableError | None = None
     try:
-        found = docker_sdk.inspect(image)
+        image_info = docker_sdk.inspect(image)
     except UnavailableError as error:
         silent = error
     else:
-        if found is not None:
-            return docker_sdk, found
+        if image_info is not None:
+            return docker_sdk, image_info
     with suppress(UnavailableError):
-        found = podman_containers.inspect(image)
-        if found is not None:
-            return podman_containers, found
+        image_info = podman_containers.inspect(image)
+        if image_info is not None:
+            return podman_containers, image_info
         silent = None
     if silent is not None:
         raise silent

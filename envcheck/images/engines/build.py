@@ -118,10 +118,10 @@ def prepare(engine: Engine, request: BuildRequest, base: str, scratch: Path) -> 
     context = contexts.write(
         request.spec, request.profile, scratch / "context", matrix=request.matrix, wheels=request.wheels
     )
-    held = engine.inspect(base)
-    key = held and build_key.key(
+    base_image = engine.inspect(base)
+    key = base_image and build_key.key(
         context=build_key.context_digest(context.path),
-        base=hashlib.sha256("".join(held.layers).encode()).hexdigest(),
+        base=hashlib.sha256("".join(base_image.layers).encode()).hexdigest(),
         platform=PLATFORMS[request.spec.arch],
         target=request.spec.target,
         secrets=context.secrets,
@@ -147,8 +147,8 @@ def dry_run(engine: Engine, request: BuildRequest) -> BuildPlan:
     Its context is left in place, so that what is printed of the plan can be run.
     """
     remote = base_reference(request.spec, request.profile.registry)
-    there = request.base != "bootstrap" and (engine.inspect(remote) or _offered(engine, request, remote))
-    base = remote if there else bases.reference(request.spec.base, request.spec.arch)
+    pullable = request.base != "bootstrap" and (engine.inspect(remote) or _offered(engine, request, remote))
+    base = remote if pullable else bases.reference(request.spec.base, request.spec.arch)
     place = state_path("plans", f"{request.spec.cell}-{request.spec.target}")
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -187,13 +187,13 @@ def _build(engine: Engine, request: BuildRequest, say: Callable[[str], None], on
     with tempfile.TemporaryDirectory(prefix="envcheck-build-") as scratch:
         plan = prepare(engine, request, base, Path(scratch))
         with one_at_a_time(f"{engine.name} {plan.key}", say):
-            found = engine.inspect(plan.name) if plan.key else None
-            log, text = (None, "") if found else _run(engine, plan, request.timeout, on_line)
-            image = found or engine.inspect(plan.name)
+            built = engine.inspect(plan.name) if plan.key else None
+            log, text = (None, "") if built else _run(engine, plan, request.timeout, on_line)
+            image = built or engine.inspect(plan.name)
     if image is None:
         message = f"the build of {plan.tag} ended without an image"
         raise BuildError(message, fix=f"see {log}" if log else "build again")
-    given, held_back = _approve(engine, request.spec, plan, image)
+    names, held_back = _approve(engine, request.spec, plan, image)
     return Built(
         engine=plan.engine,
         cell=plan.cell,
@@ -202,8 +202,8 @@ def _build(engine: Engine, request: BuildRequest, say: Callable[[str], None], on
         id=image.id,
         key=plan.key or "",
         bytes=image.size,
-        skipped=found is not None,
-        tags=given,
+        skipped=built is not None,
+        tags=names,
         held_back=held_back,
         base=base,
         promises=request.spec.promises,
@@ -258,9 +258,9 @@ def keep_log(log: Path, text: str) -> Path | None:
 
 
 @contextlib.contextmanager
-def one_at_a_time(what: str, say: Callable[[str], None]) -> Iterator[None]:
+def one_at_a_time(key: str, say: Callable[[str], None]) -> Iterator[None]:
     """Hold what only one build of this user may do at once; say that another one is waited for."""
-    lock = state_path("locks") / hashlib.sha256(what.encode()).hexdigest()[:32]
+    lock = state_path("locks") / hashlib.sha256(key.encode()).hexdigest()[:32]
     lock.parent.mkdir(parents=True, exist_ok=True)
     with held(lock, lambda: say("another build of the same image is running; waiting for it")):
         yield
@@ -272,14 +272,16 @@ class FailedError(BuildError):
     `step` is named for a build that is not in a container, whose log does not tell its steps.
     """
 
-    def __init__(self, what: str, text: str, log: Path | None, *, step: str | None = None) -> None:
-        found = failure_causes.explain(text)
-        cause = found.cause or failure_causes.Cause("no known cause", "read its last lines above, or the whole log")
+    def __init__(self, name: str, text: str, log: Path | None, *, step: str | None = None) -> None:
+        explanation = failure_causes.explain(text)
+        cause = explanation.cause or failure_causes.Cause(
+            "no known cause", "read its last lines above, or the whole log"
+        )
         fix = cause.fix + ("" if step else cause.contained)
         where = f"log: {log}" if log else "no space left for the log"
-        super().__init__(f"{what} could not be built: {cause.what} ({where})", fix=fix)
+        super().__init__(f"{name} could not be built: {cause.what} ({where})", fix=fix)
         self.log = log
-        self.detail = [f"in {step or found.step}", *found.lines]
+        self.detail = [f"in {step or explanation.step}", *explanation.lines]
 
 
 def origin() -> tuple[str, int]:

@@ -99,8 +99,8 @@ def inspect(image: str) -> ImageInfo | None:
     """Return what the engine holds under a reference or id, or None when it holds no such image."""
     with _engine(f"cannot inspect {image}") as engine:
         try:
-            held = engine.images.get(image)
-            return _info(held, _manifests(engine, held))
+            found_image = engine.images.get(image)
+            return _info(found_image, _manifests(engine, found_image))
         except docker.errors.ImageNotFound:
             return None
 
@@ -295,25 +295,25 @@ def _info(image: Image, manifests: Sequence[Mapping[str, Any]] = ()) -> ImageInf
 
 
 @contextmanager
-def _engine(what: str, timeout: int = 60) -> Iterator[DockerClient]:
-    with closing(client(timeout)) as engine, _told(what):
+def _engine(action: str, timeout: int = 60) -> Iterator[DockerClient]:
+    with closing(client(timeout)) as engine, _told(action):
         yield engine
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _told(action: str) -> Iterator[None]:
     """Turn the SDK's errors into one line with what to do."""
     try:
         yield
     except docker.errors.APIError as error:
         explanation = str(error.explanation or error)
         if any(sign in explanation for sign in _NO_GPU):
-            message = f"{what}: docker has no NVIDIA runtime configured"
+            message = f"{action}: docker has no NVIDIA runtime configured"
             raise UnavailableError(message, fix="install nvidia-container-toolkit, or run without GPUs") from error
-        message = f"{what}: {_first_line(error)}"
+        message = f"{action}: {_first_line(error)}"
         raise UnavailableError(message, fix="see the engine's log") from error
     except (docker.errors.DockerException, requests.RequestException) as error:
-        message = f"{what}: {_first_line(error)}"
+        message = f"{action}: {_first_line(error)}"
         raise UnavailableError(message, fix="check with `docker info` whether the engine still runs") from error
 
 

@@ -85,17 +85,17 @@ class Podman:
         subprocesses.stream(["podman", "untag", reference, reference], timeout=60)
 
 
-def image_info(said: dict[str, Any]) -> ImageInfo:
+def image_info(inspected: dict[str, Any]) -> ImageInfo:
     """Read one entry of `podman image inspect`."""
-    config = said.get("Config") or {}
+    config = inspected.get("Config") or {}
     return ImageInfo(
-        id=str(said.get("Id", "")),
-        size=int(said.get("Size") or 0),
-        tags=list(said.get("RepoTags") or []),
-        labels=dict(said.get("Labels") or {}),
+        id=str(inspected.get("Id", "")),
+        size=int(inspected.get("Size") or 0),
+        tags=list(inspected.get("RepoTags") or []),
+        labels=dict(inspected.get("Labels") or {}),
         env=dict(pair.split("=", 1) for pair in config.get("Env") or []),
         user=str(config.get("User") or ""),
-        layers=list((said.get("RootFS") or {}).get("Layers") or []),
+        layers=list((inspected.get("RootFS") or {}).get("Layers") or []),
         command=(*(config.get("Entrypoint") or ()), *(config.get("Cmd") or ())),
-        digests=digests.of_podman(said),
+        digests=digests.of_podman(inspected),
     )

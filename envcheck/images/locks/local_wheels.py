@@ -33,10 +33,10 @@ def local_wheels(locks: Iterable[Lock], indexes: Iterable[Index], python: str) -
     return wheels
 
 
-def refused_wheels(lock: Lock, indexes: Iterable[Index], python: str, found: Mapping[str, Path]) -> list[str]:
-    """Return the names of local files that a lock asks for by name but not by hash, `found` being those it takes."""
+def refused_wheels(lock: Lock, indexes: Iterable[Index], python: str, wheels: Mapping[str, Path]) -> list[str]:
+    """Return the names of local files that a lock asks for by name but not by hash, `wheels` being those it takes."""
     indexes = [index for index in indexes if index.local is not None]
-    missing = [pin for pin in lock.pins if not set(pin.sha256) & found.keys()]
+    missing = [pin for pin in lock.pins if not set(pin.sha256) & wheels.keys()]
     files = ((pin, path) for pin in missing for index in indexes for path in _files(index, pin.name))
     return sorted({path.name for pin, path in files if _may_be(path, pin, python)})
 

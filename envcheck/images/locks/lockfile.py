@@ -132,8 +132,8 @@ def _pin(line: str, where: str, number: int) -> Pin:
     return Pin(name=canonicalize_name(match["name"]), version=match["version"], sha256=[])
 
 
-def _bad(where: str, number: int, what: str) -> ConfigError:
-    return ConfigError(f"{where}:{number}: {what}", fix="run `envcheck lock` for the cell")
+def _bad(where: str, number: int, problem: str) -> ConfigError:
+    return ConfigError(f"{where}:{number}: {problem}", fix="run `envcheck lock` for the cell")
 
 
 def missing(directory: Path) -> list[str]:
@@ -142,11 +142,11 @@ def missing(directory: Path) -> list[str]:
     A directory without any lock and Dockerfile lacks nothing: the cell is not locked yet.
     """
     dockerfile = directory / "Dockerfile"
-    there = {group for group in GROUPS if (directory / f"{group}.lock").is_file()}
+    present = {group for group in GROUPS if (directory / f"{group}.lock").is_file()}
     text = dockerfile.read_text(encoding="utf-8", errors="replace") if dockerfile.is_file() else ""
     named = {group for group in GROUPS if f"source={group}.lock," in text}
-    needed = named | ({"torch", "base"} if there or text else set())
-    return [f"{group}.lock" for group in GROUPS if group in needed - there]
+    needed = named | ({"torch", "base"} if present or text else set())
+    return [f"{group}.lock" for group in GROUPS if group in needed - present]
 
 
 def read_locks(directory: Path) -> list[Lock]:

@@ -48,14 +48,14 @@ def bring(
         for pin in lock.pins
     ]
     families = {"pypi": profile.pypi, "pytorch": profile.pytorch}
-    indexes = {family: network_indexes(known, closed=profile.closed) for family, known in families.items()}
+    indexes = {family: network_indexes(indexes_of, closed=profile.closed) for family, indexes_of in families.items()}
     located = locate(needs, indexes, means("asking the indexes").client) if needs else []
     for file in located:
         if named(file.name, pins[file.sha256], python):
             how = means(file.name)
-            done = store.put(WantedFile(file.urls, file.sha256, None, Path(file.name), hint=file.size), how)
-            if done.moved and not done.found:
-                _tell(file, done, how)
+            fetched = store.put(WantedFile(file.urls, file.sha256, None, Path(file.name), hint=file.size), how)
+            if fetched.moved and not fetched.found:
+                _tell(file, fetched, how)
 
 
 def held(store: Store, locks: Iterable[Lock], python: str) -> list[Held]:
@@ -63,11 +63,11 @@ def held(store: Store, locks: Iterable[Lock], python: str) -> list[Held]:
     files = []
     for lock in locks:
         for pin in lock.pins:
-            one = _one(store, pin, python)
-            if one is None:
+            wheel = _one(store, pin, python)
+            if wheel is None:
                 message = f"{store.root}: no {pin.name} {pin.version} for Python {python} with the locked hash"
                 raise UnavailableError(message, fix="fetch it first: the same command without --dry-run")
-            files.append(Held(*one, lock.index))
+            files.append(Held(*wheel, lock.index))
     return files
 
 
@@ -93,10 +93,10 @@ def viewed(store: Store, wheels: Iterable[Held], plan: str | None = None) -> Ite
         yield folder
 
 
-def _tell(file: LocatedFile, done: FetchedFile, means: TransferOptions) -> None:
+def _tell(file: LocatedFile, fetched: FetchedFile, means: TransferOptions) -> None:
     """Say where a file came from when it was not the first of its sources."""
     first, *others = dict.fromkeys(map(host_of, file.urls))
-    givers = [host for host in (first, *others) if host in done.sources]
+    givers = [host for host in (first, *others) if host in fetched.sources]
     if givers != [first]:
         means.note(f"{file.name}: from {', '.join(givers) or 'several sources'}, and not from {first} alone")
 
@@ -108,5 +108,5 @@ def _lacking(store: Store, locks: Iterable[Lock], python: str) -> list[Lock]:
 
 def _one(store: Store, pin: Pin, python: str) -> tuple[str, str] | None:
     """Return the name and hash of a pin's wheel for this Python that the store has."""
-    there = [(store.name(digest), digest) for digest in pin.sha256 if store.has(digest)]
-    return next(((name, digest) for name, digest in there if name and named(name, pin, python)), None)
+    present = [(store.name(digest), digest) for digest in pin.sha256 if store.has(digest)]
+    return next(((name, digest) for name, digest in present if name and named(name, pin, python)), None)

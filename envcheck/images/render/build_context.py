@@ -125,11 +125,11 @@ def _source(group: str, number: int, index: Index, variant: str | None) -> Sourc
 def network(rows: Iterable[SourceRow]) -> Network:
     """Return the network installing needs; a first source that is carried needs none."""
     rows = list(rows)
-    asked = [row for row in rows if not any(r.kind == "carried" for r in rows if r.group == row.group)]
-    hosts = {urlsplit(row.url).hostname for row in asked if "://" in row.url}
+    used = [row for row in rows if not any(r.kind == "carried" for r in rows if r.group == row.group)]
+    hosts = {urlsplit(row.url).hostname for row in used if "://" in row.url}
     if any(host == "localhost" or (host or "").startswith("127.") or host == "::1" for host in hosts):
         return "host"
-    return "default" if asked else "none"
+    return "default" if used else "none"
 
 
 def tool_lock() -> Lock:
@@ -209,10 +209,10 @@ def _write_mirror(
     rows = [row for name, lock in groups.items() for row in sources(name, lock, profile, carried=carried[name])]
     _write_scripts(rows, mirror)
     for name, lock in groups.items():
-        theirs = {digest for pin in lock.pins for digest in pin.sha256} & wheels.keys()
-        if theirs:
+        local_digests = {digest for pin in lock.pins for digest in pin.sha256} & wheels.keys()
+        if local_digests:
             (mirror / name / "wheels").mkdir()
-        for path in (wheels[digest] for digest in theirs):
+        for path in (wheels[digest] for digest in local_digests):
             _take(path, mirror / name / "wheels" / path.name, 0o644, 0o444)
         _write_refused(name, refused[name], mirror)
     roots = ca_bundle(profile)

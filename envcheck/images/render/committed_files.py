@@ -54,23 +54,23 @@ def write(directory: Path, files: Mapping[str, bytes]) -> list[str]:
     return changed
 
 
-def drift(images_dir: Path, wanted: Mapping[str, bytes]) -> list[Drift]:
-    """Compare images/ with `wanted` (path below it -> bytes), as sets and byte by byte."""
-    there = {str(p.relative_to(images_dir)) for p in images_dir.rglob("*") if not p.is_dir() and p.name != ".keep"}
-    drifts = [Drift(path=path, kind="missing") for path in wanted if path not in there]
-    drifts += [Drift(path=path, kind="orphan") for path in there if path not in wanted]
-    both = [path for path in wanted if path in there]
-    drifts += [Drift(path=p, kind="stale") for p in both if (images_dir / p).read_bytes() != wanted[p]]
+def drift(images_dir: Path, rendered: Mapping[str, bytes]) -> list[Drift]:
+    """Compare images/ with `rendered` (path below it -> bytes), as sets and byte by byte."""
+    committed = {str(p.relative_to(images_dir)) for p in images_dir.rglob("*") if not p.is_dir() and p.name != ".keep"}
+    drifts = [Drift(path=path, kind="missing") for path in rendered if path not in committed]
+    drifts += [Drift(path=path, kind="orphan") for path in committed if path not in rendered]
+    in_both = [path for path in rendered if path in committed]
+    drifts += [Drift(path=p, kind="stale") for p in in_both if (images_dir / p).read_bytes() != rendered[p]]
     return sorted(drifts)
 
 
-def remove_orphans(images_dir: Path, wanted: Mapping[str, bytes]) -> list[str]:
+def remove_orphans(images_dir: Path, rendered: Mapping[str, bytes]) -> list[str]:
     """Delete what an earlier rendering or lock gave and this one does not, and directories this leaves empty.
 
     Return the paths. A file of another name or place is not ours: --images may name any directory.
     """
-    ours = {"Dockerfile", *(f"{group}.lock" for group in GROUPS), *(path.partition("/")[2] for path in wanted)}
-    orphans = [d.path for d in drift(images_dir, wanted) if d.kind == "orphan" and _rendered(d.path, ours)]
+    generated = {"Dockerfile", *(f"{group}.lock" for group in GROUPS), *(path.partition("/")[2] for path in rendered)}
+    orphans = [d.path for d in drift(images_dir, rendered) if d.kind == "orphan" and _rendered(d.path, generated)]
     for path in orphans:
         (images_dir / path).unlink()
         directory = (images_dir / path).parent
@@ -79,6 +79,6 @@ def remove_orphans(images_dir: Path, wanted: Mapping[str, bytes]) -> list[str]:
     return orphans
 
 
-def _rendered(path: str, ours: Collection[str]) -> bool:
+def _rendered(path: str, generated: Collection[str]) -> bool:
     directory, _, name = path.partition("/")
-    return name in ours and _CELL.fullmatch(directory) is not None
+    return name in generated and _CELL.fullmatch(directory) is not None

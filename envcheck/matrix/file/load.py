@@ -33,14 +33,14 @@ _FIXES: Final = (
 
 def load(path: Path | None = None) -> Matrix:
     """Return the matrix in `path`, or the shipped one. Raises ConfigError."""
-    shown = str(path) if path else "matrix.yaml"
+    name = str(path) if path else "matrix.yaml"
     try:
         raw = read_whole(path or data_path("matrix.yaml"))
     except OSError as error:
         why = error.strerror or "cannot be read"
-        message = f"{shown}: {why}"
+        message = f"{name}: {why}"
         raise ConfigError(message, fix="give a readable file with --matrix") from error
-    return cache.cached(raw, lambda: loads(raw, shown))
+    return cache.cached(raw, lambda: loads(raw, name))
 
 
 def loads(raw: bytes, name: str = "matrix.yaml") -> Matrix:
@@ -64,11 +64,11 @@ def loads(raw: bytes, name: str = "matrix.yaml") -> Matrix:
 
 def _located(error: msgspec.ValidationError, document: YamlDocument) -> ConfigError:
     parts = _AT.fullmatch(str(error))
-    what, path = (parts["what"], parts["path"] or "$") if parts else (str(error), "$")
-    unknown = re.search(r"unknown field `([^`]+)`", what)
+    problem, path = (parts["what"], parts["path"] or "$") if parts else (str(error), "$")
+    unknown = re.search(r"unknown field `([^`]+)`", problem)
     line = document.line(f"{path}.{unknown[1]}" if unknown else path)
-    fix = next((fix for part, fix in _FIXES if part in what), "correct the value")
-    return ConfigError(f"{document.name}:{line}: {path}: {what}", fix=fix)
+    fix = next((fix for part, fix in _FIXES if part in problem), "correct the value")
+    return ConfigError(f"{document.name}:{line}: {path}: {problem}", fix=fix)
 
 
 def _refuse_duplicates(matrix: Matrix, document: YamlDocument) -> None:

@@ -63,9 +63,9 @@ def normalized(query: Query) -> Query:
 
 def _without_blanks(query: Query) -> Query:
     versions = {name: getattr(query, name) for name in _VERSIONS}
-    given = {name: value.strip() for name, value in versions.items() if value is not None}
+    stripped = {name: value.strip() for name, value in versions.items() if value is not None}
     return query.replace(
-        **given, gpus=[" ".join(name.split()) for name in query.gpus], cc=[value.strip() for value in query.cc]
+        **stripped, gpus=[" ".join(name.split()) for name in query.gpus], cc=[value.strip() for value in query.cc]
     )
 
 
@@ -84,8 +84,8 @@ def validate(facts: Facts, query: Query) -> None:
             raise ConfigError(message, fix=f"read it with {READ_CC}")
     variants = {v.variant: v.cuda for release in facts.matrix.torch for v in release.variants}
     if query.variant in variants and query.cuda not in (None, variants[query.variant]):
-        what = f"CUDA {variants[query.variant]}" if variants[query.variant] else "no CUDA at all"
-        message = f"--variant {query.variant} has {what}, --cuda says {query.cuda}"
+        cuda = f"CUDA {variants[query.variant]}" if variants[query.variant] else "no CUDA at all"
+        message = f"--variant {query.variant} has {cuda}, --cuda says {query.cuda}"
         raise ConfigError(message, fix="give one of the two")
 
 

@@ -139,8 +139,8 @@ def _dropped(facts: Facts, device: Device, driver: str) -> Verdict:
     if dropping is None or key(branch(driver)) < key(dropping.branch):
         verified = facts.branch(driver) is not None and device.architecture is not None
         return Verdict(OK, "", unless(verified, f"which GPUs driver branch R{branch(driver)} drives"))
-    what = f"{device.architecture} ({device.label})"
-    reason = f"driver {driver} no longer drives {what}: branches from R{dropping.branch} on dropped it"
+    gpu = f"{device.architecture} ({device.label})"
+    reason = f"driver {driver} no longer drives {gpu}: branches from R{dropping.branch} on dropped it"
     return Verdict(DROPPED, reason, unless(dropping.verified, f"which GPUs driver branch R{dropping.branch} drives"))
 
 

@@ -36,9 +36,9 @@ def examine(documents: Iterable[Document]) -> list[DoctorFinding]:
     for document in documents:
         source = prepare(document)
         for rule in RULES:
-            for at, what, fix in rule.find(source):
+            for at, problem, fix in rule.find(source):
                 finding = DoctorFinding(
-                    id=rule.id, level=rule.level, where=document.name, line=source.line(at), what=what, fix=fix
+                    id=rule.id, level=rule.level, where=document.name, line=source.line(at), what=problem, fix=fix
                 )
                 findings.setdefault((finding.where, finding.line, finding.id, finding.what), finding)
     return sorted(findings.values(), key=lambda finding: (finding.where, finding.line, finding.id))

@@ -42,11 +42,11 @@ _APT: Final = re.compile(r"(?m)^\s*(?:deb|deb-src|URIs:)\s|sources\.list|apt-key
 _HUBS: Final = r"huggingface_hub|transformers|datasets|diffusers|sentence_transformers|peft|accelerate|vllm"
 
 
-def _pattern(pattern: str, what: str, fix: str) -> Callable[[PreparedDocument], Matches]:
+def _pattern(pattern: str, problem: str, fix: str) -> Callable[[PreparedDocument], Matches]:
     compiled = re.compile(pattern)
 
     def find(source: PreparedDocument) -> Matches:
-        yield from ((match.start(), what, fix) for match in compiled.finditer(source.code))
+        yield from ((match.start(), problem, fix) for match in compiled.finditer(source.code))
 
     return find
 
@@ -130,8 +130,8 @@ def _extra_index(source: PreparedDocument) -> Matches:
 
 def _unsafe_match(source: PreparedDocument) -> Matches:
     for match in re.finditer(r"\bunsafe-(?:best|first)-match\b", source.code):
-        what = f"{match[0]} mixes all indexes: the highest version of a name wins, from any of them"
-        yield match.start(), what, "remove it: by default uv uses only the first index that has the name"
+        problem = f"{match[0]} mixes all indexes: the highest version of a name wins, from any of them"
+        yield match.start(), problem, "remove it: by default uv uses only the first index that has the name"
 
 
 def _unchecked_downloads(source: PreparedDocument) -> Matches:
@@ -158,8 +158,8 @@ def _unchecked_downloads(source: PreparedDocument) -> Matches:
 def _lines_dataset(source: PreparedDocument) -> Matches:
     for match in re.finditer(r"\bLineByLineTextDataset\s*\((?P<inside>[^()]{0,400})", source.code):
         url = re.search(r"[\"']https?://", match["inside"])
-        what = "file_path must be a local file, not a URL" if url else "removed from transformers"
-        yield match.start(), f"LineByLineTextDataset: {what}", 'use datasets: load_dataset("text", data_files=...)'
+        problem = "file_path must be a local file, not a URL" if url else "removed from transformers"
+        yield match.start(), f"LineByLineTextDataset: {problem}", 'use datasets: load_dataset("text", data_files=...)'
 
 
 def _token_to_endpoint(source: PreparedDocument) -> Matches:
@@ -178,8 +178,8 @@ def _token_to_endpoint(source: PreparedDocument) -> Matches:
 def _xet(source: PreparedDocument) -> Matches:
     endpoint = re.search(rf"(?:{assignment_pattern('HF_ENDPOINT')})[^\n]*", source.code)
     if endpoint and "HF_HUB_DISABLE_XET" not in source.code and "huggingface.co" not in endpoint[0]:
-        what = "xet ignores HF_ENDPOINT: large files do not come from the mirror"
-        yield endpoint.start(), what, "set HF_HUB_DISABLE_XET=1 beside it (huggingface_hub#4475)"
+        problem = "xet ignores HF_ENDPOINT: large files do not come from the mirror"
+        yield endpoint.start(), problem, "set HF_HUB_DISABLE_XET=1 beside it (huggingface_hub#4475)"
 
 
 def _too_late(source: PreparedDocument) -> Matches:
@@ -191,8 +191,8 @@ def _too_late(source: PreparedDocument) -> Matches:
     for match in re.compile(assignment_pattern("(?:HF_ENDPOINT|HF_HOME|HF_HUB_OFFLINE)")).finditer(
         source.code, imported.end()
     ):
-        what = f"set after the import of {imported['name']}, which reads it: the setting has no effect"
-        yield match.start(), what, "set it before the import, or outside of Python"
+        problem = f"set after the import of {imported['name']}, which reads it: the setting has no effect"
+        yield match.start(), problem, "set it before the import, or outside of Python"
 
 
 def _torch_backend(source: PreparedDocument) -> Matches:
@@ -203,8 +203,8 @@ def _torch_backend(source: PreparedDocument) -> Matches:
         match = re.search(r"--torch-backend\b|\bUV_TORCH_BACKEND\b|^\s*torch-backend\s*=", command)
         beside = re.search(r"--(?:default-index|index-url|index)\b", command)
         if match and (mirrored or beside) and not command.lstrip().startswith("unset "):
-            what = "torch-backend uses PyTorch's own host and ignores the index setting"
-            yield at + match.start(), what, "remove it, and install torch from the mirror's index, e.g. /whl/cu128"
+            problem = "torch-backend uses PyTorch's own host and ignores the index setting"
+            yield at + match.start(), problem, "remove it, and install torch from the mirror's index, e.g. /whl/cu128"
 
 
 def _pip_for_uv(source: PreparedDocument) -> Matches:
@@ -227,8 +227,8 @@ def _old_sources(source: PreparedDocument) -> Matches:
     for at, command in source.commands:
         match = re.search(r"\bsed\b.{0,999}?\s/etc/apt/sources\.list(?![.\w])", command, re.DOTALL)
         if match and "sources.list.d" not in source.code and not _OLDER.search(source.code):
-            what = "images since bookworm and noble have no /etc/apt/sources.list: sed fails or has no effect"
-            yield at + match.start(), what, "write a deb822 file: `envcheck mirror show PROFILE --format apt`"
+            problem = "images since bookworm and noble have no /etc/apt/sources.list: sed fails or has no effect"
+            yield at + match.start(), problem, "write a deb822 file: `envcheck mirror show PROFILE --format apt`"
 
 
 _TLS: Final = (

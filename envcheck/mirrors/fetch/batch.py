@@ -26,10 +26,10 @@ class ProgressTotals:
         self._all = [target.expected or 0 for target in targets]
         self._lock = threading.Lock()
 
-    def update(self, number: int, there: int, size: int) -> tuple[int, int]:
+    def update(self, number: int, done: int, size: int) -> tuple[int, int]:
         """Record the progress of one file; return the progress of all files."""
         with self._lock:
-            self._there[number], self._all[number] = there, size
+            self._there[number], self._all[number] = done, size
             return sum(self._there), sum(self._all)
 
 
@@ -46,8 +46,8 @@ def fetch_all(
     totals = ProgressTotals(targets)
 
     def fetch_one(number: int) -> FetchedFile:
-        def progress(there: int, size: int) -> None:
-            options.progress(*totals.update(number, there, size))
+        def progress(done: int, size: int) -> None:
+            options.progress(*totals.update(number, done, size))
 
         fetched = fetch(targets[number], dataclasses.replace(options, progress=progress), durable=False)
         progress(fetched.size, fetched.size)

@@ -105,9 +105,9 @@ def _waiting_for(busy: Mapping[str, NetworkError], pause: float) -> Iterator[Non
     """Note who is waited for, and for how long."""
     with contextlib.ExitStack() as stack:
         for url, reason in busy.items():
-            asked = isinstance(reason, RetryLaterError) and reason.after is not None
-            what = str(reason) if asked else f"{reason}; it is asked again after {pause:.0f} s"
-            stack.enter_context(NETWORK_WAITS.on(host_of(url), "pause", what))
+            host_set_time = isinstance(reason, RetryLaterError) and reason.after is not None
+            note = str(reason) if host_set_time else f"{reason}; it is asked again after {pause:.0f} s"
+            stack.enter_context(NETWORK_WAITS.on(host_of(url), "pause", note))
         yield
 
 

@@ -141,9 +141,9 @@ def fits(package: LockedPackage, name: str) -> bool:
 def _tag_runs(tag: Tag, python: str | None) -> bool:
     """Tell whether a wheel with this tag runs on this machine's Linux and on that Python ("3.11", None for any)."""
     machine = tag.platform == "any" or ("linux" in tag.platform and tag.platform.endswith(platform.machine()))
-    own = f"cp{python.replace('.', '')}" if python else tag.interpreter
+    interpreter = f"cp{python.replace('.', '')}" if python else tag.interpreter
     stable = tag.abi in {"abi3", "none"} and tag.interpreter.startswith(("cp3", "py3"))
-    return machine and (tag.interpreter == own or stable)
+    return machine and (tag.interpreter == interpreter or stable)
 
 
 def _parse_name(name: str) -> tuple[str, Version | None, frozenset[Tag]]:

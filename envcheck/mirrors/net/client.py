@@ -112,16 +112,16 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
 
     def _body(self, size: int, *, decode: bool) -> Iterator[bytes]:
         """Yield the body. Its host counts as silent if it hardly moves, and as heard once it ends or clearly moves."""
-        came, began = 0, time.monotonic()
+        received, began = 0, time.monotonic()
         try:
             while chunk := self._next_chunk(size, decode=decode):
-                if came < stall.BYTES <= came + len(chunk):
+                if received < stall.BYTES <= received + len(chunk):
                     self._silence.heard(self.url)
-                came += len(chunk)
+                received += len(chunk)
                 yield chunk
         except (urllib3.exceptions.HTTPError, OSError) as error:
             broken = _read_error(error)
-            if isinstance(broken, SlowError) and not stall.BYTES // _SHARING <= came < stall.BYTES:
+            if isinstance(broken, SlowError) and not stall.BYTES // _SHARING <= received < stall.BYTES:
                 self._silence.note(self.url, began)
             raise broken from error
         self._silence.heard(self.url)
@@ -262,9 +262,9 @@ class Client:
         if self.silence.given_up(url):
             raise SilentError(self.silence.reason(url))
         began = time.monotonic()
-        own = {"User-Agent": f"envcheck/{__version__}", "Accept-Encoding": "identity"}
+        default_headers = {"User-Agent": f"envcheck/{__version__}", "Accept-Encoding": "identity"}
         try:
-            sent = {**own, **headers, **self._auth(url)}
+            sent = {**default_headers, **headers, **self._auth(url)}
             waiting = NETWORK_WAITS.on(host_of(url), "answer", f"no answer yet, and it has {self._read:.0f} s")
             with waiting, read_deadlines.within(stall.SECONDS):
                 return self._pool(url).request(method, url, headers=sent, redirect=False, preload_content=False)

@@ -35,11 +35,11 @@ class Waits:
         self._end = threading.Event()
 
     @contextlib.contextmanager
-    def on(self, host: str, kind: str, what: str) -> Iterator[None]:
+    def on(self, host: str, kind: str, reason: str) -> Iterator[None]:
         """Note that a host is waited for until the block ends."""
         token = object()
         with self._lock:
-            self._under_way[token] = Wait(host, kind, what, self._clock())
+            self._under_way[token] = Wait(host, kind, reason, self._clock())
             if self._say is not None and self._watcher is None:
                 self._watcher = threading.Thread(target=self._watch, args=(self._say,), daemon=True, name="waits")
                 self._watcher.start()

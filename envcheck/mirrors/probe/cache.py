@@ -80,8 +80,8 @@ def cached_or_measured(
     if recent and len(recent) + len(silent) == len(mirrors):
         repeated = measure(silent, packages, budget) if silent else []
         if not any(measurement.answered for measurement in repeated):
-            rest = iter(repeated)
-            return [measurement or next(rest) for measurement in stored]
+            remeasured = iter(repeated)
+            return [measurement or next(remeasured) for measurement in stored]
     fresh = measure(mirrors, packages, budget)
     for name, measurement in zip(keys, fresh, strict=True):
         if measurement.answered:

@@ -100,8 +100,8 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lag(self) -> float | None:
         """Return the seconds between the two commits, or None if a time is unknown."""
-        known = self.trusted_changed is not None and self.changed is not None
-        return (self.trusted_changed or 0.0) - (self.changed or 0.0) if known else None
+        both_known = self.trusted_changed is not None and self.changed is not None
+        return (self.trusted_changed or 0.0) - (self.changed or 0.0) if both_known else None
 
 
 class MirrorMeasurement(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,9 +70,17 @@ def rank(
     A mirror that redirects to other hosts comes after all that do not, whatever its speed.
     """
     peers = peer_facts(measurements)
-    ranked = [_rank_one(one, peers, no_redirects=no_redirects, own_region=own_region) for one in measurements]
+    ranked = [
+        _rank_one(measurement, peers, no_redirects=no_redirects, own_region=own_region) for measurement in measurements
+    ]
     return sorted(
-        ranked, key=lambda one: (not one.passed, not one.measured.answered, one.redirects_out, -(one.score or 0.0))
+        ranked,
+        key=lambda mirror: (
+            not mirror.passed,
+            not mirror.measured.answered,
+            mirror.redirects_out,
+            -(mirror.score or 0.0),
+        ),
     )
 
 

@@ -95,14 +95,14 @@ def _check_credential(host: str, secret: Credential, locate: LocateKey) -> None:
     if secret.user is not None and (not secret.user.isprintable() or ":" in secret.user):
         message = f"{locate(f'{key_path}.user')}: a control character or a colon in the user's name"
         raise ConfigError(message, fix="write only the user's name; the secret goes to password_env or password_file")
-    given = [name for name in ("password_env", "password_file", "token_env", "token_file") if getattr(secret, name)]
-    if len(given) != 1 or (secret.user is not None) != given[0].startswith("password"):
+    sources = [name for name in ("password_env", "password_file", "token_env", "token_file") if getattr(secret, name)]
+    if len(sources) != 1 or (secret.user is not None) != sources[0].startswith("password"):
         message = f"{locate(key_path)}: expected exactly one place of a secret"
         fix = "set user with password_env or password_file, or one of token_env and token_file; or use a netrc file"
         raise ConfigError(message, fix=fix)
-    if given[0].endswith("_env") and not _VARIABLE.fullmatch(getattr(secret, given[0])):
+    if sources[0].endswith("_env") and not _VARIABLE.fullmatch(getattr(secret, sources[0])):
         # An invalid name may be the secret itself, so the message does not repeat it.
-        message = f"{locate(f'{key_path}.{given[0]}')}: not the name of a variable"
+        message = f"{locate(f'{key_path}.{sources[0]}')}: not the name of a variable"
         fix = "write the name of the variable that holds the secret, e.g. NPM_TOKEN, never the secret itself"
         raise ConfigError(message, fix=fix)
 

@@ -42,7 +42,7 @@ def choose(
     """
     mirrors = default_mirrors() if mirrors is None else mirrors
     parts = split_by_part(packages)
-    ranked = [one for part in parts for one in rank_mirrors(part, mirrors, own_region=own_region)]
+    ranked = [candidate for part in parts for candidate in rank_mirrors(part, mirrors, own_region=own_region)]
     return combine(ranked, {mirror.name: mirror.profile for mirror in mirrors}, [part[0].part for part in parts])
 
 
@@ -95,8 +95,8 @@ def combine(ranked: Sequence[RankedMirror], profiles: dict[str, Profile], parts:
     used, first = compatible(ranked, profiles)
     for part in parts:
         family = part.partition("/")[0]
-        if not any(one.part == part for one in used) and not _local_indexes(profiles, family):
-            raise _no_mirror_error(part, [one for one in ranked if one.part == part])
+        if not any(candidate.part == part for candidate in used) and not _local_indexes(profiles, family):
+            raise _no_mirror_error(part, [candidate for candidate in ranked if candidate.part == part])
     base = next(iter(profiles.values()))
     profile = msgspec.structs.replace(
         base,
@@ -104,10 +104,10 @@ def combine(ranked: Sequence[RankedMirror], profiles: dict[str, Profile], parts:
         pytorch=_indexes(used, profiles, "pytorch"),
         ca=first.ca if first is not None else base.ca,
         netrc=first.netrc if first is not None else base.netrc,
-        credentials=merged_credentials(profiles[one.mirror] for one in used),
+        credentials=merged_credentials(profiles[candidate.mirror] for candidate in used),
     )
-    reasons = [reason(one, used) for one in sorted(ranked, key=lambda one: one not in used)]
-    local_only = [part for part in parts if not any(one.part == part for one in used)]
+    reasons = [reason(candidate, used) for candidate in sorted(ranked, key=lambda candidate: candidate not in used)]
+    local_only = [part for part in parts if not any(candidate.part == part for candidate in used)]
     return MirrorChoice(
         profile, (*(f"{part}: no mirror, only this machine's directories of wheels" for part in local_only), *reasons)
     )
@@ -117,9 +117,13 @@ def compatible(
     ranked: Sequence[RankedMirror], profiles: Mapping[str, Profile]
 ) -> tuple[list[RankedMirror], Profile | None]:
     """Return the mirrors that can be used together, and the profile whose CA and netrc file they use, if any."""
-    usable = [one for one in ranked if one.passed] + [one for one in ranked if one.failed_criteria == {"ranges"}]
-    first = next((profiles[one.mirror] for one in usable if _has_ca_or_netrc(profiles[one.mirror])), None)
-    return [one for one in usable if _is_compatible(profiles[one.mirror], first)], first
+    usable = [candidate for candidate in ranked if candidate.passed] + [
+        candidate for candidate in ranked if candidate.failed_criteria == {"ranges"}
+    ]
+    first = next(
+        (profiles[candidate.mirror] for candidate in usable if _has_ca_or_netrc(profiles[candidate.mirror])), None
+    )
+    return [candidate for candidate in usable if _is_compatible(profiles[candidate.mirror], first)], first
 
 
 def merged_credentials(profiles: Iterable[Profile]) -> dict[str, Credential]:
@@ -140,7 +144,7 @@ def _is_compatible(profile: Profile, first: Profile | None) -> bool:
 
 def _indexes(used: Sequence[RankedMirror], profiles: dict[str, Profile], family: str) -> list[Index]:
     """Return the indexes of one family in the order of rank, local directories first."""
-    family_profiles = [profiles[one.mirror] for one in used if one.part.partition("/")[0] == family]
+    family_profiles = [profiles[candidate.mirror] for candidate in used if candidate.part.partition("/")[0] == family]
     indexes_by_profile = [list(profile.pypi if family == PYPI else profile.pytorch) for profile in family_profiles]
     remote = [
         index
@@ -152,7 +156,9 @@ def _indexes(used: Sequence[RankedMirror], profiles: dict[str, Profile], family:
 
 def _local_indexes(profiles: dict[str, Profile], family: str) -> list[Index]:
     """Return the directories of wheels on this machine."""
-    indexes = [index for one in profiles.values() for index in (one.pypi if family == PYPI else one.pytorch)]
+    indexes = [
+        index for profile in profiles.values() for index in (profile.pypi if family == PYPI else profile.pytorch)
+    ]
     return [index for index in indexes if index.local is not None]
 
 
@@ -177,9 +183,9 @@ def reason(mirror: RankedMirror, used: Sequence[RankedMirror]) -> str:
 
 def _no_mirror_error(part: str, ranked: Sequence[RankedMirror]) -> UnavailableError:
     failed = [
-        f"{one.mirror}: {criterion.why}"
-        for one in ranked
-        for criterion in one.criteria
+        f"{candidate.mirror}: {criterion.why}"
+        for candidate in ranked
+        for criterion in candidate.criteria
         if criterion.hard and not criterion.passed
     ]
     message = f"no mirror has all files of {part}: {'; '.join(failed[:3]) or 'no mirror is known'}"

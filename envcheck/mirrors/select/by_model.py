@@ -61,14 +61,14 @@ def combine(
     used, first = compatible(ranked, profiles)
     if not used:
         failed = [
-            f"{one.mirror}: {criterion.why}"
-            for one in ranked
-            for criterion in one.criteria
+            f"{candidate.mirror}: {criterion.why}"
+            for candidate in ranked
+            for criterion in candidate.criteria
             if criterion.hard and not criterion.passed
         ]
         message = f"no mirror has all files: {'; '.join(failed[:3]) or 'no profile names a Hugging Face endpoint'}"
         raise UnavailableError(message, fix="run `envcheck mirror probe`, or pass your own profile with --mirror")
-    profiles_used = [profiles[one.mirror] for one in used]
+    profiles_used = [profiles[candidate.mirror] for candidate in used]
     urls = list(dict.fromkeys(index.url for profile in profiles_used for index in network_sources(profile, HUB)))
     environ = os.environ if environ is None else environ
     profile = Profile(
@@ -78,7 +78,10 @@ def combine(
         netrc=first.netrc if first is not None else None,
         credentials=merged_credentials(_with_own_token(profile, environ) for profile in profiles_used),
     )
-    return MirrorChoice(profile, tuple(reason(one, used) for one in sorted(ranked, key=lambda one: one not in used)))
+    return MirrorChoice(
+        profile,
+        tuple(reason(candidate, used) for candidate in sorted(ranked, key=lambda candidate: candidate not in used)),
+    )
 
 
 def _with_own_token(profile: Profile, environ: Mapping[str, str]) -> Profile:

@@ -76,8 +76,8 @@ def _index(profile: Profile, name: str, url: str, lines: str) -> str:
 
 
 def _unused_indexes(simple: list[str], client: str) -> list[str]:
-    rest = ", ".join(host_of(url) or url for url in simple[1:])
-    return [f"{client} tries no second index when the first fails: {rest} left out"] if rest else []
+    unused = ", ".join(host_of(url) or url for url in simple[1:])
+    return [f"{client} tries no second index when the first fails: {unused} left out"] if unused else []
 
 
 def _torch_notes(profile: Profile, options: RenderOptions, command: str) -> list[str]:

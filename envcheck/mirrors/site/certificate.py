@@ -88,10 +88,10 @@ def _client_context(certificate: Path, ca: Path | None) -> ssl.SSLContext:
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = (
-        client.wrap_bio(back, there, server_hostname=name),
-        server.wrap_bio(there, back, server_side=True),
+        client.wrap_bio(to_client, to_server, server_hostname=name),
+        server.wrap_bio(to_server, to_client, server_side=True),
     )
     for _ in range(_TURNS):
         for side in sides:

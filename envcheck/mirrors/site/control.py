@@ -125,7 +125,7 @@ def compose_status(site: Site) -> list[PartStatus]:
     if done.returncode != 0:
         message = f"docker compose cannot list the site's containers: {done.stderr.strip()[-200:]}"
         raise UnavailableError(message, fix="run `docker compose ps`")
-    states = {one["Service"]: one["State"] for one in _services(done.stdout)}
+    states = {service["Service"]: service["State"] for service in _services(done.stdout)}
     return [
         PartStatus(p.name, _container_state(p, states.get(p.name)), p.port, p.needs, p.optional) for p in parts(site)
     ]
@@ -134,7 +134,7 @@ def compose_status(site: Site) -> list[PartStatus]:
 def _services(text: str) -> list[dict[str, Any]]:
     """Return compose's services from its JSON: one document a line since 2.21, a list before."""
     read = [json.loads(line) for line in text.splitlines() if line.strip()]
-    return [one for item in read for one in (item if isinstance(item, list) else [item])]
+    return [service for item in read for service in (item if isinstance(item, list) else [item])]
 
 
 def _container_state(part: Part, state: str | None) -> State:

@@ -42,7 +42,7 @@ def with_links(index: SiteIndex, pages: Sequence[str], client: Client, links: Se
     part, url = index.part, index.url
     own_pages = [f"{url}/{page.removeprefix(f'{part}/')}/" for page in pages if page.startswith(f"{part}/")]
     urls = links or _linked_urls(client, own_pages)
-    return SiteIndex(part=part, url=url, links=sorted({origin(one) for one in urls} - {origin(url)}))
+    return SiteIndex(part=part, url=url, links=sorted({origin(link) for link in urls} - {origin(url)}))
 
 
 def _url(profile: Profile, part: Part) -> str:

@@ -153,11 +153,11 @@ class Follower:
             now = os.stat(self._path)  # noqa: PTH116 (beside fstat)
         except FileNotFoundError:
             return True
-        mine = os.fstat(self._file)
-        if mine.st_size < os.lseek(self._file, 0, os.SEEK_CUR):
+        opened = os.fstat(self._file)
+        if opened.st_size < os.lseek(self._file, 0, os.SEEK_CUR):
             os.lseek(self._file, 0, os.SEEK_SET)
             self._rest = b""
-        return (now.st_dev, now.st_ino) == (mine.st_dev, mine.st_ino) and mine.st_size == os.lseek(
+        return (now.st_dev, now.st_ino) == (opened.st_dev, opened.st_ino) and opened.st_size == os.lseek(
             self._file, 0, os.SEEK_CUR
         )
 
@@ -227,17 +227,17 @@ def text(totals: Totals, now: Mapping[str, tuple[str, Mapping[str, float]]]) -> 
         "log_lines_total": ("Lines of the access log.", {"": totals.lines}),
         "log_lines_unreadable_total": ("Of these, lines that nginx did not write so.", {"": totals.unreadable}),
     }
-    families = [_family(name, "counter", about, values) for name, (about, values) in counters.items()]
-    return "".join(families + [_family(name, "gauge", about, values) for name, (about, values) in now.items()])
+    families = [_family(name, "counter", help_text, values) for name, (help_text, values) in counters.items()]
+    return "".join(families + [_family(name, "gauge", help_text, values) for name, (help_text, values) in now.items()])
 
 
 def _labelled(counts: Mapping[tuple[str, str], int]) -> dict[str, float]:
     return {f'part="{part}",cache="{cache}"': count for (part, cache), count in sorted(counts.items())}
 
 
-def _family(name: str, kind: str, about: str, values: Mapping[str, float]) -> str:
+def _family(name: str, kind: str, help_text: str, values: Mapping[str, float]) -> str:
     full = f"envcheck_mirror_{name}"
-    lines = [f"# HELP {full} {about}", f"# TYPE {full} {kind}"]
+    lines = [f"# HELP {full} {help_text}", f"# TYPE {full} {kind}"]
     lines += [f"{full}{{{labels}}} {value!r}" if labels else f"{full} {value!r}" for labels, value in values.items()]
     return "\n".join(lines) + "\n"
 
@@ -290,8 +290,8 @@ def main() -> None:
     parser.add_argument("root", type=Path, help="the site's directory")
     parser.add_argument("--address", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
-    given = parser.parse_args()
-    with server(given.root, given.address, given.port) as running:
+    options = parser.parse_args()
+    with server(options.root, options.address, options.port) as running:
         running.serve_forever()
 
 

@@ -122,7 +122,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def origins(self) -> list[str]:
         """Return every origin that files are taken from: the indexes' own and those that their pages link to."""
-        origins = [one for index in self.indexes for one in (index.origin, *index.links)]
+        origins = [url for index in self.indexes for url in (index.origin, *index.links)]
         return list(dict.fromkeys(origins))
 
     def at(self, port: int) -> str:
@@ -206,7 +206,7 @@ def _checked_networks(site: Site) -> None:
 def ports(site: Site) -> list[int]:
     """Return every port that the site's parts listen on."""
     hf = [port for port in (site.hf.port, site.hf.inner) if port] if site.hf else []
-    registries = [port for one in site.registries for port in (one.port, one.inner, one.debug)]
+    registries = [port for registry in site.registries for port in (registry.port, registry.inner, registry.debug)]
     return [site.port, *hf, *registries, site.exporter, site.prometheus, *([site.s3_port] if site.s3 else [])]
 
 

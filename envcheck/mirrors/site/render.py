@@ -52,7 +52,7 @@ def client(site: Site) -> dict[str, Any]:
         profile["hf"] = {"endpoint": site.at(site.hf.port), "token": "allow" if site.hf.tokens else "never"}
     if site.registries:
         plain = 0 if site.tls is None else len("https://")
-        profile["registries"] = {one.name: [site.at(one.port)[plain:]] for one in site.registries}
+        profile["registries"] = {registry.name: [site.at(registry.port)[plain:]] for registry in site.registries}
     return {**profile, "ca": site.client_ca} if site.client_ca else profile
 
 
@@ -64,7 +64,7 @@ def _context(site: Site) -> dict[str, Any]:
     return {
         "site": site,
         "addresses": [f"[{address}]" if ":" in address else address for address in site.addresses],
-        "netlocs": {one: netloc(one) for one in site.origins},
+        "netlocs": {origin: netloc(origin) for origin in site.origins},
         "hf_netloc": netloc(site.hf.endpoint) if site.hf and site.hf.endpoint else "",
         "places": places(site),
         "parts": parts(site),
@@ -95,5 +95,5 @@ def places(site: Site) -> list[dict[str, str]]:
         {"at": f"/{index.part}", "to": f"{index.origin}{index.parent}", "variable": f"{index.part}_path"}
         for index in site.indexes
     ]
-    far = [{"at": f"/files/{netloc(one)}", "to": one, "variable": "files_path"} for one in site.origins]
+    far = [{"at": f"/files/{netloc(origin)}", "to": origin, "variable": "files_path"} for origin in site.origins]
     return near + far

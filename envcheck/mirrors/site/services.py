@@ -46,7 +46,7 @@ def parts(site: Site) -> list[Part]:
     """Return every process of a site in the order of their start: nginx last, after the servers behind it."""
     hf = [_olah(site)] if site.hf and site.hf.inner else []
     s3 = [_rclone(site)] if site.s3 else []
-    behind = [*(_registry(site, one) for one in site.registries), *hf, *s3]
+    behind = [*(_registry(site, registry) for registry in site.registries), *hf, *s3]
     return [*behind, _exporter(site), _prometheus(site), _nginx(site)]
 
 

@@ -103,8 +103,8 @@ def _read_manifest(store: Store, number: int) -> Manifest | Fault:
     except PromiseError as error:
         file = f"versions/{number}/{versions.MANIFEST}"
         left = f"remove versions/{number}, and publish it again: until then nothing can be evicted or published"
-        what = error.message.partition(": ")[2]
-        return Fault(file=file, sha256="", what=what, versions=[number], mended=None, left=left)
+        problem = error.message.partition(": ")[2]
+        return Fault(file=file, sha256="", what=problem, versions=[number], mended=None, left=left)
 
 
 def _check_objects(store: Store, hashes: Hashes, on_object: OnObject) -> dict[str, _DamagedObject]:
@@ -122,8 +122,8 @@ def _check_tree(
     store: Store, number: int, manifest: Manifest, hashes: Hashes, damaged: dict[str, _DamagedObject]
 ) -> None:
     root = store.root / "versions" / str(number)
-    for file, what in versions.differences(root, manifest.files, hashes):
-        damaged.setdefault(file.sha256, _DamagedObject(what)).places.append((number, root / file.path))
+    for file, problem in versions.differences(root, manifest.files, hashes):
+        damaged.setdefault(file.sha256, _DamagedObject(problem)).places.append((number, root / file.path))
 
 
 def _find_copies(

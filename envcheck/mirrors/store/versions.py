@@ -119,9 +119,9 @@ def _check_version(
         raise ConfigError(message, fix=f"existing versions: {existing}")
     wrong = differences(_folder(store) / str(number), read_manifest(store, number).files, hashes, progress)
     if wrong:
-        path, what = next((file.path, what) for file, what in wrong)
+        path, problem = next((file.path, problem) for file, problem in wrong)
         more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
-        message = f"version {number} is not served: {path}: {what}{more}"
+        message = f"version {number} is not served: {path}: {problem}{more}"
         raise PromiseError(message, fix="repair it with `envcheck store verify --mirror PROFILE`, or choose another")
 
 
@@ -149,8 +149,8 @@ def differences(
     done, total, wrong = 0, sum(file.size for file in files), []
     for file in files:
         progress(done, total)
-        what = _difference(root / file.path, file, known_hashes)
-        wrong += [(file, what)] if what else []
+        problem = _difference(root / file.path, file, known_hashes)
+        wrong += [(file, problem)] if problem else []
         done += file.size
     return wrong
 

@@ -48,8 +48,8 @@ def _listed(path: Path, read: Callable[[Path], Any]) -> Signal:
 
 def _gpus(devices: Path) -> list[dict[str, Any]]:
     """Return NVIDIA's display controllers: bus_id, driver, numa_node and, where the kernel counts them, AER errors."""
-    mine = [d for d in sorted(devices.iterdir()) if _word(d / "vendor") == _NVIDIA]
-    return [_gpu(d) for d in mine if (_word(d / "class") or "").startswith(_DISPLAY)]
+    nvidia = [d for d in sorted(devices.iterdir()) if _word(d / "vendor") == _NVIDIA]
+    return [_gpu(d) for d in nvidia if (_word(d / "class") or "").startswith(_DISPLAY)]
 
 
 def _gpu(device: Path) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _numa_cpus(nodes: Path) -> dict[str, int]:
     """Return, by node, how many of its CPUs this process may use; a node of memory alone has none to use."""
     allowed = os.sched_getaffinity(0)
     cpus = {number: proc.cpu_list(_word(node / "cpulist") or "") for number, node in _numbered(nodes).items()}
-    return {number: len(mine & allowed) for number, mine in cpus.items() if mine}
+    return {number: len(cores & allowed) for number, cores in cpus.items() if cores}
 
 
 def _numbered(nodes: Path) -> dict[str, Path]:

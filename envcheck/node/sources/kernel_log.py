@@ -143,17 +143,17 @@ def events(records: Iterable[LogRecord], uptime: float, kind: str) -> list[dict[
     return _whole(list(latest.values()))
 
 
-def _whole(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _whole(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Leave out what only adds to a switch's error, but keep a fatal severity whose first line is gone."""
-    added = {id(event): _ADDED.match(event["text"]) for event in found}
-    first = [event for event in found if added[id(event)] is None]
+    added = {id(event): _ADDED.match(event["text"]) for event in events}
+    first = [event for event in events if added[id(event)] is None]
     numbers = {
         False: {_numbered(event) for event in first},
         True: {_numbered(event) for event in first if _fatal(event)},
     }
     return [
         event
-        for event in found
+        for event in events
         if (line := added[id(event)]) is None or _numbered(event) not in numbers[line["severity"] == "1"]
     ]
 

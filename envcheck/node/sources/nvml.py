@@ -64,14 +64,14 @@ main(sys.argv[1], int(sys.argv[2]))
 """
 
 
-def ask(what: str, timeout: float = TIMEOUT) -> SourceReading:
+def ask(scope: str, timeout: float = TIMEOUT) -> SourceReading:
     """Ask NVML for "all" or the "identity" of the GPUs; after `timeout` seconds that it said nothing is the reason."""
     # An empty entry would be the working directory again.
     places = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     python, environment = Path(sys.executable), {"PYTHONPATH": os.pathsep.join(places)}
     try:
         output = subprocesses.output(
-            python, "-c", _CODE, what, str(os.getpid()), timeout=timeout, environment=environment
+            python, "-c", _CODE, scope, str(os.getpid()), timeout=timeout, environment=environment
         )
         snapshot = from_json(json.loads(output))
     except TimeoutError:
@@ -117,8 +117,8 @@ def _gpus(nvml: Any, queries: Queries) -> list[Gpu]:
         return []
     gpus = [_gpu(nvml, index, queries) for index in range(count)]
     # A container sees the count of all GPUs, and may open those that it was given.
-    mine = [gpu for gpu in gpus if gpu.signal("name").why != "denied"]
-    return mine or gpus
+    permitted = [gpu for gpu in gpus if gpu.signal("name").why != "denied"]
+    return permitted or gpus
 
 
 def _gpu(nvml: Any, index: int, queries: Queries) -> Gpu:
@@ -150,13 +150,13 @@ def load_nvml() -> Any:
     return importlib.import_module("pynvml")
 
 
-def main(what: str, parent: int) -> None:
+def main(scope: str, parent: int) -> None:
     """Print what NVML says, as the JSON of a Snapshot: what `ask` reads. It ends with the process that asked."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return
     try:
-        reading = read(load_nvml(), ASKED[what])
+        reading = read(load_nvml(), ASKED[scope])
     except ImportError as error:
         reading = unread("failed", f"nvidia-ml-py: {error}")
     json.dump(to_json(Snapshot("", reading.signals, list(reading.gpus))), sys.stdout)

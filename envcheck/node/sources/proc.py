@@ -75,7 +75,7 @@ def mounts(text: str) -> list[Mount]:
 
 
 def _unescape(path: str) -> str:
-    return _OCTAL.sub(lambda found: chr(int(found[1], 8)), path)
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)
 
 
 def process_stat(text: str) -> Process | None:

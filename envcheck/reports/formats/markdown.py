@@ -41,8 +41,11 @@ def _head(report: RunReport) -> str:
         ("never ran", ", ".join(phrases.unfinished(report))),
     ]
     first = phrases.conclusion(report).removeprefix(report.verdict.sentence).removeprefix(".").strip()
-    told = [line for line in (first, gpu_table.blamed(report)) if line]
-    lines = [*(f"{_text(line)}\n" for line in told), *(f"- {title}: {_text(text)}" for title, text in facts if text)]
+    sentences = [line for line in (first, gpu_table.blamed(report)) if line]
+    lines = [
+        *(f"{_text(line)}\n" for line in sentences),
+        *(f"- {title}: {_text(text)}" for title, text in facts if text),
+    ]
     sign = _SIGNS[report.verdict.status]
     return "\n".join([f"## {sign} {_text(report.verdict.sentence)}", "", *lines, ""])
 

@@ -76,8 +76,8 @@ def _first(report: RunReport) -> Iterable[str]:
     why = phrases.conclusion(report).removeprefix(report.verdict.sentence).removeprefix(".").strip()
     if why:
         yield why
-    if one := gpu_table.blamed(report):
-        yield one
+    if blamed := gpu_table.blamed(report):
+        yield blamed
 
 
 def _findings(report: RunReport) -> str:
@@ -133,8 +133,8 @@ def _row(same: list[OutcomeRow]) -> str:
     seconds = f"{first.seconds:.1f}" if timed else ""
     numbers = "".join(f'<td class="number">{_text(text)}</td>' for text in (value, limit, seconds))
     soft = ' class="soft"' if first.status == "skip" else ""
-    names, found = _named(same)
-    cells = f'<td>{_status(first.status)}</td><td class="id">{names}</td><td{soft}>{_text(found)}</td>{numbers}'
+    names, summary = _named(same)
+    cells = f'<td>{_status(first.status)}</td><td class="id">{names}</td><td{soft}>{_text(summary)}</td>{numbers}'
     return f"<tr>{cells}</tr>\n"
 
 

@@ -8,14 +8,14 @@ from typing import Final
 from envcheck.checks import ERROR, FAIL, WARN, Outcome, View
 from envcheck.checks.node.support import gpu_tenants
 from envcheck.runner.judging import findings
-from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.discover import CheckModule
 
 _FIX: Final = "end the processes that gpu-in-use names, or drain the node; then run again"
 
 
-def excuse(found: Found, view: View, outcome: Outcome) -> Outcome:
+def excuse(module: CheckModule, view: View, outcome: Outcome) -> Outcome:
     """Return each speed that fell short while others were on its GPU as what it is: not known. All else stays."""
-    if found.kind != "env" or not found.check.performance or outcome.status not in (FAIL, WARN):
+    if module.kind != "env" or not module.check.performance or outcome.status not in (FAIL, WARN):
         return outcome
     return findings.each(outcome, lambda finding: _excused(view, finding))
 
@@ -25,14 +25,14 @@ def _excused(view: View, finding: Outcome) -> Outcome:
     others = _others(view, finding) if slow else []
     if not others:
         return finding
-    said = f"measured while {'; '.join(tenant.told() for tenant in others[:3])}"
+    condition = f"measured while {'; '.join(tenant.told() for tenant in others[:3])}"
     if finding.status == WARN:
-        return dataclasses.replace(finding, summary=f"{finding.summary}; {said}")
+        return dataclasses.replace(finding, summary=f"{finding.summary}; {condition}")
     return dataclasses.replace(
         finding,
         status=ERROR,
         code="speed.gpu-in-use",
-        summary=f"{said}: {finding.summary}",
+        summary=f"{condition}: {finding.summary}",
         remedy=_FIX,
         remeasure=False,
         details={**finding.details, "tenants": [tenant.uuid for tenant in others]},
@@ -43,9 +43,9 @@ def _others(view: View, outcome: Outcome) -> list[gpu_tenants.Tenant]:
     """Return the tenants of the GPU that the outcome blames, or of all that torch sees where it blames none."""
     if view.mode != "gpu":
         return []
-    ours = {device.get("uuid") for device in view.environment.get("devices") or [] if isinstance(device, dict)}
+    own_gpus = {device.get("uuid") for device in view.environment.get("devices") or [] if isinstance(device, dict)}
     blamed = (
         {str(outcome.details["device"])} if outcome.details.get("device") else set(outcome.details.get("gpus") or ())
     )
-    everybody = [tenant for tenant in gpu_tenants.tenants(view) if not ours - {None} or tenant.uuid in ours]
+    everybody = [tenant for tenant in gpu_tenants.tenants(view) if not own_gpus - {None} or tenant.uuid in own_gpus]
     return [tenant for tenant in everybody if not blamed or tenant.uuid in blamed]

@@ -65,8 +65,8 @@ def _sound(finding: Any) -> Outcome:
     return finding
 
 
-def _bug(what: str) -> Outcome:
-    return undecided(f"bug in this check: {what}", fix="report it, with this report", code="envcheck.bug")
+def _bug(problem: str) -> Outcome:
+    return undecided(f"bug in this check: {problem}", fix="report it, with this report", code="envcheck.bug")
 
 
 def _finite(value: Any) -> bool:

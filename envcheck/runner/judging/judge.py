@@ -9,7 +9,7 @@ from typing import Any, Final
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Outcome, Ranks, View, failed, skipped, undecided
 from envcheck.counting import counted
 from envcheck.runner.judging import findings, status_rules
-from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.discover import CheckModule
 from envcheck.runner.schema import Mode, OutcomeRow, RunVerdict, VerdictStatus
 
 _STATUSES: Final = (PASS, WARN, FAIL, SKIP, ERROR)
@@ -23,22 +23,26 @@ _WHERE: Final[dict[Mode, str]] = {
 GPU_FIX: Final = "check `nvidia-smi`, the torch variant (`envcheck resolve`) and, in a container, `--gpus all`"
 
 
-def decide(found: Found, view: View, ranks: Ranks | None = None, details: Mapping[str, Any] | None = None) -> Outcome:
+def decide(
+    module: CheckModule, view: View, ranks: Ranks | None = None, details: Mapping[str, Any] | None = None
+) -> Outcome:
     """Judge one check, then apply the rules of status_rules.py to its outcome.
 
     `details` say how the ranks ran (see p2p_effects.KEPT). What cannot be told, and a judge that breaks or contradicts
     itself, is an error.
     """
-    outcome = status_rules.apply(_judged(found, view, ranks), status_rules.Evidence(found, view, details or {}))
-    return findings.named(found.id, outcome)
+    outcome = status_rules.apply(_judged(module, view, ranks), status_rules.Evidence(module, view, details or {}))
+    return findings.named(module.id, outcome)
 
 
-def _judged(found: Found, view: View, ranks: Ranks | None) -> Any:
-    unread = [(n, view.snapshot.signal(n).reason) for n in found.check.signals if view.snapshot.signal(n).reason]
+def _judged(module: CheckModule, view: View, ranks: Ranks | None) -> Any:
+    unread = [(n, view.snapshot.signal(n).reason) for n in module.check.signals if view.snapshot.signal(n).reason]
     if unread:
-        told = "; ".join(f"{name}: {reason}" for name, reason in unread)
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in unread)
         return undecided(
-            f"undetermined: cannot read {told}", fix="run where they are readable, or pass --skip", code="signal.unread"
+            f"undetermined: cannot read {reasons}",
+            fix="run where they are readable, or pass --skip",
+            code="signal.unread",
         )
     shapeless = [f"rank {number} reported {str(entry)[:60]}" for number, entry in _shapeless(ranks)]
     if shapeless:
@@ -48,10 +52,10 @@ def _judged(found: Found, view: View, ranks: Ranks | None) -> Any:
             code="rank.no-measurement",
         )
     try:
-        return found.judge(view) if found.kind == "node" else found.judge(view, ranks)
+        return module.judge(view) if module.kind == "node" else module.judge(view, ranks)
     except Exception as error:  # noqa: BLE001 (whatever a judge raises, its check came to no pass)
-        told = f"bug in this check: {type(error).__name__}: {error}"
-        return undecided(told, fix=f"report it, with {found.path.name}", code="envcheck.bug")
+        reasons = f"bug in this check: {type(error).__name__}: {error}"
+        return undecided(reasons, fix=f"report it, with {module.path.name}", code="envcheck.bug")
 
 
 def _shapeless(ranks: Sequence[Any] | None) -> list[tuple[int, Any]]:
@@ -59,9 +63,9 @@ def _shapeless(ranks: Sequence[Any] | None) -> list[tuple[int, Any]]:
     return [(number, entry) for number, entry in enumerate(ranks or []) if not isinstance(entry, dict)]
 
 
-def without_gpu(found: Found, available: int, why: str, *, require_gpu: bool) -> Outcome | None:
+def without_gpu(module: CheckModule, available: int, why: str, *, require_gpu: bool) -> Outcome | None:
     """Return the outcome of a check that needs more GPUs than there are, or None when it can run."""
-    needed = found.check.gpus
+    needed = module.check.gpus
     if needed <= available:
         return None
     reason = f"needs {counted(needed, 'GPU')}, found {available or 'none'}"
@@ -70,12 +74,12 @@ def without_gpu(found: Found, available: int, why: str, *, require_gpu: bool) ->
     return skipped(f"{reason}: {why}" if available == 0 else reason, code="gpu.not-enough")
 
 
-def alone(found: Found, ranks: int) -> Outcome | None:
+def alone(module: CheckModule, ranks: int) -> Outcome | None:
     """Return the outcome of a check of several ranks where there is one, or None when there are enough."""
-    needed = found.check.least_ranks
+    needed = module.check.least_ranks
     return (
         skipped(f"needs {counted(needed, 'rank')}, found {ranks}", code="rank.not-enough")
-        if found.check.ranks == 0 and ranks < needed
+        if module.check.ranks == 0 and ranks < needed
         else None
     )
 
@@ -111,8 +115,8 @@ def _extent(outcomes: Sequence[OutcomeRow]) -> str:
     """Say how often it was done, and how much of it was not."""
     times = max([o.spread.rounds for o in outcomes if o.spread], default=0)
     left = sum(o.left_out for o in outcomes)
-    told = f"; {counted(times, 'round')}" if times else ""
-    return told + (f"; {counted(left, 'check')} left out by the budget" if left else "")
+    repetition = f"; {counted(times, 'round')}" if times else ""
+    return repetition + (f"; {counted(left, 'check')} left out by the budget" if left else "")
 
 
 def group_size(outcomes: Iterable[OutcomeRow]) -> int:

@@ -21,8 +21,8 @@ def row(view: View, outcomes: Mapping[str, OutcomeRow]) -> OutcomeRow | None:
 
     Other checks skip a lost GPU, because gpu-lost fails for it.
     """
-    told = outcomes.get(_CHECK)
-    if told is not None and told.status in (FAIL, ERROR):
+    earlier = outcomes.get(_CHECK)
+    if earlier is not None and earlier.status in (FAIL, ERROR):
         return None
     findings = [
         _finding(view, gpu_readings.label(gpu), gpu.uuid, silent)

@@ -10,7 +10,7 @@ from envcheck.checks import ERROR, PASS, Outcome, undecided
 from envcheck.runner import attempts
 from envcheck.runner.judging import p2p_effects
 from envcheck.runner.judging.log_excerpt import last_lines
-from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.discover import CheckModule
 from envcheck.runner.planning.plan import planned_seconds
 from envcheck.runner.schema import Attempt, ChangeRow, FindingRow, LimitRow, OutcomeRow, Status, plain
 from envcheck.runner.targets.worker_session import IMPORT_TIMEOUT
@@ -25,8 +25,8 @@ _NO_TORCH: Final = "ModuleNotFoundError: No module named 'torch'"
 _SEE_LOG: Final = "see the log in the report"
 
 
-def ending(event: Event, *, importing: bool, here: bool) -> str:
-    """Say how a worker came to its end, and what it did then; `here`: under the limits of this process."""
+def ending(event: Event, *, importing: bool, own_limits: bool) -> str:
+    """Say how a worker came to its end, and what it did then; `own_limits`: under the limits of this process."""
     if event["event"] == "end":
         return "the worker ended without a message"
     if event["event"] == "silent":
@@ -37,11 +37,11 @@ def ending(event: Event, *, importing: bool, here: bool) -> str:
         return f"importing torch took longer than {IMPORT_TIMEOUT:g} s"
     manner = f"died of {event['signal']}" if "signal" in event else f"exited with code {event['code']}"
     log = str(event.get("log", ""))
-    last = process_limits.telling_line(log) if here else next(reversed(log.strip().splitlines()), "")
+    last = process_limits.telling_line(log) if own_limits else next(reversed(log.strip().splitlines()), "")
     if event.get("unwritable"):
         last = f"its directory for temporary files takes nothing more: {event['unwritable']}"
-    told = f"the worker {manner}{' while importing torch' if importing else ''}{': ' if last else ''}{last}"
-    return process_limits.explained(told) if here else told
+    text = f"the worker {manner}{' while importing torch' if importing else ''}{': ' if last else ''}{last}"
+    return process_limits.explained(text) if own_limits else text
 
 
 def ending_fix(event: Event, *, importing: bool) -> str:
@@ -71,26 +71,28 @@ def _without_torch(error: str) -> Outcome:
     return undecided(f"torch cannot be imported: {error}", fix=fix, unimportable="torch", code="torch.import")
 
 
-def row(found: Found, outcome: Outcome, event: Event, before: OutcomeRow | None, gpus: int | None = None) -> OutcomeRow:
+def row(
+    module: CheckModule, outcome: Outcome, event: Event, before: OutcomeRow | None, gpus: int | None = None
+) -> OutcomeRow:
     """Return an outcome with what it rests on; `before` is what the same check came to when first measured.
 
     `gpus` are those that the plan counted.
     """
     measured = event["event"] == "done"
-    known = fields(outcome)
+    described = fields(outcome)
     attempt = Attempt(
-        **{name: known[name] for name in ATTEMPT},
+        **{name: described[name] for name in ATTEMPT},
         remeasure=outcome.remeasure,
         seconds=event["seconds"] if measured else 0.0,
         body=event["body"] if measured else 0.0,
         shown=True,
     )
     now = OutcomeRow(
-        id=found.id,
-        kind=found.kind,
-        **known,
+        id=module.id,
+        kind=module.kind,
+        **described,
         details=plain({**outcome.details, **_survivors(event), **p2p_effects.kept(event)}),
-        planned=planned_seconds(found.check, gpus),
+        planned=planned_seconds(module.check, gpus),
         seconds=attempt.seconds,
         attempts=[attempt],
         ranks=plain(event["ranks"]) if measured else [],
@@ -102,10 +104,10 @@ def row(found: Found, outcome: Outcome, event: Event, before: OutcomeRow | None,
 
 def fields(outcome: Outcome) -> dict[str, Any]:
     """Return what a row says of an outcome, but for its details and what it rests on."""
-    many = outcome.findings if len(outcome.findings) > 1 else ()
+    findings = outcome.findings if len(outcome.findings) > 1 else ()
     return {
         **_described(outcome),
-        "findings": [FindingRow(**_described(finding)) for finding in many],
+        "findings": [FindingRow(**_described(finding)) for finding in findings],
         "changes": [ChangeRow(**change._asdict()) for change in outcome.changes],
     }
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from envcheck.checks import ERROR, FAIL, SKIP, WARN, Outcome, worst
 from envcheck.runner.judging import findings
-from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.discover import CheckModule
 from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.worker.p2p_fallback import OFF
 
@@ -30,19 +30,19 @@ def kept(event: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a group's end says of peer-to-peer, as its row keeps it in its details."""
     environment = event.get("environment") or {}
     ran_with = [f"{name}={value}" for name, value in environment.items()]
-    told = {"ran_with": ran_with, "hung": event.get("hung")}
-    return {name: value for name, value in told.items() if value}
+    facts = {"ran_with": ran_with, "hung": event.get("hung")}
+    return {name: value for name, value in facts.items() if value}
 
 
-def lost(found: Found, outcome: Outcome, error: Mapping[str, Any]) -> Outcome:
+def lost(module: CheckModule, outcome: Outcome, error: Mapping[str, Any]) -> Outcome:
     """Return a failure that names the pair, where it was the probe that was lost, and while it copied."""
     doing = error.get("doing")
     if not doing or outcome.status != ERROR:
         return outcome
-    if not found.check.probe:
+    if not module.check.probe:
         return dataclasses.replace(outcome, summary=f"{outcome.summary}, while it was at: {doing}")
-    told = f"P2P broken: {doing}: the process {error['text']}"
-    return Outcome(FAIL, told, remedy=_FIX, details=outcome.details, code="peer-to-peer.lost", culprit=doing)
+    summary = f"P2P broken: {doing}: the process {error['text']}"
+    return Outcome(FAIL, summary, remedy=_FIX, details=outcome.details, code="peer-to-peer.lost", culprit=doing)
 
 
 def hung(outcome: Outcome, details: Mapping[str, Any]) -> Outcome:
@@ -50,9 +50,9 @@ def hung(outcome: Outcome, details: Mapping[str, Any]) -> Outcome:
     return _hung(outcome, str(details["hung"])) if details.get("hung") else outcome
 
 
-def disabled(found: Found, outcome: Outcome, details: Mapping[str, Any]) -> Outcome:
+def disabled(module: CheckModule, outcome: Outcome, details: Mapping[str, Any]) -> Outcome:
     """Return the outcome of a group that ran without peer-to-peer: a speed that fell short for that is not known."""
-    if details.get("hung") or details.get("ran_with") != _SET or found.check.probe or outcome.status == SKIP:
+    if details.get("hung") or details.get("ran_with") != _SET or module.check.probe or outcome.status == SKIP:
         return outcome
     excused = findings.each(outcome, _excused)
     return excused if excused is not outcome else _with_words(outcome)
@@ -62,9 +62,9 @@ def _excused(finding: Outcome) -> Outcome:
     """Return a speed of a group that fell short for want of peer-to-peer as what it is: not known. All else stays."""
     if not finding.remeasure or any(word in finding.details for word in _ALONE):
         return finding
-    said = f"measured with {_WORDS}, as peer-to-peer is broken: {finding.summary}"
-    known = dataclasses.replace(finding, remedy=_FIX, remeasure=False)
-    return dataclasses.replace(known, status=ERROR, summary=said, code="speed.peer-to-peer-off")
+    summary = f"measured with {_WORDS}, as peer-to-peer is broken: {finding.summary}"
+    unmeasured = dataclasses.replace(finding, remedy=_FIX, remeasure=False)
+    return dataclasses.replace(unmeasured, status=ERROR, summary=summary, code="speed.peer-to-peer-off")
 
 
 def _with_words(outcome: Outcome) -> Outcome:
@@ -74,8 +74,8 @@ def _with_words(outcome: Outcome) -> Outcome:
 def _hung(outcome: Outcome, hung: str) -> Outcome:
     if outcome.status in (FAIL, ERROR):
         return dataclasses.replace(outcome, summary=f"{outcome.summary}; with {_WORDS}, for without it: {hung}")
-    said = f"P2P broken: {hung}; with {_WORDS} it is a {outcome.status}: {outcome.summary}"
-    broken = Outcome(FAIL, said, remedy=_FIX, details=outcome.details, code="peer-to-peer.hung")
+    summary = f"P2P broken: {hung}; with {_WORDS} it is a {outcome.status}: {outcome.summary}"
+    broken = Outcome(FAIL, summary, remedy=_FIX, details=outcome.details, code="peer-to-peer.hung")
     return worst([broken, outcome], otherwise=broken) if outcome.status == WARN else broken
 
 

@@ -16,13 +16,13 @@ from typing import Any, Final, NamedTuple
 
 from envcheck.checks import Change, Outcome, View
 from envcheck.runner.judging import busy_gpus, findings, p2p_effects
-from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.discover import CheckModule
 
 
 class Evidence(NamedTuple):
     """What a rule may look at: the check, what judges see, and how the ranks ran (see p2p_effects.KEPT)."""
 
-    found: Found
+    found: CheckModule
     view: View
     details: Mapping[str, Any]
 

@@ -19,7 +19,7 @@ Kind = Literal["node", "env"]
 _KINDS: tuple[Kind, ...] = ("node", "env")
 
 
-class Found(NamedTuple):
+class CheckModule(NamedTuple):
     """A check as it was found. `source` is where the worker loads it from."""
 
     id: str
@@ -31,47 +31,47 @@ class Found(NamedTuple):
     path: Path
 
 
-def discover(site: Path | None = None, hear: Callable[[ConfigError], None] | None = None) -> list[Found]:
+def discover(site: Path | None = None, hear: Callable[[ConfigError], None] | None = None) -> list[CheckModule]:
     """Return every check, ordered as it would run: by level, node before env, probes first, then by id.
 
     `site` is a user's own. A file of it that is no check raises ConfigError; with `hear` it is left out, and `hear`
     gets the error.
     """
     wrong: list[ConfigError] = []
-    found = [f for kind in _KINDS for f in _shipped(kind)]
+    modules = [f for kind in _KINDS for f in _shipped(kind)]
     if site is not None:
         site = site.absolute()
-        found += [f for kind in _KINDS for f in _own(site, kind, wrong)]
+        modules += [f for kind in _KINDS for f in _own(site, kind, wrong)]
         for error in wrong:
             if hear is None:
                 raise error
             hear(error)
-        if not wrong and not any(f.path.is_relative_to(site) for f in found):
+        if not wrong and not any(f.path.is_relative_to(site) for f in modules):
             message = f"{site} contains no check"
             raise ConfigError(message, fix="put files into its node/ and env/, as `envcheck checks ID` shows them")
-    twice = {f.id for f in found if sum(g.id == f.id for g in found) > 1}
+    twice = {f.id for f in modules if sum(g.id == f.id for g in modules) > 1}
     if twice:
         message = f"two checks are named {', '.join(sorted(twice))}"
         raise ConfigError(message, fix="rename one file")
-    return sorted(found, key=lambda f: (LEVELS.index(f.check.level), _KINDS.index(f.kind), not f.check.probe, f.id))
+    return sorted(modules, key=lambda f: (LEVELS.index(f.check.level), _KINDS.index(f.kind), not f.check.probe, f.id))
 
 
-def _shipped(kind: Kind) -> list[Found]:
+def _shipped(kind: Kind) -> list[CheckModule]:
     package = importlib.import_module(f"envcheck.checks.{kind}")
     names = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
     modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
     return [_checked(m, kind, f"module:{m.__name__}") for m in modules]
 
 
-def _own(site: Path, kind: Kind, wrong: list[ConfigError]) -> list[Found]:
+def _own(site: Path, kind: Kind, wrong: list[ConfigError]) -> list[CheckModule]:
     """Return the checks of a site's directory; `wrong` gets the error of each file that is none."""
-    found = []
+    modules = []
     for path in sorted(p for p in (site / kind).glob("*.py") if not p.name.startswith("_")):
         try:
-            found.append(_checked(_load(path), kind, f"file:site/{path.name}"))
+            modules.append(_checked(_load(path), kind, f"file:site/{path.name}"))
         except ConfigError as error:  # noqa: PERF203 (files are few)
             wrong.append(error)
-    return found
+    return modules
 
 
 def _load(path: Path) -> ModuleType:
@@ -88,7 +88,7 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-def _checked(module: ModuleType, kind: Kind, source: str) -> Found:
+def _checked(module: ModuleType, kind: Kind, source: str) -> CheckModule:
     path = Path(module.__file__ or "")
     check = getattr(module, "CHECK", None)
     if not isinstance(check, Check):
@@ -103,7 +103,7 @@ def _checked(module: ModuleType, kind: Kind, source: str) -> Found:
         raise _wrong(
             path, "has no docstring or no promise", "write a docstring (what goes wrong in practice) and a promise"
         )
-    return Found(path.stem.replace("_", "-"), kind, check, module.judge, doc, source, path)
+    return CheckModule(path.stem.replace("_", "-"), kind, check, module.judge, doc, source, path)
 
 
 def _docstring(module: ModuleType, path: Path) -> str:
@@ -113,5 +113,5 @@ def _docstring(module: ModuleType, path: Path) -> str:
     return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")), clean=False) or "").strip()
 
 
-def _wrong(path: Path, what: str, fix: str) -> ConfigError:
-    return ConfigError(f"check {path} {what}", fix=fix)
+def _wrong(path: Path, problem: str, fix: str) -> ConfigError:
+    return ConfigError(f"check {path} {problem}", fix=fix)

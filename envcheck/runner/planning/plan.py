@@ -9,22 +9,26 @@ from typing import Any
 
 from envcheck.checks import LEVELS, Check
 from envcheck.errors import ConfigError
-from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.discover import CheckModule
 from envcheck.runner.schema import Plan, Planned
 
 
-def select(found: Sequence[Found], level: str, only: Iterable[str] = (), skip: Iterable[str] = ()) -> list[Found]:
+def select(
+    modules: Sequence[CheckModule], level: str, only: Iterable[str] = (), skip: Iterable[str] = ()
+) -> list[CheckModule]:
     """Return the checks of a level (each level holds the ones before it), or those of `only`; less `skip`."""
-    wanted, unwanted = _known(found, only), _known(found, skip)
+    included, excluded = _known(modules, only), _known(modules, skip)
     upto = LEVELS[: LEVELS.index(level) + 1]
-    chosen = [f for f in found if (f.id in wanted if wanted else f.check.level in upto) and f.id not in unwanted]
+    chosen = [f for f in modules if (f.id in included if included else f.check.level in upto) and f.id not in excluded]
     if not chosen:
         message = "no check is left to run"
         raise ConfigError(message, fix="remove one from --skip, or use a higher --level")
     return chosen
 
 
-def plan(chosen: Iterable[Found], *, level: str, nproc: int, timeout: float | None = None, **choices: Any) -> Plan:
+def plan(
+    chosen: Iterable[CheckModule], *, level: str, nproc: int, timeout: float | None = None, **choices: Any
+) -> Plan:
     """Return the plan; `timeout` replaces every check's own limit, `choices` are fields of Plan."""
     return Plan(level=level, checks=[_planned(f, timeout, choices.get("gpus")) for f in chosen], nproc=nproc, **choices)
 
@@ -56,8 +60,14 @@ def worker_plan(
         for c in plan.checks
         if c.kind == "env"
     ]
-    told = {"nproc": plan.nproc, "budget": plan.budget, "ours": ours, "spawn": spawn, "import_timeout": import_timeout}
-    return {"checks": checks, "environment": dict(environment), **told}
+    settings = {
+        "nproc": plan.nproc,
+        "budget": plan.budget,
+        "ours": ours,
+        "spawn": spawn,
+        "import_timeout": import_timeout,
+    }
+    return {"checks": checks, "environment": dict(environment), **settings}
 
 
 def planned_seconds(check: Check, gpus: int | None) -> float:
@@ -65,11 +75,11 @@ def planned_seconds(check: Check, gpus: int | None) -> float:
     return check.cpu_seconds if gpus == 0 and check.cpu_seconds is not None else check.seconds
 
 
-def _planned(found: Found, timeout: float | None, gpus: int | None) -> Planned:
-    check = found.check
+def _planned(module: CheckModule, timeout: float | None, gpus: int | None) -> Planned:
+    check = module.check
     return Planned(
-        id=found.id,
-        kind=found.kind,
+        id=module.id,
+        kind=module.kind,
         level=check.level,
         promise=check.promise,
         seconds=planned_seconds(check, gpus),
@@ -81,11 +91,11 @@ def _planned(found: Found, timeout: float | None, gpus: int | None) -> Planned:
     )
 
 
-def _known(found: Sequence[Found], ids: Iterable[str]) -> set[str]:
-    names = [f.id for f in found]
-    wanted = {i.replace("_", "-") for i in ids}
-    for name in sorted(wanted - set(names)):
+def _known(modules: Sequence[CheckModule], ids: Iterable[str]) -> set[str]:
+    names = [f.id for f in modules]
+    chosen = {i.replace("_", "-") for i in ids}
+    for name in sorted(chosen - set(names)):
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
         message = f"no check is named {name}"
         raise ConfigError(message, fix=f"did you mean {' or '.join(near)}?" if near else "see `envcheck checks`")
-    return wanted
+    return chosen

@@ -76,10 +76,14 @@ def refuse_unlike(earlier: Earlier, plan: Plan, target: TargetFacts, tool: str, 
     if earlier.ended:
         message = f"the run in {where} is complete"
         raise ConfigError(message, fix="leave --resume out to run again")
-    found = [*_told("envcheck", earlier.tool, tool), *_plans(earlier.plan, plan), *_targets(earlier.target, target)]
+    differences = [
+        *_told("envcheck", earlier.tool, tool),
+        *_plans(earlier.plan, plan),
+        *_targets(earlier.target, target),
+    ]
     if earlier.boot != (now := boot_id()) or not now:
-        found.append("the machine was rebooted since, or it is another machine")
-    refuse(found, where)
+        differences.append("the machine was rebooted since, or it is another machine")
+    refuse(differences, where)
 
 
 def refuse(differences: list[str], where: Path) -> None:
@@ -93,15 +97,15 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any], node_before: Snap
     """Say how an environment and its driver differ from what they were; nothing of one that was not known before."""
     if not before:
         return []
-    found = [line for name in _FACTS for line in _told(name, before.get(name), now.get(name))]
-    found += _told("GPUs", _devices(before), _devices(now))
+    differences = [line for name in _FACTS for line in _told(name, before.get(name), now.get(name))]
+    differences += _told("GPUs", _devices(before), _devices(now))
     for name in _DRIVER:
-        found += _told(name, node_before.signal(name).value, node_now.signal(name).value)
-    return found
+        differences += _told(name, node_before.signal(name).value, node_now.signal(name).value)
+    return differences
 
 
 def _plans(before: Plan, now: Plan) -> list[str]:
-    found = [
+    differences = [
         line
         for name in before.__struct_fields__
         if name not in {"checks", "gpus"}
@@ -109,11 +113,11 @@ def _plans(before: Plan, now: Plan) -> list[str]:
     ]
     ids = {check.id for check in before.checks} ^ {check.id for check in now.checks}
     if ids:
-        found.append(f"the checks differ by {', '.join(sorted(ids))}")
+        differences.append(f"the checks differ by {', '.join(sorted(ids))}")
     elif before.checks != now.checks:
         odd = [a.id for a, b in zip(before.checks, now.checks, strict=True) if a != b]
-        found.append(f"what is planned differs for {', '.join(odd)}")
-    return found
+        differences.append(f"what is planned differs for {', '.join(odd)}")
+    return differences
 
 
 def _given(plan: Plan, name: str) -> Any:

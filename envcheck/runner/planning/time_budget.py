@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from envcheck.checks import LEVELS, Outcome, skipped
-from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.discover import CheckModule
 from envcheck.runner.schema import Plan
 
 # Before anything runs, Python and torch are taken to need this long: 2 s from a warm disk, tens from a cold or remote
@@ -20,20 +20,20 @@ from envcheck.runner.schema import Plan
 STARTING: Final = 5.0
 
 
-def most_telling_first(chosen: Sequence[Found]) -> list[Found]:
+def most_telling_first(chosen: Sequence[CheckModule]) -> list[CheckModule]:
     """Return the checks in the order in which a budget is spent on them."""
     return sorted(chosen, key=_telling)
 
 
-def _telling(found: Found) -> tuple[bool, int, bool, bool, float, str]:
-    check = found.check
+def _telling(module: CheckModule) -> tuple[bool, int, bool, bool, float, str]:
+    check = module.check
     return (
-        found.kind == "env",
+        module.kind == "env",
         LEVELS.index(check.level),
         not check.probe,
         check.performance,
         check.seconds,
-        found.id,
+        module.id,
     )
 
 
@@ -52,5 +52,5 @@ def expected_to_fit(plan: Plan) -> list[str]:
 
 def left_out(seconds: float, left: float, budget: float | None) -> Outcome:
     """Return the outcome of a check for which there was no time: no pass, and it says so."""
-    there = f"{max(left, 0.0):.1f} s of the budget of {budget or 0.0:g} s were left"
-    return skipped(f"left out: planned for {seconds:g} s, and {there}", code="budget.left-out")
+    remaining = f"{max(left, 0.0):.1f} s of the budget of {budget or 0.0:g} s were left"
+    return skipped(f"left out: planned for {seconds:g} s, and {remaining}", code="budget.left-out")

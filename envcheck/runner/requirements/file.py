@@ -92,12 +92,12 @@ class Requirements(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     network: NetworkDemand | None = None
 
 
-def read(given: str, matrix: Matrix | None = None) -> Requirements:
+def read(source: str, matrix: Matrix | None = None) -> Requirements:
     """Read a file, or a shipped profile by its name. Raises ConfigError if it is not a requirements file."""
-    path = Path(given) if Path(given).exists() else PROFILES / f"{given}.toml"
+    path = Path(source) if Path(source).exists() else PROFILES / f"{source}.toml"
     if not path.is_file():
         names = ", ".join(sorted(p.stem for p in PROFILES.glob("*.toml")))
-        message = f"no requirements at {given}"
+        message = f"no requirements at {source}"
         raise ConfigError(message, fix=f"give a TOML file, or one of {names}")
     try:
         text = safe_files.read_whole(path, most=_MOST).decode()
@@ -126,8 +126,8 @@ def read(given: str, matrix: Matrix | None = None) -> Requirements:
     return requirements
 
 
-def _finite(wanted: dict[str, Any], path: Path) -> None:
-    tables = [(table, values) for table, values in wanted.items() if isinstance(values, dict)]
+def _finite(content: dict[str, Any], path: Path) -> None:
+    tables = [(table, values) for table, values in content.items() if isinstance(values, dict)]
     endless = [f"{t}.{k}" for t, vs in tables for k, v in vs.items() if isinstance(v, float) and not math.isfinite(v)]
     if endless:
         message = f"{path}: {', '.join(endless)} is not a number"
@@ -135,37 +135,37 @@ def _finite(wanted: dict[str, Any], path: Path) -> None:
 
 
 def _versions(driver: DriverDemand | None, path: Path) -> None:
-    given = [version for version in (driver.min, driver.below) if version] if driver else []
+    versions = [version for version in (driver.min, driver.below) if version] if driver else []
     try:
-        keys = [key(version) for version in given]
+        keys = [key(version) for version in versions]
     except ValueError as error:
-        message = f"{path}: driver {' or '.join(given)} is not a version"
+        message = f"{path}: driver {' or '.join(versions)} is not a version"
         raise ConfigError(message, fix='write it as NVIDIA does, in quotes: "570.124.06"') from error
     if driver and driver.min and driver.below and keys[0] >= keys[1]:
         message = f"{path}: no driver is at least {driver.min} and below {driver.below}"
         raise ConfigError(message, fix="give a `below` that is above `min`")
 
 
-def _something(wanted: Requirements, path: Path) -> None:
+def _something(requirements: Requirements, path: Path) -> None:
     """Refuse a file without requirements: it would let every node pass."""
-    tables = (wanted.gpu, wanted.driver, wanted.host, wanted.network)
+    tables = (requirements.gpu, requirements.driver, requirements.host, requirements.network)
     if all(table is None or table == type(table)() for table in tables):
         message = f"{path} contains no requirements"
         raise ConfigError(message, fix=f"see {PROFILES / 'hgx-h100.toml'} for all settings")
-    if wanted.gpu and wanted.gpu.model is not None and not wanted.gpu.model.strip():
+    if requirements.gpu and requirements.gpu.model is not None and not requirements.gpu.model.strip():
         message = f"{path}: gpu.model is empty"
         raise ConfigError(message, fix="name the model, or leave it out")
 
 
-def measured(wanted: Requirements) -> list[requirements_measured.Demand]:
+def measured(requirements: Requirements) -> list[requirements_measured.Demand]:
     """Return the demands on what the run's checks measure; they are judged when those are done."""
-    asked = {
-        "pcie-speed": wanted.gpu and wanted.gpu.pcie_gb_s,
-        "hbm-speed": wanted.gpu and wanted.gpu.hbm_gb_s,
-        "bf16": wanted.gpu and wanted.gpu.bf16_tflops,
-        "peer-speed": wanted.gpu and wanted.gpu.peer_gb_s,
-        "all-reduce-speed": wanted.gpu and wanted.gpu.all_reduce_gb_s,
-        "disk-read": wanted.host and wanted.host.disk_read_gb_s,
-        "network-latency": wanted.network and wanted.network.latency_us,
+    bounds = {
+        "pcie-speed": requirements.gpu and requirements.gpu.pcie_gb_s,
+        "hbm-speed": requirements.gpu and requirements.gpu.hbm_gb_s,
+        "bf16": requirements.gpu and requirements.gpu.bf16_tflops,
+        "peer-speed": requirements.gpu and requirements.gpu.peer_gb_s,
+        "all-reduce-speed": requirements.gpu and requirements.gpu.all_reduce_gb_s,
+        "disk-read": requirements.host and requirements.host.disk_read_gb_s,
+        "network-latency": requirements.network and requirements.network.latency_us,
     }
-    return [requirements_measured.demand(name, bound, wanted.name) for name, bound in asked.items() if bound]
+    return [requirements_measured.demand(name, bound, requirements.name) for name, bound in bounds.items() if bound]

@@ -80,56 +80,56 @@ _KNOWN: Final[Mapping[str, tuple[str, str, str, str, Values]]] = {
 
 def demand(name: str, bound: float, source: str) -> Demand:
     """Return a demand by its name; `source` is the site's."""
-    of, what, unit, kind, values = _KNOWN[name]
-    return Demand(f"require-{name}", of, what, Limit(bound, unit, source, kind), values)
+    of, quantity, unit, kind, values = _KNOWN[name]
+    return Demand(f"require-{name}", of, quantity, Limit(bound, unit, source, kind), values)
 
 
 def names() -> dict[str, str]:
     """Return which check each demand is measured by."""
-    return {name: known[0] for name, known in _KNOWN.items()}
+    return {name: row[0] for name, row in _KNOWN.items()}
 
 
-def hold(wanted: Iterable[Demand], outcomes: Mapping[str, OutcomeRow]) -> dict[str, OutcomeRow]:
+def hold(demands: Iterable[Demand], outcomes: Mapping[str, OutcomeRow]) -> dict[str, OutcomeRow]:
     """Return each demand's outcome, by id."""
-    return {one.id: _row(one, judge(one, outcomes.get(one.of))) for one in wanted}
+    return {demanded.id: _row(demanded, judge(demanded, outcomes.get(demanded.of))) for demanded in demands}
 
 
-def judge(wanted: Demand, row: OutcomeRow | None) -> Outcome:
+def judge(required: Demand, row: OutcomeRow | None) -> Outcome:
     """Judge the worst of what was measured; anything but a finite positive number was not."""
-    lacking = _lacking(wanted, row)
+    lacking = _lacking(required, row)
     if row is None or lacking is not None:
-        return undecided(lacking or "", fix=_RUN.format(of=wanted.of), code="require.unmeasured")
-    values = list(wanted.values(row))
+        return undecided(lacking or "", fix=_RUN.format(of=required.of), code="require.unmeasured")
+    values = list(required.values(row))
     if not values or not all(_number(value) and value > 0 for value in values):
-        why = f"{wanted.of} measured no {wanted.what}"
+        why = f"{required.of} measured no {required.what}"
         return undecided(
-            f"undetermined: {why} ({str(values)[:60]})", fix=_RUN.format(of=wanted.of), code="require.unmeasured"
+            f"undetermined: {why} ({str(values)[:60]})", fix=_RUN.format(of=required.of), code="require.unmeasured"
         )
-    most = wanted.limit.kind == "at most"
+    most = required.limit.kind == "at most"
     worst = max(values) if most else min(values)
-    met = worst <= wanted.limit.value if most else worst >= wanted.limit.value
-    summary = f"{wanted.what}: {worst:.4g} {wanted.limit.unit}, for {wanted.limit.source}"
-    shown = {"value": worst, "unit": wanted.limit.unit, "limit": wanted.limit}
+    met = worst <= required.limit.value if most else worst >= required.limit.value
+    summary = f"{required.what}: {worst:.4g} {required.limit.unit}, for {required.limit.source}"
+    shown = {"value": worst, "unit": required.limit.unit, "limit": required.limit}
     return (
         passed(summary, **shown)
         if met
-        else failed(summary, fix=_FIX.format(of=wanted.of), code="require.not-met", **shown)
+        else failed(summary, fix=_FIX.format(of=required.of), code="require.not-met", **shown)
     )
 
 
-def _lacking(wanted: Demand, row: OutcomeRow | None) -> str | None:
+def _lacking(required: Demand, row: OutcomeRow | None) -> str | None:
     if row is None:
-        return f"undetermined: the check {wanted.of}, which measures it, was not run"
+        return f"undetermined: the check {required.of}, which measures it, was not run"
     if row.status in (SKIP, ERROR):
-        return f"undetermined: {wanted.of} came to {row.status}: {row.summary}"
+        return f"undetermined: {required.of} came to {row.status}: {row.summary}"
     if row.status == FAIL and not row.remeasure:
         # A measurement whose data was wrong is no evidence of a speed.
-        return f"undetermined: {wanted.of} failed, and not by its speed alone: {row.summary}"
+        return f"undetermined: {required.of} failed, and not by its speed alone: {row.summary}"
     return None
 
 
-def _row(wanted: Demand, outcome: Outcome) -> OutcomeRow:
-    return OutcomeRow(id=wanted.id, kind="env", **fields(outcome))
+def _row(required: Demand, outcome: Outcome) -> OutcomeRow:
+    return OutcomeRow(id=required.id, kind="env", **fields(outcome))
 
 
 def _number(value: Any) -> bool:

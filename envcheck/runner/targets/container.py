@@ -43,14 +43,14 @@ class ContainerTarget:
 
     def __init__(self, image: str, *, python: str | None = None, shm_size: str = "8g", user: str | None = None) -> None:
         self._image, self._python, self._shm_size, self._user = image, python, shm_size, user
-        self._containers, found = holder(image)
-        self._labels = found.labels
+        self._containers, info = holder(image)
+        self._labels = info.labels
         self.facts = TargetFacts(
             kind="image",
             name=image,
             chosen=python or "the image's Python",
-            image_id=found.id,
-            image=image_facts(found, self._containers.history(image)),
+            image_id=info.id,
+            image=image_facts(info, self._containers.history(image)),
         )
 
     def start(self, directory: Path) -> ContainerHandle:
@@ -78,25 +78,25 @@ class ContainerTarget:
 
     def promises(self, environment: Mapping[str, Any]) -> dict[str, str]:  # noqa: ARG002 (labels need no look inside)
         """Return the image's labels of ours."""
-        ours = {k: v for k, v in self._labels.items() if k.startswith(LABEL_PREFIX)}
-        return {k.removeprefix(LABEL_PREFIX).replace("-", "_"): v for k, v in ours.items()}
+        promises = {k: v for k, v in self._labels.items() if k.startswith(LABEL_PREFIX)}
+        return {k.removeprefix(LABEL_PREFIX).replace("-", "_"): v for k, v in promises.items()}
 
 
-def image_facts(found: ImageInfo, history: list[str]) -> ImageFacts:
+def image_facts(info: ImageInfo, history: list[str]) -> ImageFacts:
     """Return what is kept of an image's configuration: of what may hold a credential, whether it does and where."""
     places = {f"history, {number} from the last": line for number, line in enumerate(history)}
-    places |= {f"label {name}": value for name, value in found.labels.items()}
-    places |= {"what it starts": " ".join(found.command)}
+    places |= {f"label {name}": value for name, value in info.labels.items()}
+    places |= {"what it starts": " ".join(info.command)}
     return ImageFacts(
-        runs_as=found.user,
-        program=Path(found.command[0]).name if found.command else "",
+        runs_as=info.user,
+        program=Path(info.command[0]).name if info.command else "",
         history=len(history),
         secrets=[f"{place}: {name}" for place, text in places.items() for name in secret_patterns.line(text)],
-        manifest_digest=found.digests.manifest,
-        config_digest=found.digests.config,
-        index_digest=found.digests.index,
-        repository_digests=list(found.digests.repository),
-        diff_ids=found.layers,
+        manifest_digest=info.digests.manifest,
+        config_digest=info.digests.config,
+        index_digest=info.digests.index,
+        repository_digests=list(info.digests.repository),
+        diff_ids=info.layers,
     )
 
 

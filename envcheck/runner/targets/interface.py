@@ -56,10 +56,10 @@ class Chosen(NamedTuple):
     why: str
 
 
-def choose_python(given: Path | None, environ: Mapping[str, str] = os.environ) -> Chosen:
+def choose_python(path: Path | None, environ: Mapping[str, str] = os.environ) -> Chosen:
     """Return --python, else the active virtual or conda environment's, else `python3` on PATH, else envcheck's own."""
-    if given is not None:
-        return Chosen(_interpreter(given), "--python")
+    if path is not None:
+        return Chosen(_interpreter(path), "--python")
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         active = Path(environ.get(name) or "/nonexistent") / "bin" / "python"
         if os.access(active, os.X_OK):
@@ -68,15 +68,15 @@ def choose_python(given: Path | None, environ: Mapping[str, str] = os.environ) -
     return Chosen(Path(on_path), "python3 on PATH") if on_path else Chosen(Path(sys.executable), "envcheck's own")
 
 
-def _interpreter(given: Path) -> Path:
+def _interpreter(path: Path) -> Path:
     """Return an absolute path; a virtual environment's symlink stays one, for it decides which environment it is."""
-    python = given / "bin" / "python" if given.is_dir() else given
+    python = path / "bin" / "python" if path.is_dir() else path
     if not python.exists():
-        found = shutil.which(str(given)) if given.name == str(given) else None
-        if found is None:
+        on_path = shutil.which(str(path)) if path.name == str(path) else None
+        if on_path is None:
             message = f"no Python at {python}"
             raise ConfigError(message, fix="give --python the path of an interpreter or of an environment")
-        python = Path(found)
+        python = Path(on_path)
     if not os.access(python, os.X_OK):
         message = f"{python} is not executable"
         raise ConfigError(message, fix="give --python the path of an interpreter")
@@ -85,9 +85,9 @@ def _interpreter(given: Path) -> Path:
 
 def read_promises(prefix: str) -> dict[str, str]:
     """Return the promises of an environment made by envcheck, by its sys.prefix."""
-    own = Path(prefix) / PROMISES_FILE
-    if own.exists():
-        return parse_promises(own.read_text(encoding="utf-8"), str(own))
+    promises = Path(prefix) / PROMISES_FILE
+    if promises.exists():
+        return parse_promises(promises.read_text(encoding="utf-8"), str(promises))
     if prefix == IMAGE_PREFIX and IMAGE_PROMISES.exists():
         return parse_promises(IMAGE_PROMISES.read_text(encoding="utf-8"), str(IMAGE_PROMISES))
     return {}
@@ -96,11 +96,11 @@ def read_promises(prefix: str) -> dict[str, str]:
 def parse_promises(text: str, where: str) -> dict[str, str]:
     """Return a JSON object of strings, its keys as checks know them; anything else is a ConfigError."""
     try:
-        found = json.loads(text)
+        promises = json.loads(text)
     except ValueError as error:
         message = f"{where} is not JSON: {error}"
         raise ConfigError(message, fix="build the environment again, or remove the file") from error
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+    if not isinstance(promises, dict) or not all(isinstance(v, str) for v in promises.values()):
         message = f"{where} is not a JSON object of strings"
         raise ConfigError(message, fix="build the environment again, or remove the file")
-    return {key.replace("-", "_"): value for key, value in found.items()}
+    return {key.replace("-", "_"): value for key, value in promises.items()}

@@ -96,14 +96,14 @@ def place(environ: Mapping[str, str]) -> Place:
     A process of an allocation of several nodes that no launcher started, such as a batch script, is a group of one on
     a node of several. A group of one node, such as `srun -N4 torchrun --standalone`, is on the node of what is around.
     """
-    found, around = _said(environ), _allocated(environ)
-    if found is None or _impossible(found):
+    launched, around = _said(environ), _allocated(environ)
+    if launched is None or _impossible(launched):
         return around
-    if found.launcher == "slurm":
-        return found
-    if found.several_nodes:
-        return structs.replace(found, nodes=max(found.nodes, _job_nodes(environ)))
-    return structs.replace(found, node_rank=around.node_rank, nodes=around.nodes)
+    if launched.launcher == "slurm":
+        return launched
+    if launched.several_nodes:
+        return structs.replace(launched, nodes=max(launched.nodes, _job_nodes(environ)))
+    return structs.replace(launched, node_rank=around.node_rank, nodes=around.nodes)
 
 
 def complaints(environ: Mapping[str, str]) -> list[str]:
@@ -116,10 +116,10 @@ def complaints(environ: Mapping[str, str]) -> list[str]:
     tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     if tasks and not _TASKS.fullmatch(tasks):
         wrong.append(f"SLURM_STEP_TASKS_PER_NODE={tasks!r} is not a list of numbers, such as 4(x2),1")
-    found = _said(environ)
-    if found is not None and _impossible(found):
-        ranks = f"rank {found.rank} of {found.world}, local rank {found.local_rank} of {found.local_world}"
-        wrong.append(f"the variables of {found.launcher} contradict each other: {ranks}")
+    launched = _said(environ)
+    if launched is not None and _impossible(launched):
+        ranks = f"rank {launched.rank} of {launched.world}, local rank {launched.local_rank} of {launched.local_world}"
+        wrong.append(f"the variables of {launched.launcher} contradict each other: {ranks}")
     return wrong
 
 
@@ -137,8 +137,10 @@ def _said(environ: Mapping[str, str]) -> Place | None:
     )
 
 
-def _impossible(found: Place) -> bool:
-    return not (0 <= found.rank < found.world and 0 <= found.local_rank < found.local_world <= found.world)
+def _impossible(launched: Place) -> bool:
+    return not (
+        0 <= launched.rank < launched.world and 0 <= launched.local_rank < launched.local_world <= launched.world
+    )
 
 
 def _ranks(environ: Mapping[str, str], names: _Names) -> Place | None:

@@ -93,10 +93,10 @@ class LocalHandle:
 
 def answering(chosen: Chosen) -> Chosen:
     """Return the interpreter once it has answered as a Python that the worker runs on; else a ConfigError says why."""
-    said = _said(chosen.python)
-    version = re.search(r"^Python-(\d+)\.(\d+)$", said, re.MULTILINE)
+    output = _said(chosen.python)
+    version = re.search(r"^Python-(\d+)\.(\d+)$", output, re.MULTILINE)
     if version is None:
-        message = f"{chosen.python} is not a Python: it {_quoted(said)}"
+        message = f"{chosen.python} is not a Python: it {_quoted(output)}"
         raise ConfigError(message, fix="give --python a working interpreter, or an environment that has one")
     if (int(version[1]), int(version[2])) < _OLDEST:
         message = f"{chosen.python} is Python {version[1]}.{version[2]}"
@@ -104,9 +104,9 @@ def answering(chosen: Chosen) -> Chosen:
     return chosen
 
 
-def _quoted(said: str) -> str:
+def _quoted(output: str) -> str:
     """Return the line that tells most: of a traceback the last one, else the first."""
-    lines = said.strip().splitlines()
+    lines = output.strip().splitlines()
     telling = lines[-1 if "Traceback" in lines[0] else 0] if lines else ""
     return f'said "{telling[:200]}"' if telling else "printed nothing"
 
@@ -134,15 +134,15 @@ def _said(python: Path) -> str:
 
 def _printed(process: subprocess.Popen[bytes], deadline: float) -> str:
     """Return what a process prints until it ends; what it has started may hold its pipe open for longer."""
-    pipe, said, ended = process.stdout.fileno() if process.stdout else -1, b"", False
+    pipe, output, ended = process.stdout.fileno() if process.stdout else -1, b"", False
     while time.monotonic() < deadline:
         ready = select.select([pipe], [], [], 0 if ended else _TICK)[0]
         chunk = os.read(pipe, _LOG_TAIL) if ready else b""
-        said += chunk
-        if len(said) > _SPEAK_MOST:
+        output += chunk
+        if len(output) > _SPEAK_MOST:
             return f"more than {_SPEAK_MOST} bytes"
         if ended and not chunk:
-            return said.decode(errors="replace")
+            return output.decode(errors="replace")
         ended = process.poll() is not None
     return f"nothing for {_SPEAK_TIMEOUT:g} s"
 

@@ -91,29 +91,29 @@ def refusal(place: Path) -> str:
 
 def sweep(place: Path) -> None:
     """Remove this user's directories of runs whose owner is gone; what is not marked as one is left alone."""
-    for found in place.glob(f"{_PREFIX}*"):
+    for directory_path in place.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # somebody's, somebody else was faster, or its owner lives
-            _sweep(found)
+            _sweep(directory_path)
 
 
-def _sweep(found: Path) -> None:
-    state = found.lstat()
+def _sweep(directory_path: Path) -> None:
+    state = directory_path.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
         return
-    mark = os.open(found / _INNER / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
+    mark = os.open(directory_path / _INNER / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
     try:
         fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(found, ignore_errors=True)
+        shutil.rmtree(directory_path, ignore_errors=True)
     finally:
         os.close(mark)
 
 
 @contextlib.contextmanager
-def _owned(made: Path) -> Iterator[None]:
+def _owned(directory_path: Path) -> Iterator[None]:
     """Hold the lock of the directory's mark, which is there only once it is locked; without locks there is no mark."""
-    unlocked = made / f".{_OWNER}"
+    unlocked = directory_path / f".{_OWNER}"
     with unlocked.open("w", encoding="ascii") as mark:
         with contextlib.suppress(OSError):  # a filesystem without locks: nobody will take it for left behind
             fcntl.flock(mark, fcntl.LOCK_EX)
-            unlocked.rename(made / _OWNER)
+            unlocked.rename(directory_path / _OWNER)
         yield

@@ -32,12 +32,12 @@ _LINE: Final = 1 << 28  # bytes: what a thousand ranks measured is less
 @contextlib.contextmanager
 def working_directory(plan: Mapping[str, Any], site: Path | None) -> Iterator[Path]:
     """Yield a directory with the plan in it, and the site's own checks."""
-    with scratch_dirs.directory() as made:
+    with scratch_dirs.directory() as scratch:
         with scratch_dirs.filling():
-            (made / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+            (scratch / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
             if site is not None and (site / "env").is_dir():
-                shutil.copytree(site / "env", made / "site")
-        yield made
+                shutil.copytree(site / "env", scratch / "site")
+        yield scratch
 
 
 def node_was_read(directory: Path) -> None:
@@ -66,16 +66,16 @@ def _follow(handle: Handle, path: Path, limits: Mapping[str, float]) -> Iterator
     while True:
         code = handle.poll()
         try:
-            found, position = _read(path, position)
+            events, position = _read(path, position)
         except OSError as error:
             yield {"event": "silent", "unreadable": error.strerror, **_words(handle, path.parent)}
             return
-        for event in found:
+        for event in events:
             yield {**event, **_words(handle, path.parent)} if event["event"] == "died" else event
             if event["event"] in LAST:
                 return
             patience = time.monotonic() + _OVER + limits.get(str(event.get("id")), _OVER)
-        if code is not None and not found:
+        if code is not None and not events:
             yield {"event": "died", **_manner(code), **_words(handle, path.parent)}
             return
         if time.monotonic() > patience:

@@ -131,8 +131,8 @@ class _Nursery:
             environment=dict(self.groups),
         )
         done = self._group(check, job)
-        there = {**os.environ, **self.groups}
-        if self.may_try_again and p2p_fallback.worth_another_try(done, there, gpu=job.gpu, world=job.world):
+        environment = {**os.environ, **self.groups}
+        if self.may_try_again and p2p_fallback.worth_another_try(done, environment, gpu=job.gpu, world=job.world):
             without = dataclasses.replace(job, environment={**self.groups, **p2p_fallback.OFF})
             done = p2p_fallback.second(done, self._group(check, without, "-again"))
             self.may_try_again = "hung" in done

@@ -68,8 +68,8 @@ def doing(directory: Path, rank: int) -> dict[str, str]:
         text = rank_files.content(directory / f"rank{rank}.doing", _DOING_LIMIT) or b""
     except OSError:
         return {}
-    said = text[:_DOING_LIMIT].decode(errors="replace").strip()
-    return {"doing": said} if said else {}
+    activity = text[:_DOING_LIMIT].decode(errors="replace").strip()
+    return {"doing": activity} if activity else {}
 
 
 def seen(directory: Path, rank: int, state: str, log: str) -> lost_rank.ObservedRank:
@@ -90,8 +90,8 @@ def error(
     `running` are the ranks that had to be ended, which took `manner`, `after` a time; `hung` marks an error of ranks
     that waited for each other.
     """
-    found = _error(directory, ended, running, results, after, manner)
-    return found and {**found, "text": process_limits.explained(found["text"])}
+    error = _error(directory, ended, running, results, after, manner)
+    return error and {**error, "text": process_limits.explained(error["text"])}
 
 
 def _error(

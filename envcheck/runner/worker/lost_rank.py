@@ -74,8 +74,8 @@ def waited(text: str) -> bool:
 
 def watchdog(log: str) -> str | None:
     """Return what NCCL's watchdog said of a collective that took too long, if it did."""
-    found = WATCHDOG.search(log)
-    return found and found[0][:200]
+    match = WATCHDOG.search(log)
+    return match and match[0][:200]
 
 
 def _also(named: Sequence[ObservedRank], why: str) -> str:

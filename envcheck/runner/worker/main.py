@@ -19,9 +19,9 @@ import sys
 
 
 def _use_staging() -> None:
-    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 (resolves no symlink, imports nothing)
-    sys.path[:] = [p for p in sys.path if os.path.realpath(p or ".") != os.path.realpath(here)]
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(here))))  # noqa: PTH120 (as above)
+    staging = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 (resolves no symlink, imports nothing)
+    sys.path[:] = [p for p in sys.path if os.path.realpath(p or ".") != os.path.realpath(staging)]
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(staging))))  # noqa: PTH120 (as above)
 
 
 if __name__ == "__main__":

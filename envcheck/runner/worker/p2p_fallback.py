@@ -24,8 +24,8 @@ def broken(done: Mapping[str, Any]) -> bool:
 
 def later(check: Mapping[str, Any], done: Mapping[str, Any], now: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the groups after this one, which ran in `now`."""
-    found = (check.get("probe") and broken(done)) or done.get("hung")
-    return {**now, **OFF} if found else dict(now)
+    hung_or_broken = (check.get("probe") and broken(done)) or done.get("hung")
+    return {**now, **OFF} if hung_or_broken else dict(now)
 
 
 def worth_another_try(done: Mapping[str, Any], environment: Mapping[str, str], *, gpu: bool, world: int) -> bool:

@@ -52,9 +52,9 @@ def explained(text: str) -> str:
     """Return a failure's text with the limits of this process that it may have met."""
     causes = [
         cause
-        for pattern, number, what, shell, controller in _LIMITS
+        for pattern, number, resource_name, shell, controller in _LIMITS
         if pattern.search(text)
-        for cause in _met(number, what, shell, controller)
+        for cause in _met(number, resource_name, shell, controller)
     ]
     causes += (
         _memory_kills(0 if "SIGKILL" in text else _kills_before) if _LOST.search(text) or "SIGKILL" in text else []
@@ -110,14 +110,14 @@ def _counted_kills() -> int:
         _text(place / name) for place in _directories("memory") for name in ("memory.events", "memory.oom_control")
     )
     counts = (re.search(r"^oom_kill (\d+)$", text, re.MULTILINE) for text in texts)
-    return next((int(found[1]) for found in counts if found), 0)
+    return next((int(match[1]) for match in counts if match), 0)
 
 
 def _refusals() -> list[str]:
     """Return that this control group was refused a process or thread (cgroup-v2.rst, pids.events)."""
     texts = (_text(place / "pids.events") for place in _directories("pids"))
     counts = (re.search(r"^max (\d+)$", text, re.MULTILINE) for text in texts)
-    counted = next((found[1] for found in counts if found), "0")
+    counted = next((match[1] for match in counts if match), "0")
     groups = _groups("pids")
     if counted == "0" or groups is None:
         return []
@@ -130,8 +130,8 @@ def _crowded() -> list[str]:
     if limit == resource.RLIM_INFINITY or (user == 0 and _text(_USERS).split()[:2] == ["0", "0"]):
         return []
     used = _tasks(user)
-    told = f"{limit} processes and threads of this user, see `ulimit -u`, of which {used} were in use afterwards"
-    return [told] if limit - used < _FEW else []
+    cause = f"{limit} processes and threads of this user, see `ulimit -u`, of which {used} were in use afterwards"
+    return [cause] if limit - used < _FEW else []
 
 
 def _tasks(user: int) -> int:
@@ -145,7 +145,7 @@ def _tasks(user: int) -> int:
 
 def _full() -> list[str]:
     """Return which of the directories that ranks write to has no room."""
-    found = []
+    full = []
     for place in (os.getcwd(), _SHARED):  # noqa: PTH109 (no Path is made here)
         try:
             state = os.statvfs(place)
@@ -153,9 +153,9 @@ def _full() -> list[str]:
             continue
         free = state.f_bavail * state.f_frsize
         if free < _LITTLE or (state.f_files and not state.f_favail):
-            what = f"{free >> 10} KiB" if free < _LITTLE else "0 inodes"
-            found.append(f"{what} are free in {place}, see `df`")
-    return found
+            space = f"{free >> 10} KiB" if free < _LITTLE else "0 inodes"
+            full.append(f"{space} are free in {place}, see `df`")
+    return full
 
 
 def _directories(controller: str) -> Iterator[Path]:
@@ -176,13 +176,13 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _met(number: int, what: str, shell: str, controller: str) -> list[str]:
+def _met(number: int, resource_name: str, shell: str, controller: str) -> list[str]:
     """Return the limits of this process and of its control group; of two on processes the one that is met first."""
-    own = resource.getrlimit(number)[0]
-    found = [] if own == resource.RLIM_INFINITY else [(own, f"{own} {what}, see `{shell}`")]
+    limit = resource.getrlimit(number)[0]
+    limits = [] if limit == resource.RLIM_INFINITY else [(limit, f"{limit} {resource_name}, see `{shell}`")]
     groups = _groups(controller)
-    found += [(groups[0], _told(groups))] if groups else []
-    return [text for _, text in (sorted(found)[:1] if number == resource.RLIMIT_NPROC else found)]
+    limits += [(groups[0], _told(groups))] if groups else []
+    return [text for _, text in (sorted(limits)[:1] if number == resource.RLIMIT_NPROC else limits)]
 
 
 def _told(limit: tuple[int, str]) -> str:
@@ -191,10 +191,10 @@ def _told(limit: tuple[int, str]) -> str:
 
 def _groups(controller: str) -> tuple[int, str] | None:
     """Return the tightest limit that the control groups of a container or a job set, and its file's name."""
-    found = [
+    limits = [
         (int(value), name)
         for place in (_directories(controller) if controller else ())
         for name in _FILES[controller]
         if (value := _text(place / name).strip()).isdecimal() and int(value) < _NO_LIMIT
     ]
-    return min(found) if found else None
+    return min(limits) if limits else None

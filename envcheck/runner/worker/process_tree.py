@@ -44,13 +44,13 @@ def adopt_orphans() -> None:
 
 def children(pid: int) -> list[int]:
     """Return the direct children of `pid`, zombies included."""
-    found = []
+    pids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             # The command's name is in parentheses and may hold anything, parentheses too.
             if int(stat.read_text(errors="replace").rpartition(")")[2].split()[1]) == pid:
-                found.append(int(stat.parent.name))
-    return found
+                pids.append(int(stat.parent.name))
+    return pids
 
 
 def state(pid: int) -> str:

@@ -91,8 +91,8 @@ def measure(load: Callable[[], Callable[[Any], Any]], world: int, rank: int, *, 
         measured = check(place)
         checked = _checked(measured)
         _sized(checked)  # refuses what JSON cannot hold, such as a circle, before it is searched
-        told = process_limits.explained_in(checked)
-        _write(directory, rank, _sized({"measured": told, "seconds": time.monotonic() - begun}))
+        explained = process_limits.explained_in(checked)
+        _write(directory, rank, _sized({"measured": explained, "seconds": time.monotonic() - begun}))
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)

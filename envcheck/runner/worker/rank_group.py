@@ -148,8 +148,8 @@ def _function(source: str) -> Callable[[Any], Any]:
     kind, _, name = source.partition(":")
     if kind == "module":
         module, _, function = name.partition(":")
-        found: Callable[[Any], Any] = getattr(importlib.import_module(module), function or "measure")
-        return found
+        measure_function: Callable[[Any], Any] = getattr(importlib.import_module(module), function or "measure")
+        return measure_function
     spec = importlib.util.spec_from_file_location(f"envcheck_site_{Path(name).stem}", name)
     if spec is None or spec.loader is None:
         raise ImportError(name)
@@ -165,13 +165,13 @@ def _start(job: Job, directory: Path, forget: Callable[[], None], members: list[
     sys.stdout.flush()
     sys.stderr.flush()
     for rank in range(job.world):
-        ours, theirs = os.pipe()
+        reading_end, writing_end = os.pipe()
         parent = os.getpid()
         try:
             pid = os.fork()
         except OSError:
-            os.close(ours)
-            os.close(theirs)
+            os.close(reading_end)
+            os.close(writing_end)
             raise
         if not pid:
             try:
@@ -179,13 +179,13 @@ def _start(job: Job, directory: Path, forget: Callable[[], None], members: list[
                 process_tree.die_first()
                 os.setpgid(0, members[0].pid if members else 0)
                 forget()
-                _child(job, rank, port, directory, theirs)
+                _child(job, rank, port, directory, writing_end)
             finally:
                 # Never back into the nursery's own stack.
                 os._exit(1)
-        os.close(theirs)
-        os.set_blocking(ours, False)
-        members.append(_Member(rank, pid, ours))
+        os.close(writing_end)
+        os.set_blocking(reading_end, False)
+        members.append(_Member(rank, pid, reading_end))
         _join(pid, members[0].pid)
 
 

@@ -42,14 +42,14 @@ def python_facts() -> dict[str, Any]:
 
 def _packages() -> dict[str, str]:
     """Return the installed versions; names of a stranger's own packages are nobody's business."""
-    ours = any(os.path.exists(place.format(prefix=sys.prefix)) for place in _OURS)  # noqa: PTH110 (no Path is made here)
-    found = {}
+    built_by_envcheck = any(os.path.exists(place.format(prefix=sys.prefix)) for place in _OURS)  # noqa: PTH110 (no Path is made here)
+    versions = {}
     for distribution in importlib.metadata.distributions():
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
         # The first of a name on sys.path is the one that is imported.
-        if name and name not in found and (ours or _FAMILY.fullmatch(name)):
-            found[name] = distribution.version
-    return dict(sorted(found.items()))
+        if name and name not in versions and (built_by_envcheck or _FAMILY.fullmatch(name)):
+            versions[name] = distribution.version
+    return dict(sorted(versions.items()))
 
 
 def cuda_is_up() -> bool:

@@ -13,7 +13,7 @@ from envcheck.checks.node import acs, bar1, gpu_in_use, iommu, p2p_status
 from envcheck.node.snapshot import Signal
 from envcheck.runner.judging import busy_gpus
 from envcheck.runner.judging.judge import decide
-from envcheck.runner.planning.discover import Found, discover
+from envcheck.runner.planning.discover import CheckModule, discover
 
 Node = Callable[..., View]
 FOUND = {found.id: found for found in discover()}
@@ -166,7 +166,9 @@ SPEED = Limit(300, "GB/s", "somebody who measured it")
 SLOW = too_slow("slow", fix="look at the links", value=9, unit="GB/s", limit=SPEED, code="speed.slow")
 LOW = warned("low", fix="look at the links", value=290, unit="GB/s", limit=SPEED, code="speed.low")
 FINE = passed("fine", value=400, unit="GB/s", limit=SPEED)
-FAST = Found("it", "env", Check(promise="p", level="quick", performance=True), decide, "doc", "f", FOUND["acs"].path)
+FAST = CheckModule(
+    "it", "env", Check(promise="p", level="quick", performance=True), decide, "doc", "f", FOUND["acs"].path
+)
 
 
 def test_a_speed_that_falls_short_beside_somebody_elses_work_is_not_told(node: Node, put_gpu: Node) -> None:

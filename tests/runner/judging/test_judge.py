@@ -12,14 +12,14 @@ from msgspec import structs
 from envcheck.checks import Limit, Outcome, View, failed, passed, skipped, undecided, warned
 from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.runner.judging.judge import decide, exit_code, group_size, verdict, without_gpu
-from envcheck.runner.planning.discover import Found
+from envcheck.runner.planning.discover import CheckModule
 from tests import builders
 from tests.builders import row
 
 VIEW = View(Snapshot(signals={"read": Signal(1), "unread": Signal(reason="permission denied", why="failed")}))
 
 
-def found(judge: Callable[..., Any], **check: Any) -> Found:
+def found(judge: Callable[..., Any], **check: Any) -> CheckModule:
     return builders.found("x", "node", judge, **check)
 
 

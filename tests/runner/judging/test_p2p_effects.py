@@ -26,7 +26,7 @@ from envcheck.checks import (
 )
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner.judging import p2p_effects, status_rules
-from envcheck.runner.planning.discover import Found, discover
+from envcheck.runner.planning.discover import CheckModule, discover
 from envcheck.runner.planning.plan import plan
 from envcheck.runner.rejudge import rejudge
 from envcheck.runner.state import Run
@@ -41,7 +41,7 @@ SPEED = Limit(300, "GB/s", "somebody who measured it")
 RAN_WITH = {"ran_with": ["NCCL_P2P_DISABLE=1"]}
 
 
-def after_rules(outcome: Outcome, check: Found, details: dict[str, Any]) -> Outcome:
+def after_rules(outcome: Outcome, check: CheckModule, details: dict[str, Any]) -> Outcome:
     """Return an outcome after the rules that follow its judge."""
     return status_rules.apply(outcome, status_rules.Evidence(check, View(Snapshot()), details))
 

@@ -10,13 +10,13 @@ import pytest
 
 from envcheck.checks import LEVELS
 from envcheck.errors import ConfigError
-from envcheck.runner.planning.discover import Found, discover
+from envcheck.runner.planning.discover import CheckModule, discover
 from envcheck.runner.planning.plan import plan, select, worker_plan
 from envcheck.runner.state import Run
 from tests.builders import found
 
 
-def check(identity: str, level: str, **needs: Any) -> Found:
+def check(identity: str, level: str, **needs: Any) -> CheckModule:
     return found(identity, **{"level": level, "seconds": 2.0, "timeout": 30.0, "gpus": 1, "ranks": 0, **needs})
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from envcheck.runner.planning.discover import Found, discover
+from envcheck.runner.planning.discover import CheckModule, discover
 from envcheck.runner.planning.plan import plan
 from envcheck.runner.planning.time_budget import STARTING, expected_to_fit, most_telling_first
 from envcheck.runner.state import Run
 from tests.builders import found
 
 
-def check(identity: str, kind: Any = "env", **about: Any) -> Found:
+def check(identity: str, kind: Any = "env", **about: Any) -> CheckModule:
     return found(identity, kind, **{"seconds": 1.0, **about})
 
 

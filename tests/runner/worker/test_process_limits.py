@@ -89,9 +89,9 @@ def test_the_line_of_a_log_that_a_limit_explains_is_told(monkeypatch: pytest.Mon
     assert process_limits.telling_line(log) == "lost sys.stderr"
     monkeypatch.setattr("resource.getrlimit", lambda _: (10**9, 10**9))
     assert process_limits.telling_line(log) == "object type name: MemoryError"
-    said = outcome_rows.ending({"event": "exit", "code": 1, "log": log}, importing=False, here=True)
+    said = outcome_rows.ending({"event": "exit", "code": 1, "log": log}, importing=False, own_limits=True)
     assert said.startswith("the worker exited with code 1: object type name: MemoryError (limit: 1000000000 bytes")
-    elsewhere = outcome_rows.ending({"event": "exit", "code": 1, "log": log}, importing=False, here=False)
+    elsewhere = outcome_rows.ending({"event": "exit", "code": 1, "log": log}, importing=False, own_limits=False)
     assert elsewhere == "the worker exited with code 1: lost sys.stderr"
 
 

@@ -127,10 +127,10 @@ class PieceScheduler:
         state = self.sources[source]
         if state.busy and not state.identified:
             return None  # it is about to send its ETag
-        found = self._next()
-        if found is None:
+        following = self._next()
+        if following is None:
             return None
-        piece, begun = found
+        piece, begun = following
         span = self._cut(begun, state)
         begun.busy.append(source)
         begun.requested += span.size

@@ -151,14 +151,14 @@ def _fetched(file: LocatedFile, client: Client, cache: Cache) -> AuditFinding:
                     digest.update(chunk)
                     left -= len(chunk)
                     if left < 0:
-                        about = f"{urlsplit(url).path} has more than {most} bytes"
-                        return AuditFinding(file.name, "poisoned", about, cache=cache, by="lock")
+                        problem = f"{urlsplit(url).path} has more than {most} bytes"
+                        return AuditFinding(file.name, "poisoned", problem, cache=cache, by="lock")
     except NetworkError as error:
         return AuditFinding(file.name, "unavailable", str(error), cache=cache)
     if digest.hexdigest() == file.sha256:
         return AuditFinding(file.name, "clean", cache=cache, by="lock")
-    about = f"{urlsplit(url).path} has sha256 {digest.hexdigest()}, the lock has {file.sha256}"
-    return AuditFinding(file.name, "poisoned", about, cache=cache, by="lock")
+    problem = f"{urlsplit(url).path} has sha256 {digest.hexdigest()}, the lock has {file.sha256}"
+    return AuditFinding(file.name, "poisoned", problem, cache=cache, by="lock")
 
 
 def removal(site: Site, cache: Cache) -> str:

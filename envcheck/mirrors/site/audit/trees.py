@@ -132,14 +132,14 @@ def _file(directory: ServedDirectory, root: Path, path: Path, expected: str | No
     if sha256 == expected:
         yield AuditFinding(name, "clean", cache="trees", by="manifest")
         return
-    about = f"it has sha256 {sha256}, its manifest has {expected}"
+    problem = f"it has sha256 {sha256}, its manifest has {expected}"
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        about += f"; cannot remove {path}: {_reason(error)}"
-        yield AuditFinding(name, "poisoned", about, cache="trees", by="manifest", fix=directory.fix)
+        problem += f"; cannot remove {path}: {_reason(error)}"
+        yield AuditFinding(name, "poisoned", problem, cache="trees", by="manifest", fix=directory.fix)
     else:
-        yield AuditFinding(name, "poisoned", about, (str(path),), "trees", "manifest", directory.fix)
+        yield AuditFinding(name, "poisoned", problem, (str(path),), "trees", "manifest", directory.fix)
 
 
 def _files(root: Path) -> Iterator[Path | UnreadPath]:
