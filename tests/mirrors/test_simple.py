@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.index.locate import LocatedFile, LockedPackage, locate, match_files
 from envcheck.mirrors.index.simple_api import IndexFile, page_url, parse_page
-from envcheck.mirrors.net.client import Client, NetworkError
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.profiles.model import Index
 
 A, B = "a" * 64, "b" * 64

@@ -10,7 +10,8 @@ from envcheck.mirrors.fetch.disk import partial_file
 from envcheck.mirrors.fetch.plan.pieces import Failure, Span
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net import stall
-from envcheck.mirrors.net.client import HttpResponse, NetworkError
+from envcheck.mirrors.net.network_errors import NetworkError
+from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.urls import host_of
 
 

@@ -21,7 +21,7 @@ from envcheck.mirrors.fetch.repair import no_source_error, repair, source_name
 from envcheck.mirrors.fetch.request import StoppedError, TransferOptions, WantedFile
 from envcheck.mirrors.fetch.whole_stream import STREAMS, WholeStream
 from envcheck.mirrors.net.advice import joined_advice
-from envcheck.mirrors.net.client import NetworkError, SilentError, SlowError
+from envcheck.mirrors.net.network_errors import NetworkError, SilentError, SlowError
 from envcheck.mirrors.net.urls import host_of
 
 # A power cut may lose the pieces of this many seconds.

@@ -16,7 +16,7 @@ from envcheck.mirrors.fetch.plan import range_responses
 from envcheck.mirrors.fetch.plan.pieces import Failure, RangeTask
 from envcheck.mirrors.fetch.plan.scheduler import MIXED, PieceScheduler
 from envcheck.mirrors.fetch.request import StoppedError, TransferOptions
-from envcheck.mirrors.net.client import NetworkError
+from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import host_of
 
 # This many differing pieces give 64 combinations; each one needs a piece to fetch and a file to hash.

@@ -14,7 +14,9 @@ from envcheck.mirrors.fetch.plan import range_responses
 from envcheck.mirrors.fetch.plan.pieces import RangeTask, Span
 from envcheck.mirrors.fetch.request import StoppedError
 from envcheck.mirrors.net.advice import status_advice
-from envcheck.mirrors.net.client import Client, HttpResponse, NetworkError, SlowError
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import NetworkError, SlowError
+from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import NETWORK_WAITS
 

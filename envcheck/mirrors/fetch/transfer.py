@@ -20,7 +20,7 @@ from envcheck.mirrors.fetch.plan import range_responses
 from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
 from envcheck.mirrors.fetch.retries import NoSourceError, RetryLaterError, try_sources
 from envcheck.mirrors.net.advice import joined_advice, status_advice
-from envcheck.mirrors.net.client import NetworkError
+from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import host_of
 
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from envcheck.mirrors.fetch.disk import partial_file
 from envcheck.mirrors.fetch.plan.pieces import MIB
 from envcheck.mirrors.fetch.request import StoppedError, TransferOptions, WantedFile
-from envcheck.mirrors.net.client import NetworkError
+from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import host_of
 
 # Bytes: the smallest piece. A larger file would lose more when a connection breaks.

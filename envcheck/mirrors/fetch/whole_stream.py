@@ -15,7 +15,8 @@ from envcheck.mirrors.fetch.plan.scheduler import PieceScheduler
 from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.net import stall
 from envcheck.mirrors.net.advice import status_advice
-from envcheck.mirrors.net.client import HttpResponse, NetworkError, SlowError
+from envcheck.mirrors.net.network_errors import NetworkError, SlowError
+from envcheck.mirrors.net.responses import HttpResponse
 
 # How often a source without range support is tried.
 STREAMS: Final = 3

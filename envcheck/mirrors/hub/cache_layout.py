@@ -19,7 +19,8 @@ from envcheck.mirrors.fetch.request import FetchedFile, StoppedError, TransferOp
 from envcheck.mirrors.fetch.retries import NoSourceError, RetryLaterError, open_response, try_sources
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.advice import joined_advice
-from envcheck.mirrors.net.client import Client, NetworkError, SlowError
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import NetworkError, SlowError
 from envcheck.mirrors.net.urls import host_of
 
 # Errors of a file system without symlinks (FAT, some SMB): each file is copied there.

@@ -18,7 +18,8 @@ from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedF
 from envcheck.mirrors.fetch.retries import NoSourceError, RetryLaterError, StatusError, read_body, try_sources
 from envcheck.mirrors.hub import cache_layout
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.net.client import Client, NetworkError
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import NETWORK_WAITS
 

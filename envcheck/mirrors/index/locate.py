@@ -20,8 +20,9 @@ from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch.retries import NoSourceError, RetryLaterError, try_sources
 from envcheck.mirrors.index import simple_api
 from envcheck.mirrors.index.file_names import parse_file_name
-from envcheck.mirrors.net.client import Client, NetworkError
+from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.client_defaults import python_index, pytorch_index
+from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index
 

@@ -17,7 +17,8 @@ import msgspec
 from envcheck.mirrors.fetch.plan import range_responses
 from envcheck.mirrors.fetch.retries import RetryLaterError
 from envcheck.mirrors.net.advice import status_advice
-from envcheck.mirrors.net.client import Client, NetworkError
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.profiles.model import Index
 
 ACCEPT: Final = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.3"

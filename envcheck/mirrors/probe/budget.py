@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
-from envcheck.mirrors.net.client import NetworkError
+from envcheck.mirrors.net.network_errors import NetworkError
 
 OUT_OF_TIME: Final = "the probe's time ran out"
 

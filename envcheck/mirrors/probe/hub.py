@@ -10,7 +10,8 @@ import msgspec
 from envcheck.mirrors.fetch.retries import read_body
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.net.client import Client, NetworkError
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.probe.budget import Budget, run_parallel
 from envcheck.mirrors.probe.effective_indexes import HUB, network_sources
 from envcheck.mirrors.probe.file_matches import FileCandidate, WantedPackage

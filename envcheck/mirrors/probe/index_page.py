@@ -10,7 +10,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from envcheck.mirrors.index import simple_api
-from envcheck.mirrors.net.client import HttpResponse, NetworkError
+from envcheck.mirrors.net.network_errors import NetworkError
+from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.probe.budget import Budget
 from envcheck.mirrors.probe.measurements import IndexPage
 

@@ -19,7 +19,9 @@ import msgspec
 from envcheck.mirrors.fetch.plan import range_responses
 from envcheck.mirrors.fetch.plan.pieces import RangeTask, Span
 from envcheck.mirrors.index import simple_api
-from envcheck.mirrors.net.client import Client, HttpResponse, NetworkError, UntrustedError
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import NetworkError, UntrustedError
+from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.probe.budget import OUT_OF_TIME, Budget, run_parallel
 from envcheck.mirrors.probe.criteria import PeerFacts, all_pass, criteria_of, peer_facts
 from envcheck.mirrors.probe.directories import matching_files

@@ -18,7 +18,8 @@ from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.index import simple_api
 from envcheck.mirrors.net import connecting
-from envcheck.mirrors.net.client import Client, NetworkError, SilentError
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import NetworkError, SilentError
 
 Serve = Callable[..., Any]
 Resolve = Callable[[list[tuple[str, int]]], None]

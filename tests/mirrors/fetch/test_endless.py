@@ -18,7 +18,8 @@ from envcheck.mirrors.hub.revision import HubFile, Revision
 from envcheck.mirrors.index import simple_api
 from envcheck.mirrors.index.locate import LocatedFile, LockedPackage
 from envcheck.mirrors.net import stall
-from envcheck.mirrors.net.client import Client, NetworkError, SlowError
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import NetworkError, SlowError
 from envcheck.mirrors.net.urls import is_web_url
 from envcheck.mirrors.probe import index_page
 from envcheck.mirrors.probe.budget import Budget

@@ -17,9 +17,10 @@ from envcheck.mirrors.fetch.request import WantedFile
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.index import simple_api
 from envcheck.mirrors.index.locate import LockedPackage, match_files
-from envcheck.mirrors.net import client as net_client
+from envcheck.mirrors.net import responses
 from envcheck.mirrors.net import stall as plan_stall
-from envcheck.mirrors.net.client import Client, NetworkError
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import redirect_target
 from tests.http_server import RawServer, Servers, Speaking, endless
 from tests.waiting import eventually
@@ -134,7 +135,7 @@ def test_a_compressed_bomb_is_cut_off(start: Start) -> None:
 
 
 def test_a_page_that_comes_slowly_for_too_long_is_given_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(net_client, "_PAGE_SECONDS", 0.5)
+    monkeypatch.setattr(responses, "_PAGE_SECONDS", 0.5)
     with pytest.raises(NetworkError, match="its page took longer than"):
         simple_api.read_page(Client(), start(DRIPS["page"]))
 

@@ -23,7 +23,8 @@ from envcheck.mirrors.fetch.retries import NoSourceError, read_body, try_sources
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.index.locate import LockedPackage, locate
 from envcheck.mirrors.net import stall
-from envcheck.mirrors.net.client import Client, SilentError
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import SilentError
 from envcheck.mirrors.net.silence import ROUNDS, WHILE, Silence
 from envcheck.mirrors.profiles.model import Index
 from tests.http_server import RawServer

@@ -19,7 +19,8 @@ from click.testing import CliRunner, Result
 from envcheck.cli import cli
 from envcheck.mirrors.hub import api as hub_api
 from envcheck.mirrors.net import credentials as net_credentials
-from envcheck.mirrors.net.client import Client, NetworkError
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.profiles.load import parse
 from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Profile
 from tests.mirrors.hub.conftest import Hub

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.hub.revision import Reference, Revision, file_url
 from envcheck.mirrors.index.locate import LocatedFile, LockedPackage, locate
-from envcheck.mirrors.net.client import Client, NetworkError
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import NETWORK_WAITS
 from envcheck.mirrors.profiles.model import Index

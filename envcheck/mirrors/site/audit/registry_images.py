@@ -15,7 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.net.client import Client, NetworkError
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.site.audit.report import AuditFinding
 
 _PART: Final = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
