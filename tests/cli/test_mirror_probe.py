@@ -146,6 +146,35 @@ def test_mirrors_are_asked_for_the_wheel_of_a_url(site: Path) -> None:
     assert "the profile names no index or endpoint that may have it" in str(found["site"]["gates"])
 
 
+def test_the_hash_of_a_url_is_compared_with_the_file(site: Path) -> None:
+    index = (site / "site.yaml").read_text().partition("'")[2].partition("'")[0]
+    url, digest = index.replace("simple", WHEEL), hashlib.sha256((site / WHEEL).read_bytes()).hexdigest()
+    ways = ["--mirror", "none", "--need"]
+
+    def hash_of(*arguments: str) -> tuple[int, Any]:
+        code, by_name = judged(*ways, *arguments)
+        (gate,) = (gate for gate in next(iter(by_name.values()))["gates"] if gate["name"] == "hash")
+        return code, [gate["passed"], gate["why"]]
+
+    assert hash_of(f"{url}#sha256={digest}") == (0, [True, "the expected sha256, by hashing its 200000 bytes"])
+    # A hash after any of the URLs is the file's.
+    assert hash_of(url, "--need", f"http://127.0.0.99:9/{WHEEL}#sha256={digest}")[0] == 0
+    wrong = f"{WHEEL}: served with sha256 {digest[:12]}..., expected 000000000000..."
+    assert hash_of(f"{url}#sha256={'0' * 64}") == (1, [False, wrong])
+    code, (passed, why) = hash_of(f"{url}#sha256={digest}", "--fresh", "--max-bytes", "100k")
+    assert (code, passed) == (1, None)
+    assert "the file has 200000 bytes, more than are left of the probe's budget; raise --max-bytes" in why
+
+
+def test_a_wheel_of_a_page_without_hashes_is_hashed_too(site: Path) -> None:
+    (site / "simple/demo/index.html").write_text(f'<a href="/{WHEEL}">{WHEEL}</a>')
+    away = f"http://127.0.0.99:9/{WHEEL}"
+    digest = hashlib.sha256((site / WHEEL).read_bytes()).hexdigest()
+    profiles = ["--mirror", str(site / "site.yaml"), "--mirror", str(site / "dead.yaml")]
+    assert judged(*profiles, "--need", f"{away}#sha256={digest}")[0] == 0
+    assert judged(*profiles, "--need", f"{away}#sha256={'0' * 64}")[0] == 1
+
+
 def test_mirrors_are_asked_for_the_model_file_of_a_url(site: Path) -> None:
     path = f"org/name/resolve/main/{WHEEL}"
     (site / path).parent.mkdir(parents=True)
@@ -160,6 +189,10 @@ def test_mirrors_are_asked_for_the_model_file_of_a_url(site: Path) -> None:
     ("arguments", "said"),
     [
         (["--mirror", "none", "--need", "https://host/a.bin#md5=0"], "no valid hash"),
+        (
+            ["--need", f"https://host/a.bin#sha256={'0' * 64}", "--need", f"https://other/a.bin#sha256={'1' * 64}"],
+            "a.bin: 2 different hashes",
+        ),
         (
             ["--mirror", "tuna", "--mirror", "ustc", "--need", "https://host/a.bin"],
             "mirrors cannot find it by name",

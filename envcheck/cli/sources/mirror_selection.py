@@ -260,7 +260,7 @@ def _format_line(ranked: RankedMirror, place: int) -> str:
 def _format_reasons(ranked: RankedMirror) -> list[str]:
     """Return the criteria, the failed ones first, and the points of a mirror that passed."""
     order = sorted(ranked.criteria, key=lambda gate: gate.passed is not False)
-    words = {True: "passed", False: "failed", None: "not told"}
+    words = {True: "passed", False: "failed", None: "not verified"}
     gate_lines = [f"{gate.name} {_gate_word(gate.hard, words[gate.passed])}: {gate.why}" for gate in order]
     points = [f"{mark.name} {mark.points:g} of {mark.of:g}: {mark.why}" for mark in ranked.score_parts]
     lines = [*gate_lines, *points] if ranked.passed else gate_lines[: max(1, len(ranked.failed_criteria))]

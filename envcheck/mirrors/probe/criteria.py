@@ -138,9 +138,7 @@ def _hash(measurement: MirrorMeasurement, peers: PeerFacts) -> Criterion:
     if not available:
         return Criterion(name=name, passed=None, hard=False, why="no file to compare")
     if all(file.listed == "url" for file in available):
-        return Criterion(
-            name=name, passed=None, hard=False, why=f"no expected hash; the file has {served_size(available[0])} bytes"
-        )
+        return _hash_of_url(available[0])
     unverifiable = [file for file in available if file.listed == "name" and _expected_size(file, peers) is None]
     if unverifiable:
         why = f"{unverifiable[0].need}: its page gives no hash, and no page gives the size"
@@ -164,6 +162,23 @@ def _hash(measurement: MirrorMeasurement, peers: PeerFacts) -> Criterion:
     )
 
 
+def _hash_of_url(file: FileStatus) -> Criterion:
+    """Return the criterion for a file that no index lists: its expected hash, if any, is that of the command line."""
+    name, size = "hash", served_size(file)
+    if file.sha256 is None:
+        return Criterion(name=name, passed=None, hard=False, why=f"no expected hash; the file has {size} bytes")
+    if needs_hashing(file) and file.hashed is None:
+        return Criterion(name=name, passed=None, hard=True, why=file.hash_why or "the file was not downloaded")
+    way = f"hashing its {size} bytes" if file.hashed is not None else "X-Linked-Etag"
+    return Criterion(name=name, passed=True, hard=True, why=f"the expected sha256, by {way}")
+
+
+def needs_hashing(file: FileStatus) -> bool:
+    """Tell whether only a download shows that a file has its expected hash."""
+    linked = file.reached.linked if file.reached is not None else None
+    return file.listed == "url" and _is_available(file) and file.sha256 not in {None, linked}
+
+
 def _mismatch(file: FileStatus, peers: PeerFacts) -> str | None:
     if file.listed == "other":
         return f"{file.need}: {file.why}"
@@ -171,8 +186,9 @@ def _mismatch(file: FileStatus, peers: PeerFacts) -> str | None:
     if reached is not None and expected is not None and size is not None and size != expected:
         return f"{file.need}: {reached.hosts[-1]} has {size} bytes, expected {expected}"
     linked = reached.linked or "" if reached is not None else ""
-    if _SHA256.fullmatch(linked) and file.sha256 not in {None, linked}:
-        return f"{file.need}: served with sha256 {linked[:12]}..., the lock has {str(file.sha256)[:12]}..."
+    served = file.hashed or (linked if _SHA256.fullmatch(linked) else None)
+    if served is not None and file.sha256 not in {None, served}:
+        return f"{file.need}: served with sha256 {served[:12]}..., expected {str(file.sha256)[:12]}..."
     return None
 
 

@@ -31,7 +31,10 @@ class FileResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The status of one needed file on one mirror. `why` says what is missing; `url` has no query."""
+    """The status of one needed file on one mirror. `why` says what is missing; `url` has no query.
+
+    `hashed` is the sha256 of the served bytes, if they were downloaded for it; `hash_why` says why they were not.
+    """
 
     need: str
     listed: Listing
@@ -41,6 +44,8 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None = None
     reached: FileResponse | None = None
     why: str | None = None
+    hashed: str | None = None
+    hash_why: str | None = None
 
 
 class IndexPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ Pages and first bytes are requested in parallel; rates are measured one mirror a
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import statistics
 import time
@@ -23,7 +24,7 @@ from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError, UntrustedError
 from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.probe.budget import OUT_OF_TIME, Budget, run_parallel
-from envcheck.mirrors.probe.criteria import PeerFacts, all_pass, criteria_of, peer_facts
+from envcheck.mirrors.probe.criteria import PeerFacts, all_pass, criteria_of, needs_hashing, peer_facts
 from envcheck.mirrors.probe.directories import matching_files
 from envcheck.mirrors.probe.effective_indexes import is_origin, missing_index_reason, network_sources, own_hosts
 from envcheck.mirrors.probe.file_matches import FileCandidate, ListedFile, WantedPackage, candidates, files_by_hash
@@ -117,7 +118,10 @@ def measure_rates(states: Sequence[ProbeState], budget: Budget) -> list[MirrorMe
     measurements = [(state, state.measured()) for state in states]
     peers = peer_facts(measured for _, measured in measurements)
     nearest = sorted(measurements, key=lambda pair: pair[1].latency.total if pair[1].latency else math.inf)
-    by_state = {id(state): _with_rate(state, measured, peers, budget) for state, measured in nearest}
+    by_state = {
+        id(state): _with_rate(state, _with_hashes(state, measured, peers, budget), peers, budget)
+        for state, measured in nearest
+    }
     return [by_state[id(state)] for state in states]
 
 
@@ -253,6 +257,40 @@ def _file_response(response: HttpResponse) -> FileResponse:
         linked=headers_by_name.get("x-linked-etag", "").strip('"') or None,
         xet="x-xet-hash" in headers_by_name,
     )
+
+
+def _with_hashes(
+    state: ProbeState, measurement: MirrorMeasurement, peers: PeerFacts, budget: Budget
+) -> MirrorMeasurement:
+    """Return the measurement with the hashes of the files that no index lists, if all else of the mirror passes."""
+    failed = {
+        criterion.name for criterion in criteria_of(measurement, peers) if criterion.hard and not criterion.passed
+    }
+    if failed != {"hash"} or not any(needs_hashing(file) for file, _ in state.files):
+        return measurement
+    state.files = [
+        (_with_hash(state.mirror.client, file, url, budget) if needs_hashing(file) else file, url)
+        for file, url in state.files
+    ]
+    return msgspec.structs.replace(measurement, files=[status for status, _ in state.files])
+
+
+def _with_hash(client: Client, file: FileStatus, url: str, budget: Budget) -> FileStatus:
+    """Return the status with the sha256 of the file, or with the reason why it was not downloaded whole."""
+    if _served_size(file) > budget.left:
+        why = f"the file has {_served_size(file)} bytes, more than are left of the probe's budget; raise --max-bytes"
+        return msgspec.structs.replace(file, hash_why=why)
+    digest = hashlib.sha256()
+    try:
+        with client.get(url) as response:
+            if response.status != HTTPStatus.OK:
+                return msgspec.structs.replace(file, hash_why=f"{response.hosts[-1]} answers {response.status}")
+            for chunk in response.chunks(CHUNK_BYTES):
+                budget.spend(len(chunk))
+                digest.update(chunk)
+    except NetworkError as error:
+        return msgspec.structs.replace(file, hash_why=f"the download ended early: {error}")
+    return msgspec.structs.replace(file, hashed=digest.hexdigest())
 
 
 def _with_rate(

@@ -42,16 +42,23 @@ class NeededFile:
 
 
 def needed_file(urls: Sequence[str]) -> NeededFile:
-    """Return the file at the URLs; the first URL gives its name. Raise ConfigError for an unusable URL."""
+    """Return the file at the URLs; the first URL gives its name, any of them its hash.
+
+    Raise ConfigError for an unusable URL, and for URLs of different hashes.
+    """
     for url in urls:
         _check(url)
-    first, fragment = urldefrag(urls[0])
-    path, digest = urlsplit(first).path, _SHA256.fullmatch(fragment)
+    first = urldefrag(urls[0])[0]
+    path = urlsplit(first).path
+    hashes = sorted({match[1] for url in urls if (match := _SHA256.fullmatch(urldefrag(url)[1]))})
+    if len(hashes) > 1:
+        message = f"{_file_name(first)}: {len(hashes)} different hashes ({', '.join(h[:12] + '...' for h in hashes)})"
+        raise ConfigError(message, fix="the URLs of one probe are places of one file; probe for each file on its own")
     project, part = _package(_file_name(first))
     return NeededFile(
         urls=tuple(urldefrag(url)[0] for url in urls),
         name=_file_name(first),
-        sha256=digest[1] if digest else None,
+        sha256=next(iter(hashes), None),
         project=project,
         part=part,
         path=path if _MODEL_PATH.fullmatch(path) else None,
