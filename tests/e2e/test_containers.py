@@ -18,7 +18,7 @@ import pytest
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images import engines
 from envcheck.images.engines import docker_sdk
-from envcheck.images.engines.docker_sdk import BindMount
+from envcheck.images.engines.containers import BindMount
 from tests.e2e.conftest import ROOT, Image, Machine
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]

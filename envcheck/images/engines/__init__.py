@@ -13,7 +13,7 @@ from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profiles.model import Profile
 
 if TYPE_CHECKING:
-    from envcheck.images.engines.docker_sdk import BindMount, ImageInfo
+    from envcheck.images.engines.containers import BindMount, ImageInfo
 
 EngineName = Literal["docker", "podman", "venv"]
 

@@ -23,7 +23,7 @@ from envcheck.images.build.plan import PLATFORMS, BuildInputs, BuildPlan, Networ
 from envcheck.images.build.used_sources import Used, used
 from envcheck.images.engines import Engine, subprocesses
 from envcheck.images.engines import bootstrap as bases
-from envcheck.images.engines.docker_sdk import ImageInfo
+from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.render import build_context as contexts
 from envcheck.images.render.dockerfile import base_reference
 from envcheck.images.spec import ImageSpec

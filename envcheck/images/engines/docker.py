@@ -11,7 +11,7 @@ from envcheck.errors import UnavailableError
 from envcheck.images.build.plan import BuildPlan
 from envcheck.images.engines import bootstrap as bases
 from envcheck.images.engines import docker_sdk, subprocesses
-from envcheck.images.engines.docker_sdk import ImageInfo
+from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profiles.model import Profile

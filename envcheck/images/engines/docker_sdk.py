@@ -7,8 +7,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import quote
 
 import docker
@@ -22,38 +21,12 @@ from docker.models.images import Image
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.engines import digests
-from envcheck.images.engines.digests import Digests
+from envcheck.images.engines.containers import OWNER, BindMount, ImageInfo, is_orphan, owner
 
-OWNER: Final = "envcheck.owner"
 _USUAL: Final = "unix:///var/run/docker.sock"
 _ABSENT: Final = ("Connection refused", "No such file or directory")
 _POLL: Final = 0.05
 _NO_GPU: Final = ("could not select device driver", "unknown or invalid runtime", "unresolvable CDI devices")
-
-
-class BindMount(NamedTuple):
-    """A file or directory of this machine, seen inside the container at `target`."""
-
-    source: Path
-    target: str
-    read_only: bool = True
-
-
-class ImageInfo(NamedTuple):
-    """What the engine says of an image: its id (a sha256), bytes on disk, tags and labels.
-
-    `layers` are the digests of its unpacked layers (diff_ids); `command` is what it starts, ENTRYPOINT and CMD.
-    """
-
-    id: str
-    size: int
-    tags: list[str]
-    labels: dict[str, str]
-    env: dict[str, str]
-    user: str
-    layers: list[str]
-    command: tuple[str, ...] = ()
-    digests: Digests = Digests()
 
 
 def client(timeout: int = 60) -> DockerClient:
@@ -249,17 +222,6 @@ def _host_config(
         device_requests=[request] if gpus else None,
         log_config=docker.types.LogConfig(type="json-file", config={"max-size": "1m", "max-file": "1"}),
     )
-
-
-def owner() -> str:
-    """Return what a container of this process is labelled with."""
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
-def is_orphan(label: str) -> bool:
-    """Tell whether the process of this machine that a container was labelled with is gone."""
-    host, _, pid = label.rpartition(":")
-    return host == socket.gethostname() and not Path("/proc", pid).exists()
 
 
 def _sweep(engine: DockerClient) -> None:

@@ -9,7 +9,7 @@ from typing import IO, Any, Final, Protocol
 
 from envcheck.errors import UnavailableError
 from envcheck.images.engines import subprocesses
-from envcheck.images.engines.docker_sdk import OWNER, BindMount, ImageInfo, is_orphan, owner
+from envcheck.images.engines.containers import OWNER, BindMount, ImageInfo, is_orphan, owner
 from envcheck.images.engines.podman import Podman
 
 _TIMEOUT: Final = 60.0

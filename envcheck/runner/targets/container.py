@@ -11,7 +11,7 @@ from typing import Any, Final
 from envcheck.checks.env.support.process import secret_patterns
 from envcheck.errors import UnavailableError
 from envcheck.images.engines import RunningContainer, holder
-from envcheck.images.engines.docker_sdk import BindMount, ImageInfo
+from envcheck.images.engines.containers import BindMount, ImageInfo
 from envcheck.images.spec import LABEL_PREFIX
 from envcheck.runner.schema import ImageFacts, TargetFacts
 from envcheck.runner.targets.gpu_devices import has_gpus

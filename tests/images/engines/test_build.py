@@ -20,7 +20,7 @@ from envcheck.images.engines import bootstrap as bases
 from envcheck.images.engines import build as building
 from envcheck.images.engines import docker, docker_sdk
 from envcheck.images.engines.build import BuildRequest, Built, FailedError
-from envcheck.images.engines.docker_sdk import ImageInfo
+from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.locks.model import Lock
 from envcheck.images.spec import ImageSpec, make_spec
