@@ -14,7 +14,7 @@ from envcheck.cli.store.group import command
 from envcheck.cli.store.options import format_bytes
 from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.store import versions
+from envcheck.mirrors.store import publishing, versions
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
 
@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Store:
     files = [hub_revision.HubFile(path="model.bin", size=7, sha256=digest)]
     model = hub_revision.Revision(repo="o/r", revision="0" * 40, files=files)
     for branches in ({}, {"o/r@main": "0" * 40}):
-        versions.publish(made, Contents(models=[model], branches=branches), keep=5)
+        publishing.publish(made, Contents(models=[model], branches=branches), keep=5)
     return made
 
 

@@ -131,7 +131,7 @@ def import_(options: StoreImportOptions, obj: Any) -> None:
     """
     from envcheck.cli.store.common import progress_bar
     from envcheck.cli.store.release import report_published
-    from envcheck.mirrors.store import versions
+    from envcheck.mirrors.store import publishing
     from envcheck.mirrors.store.bundle import bundle
     from envcheck.mirrors.store.manifest import object_sizes
 
@@ -143,7 +143,7 @@ def import_(options: StoreImportOptions, obj: Any) -> None:
             counts = {"wheels": len(contents.wheels), "models": len(contents.models)}
             version = None
             if not options.no_release:
-                version = versions.publish(store, contents, keep=options.keep, checked=object_sizes(contents))
+                version = publishing.publish(store, contents, keep=options.keep, checked=object_sizes(contents))
     if sha256 is None and key is None and not obj[0].quiet:
         click.echo("not authenticated: pass --sha256 or --key to refuse a bundle of somebody else", err=True)
     if not options.as_json:

@@ -14,7 +14,7 @@ from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from envcheck.mirrors.store.objects import Store
-    from envcheck.mirrors.store.versions import PublishedVersion
+    from envcheck.mirrors.store.publishing import PublishedVersion
 
 _hashed = click.option("--hash/--no-hash", "hashed", default=True, help="Hash every file first, or only compare sizes.")
 
@@ -62,7 +62,7 @@ def release(options: StoreReleaseOptions, obj: Any) -> None:
     """
     from envcheck.cli.store.collect import collect_contents
     from envcheck.cli.store.common import progress_bar
-    from envcheck.mirrors.store import versions
+    from envcheck.mirrors.store import publishing
 
     cells, models = options.cells, options.models
     if not cells and not models:
@@ -72,7 +72,7 @@ def release(options: StoreReleaseOptions, obj: Any) -> None:
         collect_contents(obj[0], obj[1], cells, models, options.mirror) as contents,
         progress_bar(obj[0], "release") as (_, progress),
     ):
-        version = versions.publish(obj[1], contents, keep=options.keep, merge=not options.replace, progress=progress)
+        version = publishing.publish(obj[1], contents, keep=options.keep, merge=not options.replace, progress=progress)
     report_published(obj[1], version, as_json=options.as_json)
 
 

@@ -7,22 +7,19 @@ current                a symlink to the version that is served, replaced by one 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import msgspec
 
-from envcheck.counting import counted
-from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.errors import ConfigError, PromiseError
 from envcheck.mirrors.store import manifest as store_manifest
-from envcheck.mirrors.store.filesystem import READ_ONLY, digest_or_none, make_readable, sync_folder
+from envcheck.mirrors.store.filesystem import digest_or_none, sync_folder
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
-from envcheck.mirrors.store.tree_files import tree_files
 
 MANIFEST: Final = "manifest.json"
 Progress = Callable[[int, int], None]
@@ -48,57 +45,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: list[TreeFile]
 
 
-class PublishedVersion(NamedTuple):
-    """The version that is served; `new` is False if it was served already with the same files."""
-
-    number: int
-    new: bool
-
-
-def publish(
-    store: Store,
-    contents: Contents,
-    *,
-    keep: int,
-    merge: bool = True,
-    checked: Collection[str] = (),
-    progress: Progress = lambda _there, _all: None,
-) -> PublishedVersion:
-    """Publish these contents as a new version and serve it; with `merge`, add them to those served now.
-
-    Objects that are in no version yet and not in `checked` (digests that the caller has hashed) are hashed first,
-    without the lock: the caller must hold them with `Store.held`. Keeps the version served before, and `keep` versions
-    in all. Makes no version if the one served has the same contents.
-    Raises PromiseError for a damaged object, UnavailableError for a missing one.
-    """
-    _hash_new(store, contents, {*checked, *pinned_digests(store)}, progress)
-    with store.locked():
-        served = current(store)
-        served_manifest = read_manifest(store, served) if served is not None else None
-        contents = store_manifest.merge(served_manifest.contents if served_manifest and merge else Contents(), contents)
-        if (
-            served is not None
-            and served_manifest
-            and _is_unchanged(_folder(store) / str(served), served_manifest, contents)
-        ):
-            return PublishedVersion(served, new=False)
-        _require_objects(store, contents)
-        number = max(numbers(store), default=0) + 1
-        draft = _folder(store) / f".{number}.new"
-        _remove_version(draft)
-        try:
-            _write_tree(store, contents, draft)
-        except BaseException:
-            _remove_version(draft)  # a full disk gets its room back
-            raise
-        draft.rename(_folder(store) / str(number))
-        sync_folder(_folder(store))
-        _make_current(store, number)
-        for old in [n for n in numbers(store)[:-keep] if n != served]:
-            _remove_version(_folder(store) / str(old))
-        return PublishedVersion(number, new=True)
-
-
 def switch(store: Store, number: int, *, hashed: bool = True, progress: Progress = lambda _there, _all: None) -> None:
     """Serve another version, after checking that it has all its files and, if `hashed`, their hashes.
 
@@ -107,7 +53,7 @@ def switch(store: Store, number: int, *, hashed: bool = True, progress: Progress
     _check_version(store, number, {} if hashed else None, progress)
     with store.locked():
         _check_version(store, number, None)
-        _make_current(store, number)
+        make_current(store, number)
 
 
 def _check_version(
@@ -117,7 +63,7 @@ def _check_version(
         existing = ", ".join(map(str, numbers(store))) or "none"
         message = f"{store.root}: no version {number}"
         raise ConfigError(message, fix=f"existing versions: {existing}")
-    wrong = differences(_folder(store) / str(number), read_manifest(store, number).files, hashes, progress)
+    wrong = differences(folder(store) / str(number), read_manifest(store, number).files, hashes, progress)
     if wrong:
         path, problem = next((file.path, problem) for file, problem in wrong)
         more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
@@ -149,7 +95,7 @@ def differences(
     done, total, wrong = 0, sum(file.size for file in files), []
     for file in files:
         progress(done, total)
-        problem = _difference(root / file.path, file, known_hashes)
+        problem = difference(root / file.path, file, known_hashes)
         wrong += [(file, problem)] if problem else []
         done += file.size
     return wrong
@@ -160,7 +106,8 @@ def wrong_hash_text(digest: str | None) -> str:
     return "the disk cannot read it" if digest is None else "it has another hash"
 
 
-def _difference(path: Path, file: TreeFile, known_hashes: Hashes | None) -> str | None:
+def difference(path: Path, file: TreeFile, known_hashes: Hashes | None) -> str | None:
+    """Return how a file is not what it must be, or None."""
     try:
         with path.open("rb") as stream:
             stat = os.fstat(stream.fileno())
@@ -187,14 +134,14 @@ def current(store: Store) -> int | None:
 
 def numbers(store: Store) -> list[int]:
     """Return the numbers of all versions, oldest first."""
-    folder = _folder(store)
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    root = folder(store)
+    names = [path.name for path in root.iterdir()] if root.is_dir() else []
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def read_manifest(store: Store, number: int) -> Manifest:
     """Return a version's manifest. Raises PromiseError if it cannot be read."""
-    path = _folder(store) / str(number) / MANIFEST
+    path = folder(store) / str(number) / MANIFEST
     try:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError, RecursionError) as error:
@@ -217,7 +164,7 @@ def readable_manifests(store: Store) -> tuple[dict[int, Manifest], dict[int, Pro
         try:
             readable[number] = read_manifest(store, number)
         except PromiseError as error:  # noqa: PERF203 (versions are few)
-            if (_folder(store) / str(number)).is_dir():
+            if (folder(store) / str(number)).is_dir():
                 errors[number] = error
     return readable, errors
 
@@ -234,79 +181,13 @@ def pinned_by(manifests: Iterable[Manifest]) -> set[str]:
     return files | {digest for manifest in manifests for digest in store_manifest.object_sizes(manifest.contents)}
 
 
-def _folder(store: Store) -> Path:
+def folder(store: Store) -> Path:
+    """Return the directory of the versions."""
     return store.root / "versions"
 
 
-def _is_unchanged(root: Path, manifest: Manifest, contents: Contents) -> bool:
-    """Tell whether publishing these contents would give this version again; compares sizes of its files, no hashes."""
-    planned = tree_files(contents)
-    pages = {path: hashlib.sha256(page).hexdigest() for path, page in planned.pages.items()}
-    if manifest.contents != contents or {file.path: file.sha256 for file in manifest.files} != {
-        **planned.objects,
-        **pages,
-    }:
-        return False
-    return not any(_difference(root / file.path, file, None) for file in manifest.files)
-
-
-def _hash_new(store: Store, contents: Contents, hashed: Collection[str], progress: Progress) -> None:
-    """Hash the objects that are in no version yet. Raises PromiseError for one that has another hash."""
-    sizes = store_manifest.object_sizes(contents)
-    unhashed = {digest: size or 0 for digest, size in sizes.items() if digest not in hashed}
-    done, total = 0, sum(unhashed.values())
-    for digest, size in unhashed.items():
-        progress(done, total)
-        if not store.sound(digest) and store.has(digest):
-            message = f"{store.name(digest) or digest} is damaged in {store.root}: it has another hash"
-            raise PromiseError(message, fix="run `envcheck store verify`, then release again")
-        done += size
-
-
-def _require_objects(store: Store, contents: Contents) -> None:
-    missing = [digest for digest in store_manifest.object_sizes(contents) if not store.has(digest)]
-    if missing:
-        message = f"{store.root}: missing: {counted(len(missing), 'file')} to publish, for example {missing[0]}"
-        raise UnavailableError(message, fix="fetch them again: `envcheck store release CELL --mirror PROFILE`")
-
-
-def _write_tree(store: Store, contents: Contents, draft: Path) -> None:
-    planned = tree_files(contents)
-    written = {path: store.add(page, Path(path).name) for path, page in planned.pages.items()}
-    paths = {**planned.objects, **written}
-    make_readable(draft.parent)
-    draft.mkdir()
-    for path, digest in paths.items():
-        store.view(digest, draft / path)
-    wheels = {wheel.sha256: wheel for wheel in contents.wheels}
-    files = []
-    for path, digest in sorted(paths.items()):
-        wheel = wheels.get(digest)
-        licence, free = (wheel.licence, wheel.redistributable) if wheel else (None, None)
-        size = (draft / path).stat().st_size
-        files.append(TreeFile(path=path, size=size, sha256=digest, licence=licence, redistributable=free))
-    manifest = Manifest(contents=contents, files=files)
-    (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
-    _sync_tree(draft)
-
-
-def _sync_tree(draft: Path) -> None:
-    """Write the manifest and every directory entry to the disk before the version gets its name.
-
-    The server may run as another user, so all may read the tree, whatever the umask. Only the owner decides who may
-    enter the store's own directory.
-    """
-    with (draft / MANIFEST).open("rb") as file:
-        os.fsync(file.fileno())
-        os.fchmod(file.fileno(), READ_ONLY)
-    for folder in [path for path in draft.rglob("*") if path.is_dir()]:
-        folder.chmod(0o755)
-        sync_folder(folder)
-    draft.chmod(0o755)
-    sync_folder(draft)
-
-
-def _make_current(store: Store, number: int) -> None:
+def make_current(store: Store, number: int) -> None:
+    """Have a server serve this version, by one rename."""
     fresh = store.root / ".current.new"
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(Path("versions") / str(number))
@@ -314,11 +195,11 @@ def _make_current(store: Store, number: int) -> None:
     sync_folder(store.root)
 
 
-def _remove_version(folder: Path) -> None:
+def remove_version(root: Path) -> None:
     """Remove a version. It is renamed first, so that nobody sees half of it under its number."""
-    if folder.exists():
-        removed = folder.with_name(f".gone-{folder.name}")
+    if root.exists():
+        removed = root.with_name(f".gone-{root.name}")
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(removed)
-        folder.rename(removed)
+        root.rename(removed)
         shutil.rmtree(removed)

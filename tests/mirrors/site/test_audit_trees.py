@@ -10,7 +10,7 @@ import pytest
 
 from envcheck.mirrors.site.audit.report import AuditFinding
 from envcheck.mirrors.site.audit.trees import audit as audited
-from envcheck.mirrors.store import versions
+from envcheck.mirrors.store import publishing, versions
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
 from tests.certificates import Certified
@@ -29,7 +29,7 @@ def found(root: Path, **changes: object) -> dict[str, AuditFinding]:
 
 def published(root: Path, store: Store, contents: Contents, *names: str) -> versions.Manifest:
     """Publish a version and have the site serve copies of it."""
-    versions.publish(store, contents, keep=2)
+    publishing.publish(store, contents, keep=2)
     for name in names:
         shutil.copytree(store.root / "current", root / "public/static" / name)
     return versions.read_manifest(store, 1)

@@ -16,7 +16,7 @@ import pytest
 import uv
 
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.store import tree_files, versions
+from envcheck.mirrors.store import publishing, tree_files, versions
 from envcheck.mirrors.store.manifest import Contents, Wheel
 from envcheck.mirrors.store.objects import Store
 from tests.certificates import Certified
@@ -90,7 +90,7 @@ class Served:
 
     def published(self, contents: Contents, repo: str = OWN) -> None:
         """Publish, and have nginx read what was published; wait until it has read of a model."""
-        versions.publish(self.store, contents, keep=2)
+        publishing.publish(self.store, contents, keep=2)
         done = envcheck("mirror", "site", "reload", str(self.root))
         assert (done.returncode, done.stderr) == (0, "")
         path = f"{self.models}/{repo}/resolve/main/config.json"
@@ -197,7 +197,7 @@ def test_a_model_whose_headers_nginx_has_not_read_is_not_served_without_them(ser
     served.published(contents)
     bearer = {"Authorization": f"Bearer {TOKEN}"}
     late = Contents(models=[_model(served.store, "site/late")], branches={"site/late@main": COMMIT})
-    versions.publish(served.store, late, keep=2)
+    publishing.publish(served.store, late, keep=2)
     status, _, headers = get(f"{served.models}/site/late/resolve/main/config.json", served.ca, **bearer)
     assert (status, headers["X-Error-Code"]) == (404, "EntryNotFound")
     served.published(contents, "site/late")
@@ -214,7 +214,7 @@ def _never_with_the_headers_of_another_version(served: Served, bearer: dict[str,
     digest = served.store.add(other, "config.json")
     file = hub_revision.HubFile(path="config.json", size=len(other), sha256=digest, sha1=hub_revision.git_sha1(other))
     changed = hub_revision.Revision(repo=OWN, revision="f" * 40, files=[file])
-    versions.publish(served.store, Contents(models=[changed], branches={f"{OWN}@main": "f" * 40}), keep=3)
+    publishing.publish(served.store, Contents(models=[changed], branches={f"{OWN}@main": "f" * 40}), keep=3)
     assert get(path, served.ca, **bearer)[0] == 404
     versions.rollback(served.store)
     assert get(path, served.ca, **bearer)[1] == FILES["config.json"]

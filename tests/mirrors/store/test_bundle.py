@@ -20,8 +20,8 @@ import msgspec
 import pytest
 
 from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
+from envcheck.mirrors.store import publishing, versions
 from envcheck.mirrors.store import verify as store_verify
-from envcheck.mirrors.store import versions
 from envcheck.mirrors.store.bundle import bundle
 from envcheck.mirrors.store.manifest import Contents, object_sizes
 from envcheck.mirrors.store.objects import Store
@@ -46,7 +46,7 @@ def other(tmp_path: Path) -> Store:
     """Return the store of another machine, which serves something already."""
     there = Store(tmp_path / "other")
     there.add(b"old", "old.txt")
-    versions.publish(there, Contents(), keep=3)
+    publishing.publish(there, Contents(), keep=3)
     return there
 
 
@@ -83,8 +83,8 @@ def test_plain_tools_read_a_bundle(exported: Path, contents: Contents, tmp_path:
 def test_a_bundle_makes_the_same_tree_on_another_machine(
     store: Store, contents: Contents, exported: Path, other: Store
 ) -> None:
-    versions.publish(other, bundle.import_bundle(other, exported, _quiet), keep=3)
-    versions.publish(store, contents, keep=3)
+    publishing.publish(other, bundle.import_bundle(other, exported, _quiet), keep=3)
+    publishing.publish(store, contents, keep=3)
     assert versions.read_manifest(other, 2).files == versions.read_manifest(store, 1).files
     assert store_verify.verify(other) == []
     assert other.name(contents.wheels[0].sha256) == contents.wheels[0].name
@@ -232,7 +232,7 @@ def test_a_wheel_of_the_longest_name_is_served(other: Store, tmp_path: Path) -> 
     name = f"{'a' * 227}-1-py3-none-any.whl"
     assert len(f"{name}.metadata") == 255
     made = _bundle(tmp_path / "b", [_list(name=name, metadata=NAME), _member(PLACE, GOOD)])
-    versions.publish(other, bundle.import_bundle(other, made, _quiet), keep=3)
+    publishing.publish(other, bundle.import_bundle(other, made, _quiet), keep=3)
     assert [path.name for path in (other.root / "current" / "files").rglob("*.metadata")] == [f"{name}.metadata"]
     with pytest.raises(ConfigError, match="not a valid wheel"):
         bundle.import_bundle(other, _bundle(tmp_path / "c", [_list(name=f"a{name}"), _member(PLACE, GOOD)]), _quiet)

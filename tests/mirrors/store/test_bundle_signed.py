@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError, PromiseError
-from envcheck.mirrors.store import versions
+from envcheck.mirrors.store import publishing
 from envcheck.mirrors.store.bundle import bundle
 from envcheck.mirrors.store.bundle import parts as bundle_parts
 from envcheck.mirrors.store.manifest import Contents
@@ -121,7 +121,7 @@ def test_the_commands_sign_print_and_refuse(
     store: Store, contents: Contents, tmp_path: Path, keys: Callable[[str], tuple[Path, Path]]
 ) -> None:
     private, public = keys("own")
-    versions.publish(store, contents, keep=3)
+    publishing.publish(store, contents, keep=3)
     code, said = ran("store", "--store", store.root, "export", "-o", tmp_path / "b", "--key", private)
     digest = bundle.bundle_digest(tmp_path / "b")
     assert (code, f"digest {digest}, signed" in said) == (0, True)

@@ -23,7 +23,7 @@ from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.store import evict, versions
+from envcheck.mirrors.store import evict, publishing, versions
 from envcheck.mirrors.store import verify as store_verify
 from envcheck.mirrors.store.bundle import bundle
 from envcheck.mirrors.store.evict import EvictionLimits
@@ -147,7 +147,7 @@ def test_a_tree_of_clones_heals_the_store_and_the_store_the_tree(mount: Mount) -
     (store.root / "versions").mkdir()
     subprocess.run(["mount", "--bind", disk, disk / "store/versions"], check=True)
     try:
-        versions.publish(store, contents, keep=2)
+        publishing.publish(store, contents, keep=2)
         served = next((store.root / "current").rglob("f0.bin"))
         digest = str(contents.models[0].files[0].sha256)
         assert served.stat().st_ino != store.path(digest).stat().st_ino
@@ -165,7 +165,7 @@ def test_eviction_of_a_file_system_that_fills_up(mount: Mount) -> None:
     disk = mount("ext4", 100)
     store = Store(disk / "store")
     pinned = model(store, *(data(number) for number in range(10)))
-    versions.publish(store, pinned, keep=1)
+    publishing.publish(store, pinned, keep=1)
     loose: list[str] = []
     while _share(disk) <= 0.87:
         loose.append(store.add(data(100 + len(loose)), f"{len(loose)}"))
@@ -196,7 +196,7 @@ def _share(disk: Path) -> float:
 def test_df_says_what_df_says(mount: Mount) -> None:
     disk = mount("ext4", 100)
     store = Store(disk / "store")
-    versions.publish(store, model(store, *(data(number) for number in range(30))), keep=1)
+    publishing.publish(store, model(store, *(data(number) for number in range(30))), keep=1)
     os.sync()
     told = evict.usage(store)
     df = subprocess.run(["df", "-B1", "--output=used,pcent", disk], capture_output=True, text=True, check=True)
@@ -251,7 +251,7 @@ def _exported(tmp_path: Path, *contents: bytes) -> Path:
 def test_a_disk_that_fills_up_during_an_import_leaves_what_is_served(mount: Mount, tmp_path: Path) -> None:
     disk = mount("ext4", 40)
     store = Store(disk / "store")
-    versions.publish(store, model(store, data(50), repo="o/old"), keep=2)
+    publishing.publish(store, model(store, data(50), repo="o/old"), keep=2)
     source = _exported(tmp_path, *(data(number) for number in range(8)))
 
     def fill(there: int, every: int) -> None:
@@ -273,7 +273,7 @@ def test_a_disk_that_fills_up_during_an_import_leaves_what_is_served(mount: Moun
 def test_a_disk_that_is_too_full_for_a_version_serves_the_one_before(mount: Mount) -> None:
     disk = mount("ext4", 40)
     store = Store(disk / "store")
-    versions.publish(store, model(store, data(1)), keep=2)
+    publishing.publish(store, model(store, data(1)), keep=2)
     wanted = model(store, *(data(number, 100) for number in range(120)), repo="o/many")
     with (disk / "filler").open("wb", buffering=0) as file:
         with contextlib.suppress(OSError):
@@ -281,7 +281,7 @@ def test_a_disk_that_is_too_full_for_a_version_serves_the_one_before(mount: Moun
                 pass
         file.truncate(file.tell() - 30_000)
     with pytest.raises(OSError, match="No space left"):
-        versions.publish(store, wanted, keep=2)
+        publishing.publish(store, wanted, keep=2)
     assert versions.current(store) == 1
     assert [path.name for path in (store.root / "versions").iterdir()] == ["1"]
     assert store_verify.verify(store) == []
@@ -294,8 +294,8 @@ def test_what_the_disk_does_not_give_back_is_found_and_mended(mount: Mount, tmp_
     content = data(1)
     contents = model(store, content, data(2))
     for number in range(2):
-        versions.publish(store, model(store, data(3 + number), repo=f"o/{number}"), keep=3)
-        versions.publish(store, contents, keep=3)
+        publishing.publish(store, model(store, data(3 + number), repo=f"o/{number}"), keep=3)
+        publishing.publish(store, contents, keep=3)
     digest = hashlib.sha256(content).hexdigest()
     served = store.root / "current/hf/o/r/resolve" / ("0" * 40) / "f0.bin"
     subprocess.run(["umount", str(disk)], check=True)
@@ -317,7 +317,7 @@ def test_what_the_disk_does_not_give_back_is_found_and_mended(mount: Mount, tmp_
     assert "the disk cannot read it; in version" in done.stdout
     assert not served.exists()
     with pytest.raises(UnavailableError, match="to publish"):
-        versions.publish(store, msgspec.structs.replace(contents, branches={"o/r@main": "0" * 40}), keep=3)
+        publishing.publish(store, msgspec.structs.replace(contents, branches={"o/r@main": "0" * 40}), keep=3)
     assert store.add(content, "f0.bin") == digest
     assert run(store, "verify").return_value == 1
     assert (run(store, "verify").return_value, served.read_bytes()) == (0, content)
@@ -329,8 +329,8 @@ def sealed(mount: Mount, tmp_path: Path) -> Store:
     disk = mount("ext4", 32)
     store = Store(disk / "store")
     contents = model(store, data(1), data(2))
-    versions.publish(store, contents, keep=2)
-    versions.publish(store, model(store, data(3), repo="o/more"), keep=2)
+    publishing.publish(store, contents, keep=2)
+    publishing.publish(store, model(store, data(3), repo="o/more"), keep=2)
     _exported(tmp_path, data(4))
     path = store.path(str(contents.models[0].files[0].sha256))
     path.chmod(0o644)
@@ -386,7 +386,7 @@ def test_a_bundle_is_not_written_where_nothing_may_be_written(mount: Mount, tmp_
     disk = mount("ext4", 16)
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     store = Store(tmp_path / "store")
-    versions.publish(store, model(store, data(1)), keep=1)
+    publishing.publish(store, model(store, data(1)), keep=1)
     error = run(store, "export", "-o", str(disk)).exception
     assert isinstance(error, UnavailableError)
     assert "Read-only file system" in str(error)
@@ -395,7 +395,7 @@ def test_a_bundle_is_not_written_where_nothing_may_be_written(mount: Mount, tmp_
 def test_a_disk_that_is_too_small_for_a_bundle_keeps_none_of_it(mount: Mount, tmp_path: Path) -> None:
     disk = mount("ext4", 16)
     store = Store(tmp_path / "store")
-    versions.publish(store, model(store, *(data(number) for number in range(20))), keep=1)
+    publishing.publish(store, model(store, *(data(number) for number in range(20))), keep=1)
     error = run(store, "export", "-o", str(disk / "out"), "--part-size", "4M").exception
     assert isinstance(error, UnavailableError)
     assert str(error) == f"{disk}/out: No space left on device; free some space, or choose another -o directory"

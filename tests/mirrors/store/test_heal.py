@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import PromiseError
-from envcheck.mirrors.store import evict, versions
+from envcheck.mirrors.store import evict, publishing, versions
 from envcheck.mirrors.store import verify as store_verify
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
@@ -21,7 +21,7 @@ from tests.mirrors.store.conftest import again, broken, sha256
 def twice(store: Store, contents: Contents) -> Store:
     """Return a store with two versions."""
     for number in range(2):
-        versions.publish(store, again(contents, number), keep=5)
+        publishing.publish(store, again(contents, number), keep=5)
     return store
 
 
@@ -146,7 +146,7 @@ def test_a_manifest_that_cannot_be_read_is_told_and_the_rest_is_looked_at(twice:
 
 def test_a_version_that_is_let_go_of_meanwhile_lacks_nothing(twice: Store, contents: Contents) -> None:
     def publish(_name: str, _size: int) -> None:
-        versions.publish(twice, again(contents, 9), keep=1)
+        publishing.publish(twice, again(contents, 9), keep=1)
 
     assert store_verify.verify(twice, publish) == []
     assert versions.numbers(twice) == [2, 3]

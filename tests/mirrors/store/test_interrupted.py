@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.store import publishing, versions
 from envcheck.mirrors.store import verify as store_verify
-from envcheck.mirrors.store import versions
 from envcheck.mirrors.store.bundle import bundle
 from envcheck.mirrors.store.bundle.parts import writer
 from envcheck.mirrors.store.manifest import Contents
@@ -58,7 +58,7 @@ def model(store: Store, *contents: bytes, repo: str = "o/r") -> Contents:
 def large(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Return a store that serves 25 MB, which take a moment."""
     made = Store(tmp_path_factory.mktemp("large") / "store")
-    versions.publish(made, model(made, *(data(number, 3 * MIB) for number in range(8))), keep=1)
+    publishing.publish(made, model(made, *(data(number, 3 * MIB) for number in range(8))), keep=1)
     return made
 
 
@@ -158,7 +158,7 @@ def test_the_same_contents_make_the_same_bytes_wherever_and_however(
 def site(tmp_path: Path) -> Iterator[Callable[[], None]]:
     """Serve a store's first version, and return what looks whether that is still what is served, and whole."""
     store = Store(tmp_path / "site")
-    versions.publish(store, model(store, data(100, 5 * MIB), repo="o/old"), keep=3)
+    publishing.publish(store, model(store, data(100, 5 * MIB), repo="o/old"), keep=3)
 
     def look() -> None:
         number = versions.current(store)
@@ -202,7 +202,7 @@ def test_an_import_that_is_killed_anywhere_leaves_what_is_served(
 
 def test_who_waits_for_another_process_is_told_so(tmp_path: Path) -> None:
     store = Store(tmp_path / "site")
-    versions.publish(store, model(store, b"x"), keep=3)
+    publishing.publish(store, model(store, b"x"), keep=3)
     with store.locked(), envcheck(store, "switch", "1") as running:
         assert running.stderr is not None
         assert running.stderr.readline() == "another process publishes, imports or evicts: waiting for it\n"

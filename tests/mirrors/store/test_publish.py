@@ -25,7 +25,7 @@ from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.index import simple_api
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.store import tree_files, versions
+from envcheck.mirrors.store import publishing, tree_files
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
 
@@ -50,7 +50,7 @@ def _run(argv: list[str], home: Path) -> None:
 
 
 def test_pip_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path) -> None:
-    versions.publish(store, contents, keep=2)
+    publishing.publish(store, contents, keep=2)
     site = serve()
     pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--require-hashes"]
     _run([*pip, "--index-url", f"{site.url}/simple", "--target", str(tmp_path / "to"), "-r", str(lock)], tmp_path)
@@ -61,7 +61,7 @@ def test_pip_installs_a_lock(store: Store, contents: Contents, serve: Serve, loc
 
 
 def test_pip_resolves_by_metadata(store: Store, contents: Contents, serve: Serve, tmp_path: Path) -> None:
-    versions.publish(store, contents, keep=2)
+    publishing.publish(store, contents, keep=2)
     site = serve()
     pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--dry-run"]
     _run([*pip, "--index-url", f"{site.url}/simple", "--target", str(tmp_path / "to"), "alpha"], tmp_path)
@@ -71,7 +71,7 @@ def test_pip_resolves_by_metadata(store: Store, contents: Contents, serve: Serve
 
 
 def test_uv_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path) -> None:
-    versions.publish(store, contents, keep=2)
+    publishing.publish(store, contents, keep=2)
     site = serve()
     command = [uv.find_uv_bin(), "pip", "install", "--no-cache", "--require-hashes", "--python", sys.executable]
     command += ["--default-index", f"{site.url}/simple", "--target", str(tmp_path / "to"), "-r", str(lock)]
@@ -82,7 +82,7 @@ def test_uv_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock
 
 def test_uv_resolves_by_metadata_alone(store: Store, contents: Contents, serve: Serve, tmp_path: Path) -> None:
     """PEP 658: what alpha needs is known from its .metadata, and no wheel is moved."""
-    versions.publish(store, contents, keep=2)
+    publishing.publish(store, contents, keep=2)
     site = serve()
     (tmp_path / "in.txt").write_text("alpha\n")
     command = [uv.find_uv_bin(), "pip", "compile", "--no-cache", "--quiet", "--generate-hashes", "--python", "3.11"]
@@ -96,7 +96,7 @@ def test_uv_resolves_by_metadata_alone(store: Store, contents: Contents, serve: 
 
 
 def test_torch_has_an_index_of_its_own(store: Store, contents: Contents, serve: Serve, tmp_path: Path) -> None:
-    versions.publish(store, contents, keep=2)
+    publishing.publish(store, contents, keep=2)
     site, torch = serve(), contents.wheels[2]
     (tmp_path / "torch.lock").write_text(f"torch==2.8.0+cpu --hash=sha256:{torch.sha256}\n")
     command = [uv.find_uv_bin(), "pip", "install", "--no-cache", "--require-hashes", "--python", sys.executable]
@@ -109,7 +109,7 @@ def test_torch_has_an_index_of_its_own(store: Store, contents: Contents, serve: 
 def test_wrong_bytes_in_the_tree_are_refused_by_the_clients(
     store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path
 ) -> None:
-    versions.publish(store, contents, keep=2)
+    publishing.publish(store, contents, keep=2)
     path = store.path(contents.wheels[1].sha256)
     path.chmod(0o644)
     path.write_bytes(path.read_bytes().replace(b"VERSION = 1", b"VERSION = 2"))
@@ -149,7 +149,7 @@ def _get(url: str) -> tuple[dict[str, str], bytes]:
 def test_our_own_client_fetches_a_model_from_the_tree(
     store: Store, contents: Contents, model: hub_revision.Revision, serve: Serve, tmp_path: Path, revision: str | None
 ) -> None:
-    versions.publish(store, contents, keep=2)
+    publishing.publish(store, contents, keep=2)
     site = serve("hf")
     client = Client()
     wanted = hub_download.lock_revision(
@@ -164,7 +164,7 @@ def test_our_own_client_fetches_a_model_from_the_tree(
 def test_a_model_is_served_with_the_headers_that_huggingface_hub_needs(
     store: Store, contents: Contents, model: hub_revision.Revision, serve: Serve
 ) -> None:
-    versions.publish(store, contents, keep=2)
+    publishing.publish(store, contents, keep=2)
     for revision in ("main", model.revision):
         headers, body = _get(f"{serve('hf').url}/owner/tiny/resolve/{revision}/config.json")
         tag = f'"{hub_revision.git_sha1(body)}"'
@@ -188,7 +188,7 @@ def test_huggingface_hub_downloads_a_model_from_the_tree_and_finds_its_hashes_ri
     python = os.environ.get("ENVCHECK_TEST_HUB")
     if not python:
         pytest.skip("no huggingface_hub: set ENVCHECK_TEST_HUB, or use `make test`, which installs it")
-    versions.publish(store, contents, keep=2)
+    publishing.publish(store, contents, keep=2)
     own = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "HF_ENDPOINT": serve("hf").url, "HF_HUB_DISABLE_XET": "1"}
     command = [python, "-c", HUB, model.revision]
     done = subprocess.run(command, env={**own, **CUT}, capture_output=True, text=True, check=False)
@@ -244,7 +244,7 @@ def nginx(store: Store, contents: Contents) -> Iterator[Path]:
     program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         pytest.skip("no nginx on this machine")
-    versions.publish(store, contents, keep=2)
+    publishing.publish(store, contents, keep=2)
     with tempfile.TemporaryDirectory(prefix="envcheck-nginx-") as place:
         # Whom root's workers run as must get at what pytest keeps to its user: nginx is asked to stay root.
         at = Path(place)
@@ -274,7 +274,7 @@ def test_nginx_takes_a_tree_with_the_longest_path_that_a_model_may_have(store: S
     file = hub_revision.HubFile(path=path, size=len(content), sha256=digest)
     repo = f"{'o' * 200}/{'n' * 200}"
     model = hub_revision.Revision(kind="dataset", repo=repo, revision="a" * 40, files=[file])
-    versions.publish(store, Contents(models=[model]), keep=1)
+    publishing.publish(store, Contents(models=[model]), keep=1)
     with tempfile.TemporaryDirectory(prefix="envcheck-nginx-") as place:
         conf = CONF.format(at=place, tree=store.root / "current")
         Path(place, "conf").write_text("user root;" + conf if os.getuid() == 0 else conf)

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from envcheck.cli import Settings
 from envcheck.cli.store.group import command
+from envcheck.mirrors.store import publishing
 from envcheck.mirrors.store import verify as store_verify
-from envcheck.mirrors.store import versions
 from envcheck.mirrors.store.manifest import Contents, object_sizes
 from envcheck.mirrors.store.objects import Store
 from tests.http_server import Server, Servers
@@ -24,11 +24,11 @@ from tests.mirrors.store.test_heal import rot, whole
 @pytest.fixture
 def mirrored(store: Store, contents: Contents, servers: Servers, tmp_path: Path) -> Store:
     """Return a store that serves something, and another that serves the same as a mirror: its profile is written."""
-    versions.publish(store, contents, keep=2)
+    publishing.publish(store, contents, keep=2)
     there = Store(tmp_path / "mirror")
     for digest in object_sizes(contents):
         there.adopt(store.path(digest), digest)
-    versions.publish(there, contents, keep=2)
+    publishing.publish(there, contents, keep=2)
     trees = [functools.partial(published, there.root / "current", below) for below in ("", "hf")]
     sites = [servers.start(Server(tree)) for tree in trees]
     (tmp_path / "site.yaml").write_text(
@@ -71,7 +71,7 @@ def test_a_directory_of_this_machine_gives_back_what_it_has(
     store: Store, contents: Contents, tmp_path: Path, verify: Callable[..., Any]
 ) -> None:
     """Of whatever index a wheel is: a directory is looked into for all, and believed by hash alone."""
-    versions.publish(store, contents, keep=2)
+    publishing.publish(store, contents, keep=2)
     (tmp_path / "wheels").mkdir()
     for wheel in contents.wheels[1:]:
         (tmp_path / "wheels" / wheel.name).write_bytes(store.path(wheel.sha256).read_bytes())

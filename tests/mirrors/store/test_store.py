@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.mirrors.store import evict, versions
+from envcheck.mirrors.store import evict, publishing
 from envcheck.mirrors.store import verify as store_verify
 from envcheck.mirrors.store.evict import EvictionLimits
 from envcheck.mirrors.store.manifest import Contents
@@ -106,7 +106,7 @@ def test_eviction_begins_above_the_high_mark_and_ends_at_the_low_one(used: int, 
 
 
 def test_gc_evicts_by_last_use_and_keeps_what_a_version_holds(store: Store, contents: Contents) -> None:
-    versions.publish(store, contents, keep=2)
+    publishing.publish(store, contents, keep=2)
     first, second = store.add(b"1" * 1000, "first"), store.add(b"2" * 1000, "second")
     os.utime(store.root / "info" / first[:2] / f"{first}.json", (1, 1))
     room = int(sum(one.size for one in store.objects()) / 0.8501)
@@ -120,7 +120,7 @@ def test_gc_evicts_by_last_use_and_keeps_what_a_version_holds(store: Store, cont
 
 def test_gc_keeps_what_a_version_holds_though_its_tree_is_on_another_inode(store: Store, contents: Contents) -> None:
     """A published file that was copied, as no link could be made, leaves its object with one name only."""
-    versions.publish(store, contents, keep=2)
+    publishing.publish(store, contents, keep=2)
     bad = contents.wheels[0]
     content = store.path(bad.sha256).read_bytes()
     store.path(bad.sha256).unlink()
@@ -174,14 +174,14 @@ def test_gc_keeps_what_a_process_at_work_holds_or_has_used_since(store: Store) -
 
 
 def test_df_says_what_du_says(store: Store, contents: Contents) -> None:
-    versions.publish(store, contents, keep=2)
+    publishing.publish(store, contents, keep=2)
     store.add(b"1" * 100_000, "free")
     du = subprocess.run(["du", "-s", "--block-size=1", store.root], capture_output=True, text=True, check=True)
     assert evict.usage(store).disk == int(du.stdout.split()[0])
 
 
 def test_df_counts_what_is_pinned_and_what_is_not(store: Store, contents: Contents) -> None:
-    versions.publish(store, contents, keep=2)
+    publishing.publish(store, contents, keep=2)
     held = evict.usage(store).bytes
     store.add(b"1" * 1000, "free")
     told = evict.usage(store, EvictionLimits(size=10**6))

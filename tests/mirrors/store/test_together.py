@@ -19,7 +19,7 @@ import pytest
 from envcheck.errors import PromiseError, UnavailableError
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.store import evict, versions
+from envcheck.mirrors.store import evict, publishing, versions
 from envcheck.mirrors.store import verify as store_verify
 from envcheck.mirrors.store.evict import EvictionLimits
 from envcheck.mirrors.store.manifest import Contents, Wheel
@@ -115,7 +115,7 @@ def test_an_evicter_that_never_stops_takes_nothing_that_is_published_or_viewed(
                 store.view(wheel.sha256, tmp_path / "view")
                 assert (tmp_path / "view").read_bytes() == sources[wheel.sha256]
             with contextlib.suppress(UnavailableError):
-                versions.publish(store, msgspec.structs.replace(few, wheels=[_bare(contents)]), keep=2)
+                publishing.publish(store, msgspec.structs.replace(few, wheels=[_bare(contents)]), keep=2)
                 published += 1
         assert running.poll() is None
         running.kill()
