@@ -22,7 +22,7 @@ from tests.http_server import Answer, RawServer, Request, Server, Servers
 
 REF = hub_revision.Reference("model", "owner/tiny", "main")
 Hubs = Callable[[], Any]
-ELSEWHERE = "or `fetch --lock FILE`, which needs no lookup"
+ELSEWHERE = "or use `fetch --lock FILE`, which needs no lookup"
 
 
 def told(endpoint: str, ref: hub_revision.Reference = REF) -> str:

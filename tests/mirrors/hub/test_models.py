@@ -145,8 +145,8 @@ def test_a_lock_has_every_sha256_and_needs_nobody_s_trust(hubs: Hubs, tmp_path: 
         ({"sha256": None}, "has no hash"),
         ({"sha256": "0"}, "has no hash"),
         ({"size": -1}, "has no hash"),
-        ({"path": LARGE}, "twice"),
-        ({"path": "sub"}, "twice"),
+        ({"path": LARGE}, "repeated"),
+        ({"path": "sub"}, "repeated"),
     ],
 )
 def test_a_lock_that_leads_outside_is_refused(change: dict[str, Any], told: str) -> None:
