@@ -63,6 +63,12 @@ def numbers(source: random.Random, _: int) -> Iterator[Case]:
         (mask, x),
         **exact,
     )
+    yield from _whole_numbers(source)
+    yield from _gates(source)
+
+
+def _whole_numbers(source: random.Random) -> Iterator[Case]:
+    """Yield whole numbers divided, shifted and combined bit by bit."""
     whole = tuple(
         Input([source.choice((-1, 1)) * source.randint(3, 40) for _ in range(24)], (4, 6), "int64") for _ in "ab"
     )
@@ -80,6 +86,10 @@ def numbers(source: random.Random, _: int) -> Iterator[Case]:
             f"{name} of whole numbers", call_, lambda a, b, each=each: [each(p, q) for p, q in zip(a, b)], whole,
             gradient=False, dtypes=SINGLE,
         )  # fmt: skip
+
+
+def _gates(source: random.Random) -> Iterator[Case]:
+    """Yield units that let through a share of what comes."""
     two = given(source, 3, 8)
     yield Case(
         "glu",

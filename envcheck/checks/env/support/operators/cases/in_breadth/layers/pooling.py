@@ -123,6 +123,11 @@ def _with_options(source: random.Random) -> Iterator[Case]:
         wide=4,
         dtypes=WIDE,
     )
+    yield from _beside_channels(source)
+
+
+def _beside_channels(source: random.Random) -> Iterator[Case]:
+    """Yield what divides each number by those of the channels beside it."""
     radius, alpha, beta = source.randint(1, 4), source.uniform(0.1, 1), source.uniform(0.5, 1)
     channels = source.randint(2, 6)
 
