@@ -202,12 +202,12 @@ def up(options: MirrorSiteUpOptions, settings: Settings) -> int:
     envcheck mirror site up /srv/mirror
     """
     from envcheck.cli.mirror.site_disk_space import warn_if_tight
-    from envcheck.mirrors.site import control
+    from envcheck.mirrors.site import compose, control
     from envcheck.mirrors.site.model import read
 
     site = read(options.directory.absolute())
     warn_if_tight(site)
-    statuses = control.compose_up(site) if options.compose else control.up(site)
+    statuses = compose.up(site) if options.compose else control.up(site)
     if not settings.quiet:
         _print_status(statuses)
     return 0 if all(part.state == "running" or part.optional for part in statuses) else 3
@@ -224,12 +224,12 @@ def down(options: MirrorSiteDownOptions, settings: Settings) -> int:
     \b
     envcheck mirror site down /srv/mirror
     """
-    from envcheck.mirrors.site import control
+    from envcheck.mirrors.site import compose, control
     from envcheck.mirrors.site.model import read
 
     site = read(options.directory.absolute())
     if options.compose:
-        return 3 if control.compose(site, "down") else 0
+        return 3 if compose.run(site, "down") else 0
     ended = control.down(site)
     if not settings.quiet:
         click.echo(f"stopped {', '.join(ended)}" if ended else "no part was running")
@@ -248,12 +248,12 @@ def reload(options: MirrorSiteReloadOptions) -> int:
     \b
     envcheck mirror site reload /srv/mirror
     """
-    from envcheck.mirrors.site import control
+    from envcheck.mirrors.site import compose, control
     from envcheck.mirrors.site.model import read
 
     site = read(options.directory.absolute())
     if options.compose:
-        return 3 if control.compose(site, "kill", "--signal", "HUP", "nginx") else 0
+        return 3 if compose.run(site, "kill", "--signal", "HUP", "nginx") else 0
     control.reload(site)
     return 0
 
@@ -275,11 +275,11 @@ def status(options: MirrorSiteStatusOptions) -> int:
     import json
 
     from envcheck.cli.mirror.site_disk_space import cache_status, status_line
-    from envcheck.mirrors.site import control
+    from envcheck.mirrors.site import compose, control
     from envcheck.mirrors.site.model import read
 
     site = read(options.directory.absolute())
-    statuses = control.compose_status(site) if options.compose else control.status(site)
+    statuses = compose.status(site) if options.compose else control.status(site)
     if options.as_json:
         parts = [dataclasses.asdict(part) for part in statuses]
         click.echo(

@@ -1,4 +1,4 @@
-"""Start, watch and stop a site's processes, without containers or with docker compose.
+"""Start, watch and stop a site's processes, without containers.
 
 A file for each process has its PID and start time, so that no other process is ever stopped.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import shlex
 import shutil
@@ -18,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.site.model import Site
@@ -27,8 +26,6 @@ from envcheck.mirrors.site.services import Part, parts
 
 State = Literal["running", "silent", "ended", "not started", "not installed"]
 _SECONDS: Final = 30.0
-# The first version that allows an optional env_file.
-_COMPOSE: Final = (2, 24)
 _STEP: Final = 0.05
 
 
@@ -97,72 +94,6 @@ def status(site: Site) -> list[PartStatus]:
     return [PartStatus(part.name, _state(site, part), part.port, part.needs, part.optional) for part in parts(site)]
 
 
-def compose(site: Site, *arguments: str) -> int:
-    """Run docker compose on the site with its output on ours; return its exit code."""
-    return subprocess.run(_compose_command(site, *arguments), check=False, stdin=subprocess.DEVNULL).returncode
-
-
-def compose_up(site: Site) -> list[PartStatus]:
-    """Start the site with docker compose; return the status once all parts run, or after the timeout."""
-    if compose(site, "up", "--detach") != 0:
-        message = "docker compose did not start the site"
-        raise UnavailableError(
-            message, fix="see the output above; set images that are available here, e.g. NGINX_IMAGE=..."
-        )
-    deadline = time.monotonic() + _SECONDS
-    while True:
-        statuses = compose_status(site)
-        if all(part.state == "running" for part in statuses) or time.monotonic() > deadline:
-            return statuses
-        time.sleep(_STEP * 10)
-
-
-def compose_status(site: Site) -> list[PartStatus]:
-    """Return the status of each part under docker compose."""
-    done = subprocess.run(
-        _compose_command(site, "ps", "--all", "--format", "json"), capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        message = f"docker compose cannot list the site's containers: {done.stderr.strip()[-200:]}"
-        raise UnavailableError(message, fix="run `docker compose ps`")
-    states = {service["Service"]: service["State"] for service in _services(done.stdout)}
-    return [
-        PartStatus(p.name, _container_state(p, states.get(p.name)), p.port, p.needs, p.optional) for p in parts(site)
-    ]
-
-
-def _services(text: str) -> list[dict[str, Any]]:
-    """Return compose's services from its JSON: one document a line since 2.21, a list before."""
-    read = [json.loads(line) for line in text.splitlines() if line.strip()]
-    return [service for item in read for service in (item if isinstance(item, list) else [item])]
-
-
-def _container_state(part: Part, state: str | None) -> State:
-    if state is None:
-        return "not started"
-    if state != "running":
-        return "ended"
-    return "running" if _answers(part) else "silent"
-
-
-def _compose_command(site: Site, *arguments: str) -> list[str]:
-    leave = "run without --compose, which starts the parts as plain processes"
-    docker = shutil.which("docker")
-    if docker is None:
-        message = "docker is not installed on this machine"
-        raise UnavailableError(message, fix=leave)
-    result = subprocess.run([docker, "compose", "version", "--short"], capture_output=True, text=True, check=False)
-    version = result.stdout.strip().removeprefix("v")
-    if result.returncode != 0 or not version:
-        message = "this docker has no compose plugin"
-        raise UnavailableError(message, fix=f"install docker-compose-plugin, or {leave}")
-    numbers = [int(digits) for digits in version.split(".")[:2] if digits.isdecimal()]
-    if tuple(numbers) < _COMPOSE:
-        message = f"docker compose {version} is too old for the site's file"
-        raise UnavailableError(message, fix=f"install 2.24 or newer, or {leave}")
-    return [docker, "compose", "-f", f"{site.root}/compose.yaml", "-p", "envcheck-mirror", *arguments]
-
-
 def _program(part: Part) -> str | None:
     if part.argv[0] == "python3":
         return sys.executable
@@ -184,7 +115,7 @@ def _start(site: Site, part: Part, program: str) -> None:
         )
     _record(site, part.name).write_text(f"{process.pid} {start_time(process.pid)}\n")
     deadline = time.monotonic() + _SECONDS
-    while not _answers(part):
+    while not answers(part):
         if process.poll() is not None or time.monotonic() > deadline:
             message = f"{part.name} does not start: {_last_message(log, Path(site.root, 'logs/error.log'))}"
             offline = f"; if its upstream is unreachable, run `envcheck mirror site offline {site.root}`"
@@ -213,12 +144,13 @@ def _refuse_missing(site: Site) -> None:
 
 
 def _refuse_used_port(part: Part) -> None:
-    if _answers(part):
+    if answers(part):
         message = f"{part.name}: another process listens on port {part.port}"
         raise ConfigError(message, fix="render the site with another --port")
 
 
-def _answers(part: Part) -> bool:
+def answers(part: Part) -> bool:
+    """Tell whether something accepts connections on the part's port."""
     try:
         socket.create_connection((part.address, part.port), timeout=1).close()
     except OSError:
@@ -228,7 +160,7 @@ def _answers(part: Part) -> bool:
 
 def _state(site: Site, part: Part) -> State:
     if _pid(site, part.name) is not None:
-        return "running" if _answers(part) else "silent"
+        return "running" if answers(part) else "silent"
     if _record(site, part.name).exists():
         return "ended"
     return "not started" if _program(part) else "not installed"

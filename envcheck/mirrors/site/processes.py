@@ -1,4 +1,8 @@
-"""Identify processes by PID and start time, so that a reused PID is never taken for a site's process."""
+"""Identify processes by PID and start time, so that a reused PID is never taken for a site's process.
+
+The start time is in ticks since boot. psutil's `create_time` adds the time of boot to it, which moves when the clock is
+set (psutil pull request 2544): a later `down` would not know its own processes any more.
+"""
 
 from __future__ import annotations
 
