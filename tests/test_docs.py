@@ -16,6 +16,7 @@ import click
 import pytest
 
 from envcheck.cli import cli
+from envcheck.matrix.file.load import load
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -218,3 +219,9 @@ def test_every_schema_is_listed() -> None:
     used = set(re.findall(r'"envcheck/([a-z-]+)/\d+"', sources)) - inner
     page = (ROOT / "docs/json-schemas.md").read_text(encoding="utf-8")
     assert [name for name in sorted(used) if f"`envcheck/{name}/" not in page] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/images.md", "docs/tested-where.md"])
+def test_the_number_of_published_cells_is_right(page: str) -> None:
+    numbers = re.findall(r"\b(\d+) (?:locks|published cells)", (ROOT / page).read_text(encoding="utf-8"))
+    assert numbers == [str(len(load().cells()))]

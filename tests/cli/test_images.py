@@ -182,6 +182,13 @@ def test_rendering_writes_compares_and_removes(run: Callable[..., Result], image
     assert run("render", "--check").exit_code == 0
 
 
+def test_a_published_cell_without_a_lock_is_named(run: Callable[..., Result]) -> None:
+    lacking = "torch2.13.0-cu130-py311"
+    checked = run("render", "--check", lacking)
+    assert checked.exit_code == 1
+    assert f"missing: images/{lacking} has no lock; run `envcheck lock {lacking}`" in checked.output
+
+
 def test_a_context_is_written_and_the_command_that_builds_it_printed(
     run: Callable[..., Result], tmp_path: Path
 ) -> None:
@@ -206,6 +213,7 @@ def test_a_context_is_written_and_the_command_that_builds_it_printed(
         (["--output", "x"], "go together"),
         (["--mirror", "none", "--output", "x", "--check"], "give one of them"),
         (["torch2.13*", "--mirror", "none", "--output", "x"], "one cell, and 5 are selected"),
+        (["torch2.13.0-cu130-py311"], "has no lock.*envcheck lock torch2.13.0-cu130-py311"),
         (["torch2.13.0-cpu"], f"did you mean .*{CELL}"),
         (["torch2.13.0-cu130-py311", "--mirror", "none", "--output", "x"], "envcheck lock torch2.13.0-cu130-py311"),
         ([CELL, "--mirror", "nun", "--output", "x"], "none or host"),

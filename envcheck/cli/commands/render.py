@@ -80,7 +80,7 @@ def command(options: RenderImagesOptions, settings: Settings) -> None:
     if mirror is not None and output is not None:
         _context(specs, mirror, output, settings)
     elif options.check:
-        _check(specs, directory, whole=whole)
+        _check(specs, directory, whole=whole, complete=options.images_dir is None or not whole)
     else:
         _render(specs, directory, settings, whole=whole)
 
@@ -93,34 +93,43 @@ def _specs(settings: Settings, selectors: tuple[str, ...], images_dir: Path) -> 
     return [load_spec(matrix, cell, images_dir=images_dir) for cell in select(matrix, selectors)]
 
 
-def _wanted(specs: list[ImageSpec]) -> dict[str, bytes]:
+def _unlocked(specs: list[ImageSpec]) -> list[str]:
+    return [str(spec.cell) for spec in specs if not spec.locks]
+
+
+def _check(specs: list[ImageSpec], images_dir: Path, *, whole: bool, complete: bool) -> None:
+    """Compare; `complete`: every cell of `specs` must have locks. A directory of the user's own may hold some cells."""
+    from envcheck.images.render.committed_files import drift
     from envcheck.images.render.dockerfile import render_cells
 
-    unlocked = [str(spec.cell) for spec in specs if not spec.locks]
-    if unlocked:
-        click.echo(f"no lock, so nothing to render: {' '.join(unlocked)} (run `envcheck lock`)", err=True)
-    return render_cells(spec for spec in specs if spec.locks)
-
-
-def _check(specs: list[ImageSpec], images_dir: Path, *, whole: bool) -> None:
-    from envcheck.images.render.committed_files import drift
-
-    rendered = _wanted(specs)
-    cells = {str(spec.cell) for spec in specs}
+    unlocked = _unlocked(specs) if complete else []
+    rendered = render_cells(spec for spec in specs if spec.locks)
+    cells = {str(spec.cell) for spec in specs if spec.locks}
+    for cell in unlocked:
+        click.echo(f"missing: images/{cell} has no lock; run `envcheck lock {cell}`")
     differences = [d for d in drift(images_dir, rendered) if whole or d.path.partition("/")[0] in cells]
     for difference in differences:
         click.echo(f"{difference.kind}: images/{difference.path}")
     if differences:
         count = f"{len(differences)} of {counted(len(rendered), 'file')} differ"
         click.echo(f"{count}; run `envcheck render` and commit what it writes")
+    if differences or unlocked:
         raise SystemExit(1)
     click.echo(f"{counted(len(rendered), 'file')} in {counted(len(cells), 'cell')} are what rendering gives")
 
 
 def _render(specs: list[ImageSpec], images_dir: Path, settings: Settings, *, whole: bool) -> None:
+    from envcheck.errors import ConfigError
     from envcheck.images.render.committed_files import remove_orphans, write
+    from envcheck.images.render.dockerfile import render_cells
 
-    rendered = _wanted(specs)
+    unlocked = _unlocked(specs)
+    if unlocked and not whole:
+        message = f"images/{unlocked[0]} has no lock"
+        raise ConfigError(message, fix=f"run `envcheck lock {unlocked[0]}`")
+    if unlocked:
+        click.echo(f"no lock, so nothing to render: {' '.join(unlocked)} (run `envcheck lock`)", err=True)
+    rendered = render_cells(spec for spec in specs if spec.locks)
     changed = write(images_dir, rendered)
     removed = remove_orphans(images_dir, rendered) if whole else []
     if not settings.quiet:

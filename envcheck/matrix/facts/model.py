@@ -12,6 +12,8 @@ PythonVersion = Annotated[str, msgspec.Meta(pattern=r"^3\.[0-9]+t?$")]
 Variant = Annotated[str, msgspec.Meta(pattern=r"^(cpu|cu[0-9]{3})$")]
 HostArch = Literal["x86_64", "aarch64"]
 Target = Literal["runtime", "devel", "train", "jupyter"]
+# Those that templates/Dockerfile.j2 has a stage for.
+BUILT_TARGETS: Final[tuple[Target, ...]] = ("runtime",)
 
 _CELL: Final = re.compile(
     r"^torch(?P<torch>[0-9]+\.[0-9]+\.[0-9]+)-(?P<variant>cpu|cu[0-9]{3})-py(?P<python>3[0-9]+t?)$"

@@ -10,7 +10,7 @@ import msgspec
 
 from envcheck.matrix.facts.gpu_names import find_gpu
 from envcheck.matrix.facts.lookup import Facts
-from envcheck.matrix.facts.model import GpuModel, Matrix, TorchRelease, TorchVariant
+from envcheck.matrix.facts.model import BUILT_TARGETS, Cell, GpuModel, Matrix, TorchRelease, TorchVariant
 from envcheck.matrix.facts.versions import branch, key
 
 
@@ -159,10 +159,34 @@ def _variant(facts: Facts, release: TorchRelease, variant: TorchVariant) -> Iter
 
 
 def _choices(facts: Facts) -> Iterator[Problem]:
-    for cell in facts.matrix.cells():
-        if facts.matrix.base(cell.python) is None:
-            yield Problem(f"image {cell}", f"there is no base for Python {cell.python}")
-        release = facts.matrix.release(cell.torch)
-        variant = release.variant(cell.variant) if release else None
-        if variant is None or not any(cell.python in build.python for build in variant.builds):
-            yield Problem(f"image {cell}", "no such wheel is in the matrix")
+    for choice in facts.matrix.images:
+        where = f"image torch{choice.torch}-{choice.variant}"
+        lists: dict[str, list[str]] = {"python": [*choice.python], "targets": [*choice.targets]}
+        for name, values in lists.items():
+            if not values:
+                yield Problem(where, f"`{name}` is empty: it publishes nothing")
+            for value in sorted({value for value in values if values.count(value) > 1}):
+                yield Problem(where, f"{value} appears twice in `{name}`")
+        for target in choice.targets:
+            if target not in BUILT_TARGETS:
+                yield Problem(where, f"no template builds the target {target}; it can be {', '.join(BUILT_TARGETS)}")
+    for cell in dict.fromkeys(facts.matrix.cells()):
+        yield from _cell(facts, cell)
+
+
+def _cell(facts: Facts, cell: Cell) -> Iterator[Problem]:
+    if facts.matrix.base(cell.python) is None:
+        pythons = ", ".join(base.python for base in facts.matrix.bases)
+        yield Problem(f"image {cell}", f"there is no base for Python {cell.python}; bases have {pythons}")
+    release = facts.matrix.release(cell.torch)
+    if release is None:
+        near = [row.torch for row in facts.matrix.torch if row.torch.startswith(f"{cell.torch}.")]
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        yield Problem(f"image {cell}", f"torch {cell.torch} is not under `torch`{hint}")
+        return
+    builds = {variant.variant: {p for build in variant.builds for p in build.python} for variant in release.variants}
+    if cell.variant not in builds:
+        yield Problem(f"image {cell}", f"torch {cell.torch} has no {cell.variant}; it has {', '.join(builds)}")
+    elif cell.python not in builds[cell.variant]:
+        pythons = ", ".join(sorted(builds[cell.variant], key=key))
+        yield Problem(f"image {cell}", f"no wheel for Python {cell.python}; {cell.variant} has {pythons}")

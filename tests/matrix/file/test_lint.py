@@ -88,7 +88,22 @@ SABOTAGE: dict[str, tuple[Change, str]] = {
         "CUDA 12.6 cannot have built code for 12.0",
     ),
     "no base": (lambda p: p["bases"].pop(), "there is no base for Python 3.13"),
-    "no such image": (lambda p: p["images"][0].update(variant="cu132"), "no such wheel is in the matrix"),
+    "no such image": (
+        lambda p: p["images"][0].update(variant="cu132"),
+        "torch 2.4.1 has no cu132; it has cpu, cu118, cu121, cu124",
+    ),
+    "no such torch": (
+        lambda p: p["images"][0].update(torch="2.4"),
+        "torch 2.4 is not under `torch`; did you mean 2.4.0 or 2.4.1?",
+    ),
+    "no such Python": (lambda p: p["images"][0].update(python=["3.13"]), "no wheel for Python 3.13; cu121 has 3."),
+    "a Python twice": (lambda p: p["images"][0].update(python=["3.12", "3.12"]), "3.12 appears twice in `python`"),
+    "no Python": (lambda p: p["images"][0].update(python=[]), "`python` is empty: it publishes nothing"),
+    "no target": (lambda p: p["images"][0].update(targets=[]), "`targets` is empty"),
+    "a target without a stage": (
+        lambda p: p["images"][0].update(targets=["devel"]),
+        "no template builds the target devel; it can be runtime",
+    ),
 }
 
 
