@@ -202,6 +202,7 @@ def test_mirrors_are_asked_for_the_model_file_of_a_url(site: Path) -> None:
         (["torch*"], "names"),
         (["tuna", "--model", "org/name"], "'tuna' is a mirror, but the argument is a CELL"),
         (["my/site.yaml"], "pass it as --mirror my/site.yaml"),
+        (["https://host/a.bin?token=x"], "is a URL, but the argument is a CELL; pass it as --need https://host/a.bin"),
         (["torch2.13.0-cpu-py311", "torch2.13.0-cpu-py312"], "expected one cell, found 2"),
         (["--mirror", "none", "--need", "https://user:canary@host/file"], "is not a usable URL"),
         (["--mirror", "none", "--need", "ftp://host/file"], "is not a usable URL"),

@@ -97,7 +97,7 @@ def test_the_other_clients_and_credentials_by_reference(tmp_path: Path) -> None:
             "x.yaml:6: credentials.Npm.Example: expected exactly one place",
         ),
         (("{user: joe, password_file: secret}", "{password_file: secret}"), "x.yaml:7: credentials"),
-        (("password_file: secret", "password_file: gone"), "x.yaml: credentials: pypi.example:8443: "),
+        (("password_file: secret", "password_file: gone"), "x.yaml:7: credentials.pypi.example:8443.password_file: "),
         (("  Npm.Example:", "  'https://npm.example':"), "x.yaml:6: credentials.https://npm.example: 'https://npm"),
         (("mirror.example:5001", "joe:s3cr3t@mirror.example"), "x.yaml:1: registries.ghcr.io[0]: a user or password"),
         (("ghcr.io:", "ghcr.io/x:"), "x.yaml:1: registries.ghcr.io/x: 'ghcr.io/x' is not the name of a registry"),
@@ -141,16 +141,25 @@ def test_an_unnamed_profile_is_called_as_its_file() -> None:
         (("{variant}", "{varient}"), "site.yaml:7: pytorch[0].url: unknown placeholder {varient}"),
         (("pypi/simple", "pypi/{variant}"), "site.yaml:3: pypi[0].url: unknown placeholder {variant}"),
         (("hf:", "hf: ["), "site.yaml:10: not YAML"),
+        (("keep: true", "apt: ['a' b]"), "site.yaml:15: not YAML: expected ',' or ']', but got '<scalar>'"),
+        (("keep: true", "\tkeep: x"), "site.yaml:15: not YAML: found character '\\t' that cannot start any token"),
+        (("keep: true", "keep: [a"), "site.yaml:16: not YAML: expected ',' or ']', but got '<stream end>'"),
+        (
+            ("keep: true", "keep: !s3cr'3t x"),
+            "site.yaml:15: not YAML: could not determine a constructor for the tag '...'",
+        ),
+        (("keep: true", "keep: \x00"), "site.yaml is not a text file"),
+        (("{url: default}", "{kind: simple}"), "site.yaml:5: pypi[2]: missing key `url`"),
         (("[https://mirror.example]", "&a [*a]"), "site.yaml:11: YAML aliases"),
         (("[https://mirror.example]", "[" * 100_000), "site.yaml:11: nested more than 32 deep"),
         ((WHOLE, "[" * 5000 + "]" * 5000), "site.yaml:1: nested more than 32 deep"),
         (("keep: true", "keep: 2026-13-40"), "site.yaml: not YAML: month must be in 1..12"),
-        (("ca: ca.pem", "ca: other.pem"), "site.yaml: ca: "),
-        (("ca: ca.pem", "ca: ."), "site.yaml: ca: {site} is a directory"),
+        (("ca: ca.pem", "ca: other.pem"), "site.yaml:13: ca: "),
+        (("ca: ca.pem", "ca: ."), "site.yaml:13: ca: {site} is a directory"),
         (("keep: true", "pypi: [{url: default}]"), "site.yaml:15: pypi: duplicate key, first in line 2"),
         (("token: allow", "endpoint: https://x"), "site.yaml:10: hf.endpoint: duplicate key, first in line 9"),
         ((WHOLE, "keep: true\npypi: []"), "site.yaml:2: pypi: the list is empty"),
-        (("netrc: netrc", "netrc: other"), "site.yaml: netrc: "),
+        (("netrc: netrc", "netrc: other"), "site.yaml:14: netrc: "),
         ((WHOLE, "- a\n"), "site.yaml: not a mirror profile"),
         ((WHOLE, ""), "site.yaml: not a mirror profile"),
     ],
@@ -210,9 +219,19 @@ def test_a_certificate_file_must_hold_certificates_and_no_key(site: Path) -> Non
             load(site / "site.yaml")
 
 
-def test_an_unknown_profile_says_what_there_is() -> None:
-    with pytest.raises(ConfigError, match="none or host"):
-        load("hosst")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("hosst", "no mirror profile 'hosst'; did you mean host"),
+        ("tunna", "did you mean tuna"),
+        ("qqqq", "pass none, host, user, a name from `envcheck mirror list`"),
+        ("auto", "auto is a choice among mirrors, only for build and fetch"),
+        ("/", "/ is a directory, not a mirror profile"),
+    ],
+)
+def test_an_unknown_profile_says_what_there_is(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(name)
 
 
 def test_the_example_in_the_help_is_a_profile(tmp_path: Path) -> None:

@@ -10,23 +10,23 @@ import pytest
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles import user_choice
-from envcheck.mirrors.profiles.load import load, presets
+from envcheck.mirrors.profiles.load import load, parse_presets, presets
 from envcheck.mirrors.profiles.model import Conda, Index, Profile
 from envcheck.mirrors.profiles.presets import LAYOUTS, Preset, PresetEntry, preset_profile
-from envcheck.mirrors.profiles.validate import validate
 
 NAMES = ("tuna", "ustc", "sjtu", "aliyun", "tencent", "huawei", "nju", "hf-mirror", "modelscope")
 
 
 def test_the_mirrors_people_use_are_there_in_order() -> None:
     assert set(NAMES) <= set(presets())
-    assert list(presets()) == sorted(presets())
+    places = zip(presets(), sorted(presets()), strict=True)
+    assert [f"{name}: {first} comes before it" for name, first in places if name != first] == [], "sort them by name"
 
 
 @pytest.mark.parametrize("name", sorted(presets()))
 def test_a_preset_is_a_profile_that_a_file_could_hold(name: str) -> None:
     profile = load(name)
-    assert validate(profile, lambda at: at) is profile
+    assert profile.name == name
     assert profile != Profile(name=name)
     assert profile.credentials == {}
     assert profile.netrc is None
@@ -38,8 +38,57 @@ def test_every_address_has_its_source_and_no_plaintext(name: str) -> None:
         assert len(entry.source) > 8
         assert entry.url.startswith("https://") == (entry.kind not in {"registry", "modelscope"})
         assert not entry.url.endswith("/")
-        assert (entry.kind == "registry") == (entry.upstream is not None)
         assert entry.last_verified is None or entry.last_verified <= dt.datetime.now(tz=dt.timezone.utc).date()
+
+
+EXAMPLE = """\
+example:
+  title: Example
+  region: eu
+  entries:
+    - kind: pypi
+      url: https://mirror.example.org/simple
+      source: its own pages
+      last_verified: null
+    - {kind: hf, url: "https://mirror.example.org/hf", source: its own pages, last_verified: null}
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            ("https://mirror.example.org/hf", "https://u:s3cr3t@mirror.example.org/hf"),
+            ":9: example.entries[1].url: a user",
+        ),
+        (
+            ("https://mirror.example.org/hf", "https://m.example.org/hf?token=s3cr3t"),
+            ":1: example: hf.endpoint: a query",
+        ),
+        (("kind: pypi", "kind: huggingface"), ":5: example.entries[0].kind: Invalid enum value 'huggingface'"),
+        (("      last_verified: null\n", ""), ":5: example.entries[0]: missing key `last_verified`"),
+        (("title: Example", "titel: Example"), ":2: example.titel: unknown key; use one of title, region"),
+        (("kind: pypi", "sort: pypi"), ":5: example.entries[0].sort: unknown key; use one of kind, url"),
+        (("kind: pypi", "kind: hf"), ":9: example.entries[1]: a second entry of the kind hf"),
+        (("kind: hf,", "kind: hf, layout: simple,"), ":9: example.entries[1].layout: hf has no layout simple"),
+        (("kind: hf,", "kind: hf, channels: [x],"), ":9: example.entries[1].channels: hf has no channels"),
+        (("kind: hf,", "kind: hf, upstream: x,"), ":9: example.entries[1]: hf has no upstream"),
+        (
+            ('hf, url: "https://mirror.example.org/hf"', "registry, url: m.example.org"),
+            ":9: example.entries[1]: registry needs",
+        ),
+        (("example:\n", "example: {}\nexample:\n"), ":2: example: duplicate key, first in line 1"),
+        (("example:\n", "user:\n"), ":1: user: a built-in name"),
+        (("  title", "  title: [\n  title"), ":4: not YAML: expected ',' or ']', but got ':'"),
+        ((EXAMPLE, "[]"), ": not presets: expected a mapping"),
+    ],
+)
+def test_a_wrong_preset_is_named_with_its_key_and_line(change: tuple[str, str], said: str) -> None:
+    assert list(parse_presets(EXAMPLE.encode(), Path("p.yaml"))) == ["example"]
+    with pytest.raises(ConfigError) as refused:
+        parse_presets(EXAMPLE.replace(*change).encode(), Path("p.yaml"))
+    assert str(refused.value).startswith(f"p.yaml{said}")
+    assert "s3cr3t" not in str(refused.value)
 
 
 def test_a_comma_divides_no_sentence() -> None:

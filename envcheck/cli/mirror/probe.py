@@ -126,6 +126,9 @@ def _probe_target(options: MirrorProbeOptions) -> dict[str, Any]:
 
     names = {*BUILT_IN_NAMES, *presets()}
     for name in options.cells:
+        if "://" in name:
+            message = f"{redacted(name)!r} is a URL, but the argument is a CELL"
+            raise ConfigError(message, fix=f"pass it as --need {redacted(name)}")
         if name in names or set(name) & set("/:") or name.endswith((".yaml", ".yml")):
             message = f"{redacted(name)!r} is a mirror, but the argument is a CELL"
             raise ConfigError(message, fix=f"pass it as --mirror {redacted(name)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 from pathlib import Path
@@ -13,13 +14,17 @@ import yaml
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles import user_choice
 from envcheck.mirrors.profiles.host_config import host_profile
-from envcheck.mirrors.profiles.model import Conda, Credential, HuggingFace, Index, Profile, has_userinfo, redacted
-from envcheck.mirrors.profiles.presets import Preset, preset_profile
-from envcheck.mirrors.profiles.validate import check_files, validate
+from envcheck.mirrors.profiles.model import Conda, Credential, HuggingFace, Index, Profile, redacted
+from envcheck.mirrors.profiles.presets import Preset, PresetEntry, check_preset, preset_profile
+from envcheck.mirrors.profiles.validate import LocateKey, check_files, refuse_userinfo, validate
 
 # Names that are not presets: the clients' defaults, this machine's configuration, the choice of `envcheck mirror use`.
 BUILT_IN_NAMES: Final = ("none", "host", "user")
+# What `--mirror` of build and fetch takes too: a choice by a probe, not a profile.
+AUTO: Final = "auto"
 _DEEPEST: Final = 32
+# A quoted part of YAML's problem that is no content of the file: a sign, an escape, a token such as <stream end>.
+_YAML_SIGN: Final = r"""'(?:.|\\.|<[a-z ]+>)'|"'\""""
 
 
 def load(name: str | Path) -> Profile:
@@ -29,7 +34,7 @@ def load(name: str | Path) -> Profile:
     if str(name) == "none":
         return Profile(name="none")
     if str(name) == "host":
-        return check_files(host_profile(), Path("this machine's configuration"))
+        return check_files(host_profile(), lambda key_path: f"this machine's configuration: {key_path[2:]}")
     if str(name) in presets():
         return preset_profile(str(name), presets()[str(name)])
     path = Path(name)
@@ -37,11 +42,22 @@ def load(name: str | Path) -> Profile:
         message = f"{redacted(str(name))!r} is a URL, not a mirror profile"
         fix = "write the URL to a YAML file under `pypi:`, `pytorch:` or `hf:`, and pass the file's path"
         raise ConfigError(message, fix=fix)
+    if str(name) == AUTO:
+        message = "auto is a choice among mirrors, only for build and fetch"
+        raise ConfigError(message, fix="name a profile; `envcheck mirror probe` without --mirror compares all of them")
+    if path.is_dir():
+        message = f"{redacted(str(name))} is a directory, not a mirror profile"
+        raise ConfigError(message, fix="pass a profile's YAML file; it names a directory of wheels under `pypi:`")
     if not path.is_file():
-        message = f"no mirror profile {redacted(str(name))!r}"
-        fix = "pass none or host, a name from `envcheck mirror list`, or the path of a profile's YAML file"
-        raise ConfigError(message, fix=fix)
+        raise _unknown_profile(str(name))
     return parse(path.read_bytes(), path)
+
+
+def _unknown_profile(name: str) -> ConfigError:
+    near = difflib.get_close_matches(name, [*BUILT_IN_NAMES, *presets()], n=3, cutoff=0.5)
+    fix = "pass none, host, user, a name from `envcheck mirror list`, or the path of a profile's YAML file"
+    hint = f"did you mean {' or '.join(near)}?" if near else fix
+    return ConfigError(f"no mirror profile {redacted(name)!r}", fix=hint)
 
 
 def _load_user_choice() -> Profile:
@@ -57,26 +73,56 @@ def _load_user_choice() -> Profile:
 @functools.cache
 def presets() -> dict[str, Preset]:
     """Return the presets by name."""
-    text = Path(__file__).with_name("presets.yaml").read_text(encoding="utf-8")
-    return msgspec.convert(yaml.safe_load(text), dict[str, Preset])
+    path = Path(__file__).with_name("presets.yaml")
+    return parse_presets(path.read_bytes(), path)
+
+
+def parse_presets(data: bytes, path: Path) -> dict[str, Preset]:
+    """Return the presets in YAML `data`, by name. Raise ConfigError that names the key path and the line."""
+    value, locate = _read_mapping(data, path, "presets")
+    return {str(name): _preset(str(name), preset, locate) for name, preset in value.items()}
+
+
+def _preset(name: str, value: Any, locate: LocateKey) -> Preset:
+    key_path = f"$.{name}"
+    if name in {*BUILT_IN_NAMES, AUTO}:
+        message = f"{locate(key_path)}: a built-in name"
+        raise ConfigError(message, fix="give the preset another name")
+    try:
+        preset = msgspec.convert(value, Preset)
+    except msgspec.ValidationError as error:
+        raise _error_with_line(error, locate, key_path, "docs/adding-a-mirror.md says what a preset holds") from error
+    check_preset(preset, key_path, locate)
+    validate(preset_profile(name, preset), lambda inner: f"{locate(key_path)}: {inner.removeprefix('$.')}")
+    return preset
 
 
 def parse(data: bytes, path: Path) -> Profile:
     """Return the profile in YAML `data`. Raise ConfigError that names the key path and the line."""
-    node, value = _read_yaml(data, path)
-    if not isinstance(value, dict):
-        message = f"{path}: not a mirror profile: expected a mapping"
-        raise ConfigError(message, fix="see `envcheck render --help` for an example")
+    value, locate = _read_mapping(data, path, "a mirror profile")
     value.setdefault("name", path.stem)
-    lines = _lines(node)
-    _refuse_userinfo(value, lines, path)
     try:
         profile = msgspec.convert(value, Profile)
     except msgspec.ValidationError as error:
-        raise _error_with_line(error, lines, path) from error
-    profile = validate(_with_absolute_paths(profile, path), lambda key_path: _location(key_path, lines, path))
+        raise _error_with_line(error, locate, "$", "docs/mirrors.md has an example") from error
+    profile = check_files(validate(_with_absolute_paths(profile, path), locate), locate)
     hosts = {host.lower(): secret for host, secret in profile.credentials.items()}
-    return check_files(msgspec.structs.replace(profile, credentials=hosts), path)
+    return msgspec.structs.replace(profile, credentials=hosts)
+
+
+def _read_mapping(data: bytes, path: Path, kind: str) -> tuple[dict[Any, Any], LocateKey]:
+    """Return the mapping in a YAML file, and what names a key path with file and line. Refuse credentials in it."""
+    node, value = _read_yaml(data, path)
+    if not isinstance(value, dict):
+        message = f"{path}: not {kind}: expected a mapping"
+        raise ConfigError(message, fix="docs/mirrors.md has an example of a profile")
+    lines = _lines(node)
+
+    def locate(key_path: str) -> str:
+        return _location(key_path, lines, path)
+
+    refuse_userinfo(value, locate)
+    return value, locate
 
 
 def _read_yaml(data: bytes, path: Path) -> tuple[yaml.Node | None, Any]:
@@ -97,12 +143,16 @@ def _read_yaml(data: bytes, path: Path) -> tuple[yaml.Node | None, Any]:
                 raise ConfigError(message, fix="write the value out, or quote a text that begins with *")
         node = yaml.compose(data, Loader=yaml.SafeLoader)
         _refuse_duplicates_and_empty_lists(node, path)
-        return node, yaml.safe_load(data)
+        return node, None if node is None else yaml.SafeLoader("").construct_document(node)
+    except yaml.reader.ReaderError as error:
+        message = f"{path} is not a text file"
+        raise ConfigError(message, fix="write it in UTF-8, without control characters") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{path}:{mark.line + 1}" if mark else str(path)
         # The quoted part may be a password: "could not determine a constructor for the tag '!...'".
-        problem = re.sub(r"'[^']{2,}'", "'...'", getattr(error, "problem", None) or "unreadable")
+        problem = getattr(error, "problem", None) or "unreadable"
+        problem = re.sub(rf"""({_YAML_SIGN})|["'].*["']""", lambda match: match[1] or "'...'", problem)
         message = f"{line}: not YAML: {problem}"
         raise ConfigError(message, fix="correct the line") from error
     except (ValueError, RecursionError) as error:
@@ -144,14 +194,6 @@ def _lines(node: yaml.Node | None, key_path: str = "$") -> dict[str, int]:
     return lines
 
 
-def _texts(value: Any, key_path: str = "$") -> list[tuple[str, str]]:
-    if isinstance(value, dict):
-        return [pair for key, item in value.items() for pair in _texts(item, f"{key_path}.{key}")]
-    if isinstance(value, list):
-        return [pair for number, item in enumerate(value) for pair in _texts(item, f"{key_path}[{number}]")]
-    return [(key_path, value)] if isinstance(value, str) else []
-
-
 def _location(key_path: str, lines: dict[str, int], path: Path) -> str:
     # msgspec writes "[...]" for the key of a mapping.
     pattern = re.escape(key_path).replace(re.escape("[...]"), r"\..+")
@@ -159,27 +201,26 @@ def _location(key_path: str, lines: dict[str, int], path: Path) -> str:
     return f"{path}:{lines.get(key_path, 1)}: {redacted(key_path.removeprefix('$').removeprefix('.')) or 'profile'}"
 
 
-def _refuse_userinfo(value: Any, lines: dict[str, int], path: Path) -> None:
-    for key_path, text in _texts(value):
-        if has_userinfo(text):
-            message = f"{_location(key_path, lines, path)}: a user or password in {redacted(text)}"
-            raise ConfigError(message, fix="move it to a netrc file, and name the file under `netrc:`")
-
-
-def _error_with_line(error: msgspec.ValidationError, lines: dict[str, int], path: Path) -> ConfigError:
+def _error_with_line(error: msgspec.ValidationError, locate: LocateKey, root: str, fix: str) -> ConfigError:
+    """Return the error with file, line and key; `root` is the key path of the converted value."""
     problem, _, key_path = str(error).partition(" - at `")
-    key_path = key_path.rstrip("`") or "$"
+    key_path = f"{root}{key_path.rstrip('`').removeprefix('$')}"
     if key_path == "$.hf.token":
         fix = "write never or allow; keep the token itself in HF_TOKEN, or in a file that `credentials:` names"
-        return ConfigError(f"{_location(key_path, lines, path)}: expected never or allow", fix=fix)
+        return ConfigError(f"{locate(key_path)}: expected never or allow", fix=fix)
     unknown = problem.partition("unknown field `")[2].rstrip("`")
     if unknown:
-        fix = f"use one of {', '.join(_keys_at(key_path))}"
-        return ConfigError(f"{_location(f'{key_path}.{unknown}', lines, path)}: unknown key", fix=fix)
+        keys = _keys_at(key_path) if root == "$" else _preset_keys_at(key_path)
+        return ConfigError(f"{locate(f'{key_path}.{unknown}')}: unknown key", fix=f"use one of {', '.join(keys)}")
     problem = problem.replace("`object`", "a mapping").replace("`array`", "a list")  # as YAML calls them
     return ConfigError(
-        f"{_location(key_path, lines, path)}: {problem}", fix="see the example in `envcheck render --help`"
+        f"{locate(key_path)}: {problem.replace('Object missing required field', 'missing key')}", fix=fix
     )
+
+
+def _preset_keys_at(key_path: str) -> list[str]:
+    struct = PresetEntry if ".entries[" in key_path else Preset
+    return [field.name for field in msgspec.structs.fields(struct)]
 
 
 def _keys_at(key_path: str) -> list[str]:

@@ -8,7 +8,9 @@ from typing import Final, Literal
 
 import msgspec
 
+from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles.model import Conda, HuggingFace, Index, Profile
+from envcheck.mirrors.profiles.validate import LocateKey
 
 Kind = Literal["pypi", "pytorch", "hf", "apt", "conda", "npm", "registry", "modelscope"]
 Layout = Literal["simple", "find-links", "endpoint", "archive", "anaconda", "npm", "registry"]
@@ -23,6 +25,8 @@ LAYOUTS: Final[Mapping[Kind, Layout]] = {
     "npm": "npm",
     "registry": "registry",
 }
+# The kinds of which a client takes several URLs; a profile has one URL of the others.
+_REPEATABLE: Final = ("pypi", "pytorch", "apt", "registry")
 _CONDA_DEFAULTS: Final = ("main", "r", "msys2")
 
 
@@ -49,6 +53,27 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     region: str
     entries: list[PresetEntry]
     lacks: list[str] = []
+
+
+def check_preset(preset: Preset, key_path: str, locate: LocateKey) -> None:
+    """Raise ConfigError for a field that the profile of the preset would ignore, and for a missing one."""
+    for number, entry in enumerate(preset.entries):
+        where = f"{key_path}.entries[{number}]"
+        layouts = ["simple", "find-links"] if entry.kind in {"pypi", "pytorch"} else [LAYOUTS[entry.kind]]
+        if entry.layout is not None and entry.layout not in layouts:
+            message = f"{locate(f'{where}.layout')}: {entry.kind} has no layout {entry.layout}"
+            raise ConfigError(message, fix=f"write {' or '.join(layouts)}")
+        if entry.kind not in _REPEATABLE and any(other.kind == entry.kind for other in preset.entries[:number]):
+            message = f"{locate(where)}: a second entry of the kind {entry.kind}"
+            raise ConfigError(message, fix="keep one; only pypi, pytorch, apt and registry can have several")
+        if entry.channels and entry.kind != "conda":
+            message = f"{locate(f'{where}.channels')}: {entry.kind} has no channels"
+            raise ConfigError(message, fix="remove the key; channels belong to the kind conda")
+        if (entry.upstream is not None) != (entry.kind == "registry"):
+            message = f"{locate(where)}: {entry.kind} {'needs an' if entry.upstream is None else 'has no'} upstream"
+            raise ConfigError(
+                message, fix="name the mirrored registry (docker.io) for the kind registry, and only there"
+            )
 
 
 def preset_profile(name: str, preset: Preset) -> Profile:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Credential, Profile, redacted, without_query
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Credential, Profile, has_userinfo, redacted, without_query
 
 LocateKey = Callable[[str], str]
 _WEB: Final = ("https://", "http://")
@@ -24,6 +26,7 @@ _CHANNEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 def validate(profile: Profile, locate: LocateKey) -> Profile:
     """Return the profile. Raise ConfigError, naming the key, for a value that is malformed or may be a secret."""
+    refuse_userinfo(msgspec.to_builtins(profile), locate)
     for key_path, url, beginnings in _urls(profile):
         if not url.startswith(beginnings) and not (url == CLIENT_DEFAULT and key_path.endswith(".url")):
             message = f"{locate(key_path)}: {redacted(url)!r} is not a URL"
@@ -36,6 +39,25 @@ def validate(profile: Profile, locate: LocateKey) -> Profile:
     for host, secret in profile.credentials.items():
         _check_credential(host, secret, locate)
     return profile
+
+
+def refuse_userinfo(value: Any, locate: LocateKey) -> None:
+    """Raise ConfigError if any text in lists and mappings has a user or password."""
+    for key_path, text in _texts(value):
+        if has_userinfo(text):
+            message = f"{locate(key_path)}: a user or password in {redacted(text)}"
+            raise ConfigError(message, fix="move it to a netrc file, and name the file under `netrc:`")
+
+
+def _texts(value: Any, key_path: str = "$") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _texts(item, f"{key_path}.{key}")
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _texts(item, f"{key_path}[{number}]")
+    elif isinstance(value, str):
+        yield key_path, value
 
 
 def _urls(profile: Profile) -> Iterator[tuple[str, str, tuple[str, ...]]]:
@@ -107,18 +129,18 @@ def _check_credential(host: str, secret: Credential, locate: LocateKey) -> None:
         raise ConfigError(message, fix=fix)
 
 
-def check_files(profile: Profile, path: Path) -> Profile:
+def check_files(profile: Profile, locate: LocateKey) -> Profile:
     """Return the profile. Raise ConfigError for invalid certificates and missing files."""
-    files = {key: getattr(profile, key) for key in ("ca", "netrc")}
+    files = {f"$.{key}": getattr(profile, key) for key in ("ca", "netrc")}
     for host, secret in profile.credentials.items():
-        files[f"credentials: {host}"] = secret.password_file or secret.token_file
-    for key, file in files.items():
+        files |= {f"$.credentials.{host}.{key}": getattr(secret, key) for key in ("password_file", "token_file")}
+    for key_path, file in files.items():
         if file is not None and not Path(file).is_file():
-            message = f"{path}: {key}: {file} {'is a directory' if Path(file).is_dir() else 'does not exist'}"
+            message = f"{locate(key_path)}: {file} {'is a directory' if Path(file).is_dir() else 'does not exist'}"
             raise ConfigError(message, fix="name a file on this machine")
     if profile.ca is not None:
         content = Path(profile.ca).read_text(errors="replace")
         if "BEGIN CERTIFICATE" not in content or "PRIVATE KEY" in content:
-            message = f"{path}: ca: {profile.ca} must hold PEM certificates and no private key"
+            message = f"{locate('$.ca')}: {profile.ca} must hold PEM certificates and no private key"
             raise ConfigError(message, fix="use a PEM bundle of certificates")
     return profile

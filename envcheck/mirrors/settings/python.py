@@ -9,6 +9,7 @@ from envcheck.mirrors.settings.base import ClientSettings, RenderOptions, ca_not
 
 PYPI = "pypi-mirror"
 PYTORCH = "pytorch-mirror"
+TORCH_BACKEND_NOTE = "--torch-backend and UV_TORCH_BACKEND ignore every mirror: do not use them"
 
 
 def pip(profile: Profile, options: RenderOptions) -> ClientSettings:
@@ -18,8 +19,8 @@ def pip(profile: Profile, options: RenderOptions) -> ClientSettings:
     files = {"~/.config/pip/pip.conf": text} if text.count("\n") > 1 else {}
     notes = [] if files else ["the profile sets nothing for pip"]
     notes += ["uv reads none of pip's settings: it needs its own (`--format uv`)"] if files else []
-    notes += _unused_indexes(simple, "pip")
-    notes += _torch_notes(profile, options, "pip install")
+    notes += unused_indexes(simple, "pip")
+    notes += torch_notes(profile, options, "pip install")
     for url in simple[:1] + links:
         if secret_of(profile, url):
             notes.append(f"the file holds no password of {host_of(url)}: pip takes it from a netrc file")
@@ -42,15 +43,15 @@ def uv(profile: Profile, options: RenderOptions) -> ClientSettings:
     text = uv_toml(profile, options)
     files = {"~/.config/uv/uv.toml": text} if text.strip() else {}
     notes = [] if files else ["the profile sets nothing for uv"]
-    notes += _unused_indexes(mirror_urls(profile.pypi, options, "simple"), "uv")
+    notes += unused_indexes(mirror_urls(profile.pypi, options, "simple"), "uv")
     if files:
-        notes.append("--torch-backend and UV_TORCH_BACKEND ignore every mirror: do not use them")
+        notes.append(TORCH_BACKEND_NOTE)
         notes.append("uv.lock records the mirror's URLs: lock without the file, or pass `--frozen` (uv#6349)")
     if f'name = "{PYTORCH}"' in text:
         notes.append(
             f"uv uses {PYTORCH} only for packages of [tool.uv.sources] that name it: torch = {{ index = {PYTORCH!r} }}"
         )
-    notes += _torch_notes(profile, options, "uv pip install")
+    notes += torch_notes(profile, options, "uv pip install")
     notes += (
         [f"uv.toml has no key for a CA: set SSL_CERT_FILE={profile.ca} (`envcheck mirror env`)"] if profile.ca else []
     )
@@ -75,12 +76,13 @@ def _index(profile: Profile, name: str, url: str, lines: str) -> str:
     return f'[[index]]\nname = "{name}"\nurl = {json.dumps(url)}\n{lines}{private}'
 
 
-def _unused_indexes(simple: list[str], client: str) -> list[str]:
+def unused_indexes(simple: list[str], client: str) -> list[str]:
+    """Return a note on the indexes after the first, which a client does not use."""
     unused = ", ".join(host_of(url) or url for url in simple[1:])
     return [f"{client} tries no second index when the first fails: {unused} left out"] if unused else []
 
 
-def _torch_notes(profile: Profile, options: RenderOptions, command: str) -> list[str]:
+def torch_notes(profile: Profile, options: RenderOptions, command: str) -> list[str]:
     """Return a note on using PyTorch's index. As an extra index pip would mix it with the others, without order."""
     if not profile.pytorch:
         return []

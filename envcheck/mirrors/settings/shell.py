@@ -10,6 +10,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+import msgspec
+
 from envcheck.mirrors.profiles.model import Credential, Profile
 from envcheck.mirrors.settings import hf, python
 from envcheck.mirrors.settings.base import ClientSettings, RenderOptions, ca_notes, mirror_urls, secret_of
@@ -38,14 +40,22 @@ def env(profile: Profile, options: RenderOptions) -> ClientSettings:
     elif options.before:
         lines.append(f"unset {SET_VARIABLE}")
     notes = [] if words else ["the profile sets no variable"]
-    notes += [text for text in python.uv(profile, options).notes if "second index" in text or "torch" in text]
-    notes = (
-        [text for text in notes if python.PYTORCH not in text] + hf.client_notes(profile) + ca_notes(profile, options)
-    )
+    notes += _python_notes(profile, options) + hf.client_notes(profile) + ca_notes(profile, options)
     unsupported = {"apt": profile.apt, "registries": profile.registries, "conda": profile.conda.custom_channels}
     names = [name for name, value in unsupported.items() if value]
     notes += [f"variables cannot set {name}: use `envcheck mirror show --format {name}`" for name in names]
     return ClientSettings(files={"envcheck.sh": "\n".join(lines) + "\n"} if lines else {}, notes=notes)
+
+
+def _python_notes(profile: Profile, options: RenderOptions) -> list[str]:
+    """Return what no variable of pip or uv can set: a second index, and PyTorch's."""
+    simple, links = (mirror_urls(profile.pypi, options, kind) for kind in ("simple", "find-links"))
+    notes = python.unused_indexes(simple, "uv")
+    notes += [python.TORCH_BACKEND_NOTE] if simple or links or profile.pytorch else []
+    # The command line names the variant, so the note keeps the placeholder.
+    shown = msgspec.structs.replace(options, variant=options.variant or "{variant}")
+    torch = python.torch_notes(profile, shown, "uv pip install")
+    return notes + [f"{text}; {{variant}} is cu128, cpu, …" if "{variant}" in text else text for text in torch]
 
 
 def restored_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -119,6 +119,20 @@ def test_a_torch_index_without_its_variant_is_not_guessed() -> None:
     assert "--index-url https://pypi.example:8443/whl/cu128 torch" in cannot("pip")
 
 
+def test_variables_name_the_index_of_torch_that_they_cannot_set() -> None:
+    own = Profile(
+        name="x",
+        pypi=[Index(url="https://a.example/simple")],
+        pytorch=[Index(url="https://a.example/whl/{variant}")],
+    )
+    note = "torch needs its own index: uv pip install --index-url https://a.example/whl/{variant} torch (never"
+    assert note in cannot("env", own, RenderOptions())
+    assert "{variant} is cu128, cpu" in cannot("env", own, RenderOptions())
+    assert "whl/cu128 torch (never --extra-index-url)" in cannot("env", own)
+    links = Profile(name="x", pytorch=[Index(url="/srv/wheels", kind="find-links")])
+    assert "--find-links /srv/wheels torch" in cannot("env", links, RenderOptions())
+
+
 def test_what_stays_in_an_image_names_no_file_of_this_machine() -> None:
     wish = msgspec.structs.replace(WISH, local=False)
     assert pip_conf(SITE, wish) == "[global]\nindex-url = https://pypi.example:8443/simple\n"
