@@ -36,6 +36,12 @@ LIMITED = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _no_group_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo what a group of ranks of another test in this process remembered."""
+    monkeypatch.setattr(process_limits, "_kills_before", float("inf"))
+
+
 @pytest.mark.parametrize("kind", LIMITED)
 def test_a_limit_that_a_rank_meets_is_named(outcome: Callable[..., OutcomeRow], kind: str) -> None:
     limit, does, says, names = LIMITED[kind]
@@ -107,6 +113,17 @@ def test_a_kill_for_lack_of_memory_is_named(monkeypatch: pytest.MonkeyPatch, tmp
     text = process_limits.explained("died of SIGKILL")
     assert "ended processes of the control group for lack of memory (2)" in text
     assert "memory.max of the control group is 1048576" in text
+
+
+def test_a_kill_before_a_group_begins_is_none_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
+    monkeypatch.setattr(process_limits, "_OWN_CGROUP", tmp_path / "cgroup")
+    (tmp_path / "cgroup").write_text("0::/\n")
+    (tmp_path / "memory.events").write_text("oom_kill 3\n")
+    process_limits.remember_kills()
+    assert process_limits.explained("still running after 180 s") == "still running after 180 s"
+    (tmp_path / "memory.events").write_text("oom_kill 4\n")
+    assert "for lack of memory (4)" in process_limits.explained("still running after 180 s")
 
 
 def test_control_groups_of_version_1_are_read_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
