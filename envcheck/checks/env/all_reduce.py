@@ -61,7 +61,7 @@ def measure(rank: Rank) -> Measured:
 
 
 def _reduce(torch: Any, dist: Any, rank: Rank, hashed: Any, dtype: str) -> Measured:
-    found: Measured = {"wrong": 0}
+    comparison: Measured = {"wrong": 0}
     for seed in SEEDS:
         terms = (((hashed + 3 * r + seed) % 8) for r in range(rank.world))
         expected = sum(terms).to(getattr(torch, dtype))
@@ -73,9 +73,9 @@ def _reduce(torch: Any, dist: Any, rank: Rank, hashed: Any, dtype: str) -> Measu
                 return {"unsupported": gloo_gaps.quoted(error)}
             raise
         # A rank that stopped at its first difference would leave the others in the next collective.
-        if not found["wrong"] and int(exact_comparison.compared(torch, tensor, expected)):
-            found = _difference(torch, tensor, expected, dtype)
-    return found
+        if not comparison["wrong"] and int(exact_comparison.compared(torch, tensor, expected)):
+            comparison = _difference(torch, tensor, expected, dtype)
+    return comparison
 
 
 def _difference(torch: Any, got: Any, expected: Any, dtype: str) -> Measured:
@@ -94,9 +94,9 @@ def _difference(torch: Any, got: Any, expected: Any, dtype: str) -> Measured:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on the first wrong element, naming rank, index and bits; a dtype that was not reduced is no pass."""
-    found = process_group.problem(view, ranks)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks)
+    if problem is not None:
+        return problem
     if len(ranks) == 1:
         return skipped("one rank reduces with nobody", code="rank.not-enough")
     for entry in ranks:

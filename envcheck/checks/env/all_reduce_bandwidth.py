@@ -36,12 +36,12 @@ def measure(rank: Rank) -> Measured:
     device = process_group.device_of(rank)
     nccl_log.ask(rank)
     with process_group.group(rank) as dist:
-        found = timed_collectives.curves(torch, dist, rank, device, [NAME])
+        curves = timed_collectives.curves(torch, dist, rank, device, [NAME])
         probe = torch.zeros(1, device=device)
         return {
             **process_group.standing(rank, probe, dist.get_backend()),
-            "curve": found["curves"].get(NAME, []),
-            "latency": found["latency"],
+            "curve": curves["curves"].get(NAME, []),
+            "latency": curves["latency"],
             "nccl": nccl_log.read(rank),
         }
 

@@ -68,17 +68,17 @@ def names(*, gpu: bool) -> list[str]:
 
 def _every(torch: Any, device: Any, seed: int, capability: tuple[int, ...]) -> dict[str, promise_cases.Case]:
     task = _task(seed)
-    found: dict[str, promise_cases.Case] = {"training, float32": partial(_distance, torch, device, task, None)}
+    cases: dict[str, promise_cases.Case] = {"training, float32": partial(_distance, torch, device, task, None)}
     for dtype in DTYPES:
         if dtype == "bfloat16" and device.type == "cuda" and capability < dtype_precision.BFLOAT16_SINCE:
             absent = partial(_emulated, capability)
-            found |= {name: absent for name in names(gpu=True) if name.endswith(dtype)}
+            cases |= {name: absent for name in names(gpu=True) if name.endswith(dtype)}
             continue
         tries = autocast_rules.AutocastTrials(torch, device, dtype)
-        found |= {f"{name}, {dtype}": case for name, case in tries.cases().items()}
-        found[f"training, {dtype}"] = partial(_distance, torch, device, task, tries)
+        cases |= {f"{name}, {dtype}": case for name, case in tries.cases().items()}
+        cases[f"training, {dtype}"] = partial(_distance, torch, device, task, tries)
     return {
-        **found,
+        **cases,
         **{f"scaler: {name}": case for name, case in gradient_scaler.ScalerTrials(torch, device).cases().items()},
     }
 

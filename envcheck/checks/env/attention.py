@@ -78,30 +78,32 @@ def measure(rank: Rank) -> Measured:
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
     seed = seeded_numbers.seed(rank.rank)
     entry: Measured = {**process_group.standing(rank, probe), "capability": list(capability), "seed": seed}
-    there = operator_trial.version(torch)
-    if not hasattr(torch.nn.functional, "scaled_dot_product_attention") and there < (2, 0):
+    torch_version = operator_trial.version(torch)
+    if not hasattr(torch.nn.functional, "scaled_dot_product_attention") and torch_version < (2, 0):
         return {**entry, "unsupported": f"torch {torch.__version__} has no scaled_dot_product_attention (2.0 has)"}
     source = seeded_numbers.source(seed)
     examples = [
-        attention_reference.example(one, source) for one in attention_reference.settings(source) if one.since <= there
+        attention_reference.example(setting, source)
+        for setting in attention_reference.settings(source)
+        if setting.since <= torch_version
     ]
-    told: dict[str, dict[str, Any]] = {"errors": {}, "parts": {}, "lacking": {}, "raised": {}}
+    measured: dict[str, dict[str, Any]] = {"errors": {}, "parts": {}, "lacking": {}, "raised": {}}
     for name in BACKENDS:
         only = _only(torch, name)
         for dtype in dtype_precision.dtypes(entry):
             if isinstance(only, str):
-                told["lacking"][f"{name} {dtype}"] = only
+                measured["lacking"][f"{name} {dtype}"] = only
                 continue
-            for one in examples:
-                s = one.setting
+            for example in examples:
+                s = example.setting
                 if dtype not in s.dtypes or (s.rare and name not in OWED) or (s.blind and device.type != "cpu"):
                     continue
-                call = functools.partial(attention_reference.run, torch, one, dtype, device)
-                _one(told, (name, dtype), s.name, only, call)
+                call = functools.partial(attention_reference.run, torch, example, dtype, device)
+                _one(measured, (name, dtype), s.name, only, call)
             if name in OWED:
                 call = functools.partial(attention_dropout.run, torch, dtype, device, source)
-                _one(told, (name, dtype), "dropout", only, call)
-    return {**entry, **told}
+                _one(measured, (name, dtype), "dropout", only, call)
+    return {**entry, **measured}
 
 
 def _only(torch: Any, name: str) -> Callable[[], AbstractContextManager[Any]] | str:
@@ -119,7 +121,7 @@ def _only(torch: Any, name: str) -> Callable[[], AbstractContextManager[Any]] | 
 
 
 def _one(
-    told: dict[str, dict[str, Any]],
+    measured: dict[str, dict[str, Any]],
     kernel: tuple[str, str],
     option: str,
     only: Callable[[], AbstractContextManager[Any]],
@@ -133,20 +135,20 @@ def _one(
             warnings.simplefilter("ignore")
             errors = call()
     except Exception as error:  # noqa: BLE001 (whatever it raises is the finding, and is quoted)
-        said = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
-        absent = kernel[0] not in OWED and isinstance(error, RuntimeError) and ABSENT.search(said)
-        told["lacking" if absent else "raised"][f"{name}, {option}"] = said
+        summary = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+        absent = kernel[0] not in OWED and isinstance(error, RuntimeError) and ABSENT.search(summary)
+        measured["lacking" if absent else "raised"][f"{name}, {option}"] = summary
         return
     part = max(errors, key=lambda key: errors[key])
-    if name not in told["errors"] or errors[part] > told["errors"][name]:
-        told["errors"][name], told["parts"][name] = errors[part], f"{part}, {option}"
+    if name not in measured["errors"] or errors[part] > measured["errors"][name]:
+        measured["errors"][name], measured["parts"][name] = errors[part], f"{part}, {option}"
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on every kernel that raised, whose error is above its bound or is not a number; name what is not there."""
-    found = process_group.problem(view, ranks, backend=False)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
     reasons = {entry.get("unsupported") for entry in ranks}
     if None not in reasons:
         return skipped(min(map(str, reasons)), code="attention.unsupported")
@@ -164,9 +166,9 @@ def _findings(entry: Measured) -> Iterator[Outcome]:
         entry.get("errors") or {},
         entry.get("lacking"),
     )
-    for name, said in (entry.get("raised") or {}).items():
+    for name, text in (entry.get("raised") or {}).items():
         yield failed(
-            f"{where}: {name} attention: {said}",
+            f"{where}: {name} attention: {text}",
             fix=_FIX,
             code="attention.raised",
             culprit=f"rank {entry['rank']}, {name}",
@@ -204,11 +206,11 @@ def _passed(ranks: Ranks) -> Outcome:
         (error / limit(kernel.split()[-1]).value, kernel, error) for e in ranks for kernel, error in e["errors"].items()
     ]
     _, kernel, error = max(every)
-    there = sorted({kernel.split()[0] for entry in ranks for kernel in entry["errors"]}, key=list(BACKENDS).index)
-    absent = [name for name in BACKENDS if name not in there]
+    kernels = sorted({kernel.split()[0] for entry in ranks for kernel in entry["errors"]}, key=list(BACKENDS).index)
+    absent = [name for name in BACKENDS if name not in kernels]
     also = f"; not here: {', '.join(absent)}" if absent else ""
     return passed(
-        f"{', '.join(there)} agree with plain Python on {counted(len(ranks), 'rank')}{also}",
+        f"{', '.join(kernels)} agree with plain Python on {counted(len(ranks), 'rank')}{also}",
         value=error,
         unit="relative error",
         limit=limit(kernel.split()[-1]),

@@ -76,8 +76,8 @@ def _distributed(torch: Any, device: Any, directory: Path) -> Measured:
         return {"absent": f"torch {torch.__version__} as installed has no module torch.distributed.checkpoint"}
     from torch.distributed import checkpoint
 
-    taken = inspect.signature(checkpoint.save).parameters if hasattr(checkpoint, "save") else {}
-    if "checkpoint_id" not in taken:
+    parameters = inspect.signature(checkpoint.save).parameters if hasattr(checkpoint, "save") else {}
+    if "checkpoint_id" not in parameters:
         return {"absent": f"torch {torch.__version__} has no torch.distributed.checkpoint.save(checkpoint_id=)"}
     try:
         return {**distributed_checkpoints.tried(torch, checkpoint, device, directory), "torch": torch.__version__}
@@ -105,20 +105,20 @@ def _save(torch: Any, training: deterministic_training.Training, path: Path) -> 
 def _load(torch: Any, training: deterministic_training.Training, path: Path) -> list[str]:
     """Load everything; return what of the model the file does not hold."""
     state = torch.load(path, map_location="cpu")
-    found = training.model.load_state_dict(state["model"], strict=False)
+    loaded_keys = training.model.load_state_dict(state["model"], strict=False)
     training.optimizer.load_state_dict(state["optimizer"])
     training.schedule.load_state_dict(state["schedule"])
     torch.set_rng_state(state["random"])
     if state["random_cuda"] is not None:
         torch.cuda.set_rng_state(state["random_cuda"], training.device)
-    return [*found.missing_keys, *found.unexpected_keys]
+    return [*loaded_keys.missing_keys, *loaded_keys.unexpected_keys]
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail naming what the file lacks, or the first step and tensors that differ."""
-    found = process_group.problem(view, ranks, backend=False)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
     entry = ranks[0]
     losses, saved, resumed = entry.get("losses") or [[], []], entry.get("saved"), entry.get("resumed")
     written = process_group.finite(entry.get("bytes")) and entry["bytes"] > 0
@@ -129,8 +129,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         fix = "run the matmul check on this device"
         findings.append(failed("the loss is not finite", fix=fix, losses=losses, code="checkpoint.loss"))
     if entry.get("lacking"):
-        said = f"the checkpoint lacks {', '.join(entry['lacking'])}"
-        findings.append(failed(said, fix=_FIX, lacking=entry["lacking"], code="checkpoint.lacks"))
+        summary = f"the checkpoint lacks {', '.join(entry['lacking'])}"
+        findings.append(failed(summary, fix=_FIX, lacking=entry["lacking"], code="checkpoint.lacks"))
     apart = _apart(losses, saved, resumed)
     findings += [*([apart] if apart else []), *_changed(entry), *_rates(entry), *_not_brought_back(entry)]
     return (
@@ -157,20 +157,20 @@ def _changed(entry: Measured) -> list[Outcome]:
                 "the state was not compared", fix="see the check's log", code="checkpoint.missing", culprit="state"
             )
         ]
-    found = []
+    findings = []
     moments = {name for name in before if name.startswith("optimizer.") and name.endswith(("exp_avg", "exp_avg_sq"))}
     if len(moments) != 2 * PARAMETERS:
-        said = f"the optimizer keeps {len(moments)} moments for {PARAMETERS} parameters, not {2 * PARAMETERS}"
-        found.append(failed(said, fix=_FIX, value=len(moments), code="checkpoint.moments", culprit="optimizer"))
-    for what, other in (("saving changed", after), ("loading did not bring back", loaded)):
+        summary = f"the optimizer keeps {len(moments)} moments for {PARAMETERS} parameters, not {2 * PARAMETERS}"
+        findings.append(failed(summary, fix=_FIX, value=len(moments), code="checkpoint.moments", culprit="optimizer"))
+    for event, other in (("saving changed", after), ("loading did not bring back", loaded)):
         names = sorted(name for name in before.keys() | other.keys() if before.get(name) != other.get(name))
         if names:
-            said = f"{what} {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"  # noqa: PLR2004 (a line's worth)
-            code = "checkpoint.saving" if what.startswith("saving") else "checkpoint.loading"
-            found.append(
-                failed(said, fix=_FIX, value=len(names), unit=LIMIT.unit, limit=LIMIT, code=code, tensors=names)
+            summary = f"{event} {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"  # noqa: PLR2004 (a line's worth)
+            code = "checkpoint.saving" if event.startswith("saving") else "checkpoint.loading"
+            findings.append(
+                failed(summary, fix=_FIX, value=len(names), unit=LIMIT.unit, limit=LIMIT, code=code, tensors=names)
             )
-    return found
+    return findings
 
 
 def _rates(entry: Measured) -> list[Outcome]:
@@ -178,7 +178,7 @@ def _rates(entry: Measured) -> list[Outcome]:
     rule = deterministic_training
     right = [rule.RATE * rule.FACTOR ** (step // rule.PERIOD) for step in range(2 * STEPS)]
     rates = entry.get("rates") or []
-    if [len(one) for one in rates] != [2 * STEPS, STEPS]:
+    if [len(values) for values in rates] != [2 * STEPS, STEPS]:
         return [
             undecided(
                 "the learning rates were not recorded",
@@ -187,30 +187,32 @@ def _rates(entry: Measured) -> list[Outcome]:
                 culprit="learning rates",
             )
         ]
-    found = []
+    findings = []
     for who, got, due in (("saved", rates[0], right), ("resumed", rates[1], right[STEPS:])):
         if not all(process_group.finite(one) and abs(one - other) <= other * _ROUNDING for one, other in zip(got, due)):
-            said = f"the {who} training's learning rates are {got}, not {due}"
-            found.append(failed(said, fix=_FIX, code="checkpoint.rates", culprit=who))
-    return found
+            summary = f"the {who} training's learning rates are {got}, not {due}"
+            findings.append(failed(summary, fix=_FIX, code="checkpoint.rates", culprit=who))
+    return findings
 
 
 def _not_brought_back(entry: Measured) -> list[Outcome]:
     """Return a finding where torch.distributed.checkpoint brought other numbers back."""
-    came = entry.get("distributed") or {}
-    if came.get("raised"):
-        said = f"rank {entry.get('rank')}: torch.distributed.checkpoint raised {came['raised']}"
-        return [failed(said, fix="reinstall torch", code="checkpoint.distributed-raised")]
-    if came.get("wrong"):
-        said = f"torch.distributed.checkpoint brings back other numbers: {', '.join(came['wrong'])}"
-        return [failed(said, fix="reinstall torch", value=len(came["wrong"]), code="checkpoint.distributed")]
-    version = came.get("torch")
+    distributed = entry.get("distributed") or {}
+    if distributed.get("raised"):
+        summary = f"rank {entry.get('rank')}: torch.distributed.checkpoint raised {distributed['raised']}"
+        return [failed(summary, fix="reinstall torch", code="checkpoint.distributed-raised")]
+    if distributed.get("wrong"):
+        summary = f"torch.distributed.checkpoint brings back other numbers: {', '.join(distributed['wrong'])}"
+        return [failed(summary, fix="reinstall torch", value=len(distributed["wrong"]), code="checkpoint.distributed")]
+    version = distributed.get("torch")
     due = distributed_checkpoints.due(version) if isinstance(version, str) and version[:1].isdigit() else None
-    if came.get("absent") or (came.get("wrong") == [] and due is not None and came.get("tried") == due):
+    if distributed.get("absent") or (
+        distributed.get("wrong") == [] and due is not None and distributed.get("tried") == due
+    ):
         return []
-    said = "torch.distributed.checkpoint was not tried"
+    summary = "torch.distributed.checkpoint was not tried"
     return [
-        undecided(said, fix="see the check's log", code="checkpoint.missing", culprit="torch.distributed.checkpoint")
+        undecided(summary, fix="see the check's log", code="checkpoint.missing", culprit="torch.distributed.checkpoint")
     ]
 
 

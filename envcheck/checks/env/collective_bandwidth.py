@@ -44,9 +44,9 @@ def measure(rank: Rank) -> Measured:
     device = process_group.device_of(rank)
     nccl_log.ask(rank)
     with process_group.group(rank) as dist:
-        found = timed_collectives.curves(torch, dist, rank, device, [*ROWS])
+        curves = timed_collectives.curves(torch, dist, rank, device, [*ROWS])
         probe = torch.zeros(1, device=device)
-        return {**process_group.standing(rank, probe, dist.get_backend()), **found, "nccl": nccl_log.read(rank)}
+        return {**process_group.standing(rank, probe, dist.get_backend()), **curves, "nccl": nccl_log.read(rank)}
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:

@@ -68,10 +68,10 @@ class Record:
     def add(self, collective: str, name: str, slack: float, parts: list[Part]) -> None:
         """Compare a case's parts in plain Python, and keep what is wrong."""
         done = self.done.setdefault(collective, {"cases": 0, "elements": 0, "wrong": 0})
-        differences = [found for part in parts if (found := difference(part, slack))]
+        differences = [wrong_part for part in parts if (wrong_part := difference(part, slack))]
         done["cases"] += 1
         done["elements"] += sum(len(expected) for _, _, expected in parts)
-        done["wrong"] += sum(found["count"] for found in differences)
+        done["wrong"] += sum(wrong_part["count"] for wrong_part in differences)
         if differences and sum(row["collective"] == collective for row in self.wrong) < _SHOWN:
             self.wrong.append({"collective": collective, "case": name, **differences[0]})
 
@@ -95,8 +95,8 @@ def difference(part: Part, slack: float = 0.0) -> Measured:
     far += range(min(len(got), len(expected)), max(len(got), len(expected)))
     if not far:
         return {}
-    here, there = (repr(side[far[0]]) if far[0] < len(side) else "nothing" for side in (got, expected))
-    return {"which": which, "index": far[0], "got": here[:60], "expected": there[:60], "count": len(far)}
+    got_value, expected_value = (repr(side[far[0]]) if far[0] < len(side) else "nothing" for side in (got, expected))
+    return {"which": which, "index": far[0], "got": got_value[:60], "expected": expected_value[:60], "count": len(far)}
 
 
 def measure(rank: Rank) -> Measured:
@@ -136,14 +136,14 @@ def _run(setting: Setting, record: Record) -> None:
             continue
         record.add(case.collective, record.now, exact_integers.slack(bench.kind) if case.operation else 0.0, parts)
     for late in collectives_late_ranks.late_ranks(setting):
-        for what in collectives_late_ranks.BARRIERS:
-            record.now = f"{what} with rank {late} late"
-            record.waits.append(collectives_late_ranks.barrier(setting, late, what))
-        for what in collectives_late_ranks.STARTED:
-            record.now = f"{what} with rank {late} late"
-            times, parts = collectives_late_ranks.started(setting, late, what)
+        for operation in collectives_late_ranks.BARRIERS:
+            record.now = f"{operation} with rank {late} late"
+            record.waits.append(collectives_late_ranks.barrier(setting, late, operation))
+        for operation in collectives_late_ranks.STARTED:
+            record.now = f"{operation} with rank {late} late"
+            times, parts = collectives_late_ranks.started(setting, late, operation)
             record.waits.append(times)
-            record.add(what, record.now, 0.0, parts)
+            record.add(operation, record.now, 0.0, parts)
     record.now = "leaving the group"
 
 
@@ -155,9 +155,9 @@ def _later(case: CollectiveCase) -> bool:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on each wrong element, exception and rank that did not wait; what did not run is no pass."""
-    found = process_group.problem(view, ranks)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks)
+    if problem is not None:
+        return problem
     if len(ranks) == 1:
         return skipped("one rank sends to nobody", code="rank.not-enough")
     findings = [*_wrong(ranks), *_raised(ranks), *collectives_late_ranks.judge(ranks)]
@@ -169,16 +169,16 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
 def _wrong(ranks: Ranks) -> list[Outcome]:
     """Return a finding for each collective that delivered wrong elements, naming the ranks and the first of them."""
-    found = []
+    findings = []
     names = dict.fromkeys(row["collective"] for entry in ranks for row in entry.get("wrong") or [])
     for name in names:
         rows = [(e["rank"], row) for e in ranks for row in e.get("wrong") or [] if row["collective"] == name]
         culprits, (rank, first) = sorted({number for number, _ in rows}), rows[0]
         everywhere = "on every rank" if len(culprits) == len(ranks) else f"on {numbered('rank', culprits)} alone"
         which = f", {first['which']}" if first["which"] else ""
-        said = f"{name} is wrong {everywhere}: rank {rank}, {first['case']}{which}, index {first['index']}: "
+        summary = f"{name} is wrong {everywhere}: rank {rank}, {first['case']}{which}, index {first['index']}: "
         finding = failed(
-            f"{said}{first['got']}, not {first['expected']}",
+            f"{summary}{first['got']}, not {first['expected']}",
             fix=_FIX,
             value=sum(entry["done"][name]["wrong"] for entry in ranks if name in (entry.get("done") or {})),
             unit="wrong elements",
@@ -189,26 +189,26 @@ def _wrong(ranks: Ranks) -> list[Outcome]:
             first={"collective": name, "rank": rank, **first},
             seed=ranks[0].get("seed"),
         )
-        found.append(finding)
-    return found
+        findings.append(finding)
+    return findings
 
 
 def _raised(ranks: Ranks) -> list[Outcome]:
     """Return a failure for each rank that raised; those that only lost their connection to one are named beside it."""
     raised = sorted((entry["raised"]["at"], entry["rank"], entry["raised"]) for entry in ranks if entry.get("raised"))
-    lost = [rank for _, rank, said in raised if any(word in said["says"].lower() for word in _LOST)]
-    causes = [one for one in raised if one[1] not in lost] or raised[:1]
+    lost = [rank for _, rank, error in raised if any(word in error["says"].lower() for word in _LOST)]
+    causes = [raising for raising in raised if raising[1] not in lost] or raised[:1]
     also = [rank for _, rank, _ in raised if rank not in [cause[1] for cause in causes]]
     beside = f"; {numbered('rank', also)} then lost the connection" if also else ""
     return [
         failed(
-            f"rank {rank} raised in {said['case']}: {said['says']}{beside}",
+            f"rank {rank} raised in {error['case']}: {error['says']}{beside}",
             fix="see the check's log; the message names NCCL's, CUDA's or gloo's own reason",
             code="collective.raised",
             culprit=f"rank {rank}",
             ranks=[rank],
         )
-        for _, rank, said in causes
+        for _, rank, error in causes
     ]
 
 
@@ -224,7 +224,7 @@ def _known_gaps(ranks: Ranks) -> list[Outcome]:
 
 def _missing(ranks: Ranks) -> list[Outcome]:
     """Return an error for each rank that did not run what it has to, or said otherwise than the others."""
-    found = []
+    findings = []
     owed = [
         name
         for name in collective_cases.CALLS
@@ -243,11 +243,11 @@ def _missing(ranks: Ranks) -> list[Outcome]:
         if entry["backend"] != "gloo" and lacking:
             unrun += [*lacking]
         if unrun or not alike or not entry.get("waits"):
-            what = ", ".join(unrun[:5]) or "the same as the other ranks"
-            said = f"rank {entry['rank']} did not run {what}"
+            summary = ", ".join(unrun[:5]) or "the same as the other ranks"
+            message = f"rank {entry['rank']} did not run {summary}"
             where = f"rank {entry['rank']}"
-            found.append(undecided(said, fix="see the check's log", code="collective.missing", culprit=where))
-    return found
+            findings.append(undecided(message, fix="see the check's log", code="collective.missing", culprit=where))
+    return findings
 
 
 def _left_out(entry: Measured) -> list[str]:
@@ -272,7 +272,7 @@ def _exact(ranks: Ranks) -> Outcome:
     cases, elements = (sum(row[name] for row in done.values()) for name in ("cases", "elements"))
     where = f"{len(ranks)} ranks over {ranks[0]['backend']}"
     also = f"; this gloo lacks {len(lacking)} of the cases" if lacking else ""
-    said = f"{len(done)} kinds of collectives, {cases} cases, {elements} elements: each in its place on {where}"
+    message = f"{len(done)} kinds of collectives, {cases} cases, {elements} elements: each in its place on {where}"
     details = {"seed": ranks[0].get("seed"), "results": done, "unsupported": lacking}
-    summary = f"{said}, seed {details['seed']}{also}"
+    summary = f"{message}, seed {details['seed']}{also}"
     return passed(summary, value=0, unit="wrong elements", limit=LIMIT, **details)

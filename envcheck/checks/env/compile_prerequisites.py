@@ -78,15 +78,15 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     """Warn naming each that is missing; a CPU wheel needs the first three, the driver's library only a GPU."""
     if not view.environment.get("torch"):
         return skipped(f"no torch to compile for: {view.environment.get('error', 'none was asked')}", code="torch.none")
-    found = ranks[0].get("found") if ranks else None
-    if not isinstance(found, dict):
+    tools = ranks[0].get("found") if ranks else None
+    if not isinstance(tools, dict):
         return undecided(
             "the prerequisites were not looked for", fix="see the check's log", code="compile-prerequisites.unmeasured"
         )
     needed = ["C compiler", "C++ compiler", "Python.h"]
     needed += ["triton", "ptxas"] if view.environment.get("cuda") else []
     needed += ["libcuda.so.1"] if view.mode == "gpu" else []
-    missing = [name for name in needed if not (isinstance(found.get(name), str) and found[name])]
+    missing = [name for name in needed if not (isinstance(tools.get(name), str) and tools[name])]
     if missing:
         fix = "; ".join(FIXES[name] for name in missing) + "; or use a devel image where torch.compile is wanted"
         return warned(
@@ -94,7 +94,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
             fix=fix,
             value=missing,
             limit=LIMIT,
-            found=found,
+            found=tools,
             code="compile-prerequisites.missing",
         )
-    return passed(f"{', '.join(needed)} are there", value=[], limit=LIMIT, found=found)
+    return passed(f"{', '.join(needed)} are there", value=[], limit=LIMIT, found=tools)

@@ -73,7 +73,11 @@ def measure(rank: Rank) -> Measured:
     seed = plain_math.seed_of(rank)
     try:
         _settings()
-        errors = {f"{name}, batch {count}": off for count, found in _errors(torch, device, seed) for name, off in found}
+        errors = {
+            f"{name}, batch {count}": off
+            for count, errors_of in _errors(torch, device, seed)
+            for name, off in errors_of
+        }
     except Exception as error:  # noqa: BLE001 (a backend raises anything; what it raised is the finding)
         return {**where, "seed": seed, "missing": [], "broke": f"{type(error).__name__}: {_telling(error)}"}
     code = sorted(path.suffix for path in cache.rglob("*") if path.suffix in (".py", ".so", ".cubin"))
@@ -193,9 +197,9 @@ def _telling(error: Exception) -> str:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on a compilation that broke, wrote no code, or computes something else; skip naming what is missing."""
-    found = process_group.problem(view, ranks, backend=False)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
     entry = ranks[0]
     if entry.get("missing"):
         return skipped(
@@ -229,8 +233,10 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     )
 
 
-def _nothing(said: str, code: str) -> Outcome:
-    return failed(said, fix="look for TORCHDYNAMO_DISABLE=1, TORCH_COMPILE_DISABLE=1; see TORCH_LOGS=dynamo", code=code)
+def _nothing(reason: str, code: str) -> Outcome:
+    return failed(
+        reason, fix="look for TORCHDYNAMO_DISABLE=1, TORCH_COMPILE_DISABLE=1; see TORCH_LOGS=dynamo", code=code
+    )
 
 
 def _wrong(errors: Measured) -> list[Outcome]:

@@ -67,8 +67,8 @@ def measure(rank: Rank) -> Measured:
 def _runs(device: Any, dtype: str, examples: list[Example]) -> list[tuple[Example, str]]:
     """Return each example in each form; the first ones, plain, where oneDNN has flaws (products_reference.FLAW)."""
     if device.type == "cpu" and dtype != "float32":
-        return [(one, FORMS[0]) for one in examples[:USUAL]]
-    return [(one, form) for one in examples for form in FORMS]
+        return [(example, FORMS[0]) for example in examples[:USUAL]]
+    return [(example, form) for example in examples for form in FORMS]
 
 
 class Example(NamedTuple):
@@ -105,7 +105,7 @@ def shapes(source: random.Random) -> list[products_reference.Convolution]:
 
 
 def _example(shape: products_reference.Convolution, source: random.Random) -> Example:
-    sizes = [products_reference.count(one) for one in shape.shapes]
+    sizes = [products_reference.count(dims) for dims in shape.shapes]
     images, weights, upstream = ([source.randint(-127, 127) / 64 for _ in range(n)] for n in sizes)
     triples = shape.triples()
     output = products_reference.meet(sizes[2], triples, images, weights)
@@ -115,26 +115,26 @@ def _example(shape: products_reference.Convolution, source: random.Random) -> Ex
     return Example(shape, (images, weights, upstream), (output, first, second), bias)
 
 
-def _errors(torch: Any, device: Any, dtype: str, one: Example, form: str) -> dict[str, float]:
+def _errors(torch: Any, device: Any, dtype: str, example: Example, form: str) -> dict[str, float]:
     """Return each part's relative distance from its reference; only the plain form has no bias."""
     images, weights, upstream = (
-        seeded_numbers.tensor(torch, x, shape, dtype, device) for x, shape in zip(one.inputs, one.shape.shapes)
+        seeded_numbers.tensor(torch, x, shape, dtype, device) for x, shape in zip(example.inputs, example.shape.shapes)
     )
-    (output, first, second), (shape, _, out) = one.expected, one.shape.shapes
+    (output, first, second), (shape, _, out) = example.expected, example.shape.shapes
     if form == "transposed":
         # Every product goes the other way.
         images, upstream, output, first, shape, out = upstream, images, first, output, out, shape
     if form == "channels last" and len(out) > 3:  # noqa: PLR2004 (a line has no other layout)
         last = torch.channels_last if len(out) == 4 else torch.channels_last_3d  # noqa: PLR2004
         images, weights, upstream = (x.contiguous(memory_format=last) for x in (images, weights, upstream))
-    bias = one.bias[: out[1]] if form != "plain" else []
+    bias = example.bias[: out[1]] if form != "plain" else []
     leaves = [torch.nn.Parameter(images), torch.nn.Parameter(weights)]
     if bias:
         leaves.append(torch.nn.Parameter(seeded_numbers.tensor(torch, bias, (out[1],), dtype, device)))
-    made = _called(torch, one.shape, leaves, transposed=form == "transposed")
+    made = _called(torch, example.shape, leaves, transposed=form == "transposed")
     made.backward(upstream)
     with torch.no_grad():
-        again = _called(torch, one.shape, leaves, transposed=form == "transposed")
+        again = _called(torch, example.shape, leaves, transposed=form == "transposed")
     raised, sums = _with_bias(output, seeded_numbers.read(upstream), bias, out)
     results = [made, *(leaf.grad for leaf in leaves)]
     parts = (*PARTS, ALSO) if dtype == "float32" else PARTS
@@ -172,9 +172,9 @@ def _with_bias(
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on every rank, dtype and part whose error is above its bound, or is not a number."""
-    found = process_group.problem(view, ranks, backend=False)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
     findings = [finding for entry in ranks for finding in _findings(view, entry)]
     if findings:
         return worst(findings, otherwise=findings[0])
@@ -197,8 +197,8 @@ def _findings(view: View, entry: Measured) -> Iterator[Outcome]:
     for dtype in dtype_precision.dtypes(entry):
         errors, bound = (entry.get("errors") or {}).get(dtype) or {}, limit(dtype)
         if not {*PARTS} <= {*errors} <= {*PARTS, ALSO} or not isinstance(entry.get("cudnn"), bool):
-            said = f"rank {entry['rank']} measured no {dtype} convolution"
-            yield undecided(said, fix="see the check's log", code="convolution.unmeasured")
+            summary = f"rank {entry['rank']} measured no {dtype} convolution"
+            yield undecided(summary, fix="see the check's log", code="convolution.unmeasured")
             continue
         for part, error in errors.items():
             if not process_group.finite(error) or not 0 <= error <= bound.value:

@@ -99,12 +99,12 @@ def measure(rank: Rank) -> Measured:
         (Path(sys.prefix, ".condarc"), PATTERNS[3][1]),
     ]
     shared = [(path, pattern) for place, pattern in SHARED for path in sorted(Path("/").glob(place.lstrip("/")))]
-    found = [*_kept(_homes()), *(str(path) for path, pattern in (*named, *own, *shared) if _holds(path, pattern))]
+    places = [*_kept(_homes()), *(str(path) for path, pattern in (*named, *own, *shared) if _holds(path, pattern))]
     return {
         "rank": rank.rank,
         "image": image_facts.is_image(),
         "prefix": sys.prefix,
-        "files": list(dict.fromkeys(found)),
+        "files": list(dict.fromkeys(places)),
         "variables": sorted(name for name, value in os.environ.items() if secret_patterns.variable(name, value)),
     }
 
@@ -141,9 +141,11 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if not files and not variables and not history:
         looked = f", nor in {view.image['history']} instructions of its history" if view.image else ""
         return passed(f"none found{looked}", value=0, unit=LIMIT.unit, limit=LIMIT)
-    told = "; ".join(filter(None, (", ".join(files), ", ".join(f"${name}" for name in variables), *history)))
+    summary = "; ".join(filter(None, (", ".join(files), ", ".join(f"${name}" for name in variables), *history)))
     count = len(files) + len(variables) + len(history)
     if entry.get("image") or inside or history:
-        return failed(f"found {told}", fix=FIX, value=count, unit=LIMIT.unit, limit=LIMIT, code="credentials.in-image")
-    why = f"this machine holds {told}; do not copy them into an image"
+        return failed(
+            f"found {summary}", fix=FIX, value=count, unit=LIMIT.unit, limit=LIMIT, code="credentials.in-image"
+        )
+    why = f"this machine holds {summary}; do not copy them into an image"
     return warned(why, fix=FIX, value=count, unit=LIMIT.unit, limit=LIMIT, code="credentials.on-machine")

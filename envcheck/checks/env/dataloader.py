@@ -64,11 +64,11 @@ def measure(rank: Rank) -> Measured:
     read: Measured = {"batches": 0, "wrong": 0, "shared": True}
 
     # 96 MiB that are held at a time: Docker gives 64 for all.
-    held = []
+    batches = []
 
     def honest() -> None:
         for number, batch in enumerate(_loader(torch, rank, Items())):
-            held.append(batch)
+            batches.append(batch)
             read["shared"] = read["shared"] and bool(batch.is_shared() or batch.is_pinned())
             _compare(batch.to(device, non_blocking=True), number, read)
 
@@ -105,8 +105,8 @@ def _compare(batch: Any, number: int, read: Measured) -> None:
     read["batches"] += 1
     for row, item in enumerate(batch):
         index = number * BATCH + row
-        taken = item.detach().cpu().contiguous()
-        got = ctypes.string_at(taken.data_ptr(), taken.numel() * taken.element_size())
+        values = item.detach().cpu().contiguous()
+        got = ctypes.string_at(values.data_ptr(), values.numel() * values.element_size())
         if got == expected(index):
             continue
         pairs = zip(array.array("i", got[: ELEMENTS * 4]), array.array("i", expected(index)))
@@ -119,9 +119,9 @@ def _compare(batch: Any, number: int, read: Measured) -> None:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on a worker that died by itself, an element that is wrong, or a death that was kept quiet."""
-    found = process_group.problem(view, ranks, backend=False)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
     entry = ranks[0]
     if entry.get("died"):
         fix = _LIMIT_FIX if "ulimit" in str(entry["died"]) else _SHM_FIX
@@ -142,12 +142,12 @@ def _alone(entry: Measured) -> list[Outcome]:
     alone = entry.get("alone") or {}
     wrong = alone.get("wrong")
     if not isinstance(wrong, list) or not process_group.counts(alone.get("tried")) or not alone["tried"]:
-        said = "no loader without workers was tried"
-        return [undecided(said, fix="see the check's log", code="dataloader.unmeasured", culprit="without workers")]
+        summary = "no loader without workers was tried"
+        return [undecided(summary, fix="see the check's log", code="dataloader.unmeasured", culprit="without workers")]
     fix = "reinstall torch: compare torch/utils/data with the wheel's own files"
     return [
-        failed(f"a loader without workers, {said}", fix=fix, code="dataloader.in-process", culprit=said)
-        for said in wrong
+        failed(f"a loader without workers, {difference}", fix=fix, code="dataloader.in-process", culprit=difference)
+        for difference in wrong
     ]
 
 
@@ -163,10 +163,10 @@ def _wrong_data(entry: Measured) -> Outcome:
 
 
 def _lost(entry: Measured) -> Outcome:
-    said = f"{entry['batches']} of {ITEMS // BATCH} batches arrived: the loader {{}} batches without saying so"
+    summary = f"{entry['batches']} of {ITEMS // BATCH} batches arrived: the loader {{}} batches without saying so"
     fix = "reinstall torch; run the samplers check, which says which indices are lost"
-    what = "lost" if entry["batches"] < ITEMS // BATCH else "repeated"
-    return failed(said.format(what), fix=fix, value=entry["batches"], unit="batches", code="dataloader.lost")
+    verb = "lost" if entry["batches"] < ITEMS // BATCH else "repeated"
+    return failed(summary.format(verb), fix=fix, value=entry["batches"], unit="batches", code="dataloader.lost")
 
 
 def _delivered(entry: Measured) -> Outcome:
@@ -189,9 +189,9 @@ def _kept_quiet(entry: Measured) -> process_group.Problem:
             code="dataloader.unexpected-value",
         )
     if not worker_death.is_reported(death):
-        told = f"a killed worker was not reported{f'; the loader raised: {death}' if death else ''}"
+        summary = f"a killed worker was not reported{f'; the loader raised: {death}' if death else ''}"
         return failed(
-            told,
+            summary,
             fix="update torch; set a timeout on your DataLoaders until then",
             death=death,
             code="dataloader.death-not-reported",

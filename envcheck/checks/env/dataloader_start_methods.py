@@ -94,7 +94,7 @@ def measure(rank: Rank) -> Measured:
 def _read(torch: Any, rank: Rank, method: str, data: tuple[int, list[list[int]]]) -> Measured:
     seed, expected = data
     order, began = Order(), time.monotonic()
-    told: Measured = {"epochs": [], "wrong": 0, "workers": [], "forked": 0, "died": None, "death": None}
+    measured: Measured = {"epochs": [], "wrong": 0, "workers": [], "forked": 0, "died": None, "death": None}
     try:
         loader = torch.utils.data.DataLoader(
             SeededItems(seed),
@@ -107,70 +107,70 @@ def _read(torch: Any, rank: Rank, method: str, data: tuple[int, list[list[int]]]
             multiprocessing_context=method,
         )
         for _ in range(EPOCHS):
-            told["epochs"].append(_epoch(loader, expected, rank.device, told))
+            measured["epochs"].append(_epoch(loader, expected, rank.device, measured))
     except Exception as error:  # noqa: BLE001 (whatever ends an epoch early is what is reported)
-        return {**told, "died": worker_death.quote(error)}
-    told["seconds"] = time.monotonic() - began
+        return {**measured, "died": worker_death.quote(error)}
+    measured["seconds"] = time.monotonic() - began
 
     def deadly() -> None:
         for _ in loader:
             pass
 
-    return {**told, "death": worker_death.raised_by(deadly)}
+    return {**measured, "death": worker_death.raised_by(deadly)}
 
 
-def _epoch(loader: Any, expected: list[list[int]], device: str, told: Measured) -> int:
+def _epoch(loader: Any, expected: list[list[int]], device: str, measured: Measured) -> int:
     """Compare every batch of an epoch, in order; return how many there were."""
     count = 0
     for batch, makers, forked in loader:
         due = expected[count * BATCH : (count + 1) * BATCH]
         got = batch.to(device, non_blocking=True)
         rows = [seeded_numbers.read(row) for row in got]
-        told["wrong"] += rows != due
-        told["workers"] = sorted({*told["workers"], *seeded_numbers.read(makers)} - {os.getpid()})
-        told["forked"] += sum(seeded_numbers.read(forked))
+        measured["wrong"] += rows != due
+        measured["workers"] = sorted({*measured["workers"], *seeded_numbers.read(makers)} - {os.getpid()})
+        measured["forked"] += sum(seeded_numbers.read(forked))
         count += 1
     return count
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on a start method whose workers do not start, lose, repeat or change a batch, or die unnoticed."""
-    found = process_group.problem(view, ranks, backend=False)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
     methods = ranks[0].get("methods") or {}
     findings = [finding for method in METHODS for finding in _judged(method, methods.get(method) or {})]
     return worst(findings, otherwise=findings[0]) if findings else _delivered(methods, ranks[0])
 
 
-def _judged(method: str, told: Measured) -> list[Outcome]:
-    about: dict[str, Any] = {"culprit": method, "fix": _FIX.format(method)}
-    epochs, wrong, forked = told.get("epochs"), told.get("wrong"), told.get("forked")
-    if told.get("died"):
-        return [failed(f"{method}: the loader broke: {told['died']}", code="dataloader.broke", **about)]
-    known = isinstance(epochs, list) and process_group.counts(wrong) and process_group.counts(forked)
-    workers = told.get("workers")
-    if not known or not isinstance(workers, list) or not all(map(process_group.counts, workers)):
-        return [undecided(f"{method}: no batch was compared", code="dataloader.unmeasured", **about)]
-    due, found = [ITEMS // BATCH] * EPOCHS, []
+def _judged(method: str, measured: Measured) -> list[Outcome]:
+    common: dict[str, Any] = {"culprit": method, "fix": _FIX.format(method)}
+    epochs, wrong, forked = measured.get("epochs"), measured.get("wrong"), measured.get("forked")
+    if measured.get("died"):
+        return [failed(f"{method}: the loader broke: {measured['died']}", code="dataloader.broke", **common)]
+    complete = isinstance(epochs, list) and process_group.counts(wrong) and process_group.counts(forked)
+    workers = measured.get("workers")
+    if not complete or not isinstance(workers, list) or not all(map(process_group.counts, workers)):
+        return [undecided(f"{method}: no batch was compared", code="dataloader.unmeasured", **common)]
+    due, findings = [ITEMS // BATCH] * EPOCHS, []
     if epochs != due:
-        what = f"{method}: {epochs} batches arrived in the epochs, {due} were due"
-        found.append(failed(what, code="dataloader.lost", **about))
+        summary = f"{method}: {epochs} batches arrived in the epochs, {due} were due"
+        findings.append(failed(summary, code="dataloader.lost", **common))
     if wrong:
-        what = f"{method}: {counted(wrong, 'batch', 'batches')} differ from what the workers made"
+        summary = f"{method}: {counted(wrong, 'batch', 'batches')} differ from what the workers made"
         value = {"value": wrong, "unit": LIMIT.unit, "limit": LIMIT}
-        found.append(failed(what, code="dataloader.data", **value, **about))
+        findings.append(failed(summary, code="dataloader.data", **value, **common))
     if len(set(workers)) != WORKERS or forked:
-        what = (
-            f"{method}: {counted(len(told['workers']), 'other process', 'other processes')} "
+        summary = (
+            f"{method}: {counted(len(measured['workers']), 'other process', 'other processes')} "
             f"made the batches, {WORKERS} were due"
         )
-        found.append(failed(f"{what}{'; they were forked' if forked else ''}", code="dataloader.start", **about))
-    death = told.get("death")
+        findings.append(failed(f"{summary}{'; they were forked' if forked else ''}", code="dataloader.start", **common))
+    death = measured.get("death")
     if not isinstance(death, str) or not worker_death.is_reported(death):
-        what = f"{method}: a killed worker was not reported{f': {death}' if death else ''}"
-        found.append(failed(what, code="dataloader.death-not-reported", **about))
-    return found
+        summary = f"{method}: a killed worker was not reported{f': {death}' if death else ''}"
+        findings.append(failed(summary, code="dataloader.death-not-reported", **common))
+    return findings
 
 
 def _delivered(methods: Measured, entry: Measured) -> Outcome:

@@ -61,14 +61,14 @@ def measure(rank: Rank) -> Measured:
         message = f"{NAME} is {level!r}, not one of {', '.join(SECONDS)}"
         raise ValueError(message)
     done = subprocesses.run([tool, "diag", "-r", level, "-j"], SECONDS[level])
-    said = f"{done.errors}\n{done.output}".strip()
+    summary = f"{done.errors}\n{done.output}".strip()
     return {
         "rank": rank.rank,
         "installed": True,
         "level": level,
         "code": done.code,
         "document": dcgm_report.document(done.output),
-        "said": said[-_KEPT:],
+        "said": summary[-_KEPT:],
     }
 
 
@@ -77,7 +77,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     entry = ranks[0] if ranks else {}
     if entry.get("installed") is False:
         return skipped("dcgmi is not installed here", code="dcgm.not-installed")
-    said = str(entry.get("said", ""))
+    output = str(entry.get("said", ""))
     if entry.get("code") is None:
         return undecided(
             "dcgmi diag did not end in time, or was not run",
@@ -85,9 +85,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
             code="dcgm.unfinished",
         )
     if entry.get("document") is None:
-        if any(word in said for word in _DOWN):
+        if any(word in output for word in _DOWN):
             return skipped(f"dcgmi is here and its host engine does not answer; {_START}", code="dcgm.no-host-engine")
-        last = (said.splitlines() or ["nothing"])[-1]
+        last = (output.splitlines() or ["nothing"])[-1]
         return undecided(
             f"dcgmi diag wrote no JSON (exit code {entry['code']}): {last}", fix=_START, code="dcgm.no-result"
         )
@@ -141,10 +141,10 @@ def _told(view: View, bad: list[dcgm_report.Result], verdict: Callable[..., Outc
     named = sorted({entity for result in bad for entity in result.entities})
     tests = {result.test for result in bad}
     fix = _ASKED.get(_worst([f for result in bad for f in result.findings]), _ASKED[3])
-    told = "; ".join(lines[:3]) + (f"; {len(lines) - 3} more" if len(lines) > 3 else "")  # noqa: PLR2004
+    summary = "; ".join(lines[:3]) + (f"; {len(lines) - 3} more" if len(lines) > 3 else "")  # noqa: PLR2004
     gpus = [gpu.uuid for gpu in view.snapshot.gpus if f"GPU {gpu.signal('index').value}" in named]
     return verdict(
-        told,
+        summary,
         fix=fix,
         value=len(tests),
         unit=LIMIT.unit,

@@ -52,8 +52,8 @@ def measure(rank: Rank) -> Measured:
             steps.append(moved)
         where = process_group.standing(rank, next(module.parameters()), dist.get_backend())
         ended = model_replicas.digest(torch, module.parameters())
-        told = {"own": own, "started": started, "ended": ended, "errors": errors, "steps": steps, "losses": losses}
-        return {**where, "seed": seed, **told}
+        measured = {"own": own, "started": started, "ended": ended, "errors": errors, "steps": steps, "losses": losses}
+        return {**where, "seed": seed, **measured}
 
 
 def _step(torch: Any, rank: Rank, model: Any, module: Any, batch: model_replicas.Batch) -> tuple[float, float, float]:
@@ -85,15 +85,15 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return errors
     fix = "run the all-reduce check: wrong there too, the link or NCCL is broken; right there, reinstall torch"
     off = model_replicas.first_off(errors, LIMIT)
-    found = [model_replicas.blamed(off, OFF[off.kind], fix, LIMIT, CODES[off.kind])] if off is not None else []
-    found += [drift for moment, when in MOMENTS.items() if (drift := model_replicas.drifted(ranks, moment, when))]
-    found += _unsent(ranks)
+    findings = [model_replicas.blamed(off, OFF[off.kind], fix, LIMIT, CODES[off.kind])] if off is not None else []
+    findings += [drift for moment, when in MOMENTS.items() if (drift := model_replicas.drifted(ranks, moment, when))]
+    findings += _unsent(ranks)
     summary = f"gradients equal one process's and replicas are equal on {len(ranks)} ranks over {ranks[0]['backend']}"
     return worst(
-        found,
+        findings,
         passed(
             summary,
-            value=None if found else max(error.value for error in errors),
+            value=None if findings else max(error.value for error in errors),
             unit=LIMIT.unit,
             limit=LIMIT,
             digest=ranks[0]["ended"],
@@ -109,5 +109,5 @@ def _unsent(ranks: Ranks) -> list[Outcome]:
     """Return the failure that DDP began with other weights than rank 0's own."""
     if ranks[0].get("own") == ranks[0].get("started"):
         return []
-    said = "training started with other weights than rank 0 was given"
-    return [failed(said, fix="run the collectives check: broadcast is wrong", code="ddp.start", culprit="rank 0")]
+    summary = "training started with other weights than rank 0 was given"
+    return [failed(summary, fix="run the collectives check: broadcast is wrong", code="ddp.start", culprit="rank 0")]

@@ -111,7 +111,7 @@ def _register(torch: Any, dist: Any, model: Any, hook: str, device: Any) -> Any:
             # Says now, and not in the middle of a backward pass, whether this backend adds in the dtype at all.
             dist.all_reduce(torch.zeros(1, dtype=getattr(torch, _DTYPES[hook]), device=device))
         except (TypeError, RuntimeError) as error:
-            refused = next((said for said in REFUSALS if said in str(error)), None)
+            refused = next((refusal for refusal in REFUSALS if refusal in str(error)), None)
             if refused is None or device.type != "cpu":
                 raise
             raise promise_cases.Absent(promise_cases.quoted(error)) from error
@@ -166,19 +166,19 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return problem
     if len(ranks) == 1:
         return skipped("one rank sends no gradient", code="rank.not-enough")
-    lacking, found = {}, []
+    lacking, findings = {}, []
     for hook in HOOKS:
         runs = [(entry.get("runs") or {}).get(hook) or {} for entry in ranks]
         reasons = {run.get("unsupported") for run in runs}
         if len(reasons) == 1 and None not in reasons:
             lacking[hook] = str(reasons.pop())
         elif any("raised" in run for run in runs):
-            found += [_raised(entry, run, hook) for entry, run in zip(ranks, runs) if "raised" in run]
+            findings += [_raised(entry, run, hook) for entry, run in zip(ranks, runs) if "raised" in run]
         else:
             unlike = _unlike(ranks, runs, hook)
-            found += [unlike] if unlike else []
-    if found:
-        return worst(found, passed(""))
+            findings += [unlike] if unlike else []
+    if findings:
+        return worst(findings, passed(""))
     if len(lacking) == len(HOOKS):
         return skipped(
             "; ".join(f"no {hook} hook here: {why}" for hook, why in lacking.items()), code="ddp-hooks.unsupported"
@@ -188,9 +188,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
 def _raised(entry: Measured, run: Measured, hook: str) -> Outcome:
     where = f"rank {entry['rank']} on {entry['device']}"
-    said = f"{where}: the {hook} hook raised {run['raised']}"
+    summary = f"{where}: the {hook} hook raised {run['raised']}"
     fix = "run the collectives check: wrong there too, look at NCCL and the driver; right there, reinstall torch"
-    return failed(said, fix=fix, code="ddp-hooks.raised", culprit=where, rank=entry["rank"])
+    return failed(summary, fix=fix, code="ddp-hooks.raised", culprit=where, rank=entry["rank"])
 
 
 def _unlike(ranks: Ranks, runs: list[Measured], hook: str) -> process_group.Problem:

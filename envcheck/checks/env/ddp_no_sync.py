@@ -57,16 +57,16 @@ def measure(rank: Rank) -> Measured:
 
 def _accumulate(torch: Any, rank: Rank, model: Any, batch: model_replicas.Batch) -> tuple[float, float]:
     """Return the errors of the gradients before and after they are synchronised, in tolerances."""
-    module, mine = model.module, MICRO_BATCHES * PER_MICRO
+    module, per_rank = model.module, MICRO_BATCHES * PER_MICRO
     whole = model_replicas.reference(module, batch)
-    own = batch.share(rank.rank * mine, mine)
-    last = mine - PER_MICRO
+    own = batch.share(rank.rank * per_rank, per_rank)
+    last = per_rank - PER_MICRO
     with model.no_sync():
         for first in range(0, last, PER_MICRO):
             _backward(torch, model, own.share(first, PER_MICRO))
-    kept = model_replicas.reference(module, own.share(0, last))
-    share = last / mine
-    before = model_replicas.off([p.grad for p in module.parameters()], [[x * share for x in grad] for grad in kept])
+    expected = model_replicas.reference(module, own.share(0, last))
+    share = last / per_rank
+    before = model_replicas.off([p.grad for p in module.parameters()], [[x * share for x in grad] for grad in expected])
     _backward(torch, model, own.share(last, PER_MICRO))
     return before, model_replicas.off([p.grad for p in module.parameters()], whole)
 
@@ -90,13 +90,13 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return errors
     off = model_replicas.first_off(errors, LIMIT)
     fix = "run the ddp check: right there, reinstall torch, as its no_sync is broken; wrong there, run all-reduce"
-    found = [model_replicas.blamed(off, OFF[off.kind], fix, LIMIT, CODES[off.kind])] if off is not None else []
+    findings = [model_replicas.blamed(off, OFF[off.kind], fix, LIMIT, CODES[off.kind])] if off is not None else []
     drift = model_replicas.drifted(ranks, "ended", "after accumulating")
-    said = f"{MICRO_BATCHES} micro-batches under no_sync equal one process's batch"
+    summary = f"{MICRO_BATCHES} micro-batches under no_sync equal one process's batch"
     return worst(
-        [*found, *([drift] if drift else [])],
+        [*findings, *([drift] if drift else [])],
         passed(
-            f"{said} on {len(ranks)} ranks over {ranks[0]['backend']}",
+            f"{summary} on {len(ranks)} ranks over {ranks[0]['backend']}",
             value=None if off else max(error.value for error in errors),
             unit=LIMIT.unit,
             limit=LIMIT,

@@ -57,13 +57,13 @@ def measure(rank: Rank) -> Measured:
     where = _place(rank)
     state = os.statvfs(where)
     kind, size = _kind(where), min(MOST, state.f_bavail * state.f_frsize // 10) // BLOCK * BLOCK
-    found = {"rank": rank.rank, "kind": kind, "here": where != rank.scratch}
+    measured = {"rank": rank.rank, "kind": kind, "here": where != rank.scratch}
     if kind in MEMORY or size < LEAST:
-        return {**found, "free": state.f_bavail * state.f_frsize}
+        return {**measured, "free": state.f_bavail * state.f_frsize}
     descriptor, path = tempfile.mkstemp(prefix=".envcheck-", dir=where)
     try:
         os.unlink(path)  # noqa: PTH108 (nothing is left of it, whatever happens from here on)
-        return {**found, **_measured(descriptor, size)}
+        return {**measured, **_measured(descriptor, size)}
     finally:
         os.close(descriptor)
 
@@ -79,8 +79,8 @@ def _kind(where: str) -> str:
     with open("/proc/self/mounts", encoding="utf-8", errors="replace") as stream:  # noqa: PTH123 (no Path is made here)
         mounts = [line.split()[1:3] for line in stream]
     real = os.path.realpath(where) + "/"
-    held = [(path, kind) for path, kind in mounts if real.startswith(path.rstrip("/") + "/")]
-    return max(held, key=lambda mount: len(mount[0]))[1] if held else "unknown"
+    mounted = [(path, kind) for path, kind in mounts if real.startswith(path.rstrip("/") + "/")]
+    return max(mounted, key=lambda mount: len(mount[0]))[1] if mounted else "unknown"
 
 
 def _measured(descriptor: int, size: int) -> dict[str, Any]:
@@ -166,12 +166,16 @@ def _judged(entry: Measured, kind: Any, where: str, limit: Limit) -> Outcome:
     speed = entry["read"] / entry["seconds"] / 1e9
     how = "O_DIRECT" if entry.get("direct") else "page cache dropped, which is less sure"
     layer = ", the container's own layer" if kind == "overlay" else ""
-    told = f"{speed:.2f} GB/s from {where} ({kind}{layer}; {entry['read'] / MIB:.0f} MiB, {how})"
+    summary = f"{speed:.2f} GB/s from {where} ({kind}{layer}; {entry['read'] / MIB:.0f} MiB, {how})"
     if speed > CEILING:
         return undecided(
-            f"{told}: more than disks do, so it came out of memory",
+            f"{summary}: more than disks do, so it came out of memory",
             fix="run it on a disk of its own",
             code="disk-read.from-memory",
         )
     verdict = {"value": round(speed, 4), "unit": "GB/s", "limit": limit}
-    return passed(told, **verdict) if speed >= limit.value else warned(told, fix=_FIX, code="disk-read.slow", **verdict)
+    return (
+        passed(summary, **verdict)
+        if speed >= limit.value
+        else warned(summary, fix=_FIX, code="disk-read.slow", **verdict)
+    )

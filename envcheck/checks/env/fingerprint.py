@@ -54,9 +54,12 @@ def measure(rank: Rank) -> Measured:
         digests.append(model_replicas.digest(torch, [*training.model.parameters(), _sums(torch, operands)])[:16])
     model = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     probe = next(training.model.parameters())
-    errors = {str(one.dtype)[6:]: verified_products.error(torch, one, one, one @ one.t()) for one in operands}
-    told = {"model": model, "repeats": repeats, "digests": digests, "errors": errors}
-    return {**process_group.standing(rank, probe), **told}
+    errors = {
+        str(operand.dtype)[6:]: verified_products.error(torch, operand, operand, operand @ operand.t())
+        for operand in operands
+    }
+    measured = {"model": model, "repeats": repeats, "digests": digests, "errors": errors}
+    return {**process_group.standing(rank, probe), **measured}
 
 
 def _operands(torch: Any, device: Any) -> tuple[Any, Any]:
@@ -76,9 +79,9 @@ def _sums(torch: Any, operands: tuple[Any, Any]) -> Any:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on each rank whose products are wrong, whose repeats differ, or that differs from others of its model."""
-    found = process_group.problem(view, ranks, backend=False)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
     findings = [finding for entry in ranks for finding in (*_wrong(entry), *_repeated(entry))]
     blamed = {finding.culprit for finding in findings}
     findings += [finding for finding in _between(ranks) if finding.culprit not in blamed]
@@ -98,26 +101,26 @@ def _name(entry: Measured) -> str:
 
 def _wrong(entry: Measured) -> list[Outcome]:
     """Return a finding for each product of a rank that is wrong."""
-    errors, found = entry.get("errors") or {}, []
+    errors, findings = entry.get("errors") or {}, []
     if len(errors) != len(SIZE):
-        said = f"{_name(entry)} verified no product"
-        return [undecided(said, fix="see the check's log", code="fingerprint.missing", culprit=_name(entry))]
+        summary = f"{_name(entry)} verified no product"
+        return [undecided(summary, fix="see the check's log", code="fingerprint.missing", culprit=_name(entry))]
     for dtype, error in errors.items():
         most = verified_products.TOLERANCE.get(ROUNDING.get(dtype, ""), 0.0)
         if not process_group.finite(error) or not 0 <= error <= most:
-            said = f"{_name(entry)}: the {dtype} product is off by {error}, however often it has the same bits"
-            about: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]]}
+            summary = f"{_name(entry)}: the {dtype} product is off by {error}, however often it has the same bits"
+            common: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]]}
             fix = "run the matmul check on this device; or reinstall torch"
-            found.append(failed(said, fix=fix, code="data.wrong", **about))
-    return found
+            findings.append(failed(summary, fix=fix, code="data.wrong", **common))
+    return findings
 
 
 def _repeated(entry: Measured) -> list[Outcome]:
     """Return a finding where the repeats of a rank differ, or where there are none."""
     digests, repeats = entry.get("digests") or [], entry.get("repeats")
     if len(digests) < 2 or len(digests) != repeats or not all(digests):  # noqa: PLR2004 (two to compare)
-        said = f"rank {entry['rank']} repeated nothing"
-        return [undecided(said, fix="see the check's log", code="fingerprint.missing", culprit=_name(entry))]
+        summary = f"rank {entry['rank']} repeated nothing"
+        return [undecided(summary, fix="see the check's log", code="fingerprint.missing", culprit=_name(entry))]
     odd = [number for number, digest in enumerate(digests) if digests.count(digest) * 2 <= len(digests)]
     if not odd:
         return []
@@ -126,7 +129,7 @@ def _repeated(entry: Measured) -> list[Outcome]:
 
 def _between(ranks: Ranks) -> list[Outcome]:
     """Return a finding for each model of GPU of which ranks differ from the others."""
-    found = []
+    findings = []
     for model in sorted({str(entry.get("model")) for entry in ranks}):
         peers = [entry for entry in ranks if str(entry.get("model")) == model]
         first = [(entry.get("digests") or [""])[0] for entry in peers]
@@ -134,13 +137,13 @@ def _between(ranks: Ranks) -> list[Outcome]:
         if len(set(first)) > 1:
             names = numbered("rank", [f"{peer['rank']} ({peer['device']})" for peer in odd])
             whom = "one another" if len(odd) == len(peers) else "the rest"
-            found.append(_apart(f"{names} gave other bits than {whom}, every time", odd))
-    return found
+            findings.append(_apart(f"{names} gave other bits than {whom}, every time", odd))
+    return findings
 
 
-def _apart(said: str, odd: Ranks) -> Outcome:
+def _apart(summary: str, odd: Ranks) -> Outcome:
     return failed(
-        said,
+        summary,
         fix=_FIX,
         value=sum(len(set(entry["digests"])) for entry in odd),
         unit=LIMIT.unit,

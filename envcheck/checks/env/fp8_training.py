@@ -159,9 +159,9 @@ def _train(torch: Any, device: Any, task: _Fp8Task, linear: Any) -> list[float]:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on each rank whose FP8 is none, or whose loss is not bfloat16's; skip where no rank has FP8."""
-    found = process_group.problem(view, ranks, backend=False)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
     lacking = {str(entry["rank"]): str(entry["lacking"]) for entry in ranks if entry.get("lacking")}
     if len(lacking) == len(ranks):
         return skipped(f"no FP8: {' and '.join(sorted(set(lacking.values())))}", code="fp8.unsupported")
@@ -186,41 +186,42 @@ def _findings(entry: Measured) -> list[Outcome]:
     where, losses = f"rank {entry['rank']} on {entry['device']}", entry.get("losses") or {}
     eight, sixteen = (losses.get(dtype) or [] for dtype in ("float8", "bfloat16"))
     if len(eight) != STEPS or len(sixteen) != STEPS:
-        said = f"{where} trained {len(eight)} steps, not {STEPS}"
-        return [undecided(said, fix="see the check's log", code="fp8.missing", culprit=where)]
+        summary = f"{where} trained {len(eight)} steps, not {STEPS}"
+        return [undecided(summary, fix="see the check's log", code="fp8.missing", culprit=where)]
     if not all(process_group.finite(loss) for loss in eight + sixteen) or not sixteen[0] > 0:
         return [
             failed(f"{where}: the loss is not finite", fix=_FIX, losses=losses, code="fp8.not-finite", culprit=where)
         ]
-    found = []
+    findings = []
     if sorted(entry.get("formats") or []) != sorted(FORMATS):
-        said = f"{where} multiplied {', '.join(entry.get('formats') or []) or 'nothing'}, not in FP8"
-        found.append(failed(said, fix=_FIX, code="fp8.formats", culprit=where))
-    for code, said, value, limit in _shares(entry, eight, sixteen):
+        summary = f"{where} multiplied {', '.join(entry.get('formats') or []) or 'nothing'}, not in FP8"
+        findings.append(failed(summary, fix=_FIX, code="fp8.formats", culprit=where))
+    for code, summary, value, limit in _shares(entry, eight, sixteen):
         if not value <= limit.value:
-            text = f"{where}: {said.format(f'{value:.3g}')}"
-            about: dict[str, Any] = {"unit": limit.unit, "limit": limit, "losses": losses, "culprit": where}
-            found.append(failed(text, fix=_FIX, value=value, code=code, **about))
-    return found
+            text = f"{where}: {summary.format(f'{value:.3g}')}"
+            common: dict[str, Any] = {"unit": limit.unit, "limit": limit, "losses": losses, "culprit": where}
+            findings.append(failed(text, fix=_FIX, value=value, code=code, **common))
+    return findings
 
 
 def _shares(entry: Measured, eight: list[float], sixteen: list[float]) -> list[tuple[str, str, float, Limit]]:
     """Return what is judged, as (code, words, value, limit), each a share of the first loss."""
     first: Any = entry.get("first")
-    known = process_group.finite(first) and first > 0
+    comparable = process_group.finite(first) and first > 0
     rows = [
         (f"the first {name} loss is {{}} of it away from plain Python's", losses[0], DISTANCE)
         for name, losses in (("bfloat16", sixteen), ("FP8", eight))
     ]
     shares = [
-        ("fp8.first-loss", said, abs(loss - first) / first if known else math.inf, limit) for said, loss, limit in rows
+        ("fp8.first-loss", summary, abs(loss - first) / first if comparable else math.inf, limit)
+        for summary, loss, limit in rows
     ]
     shares += [
         ("fp8.not-learning", f"the {name} loss comes to {{}} of the first", losses[-1] / sixteen[0], FALLEN)
         for name, losses in (("bfloat16", sixteen), ("FP8", eight))
     ]
-    said = "the FP8 loss is {} of the first loss away from bfloat16's"
-    return [*shares, ("fp8.distance", said, _distance(entry), DISTANCE)]
+    summary = "the FP8 loss is {} of the first loss away from bfloat16's"
+    return [*shares, ("fp8.distance", summary, _distance(entry), DISTANCE)]
 
 
 def _distance(entry: Measured) -> float:

@@ -137,19 +137,19 @@ def judge(view: View, ranks: Ranks) -> Outcome:
                 code="fsdp.unmeasured",
                 culprit=f"rank {entry['rank']}",
             )
-    found, most = [], 0.0
+    findings, most = [], 0.0
     for kind in ("errors", "gathered"):
         # Every rank is off after one was, that one the most.
         error, number = max((_worst(entry[kind]), -entry["rank"]) for entry in ranks)
-        found += [_apart(ranks[-number], kind, error)] if error > LIMIT.value else []
+        findings += [_apart(ranks[-number], kind, error)] if error > LIMIT.value else []
         most = max(most, error)
-    found += [
+    findings += [
         problem for problem in (model_replicas.drifted(ranks, "ended", "when gathered"), _whole(ranks)) if problem
     ]
     varied = promise_cases.judge(
         view, ranks, promise_cases.Terms(sharding_options.NAMES, _limit, "fsdp.variant", _FIX), backend=True
     )
-    return worst([*found, *([] if varied.status == PASS else [varied])], _passed(ranks, most))
+    return worst([*findings, *([] if varied.status == PASS else [varied])], _passed(ranks, most))
 
 
 def _limit(name: str) -> Limit:
@@ -181,8 +181,8 @@ def _whole(ranks: Ranks) -> process_group.Problem:
     total: Any = ranks[0].get("total")
     if all(process_group.finite(count) for count in (*held, total)) and max(held) < total == sum(held):
         return None
-    said = f"the ranks held {held} of {total} parameters: they were not sharded"
-    return failed(said, fix="reinstall or update torch, as its FSDP2 is broken", held=held, code="fsdp.not-sharded")
+    summary = f"the ranks held {held} of {total} parameters: they were not sharded"
+    return failed(summary, fix="reinstall or update torch, as its FSDP2 is broken", held=held, code="fsdp.not-sharded")
 
 
 def _passed(ranks: Ranks, worst: float) -> Outcome:

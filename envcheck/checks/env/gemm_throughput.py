@@ -84,8 +84,8 @@ def measure(rank: Rank) -> Measured:
         took, made = _timed(torch, dtype, data)
         values[dtype], errors[dtype] = tflops(took), made.error
         products[dtype] = gpu_speed.verdict(made.wrong())
-    told = {"values": values, "errors": errors, "products": products, "unsupported": lacking}
-    return {**entry, **told, "load": sampler.told()}
+    measured = {"values": values, "errors": errors, "products": products, "unsupported": lacking}
+    return {**entry, **measured, "load": sampler.told()}
 
 
 def _lacking(torch: Any, dtype: str, device: Any, capability: tuple[int, int]) -> str:
@@ -135,50 +135,52 @@ def _products(torch: Any, dtype: str, data: Any) -> tuple[verified_products.Prod
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on a product that is no product; then judge each GPU's TFLOP/s by its model's limits."""
-    found = process_group.problem(view, ranks, backend=False)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
     speed = gpu_speed.judge(view, ranks, DTYPES, "TFLOP/s", _FIX)
-    findings = [found for entry in ranks for found in (*_wrong(entry), *_faulty(entry))]
+    findings = [finding for entry in ranks for finding in (*_wrong(entry), *_faulty(entry))]
     slow = [speed] if speed.status != PASS else []
     return worst([*findings, *slow], otherwise=speed)
 
 
 def _wrong(entry: Measured) -> list[Outcome]:
     """Return a finding for each dtype with a wrong product."""
-    found = []
+    findings = []
     for dtype in entry.get("values") or {}:
         error: Any = (entry.get("errors") or {}).get(dtype)
         made = (entry.get("products") or {}).get(dtype) or {}
-        about: dict[str, Any] = {"culprit": gpu_speed.culprit(entry), "rank": entry["rank"]}
+        common: dict[str, Any] = {"culprit": gpu_speed.culprit(entry), "rank": entry["rank"]}
         where = f"rank {entry['rank']} on {entry['device']}"
         if not process_group.finite(error) or not 0 <= error <= verified_products.TOLERANCE[dtype]:
             value = error if process_group.finite(error) else None
-            said = f"{where}: the {dtype} product is off by {error}"
-            found.append(failed(said, fix=_WRONG_FIX, value=value, unit="relative error", code="data.wrong", **about))
+            summary = f"{where}: the {dtype} product is off by {error}"
+            findings.append(
+                failed(summary, fix=_WRONG_FIX, value=value, unit="relative error", code="data.wrong", **common)
+            )
         wrong, count = made.get("wrong"), made.get("messages")
         if not (process_group.counts(wrong) and process_group.counts(count) and count):
-            said = f"{where} verified no {dtype} product"
-            found.append(undecided(said, fix="see the check's log", code="data.missing", **about))
+            summary = f"{where} verified no {dtype} product"
+            findings.append(undecided(summary, fix="see the check's log", code="data.missing", **common))
         elif wrong:
-            said = (
+            summary = (
                 f"{where}: {wrong} of {count} {dtype} products have wrong elements, first product {made.get('first')}"
             )
-            about |= {"value": wrong, "unit": LIMIT.unit, "limit": LIMIT}
-            found.append(failed(said, fix=_WRONG_FIX, code="data.wrong", **about))
-    return found
+            common |= {"value": wrong, "unit": LIMIT.unit, "limit": LIMIT}
+            findings.append(failed(summary, fix=_WRONG_FIX, code="data.wrong", **common))
+    return findings
 
 
 def _faulty(entry: Measured) -> list[Outcome]:
     """Return the warning that a GPU slows itself down for heat or power."""
-    seen = load_samples.faults(entry.get("load") or {})
-    if not seen:
+    faults = load_samples.faults(entry.get("load") or {})
+    if not faults:
         return []
-    said = f"rank {entry['rank']} ({entry['device']}): {', '.join(seen)}{load_samples.told(entry['load'])}"
+    summary = f"rank {entry['rank']} ({entry['device']}): {', '.join(faults)}{load_samples.told(entry['load'])}"
     warning = warned(
-        said,
+        summary,
         fix=_FIX,
-        value=sum(seen.values()),
+        value=sum(faults.values()),
         unit=load_samples.NO_FAULT.unit,
         limit=load_samples.NO_FAULT,
         code="gpu.slows-down",

@@ -43,12 +43,12 @@ TRUE = ("1", "true", "yes", "on")
 
 def measure(rank: Rank) -> Measured:
     """Return the names that are set; no value of any."""
-    wanted = os.environ.get(TRANSFER, "").lower() in TRUE
+    enabled = os.environ.get(TRANSFER, "").lower() in TRUE
     return {
         "rank": rank.rank,
         "ignored": [name for name in IGNORED if name in os.environ],
         "outdated": [name for name in OUTDATED if name in os.environ],
-        "transfer_missing": wanted and importlib.util.find_spec("hf_transfer") is None,
+        "transfer_missing": enabled and importlib.util.find_spec("hf_transfer") is None,
     }
 
 
@@ -57,17 +57,17 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     entry = ranks[0] if ranks else {}
     if not isinstance(entry.get("ignored"), list) or not isinstance(entry.get("outdated"), list):
         return undecided("the environment was not read", fix="see the check's log", code="ignored-settings.unmeasured")
-    told = [f"nothing reads {name}" for name in entry["ignored"]]
-    told += [f"{name} is outdated" for name in entry["outdated"]]
+    sentences = [f"nothing reads {name}" for name in entry["ignored"]]
+    sentences += [f"{name} is outdated" for name in entry["outdated"]]
     fixes = [f"{name} -> {(IGNORED.get(name) or OUTDATED[name])}" for name in entry["ignored"] + entry["outdated"]]
     if entry.get("transfer_missing"):
-        told.append(f"{TRANSFER} is set, and hf_transfer is not installed: downloads fail")
+        sentences.append(f"{TRANSFER} is set, and hf_transfer is not installed: downloads fail")
         fixes.append(f"unset {TRANSFER}, or install hf_transfer")
-    if told:
+    if sentences:
         return warned(
-            "; ".join(told),
+            "; ".join(sentences),
             fix="; ".join(fixes),
-            value=len(told),
+            value=len(sentences),
             unit=LIMIT.unit,
             limit=LIMIT,
             code="ignored-settings.ignored",

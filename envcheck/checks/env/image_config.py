@@ -91,10 +91,10 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     program = str(view.image.get("program", "") if view.image else entry.get("init", ""))
     root = user in ROOT and (bool(view.image) or not entry.get("mapped"))
     value = {"runs_as": user or "root", "starts": program or "nothing"}
-    found = []
+    findings = []
     if root:
-        found.append(warned("it runs as root", fix=_USER_FIX, value=value, limit=LIMIT, code="image-config.root"))
+        findings.append(warned("it runs as root", fix=_USER_FIX, value=value, limit=LIMIT, code="image-config.root"))
     if program not in INITS:
-        said = f"PID 1 is {program or 'not known'}, which is no init"
-        found.append(warned(said, fix=_INIT_FIX, value=value, limit=LIMIT, code="image-config.no-init"))
-    return worst(found, passed(f"user {value['runs_as']}, under {program}", value=value, limit=LIMIT))
+        summary = f"PID 1 is {program or 'not known'}, which is no init"
+        findings.append(warned(summary, fix=_INIT_FIX, value=value, limit=LIMIT, code="image-config.no-init"))
+    return worst(findings, passed(f"user {value['runs_as']}, under {program}", value=value, limit=LIMIT))

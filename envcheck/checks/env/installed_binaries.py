@@ -26,15 +26,15 @@ IDLE = (".h", ".hpp", ".cuh", ".cpp", ".cu", ".md", ".txt", ".cmake", ".a", ".ht
 def measure(rank: Rank) -> Measured:
     """Digest every file but Python's."""
     packages = package_files.packages()
-    told = package_files.compare(f for one in packages for f in one.files if f.path.suffix != ".py")
-    idle = [path for path in told["missing"] if path.endswith(IDLE) or "/share/" in path or "-info/" in path]
-    told["missing"] = [path for path in told["missing"] if path not in set(idle)]
-    return {**installed_files.entry(rank, packages, told), "idle": len(idle)}
+    compared = package_files.compare(f for package in packages for f in package.files if f.path.suffix != ".py")
+    idle = [path for path in compared["missing"] if path.endswith(IDLE) or "/share/" in path or "-info/" in path]
+    compared["missing"] = [path for path in compared["missing"] if path not in set(idle)]
+    return {**installed_files.entry(rank, packages, compared), "idle": len(idle)}
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on each file that is changed or missing; warn of packages that recorded none."""
-    told = ranks[0] if ranks else {}
-    if view.environment.get("error") and not told.get("packages"):
+    measured = ranks[0] if ranks else {}
+    if view.environment.get("error") and not measured.get("packages"):
         return undecided(f"no torch to compare: {view.environment['error']}", code="installed.none")
-    return worst(installed_files.problems(told), otherwise=installed_files.summary(told, "other files"))
+    return worst(installed_files.problems(measured), otherwise=installed_files.summary(measured, "other files"))

@@ -30,7 +30,7 @@ def measure(rank: Rank) -> Measured:
     import torch  # noqa: F401 (its modules are what is looked at)
 
     begun, used = time.monotonic(), {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    listed = [f.path for one in package_files.packages() for f in one.files if f.path.suffix == ".py"]
+    listed = [f.path for package in package_files.packages() for f in package.files if f.path.suffix == ".py"]
     sources = [path for path in listed if str(path) in used]
     wrong = package_files.stale(sources)
     seconds = round(time.monotonic() - begun, 1)
@@ -39,10 +39,10 @@ def measure(rank: Rank) -> Measured:
 
 def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
     """Fail naming each bytecode that differs from its source."""
-    told = ranks[0] if ranks else {}
-    if not process_group.counts(told.get("sources")) or not process_group.counts(told.get("count")):
+    measured = ranks[0] if ranks else {}
+    if not process_group.counts(measured.get("sources")) or not process_group.counts(measured.get("count")):
         return undecided("no bytecode was compared", fix="see the check's log", code="bytecode.unmeasured")
-    if not told["sources"]:
+    if not measured["sources"]:
         return undecided("no package of torch lists its sources", fix="see installed-files", code="bytecode.none")
     findings = [
         failed(
@@ -50,10 +50,10 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
             fix=_FIX,
             code="bytecode.differs",
             culprit=path,
-            value=told["count"],
+            value=measured["count"],
             unit="files",
         )
-        for path in told.get("wrong") or []
+        for path in measured.get("wrong") or []
     ]
-    done = f"the bytecode of {told['sources']} sources is theirs ({told.get('seconds')} s)"
-    return worst(findings, otherwise=passed(done, value=told["count"], unit="files"))
+    done = f"the bytecode of {measured['sources']} sources is theirs ({measured.get('seconds')} s)"
+    return worst(findings, otherwise=passed(done, value=measured["count"], unit="files"))

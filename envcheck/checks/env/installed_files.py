@@ -41,24 +41,24 @@ SHOWN = 50
 def measure(rank: Rank) -> Measured:
     """Digest the Python files, and look for what was added, replaced or is there twice."""
     packages = package_files.packages()
-    told = package_files.compare(f for one in packages for f in one.files if f.path.suffix == ".py")
-    torch = next((one for one in packages if one.name == "torch"), None)
+    compared = package_files.compare(f for package in packages for f in package.files if f.path.suffix == ".py")
+    torch = next((package for package in packages if package.name == "torch"), None)
     return {
-        **entry(rank, packages, told),
+        **entry(rank, packages, compared),
         "imported": _imported(),
-        "listed": bool(torch) and _imported() in {str(item.path) for one in packages for item in one.files},
+        "listed": bool(torch) and _imported() in {str(item.path) for package in packages for item in package.files},
         "says": _says(torch),
         "added": _added(packages),
         "startup": _startup(),
     }
 
 
-def entry(rank: Rank, packages: list[package_files.Package], told: dict[str, Any]) -> Measured:
+def entry(rank: Rank, packages: list[package_files.Package], compared: dict[str, Any]) -> Measured:
     """Return the result that both checks of installed files have, its lists cut to a bearable length."""
-    lists = {kind: told[kind][:SHOWN] for kind in (*KINDS, "without")}
-    counts = {f"{kind}_count": len(told[kind]) for kind in lists}
+    lists = {kind: compared[kind][:SHOWN] for kind in (*KINDS, "without")}
+    counts = {f"{kind}_count": len(compared[kind]) for kind in lists}
     rows = [{"name": p.name, "version": p.version, "ledger": p.ledger, "where": p.where} for p in packages]
-    figures = {name: told[name] for name in ("files", "bytes", "seconds")}
+    figures = {name: compared[name] for name in ("files", "bytes", "seconds")}
     return {"rank": rank.rank, "packages": rows, **figures, **lists, **counts}
 
 
@@ -70,20 +70,20 @@ def _imported() -> str:
 def _says(torch: package_files.Package | None) -> str:
     """Return the version that torch/version.py has, "" where there is none."""
     path = Path(torch.where).parent / "torch" / "version.py" if torch else None
-    found = VERSION.search(path.read_text(encoding="utf-8")) if path and path.exists() else None
-    return found[1] if found else ""
+    version = VERSION.search(path.read_text(encoding="utf-8")) if path and path.exists() else None
+    return version[1] if version else ""
 
 
 def _added(packages: list[package_files.Package]) -> list[str]:
     """Return files in the directories of recorded packages that no package at all brought."""
-    recorded = [one for one in packages if one.ledger == "RECORD"]
-    found = sorted({path for one in recorded for path in package_files.strangers(one, packages)})
-    if not found:
+    recorded = [package for package in packages if package.ledger == "RECORD"]
+    added = sorted({path for package in recorded for path in package_files.strangers(package, packages)})
+    if not added:
         return []
-    known: set[str] = set()
+    finders: set[str] = set()
     for dist in importlib.metadata.distributions():
-        known |= {os.path.normpath(str(dist.locate_file(file))) for file in dist.files or []}
-    return [path for path in found if path not in known][:SHOWN]
+        finders |= {os.path.normpath(str(dist.locate_file(file))) for file in dist.files or []}
+    return [path for path in added if path not in finders][:SHOWN]
 
 
 def _startup() -> list[str]:
@@ -108,97 +108,103 @@ def _runs(path: Path) -> bool:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on each changed or missing file, on a shadowed torch and on mixed versions; warn of what nobody recorded."""
-    told = ranks[0] if ranks else {}
-    if view.environment.get("error") and not told.get("packages"):
+    measured = ranks[0] if ranks else {}
+    if view.environment.get("error") and not measured.get("packages"):
         return undecided(f"no torch to compare: {view.environment['error']}", code="installed.none")
-    findings = [*problems(told), *_shadowed(told), *_versions(told), *_extra(told)]
-    return worst(findings, otherwise=summary(told, "Python files"))
+    findings = [*problems(measured), *_shadowed(measured), *_versions(measured), *_extra(measured)]
+    return worst(findings, otherwise=summary(measured, "Python files"))
 
 
-def summary(told: Measured, what: str) -> Outcome:
+def summary(measured: Measured, extent: str) -> Outcome:
     """Return the pass, with what it cost."""
+    packages = counted(len(measured.get("packages") or []), "package")
     return passed(
-        f"{told.get('files')} {what} of {counted(len(told.get('packages') or []), 'package')} are as installed "
-        f"({(told.get('bytes') or 0) / 1e6:,.0f} MB in {told.get('seconds')} s)",
+        f"{measured.get('files')} {extent} of {packages} are as installed "
+        f"({(measured.get('bytes') or 0) / 1e6:,.0f} MB in {measured.get('seconds')} s)",
         value=0,
         unit="files",
-        seconds=told.get("seconds"),
-        bytes=told.get("bytes"),
+        seconds=measured.get("seconds"),
+        bytes=measured.get("bytes"),
     )
 
 
 def _listed(packages: object) -> bool:
     """Return whether each package says what it is, where it lies, and which ledger (a text, maybe empty) it has."""
     return isinstance(packages, list) and all(
-        isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("name", "version", "ledger", "where"))
-        for one in packages
+        isinstance(package, dict)
+        and all(isinstance(package.get(key), str) for key in ("name", "version", "ledger", "where"))
+        for package in packages
     )
 
 
-def problems(told: Measured) -> Iterator[Outcome]:
+def problems(measured: Measured) -> Iterator[Outcome]:
     """Yield what is wrong with the files that are listed, and the packages that list none."""
-    packages: Any = told.get("packages")
-    if not _listed(packages) or not process_group.counts(told.get("files")):
+    packages: Any = measured.get("packages")
+    if not _listed(packages) or not process_group.counts(measured.get("files")):
         yield undecided("no installed file was looked at", fix="see the check's log", code="installed.unmeasured")
         return
     for kind, words in KINDS.items():
-        count = told.get(f"{kind}_count")
-        if not process_group.counts(count) or (count and not told.get(kind)):
+        count = measured.get(f"{kind}_count")
+        if not process_group.counts(count) or (count and not measured.get(kind)):
             yield undecided(f"not said how many files {words}", fix="see the check's log", code="installed.unmeasured")
-        for path in told.get(kind) or []:
+        for path in measured.get(kind) or []:
             yield failed(f"{path} {words}", fix=FIX, code=f"installed.{kind}", culprit=path, value=count, unit="files")
-    bare = [one["name"] for one in packages if not one.get("ledger")]
+    bare = [package["name"] for package in packages if not package.get("ledger")]
     if bare or not packages:
         named = ", ".join(sorted(bare)) or "torch"
-        said = f"{named} has no list of installed files (no RECORD, dpkg or conda ledger)"
-        yield warned(said, fix="install it from a wheel to have its files compared", code="installed.unrecorded")
-    elif not told["files"]:
+        summary = f"{named} has no list of installed files (no RECORD, dpkg or conda ledger)"
+        yield warned(summary, fix="install it from a wheel to have its files compared", code="installed.unrecorded")
+    elif not measured["files"]:
         yield undecided("the packages list no file", fix=FIX, code="installed.empty")
-    if told.get("without"):
-        said = f"{counted(told.get('without_count') or 0, 'file')} without a digest, the first {told['without'][0]}"
-        yield warned(said, fix=FIX, code="installed.without-digest", culprit=told["without"][0])
+    if measured.get("without"):
+        first = measured["without"][0]
+        summary = f"{counted(measured.get('without_count') or 0, 'file')} without a digest, the first {first}"
+        yield warned(summary, fix=FIX, code="installed.without-digest", culprit=first)
 
 
-def _shadowed(told: Measured) -> Iterator[Outcome]:
-    torch = [one for one in told.get("packages") or [] if one["name"] == "torch"]
-    if torch and torch[0]["ledger"] and told.get("listed") is not True:
-        where = told.get("imported") or "nowhere"
-        said = f"torch is imported from {where}, which its package did not bring ({torch[0]['where']})"
+def _shadowed(measured: Measured) -> Iterator[Outcome]:
+    torch = [package for package in measured.get("packages") or [] if package["name"] == "torch"]
+    if torch and torch[0]["ledger"] and measured.get("listed") is not True:
+        where = measured.get("imported") or "nowhere"
+        summary = f"torch is imported from {where}, which its package did not bring ({torch[0]['where']})"
         fix = "take the directory out of PYTHONPATH, .pth files and the working directory, or install torch again"
-        yield failed(said, fix=fix, code="installed.shadowed", culprit=where)
+        yield failed(summary, fix=fix, code="installed.shadowed", culprit=where)
 
 
-def _versions(told: Measured) -> Iterator[Outcome]:
-    packages = told.get("packages") or []
-    for name in sorted({one["name"] for one in packages}):
-        same = [one for one in packages if one["name"] == name]
-        directories = {str(Path(one["where"]).parent) for one in same}
+def _versions(measured: Measured) -> Iterator[Outcome]:
+    packages = measured.get("packages") or []
+    for name in sorted({package["name"] for package in packages}):
+        same = [package for package in packages if package["name"] == name]
+        directories = {str(Path(package["where"]).parent) for package in same}
         if len(same) > len(directories):
-            versions = " and ".join(sorted(one["version"] for one in same))
-            said = f"{name} is installed twice in one directory: {versions}"
-            yield failed(said, fix=FIX, code="installed.twice", culprit=name)
-    torch = next((one for one in packages if one["name"] == "torch"), None)
+            versions = " and ".join(sorted(package["version"] for package in same))
+            summary = f"{name} is installed twice in one directory: {versions}"
+            yield failed(summary, fix=FIX, code="installed.twice", culprit=name)
+    torch = next((package for package in packages if package["name"] == "torch"), None)
     if torch is None or torch["ledger"] != "RECORD":
         return
-    says, version = str(told.get("says")), str(torch["version"])
+    says, version = str(measured.get("says")), str(torch["version"])
     # The wheel of the public index is called 2.6.0, and says 2.6.0+cu124 of itself.
     if says != version and says.partition("+")[0] != version:
-        said = f"torch/version.py says {says or 'nothing'}, the package is {version}"
-        yield failed(said, fix=FIX, code="installed.version", culprit="torch/version.py")
+        summary = f"torch/version.py says {says or 'nothing'}, the package is {version}"
+        yield failed(summary, fix=FIX, code="installed.version", culprit="torch/version.py")
 
 
-def _extra(told: Measured) -> Iterator[Outcome]:
-    for path in told.get("added") or []:
+def _extra(measured: Measured) -> Iterator[Outcome]:
+    for path in measured.get("added") or []:
         if _hides(Path(path)):
-            said = f"{path} was added and is imported in place of a file of its package"
-            yield failed(said, fix=f"remove it; {FIX}", code="installed.hides", culprit=path)
+            summary = f"{path} was added and is imported in place of a file of its package"
+            yield failed(summary, fix=f"remove it; {FIX}", code="installed.hides", culprit=path)
         else:
-            said = f"{path} was added to a package that did not bring it"
-            yield warned(said, fix=f"remove it, or {FIX}", code="installed.added", culprit=path)
-    for path in told.get("startup") or []:
-        said = f"{path} runs whenever Python starts, and may change what torch does"
+            summary = f"{path} was added to a package that did not bring it"
+            yield warned(summary, fix=f"remove it, or {FIX}", code="installed.added", culprit=path)
+    for path in measured.get("startup") or []:
+        summary = f"{path} runs whenever Python starts, and may change what torch does"
         yield warned(
-            said, fix="remove it, or start with `python -I`, and run this again", code="installed.startup", culprit=path
+            summary,
+            fix="remove it, or start with `python -I`, and run this again",
+            code="installed.startup",
+            culprit=path,
         )
 
 

@@ -129,19 +129,19 @@ def _product8(torch: Any, device: Any, source: random.Random) -> float:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on every rank and dtype whose error is above its bound, or is not a number."""
-    found = process_group.problem(view, ranks, backend=False)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
     margins, findings = [], []
     for entry in ranks:
         errors = entry.get("errors") or {}
         owed = required(entry)
         for dtype in (name for name in UNIT_ROUNDOFF if name in owed or name in errors):
             if dtype not in errors:
-                said = f"rank {entry['rank']} measured no {dtype} product"
+                summary = f"rank {entry['rank']} measured no {dtype} product"
                 findings.append(
                     undecided(
-                        said,
+                        summary,
                         fix="see the check's log",
                         code="matmul.unmeasured",
                         culprit=f"rank {entry['rank']}, {dtype}",

@@ -60,7 +60,7 @@ def measure(rank: Rank) -> Measured:
                 ) as sampler:
                     across, refused = _by_node(words, device, min(ACROSS, free // 3))
                 values |= _best(across)
-                right |= {path: all(told["right"] for told in across.values()) for path in _best(across)}
+                right |= {path: all(rates["right"] for rates in across.values()) for path in _best(across)}
             dist.all_reduce(probe)
             torch.cuda.synchronize()
         name = torch.cuda.get_device_name(device)
@@ -95,39 +95,39 @@ def _on_device(words: seeded_words.Words, target: Any, sources: Any) -> Callable
 def _by_node(words: seeded_words.Words, device: Any, size: int) -> tuple[dict[str, Measured], dict[str, str]]:
     """Copy from and to each NUMA node's memory; say which nodes this process may not run on, and why."""
     nodes = numa_nodes.nodes() or {"here": os.sched_getaffinity(0)}
-    kept: list[Any] = []
-    found = {node: _bound(words, device, size // len(nodes), cpus, kept) for node, cpus in nodes.items()}
-    refused = {node: told for node, told in found.items() if isinstance(told, str)}
-    return {node: told for node, told in found.items() if not isinstance(told, str)}, refused
+    pinned: list[Any] = []
+    by_node = {node: _bound(words, device, size // len(nodes), cpus, pinned) for node, cpus in nodes.items()}
+    refused = {node: refusal for node, refusal in by_node.items() if isinstance(refusal, str)}
+    return {node: rates for node, rates in by_node.items() if not isinstance(rates, str)}, refused
 
 
-def _bound(words: seeded_words.Words, device: Any, size: int, cpus: set[int], kept: list[Any]) -> Measured | str:
+def _bound(words: seeded_words.Words, device: Any, size: int, cpus: set[int], pinned: list[Any]) -> Measured | str:
     try:
         with numa_nodes.on(cpus):
-            return _across(words, device, size, kept)
+            return _across(words, device, size, pinned)
     except OSError as error:
         return str(error.strerror)
 
 
-def _across(words: seeded_words.Words, device: Any, size: int, kept: list[Any]) -> Measured:
-    """Return the rate of each way, and whether the bytes arrived. What is pinned is `kept`: torch would hand it on.
+def _across(words: seeded_words.Words, device: Any, size: int, pinned: list[Any]) -> Measured:
+    """Return the rate of each way, and whether the bytes arrived. What is pinned is `pinned`: torch would hand it on.
 
     What came back to the host is sent to the card again and compared there, which is quicker than the host is.
     """
-    host = [one.pin_memory() for one in gpu_speed.numbers(words, size)]
-    there = [one.to(device, copy=True) for one in host]
-    card, back = words.torch.zeros_like(there[0]), words.torch.zeros_like(host[0]).pin_memory()
-    kept += [*host, back]
+    host = [pattern.pin_memory() for pattern in gpu_speed.numbers(words, size)]
+    on_card = [pattern.to(device, copy=True) for pattern in host]
+    card, back = words.torch.zeros_like(on_card[0]), words.torch.zeros_like(host[0]).pin_memory()
+    pinned += [*host, back]
 
     def returned(turn: int) -> Any:
         card.copy_(back, non_blocking=True)
-        return exact_comparison.compared(words.torch, card, there[turn])
+        return exact_comparison.compared(words.torch, card, on_card[turn])
 
-    down, came = _copies(words, card, host, _on_device(words, card, there))
-    up, went = _copies(words, back, there, returned)
+    down, upward = _copies(words, card, host, _on_device(words, card, on_card))
+    up, went = _copies(words, back, on_card, returned)
     size = 4 * card.numel()
-    right = came["wrong"] == 0 and went["wrong"] == 0
-    return {"host to GPU": size / down / 1e9, "GPU to host": size / up / 1e9, "right": right, "copies": [came, went]}
+    right = upward["wrong"] == 0 and went["wrong"] == 0
+    return {"host to GPU": size / down / 1e9, "GPU to host": size / up / 1e9, "right": right, "copies": [upward, went]}
 
 
 def _copies(words: seeded_words.Words, target: Any, sources: Any, wrong: Any) -> tuple[float, Measured]:
@@ -144,9 +144,9 @@ def _copies(words: seeded_words.Words, target: Any, sources: Any, wrong: Any) ->
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail where bytes did not arrive; then judge each GPU's GB/s by its model's limits."""
-    found = process_group.problem(view, ranks)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks)
+    if problem is not None:
+        return problem
     wrong = [
         failed(
             f"rank {entry['rank']} on {entry['device']}: {lost} did not bring every byte",
@@ -171,7 +171,9 @@ def _lost(entry: Measured) -> str:
     """Return what lost bytes: a path, or the way to a NUMA node; or nothing."""
     right, across = entry.get("right") or {}, entry.get("across") or {}
     paths = [path for path in entry.get("values") or {} if right.get(path) is not True]
-    return ", ".join([*paths, *(f"NUMA node {node}" for node, told in across.items() if told.get("right") is not True)])
+    return ", ".join(
+        [*paths, *(f"NUMA node {node}" for node, rates in across.items() if rates.get("right") is not True)]
+    )
 
 
 def _near(view: View, entry: Measured) -> Measured:
@@ -182,27 +184,31 @@ def _near(view: View, entry: Measured) -> Measured:
     across = entry.get("across") or {}
     node = numa_nodes.nearest(view, entry["device"])
     if node not in across:
-        node = max(across, key=lambda one: sum(_rates(across[one]).values()), default=None)
-    known = {path: rate for path, rate in (entry.get("values") or {}).items() if not across or path not in _ACROSS}
-    return {**entry, "node": node, "values": {**known, **_rates(across.get(node) or {})}}
+        node = max(across, key=lambda name: sum(_rates(across[name]).values()), default=None)
+    rates = {path: rate for path, rate in (entry.get("values") or {}).items() if not across or path not in _ACROSS}
+    return {**entry, "node": node, "values": {**rates, **_rates(across.get(node) or {})}}
 
 
 def _best(across: Mapping[str, Measured]) -> dict[str, float]:
     """Return each way's rate from the node that it is fastest from."""
-    told = [_rates(rates) for rates in across.values()]
-    return {path: max(rates[path] for rates in told) for path in _ACROSS if told and all(path in r for r in told)}
+    per_node = [_rates(rates) for rates in across.values()]
+    return {
+        path: max(rates[path] for rates in per_node)
+        for path in _ACROSS
+        if per_node and all(path in r for r in per_node)
+    }
 
 
-def _rates(told: Measured) -> dict[str, float]:
-    return {path: float(told[path]) for path in _ACROSS if process_group.finite(told.get(path))}
+def _rates(rates: Measured) -> dict[str, float]:
+    return {path: float(rates[path]) for path in _ACROSS if process_group.finite(rates.get(path))}
 
 
 def _far(near: Ranks) -> str:
     """Return what the nodes that no GPU hangs on come to at least, and which could not be used; or nothing."""
-    told = [
+    lines = [
         rate for e in near for n, rates in (e.get("across") or {}).items() if n != e["node"] for rate in [_rates(rates)]
     ]
-    slowest = {path: min(rates[path] for rates in told) for path in _ACROSS if told and all(path in r for r in told)}
+    slowest = {path: min(rates[path] for rates in lines) for path in _ACROSS if lines and all(path in r for r in lines)}
     far = ", ".join(f"{path} {rate:.4g}" for path, rate in slowest.items())
     refused = sorted({node for entry in near for node in entry.get("refused") or {}})
     closed = f"; NUMA node {', '.join(refused)} is closed to this process" if refused else ""

@@ -65,20 +65,20 @@ def _blind(scratch: Any) -> str:
     scratch.fill_(LITERAL["0x55"])
     other = scratch.clone()
     other[scratch.numel() // 2] ^= 1
-    found = _nothing()
-    _compare(found, other, scratch, 0)
-    return "" if found["wrong"] == 1 else f"one flipped bit was counted as {found['wrong']} wrong words"
+    counts = _nothing()
+    _compare(counts, other, scratch, 0)
+    return "" if counts["wrong"] == 1 else f"one flipped bit was counted as {counts['wrong']} wrong words"
 
 
-def _chunks(torch: Any, device: Any, wanted: int) -> list[Any]:
-    """Return tensors that fill `wanted` bytes, as far as there is that much; two at least, or torch raises."""
-    size, found = CHUNK[device.type], list[Any]()
-    while len(found) * size < max(wanted, 2 * size):
-        more = _allocated(torch, device, size // WORD, needed=len(found) < 2)  # noqa: PLR2004 (as promised)
+def _chunks(torch: Any, device: Any, amount: int) -> list[Any]:
+    """Return tensors that fill `amount` bytes, as far as there is that much; two at least, or torch raises."""
+    size, chunks = CHUNK[device.type], list[Any]()
+    while len(chunks) * size < max(amount, 2 * size):
+        more = _allocated(torch, device, size // WORD, needed=len(chunks) < 2)  # noqa: PLR2004 (as promised)
         if more is None:
-            return found
-        found.append(more)
-    return found
+            return chunks
+        chunks.append(more)
+    return chunks
 
 
 def _allocated(torch: Any, device: Any, words: int, *, needed: bool) -> Any:
@@ -119,14 +119,14 @@ def _pass(chunks: list[Any], scratch: Any, fill: Fill, expected: Expected) -> Me
     """
     for number, chunk in enumerate(chunks):
         fill(chunk, number)
-    found = _nothing()
+    counts = _nothing()
     for number, chunk in enumerate(chunks):
         fill(scratch, number)
-        before = found["wrong"]
-        _compare(found, chunk, scratch, number)
-        if found["wrong"] == before:
-            found["wrong"] += _looked(chunk, number, expected)
-    return found
+        before = counts["wrong"]
+        _compare(counts, chunk, scratch, number)
+        if counts["wrong"] == before:
+            counts["wrong"] += _looked(chunk, number, expected)
+    return counts
 
 
 def _looked(chunk: Any, number: int, expected: Expected) -> int:
@@ -140,42 +140,42 @@ def _looked(chunk: Any, number: int, expected: Expected) -> int:
 
 
 def _inversions(chunks: list[Any], scratch: Any) -> Measured:
-    found, word, order = _nothing(), 0x5555555555555555, list(enumerate(chunks))
+    counts, word, order = _nothing(), 0x5555555555555555, list(enumerate(chunks))
     for chunk in chunks:
         chunk.fill_(word)
     for walk in (order, order[::-1]):
         scratch.fill_(word)
         word = ~word
         for number, chunk in walk:
-            _compare(found, chunk, scratch, number)
+            _compare(counts, chunk, scratch, number)
             chunk.fill_(word)
     scratch.fill_(word)
     for number, chunk in order:
-        _compare(found, chunk, scratch, number)
-    return found
+        _compare(counts, chunk, scratch, number)
+    return counts
 
 
 def _nothing() -> Measured:
     return {"wrong": 0, "first": None}
 
 
-def _compare(found: Measured, chunk: Any, expected: Any, number: int) -> None:
+def _compare(counts: Measured, chunk: Any, expected: Any, number: int) -> None:
     """Count the words that are not as expected, and keep the first: its offset in bytes, its address, its bits."""
     differs = chunk != expected
     wrong = int(differs.sum())
-    if wrong and found["first"] is None:
+    if wrong and counts["first"] is None:
         index = int(differs.nonzero()[0])
         flipped = (int(chunk[index]) ^ int(expected[index])) & (2**64 - 1)
         at = {"offset": (number * chunk.numel() + index) * WORD, "address": hex(chunk.data_ptr() + index * WORD)}
-        found["first"] = {**at, "xor": f"0x{flipped:016x}"}
-    found["wrong"] += wrong
+        counts["first"] = {**at, "xor": f"0x{flipped:016x}"}
+    counts["wrong"] += wrong
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail naming each GPU, the pattern, the first wrong word and its bits; warn where little of a GPU was free."""
-    found = process_group.problem(view, ranks, backend=False)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
     owed = [*fills(None), "moving inversions"]
     findings = [finding for entry in ranks for finding in _findings(entry, owed)]
     if findings:
@@ -201,9 +201,9 @@ def _findings(entry: Measured, owed: list[str]) -> Iterator[Outcome]:
             culprit=f"rank {entry['rank']} on {entry['device']}",
         )
     if entry.get("blind"):
-        said = f"rank {entry['rank']} on {entry['device']}: {entry['blind']}"
+        summary = f"rank {entry['rank']} on {entry['device']}: {entry['blind']}"
         yield failed(
-            said,
+            summary,
             fix="install torch again; run the operators check",
             code="memory.blind",
             culprit=f"rank {entry['rank']} on {entry['device']}",
@@ -214,9 +214,9 @@ def _findings(entry: Measured, owed: list[str]) -> Iterator[Outcome]:
 
 
 def _wrong(entry: Measured, wrong: dict[str, Measured]) -> Outcome:
-    name, told = next(iter(wrong.items()))
-    first = told.get("first") or {}
-    count = sum(one["wrong"] for one in wrong.values())
+    name, counts = next(iter(wrong.items()))
+    first = counts.get("first") or {}
+    count = sum(counts["wrong"] for counts in wrong.values())
     return failed(
         f"rank {entry['rank']} on {entry['device']}: {count} words came back wrong, the first under {name}: "
         f"byte {first.get('offset')} (address {first.get('address')}), bits {first.get('xor')}",

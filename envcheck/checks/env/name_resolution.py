@@ -80,8 +80,8 @@ def _start(lookup: Callable[[], str | None]) -> concurrent.futures.Future[dict[s
 
 def _forward(name: str) -> str | None:
     """Return the first IPv4 address of a name."""
-    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    return next((str(entry[4][0]) for entry in found if entry[0] == socket.AF_INET), None)
+    addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return next((str(entry[4][0]) for entry in addresses if entry[0] == socket.AF_INET), None)
 
 
 def _reverse(address: str) -> None:
@@ -107,7 +107,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     lookups = ranks[0].get("lookups") if ranks else None
     if not isinstance(lookups, dict) or not {OWN, LOOPBACK, MAPPED} <= set(lookups):
         return undecided("no name was looked up", fix="see the check's log", code="name-resolution.unmeasured")
-    unread = [name for name, found in lookups.items() if not _read(found)]
+    unread = [name for name, lookup in lookups.items() if not _read(lookup)]
     if unread:
         return undecided(
             f"the lookup of {unread[0]} was not measured",
@@ -115,22 +115,22 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
             code="name-resolution.unmeasured",
             culprit=unread[0],
         )
-    slowest = max(found["seconds"] for found in lookups.values())
-    findings = [finding for name, found in lookups.items() for finding in _judged(name, found)]
+    slowest = max(lookup["seconds"] for lookup in lookups.values())
+    findings = [finding for name, lookup in lookups.items() for finding in _judged(name, lookup)]
     return worst(findings, passed("every name is answered at once", value=slowest, unit=LIMIT.unit, limit=LIMIT))
 
 
-def _read(found: Any) -> bool:
-    if not isinstance(found, dict) or not isinstance(found.get("ended"), bool):
+def _read(lookup: Any) -> bool:
+    if not isinstance(lookup, dict) or not isinstance(lookup.get("ended"), bool):
         return False
-    return process_group.finite(found.get("seconds")) and bool(found["seconds"] >= 0)
+    return process_group.finite(lookup.get("seconds")) and bool(lookup["seconds"] >= 0)
 
 
-def _judged(name: str, found: Mapping[str, Any]) -> list[Outcome]:
+def _judged(name: str, lookup: Mapping[str, Any]) -> list[Outcome]:
     """Return what one lookup is warned of."""
-    seconds = found["seconds"]
-    if not found.get("ended") or seconds > LIMIT.value:
-        least = "" if found.get("ended") else "more than "
+    seconds = lookup["seconds"]
+    if not lookup.get("ended") or seconds > LIMIT.value:
+        least = "" if lookup.get("ended") else "more than "
         summary = f"looking up {name} takes {least}{seconds:.1f} s; each process group over TCP waits for it"
         fix = f"{REMEDIES.get(name, _OWN_LINE)}; {REPAIR}"
         return [
@@ -138,7 +138,7 @@ def _judged(name: str, found: Mapping[str, Any]) -> list[Outcome]:
                 summary, fix=fix, value=seconds, unit=LIMIT.unit, limit=LIMIT, code="name-resolution.slow", culprit=name
             )
         ]
-    if name in NEEDED and found.get("error"):
-        summary = f"{name} cannot be resolved ({found['error']}); torchrun needs it"
+    if name in NEEDED and lookup.get("error"):
+        summary = f"{name} cannot be resolved ({lookup['error']}); torchrun needs it"
         return [warned(summary, fix=REMEDIES[name], code="name-resolution.unresolved", culprit=name)]
     return []

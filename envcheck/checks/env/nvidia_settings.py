@@ -58,7 +58,7 @@ def demand(text: str) -> Constraint:
     """Read a requirement: alternatives are set apart by blanks, what must hold together by commas."""
     alternatives = [alternative.split(",") for alternative in text.split()]
     unread = [atom for atoms in alternatives for atom in atoms if _ATOM.fullmatch(atom) is None]
-    read = [[found for atom in atoms if (found := _ATOM.fullmatch(atom))] for atoms in alternatives]
+    read = [[match for atom in atoms if (match := _ATOM.fullmatch(atom))] for atoms in alternatives]
     lowest = [next((f[3] for f in atoms if f[1] == "cuda" and f[2] in (">=", ">", "=")), "") for atoms in read]
     return Constraint(lowest, unread)
 
@@ -74,9 +74,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if not cuda:
         return skipped("torch has no CUDA here: whatever is passed in, it uses none", code="torch.no-cuda")
     keeps_out = [] if view.mode == "gpu" else _keeps_out(variables)
-    odd = [*_disagrees(variables, str(cuda)), *_lacks(variables, seen=view.mode == "gpu")]
-    told = [*keeps_out, *odd]
-    if not told:
+    odd = [*_disagrees(variables, str(cuda)), *_lacks(variables, visible=view.mode == "gpu")]
+    sentences = [*keeps_out, *odd]
+    if not sentences:
         return passed(f"they suit CUDA {cuda}", value=0, unit=LIMIT.unit, limit=LIMIT, variables=variables)
     major = str(cuda).partition(".")[0]
     fix = (
@@ -85,9 +85,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     )
     verdict = failed if keeps_out and entry.get("image") else warned
     return verdict(
-        "; ".join(told),
+        "; ".join(sentences),
         fix=fix,
-        value=len(told),
+        value=len(sentences),
         unit=LIMIT.unit,
         limit=LIMIT,
         variables=variables,
@@ -104,21 +104,23 @@ def _capabilities(variables: dict[str, str]) -> list[str]:
 def _keeps_out(variables: dict[str, str]) -> list[str]:
     """Return what keeps every GPU, or libcuda, or the container itself from starting; where a GPU is seen, nothing."""
     devices = variables.get("NVIDIA_VISIBLE_DEVICES")
-    found = [f"NVIDIA_VISIBLE_DEVICES={devices or '(empty)'} passes no GPU in"] if devices in NOTHING else []
+    reasons = [f"NVIDIA_VISIBLE_DEVICES={devices or '(empty)'} passes no GPU in"] if devices in NOTHING else []
     if not {"compute", "all"} & set(_capabilities(variables)):
-        found.append(f"NVIDIA_DRIVER_CAPABILITIES={variables['NVIDIA_DRIVER_CAPABILITIES']} leaves libcuda out")
+        reasons.append(f"NVIDIA_DRIVER_CAPABILITIES={variables['NVIDIA_DRIVER_CAPABILITIES']} leaves libcuda out")
     unread = {n: atoms for n, v in variables.items() if n.startswith("NVIDIA_REQUIRE_") and (atoms := demand(v).unread)}
-    return found + [f"{name} holds {atoms[0]}, which no runtime understands" for name, atoms in unread.items()]
+    return reasons + [f"{name} holds {atoms[0]}, which no runtime understands" for name, atoms in unread.items()]
 
 
-def _lacks(variables: dict[str, str], *, seen: bool) -> list[str]:
+def _lacks(variables: dict[str, str], *, visible: bool) -> list[str]:
     """Return what makes GPUs depend on how the container is started, or blinds what watches them."""
-    found = []
-    if "NVIDIA_VISIBLE_DEVICES" not in variables and not seen:
-        found.append("NVIDIA_VISIBLE_DEVICES is not set: a GPU is passed in only where the start asks for one (--gpus)")
+    lacking = []
+    if "NVIDIA_VISIBLE_DEVICES" not in variables and not visible:
+        lacking.append(
+            "NVIDIA_VISIBLE_DEVICES is not set: a GPU is passed in only where the start asks for one (--gpus)"
+        )
     if not {"utility", "all"} & set(_capabilities(variables)):
-        found.append("NVIDIA_DRIVER_CAPABILITIES leaves NVML and nvidia-smi out")
-    return found
+        lacking.append("NVIDIA_DRIVER_CAPABILITIES leaves NVML and nvidia-smi out")
+    return lacking
 
 
 def _disagrees(variables: dict[str, str], cuda: str) -> list[str]:
@@ -127,10 +129,10 @@ def _disagrees(variables: dict[str, str], cuda: str) -> list[str]:
     lowest = [_numbers(number) for number in demand(text).lowest if number]
     if not lowest or variables.get("NVIDIA_DISABLE_REQUIRE", "").lower() in ("1", "true"):
         return []
-    wanted, required = _numbers(cuda), ".".join(map(str, min(lowest)))
-    if min(lowest) > wanted:
+    cuda_version, required = _numbers(cuda), ".".join(map(str, min(lowest)))
+    if min(lowest) > cuda_version:
         return [f"NVIDIA_REQUIRE_CUDA wants CUDA {required}, and refuses drivers that torch's CUDA {cuda} runs on"]
-    if min(lowest)[0] < wanted[0]:
+    if min(lowest)[0] < cuda_version[0]:
         return [
             f"NVIDIA_REQUIRE_CUDA is content with CUDA {required}, and starts on drivers too old for torch's {cuda}"
         ]

@@ -120,9 +120,9 @@ def _rows(
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail naming every operator that is off or raised, on each rank; an operator that its torch lacks is named."""
-    found = process_group.problem(view, ranks, backend=False)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
     findings = [finding for entry in ranks for finding in _findings(entry)]
     closest = max((entry.get("worst") or {} for entry in ranks), key=lambda row: row.get("error") or 0.0)
     named = f"{closest.get('operator', '')} {closest.get('dtype', '')}".strip()
@@ -169,9 +169,9 @@ def _findings(entry: Measured) -> Iterator[Outcome]:
                 code="operators.unmeasured",
                 culprit=f"{where}, {dtype}",
             )
-    known: dict[str, str] = entry.get("known") or {}
-    for flaw in sorted(set(known.values())):
-        named = ", ".join(name for name in known if known[name] == flaw)
+    known_errors: dict[str, str] = entry.get("known") or {}
+    for flaw in sorted(set(known_errors.values())):
+        named = ", ".join(name for name in known_errors if known_errors[name] == flaw)
         yield warned(f"{where}: {named}: {flaw}", fix=_FLAW_FIX, code="operators.known", culprit=named)
     for row in wrong[:SHOWN]:
         yield _finding(entry, where, row)

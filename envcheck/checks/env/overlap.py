@@ -86,10 +86,10 @@ def measure(rank: Rank) -> Measured:
         own = overlapped_training.OneProcess(torch, rank, device, seed)
         buckets, off = overlapped_training.bucket_sizes(torch, rank, own) if rank.world > 1 else ([], [])
         trained = overlapped_training.OverlappedTraining(torch, rank, own)
-        told = _times(torch, dist, device, trained, buckets) if rank.world > 1 else {}
+        timed = _times(torch, dist, device, trained, buckets) if rank.world > 1 else {}
         where = process_group.standing(rank, next(trained.model.parameters()), dist.get_backend())
-        off += told.pop("off", [])
-        return {**where, "seed": seed, "verified": own.verified, "buckets": buckets, "off": off, **told}
+        off += timed.pop("off", [])
+        return {**where, "seed": seed, "verified": own.verified, "buckets": buckets, "off": off, **timed}
 
 
 def _times(
@@ -112,8 +112,8 @@ def _times(
                 off.append(trained.off())
             if name == "communication":
                 wrong += alone.wrong(turn)
-    taken = {name: statistics.median(values[WARMUP[device.type] :]) for name, values in times.items()}
-    return {"seconds": taken, "digests": digests, "sums": sums, "off": off, "wrong": wrong}
+    medians = {name: statistics.median(values[WARMUP[device.type] :]) for name, values in times.items()}
+    return {"seconds": medians, "digests": digests, "sums": sums, "off": off, "wrong": wrong}
 
 
 def _checksum(torch: Any, model: Any) -> int:
@@ -143,14 +143,14 @@ def _digest(torch: Any, model: Any) -> str:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Report the hidden share, once times are times, gradients were sent when they should be, and not when not."""
-    found = process_group.problem(view, ranks)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks)
+    if problem is not None:
+        return problem
     if len(ranks) == 1:
         return skipped("one rank has nothing to communicate", code="rank.not-enough")
     for entry in ranks:
         times: list[Any] = [(entry.get("seconds") or {}).get(name) for name in TIMES]
-        if not all(process_group.finite(taken) and taken > 0 for taken in times):
+        if not all(process_group.finite(median) and median > 0 for median in times):
             return undecided(
                 f"rank {entry['rank']} timed nothing",
                 fix="see the check's log",
@@ -167,43 +167,49 @@ def _unverified(view: View, entry: Measured) -> list[Outcome]:
     """Return a finding for each part of a rank's own gradients that is wrong without any communication."""
     verified, where = entry.get("verified"), f"rank {entry['rank']} on {entry['device']}"
     if not isinstance(verified, dict) or set(verified) != set(VERIFIED):
-        said = f"rank {entry['rank']} verified no gradients of its own"
-        return [undecided(said, fix="see the check's log", code="overlap.gradients-unmeasured", culprit=where)]
+        summary = f"rank {entry['rank']} verified no gradients of its own"
+        return [undecided(summary, fix="see the check's log", code="overlap.gradients-unmeasured", culprit=where)]
     limit = PRODUCT["gpu" if view.mode == "gpu" else "cpu"]
     bad = {n: e for n, e in verified.items() if not process_group.finite(e) or not 0 <= e <= limit.value}
     if not bad:
         return []
     parts = ", ".join(f"{name} off by {error}" for name, error in bad.items())
-    said = f"{where}: gradients are wrong without any communication: {parts}"
+    summary = f"{where}: gradients are wrong without any communication: {parts}"
     fix = "run the matmul and operators checks on this device; right there, the fingerprint check"
     worst_one = next((error for error in bad.values() if process_group.finite(error)), None)
-    about: dict[str, Any] = {"culprit": where, "ranks": [entry["rank"]], "seed": entry.get("seed")}
+    common: dict[str, Any] = {"culprit": where, "ranks": [entry["rank"]], "seed": entry.get("seed")}
     return [
-        failed(said, fix=fix, value=worst_one, unit=limit.unit, limit=limit, code="overlap.gradients-wrong", **about)
+        failed(
+            summary, fix=fix, value=worst_one, unit=limit.unit, limit=limit, code="overlap.gradients-wrong", **common
+        )
     ]
 
 
 def _wrong(ranks: Ranks) -> list[Outcome]:
     """Return a finding for each rank whose messages were wrong, and one for gradients that differ in some step."""
-    found = [finding for entry in ranks for finding in _off(entry)]
+    findings = [finding for entry in ranks for finding in _off(entry)]
     for entry in ranks:
         rank, wrong, sums = entry["rank"], entry.get("wrong"), entry.get("sums")
-        about: dict[str, Any] = {"culprit": f"rank {rank}", "ranks": [rank]}
+        common: dict[str, Any] = {"culprit": f"rank {rank}", "ranks": [rank]}
         if not process_group.counts(wrong) or not isinstance(sums, list) or not sums:
-            found.append(
-                undecided(f"rank {rank} verified no message", fix="see the check's log", code="data.missing", **about)
+            findings.append(
+                undecided(f"rank {rank} verified no message", fix="see the check's log", code="data.missing", **common)
             )
         elif wrong:
-            said = f"rank {rank}: {wrong} elements of DDP's all-reduces without backward are not the sum of the ranks'"
+            summary = (
+                f"rank {rank}: {wrong} elements of DDP's all-reduces without backward are not the sum of the ranks'"
+            )
             fix = "run the all-reduce and collectives checks: they say which elements are wrong, and by which bits"
-            found.append(
-                failed(said, fix=fix, value=wrong, unit="wrong elements", limit=LIMIT, code="data.wrong", **about)
+            findings.append(
+                failed(summary, fix=fix, value=wrong, unit="wrong elements", limit=LIMIT, code="data.wrong", **common)
             )
     steps = [step for step, sums in enumerate(zip(*(entry.get("sums") or [] for entry in ranks))) if len(set(sums)) > 1]
     if steps:
-        said = f"in {counted(len(steps), 'synchronised step')} gradients differ between ranks, first in step {steps[0]}"
-        found.append(failed(said, fix="run the ddp check", code="ddp.gradients", culprit=f"step {steps[0]}"))
-    return found
+        summary = (
+            f"in {counted(len(steps), 'synchronised step')} gradients differ between ranks, first in step {steps[0]}"
+        )
+        findings.append(failed(summary, fix="run the ddp check", code="ddp.gradients", culprit=f"step {steps[0]}"))
+    return findings
 
 
 def _off(entry: Measured) -> list[Outcome]:
@@ -211,42 +217,42 @@ def _off(entry: Measured) -> list[Outcome]:
     rank, off = entry["rank"], entry.get("off") or []
     culprit = f"rank {rank}"
     if len(off) != overlapped_training.COUNTING + len(entry.get("sums") or []):
-        said = f"rank {rank} compared {len(off)} steps' gradients"
-        return [undecided(said, fix="see the check's log", code="overlap.gradients-unmeasured", culprit=culprit)]
+        summary = f"rank {rank} compared {len(off)} steps' gradients"
+        return [undecided(summary, fix="see the check's log", code="overlap.gradients-unmeasured", culprit=culprit)]
     sound = [process_group.finite(value) and 0 <= value <= GRADIENT.value for value in off]
     steps = [step for step, right in enumerate(sound) if not right]
     if not steps:
         return []
     when = "which count buckets" if steps[0] < overlapped_training.COUNTING else "which are timed"
-    said = (
+    summary = (
         f"rank {rank}: in {len(steps)} of {counted(len(off), 'step')} gradients are not "
         "the mean of the ranks', first in those "
     )
     value = off[steps[0]] if process_group.finite(off[steps[0]]) else None
     fix = "run the ddp and ddp-hooks checks"
-    said = f"{said}{when}"
+    summary = f"{summary}{when}"
     code, limit = "ddp.gradients", GRADIENT
-    return [failed(said, fix=fix, value=value, unit=limit.unit, limit=limit, code=code, culprit=culprit)]
+    return [failed(summary, fix=fix, value=value, unit=limit.unit, limit=limit, code=code, culprit=culprit)]
 
 
 def _untrue(ranks: Ranks) -> process_group.Problem:
     """Return the failure where the gradients show that something else was timed; None where they agree."""
-    said = [entry.get("digests") or {} for entry in ranks]
-    if not all(isinstance(digests.get(name), str) for digests in said for name in ("synchronised", "local")):
+    digests = [entry.get("digests") or {} for entry in ranks]
+    if not all(isinstance(digest.get(name), str) for digest in digests for name in ("synchronised", "local")):
         return undecided(
             "a rank told nothing of its gradients", fix="see the check's log", code="overlap.gradients-unmeasured"
         )
     buckets: list[Any] = [entry.get("buckets") or [None] for entry in ranks]
-    known = all(process_group.finite(count) and count > 0 for held in buckets for count in held)
-    if not known or buckets.count(buckets[0]) != len(ranks):
+    measured = all(process_group.finite(count) and count > 0 for bucket in buckets for count in bucket)
+    if not measured or buckets.count(buckets[0]) != len(ranks):
         return undecided(
             "the ranks do not tell the same buckets", fix="see the check's log", code="overlap.buckets-unmeasured"
         )
-    if len({digests["synchronised"] for digests in said}) > 1:
+    if len({digest["synchronised"] for digest in digests}) > 1:
         return failed(
             "after a synchronised step gradients differ between ranks", fix="run the ddp check", code="ddp.gradients"
         )
-    if len({digests["local"] for digests in said}) < len(said):
+    if len({digest["local"] for digest in digests}) < len(digests):
         return failed(
             "under no_sync two ranks have the same gradients: they were sent",
             fix="run ddp-no-sync",

@@ -91,9 +91,9 @@ def _loaded(words: seeded_words.Words, card: Any, bus_id: str) -> Measured:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Name the GPU whose link stays below what NVML says it can have: a failure of a link that is half or less."""
-    found = process_group.problem(view, ranks, backend=False)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
     if all(entry.get("unreadable") for entry in ranks):
         return skipped(
             f"the kernel does not show the GPUs' links here: {ranks[0]['unreadable']}", code="pcie.link-hidden"
@@ -164,7 +164,7 @@ def _one(view: View, entry: Measured) -> Any:
         return best
     # Each generation doubles the rate of a lane.
     share = best.lanes * 2.0**best.generation / (most.lanes * 2.0**most.generation)
-    said = (
+    summary = (
         f"{where} under load: Gen{best.generation} x{best.lanes}, where Gen{most.generation} x{most.lanes} is possible"
     )
     known: dict[str, Any] = {
@@ -175,8 +175,8 @@ def _one(view: View, entry: Measured) -> Any:
     }
     tell = too_slow if share <= _HALF and not any(word in str(entry.get("name")) for word in _DESKTOPS) else warned
     if view.snapshot.signal("host.hypervisor").value is True:
-        tell, said = warned, f"{said}; a virtual machine may show another link"
-    return tell(said, fix=_FIX, limit=_ALL, code="pcie.link-below-its-rate", **known)
+        tell, summary = warned, f"{summary}; a virtual machine may show another link"
+    return tell(summary, fix=_FIX, limit=_ALL, code="pcie.link-below-its-rate", **known)
 
 
 def _sane(reading: Any) -> bool:

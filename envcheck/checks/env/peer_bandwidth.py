@@ -70,8 +70,8 @@ def measure(rank: Rank) -> Measured:
             matrix[source][target] = size / took / 1e9
             wrong += [{"source": source, "target": target, **became}] if became["wrong"] else []
     models = [torch.cuda.get_device_name(device) for device in devices]
-    told = {"gpus": names, "models": models, "bytes": size, "matrix": matrix, "wrong": wrong, "seed": seed}
-    return {**process_group.standing(rank, held[0][0]), **told}
+    measured = {"gpus": names, "models": models, "bytes": size, "matrix": matrix, "wrong": wrong, "seed": seed}
+    return {**process_group.standing(rank, held[0][0]), **measured}
 
 
 def _copies(words: seeded_words.Words, sources: Any, there: Any) -> tuple[float, Measured]:
@@ -94,9 +94,9 @@ def _copies(words: seeded_words.Words, sources: Any, there: Any) -> tuple[float,
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Judge each pair's GB/s by its model's limit; each pair that falls short is a finding, and names both GPUs."""
-    found = process_group.problem(view, ranks, backend=False)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
     entry = ranks[0]
     if entry.get("off") is True:
         return skipped(
@@ -162,14 +162,14 @@ def _found(pair: Pair, matrix: Any) -> list[Outcome]:
 
     row, where, named = pair["row"], pair["where"], {"culprit": pair["where"], "matrix": matrix}
     if not (process_group.finite(pair["rate"]) and pair["rate"] > 0):
-        said = f"{where}: {pair['rate']} GB/s is no rate"
-        return [undecided(said, fix="see the check's log", code="speed.missing", **named)]
+        summary = f"{where}: {pair['rate']} GB/s is no rate"
+        return [undecided(summary, fix="see the check's log", code="speed.missing", **named)]
     value = float(pair["rate"])
     if row is None:
         return []
     if value > row["ceiling"]:
-        said = f"{where}: {value:.4g} GB/s, above the {row['ceiling']:g} its links can carry, so mismeasured"
-        return [undecided(said, fix="run it again", code="speed.impossible", **named)]
+        summary = f"{where}: {value:.4g} GB/s, above the {row['ceiling']:g} its links can carry, so mismeasured"
+        return [undecided(summary, fix="run it again", code="speed.impossible", **named)]
     short = limits.short(row, value, f"{where}: {value:.4g} GB/s", fix=_FIX, gpus=pair["ends"], **named)
     return [short] if short else []
 
@@ -185,5 +185,5 @@ def _passed(pairs: list[Pair], matrix: Any) -> Outcome:
         told = f"{extent}: {min(rates):.4g} to {max(rates):.4g} GB/s, slowest {slowest['where']}"
         return passed(f"{told}: reported, not judged (no limit known)", value=min(rates), unit="GB/s", matrix=matrix)
     floor, value = Limit(row["fail"], "GB/s", row["source"], "at least"), float(pairs[0]["rate"])
-    said = f"{extent}: at least {min(rates):.4g} GB/s"
-    return passed(said, value=value, unit="GB/s", limit=floor, matrix=matrix)
+    summary = f"{extent}: at least {min(rates):.4g} GB/s"
+    return passed(summary, value=value, unit="GB/s", limit=floor, matrix=matrix)

@@ -74,8 +74,8 @@ def measure(rank: Rank) -> Measured:
         found = {"unreachable": why} if why else {"wrong": _wrong(words, there[source], there[target])}
         pairs.append({"source": source, "target": target, **found})
     broken = any(pair.get("wrong") for pair in pairs)
-    told = {"gpus": names, "pairs": pairs, "broken": broken, "seed": seed}
-    return {**process_group.standing(rank, there[0]), **told}
+    measured = {"gpus": names, "pairs": pairs, "broken": broken, "seed": seed}
+    return {**process_group.standing(rank, there[0]), **measured}
 
 
 def _wrong(words: seeded_words.Words, source: Any, reference: Any) -> dict[str, Measured]:
@@ -88,7 +88,7 @@ def _wrong(words: seeded_words.Words, source: Any, reference: Any) -> dict[str, 
     for turn, (way, steps) in itertools.product(range(TRANSFERS), ways):
         if way in found:
             continue
-        sent, right = (one.bitwise_xor(_MASKS[turn % len(_MASKS)]) for one in (source, reference))
+        sent, right = (pattern.bitwise_xor(_MASKS[turn % len(_MASKS)]) for pattern in (source, reference))
         target = right.bitwise_not()
         for step in steps:
             target[step].copy_(sent[step])
@@ -97,7 +97,7 @@ def _wrong(words: seeded_words.Words, source: Any, reference: Any) -> dict[str, 
         # A device that sees no difference where there is one would hide all of them.
         count = max(count, 0 if turn else words.wrong(target, looked=_LOOKED))
         if count:
-            first = seeded_words.first_difference(*(seeded_words.content(one) for one in (target, right)))
+            first = seeded_words.first_difference(*(seeded_words.content(tensor) for tensor in (target, right)))
             index, bits = first or (None, 0)
             found[way] = {"count": count, "index": index, "xor": hex(bits), "transfer": turn}
     return found
@@ -105,15 +105,15 @@ def _wrong(words: seeded_words.Words, source: Any, reference: Any) -> dict[str, 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on one wrong bit, naming both GPUs; GPUs that cannot reach each other are listed and do not fail."""
-    found = process_group.problem(view, ranks, backend=False)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
     names, pairs = ranks[0].get("gpus") or [], ranks[0].get("pairs") or []
     tried = [pair for pair in pairs if not pair.get("unreachable")]
-    told = sorted((pair.get("source"), pair.get("target")) for pair in pairs)
-    if told != gpu_pairs.ordered(len(names)) or not all(isinstance(pair.get("wrong"), dict) for pair in tried):
+    listed = sorted((pair.get("source"), pair.get("target")) for pair in pairs)
+    if listed != gpu_pairs.ordered(len(names)) or not all(isinstance(pair.get("wrong"), dict) for pair in tried):
         return undecided(
-            f"{counted(len(told), 'pair')} of {counted(len(names), 'GPU')} were reported",
+            f"{counted(len(listed), 'pair')} of {counted(len(names), 'GPU')} were reported",
             fix="see the check's log",
             code="p2p.unmeasured",
         )

@@ -117,13 +117,13 @@ def _problem(reader: Any, text: str, installed: dict[str, importlib.metadata.Dis
         return None
     if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
         return None
-    found = installed.get(_key(requirement.name))
-    if found is None:
+    version = installed.get(_key(requirement.name))
+    if version is None:
         return f"needs {requirement.name}, which is not installed"
-    if not found.version:
+    if not version.version:
         return f"needs {requirement.name}, whose metadata has no version"
-    if not requirement.specifier.contains(found.version, prereleases=True):
-        return f"needs {requirement.name}{requirement.specifier}, and has {found.version}"
+    if not requirement.specifier.contains(version.version, prereleases=True):
+        return f"needs {requirement.name}{requirement.specifier}, and has {version.version}"
     return None
 
 

@@ -244,11 +244,11 @@ class _Tries:
         first, second = self.told(None)
         if {item[1] for item in first} != {0.0, 1.0}:
             return f"items came of workers {sorted({item[1] for item in first})}, not 0 and 1"
-        for what, place in (("torch's seed", 2), ("Python's random", 3), ("torch.rand", 4)):
+        for source_name, place in (("torch's seed", 2), ("Python's random", 3), ("torch.rand", 4)):
             by_worker = [{item[1]: item[place] for item in reversed(epoch)} for epoch in (first, second)]
             drawn = [value for epoch in by_worker for value in epoch.values()]
             if len(set(drawn)) != len(drawn):
-                return f"{what} is the same in two workers or epochs: {drawn}"
+                return f"{source_name} is the same in two workers or epochs: {drawn}"
         return None
 
     def same_seeds(self) -> str | None:

@@ -98,22 +98,22 @@ def _by_name(paths: Iterable[str]) -> dict[str, list[str]]:
     """Return the files behind each name that must not be there twice; a symbolic link is no second file."""
     names: dict[str, list[str]] = {}
     for path in sorted({os.path.realpath(path) for path in paths}):
-        found = TWICE.match(Path(path).name)
-        if found:
-            names.setdefault(found[1], []).append(path)
+        match = TWICE.match(Path(path).name)
+        if match:
+            names.setdefault(match[1], []).append(path)
     return names
 
 
-def _beside(site: Path, known: Iterable[str]) -> list[str]:
+def _beside(site: Path, brought_names: Iterable[str]) -> list[str]:
     """Return the libraries known to the loader, or in conda's lib, that torch's packages in `site` bring too."""
     brought = {
-        found[1]
+        match[1]
         for d in ("torch/lib", "nvidia/*/lib")
         for p in site.glob(f"{d}/lib*")
-        if (found := TWICE.match(p.name))
+        if (match := TWICE.match(p.name))
     }
-    named = ((path, TWICE.match(Path(path).name)) for path in known)
-    return sorted({path for path, found in named if found and found[1] in brought and not path.startswith(f"{site}/")})
+    named = ((path, TWICE.match(Path(path).name)) for path in brought_names)
+    return sorted({path for path, match in named if match and match[1] in brought and not path.startswith(f"{site}/")})
 
 
 def _cached() -> list[str]:
@@ -146,10 +146,10 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 def _broken(entry: Measured) -> list[Outcome]:
     broken = {name: why for name, why in entry["broken"].items() if not _drivers(why)}
     fix = "reinstall torch with the very packages it names (the lock has them); remove nothing from site-packages"
-    said = f"of {entry['tried']} libraries do not load"
+    summary = f"of {entry['tried']} libraries do not load"
     return [
         _finding(
-            failed, f"{len(broken)} {said}, {name}: {why}", fix, len(broken), "libraries.broken", name, broken=broken
+            failed, f"{len(broken)} {summary}, {name}: {why}", fix, len(broken), "libraries.broken", name, broken=broken
         )
         for name, why in broken.items()
     ]
@@ -198,26 +198,26 @@ def _mixed(packages: Mapping[str, str]) -> list[Outcome]:
 def _elsewhere(entry: Measured) -> list[Outcome]:
     beside = entry.get("beside") or []
     fix = "use a base or an environment without CUDA: the wheels bring theirs"
-    said = f"there is {', '.join(beside[:3])} beside the wheel's own"
-    return [_finding(warned, said, fix, len(beside), "libraries.beside", beside[0], beside=beside)] if beside else []
+    summary = f"there is {', '.join(beside[:3])} beside the wheel's own"
+    return [_finding(warned, summary, fix, len(beside), "libraries.beside", beside[0], beside=beside)] if beside else []
 
 
 def _finding(
-    judged: Callable[..., Outcome], said: str, fix: str, count: int, code: str, culprit: str, **details: Any
+    judged: Callable[..., Outcome], summary: str, fix: str, count: int, code: str, culprit: str, **details: Any
 ) -> Outcome:
-    return judged(said, fix=fix, value=count, unit=LIMIT.unit, limit=LIMIT, code=code, culprit=culprit, **details)
+    return judged(summary, fix=fix, value=count, unit=LIMIT.unit, limit=LIMIT, code=code, culprit=culprit, **details)
 
 
 def _overwritten(packages: Mapping[str, str]) -> list[list[str]]:
     """Return NVIDIA's packages of one library for several CUDAs: they install into one directory."""
     groups: dict[str, list[str]] = {}
     for name in sorted(packages):
-        found = _FOR_CUDA.fullmatch(name)
-        if found:
-            groups.setdefault(found[1], []).append(name)
+        match = _FOR_CUDA.fullmatch(name)
+        if match:
+            groups.setdefault(match[1], []).append(name)
     return [names for names in groups.values() if len(names) > 1]
 
 
 def _drivers(why: str) -> bool:
-    found = _NO_FILE.match(why)
-    return found is not None and found[1].startswith(DRIVER)
+    match = _NO_FILE.match(why)
+    return match is not None and match[1].startswith(DRIVER)

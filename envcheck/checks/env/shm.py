@@ -63,13 +63,13 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     elif view.mode == "gpu" and total < advice.value:
         findings.append(_small(warned, "is small for a GPU node", total, advice, free))
     if free < min(room.value, total):
-        said = f"too little of the {total / 2**20:,.0f} MiB of {PATH} is free"
-        about: dict[str, Any] = {"value": free, "unit": "B", "limit": room, "culprit": PATH, "total": total}
-        findings.append(failed(said, fix=_EMPTY_IT, code="shm.full", **about))
+        summary = f"too little of the {total / 2**20:,.0f} MiB of {PATH} is free"
+        common: dict[str, Any] = {"value": free, "unit": "B", "limit": room, "culprit": PATH, "total": total}
+        findings.append(failed(summary, fix=_EMPTY_IT, code="shm.full", **common))
     return worst(findings, otherwise=passed(f"{PATH} has room", value=total, unit="B", limit=floor, free=free))
 
 
-def _small(judged: Callable[..., Outcome], what: str, total: float, limit: Limit, free: float) -> Outcome:
+def _small(judged: Callable[..., Outcome], summary: str, total: float, limit: Limit, free: float) -> Outcome:
     return judged(
-        f"{PATH} {what}", fix=_FIX, value=total, unit="B", limit=limit, code="shm.small", culprit=PATH, free=free
+        f"{PATH} {summary}", fix=_FIX, value=total, unit="B", limit=limit, code="shm.small", culprit=PATH, free=free
     )

@@ -95,8 +95,8 @@ def measure(rank: Rank) -> Measured:
         work = timed_products.Work(torch, device, SIZE[device.type], PRODUCTS[device.type], seed)
         products = _products(torch, dist, work)
         joined, wrong = _meetings(torch, dist, rank, device)
-        told = {"products": products, "joined": joined, "wrong": wrong, "computed": work.told(), "seed": seed}
-        return {**process_group.standing(rank, work.data, dist.get_backend()), **told}
+        measured = {"products": products, "joined": joined, "wrong": wrong, "computed": work.told(), "seed": seed}
+        return {**process_group.standing(rank, work.data, dist.get_backend()), **measured}
 
 
 def _products(torch: Any, dist: Any, work: timed_products.Work) -> Measured:
@@ -112,7 +112,11 @@ def _products(torch: Any, dist: Any, work: timed_products.Work) -> Measured:
         slowest, fastest = ends.tolist()
         if slowest <= ADVICE.value * -fastest:
             break
-    return {**timed_rounds.spread([one for block in blocks for one in block]), "median": least, "blocks": len(blocks)}
+    return {
+        **timed_rounds.spread([seconds for block in blocks for seconds in block]),
+        "median": least,
+        "blocks": len(blocks),
+    }
 
 
 def _meetings(torch: Any, dist: Any, rank: Rank, device: Any) -> tuple[Measured, int]:
@@ -138,9 +142,9 @@ def _meetings(torch: Any, dist: Any, rank: Rank, device: Any) -> tuple[Measured,
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Name each rank behind the others, in computing and in joining them; on a shared CPU fail only if it slept."""
-    found = process_group.problem(view, ranks)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks)
+    if problem is not None:
+        return problem
     if len(ranks) == 1:
         return skipped("one rank cannot be slower than another", code="rank.not-enough")
     wrong, unmeasured = [*_wrong(ranks), *_miscomputed(ranks)], _unmeasured(ranks)
@@ -152,20 +156,20 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
 
 def _unmeasured(ranks: Ranks) -> list[Outcome]:
-    found = []
+    findings = []
     for entry in ranks:
         products, joined = entry.get("products") or {}, entry.get("joined") or {}
         times: list[Any] = [products.get(name) for name in ("median", "p95", "shortest")]
         at = joined.get("at") or [None]
         slept: list[Any] = [products.get("slept"), joined.get("slept")]
-        known = all(process_group.finite(one) for one in (*times, *at, *slept)) and min(slept) >= 0
+        complete = all(process_group.finite(number) for number in (*times, *at, *slept)) and min(slept) >= 0
         # A clock that does not go back, read before each meeting (clock_gettime(2), CLOCK_MONOTONIC).
-        known = known and at[0] > 0 and all(before <= after for before, after in zip(at, at[1:]))
+        complete = complete and at[0] > 0 and all(before <= after for before, after in zip(at, at[1:]))
         alike = len(at) == len((ranks[0].get("joined") or {}).get("at") or [])
-        if not (known and alike and min(times) > 0 and process_group.counts(entry.get("wrong"))):
-            said = f"rank {entry['rank']} timed nothing"
-            found.append(undecided(said, fix="see the check's log", code="speed.missing", culprit=_name(entry)))
-    return found
+        if not (complete and alike and min(times) > 0 and process_group.counts(entry.get("wrong"))):
+            summary = f"rank {entry['rank']} timed nothing"
+            findings.append(undecided(summary, fix="see the check's log", code="speed.missing", culprit=_name(entry)))
+    return findings
 
 
 def _wrong(ranks: Ranks) -> list[Outcome]:
@@ -184,22 +188,22 @@ def _wrong(ranks: Ranks) -> list[Outcome]:
 
 def _miscomputed(ranks: Ranks) -> list[Outcome]:
     """Return a finding for each rank whose timed products are none, or were not verified."""
-    found = []
+    findings = []
     for entry in ranks:
         computed = entry.get("computed") or {}
         error: Any = computed.get("error")
         wrong, count = computed.get("wrong"), computed.get("products")
-        about: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]]}
+        common: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]]}
         if not (process_group.counts(wrong) and process_group.counts(count) and count):
-            said = f"rank {entry['rank']} verified none of its products"
-            found.append(undecided(said, fix="see the check's log", code="data.missing", **about))
+            summary = f"rank {entry['rank']} verified none of its products"
+            findings.append(undecided(summary, fix="see the check's log", code="data.missing", **common))
         elif not process_group.finite(error) or not 0 <= error <= TOLERANCE:
-            said = f"rank {entry['rank']}: the product that is timed is off by {error}"
-            found.append(failed(said, fix=_WRONG_FIX, unit="relative error", code="data.wrong", **about))
+            summary = f"rank {entry['rank']}: the product that is timed is off by {error}"
+            findings.append(failed(summary, fix=_WRONG_FIX, unit="relative error", code="data.wrong", **common))
         elif wrong:
-            said = f"rank {entry['rank']}: {wrong} of {count} products had other bits than the first"
-            found.append(failed(said, fix=_WRONG_FIX, value=wrong, unit="products", code="data.wrong", **about))
-    return found
+            summary = f"rank {entry['rank']}: {wrong} of {count} products had other bits than the first"
+            findings.append(failed(summary, fix=_WRONG_FIX, value=wrong, unit="products", code="data.wrong", **common))
+    return findings
 
 
 def _name(entry: Measured) -> str:
@@ -208,26 +212,26 @@ def _name(entry: Measured) -> str:
 
 def _slow(view: View, ranks: Ranks) -> list[Outcome]:
     """Return a finding for each rank whose median round is behind the fastest, or whose late rounds stand out."""
-    found, limit = [], LIMIT if view.mode == "gpu" else CPU_LIMIT
+    findings, limit = [], LIMIT if view.mode == "gpu" else CPU_LIMIT
     fastest = min(entry["products"]["median"] for entry in ranks)
     usual = statistics.median_low([entry["products"]["p95"] for entry in ranks])
     for entry in ranks:
         ratio, late = entry["products"]["median"] / fastest, entry["products"]["p95"]
-        said = f"{_name(entry)} takes {ratio:.2f} times as long as others"
+        summary = f"{_name(entry)} takes {ratio:.2f} times as long as others"
         value: dict[str, Any] = {"value": round(ratio, 4), "unit": LIMIT.unit}
         code = "speed.behind"
         if view.mode == "gpu" and ratio <= ADVICE.value and late > LIMIT.value * usual and late - usual > _NOTABLE:
-            said = f"{_name(entry)} takes {late * 1000:.3g} ms in every twentieth round, where others take "
-            said, ratio = f"{said}{usual * 1000:.3g} ms", late / usual
+            summary = f"{_name(entry)} takes {late * 1000:.3g} ms in every twentieth round, where others take "
+            summary, ratio = f"{summary}{usual * 1000:.3g} ms", late / usual
             value["value"], code = round(ratio, 4), "speed.late-rounds"
-        about: dict[str, Any] = {**value, "culprit": _name(entry), "ranks": [entry["rank"]]}
+        common: dict[str, Any] = {**value, "culprit": _name(entry), "ranks": [entry["rank"]]}
         # A CPU may have cores of two kinds, and others use it: no fault of this rank's.
         if ratio > limit.value:
             tell = too_slow if view.mode == "gpu" else warned
-            found.append(tell(said, fix=_FIX, limit=limit, code=code, **about))
+            findings.append(tell(summary, fix=_FIX, limit=limit, code=code, **common))
         elif ratio > ADVICE.value and view.mode == "gpu":
-            found.append(warned(said, fix=_FIX, limit=ADVICE, code=code, **about))
-    return found
+            findings.append(warned(summary, fix=_FIX, limit=ADVICE, code=code, **common))
+    return findings
 
 
 def lateness(ranks: Ranks) -> dict[int, list[float]]:
@@ -244,43 +248,43 @@ def lateness(ranks: Ranks) -> dict[int, list[float]]:
 
 def _late(view: View, ranks: Ranks) -> list[Outcome]:
     """Return a finding for each rank that is late, in the median or in every twentieth, where most are not."""
-    found, late, gpu = [], lateness(ranks), view.mode == "gpu"
+    findings, late, gpu = [], lateness(ranks), view.mode == "gpu"
     least = LATE.value if gpu else LATE.value * _BUSY
     often = (("speed.late", 0.5, "mostly"), ("speed.late-at-times", 0.95, "in every twentieth"))
     for code, share, how_often in often[: 2 if gpu else 1]:
         at = {rank: timed_collectives.percentile(seconds, share) for rank, seconds in late.items()}
         usual = statistics.median_low(at.values())
         for entry in ranks:
-            mine = at[entry["rank"]]
-            if mine <= least or mine <= 3 * usual:
+            late_by = at[entry["rank"]]
+            if late_by <= least or late_by <= 3 * usual:
                 continue
             tell = too_slow if gpu else warned
-            said = f"{_name(entry)} joins collectives {mine * 1000:.3g} ms after the first rank, {how_often}"
-            about: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]], "value": round(mine, 5)}
-            found.append(tell(said, fix=_LATE_FIX, unit="s", limit=LATE, code=code, **about))
-    return found
+            summary = f"{_name(entry)} joins collectives {late_by * 1000:.3g} ms after the first rank, {how_often}"
+            common: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]], "value": round(late_by, 5)}
+            findings.append(tell(summary, fix=_LATE_FIX, unit="s", limit=LATE, code=code, **common))
+    return findings
 
 
 def _asleep(view: View, ranks: Ranks) -> list[Outcome]:
     """Return a failure for each rank that slept in its own work; a GPU's rank may sleep while it waits for its GPU."""
-    found = []
+    findings = []
     for entry in ranks:
-        about: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]]}
+        common: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]]}
         share = entry["products"]["slept"] / entry["products"]["shortest"]
         if view.mode != "gpu" and share > ASLEEP.value:
-            said = f"{_name(entry)} sleeps in its products, {entry['products']['slept'] * 1000:.3g} ms a round"
+            summary = f"{_name(entry)} sleeps in its products, {entry['products']['slept'] * 1000:.3g} ms a round"
             value = {"value": round(share, 4), "unit": ASLEEP.unit, "limit": ASLEEP}
-            found.append(too_slow(said, fix=_LATE_FIX, code="speed.asleep", **value, **about))
+            findings.append(too_slow(summary, fix=_LATE_FIX, code="speed.asleep", **value, **common))
         if entry["joined"]["slept"] > LATE.value:
-            said = f"{_name(entry)} sleeps {entry['joined']['slept'] * 1000:.3g} ms before it joins a collective"
+            summary = f"{_name(entry)} sleeps {entry['joined']['slept'] * 1000:.3g} ms before it joins a collective"
             joined = {"value": round(entry["joined"]["slept"], 5), "unit": "s", "limit": LATE}
-            found.append(too_slow(said, fix=_LATE_FIX, code="speed.asleep-before-joining", **joined, **about))
+            findings.append(too_slow(summary, fix=_LATE_FIX, code="speed.asleep-before-joining", **joined, **common))
         busy = entry["joined"].get("busy", 0.0)
         if process_group.finite(busy) and busy > LATE.value:
-            said = f"{_name(entry)} computes for {busy * 1000:.3g} ms of its own before it joins a collective"
+            summary = f"{_name(entry)} computes for {busy * 1000:.3g} ms of its own before it joins a collective"
             joined = {"value": round(busy, 5), "unit": "s", "limit": LATE}
-            found.append(too_slow(said, fix=_LATE_FIX, code="speed.busy-before-joining", **joined, **about))
-    return found
+            findings.append(too_slow(summary, fix=_LATE_FIX, code="speed.busy-before-joining", **joined, **common))
+    return findings
 
 
 def _once(findings: list[Outcome]) -> list[Outcome]:
@@ -304,6 +308,6 @@ def _details(ranks: Ranks) -> Measured:
 def _together(view: View, ranks: Ranks) -> Outcome:
     fastest, slowest = (pick(ranks, key=lambda entry: float(entry["products"]["median"])) for pick in (min, max))
     ratio = float(slowest["products"]["median"] / fastest["products"]["median"])
-    said = f"{len(ranks)} ranks take the same time, within {ratio:.2f}; the slowest is {_name(slowest)}"
+    summary = f"{len(ranks)} ranks take the same time, within {ratio:.2f}; the slowest is {_name(slowest)}"
     limit = LIMIT if view.mode == "gpu" else CPU_LIMIT
-    return passed(said, value=round(ratio, 4), unit=limit.unit, limit=limit, ranks=[slowest["rank"]])
+    return passed(summary, value=round(ratio, 4), unit=limit.unit, limit=limit, ranks=[slowest["rank"]])

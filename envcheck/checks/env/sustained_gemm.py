@@ -128,17 +128,21 @@ def _batch(torch: Any, matrices: Any, references: Any, products: int) -> tuple[f
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on other bits, on a GPU that slows itself down, and on speed lost under way; the worst GPU is named."""
-    found = process_group.problem(view, ranks, backend=False)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
     unmeasured = {entry["rank"]: finding for entry in ranks if (finding := _unmeasured(entry)) is not None}
     findings = [*unmeasured.values()]
     findings += [f for e in ranks for f in (_off(e), _wrong(e), _throttled(e)) if f is not None]
-    kept = [(*_kept(entry), entry) for entry in ranks if entry["rank"] not in unmeasured]
-    lost = [finding for one in kept if (finding := _lost(*one) or _fallen(view, *one[1:])) is not None]
+    judged = [(*_kept(entry), entry) for entry in ranks if entry["rank"] not in unmeasured]
+    lost = [
+        finding
+        for entry_shares in judged
+        if (finding := _lost(*entry_shares) or _fallen(view, *entry_shares[1:])) is not None
+    ]
     blamed = {finding.culprit for finding in (*findings, *lost)}
-    findings += [*lost, *(finding for finding in _behind(kept) if finding.culprit not in blamed)]
-    return worst(findings, otherwise=findings[0]) if findings else _held(kept)
+    findings += [*lost, *(finding for finding in _behind(judged) if finding.culprit not in blamed)]
+    return worst(findings, otherwise=findings[0]) if findings else _held(judged)
 
 
 def _unmeasured(entry: Measured) -> process_group.Problem:
@@ -147,8 +151,8 @@ def _unmeasured(entry: Measured) -> process_group.Problem:
         process_group.finite(p.get("tflops")) and p["tflops"] > 0 and process_group.finite(p.get("at")) for p in points
     )
     if len(points) < _FEWEST or not sound:
-        said = f"rank {entry['rank']} measured no speed over time"
-        return undecided(said, fix="see the check's log", code="speed.missing", culprit=gpu_speed.culprit(entry))
+        summary = f"rank {entry['rank']} measured no speed over time"
+        return undecided(summary, fix="see the check's log", code="speed.missing", culprit=gpu_speed.culprit(entry))
     return load_samples.unseen(entry, float(points[-1]["at"]), float(entry.get("interval") or INTERVAL))
 
 
@@ -156,8 +160,8 @@ def _off(entry: Measured) -> process_group.Problem:
     """Return the failure that the products with which all others are compared are none, or None."""
     error: Any = entry.get("error")
     if error is None:
-        said = f"rank {entry['rank']} compared no product with a reference"
-        return undecided(said, fix="see the check's log", code="data.missing", culprit=gpu_speed.culprit(entry))
+        summary = f"rank {entry['rank']} compared no product with a reference"
+        return undecided(summary, fix="see the check's log", code="data.missing", culprit=gpu_speed.culprit(entry))
     most = verified_products.TOLERANCE.get(str(entry.get("dtype")), 0.0)
     if process_group.finite(error) and 0 <= error <= most:
         return None
@@ -176,9 +180,9 @@ def _wrong(entry: Measured) -> process_group.Problem:
     for point in entry.get("points") or []:
         if point.get("wrong") != 0:
             at = f"{point['at']:.0f} s" if process_group.finite(point.get("at")) else "an unknown time"
-            said = f"{counted(point.get('wrong') or 0, 'word')} of products had other bits after {at} under load"
+            summary = f"{counted(point.get('wrong') or 0, 'word')} of products had other bits after {at} under load"
             return failed(
-                f"rank {entry['rank']} on {entry['device']}: {said}{load_samples.told(entry.get('load') or {})}",
+                f"rank {entry['rank']} on {entry['device']}: {summary}{load_samples.told(entry.get('load') or {})}",
                 fix="take this GPU out: it computes wrongly when it works hard; dcgmi diag -r 4 tests it alone",
                 value=point.get("wrong"),
                 unit="words",
@@ -193,15 +197,15 @@ def _wrong(entry: Measured) -> process_group.Problem:
 
 def _throttled(entry: Measured) -> process_group.Problem:
     load = entry.get("load") or {}
-    seen = load_samples.faults(load)
-    if not seen:
+    faults = load_samples.faults(load)
+    if not faults:
         return None
-    said = ", ".join(f"{name} in {count}" for name, count in seen.items())
+    summary = ", ".join(f"{name} in {count}" for name, count in faults.items())
     return failed(
-        f"rank {entry['rank']} on {entry['device']}: {said} of "
+        f"rank {entry['rank']} on {entry['device']}: {summary} of "
         f"{counted(len(load['samples']), 'sample')}{load_samples.told(load)}",
         fix=_FIX,
-        value=sum(seen.values()),
+        value=sum(faults.values()),
         unit=load_samples.NO_FAULT.unit,
         limit=load_samples.NO_FAULT,
         code="gpu.slows-down",
@@ -249,39 +253,43 @@ def _fallen(view: View, end: float, entry: Measured) -> process_group.Problem:
     load, best = entry["load"], sorted(float(point["tflops"]) for point in entry["points"])[-2]
     row = limits.find(f"gemm-{entry.get('dtype')}", gpu=entry.get("name"))
     share, cap = gpu_speed.capped(view, entry)
-    held = limits.limit("sustained-gemm", "fail").value * share
-    floor = Limit(round(row["fail"] * held, 1), "TFLOP/s", f"{row['source']}; times {held:.2f}") if row else None
-    said = f"rank {entry['rank']} on {entry['device']}: {end:.4g} TFLOP/s at the end, {best:.4g} in its best second"
-    said += f"{load_samples.told(load)}{load_samples.caps(load)}{cap}"
-    about: dict[str, Any] = {"fix": _FIX, "culprit": gpu_speed.culprit(entry)}
-    about |= {"rank": entry["rank"], "device": entry["device"]}
+    least_speed = limits.limit("sustained-gemm", "fail").value * share
+    floor = (
+        Limit(round(row["fail"] * least_speed, 1), "TFLOP/s", f"{row['source']}; times {least_speed:.2f}")
+        if row
+        else None
+    )
+    summary = f"rank {entry['rank']} on {entry['device']}: {end:.4g} TFLOP/s at the end, {best:.4g} in its best second"
+    summary += f"{load_samples.told(load)}{load_samples.caps(load)}{cap}"
+    common: dict[str, Any] = {"fix": _FIX, "culprit": gpu_speed.culprit(entry)}
+    common |= {"rank": entry["rank"], "device": entry["device"]}
     if floor and end < floor.value:
-        return too_slow(said, value=end, unit=floor.unit, limit=floor, code="speed.falls", **about)
+        return too_slow(summary, value=end, unit=floor.unit, limit=floor, code="speed.falls", **common)
     for limit, tell in ((BEST, too_slow), (BEST_ADVICE, warned)):
         if end < best * limit.value:
             value = round(end / best, 4)
-            return tell(said, value=value, unit=limit.unit, limit=limit, code="speed.falls", **about)
+            return tell(summary, value=value, unit=limit.unit, limit=limit, code="speed.falls", **common)
     return None
 
 
-def _behind(kept: list[tuple[float, float, Measured]]) -> list[Outcome]:
-    ranks = [{**entry, "values": {"sustained": end}} for _, end, entry in kept]
+def _behind(judged: list[tuple[float, float, Measured]]) -> list[Outcome]:
+    ranks = [{**entry, "values": {"sustained": end}} for _, end, entry in judged]
     return gpu_speed.behind(ranks, ["sustained"], "TFLOP/s", _FIX)
 
 
-def _held(kept: list[tuple[float, float, Measured]]) -> Outcome:
+def _held(judged: list[tuple[float, float, Measured]]) -> Outcome:
     from envcheck.checks import limits
 
-    share, end = min(one[0] for one in kept), min(one[1] for one in kept)
+    share, end = min(row[0] for row in judged), min(row[1] for row in judged)
     limit = limits.limit("sustained-gemm", "fail")
-    slowest = min(kept, key=lambda one: one[1])[2]
-    silent = sorted({name for one in kept for name in one[2]["load"].get("not_offered") or {}})
+    slowest = min(judged, key=lambda row: row[1])[2]
+    silent = sorted({name for row in judged for name in row[2]["load"].get("not_offered") or {}})
     also = f"; not told by this GPU: {', '.join(silent)}" if silent else ""
     return passed(
-        f"{counted(len(kept), 'GPU')}, {slowest['dtype']}: {end:.4g} TFLOP/s at the end, {share:.1%} of the start"
+        f"{counted(len(judged), 'GPU')}, {slowest['dtype']}: {end:.4g} TFLOP/s at the end, {share:.1%} of the start"
         f"{load_samples.told(slowest['load'])}{load_samples.caps(slowest['load'])}{also}",
         value=round(share, 4),
         unit=limit.unit,
         limit=limit,
-        tflops={str(entry["rank"]): end for _, end, entry in kept},
+        tflops={str(entry["rank"]): end for _, end, entry in judged},
     )

@@ -94,13 +94,13 @@ def _memory(torch: Any, device: Any) -> Measured:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Tell what the training took of each GPU; warn of one that slows itself down, and believe no idle one."""
-    found = process_group.problem(view, ranks)
-    if found is not None:
-        return found
-    known = {entry["rank"]: _untold(entry) for entry in ranks}
-    findings = [finding for finding in known.values() if finding is not None]
+    problem = process_group.problem(view, ranks)
+    if problem is not None:
+        return problem
+    untold = {entry["rank"]: _untold(entry) for entry in ranks}
+    findings = [finding for finding in untold.values() if finding is not None]
     for entry in ranks:
-        if known[entry["rank"]] is None:
+        if untold[entry["rank"]] is None:
             findings += [finding for finding in (_idle(entry), _faulty(entry)) if finding is not None]
     findings += [finding for entry in ranks for finding in _wrong(entry)] + _apart(ranks)
     return worst(findings, otherwise=findings[0]) if findings else _told(ranks)
@@ -126,20 +126,20 @@ def _untold(entry: Measured) -> process_group.Problem:
 def _wrong(entry: Measured) -> list[Outcome]:
     """Return a finding for each verified step with a part that is off, or the error that there is none."""
     steps: list[Any] = entry.get("verified") or []
-    about: dict[str, Any] = {"culprit": _name(entry), "rank": entry["rank"]}
-    found = []
+    common: dict[str, Any] = {"culprit": _name(entry), "rank": entry["rank"]}
+    findings = []
     for which, step in zip(("first", "last"), steps):
         off, most = step.get("off") or {}, limits(str(step.get("dtype")))
         bad = {n: off.get(n) for n in most if not process_group.finite(off.get(n)) or not 0 <= off[n] <= most[n]}
         if bad:
-            said = ", ".join(f"{name} off by {value} (limit {most[name]:g})" for name, value in bad.items())
+            summary = ", ".join(f"{name} off by {value} (limit {most[name]:g})" for name, value in bad.items())
             fix = "run the matmul, amp and fingerprint checks on this GPU; wrong there too, take it out"
-            what = f"{_name(entry)}: the {which} step: {said}"
-            found.append(failed(what, fix=fix, code="training.wrong", **about))
+            message = f"{_name(entry)}: the {which} step: {summary}"
+            findings.append(failed(message, fix=fix, code="training.wrong", **common))
     if len(steps) != 2:  # noqa: PLR2004 (the first and the last)
-        what = f"{_name(entry)} verified no step"
-        found.append(undecided(what, fix="see the check's log", code="training.unmeasured", **about))
-    return found
+        message = f"{_name(entry)} verified no step"
+        findings.append(undecided(message, fix="see the check's log", code="training.unmeasured", **common))
+    return findings
 
 
 def limits(dtype: str) -> dict[str, float]:
@@ -154,15 +154,15 @@ def _apart(ranks: Ranks) -> list[Outcome]:
     """Return the finding that replicas on GPUs of one model have other weights, or that a rank told none."""
     silent = [entry for entry in ranks if not isinstance(entry.get("weights"), str) or not entry["weights"]]
     if silent:
-        what, fix = f"{_name(silent[0])} told nothing of its weights", "see the check's log"
-        return [undecided(what, fix=fix, code="training.unmeasured", culprit=_name(silent[0]))]
+        message, fix = f"{_name(silent[0])} told nothing of its weights", "see the check's log"
+        return [undecided(message, fix=fix, code="training.unmeasured", culprit=_name(silent[0]))]
     models = {entry.get("name") for entry in ranks}
-    found = [
+    findings = [
         model_replicas.drifted([e for e in ranks if e.get("name") == model], "weights", "after training")
         for model in models
     ]
     code, culprit = "training.replicas", "the replicas"
-    return [dataclasses.replace(finding, code=code, culprit=culprit) for finding in found if finding is not None]
+    return [dataclasses.replace(finding, code=code, culprit=culprit) for finding in findings if finding is not None]
 
 
 def _positive(value: Any) -> bool:
@@ -182,13 +182,13 @@ def _idle(entry: Measured) -> process_group.Problem:
 
 
 def _faulty(entry: Measured) -> process_group.Problem:
-    seen, load = load_samples.faults(entry["load"]), entry["load"]
-    if not seen:
+    faults, load = load_samples.faults(entry["load"]), entry["load"]
+    if not faults:
         return None
     return warned(
-        f"rank {entry['rank']} on {entry['device']}: {', '.join(seen)} in training{load_samples.told(load)}",
+        f"rank {entry['rank']} on {entry['device']}: {', '.join(faults)} in training{load_samples.told(load)}",
         fix=_FIX,
-        value=sum(seen.values()),
+        value=sum(faults.values()),
         unit=load_samples.NO_FAULT.unit,
         limit=load_samples.NO_FAULT,
         rank=entry["rank"],
@@ -207,13 +207,13 @@ def _told(ranks: Ranks) -> Outcome:
     busy = [gpu["utilization"] for gpu in gpus.values() if gpu["utilization"] is not None]
     power = [gpu["power_max"] for gpu in gpus.values() if gpu["power_max"] is not None]
     fullest = max(ranks, key=lambda entry: float(entry["peak"] / entry["total"]))
-    said = [
+    lines = [
         f"utilisation {min(busy):.0f} % at least" if busy else "utilisation not told by this GPU",
         f"memory {fullest['peak'] / 2**30:.1f} of {fullest['total'] / 2**30:.1f} GiB at most",
         f"power up to {max(power):.0f} W" if power else "power not told by this GPU",
     ]
     return passed(
-        f"training on {counted(len(ranks), 'GPU')}: {', '.join(said)}{load_samples.caps(fullest['load'])}: "
+        f"training on {counted(len(ranks), 'GPU')}: {', '.join(lines)}{load_samples.caps(fullest['load'])}: "
         "reported, not judged",
         value=float(min(busy)) if busy else None,
         unit="% utilisation" if busy else "",

@@ -97,9 +97,9 @@ def _sent_wrongly(torch: Any, dist: Any, rank: Rank, device: Any, name: str) -> 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Warn where the log shows a slower link than the GPUs have, naming the pairs; an empty log proves nothing."""
-    found = process_group.problem(view, ranks)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks)
+    if problem is not None:
+        return problem
     if view.mode != "gpu":
         return skipped("gloo goes through the host's memory; nothing of NCCL was looked at", code="transport.not-nccl")
     if len(ranks) == 1:
@@ -120,8 +120,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 def _wrong(entry: Measured) -> Outcome:
     """Return the failure of a rank that received something else than was sent, or an error if it compared nothing."""
     if not isinstance(entry.get("wrong"), list):
-        said = f"rank {entry['rank']} compared no message"
-        return undecided(said, fix="see the check's log", code="data.missing", culprit=f"rank {entry['rank']}")
+        summary = f"rank {entry['rank']} compared no message"
+        return undecided(summary, fix="see the check's log", code="data.missing", culprit=f"rank {entry['rank']}")
     return failed(
         f"rank {entry['rank']} received wrong data: {', '.join(map(str, entry['wrong']))}",
         fix="run the collectives check, which says what arrived instead",
@@ -165,8 +165,10 @@ def _slower(view: View, ranks: Ranks, pairs: nccl_log.Pairs, details: dict[str, 
     ways = sorted({way for pair in off for way in pairs[pair] if not way.startswith("P2P/")})
     more = f" and {len(off) - _NAMED} more" if len(off) > _NAMED else ""
     named = ", ".join(f"{a}-{b}" for a, b in off[:_NAMED]) + more
-    said = f"ranks {named} talk over {', '.join(ways)}{_because(details)}; they have a faster link"
-    return warned(said, fix=_FIX, value=len(off), unit=LIMIT.unit, limit=LIMIT, code="transport.slower-path", **details)
+    summary = f"ranks {named} talk over {', '.join(ways)}{_because(details)}; they have a faster link"
+    return warned(
+        summary, fix=_FIX, value=len(off), unit=LIMIT.unit, limit=LIMIT, code="transport.slower-path", **details
+    )
 
 
 def _switched(view: View, ranks: Ranks, details: dict[str, Any]) -> Outcome:
@@ -179,8 +181,8 @@ def _switched(view: View, ranks: Ranks, details: dict[str, Any]) -> Outcome:
         *(["NVLS"] if details["nvls"]["used"] else []),
         *sorted({w for ws in details["pairs"].values() for w in ws}),
     ]
-    said = f"{len(ranks)} ranks over {', '.join(ways)}{_because(details)}{'; NVLS was declined' if missing else ''}"
-    return passed(said, value=0, unit=LIMIT.unit, limit=LIMIT, **details)
+    summary = f"{len(ranks)} ranks over {', '.join(ways)}{_because(details)}{'; NVLS was declined' if missing else ''}"
+    return passed(summary, value=0, unit=LIMIT.unit, limit=LIMIT, **details)
 
 
 def _because(details: dict[str, Any]) -> str:

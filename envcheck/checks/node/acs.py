@@ -51,8 +51,8 @@ def judge(view: View) -> Outcome:
     harmless = _harmless(view) if redirecting else ""
     if harmless:
         addresses = ", ".join(str(bridge["bus_id"]) for bridge in redirecting[:_SHOWN])
-        told = f"ACS redirects on {len(redirecting)} of {counted(len(bridges), 'bridge')} above GPUs: {addresses}"
-        return skipped(f"{told}; {harmless}", code="acs.harmless")
+        summary = f"ACS redirects on {len(redirecting)} of {counted(len(bridges), 'bridge')} above GPUs: {addresses}"
+        return skipped(f"{summary}; {harmless}", code="acs.harmless")
     sound = f"none of {counted(len(bridges), 'bridge')} above the GPUs redirects"
     return worst([_finding(bridge) for bridge in redirecting], passed(sound, value=0, unit=_LIMIT.unit, limit=_LIMIT))
 

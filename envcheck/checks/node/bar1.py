@@ -54,8 +54,10 @@ def _large(view: View, gpu: str, names: dict[str, Any]) -> bool:
 
     A Grace's CPU reaches the memory by itself, and a vGPU is given the window that its host chose.
     """
-    known = find_gpu(matrix_facts.matrix(view), str(names.get(gpu)))
-    capability = tuple(int(part) for part in known.cc.split(".")) if known else (0, 0)
+    row = find_gpu(matrix_facts.matrix(view), str(names.get(gpu)))
+    capability = tuple(int(part) for part in row.cc.split(".")) if row else (0, 0)
     x86 = view.snapshot.signal("host.arch").value == "x86_64"
-    shared = any(one.signal("virtualization").value == "vgpu" for one in view.snapshot.gpus) or matrix_facts.wsl(view)
-    return known is not None and known.datacenter and capability >= _SINCE and x86 and not shared
+    shared = any(device.signal("virtualization").value == "vgpu" for device in view.snapshot.gpus) or matrix_facts.wsl(
+        view
+    )
+    return row is not None and row.datacenter and capability >= _SINCE and x86 and not shared

@@ -69,8 +69,8 @@ def _held(view: View, now: gpu_readings.Reading, most: gpu_readings.Reading) -> 
     ]
 
 
-def _rule(code: str, what: str, bound: float, source: str) -> gpu_readings.Rule:
-    text = f"{what}: {{gpu}} {{value:g}} of {bound:g} MHz"
+def _rule(code: str, subject: str, bound: float, source: str) -> gpu_readings.Rule:
+    text = f"{subject}: {{gpu}} {{value:g}} of {bound:g} MHz"
     return gpu_readings.Rule(warned, code, text, _RESET, Limit(bound, "MHz", source), "MHz")
 
 

@@ -23,22 +23,22 @@ _LIMIT: Final = Limit(
 
 def judge(view: View) -> Outcome:
     """Warn on each place with less than the limit; one that does not answer leaves it untold."""
-    signals = {what: view.snapshot.signal(name) for name, what in _PLACES.items()}
-    findings = [finding for what, signal in signals.items() for finding in _place(what, signal)]
+    signals = {place: view.snapshot.signal(name) for name, place in _PLACES.items()}
+    findings = [finding for place, signal in signals.items() for finding in _place(place, signal)]
     least = min((signal.value for signal in signals.values() if signal.value is not None), default=0)
     sound = passed(f"at least {least / 2**30:.0f} GiB free", value=least, unit="B", limit=_LIMIT)
     return worst(findings, sound)
 
 
-def _place(what: str, signal: Signal) -> list[Outcome]:
+def _place(place: str, signal: Signal) -> list[Outcome]:
     if signal.why == "timed-out":
-        return [undecided(f"{what} {signal.reason}", fix=_SERVER, code="disk-space.silent", culprit=what)]
+        return [undecided(f"{place} {signal.reason}", fix=_SERVER, code="disk-space.silent", culprit=place)]
     if signal.value is None:
         fix = "set HOME and TMPDIR to directories that exist"
-        text = f"{what}: {signal.reason}"
-        return [warned(text, fix=fix, limit=_LIMIT, code="disk-space.unread", culprit=what)]
+        text = f"{place}: {signal.reason}"
+        return [warned(text, fix=fix, limit=_LIMIT, code="disk-space.unread", culprit=place)]
     if signal.value >= _LIMIT.value:
         return []
-    text = f"{what}: {signal.value / 2**30:.1f} GiB free"
+    text = f"{place}: {signal.value / 2**30:.1f} GiB free"
     code = "disk-space.short"
-    return [warned(text, fix=_ROOM, value=signal.value, unit="B", limit=_LIMIT, code=code, culprit=what)]
+    return [warned(text, fix=_ROOM, value=signal.value, unit="B", limit=_LIMIT, code=code, culprit=place)]

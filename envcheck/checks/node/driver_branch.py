@@ -38,7 +38,7 @@ def judge(view: View) -> Outcome:
     facts = Facts(matrix_facts.matrix(view))
     row = facts.branch(driver)
     if row is None:
-        return _unknown(driver, max((int(known.branch) for known in facts.drivers), default=0))
+        return _unknown(driver, max((int(row.branch) for row in facts.drivers), default=0))
     if row.end_of_life is None:
         return passed(f"R{row.branch}: no end of life is known", value=driver)
     limit = Limit(row.end_of_life, "month", f"matrix.yaml: drivers ({', '.join(row.source)})", "at most")

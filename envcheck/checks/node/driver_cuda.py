@@ -50,8 +50,8 @@ def judge(view: View) -> Outcome:
         return worst(findings, findings[0])
     if unfit:
         # Whether cuda-compat helps cannot be told while another libcuda is in its place.
-        answers = [one for one in answers if one.answer.name == TOO_OLD]
-    findings = [*unfit, *(_finding(view, cuda, driver, one) for one in answers)]
+        answers = [device_answer for device_answer in answers if device_answer.answer.name == TOO_OLD]
+    findings = [*unfit, *(_finding(view, cuda, driver, device_answer) for device_answer in answers)]
     return worst(findings, findings[0])
 
 
@@ -70,7 +70,7 @@ def _answers(view: View, cuda: str, driver: str) -> list[_Judged]:
         for gpu in view.snapshot.gpus
         if not gpu_readings.lost(gpu)
     ]
-    if len({one.answer.name for one in each}) > 1:
+    if len({device_answer.answer.name for device_answer in each}) > 1:
         return each
     return [_Judged(None, driver_verdict(matrix, cuda, driver, matrix_facts.datacenter(view)))]
 
@@ -107,18 +107,18 @@ def _seen(view: View, gpu: Gpu | None) -> int | None:
 
 def _unfit(view: View, cuda: str, driver: str) -> list[Outcome]:
     """Return the failure of a libcuda that does not go with this driver or GPU, whatever the tables say."""
-    code, known = cuda_init_errors.code(view), cuda_init_errors.known(view)
-    if known is None or code not in _MISFITS:
+    code, cause = cuda_init_errors.code(view), cuda_init_errors.known(view)
+    if cause is None or code not in _MISFITS:
         return []
     loaded = view.environment.get("libcuda")
     where = f" ({loaded})" if loaded else ""
     limit = Limit(0, "", "CUDA driver API: cuInit returns CUDA_SUCCESS", "equal")
-    told = f"cuInit: error {code}, {known.name}: {known.means}{where}; driver {driver}, torch's CUDA {cuda}"
+    summary = f"cuInit: error {code}, {cause.name}: {cause.means}{where}; driver {driver}, torch's CUDA {cuda}"
     culprit = str(loaded or "libcuda")
     return [
         failed(
-            told,
-            fix=known.fix,
+            summary,
+            fix=cause.fix,
             value=code,
             limit=limit,
             libcuda=loaded,
@@ -134,23 +134,23 @@ def _limit(view: View, cuda: str) -> Limit:
     return Limit(family.floor, "driver version", SOURCE)
 
 
-def _below(view: View, cuda: str, driver: str, answer: Verdict, seen: int | None) -> Outcome:
+def _below(view: View, cuda: str, driver: str, answer: Verdict, visible: int | None) -> Outcome:
     floor = _limit(view, cuda)
     compat = f"cuda-compat-{cuda.replace('.', '-')}"
     install = f"install {compat} and put its directory first in LD_LIBRARY_PATH, or a driver >= {floor.value}"
     upgrade = f"install a driver >= {floor.value}, or a wheel this driver runs: `envcheck resolve --driver {driver}`"
-    judged: dict[str, Any] = {"value": driver, "limit": floor, "verdict": answer.name, "devices_torch_sees": seen}
-    if answer.name == FORWARD and seen:
+    judged: dict[str, Any] = {"value": driver, "limit": floor, "verdict": answer.name, "devices_torch_sees": visible}
+    if answer.name == FORWARD and visible:
         loaded = view.environment.get("libcuda")
         how = f"with {loaded}" if loaded else f"so {compat} is loaded"
-        why = f"{answer.reason}; torch sees {counted(seen, 'GPU')}, {how}"
+        why = f"{answer.reason}; torch sees {counted(visible, 'GPU')}, {how}"
         return passed(why, **judged)
     code = "driver-cuda.too-old"
-    if answer.name == FORWARD and seen is None:
+    if answer.name == FORWARD and visible is None:
         return warned(f"runs with {compat} only: {answer.reason}", fix=install, code=code, **judged)
     if answer.name == FORWARD:
         return failed(f"{compat} is not loaded: {answer.reason}", fix=install, code=code, **judged)
-    if seen:
-        why = f"torch sees {counted(seen, 'GPU')} though by every table it should not: {answer.reason}"
+    if visible:
+        why = f"torch sees {counted(visible, 'GPU')} though by every table it should not: {answer.reason}"
         return warned(why, fix=upgrade, code=code, **judged)
     return failed(answer.reason, fix=upgrade, code=code, **judged)

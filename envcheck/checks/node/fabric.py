@@ -23,25 +23,27 @@ _FIX: Final = "start nvidia-fabricmanager of the driver's very version (Blackwel
 def judge(view: View) -> Outcome:
     """Fail on each GPU that is not registered; with one GPU that torch sees all the same, warn."""
     fabric = gpu_readings.read(view, "fabric")
-    mine = fabric.where(lambda info: info["state"] != "not supported")
+    attached = fabric.where(lambda info: info["state"] != "not supported")
     alone = len(view.snapshot.gpus) == 1 and bool(view.environment.get("device_count"))
     verdict = warned if alone else failed
     findings = [
         *fabric.lacking(),
         *fabric.blame(
-            _bad(mine), gpu_readings.Rule(verdict, "fabric.unregistered", "fabric: {gpu} {value}", _FIX, _LIMIT)
+            _bad(attached), gpu_readings.Rule(verdict, "fabric.unregistered", "fabric: {gpu} {value}", _FIX, _LIMIT)
         ),
     ]
-    scarce = {gpu: info["health"] for gpu, info in mine.items() if info["health"] == "limited capacity"}
+    scarce = {gpu: info["health"] for gpu, info in attached.items() if info["health"] == "limited capacity"}
     text = "the fabric has limited capacity for {gpu}"
     findings += fabric.blame(scarce, gpu_readings.Rule(warned, "fabric.limited", text, _FIX, _LIMIT))
     absent = fabric.absent() or (
-        None if mine else skipped("no GPU here has a fabric (not supported)", code="fabric.none")
+        None if attached else skipped("no GPU here has a fabric (not supported)", code="fabric.none")
     )
-    return worst(findings, absent or passed(f"{counted(len(mine), 'GPU')} registered", value="completed", limit=_LIMIT))
+    return worst(
+        findings, absent or passed(f"{counted(len(attached), 'GPU')} registered", value="completed", limit=_LIMIT)
+    )
 
 
-def _bad(mine: dict[str, Any]) -> dict[str, str]:
+def _bad(attached: dict[str, Any]) -> dict[str, str]:
     """Return the first of state, status and health that is wrong, by GPU."""
     wrong = {
         gpu: [
@@ -49,6 +51,6 @@ def _bad(mine: dict[str, Any]) -> dict[str, str]:
             *([info["status"]] if info["status"] != "ok" else []),
             *([info["health"]] if info["health"] == "unhealthy" else []),
         ]
-        for gpu, info in mine.items()
+        for gpu, info in attached.items()
     }
     return {gpu: str(words[0]) for gpu, words in wrong.items() if words}

@@ -69,28 +69,29 @@ def _none(view: View) -> Outcome:
     )
 
 
-def _compared(view: View, mine: list[str]) -> Outcome:
-    seen = {gpu_readings.slot(gpu.signal("bus_id").value) for gpu in view.snapshot.gpus}
-    missing = [bus_id for bus_id in mine if gpu_readings.slot(bus_id) not in seen]
+def _compared(view: View, own_slots: list[str]) -> Outcome:
+    answering = {gpu_readings.slot(gpu.signal("bus_id").value) for gpu in view.snapshot.gpus}
+    missing = [bus_id for bus_id in own_slots if gpu_readings.slot(bus_id) not in answering]
     # A GPU that answers nothing does not give its address either: the missing one is its own.
     unplaced = [gpu for gpu in view.snapshot.gpus if ":" not in str(gpu.signal("bus_id").value)]
     missing = missing if len(missing) > len(unplaced) else []
-    limit = Limit(len(mine), "GPUs", _SOURCE)
+    limit = Limit(len(own_slots), "GPUs", _SOURCE)
     if missing and view.snapshot.signal("container.runtime").value not in (None, "none"):
         return skipped(
-            f"a container that was given {len(seen)} of the {len(mine)} GPUs on the bus", code="gpu-lost.in-container"
+            f"a container that was given {len(answering)} of the {len(own_slots)} GPUs on the bus",
+            code="gpu-lost.in-container",
         )
     if missing:
-        findings = [_missing(view, bus_id, len(mine), len(seen), limit) for bus_id in missing]
+        findings = [_missing(view, bus_id, len(own_slots), len(answering), limit) for bus_id in missing]
         return worst(findings, findings[0])
-    return passed(counted(len(seen), "GPU"), value=len(seen), unit="GPUs", limit=limit)
+    return passed(counted(len(answering), "GPU"), value=len(answering), unit="GPUs", limit=limit)
 
 
-def _missing(view: View, bus_id: str, there: int, seen: int, limit: Limit) -> Outcome:
+def _missing(view: View, bus_id: str, on_bus: int, answering: int, limit: Limit) -> Outcome:
     return failed(
-        f"{counted(there, 'GPU')} on the bus, {seen} in NVML: {bus_id} is missing",
+        f"{counted(on_bus, 'GPU')} on the bus, {answering} in NVML: {bus_id} is missing",
         fix=_FIX,
-        value=seen,
+        value=answering,
         unit="GPUs",
         limit=limit,
         code="gpu-lost.missing",

@@ -21,53 +21,55 @@ _SOURCE = "NVML's device count, after CUDA_VISIBLE_DEVICES (CUDA C++ Programming
 
 def judge(view: View) -> Outcome:
     """Compare the counts, then the UUIDs; a GPU that torch does not see is a failure with its likeliest cause."""
-    seen, torch = view.environment.get("device_count"), view.environment.get("torch")
+    visible, torch = view.environment.get("device_count"), view.environment.get("torch")
     if not torch:
         return skipped(
             f"no torch to compare with: {view.environment.get('error', 'none was asked')}", code="torch.none"
         )
-    if seen is None:
+    if visible is None:
         return undecided(
             "torch was not asked for its devices",
             fix="see device_facts_error in the report",
             code="gpu-visible.unmeasured",
         )
     environment = view.snapshot.signal("env").value
-    if isinstance(seen, bool) or not isinstance(seen, int) or seen < 0 or not isinstance(environment, dict):
+    if isinstance(visible, bool) or not isinstance(visible, int) or visible < 0 or not isinstance(environment, dict):
         return undecided(
-            f"unexpected type or value: {seen!r} devices, environment {str(environment)[:40]}",
+            f"unexpected type or value: {visible!r} devices, environment {str(environment)[:40]}",
             fix="run it again",
             code="gpu-visible.unexpected-value",
         )
     uuids = [gpu.uuid for gpu in view.snapshot.gpus]
     expected = visible_gpus.parse(environment.get("CUDA_VISIBLE_DEVICES"), uuids)
     limit = Limit(expected.gpus or len(uuids), "GPUs", _SOURCE, "equal")
-    if seen == 0 or seen < expected.gpus:
-        findings = _unseen(view, seen, [uuids[index] for index in expected.chosen if isinstance(index, int)], limit)
+    if visible == 0 or visible < expected.gpus:
+        findings = _unseen(view, visible, [uuids[index] for index in expected.chosen if isinstance(index, int)], limit)
         return worst(findings, findings[0])
     strangers = _strangers(view.snapshot, _named(view))
-    if not strangers and seen > max(expected.gpus, len(uuids)):
+    if not strangers and visible > max(expected.gpus, len(uuids)):
         strangers = [
             undecided(
-                f"torch sees {counted(seen, 'GPU')}, NVML only {len(uuids)}", fix=_COMPARE, code="gpu-visible.more"
+                f"torch sees {counted(visible, 'GPU')}, NVML only {len(uuids)}", fix=_COMPARE, code="gpu-visible.more"
             )
         ]
-    hidden = f", {len(uuids) - seen} hidden by CUDA_VISIBLE_DEVICES" if seen < len(uuids) else ""
-    sound = passed(f"torch sees {seen} of {counted(len(uuids), 'GPU')}{hidden}", value=seen, unit="GPUs", limit=limit)
+    hidden = f", {len(uuids) - visible} hidden by CUDA_VISIBLE_DEVICES" if visible < len(uuids) else ""
+    sound = passed(
+        f"torch sees {visible} of {counted(len(uuids), 'GPU')}{hidden}", value=visible, unit="GPUs", limit=limit
+    )
     return worst(strangers, sound)
 
 
-def _unseen(view: View, seen: int, expected: list[str], limit: Limit) -> list[Outcome]:
+def _unseen(view: View, visible: int, expected: list[str], limit: Limit) -> list[Outcome]:
     """Return one failure for each GPU that torch does not see, or one for the node where they cannot be told apart."""
     environment = view.snapshot.signal("env").value
     cause, fix, named = _cause(view, environment), _fix(view, environment), _named(view)
-    told_apart = seen > 0 and len(named) == seen and not _sliced(view.snapshot)
+    told_apart = visible > 0 and len(named) == visible and not _sliced(view.snapshot)
     missing = [gpu for gpu in view.snapshot.gpus if told_apart and gpu.uuid in expected and gpu.uuid not in named]
     return [
         failed(
             f"torch does not see {gpu_readings.label(gpu)}: {cause}",
             fix=fix,
-            value=seen,
+            value=visible,
             unit="GPUs",
             limit=limit,
             code="gpu-visible.missing",
@@ -75,11 +77,11 @@ def _unseen(view: View, seen: int, expected: list[str], limit: Limit) -> list[Ou
             gpus=[gpu.uuid],
         )
         for gpu in missing
-    ] or [_fewer(f"NVML sees {counted(len(view.snapshot.gpus), 'GPU')}, torch {seen}: {cause}", fix, seen, limit)]
+    ] or [_fewer(f"NVML sees {counted(len(view.snapshot.gpus), 'GPU')}, torch {visible}: {cause}", fix, visible, limit)]
 
 
-def _fewer(text: str, fix: str, seen: int, limit: Limit) -> Outcome:
-    return failed(text, fix=fix, value=seen, unit="GPUs", limit=limit, code="gpu-visible.fewer")
+def _fewer(text: str, fix: str, visible: int, limit: Limit) -> Outcome:
+    return failed(text, fix=fix, value=visible, unit="GPUs", limit=limit, code="gpu-visible.fewer")
 
 
 def _sliced(snapshot: Snapshot) -> bool:
@@ -96,13 +98,13 @@ def _strangers(snapshot: Snapshot, named: list[str]) -> list[Outcome]:
     """Return one error for each device of torch's that NVML does not know."""
     if _sliced(snapshot):
         return []
-    known = {gpu.uuid for gpu in snapshot.gpus}
+    uuids = {gpu.uuid for gpu in snapshot.gpus}
     return [
         undecided(
             f"torch's device {uuid} is none that NVML knows", fix=_COMPARE, code="gpu-visible.stranger", culprit=uuid
         )
         for uuid in named
-        if uuid not in known
+        if uuid not in uuids
     ]
 
 
@@ -113,8 +115,8 @@ def _cause(view: View, environment: dict[str, str]) -> str:
         return f"CUDA_VISIBLE_DEVICES is {environment['CUDA_VISIBLE_DEVICES']!r}"
     if environment.get("NVIDIA_VISIBLE_DEVICES") in ("", "void", "none"):
         return f"NVIDIA_VISIBLE_DEVICES is {environment['NVIDIA_VISIBLE_DEVICES']!r}"
-    known = cuda_init_errors.known(view)
-    return f"{known.name}: {known.means}" if known else str(view.environment.get("device_error") or _SILENT)
+    cause = cuda_init_errors.known(view)
+    return f"{cause.name}: {cause.means}" if cause else str(view.environment.get("device_error") or _SILENT)
 
 
 def _fix(view: View, environment: dict[str, str]) -> str:
@@ -122,5 +124,5 @@ def _fix(view: View, environment: dict[str, str]) -> str:
         return "install a CUDA wheel: `envcheck resolve` names the one for this driver and GPU"
     if environment.get("CUDA_VISIBLE_DEVICES") is not None:
         return "unset CUDA_VISIBLE_DEVICES"
-    known = cuda_init_errors.known(view)
-    return known.fix if known else _FIX
+    cause = cuda_init_errors.known(view)
+    return cause.fix if cause else _FIX

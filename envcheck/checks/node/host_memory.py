@@ -22,21 +22,25 @@ def judge(view: View) -> Outcome:
     """Warn where memory, or the container's limit of it, is less than that of all GPUs together."""
     total = int(view.snapshot.signal("host.memory_total").value)
     allowed = view.snapshot.signal("container.memory_limit").value
-    own = min(total, int(allowed)) if isinstance(allowed, int) else total
+    usable = min(total, int(allowed)) if isinstance(allowed, int) else total
     sizes = gpu_readings.read(view, "memory_total")
     missing = sizes.lacking() or [*filter(None, [sizes.absent()])]
     if missing:
         return worst(missing, missing[0])
     limit = Limit(sum(sizes.values.values()), "B", _SOURCE)
-    told = f"{own / 2**30:.0f} GiB" + (" (the container's limit)" if own < total else "")
-    if not own >= limit.value:
-        fix = "raise the container's memory limit" if own < total else "load checkpoints in parts (mmap), or add memory"
+    amount = f"{usable / 2**30:.0f} GiB" + (" (the container's limit)" if usable < total else "")
+    if not usable >= limit.value:
+        fix = (
+            "raise the container's memory limit"
+            if usable < total
+            else "load checkpoints in parts (mmap), or add memory"
+        )
         return warned(
-            f"{told} for {limit.value / 2**30:.0f} GiB of GPUs",
+            f"{amount} for {limit.value / 2**30:.0f} GiB of GPUs",
             fix=fix,
-            value=own,
+            value=usable,
             unit="B",
             limit=limit,
             code="host-memory.less-than-gpus",
         )
-    return passed(told, value=own, unit="B", limit=limit)
+    return passed(amount, value=usable, unit="B", limit=limit)

@@ -30,10 +30,10 @@ def judge(view: View) -> Outcome:
         )
     limit = Limit(int(total.value * _PART), "B", _SOURCE, "at most")
     transparent = view.snapshot.signal("host.hugepages").value or "not told"
-    told = f"{free.value / 2**30:.1f} GiB set aside and unused; transparent huge pages: {transparent}"
+    summary = f"{free.value / 2**30:.1f} GiB set aside and unused; transparent huge pages: {transparent}"
     if free.value > limit.value:
-        return warned(told, fix=_FIX, value=free.value, unit="B", limit=limit, code="hugepages.unused")
-    return passed(told, value=free.value, unit="B", limit=limit)
+        return warned(summary, fix=_FIX, value=free.value, unit="B", limit=limit, code="hugepages.unused")
+    return passed(summary, value=free.value, unit="B", limit=limit)
 
 
 def _size(value: object) -> bool:

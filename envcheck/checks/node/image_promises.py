@@ -77,20 +77,20 @@ def judge(view: View) -> Outcome:
         )
     if not isinstance(view.environment.get("packages"), Mapping):
         # A report of before packages were listed is judged by what it has.
-        promised = {key: said for key, said in promised.items() if key not in _PACKAGES}
-    seen = {key: _seen(key, view.environment) for key in promised}
+        promised = {key: value for key, value in promised.items() if key not in _PACKAGES}
+    measured = {key: _seen(key, view.environment) for key in promised}
     off, lock = _lock(view)
-    lies = [lie for key, said in promised.items() for lie in _lie(key, said, seen[key])] + off
+    lies = [lie for key, value in promised.items() for lie in _lie(key, value, measured[key])] + off
     sound = passed(
-        f"{len(promised)} of {counted(len(promised), 'promise')} kept{lock}", value=seen, limit=_limit(promised)
+        f"{len(promised)} of {counted(len(promised), 'promise')} kept{lock}", value=measured, limit=_limit(promised)
     )
     outcome = worst(lies, sound)
     return dataclasses.replace(outcome, details={"lies": [lie.summary for lie in lies]}) if lies else outcome
 
 
-def _promises(key: str, said: str) -> bool:
+def _promises(key: str, value: str) -> bool:
     # A companion that the lock leaves out may be added by whoever wants it.
-    return said != "unknown" and not (said == "none" and key in _PACKAGES)
+    return value != "unknown" and not (value == "none" and key in _PACKAGES)
 
 
 def _limit(promised: Mapping[str, str]) -> Limit:
@@ -103,13 +103,13 @@ def _seen(key: str, environment: Mapping[str, Any]) -> Any:
     return next((environment["packages"][name] for name in _PACKAGES[key] if name in environment["packages"]), None)
 
 
-def _lie(key: str, promise: str, found: Any) -> list[Outcome]:
-    real, said = COMPARED[key](found), COMPARED[key](promise)
-    return [] if real == said else [_broken(key.replace("_", "-"), "promised", said, real)]
+def _lie(key: str, promise: str, measured: Any) -> list[Outcome]:
+    real, promised = COMPARED[key](measured), COMPARED[key](promise)
+    return [] if real == promised else [_broken(key.replace("_", "-"), "promised", promised, real)]
 
 
-def _broken(name: str, how: str, said: str, real: str) -> Outcome:
-    text, limit = f"{name}: {how} {said}, is {real}", Limit(said, "", SOURCE, "equal")
+def _broken(name: str, how: str, promised: str, real: str) -> Outcome:
+    text, limit = f"{name}: {how} {promised}, is {real}", Limit(promised, "", SOURCE, "equal")
     code = "image-promises.locked" if how == "locked" else "image-promises.promised"
     return failed(text, fix=_FIX, value=real, limit=limit, code=code, culprit=name)
 
@@ -128,8 +128,8 @@ def _lock(view: View) -> tuple[list[Outcome], str]:
     return off, f", and {counted(len(pins), 'package')} as locked"
 
 
-def _same(locked: str, found: Any) -> bool:
+def _same(locked: str, installed: Any) -> bool:
     try:
-        return Version(locked) == Version(str(found))
+        return Version(locked) == Version(str(installed))
     except InvalidVersion:
-        return bool(locked == found)
+        return bool(locked == installed)

@@ -46,27 +46,28 @@ def judge(view: View) -> Outcome:
 
 def _translates(view: View, behind: list[str]) -> Outcome:
     pairs = gpu_pairs.matrix(view)
-    said = f"the IOMMU translates for {', '.join(behind[:4])}"
+    summary = f"the IOMMU translates for {', '.join(behind[:4])}"
     if view.snapshot.signal("host.hypervisor").value is not False:
-        return skipped(f"{said}; not known to be bare metal", code="iommu.virtual-machine")
+        return skipped(f"{summary}; not known to be bare metal", code="iommu.virtual-machine")
     if isinstance(pairs, Outcome):
         return skipped(
-            f"{said}; which GPUs reach each other over PCIe is not known: {pairs.summary}", code="iommu.peers-unknown"
+            f"{summary}; which GPUs reach each other over PCIe is not known: {pairs.summary}",
+            code="iommu.peers-unknown",
         )
     over_pcie = [pair for pair in pairs if gpu_pairs.ok(pair) and pair["nvlink"] != "ok"]
     findings = [finding for address in behind for finding in _finding(view, address, over_pcie)]
-    sound = passed(f"{said}; none of them reaches another over PCIe", value=0, unit=_LIMIT.unit, limit=_LIMIT)
+    sound = passed(f"{summary}; none of them reaches another over PCIe", value=0, unit=_LIMIT.unit, limit=_LIMIT)
     return worst(findings, sound)
 
 
 def _finding(view: View, address: str, over_pcie: list[gpu_pairs.Pair]) -> list[Outcome]:
     """Return the warning of one GPU behind the IOMMU; one without a known place counts as part of any pair."""
     uuids = gpu_readings.at(view, [address])
-    own = [pair for pair in over_pcie if not uuids or set(uuids) & set(gpu_pairs.uuids(view, [pair]))]
-    if not own:
+    visible = [pair for pair in over_pcie if not uuids or set(uuids) & set(gpu_pairs.uuids(view, [pair]))]
+    if not visible:
         return []
     finding = warned(
-        f"the IOMMU translates for {address}, which reaches other GPUs over PCIe ({counted(len(own), 'pair')})",
+        f"the IOMMU translates for {address}, which reaches other GPUs over PCIe ({counted(len(visible), 'pair')})",
         fix=_FIX,
         value=1,
         unit=_LIMIT.unit,

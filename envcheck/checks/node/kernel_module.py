@@ -37,8 +37,8 @@ def judge(view: View) -> Outcome:
         )
     capability = gpu_readings.read(view, "compute_capability")
     findings = [*capability.lacking(), *_misfits(view, capability, flavour)]
-    seen = flavour.value or "either would do"
-    sound = passed(f"kernel module: {seen}", value=seen, limit=Limit("fitting", "", _SOURCE))
+    flavour_name = flavour.value or "either would do"
+    sound = passed(f"kernel module: {flavour_name}", value=flavour_name, limit=Limit("fitting", "", _SOURCE))
     return worst(findings, capability.absent() or sound)
 
 

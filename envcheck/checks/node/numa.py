@@ -76,7 +76,7 @@ def _far(view: View, gpus: list[dict[str, Any]]) -> list[Outcome]:
     if cpus.value is None:
         fix, text = "look at `lscpu` and /proc/self/status", f"undetermined: the CPUs of this process: {cpus.reason}"
         return [] if cpus.why == "not-collected" else [undecided(text, fix=fix, code="numa.cpus-unread")]
-    mine = _asked_for(view)
+    reported = _asked_for(view)
     places = [(gpu, gpu_readings.at(view, [gpu["bus_id"]])) for gpu in gpus]
     return [
         warned(
@@ -91,7 +91,7 @@ def _far(view: View, gpus: list[dict[str, Any]]) -> list[Outcome]:
             gpus=uuids,
         )
         for gpu, uuids in places
-        if cpus.value.get(str(gpu["numa_node"])) == 0 and set(uuids) & set(mine)
+        if cpus.value.get(str(gpu["numa_node"])) == 0 and set(uuids) & set(reported)
     ]
 
 

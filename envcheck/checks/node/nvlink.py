@@ -85,11 +85,11 @@ def _alone(links: gpu_readings.Reading, up: dict[str, int]) -> list[Outcome]:
 
 def _short(links: gpu_readings.Reading, up: dict[str, int]) -> list[Outcome]:
     """Warn of each board of one kind where all have fewer links up than their data sheet says."""
-    known, most = _board(links.view, next(iter(up), "")), max(up.values(), default=0)
-    if known is None or most >= known["links"] or (most > 0 and _guest(links.view)):
+    board, most = _board(links.view, next(iter(up), "")), max(up.values(), default=0)
+    if board is None or most >= board["links"] or (most > 0 and _guest(links.view)):
         return []
-    text = f"{counted(most, 'link')} up on every GPU; the board has {known['links']}"
-    limit = Limit(known["links"], "links", known["source"])
+    text = f"{counted(most, 'link')} up on every GPU; the board has {board['links']}"
+    limit = Limit(board["links"], "links", board["source"])
     rule = gpu_readings.Rule(warned, "nvlink.short", text, _BY_DESIGN, limit, "links")
     return links.blame({gpu: count for gpu, count in up.items() if count == most}, rule)
 
@@ -105,10 +105,10 @@ def _slow(view: View, up: dict[str, int]) -> list[Outcome]:
     findings = speeds._replace(unread=unread).lacking()
     linked = {gpu: speed for gpu, speed in speeds.values.items() if up.get(gpu)}
     for gpu, speed in linked.items():
-        known, best = _board(view, gpu), max(linked.values())
-        floor = known["mb_s"] if known else best
+        board, best = _board(view, gpu), max(linked.values())
+        floor = board["mb_s"] if board else best
         if not speed >= max(floor, best):
-            limit = Limit(floor, "MB/s", known["source"] if known else _PEERS)
+            limit = Limit(floor, "MB/s", board["source"] if board else _PEERS)
             rule = gpu_readings.Rule(warned, "nvlink.slow", "slow links: {gpu} {value} MB/s", _FIX, limit, "MB/s")
             findings += speeds.blame({gpu: speed}, rule)
     return findings
@@ -118,9 +118,9 @@ def _sound(view: View, links: gpu_readings.Reading, up: dict[str, int]) -> Outco
     most = max(up.values())
     if not most:
         return skipped("no GPU here has a bridge to another", code="nvlink.none")
-    known = _board(view, max(up, key=lambda gpu: up[gpu]))
-    limit = Limit(known["links"] if known else most, "links", known["source"] if known else _PEERS)
-    if known and most < known["links"]:
+    board = _board(view, max(up, key=lambda gpu: up[gpu]))
+    limit = Limit(board["links"] if board else most, "links", board["source"] if board else _PEERS)
+    if board and most < board["links"]:
         text = f"{counted(most, 'link')} up on every GPU of this virtual machine; the board has {limit.value}"
         return passed(f"{text}, and it was given these", value=most, unit="links", limit=Limit(most, "links", _PEERS))
     without = [gpu for gpu, count in up.items() if not count]

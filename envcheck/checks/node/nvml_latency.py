@@ -21,8 +21,8 @@ def judge(view: View) -> Outcome:
             fix="take the snapshot again",
             code="nvml-latency.unexpected-value",
         )
-    told = f"NVML took {seconds:.2f} s to describe {counted(len(view.snapshot.gpus), 'GPU')}"
+    summary = f"NVML took {seconds:.2f} s to describe {counted(len(view.snapshot.gpus), 'GPU')}"
     if not seconds <= limit.value:
         fix = "switch persistence mode on (nvidia-persistenced); if it stays slow, drain the node and look at `dmesg`"
-        return warned(told, fix=fix, value=seconds, unit="s", limit=limit, code="nvml-latency.slow")
-    return passed(told, value=seconds, unit="s", limit=limit)
+        return warned(summary, fix=fix, value=seconds, unit="s", limit=limit, code="nvml-latency.slow")
+    return passed(summary, value=seconds, unit="s", limit=limit)

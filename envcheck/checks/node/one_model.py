@@ -28,7 +28,7 @@ def judge(view: View) -> Outcome:
     sizes = {gpu: round(size / 2**30 / 2) * 2 for gpu, size in gpu_readings.read(view, "memory_total").values.items()}
     clocks, vbios = gpu_readings.read(view, "clock_sm_max").values, gpu_readings.read(view, "vbios").values
     findings = names.lacking()
-    for code, what, values in (
+    for code, subject, values in (
         ("one-model.model", "model", names.values),
         ("one-model.memory", "GiB", sizes),
         ("one-model.clock", "highest clock", clocks),
@@ -36,7 +36,7 @@ def judge(view: View) -> Outcome:
     ):
         # Another model has another memory size, clock and VBIOS: that is one difference.
         alike = {gpu: value for gpu, value in values.items() if values is names.values or gpu not in _odd(names.values)}
-        rule = gpu_readings.Rule(warned, code, f"{what} differs: {{gpu}} {{value}}", _FIX, _LIMIT)
+        rule = gpu_readings.Rule(warned, code, f"{subject} differs: {{gpu}} {{value}}", _FIX, _LIMIT)
         findings += names.blame(_odd(alike), rule)
     kinds = ", ".join(f"{count} x {name}" for name, count in collections.Counter(names.values.values()).items())
     return worst(findings, names.absent() or passed(kinds, value=len(names.values), unit="GPUs"))

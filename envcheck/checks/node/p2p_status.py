@@ -85,6 +85,6 @@ def _linked(view: View, pair: gpu_pairs.Pair) -> bool:
 
 def _over(pairs: list[gpu_pairs.Pair]) -> str:
     linked = sum(pair["nvlink"] == "ok" for pair in pairs if gpu_pairs.ok(pair))
-    rest = sum(map(gpu_pairs.ok, pairs)) - linked
-    told = [f"{linked} over NVLink"] * bool(linked) + [f"{rest} over PCIe"] * bool(rest)
-    return ", ".join(told)
+    over_pcie = sum(map(gpu_pairs.ok, pairs)) - linked
+    counts = [f"{linked} over NVLink"] * bool(linked) + [f"{over_pcie} over PCIe"] * bool(over_pcie)
+    return ", ".join(counts)

@@ -25,9 +25,10 @@ def judge(view: View) -> Outcome:
     aer = {str(gpu["bus_id"]): gpu["aer"] for gpu in ([] if bus is None else bus)}
     replays = gpu_readings.read(view, "pcie_replays")
     findings = [*replays.lacking(), *_aer(view, aer)]
-    many = replays.where(lambda count: not count <= _REPLAYS.value)
+    replaying = replays.where(lambda count: not count <= _REPLAYS.value)
     findings += replays.blame(
-        many, gpu_readings.Rule(warned, "pcie-errors.replays", "replays: {gpu} {value}", _FIX, _REPLAYS, _REPLAYS.unit)
+        replaying,
+        gpu_readings.Rule(warned, "pcie-errors.replays", "replays: {gpu} {value}", _FIX, _REPLAYS, _REPLAYS.unit),
     )
     counted = "AER counts nothing worse" if _counts(aer, "fatal") else "the kernel shows no AER counters"
     most = max(replays.values.values(), default=0)

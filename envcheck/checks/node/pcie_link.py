@@ -40,14 +40,14 @@ def judge(view: View) -> Outcome:
 
 def _lanes(view: View, width: gpu_readings.Reading, widest: gpu_readings.Reading) -> list[Outcome]:
     """Compare each GPU with its siblings, and with what it can have in this system."""
-    names, given, findings = gpu_readings.read(view, "name").values, _given(view), []
+    names, slots, findings = gpu_readings.read(view, "name").values, _given(view), []
     for gpu, lanes in width.values.items():
         siblings = [count for other, count in width.values.items() if names.get(other) == names.get(gpu)]
         usual, most = _most_common(siblings), widest.values.get(gpu, lanes)
         verdict = warned if matrix_facts.is_datacenter(view, str(names.get(gpu))) is False else failed
         if not lanes >= usual:
             bound, source = max(usual, most), _SIBLINGS
-        elif not lanes >= most and gpu not in given:
+        elif not lanes >= most and gpu not in slots:
             bound, source = most, _WIDTH
             # On Arm the CPU does not say whether this is a virtual machine, which would have been given fewer.
             virtual = view.snapshot.signal("host.hypervisor")
@@ -114,9 +114,9 @@ def _sound(
     slower = any(not gen >= newest.values.get(gpu, gen) for gpu, gen in now.values.items())
     idle = " (lower while idle)" if slower else ""
     fewer = any(not lanes >= widest.values.get(gpu, lanes) for gpu, lanes in width.values.items())
-    given = f" of x{max(widest.values.values())}, {' and '.join(sorted(set(_given(view).values())))}" if fewer else ""
+    reason = f" of x{max(widest.values.values())}, {' and '.join(sorted(set(_given(view).values())))}" if fewer else ""
     note = "virtual machine" if matrix_facts.guest(view) else "bare metal"
-    return passed(f"{lanes}{given}, generation {best}{idle}", value=best, limit=limit, system=note)
+    return passed(f"{lanes}{reason}, generation {best}{idle}", value=best, limit=limit, system=note)
 
 
 def _works(view: View, gpu: str) -> bool:

@@ -29,11 +29,11 @@ _FIX: Final = "modprobe nvidia-peermem (after MLNX_OFED or DOCA), or the open ke
 
 def judge(view: View) -> Outcome:
     """Warn where data-centre GPUs sit beside active ports and neither way to their memory is open."""
-    found = infiniband_ports.ports(view)
-    if isinstance(found, Outcome) or not any(map(infiniband_ports.active, found)):
+    ports = infiniband_ports.ports(view)
+    if isinstance(ports, Outcome) or not any(map(infiniband_ports.active, ports)):
         return (
-            found
-            if isinstance(found, Outcome)
+            ports
+            if isinstance(ports, Outcome)
             else skipped("no InfiniBand or RoCE port is in use", code="infiniband.unused")
         )
     if matrix_facts.datacenter(view) is False:
@@ -70,5 +70,5 @@ def _way(view: View, modules: Signal) -> Outcome:
 
 
 def _numbers(kernel: object) -> tuple[int, ...]:
-    found = re.match(r"(\d+)\.(\d+)", str(kernel))
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(r"(\d+)\.(\d+)", str(kernel))
+    return (int(match[1]), int(match[2])) if match else (0, 0)

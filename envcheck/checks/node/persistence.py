@@ -25,6 +25,6 @@ def judge(view: View) -> Outcome:
     }
     fix = "start nvidia-persistenced, on the host"
     rule = gpu_readings.Rule(warned, "persistence.off", "persistence mode is {value} on {gpu}", fix, _LIMIT)
-    seen = ", ".join(sorted(set(mode.values.values())))
-    sound = mode.absent() or passed(f"persistence mode: {seen}", value=seen, limit=_LIMIT)
+    modes = ", ".join(sorted(set(mode.values.values())))
+    sound = mode.absent() or passed(f"persistence mode: {modes}", value=modes, limit=_LIMIT)
     return worst([*mode.lacking(), *mode.blame({} if matrix_facts.wsl(view) else matters, rule)], sound)

@@ -32,10 +32,10 @@ def judge(view: View) -> Outcome:
             findings,
             enforced.absent() or default.absent() or skipped("no GPU has both limits", code="power-limit.not-reported"),
         )
-    seen = sorted({watts for watts, _ in both.values()})
+    limits = sorted({watts for watts, _ in both.values()})
     limit = Limit(max(usual for _, usual in both.values()), "W", _SOURCE)
-    text = f"{', '.join(f'{w:g} W' for w in seen)}{', moved by the laptop itself' if capped else ', as made'}"
-    return worst(findings, passed(text, value=seen[-1], unit="W", limit=limit))
+    text = f"{', '.join(f'{w:g} W' for w in limits)}{', moved by the laptop itself' if capped else ', as made'}"
+    return worst(findings, passed(text, value=limits[-1], unit="W", limit=limit))
 
 
 def _rule(usual: float) -> gpu_readings.Rule:

@@ -63,9 +63,9 @@ def _replacements(rows: gpu_readings.Reading, pages: gpu_readings.Reading) -> li
     )
     return [
         finding
-        for reading, field, code, what, fix in rules
+        for reading, field, code, subject, fix in rules
         for finding in reading.blame(
-            _counts(reading, field), gpu_readings.Rule(failed, code, f"{what}: {{gpu}}", fix, _NONE)
+            _counts(reading, field), gpu_readings.Rule(failed, code, f"{subject}: {{gpu}}", fix, _NONE)
         )
     ]
 
@@ -88,12 +88,12 @@ def _repairs(view: View) -> list[Outcome]:
     findings = [f for reading in (repairs, banks, broken) for f in reading.lacking()]
     rule = gpu_readings.Rule(failed, "row-remap.unrepairable", "memory that cannot be repaired: {gpu}", _REPLACE, _NONE)
     findings += broken.blame(broken.where(bool), rule)
-    for reading, field, code, what in (
+    for reading, field, code, subject in (
         (repairs, "channel", "row-remap.channel-repair-pending", "a memory channel"),
         (repairs, "tpc", "row-remap.tpc-repair-pending", "a TPC"),
         (banks, "pending", "row-remap.bank-repair-pending", "a memory bank"),
     ):
-        text = f"{what} waits for its repair: {{gpu}}"
+        text = f"{subject} waits for its repair: {{gpu}}"
         rule = gpu_readings.Rule(failed, code, text, _RESET, _REPAIR)
         findings += reading.blame(_counts(reading, field), rule)
     return findings
@@ -106,12 +106,12 @@ def _banks(view: View) -> list[Outcome]:
         gpu_readings.read(view, "bank_remaps", newer=True),
     )
     findings = rows.lacking()
-    for reading, field, code, what in (
+    for reading, field, code, subject in (
         (rows, "none", "row-remap.rows-none", "banks without a spare row"),
         (rows, "low", "row-remap.rows-low", "banks with few spare rows"),
         (banks, "none", "row-remap.banks-none", "groups without a spare bank"),
     ):
-        text = f"{what}: {{gpu}} {{value}}"
+        text = f"{subject}: {{gpu}} {{value}}"
         findings += reading.blame(
             _counts(reading, field), gpu_readings.Rule(warned, code, text, _THIN, _BANKS, _BANKS.unit)
         )

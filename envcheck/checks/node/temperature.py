@@ -22,13 +22,13 @@ _FIX: Final = "look at fans, filters, inlet temperature and blanking panels"
 
 def judge(view: View) -> Outcome:
     """Fail where the slowdown has begun, warn where it is near; each GPU by itself."""
-    margin, what = gpu_readings.read(view, "temperature_margin"), "degrees left to the slowdown: {gpu} {value} C"
+    margin, template = gpu_readings.read(view, "temperature_margin"), "degrees left to the slowdown: {gpu} {value} C"
     over = margin.where(lambda degrees: not degrees >= _OVER.value)
     near = margin.where(lambda degrees: _OVER.value <= degrees < _NEAR.value)
     findings = [
         *margin.lacking(),
-        *margin.blame(over, gpu_readings.Rule(failed, "temperature.slowdown", what, _FIX, _OVER, "C")),
-        *margin.blame(near, gpu_readings.Rule(warned, "temperature.near", what, _FIX, _NEAR, "C")),
+        *margin.blame(over, gpu_readings.Rule(failed, "temperature.slowdown", template, _FIX, _OVER, "C")),
+        *margin.blame(near, gpu_readings.Rule(warned, "temperature.near", template, _FIX, _NEAR, "C")),
     ]
     least = min(margin.values.values(), default=0)
     sound = margin.absent() or passed(f"at least {least} C below the slowdown", value=least, unit="C", limit=_NEAR)

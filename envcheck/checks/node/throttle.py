@@ -25,7 +25,9 @@ def judge(view: View) -> Outcome:
     limit = Limit("none of " + ", ".join(sorted(_FAULTS | _SYMPTOMS)), "", _SOURCE, "equal")
     findings = reasons.lacking()
     for code, bad, verdict in (("throttle.fault", _FAULTS, failed), ("throttle.symptom", _SYMPTOMS, warned)):
-        slowed = {gpu: ", ".join(sorted(bad & set(seen))) for gpu, seen in reasons.values.items() if bad & set(seen)}
+        slowed = {
+            gpu: ", ".join(sorted(bad & set(active))) for gpu, active in reasons.values.items() if bad & set(active)
+        }
         findings += reasons.blame(slowed, gpu_readings.Rule(verdict, code, "{gpu}: {value}", _FIX, limit))
-    seen = sorted({word for why in reasons.values.values() for word in why}) or ["none"]
-    return worst(findings, reasons.absent() or passed(f"reasons now: {', '.join(seen)}", value=seen, limit=limit))
+    words = sorted({word for why in reasons.values.values() for word in why}) or ["none"]
+    return worst(findings, reasons.absent() or passed(f"reasons now: {', '.join(words)}", value=words, limit=limit))

@@ -34,17 +34,17 @@ def judge(view: View) -> Outcome:
         return skipped(f"{NAME} is not set: CUDA shows every GPU", code="visible-devices.unset")
     read = visible_gpus.parse(str(value), [gpu.uuid for gpu in view.snapshot.gpus])
     if read.repeated is not None:
-        told = f"{NAME}={value}: {read.repeated} comes twice, and CUDA then shows no GPU at all"
-        return failed(told, fix=_FIX, value=1, unit=_LIMIT.unit, limit=_LIMIT, code="visible-devices.repeated")
+        summary = f"{NAME}={value}: {read.repeated} comes twice, and CUDA then shows no GPU at all"
+        return failed(summary, fix=_FIX, value=1, unit=_LIMIT.unit, limit=_LIMIT, code="visible-devices.repeated")
     findings = _surprises(view, str(value), read, environment)
     if read.ignored:
         names = ", ".join(repr(entry) if entry != entry.strip() or not entry else entry for entry in read.ignored)
-        told = (
+        summary = (
             f"{NAME}={value}: {names} {'are' if len(read.ignored) > 1 else 'is'} ignored, "
             f"CUDA shows {counted(read.gpus, 'GPU')}"
         )
         verdict = warned if read.chosen else failed
-        findings = [_finding(verdict, told, len(read.ignored), "visible-devices.ignored"), *findings]
+        findings = [_finding(verdict, summary, len(read.ignored), "visible-devices.ignored"), *findings]
     text = f"{NAME}={value}: {read.gpus} of {counted(len(view.snapshot.gpus), 'GPU')}, as written"
     return worst(findings, passed(text, value=0, unit=_LIMIT.unit, limit=_LIMIT))
 
@@ -57,16 +57,16 @@ def _surprises(view: View, value: str, read: visible_gpus.Visible, environment: 
     """Return a warning for each way in which CUDA shows something else than the value seems to say."""
     findings = []
     if read.misread:
-        told = f"{NAME}={value}: only the number at the beginning of {', '.join(read.misread)} counts"
-        findings.append(_finding(warned, told, len(read.misread), "visible-devices.misread"))
+        summary = f"{NAME}={value}: only the number at the beginning of {', '.join(read.misread)} counts"
+        findings.append(_finding(warned, summary, len(read.misread), "visible-devices.misread"))
     if read.gpus < len(read.chosen):
-        told = f"{NAME} names {len(read.chosen)} MIG instances, and CUDA shows the first"
+        summary = f"{NAME} names {len(read.chosen)} MIG instances, and CUDA shows the first"
         fix = "start one process an instance, each with one name"
-        findings.append(_finding(warned, told, len(read.chosen) - read.gpus, "visible-devices.mig", fix))
+        findings.append(_finding(warned, summary, len(read.chosen) - read.gpus, "visible-devices.mig", fix))
     models = {str(gpu.signal("name").value) for gpu in view.snapshot.gpus}
     by_index = any(isinstance(entry, int) for entry in read.chosen) and not value.startswith("GPU-")
     hides = by_index and len(read.chosen) < len(view.snapshot.gpus)
     if hides and len(models) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-        told = f"{NAME}={value} on unlike GPUs: CUDA counts the fastest first, nvidia-smi by PCI bus"
-        findings.append(_finding(warned, told, len(read.chosen), "visible-devices.order", _ORDER))
+        summary = f"{NAME}={value} on unlike GPUs: CUDA counts the fastest first, nvidia-smi by PCI bus"
+        findings.append(_finding(warned, summary, len(read.chosen), "visible-devices.order", _ORDER))
     return findings

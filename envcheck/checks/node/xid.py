@@ -79,10 +79,10 @@ def _of_gpu(view: View, xids: list[Event]) -> list[Outcome]:
 
 def _causes(xids: list[Event]) -> list[Event]:
     """Return the Xids that the log only names as the cause of another one: their own lines are gone."""
-    seen, causes = {int(xid["code"]) for xid in xids}, []
+    codes, causes = {int(xid["code"]) for xid in xids}, []
     for xid in xids:
         cause = _CAUSE.search(str(xid["text"])) if int(xid["code"]) == _REMOVED else None
-        if cause and int(cause[1]) not in seen:
+        if cause and int(cause[1]) not in codes:
             causes.append({**xid, "code": int(cause[1]), "text": f"named by Xid {_REMOVED}"})
     return causes
 
@@ -138,8 +138,8 @@ def _finding(view: View, xid: Event, status: str, text: str, fix: str, *, code: 
 
 def _recovery(text: str) -> tuple[str, str, str]:
     """Read the driver's own action off Xid 154; "None" is the word that all is well again."""
-    found = _ACTION.search(text)
-    if found is None:
+    match = _ACTION.search(text)
+    if match is None:
         return WARN, text or "recovery action changed", "see `nvidia-smi -q` for the GPU recovery action"
-    action = found[1].strip()
+    action = match[1].strip()
     return (PASS if action.lower() == "none" else FAIL), f"recovery action: {action}", f"drain the node: {action}"

@@ -69,9 +69,9 @@ _TEXTS: Final = {
 
 def code(view: View) -> int | None:
     """Return cuInit's code as the worker asked for it, else the one that torch's error text is of; None for neither."""
-    asked = view.environment.get("cuinit")
-    if isinstance(asked, int) and not isinstance(asked, bool) and asked:
-        return asked
+    cuinit = view.environment.get("cuinit")
+    if isinstance(cuinit, int) and not isinstance(cuinit, bool) and cuinit:
+        return cuinit
     text = str(view.environment.get("device_error") or "")
     return next((number for words, number in _TEXTS.items() if words in text), None)
 

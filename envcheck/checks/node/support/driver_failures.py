@@ -32,22 +32,22 @@ def findings(view: View) -> list[Outcome]:
     listed = view.snapshot.signal("kernel.driver_failures").value
     failures = listed if isinstance(listed, list) else []
     # The driver gives up a GPU without power a line later: that is one failure.
-    unpowered = {gpu_readings.slot(one["bus_id"]) for one in failures if one["kind"] == "power-cable"}
+    unpowered = {gpu_readings.slot(failure["bus_id"]) for failure in failures if failure["kind"] == "power-cable"}
     return [
-        _finding(view, one)
-        for one in failures
-        if one["kind"] != "start" or gpu_readings.slot(one["bus_id"]) not in unpowered
+        _finding(view, failure)
+        for failure in failures
+        if failure["kind"] != "start" or gpu_readings.slot(failure["bus_id"]) not in unpowered
     ]
 
 
 def _finding(view: View, failure: dict[str, Any]) -> Outcome:
     kind, bus, age = str(failure["kind"]), str(failure["bus_id"]), float(failure["age"])
-    what, fix = _WORDS.get(kind, (f"a GPU's failure ({kind})", _REBOOT))
+    problem, fix = _WORDS.get(kind, (f"a GPU's failure ({kind})", _REBOOT))
     over = kind == "link-nonfatal" or (kind in _PASSING and _answers(view, bus))
     verdict = warned if over or age > kernel_events.RECENT else failed
     times = kernel_events.count(failure)
     parts = [
-        f"{what} on {bus or 'an address that the log does not name'}",
+        f"{problem} on {bus or 'an address that the log does not name'}",
         *([f"{times} times"] if times > 1 else []),
         kernel_events.ago(age),
     ]

@@ -45,8 +45,8 @@ def matrix(view: View) -> list[Pair] | Outcome:
             code="gpu-p2p.unread",
         )
     indices = sorted({gpu.signal("index").value for gpu in view.snapshot.gpus if gpu.signal("index").value is not None})
-    told = {frozenset((pair["a"], pair["b"])) for pair in pairs}
-    if any(frozenset(ends) not in told for ends in itertools.combinations(indices, 2)):
+    read_pairs = {frozenset((pair["a"], pair["b"])) for pair in pairs}
+    if any(frozenset(ends) not in read_pairs for ends in itertools.combinations(indices, 2)):
         return undecided(
             f"gpu.p2p lists {counted(len(pairs), 'pair')} of {counted(len(indices), 'GPU')}",
             fix="read the node again",

@@ -109,8 +109,8 @@ def label(gpu: Gpu) -> str:
 
 def culprit(view: View, labelled: str) -> str:
     """Return "GPU 3 (GPU-1a2b…)": the index people use, and the UUID, which does not change."""
-    known = next((gpu.uuid for gpu in view.snapshot.gpus if label(gpu) == labelled), labelled)
-    return labelled if known == labelled else f"{labelled} ({known})"
+    uuid = next((gpu.uuid for gpu in view.snapshot.gpus if label(gpu) == labelled), labelled)
+    return labelled if uuid == labelled else f"{labelled} ({uuid})"
 
 
 def read(view: View, name: str, *, newer: bool = False) -> Reading:
@@ -143,14 +143,14 @@ def _not_offered(gpu: Gpu, signal: Signal) -> bool:
 
 def uuids(view: View, labels: Iterable[str]) -> list[str]:
     """Return the UUIDs of the GPUs so labelled: an index changes, a UUID does not."""
-    wanted = set(labels)
-    return [gpu.uuid for gpu in view.snapshot.gpus if label(gpu) in wanted]
+    wanted_labels = set(labels)
+    return [gpu.uuid for gpu in view.snapshot.gpus if label(gpu) in wanted_labels]
 
 
 def at(view: View, slots: Iterable[object]) -> list[str]:
     """Return the UUIDs of the GPUs in these slots of the PCI bus."""
-    wanted = {slot(one) for one in slots}
-    return [gpu.uuid for gpu in view.snapshot.gpus if slot(gpu.signal("bus_id").value) in wanted]
+    wanted_slots = {slot(slot_text) for slot_text in slots}
+    return [gpu.uuid for gpu in view.snapshot.gpus if slot(gpu.signal("bus_id").value) in wanted_slots]
 
 
 def slot(bus_id: object) -> str:

@@ -47,7 +47,7 @@ def _over(view: View, name: str, limit: Limit) -> dict[str, Any]:
 
 def people(processes: list[dict[str, Any]]) -> str:
     """Return "4711 (python), 4712", the largest first, shortened where there are many."""
-    known = [process for process in processes if isinstance(process.get("pid"), int)]
-    known.sort(key=lambda process: -(process.get("memory") or 0))
-    told = [f"{p['pid']} ({p['name']})" if p.get("name") else str(p["pid"]) for p in known]
-    return ", ".join(told[:4]) + (f" and {len(told) - 4} more" if len(told) > 4 else "")  # noqa: PLR2004
+    with_pid = [process for process in processes if isinstance(process.get("pid"), int)]
+    with_pid.sort(key=lambda process: -(process.get("memory") or 0))
+    named = [f"{p['pid']} ({p['name']})" if p.get("name") else str(p["pid"]) for p in with_pid]
+    return ", ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")  # noqa: PLR2004

@@ -89,10 +89,10 @@ def _never_linked(port: Port) -> bool:
     return port.get("physical") != "LinkUp" and port.get("counters", {}).get("link_downed") == 0
 
 
-def groups(found: list[Port]) -> list[list[Port]]:
+def groups(listed: list[Port]) -> list[list[Port]]:
     """Return the ports by kind: one link layer and one board, for only such are comparable."""
-    kinds = sorted({_kind(port) for port in found})
-    return [[port for port in found if _kind(port) == kind] for kind in kinds]
+    kinds = sorted({_kind(port) for port in listed})
+    return [[port for port in listed if _kind(port) == kind] for kind in kinds]
 
 
 def _kind(port: Port) -> tuple[str, str]:
@@ -104,7 +104,7 @@ def label(port: Port) -> str:
     return f"{port['device']}/{port.get('port', 1)}"
 
 
-def told(found: list[Port]) -> str:
+def told(listed: list[Port]) -> str:
     """Return the labels, shortened where there are many."""
-    names = [label(port) for port in found]
+    names = [label(port) for port in listed]
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")  # noqa: PLR2004

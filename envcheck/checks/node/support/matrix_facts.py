@@ -46,17 +46,17 @@ def wheel_cuda(view: View) -> str | None:
 
 def datacenter(view: View) -> bool | None:
     """Return whether every GPU here is a data-centre one; None when a model is unknown."""
-    known = [is_datacenter(view, str(gpu.signal("name").value)) for gpu in view.snapshot.gpus]
-    if not known or None in known:
+    verdicts = [is_datacenter(view, str(gpu.signal("name").value)) for gpu in view.snapshot.gpus]
+    if not verdicts or None in verdicts:
         return None
-    return all(known)
+    return all(verdicts)
 
 
 def is_datacenter(view: View, name: str) -> bool | None:
     """Return whether a model is made for data centres: by the matrix, else by its brand; None where neither says."""
-    known = find_gpu(matrix(view), name)
-    if known is not None:
-        return known.datacenter
+    row = find_gpu(matrix(view), name)
+    if row is not None:
+        return row.datacenter
     if _VGPU.search(name):
         return True
     return False if _CONSUMER.search(name) else None

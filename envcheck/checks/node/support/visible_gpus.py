@@ -43,20 +43,20 @@ def parse(value: str | None, uuids: list[str]) -> Visible:
     chosen: list[int | str] = []
     misread: list[str] = []
     for position, entry in enumerate(entries):
-        found = _named(entry, uuids) if by_name else _numbered(entry, len(uuids))
-        if found is None:
+        indexes = _named(entry, uuids) if by_name else _numbered(entry, len(uuids))
+        if indexes is None:
             return Visible(chosen, [] if value.strip() in _HIDING else entries[position:], None, tuple(misread))
-        if found in chosen:
+        if indexes in chosen:
             return Visible(chosen, [], entry.strip())
-        chosen.append(found)
+        chosen.append(indexes)
         if not by_name and not entry.strip().isdecimal():
             misread.append(entry.strip())
     return Visible(chosen, [], None, tuple(misread))
 
 
 def _numbered(entry: str, count: int) -> int | None:
-    found = _NUMBER.match(entry.strip())
-    return int(found[0]) if found and 0 <= int(found[0]) < count else None
+    number = _NUMBER.match(entry.strip())
+    return int(number[0]) if number and 0 <= int(number[0]) < count else None
 
 
 def _named(entry: str, uuids: list[str]) -> int | str | None:

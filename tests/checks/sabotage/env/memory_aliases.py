@@ -15,10 +15,10 @@ def measure(rank: Rank) -> Measured:
     """Let chunks 1 and 3 be one memory."""
     honest = memory_patterns._chunks  # noqa: SLF001 (what is broken is the memory itself)
 
-    def aliased(torch: Any, device: Any, wanted: int) -> list[Any]:
-        found = honest(torch, device, wanted)
-        found[3] = found[1]
-        return found
+    def aliased(torch: Any, device: Any, amount: int) -> list[Any]:
+        chunks = honest(torch, device, amount)
+        chunks[3] = chunks[1]
+        return chunks
 
     if rank.rank == 0:
         memory_patterns._chunks = aliased  # noqa: SLF001 (as above)

@@ -15,10 +15,10 @@ def measure(rank: Rank) -> Measured:
     """Set the bit in the chunk that is tested before each comparison."""
     honest = memory_patterns._compare  # noqa: SLF001 (what is broken is the memory under it)
 
-    def stuck(found: Measured, chunk: Any, expected: Any, number: int) -> None:
+    def stuck(counts: Measured, chunk: Any, expected: Any, number: int) -> None:
         if number == 2:
             chunk[77] |= 1 << 20
-        honest(found, chunk, expected, number)
+        honest(counts, chunk, expected, number)
 
     if rank.rank == 1:
         memory_patterns._compare = stuck  # noqa: SLF001 (as above)

@@ -37,24 +37,24 @@ def judge(view: View, ranks: Ranks, owed: Sequence[str], rows: Mapping[str, str]
     Every rank holds `curves` by name, {bytes, seconds, right} each, and may hold `latency` and `nccl`. A collective
     that is `owed` may not be missing; what gloo says it does not have may be. `rows` names each one's in limits.json.
     """
-    found = process_group.problem(view, ranks)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks)
+    if problem is not None:
+        return problem
     if len(ranks) == 1:
         return skipped("one rank sends to no other: its bus bandwidth is 0 by definition", code="rank.not-enough")
     measured = ranks[0].get("curves") or {}
     names = [*measured, *(name for name in owed if name not in measured)]
     unlike = [name for name in names if not _alike(ranks, name)]
     if unlike:
-        what = ", ".join(unlike)
+        summary = ", ".join(unlike)
         fix = "see the check's log; free GPU memory"
-        said = f"the ranks did not measure the same sizes of {what}"
-        missing = undecided(said, fix=fix, code="speed.missing", culprit=what)
+        message = f"the ranks did not measure the same sizes of {summary}"
+        missing = undecided(message, fix=fix, code="speed.missing", culprit=summary)
         return worst([*(bad for name in names for bad in _wrong(ranks, name, {})), missing], otherwise=missing)
     curves = {name: points(ranks, name) for name in names}
-    told: dict[str, Any] = {"curves": curves, "latency": latencies(ranks), "unsupported": ranks[0].get("unsupported")}
-    untrue = _untrue(ranks, curves, told)
-    return worst(untrue, otherwise=untrue[0]) if untrue else _against_limits(view, ranks, curves, told, rows)
+    common: dict[str, Any] = {"curves": curves, "latency": latencies(ranks), "unsupported": ranks[0].get("unsupported")}
+    untrue = _untrue(ranks, curves, common)
+    return worst(untrue, otherwise=untrue[0]) if untrue else _against_limits(view, ranks, curves, common, rows)
 
 
 def _alike(ranks: Ranks, name: str) -> bool:
@@ -62,24 +62,26 @@ def _alike(ranks: Ranks, name: str) -> bool:
     return bool(curves[0]) and len({tuple(point.get("bytes") for point in curve) for curve in curves}) == 1
 
 
-def _untrue(ranks: Ranks, curves: Mapping[str, list[Measured]], told: Mapping[str, Any]) -> list[Outcome]:
+def _untrue(ranks: Ranks, curves: Mapping[str, list[Measured]], common: Mapping[str, Any]) -> list[Outcome]:
     """Return why what was timed is no measurement: a time that is none, or a message that did not arrive."""
-    found = [finding for name in curves for finding in _wrong(ranks, name, told)]
+    findings = [finding for name in curves for finding in _wrong(ranks, name, common)]
     if not all(process_group.finite(point["busbw"]) for curve in curves.values() for point in curve):
-        found.append(
-            undecided("a time was zero or no number", fix=_AGAIN, code="speed.missing", culprit="times", **told)
+        findings.append(
+            undecided("a time was zero or no number", fix=_AGAIN, code="speed.missing", culprit="times", **common)
         )
-    if not all(process_group.finite(at["p99"]) for waits in told["latency"].values() for at in waits):
-        found.append(
-            undecided("a latency was zero or no number", fix=_AGAIN, code="speed.missing", culprit="latencies", **told)
+    if not all(process_group.finite(at["p99"]) for waits in common["latency"].values() for at in waits):
+        findings.append(
+            undecided(
+                "a latency was zero or no number", fix=_AGAIN, code="speed.missing", culprit="latencies", **common
+            )
         )
-    return found
+    return findings
 
 
-def _wrong(ranks: Ranks, name: str, told: Mapping[str, Any]) -> list[Outcome]:
+def _wrong(ranks: Ranks, name: str, common: Mapping[str, Any]) -> list[Outcome]:
     """Return the finding that messages of a collective were wrong, of any size, timed or not; none where none was."""
-    held = {entry["rank"]: _points_of(entry, name) for entry in ranks}
-    wrong = {rank: [point for point in points if point.get("right") is not True] for rank, points in held.items()}
+    points = {entry["rank"]: _points_of(entry, name) for entry in ranks}
+    wrong = {rank: [point for point in points if point.get("right") is not True] for rank, points in points.items()}
     culprits = [rank for rank, points in wrong.items() if points]
     if not culprits:
         return []
@@ -93,7 +95,7 @@ def _wrong(ranks: Ranks, name: str, told: Mapping[str, Any]) -> list[Outcome]:
             culprit=f"{name}, rank {', '.join(map(str, culprits))}",
             ranks=culprits,
             wrong={str(rank): points for rank, points in wrong.items() if points},
-            **told,
+            **common,
         )
     ]
 
@@ -132,9 +134,9 @@ def latencies(ranks: Ranks) -> dict[str, list[Measured]]:
 
     A rank that measured none (an older envcheck) leaves them out; a time that is not a number is None.
     """
-    held = [entry.get("latency") or {} for entry in ranks]
-    names = [name for name in held[0] if all(latency.get(name) for latency in held)]
-    return {name: [_latency(at) for at in zip(*(latency[name] for latency in held))] for name in names}
+    by_rank = [entry.get("latency") or {} for entry in ranks]
+    names = [name for name in by_rank[0] if all(latency.get(name) for latency in by_rank)]
+    return {name: [_latency(at) for at in zip(*(latency[name] for latency in by_rank))] for name in names}
 
 
 def _latency(at: tuple[Measured, ...]) -> Measured:
@@ -153,18 +155,20 @@ def _positive(values: Sequence[Any]) -> bool:
 
 
 def _against_limits(
-    view: View, ranks: Ranks, curves: Mapping[str, list[Measured]], told: dict[str, Any], rows: Mapping[str, str]
+    view: View, ranks: Ranks, curves: Mapping[str, list[Measured]], common: dict[str, Any], rows: Mapping[str, str]
 ) -> Outcome:
     links = transports.of(view, ranks)
-    told["transport"] = links.told()
-    found = {name: _row(view, links, rows[name], ranks) for name in curves}
-    judged = {name: _against_limit(links, name, curve, found[name], len(ranks)) for name, curve in curves.items()}
+    common["transport"] = links.told()
+    rows_by_name = {name: _row(view, links, rows[name], ranks) for name in curves}
+    judged = {
+        name: _against_limit(links, name, curve, rows_by_name[name], len(ranks)) for name, curve in curves.items()
+    }
     bad = [outcome for outcome in judged.values() if outcome.status != PASS]
     fine = next(iter(judged.values()))
     if len(judged) > 1 and not bad:
-        fine = _all_passed(ranks, links, judged, next(why for _, why in found.values()))
+        fine = _all_passed(ranks, links, judged, next(why for _, why in rows_by_name.values()))
     outcome = worst(bad, otherwise=fine)
-    return dataclasses.replace(outcome, details={**outcome.details, **told})
+    return dataclasses.replace(outcome, details={**outcome.details, **common})
 
 
 def _against_limit(links: transports.Links, name: str, curve: list[Measured], found: _Row, ranks: int) -> Outcome:
@@ -172,19 +176,19 @@ def _against_limit(links: transports.Links, name: str, curve: list[Measured], fo
 
     best = max(curve, key=lambda point: float(point["busbw"]))
     value = float(best["busbw"])
-    said = f"{name} busbw {value:.4g} GB/s, {ranks} ranks over {links}, best at {best['bytes'] // (1 << 20)} MiB"
+    summary = f"{name} busbw {value:.4g} GB/s, {ranks} ranks over {links}, best at {best['bytes'] // (1 << 20)} MiB"
     row, why = found
     ceiling = row["ceiling"] if row else links.ceiling(name)
     judged: dict[str, Any] = {"value": value, "unit": "GB/s"}
     if ceiling is not None and value > ceiling:
         return undecided(
-            f"{said}: above the {ceiling:.4g} GB/s its links can carry, so mismeasured",
+            f"{summary}: above the {ceiling:.4g} GB/s its links can carry, so mismeasured",
             fix="look for a clock or a tensor that is not what it seems; run it again",
             code="speed.impossible",
             culprit=name,
         )
     if row is None:
-        return passed(f"{said}: reported, not judged ({why})", **judged)
+        return passed(f"{summary}: reported, not judged ({why})", **judged)
     if curve[-1]["bytes"] < PLATEAU:
         return undecided(
             "too little free GPU memory for sizes on the plateau",
@@ -192,8 +196,8 @@ def _against_limit(links: transports.Links, name: str, curve: list[Measured], fo
             code="speed.no-plateau",
             culprit=name,
         )
-    short = limits.short(row, value, said, fix=_FIX, culprit=name)
-    return short or passed(said, **judged, limit=Limit(row["fail"], "GB/s", row["source"], "at least"))
+    short = limits.short(row, value, summary, fix=_FIX, culprit=name)
+    return short or passed(summary, **judged, limit=Limit(row["fail"], "GB/s", row["source"], "at least"))
 
 
 def _row(view: View, links: transports.Links, check: str, ranks: Ranks) -> _Row:
@@ -214,9 +218,9 @@ def _row(view: View, links: transports.Links, check: str, ranks: Ranks) -> _Row:
 
 def _all_passed(ranks: Ranks, links: transports.Links, judged: Mapping[str, Outcome], why: str) -> Outcome:
     """Tell every collective's best; the slowest is the value, the first limit that was met stands for all."""
-    told = ", ".join(f"{name} {outcome.value:.4g}" for name, outcome in judged.items())
+    speeds = ", ".join(f"{name} {outcome.value:.4g}" for name, outcome in judged.items())
     met = next((outcome.limit for outcome in judged.values() if outcome.limit), None)
     reported = "" if met else f": reported, not judged ({why})"
     slowest = min(float(outcome.value) for outcome in judged.values())
-    summary = f"best busbw in GB/s, {len(ranks)} ranks over {links}: {told}{reported}"
+    summary = f"best busbw in GB/s, {len(ranks)} ranks over {links}: {speeds}{reported}"
     return passed(summary, value=slowest, unit="GB/s", limit=met)

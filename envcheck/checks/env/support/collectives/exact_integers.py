@@ -71,7 +71,7 @@ def integers(seed: str, kind: Kind, rank: int, count: int) -> list[int]:
     return [(word % width + low) * step for word in raw]
 
 
-def reduced(kind: Kind, given: Sequence[Sequence[int]]) -> list[int]:
+def reduced(kind: Kind, vectors: Sequence[Sequence[int]]) -> list[int]:
     """Return place by place what the operation makes of the ranks' integers."""
     combine: dict[str, Callable[[Sequence[int]], int]] = {
         "sum": sum,
@@ -83,7 +83,7 @@ def reduced(kind: Kind, given: Sequence[Sequence[int]]) -> list[int]:
         "bor": lambda column: functools.reduce(operator.or_, column),
         "bxor": lambda column: functools.reduce(operator.xor, column),
     }
-    return [combine[kind.operation](column) for column in zip(*given)]
+    return [combine[kind.operation](column) for column in zip(*vectors)]
 
 
 def slack(kind: Kind) -> float:

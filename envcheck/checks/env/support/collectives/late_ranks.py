@@ -33,18 +33,18 @@ def late_ranks(setting: Setting) -> list[int]:
     return sorted(chance.sample(range(world), min(world, LATE_AT_MOST)))
 
 
-def barrier(setting: Setting, late: int, what: str) -> Measured:
+def barrier(setting: Setting, late: int, operation: str) -> Measured:
     """Meet at a barrier to which `late` comes last; return when it came, and when this rank got out."""
-    times: Measured = {"what": what, "late": late, "met": True}
-    group = group_cases.group(setting, range(setting.rank.world)) if what == BARRIERS[1] else None
+    times: Measured = {"what": operation, "late": late, "met": True}
+    group = group_cases.group(setting, range(setting.rank.world)) if operation == BARRIERS[1] else None
     if setting.rank.rank == late:
-        times["met"] = _others(setting, f"{what}{late}")
+        times["met"] = _others(setting, f"{operation}{late}")
         times["came"] = time.monotonic()
     else:
-        _leave_word(setting, f"{what}{late}")
-    if what == BARRIERS[1]:
+        _leave_word(setting, f"{operation}{late}")
+    if operation == BARRIERS[1]:
         setting.dist.barrier(group=group)
-    elif what == BARRIERS[2]:
+    elif operation == BARRIERS[2]:
         setting.dist.barrier(async_op=True).wait()
     else:
         setting.dist.barrier()
@@ -52,12 +52,12 @@ def barrier(setting: Setting, late: int, what: str) -> Measured:
     return {**times, "out": time.monotonic()}
 
 
-def started(setting: Setting, late: int, what: str) -> tuple[Measured, list[Part]]:
+def started(setting: Setting, late: int, operation: str) -> tuple[Measured, list[Part]]:
     """Start a collective that `late` joins last; return whether it was complete before, and after the wait.
 
     A broadcast comes from the late rank; that rank itself need not wait for anybody.
     """
-    bench = Bench(setting, CollectiveCase(f"{what} with a late rank", "sum", "float32", _COUNT, late))
+    bench = Bench(setting, CollectiveCase(f"{operation} with a late rank", "sum", "float32", _COUNT, late))
     sent, world = bench.tensor(bench.given(bench.mine)), setting.rank.world
     gathered = [bench.empty() for _ in range(world)]
     forms: dict[str, tuple[Callable[[], Any], list[Any], list[list[int]]]] = {
@@ -69,15 +69,15 @@ def started(setting: Setting, late: int, what: str) -> tuple[Measured, list[Part
             [bench.given(rank) for rank in range(world)],
         ),
     }
-    start, made, due = forms[what]
-    times: Measured = {"what": what, "late": late, "met": True}
+    start, made, due = forms[operation]
+    times: Measured = {"what": operation, "late": late, "met": True}
     if setting.rank.rank == late:
-        times["met"] = _others(setting, f"{what}{late}")
+        times["met"] = _others(setting, f"{operation}{late}")
         times["came"] = time.monotonic()
     work = start()
     if setting.rank.rank != late:
         times["early"] = bool(work.is_completed())
-        _leave_word(setting, f"{what}{late}")
+        _leave_word(setting, f"{operation}{late}")
     work.wait()
     arrived = [tensor.tolist() for tensor in made]
     _finish(setting)
@@ -90,14 +90,16 @@ def _finish(setting: Setting) -> None:
         setting.torch.cuda.synchronize()
 
 
-def _leave_word(setting: Setting, what: str) -> None:
-    Path(setting.rank.scratch, f"{what}.rank{setting.rank.rank}").touch()
+def _leave_word(setting: Setting, operation: str) -> None:
+    Path(setting.rank.scratch, f"{operation}.rank{setting.rank.rank}").touch()
 
 
-def _others(setting: Setting, what: str) -> bool:
+def _others(setting: Setting, operation: str) -> bool:
     """Wait until all other ranks have left word, and a moment longer; return whether they did."""
-    here, until = setting.rank, time.monotonic() + PATIENCE
-    words = [Path(here.scratch, f"{what}.rank{rank}") for rank in range(here.world) if rank != here.rank]
+    own_rank, until = setting.rank, time.monotonic() + PATIENCE
+    words = [
+        Path(own_rank.scratch, f"{operation}.rank{rank}") for rank in range(own_rank.world) if rank != own_rank.rank
+    ]
     while not all(word.exists() for word in words) and time.monotonic() < until:
         time.sleep(0.001)
     time.sleep(PAUSE)
@@ -109,8 +111,8 @@ def judge(ranks: Ranks) -> list[Outcome]:
     unshown = [finding for entry in ranks if (finding := _unshown(entry, ranks))]
     if unshown and not any(entry.get("raised") for entry in ranks):
         return unshown
-    found = []
-    came = {
+    findings = []
+    arrivals = {
         (times["what"], times["late"], entry.get("host")): times["came"]
         for entry in ranks
         for times in entry.get("waits") or []
@@ -119,29 +121,29 @@ def judge(ranks: Ranks) -> list[Outcome]:
     for entry in ranks:
         for times in entry.get("waits") or []:
             where = {"culprit": f"rank {entry['rank']}", "rank": entry["rank"]}
-            what, late = times["what"], times["late"]
+            operation, late = times["what"], times["late"]
             if times.get("met") is not True:
-                said = f"{what}: the other ranks never came to where rank {late} waited for them"
-                found.append(undecided(said, fix="see the check's log", code="collective.unshown", **where))
-            since = came.get((what, late, entry.get("host")))
+                summary = f"{operation}: the other ranks never came to where rank {late} waited for them"
+                findings.append(undecided(summary, fix="see the check's log", code="collective.unshown", **where))
+            since = arrivals.get((operation, late, entry.get("host")))
             why = _early(times, since)
             if why:
-                said = f"rank {entry['rank']}: {what} {why}: rank {late} had not come"
-                found.append(failed(said, fix=_FIX, code="collective.no-wait", late=late, **where))
+                summary = f"rank {entry['rank']}: {operation} {why}: rank {late} had not come"
+                findings.append(failed(summary, fix=_FIX, code="collective.no-wait", late=late, **where))
             if times.get("complete", True) is not True:
-                said = f"rank {entry['rank']}: {what} is not complete after wait()"
-                found.append(failed(said, fix=_FIX, code="collective.incomplete", late=late, **where))
-    return found
+                summary = f"rank {entry['rank']}: {operation} is not complete after wait()"
+                findings.append(failed(summary, fix=_FIX, code="collective.incomplete", late=late, **where))
+    return findings
 
 
 def _unshown(entry: Measured, ranks: Ranks) -> process_group.Problem:
     """Return the error that a rank does not say when it waited, or names other waits than rank 0; else None."""
     waits, where = entry.get("waits"), f"rank {entry['rank']}"
     right = isinstance(waits, list) and all(_measured(times, entry) for times in waits)
-    if right and _waited(entry) == _waited(ranks[0]) and {what for what, _ in _waited(entry)} == set(WAITS):
+    if right and _waited(entry) == _waited(ranks[0]) and {operation for operation, _ in _waited(entry)} == set(WAITS):
         return None
-    said = f"{where} does not say when it waited for late ranks"
-    return undecided(said, fix="see the check's log", code="collective.unshown", culprit=where)
+    summary = f"{where} does not say when it waited for late ranks"
+    return undecided(summary, fix="see the check's log", code="collective.unshown", culprit=where)
 
 
 def _waited(entry: Measured) -> list[tuple[Any, Any]]:
@@ -154,18 +156,18 @@ def _measured(times: Any, entry: Measured) -> bool:
     if not isinstance(times, dict) or times.get("what") not in WAITS or not process_group.counts(times.get("late")):
         return False
     late = times["late"] == entry["rank"]
-    came: Any = times.get("came", 0)
-    said = late == ("came" in times) and process_group.finite(came) and came >= 0
+    arrival: Any = times.get("came", 0)
+    arrival_fits = late == ("came" in times) and process_group.finite(arrival) and arrival >= 0
     asynchronous = times["what"] in STARTED
     answers = (["complete"] if asynchronous else []) + (["early"] if asynchronous and not late else [])
-    return said and "out" in times and all(answer in times for answer in answers)
+    return arrival_fits and "out" in times and all(answer in times for answer in answers)
 
 
-def _early(times: Measured, came: Any) -> str:
+def _early(times: Measured, arrival: Any) -> str:
     """Return what happened before the late rank came; "" where nothing did."""
     if times.get("early", False) is not False:
         return "said that it was complete too early"
     out: Any = times.get("out")
     if not process_group.finite(out):
         return "did not say when it ended"
-    return "ended too early" if came is not None and out < came else ""
+    return "ended too early" if arrival is not None and out < arrival else ""

@@ -91,15 +91,15 @@ def parse(text: str) -> Measured:
 
 
 def _last(pattern: re.Pattern[str], text: str) -> str | None:
-    found = pattern.findall(text)
-    return str(found[-1]).strip() if found else None
+    matches = pattern.findall(text)
+    return str(matches[-1]).strip() if matches else None
 
 
 def _nvls(text: str) -> Measured:
-    said = _AVAILABLE.findall(text)
+    offers = _AVAILABLE.findall(text)
     trouble = _TROUBLE.search(text)
     return {
-        "available": None if not said else not any(said),
+        "available": None if not offers else not any(offers),
         "used": bool(_USED.search(text)),
         "trouble": trouble.group(0)[:200].strip() if trouble else None,
     }
@@ -115,8 +115,8 @@ def _algorithms(text: str) -> dict[str, str]:
 
 
 def _named(algorithm: str) -> str:
-    known = algorithm.isdecimal() and algorithm.isascii() and int(algorithm) < len(_ALGORITHMS)
-    return _ALGORITHMS[int(algorithm)] if known else algorithm.upper()
+    listed = algorithm.isdecimal() and algorithm.isascii() and int(algorithm) < len(_ALGORITHMS)
+    return _ALGORITHMS[int(algorithm)] if listed else algorithm.upper()
 
 
 def edges(logs: Logs) -> Pairs:
@@ -136,14 +136,14 @@ def nvls(logs: Logs) -> Measured:
     Used is what calls say, where they were logged; buffers alone prove it only where nobody declined it: they are
     made before an algorithm is chosen.
     """
-    told = [(log or {}).get("nvls") or {} for log in logs.values()]
-    said = [one["available"] for one in told if one.get("available") is not None]
+    nvls = [(log or {}).get("nvls") or {} for log in logs.values()]
+    offered = [report["available"] for report in nvls if report.get("available") is not None]
     chosen = merged(logs, "algorithms").get("AllReduce", "")
-    made = any(one.get("used") is True for one in told) and not nvls_declined(merged(logs, "settings"))
+    made = any(report.get("used") is True for report in nvls) and not nvls_declined(merged(logs, "settings"))
     return {
-        "available": all(said) if said else None,
+        "available": all(offered) if offered else None,
         "used": chosen.startswith("NVLS") if chosen else made,
-        "trouble": next((one["trouble"] for one in told if one.get("trouble")), None),
+        "trouble": next((report["trouble"] for report in nvls if report.get("trouble")), None),
     }
 
 

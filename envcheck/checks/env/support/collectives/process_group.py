@@ -135,10 +135,10 @@ def _elsewhere(view: View, ranks: Ranks, backend: bool) -> Problem:  # noqa: FBT
                 code="rank.wrong-device",
                 culprit=f"rank {entry['rank']}",
             )
-        wanted = "nccl" if gpu else "gloo"
-        if backend and entry.get("backend") != wanted:
+        expected = "nccl" if gpu else "gloo"
+        if backend and entry.get("backend") != expected:
             return failed(
-                f"rank {entry['rank']} used backend {entry.get('backend')}, not {wanted}",
+                f"rank {entry['rank']} used backend {entry.get('backend')}, not {expected}",
                 fix="install a torch built with NCCL; gloo moves every gradient through the host",
                 code="rank.wrong-backend",
                 culprit=f"rank {entry['rank']}",

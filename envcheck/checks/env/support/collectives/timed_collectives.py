@@ -102,7 +102,7 @@ class Message:
         index = torch.arange(self.width + _PERIOD, device=device)
         self.pattern = (index - torch.div(index, _PERIOD, rounding_mode="floor") * _PERIOD).to(torch.float32)
         tags = [[tag * _TAG] for tag in self.parts.sent], [[tags * _TAG] for _, tags in self.parts.got]
-        self.sent_tags, self.got_tags = (torch.tensor(one, dtype=torch.float32, device=device) for one in tags)
+        self.sent_tags, self.got_tags = (torch.tensor(block, dtype=torch.float32, device=device) for block in tags)
         chance = random.Random(f"{name} {size}")  # noqa: S311 (test data, no secret)
         self.where = sorted({0, self.got.numel() - 1, *(chance.randrange(self.got.numel()) for _ in range(_SPOTS))})
         self.index = torch.tensor(self.where, device=device)
@@ -182,8 +182,8 @@ def shared(torch: Any, dist: Any, rank: Rank, device: Any, value: int) -> tuple[
     slots = [value if index % rank.world == rank.rank else 0 for index in range(_COPIES * rank.world)]
     tensor = torch.tensor(slots, dtype=torch.int64, device=device)
     dist.all_reduce(tensor)
-    came = tensor.tolist()
-    copies = [came[r :: rank.world] for r in range(rank.world)]
+    values = tensor.tolist()
+    copies = [values[r :: rank.world] for r in range(rank.world)]
     middle = [sorted(copy)[_COPIES // 2] for copy in copies]
     return middle, middle[rank.rank] == value and all(min(copy) == max(copy) > 0 for copy in copies)
 

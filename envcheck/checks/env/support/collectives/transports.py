@@ -95,7 +95,7 @@ def roundabout(view: View, pairs: nccl_log.Pairs, pair: tuple[int, int], devices
     between = gpu_pairs.link(view, *(devices.get(rank, "") for rank in pair))
     if between in ("nvlink", "nvswitch") or _meshed(view):
         return True
-    return not between and not any(way.startswith("P2P/") for found in pairs.values() for way in found)
+    return not between and not any(way.startswith("P2P/") for ways_used in pairs.values() for way in ways_used)
 
 
 def _meshed(view: View) -> bool:

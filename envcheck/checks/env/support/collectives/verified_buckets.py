@@ -25,7 +25,7 @@ class VerifiedBuckets:
         kept = (_EXACT // self.total(1)).bit_length() - 1
         whole = words.tensor(max([0, *buckets]) + len(buckets), device).bitwise_and_((1 << kept) - 1)
         self.sent = [whole[number : number + count].to(torch.float32) for number, count in enumerate(buckets)]
-        self.tensors = [torch.zeros_like(one) for one in self.sent]
+        self.tensors = [torch.zeros_like(bucket) for bucket in self.sent]
 
     def factor(self, rank: int, turn: int) -> int:
         """Return by what a rank multiplies the integers in a turn."""
@@ -47,10 +47,10 @@ class VerifiedBuckets:
 
     def wrong(self, turn: int) -> int:
         """Return how many elements are not the sum of what the ranks sent."""
-        total, found = self.total(turn), 0
+        total, wrong = self.total(turn), 0
         for tensor, sent in zip(self.tensors, self.sent):
             # A torch that sees no difference would hide all of them: plain Python looks at the ends.
             ends = [(tensor[end], sent[end]) for end in (slice(0, _ENDS), slice(-_ENDS, None))]
-            seen = sum(seeded_numbers.read(got) != [total * x for x in seeded_numbers.read(one)] for got, one in ends)
-            found += max(seen, int(exact_comparison.compared(self.torch, tensor, sent * total)))
-        return found
+            seen = sum(seeded_numbers.read(got) != [total * x for x in seeded_numbers.read(sent)] for got, sent in ends)
+            wrong += max(seen, int(exact_comparison.compared(self.torch, tensor, sent * total)))
+        return wrong

@@ -42,21 +42,21 @@ def document(text: str) -> Any:
     """Return the JSON that stands in a program's output, without serial numbers; None where there is none."""
     start, end = text.find("{"), text.rfind("}")
     try:
-        found = json.loads(text[start : end + 1]) if 0 <= start < end else None
+        document = json.loads(text[start : end + 1]) if 0 <= start < end else None
     except ValueError:
         return None
-    if not isinstance(found, dict):
-        return found
-    return {key: _kept(found[key]) for key in _ROOTS if key in found}
+    if not isinstance(document, dict):
+        return document
+    return {key: _kept(document[key]) for key in _ROOTS if key in document}
 
 
 def _kept(root: Any) -> Any:
     return {key: root[key] for key in _KEPT if key in root} if isinstance(root, dict) else None
 
 
-def results(found: Any) -> list[Result]:
+def results(document: Any) -> list[Result]:
     """Return every test's results. Raises UnknownShapeError, saying what, where anything is not as it is known."""
-    root = next((found[key] for key in _ROOTS if key in found), None) if isinstance(found, dict) else None
+    root = next((document[key] for key in _ROOTS if key in document), None) if isinstance(document, dict) else None
     if not isinstance(root, dict):
         message = f"neither of {' and '.join(_ROOTS)} is in it"
         raise UnknownShapeError(message)
@@ -71,14 +71,14 @@ def results(found: Any) -> list[Result]:
 
 def _of_test(test: dict[str, Any]) -> list[Result]:
     name = str(test.get("name") or "a test without a name")
-    told = [_result(name, row) for row in _rows(test, "results")]
+    parsed = [_result(name, row) for row in _rows(test, "results")]
     summary = test.get("test_summary")
     if isinstance(summary, dict) and summary.get("status") is not None:
-        told.append(_result(name, {**summary, "entity_id": None}))
-    if not told:
+        parsed.append(_result(name, {**summary, "entity_id": None}))
+    if not parsed:
         message = f"{name} has no result"
         raise UnknownShapeError(message)
-    return told
+    return parsed
 
 
 def _rows(table: Any, key: str) -> list[dict[str, Any]]:

@@ -57,12 +57,12 @@ def synchronize(torch: Any, *places: Any) -> None:
 
 def link(view: View, source: str, target: str) -> str:
     """Return what is between two GPUs, by UUID: "nvswitch", "nvlink", nvidia-smi's PIX, PXB, PHB, NODE, SYS, or ""."""
-    known = {gpu.uuid: gpu for gpu in view.snapshot.gpus}
-    if source not in known or target not in known:
+    by_uuid = {gpu.uuid: gpu for gpu in view.snapshot.gpus}
+    if source not in by_uuid or target not in by_uuid:
         return ""
-    ends = {known[end].signal("index").value for end in (source, target)}
+    ends = {by_uuid[end].signal("index").value for end in (source, target)}
     pair = next((p for p in _matrix(view) if {p.get("a"), p.get("b")} == ends), {})
-    remotes = [known[end].signal("nvlink_remotes").value or [] for end in (source, target)]
+    remotes = [by_uuid[end].signal("nvlink_remotes").value or [] for end in (source, target)]
     if all(isinstance(far, list) and far and set(far) == {"switch"} for far in remotes):
         return "nvswitch"
     return "nvlink" if pair.get("nvlink") == "ok" else str(pair.get("path") or "")

@@ -103,7 +103,7 @@ def judge(view: View, ranks: Ranks, limits_of: Mapping[str, str], unit: str, fix
     `limits_of` maps what every rank has to have measured to a check of limits.json; without a limit it is reported. A
     value that is not a number, or above what the hardware can do, is an error.
     """
-    missing = [found for entry in ranks for found in _missing(entry, limits_of, unit)]
+    missing = [finding for entry in ranks for finding in _missing(entry, limits_of, unit)]
     judged = [
         _one(view, entry, name, limits_of[name], unit, fix)
         for entry in ranks
@@ -124,8 +124,8 @@ def _missing(entry: Measured, names: Iterable[str], unit: str) -> list[Outcome]:
     missing = [name for name in names if name not in lacking and not _positive(values.get(name))]
     if values and not missing:
         return []
-    said = f"rank {entry['rank']} measured no {', '.join(missing) or unit}"
-    return [undecided(said, fix="see the check's log", code="speed.missing", culprit=culprit(entry))]
+    summary = f"rank {entry['rank']} measured no {', '.join(missing) or unit}"
+    return [undecided(summary, fix="see the check's log", code="speed.missing", culprit=culprit(entry))]
 
 
 def culprit(entry: Measured) -> str:
@@ -147,9 +147,9 @@ def _one(view: View, entry: Measured, name: str, check: str, unit: str, fix: str
         return None
     details = {"rank": entry["rank"], "device": entry["device"], "values": entry["values"], "culprit": culprit(entry)}
     if value > row["ceiling"]:
-        said = f"{where}: above the {row['ceiling']:g} that the hardware can do, so mismeasured"
+        summary = f"{where}: above the {row['ceiling']:g} that the hardware can do, so mismeasured"
         again = "look for a clock or a tensor that is not what it seems; run it again"
-        return undecided(said, fix=again, code="speed.impossible", **details)
+        return undecided(summary, fix=again, code="speed.impossible", **details)
     share, cap = capped(view, entry)
     cause = f"{load_samples.told(entry.get('load') or {})}{load_samples.slowed(entry.get('load') or {})}{cap}"
     short = limits.short(row, value, where, fix=fix, cause=cause, share=share, **details)
@@ -166,9 +166,9 @@ def _row(view: View, entry: Measured, check: str) -> Measured | None:
     gpu = next((gpu for gpu in view.snapshot.gpus if gpu.uuid == entry["device"]), next(iter(models), None))
     if row is not None or gpu is None or _COHERENT.search(str(entry.get("name"))):
         return row
-    seen = entry.get("link") or {}
-    generation = seen.get("generation", gpu.signal("pcie_gen_max").value)
-    row = limits.pcie(check, generation, seen.get("lanes", gpu.signal("pcie_width").value))
+    link = entry.get("link") or {}
+    generation = link.get("generation", gpu.signal("pcie_gen_max").value)
+    row = limits.pcie(check, generation, link.get("lanes", gpu.signal("pcie_width").value))
     return {**row, "ceiling": math.inf} if row and gpu.signal("virtualization").value != "none" else row
 
 
@@ -184,8 +184,8 @@ def _power_cap(view: View, device: str) -> tuple[float, str]:
         limit, default = gpu.signal("power_limit").value, gpu.signal("power_limit_default").value
         if gpu.uuid == device and process_group.finite(limit) and process_group.finite(default) and 0 < limit < default:
             share = float(limit / default)
-            said = f"; its power is capped at {limit:g} of {default:g} W"
-            return (share if share >= _HALF else 0.0), said
+            summary = f"; its power is capped at {limit:g} of {default:g} W"
+            return (share if share >= _HALF else 0.0), summary
     return 1.0, ""
 
 
@@ -204,7 +204,7 @@ def _clock_cap(load: Measured) -> tuple[float, str]:
 
 def behind(ranks: Ranks, names: Iterable[str], unit: str, fix: str) -> list[Outcome]:
     """Return a warning for each GPU that is behind the best of its model, the furthest behind first."""
-    found = []
+    findings = []
     for name in names:
         measured = [(float(e["values"][name]), e) for e in ranks if _positive((e.get("values") or {}).get(name))]
         for value, entry in sorted(measured, key=lambda pair: pair[0]):
@@ -222,21 +222,21 @@ def behind(ranks: Ranks, names: Iterable[str], unit: str, fix: str) -> list[Outc
                     rank=entry["rank"],
                     device=entry["device"],
                 )
-                found.append(warning)
-    return found
+                findings.append(warning)
+    return findings
 
 
 def _passed(ranks: Ranks, unit: str, met: list[Limit]) -> Outcome:
     """Tell the slowest rank's value of everything; the first limit that was met stands for all."""
     names = [name for name in ranks[0]["values"] if all(name in entry["values"] for entry in ranks)]
     slowest = {name: min(float(entry["values"][name]) for entry in ranks) for name in names}
-    told = ", ".join(f"{name} {value:.4g}" for name, value in slowest.items())
+    speeds = ", ".join(f"{name} {value:.4g}" for name, value in slowest.items())
     models = " and ".join(sorted({str(entry.get("name")) for entry in ranks}))
     judged = "" if met else f": reported, not judged (no limit known for {models})"
     lacking = {name: why for entry in ranks for name, why in (entry.get("unsupported") or {}).items()}
     also = f"; not here: {', '.join(lacking)}" if lacking else ""
     return passed(
-        f"slowest of {counted(len(ranks), 'GPU')}, {unit}: {told}{judged}{also}",
+        f"slowest of {counted(len(ranks), 'GPU')}, {unit}: {speeds}{judged}{also}",
         value=slowest[names[0]],
         unit=unit,
         limit=met[0] if met else None,

@@ -31,10 +31,10 @@ def unseen(entry: Measured, seconds: float, interval: float) -> process_group.Pr
     if load.get("unread"):
         return undecided(f"{where}: {load['unread']}", fix=_FIX, code="load.unread", culprit=where)
     samples = load.get("samples") or []
-    wanted = max(1, int(seconds / interval * _SHARE))
-    if len(samples) < wanted:
+    least = max(1, int(seconds / interval * _SHARE))
+    if len(samples) < least:
         return undecided(
-            f"{where}: {len(samples)} samples in {seconds:.0f} s, not {wanted}",
+            f"{where}: {len(samples)} samples in {seconds:.0f} s, not {least}",
             fix=_FIX,
             code="load.few-samples",
             culprit=where,
@@ -49,14 +49,14 @@ def faults(load: Measured) -> dict[str, int]:
 
 def caps(load: Measured) -> str:
     """Return what held the GPU back in most of its samples and is no fault, to be put behind a sentence; or nothing."""
-    held = [told for name, told in CAPS.items() if mostly(load, name)]
-    return f"; {', '.join(held)}" if held else ""
+    caps = [text for name, text in CAPS.items() if mostly(load, name)]
+    return f"; {', '.join(caps)}" if caps else ""
 
 
 def slowed(load: Measured) -> str:
     """Return the faults among a GPU's reasons, to be put behind a sentence; or nothing."""
-    seen = faults(load)
-    return f"; {', '.join(seen)}" if seen else ""
+    names = faults(load)
+    return f"; {', '.join(names)}" if names else ""
 
 
 def mostly(load: Measured, clock_reason: str) -> bool:
@@ -78,8 +78,8 @@ def told(load: Measured) -> str:
         f"{power[1]:.0f} W" if power else "",
         f"up to {heat[2]:.0f} C" if heat else "",
     ]
-    said = ", ".join(part for part in parts if part)
-    return f" ({said})" if said else ""
+    summary = ", ".join(part for part in parts if part)
+    return f" ({summary})" if summary else ""
 
 
 def _count(load: Measured, clock_reason: str) -> int:

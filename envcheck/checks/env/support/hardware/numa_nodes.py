@@ -15,17 +15,17 @@ NODES = Path("/sys/devices/system/node")
 
 def cpus(text: str) -> set[int]:
     """Return the CPUs of a kernel list such as "0-3,8". Raises ValueError on anything else."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+        numbers |= set(range(int(first), int(last or first) + 1))
+    return numbers
 
 
 def nodes(root: Path = NODES) -> dict[str, set[int]]:
     """Return the CPUs of each NUMA node that has any, by the node's number; {} where the kernel does not say."""
-    found = {node.name[4:]: _cpus_of(node) for node in sorted(root.glob("node[0-9]*"))}
-    return {number: those for number, those in found.items() if those}
+    cpus = {node.name[4:]: _cpus_of(node) for node in sorted(root.glob("node[0-9]*"))}
+    return {number: those for number, those in cpus.items() if those}
 
 
 def _cpus_of(node: Path) -> set[int]:

@@ -31,14 +31,14 @@ def address(ordinal: int, library: Any = None) -> str:
 
 def link(bus_id: str, devices: Path = DEVICES) -> Link:
     """Return the link of the device at this address. Raises OSError or ValueError where the kernel does not tell it."""
-    here = devices / bus_id
-    speed = (here / "current_link_speed").read_text(encoding="ascii").split()[:1]
-    lanes = (here / "current_link_width").read_text(encoding="ascii").strip()
+    device = devices / bus_id
+    speed = (device / "current_link_speed").read_text(encoding="ascii").split()[:1]
+    lanes = (device / "current_link_width").read_text(encoding="ascii").strip()
     if not speed or speed[0] == "Unknown" or not lanes.isdecimal():
-        message = f"{here} tells no speed of its link"
+        message = f"{device} tells no speed of its link"
         raise ValueError(message)
     rate = float(speed[0])
     if rate not in GENERATIONS:
-        message = f"{here} tells {rate:g} GT/s, which is no generation"
+        message = f"{device} tells {rate:g} GT/s, which is no generation"
         raise ValueError(message)
     return Link(GENERATIONS[rate], int(lanes))

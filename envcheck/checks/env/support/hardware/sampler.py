@@ -81,7 +81,7 @@ class Meter:
 
     def read(self) -> Measured:
         """Return every quantity that this GPU offers, as it is now. Raises Unreadable."""
-        found: Measured = {}
+        summary: Measured = {}
         for name, quantity in _QUANTITIES.items():
             try:
                 raw = self._ask(quantity)
@@ -89,8 +89,8 @@ class Meter:
                 self.not_offered[name] = str(error)
                 continue
             number = raw[0] if name == "utilization" else raw.value
-            found[name] = words(number) if name == "reasons" else round(number * quantity.scale, 1)
-        return found
+            summary[name] = words(number) if name == "reasons" else round(number * quantity.scale, 1)
+        return summary
 
     def _ask(self, quantity: _Quantity) -> Any:
         """Return what the newest function that this driver has fills in."""
@@ -122,15 +122,15 @@ class Meter:
     def _text(self, status: int) -> str:
         say = self._library.nvmlErrorString
         say.restype = ctypes.c_char_p
-        told: bytes | None = say(status)
-        return f"NVML: {told.decode() if told else f'error {status}'}"
+        message: bytes | None = say(status)
+        return f"NVML: {message.decode() if message else f'error {status}'}"
 
 
 def words(bits: int) -> list[str]:
     """Return the reasons for its clocks that a GPU gives, in words."""
-    known = [name for bit, name in REASONS.items() if bits & bit]
+    names = [name for bit, name in REASONS.items() if bits & bit]
     rest = bits & ~sum(REASONS)
-    return [*known, f"unknown 0x{rest:x}"] if rest else known
+    return [*names, f"unknown 0x{rest:x}"] if rest else names
 
 
 def meter(identity: str, ordinal: int) -> Meter:

@@ -182,9 +182,9 @@ def _mask(s: AttentionSetting, source: random.Random) -> list[Any]:
 
 def _added(s: AttentionSetting, mask: list[Any], number: int) -> Matrix:
     """Return what one head's scores are raised by: minus infinity for a pair that is left out."""
-    found = [[0.0] * s.keys for _ in range(s.tokens)]
+    scores = [[0.0] * s.keys for _ in range(s.tokens)]
     start = {"pairs": 0, "keys": number // s.heads * s.keys, "heads": number * s.tokens * s.keys}[s.over]
-    for i, row in enumerate(found):
+    for i, row in enumerate(scores):
         begin = start + (0 if s.over == "keys" else i * s.keys)
         for j in range(s.keys):
             if s.causal and j > i:
@@ -192,7 +192,7 @@ def _added(s: AttentionSetting, mask: list[Any], number: int) -> Matrix:
             elif mask:
                 value = mask[begin + j]
                 row[j] = value if s.mask != "bool" else 0.0 if value else -math.inf
-    return found
+    return scores
 
 
 def _rows(values: Sequence[float], number: int, count: int, width: int) -> Matrix:
@@ -240,40 +240,40 @@ def _softmax(row: Sequence[float]) -> list[float]:
     return [p / total for p in powers]
 
 
-def run(torch: Any, one: AttentionExample, dtype: str, device: Any) -> dict[str, float]:
+def run(torch: Any, case: AttentionExample, dtype: str, device: Any) -> dict[str, float]:
     """Return how far output and gradients are from the reference, as relative Frobenius distances."""
-    s = one.setting
+    s = case.setting
     shared, wide = s.key_heads or s.heads, s.values or s.width
     shapes = (s.shape(s.heads, s.tokens, s.width), s.shape(shared, s.keys, s.width), s.shape(shared, s.keys, wide))
     layout = "contiguous" if s.layout == "expanded" else s.layout
     leaves = [
         torch.nn.Parameter(seeded_numbers.tensor(torch, x, shape, dtype, device, layout), requires_grad=not s.forward)
-        for x, shape in zip((one.query, one.key, one.value), shapes)
+        for x, shape in zip((case.query, case.key, case.value), shapes)
     ]
     options: dict[str, Any] = {"is_causal": s.causal}
     if s.mask:
         kind = "bool" if s.mask == "bool" else dtype
-        options["attn_mask"] = seeded_numbers.tensor(torch, one.mask, s.mask_shape, kind, device)
+        options["attn_mask"] = seeded_numbers.tensor(torch, case.mask, s.mask_shape, kind, device)
     if s.mask == "learned":
         options["attn_mask"] = torch.nn.Parameter(options["attn_mask"])
     if s.scale:
         options["scale"] = s.scale
     if s.key_heads and s.layout != "expanded":
         options["enable_gqa"] = True
-    given = list(leaves)
+    inputs = list(leaves)
     if s.layout == "expanded":
-        given[1:] = [x.expand(s.shape(s.heads, s.keys, x.shape[-1])) for x in leaves[1:]]
+        inputs[1:] = [x.expand(s.shape(s.heads, s.keys, x.shape[-1])) for x in leaves[1:]]
     with torch.no_grad() if s.forward else torch.enable_grad():
-        output = torch.nn.functional.scaled_dot_product_attention(*given, **options)
+        output = torch.nn.functional.scaled_dot_product_attention(*inputs, **options)
     if s.forward:
         made = [output]
     else:
-        output.backward(seeded_numbers.tensor(torch, one.upstream, s.shape(s.heads, s.tokens, wide), dtype, device))
+        output.backward(seeded_numbers.tensor(torch, case.upstream, s.shape(s.heads, s.tokens, wide), dtype, device))
         made = [output, *(leaf.grad for leaf in leaves)]
         made += [options["attn_mask"].grad] if s.mask == "learned" else []
     if tuple(output.shape) != s.shape(s.heads, s.tokens, wide):
         return {"shape of the output": 1e300}
     return {
         part: 1e300 if x is None else min(seeded_numbers.apart(seeded_numbers.read(x), right) / s.wide, 1e300)
-        for part, x, right in zip(PARTS, made, one.expected)
+        for part, x, right in zip(PARTS, made, case.expected)
     }

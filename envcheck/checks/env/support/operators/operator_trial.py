@@ -86,11 +86,11 @@ def run(torch: Any, case: Case, dtype: str, device: Any, source: random.Random) 
         return {"outputs": math.inf}
     limit = case.wide * FACTOR[dtype] * seeded_numbers.UNIT_ROUNDOFF[dtype]
     made = [seeded_numbers.read(output) for output in outputs]
-    errors = {"output": max(_error(one, right, limit, case.least) for one, right in zip(made, expected))}
+    errors = {"output": max(_error(output, right, limit, case.least) for output, right in zip(made, expected))}
     if errors["output"] > 1 and limit:
         spread = _spread(lambda *moved: _tuple(case.reference(*moved), of=list), case, lists, limit, source)
         errors["output"] = max(
-            _error(one, right, limit, case.least, around) for one, right, around in zip(made, expected, spread)
+            _error(output, right, limit, case.least, around) for output, right, around in zip(made, expected, spread)
         )
     if case.gradient:
         errors.update(_gradients(torch, case, lists, leaves, outputs, dtype, source))
@@ -123,9 +123,9 @@ def _spread(
     for _ in range(ROUNDINGS):
         moved = [
             [value * (1 + source.choice((-share, share))) for value in values]
-            if given.dtype in {"", *FLOATS}
+            if operand.dtype in {"", *FLOATS}
             else values
-            for given, values in zip(case.inputs, lists)
+            for operand, values in zip(case.inputs, lists)
         ]
         try:
             results = formula(*moved)
@@ -137,11 +137,11 @@ def _spread(
 
 
 def _leaf(
-    torch: Any, case: Case, given: Input, values: list[Any], dtype: str, device: Any, source: random.Random
+    torch: Any, case: Case, operand: Input, values: list[Any], dtype: str, device: Any, source: random.Random
 ) -> Any:
     layout = source.choice(seeded_numbers.LAYOUTS) if case.layouts else "contiguous"
-    made = seeded_numbers.tensor(torch, values, given.shape, given.dtype or dtype, device, layout)
-    return torch.nn.Parameter(made) if case.gradient and not given.dtype else made
+    made = seeded_numbers.tensor(torch, values, operand.shape, operand.dtype or dtype, device, layout)
+    return torch.nn.Parameter(made) if case.gradient and not operand.dtype else made
 
 
 def _gradients(
@@ -169,8 +169,8 @@ def _gradients(
     limit = max(wide * FACTOR[dtype] * seeded_numbers.UNIT_ROUNDOFF[dtype], QUOTIENT)
     least = SHARE * math.sqrt(math.fsum(u * u for up in upstream for u in up))
     errors = {}
-    for number, (given, leaf) in enumerate(zip(case.inputs, leaves)):
-        if given.dtype or not given.values:
+    for number, (operand, leaf) in enumerate(zip(case.inputs, leaves)):
+        if operand.dtype or not operand.values:
             continue
         if leaf.grad is None:
             errors[f"gradient of input {number}"] = math.inf
@@ -205,8 +205,8 @@ def _along(
         return (8 * (at(step) - at(-step)) - (at(2 * step) - at(-2 * step))) / (12 * step)
 
     def error(step: float, spread: float = 0.0) -> float:
-        there = slope(step, *lists)
-        off = abs(taken - there) / (limit[0] * max(size, abs(there), limit[1]) + QUOTIENT * 1e-3 + spread)
+        moved_slope = slope(step, *lists)
+        off = abs(taken - moved_slope) / (limit[0] * max(size, abs(moved_slope), limit[1]) + QUOTIENT * 1e-3 + spread)
         return off if math.isfinite(off) else math.inf
 
     found = error(STEP)
@@ -229,11 +229,11 @@ def measure(
     torch: Any, cases: Iterable[Case], names: Sequence[str], device: Any, source: random.Random
 ) -> Iterator[dict[str, Any]]:
     """Run each case in each dtype; yield one row a case and dtype: error and worst part, or why it did not run."""
-    there = version(torch)
+    torch_version = version(torch)
     for case in cases:
         for dtype in (name for name in names if name in case.dtypes):
             row = {"operator": case.name, "dtype": dtype}
-            if there < case.since:
+            if torch_version < case.since:
                 yield {**row, "absent": f"since torch {'.'.join(map(str, case.since))}"}
                 continue
             yield {**row, **_row(torch, case, dtype, device, source)}
@@ -245,10 +245,10 @@ def _row(torch: Any, case: Case, dtype: str, device: Any, source: random.Random)
         if max(errors.values()) > 1 and _flawed(torch, case, dtype, device):
             return {"known": case.flaw}
     except Exception as error:  # noqa: BLE001 (whatever an operator raises is the finding, and is quoted)
-        said = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
-        if dtype in SHORT and isinstance(error, RuntimeError) and NOT_IMPLEMENTED.search(said):
-            return {"absent": said}
-        return {"raised": said}
+        summary = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+        if dtype in SHORT and isinstance(error, RuntimeError) and NOT_IMPLEMENTED.search(summary):
+            return {"absent": summary}
+        return {"raised": summary}
     part = max(errors, key=lambda name: errors[name])
     # JSON has no infinity.
     return {"error": min(errors[part], 1e300), "part": part}

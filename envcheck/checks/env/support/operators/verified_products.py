@@ -105,4 +105,4 @@ def _sums(torch: Any, left: Any, lines: Any, product: Any) -> float:
         apart = (part.sum(1) - right).abs()
         # A row of zeros, as a dead unit's gradient, is right; one that is nearly so has lost digits below the dtype's.
         errors.append((apart / (_LARGEST * torch.maximum(size, _LEAST * size.mean()))).where(apart != 0, apart).max())
-    return worst([float(one) for one in torch.stack(errors).tolist()])
+    return worst([float(distance) for distance in torch.stack(errors).tolist()])

@@ -66,12 +66,12 @@ def key(name: str) -> str:
 
 def packages() -> list[Package]:
     """Return torch's family as installed on sys.path, all copies of a name."""
-    found = []
+    distributions = []
     for dist in importlib.metadata.distributions():
         name = key(dist.metadata["Name"] or "")
         if FAMILY.fullmatch(name):
-            found.append(_package(name, dist))
-    return found
+            distributions.append(_package(name, dist))
+    return distributions
 
 
 def _package(name: str, dist: importlib.metadata.Distribution) -> Package:
@@ -101,13 +101,13 @@ def _record(text: str, root: Path, owner: str) -> Iterator[Listed]:
 
 def _conda(name: str) -> list[Listed]:
     """Return the files of the conda packages that a distribution is made of."""
-    prefix, names, found = Path(sys.prefix), {name, *CONDA.get(name, ())}, []
+    prefix, names, files = Path(sys.prefix), {name, *CONDA.get(name, ())}, []
     for path in sorted((prefix / "conda-meta").glob("*.json")):
         data = json.loads(path.read_text(encoding="utf-8"))
         if key(str(data.get("name"))) in names:
             rows = (data.get("paths_data") or {}).get("paths") or []
-            found += [_in_prefix(prefix, row, name) for row in rows if row.get("path_type") not in MADE]
-    return [listed for listed in found if listed.path.suffix != ".pyc"]
+            files += [_in_prefix(prefix, row, name) for row in rows if row.get("path_type") not in MADE]
+    return [listed for listed in files if listed.path.suffix != ".pyc"]
 
 
 def _in_prefix(prefix: Path, row: dict[str, Any], owner: str) -> Listed:
@@ -149,7 +149,7 @@ def digest(listed: Listed) -> str:
 def compare(files: Iterable[Listed]) -> dict[str, Any]:
     """Return counts, bytes and seconds, and which files are missing, changed, unreadable or have no digest."""
     begun, waiting, lock = time.monotonic(), iter(list(files)), threading.Lock()
-    told: dict[str, Any] = {"files": 0, "bytes": 0, "missing": [], "changed": [], "unreadable": [], "without": []}
+    measured: dict[str, Any] = {"files": 0, "bytes": 0, "missing": [], "changed": [], "unreadable": [], "without": []}
 
     def work() -> None:
         while True:
@@ -159,10 +159,10 @@ def compare(files: Iterable[Listed]) -> dict[str, Any]:
                 return
             kind, size = _state(listed)
             with lock:
-                told["files"] += 1
-                told["bytes"] += size
+                measured["files"] += 1
+                measured["bytes"] += size
                 if kind:
-                    told[kind].append(str(listed.path))
+                    measured[kind].append(str(listed.path))
 
     # hashlib lets other threads run while it digests a block.
     threads = [threading.Thread(target=work) for _ in range(min(8, len(os.sched_getaffinity(0))))]
@@ -170,7 +170,7 @@ def compare(files: Iterable[Listed]) -> dict[str, Any]:
         thread.start()
     for thread in threads:
         thread.join()
-    return {**told, "seconds": round(time.monotonic() - begun, 2)}
+    return {**measured, "seconds": round(time.monotonic() - begun, 2)}
 
 
 def _state(listed: Listed) -> tuple[str, int]:
@@ -188,17 +188,17 @@ def _state(listed: Listed) -> tuple[str, int]:
 
 def strangers(package: Package, others: Iterable[Package]) -> list[str]:
     """Return Python files and libraries in the package's own directories that no package of the family brought."""
-    listed = {str(item.path) for one in (package, *others) for item in one.files}
+    listed = {str(item.path) for owner in (package, *others) for item in owner.files}
     root = Path(package.where).parent
     tops = {item.path.relative_to(root).parts[0] for item in package.files if _below(item.path, root)}
-    found = []
+    unlisted = []
     for top in sorted(top for top in tops if (root / top).is_dir() and not top.endswith((".dist-info", ".egg-info"))):
         for directory, _, names in os.walk(root / top):
             for name in names:
                 path = os.path.join(directory, name)  # noqa: PTH118 (ten thousand of them)
                 if name.endswith((".py", ".so", ".pth")) or ".so." in name:
-                    found += [] if path in listed else [path]
-    return found
+                    unlisted += [] if path in listed else [path]
+    return unlisted
 
 
 def _below(path: Path, root: Path) -> bool:
@@ -229,8 +229,8 @@ def _bytecode(source: Path) -> Path | None:
     elif flags:
         used = True  # unchecked: Python believes it
     else:
-        taken = (int(stat.st_mtime) & 0xFFFFFFFF, stat.st_size & 0xFFFFFFFF)
-        used = (int.from_bytes(data[8:12], "little"), int.from_bytes(data[12:16], "little")) == taken
+        recorded = (int(stat.st_mtime) & 0xFFFFFFFF, stat.st_size & 0xFFFFFFFF)
+        used = (int.from_bytes(data[8:12], "little"), int.from_bytes(data[12:16], "little")) == recorded
     return cached if used and not _same_code(data[HEADER:], text, str(source)) else None
 
 

@@ -47,9 +47,9 @@ def marked(text: str) -> list[str]:
 
 def line(text: str) -> list[str]:
     """Return the credentials in a line of a Dockerfile: its variables and options by name, else what is marked."""
-    assigned = [found["name"] for found in _ASSIGNED.finditer(text) if variable(found["name"], found["value"])]
+    assigned = [match["name"] for match in _ASSIGNED.finditer(text) if variable(match["name"], match["value"])]
     options = [
-        f"--{found['name']}" for found in _OPTION.finditer(text) if not _HARMLESS_VALUE.fullmatch(found["value"])
+        f"--{match['name']}" for match in _OPTION.finditer(text) if not _HARMLESS_VALUE.fullmatch(match["value"])
     ]
     named = [*assigned, *options]
     return list(dict.fromkeys(named)) or marked(text)

@@ -169,17 +169,17 @@ class AutocastTrials:
     def cases(self) -> dict[str, promise_cases.Case]:
         """Return a case for each operation and for each context."""
         due = operations(gpu=self.device.type == "cuda")
-        found: dict[str, promise_cases.Case] = {name: partial(self.operation, *due[name]) for name in due}
+        cases: dict[str, promise_cases.Case] = {name: partial(self.operation, *due[name]) for name in due}
         tries = (self.off_inside, self.on_inside, self.left, self.decorator, self.backward, self.changed)
         more = (self.uncached, self.custom)
-        return {**found, **dict(zip(CONTEXTS, (*tries, *more)))}
+        return {**cases, **dict(zip(CONTEXTS, (*tries, *more)))}
 
     def autocast(self, **options: Any) -> Any:
         """Return the context; Absent where this torch says that it does not have it for this dtype and device."""
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             context = self.torch.autocast(self.device.type, dtype=self.dtype, **options)
-        refused = [str(w.message) for w in said if "target dtype is not supported. Disabling" in str(w.message)]
+        refused = [str(w.message) for w in warned if "target dtype is not supported. Disabling" in str(w.message)]
         if refused:
             raise promise_cases.Absent(refused[0].replace("\n", " "))
         return context
@@ -263,7 +263,7 @@ class AutocastTrials:
                 [factor * sum(a * b for a, b in zip(row, column)) for column in zip(*self.single.cpu().tolist())]
                 for row in self.single.cpu().tolist()
             ]
-            if any(abs(x - y) > 0.05 for one in sums for a, b in zip(one, right) for x, y in zip(a, b)):  # noqa: PLR2004
+            if any(abs(x - y) > 0.05 for total in sums for a, b in zip(total, right) for x, y in zip(a, b)):  # noqa: PLR2004
                 return f"a weight that was multiplied by {factor} gives {sums[0][0]}, not {right[0]}"
             with self.torch.no_grad():
                 weight.mul_(2)

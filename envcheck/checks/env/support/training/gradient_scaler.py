@@ -176,5 +176,5 @@ class ScalerTrials:
         return _unlike("weights", [*after, float(scaler.get_scale())], [*(1 - _RATE * g for g in _GRADIENT), 1.0])
 
 
-def _unlike(what: str, got: list[float], right: list[float]) -> str | None:
-    return None if got == right else f"{what}: {got}, not {right}"
+def _unlike(subject: str, got: list[float], right: list[float]) -> str | None:
+    return None if got == right else f"{subject}: {got}, not {right}"

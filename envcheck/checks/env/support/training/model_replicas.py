@@ -31,7 +31,7 @@ def tolerance(otherwise: str) -> Limit:
 def off(gradients: Iterable[Any], references: Iterable[list[float]]) -> float:
     """Return how far the worst of some gradients is from its reference, in tolerances; infinite where one is none."""
     pairs = zip(gradients, references)
-    return worst(plain_math.off(numbers(mine), right) / TOLERANCE for mine, right in pairs)
+    return worst(plain_math.off(numbers(gradient), right) / TOLERANCE for gradient, right in pairs)
 
 
 def numbers(gradient: Any) -> list[float]:
@@ -41,8 +41,8 @@ def numbers(gradient: Any) -> list[float]:
 
 def worst(errors: Iterable[float]) -> float:
     """Return the largest; max() keeps the first of what does not compare, and would lose a NaN."""
-    found = list(errors)
-    return next((error for error in found if math.isnan(error)), max(found))
+    values = list(errors)
+    return next((error for error in values if math.isnan(error)), max(values))
 
 
 class Error(NamedTuple):
@@ -56,36 +56,40 @@ class Error(NamedTuple):
 
 def errors(view: View, ranks: Ranks, kinds: tuple[str, ...], steps: int) -> Outcome | list[Error]:
     """Return every rank's errors, the first step's first: a rank that is off spoils the others' next one."""
-    found = process_group.problem(view, ranks)
-    if found is not None:
-        return found
+    problem = process_group.problem(view, ranks)
+    if problem is not None:
+        return problem
     if len(ranks) == 1:
         return skipped("one rank averages with nobody", code="rank.not-enough")
-    taken: dict[tuple[int, str], Any] = {(entry["rank"], kind): entry.get(kind) for entry in ranks for kind in kinds}
-    for (rank, _), values in taken.items():
-        told = len(values) if isinstance(values, list) else 0
-        if told != steps or not all(entry.get("ended") for entry in ranks):
+    by_rank: dict[tuple[int, str], Any] = {(entry["rank"], kind): entry.get(kind) for entry in ranks for kind in kinds}
+    for (rank, _), values in by_rank.items():
+        count = len(values) if isinstance(values, list) else 0
+        if count != steps or not all(entry.get("ended") for entry in ranks):
             return undecided(
-                f"rank {rank} took {told} of {steps} steps",
+                f"rank {rank} took {count} of {steps} steps",
                 fix="see the check's log",
                 code="ddp.unmeasured",
                 culprit=f"rank {rank}",
             )
     return sorted(
-        (Error(step, rank, kind, value) for (rank, kind), values in taken.items() for step, value in enumerate(values)),
+        (
+            Error(step, rank, kind, value)
+            for (rank, kind), values in by_rank.items()
+            for step, value in enumerate(values)
+        ),
         key=lambda error: (error.step, error.rank, kinds.index(error.kind)),
     )
 
 
-def first_off(found: list[Error], limit: Limit) -> Error | None:
+def first_off(errors: list[Error], limit: Limit) -> Error | None:
     """Return the first error that is beyond the limit, or no number; None where none is."""
-    return next((e for e in found if not process_group.finite(e.value) or not 0 <= e.value <= limit.value), None)
+    return next((e for e in errors if not process_group.finite(e.value) or not 0 <= e.value <= limit.value), None)
 
 
-def blamed(error: Error, what: str, fix: str, limit: Limit, code: str) -> Outcome:
+def blamed(error: Error, summary: str, fix: str, limit: Limit, code: str) -> Outcome:
     """Return the failure of one error, naming its rank and step."""
     return failed(
-        f"rank {error.rank}, step {error.step}: {what}",
+        f"rank {error.rank}, step {error.step}: {summary}",
         fix=fix,
         value=error.value if process_group.finite(error.value) else None,
         unit=limit.unit,
@@ -137,10 +141,10 @@ def weights(module: Any) -> list[Any]:
 
 def digest(torch: Any, tensors: Iterable[Any]) -> str:
     """Digest the tensors' bytes, without numpy, which an environment need not have."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for tensor in tensors:
-        found.update(bytes(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).tolist()))
-    return found.hexdigest()
+        hasher.update(bytes(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).tolist()))
+    return hasher.hexdigest()
 
 
 def reference(module: Any, batch: Batch) -> list[list[float]]:
@@ -161,7 +165,7 @@ def drifted(ranks: Ranks, moment: str, when: str) -> process_group.Problem:
     digests = [entry.get(moment) for entry in ranks]
     if len(set(digests)) == 1:
         return None
-    odd = sorted(ranks[i]["rank"] for i, found in enumerate(digests) if digests.count(found) * 2 <= len(ranks))
+    odd = sorted(ranks[i]["rank"] for i, digest in enumerate(digests) if digests.count(digest) * 2 <= len(ranks))
     named = numbered("rank", odd)
     return failed(
         f"replicas differ {when}, on {named}",

@@ -60,12 +60,12 @@ def _verified(torch: Any, layers: Any, inputs: Any) -> dict[str, Any]:
         made = layers(inputs)
         made.square().mean().backward()
     with torch.no_grad():
-        found = verified_training.product_errors(torch, layers, seen, torch.float32)
+        errors = verified_training.product_errors(torch, layers, seen, torch.float32)
         upstream, due = seen[-1].output.grad, made.double() * (2 / made.numel())
-        found["loss's gradient"] = float((upstream.double() - due).abs().max() / due.abs().max())
+        errors["loss's gradient"] = float((upstream.double() - due).abs().max() / due.abs().max())
         first = [2 * value / made.numel() for value in seeded_numbers.read(made[:1])]
-        found["loss's gradient, in part"] = plain_math.off(seeded_numbers.read(upstream[:1]), first)
-    return {name: error if math.isfinite(error) else None for name, error in found.items()}
+        errors["loss's gradient, in part"] = plain_math.off(seeded_numbers.read(upstream[:1]), first)
+    return {name: error if math.isfinite(error) else None for name, error in errors.items()}
 
 
 class OverlappedTraining:

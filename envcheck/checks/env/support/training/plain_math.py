@@ -39,16 +39,16 @@ def rows(flat: Sequence[float], width: int) -> Matrix:
 
 def numbers(tensor: Any) -> list[float]:
     """Return a tensor's elements as one flat list of floats."""
-    taken = tensor.detach().cpu().tolist()
-    return flat(taken) if isinstance(taken, list) else [float(taken)]
+    values = tensor.detach().cpu().tolist()
+    return flat(values) if isinstance(values, list) else [float(values)]
 
 
 def flat(nested: Iterable[Any]) -> list[float]:
     """Return the floats of nested lists, in order."""
-    found: list[float] = []
+    values: list[float] = []
     for part in nested:
-        found += flat(part) if isinstance(part, list) else [float(part)]
-    return found
+        values += flat(part) if isinstance(part, list) else [float(part)]
+    return values
 
 
 def off(got: Sequence[float], right: Sequence[float], scale: float | None = None) -> float:

@@ -60,8 +60,8 @@ def judge(view: View, ranks: Ranks, terms: Terms, *, backend: bool = False) -> O
     if problem is not None:
         return problem
     due = list(terms.names)
-    found = [finding for entry in ranks for finding in _findings(entry, due, terms)]
-    return worst(found, passed("")) if found else _held(ranks, due, terms.limit)
+    findings = [finding for entry in ranks for finding in _findings(entry, due, terms)]
+    return worst(findings, passed("")) if findings else _held(ranks, due, terms.limit)
 
 
 def _findings(entry: Measured, due: list[str], terms: Terms) -> Iterator[Outcome]:
@@ -73,8 +73,8 @@ def _findings(entry: Measured, due: list[str], terms: Terms) -> Iterator[Outcome
         else:
             yield from _finding(entry, name, result, terms)
     for text, names in raised.items():
-        what = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} other cases"
-        yield _failed(entry, names[0], f"{what} raised {text}", terms, cases=names)
+        subject = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} other cases"
+        yield _failed(entry, names[0], f"{subject} raised {text}", terms, cases=names)
 
 
 def _finding(entry: Measured, name: str, result: Measured, terms: Terms) -> Iterator[Outcome]:
@@ -90,14 +90,14 @@ def _finding(entry: Measured, name: str, result: Measured, terms: Terms) -> Iter
             f"{where}: {name} was not tried", fix="see the check's log", code="cases.not-tried", culprit=name
         )
     elif not (process_group.finite(value) and 0 <= float(value or 0) <= limit.value):
-        known = value if process_group.finite(value) else None
-        yield _failed(entry, name, f"{name} is off by {value}", terms, value=known, unit=limit.unit, limit=limit)
+        error = value if process_group.finite(value) else None
+        yield _failed(entry, name, f"{name} is off by {value}", terms, value=error, unit=limit.unit, limit=limit)
 
 
-def _failed(entry: Measured, name: str, what: str, terms: Terms, **more: Any) -> Outcome:
+def _failed(entry: Measured, name: str, subject: str, terms: Terms, **more: Any) -> Outcome:
     where = f"rank {entry['rank']} on {entry['device']}"
     named = {"culprit": f"{where}: {name}", "rank": entry["rank"], "seed": entry.get("seed")}
-    return failed(f"{where}: {what}", fix=terms.fix, code=terms.code, **named, **more)
+    return failed(f"{where}: {subject}", fix=terms.fix, code=terms.code, **named, **more)
 
 
 def _held(ranks: Ranks, due: list[str], limit: Callable[[str], Limit]) -> Outcome:

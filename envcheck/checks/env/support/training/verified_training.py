@@ -74,12 +74,12 @@ class VerifiedTraining:
 
     def weights(self) -> str:
         """Return a digest of all weights: sums of their bits, by row and weighted by their row's number."""
-        found = []
+        sums = []
         for layer in self.layers:
             rows = layer.weight.detach().view(self.torch.int32).sum(1, dtype=self.torch.int64)
             numbers = self.torch.arange(1, len(rows) + 1, device=rows.device)
-            found += [rows.sum(), (rows * numbers).sum()]
-        return " ".join(f"{int(one) & 0xFFFFFFFFFFFFFFFF:x}" for one in found)
+            sums += [rows.sum(), (rows * numbers).sum()]
+        return " ".join(f"{int(checksum) & 0xFFFFFFFFFFFFFFFF:x}" for checksum in sums)
 
     def verified_step(self) -> Measured:
         """Take a step as any other; return what it came to: the dtype, and how far each part of it is off."""
@@ -87,12 +87,12 @@ class VerifiedTraining:
         with watched(self.layers) as seen:
             loss, made = self._step()
         with self.torch.no_grad():
-            found = {"loss": self._loss(loss, made, seen[-1].output.grad)}
-            found |= product_errors(self.torch, self.layers, seen, self.dtype)
-            found["bends"] = verified_products.worst([_bend(self.torch, *two) for two in zip(seen, seen[1:])])
+            errors = {"loss": self._loss(loss, made, seen[-1].output.grad)}
+            errors |= product_errors(self.torch, self.layers, seen, self.dtype)
+            errors["bends"] = verified_products.worst([_bend(self.torch, *two) for two in zip(seen, seen[1:])])
             steps = zip(self.layers, seen, moved)
-            found["update"] = verified_products.worst([self._update(layer.weight, *old) for layer, *old in steps])
-        finite = {name: error if math.isfinite(error) else None for name, error in found.items()}
+            errors["update"] = verified_products.worst([self._update(layer.weight, *old) for layer, *old in steps])
+        finite = {name: error if math.isfinite(error) else None for name, error in errors.items()}
         return {"dtype": str(self.dtype)[6:], "off": finite}
 
     def _moved(self, weight: Any) -> Any:

@@ -45,14 +45,14 @@ def _gather(b: Bench) -> list[Part]:
     got = [b.empty() for _ in range(b.world)] if b.mine == b.root else None
     sent = b.tensor(b.given(b.mine))
     b.setting.dist.gather(sent, got, b.root)
-    parts = [(f"at root {b.root} from rank {r}", one.tolist(), b.given(r)) for r, one in enumerate(got or [])]
+    parts = [(f"at root {b.root} from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(got or [])]
     return [*parts, case_tensors.unchanged(sent, b.given(b.mine))]
 
 
 def _all_gather(b: Bench) -> list[Part]:
     got, sent = [b.empty() for _ in range(b.world)], b.tensor(b.given(b.mine))
     b.setting.dist.all_gather(got, sent)
-    parts = [(f"from rank {r}", one.tolist(), b.given(r)) for r, one in enumerate(got)]
+    parts = [(f"from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(got)]
     return [*parts, case_tensors.unchanged(sent, b.given(b.mine))]
 
 
@@ -60,7 +60,7 @@ def _all_gather_tensor(b: Bench) -> list[Part]:
     got, sent = b.empty(b.case.size * b.world), b.tensor(b.given(b.mine))
     b.setting.dist.all_gather_into_tensor(got, sent)
     return [
-        *((f"from rank {r}", one.tolist(), b.given(r)) for r, one in enumerate(got.split(b.case.size))),
+        *((f"from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(got.split(b.case.size))),
         case_tensors.unchanged(sent, b.given(b.mine)),
     ]
 
@@ -68,7 +68,7 @@ def _all_gather_tensor(b: Bench) -> list[Part]:
 def _all_gather_stacked(b: Bench) -> list[Part]:
     got, sent = b.empty(b.case.size * b.world).reshape(b.world, b.case.size), b.tensor(b.given(b.mine))
     b.setting.dist.all_gather_into_tensor(got, sent)
-    return [(f"from rank {r}", one.tolist(), b.given(r)) for r, one in enumerate(got)]
+    return [(f"from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(got)]
 
 
 def _reduce_scatter(b: Bench) -> list[Part]:
@@ -87,14 +87,14 @@ def _reduce_scatter_tensor(b: Bench) -> list[Part]:
 def _all_to_all(b: Bench) -> list[Part]:
     got = [b.empty() for _ in range(b.world)]
     b.setting.dist.all_to_all(got, [b.tensor(block) for block in b.blocks(b.mine)])
-    return [(f"from rank {r}", one.tolist(), b.given(r, b.mine)) for r, one in enumerate(got)]
+    return [(f"from rank {r}", block.tolist(), b.given(r, b.mine)) for r, block in enumerate(got)]
 
 
 def _all_to_all_single(b: Bench) -> list[Part]:
     values = [*itertools.chain(*b.blocks(b.mine))]
     got, sent = b.empty(len(values)), b.tensor(values)
     b.setting.dist.all_to_all_single(got, sent)
-    parts = [(f"from rank {r}", one.tolist(), b.given(r, b.mine)) for r, one in enumerate(got.split(b.case.size))]
+    parts = [(f"from rank {r}", block.tolist(), b.given(r, b.mine)) for r, block in enumerate(got.split(b.case.size))]
     return [*parts, case_tensors.unchanged(sent, values)]
 
 
@@ -109,8 +109,8 @@ def _uneven(b: Bench) -> list[Part]:
     got = b.empty(sum(into))
     b.setting.dist.all_to_all_single(got, sent, into, out)
     return [
-        (f"from rank {r}", one.tolist(), b.given(r, b.mine, count))
-        for (r, count), one in zip(enumerate(into), got.split(into))
+        (f"from rank {r}", block.tolist(), b.given(r, b.mine, count))
+        for (r, count), block in zip(enumerate(into), got.split(into))
     ]
 
 
@@ -164,11 +164,11 @@ def _subgroups(b: Bench) -> list[Part]:
     moved = b.tensor(b.given(b.mine, 2))
     dist.broadcast(moved, team[-1], group=group)
     dist.barrier(group=group)
-    said = f"in the group of ranks {team}"
+    summary = f"in the group of ranks {team}"
     return [
-        (f"all-reduce {said}", summed.tolist(), exact_integers.reduced(b.kind, [b.given(rank) for rank in team])),
-        *((f"all-gather {said}", one.tolist(), b.given(rank, 1)) for rank, one in zip(team, gathered)),
-        (f"broadcast {said}", moved.tolist(), b.given(team[-1], 2)),
+        (f"all-reduce {summary}", summed.tolist(), exact_integers.reduced(b.kind, [b.given(rank) for rank in team])),
+        *((f"all-gather {summary}", one.tolist(), b.given(rank, 1)) for rank, one in zip(team, gathered)),
+        (f"broadcast {summary}", moved.tolist(), b.given(team[-1], 2)),
         ("a tensor of nobody's", bystander.tolist(), b.given(b.mine, 9)),
     ]
 

@@ -46,8 +46,8 @@ class Team:
         if name in _PLACES:
             arguments[_PLACES[name]] = self.ranks[arguments[_PLACES[name]]]
         if name in _POINT_TO_POINT:
-            said = getattr(self.dist, name)(*arguments, group=self.group, **options)
-            return said if said is None else self.ranks.index(said)
+            result = getattr(self.dist, name)(*arguments, group=self.group, **options)
+            return result if result is None else self.ranks.index(result)
         work = getattr(self.dist, name)(*arguments, group=self.group, async_op=self.later, **options)
         if self.later:
             work.wait()
@@ -129,15 +129,15 @@ def shapes(b: Bench) -> list[Part]:
     values, right = b.given(b.mine), b.reduced()
     for shape in ((), (b.case.size, 1), (1, 1, b.case.size, 1)):
         count = b.case.size if shape else 1
-        for what in ("all-reduce", "broadcast"):
+        for operation in ("all-reduce", "broadcast"):
             tensor = b.tensor(values[:count]).reshape(shape)
-            if what == "all-reduce":
+            if operation == "all-reduce":
                 b.setting.dist.all_reduce(tensor, op=b.operation)
             else:
                 b.setting.dist.broadcast(tensor, b.root)
-            due = right[:count] if what == "all-reduce" else b.given(b.root)[:count]
-            parts.append((f"{what} of shape {shape}", tensor.flatten().tolist(), due))
-            parts.append((f"the shape after {what}", list(tensor.shape), list(shape)))
+            due = right[:count] if operation == "all-reduce" else b.given(b.root)[:count]
+            parts.append((f"{operation} of shape {shape}", tensor.flatten().tolist(), due))
+            parts.append((f"the shape after {operation}", list(tensor.shape), list(shape)))
     return parts
 
 
@@ -149,7 +149,7 @@ def types(b: Bench) -> list[Part]:
     got = [torch.zeros_like(truth) for _ in range(b.world)]
     dist.all_gather(got, truth)
     every = [[value % 2 for value in b.given(rank)] for rank in range(b.world)]
-    parts: list[Part] = [(f"truth values from rank {r}", one.int().tolist(), every[r]) for r, one in enumerate(got)]
+    parts: list[Part] = [(f"truth values from rank {r}", block.int().tolist(), every[r]) for r, block in enumerate(got)]
     dist.broadcast(truth, b.root)
     parts.append((f"truth values from root {b.root}", truth.int().tolist(), every[b.root]))
     pairs = [b.given(b.mine), b.given(b.mine, 1)]

@@ -32,9 +32,9 @@ def _send_recv_in_turn(b: Bench) -> list[Part]:
             functools.partial(b.setting.dist.send, sent, other),
             functools.partial(b.setting.dist.recv, got, other),
         ]
-        said = [step() for step in (steps if b.mine == first else steps[::-1])]
+        senders = [step() for step in (steps if b.mine == first else steps[::-1])]
         parts.append((f"from rank {other}", got.tolist(), b.given(other, b.mine)))
-        parts.append(("the sender's number", [number for number in said if number is not None], [other]))
+        parts.append(("the sender's number", [number for number in senders if number is not None], [other]))
     return parts
 
 
@@ -61,11 +61,11 @@ def tagged(b: Bench) -> list[Part]:
         work.wait()
     # One rank alone sends to this one: who, is said by what is received from anybody.
     last, anybody = dist.isend(b.tensor(b.given(b.mine, 2)), to), b.empty()
-    said = dist.recv(anybody)
+    sender = dist.recv(anybody)
     last.wait()
     return [
         ("from anybody", anybody.tolist(), b.given(source, 2)),
-        ("who that was", [said], [source]),
+        ("who that was", [sender], [source]),
         *(
             (f"tag {71 + block} from rank {source}", one.tolist(), b.given(source, block))
             for block, one in enumerate(got)

@@ -42,7 +42,7 @@ def comparisons(torch: Any, device: Any, source: random.Random) -> str:
     other = seeded_numbers.rounded(other, "float32")
     a, b, same = (seeded_numbers.tensor(torch, v, (40,), "float32", device) for v in (values, other, values))
     nan = a * math.nan
-    told = {
+    measured = {
         "equal": (torch.equal(a, same), torch.equal(a, b)),
         "allclose": (torch.allclose(a, same), torch.allclose(a, b)),
         "isclose": (all(seeded_numbers.read(torch.isclose(a, same))), all(seeded_numbers.read(torch.isclose(a, b)))),
@@ -55,7 +55,7 @@ def comparisons(torch: Any, device: Any, source: random.Random) -> str:
         "Tensor.allclose": (a.allclose(same), a.allclose(b)),
         "isnan": (all(seeded_numbers.read(torch.isnan(nan))), any(seeded_numbers.read(torch.isnan(a)))),
     }
-    return "; ".join(f"torch.{name} answered {answer}" for name, answer in told.items() if answer != (True, False))
+    return "; ".join(f"torch.{name} answered {answer}" for name, answer in measured.items() if answer != (True, False))
 
 
 def _close(torch: Any, one: Any, other: Any) -> bool:

@@ -112,8 +112,8 @@ class LoaderCases(seeded_items.SeededNumbers):
         """Judge how many batches a loader says it has."""
         count = len(self.values)
         made = partial(self.data.DataLoader, seeded_items.Numbers(self.values), batch_size=7)
-        said = [len(made()), len(made(drop_last=True)), len([*made()]), len([*made(drop_last=True)])]
-        return seeded_items.alike("batches", said, [-(-count // 7), count // 7] * 2)
+        lengths = [len(made()), len(made(drop_last=True)), len([*made()]), len([*made(drop_last=True)])]
+        return seeded_items.alike("batches", lengths, [-(-count // 7), count // 7] * 2)
 
     def streamed(self) -> str | None:
         """Judge a stream without workers, whole and without its last batch."""
@@ -132,8 +132,8 @@ class LoaderCases(seeded_items.SeededNumbers):
                 seeded_items.Numbers(self.values), batch_size=3, num_workers=4, persistent_workers=True
             )
             epochs = [self.given(loader) for _ in range(3)]
-        found = (seeded_items.alike(f"epoch {epoch}", got, self.values) for epoch, got in enumerate(epochs))
-        return next((wrong for wrong in found if wrong), None)
+        differences = (seeded_items.alike(f"epoch {epoch}", got, self.values) for epoch, got in enumerate(epochs))
+        return next((wrong for wrong in differences if wrong), None)
 
     def unordered(self) -> str | None:
         """Judge that no item is lost where batches may come in any order."""
@@ -172,15 +172,15 @@ class LoaderCases(seeded_items.SeededNumbers):
         if importlib.util.find_spec("numpy") is None:
             message = "NumPy is not installed"
             raise promise_cases.Absent(message)
-        numpy, found = importlib.import_module("numpy"), []
+        numpy, differing = importlib.import_module("numpy"), []
         for dtype in ("float32", "float64", "int64", "uint8"):
             array = numpy.array([value % 200 for value in self.values[:6]], dtype=dtype).reshape(2, 3)
             batch = self.data.default_collate([array, array + 1])
             alone = self.data.default_collate([array[0, 0], array[1, 1]])
-            found += [(str(batch.dtype), batch.tolist()), (str(alone.dtype), alone.tolist())]
+            differing += [(str(batch.dtype), batch.tolist()), (str(alone.dtype), alone.tolist())]
             plain = array.tolist()
             right = (f"torch.{dtype}", [plain, [[x + 1 for x in row] for row in plain]])
-            wrong = seeded_items.alike(dtype, found[-2:], [right, (f"torch.{dtype}", [plain[0][0], plain[1][1]])])
+            wrong = seeded_items.alike(dtype, differing[-2:], [right, (f"torch.{dtype}", [plain[0][0], plain[1][1]])])
             converted = self.data.default_convert({"x": array})["x"]
             wrong = wrong or seeded_items.alike(f"a converted {dtype}", converted.tolist(), plain)
             if wrong:

@@ -55,7 +55,10 @@ def cut(places: list[int], size: int = BATCH) -> list[list[int]]:
 def run(torch: Any, seed: int) -> dict[str, Any]:
     """Try each; return how many there were, and the first thing that is wrong in each that is not right."""
     results = {name: _tried(case) for name, case in tries(torch, seed).items()}
-    return {"tried": len(results), "wrong": [f"{name}: {said}" for name, said in results.items() if said]}
+    return {
+        "tried": len(results),
+        "wrong": [f"{name}: {difference}" for name, difference in results.items() if difference],
+    }
 
 
 def _tried(case: Callable[[], str | None]) -> str | None:
@@ -78,9 +81,9 @@ def _right(data: Rows, loader: Any, due: list[list[int]]) -> str | None:
             "floats": (batch["pair"][1].tolist(), [row[0] for row in rows]),
             "texts": (list(batch["name"]), [str(place) for place in places]),
         }
-        for what, (got, right) in parts.items():
+        for part, (got, right) in parts.items():
             if got != right:
-                return f"the {what} of batch {number} are {str(got)[:80]}, not {str(right)[:80]}"
+                return f"the {part} of batch {number} are {str(got)[:80]}, not {str(right)[:80]}"
     return None
 
 
@@ -95,9 +98,9 @@ def _shuffled(data: Rows, loader: Any) -> str | None:
     places = [batch["pair"][0].tolist() for batch in batches]
     sizes = [len(batch) for batch in places]
     due = [len(batch) for batch in cut([*range(ITEMS)]) if len(batch) == BATCH or not loader.drop_last]
-    seen = sorted(place for batch in places for place in batch)
-    if sizes != due or len(set(seen)) != sum(due) or not set(seen) <= {*range(ITEMS)}:
-        return f"batches of {sizes} with {len(set(seen))} different samples arrived, not batches of {due}"
+    places_seen = sorted(place for batch in places for place in batch)
+    if sizes != due or len(set(places_seen)) != sum(due) or not set(places_seen) <= {*range(ITEMS)}:
+        return f"batches of {sizes} with {len(set(places_seen))} different samples arrived, not batches of {due}"
     return _right(data, _Kept(batches), places)
 
 

@@ -55,7 +55,7 @@ def stream(torch: Any, values: list[int]) -> Any:
     return Stream()
 
 
-def alike(what: str, got: Any, right: Any) -> str | None:
+def alike(subject: str, got: Any, right: Any) -> str | None:
     """Return what is wrong with some items: which are missing and which came too often, or their order."""
     got, right = list(got), list(right)
     if got == right:
@@ -63,5 +63,5 @@ def alike(what: str, got: Any, right: Any) -> str | None:
     less, more = (collections.Counter(map(repr, part)) for part in (got, right))
     missing, extra = sorted((more - less).elements())[:3], sorted((less - more).elements())[:3]
     if not missing and not extra:
-        return f"{what} comes in another order than documented"
-    return f"{what}: missing {', '.join(missing) or 'none'}; too often {', '.join(extra) or 'none'}"
+        return f"{subject} comes in another order than documented"
+    return f"{subject}: missing {', '.join(missing) or 'none'}; too often {', '.join(extra) or 'none'}"

@@ -28,14 +28,14 @@ def tried(torch: Any, checkpoint: Any, device: Any, directory: Path) -> Measured
     """Save everything, load it over something else; return what came back wrong."""
     plain = {name: list(range(first, first + 24)) for first, name in enumerate(DTYPES)}
     sent = {name: torch.tensor(numbers, dtype=getattr(torch, name), device=device) for name, numbers in plain.items()}
-    came = {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
-    saved, loaded = {"nested": sent}, {"nested": came}
+    received = {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
+    saved, loaded = {"nested": sent}, {"nested": received}
     also = _release(torch.__version__) >= MORE_SINCE
     if also:
         saved, loaded = {**saved, **_saved(torch, device)}, {**loaded, **_other(torch, device)}
     checkpoint.save(saved, checkpoint_id=str(directory))
     checkpoint.load(loaded, checkpoint_id=str(directory))
-    wrong = [name for name, numbers in plain.items() if came[name].tolist() != numbers]
+    wrong = [name for name, numbers in plain.items() if received[name].tolist() != numbers]
     return {"wrong": [*wrong, *(_wrong(loaded) if also else [])], "tried": due(torch.__version__)}
 
 
