@@ -81,7 +81,17 @@ def test_json_holds_the_numbers_and_offline_asks_nobody(site: Path) -> None:
 
 def test_offline_with_nothing_stored_answers_nothing(site: Path) -> None:
     done = probe(site, "--mirror", str(site / "site.yaml"), "--offline")
-    assert (done.return_value, done.output) == (3, "pypi: no mirror to probe, or no stored results\n")
+    assert (done.return_value, done.output) == (3, "pypi: no stored results; run it without --offline\n")
+
+
+def test_a_mirror_without_an_index_is_not_applicable(site: Path) -> None:
+    done = probe(site, "--mirror", "hf-mirror")
+    assert isinstance(done.exception, ConfigError)
+    said = "not applicable: hf-mirror: the profile names no Python index"
+    assert str(done.exception).startswith(said)
+    both = probe(site, "--mirror", "hf-mirror", "--mirror", str(site / "site.yaml"))
+    assert both.return_value == 0
+    assert "hf-mirror              not applicable: coverage" in both.output
 
 
 def test_a_closed_profile_must_not_be_left(site: Path) -> None:

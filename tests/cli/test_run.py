@@ -399,10 +399,10 @@ def test_every_option_has_its_variable(run: Envcheck, add: Add, tmp_path: Path) 
         (["--output", "a", "--html", "./a"], "envcheck: --output and --html are both a; give each a file of its own"),
         (
             ["--requirements", ""],
-            "envcheck: Invalid value for '--requirements': nothing was given; a variable that is not set?",
+            "envcheck: Invalid value for '--requirements': the value is empty, perhaps that of a variable",
         ),
-        (["--only", ""], "envcheck: Invalid value for '--only': nothing was given"),
-        (["--summary="], "envcheck: Invalid value for '--summary': nothing was given"),
+        (["--only", ""], "envcheck: Invalid value for '--only': the value is empty"),
+        (["--summary="], "envcheck: Invalid value for '--summary': the value is empty"),
         (["--checks", "."], "/cwd contains no check; put files into its node/ and env/"),
         (["--budget", "60s", "--repeat", "2"], "envcheck: --budget and --repeat exclude each other; give one of them"),
         (["--repeat", "2", "--duration", "1m"], "envcheck: --repeat and --duration exclude each other"),

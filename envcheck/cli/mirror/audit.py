@@ -182,8 +182,7 @@ def _needs(settings: Settings, cells: tuple[str, ...], locks: dict[Path, bytes],
     from envcheck.matrix.file.load import load
     from envcheck.mirrors.index.locate import LockedPackage
 
-    texts = {str(path): content.decode("utf-8", "replace") for path, content in locks.items()}
-    parsed = [parse_requirements(text, "base", path) for path, text in texts.items()]
+    parsed = [parse_requirements(content, "base", str(path)) for path, content in locks.items()]
     if cells or every:
         selected = select(load(settings.matrix), cells)
         parsed += [lock for cell in selected for lock in read_locks(data_path("images") / str(cell))]

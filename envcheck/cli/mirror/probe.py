@@ -90,6 +90,7 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
     from envcheck.cli.shared.interruptible import ended_by_signal
     from envcheck.cli.sources.mirror_selection import probed_sources
     from envcheck.mirrors.probe.budget import Budget
+    from envcheck.mirrors.probe.effective_indexes import missing_index_reason
     from envcheck.mirrors.select.by_lock import default_mirrors, load_mirror
 
     if options.fresh and options.offline:
@@ -100,6 +101,10 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
     mirrors = [load_mirror(name) for name in names] if names else default_mirrors()
 
     def measured() -> dict[str, list[RankedMirror]]:
+        parts = probed_sources(settings, target, mirrors, named=bool(names))
+        if not any(part.able(mirrors) for part in parts):
+            message = f"not applicable: {', '.join(names)}: {missing_index_reason(parts[0].name)}"
+            raise ConfigError(message, fix="name a mirror that has one; `envcheck mirror list` shows what each is for")
         return {
             part.name: part.ranked(
                 mirrors if names else part.able(mirrors),
@@ -109,7 +114,7 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
                 no_redirects=options.no_redirect_hosts,
                 own_region=options.region,
             )
-            for part in probed_sources(settings, target, mirrors, named=bool(names))
+            for part in parts
         }
 
     ranked = ended_by_signal(measured)
@@ -121,17 +126,14 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
 
 def _probe_target(options: MirrorProbeOptions) -> dict[str, Any]:
     """Return the options that name the files to probe for, by name. Refuse a mirror in the place of a cell."""
-    from envcheck.mirrors.profiles.load import BUILT_IN_NAMES, presets
+    from envcheck.cli.sources.fetch_request import refuse_mirror
     from envcheck.mirrors.profiles.model import redacted
 
-    names = {*BUILT_IN_NAMES, *presets()}
     for name in options.cells:
         if "://" in name:
             message = f"{redacted(name)!r} is a URL, but the argument is a CELL"
             raise ConfigError(message, fix=f"pass it as --need {redacted(name)}")
-        if name in names or set(name) & set("/:") or name.endswith((".yaml", ".yml")):
-            message = f"{redacted(name)!r} is a mirror, but the argument is a CELL"
-            raise ConfigError(message, fix=f"pass it as --mirror {redacted(name)}")
+        refuse_mirror(name, "CELL")
     if len(options.cells) > 1:
         message = f"expected one cell, found {len(options.cells)}"
         raise ConfigError(message, fix=f"probe for one cell at a time, e.g. {options.cells[0]}")
@@ -153,7 +155,7 @@ def _print(settings: Settings, ranked: dict[str, list[RankedMirror]], *, as_json
         title = (
             f"{part}, {counted(needs, 'file')} needed"
             if mirrors
-            else f"{part}: no mirror to probe, or no stored results"
+            else f"{part}: no stored results; run it without --offline"
         )
         print_ranking(mirrors, title, quiet=settings.quiet)
 

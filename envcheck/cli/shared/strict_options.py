@@ -63,7 +63,7 @@ def _refuse_old_and_empty(command: click.Command, ctx: click.Context, args: list
         raise click.UsageError(message, ctx) from error
     for parameter in order:
         if _empty(values.get(parameter.name or "")):
-            message = "nothing was given; a variable that is not set?"
+            message = "the value is empty, perhaps that of a variable that is not set"
             raise click.BadParameter(message, ctx=ctx, param=parameter)
 
 

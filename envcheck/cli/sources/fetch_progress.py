@@ -156,6 +156,9 @@ def _screen(progress: Callable[[int, int], None], say: Callable[[str], None]) ->
 def report_file(screen: ProgressScreen, fetched: FetchedFile, name: str) -> None:
     """Print the result of one file as soon as it is fetched."""
     size = format_bytes(fetched.size)
+    if not fetched.size:
+        screen.say(f"{name}  {size}  empty")
+        return
     if not fetched.moved:
         where = ", linked or copied" if fetched.sources else ""
         screen.say(f"{name}  {size}  was there{where}")

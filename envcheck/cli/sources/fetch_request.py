@@ -39,9 +39,42 @@ class FetchRequest(NamedTuple):
             message = f"{' and '.join(options)} at once" if options else "nothing to fetch"
             fix = "give one of CELL, URL --sha256 HASH, --lock FILE, --model REPO@REV, --dataset REPO@REV"
             raise ConfigError(message, fix=fix)
+        if self.cell is not None:
+            refuse_mirror(self.cell, "CELL or a URL")
+        if self.cell is not None and self.sha256 is not None:
+            message = f"--sha256 is for a URL, and {self.cell!r} is none"
+            raise ConfigError(message, fix="write https://HOST/PATH/FILE; for a cell, leave --sha256 out")
         if self.sha256 is not None and self.url is None:
             message = f"--sha256 beside {options[0]}, whose files have their own hashes"
             raise ConfigError(message, fix="leave it out")
+
+
+def refuse_mirror(name: str, argument: str) -> None:
+    """Raise ConfigError if the argument is the name or file of a mirror profile."""
+    from envcheck.mirrors.profiles.load import AUTO, BUILT_IN_NAMES, presets
+    from envcheck.mirrors.profiles.model import redacted
+
+    if name in {AUTO, *BUILT_IN_NAMES, *presets()} or set(name) & set("/:") or name.endswith((".yaml", ".yml")):
+        message = f"{redacted(name)!r} is a mirror, but the argument is a {argument}"
+        raise ConfigError(message, fix=f"pass it as --mirror {redacted(name)}")
+
+
+def check_request(settings: Settings, request: FetchRequest, profile: Profile) -> None:
+    """Raise ConfigError for a request that is wrong by itself, so that its error is the only line."""
+    from envcheck.images.locks.lockfile import parse_requirements
+    from envcheck.images.spec import select
+    from envcheck.matrix.file.load import load
+    from envcheck.mirrors.hub.api import trusted_endpoint
+    from envcheck.mirrors.hub.revision import SCHEMA, parse_lock, parse_reference
+
+    if request.cell is not None:
+        select(load(settings.matrix), (request.cell,))
+    elif request.lock is not None:
+        content, where = read_whole(request.lock), str(request.lock)
+        parse_lock(content, where) if SCHEMA.encode() in content[:200] else parse_requirements(content, "base", where)
+    elif request.url is None:
+        parse_reference(request.model or request.dataset or "", "model" if request.model else "dataset")
+        trusted_endpoint(profile, mirror=request.trust_mirror)
 
 
 def profile_client(profile: Profile, connections: int, *request: str) -> Client:
@@ -95,8 +128,8 @@ def wanted_files(
     from envcheck.images.locks.lockfile import parse_requirements
 
     if request.lock is not None:
-        text = read_whole(request.lock).decode(errors="replace")
-        return _locked_files([parse_requirements(text, "base", str(request.lock))], None, profile, client, to)
+        lock = parse_requirements(read_whole(request.lock), "base", str(request.lock))
+        return _locked_files([lock], None, profile, client, to)
     from envcheck.data import data_path
     from envcheck.images.locks.lockfile import read_locks
     from envcheck.images.spec import select
@@ -125,11 +158,20 @@ def _wanted_url(url: str, sha256: str | None, to: Path) -> WantedFile:
     if not url.startswith(("https://", "http://")) or name in {"", ".", ".."} or "/" in name:
         message = f"{shown_url!r} is not the URL of a file"
         raise ConfigError(message, fix="write https://HOST/PATH/FILE")
-    digest = re.fullmatch(r"(?:sha256:)?([0-9a-fA-F]{64})", sha256 or "")
-    if digest is None:
-        message = "no sha256 of 64 hexadecimal digits" if sha256 else f"{name}: no expected hash"
+    url, _, fragment = url.partition("#")
+    hashes = {_digest(text, name) for text in (sha256, fragment.removeprefix("sha256=")) if text}
+    if len(hashes) != 1:
+        message = f"{name}: {'--sha256 and the hash after # differ' if hashes else 'no expected hash'}"
         raise ConfigError(message, fix="pass --sha256 HASH; take the hash from the file's origin, not from the mirror")
-    return WantedFile((url,), digest[1].lower(), None, to / name)
+    return WantedFile((url,), hashes.pop(), None, to / name, other_fix="check the URL")
+
+
+def _digest(text: str, name: str) -> str:
+    digest = re.fullmatch(r"(?:sha256:)?([0-9a-fA-F]{64})", text)
+    if digest is None:
+        message = f"{name}: {text[:70]!r} is no sha256: it has {len(text)} characters, not 64 hexadecimal digits"
+        raise ConfigError(message, fix="pass --sha256 HASH; take the hash from the file's origin, not from the mirror")
+    return digest[1].lower()
 
 
 def _file_name(url: str) -> str:

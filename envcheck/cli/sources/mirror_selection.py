@@ -55,7 +55,7 @@ def read_lock(path: Path) -> Lock:
     """Return the lock in a file."""
     from envcheck.images.locks.lockfile import parse_requirements
 
-    return parse_requirements(read_whole(path).decode(errors="replace"), "base", str(path))
+    return parse_requirements(read_whole(path), "base", str(path))
 
 
 def locked_files(locks: Iterable[Lock]) -> list[WantedPackage]:
@@ -78,6 +78,8 @@ class ProbedSource:
         """Return the mirrors that have this kind of source."""
         from envcheck.mirrors.probe import effective_indexes
 
+        if self._only is not None:
+            return self._only
         return [mirror for mirror in mirrors if effective_indexes.has_source(mirror.profile, self.name)]
 
     def ranked(
@@ -176,12 +178,15 @@ def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profi
 
 def profile_to_fetch(settings: Settings, mirror: str, request: What) -> tuple[Profile, Revision | None]:
     """Return the profile for a fetch, and the revision of the requested model or dataset, if any."""
-    from envcheck.cli.sources.fetch_request import requested_revision
+    from envcheck.cli.sources.fetch_request import check_request, requested_revision
     from envcheck.mirrors.profiles.load import load
 
     if mirror != AUTO:
+        profile = load(mirror)
+        check_request(settings, request, profile)
         # A URL says itself where from.
-        profile = load(mirror) if request.url is not None else profile_for(settings, mirror, [])
+        if request.url is None:
+            _print_mirror(settings, _implicit_choice(mirror), [])
         return profile, requested_revision(request, profile)
     model = request.model is not None or request.dataset is not None
     if request.url is not None or (model and request.trust_mirror):
@@ -247,7 +252,8 @@ def print_ranking(ranked: list[RankedMirror], title: str, *, quiet: bool) -> Non
 def _format_line(ranked: RankedMirror, place: int) -> str:
     name = f"{ranked.mirror:<{_NAME}}" if len(ranked.mirror) <= _NAME else f"{ranked.mirror}\n{'':<{_NAME + 5}}"
     if not ranked.passed:
-        state = "not passed" if ranked.measured.answered else "not reached"
+        silent = "not reached" if ranked.measured.missing is None else "not applicable"
+        state = "not passed" if ranked.measured.answered else silent
         return f"  -  {name} {state}: {', '.join(sorted(ranked.failed_criteria))}"
     if not ranked.measured.answered:
         return f"{place:>3}  {name} all files are in this machine's directories"

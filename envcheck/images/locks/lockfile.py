@@ -87,12 +87,13 @@ def _parsed(lines: list[tuple[int, str]], group: Group, where: str) -> Lock:
     return Lock(group=group, index=index, pins=pins)
 
 
-def parse_requirements(text: str, group: Group, where: str) -> Lock:
-    """Return the lock in `text`, or that of requirements with hashes as pip-compile and uv write them: all of pypi."""
-    lines = text.splitlines()
-    if any(line.startswith("# index:") for line in lines):
-        return parse_lock(text, group, where)
+def parse_requirements(content: bytes, group: Group, where: str) -> Lock:
+    """Return the lock in `content`, or of requirements with hashes as pip-compile and uv write them: all of pypi."""
     try:
+        text = _decoded(content, where)
+        lines = text.splitlines()
+        if any(line.startswith("# index:") for line in lines):
+            return parse_lock(text, group, where)
         plain = [(number, part) for number, line in enumerate(lines, 1) for part in _plain(line)]
         return _parsed([(0, "# index: pypi"), *plain], group, where)
     except ConfigError as error:
@@ -162,10 +163,14 @@ def _text(path: Path) -> str:
     except OSError as error:
         message = f"{path}: {error.strerror}"
         raise ConfigError(message, fix="give this user the right to read it") from error
+    return _decoded(content, str(path))
+
+
+def _decoded(content: bytes, where: str) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _bad(str(path), content.count(b"\n", 0, error.start) + 1, "not UTF-8 text") from error
+        raise _bad(where, content.count(b"\n", 0, error.start) + 1, "not UTF-8 text") from error
 
 
 def digest(locks: Sequence[Lock]) -> str:

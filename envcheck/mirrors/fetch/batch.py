@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final
 
 from envcheck.counting import counted
-from envcheck.errors import EnvcheckError, PromiseError, UnavailableError
+from envcheck.errors import EnvcheckError, NotFoundError, PromiseError, UnavailableError
 from envcheck.mirrors.fetch.disk.partial_file import check_disk_space, sync_folders
 from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch, smallest_size
@@ -89,11 +89,12 @@ def _report_finished(waiting: set[Future[FetchedFile]], on_fetched: Callable[[Fe
 
 
 def _results(futures: dict[int, Future[FetchedFile]]) -> list[FetchedFile]:
-    """Return the results in order, or raise the first error with the number of others. A wrong hash comes first."""
+    """Return the results in order, or raise an error with the number of others: a wrong hash, a missing file, any."""
     errors = [error for number in sorted(futures) if (error := futures[number].exception()) is not None]
     if not errors:
         return [futures[number].result() for number in sorted(futures)]
-    first = next((error for error in errors if isinstance(error, PromiseError)), errors[0])
+    certain = [error for kind in (PromiseError, NotFoundError) for error in errors if isinstance(error, kind)]
+    first = next(iter(certain), errors[0])
     if isinstance(first, EnvcheckError) and len(errors) > 1:
         message = f"{first.message} (and {counted(len(errors) - 1, 'more file')})"
         raise type(first)(message, fix=first.fix) from first

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch.connection import FileRequests
 from envcheck.mirrors.fetch.disk import journal, partial_file
 from envcheck.mirrors.fetch.disk.running_hash import RunningHash, digest_of
@@ -19,6 +18,7 @@ from envcheck.mirrors.fetch.plan.pieces import Failure, RangeTask, piece_size
 from envcheck.mirrors.fetch.plan.scheduler import EARLIER, MIXED, SMALLEST_PART, PieceScheduler, backoff_seconds
 from envcheck.mirrors.fetch.repair import no_source_error, repair, source_name
 from envcheck.mirrors.fetch.request import StoppedError, TransferOptions, WantedFile
+from envcheck.mirrors.fetch.retries import no_answer_error
 from envcheck.mirrors.fetch.whole_stream import STREAMS, WholeStream
 from envcheck.mirrors.net.advice import joined_advice
 from envcheck.mirrors.net.network_errors import NetworkError, SilentError, SlowError
@@ -211,9 +211,7 @@ class FileDownload:
             index for index, state in enumerate(self._scheduler.sources) if not state.ranges and not state.dropped
         ]
         for source in without_ranges:
-            self._options.note(
-                f"{host_of(self._target.urls[source])}: it does not support ranges; fetching the file in one stream"
-            )
+            self._options.note(f"{host_of(self._target.urls[source])}: fetching the file in one stream")
             if self._fetch_stream(source):
                 return
         pairs = zip(self._target.urls, self._scheduler.sources, strict=True)
@@ -221,8 +219,9 @@ class FileDownload:
         message = f"{self._target.path.name}: no source can provide it: {reasons or 'no source is known'}"
         # The journal lists the complete pieces, and the next run does not fetch them again; the rest is removed.
         advice = ", or run it again" + (": the pieces that are whole are kept" if self._scheduler.done else "")
-        fix = joined_advice((state.fix for state in self._scheduler.sources), advice)
-        raise UnavailableError(message, fix=fix)
+        states = self._scheduler.sources
+        fix = joined_advice((state.fix for state in states), advice, other=self._target.other_fix)
+        raise no_answer_error(message, fix, [state.missing for state in states])
 
     def _fetch_stream(self, source: int) -> bool:
         """Fetch the missing bytes in one stream, with a few retries; tell whether the file is complete."""
@@ -236,7 +235,7 @@ class FileDownload:
             if failure is None:
                 return True
             state = self._scheduler.sources[source]
-            state.reason, state.fix = failure.reason, failure.fix
+            state.reason, state.fix, state.missing = failure.reason, failure.fix, failure.missing
             waited += failure.after or 0.0
             if failure.drop or waited > LONGEST_WAIT or (failure.slow and failures >= SLOW_ANSWERS):
                 break

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from envcheck.mirrors.fetch.limits import BandwidthLimiter, HostSlots
+from envcheck.mirrors.net.advice import OTHER_MIRROR
 from envcheck.mirrors.net.client import Client
 
 
@@ -20,7 +21,8 @@ class WantedFile:
     """One file to fetch: its URLs in order of preference, its hash and its path. `size` is None if it is unknown.
 
     `hint` is the size that an index page claims. It only sets the order of downloads, because pages are not trusted.
-    `local` are files on this machine that may have the hash: they are checked before any request.
+    `local` are files on this machine that may have the hash: they are checked before any request. `other_fix` is what
+    to do about sources without it, if they do not say.
     """
 
     urls: tuple[str, ...]
@@ -29,6 +31,7 @@ class WantedFile:
     path: Path
     local: tuple[Path, ...] = ()
     hint: int | None = None
+    other_fix: str = OTHER_MIRROR
 
     @property
     def expected(self) -> int | None:

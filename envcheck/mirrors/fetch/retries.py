@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final, TypeVar
 
+from envcheck.errors import NotFoundError, UnavailableError
 from envcheck.mirrors.fetch.limits import LONGEST_WAIT, SLOW_ANSWERS
 from envcheck.mirrors.fetch.plan import range_responses
 from envcheck.mirrors.fetch.plan.pieces import RangeTask, Span
@@ -33,6 +34,7 @@ class StatusError(NetworkError):
     def __init__(self, status: int) -> None:
         super().__init__(f"it answers {status}", status_advice(status))
         self.status = status
+        self.missing = status in range_responses.MISSING
 
 
 class RetryLaterError(NetworkError):
@@ -50,6 +52,16 @@ class NoSourceError(Exception):
     def __init__(self, reasons: Mapping[str, NetworkError]) -> None:
         super().__init__()
         self.reasons = reasons
+
+    @property
+    def missing(self) -> list[bool]:
+        """Return for each source whether it says that it does not have the file."""
+        return [isinstance(reason, StatusError) and reason.missing for reason in self.reasons.values()]
+
+
+def no_answer_error(message: str, fix: str, missing: Sequence[bool]) -> UnavailableError:
+    """Return the error of sources that gave no file: NotFoundError if each of them says that it does not have it."""
+    return (NotFoundError if missing and all(missing) else UnavailableError)(message, fix=fix)
 
 
 def read_body(client: Client, url: str, limit: int) -> tuple[bytes, Mapping[str, str]]:

@@ -18,8 +18,8 @@ from envcheck.mirrors.fetch.disk.running_hash import digest_of
 from envcheck.mirrors.fetch.download import FileDownload
 from envcheck.mirrors.fetch.plan import range_responses
 from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
-from envcheck.mirrors.fetch.retries import NoSourceError, RetryLaterError, try_sources
-from envcheck.mirrors.net.advice import joined_advice, status_advice
+from envcheck.mirrors.fetch.retries import NoSourceError, RetryLaterError, StatusError, no_answer_error, try_sources
+from envcheck.mirrors.net.advice import joined_advice
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import host_of
 
@@ -97,7 +97,7 @@ def _try_size(
         if target.size is not None:
             return error
         message = f"{error.message} (the size that a source claims, and it may be wrong)"
-        return UnavailableError(message, fix=f"{error.fix}, or name another mirror (--mirror)")
+        return UnavailableError(message, fix=f"{error.fix}, or {target.other_fix}")
     try:
         with contextlib.closing(job):
             job.run()
@@ -139,7 +139,8 @@ def _source_sizes(target: WantedFile, options: TransferOptions) -> Iterator[int]
     except NoSourceError as error:
         reasons = "; ".join(f"{host_of(url)}: {reason}" for url, reason in error.reasons.items())
         message = f"{target.path.name}: no source can provide it: {reasons or 'no source is known'}"
-        raise UnavailableError(message, fix=joined_advice(reason.fix for reason in error.reasons.values())) from error
+        fix = joined_advice((reason.fix for reason in error.reasons.values()), other=target.other_fix)
+        raise no_answer_error(message, fix, error.missing) from error
     yield first
     sizes = {first}
     for url in target.urls:
@@ -157,9 +158,10 @@ def _size_from(url: str, options: TransferOptions) -> int:
             return size
         busy = range_responses.busy_failure(answer.status, answer.headers, time.time())
         if busy is None:
-            complete = answer.status in {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}
-            message = f"it answers {answer.status}{' without the size of the file' if complete else ''}"
-            raise NetworkError(message, status_advice(answer.status))
+            if answer.status in {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}:
+                message = f"it answers {answer.status} without the size of the file"
+                raise NetworkError(message)
+            raise StatusError(answer.status)
         options.note(f"{host_of(url)}: {busy.reason}")
         raise RetryLaterError(busy.reason, busy.after)
 

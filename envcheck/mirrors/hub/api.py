@@ -29,7 +29,7 @@ def trusted_endpoint(profile: Profile, *, mirror: bool) -> str:
     if not default or default.rstrip("/") in {endpoint.rstrip("/") for endpoint in profile.hf.endpoints}:
         message = "no trusted endpoint for the hashes: a mirror cannot confirm its own files"
         own = ", or pass --trust-mirror" if profile.hf.endpoint is not None else ""
-        fix = f"set `hf: {{trusted: URL}}` in a profile, install huggingface_hub beside envcheck{own}"
+        fix = f"set `hf: {{trusted: URL}}` in a profile, or install huggingface_hub beside envcheck{own}"
         fix = f"{fix}; `fetch --lock FILE` needs no trusted endpoint"
         raise ConfigError(message, fix=fix)
     return default

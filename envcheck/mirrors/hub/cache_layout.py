@@ -16,7 +16,7 @@ from envcheck import safe_files
 from envcheck.errors import PromiseError, UnavailableError
 from envcheck.mirrors.fetch.disk import partial_file
 from envcheck.mirrors.fetch.request import FetchedFile, StoppedError, TransferOptions
-from envcheck.mirrors.fetch.retries import NoSourceError, RetryLaterError, open_response, try_sources
+from envcheck.mirrors.fetch.retries import NoSourceError, RetryLaterError, no_answer_error, open_response, try_sources
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.advice import joined_advice
 from envcheck.mirrors.net.client import Client
@@ -58,9 +58,8 @@ def small_file_error(path: str, error: NoSourceError) -> PromiseError | Unavaila
     message = f"{path}: {'; '.join(f'{host_of(url)}: {reason}' for url, reason in error.reasons.items())}"
     if any(isinstance(reason, WrongHashError) for reason in error.reasons.values()):
         return PromiseError(message, fix="the mirror serves wrong bytes: compare with the origin, purge the mirror")
-    return UnavailableError(
-        message, fix=joined_advice((why.fix for why in error.reasons.values()), ", or run it again")
-    )
+    fix = joined_advice((why.fix for why in error.reasons.values()), ", or run it again")
+    return no_answer_error(message, fix, error.missing)
 
 
 def fetch_blob(file: hub_revision.HubFile, urls: Sequence[str], blobs: Path, options: TransferOptions) -> FetchedFile:

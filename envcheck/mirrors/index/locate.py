@@ -16,7 +16,7 @@ from packaging.tags import Tag
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from envcheck.errors import UnavailableError
+from envcheck.errors import NotFoundError, UnavailableError
 from envcheck.mirrors.fetch.retries import NoSourceError, RetryLaterError, try_sources
 from envcheck.mirrors.index import simple_api
 from envcheck.mirrors.index.file_names import parse_file_name
@@ -90,11 +90,12 @@ def match_files(
     only file that fits. `hosts` names the host of each page for the error. Raises UnavailableError if no page has it.
     """
     listed: list[simple_api.IndexFile] = []
-    reasons = []
+    reasons, unread = [], False
     for page, host in itertools.zip_longest(pages, hosts):
         prefix = f"{host}: " if host else ""
         if isinstance(page, str):
             reasons.append(f"{prefix}{page}")
+            unread = True
             continue
         relevant = [file for file in page if file.sha256 is None or file.sha256 in package.sha256]
         matching = [file for file in relevant if _belongs_to(package, file.name)]
@@ -109,7 +110,8 @@ def match_files(
     )
     if not names:
         message = f"{package.project}: {'; '.join(dict.fromkeys(reasons)) or 'no index is configured'}"
-        raise UnavailableError(message, fix="choose a mirror that has it (--mirror), or lock the cell again")
+        error = UnavailableError if unread or not reasons else NotFoundError
+        raise error(message, fix="choose a mirror that has it (--mirror), or lock the cell again")
     return [_located_file(digest, name, listed, local) for digest, name in names.items()]
 
 

@@ -15,7 +15,7 @@ from envcheck.mirrors.net.urls import host_of, proxy_of
 _UNKNOWN: Final = {2, 18, 19, 20, 21}
 _TIME: Final = {9, 10}
 _NAME: Final = {62, 64}
-_OTHER: Final = "name another mirror (--mirror)"
+OTHER_MIRROR: Final = "name another mirror (--mirror)"
 CLOSED: Final = "add the host to the profile, or remove `closed` from the profile"
 
 
@@ -56,7 +56,7 @@ def proxy_advice(url: str) -> str:
     return f"correct {name}, which names {host_of(proxy_of(url) or '')}, or add the host to no_proxy"
 
 
-def joined_advice(fixes: Iterable[str], more: str = "") -> str:
-    """Return each remedy once; without any, advise another mirror, and append `more`."""
+def joined_advice(fixes: Iterable[str], more: str = "", *, other: str = OTHER_MIRROR) -> str:
+    """Return each remedy once; without any, return `other`, and append `more`."""
     distinct = list(dict.fromkeys(fix for fix in fixes if fix))
-    return ", and ".join(distinct) if distinct else _OTHER + more
+    return ", and ".join(distinct) if distinct else other + more

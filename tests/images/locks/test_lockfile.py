@@ -109,7 +109,7 @@ colorama==0.4.6 ; sys_platform == 'win32' \\
     # via
     #   flask
 """
-    lock = parse_requirements(text, "base", "r.txt")
+    lock = parse_requirements(text.encode(), "base", "r.txt")
     assert [(pin.name, pin.version, pin.sha256) for pin in lock.pins] == [
         ("flask", "3.0.3", [SHA, B]),
         ("colorama", "0.4.6", [SHA]),
@@ -124,10 +124,10 @@ def test_requirements_without_hashes_are_told_which_would_do() -> None:
         (f"six>=1 \\\n    --hash=sha256:{SHA}\n", "r.txt:1: 'six>=1"),
     ):
         with pytest.raises(ConfigError, match="give a lock of `envcheck lock`, or requirements with hashes") as error:
-            parse_requirements(text, "base", "r.txt")
+            parse_requirements(text.encode(), "base", "r.txt")
         assert error.value.message.startswith(said)
     with pytest.raises(ConfigError, match=r"missing comment `# index: …`"):
-        parse_requirements(GOOD.replace("pypi", "conda"), "base", "x.lock")
+        parse_requirements(GOOD.replace("pypi", "conda").encode(), "base", "x.lock")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_requirements_without_hashes_are_told_which_would_do() -> None:
     ],
 )
 def test_a_pin_is_read_with_its_hashes(text: str) -> None:
-    lock = parse_requirements(f"{text}other==2 --hash=sha256:{B}\n", "base", "r.txt")
+    lock = parse_requirements(f"{text}other==2 --hash=sha256:{B}\n".encode(), "base", "r.txt")
     assert [(pin.name, pin.version, pin.sha256) for pin in lock.pins] == [
         ("pkg-1", "1.0", [SHA, B]),
         ("other", "2", [B]),
@@ -152,4 +152,9 @@ def test_a_pin_is_read_with_its_hashes(text: str) -> None:
 @pytest.mark.parametrize("line", ["pkg==1 --hash=md5:00", "pkg==1 --hash=sha256:" + SHA + " \\"])
 def test_what_is_no_hashed_pin_is_refused_with_its_line(line: str) -> None:
     with pytest.raises(ConfigError, match=r"r\.txt:[23]: "):
-        parse_requirements(f"a==1 --hash=sha256:{SHA} --hash=sha256:{B}\n{line}\n", "base", "r.txt")
+        parse_requirements(f"a==1 --hash=sha256:{SHA} --hash=sha256:{B}\n{line}\n".encode(), "base", "r.txt")
+
+
+def test_a_binary_file_is_no_lock_and_not_printed() -> None:
+    with pytest.raises(ConfigError, match=r"^x:2: not UTF-8 text; give a lock"):
+        parse_requirements(b"a==1\n\x7fELF\xff", "base", "x")

@@ -34,7 +34,7 @@ def test_the_piece_that_was_asked_for() -> None:
         (200, {"ETag": '"f"'}, Failure("the file changed while it was fetched", changed=True)),
         (200, {"ETag": '"e"'}, Failure("it sends whole files only", whole=True)),
         (416, {}, Failure("its file is shorter than expected", drop=True)),
-        (404, {}, Failure("it answers 404", drop=True)),
+        (404, {}, Failure("it answers 404", drop=True, missing=True)),
         (401, {}, Failure("it answers 401", drop=True, fix=status_advice(401))),
         (503, {}, Failure("it answers 503", crowded=True)),
         (429, {"Retry-After": "30"}, Failure("it answers 429 and asks to wait 30 s", after=30.0, crowded=True)),

@@ -47,13 +47,43 @@ def test_a_program_gets_an_object_when_all_is_well(serve: Serve, wanted: Want) -
 def test_a_program_gets_an_object_when_nothing_is_there(serve: Serve, wanted: Want) -> None:
     want = wanted(serve(status=404))
     done = ran(want, "--json")
-    assert done.returncode == 3
+    assert done.returncode == 1
     told = json.loads(done.stdout)
     assert (told["schema"], told["files"]) == ("envcheck/fetch/1", [])
     assert re.search(r"file\.bin: no source can provide it: 127\.0\.0\.2:\d+: it answers 404", told["error"]["message"])
-    assert told["error"]["fix"]
+    assert told["error"]["fix"] == "check the URL"
     assert done.stderr == f"envcheck: {told['error']['message']}; {told['error']['fix']}\n"
     assert list(want.path.parent.iterdir()) == []
+
+
+def test_a_url_may_hold_its_hash(serve: Serve, wanted: Want) -> None:
+    want = wanted(serve())
+    command = [sys.executable, "-m", "envcheck", "fetch", "--output", str(want.path.parent)]
+    url = f"{want.urls[0]}#sha256={want.sha256}"
+    other = subprocess.run([*command, url, "--sha256", "0" * 64], capture_output=True, text=True, check=False)
+    assert (other.returncode, "--sha256 and the hash after # differ" in other.stderr) == (2, True)
+    done = subprocess.run([*command, url], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert want.path.is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["foo.bin", "--sha256", "0" * 64],
+            "--sha256 is for a URL, and 'foo.bin' is none; write https://HOST/PATH/FILE",
+        ),
+        (["no-such-cell"], "no published cell is named 'no-such-cell'"),
+        (["--lock", sys.executable], "not UTF-8 text"),
+        (["--model", "a/../b"], "a/../b"),
+        (["tuna"], "'tuna' is a mirror, but the argument is a CELL or a URL; pass it as --mirror tuna"),
+    ],
+)
+def test_what_is_neither_cell_nor_url_is_named(arguments: list[str], said: str) -> None:
+    command = [sys.executable, "-m", "envcheck", "fetch", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, said in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr
 
 
 def test_a_program_gets_an_object_of_wrong_bytes_and_of_a_directory_that_is_none(serve: Serve, wanted: Want) -> None:
@@ -101,8 +131,8 @@ def test_whoever_stops_it_reads_how_it_goes_on_and_it_does(
         (["--connections", "0"], "0 is not in the range 1<=x<=64"),
         (["--connections", "many"], "'many' is not a valid integer"),
         (["--connections", "65"], "65 is not in the range 1<=x<=64"),
-        (["--sha256", "12345"], "no sha256 of 64 hexadecimal digits"),
-        (["--sha256", "g" * 64], "no sha256 of 64 hexadecimal digits"),
+        (["--sha256", "12345"], "'12345' is no sha256: it has 5 characters, not 64 hexadecimal digits"),
+        (["--sha256", "g" * 64], "ggg' is no sha256: it has 64 characters, not 64 hexadecimal digits"),
         (["--sha256", ""], "--sha256"),
         (["--output", "/dev/null"], "/dev/null"),
     ],

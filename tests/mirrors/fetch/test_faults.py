@@ -140,7 +140,7 @@ def test_a_server_that_forgets_about_ranges_on_the_way_still_gives_the_file(
     want = wanted(serve(ranges_until=5))
     fetch(want, means)
     assert want.path.read_bytes() == content
-    assert any("does not support ranges" in note for note in notes)
+    assert any("it sends whole files only" in note for note in notes)
 
 
 @pytest.mark.parametrize("status", [404, 500])

@@ -49,7 +49,8 @@ class Failure:
 
     `drop`: the source will never succeed. `whole`: it does not support ranges. `after`: the seconds it asked to wait.
     `changed`: its file has changed. `crowded`: it refused this request because others are open. `got`: the bytes that
-    came and can be kept. `slow`: the response stalled. `silent`: it is slow because nothing came any more.
+    came and can be kept. `slow`: the response stalled. `silent`: it is slow because nothing came any more. `missing`:
+    the source says that it does not have the file.
     """
 
     reason: str
@@ -62,6 +63,7 @@ class Failure:
     fix: str = ""
     slow: bool = False
     silent: bool = False
+    missing: bool = False
 
 
 def piece_size(size: int) -> int:

@@ -17,6 +17,8 @@ _LENGTH: Final = re.compile(r"[0-9]{1,15}")
 _DIGITS: Final = re.compile(r"[0-9]+")
 _SPELLED: Final = 1e18
 _BUSY: Final = {408, 425, 429, 500, 502, 503, 504}
+# A source that answers one of these does not have the file.
+MISSING: Final = frozenset({404, 410})
 _CROWDED: Final = {429, 503}
 
 
@@ -61,7 +63,7 @@ def range_failure(task: RangeTask, status: int, headers: Mapping[str, str], size
         return later
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         return Failure("its file is shorter than expected", drop=True)
-    return Failure(f"it answers {status}", drop=True, fix=status_advice(status))
+    return Failure(f"it answers {status}", drop=True, fix=status_advice(status), missing=status in MISSING)
 
 
 def busy_failure(status: int, headers: Mapping[str, str], now: float) -> Failure | None:

@@ -35,6 +35,7 @@ class SourceState:
     `room`: how many requests it may have at once. `served`: how many it has completed. `unstable_etag`: its ETag
     differs between requests (several servers behind one name), so only the hash of the whole file counts. `rate`: the
     recent bytes a second of one connection. `waited`: the seconds that it has asked to wait since its last piece.
+    `missing`: its last answer says that it does not have the file.
     """
 
     room: int
@@ -51,6 +52,7 @@ class SourceState:
     unstable_etag: bool = False
     reason: str = ""
     fix: str = ""
+    missing: bool = False
     rate: float = 0.0
     waited: float = 0.0
 
@@ -183,7 +185,7 @@ class PieceScheduler:
         """
         state, begun = self._ended(task)
         self._give_back(task, begun, failure.got)
-        state.reason, state.fix = failure.reason, failure.fix
+        state.reason, state.fix, state.missing = failure.reason, failure.fix, failure.missing
         forgotten = self._changed(task, state) if failure.changed else []
         if not failure.changed:
             self._refused(state, failure, now)
