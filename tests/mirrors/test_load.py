@@ -97,6 +97,12 @@ def test_the_other_clients_and_credentials_by_reference(tmp_path: Path) -> None:
             "x.yaml:6: credentials.Npm.Example: expected exactly one place",
         ),
         (("{user: joe, password_file: secret}", "{password_file: secret}"), "x.yaml:7: credentials"),
+        (
+            ("{user: joe, password_file: secret}", "{user: 1, password_file: secret}"),
+            "x.yaml:7: credentials.pypi.example:8443.user: Expected `str | null`, got `int`",
+        ),
+        (("{token_env: NPM_TOKEN}", "{token_env: A, token_env2: B}"), "x.yaml:6: credentials.Npm.Example.token_env2: "),
+        (("[mirror.example:5001]", "mirror.example:5001"), "x.yaml:1: registries.ghcr.io: Expected a list, got `str`"),
         (("password_file: secret", "password_file: gone"), "x.yaml:7: credentials.pypi.example:8443.password_file: "),
         (("  Npm.Example:", "  'https://npm.example':"), "x.yaml:6: credentials.https://npm.example: 'https://npm"),
         (("mirror.example:5001", "joe:s3cr3t@mirror.example"), "x.yaml:1: registries.ghcr.io[0]: a user or password"),
@@ -224,7 +230,7 @@ def test_a_certificate_file_must_hold_certificates_and_no_key(site: Path) -> Non
     [
         ("hosst", "no mirror profile 'hosst'; did you mean host"),
         ("tunna", "did you mean tuna"),
-        ("qqqq", "pass none, host, user, a name from `envcheck mirror list`"),
+        ("qqqq", "pass none, host, user, a name from `envcheck mirror list`, a YAML file, or auto"),
         ("auto", "auto is a choice among mirrors, only for build and fetch"),
         ("/", "/ is a directory, not a mirror profile"),
     ],

@@ -95,7 +95,7 @@ def match_files(
         prefix = f"{host}: " if host else ""
         if isinstance(page, str):
             reasons.append(f"{prefix}{page}")
-            unread = True
+            unread = unread or not isinstance(page, _NoPage)
             continue
         relevant = [file for file in page if file.sha256 is None or file.sha256 in package.sha256]
         matching = [file for file in relevant if _belongs_to(package, file.name)]
@@ -233,5 +233,12 @@ def _lists_package(page: _Page, package: LockedPackage) -> bool:
     return isinstance(page, list) and any(file.sha256 is None or file.sha256 in package.sha256 for file in page)
 
 
+class _NoPage(str):
+    """The text of an answer that there is no page of a package."""
+
+    __slots__ = ()
+
+
 def _reason(error: NetworkError) -> str:
-    return f"{error} ({error.fix})" if error.fix else str(error)
+    text = f"{error} ({error.fix})" if error.fix else str(error)
+    return _NoPage(text) if isinstance(error, simple_api.NoPageError) else text

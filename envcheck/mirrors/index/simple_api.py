@@ -48,6 +48,10 @@ def page_url(index: Index, project: str, variant: str = "") -> str:
     return f"{url}/{project}/" if index.kind == "simple" else index.url.replace("{variant}", variant)
 
 
+class NoPageError(NetworkError):
+    """An index that answers that it has no page of a package."""
+
+
 def read_page(client: Client, url: str) -> list[IndexFile]:
     """Return the files that a page lists. Raises RetryLaterError if the host is busy, NetworkError if there is none."""
     with client.get(url, {"Accept": ACCEPT}) as answer:
@@ -55,7 +59,8 @@ def read_page(client: Client, url: str) -> list[IndexFile]:
             message = f"it answers {answer.status} to {urlsplit(url).path}"
             busy = range_responses.busy_failure(answer.status, answer.headers, time.time())
             if busy is None:
-                raise NetworkError(message, status_advice(answer.status))
+                error = NoPageError if answer.status in range_responses.MISSING else NetworkError
+                raise error(message, status_advice(answer.status))
             raise RetryLaterError(message + range_responses.wait_phrase(busy.after), busy.after)
         kind = answer.headers.get("Content-Type", "")
         if "json" in kind:

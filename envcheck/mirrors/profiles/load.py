@@ -55,7 +55,7 @@ def load(name: str | Path) -> Profile:
 
 def _unknown_profile(name: str) -> ConfigError:
     near = difflib.get_close_matches(name, [*BUILT_IN_NAMES, *presets()], n=3, cutoff=0.5)
-    fix = "pass none, host, user, a name from `envcheck mirror list`, or the path of a profile's YAML file"
+    fix = "pass none, host, user, a name from `envcheck mirror list`, a YAML file, or auto (build and fetch)"
     hint = f"did you mean {' or '.join(near)}?" if near else fix
     return ConfigError(f"no mirror profile {redacted(name)!r}", fix=hint)
 
@@ -104,7 +104,8 @@ def parse(data: bytes, path: Path) -> Profile:
     try:
         profile = msgspec.convert(value, Profile)
     except msgspec.ValidationError as error:
-        raise _error_with_line(error, locate, "$", "docs/mirrors.md has an example") from error
+        inner = _profile_error(value, error)
+        raise _error_with_line(inner, locate, "$", "docs/mirrors.md has an example") from error
     profile = check_files(validate(_with_absolute_paths(profile, path), locate), locate)
     hosts = {host.lower(): secret for host, secret in profile.credentials.items()}
     return msgspec.structs.replace(profile, credentials=hosts)
@@ -195,10 +196,21 @@ def _lines(node: yaml.Node | None, key_path: str = "$") -> dict[str, int]:
 
 
 def _location(key_path: str, lines: dict[str, int], path: Path) -> str:
-    # msgspec writes "[...]" for the key of a mapping.
-    pattern = re.escape(key_path).replace(re.escape("[...]"), r"\..+")
-    key_path = next((candidate for candidate in lines if re.fullmatch(pattern, candidate)), key_path)
     return f"{path}:{lines.get(key_path, 1)}: {redacted(key_path.removeprefix('$').removeprefix('.')) or 'profile'}"
+
+
+def _profile_error(value: dict[Any, Any], error: msgspec.ValidationError) -> msgspec.ValidationError:
+    """Return the error with the key in the place of "[...]", which msgspec writes for any key of a mapping."""
+    prefix, unnamed, _ = str(error).partition(" - at `")[2].partition("[...]")
+    names = prefix.removeprefix("$.").split(".")
+    mapping = functools.reduce(lambda inner, name: inner[name], names, value) if unnamed else {}
+    for key, item in mapping.items():
+        document = functools.reduce(lambda inner, name: {name: inner}, reversed(names), {key: item})
+        try:
+            msgspec.convert({"name": "", **document}, Profile)
+        except msgspec.ValidationError as one:
+            return msgspec.ValidationError(str(one).replace("[...]", f".{key}", 1))
+    return error
 
 
 def _error_with_line(error: msgspec.ValidationError, locate: LocateKey, root: str, fix: str) -> ConfigError:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.errors import UnavailableError
+from envcheck.errors import NotFoundError, UnavailableError
 from envcheck.mirrors.index.locate import LockedPackage, locate
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Index
@@ -37,3 +37,12 @@ def test_no_busy_index_is_waited_for_where_another_has_it(serve: Serve) -> None:
 def test_an_index_that_wants_a_login_is_said_to(serve: Serve) -> None:
     with pytest.raises(UnavailableError, match=r"it answers 401 to /demo/ \(add a login for this host to the profile"):
         locate([NEED], {"pypi": [index(serve(status=401))]}, Client())
+
+
+def test_an_index_without_the_page_is_told_from_a_silent_one(serve: Serve) -> None:
+    gone = index(serve(status=404))
+    with pytest.raises(NotFoundError, match="it answers 404 to /demo/"):
+        locate([NEED], {"pypi": [gone]}, Client())
+    with pytest.raises(UnavailableError, match="no connection") as silent:
+        locate([NEED], {"pypi": [gone, Index(url="http://127.0.0.1:9")]}, Client())
+    assert silent.value.exit_code == 3
