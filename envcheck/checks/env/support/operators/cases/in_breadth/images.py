@@ -115,20 +115,11 @@ def moved(source: random.Random, _: int) -> Iterator[Case]:
             found[place] = value
         return found
 
-    yield Case(
-        "pixel_shuffle",
-        lambda t, v: t.nn.functional.pixel_shuffle(v, factor),
-        shuffled,
-        (given(source, images, *small),),
-        wide=2,
-    )
-    yield Case(
-        "pixel_unshuffle",
-        lambda t, v: t.nn.functional.pixel_unshuffle(v, factor),
-        gathered,
-        (given(source, images, *large),),
-        wide=2,
-    )
+    def rearranged(name: str) -> Callable[[Any, Any], Any]:
+        return lambda t, v: getattr(t.nn.functional, name)(v, factor)
+
+    for name, right, shape in (("pixel_shuffle", shuffled, small), ("pixel_unshuffle", gathered, large)):
+        yield Case(name, rearranged(name), right, (given(source, images, *shape),), wide=2)
     yield from _windows(source)
     planes = channels * factor
 
