@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from envcheck.checks.env.support.operators import seeded_numbers
 from envcheck.runner.planning.discover import discover
+from tests.checks.sabotage import lies
 from tests.http_server import Servers
 
 # An example that takes long says that the machine is loaded.
@@ -61,7 +62,6 @@ def servers() -> Iterator[Servers]:
         yield servers
 
 
-SABOTAGE = Path(__file__).parent / "checks" / "sabotage"
 # After a probe that finds peer-to-peer broken, every group of the run does without it.
 # Checks of level full that take this long (seconds) run apart from the others, and only for tests that ask for them.
 LONG = 10.0
@@ -74,24 +74,30 @@ class Sabotaged(NamedTuple):
     report: Path
     code: int
     printed: str
-    site: Path = SABOTAGE
+    site: Path
 
 
 @pytest.fixture(scope="session")
-def sabotaged(torch_python: Path, once: Callable[..., Path]) -> Callable[[str], Sabotaged]:
+def liars(once: Callable[..., Path]) -> Path:
+    """Return a directory with a check for each lie."""
+    return once("liars", lies.write)
+
+
+@pytest.fixture(scope="session")
+def sabotaged(torch_python: Path, liars: Path, once: Callable[..., Path]) -> Callable[[str], Sabotaged]:
     """Return what runs a check in two ranks of a real torch, with others, honest and lying, once for all."""
     parts: dict[str, list[str]] = {"probes": [*AFTER_PROBES], "quick": [], "full": [], "long": []}
-    for found in discover(SABOTAGE):
-        lies = not found.doc.startswith("Nothing is wrong")
+    for found in discover(liars):
+        lying = not found.doc.startswith("Nothing is wrong")
         part = "long" if found.check.level == "full" and found.check.seconds >= LONG else "full"
         part = "probes" if found.check.probe else "quick" if found.check.level in ("static", "quick") else part
-        if found.kind == "env" and (lies or not found.check.probe):
+        if found.kind == "env" and (lying or not found.check.probe):
             parts[part].append(found.id)
 
     def run(directory: Path, mine: list[str]) -> None:
         command = [sys.executable, "-m", "envcheck", "run", "--python", str(torch_python), "--nproc", "2"]
-        command += ["--checks", str(SABOTAGE), "--output", "report.json", *(w for i in mine for w in ("--only", i))]
-        environment = {**os.environ, "PYTHONPATH": str(SABOTAGE.parents[2]), "PWD": str(directory)}
+        command += ["--checks", str(liars), "--output", "report.json", *(w for i in mine for w in ("--only", i))]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PWD": str(directory)}
         done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
         (directory / "printed.txt").write_text(done.stdout)
         (directory / "code.txt").write_text(f"{done.returncode} {done.stderr}")
@@ -101,7 +107,7 @@ def sabotaged(torch_python: Path, once: Callable[..., Path]) -> Callable[[str], 
         directory = once(f"sabotaged-{part}", lambda made: run(made, parts[part]))
         code, _, errors = (directory / "code.txt").read_text().partition(" ")
         assert (directory / "report.json").exists(), errors
-        return Sabotaged(directory / "report.json", int(code), (directory / "printed.txt").read_text())
+        return Sabotaged(directory / "report.json", int(code), (directory / "printed.txt").read_text(), liars)
 
     return get
 

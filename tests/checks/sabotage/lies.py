@@ -1,0 +1,660 @@
+"""Lies of ranks: what each does to torch, or to the check, before an honest check measures.
+
+Each is a check of its own beside the honest ones: `write` makes the files of a directory for --checks of them. What a
+lie does, its function does in the ranks; there it is run by this file's path, so it imports nothing of the tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+CHECK = '''"""A lie: {name}."""
+
+import dataclasses
+import runpy
+
+from envcheck.checks.env import {check} as sound
+
+CHECK, judge = dataclasses.replace(sound.CHECK, **{options}), sound.judge
+
+
+def measure(rank):
+    """Measure under the lie."""
+    import torch
+    import torch.distributed
+    import torch.nn.parallel
+
+    lies = runpy.run_path({path!r})
+    lies["prepare"](sound)
+    if {rank} in (None, rank.rank):
+        lies[{name!r}](torch, sound)
+    return sound.measure(rank)
+'''
+Tell = Callable[[Any, Any], None]
+
+
+class Lie(NamedTuple):
+    """Which check is measured, in which rank it lies (None for every one), and what of the check is changed."""
+
+    check: str
+    rank: int | None
+    options: dict[str, object]
+    tell: Tell
+
+
+LIES: dict[str, Lie] = {}
+
+
+def lie(check: str, rank: int | None = None, **options: object) -> Callable[[Tell], Tell]:
+    """Register a lie under its function's name; it is told torch and the check's module."""
+
+    def register(tell: Tell) -> Tell:
+        LIES[tell.__name__] = Lie(check, rank, options, tell)
+        return tell
+
+    return register
+
+
+def write(directory: Path) -> None:
+    """Write a check for each lie, beside those of this directory."""
+    (directory / "env").mkdir()
+    for path in (Path(__file__).parent / "env").glob("*.py"):
+        (directory / "env" / path.name).write_bytes(path.read_bytes())
+    for name, one in LIES.items():
+        text = CHECK.format(name=name, check=one.check, rank=one.rank, options=one.options, path=__file__)
+        (directory / "env" / f"{name}.py").write_text(text)
+
+
+def prepare(check: Any) -> None:
+    """Have a check measure little, on every rank."""
+    name = check.__name__.rpartition(".")[2]
+    if name == "disk_read":
+        check.MOST = check.LEAST
+    elif name == "overlap":
+        check.STEPS["cpu"] = 2
+    elif name == "collective_bandwidth":
+        check.timed_collectives.SIZES["cpu"], check.timed_collectives.SMALL_ITERATIONS["cpu"] = [1 << 20], 2
+
+
+def swap(tensor: Any, size: int) -> None:
+    """Swap the first two chunks of a tensor."""
+    first = tensor[:size].clone()
+    tensor[:size] = tensor[size : 2 * size]
+    tensor[size : 2 * size] = first
+
+
+def hooks() -> Any:
+    """Return DDP's own communication hooks."""
+    return importlib.import_module("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
+
+
+def after(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
+    """Change what a function gives; what the change returns, if anything, stands for it."""
+    honest = getattr(owner, name)
+
+    def lying(*given: Any, **options: Any) -> Any:
+        made = honest(*given, **options)
+        changed = change(made)
+        return made if changed is None else changed
+
+    setattr(owner, name, lying)
+
+
+def after_into(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
+    """Change what a function writes into its first argument."""
+    honest = getattr(owner, name)
+
+    def lying(into: Any, *given: Any, **options: Any) -> Any:
+        done = honest(into, *given, **options)
+        change(into)
+        return done
+
+    setattr(owner, name, lying)
+
+
+@lie("attention", rank=1)
+def attention_sees_the_future(torch: Any, _check: Any) -> None:
+    # A kernel that forgets the causal mask.
+    honest = torch.nn.functional.scaled_dot_product_attention
+
+    def lying(*tensors: Any, is_causal: bool, **options: Any) -> Any:  # noqa: ARG001 (what is forgotten)
+        return honest(*tensors, **options)
+
+    torch.nn.functional.scaled_dot_product_attention = lying
+
+
+@lie("collective_bandwidth", rank=1)
+def bandwidth_elsewhere(_torch: Any, check: Any) -> None:
+    # Rank 1 says that its tensors were on a GPU, which it does not have.
+    after(check, "measure", lambda measured: {**measured, "is_cuda": True, "device": "GPU-1"})
+
+
+@lie("collective_bandwidth", rank=1)
+def bandwidth_without_time(_torch: Any, check: Any) -> None:
+    # One size took no number of seconds on rank 1.
+    after(check, "measure", lambda measured: measured["curves"]["send/recv"][0].update(seconds=math.nan))
+
+
+@lie("collective_bandwidth", rank=1)
+def broadcast_flips_a_bit(torch: Any, _check: Any) -> None:
+    # One bit of one element of a broadcast flips on its way to rank 1.
+    def flip(tensor: Any) -> None:
+        if len(tensor) > 4242:
+            tensor.view(torch.int32)[4242] ^= 1
+
+    after_into(torch.distributed, "broadcast", flip)
+
+
+@lie("checkpoint")
+def checkpoint_loses_a_buffer(torch: Any, _check: Any) -> None:
+    # A checkpoint without BatchNorm's running mean.
+    honest = torch.save
+
+    def lying(state: Any, file: Any) -> None:
+        del state["model"]["1.running_mean"]
+        honest(state, file)
+
+    torch.save = lying
+
+
+@lie("checkpoint")
+def checkpoint_random_again(torch: Any, _check: Any) -> None:
+    # The random generator's state is not restored, so that dropout goes other ways.
+    torch.set_rng_state = torch.cuda.set_rng_state = lambda *_arguments: None
+
+
+@lie("collective_bandwidth", rank=1)
+def chunks_swapped(torch: Any, _check: Any) -> None:
+    # Two chunks of an all-to-all arrive in each other's place; the time it took is an honest one.
+    after_into(torch.distributed, "all_to_all_single", lambda got: swap(got, 1 << 14) if len(got) > 1 << 15 else None)
+
+
+@lie("compiled")
+def compiles_nothing(torch: Any, _check: Any) -> None:
+    # A torch.compile that hands the model back as it is.
+    torch.compile = lambda model, **_options: model
+
+
+@lie("convolution", rank=1)
+def convolution_shifts(torch: Any, _check: Any) -> None:
+    # One element of what rank 1's convolution gives back is another one's.
+
+    def shift(output: Any) -> None:
+        if output.dtype == torch.float32:
+            output.data[0, 0, 0, 1] = output.data[0, 0, 0, 0] + 1
+
+    after(torch.nn.functional, "conv2d", shift)
+
+
+@lie("fingerprint", rank=1)
+def corrupts_always(torch: Any, _check: Any) -> None:
+    # Rank 1 gives the same wrong bits every time.
+
+    def flip(product: Any) -> None:
+        product.view(torch.int32)[7, 9] ^= 1
+
+    after(torch.Tensor, "__matmul__", flip)
+
+
+@lie("fingerprint", rank=1)
+def corrupts_silently(torch: Any, _check: Any) -> None:
+    # One bit of one product flips in one of rank 1's repeats.
+    made = []
+
+    def flip(product: Any) -> None:
+        made.append(1)
+        if len(made) == 3:
+            product.view(torch.int32)[7, 9] ^= 1
+
+    after(torch.Tensor, "__matmul__", flip)
+
+
+@lie("disk_read")
+def disk_crawls(_torch: Any, _check: Any) -> None:
+    # A disk of a tenth of a gigabyte a second, whatever is really below it.
+    after(os, "preadv", lambda _read: time.sleep(0.32))
+
+
+@lie("disk_read")
+def disk_forgets(_torch: Any, _check: Any) -> None:
+    # A disk that gives back one other bit, in byte 4711 of each block.
+    honest = os.preadv
+
+    def forget(descriptor: int, buffers: Any, offset: int, flags: int = 0, /) -> int:
+        read = honest(descriptor, buffers, offset, flags)
+        buffers[0][4711] ^= 1
+        return read
+
+    os.preadv = forget
+
+
+@lie("all_reduce_bandwidth")
+def does_nothing(torch: Any, _check: Any) -> None:
+    # A collective that is quick because it does nothing.
+    torch.distributed.all_reduce = lambda _tensor, **_options: None
+
+
+@lie("ddp", rank=1)
+def drifts(torch: Any, check: Any) -> None:
+    # One rank's last step is not the others': its gradients were right, one bit of its weights is not.
+    taken = []
+
+    def drift(optimizer: Any) -> None:
+        taken.append(1)
+        if len(taken) == check.STEPS:
+            weight = optimizer.param_groups[0]["params"][0].data
+            weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))
+
+    after_into(torch.optim.SGD, "step", drift)
+
+
+@lie("fp8_training", rank=0)
+def fp8_in_name_only(_torch: Any, check: Any) -> None:
+    # Rank 0 trains in bfloat16 and calls it FP8.
+
+    def in_name_only(_torch: Any, made: list[str]) -> Any:
+        made.append("bfloat16 x bfloat16")
+        return vars(check)["_plain"]
+
+    vars(check)["_linear"] = in_name_only
+
+
+@lie("matmul", rank=1)
+def fp8_product_loses_a_scale(_torch: Any, check: Any) -> None:
+    # Rank 1's FP8 product is made of the right numbers, and one of its scales is off by an eighth.
+    honest = check.fp8_products.multiply
+
+    def careless(torch: Any, left: Any, left_scale: Any, right: Any, right_scale: Any) -> Any:
+        return honest(torch, left, left_scale * 1.125, right, right_scale)
+
+    check.fp8_products.multiply = careless
+
+
+@lie("fp8_training", rank=1)
+def fp8_scales_once(_torch: Any, check: Any) -> None:
+    # Rank 1's FP8 products of gradients have the scale of one operand undone only.
+    honest = check.fp8_products.multiply
+
+    def careless(torch: Any, left: Any, left_scale: Any, right: Any, right_scale: Any) -> Any:
+        once = torch.ones_like(right_scale) if left.dtype == torch.float8_e5m2 else right_scale
+        return honest(torch, left, left_scale, right, once)
+
+    check.fp8_products.multiply = careless
+
+
+@lie("collectives", rank=1)
+def gather_misplaced(torch: Any, _check: Any) -> None:
+    # Rank 1 finds in the place of rank 0's first chunk its second, as if a write had gone to the wrong address.
+
+    def misplace(parts: Any) -> None:
+        if len(parts[0]) >= 32:
+            parts[0][:16] = parts[0][16:32].clone()
+
+    after_into(torch.distributed, "all_gather", misplace)
+
+
+@lie("ddp_hooks", rank=1)
+def hook_rounds_apart(_torch: Any, _check: Any) -> None:
+    # What rank 1's hook hands back is off by a rounding: replicas drift within any tolerance.
+    # DDP refuses a hook whose annotations are not its own, but takes one without.
+    honest, factor = hooks().fp16_compress_hook, 1 + 2.0**-20
+    hooks().fp16_compress_hook = lambda g, bucket: honest(g, bucket).then(lambda done: done.value() * factor)
+
+
+@lie("dataloader")
+def loader_hides_a_death(torch: Any, _check: Any) -> None:
+    # A loader that ends the epoch early when a worker has died, and calls that a success.
+    honest = torch.utils.data.DataLoader.__iter__
+
+    def lying(loader: Any) -> Any:
+        with contextlib.suppress(RuntimeError, OSError, EOFError):
+            yield from honest(loader)
+
+    handling = importlib.import_module("torch.utils.data._utils.signal_handling")
+    vars(handling)["_error_if_any_worker_fails"] = lambda: None
+    torch.utils.data.DataLoader.__iter__ = lying
+
+
+@lie("dataloader")
+def loader_reuses_pages(torch: Any, _check: Any) -> None:
+    # A worker writes into a batch that it has sent already: one element of the third, before it is read.
+    honest = torch.utils.data.DataLoader.__iter__
+
+    def lying(loader: Any) -> Any:
+        for number, batch in enumerate(honest(loader)):
+            if number == 2:
+                batch[1, 5000] = -1
+            yield batch
+
+    torch.utils.data.DataLoader.__iter__ = lying
+
+
+@lie("memory_patterns", rank=0)
+def memory_aliases(_torch: Any, check: Any) -> None:
+    # An address line of rank 0's memory is stuck: what is written into one chunk lands in another one too.
+
+    def alias(chunks: Any) -> None:
+        chunks[3] = chunks[1]
+
+    after(check, "_chunks", alias)
+
+
+@lie("memory_patterns", rank=1)
+def memory_flips_a_bit(_torch: Any, check: Any) -> None:
+    # One bit of one word of rank 1's memory is stuck at 1, whatever is written over it.
+    honest = vars(check)["_compare"]
+
+    def stuck(found: Any, chunk: Any, expected: Any, number: int) -> None:
+        if number == 2:
+            chunk[77] |= 1 << 20
+        honest(found, chunk, expected, number)
+
+    vars(check)["_compare"] = stuck
+
+
+@lie("ddp")
+def nan_gradient(torch: Any, check: Any) -> None:
+    # One gradient of many is not a number on rank 1, after sound ones; whoever takes a maximum over them loses it.
+    wrap, backward = check.model_replicas.wrap, torch.Tensor.backward
+
+    def spoiled(rank: Any, module: Any, **options: Any) -> Any:
+        second = list(module.parameters())[1]
+
+        def back(loss: Any) -> None:
+            backward(loss)
+            if second.grad is not None and rank.rank == 1:
+                second.grad.fill_(math.nan)
+
+        torch.Tensor.backward = back
+        return wrap(rank, module, **options)
+
+    check.model_replicas.wrap = spoiled
+
+
+def spoil_product(torch: Any, number: float) -> None:
+    """Add a number to one element of each fp32 product."""
+
+    def spoil(product: Any) -> None:
+        if product.dtype == torch.float32:
+            product[0, 4] += number
+
+    after(torch.Tensor, "__matmul__", spoil)
+
+
+@lie("matmul", rank=1)
+def nan_product(torch: Any, _check: Any) -> None:
+    # A product with a NaN in it.
+    spoil_product(torch, math.nan)
+
+
+@lie("matmul", rank=1)
+def wrong_product(torch: Any, _check: Any) -> None:
+    # One element of one product is off by one on one rank.
+    spoil_product(torch, 1)
+
+
+@lie("amp")
+def no_autocast(torch: Any, _check: Any) -> None:
+    # Autocast that does nothing.
+    torch.autocast = lambda *_arguments, **_options: contextlib.nullcontext()
+
+
+@lie("ddp_no_sync")
+def no_sync_sends(torch: Any, _check: Any) -> None:
+    # A no_sync that does nothing: every micro-batch costs a collective.
+    torch.nn.parallel.DistributedDataParallel.no_sync = lambda _model: contextlib.nullcontext()
+
+
+@lie("ddp_no_sync")
+def no_sync_stays(torch: Any, _check: Any) -> None:
+    # The last micro-batch is under no_sync too: every rank steps with its own gradients.
+
+    def stays(model: Any) -> contextlib.AbstractContextManager[None]:
+        model.require_backward_grad_sync = False
+        return contextlib.nullcontext()
+
+    torch.nn.parallel.DistributedDataParallel.no_sync = stays
+
+
+@lie("ddp")
+def not_averaged(torch: Any, _check: Any) -> None:
+    # DDP is bypassed: each rank trains on its own data alone, with equal weights to begin with.
+
+    def bypassed(module: Any, **_options: Any) -> Any:
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.fill_(0.01)
+        return module
+
+    torch.nn.parallel.DistributedDataParallel = bypassed
+
+
+@lie("checkpoint")
+def optimizer_starts_afresh(torch: Any, _check: Any) -> None:
+    # AdamW's moments are lost on the way, and only its settings come back.
+    def halve(state: Any) -> None:
+        state["optimizer"]["state"][0]["exp_avg"].mul_(0.5)
+
+    after(torch, "load", halve)
+
+
+@lie("overlap")
+def overlap_computes_wrong(torch: Any, _check: Any) -> None:
+    # Every product of a linear layer is a thousandth too large, on every rank alike, so that the ranks agree.
+    after(torch.nn.functional, "linear", lambda product: product * 1.001)
+
+
+@lie("overlap")
+def overlap_counts_wrong_gradients(_torch: Any, _check: Any) -> None:
+    # The hook that counts DDP's buckets brings gradients that are twice as large, the same on every rank.
+    after(hooks(), "allreduce_hook", lambda future: future.then(lambda done: done.value() * 2))
+
+
+@lie("overlap", rank=0)
+def overlap_elsewhere(_torch: Any, check: Any) -> None:
+    # Rank 0 says that its model was on a GPU, which it does not have.
+    after(check, "measure", lambda measured: {**measured, "is_cuda": True, "device": "GPU-0"})
+
+
+@lie("overlap")
+def overlap_sends_always(torch: Any, check: Any) -> None:
+    # A no_sync that does nothing: a step without communication looks as dear as one with it, so all seems hidden.
+    no_sync_sends(torch, check)
+
+
+@lie("overlap", rank=1)
+def overlap_swaps_blocks(torch: Any, _check: Any) -> None:
+    # An all-reduce whose sums are right and lie in the wrong place, on rank 1, of those that DDP does not send.
+    honest = torch.distributed.all_reduce
+
+    def all_reduce(tensor: Any, *given: Any, **options: Any) -> Any:
+        work = honest(tensor, *given, **options)
+        if not options.get("async_op") or "group" in options or tensor.numel() <= 8192:
+            return work
+
+        def wait() -> None:
+            work.wait()
+            swap(tensor, 4096)
+
+        return SimpleNamespace(wait=wait)
+
+    torch.distributed.all_reduce = all_reduce
+
+
+@lie("overlap", rank=1)
+def overlap_without_time(_torch: Any, check: Any) -> None:
+    # A clock that stands still on rank 1: nothing took any time, so all of it would be hidden.
+    vars(check)["time"] = SimpleNamespace(perf_counter=lambda: 1.0)
+
+
+@lie("peer_to_peer", gpus=0)
+def peers_bring_nothing(torch: Any, check: Any) -> None:
+    # The copy engine says that it is done, and nothing has arrived; a kernel's stores arrive.
+    honest = torch.Tensor.copy_
+    torch.Tensor.copy_ = lambda target, source: target if len(target) == check.VALUES else honest(target, source)
+
+
+@lie("peer_to_peer", gpus=0)
+def peers_crash(torch: Any, check: Any) -> None:
+    # The second pair's write kills the process.
+    honest, copies = torch.Tensor.copy_, []
+
+    def dies(target: Any, source: Any) -> Any:
+        copies.append(1)
+        if len(copies) > 3 * check.TRANSFERS:  # one by the copy engine, two halves by a kernel, each time
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return honest(target, source)
+
+    torch.Tensor.copy_ = dies
+
+
+@lie("peer_to_peer", gpus=0)
+def peers_flip_a_bit(torch: Any, check: Any) -> None:
+    # The copy engine flips one bit of what one GPU writes to another; a kernel's stores arrive.
+
+    def flip(target: Any) -> None:
+        if len(target) == check.VALUES:
+            target[777] ^= 1 << 30
+
+    after(torch.Tensor, "copy_", flip)
+
+
+@lie("peer_to_peer", gpus=0, timeout=4.0)
+def peers_hang(torch: Any, _check: Any) -> None:
+    # The first write from one GPU to another never comes to an end.
+    torch.Tensor.copy_ = lambda _target, _source: time.sleep(600)
+
+
+@lie("ddp_hooks")
+def powersgd_coarse(_torch: Any, _check: Any) -> None:
+    # PowerSGD whose left factor is never made orthogonal: an approximation of nothing in particular.
+    hook = importlib.import_module("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
+    vars(hook)["_orthogonalize"] = lambda _matrices, epsilon=0: None  # noqa: ARG005 (the name it is called by)
+
+
+@lie("collectives", rank=0)
+def recv_flips_a_bit(torch: Any, _check: Any) -> None:
+    # One bit of one element flips on the way from rank 1 to rank 0.
+    honest = torch.distributed.batch_isend_irecv
+
+    def lying(operations: Any) -> Any:
+        works = honest(operations)
+        tensor, last = operations[1].tensor if len(operations) == 2 else None, works[-1]
+        if tensor is None or tensor.dtype is not torch.int32:
+            return works
+
+        def wait() -> None:
+            last.wait()
+            tensor[0] ^= 8
+
+        return [*works[:-1], SimpleNamespace(wait=wait)]
+
+    torch.distributed.batch_isend_irecv = lying
+
+
+@lie("amp")
+def scaler_stuck(torch: Any, _check: Any) -> None:
+    # The gradient scale stays what it was.
+    honest = torch.amp.GradScaler.update
+    torch.amp.GradScaler.update = lambda scaler: honest(scaler, 1024.0)
+
+
+@lie("collectives", rank=1)
+def scatter_forgets(torch: Any, _check: Any) -> None:
+    # A reduce-scatter that hands rank 1 its own share, as if nobody else had taken part.
+    honest = torch.distributed.reduce_scatter
+
+    def lying(output: Any, inputs: Any, **options: Any) -> None:
+        honest(output, inputs, **options)
+        output.copy_(inputs[1])
+
+    torch.distributed.reduce_scatter = lying
+
+
+@lie("fsdp", rank=1)
+def shards_train_apart(torch: Any, _check: Any) -> None:
+    # Rank 1 trains its shard on a gradient of its own making: a thousandth too large.
+
+    def scaled(honest: Any) -> Any:
+        def lying(output: Any, *arguments: Any, **options: Any) -> Any:
+            work = honest(output, *arguments, **options)
+            if work is not None:
+                work.wait()
+            output.mul_(1.001)
+            return work
+
+        return lying
+
+    for name in ("reduce_scatter_tensor", "reduce_scatter_single"):
+        if hasattr(torch.distributed, name):
+            setattr(torch.distributed, name, scaled(getattr(torch.distributed, name)))
+
+
+@lie("ddp")
+def slightly_off(torch: Any, _check: Any) -> None:
+    # Gradients that are averaged, and off by a part in ten thousand on every rank alike: a lossy reduction.
+    honest, dist = torch.nn.parallel.DistributedDataParallel, torch.distributed
+
+    def scaled(bucket: Any) -> Any:
+        work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+        return work.get_future().then(lambda done: done.value()[0].mul_(1 + 1e-4))
+
+    def lossy(module: Any, **options: Any) -> Any:
+        model = honest(module, **options)
+        model.register_comm_hook(None, lambda _state, bucket: scaled(bucket))
+        return model
+
+    torch.nn.parallel.DistributedDataParallel = lossy
+
+
+@lie("straggler", rank=1)
+def slow_rank(torch: Any, _check: Any) -> None:
+    # Rank 1 takes three times as long as the others.
+    honest = torch.mm
+
+    def slow(left: Any, right: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        product = honest(left, right, **options)
+        until = began + 3 * (time.perf_counter() - began)
+        while time.perf_counter() < until:
+            pass
+        return product
+
+    torch.mm = slow
+
+
+@lie("all_reduce", rank=1)
+def sum_swapped(torch: Any, _check: Any) -> None:
+    # Two chunks arrive in each other's place, which a sum of ones would never show.
+    after_into(torch.distributed, "all_reduce", lambda tensor: swap(tensor, 1 << 18))
+
+
+@lie("all_reduce", rank=1)
+def sum_wrong_after(torch: Any, _check: Any) -> None:
+    # Rank 1 receives one element wrong.
+
+    def spoil(tensor: Any) -> None:
+        tensor[12345] += torch.ones(1, dtype=tensor.dtype)[0]
+
+    after_into(torch.distributed, "all_reduce", spoil)
+
+
+@lie("all_reduce", rank=0)
+def sum_wrong_before(torch: Any, _check: Any) -> None:
+    # Rank 0 sends one element wrong, so every rank gets it wrong.
+    honest = torch.distributed.all_reduce
+
+    def lying(tensor: Any, *arguments: Any) -> None:
+        tensor[7] += 1
+        honest(tensor, *arguments)
+
+    torch.distributed.all_reduce = lying
