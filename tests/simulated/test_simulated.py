@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from envcheck.runner.planning.discover import discover
+from tests.checks.env import torch_faults
+from tests.checks.env.torch_faults import Fault
 
 LAUNCHER = Path(__file__).with_name("simulate.py")
-LIES = LAUNCHER.with_name("lies")
 # What Triton compiles for is real, dcgmi and a bus are not there, and how much may be locked is this machine's.
 NOT_HERE = ("compiled", "dcgm-diag", "memlock", "pcie-under-load")
 # What is timed by this machine's own clock, which others share, may come to any verdict.
@@ -80,36 +81,73 @@ def test_speeds_are_those_of_the_gpu(pair: dict[str, Any]) -> None:
     assert pair["gemm-throughput"]["limit"]["value"] < 700
 
 
-@pytest.mark.torch
-def test_one_wrong_element_of_any_product_is_found(torch_python: Path, tmp_path: Path) -> None:
-    lies = {
-        "gemm-flips-a-bit": "1 of 4 bfloat16 products have wrong elements, first product 2",
-        "gemm-skips-a-product": "1 of 4 bfloat16 products have wrong elements, first product 2",
-        "gemm-swaps-columns": "the bfloat16 product is off by",
-        "sustained-gemm-scales": "the bfloat16 product is off by",
-        "sustained-gemm-swaps": "words of products had other bits",
-        "sustained-gemm-compensates": "words of products had other bits",
-    }
-    only = [option for lie in lies for option in ("--only", lie)]
-    found = run(torch_python, tmp_path / "report.json", 1, "--checks", str(LIES), *only)
-    for lie, said in lies.items():
-        assert found[lie]["status"] == "fail", found[lie]
-        assert said in found[lie]["summary"]
+_PRODUCT = """
+honest, calls = torch.mm, [0]
+def lying(left, right, *, out=None):
+    product = honest(left, right, out=out)
+    calls[0] += {counted}
+    if calls[0] == 5:
+        {change}
+    return product
+torch.mm = lying
+"""
+_FUNCTION = "honest = torch.nn.functional.{0}\ntorch.nn.functional.{0} = lambda *a, **k: honest(*a, **k) * {1}"
+
+
+def _gemm(change: str, said: str) -> Fault:
+    return Fault("gemm-throughput", _PRODUCT.format(counted="out is not None", change=change), said)
+
+
+def _sustained(change: str) -> Fault:
+    return Fault("sustained-gemm", _PRODUCT.format(counted="1", change=change), "words of products had other bits")
+
+
+FAULTS = {
+    "flips-a-bit": _gemm(
+        "product.view(torch.int16)[77, 99] ^= 1", "1 of 4 bfloat16 products have wrong elements, first product 2"
+    ),
+    "skips-a-product": Fault(
+        "gemm-throughput",
+        "honest, calls = torch.mm, [0]\n"
+        "def lying(left, right, *, out=None):\n"
+        "    calls[0] += out is not None\n"
+        "    return out if calls[0] == 5 else honest(left, right, out=out)\n"
+        "torch.mm = lying",
+        "1 of 4 bfloat16 products have wrong elements, first product 2",
+    ),
+    "swaps-columns": Fault(
+        "gemm-throughput",
+        "honest = torch.mm\n"
+        "def lying(left, right, *, out=None):\n"
+        "    product = honest(left, right, out=out)\n"
+        "    product[:, [100, 101]] = product[:, [101, 100]]\n"
+        "    return product\n"
+        "torch.mm = lying",
+        "the bfloat16 product is off by",
+    ),
+    "scales": Fault(
+        "sustained-gemm",
+        "honest = torch.mm\ntorch.mm = lambda left, right, *, out=None: honest(left, right, out=out).mul_(1.05)",
+        "the bfloat16 product is off by",
+    ),
+    "swaps": _sustained("product[77, 99], product[78, 98] = product[78, 98].clone(), product[77, 99].clone()"),
+    # Two flips that leave the sum of the bits as it was.
+    "compensates": _sustained("w = product.view(torch.int16); w[77, 99] += 1; w[78, 99] -= 1"),
+    "halves-the-loss": Fault("training-load", _FUNCTION.format("mse_loss", 0.5), "the first step: loss off by"),
+    "stands-still": Fault("training-load", "torch.optim.SGD.step = lambda *_given: None", "update off by"),
+    "leaks": Fault(
+        "training-load",
+        "leaky = torch.nn.functional.leaky_relu\ntorch.nn.functional.relu = lambda given, *a, **k: leaky(given, 0.05)",
+        "bends off by",
+    ),
+    "every-layer-scales": Fault("training-load", _FUNCTION.format("linear", 1.05), "forward off by"),
+}
 
 
 @pytest.mark.torch
-def test_a_training_that_takes_other_steps_is_no_gpu_at_work(torch_python: Path, tmp_path: Path) -> None:
-    lies = {
-        "training-load-halves-the-loss": "the first step: loss off by",
-        "training-load-stands-still": "update off by",
-        "training-load-leaks": "bends off by",
-        "training-load-scales": "forward off by",
-    }
-    only = [option for lie in lies for option in ("--only", lie)]
-    found = run(torch_python, tmp_path / "report.json", 1, "--checks", str(LIES), *only)
-    for lie, said in lies.items():
-        assert found[lie]["status"] == "fail", found[lie]
-        assert said in found[lie]["summary"]
+def test_one_wrong_element_and_one_step_that_is_another_are_found(torch_python: Path, tmp_path: Path) -> None:
+    found = run(torch_python, tmp_path / "report.json", 1, *torch_faults.write(tmp_path, FAULTS))
+    assert all(torch_faults.is_found(found[f"fault-{name}"], fault) for name, fault in FAULTS.items())
 
 
 @pytest.mark.torch

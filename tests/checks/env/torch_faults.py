@@ -37,17 +37,21 @@ def measure(rank):
 '''
 
 
+def write(directory: Path, faults: Mapping[str, Fault]) -> list[str]:
+    """Write a check `fault-NAME` for each fault, and return the options that run these alone."""
+    (directory / "env").mkdir()
+    for name, fault in faults.items():
+        text = SITE.format(module=fault.check.replace("-", "_"), patch=textwrap.indent(fault.patch, "    "))
+        (directory / "env" / f"fault_{name.replace('-', '_')}.py").write_text(text)
+    return ["--checks", str(directory), *(word for name in faults for word in ("--only", f"fault-{name}"))]
+
+
 def outcomes(python: Path, once: Callable[..., Path], name: str, faults: Mapping[str, Fault]) -> dict[str, Any]:
     """Run every fault in one command; return the outcomes by fault."""
 
     def run(directory: Path) -> None:
-        (directory / "env").mkdir()
-        for fault_name, fault in faults.items():
-            text = SITE.format(module=fault.check.replace("-", "_"), patch=textwrap.indent(fault.patch, "    "))
-            (directory / "env" / f"fault_{fault_name.replace('-', '_')}.py").write_text(text)
         command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(python), "--nproc", "2"]
-        only = [word for one in faults for word in ("--only", f"fault-{one}")]
-        command += ["--checks", str(directory), "--output", str(directory / "report.json"), *only]
+        command += [*write(directory, faults), "--output", str(directory / "report.json")]
         done = subprocess.run(command, capture_output=True, check=False, text=True)
         (directory / "code").write_text(f"{done.returncode} {done.stderr}")
 
