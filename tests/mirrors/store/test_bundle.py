@@ -5,13 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import random
 import shutil
-import signal
 import subprocess
-import sys
 import tarfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -292,46 +288,3 @@ def test_a_disk_without_room_is_told_before_anything_is_unpacked(
     with pytest.raises(UnavailableError, match="bytes are needed and 1 are free"):
         bundle.import_bundle(other, exported, _quiet)
     assert _state(other) == before
-
-
-IMPORT = """
-import sys, time
-from pathlib import Path
-from envcheck.mirrors.store.bundle import bundle
-from envcheck.mirrors.store.objects import Store
-def slowly(done, total):
-    time.sleep(0.002)
-print("begun", flush=True)
-bundle.import_bundle(Store(Path(sys.argv[1])), Path(sys.argv[2]), slowly)
-"""
-
-
-def test_an_import_that_is_killed_leaves_the_store_as_it_was(
-    store: Store, contents: Contents, other: Store, tmp_path: Path
-) -> None:
-    """Killed at many points, and each time the store holds and serves what it did, or whole objects more."""
-    for number in range(40):
-        digest = store.add(random.Random(number).randbytes(50_000), f"a{number}-1-py3-none-any.whl")  # noqa: S311 (data)
-        contents.wheels.append(
-            msgspec.structs.replace(
-                contents.wheels[0], name=f"a{number}-1-py3-none-any.whl", sha256=digest, size=50_000
-            )
-        )
-    bundle.export(store, contents, tmp_path / "large", part_size=1 << 20, progress=_quiet)
-    before = {path: content for path, content in _state(other).items() if not path.startswith("import/")}
-    for point in range(6):
-        command = [sys.executable, "-c", IMPORT, str(other.root), str(tmp_path / "large")]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
-            assert running.stdout is not None
-            assert running.stdout.readline() == b"begun\n"
-            time.sleep(0.02 + 0.04 * point)
-            os.kill(running.pid, signal.SIGKILL)
-        assert running.returncode in {0, -signal.SIGKILL}
-        after = {path: content for path, content in _state(other).items() if not path.startswith("import/")}
-        assert after.items() >= before.items()
-        assert store_verify.verify(other) == []
-        assert versions.current(other) == 1
-        assert all(path.startswith(("sha256/", "info/")) for path in after.keys() - before.keys())
-    bundle.import_bundle(other, tmp_path / "large", _quiet)
-    assert all(other.has(wheel.sha256) for wheel in contents.wheels)
-    assert not (other.root / "import").exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -171,13 +170,6 @@ def test_gc_keeps_what_a_process_at_work_holds_or_has_used_since(store: Store) -
     gone, _ = evict.gc(store, LITTLE, dry=False, note=lambda _: None)
     assert {one.sha256 for one in gone} == {listed, later}
     assert list((store.root / "held").iterdir()) == []
-
-
-def test_df_says_what_du_says(store: Store, contents: Contents) -> None:
-    publishing.publish(store, contents, keep=2)
-    store.add(b"1" * 100_000, "free")
-    du = subprocess.run(["du", "-s", "--block-size=1", store.root], capture_output=True, text=True, check=True)
-    assert evict.usage(store).disk == int(du.stdout.split()[0])
 
 
 def test_df_counts_what_is_pinned_and_what_is_not(store: Store, contents: Contents) -> None:
