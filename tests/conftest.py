@@ -39,6 +39,15 @@ def torch_python() -> Path:
 
 
 @pytest.fixture(scope="session")
+def hub_python() -> Path:
+    """Return the interpreter that has huggingface_hub, transformers and olah; `.ci/test` installs them."""
+    python = os.environ.get("ENVCHECK_TEST_HUB")
+    if not python:
+        pytest.skip("no huggingface_hub: set ENVCHECK_TEST_HUB, or use `make test`, which installs it")
+    return Path(python)
+
+
+@pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
     """Return what does something dear once for all workers of pytest-xdist: the directory that `make` has filled."""
     mine = tmp_path_factory.getbasetemp()

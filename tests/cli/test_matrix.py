@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from envcheck.cli import main
 from envcheck.errors import UnavailableError
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file import check_online as file_check_online
@@ -19,22 +17,6 @@ from envcheck.matrix.file.lint import Problem
 
 Run = Callable[..., tuple[int, str, str]]
 SHIPPED = Path(__file__).parents[2] / "matrix.yaml"
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-    def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["envcheck", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        code = ended.value.code
-        assert code is None or isinstance(code, int)
-        said = capsys.readouterr()
-        return code or 0, said.out, said.err
-
-    return call
 
 
 def test_show_one_release(run: Run) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from envcheck.cli import main
 from envcheck.cli.shared import this_node
 from envcheck.errors import UnavailableError
 from envcheck.matrix.file.load import load
@@ -39,22 +38,11 @@ def h100() -> dict[str, Signal]:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def run(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(collect, "identify", lambda: NO_GPU)
     monkeypatch.setattr(this_node, "active_python", lambda: "3.11")
-
-    def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["envcheck", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        code = ended.value.code
-        assert code is None or isinstance(code, int)
-        said = capsys.readouterr()
-        return code or 0, said.out, said.err
-
-    return call
+    return run
 
 
 def test_the_answer_comes_first_then_why(run: Run) -> None:

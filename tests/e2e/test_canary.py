@@ -30,7 +30,8 @@ from tests.e2e.canaries import Canaries
 from tests.e2e.site_mirror import Site, basic
 from tests.http_server import Servers
 from tests.mirrors.hub.conftest import COMMIT, REPO, Hub
-from tests.mirrors.site.upstreams import free_ports, get, wheel
+from tests.mirrors.site.upstreams import free_ports, get
+from tests.wheels import wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 CELL = "torch2.13.0-cpu-py311"
@@ -129,7 +130,7 @@ def locked(place: Place) -> Path:
     """Have two packages at the mirror, and return the directory of a cell's locks that names them."""
     version = "__version__ = '2.13.0+cpu'\ncuda = None\n"
     more = {"torch/version.py": version, "torch/__init__.py": f"{version}from torch import version\n"}
-    torch = wheel(place.site.wheels, "torch", "2.13.0+cpu", more=more)
+    torch = wheel(place.site.wheels, "torch", "2.13.0+cpu", files=more)
     demo = wheel(place.site.wheels, "demo", ballast=3_000_000)
     images = place.home / "images"
     (images / CELL).mkdir(parents=True)

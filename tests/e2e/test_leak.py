@@ -20,7 +20,7 @@ from tests.e2e.packets import Destination
 from tests.e2e.site_mirror import Site
 from tests.http_server import Servers
 from tests.mirrors.hub.conftest import COMMIT, REPO, Hub
-from tests.mirrors.site.upstreams import wheel
+from tests.wheels import wheel
 
 pytestmark = pytest.mark.tools
 PORT, HUB = 8443, 8444

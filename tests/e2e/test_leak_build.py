@@ -23,7 +23,7 @@ from tests.e2e.packets import Destination
 from tests.e2e.private_engine import CannotStartError, unpacked
 from tests.e2e.site_mirror import Site
 from tests.http_server import Servers
-from tests.mirrors.site.upstreams import wheel
+from tests.wheels import wheel
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 PORT = 8443
@@ -144,7 +144,7 @@ def _small(wheels: Path, images: Path) -> Path:
     """Lock a torch that only says what it is, and one package: who is asked for them is what is looked at, not they."""
     version = "__version__ = '2.13.0+cpu'\ncuda = None\n"
     more = {"torch/version.py": version, "torch/__init__.py": f"{version}from torch import version\n"}
-    torch = wheel(wheels, "torch", "2.13.0+cpu", more=more)
+    torch = wheel(wheels, "torch", "2.13.0+cpu", files=more)
     pins = {"torch": ("pytorch/cpu", "torch==2.13.0+cpu", torch), "base": ("pypi", "demo==1.0", wheel(wheels, "demo"))}
     (images / CELL).mkdir(parents=True)
     for group, (index, pin, path) in pins.items():

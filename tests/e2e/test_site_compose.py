@@ -31,9 +31,9 @@ from tests.mirrors.site.upstreams import (
     get,
     page,
     upstream,
-    wheel,
 )
 from tests.waiting import PATIENCE, eventually
+from tests.wheels import wheel
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 PROGRAMS = ("nginx", "docker-registry", "prometheus")

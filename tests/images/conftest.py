@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import ssl
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from envcheck.errors import UnavailableError
+from envcheck.images.engines import venv
+from envcheck.images.lock_with_uv import lock_cell
 from envcheck.images.locks.model import Lock, Pin
-from envcheck.matrix.facts.model import Matrix
+from envcheck.images.spec import ImageSpec, make_spec
+from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.mirrors.profiles.model import Index, Profile
 from tests.http_server import Answer, Request, Server, Servers, directory
+from tests.wheels import wheel
 
-Wheel = Callable[..., Path]
 _SOURCES = {"source": ["s"]}
 # What prove.py asks of a torch: versions and the architectures of its kernels.
 _FAKE_TORCH = {
@@ -94,46 +97,16 @@ def locks() -> list[Lock]:
 
 
 @pytest.fixture
-def make_wheel() -> Wheel:
-    """Return a maker of small pure wheels: (directory, name, version, requires, files) -> path."""
-
-    def make(
-        directory: Path, name: str, version: str, requires: tuple[str, ...] = (), files: dict[str, str] | None = None
-    ) -> Path:
-        stem = f"{name.replace('-', '_')}-{version}"
-        info = f"{stem}.dist-info"
-        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        content = dict(files or {f"{name.replace('-', '_')}.py": f"VERSION = {version!r}\n"})
-        content[f"{info}/METADATA"] = metadata + "".join(f"Requires-Dist: {line}\n" for line in requires)
-        content[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        record = [f"{path},{_record(text)},{len(text)}" for path, text in content.items()]
-        content[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,"]) + "\n"
-        directory.mkdir(parents=True, exist_ok=True)
-        path = directory / f"{stem}-py3-none-any.whl"
-        with zipfile.ZipFile(path, "w") as archive:
-            for name_, text in content.items():
-                archive.writestr(zipfile.ZipInfo(name_), text)
-        return path
-
-    return make
-
-
-def _record(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-
-
-@pytest.fixture
-def torch_wheels(tmp_path: Path, make_wheel: Wheel) -> Path:
+def torch_wheels(tmp_path: Path) -> Path:
     """Return a directory with a whole made-up cu128 cell in it."""
     where = tmp_path / "wheels"
     needs = ("nvidia-cudnn-cu12==9.10.2.21", "nvidia-nccl-cu12==2.27.3", "sympy")
-    make_wheel(where, "torch", "2.8.0", needs, _FAKE_TORCH)
-    make_wheel(where, "torchvision", "0.23.0", ("torch==2.8.0",))
-    make_wheel(where, "nvidia-cudnn-cu12", "9.10.2.21")
-    make_wheel(where, "nvidia-nccl-cu12", "2.27.3")
-    make_wheel(where, "sympy", "1.14.0")
-    make_wheel(where, "numpy", "2.5.5")
+    wheel(where, "torch", "2.8.0", requires=needs, files=_FAKE_TORCH)
+    wheel(where, "torchvision", "0.23.0", requires=["torch==2.8.0"])
+    wheel(where, "nvidia-cudnn-cu12", "9.10.2.21")
+    wheel(where, "nvidia-nccl-cu12", "2.27.3")
+    wheel(where, "sympy", "1.14.0")
+    wheel(where, "numpy", "2.5.5")
     return where
 
 
@@ -171,6 +144,37 @@ class Site(Server):
 
 
 @pytest.fixture
+def python() -> str:
+    """Return a version of Python that is on this machine and has wheels of the made-up cell."""
+    for version in ("3.11", "3.12"):
+        try:
+            venv.find_python(version)
+        except UnavailableError:
+            continue
+        return version
+    pytest.skip("neither Python 3.11 nor 3.12 is on this machine")
+
+
+@pytest.fixture
 def serve(servers: Servers) -> Callable[..., Site]:
     """Return a server of (directory, TLS context or none) on the loopback."""
     return lambda root, tls=None: servers.start(Site(root, tls))
+
+
+@pytest.fixture
+def site(torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[..., Site]) -> Site:
+    """Return a server of the made-up cell's index."""
+    return serve(simple_index(torch_wheels).parent)
+
+
+@pytest.fixture
+def profile(site: Site) -> Profile:
+    """Return a profile that names it."""
+    return Profile(name="t", pypi=[Index(url=f"{site.url}/simple")])
+
+
+@pytest.fixture
+def spec(matrix: Matrix, profile: Profile, python: str) -> ImageSpec:
+    """Return the made-up cell, locked."""
+    cell = Cell(torch="2.8.0", variant="cu128", python=python)
+    return make_spec(matrix, cell, lock_cell(matrix, cell, profile))

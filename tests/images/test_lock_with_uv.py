@@ -14,6 +14,7 @@ from envcheck.images.lock_with_uv import lock_cell, lock_tool, parse_pylock, req
 from envcheck.images.spec import make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import Index, Profile
+from tests.wheels import wheel
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
 CPU = Cell(torch="2.8.0", variant="cpu", python="3.11")
@@ -48,10 +49,8 @@ def test_a_companion_without_a_wheel_is_left_out(
     assert [pin.name for pin in lock_cell(matrix, CELL, _profile(served))[1].pins] == ["torch"]
 
 
-def test_a_local_cpu_file_never_stands_in_for_the_indexs_cuda_torch(
-    matrix: Matrix, index: str, tmp_path: Path, make_wheel: Callable[..., Path]
-) -> None:
-    make_wheel(tmp_path / "links", "torch", "2.8.0+cpu")
+def test_a_local_cpu_file_never_stands_in_for_the_indexs_cuda_torch(matrix: Matrix, index: str, tmp_path: Path) -> None:
+    wheel(tmp_path / "links", "torch", "2.8.0+cpu")
     links = Index(url=str(tmp_path / "links"), kind="find-links")
     assert lock_cell(matrix, CELL, _profile(index, links))[1].pins[0].version == "2.8.0"
     cpu = lock_cell(matrix, CPU, _profile(index, links))

@@ -11,7 +11,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -28,6 +27,7 @@ from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Index, Profile
 from envcheck.mirrors.store.objects import Store
 from tests.http_server import Answer, Request, Server, Servers, directory
+from tests.wheels import wheel
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
 
@@ -66,13 +66,11 @@ class Mirror(Server):
 
 
 @pytest.fixture
-def mirrors(
-    torch_wheels: Path, simple_index: Callable[[Path], Path], make_wheel: Any, servers: Servers
-) -> Iterator[list[Mirror]]:
+def mirrors(torch_wheels: Path, simple_index: Callable[[Path], Path], servers: Servers) -> Iterator[list[Mirror]]:
     """Start two mirrors of the same tree; the test says which of their wheels are not right."""
     root, over = simple_index(torch_wheels).parent, threading.Event()
     # A whole wheel of the right name and size, and not the one that was locked.
-    evil = make_wheel(root / "evil", "sympy", "1.14.0", files={"sympy.py": "VERSION = 'stolen'\n"})
+    evil = wheel(root / "evil", "sympy", "1.14.0", files={"sympy.py": "VERSION = 'stolen'\n"})
     assert evil.stat().st_size == (root / evil.name).stat().st_size
     yield [servers.start(Mirror(root, address, over)) for address in ("127.0.0.2", "127.0.0.3")]
     over.set()

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -18,35 +17,11 @@ from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.engines import venv
 from envcheck.images.engines.build import FailedError
 from envcheck.images.engines.venv import Environment
-from envcheck.images.lock_with_uv import lock_cell
 from envcheck.images.locks.model import Lock, Pin
-from envcheck.images.spec import ImageSpec, make_spec
-from envcheck.matrix.facts.model import Cell, Matrix
-from envcheck.mirrors.profiles.model import Index, Profile
+from envcheck.images.spec import ImageSpec
+from envcheck.mirrors.profiles.model import Profile
 
 Build = Callable[..., Environment]
-
-
-def _python() -> str:
-    for version in ("3.11", "3.12"):
-        try:
-            venv.find_python(version)
-        except UnavailableError:
-            continue
-        return version
-    pytest.skip("neither Python 3.11 nor 3.12 is on this machine")
-
-
-@pytest.fixture
-def profile(torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[[Path], Any]) -> Profile:
-    site = serve(simple_index(torch_wheels).parent)
-    return Profile(name="t", pypi=[Index(url=f"{site.url}/simple")])
-
-
-@pytest.fixture
-def spec(matrix: Matrix, profile: Profile) -> ImageSpec:
-    cell = Cell(torch="2.8.0", variant="cu128", python=_python())
-    return make_spec(matrix, cell, lock_cell(matrix, cell, profile))
 
 
 @pytest.fixture
@@ -150,12 +125,11 @@ def test_a_python_that_is_not_here_says_what_to_do() -> None:
         venv.find_python("3.77")
 
 
-def test_a_python_is_found_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    version = _python()
+def test_a_python_is_found_without_a_home(python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.delenv("UV_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file/cache"))  # where nothing can be made, root or not
-    assert Path(venv.find_python(version)).exists()
+    assert Path(venv.find_python(python)).exists()
 
 
 def test_of_two_builds_of_one_environment_the_second_waits_and_finds_it_built(

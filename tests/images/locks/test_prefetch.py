@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,45 +14,16 @@ import msgspec
 import pytest
 
 from envcheck.errors import PromiseError, UnavailableError
-from envcheck.images.engines import venv
-from envcheck.images.lock_with_uv import lock_cell
 from envcheck.images.locks import prefetch
 from envcheck.images.locks.model import Lock
 from envcheck.images.render import build_context as contexts
 from envcheck.images.render.committed_files import write_locks
-from envcheck.images.spec import ImageSpec, make_spec
-from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.images.spec import ImageSpec
+from envcheck.matrix.facts.model import Matrix
 from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Index, Profile
 from envcheck.mirrors.store.objects import Store
-
-
-@pytest.fixture
-def site(torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[[Path], Any]) -> Any:
-    return serve(simple_index(torch_wheels).parent)
-
-
-@pytest.fixture
-def profile(site: Any) -> Profile:
-    return Profile(name="t", pypi=[Index(url=f"{site.url}/simple")])
-
-
-@pytest.fixture
-def python() -> str:
-    for version in ("3.11", "3.12"):
-        try:
-            venv.find_python(version)
-        except UnavailableError:
-            continue
-        return version
-    pytest.skip("neither Python 3.11 nor 3.12 is on this machine")
-
-
-@pytest.fixture
-def spec(matrix: Matrix, profile: Profile, python: str) -> ImageSpec:
-    cell = Cell(torch="2.8.0", variant="cu128", python=python)
-    return make_spec(matrix, cell, lock_cell(matrix, cell, profile))
 
 
 @pytest.fixture

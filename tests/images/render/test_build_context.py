@@ -32,6 +32,7 @@ from envcheck.mirrors.profiles import host_config as hosts
 from envcheck.mirrors.profiles.host_config import ca_bundle
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
 from tests.certificates import signed
+from tests.wheels import wheel
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
 CANARY = "hunter2-canary"
@@ -41,11 +42,6 @@ DEAD = Index(url="http://127.0.0.1:9/simple")
 @pytest.fixture
 def spec(matrix: Matrix, locks: list[Lock]) -> ImageSpec:
     return make_spec(matrix, CELL, locks)
-
-
-@pytest.fixture
-def site(torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[[Path], Any]) -> Any:
-    return serve(simple_index(torch_wheels).parent)
 
 
 @pytest.fixture
@@ -117,11 +113,9 @@ def test_modes_do_not_depend_on_the_umask_nor_change_the_sites_files(
     assert stat.S_IMODE(wheel.stat().st_mode) == 0o600
 
 
-def test_only_files_with_a_locked_hash_are_carried(
-    locked: ImageSpec, torch_wheels: Path, tmp_path: Path, make_wheel: Callable[..., Path]
-) -> None:
+def test_only_files_with_a_locked_hash_are_carried(locked: ImageSpec, torch_wheels: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    make_wheel(other, "sympy", "1.14.0", files={"sympy.py": "import os  # not what was locked\n"})
+    wheel(other, "sympy", "1.14.0", files={"sympy.py": "import os  # not what was locked\n"})
     shutil.copy(torch_wheels / "numpy-2.5.5-py3-none-any.whl", other)
     context = write(locked, Profile(name="t", pypi=[Index(url=str(other), kind="find-links")]), tmp_path / "ctx")
     assert [path.name for path in (context.path / "mirror/base/wheels").iterdir()] == ["numpy-2.5.5-py3-none-any.whl"]
@@ -216,10 +210,10 @@ def test_a_wrong_hash_is_refused_and_nothing_is_installed(
 
 
 def test_a_local_file_with_another_hash_is_named_when_no_source_has_the_right_one(
-    locked: ImageSpec, tmp_path: Path, target: Path, make_wheel: Callable[..., Path]
+    locked: ImageSpec, tmp_path: Path, target: Path
 ) -> None:
     other = tmp_path / "other"
-    make_wheel(other, "sympy", "1.14.0", files={"sympy.py": "import os  # not what was locked\n"})
+    wheel(other, "sympy", "1.14.0", files={"sympy.py": "import os  # not what was locked\n"})
     context = write(locked, Profile(name="t", pypi=[Index(url=str(other), kind="find-links"), DEAD]), tmp_path / "ctx")
     done = install(context, "base", target)
     assert done.returncode != 0

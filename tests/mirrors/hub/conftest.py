@@ -210,15 +210,6 @@ def hubs(servers: Servers) -> Callable[[], Hub]:
 
 
 @pytest.fixture
-def hub_python() -> Path:
-    """Return the interpreter that has huggingface_hub, transformers and olah; `.ci/test` installs them."""
-    python = os.environ.get("ENVCHECK_TEST_HUB")
-    if not python:
-        pytest.skip("no huggingface_hub: set ENVCHECK_TEST_HUB, or use `make test`, which installs it")
-    return Path(python)
-
-
-@pytest.fixture
 def run_hub(hub_python: Path, tmp_path: Path) -> Callable[..., str]:
     """Give a function that runs a script beside huggingface_hub, with nothing of this machine's configuration."""
 

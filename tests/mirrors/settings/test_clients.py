@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Prof
 from envcheck.mirrors.settings import RENDERERS
 from envcheck.mirrors.settings.base import RenderOptions
 from tests.http_server import Answer, Request, Server, Servers
+from tests.wheels import wheel
 
 CANARY = "hunter2-canary"
 WISH = RenderOptions(variant="cpu", distro="debian", suite="bookworm")
@@ -96,21 +96,12 @@ def test_torch_backend_ignores_the_mirror(recorder: Callable[[], Recorder], tmp_
     assert not [path for path in proxy.paths if path.startswith("127.0.0.1")]
 
 
-def _wheel(home: Path) -> bytes:
-    metadata = "Metadata-Version: 2.1\nName: alpha\nVersion: 1.0\n"
-    with zipfile.ZipFile(home / "alpha.whl", "w") as archive:
-        archive.writestr("alpha-1.0.dist-info/METADATA", metadata)
-        archive.writestr("alpha-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr("alpha-1.0.dist-info/RECORD", "")
-    return (home / "alpha.whl").read_bytes()
-
-
 def test_uv_lock_records_the_mirrors_urls(recorder: Callable[[], Recorder], tmp_path: Path) -> None:
     mirror = recorder()
     profile = Profile(name="x", pypi=[Index(url=f"{mirror.url}/simple")])
     assert "uv.lock records the mirror's URLs" in cannot("uv", profile)
     name = "alpha-1.0-py3-none-any.whl"
-    mirror.pages[f"/f/{name}"] = ("application/octet-stream", _wheel(tmp_path))
+    mirror.pages[f"/f/{name}"] = ("application/octet-stream", wheel(tmp_path, "alpha").read_bytes())
     mirror.pages["/simple/alpha/"] = ("text/html", f'<a href="/f/{name}">{name}</a>'.encode())
     (tmp_path / "pyproject.toml").write_text(
         '[project]\nname = "p"\nversion = "1"\nrequires-python = ">=3.9"\ndependencies = ["alpha"]\n'
@@ -122,21 +113,12 @@ def test_uv_lock_records_the_mirrors_urls(recorder: Callable[[], Recorder], tmp_
     assert mirror.url in (tmp_path / "uv.lock").read_text()
 
 
-@pytest.fixture
-def hub() -> str:
-    """Return the interpreter that has huggingface_hub."""
-    python = os.environ.get("ENVCHECK_TEST_HUB")
-    if not python:
-        pytest.skip("no huggingface_hub: set ENVCHECK_TEST_HUB, or use `make test`, which installs it")
-    return python
-
-
 ASK = "from huggingface_hub import HfApi\nHfApi().model_info('o/r')"
 
 
 @pytest.mark.tools
 def test_a_netrc_reaches_pip_and_uv_and_not_huggingface_hub(
-    recorder: Callable[[], Recorder], hub: str, tmp_path: Path
+    recorder: Callable[[], Recorder], hub_python: Path, tmp_path: Path
 ) -> None:
     mirror = recorder()
     (tmp_path / "netrc").write_text(f"machine 127.0.0.1 login joe password {CANARY}\n")
@@ -149,7 +131,7 @@ def test_a_netrc_reaches_pip_and_uv_and_not_huggingface_hub(
     )
     assert "a netrc does not reach huggingface_hub" in cannot("hf", profile)
     found = variables(profile, tmp_path)
-    run([hub, "-c", ASK], tmp_path, **found)
+    run([str(hub_python), "-c", ASK], tmp_path, **found)
     assert mirror.logins == {None}
     login = "Basic " + base64.b64encode(f"joe:{CANARY}".encode()).decode()
     for command in ([*PIP, "alpha"], [UV, "pip", "install", "--target", "x", "alpha"]):
@@ -161,13 +143,13 @@ def test_a_netrc_reaches_pip_and_uv_and_not_huggingface_hub(
 @pytest.mark.tools
 @pytest.mark.parametrize(("policy", "sent"), [("never", {None}), ("allow", {f"Bearer {CANARY}"})])
 def test_a_token_goes_to_the_mirror_only_where_the_profile_allows_it(
-    recorder: Callable[[], Recorder], hub: str, tmp_path: Path, policy: str, sent: set[str | None]
+    recorder: Callable[[], Recorder], hub_python: Path, tmp_path: Path, policy: str, sent: set[str | None]
 ) -> None:
     mirror = recorder()
     profile = Profile(name="x", hf=HuggingFace(endpoint=mirror.url, token="allow" if policy == "allow" else "never"))
     said = {"never": "HF_TOKEN is not sent to", "allow": "HF_TOKEN is sent to"}[policy]
     assert f"{said} {mirror.url.removeprefix('http://')}" in cannot("hf", profile)
-    run([hub, "-c", ASK], tmp_path, **variables(profile, tmp_path, HF_TOKEN=CANARY))
+    run([str(hub_python), "-c", ASK], tmp_path, **variables(profile, tmp_path, HF_TOKEN=CANARY))
     assert [path for path in mirror.paths if "/o/r" in path]
     assert mirror.logins == sent
 
@@ -177,13 +159,13 @@ def test_a_token_goes_to_the_mirror_only_where_the_profile_allows_it(
     ("imported", "early"), [("from huggingface_hub import HfApi", True), ("import huggingface_hub", False)]
 )
 def test_huggingface_hub_reads_its_endpoint_when_what_uses_it_is_imported(
-    recorder: Callable[[], Recorder], hub: str, tmp_path: Path, imported: str, *, early: bool
+    recorder: Callable[[], Recorder], hub_python: Path, tmp_path: Path, imported: str, *, early: bool
 ) -> None:
     first, second = recorder(), recorder()
     profile = Profile(name="x", hf=HuggingFace(endpoint=first.url))
     assert "reads the variables once, when it is imported" in cannot("hf", profile)
     late = f"{imported}\nimport os\nos.environ['HF_ENDPOINT'] = {second.url!r}\n{ASK}"
-    run([hub, "-c", late], tmp_path, **variables(profile, tmp_path))
+    run([str(hub_python), "-c", late], tmp_path, **variables(profile, tmp_path))
     assert (bool(first.paths), bool(second.paths)) == (early, not early)
 
 

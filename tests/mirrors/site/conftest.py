@@ -15,8 +15,9 @@ from click.testing import CliRunner
 
 from envcheck.cli import cli
 from tests.certificates import Certified, signed
-from tests.mirrors.site.upstreams import Upstream, answers, free_ports, page, upstream, wheel
+from tests.mirrors.site.upstreams import Upstream, answers, free_ports, page, upstream
 from tests.waiting import PATIENCE
+from tests.wheels import wheel
 
 ROOT = Path(__file__).parents[3]
 

@@ -53,11 +53,9 @@ class Served:
 
 
 @pytest.fixture
-def served(tmp_path: Path, nginx: str, authority: Certified, servers: Servers) -> Iterator[Served]:
+def served(tmp_path: Path, nginx: str, authority: Certified, servers: Servers, hub_python: Path) -> Iterator[Served]:
     """Return a running site with olah in it."""
-    python = os.environ.get("ENVCHECK_TEST_HUB")
-    if not python:
-        pytest.skip("no huggingface_hub: set ENVCHECK_TEST_HUB, or use `make test`, which installs it")
+    python = str(hub_python)
     assert nginx
     hub, site, port = servers.start(Hub()), tmp_path / "site", free_ports(130)
     hub.rows[:] = [{**row, "lfs": {**row["lfs"], "pointerSize": 132}} if "lfs" in row else row for row in hub.rows]

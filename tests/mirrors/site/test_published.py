@@ -23,8 +23,9 @@ from tests.certificates import Certified
 from tests.http_server import Servers
 from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, REPO, Hub, sha256
 from tests.mirrors.site.conftest import envcheck
-from tests.mirrors.site.upstreams import free_ports, get, wheel
+from tests.mirrors.site.upstreams import free_ports, get
 from tests.waiting import eventually
+from tests.wheels import wheel
 
 pytestmark = pytest.mark.tools
 TOKEN = "right"  # noqa: S105 (a test's)
@@ -131,15 +132,6 @@ def served(
         envcheck("mirror", "site", "down", str(root))
 
 
-@pytest.fixture
-def hub_python() -> str:
-    """Return the interpreter that has huggingface_hub."""
-    python = os.environ.get("ENVCHECK_TEST_HUB")
-    if not python:
-        pytest.skip("no huggingface_hub: set ENVCHECK_TEST_HUB, or use `make test`, which installs it")
-    return python
-
-
 def test_pip_and_uv_install_what_was_published(served: Served, tmp_path: Path) -> None:
     assert get(f"{served.packages}/simple/alpha/", served.ca)[0] == 404  # it runs before anything is published
     contents = filled(served.store, tmp_path / "made")
@@ -178,16 +170,16 @@ def _pages_are_json_for_who_asks_and_else_html(served: Served) -> None:
 
 
 def test_huggingface_hub_and_transformers_take_what_was_published(
-    served: Served, hub_python: str, tmp_path: Path
+    served: Served, hub_python: Path, tmp_path: Path
 ) -> None:
     served.published(filled(served.store, tmp_path / "made"))
     asked = {"HF_ENDPOINT": served.models, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    done = served.run(tmp_path / "home", hub_python, "-c", USED, HF_TOKEN=TOKEN, **asked)
+    done = served.run(tmp_path / "home", str(hub_python), "-c", USED, HF_TOKEN=TOKEN, **asked)
     assert done.returncode == 0, done.stderr[-3000:]
     told, mismatches = done.stdout.splitlines()
     assert json.loads(told) == [COMMIT, sha256(FILES[LARGE]), 8, 4]
     assert mismatches == "[]"
-    refused = served.run(tmp_path / "other", hub_python, "-c", USED, HF_TOKEN="wrong", **asked)  # noqa: S106 (a test's)
+    refused = served.run(tmp_path / "other", str(hub_python), "-c", USED, HF_TOKEN="wrong", **asked)  # noqa: S106 (a test's)
     assert refused.returncode != 0
     assert get(f"{served.models}/{OWN}/resolve/main/config.json", served.ca)[0] == 401
 
@@ -221,12 +213,12 @@ def _never_with_the_headers_of_another_version(served: Served, bearer: dict[str,
 
 
 @pytest.mark.parametrize("served", [True], indirect=True)
-def test_what_is_not_published_comes_from_olah_behind_it(served: Served, hub_python: str, tmp_path: Path) -> None:
+def test_what_is_not_published_comes_from_olah_behind_it(served: Served, hub_python: Path, tmp_path: Path) -> None:
     served.published(filled(served.store, tmp_path / "made"))
     asked = {"HF_ENDPOINT": served.models, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     for repo in (OWN, REPO):
         script = f"from huggingface_hub import snapshot_download as s; print(open(s({repo!r}) + '/vocab.txt').read())"
-        done = served.run(tmp_path / "home", hub_python, "-c", script, HF_TOKEN=TOKEN, **asked)
+        done = served.run(tmp_path / "home", str(hub_python), "-c", script, HF_TOKEN=TOKEN, **asked)
         assert done.returncode == 0, done.stderr[-3000:]
         assert "hello" in done.stdout
     shutil.rmtree(served.store.root / "versions")  # what was published is gone, and what olah has is not

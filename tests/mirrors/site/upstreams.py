@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import http.client
 import json
@@ -14,8 +13,6 @@ import socket
 import ssl
 import subprocess
 import time
-import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -114,33 +111,6 @@ def answers(url: str, process: subprocess.Popen[bytes]) -> None:
             return probe.connect_ex((host, int(port))) == 0
 
     assert eventually(there, wanted=True), url
-
-
-@functools.lru_cache(2)
-def _noise(name: str, size: int) -> bytes:
-    return hashlib.shake_256(name.encode()).digest(size)
-
-
-def wheel(
-    directory: Path, name: str, version: str = "1.0", *, ballast: int = 0, more: Mapping[str, str] | None = None
-) -> Path:
-    """Write a wheel that installs one module, with more files, and so many bytes that do not compress."""
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{name}-{version}-py3-none-any.whl"
-    about = f"{name}-{version}.dist-info"
-    files = {
-        f"{name}/__init__.py": f"VERSION = {version!r}\n".encode(),
-        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
-        f"{about}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    files |= {path: text.encode() for path, text in (more or {}).items()}
-    if ballast:
-        files[f"{name}/ballast.bin"] = _noise(name, ballast)
-    record = "".join(f"{file},,\n" for file in [*files, f"{about}/RECORD"])
-    with zipfile.ZipFile(path, "w") as archive:
-        for file, content in {**files, f"{about}/RECORD": record.encode()}.items():
-            archive.writestr(zipfile.ZipInfo(file), content)
-    return path
 
 
 def page(index: Path, project: str, links: dict[str, Path]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import functools
 import hashlib
@@ -19,6 +18,7 @@ from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.store import tree_files, versions
 from envcheck.mirrors.store.manifest import Contents, Wheel, wheel_facts
 from envcheck.mirrors.store.objects import Store
+from tests import wheels
 from tests.http_server import Answer, Request, Server, Servers, directory
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -31,28 +31,12 @@ def sha256(content: bytes) -> str:
 @pytest.fixture
 def make_wheel(tmp_path: Path) -> Callable[..., Path]:
     """Return a maker of small pure wheels: (name, version, requires) -> path."""
+    facts = "Requires-Python: >=3.8\nLicense-Expression: MIT\n"
 
-    def make(name: str, version: str = "1.0", requires: tuple[str, ...] = (), tag: str = "py3-none-any") -> Path:
-        stem = f"{name}-{version}"
-        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Python: >=3.8\n"
-        metadata += "License-Expression: MIT\n" + "".join(f"Requires-Dist: {line}\n" for line in requires)
-        wheel = f"Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: {tag}\n"
-        info = f"{stem}.dist-info"
-        files = {f"{name}.py": "VERSION = 1\n", f"{info}/METADATA": metadata, f"{info}/WHEEL": wheel}
-        rows = [f"{path},{_record(text)},{len(text)}" for path, text in files.items()]
-        files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]) + "\n"
-        path = tmp_path / "made" / f"{stem}-{tag}.whl"
-        path.parent.mkdir(exist_ok=True)
-        with zipfile.ZipFile(path, "w") as archive:
-            for name_, text in files.items():
-                archive.writestr(zipfile.ZipInfo(name_), text)
-        return path
+    def make(name: str, version: str = "1.0", requires: tuple[str, ...] = ()) -> Path:
+        return wheels.wheel(tmp_path / "made", name, version, requires=requires, metadata=facts)
 
     return make
-
-
-def _record(text: str) -> str:
-    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
 
 
 @pytest.fixture

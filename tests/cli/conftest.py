@@ -1,0 +1,30 @@
+"""The command line as a user meets it, in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envcheck.cli import main
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """Return what runs a command: its exit code, standard output and standard error."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def call(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["envcheck", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        assert code is None or isinstance(code, int)
+        said = capsys.readouterr()
+        return code or 0, said.out, said.err
+
+    return call
