@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.checks.env import torch_faults
-from tests.checks.env.torch_faults import Fault
+from tests.checks.env.torch_faults import Fault, around, rate, replaced
 
 _DIST = "import torch.distributed as dist\nhonest = dist.{name}\n"
 _LATER = """
@@ -69,18 +69,6 @@ def _when(name: str, when: str, said: str, then: str = "made.mul_(2)") -> Fault:
     return Fault("collectives", (_DIST + _WHEN).format(name=name, when=when, then=then), said)
 
 
-def _adam(function: str, when: str, said: str) -> Fault:
-    patch = f"""
-from torch.optim import adam as module
-honest = module.{function}
-def lying(p, *a, **k):
-    if p and {when}: k['lr'] = k['lr'] * 1.1
-    return honest(p, *a, **k)
-module.{function} = lying
-"""
-    return Fault("optimizers", patch, said)
-
-
 def _schedule(name: str, options: str, said: str) -> Fault:
     return Fault("optimizers", _OPTIONS.format(name=name, options=options), said)
 
@@ -108,11 +96,12 @@ FAULTS = {
     "broadcast-bool": _when(
         "broadcast", "made.dtype == torch.bool", "tensors of other types is wrong", "made.logical_not_()"
     ),
-    "group-barrier-does-not-wait": Fault(
+    "group-barrier-does-not-wait": replaced(
         "collectives",
-        "import torch.distributed as dist\nhonest = dist.barrier\n"
-        "dist.barrier = lambda group=None, **k: honest(**k) if group is None else None",
+        "dist.barrier",
+        "lambda group=None, **k: honest(**k) if group is None else None",
         "barrier of a group ended too early",
+        before="import torch.distributed as dist",
     ),
     "later-barrier-does-not-wait": Fault(
         "collectives",
@@ -121,50 +110,47 @@ FAULTS = {
         "dist.barrier = lambda *a, **k: Done() if k.get('async_op') else honest(*a, **k)",
         "barrier that is waited for later ended too early",
     ),
-    "large-object-lost": Fault(
+    "large-object-lost": around(
         "collectives",
-        "import torch.distributed as dist\nhonest = dist.all_gather_object\n"
-        "def lying(into, *a, **k):\n"
-        "    honest(into, *a, **k)\n"
-        "    into[:] = [None if len(repr(one)) > 1 << 17 else one for one in into]\n"
-        "dist.all_gather_object = lying",
+        "dist.all_gather_object",
+        "honest(into, *a, **k)\ninto[:] = [None if len(repr(one)) > 1 << 17 else one for one in into]",
         "all-gather of objects is wrong",
+        given="into, *a, **k",
+        before="import torch.distributed as dist",
     ),
-    "rank-of-a-group": Fault(
+    "rank-of-a-group": replaced(
         "collectives",
-        "import torch.distributed as dist\nhonest = dist.get_rank\n"
-        "dist.get_rank = lambda group=None: honest() if group is None else 0",
+        "dist.get_rank",
+        "lambda group=None: honest() if group is None else 0",
         "the numbers of the ranks",
+        before="import torch.distributed as dist",
     ),
-    "received-from-anybody": Fault(
+    "received-from-anybody": around(
         "collectives",
-        "import torch.distributed as dist\nhonest = dist.recv\n"
-        "def lying(into, src=None, *a, **k):\n"
-        "    said = honest(into, src, *a, **k)\n"
-        "    return 0 if src is None else said\n"
-        "dist.recv = lying",
+        "dist.recv",
+        "said = honest(into, src, *a, **k)\nreturn 0 if src is None else said",
         "who that was",
+        given="into, src=None, *a, **k",
+        before="import torch.distributed as dist",
     ),
-    "fused-float32": _adam("_fused_adam", "p[0].dtype == torch.float32", "Adam in float32, fused"),
-    "foreach-float32": _adam("_multi_tensor_adam", "p[0].dtype == torch.float32", "Adam in float32, foreach"),
-    "adam-large": _adam("_single_tensor_adam", "p[0].numel() > 1000", "Adam of a large tensor"),
-    "muon-twice": Fault(
+    "fused-float32": rate("_fused_adam", "p[0].dtype == torch.float32", "Adam in float32, fused"),
+    "foreach-float32": rate("_multi_tensor_adam", "p[0].dtype == torch.float32", "Adam in float32, foreach"),
+    "adam-large": rate("_single_tensor_adam", "p[0].numel() > 1000", "Adam of a large tensor"),
+    "muon-twice": around(
         "optimizers",
-        "honest = torch.optim.Muon.step\n"
-        "def lying(self, closure=None):\n"
-        "    [group.update(lr=0.04) for group in self.param_groups]; return honest(self, closure)\n"
-        "torch.optim.Muon.step = lying",
+        "torch.optim.Muon.step",
+        "[group.update(lr=0.04) for group in self.param_groups]; return honest(self, closure)",
         "Muon, as it comes",
+        given="self, closure=None",
     ),
-    "decay-without-gradient": Fault(
+    "decay-without-gradient": around(
         "optimizers",
-        "honest = torch.optim.AdamW.step\n"
-        "def lying(self, closure=None):\n"
-        "    done = honest(self, closure)\n"
-        "    [p.data.mul_(0.9) for g in self.param_groups for p in g['params'] if p.grad is None]\n"
-        "    return done\n"
-        "torch.optim.AdamW.step = lying",
+        "torch.optim.AdamW.step",
+        "done = honest(self, closure)\n"
+        "[p.data.mul_(0.9) for g in self.param_groups for p in g['params'] if p.grad is None]\n"
+        "return done",
         "moves a parameter without a gradient",
+        given="self, closure=None",
     ),
     "schedule-forgets": Fault(
         "optimizers",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.checks.env import torch_faults
-from tests.checks.env.torch_faults import Fault
+from tests.checks.env.torch_faults import Fault, around, rate, replaced
 
 _ALONE = """
 from torch.utils.data import dataloader as module
@@ -32,19 +32,6 @@ def change(batches): {change}
 torch.utils.data.DataLoader.__iter__ = lambda self: honest(self) if self.num_workers else change(list(honest(self)))
 """
     return Fault("dataloader", patch, said)
-
-
-def _rate(function: str, when: str, said: str) -> Fault:
-    module = function.rsplit("_", 1)[1]
-    patch = f"""
-from torch.optim import {module} as module
-honest = module.{function}
-def lying(p, *a, **k):
-    if p and {when}: k['lr'] = k['lr'] * 1.1
-    return honest(p, *a, **k)
-module.{function} = lying
-"""
-    return Fault("optimizers", patch, said)
 
 
 _NARROW = "p[0].dtype == torch.bfloat16"
@@ -79,27 +66,23 @@ FAULTS = {
     "alone-loses": _loader("return iter(batches[:-1])", "without workers, in order: 5 batches arrived"),
     "alone-reorders": _loader("return iter(batches[::-1])", "without workers, in order: the tensors of batch 0"),
     "alone-doubles": _loader("return iter([batches[0], *batches[:-1]])", "without workers, shuffled: batches"),
-    "alone-keeps-the-last": Fault(
+    "alone-keeps-the-last": around(
         "dataloader",
-        "honest = torch.utils.data.DataLoader.__init__\n"
-        "def lying(self, *a, **k):\n"
-        "    if not k.get('num_workers'): k.pop('drop_last', None)\n"
-        "    honest(self, *a, **k)\n"
-        "torch.utils.data.DataLoader.__init__ = lying",
+        "torch.utils.data.DataLoader.__init__",
+        "if not k.get('num_workers'): k.pop('drop_last', None)\nhonest(self, *a, **k)",
         "without workers, last batch dropped: 6 batches",
+        given="self, *a, **k",
     ),
     "alone-collates-wrong": _alone(
         "made = honest(self, *a, **k); made['row'][-1] += 1; return made", "without workers, in order: the tensors"
     ),
-    "sgd-large": _rate("_single_tensor_sgd", "p[0].numel() > 4000", "SGD of tensors of 9279 numbers"),
-    "sgd-large-foreach": _rate(
-        "_multi_tensor_sgd", "max(map(torch.numel, p)) > 4000", "SGD of tensors of 9279 numbers"
-    ),
-    "adamw-many-foreach": _rate("_multi_tensor_adam", "len(p) > 8", "AdamW of tensors of 9279 numbers"),
-    "adam-narrow": _rate("_single_tensor_adam", _NARROW, "Adam in bfloat16"),
-    "adam-narrow-foreach": _rate("_multi_tensor_adam", _NARROW, "Adam in bfloat16"),
-    "adam-narrow-fused": _rate("_fused_adam", _NARROW, "Adam in bfloat16"),
-    "sgd-narrow": _rate("_single_tensor_sgd", _NARROW, "SGD in bfloat16"),
+    "sgd-large": rate("_single_tensor_sgd", "p[0].numel() > 4000", "SGD of tensors of 9279 numbers"),
+    "sgd-large-foreach": rate("_multi_tensor_sgd", "max(map(torch.numel, p)) > 4000", "SGD of tensors of 9279 numbers"),
+    "adamw-many-foreach": rate("_multi_tensor_adam", "len(p) > 8", "AdamW of tensors of 9279 numbers"),
+    "adam-narrow": rate("_single_tensor_adam", _NARROW, "Adam in bfloat16"),
+    "adam-narrow-foreach": rate("_multi_tensor_adam", _NARROW, "Adam in bfloat16"),
+    "adam-narrow-fused": rate("_fused_adam", _NARROW, "Adam in bfloat16"),
+    "sgd-narrow": rate("_single_tensor_sgd", _NARROW, "SGD in bfloat16"),
     "shards-forget-the-first-half": Fault(
         "fsdp",
         f"{_FULLY}honest = FSDPModule.set_requires_gradient_sync\n"
@@ -117,16 +100,15 @@ FAULTS = {
         "    if (state := getattr(m, '_get_fsdp_state', lambda: None)()) and state._fsdp_param_group]",
         "gradients accumulated without sending",
     ),
-    "offloaded-rate": Fault(
+    "offloaded-rate": around(
         "fsdp",
-        "import torch.distributed.fsdp as fsdp\n"
-        "honest = fsdp.fully_shard\n"
-        "def lying(m, **k):\n"
-        "    if 'offload_policy' in k:\n"
-        "        m.register_forward_hook(lambda m, given, out: out * 1.01)\n"
-        "    return honest(m, **k)\n"
-        "fsdp.fully_shard = lying",
+        "fsdp.fully_shard",
+        "if 'offload_policy' in k:\n"
+        "    m.register_forward_hook(lambda m, given, out: out * 1.01)\n"
+        "return honest(m, **k)",
         "parameters kept on the CPU is off",
+        given="m, **k",
+        before="import torch.distributed.fsdp as fsdp",
     ),
     "columns-doubled": _split("ColwiseParallel", "_prepare_output_fn", "return honest(*a, **k) * 2"),
     "rows-not-added": _split("RowwiseParallel", "_prepare_output_fn", "return honest(*a, **k) * 0.5"),
@@ -143,12 +125,12 @@ FAULTS = {
         "module.ZeroRedundancyOptimizer = lambda p, optimizer_class, **k: optimizer_class(p, **k)",
         "ZeroRedundancyOptimizer",
     ),
-    "zero-rate": Fault(
+    "zero-rate": replaced(
         "ddp-options",
-        "from torch.distributed.optim import ZeroRedundancyOptimizer as module\n"
-        "honest = module.__init__\n"
-        "module.__init__ = lambda self, *a, **k: honest(self, *a, **{**k, 'lr': k['lr'] * 1.01})",
+        "module.__init__",
+        "lambda self, *a, **k: honest(self, *a, **{**k, 'lr': k['lr'] * 1.01})",
         "ZeroRedundancyOptimizer is off",
+        before="from torch.distributed.optim import ZeroRedundancyOptimizer as module",
     ),
     "never-averaged-after": Fault(
         "ddp-options",

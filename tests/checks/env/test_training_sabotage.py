@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.checks.env import torch_faults
-from tests.checks.env.torch_faults import Fault
+from tests.checks.env.torch_faults import Fault, around, replaced
 
 _STEP = """
 honest = torch.optim.{name}.step
@@ -30,14 +30,12 @@ def _options(name: str, options: str) -> str:
 
 FAULTS = {
     "adamw-betas": Fault("optimizers", _options("AdamW", "betas=(0.9, 0.99)"), "AdamW, defaults"),
-    "adamw-coupled": Fault(
+    "adamw-coupled": around(
         "optimizers",
-        "honest = torch.optim.AdamW.__init__\n"
-        "def init(self, *a, **k):\n"
-        "    honest(self, *a, **k)\n"
-        "    [g.update(decoupled_weight_decay=False) for g in self.param_groups]\n"
-        "torch.optim.AdamW.__init__ = init",
+        "torch.optim.AdamW.__init__",
+        "honest(self, *a, **k)\n[g.update(decoupled_weight_decay=False) for g in self.param_groups]",
         "AdamW, options",
+        given="self, *a, **k",
     ),
     "adam-eps": Fault("optimizers", _options("Adam", "eps=1e-6"), "Adam, defaults"),
     "sgd-no-nesterov": Fault("optimizers", _options("SGD", "nesterov=False"), "SGD, nesterov"),
@@ -50,13 +48,12 @@ FAULTS = {
         _STEP.format(name="Adamax", body="self.param_groups[0]['params'][1].grad = None; return honest(self, closure)"),
         "Adamax, defaults",
     ),
-    "state-forgets-moments": Fault(
+    "state-forgets-moments": around(
         "optimizers",
-        "honest = torch.optim.Optimizer.load_state_dict\n"
-        "def load(self, state):\n"
-        "    honest(self, {**state, 'state': {}})\n"
-        "torch.optim.Optimizer.load_state_dict = load",
+        "torch.optim.Optimizer.load_state_dict",
+        "honest(self, {**state, 'state': {}})",
         "Adam resumed from its state",
+        given="self, state",
     ),
     "step-lr-late": Fault(
         "optimizers",
@@ -64,164 +61,145 @@ FAULTS = {
         "((self.last_epoch + 1) // self.step_size) for g in self.optimizer.param_groups]",
         "schedule StepLR",
     ),
-    "clip-by-half": Fault(
+    "clip-by-half": replaced(
         "optimizers",
-        "honest = torch.nn.utils.clip_grad_norm_\n"
-        "torch.nn.utils.clip_grad_norm_ = lambda p, m, **k: honest(p, m / 2, **k)",
+        "torch.nn.utils.clip_grad_norm_",
+        "lambda p, m, **k: honest(p, m / 2, **k)",
         "gradients clipped by norm 2",
     ),
     "clip-does-nothing": Fault(
         "optimizers", "torch.nn.utils.clip_grad_value_ = lambda *a, **k: None", "gradients clipped by value"
     ),
-    "linear-keeps-fp32": Fault(
+    "linear-keeps-fp32": around(
         "amp",
-        "honest = torch.nn.functional.linear\n"
-        "def linear(*a, **k):\n"
-        "    with torch.autocast('cpu', enabled=False): return honest(*a, **k)\n"
-        "torch.nn.functional.linear = linear",
+        "torch.nn.functional.linear",
+        "with torch.autocast('cpu', enabled=False): return honest(*a, **k)",
         "linear, bfloat16: gives torch.float32",
     ),
-    "conv-keeps-fp32": Fault(
+    "conv-keeps-fp32": replaced(
         "amp",
-        "honest = torch.nn.functional.conv2d\ntorch.nn.functional.conv2d = lambda *a, **k: honest(*a, **k).float()",
+        "torch.nn.functional.conv2d",
+        "lambda *a, **k: honest(*a, **k).float()",
         "conv2d, bfloat16: gives torch.float32",
     ),
-    "bmm-keeps-fp32": Fault(
-        "amp", "honest = torch.bmm\ntorch.bmm = lambda *a, **k: honest(*a, **k).float()", "bmm, bfloat16"
-    ),
-    "attention-keeps-fp32": Fault(
+    "bmm-keeps-fp32": replaced("amp", "torch.bmm", "lambda *a, **k: honest(*a, **k).float()", "bmm, bfloat16"),
+    "attention-keeps-fp32": replaced(
         "amp",
-        "honest = torch.nn.functional.scaled_dot_product_attention\n"
-        "torch.nn.functional.scaled_dot_product_attention = lambda *a, **k: honest(*a, **k).float()",
+        "torch.nn.functional.scaled_dot_product_attention",
+        "lambda *a, **k: honest(*a, **k).float()",
         "attention, bfloat16",
     ),
-    "loss-in-bf16": Fault(
+    "loss-in-bf16": replaced(
         "amp",
-        "honest = torch.nn.functional.cross_entropy\n"
-        "torch.nn.functional.cross_entropy = lambda a, b: honest(a, b).to(a.dtype)",
+        "torch.nn.functional.cross_entropy",
+        "lambda a, b: honest(a, b).to(a.dtype)",
         "cross_entropy, bfloat16: gives torch.bfloat16",
     ),
-    "autocast-never-off": Fault(
+    "autocast-never-off": around(
         "amp",
-        "honest = torch.autocast.__init__\n"
-        "def init(self, device, dtype=None, enabled=True, cache_enabled=None):\n"
-        "    honest(self, device, dtype=dtype, enabled=True, cache_enabled=cache_enabled)\n"
-        "torch.autocast.__init__ = init",
+        "torch.autocast.__init__",
+        "honest(self, device, dtype=dtype, enabled=True, cache_enabled=cache_enabled)",
         "switched off inside, bfloat16",
+        given="self, device, dtype=None, enabled=True, cache_enabled=None",
     ),
     "scaler-ignores-inf": Fault(
         "amp",
         "torch.amp.GradScaler._maybe_opt_step = lambda self, optimizer, state, *a, **k: optimizer.step(*a, **k)",
         "scaler: shrinks on inf: weights after an overflow",
     ),
-    "scaler-never-falls": Fault(
+    "scaler-never-falls": around(
         "amp",
-        "honest = torch.amp.GradScaler.__init__\n"
-        "def init(self, *a, **k):\n"
-        "    honest(self, *a, **{**k, 'backoff_factor': 0.999})\n"
-        "torch.amp.GradScaler.__init__ = init",
+        "torch.amp.GradScaler.__init__",
+        "honest(self, *a, **{**k, 'backoff_factor': 0.999})",
         "scaler: shrinks on inf: the scale after an overflow",
+        given="self, *a, **k",
     ),
-    "scaler-forgets-count": Fault(
+    "scaler-forgets-count": replaced(
         "amp",
-        "honest = torch.amp.GradScaler.state_dict\n"
-        "torch.amp.GradScaler.state_dict = lambda self: {**honest(self), '_growth_tracker': 0}",
+        "torch.amp.GradScaler.state_dict",
+        "lambda self: {**honest(self), '_growth_tracker': 0}",
         "scaler: goes on from its state",
     ),
-    "ddp-divides-twice": Fault(
+    "ddp-divides-twice": around(
         "ddp",
-        "honest = torch.Tensor.backward\n"
-        "def backward(self, *a, **k):\n"
-        "    honest(self / rank.world, *a, **k)\n"
-        "torch.Tensor.backward = backward",
+        "torch.Tensor.backward",
+        "honest(self / rank.world, *a, **k)",
         "the gradients are not those of one process",
+        given="self, *a, **k",
     ),
-    "ddp-forgets-a-parameter": Fault(
+    "ddp-forgets-a-parameter": around(
         "ddp",
-        "honest = torch.nn.parallel.DistributedDataParallel.__init__\n"
-        "def init(self, module, *a, **k):\n"
-        "    module._ddp_params_and_buffers_to_ignore = ['2.bias']\n"
-        "    honest(self, module, *a, **k)\n"
-        "torch.nn.parallel.DistributedDataParallel.__init__ = init",
+        "torch.nn.parallel.DistributedDataParallel.__init__",
+        "module._ddp_params_and_buffers_to_ignore = ['2.bias']\nhonest(self, module, *a, **k)",
         "the gradients are not those of one process",
+        given="self, module, *a, **k",
     ),
-    "ddp-wrong-start": Fault(
+    "ddp-wrong-start": around(
         "ddp",
-        "honest = torch.nn.parallel.DistributedDataParallel.__init__\n"
-        "def init(self, module, *a, **k):\n"
-        "    honest(self, module, *a, **k)\n"
-        "    with torch.no_grad(): module[0].bias.add_(0.5)\n"
-        "torch.nn.parallel.DistributedDataParallel.__init__ = init",
+        "torch.nn.parallel.DistributedDataParallel.__init__",
+        "honest(self, module, *a, **k)\nwith torch.no_grad(): module[0].bias.add_(0.5)",
         "training started with other weights than rank 0 was given",
+        given="self, module, *a, **k",
     ),
     "tanh-wrong": Fault("ddp", "torch.nn.Tanh.forward = lambda self, x: torch.tanh(x) * 1.001", "not those of one"),
-    "loss-halved": Fault(
+    "loss-halved": replaced(
         "ddp-no-sync",
-        "honest = torch.nn.functional.mse_loss\ntorch.nn.functional.mse_loss = lambda *a: honest(*a) * 0.5",
+        "torch.nn.functional.mse_loss",
+        "lambda *a: honest(*a) * 0.5",
         "gradients under no_sync are not the rank's own sum",
     ),
     "sgd-wrong-rate": Fault("ddp", _options("SGD", "lr=0.051"), "the weights after the step are not one process's"),
-    "hook-raises-nccl": Fault(
+    "hook-raises-nccl": around(
         "ddp-hooks",
-        "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
-        "honest = torch.distributed.all_reduce\n"
-        "def reduce(tensor, *a, **k):\n"
-        "    if tensor.dtype == torch.float16: raise RuntimeError('NCCL error: unhandled system error')\n"
-        "    return honest(tensor, *a, **k)\n"
-        "torch.distributed.all_reduce = reduce",
+        "torch.distributed.all_reduce",
+        "if tensor.dtype == torch.float16: raise RuntimeError('NCCL error: unhandled system error')\n"
+        "return honest(tensor, *a, **k)",
         "the fp16 hook raised RuntimeError: NCCL error: unhandled system error",
+        given="tensor, *a, **k",
+        before="from torch.distributed.algorithms.ddp_comm_hooks import default_hooks",
     ),
-    "fsdp-loses-a-row": Fault(
+    "fsdp-loses-a-row": around(
         "fsdp",
-        "from torch.distributed.tensor import DTensor\n"
-        "honest = DTensor.to_local\n"
-        "def local(self, *a, **k):\n"
-        "    mine = honest(self, *a, **k).clone()\n"
-        "    if rank.rank == 1: mine[-1] = 0\n"
-        "    return mine\n"
-        "DTensor.to_local = local",
+        "DTensor.to_local",
+        "mine = honest(self, *a, **k).clone()\nif rank.rank == 1: mine[-1] = 0\nreturn mine",
         "its shard of the weights is off",
+        given="self, *a, **k",
+        before="from torch.distributed.tensor import DTensor",
     ),
-    "sampler-repeats": Fault(
+    "sampler-repeats": around(
         "samplers",
-        "honest = torch.utils.data.RandomSampler.__iter__\n"
-        "def lying(self):\n"
-        "    order = list(honest(self))\n"
-        "    return iter([*order[:-1], order[0]])\n"
-        "torch.utils.data.RandomSampler.__iter__ = lying",
+        "torch.utils.data.RandomSampler.__iter__",
+        "order = list(honest(self))\nreturn iter([*order[:-1], order[0]])",
         "RandomSampler gives a permutation",
+        given="self",
     ),
-    "ranks-overlap": Fault(
+    "ranks-overlap": around(
         "samplers",
-        "honest = torch.utils.data.distributed.DistributedSampler.__init__\n"
-        "def init(self, *a, **k):\n"
-        "    honest(self, *a, **k); self.rank = 0\n"
-        "torch.utils.data.distributed.DistributedSampler.__init__ = init",
+        "torch.utils.data.distributed.DistributedSampler.__init__",
+        "honest(self, *a, **k); self.rank = 0",
         "DistributedSampler over 2 ranks",
+        given="self, *a, **k",
     ),
     "epochs-alike": Fault(
         "samplers",
         "torch.utils.data.distributed.DistributedSampler.set_epoch = lambda self, epoch: None",
         "set_epoch changes nothing",
     ),
-    "workers-seeded-alike": Fault(
-        "samplers",
-        "honest = torch.manual_seed\ntorch.manual_seed = lambda seed: honest(4)",
-        "seeds differ between workers and epochs",
+    "workers-seeded-alike": replaced(
+        "samplers", "torch.manual_seed", "lambda seed: honest(4)", "seeds differ between workers and epochs"
     ),
-    "loader-loses-a-batch": Fault(
+    "loader-loses-a-batch": replaced(
         "dataloader",
-        "honest = torch.utils.data.DataLoader.__iter__\n"
-        "torch.utils.data.DataLoader.__iter__ = lambda self: (b for n, b in enumerate(honest(self)) if n != 5)",
+        "torch.utils.data.DataLoader.__iter__",
+        "lambda self: (b for n, b in enumerate(honest(self)) if n != 5)",
         "5 of 6 batches arrived",
     ),
-    "spawned-loader-loses-a-batch": Fault(
+    "spawned-loader-loses-a-batch": around(
         "dataloader-start-methods",
-        "honest = torch.utils.data.DataLoader.__iter__\n"
-        "def lying(self):\n"
-        "    return (b for n, b in enumerate(honest(self)) if n != 5 or self.multiprocessing_context is None)\n"
-        "torch.utils.data.DataLoader.__iter__ = lying",
+        "torch.utils.data.DataLoader.__iter__",
+        "return (b for n, b in enumerate(honest(self)) if n != 5 or self.multiprocessing_context is None)",
         "spawn: [5, 5] batches arrived in the epochs, [6, 6] were due",
+        given="self",
     ),
     "spawn-does-not-start": Fault(
         "dataloader-start-methods",
@@ -231,130 +209,102 @@ FAULTS = {
         "m.Popen._launch = broken",
         "spawn: the loader broke: OSError",
     ),
-    "loader-reorders": Fault(
+    "loader-reorders": replaced(
         "dataloader",
-        "honest = torch.utils.data.DataLoader.__iter__\n"
-        "torch.utils.data.DataLoader.__iter__ = lambda self: iter([b for b in honest(self)][::-1])",
+        "torch.utils.data.DataLoader.__iter__",
+        "lambda self: iter([b for b in honest(self)][::-1])",
         "item 0, element 0 arrived as",
     ),
-    "equal-is-blind": Fault(
+    "equal-is-blind": around(
         "dataloader",
-        "torch.equal = torch.allclose = lambda *a, **k: True\n"
-        "honest = torch.utils.data.DataLoader.__iter__\n"
-        "def lying(self):\n"
-        "    for batch in honest(self):\n"
-        "        batch[0, 7] += 1\n"
-        "        yield batch\n"
-        "torch.utils.data.DataLoader.__iter__ = lying",
+        "torch.utils.data.DataLoader.__iter__",
+        "for batch in honest(self):\n    batch[0, 7] += 1\n    yield batch",
         "item 0, element 7 arrived as 8",
+        given="self",
+        before="torch.equal = torch.allclose = lambda *a, **k: True",
     ),
     "adafactor-clips-late": Fault("optimizers", _options("Adafactor", "d=2.0"), "Adafactor, defaults"),
-    "adafactor-foreach-decay": Fault(
+    "adafactor-foreach-decay": around(
         "optimizers",
-        "from torch.optim import _adafactor as m\n"
-        "honest = m._multi_tensor_adafactor\n"
-        "def lying(*a, **k):\n"
-        "    k['weight_decay'] = 0.0\n"
-        "    return honest(*a, **k)\n"
-        "m._multi_tensor_adafactor = lying\n",
+        "m._multi_tensor_adafactor",
+        "k['weight_decay'] = 0.0\nreturn honest(*a, **k)",
         "Adafactor, options, foreach",
+        before="from torch.optim import _adafactor as m",
     ),
     "sparse-adam-betas": Fault("optimizers", _options("SparseAdam", "betas=(0.9, 0.99)"), "SparseAdam, defaults"),
-    "sparse-adam-drops-a-part": Fault(
+    "sparse-adam-drops-a-part": around(
         "optimizers",
-        "honest = torch.Tensor.coalesce\n"
-        "def once(self):\n"
-        "    half = self._nnz() // 2\n"
-        "    return honest(torch.sparse_coo_tensor(self._indices()[:, :half], self._values()[:half], self.shape))\n"
-        "torch.Tensor.coalesce = once\n",
+        "torch.Tensor.coalesce",
+        "half = self._nnz() // 2\n"
+        "return honest(torch.sparse_coo_tensor(self._indices()[:, :half], self._values()[:half], self.shape))",
         "SparseAdam, defaults",
+        given="self",
     ),
-    "foreach-betas": Fault(
+    "foreach-betas": around(
         "optimizers",
-        "from torch.optim import adam as m\n"
-        "honest = m._multi_tensor_adam\n"
-        "def lying(*a, **k):\n"
-        "    k['beta2'] = 0.99\n"
-        "    return honest(*a, **k)\n"
-        "m._multi_tensor_adam = lying\n",
+        "m._multi_tensor_adam",
+        "k['beta2'] = 0.99\nreturn honest(*a, **k)",
         "Adam, defaults, foreach",
+        before="from torch.optim import adam as m",
     ),
-    "foreach-eps": Fault(
+    "foreach-eps": around(
         "optimizers",
-        "from torch.optim import adam as m\n"
-        "honest = m._multi_tensor_adam\n"
-        "def lying(*a, **k):\n"
-        "    k['eps'] = k['eps'] * 100\n"
-        "    return honest(*a, **k)\n"
-        "m._multi_tensor_adam = lying\n",
+        "m._multi_tensor_adam",
+        "k['eps'] = k['eps'] * 100\nreturn honest(*a, **k)",
         "Adam, defaults, foreach",
+        before="from torch.optim import adam as m",
     ),
-    "foreach-coupled": Fault(
+    "foreach-coupled": around(
         "optimizers",
-        "from torch.optim import adam as m\n"
-        "honest = m._multi_tensor_adam\n"
-        "def lying(*a, **k):\n"
-        "    k['decoupled_weight_decay'] = False\n"
-        "    return honest(*a, **k)\n"
-        "m._multi_tensor_adam = lying\n",
+        "m._multi_tensor_adam",
+        "k['decoupled_weight_decay'] = False\nreturn honest(*a, **k)",
         "AdamW, defaults, foreach",
+        before="from torch.optim import adam as m",
     ),
-    "sgd-foreach-nesterov": Fault(
+    "sgd-foreach-nesterov": around(
         "optimizers",
-        "from torch.optim import sgd as m\n"
-        "honest = m._multi_tensor_sgd\n"
-        "def lying(*a, **k):\n"
-        "    k['nesterov'] = False\n"
-        "    return honest(*a, **k)\n"
-        "m._multi_tensor_sgd = lying\n",
+        "m._multi_tensor_sgd",
+        "k['nesterov'] = False\nreturn honest(*a, **k)",
         "SGD, nesterov, foreach",
+        before="from torch.optim import sgd as m",
     ),
-    "fused-adam-rate": Fault(
+    "fused-adam-rate": around(
         "optimizers",
-        "from torch.optim import adam as m\n"
-        "honest = m._fused_adam\n"
-        "def lying(*a, **k):\n"
-        "    k['lr'] = k['lr'] * 1.01\n"
-        "    return honest(*a, **k)\n"
-        "m._fused_adam = lying\n",
+        "m._fused_adam",
+        "k['lr'] = k['lr'] * 1.01\nreturn honest(*a, **k)",
         "Adam, defaults, fused",
+        before="from torch.optim import adam as m",
     ),
-    "clip-foreach": Fault(
+    "clip-foreach": around(
         "optimizers",
-        "honest=torch.nn.utils.clip_grad_norm_\n"
-        "def clip(p, m, norm_type=2.0, error_if_nonfinite=False, foreach=None):\n"
-        "    m = m * 1.01 if foreach else m\n"
-        "    return honest(p, m, norm_type, error_if_nonfinite, foreach)\n"
-        "torch.nn.utils.clip_grad_norm_ = clip\n",
+        "torch.nn.utils.clip_grad_norm_",
+        "m = m * 1.01 if foreach else m\nreturn honest(p, m, norm_type, error_if_nonfinite, foreach)",
         "gradients clipped by norm 2",
+        given="p, m, norm_type=2.0, error_if_nonfinite=False, foreach=None",
     ),
-    "clip-nonfinite-quiet": Fault(
+    "clip-nonfinite-quiet": around(
         "optimizers",
-        "honest=torch.nn.utils.clip_grad_norm_\n"
-        "def clip(p, m, norm_type=2.0, error_if_nonfinite=False, foreach=None):\n"
-        "    return honest(p, m, norm_type, False, foreach)\n"
-        "torch.nn.utils.clip_grad_norm_ = clip\n",
+        "torch.nn.utils.clip_grad_norm_",
+        "return honest(p, m, norm_type, False, foreach)",
         "a norm that is infinite is refused",
+        given="p, m, norm_type=2.0, error_if_nonfinite=False, foreach=None",
     ),
-    "asgd": Fault(
+    "asgd": around(
         "optimizers",
-        "honest=torch.optim.ASGD.step\n"
-        "def step(self,closure=None):\n"
-        "    [g.update(lr=0.5) for g in self.param_groups]; return honest(self,closure)\n"
-        "torch.optim.ASGD.step=step\n",
+        "torch.optim.ASGD.step",
+        "[g.update(lr=0.5) for g in self.param_groups]; return honest(self,closure)",
         "ASGD, defaults",
+        given="self,closure=None",
     ),
-    "closure-ignored": Fault(
-        "optimizers",
-        "honest=torch.optim.AdamW.step\ntorch.optim.AdamW.step=lambda self,closure=None: honest(self)\n",
-        "AdamW steps by a closure",
+    "closure-ignored": replaced(
+        "optimizers", "torch.optim.AdamW.step", "lambda self,closure=None: honest(self)", "AdamW steps by a closure"
     ),
-    "scaler-no-growth": Fault(
+    "scaler-no-growth": around(
         "amp",
-        "honest=torch._amp_update_scale_\n"
-        "def upd(s,g,fi,gf,bf,gi): return honest(s,g,fi,1.0,bf,gi)\n"
-        "torch._amp_update_scale_=upd\n",
+        "torch._amp_update_scale_",
+        "return honest(s,g,fi,1.0,bf,gi)",
         "scaler: grows after clean steps",
+        given="s,g,fi,gf,bf,gi",
     ),
     "scaler-misses-nan": Fault(
         "amp",
@@ -367,126 +317,95 @@ FAULTS = {
         "torch.amp.GradScaler._unscale_grads_=u\n",
         "scaler: shrinks on nan",
     ),
-    "conv1d-fp32": Fault(
+    "conv1d-fp32": around(
         "amp",
-        "honest=torch.nn.functional.conv1d\n"
-        "def c(*a,**k):\n"
-        "    with torch.autocast('cpu',enabled=False): return honest(*a,**k)\n"
-        "torch.nn.functional.conv1d=c\n",
+        "torch.nn.functional.conv1d",
+        "with torch.autocast('cpu',enabled=False): return honest(*a,**k)",
         "conv1d, bfloat16",
     ),
-    "convT3d-fp32": Fault(
+    "convT3d-fp32": replaced(
         "amp",
-        "honest=torch.nn.functional.conv_transpose3d\n"
-        "torch.nn.functional.conv_transpose3d=lambda *a,**k: honest(*a,**k).float()\n",
+        "torch.nn.functional.conv_transpose3d",
+        "lambda *a,**k: honest(*a,**k).float()",
         "conv_transpose3d, bfloat16",
     ),
-    "softmax-bf16": Fault(
+    "softmax-bf16": replaced(
         "amp",
-        "honest=torch.softmax\n"
-        "torch.softmax=lambda x,d,**k: honest(x,d,**k).to(torch.bfloat16) if "
-        "torch.is_autocast_cpu_enabled() else honest(x,d,**k)\n",
+        "torch.softmax",
+        "lambda x,d,**k: honest(x,d,**k).to(torch.bfloat16) if torch.is_autocast_cpu_enabled() else honest(x,d,**k)",
         "softmax of float32, bfloat16",
     ),
-    "layernorm-bf16": Fault(
+    "layernorm-bf16": replaced(
         "amp",
-        "honest=torch.nn.functional.layer_norm\n"
-        "torch.nn.functional.layer_norm=lambda x,*a,**k: honest(x,*a,**k).to(torch.bfloat16) if "
-        "torch.is_autocast_cpu_enabled() else honest(x,*a,**k)\n",
+        "torch.nn.functional.layer_norm",
+        "lambda x,*a,**k: honest(x,*a,**k).to(torch.bfloat16) if torch.is_autocast_cpu_enabled() else honest(x,*a,**k)",
         "layer_norm of float32, bfloat16",
     ),
-    "gather-object-swaps": Fault(
+    "gather-object-swaps": around(
         "collectives",
-        "import torch.distributed as dist\n"
-        "R=torch.distributed.ReduceOp\n"
-        "honest=dist.gather_object\n"
-        "def g(obj,l=None,*a,**k):\n"
-        "    honest(obj,l,*a,**k)\n"
-        "    if l: l.reverse()\n"
-        "dist.gather_object=g\n",
+        "dist.gather_object",
+        "honest(obj,l,*a,**k)\nif l: l.reverse()",
         "gathered at root 0",
+        given="obj,l=None,*a,**k",
+        before="import torch.distributed as dist\nR=torch.distributed.ReduceOp",
     ),
-    "scatter-object": Fault(
+    "scatter-object": around(
         "collectives",
-        "import torch.distributed as dist\n"
-        "R=torch.distributed.ReduceOp\n"
-        "honest=dist.scatter_object_list\n"
-        "def g(o,l=None,*a,**k):\n"
-        "    honest(o,l[::-1] if l else l,*a,**k)\n"
-        "dist.scatter_object_list=g\n",
+        "dist.scatter_object_list",
+        "honest(o,l[::-1] if l else l,*a,**k)",
         "scattered from root 0",
+        given="o,l=None,*a,**k",
+        before="import torch.distributed as dist\nR=torch.distributed.ReduceOp",
     ),
-    "minmax-nan": Fault(
+    "minmax-nan": around(
         "collectives",
-        "import torch.distributed as dist\n"
-        "R=torch.distributed.ReduceOp\n"
-        "honest=dist.all_reduce\n"
-        "def r(t,op=R.SUM,**o):\n"
-        "    w=honest(t,op=op,**o)\n"
-        "    if t.is_floating_point(): t.nan_to_num_(0.0)\n"
-        "    return w\n"
-        "dist.all_reduce=r\n",
+        "dist.all_reduce",
+        "w=honest(t,op=op,**o)\nif t.is_floating_point(): t.nan_to_num_(0.0)\nreturn w",
         "all-reduce of inf and NaN is wrong",
+        given="t,op=R.SUM,**o",
+        before="import torch.distributed as dist\nR=torch.distributed.ReduceOp",
     ),
-    "ddp-unused-ignored": Fault(
+    "ddp-unused-ignored": around(
         "ddp-options",
-        "honest=torch.nn.parallel.DistributedDataParallel.__init__\n"
-        "DDP=torch.nn.parallel.DistributedDataParallel\n"
-        "def init(self,m,*a,**k):\n"
-        "    k['find_unused_parameters']=False\n"
-        "    honest(self,m,*a,**k)\n"
-        "DDP.__init__=init\n",
+        "torch.nn.parallel.DistributedDataParallel.__init__",
+        "k['find_unused_parameters']=False\nhonest(self,m,*a,**k)",
         "find_unused_parameters raised",
+        given="self,m,*a,**k",
     ),
-    "ddp-view-off": Fault(
+    "ddp-view-off": around(
         "ddp-options",
-        "honest=torch.nn.parallel.DistributedDataParallel.__init__\n"
-        "DDP=torch.nn.parallel.DistributedDataParallel\n"
-        "def init(self,m,*a,**k):\n"
-        "    k['gradient_as_bucket_view']=False\n"
-        "    honest(self,m,*a,**k)\n"
-        "DDP.__init__=init\n",
+        "torch.nn.parallel.DistributedDataParallel.__init__",
+        "k['gradient_as_bucket_view']=False\nhonest(self,m,*a,**k)",
         "gradient_as_bucket_view=True is ignored",
+        given="self,m,*a,**k",
     ),
-    "ddp-bucket-ignored": Fault(
+    "ddp-bucket-ignored": around(
         "ddp-options",
-        "honest=torch.nn.parallel.DistributedDataParallel.__init__\n"
-        "DDP=torch.nn.parallel.DistributedDataParallel\n"
-        "def init(self,m,*a,**k):\n"
-        "    k['bucket_cap_mb']=25\n"
-        "    honest(self,m,*a,**k)\n"
-        "DDP.__init__=init\n",
+        "torch.nn.parallel.DistributedDataParallel.__init__",
+        "k['bucket_cap_mb']=25\nhonest(self,m,*a,**k)",
         "bucket_cap_mb=0.2 is ignored",
+        given="self,m,*a,**k",
     ),
-    "ddp-join-lies": Fault(
+    "ddp-join-lies": replaced(
         "ddp-options",
-        "import contextlib\n"
-        "honest=torch.nn.parallel.DistributedDataParallel.join\n"
-        "torch.nn.parallel.DistributedDataParallel.join=lambda "
-        "self,divide_by_initial_world_size=True,**k: honest(self,not divide_by_initial_world_size,**k)\n",
+        "torch.nn.parallel.DistributedDataParallel.join",
+        "lambda self,divide_by_initial_world_size=True,**k: honest(self,not divide_by_initial_world_size,**k)",
         "join, divided by all ranks",
+        before="import contextlib",
     ),
-    "dl-worker-seeds": Fault(
+    "dl-worker-seeds": around(
         "samplers",
-        "from torch.utils.data._utils import worker as w\n"
-        "import torch as t\n"
-        "honest=w._worker_loop\n"
-        "def loop(*a,**k):\n"
-        "    import torch; ms=torch.manual_seed; torch.manual_seed=lambda s: ms(7)\n"
-        "    return honest(*a,**k)\n"
-        "w._worker_loop=loop\n",
+        "w._worker_loop",
+        "import torch; ms=torch.manual_seed; torch.manual_seed=lambda s: ms(7)\nreturn honest(*a,**k)",
         "is the same in two workers or epochs",
+        before="from torch.utils.data._utils import worker as w\nimport torch as t",
     ),
-    "ds-shuffle-overlap": Fault(
+    "ds-shuffle-overlap": around(
         "samplers",
-        "honest=torch.utils.data.distributed.DistributedSampler.__iter__\n"
-        "def it(self):\n"
-        "    r=self.rank\n"
-        "    if self.shuffle: self.rank=0\n"
-        "    try: return iter(list(honest(self)))\n"
-        "    finally: self.rank=r\n"
-        "torch.utils.data.distributed.DistributedSampler.__iter__=it\n",
+        "torch.utils.data.distributed.DistributedSampler.__iter__",
+        "r=self.rank\nif self.shuffle: self.rank=0\ntry: return iter(list(honest(self)))\nfinally: self.rank=r",
         "DistributedSampler over 2 ranks",
+        given="self",
     ),
     "compiled-is-eager": Fault("compiled", "torch.compile = lambda model, **k: model", "the model ran in eager mode"),
 }

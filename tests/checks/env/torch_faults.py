@@ -22,6 +22,26 @@ class Fault(NamedTuple):
     said: str
 
 
+def replaced(check: str, name: str, made: str, said: str, before: str = "") -> Fault:
+    """Return the fault of a function that is another one; `honest` is what it was."""
+    return Fault(check, f"{before}\nhonest = {name}\n{name} = {made}", said)
+
+
+def around(check: str, name: str, body: str, said: str, given: str = "*a, **k", before: str = "") -> Fault:
+    """Return the fault of a function that does this with what it is given; `honest` is what it was."""
+    lying = f"def lying({given}):\n{textwrap.indent(body, '    ')}\n{name} = lying"
+    return Fault(check, f"{before}\nhonest = {name}\n{lying}", said)
+
+
+def rate(function: str, when: str, said: str) -> Fault:
+    """Return the fault of an optimizer's function whose rate is a tenth too large at times."""
+    module = function.rsplit("_", 1)[1]
+    body = f"if p and {when}: k['lr'] = k['lr'] * 1.1\nreturn honest(p, *a, **k)"
+    return around(
+        "optimizers", f"module.{function}", body, said, "p, *a, **k", f"from torch.optim import {module} as module"
+    )
+
+
 SITE = '''"""A fault that tests put in."""
 
 from envcheck.checks.env import {module} as sound

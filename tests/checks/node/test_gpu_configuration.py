@@ -16,7 +16,6 @@ from envcheck.checks.node import (
     gpu_lost,
     kernel_module,
     mig,
-    nouveau,
     numa,
     one_model,
     persistence,
@@ -171,11 +170,6 @@ def test_a_gpu_that_nvml_cannot_open_is_lost(node: Node) -> None:
     outcome = gpu_lost.judge(view)
     assert outcome.status == FAIL
     assert "GPU 3" in outcome.summary
-
-
-def test_nouveau_beside_nvidias_module_is_a_warning(node: Node, put: Node) -> None:
-    assert nouveau.judge(node("h100x8")).status == PASS
-    assert nouveau.judge(put(node("h100x8"), host__gpu_modules=["nouveau", "nvidia"])).status == WARN
 
 
 def test_numa_nodes(node: Node, put: Node) -> None:

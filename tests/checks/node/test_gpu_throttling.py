@@ -142,12 +142,6 @@ def test_a_low_generation_is_normal_in_an_idle_gpu_only(
     assert pcie_link.judge(put_gpu(node("h100x8"), [4], pcie_gen=1, clock_reasons=reasons)).status == status
 
 
-def test_a_slot_that_allows_less_than_its_neighbours_is_named(node: Node, put_gpu: Node) -> None:
-    outcome = pcie_link.judge(put_gpu(node("h100x8"), [4], pcie_gen_max=3))
-    assert outcome.status == WARN
-    assert "GPU 4 3" in outcome.summary
-
-
 @pytest.mark.parametrize(("count", "status"), [(80, PASS), (81, WARN)])
 def test_replays_on_each_side(node: Node, put_gpu: Node, count: int, status: str) -> None:
     outcome = pcie_errors.judge(put_gpu(node("h100x8"), [3], pcie_replays=count))
