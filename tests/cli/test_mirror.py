@@ -86,6 +86,13 @@ def test_show_says_what_is_set_what_is_lacking_and_what_cannot_be_done(home: Pat
     assert answer["sets"] == ["pip", "uv", "npm", "env"]
 
 
+def test_an_index_of_torch_alone_says_what_it_needs(home: Path) -> None:
+    (home / "torch.yaml").write_text('pytorch: [{url: "https://a.example/whl/{variant}"}]\n')
+    assert "needs a variant: pass --variant" in " ".join(run("show", str(home / "torch.yaml")).output.split())
+    shown = run("show", str(home / "torch.yaml"), "--variant", "cu128").output
+    assert "https://a.example/whl/cu128 torch" in " ".join(shown.split())
+
+
 def test_a_profile_that_sets_nothing_says_so() -> None:
     assert run("show", "none").output.endswith("\nthe profile sets nothing\n")
 

@@ -134,10 +134,13 @@ def _print_profile(name: str, profile: Profile, options: RenderOptions, *, as_js
 
     from envcheck.mirrors.profiles.load import presets
     from envcheck.mirrors.settings import RENDERERS
+    from envcheck.mirrors.settings.python import torch_notes
 
     preset = presets().get(name)
     rendered = {format_name: render(profile, options) for format_name, render in RENDERERS.items()}
-    notes = list(dict.fromkeys(text for s in rendered.values() if s.files for text in s.notes))
+    # PyTorch's index alone sets nothing without a variant, but that has to be said.
+    texts = [text for s in rendered.values() if s.files for text in s.notes]
+    notes = list(dict.fromkeys([*texts, *torch_notes(profile, options, "pip install")]))
     formats = [format_name for format_name, s in rendered.items() if s.files]
     if as_json:
         document = {

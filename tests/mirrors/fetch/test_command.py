@@ -56,6 +56,12 @@ def test_a_program_gets_an_object_when_nothing_is_there(serve: Serve, wanted: Wa
     assert list(want.path.parent.iterdir()) == []
 
 
+def test_a_new_file_without_a_byte_was_not_there_before(serve: Serve, wanted: Want) -> None:
+    done = ran(wanted(serve(content=b""), sha256=hashlib.sha256().hexdigest(), size=None))
+    assert done.returncode == 0, done.stderr
+    assert "0 bytes  empty" in done.stderr
+
+
 def test_a_url_may_hold_its_hash(serve: Serve, wanted: Want) -> None:
     want = wanted(serve())
     command = [sys.executable, "-m", "envcheck", "fetch", "--output", str(want.path.parent)]

@@ -195,7 +195,7 @@ def test_the_command_says_it_in_one_line(serve: Serve, tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
     host = server.url.split("/")[2]
     reason = f"{host}: it answers 429 and asks to wait 86400 s"
-    line = f"envcheck: file.bin: no source can provide it: {reason}; name another mirror"
+    line = f"envcheck: file.bin: no source can provide it: {reason}; check the URL, or run it again later"
     assert (done.returncode, done.stderr.splitlines()[-1].startswith(line)) == (3, True), done.stderr
     assert "Traceback" not in done.stderr
     assert time.monotonic() - began < 30

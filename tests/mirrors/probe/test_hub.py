@@ -103,7 +103,7 @@ def test_an_endpoint_that_is_right_passes_every_gate(serve: Callable[..., Server
     [
         ({"commit": "b" * 40}, "commit", "empty.txt: X-Repo-Commit is bbbbbbbbbbbb"),
         ({"commit": None}, "commit", "empty.txt: no X-Repo-Commit, so huggingface_hub refuses the file"),
-        ({"linked": "0" * 64}, "hash", "model.safetensors: served with sha256 000000000000..., the lock has "),
+        ({"linked": "0" * 64}, "hash", "model.safetensors: served with sha256 000000000000..., expected "),
         ({"body": BODY + b"x"}, "hash", f"has {len(BODY) + 1} bytes, expected {len(BODY)}"),
     ],
 )
