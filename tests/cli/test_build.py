@@ -40,7 +40,7 @@ def build(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
         (("torch2*", "--engine", "venv"), 2, "build one at a time"),
         (("torch2.13.0-cpu-py311", "--engine", "venv", "--mirror", "nosuch"), 2, "no mirror profile 'nosuch'"),
         (("torch2.13.0-cpu-py311", "--engine", "docker"), 3, "no docker engine answers"),
-        (("torch2.13.0-cpu-py311", "--engine", "docker", "--dry-run"), 3, "and a plan asks it which bases"),
+        (("torch2.13.0-cpu-py311", "--engine", "docker", "--dry-run"), 3, "a plan needs the engine's list of images"),
         (
             ("torch2.13.0-cpu-py311", "--engine", "venv", "--bake"),
             2,
@@ -89,7 +89,7 @@ def test_an_image_that_was_named_is_no_environment_instead(nowhere: dict[str, st
     if engine == "auto" and shutil.which("podman"):
         pytest.skip("podman answers here")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "--tag names an image, and" in done.stderr
+    assert "--tag names an image, but" in done.stderr
 
 
 def test_a_directory_of_someone_else_is_not_taken(nowhere: dict[str, str], tmp_path: Path) -> None:

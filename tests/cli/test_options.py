@@ -201,4 +201,4 @@ def test_the_variable_of_an_old_command_names_the_new_one(old: str, new: str, mo
     monkeypatch.setenv(f"{variable(old)}_MIRROR", "x")
     done = CliRunner().invoke(cli, new.split())
     assert done.exit_code == 2
-    assert f"`{old}`, which is now `{new}`: {variable(new)}_" in done.output
+    assert f"`{old}`, which is now `{new}`: use {variable(new)}_" in done.output

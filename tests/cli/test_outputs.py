@@ -154,7 +154,7 @@ def test_a_single_node_keeps_the_plain_name() -> None:
 )
 def test_tasks_that_each_have_gpus_of_their_own_are_refused(gpus: dict[str, str], *, refused: bool) -> None:
     environ = slurm(0) | {"SLURM_NTASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "2(x4)"} | gpus
-    expected = pytest.raises(ConfigError, match="each is given GPUs of its own") if refused else nullcontext()
+    expected = pytest.raises(ConfigError, match="each sees only its own GPUs") if refused else nullcontext()
     with expected:
         left_to_the_first(place(environ), environ)
     assert left_to_the_first(place(slurm(0)), slurm(0) | gpus) is None

@@ -222,7 +222,7 @@ def test_a_gpu_that_cannot_be_read_is_never_left_free(
 def test_a_driver_without_a_gpu_is_said(fill: Callable[..., this_node.Here]) -> None:
     found = fill(node())
     assert found.query.variant == "cpu"
-    assert "driver 570.124.06 is there, but NVML lists no GPU" in found.notes[0]
+    assert "driver 570.124.06 is loaded, but NVML lists no GPU" in found.notes[0]
 
 
 def test_what_was_asked_for_is_kept(fill: Callable[..., this_node.Here]) -> None:

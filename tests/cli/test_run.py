@@ -378,7 +378,7 @@ def test_every_option_has_its_variable(run: Envcheck, add: Add, tmp_path: Path) 
     [
         (
             ["--shm-size", "1g"],
-            "envcheck: --shm-size is a container's, and there is none without --image; give",
+            "envcheck: --shm-size needs --image: it is the size of /dev/shm in a container; give",
         ),
         (["--only", "dpp"], "envcheck: no check is named dpp; did you mean ddp"),
         (["--python", "/none"], "envcheck: no Python at /none; give --python the path"),

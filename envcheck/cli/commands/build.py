@@ -150,11 +150,11 @@ def _without_network(options: BuildOptions) -> BuildOptions:
     from envcheck.images import engines
 
     if options.network in {"host", "default"}:
-        message = f"--prefetch builds without any network, and --network is {options.network}"
+        message = f"--prefetch builds without a network, but --network is {options.network}"
         raise ConfigError(message, fix="leave one of them out")
     if options.base == "registry":
-        message = "--prefetch builds without any network, and a registry's base has packages installed over one"
-        raise ConfigError(message, fix="leave --base out: it is bootstrapped with all it needs before the build")
+        message = "--prefetch builds without a network, but --base registry installs packages over one"
+        raise ConfigError(message, fix="leave --base out: the base is then bootstrapped before the build")
     if options.engine != "venv":
         engines.connect(options.engine).demand_contexts()
     return options._replace(network="none", base="bootstrap")
@@ -169,14 +169,14 @@ def _engine(options: BuildOptions) -> EngineName:
     except UnavailableError as error:
         if not options.plan_only:
             raise
-        message = f"{error.message}, and a plan asks it which bases and images it holds"
+        message = f"{error.message}; a plan needs the engine's list of images"
         raise UnavailableError(message, fix=error.fix) from error
     if options.tag != REPOSITORY and engine == "venv":
         reason = "--engine is venv" if options.engine == "venv" else "neither docker nor podman answers"
-        message = f"--tag names an image, and {reason}"
+        message = f"--tag names an image, but {reason}"
         raise ConfigError(message, fix="start docker or podman, or leave --tag out: --output says where a venv goes")
     if options.output is not None and engine != "venv":
-        message = f"--output is where the venv engine puts the environment, and the engine is {engine}"
+        message = f"--output is for the venv engine, and the engine is {engine}"
         raise ConfigError(message, fix="give --engine venv, or --tag to name the image")
     if options.bake and engine != "docker":
         message = f"--bake is for docker's buildx, and the engine is {engine}"

@@ -111,7 +111,7 @@ def choose(matrix: Matrix, answer: Resolution, engine: str) -> Cell:
     usable = [c for c in best if load_spec(matrix, c).locks and (engine != "venv" or _has_python(c.python))]
     if not usable:
         pythons = ", ".join(cell.python for cell in best)
-        message = f"{best[0]} and its siblings cannot be built here"
+        message = f"{best[0]} and the same cell for other Pythons cannot be built here"
         raise UnavailableError(message, fix=f"install one of Python {pythons}, or use a container engine")
     return usable[0]
 

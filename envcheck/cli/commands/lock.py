@@ -89,8 +89,8 @@ def _lock_model(options: LockOptions, profile: Profile) -> None:
     from envcheck.mirrors.hub.revision import format_lock, parse_reference
 
     if options.selectors or (options.model is not None and options.dataset is not None):
-        message = "more than one thing to lock"
-        raise ConfigError(message, fix="give one of CELL, --model REPO@REV or --dataset REPO@REV")
+        message = "CELL, --model and --dataset exclude each other"
+        raise ConfigError(message, fix="give one of them")
     kind: Literal["model", "dataset"] = "dataset" if options.model is None else "model"
     ref = parse_reference(options.model or options.dataset or "", kind)
     endpoint = trusted_endpoint(profile, mirror=options.trust_mirror)

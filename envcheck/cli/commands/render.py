@@ -72,7 +72,7 @@ def command(options: RenderImagesOptions, settings: Settings) -> None:
         message = "--mirror and --output go together"
         raise ConfigError(message, fix="give both for a build context, or neither for images/")
     if options.check and output is not None:
-        message = "--check compares images/, and --output writes elsewhere"
+        message = "--check and --output exclude each other"
         raise ConfigError(message, fix="give one of them")
     shipped = options.check or output is not None
     directory = options.images_dir or (data_path("images") if shipped else own_images())

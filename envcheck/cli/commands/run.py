@@ -213,8 +213,8 @@ def _prepare(ctx: click.Context, options: RunOptions) -> Run:
         duration=options.duration,
     )
     if options.image is None and ctx.get_parameter_source("shm_size") is click.core.ParameterSource.COMMANDLINE:
-        message = "--shm-size is a container's, and there is none without --image"
-        raise ConfigError(message, fix="give --image, or leave it out")
+        message = "--shm-size needs --image: it is the size of /dev/shm in a container"
+        raise ConfigError(message, fix="give --image, or leave --shm-size out")
     target = _target(options.python, options.image, options.shm_size)
     run = Run(plan=planned, chosen=chosen, target=target, site=options.checks, spawn=options.spawn)
     run.matrix = load(matrix) if matrix else None

@@ -49,7 +49,7 @@ class OutputType(click.ParamType[Output]):
         if isinstance(value, Output):
             return value
         if value == "-":
-            message = "'-' is no file; --json prints the report, and ./- is a file of that name"
+            message = "'-' is not a file name; use --json to print the report, or ./- for a file of that name"
             self.fail(message)
         path = Path(value)
         return Output(path, str(value).endswith("/") or path.is_dir())
@@ -83,8 +83,8 @@ def left_to_the_first(place: Place, environ: Mapping[str, str]) -> str | None:
     Refuse tasks that each see GPUs of their own: the first would pass for all of the node's.
     """
     if place.local_world > 1 and _bound(environ):
-        message = f"{place.local_world} tasks on one node, and each is given GPUs of its own"
-        raise ConfigError(message, fix="start one task a node that sees all GPUs: srun --ntasks-per-node=1")
+        message = f"{place.local_world} tasks run on this node, and each sees only its own GPUs"
+        raise ConfigError(message, fix="start one task per node that sees all GPUs: srun --ntasks-per-node=1")
     if place.local_rank == 0:
         return None
     return f"rank {place.rank} checks nothing: rank 0 of the {place.local_world} on this node checks it and reports"

@@ -77,7 +77,7 @@ def _refuse_old_variables(ctx: click.Context, path: str) -> None:
     for before in (before for before, now in OLD_COMMANDS.items() if now == path):
         prefix = f"{variable(before)}_"
         for name in (name for name, value in os.environ.items() if name.startswith(prefix) and value):
-            message = f"the variable {name} is of `{before}`, which is now `{path}`: {variable(path)}_..."
+            message = f"the variable {name} belongs to `{before}`, which is now `{path}`: use {variable(path)}_..."
             raise click.UsageError(message, ctx)
 
 

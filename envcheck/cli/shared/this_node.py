@@ -48,7 +48,7 @@ def fill(matrix: Matrix, query: Query, snapshot: Snapshot, python: str) -> Here:
 def _machine(matrix: Matrix, query: Query, snapshot: Snapshot, read: dict[str, str], notes: list[str]) -> Query:
     driver = snapshot.signal("driver.version")
     if not snapshot.gpus:
-        why = driver.reason or f"driver {driver.value} is there, but NVML lists no GPU"
+        why = driver.reason or f"driver {driver.value} is loaded, but NVML lists no GPU"
         if query.driver or query.gpus or query.cc or query.variant or query.cuda:
             notes.append(f"no NVIDIA GPU on this node ({why}): its driver and GPU are left free")
             return query

@@ -36,7 +36,7 @@ class FetchRequest(NamedTuple):
         names |= {"--model": self.model, "--dataset": self.dataset}
         options = [name for name, value in names.items() if value is not None]
         if len(options) != 1:
-            message = f"{' and '.join(options)} at once" if options else "nothing to fetch"
+            message = f"{' and '.join(options)} exclude each other" if options else "nothing to fetch"
             fix = "give one of CELL, URL --sha256 HASH, --lock FILE, --model REPO@REV, --dataset REPO@REV"
             raise ConfigError(message, fix=fix)
         if self.cell is not None:
@@ -45,8 +45,8 @@ class FetchRequest(NamedTuple):
             message = f"--sha256 is for a URL, and {self.cell!r} is none"
             raise ConfigError(message, fix="write https://HOST/PATH/FILE; for a cell, leave --sha256 out")
         if self.sha256 is not None and self.url is None:
-            message = f"--sha256 beside {options[0]}, whose files have their own hashes"
-            raise ConfigError(message, fix="leave it out")
+            message = f"--sha256 is for a URL: the files of {options[0]} have their own hashes"
+            raise ConfigError(message, fix="leave --sha256 out")
 
 
 def refuse_mirror(name: str, argument: str) -> None:
@@ -115,7 +115,7 @@ def model_endpoints(request: FetchRequest, profile: Profile) -> list[str]:
     except ConfigError as error:
         message = f"the mirror profile {profile.name} has no hf.endpoint"
         raise ConfigError(
-            message, fix="choose one that has it, e.g. --mirror hf-mirror; `envcheck mirror list`"
+            message, fix="pass one that has it, e.g. --mirror hf-mirror; see `envcheck mirror list`"
         ) from error
 
 
@@ -152,7 +152,7 @@ def _wanted_url(url: str, sha256: str | None, to: Path) -> WantedFile:
 
     shown_url = redacted(url)
     if has_userinfo(url):
-        message = f"a user or password in {shown_url}"
+        message = f"{shown_url} contains a user or password"
         raise ConfigError(message, fix="move it to a netrc file, and name that in a mirror profile")
     name = _file_name(url)
     if not url.startswith(("https://", "http://")) or name in {"", ".", ".."} or "/" in name:

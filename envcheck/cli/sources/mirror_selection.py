@@ -115,7 +115,7 @@ def probed_sources(
 
     options = [name for name, value in requested.items() if value is not None]
     if len(options) != 1:
-        message = f"{' and '.join(options)} at once" if options else "no files are named"
+        message = f"{' and '.join(options)} exclude each other" if options else "no files are named"
         raise ConfigError(message, fix="give one of CELL, --lock FILE, --model or --dataset REPO@REV, --need URL")
     if requested["--need"]:
         return [_url_source(requested["--need"], mirrors, named=named)]
@@ -190,8 +190,8 @@ def profile_to_fetch(settings: Settings, mirror: str, request: What) -> tuple[Pr
         return profile, requested_revision(request, profile)
     model = request.model is not None or request.dataset is not None
     if request.url is not None or (model and request.trust_mirror):
-        message = "--mirror auto for a URL" if request.url else "--trust-mirror and no mirror that is named"
-        raise ConfigError(message, fix="name a mirror" if model else "leave it out: the URL says where from")
+        message = "--mirror auto does not apply to a URL" if request.url else "--trust-mirror needs a named mirror"
+        raise ConfigError(message, fix="pass --mirror NAME" if model else "leave --mirror out")
     if request.cell is not None:
         return profile_for(settings, mirror, cell_locks(settings, request.cell)), None
     return _auto_profile(settings, request)

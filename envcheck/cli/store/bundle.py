@@ -106,7 +106,7 @@ def _served_contents(store: Store) -> Iterator[Contents]:
 
     served = versions.current(store)
     if served is None:
-        message = "nothing to export: nothing is released"
+        message = "nothing to export: the store has no released version"
         raise ConfigError(message, fix="name a CELL or a --model-lock")
     version = versions.read_manifest(store, served).contents
     with store.held(store_manifest.object_sizes(version)):
@@ -162,7 +162,7 @@ def _parse_digest(text: str | None) -> str | None:
         return None
     digest = text.removeprefix("sha256:").lower()
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
-        message = f"--sha256 {text!r} is no sha256 of 64 hexadecimal digits"
+        message = f"--sha256 {text!r} is not a sha256 of 64 hexadecimal digits"
         raise ConfigError(message, fix="give the digest that `envcheck store export` printed")
     return digest
 

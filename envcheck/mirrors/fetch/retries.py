@@ -120,7 +120,7 @@ def _waiting_for(busy: Mapping[str, NetworkError], pause: float) -> Iterator[Non
     with contextlib.ExitStack() as stack:
         for url, reason in busy.items():
             host_set_time = isinstance(reason, RetryLaterError) and reason.after is not None
-            note = str(reason) if host_set_time else f"{reason}; it is asked again after {pause:.0f} s"
+            note = str(reason) if host_set_time else f"{reason}; next attempt after {pause:.0f} s"
             stack.enter_context(NETWORK_WAITS.on(host_of(url), "pause", note))
         yield
 

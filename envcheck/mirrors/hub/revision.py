@@ -84,7 +84,7 @@ def parse_reference(text: str, kind: Kind) -> Reference:
     """Parse REPO@REV. Raises ConfigError if it cannot be the name of a repository and revision."""
     repo, at, revision = text.partition("@")
     if not _NAME.fullmatch(repo) or ".." in repo or not _is_ref_name(revision if at else "main"):
-        message = f"{text!r} names no {kind}"
+        message = f"{text!r} is not the name of a {kind}"
         raise ConfigError(message, fix="write OWNER/NAME@COMMIT, or OWNER/NAME@BRANCH")
     return Reference(kind, repo, revision or "main")
 

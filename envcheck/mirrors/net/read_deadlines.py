@@ -78,7 +78,7 @@ class _Timed(io.RawIOBase):
             raise StalledError(stall.reason())
         until = getattr(_deadline, "until", None)
         if until is not None and time.monotonic() > until:
-            message = "it keeps sending, and not what is waited for"
+            message = "it keeps sending data without a valid response"
             raise EndlessError(message)
         return size
 

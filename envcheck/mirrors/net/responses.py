@@ -94,7 +94,7 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
         for chunk in self.decoded_chunks(_CHUNK):
             left -= len(chunk)
             if left < 0:
-                message = f"more than {limit} bytes in its page"
+                message = f"its page has more than {limit} bytes"
                 raise NetworkError(message)
             yield chunk
             if time.monotonic() > until:

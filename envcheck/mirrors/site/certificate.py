@@ -37,11 +37,14 @@ def check_certificate(tls: Tls, name: str, ca: Path | None) -> None:
                 "pass a name in the certificate as --name, or another CERT",
             )
         else:
-            message, fix = f"{tls.certificate}: {error.verify_message}", "give --tls one that clients will take"
+            message, fix = (
+                f"{tls.certificate}: {error.verify_message}",
+                "pass a certificate that clients accept as --tls",
+            )
         raise ConfigError(message, fix=fix) from error
     except ssl.SSLError as error:
         message = f"{tls.certificate}: the TLS handshake fails: {error.reason}"
-        raise ConfigError(message, fix="give --tls one that clients will take") from error
+        raise ConfigError(message, fix="pass a certificate that clients accept as --tls") from error
     except ValueError as error:
         message = f"{name!r} is not a host name"
         raise ConfigError(message, fix="pass the host name that clients use as --name") from error
@@ -54,8 +57,8 @@ def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
         message = f"{certificate} holds no certificate in PEM{swapped}"
         raise ConfigError(message, fix="write --tls CERT KEY")
     if "ENCRYPTED" in keyed:
-        message = f"{key} is locked with a passphrase, which nobody is there to give nginx"
-        raise ConfigError(message, fix="give a key without one, that only the site's user can read")
+        message = f"{key} has a passphrase, which nginx cannot ask for"
+        raise ConfigError(message, fix="pass a key without a passphrase that only the site's user can read")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(certificate, key)

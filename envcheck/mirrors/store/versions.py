@@ -67,7 +67,7 @@ def _check_version(
     if wrong:
         path, problem = next((file.path, problem) for file, problem in wrong)
         more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
-        message = f"version {number} is not served: {path}: {problem}{more}"
+        message = f"cannot serve version {number}: {path}: {problem}{more}"
         raise PromiseError(message, fix="repair it with `envcheck store verify --mirror PROFILE`, or choose another")
 
 

@@ -144,7 +144,10 @@ def test_build_prefetch_and_then_again_with_the_network_cut(
 
 @pytest.mark.parametrize(
     ("option", "said"),
-    [(["--network", "host"], "--prefetch builds without any network"), (["--base", "registry"], "a registry's base")],
+    [
+        (["--network", "host"], "--prefetch builds without a network"),
+        (["--base", "registry"], "--base registry installs"),
+    ],
 )
 def test_what_asks_for_a_network_is_refused(tmp_path: Path, option: list[str], said: str) -> None:
     done = _envcheck(["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--prefetch", *option], tmp_path)

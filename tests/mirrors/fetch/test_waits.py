@@ -124,7 +124,7 @@ def test_pauses_and_pages_are_waits(serve: Serve, monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(NoSourceError):
         try_sources(["http://pause.example/"], busy, stop)
-    assert seen == ["waiting for pause.example since 0 s: it answers 503; it is asked again after 1 s"]
+    assert seen == ["waiting for pause.example since 0 s: it answers 503; next attempt after 1 s"]
     server = serve(content=b"page" * (1 << 16))
     with Client().get(server.url) as answer:
         pages = answer.page(1 << 20)

@@ -107,8 +107,8 @@ def test_where_nobody_has_it_each_says_why(hubs: Hubs, known: Callable[..., None
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("https://mirror.example/x", "--sha256", "a" * 64), "--mirror auto for a URL"),
-        (("--model", REPO, "--trust-mirror"), "--trust-mirror and no mirror that is named"),
+        (("https://mirror.example/x", "--sha256", "a" * 64), "--mirror auto does not apply to a URL"),
+        (("--model", REPO, "--trust-mirror"), "--trust-mirror needs a named mirror"),
     ],
 )
 def test_auto_is_refused_where_there_is_nothing_to_choose(words: tuple[str, ...], told: str) -> None:

@@ -147,7 +147,7 @@ def _unpack(parts: list[BundlePart], staging: Path, progress: Progress, accept: 
         raise PromiseError(message, fix=_NOT_OURS) from error
     if expected:
         message = f"{where}: the bundle lacks {len(expected)} of its files"
-        raise PromiseError(message, fix="export it anew")
+        raise PromiseError(message, fix="export it again")
     return contents
 
 

@@ -201,7 +201,7 @@ def authenticate(source: Path, sums: bytes, sha256: str | None, key: Path | None
     try:
         signed = safe_files.read_regular(source / SIGNATURE, signing.BYTES + 1)
     except OSError as error:
-        message = f"{source}: no {SIGNATURE} can be read: the bundle is not signed"
+        message = f"{source}: cannot read {SIGNATURE}: the bundle is not signed"
         raise PromiseError(message, fix="export it with --key, or compare its digest (--sha256)") from error
     signing.verify(sums, signed, _PURPOSE, key, str(source))
 
@@ -242,7 +242,7 @@ def _read_sums(source: Path) -> bytes:
         content = safe_files.read_regular(source / SUMS, _LONGEST)
         content.decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
-        message = f"{source}: no {SUMS} can be read"
+        message = f"{source}: cannot read {SUMS}"
         raise ConfigError(message, fix="name the directory that `envcheck store export` wrote") from error
     return content
 
