@@ -49,12 +49,11 @@ INDEX_HOSTS = re.compile(
 )
 # Phrases of a private dialect: write subject, active verb, one idea.
 BANNED = (
-    r"to be had",
-    r"can be had",
+    r"(?:to|can) be had",
+    r"not to be (?:read|found)",
     r"told of",
     r"asked of",
-    r"\bis told\b",
-    r"\bare told\b",
+    r"\b(?:is|are) told\b",
     r"could not be told",
     r"who is none",
     r"\bnone is what\b",
@@ -62,11 +61,14 @@ BANNED = (
     r"no such thing",
     r"comes to the same",
     r"nobody to",
+    r"\basks? nobody",
+    r"what is no such",
     r"(?<!\.)\bnonsense\b",  # not the old ends of codes, which CHANGELOG names
     r"\bvouch",
     r"is of another",
     r"demands nothing",
     r"\bgo(?:es)? on where",
+    r"\w\(s\)(?=[ :])",  # say "rank 1" or "ranks 1 and 2": numbered() of envcheck/counting.py
 )
 # A line of a script that imports from envcheck.
 IMPORT = re.compile(r"\s*(from envcheck[\w.]* import [\w, ]+)$")

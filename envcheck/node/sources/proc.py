@@ -88,7 +88,7 @@ def process_stat(text: str) -> Process | None:
 
 
 def cpu_list(text: str) -> set[int]:
-    """Read the kernel's "0-3,8"; what is no such list is no CPU."""
+    """Parse the kernel's "0-3,8"; an invalid list gives no CPUs."""
     spans = [part.partition("-") for part in text.strip().split(",")]
     ends = [(first, last or first) for first, _, last in spans]
     if not all(a.isdecimal() and b.isdecimal() and int(b) < _MOST_CPUS for a, b in ends):
