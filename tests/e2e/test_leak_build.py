@@ -237,7 +237,7 @@ def test_no_secret_of_the_site_is_in_the_image_or_said(closed: Closed, built: Bu
     said = built.done.stdout + built.done.stderr
     assert found.within(said) == set()
     # What is there is found, so that finding nothing means something.
-    there = [f"envcheck.cell={CELL}", "demo/__init__.py"]
+    there = [f"envcheck.cell={CELL}", "demo.py"]
     needles = [*(needle.decode() for needle in found.needles), closed.certificate]
     assert set(layers.search(built.image, [*needles, *there], closed.env, tmp_path)) == set(there)
     logs = closed.profile.parent / "home"

@@ -145,7 +145,7 @@ def test_pip_and_uv_install_what_was_published(served: Served, tmp_path: Path) -
             to = ["--require-hashes", "--target", str(tmp_path / name), "-r", str(tmp_path / lock)]
             done = served.run(tmp_path, *command, "--index-url", f"{served.packages}/{index}", *to)
             assert done.returncode == 0, done.stdout + done.stderr
-        assert sorted(path.name for path in (tmp_path / name).glob("*/__init__.py")) == ["__init__.py"] * 2
+        assert sorted(path.name for path in (tmp_path / name).glob("*.py")) == ["alpha.py", "torch.py"]
     lines = [json.loads(line) for line in (served.root / "logs/access.json").read_text().splitlines()]
     whole = [one for one in lines if one["status"] == 200]
     assert {one["part"] for one in whole} == {"static", "hf"}
