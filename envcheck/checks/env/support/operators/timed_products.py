@@ -24,7 +24,7 @@ class Work:
         self.counted: list[Any] = []
 
     def timed(self) -> tuple[float, float]:
-        """Return how long a round took, and as long again if it slept; its products have to be there afterwards."""
+        """Return how long a round took and for how long it slept; its products have to be there afterwards."""
         for out in self.outs:
             out.fill_(math.nan)
         self._wait()

@@ -1,4 +1,4 @@
-"""Rounds of some work, timed on the clock, and whether the thread slept meanwhile: getrusage(2), voluntary switches."""
+"""Rounds of some work, timed on the clock, and how long the thread slept meanwhile."""
 
 from __future__ import annotations
 
@@ -11,17 +11,37 @@ from typing import Any
 from envcheck.checks import Measured
 from envcheck.checks.env.support.collectives import timed_collectives
 
+_SCHEDULED = "/proc/thread-self/schedstat"
+
 
 def timed(work: Callable[[], Any]) -> tuple[float, float]:
-    """Return the seconds that some work takes, and the same again if this thread slept meanwhile, else 0."""
-    before, began = slept(), time.monotonic()
+    """Return the seconds that some work takes, and for how many of them this thread slept.
+
+    A thread that waits for a core does not sleep. Where the kernel does not tell how long it waited, all of a round in
+    which it slept counts.
+    """
+    before, waited, computed, began = slept(), waited_for_core(), time.thread_time(), time.monotonic()
     work()
     took = time.monotonic() - began
-    return took, took if slept() > before else 0.0
+    if slept() == before:
+        return took, 0.0
+    ready = waited_for_core()
+    if waited is None or ready is None:
+        return took, took
+    return took, max(0.0, took - (time.thread_time() - computed) - (ready - waited))
+
+
+def waited_for_core() -> float | None:
+    """Return for how many seconds this thread has been ready and had no core (sched-stats.rst), or None if unknown."""
+    try:
+        with open(_SCHEDULED, encoding="ascii") as file:  # noqa: PTH123 (no Path: this is timed)
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def slept() -> int:
-    """Return how often this thread has given its core away by itself."""
+    """Return how often this thread has given its core away by itself (getrusage(2), voluntary switches)."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
