@@ -34,6 +34,8 @@ FINDINGS = [
         remedy="wait",
     ),
 ]
+# Forms that show each attempt and each finding; Prometheus counts them.
+FORMS = ["terminal", "json", "html", "markdown", "junit"]
 
 
 def speed(status: str, summary: str, **more: object) -> OutcomeRow:
@@ -63,7 +65,7 @@ def told(report: RunReport, form: str) -> str:
     return " ".join(stream.getvalue().split())
 
 
-@pytest.mark.parametrize("form", ["terminal", "json", "html", "markdown", "junit"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("outcome", [TAKEN_BACK, FINAL, SOAKED], ids=["taken-back", "final", "soaked"])
 def test_each_attempt_that_was_no_pass_is_in_every_form(report: MakeReport, outcome: OutcomeRow, form: str) -> None:
     text = told(report(outcome), form)
@@ -90,7 +92,7 @@ def test_prometheus_has_few_series_however_much_was_found(report: MakeReport) ->
     assert 'code="more",culprit="more"} 480.0' in text
 
 
-@pytest.mark.parametrize("form", ["terminal", "json", "html", "markdown", "junit"])
+@pytest.mark.parametrize("form", FORMS)
 def test_each_finding_is_in_every_form(report: MakeReport, form: str) -> None:
     text = told(report(SICK), form)
     for finding in FINDINGS:
