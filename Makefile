@@ -30,6 +30,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 
 format: setup
+	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

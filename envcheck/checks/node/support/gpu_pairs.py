@@ -1,4 +1,4 @@
-"""Pairs of GPUs as NVML tells of them, and what a snapshot of before that lacks."""
+"""Pairs of GPUs as NVML reports them."""
 
 from __future__ import annotations
 
@@ -6,33 +6,17 @@ import itertools
 from typing import Any, Final
 
 from envcheck.checks import Outcome, View, skipped, undecided
+from envcheck.checks.node.support import node_readings
 from envcheck.counting import counted
 
 _FIELDS: Final = ("a", "b", "read", "write", "nvlink", "path")
 Pair = dict[str, Any]
 
 
-def uncollected(view: View, name: str) -> Outcome | None:
-    """Return the skip of a signal that the envcheck which took this snapshot did not know; None where it did."""
-    if view.snapshot.signal(name).why == "not-collected":
-        return skipped(f"{name} was not read: this snapshot is from before it was", code="signal.not-collected")
-    return None
-
-
-def unreadable(view: View, name: str, fix: str) -> Outcome | None:
-    """Return the skip of a missing or protected file, the error of one with an unexpected value; or None."""
-    missing, signal = uncollected(view, name), view.snapshot.signal(name)
-    if missing is not None or signal.reason is None:
-        return missing
-    if signal.why in ("denied", "unsupported"):
-        return skipped(f"{name} cannot be read ({signal.reason}): {fix}", code=f"{name.replace('.', '-')}.hidden")
-    return undecided(f"{name} cannot be read: {signal.reason}", fix=fix, code=f"{name.replace('.', '-')}.unread")
-
-
 def matrix(view: View) -> list[Pair] | Outcome:
     """Return every pair of the GPUs there are, or the outcome where they cannot be told."""
     signal = view.snapshot.signal("gpu.p2p")
-    missing = uncollected(view, "gpu.p2p")
+    missing = node_readings.uncollected(view, "gpu.p2p")
     if missing is not None:
         return missing
     if signal.why == "unsupported":
