@@ -216,7 +216,7 @@ def test_a_context_is_written_and_the_command_that_builds_it_printed(
         (["torch2.13.0-cu130-py311"], "has no lock.*envcheck lock torch2.13.0-cu130-py311"),
         (["torch2.13.0-cpu"], f"did you mean .*{CELL}"),
         (["torch2.13.0-cu130-py311", "--mirror", "none", "--output", "x"], "envcheck lock torch2.13.0-cu130-py311"),
-        ([CELL, "--mirror", "nun", "--output", "x"], "none or host"),
+        ([CELL, "--mirror", "nun", "--output", "x"], "no mirror profile 'nun'"),
     ],
 )
 def test_bad_input_is_one_error_that_says_what_to_do_and_writes_nothing(

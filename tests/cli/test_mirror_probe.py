@@ -216,7 +216,7 @@ def test_mirrors_are_asked_for_the_model_file_of_a_url(site: Path) -> None:
         (["torch2.13.0-cpu-py311", "torch2.13.0-cpu-py312"], "expected one cell, found 2"),
         (["--mirror", "none", "--need", "https://user:canary@host/file"], "is not a usable URL"),
         (["--mirror", "none", "--need", "ftp://host/file"], "is not a usable URL"),
-        (["torch2.13.0-cpu-py311", "--model", "org/name"], "CELL and --model at once"),
+        (["torch2.13.0-cpu-py311", "--model", "org/name"], "CELL and --model exclude each other"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:

@@ -295,7 +295,7 @@ def test_a_file_that_takes_standard_output_is_refused_for_the_report(
 def test_a_dash_is_no_file_of_that_name(quick_site: Path, tmp_path: Path) -> None:
     done = run_once(quick_site, tmp_path, f"{ONLY} -o -")
     assert done.returncode == ConfigError.exit_code
-    assert "--json prints the report" in done.stderr
+    assert "use --json to print the report" in done.stderr
     assert not (tmp_path / "-").exists()
 
 

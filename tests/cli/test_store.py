@@ -107,7 +107,7 @@ def test_verify_is_1_when_something_is_wrong_and_names_it(run: Run, store: Store
     assert fault["file"] == f"hf/o/r/resolve/{'0' * 40}/model.bin"
     assert (fault["versions"], fault["mended"]) == ([1, 2], None)
     assert "removed from version 1, 2" in fault["left"]
-    assert "not served" in failed(run("rollback"), PromiseError)
+    assert "cannot serve version 1" in failed(run("rollback"), PromiseError)
 
 
 def test_what_only_the_store_has_wrong_no_version_serves(run: Run, store: Store) -> None:
@@ -233,4 +233,4 @@ def test_a_store_that_cannot_be_written_is_one_line(run: Run, tmp_path: Path) ->
     (tmp_path / "file").touch()
     assert "is a file" in failed(run("df", root=tmp_path / "file"), ConfigError)
     done = run("import", str(tmp_path), root=tmp_path / "file/below")
-    assert "no bundle.sha256" in failed(done, ConfigError)
+    assert "cannot read bundle.sha256" in failed(done, ConfigError)

@@ -1,4 +1,4 @@
-"""Summarise the versions of a store for `envcheck store list` and `store versions`."""
+"""Summarise the versions of a store for `envcheck store df` and `store versions`."""
 
 from __future__ import annotations
 

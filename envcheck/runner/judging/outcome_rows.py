@@ -34,7 +34,8 @@ def ending(event: Event, *, importing: bool, own_limits: bool) -> str:
             return f"the worker's results cannot be read: {event['unreadable']}"
         return "the worker stopped answering and was ended"
     if importing and event.get("signal") == "SIGALRM":
-        return f"importing torch took longer than {IMPORT_TIMEOUT:g} s"
+        text = f"importing torch took longer than {IMPORT_TIMEOUT:g} s"
+        return process_limits.explained(text) if own_limits else text
     manner = f"died of {event['signal']}" if "signal" in event else f"exited with code {event['code']}"
     log = str(event.get("log", ""))
     last = process_limits.telling_line(log) if own_limits else next(reversed(log.strip().splitlines()), "")

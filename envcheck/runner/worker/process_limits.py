@@ -29,6 +29,10 @@ _NAMED = " (limit: "
 _LOST = re.compile(
     r"still running after|Connection closed by peer|died of SIG(?:ABRT|SEGV)|DataLoader worker .*exited unexpectedly"
 )
+# A group without memory reads the same files again and again instead of being killed.
+_SLOW = re.compile(r"importing torch took longer than")
+_MOST_USED = ("memory.peak", "memory.max_usage_in_bytes")  # version 2 from Linux 5.19 on, version 1
+_NEARLY = 0.8  # of a control group's memory: what is free is never all of the rest
 _kills_before: float = float("inf")  # until a group of ranks begins
 _FEW = 64  # processes and threads: two ranks and their workers need some 30
 _SHARED = "/dev/shm"  # noqa: S108 (it is looked at, not written to)
@@ -61,6 +65,7 @@ def explained(text: str) -> str:
     )
     causes += _refusals() if _LOST.search(text) else []
     causes += _crowded() if _LOST.search(text) and not causes else []
+    causes += _squeezed() if _SLOW.search(text) else []
     causes += _full() if _SPACE.search(text) else []
     return f"{text}{_NAMED}{'; '.join(dict.fromkeys(causes))})" if causes and not named(text) else text
 
@@ -111,6 +116,16 @@ def _counted_kills() -> int:
     )
     counts = (re.search(r"^oom_kill (\d+)$", text, re.MULTILINE) for text in texts)
     return next((int(match[1]) for match in counts if match), 0)
+
+
+def _squeezed() -> list[str]:
+    """Return that this control group's memory was in use up to its limit (cgroup-v2.rst, v1/memory.rst)."""
+    limit = _groups("memory")
+    texts = (_text(place / name).strip() for place in _directories("memory") for name in _MOST_USED)
+    used = next((int(text) for text in texts if text.isdecimal()), 0)
+    if limit is None or used < _NEARLY * limit[0]:
+        return []
+    return [f"slow for lack of memory: {used} bytes were in use, {_told(limit)}"]
 
 
 def _refusals() -> list[str]:

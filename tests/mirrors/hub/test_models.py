@@ -213,7 +213,7 @@ def test_what_lacks_is_told_as_what_it_is(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "no trusted endpoint" in nobody
     assert "--trust-mirror" not in nobody
     for command in ("fetch", "lock"):
-        assert told(command, "--model", "org@").startswith("'org@' names no model; write OWNER/NAME@COMMIT")
+        assert told(command, "--model", "org@").startswith("'org@' is not the name of a model; write OWNER/NAME@COMMIT")
 
 
 def test_a_token_goes_only_where_the_profile_allows(hubs: Hubs, tmp_path: Path) -> None:

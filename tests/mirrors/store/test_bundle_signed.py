@@ -127,7 +127,7 @@ def test_the_commands_sign_print_and_refuse(
     assert (code, f"digest {digest}, signed" in said) == (0, True)
     taken = ("store", "--store", tmp_path / "other", "import", tmp_path / "b")
     assert "another digest" in ran(*taken, "--sha256", "0" * 64)[1]
-    assert "no sha256" in ran(*taken, "--sha256", "short")[1]
+    assert "not a sha256" in ran(*taken, "--sha256", "short")[1]
     code, said = ran(*taken, "--sha256", digest, "--key", public)
     assert (code, "not authenticated" in said) == (0, False)
     assert "not authenticated" in ran(*taken)[1]

@@ -126,6 +126,24 @@ def test_a_kill_before_a_group_begins_is_none_of_its_own(monkeypatch: pytest.Mon
     assert "for lack of memory (4)" in process_limits.explained("still running after 180 s")
 
 
+def test_an_import_that_drags_on_names_a_group_without_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
+    monkeypatch.setattr(process_limits, "_OWN_CGROUP", tmp_path / "cgroup")
+    (tmp_path / "cgroup").write_text("0::/job\n")
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/memory.max").write_text("1000000\n")
+    said = outcome_rows.ending({"event": "exit", "signal": "SIGALRM"}, importing=True, own_limits=True)
+    assert said == "importing torch took longer than 180 s"
+    (tmp_path / "job/memory.peak").write_text("799999\n")
+    assert process_limits.explained(said) == said
+    (tmp_path / "job/memory.peak").write_text("900000\n")
+    assert process_limits.explained(said) == (
+        f"{said} (limit: slow for lack of memory: 900000 bytes were in use, memory.max of the control group is 1000000)"
+    )
+    elsewhere = outcome_rows.ending({"event": "exit", "signal": "SIGALRM"}, importing=True, own_limits=False)
+    assert elsewhere == said
+
+
 def test_control_groups_of_version_1_are_read_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
     monkeypatch.setattr(process_limits, "_OWN_CGROUP", tmp_path / "cgroup")
