@@ -167,6 +167,9 @@ def test_the_hash_of_a_url_is_compared_with_the_file(site: Path) -> None:
         return code, [gate["passed"], gate["why"]]
 
     assert hash_of(f"{url}#sha256={digest}") == (0, [True, "the expected sha256, by hashing its 200000 bytes"])
+    assert hash_of(f"{url}#sha256={digest.upper()}")[0] == 0
+    # Another fragment is no hash.
+    assert hash_of(f"{url}#section") == (0, [None, "no expected hash; the file has 200000 bytes"])
     # A hash after any of the URLs is the file's.
     assert hash_of(url, "--need", f"http://127.0.0.99:9/{WHEEL}#sha256={digest}")[0] == 0
     wrong = f"{WHEEL}: served with sha256 {digest[:12]}..., expected 000000000000..."

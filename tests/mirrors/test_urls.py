@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from envcheck.mirrors.net.urls import host_of, origin_of, proxy_login, proxy_of, redirect_target
+from envcheck.errors import ConfigError
+from envcheck.mirrors.net.urls import host_of, origin_of, proxy_login, proxy_of, redirect_target, split_sha256
 
 
 def test_a_redirect_stays_as_secure_as_it_was() -> None:
@@ -31,3 +32,13 @@ def test_the_proxy_is_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None
     assert proxy_of("https://inside.example/x") is None
     assert proxy_login("http://me:p%40ss@proxy.example") == "me:p@ss"
     assert proxy_login("http://proxy.example") is None
+
+
+def test_only_a_fragment_of_a_sha256_is_a_hash() -> None:
+    assert split_sha256("https://a/x.bin?y=1") == ("https://a/x.bin?y=1", None)
+    for fragment in ("", "section", "page=3", "0" * 64):
+        assert split_sha256(f"https://a/x.bin#{fragment}") == ("https://a/x.bin", None)
+    assert split_sha256(f"https://a/x.bin#sha256={'0A' * 32}") == ("https://a/x.bin", "0a" * 32)
+    for fragment in ("sha256=", f"sha256={'0' * 63}", f"sha256={'0' * 64}\n", "md5=0", f"sha512={'0' * 64}"):
+        with pytest.raises(ConfigError, match=r"^'https://a/x\.bin\?\.\.\.' has no valid hash after its #"):
+            split_sha256(f"https://a/x.bin?token=canary#{fragment}")

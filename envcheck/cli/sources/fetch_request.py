@@ -148,6 +148,7 @@ def wanted_files(
 
 def _wanted_url(url: str, sha256: str | None, to: Path) -> WantedFile:
     from envcheck.mirrors.fetch.request import WantedFile
+    from envcheck.mirrors.net.urls import split_sha256
     from envcheck.mirrors.profiles.model import has_userinfo, redacted
 
     shown_url = redacted(url)
@@ -158,8 +159,8 @@ def _wanted_url(url: str, sha256: str | None, to: Path) -> WantedFile:
     if not url.startswith(("https://", "http://")) or name in {"", ".", ".."} or "/" in name:
         message = f"{shown_url!r} is not the URL of a file"
         raise ConfigError(message, fix="write https://HOST/PATH/FILE")
-    url, _, fragment = url.partition("#")
-    hashes = {_digest(text, name) for text in (sha256, fragment.removeprefix("sha256=")) if text}
+    url, in_url = split_sha256(url)
+    hashes = ({_digest(sha256, name)} if sha256 else set()) | ({in_url} if in_url else set())
     if len(hashes) != 1:
         message = f"{name}: {'--sha256 and the hash after # differ' if hashes else 'no expected hash'}"
         raise ConfigError(message, fix="pass --sha256 HASH; take the hash from the file's origin, not from the mirror")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import urllib.request
 from typing import Final
 from urllib.parse import unquote, urljoin, urlsplit
 
+from envcheck.errors import ConfigError
+from envcheck.mirrors.profiles.model import redacted
+
 _SECURE: Final = "https"
 _PORTS: Final = {"http": 80, _SECURE: 443}
+_HASH: Final = re.compile(r"(md5|sha[0-9]+)=(.*)", re.DOTALL)
 
 
 def host_of(url: str) -> str:
@@ -24,6 +29,21 @@ def is_web_url(url: str) -> bool:
         return parts.scheme in _PORTS and bool(parts.hostname) and parts.port != 0 and url.isprintable()
     except ValueError:
         return False
+
+
+def split_sha256(url: str) -> tuple[str, str | None]:
+    """Return the URL without its fragment, and the hash of `#sha256=`, or None. Any other fragment has no meaning here.
+
+    Raise ConfigError for a hash that is no sha256: whoever wrote it expects that it is compared.
+    """
+    bare, _, fragment = url.partition("#")
+    named = _HASH.fullmatch(fragment)
+    if named is None:
+        return bare, None
+    if named[1] != "sha256" or not re.fullmatch(r"[0-9a-fA-F]{64}", named[2]):
+        message = f"{redacted(bare)!r} has no valid hash after its #"
+        raise ConfigError(message, fix="write #sha256= and 64 hexadecimal digits, or remove the #")
+    return bare, named[2].lower()
 
 
 def origin_of(url: str) -> tuple[str, str | None, int | None]:

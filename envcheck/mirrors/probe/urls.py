@@ -6,14 +6,14 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Final
-from urllib.parse import unquote, urldefrag, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.index import simple_api
 from envcheck.mirrors.index.file_names import parse_file_name
-from envcheck.mirrors.net.urls import is_web_url
+from envcheck.mirrors.net.urls import is_web_url, split_sha256
 from envcheck.mirrors.probe.budget import OUT_OF_TIME, Budget, run_parallel
 from envcheck.mirrors.probe.effective_indexes import URL, network_sources
 from envcheck.mirrors.probe.file_matches import PYPI, FileCandidate, WantedPackage
@@ -21,7 +21,6 @@ from envcheck.mirrors.probe.measurements import FileStatus, Listing, MirrorMeasu
 from envcheck.mirrors.probe.probe import Mirror, ProbeState, measure_latency, measure_rates, read_page, request_files
 from envcheck.mirrors.profiles.model import Index, Profile, has_userinfo, redacted, without_query
 
-_SHA256: Final = re.compile(r"sha256=([0-9a-f]{64})")
 _VARIANT: Final = re.compile(r"cpu|cu[0-9]+|xpu|rocm[0-9.]+")
 _MODEL_PATH: Final = re.compile(r"/(?:datasets/)?[^/]+/[^/]+/resolve/[^/]+/.+")
 
@@ -48,15 +47,16 @@ def needed_file(urls: Sequence[str]) -> NeededFile:
     """
     for url in urls:
         _check(url)
-    first = urldefrag(urls[0])[0]
+    bare, found = zip(*map(split_sha256, urls), strict=True)
+    first = bare[0]
     path = urlsplit(first).path
-    hashes = sorted({match[1] for url in urls if (match := _SHA256.fullmatch(urldefrag(url)[1]))})
+    hashes = sorted(set(found) - {None})
     if len(hashes) > 1:
         message = f"{_file_name(first)}: {len(hashes)} different hashes ({', '.join(h[:12] + '...' for h in hashes)})"
         raise ConfigError(message, fix="the URLs of one probe are places of one file; probe for each file on its own")
     project, part = _package(_file_name(first))
     return NeededFile(
-        urls=tuple(urldefrag(url)[0] for url in urls),
+        urls=bare,
         name=_file_name(first),
         sha256=next(iter(hashes), None),
         project=project,
@@ -69,9 +69,6 @@ def _check(url: str) -> None:
     if has_userinfo(url) or not is_web_url(url):
         message = f"{redacted(url)!r} is not a usable URL"
         raise ConfigError(message, fix="write https://HOST/PATH/FILE; put a password into a netrc file")
-    if "#" in url and not _SHA256.fullmatch(url.partition("#")[2]):
-        message = f"{redacted(url.partition('#')[0])!r} has no valid hash after its #"
-        raise ConfigError(message, fix="write #sha256= and 64 hexadecimal digits, or remove the #")
 
 
 def _package(name: str) -> tuple[str | None, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -71,6 +72,16 @@ def test_a_url_may_hold_its_hash(serve: Serve, wanted: Want) -> None:
     done = subprocess.run([*command, url], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert want.path.is_file()
+
+
+def test_another_fragment_of_a_url_is_no_hash(serve: Serve, wanted: Want) -> None:
+    want = wanted(serve())
+    section = dataclasses.replace(want, urls=(f"{want.urls[0]}#section",))
+    done = ran(section)
+    assert done.returncode == 0, done.stderr
+    assert want.path.is_file()
+    wrong = ran(dataclasses.replace(want, urls=(f"{want.urls[0]}#md5=0",)))
+    assert (wrong.returncode, "has no valid hash after its #" in wrong.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
