@@ -16,6 +16,7 @@ import click
 import pytest
 
 from envcheck.cli import cli
+from envcheck.cli.lazy_group import DefaultGroup
 from envcheck.matrix.file.load import load
 
 ROOT = Path(__file__).parents[1]
@@ -91,6 +92,8 @@ def calls(command: str) -> Iterator[list[str]]:
 def parse(command: click.Command, arguments: list[str], parent: click.Context | None = None) -> None:
     """Raise click's UsageError, or AssertionError, where the command line is not one of envcheck's."""
     context = click.Context(command, info_name=command.name, parent=parent)
+    if isinstance(command, DefaultGroup):
+        arguments = command.with_command(arguments)
     values, rest, _ = command.make_parser(context).parse_args(list(arguments))
     for parameter in command.params:
         given = values.get(parameter.name)

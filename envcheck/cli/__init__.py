@@ -43,7 +43,7 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # What the envcheck of an image comes without (pyproject.toml, the group `image`).
 _HOST_ONLY: Final = {"docker", "jinja2", "uv"}
 # Commands with commands of their own, each in a package.
-_GROUPS: Final = {"mirror", "store"}
+_GROUPS: Final = {"images", "mirror", "store"}
 
 
 class Settings(NamedTuple):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.shell_completion import BashComplete
 from click.testing import CliRunner, Result
 
 from envcheck.cli import cli, main
@@ -148,6 +149,31 @@ def test_a_lock_that_may_not_be_read_is_named(images: Path, monkeypatch: pytest.
     shown = CliRunner().invoke(cli, ["images", "--images", str(images), CELL], standalone_mode=False)
     assert shown.return_value == 2
     assert f"{images / CELL / 'torch.lock'}: Permission denied; give this user the right to read it" in shown.stderr
+
+
+@pytest.mark.parametrize("words", [["images"], ["images", "list"]])
+def test_the_group_is_its_list_where_no_command_is_named(words: list[str], images: Path) -> None:
+    arguments = ["--images", str(images), "torch2.13.0-cpu*", "--json"]
+    shown = json.loads(CliRunner().invoke(cli, [*words, *arguments]).stdout)
+    assert [row["cell"] for row in shown["cells"]] == [CELL]
+    told = CliRunner().invoke(cli, words, env={"ENVCHECK_IMAGES_CELL": CELL, "ENVCHECK_IMAGES_JSON": "1"})
+    assert [row["cell"] for row in json.loads(told.stdout)["cells"]] == [CELL]
+    assert "--images DIRECTORY" in CliRunner().invoke(cli, [*words, "--help"]).output
+
+
+def test_a_misspelt_command_of_the_group_is_no_cell() -> None:
+    ended = CliRunner().invoke(cli, ["images", "lst", CELL])
+    assert ended.exit_code == 2
+    assert "No such command or cell 'lst' (did you mean 'list'?)" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"), [("", "list"), ("", CELL), ("torch2.13.0-cpu", CELL), (f"{CELL} torch2.13.0-cpu", CELL)]
+)
+def test_the_shell_offers_the_groups_commands_and_cells(words: str, offered: str) -> None:
+    typed = ["envcheck", "images", *words.split(" ")]
+    shell = BashComplete(cli, {}, "envcheck", "_ENVCHECK_COMPLETE")
+    assert offered in [item.value for item in shell.get_completions(typed[1:-1], typed[-1])]
 
 
 def test_the_list_is_also_for_programs(run: Callable[..., Result]) -> None:

@@ -13,6 +13,7 @@ import click
 import pytest
 
 from envcheck.cli import COMMANDS, cli
+from envcheck.cli.lazy_group import DefaultGroup
 
 ROOT: Final = Path(__file__).parents[2]
 # Options of other programs that remedies name.
@@ -62,6 +63,8 @@ ALL: Final = sorted(set(commands()))
 
 def wrong(words: list[str], command: click.Command = cli) -> str | None:
     """Return the first word that is no command or option here; None where all are. Values are passed over."""
+    if isinstance(command, DefaultGroup):
+        words = command.with_command(words)
     flags = {name: one for one in command.params for name in (*one.opts, *one.secondary_opts)}
     rest = iter(words)
     for word in rest:
@@ -93,7 +96,12 @@ def test_a_command_that_is_printed_parses(where: str, command: str) -> None:
 
 @pytest.mark.parametrize(
     ("command", "word"),
-    [("run --require X", "--require"), ("store publish", "publish"), ("store verify --store X", "--store")],
+    [
+        ("run --require X", "--require"),
+        ("store publish", "publish"),
+        ("store verify --store X", "--store"),
+        ("images --jsn", "--jsn"),
+    ],
 )
 def test_a_command_that_is_none_is_found(command: str, word: str) -> None:
     assert wrong(command.split()) == word

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Final
 
 import click
 
-from envcheck.cli import prepare
+from envcheck.cli.lazy_group import LazyGroup
 
 COMMANDS: Final = {
     "list": "List the mirrors that `--mirror` takes by name.",
@@ -21,26 +20,7 @@ COMMANDS: Final = {
 }
 
 
-class _Lazy(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's signature)
-        if cmd_name not in COMMANDS:
-            return None
-        command = importlib.import_module(f"envcheck.cli.mirror.{cmd_name}").command
-        if not isinstance(command, click.Command):
-            message = f"envcheck.cli.mirror.{cmd_name}.command is not a click command"
-            raise TypeError(message)
-        prepare(command, f"mirror {cmd_name}")
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-
-@click.group(cls=_Lazy)
+@click.group(cls=LazyGroup, room="mirror", described=COMMANDS)
 def command() -> None:
     """Choose, measure and run mirrors.
 

@@ -1,4 +1,4 @@
-"""`envcheck images`."""
+"""`envcheck images list`, which `envcheck images` is where no command is named."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from envcheck.matrix.facts.model import Cell, Matrix
 
 
-class ImagesOptions(NamedTuple):
-    """The options of `envcheck images`."""
+class ImagesListOptions(NamedTuple):
+    """The options of `envcheck images list`."""
 
     selectors: tuple[str, ...]
     as_json: bool
     images_dir: Path | None
 
 
-@click.command("images", epilog="Example: envcheck images 'torch2.8*' --json")
+@click.command("list", epilog="Example: envcheck images 'torch2.8*' --json")
 @click.argument("selectors", nargs=-1, metavar="[CELL]...", shell_complete=completion.cells)
 @click.option("--json", "as_json", is_flag=True, help="For programs: envcheck/images/1.")
 @click.option(
@@ -36,8 +36,8 @@ class ImagesOptions(NamedTuple):
     help="Where the cells are. [images/]",
 )
 @click.pass_obj
-@takes(ImagesOptions)
-def command(options: ImagesOptions, settings: Settings) -> int:
+@takes(ImagesListOptions)
+def command(options: ImagesListOptions, settings: Settings) -> int:
     """List the published cells: base, driver floor, targets, and which still lack a lock.
 
     With --json also their tags and all that they promise. A lock that cannot be used is named in its row and on

@@ -1,0 +1,23 @@
+"""`envcheck images`: the published cells, and what other programs read of them. Each command is a module `NAME.py`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from envcheck.cli.lazy_group import DefaultGroup
+
+COMMANDS: Final = {
+    "list": "List the cells: what runs when no command is named.",
+}
+
+
+@click.group(cls=DefaultGroup, room="images", described=COMMANDS, default="list")
+def command() -> None:
+    """List the published cells: base, driver floor, targets, and which still lack a lock.
+
+    \b
+    envcheck images
+    envcheck images 'torch2.8*' --json
+    """

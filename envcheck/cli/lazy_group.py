@@ -1,0 +1,102 @@
+"""A group whose commands are one module each, imported when the command runs."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from envcheck.cli import prepare
+
+
+class LazyGroup(click.Group):
+    """A group of commands: `envcheck.cli.<room>.<name>` has the one called name.
+
+    `described` gives each command's line in the help of the group, in its order.
+    """
+
+    def __init__(self, *, room: str, described: Mapping[str, str], **given: Any) -> None:
+        super().__init__(**given)
+        self.room = room
+        self.described = described
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
+        """Return the names of the commands."""
+        return list(self.described)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's signature)
+        """Return a command, its module imported; None for a name that no command has."""
+        if cmd_name not in self.described:
+            return None
+        home = f"envcheck.cli.{self.room}.{cmd_name}"
+        command = importlib.import_module(home).command
+        if not isinstance(command, click.Command):
+            message = f"{home}.command is not a click command"
+            raise TypeError(message)
+        prepare(command, self.path(cmd_name))
+        return command
+
+    def path(self, name: str) -> str:
+        """Return a command's words, which its environment variables are named after."""
+        return f"{self.room} {name}"
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the list of the commands without importing one."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.described.items()))
+
+
+class DefaultGroup(LazyGroup):
+    """A group that is itself a command: words that begin with no command's name are those of `default`.
+
+    `envcheck images 'torch2.8*' --json` is `envcheck images list 'torch2.8*' --json`, and the variables of the
+    default's options are the group's: ENVCHECK_IMAGES_JSON.
+    """
+
+    def __init__(self, *, default: str, **given: Any) -> None:
+        super().__init__(subcommand_metavar="[CELL]... | COMMAND [ARGS]...", **given)
+        self.default = default
+
+    def path(self, name: str) -> str:
+        """Return the group's own words for the default command."""
+        return self.room if name == self.default else super().path(name)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Put the default's name before words that name no command; a shell that completes the first word sees both."""
+        completing = bool(extra.get("resilient_parsing"))
+        near = difflib.get_close_matches(args[0], self.described, 1, 0.7) if args else []
+        if near and args[0] not in self.described and not completing:
+            message = f"No such command or cell {args[0]!r} (did you mean {near[0]!r}?)"
+            raise click.UsageError(message, parent)
+        words = args if completing and not args else self.with_command(args)
+        return super().make_context(info_name, words, parent, **extra)
+
+    def with_command(self, args: list[str]) -> list[str]:
+        """Return the words with the default's name before them, unless they name a command or ask for help."""
+        return args if args and args[0] in (*self.described, "-h", "--help") else [self.default, *args]
+
+    def default_command(self, ctx: click.Context) -> click.Command:
+        """Return the command that the group is where no other is named."""
+        command = self.get_command(ctx, self.default)
+        if command is None:
+            message = f"envcheck {self.room} has no command {self.default}"
+            raise TypeError(message)
+        return command
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of the default command, then the commands."""
+        self.default_command(ctx).format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[click.shell_completion.CompletionItem]:
+        """Return the commands, and what may be the default's first word."""
+        default = self.default_command(ctx)
+        inner = default.make_context(self.default, [], parent=ctx, resilient_parsing=True)
+        words = [found for one in default.params for found in one.shell_complete(inner, incomplete)]
+        own = default.shell_complete(inner, incomplete) if incomplete.startswith("-") else words
+        return [*super().shell_complete(ctx, incomplete), *own]
