@@ -74,8 +74,8 @@ def matrix() -> Matrix:
             {"python": "3.12", "distro": "ubuntu", "suite": "noble", "image": "ubuntu:24.04"},
         ],
         "images": [
-            {"torch": "2.8.0", "variant": "cu128", "python": ["3.11", "3.12"], "targets": ["runtime"]},
-            {"torch": "2.8.0", "variant": "cpu", "python": ["3.11"], "targets": ["runtime"]},
+            {"torch": "2.8.0", "variants": ["cu128"], "python": ["3.11", "3.12"], "targets": ["runtime"]},
+            {"torch": "2.8.0", "variants": ["cpu"], "python": ["3.11"], "targets": ["runtime"]},
         ],
     }
     return msgspec.convert(data, Matrix)

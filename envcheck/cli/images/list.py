@@ -50,12 +50,9 @@ def command(options: ImagesListOptions, settings: Settings) -> int:
     from envcheck.matrix.file.load import load
 
     matrix = load(settings.matrix)
-    targets = {(i.torch, i.variant, python): i.targets for i in matrix.images for python in i.python}
+    targets = {cell: choice.targets for choice in matrix.images for cell in choice.cells()}
     directory = options.images_dir or data_path("images")
-    rows = [
-        _row(matrix, cell, list(targets[cell.torch, cell.variant, cell.python]), directory)
-        for cell in select(matrix, options.selectors)
-    ]
+    rows = [_row(matrix, cell, list(targets[cell]), directory) for cell in select(matrix, options.selectors)]
     if options.as_json:
         click.echo(json.dumps({"schema": "envcheck/images/1", "cells": rows}, indent=1))
     else:

@@ -182,15 +182,6 @@ class Base(MatrixRow, frozen=True, kw_only=True):
     digest: str | None = None
 
 
-class ImageChoice(MatrixRow, frozen=True, kw_only=True):
-    """Cells this repo publishes: one torch and variant, for each of these Pythons, as each of these targets."""
-
-    torch: Dotted
-    variant: Variant
-    python: list[PythonVersion]
-    targets: list[Target]
-
-
 class Cell(MatrixRow, frozen=True, kw_only=True):
     """torch x variant x Python; `str()` is the one identifier: directory, CI job, selector, report key."""
 
@@ -210,6 +201,19 @@ class Cell(MatrixRow, frozen=True, kw_only=True):
             return None
         python = axes["python"]
         return Cell(torch=axes["torch"], variant=axes["variant"], python=f"{python[0]}.{python[1:]}")
+
+
+class ImageChoice(MatrixRow, frozen=True, kw_only=True):
+    """Cells this repo publishes: a torch in each of these variants, for each of these Pythons, as each target."""
+
+    torch: Dotted
+    variants: list[Variant]
+    python: list[PythonVersion]
+    targets: list[Target]
+
+    def cells(self) -> list[Cell]:
+        """Return the cells of this row, in its order."""
+        return [Cell(torch=self.torch, variant=v, python=p) for v in self.variants for p in self.python]
 
 
 class Matrix(MatrixRow, frozen=True, kw_only=True):
@@ -234,4 +238,4 @@ class Matrix(MatrixRow, frozen=True, kw_only=True):
 
     def cells(self) -> list[Cell]:
         """Return every published cell, in the order of `images`."""
-        return [Cell(torch=i.torch, variant=i.variant, python=p) for i in self.images for p in i.python]
+        return [cell for choice in self.images for cell in choice.cells()]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from envcheck.matrix.facts.model import Build, Matrix, TorchRelease, TorchVariant
+from envcheck.matrix.facts.model import Build, ImageChoice, Matrix, TorchRelease, TorchVariant
 from envcheck.matrix.facts.versions import key, python_key
 
 HEADER: Final = """\
@@ -50,7 +50,7 @@ def canonical(matrix: Matrix) -> Matrix:
         gpus=sorted(matrix.gpus, key=lambda row: (key(row.cc), row.name)),
         torch=[_release(row) for row in sorted(matrix.torch, key=lambda row: key(row.torch))],
         bases=sorted(matrix.bases, key=lambda row: python_key(row.python)),
-        images=sorted(matrix.images, key=lambda row: (key(row.torch), row.variant)),
+        images=sorted((_choice(row) for row in matrix.images), key=lambda row: (key(row.torch), row.variants)),
     )
 
 
@@ -71,6 +71,12 @@ def _build(build: Build) -> Build:
         build,
         python=sorted(build.python, key=python_key),
         sass=None if build.sass is None else sorted(build.sass, key=key),
+    )
+
+
+def _choice(choice: ImageChoice) -> ImageChoice:
+    return msgspec.structs.replace(
+        choice, variants=sorted(choice.variants), python=sorted(choice.python, key=python_key)
     )
 
 

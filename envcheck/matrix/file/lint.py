@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -160,8 +161,12 @@ def _variant(facts: Facts, release: TorchRelease, variant: TorchVariant) -> Iter
 
 def _choices(facts: Facts) -> Iterator[Problem]:
     for choice in facts.matrix.images:
-        where = f"image torch{choice.torch}-{choice.variant}"
-        lists: dict[str, list[str]] = {"python": [*choice.python], "targets": [*choice.targets]}
+        where = f"image torch{choice.torch}-{'-'.join(choice.variants)}"
+        lists: dict[str, list[str]] = {
+            "variants": choice.variants,
+            "python": choice.python,
+            "targets": [*choice.targets],
+        }
         for name, values in lists.items():
             if not values:
                 yield Problem(where, f"`{name}` is empty: it publishes nothing")
@@ -170,7 +175,9 @@ def _choices(facts: Facts) -> Iterator[Problem]:
         for target in choice.targets:
             if target not in BUILT_TARGETS:
                 yield Problem(where, f"no template builds the target {target}; it can be {', '.join(BUILT_TARGETS)}")
-    for cell in dict.fromkeys(facts.matrix.cells()):
+    for cell, rows in Counter(cell for choice in facts.matrix.images for cell in set(choice.cells())).items():
+        if rows > 1:
+            yield Problem(f"image {cell}", "more than one row of `images` publishes it")
         yield from _cell(facts, cell)
 
 

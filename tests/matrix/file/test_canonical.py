@@ -32,6 +32,17 @@ def test_the_order_of_rows_is_not_the_writers(matrix: Matrix) -> None:
     assert dump(mixed) == dump(matrix)
 
 
+def test_a_row_of_images_is_a_family_in_one_order(matrix: Matrix) -> None:
+    family = msgspec.structs.replace(matrix.images[0], variants=["cu124", "cpu"], python=["3.12", "3.9"])
+    (row,) = canonical(msgspec.structs.replace(matrix, images=[family])).images
+    assert [str(cell) for cell in row.cells()] == [
+        "torch2.4.1-cpu-py39",
+        "torch2.4.1-cpu-py312",
+        "torch2.4.1-cu124-py39",
+        "torch2.4.1-cu124-py312",
+    ]
+
+
 def test_every_version_is_quoted(shipped: Path) -> None:
     def numbers(value: Any) -> list[Any]:
         if isinstance(value, dict):

@@ -89,7 +89,7 @@ SABOTAGE: dict[str, tuple[Change, str]] = {
     ),
     "no base": (lambda p: p["bases"].pop(), "there is no base for Python 3.13"),
     "no such image": (
-        lambda p: p["images"][0].update(variant="cu132"),
+        lambda p: p["images"][0].update(variants=["cu132"]),
         "torch 2.4.1 has no cu132; it has cpu, cu118, cu121, cu124",
     ),
     "no such torch": (
@@ -97,6 +97,12 @@ SABOTAGE: dict[str, tuple[Change, str]] = {
         "torch 2.4 is not under `torch`; did you mean 2.4.0 or 2.4.1?",
     ),
     "no such Python": (lambda p: p["images"][0].update(python=["3.13"]), "no wheel for Python 3.13; cu121 has 3."),
+    "no variant": (lambda p: p["images"][0].update(variants=[]), "`variants` is empty: it publishes nothing"),
+    "a variant twice": (lambda p: p["images"][0].update(variants=["cu121", "cu121"]), "appears twice in `variants`"),
+    "a cell in two rows": (
+        lambda p: p["images"].append(p["images"][0] | {"variants": ["cpu", "cu121"], "python": ["3.12"]}),
+        "more than one row of `images` publishes it",
+    ),
     "a Python twice": (lambda p: p["images"][0].update(python=["3.12", "3.12"]), "3.12 appears twice in `python`"),
     "no Python": (lambda p: p["images"][0].update(python=[]), "`python` is empty: it publishes nothing"),
     "no target": (lambda p: p["images"][0].update(targets=[]), "`targets` is empty"),
