@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import yaml
@@ -23,8 +25,18 @@ BUILT_IN_NAMES: Final = ("none", "host", "user")
 # What `--mirror` of build and fetch takes too: a choice by a probe, not a profile.
 AUTO: Final = "auto"
 _DEEPEST: Final = 32
+# The parts of a profile and of a preset that are mappings of known keys.
+_PARTS: Final[Mapping[str, type[msgspec.Struct]]] = {
+    "hf": HuggingFace,
+    "conda": Conda,
+    "pypi": Index,
+    "pytorch": Index,
+    "entries": PresetEntry,
+}
+_TEXT_TAG: Final = "tag:yaml.org,2002:str"
 # A quoted part of YAML's problem that is no content of the file: a sign, an escape, a token such as <stream end>.
 _YAML_SIGN: Final = r"""'(?:.|\\.|<[a-z ]+>)'|"'\""""
+T = TypeVar("T")
 
 
 def load(name: str | Path) -> Profile:
@@ -88,10 +100,7 @@ def _preset(name: str, value: Any, locate: LocateKey) -> Preset:
     if name in {*BUILT_IN_NAMES, AUTO}:
         message = f"{locate(key_path)}: a built-in name"
         raise ConfigError(message, fix="give the preset another name")
-    try:
-        preset = msgspec.convert(value, Preset)
-    except msgspec.ValidationError as error:
-        raise _error_with_line(error, locate, key_path, "docs/adding-a-mirror.md says what a preset holds") from error
+    preset = _convert(value, Preset, locate, key_path, "docs/adding-a-mirror.md says what a preset holds")
     check_preset(preset, key_path, locate)
     validate(preset_profile(name, preset), lambda inner: f"{locate(key_path)}: {inner.removeprefix('$.')}")
     return preset
@@ -101,11 +110,10 @@ def parse(data: bytes, path: Path) -> Profile:
     """Return the profile in YAML `data`. Raise ConfigError that names the key path and the line."""
     value, locate = _read_mapping(data, path, "a mirror profile")
     value.setdefault("name", path.stem)
-    try:
-        profile = msgspec.convert(value, Profile)
-    except msgspec.ValidationError as error:
-        inner = _profile_error(value, error)
-        raise _error_with_line(inner, locate, "$", "docs/mirrors.md has an example") from error
+    fix = "docs/mirrors.md has an example"
+    for key_path, item, kind in _mapped_items(value):
+        _convert(item, kind, locate, key_path, fix)
+    profile = _convert(value, Profile, locate, "$", fix)
     profile = check_files(validate(_with_absolute_paths(profile, path), locate), locate)
     hosts = {host.lower(): secret for host, secret in profile.credentials.items()}
     return msgspec.structs.replace(profile, credentials=hosts)
@@ -143,7 +151,7 @@ def _read_yaml(data: bytes, path: Path) -> tuple[yaml.Node | None, Any]:
                 message = f"{line}: YAML aliases are not supported"
                 raise ConfigError(message, fix="write the value out, or quote a text that begins with *")
         node = yaml.compose(data, Loader=yaml.SafeLoader)
-        _refuse_duplicates_and_empty_lists(node, path)
+        _check_keys(node, path)
         return node, None if node is None else yaml.SafeLoader("").construct_document(node)
     except yaml.reader.ReaderError as error:
         message = f"{path} is not a text file"
@@ -161,23 +169,27 @@ def _read_yaml(data: bytes, path: Path) -> tuple[yaml.Node | None, Any]:
         raise ConfigError(message, fix="use only text, true or false, lists and mappings") from error
 
 
-def _refuse_duplicates_and_empty_lists(node: yaml.Node | None, path: Path, name: str = "") -> None:
-    """Refuse a duplicate key, of which YAML takes the last, and an empty list of indexes."""
+def _check_keys(node: yaml.Node | None, path: Path, name: str = "") -> None:
+    """Refuse a key that is no text, a duplicate one, of which YAML takes the last, and an empty list of indexes."""
     if node is not None and name in {"pypi", "pytorch"} and not node.value:
         message = f"{path}:{node.start_mark.line + 1}: {name}: the list is empty"
         raise ConfigError(message, fix="remove the key, or name an index or a directory")
     if isinstance(node, yaml.MappingNode):
         first_lines: dict[str, int] = {}
         for key, value in node.value:
-            key_path, line = redacted(f"{name}.{key.value}".lstrip(".")), key.start_mark.line + 1
+            line = key.start_mark.line + 1
+            if key.tag != _TEXT_TAG:
+                message = f"{path}:{line}: {name or 'profile'}: a key that is not text"
+                raise ConfigError(message, fix="quote the key, or correct it")
+            key_path = _printable(redacted(f"{name}.{key.value}".lstrip(".")))
             if str(key.value) in first_lines:
                 message = f"{path}:{line}: {key_path}: duplicate key, first in line {first_lines[str(key.value)]}"
                 raise ConfigError(message, fix="join the two, or remove one")
             first_lines[str(key.value)] = line
-            _refuse_duplicates_and_empty_lists(value, path, key_path)
+            _check_keys(value, path, key_path)
     if isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):
-            _refuse_duplicates_and_empty_lists(value, path, f"{name}[{number}]")
+            _check_keys(value, path, f"{name}[{number}]")
 
 
 def _lines(node: yaml.Node | None, key_path: str = "$") -> dict[str, int]:
@@ -196,62 +208,60 @@ def _lines(node: yaml.Node | None, key_path: str = "$") -> dict[str, int]:
 
 
 def _location(key_path: str, lines: dict[str, int], path: Path) -> str:
-    return f"{path}:{lines.get(key_path, 1)}: {redacted(key_path.removeprefix('$').removeprefix('.')) or 'profile'}"
+    name = _printable(redacted(key_path.removeprefix("$").removeprefix(".")))
+    return f"{path}:{lines.get(key_path, 1)}: {name or 'profile'}"
 
 
-def _profile_error(value: dict[Any, Any], error: msgspec.ValidationError) -> msgspec.ValidationError:
-    """Return the error with the key in the place of "[...]", which msgspec writes for any key of a mapping."""
-    prefix, unnamed, _ = str(error).partition(" - at `")[2].partition("[...]")
-    names = prefix.removeprefix("$.").split(".")
-    mapping = functools.reduce(lambda inner, name: inner[name], names, value) if unnamed else {}
-    for key, item in mapping.items():
-        document = functools.reduce(lambda inner, name: {name: inner}, reversed(names), {key: item})
-        try:
-            msgspec.convert({"name": "", **document}, Profile)
-        except msgspec.ValidationError as one:
-            return msgspec.ValidationError(str(one).replace("[...]", f".{key}", 1))
-    return error
+def _printable(text: str) -> str:
+    """Return a key path or a problem for one line of a message."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
-def _error_with_line(error: msgspec.ValidationError, locate: LocateKey, root: str, fix: str) -> ConfigError:
-    """Return the error with file, line and key; `root` is the key path of the converted value."""
-    problem, _, key_path = str(error).partition(" - at `")
-    key_path = f"{root}{key_path.rstrip('`').removeprefix('$')}"
+def _mapped_items(value: dict[Any, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield key path, value and type of each item of a profile's mappings, of which msgspec's errors name no key."""
+    conda = value.get("conda")
+    channels = conda.get("custom_channels") if isinstance(conda, dict) else None
+    mappings = [("registries", value.get("registries"), list[str]), ("conda.custom_channels", channels, str)]
+    for name, mapping, kind in [*mappings, ("credentials", value.get("credentials"), Credential)]:
+        if isinstance(mapping, dict):
+            yield from ((f"$.{name}.{key}", item, kind) for key, item in mapping.items())
+
+
+def _convert(value: Any, kind: type[T], locate: LocateKey, root: str, fix: str) -> T:
+    """Return the value as this type. Raise ConfigError with file, line and key; `root` is the value's key path."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _error_with_line(error, kind, locate, root, fix) from error
+
+
+def _error_with_line(error: msgspec.ValidationError, kind: Any, locate: LocateKey, root: str, fix: str) -> ConfigError:
+    # The problem may quote the profile.
+    problem, _, inner = _printable(str(error)).partition(" - at `$")
+    inner = inner.rstrip("`")
+    key_path = root + inner
     if key_path == "$.hf.token":
         fix = "write never or allow; keep the token itself in HF_TOKEN, or in a file that `credentials:` names"
         return ConfigError(f"{locate(key_path)}: expected never or allow", fix=fix)
     unknown = problem.partition("unknown field `")[2].rstrip("`")
     if unknown:
-        keys = _keys_at(key_path) if root == "$" else _preset_keys_at(key_path)
-        return ConfigError(f"{locate(f'{key_path}.{unknown}')}: unknown key", fix=f"use one of {', '.join(keys)}")
+        struct = _PARTS.get(re.split(r"[.\[]", f"{inner}.")[1], kind)
+        keys = ", ".join(field.name for field in msgspec.structs.fields(struct))
+        return ConfigError(f"{locate(f'{key_path}.{unknown}')}: unknown key", fix=f"use one of {keys}")
     problem = problem.replace("`object`", "a mapping").replace("`array`", "a list")  # as YAML calls them
     return ConfigError(
         f"{locate(key_path)}: {problem.replace('Object missing required field', 'missing key')}", fix=fix
     )
 
 
-def _preset_keys_at(key_path: str) -> list[str]:
-    struct = PresetEntry if ".entries[" in key_path else Preset
-    return [field.name for field in msgspec.structs.fields(struct)]
-
-
-def _keys_at(key_path: str) -> list[str]:
-    kinds: dict[str, type[msgspec.Struct]] = {
-        "hf": HuggingFace,
-        "conda": Conda,
-        "credentials": Credential,
-        "pypi": Index,
-        "pytorch": Index,
-    }
-    struct = kinds.get(key_path.removeprefix("$.").split(".")[0].partition("[")[0], Profile)
-    return [field.name for field in msgspec.structs.fields(struct)]
-
-
 def _with_absolute_paths(profile: Profile, path: Path) -> Profile:
     """Return the profile with absolute paths; relative ones are relative to the profile's file."""
 
     def absolute(value: str) -> str:
-        return str((path.parent / Path(value).expanduser()).absolute())
+        # A ~user that this machine lacks stays as it is; the check of the files names it.
+        with contextlib.suppress(RuntimeError):
+            value = str(Path(value).expanduser())
+        return str((path.parent / value).absolute())
 
     files = {key: absolute(value) for key in ("ca", "netrc") if (value := getattr(profile, key)) is not None}
     credentials = {

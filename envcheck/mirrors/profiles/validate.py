@@ -135,8 +135,8 @@ def check_files(profile: Profile, locate: LocateKey) -> Profile:
     for host, secret in profile.credentials.items():
         files |= {f"$.credentials.{host}.{key}": getattr(secret, key) for key in ("password_file", "token_file")}
     for key_path, file in files.items():
-        if file is not None and not Path(file).is_file():
-            message = f"{locate(key_path)}: {file} {'is a directory' if Path(file).is_dir() else 'does not exist'}"
+        if file is not None and (why := _not_a_file(Path(file))):
+            message = f"{locate(key_path)}: {file if file.isprintable() else repr(file)} {why}"
             raise ConfigError(message, fix="name a file on this machine")
     if profile.ca is not None:
         content = Path(profile.ca).read_text(errors="replace")
@@ -144,3 +144,10 @@ def check_files(profile: Profile, locate: LocateKey) -> Profile:
             message = f"{locate('$.ca')}: {profile.ca} must hold PEM certificates and no private key"
             raise ConfigError(message, fix="use a PEM bundle of certificates")
     return profile
+
+
+def _not_a_file(path: Path) -> str | None:
+    try:
+        return None if path.is_file() else "is a directory" if path.is_dir() else "does not exist"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
