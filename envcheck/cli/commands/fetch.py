@@ -121,13 +121,13 @@ def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile],
 
     request = options.asked()
     request.check()
-    profile, revision = profile_to_fetch(settings, options.mirror, request)
+    profile, requested = profile_to_fetch(settings, options.mirror, request)
     if profile.netrc and not settings.quiet and (warning := permission_warning(Path(profile.netrc))):
         click.echo(warning, err=True)
-    if revision is not None:
-        return _model(settings, revision, model_endpoints(request, profile), profile, options, done, stop)
+    if not isinstance(requested, list):
+        return _model(settings, requested, model_endpoints(request, profile), profile, options, done, stop)
     client = profile_client(profile, options.connections)
-    files = wanted_files(settings, request, profile, client, options.output)
+    files = wanted_files(request, requested, profile, client, options.output)
 
     with _shown(settings, client, options, [want.expected for want in files], stop) as (means, screen):
 

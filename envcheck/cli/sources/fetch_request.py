@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from envcheck.errors import ConfigError
@@ -13,8 +13,9 @@ from envcheck.safe_files import read_whole
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
+    from envcheck.images.locks.model import Lock
     from envcheck.mirrors.fetch.request import WantedFile
-    from envcheck.mirrors.hub.revision import Revision
+    from envcheck.mirrors.hub.revision import Reference, Revision
     from envcheck.mirrors.net.client import Client
     from envcheck.mirrors.profiles.model import Profile
 
@@ -59,22 +60,52 @@ def refuse_mirror(name: str, argument: str) -> None:
         raise ConfigError(message, fix=f"pass it as --mirror {redacted(name)}")
 
 
-def check_request(settings: Settings, request: FetchRequest, profile: Profile) -> None:
-    """Raise ConfigError for a request that is wrong by itself, so that its error is the only line."""
+class CellLocks(NamedTuple):
+    """Locks whose files are fetched together, and the Python that their wheels are for, where a cell names it."""
+
+    locks: list[Lock]
+    python: str | None
+
+
+def parse_request(
+    settings: Settings, request: FetchRequest, *, one_cell: bool = False
+) -> Revision | Reference | list[CellLocks]:
+    """Return the request's revision, reference or locks, without the network; a URL has none of them.
+
+    Raise ConfigError for a request that is wrong by itself.
+    """
     from envcheck.images.locks.lockfile import parse_requirements
-    from envcheck.images.spec import select
-    from envcheck.matrix.file.load import load
-    from envcheck.mirrors.hub.api import trusted_endpoint
     from envcheck.mirrors.hub.revision import SCHEMA, parse_lock, parse_reference
 
+    if request.url is not None:
+        return []
     if request.cell is not None:
-        select(load(settings.matrix), (request.cell,))
-    elif request.lock is not None:
+        return locked_cells(settings, request.cell, one=one_cell)
+    if request.lock is not None:
         content, where = read_whole(request.lock), str(request.lock)
-        parse_lock(content, where) if SCHEMA.encode() in content[:200] else parse_requirements(content, "base", where)
-    elif request.url is None:
-        parse_reference(request.model or request.dataset or "", "model" if request.model else "dataset")
-        trusted_endpoint(profile, mirror=request.trust_mirror)
+        if SCHEMA.encode() in content[:200]:
+            return parse_lock(content, where)
+        return [CellLocks([parse_requirements(content, "base", where)], None)]
+    return parse_reference(request.model or request.dataset or "", "model" if request.model else "dataset")
+
+
+def locked_cells(settings: Settings, selector: str, *, one: bool) -> list[CellLocks]:
+    """Return the locks of each cell that the selector matches; `one` refuses several cells."""
+    from envcheck.data import data_path
+    from envcheck.images.locks.lockfile import read_locks
+    from envcheck.images.spec import select
+    from envcheck.matrix.file.load import load
+
+    cells = select(load(settings.matrix), (selector,))
+    if one and len(cells) != 1:
+        message = f"{selector!r} names {len(cells)} cells"
+        raise ConfigError(message, fix=f"probe for one at a time, e.g. {cells[0]}")
+    found = [CellLocks(read_locks(data_path("images") / str(cell)), cell.python) for cell in cells]
+    for cell, (locks, _) in zip(cells, found, strict=True):
+        if not locks:
+            message = f"{cell} has no lock"
+            raise ConfigError(message, fix=f"run `envcheck lock {cell}` where its index can be reached")
+    return found
 
 
 def profile_client(profile: Profile, connections: int, *request: str) -> Client:
@@ -82,26 +113,6 @@ def profile_client(profile: Profile, connections: int, *request: str) -> Client:
     from envcheck.mirrors.hub.api import hub_client
 
     return hub_client(profile, *request, connections=connections)
-
-
-def requested_revision(request: FetchRequest, profile: Profile) -> Revision | None:
-    """Return the requested revision with hashes from a lock or the trusted endpoint; None if no model is requested."""
-    from envcheck.mirrors.hub.api import trusted_endpoint
-    from envcheck.mirrors.hub.download import read_revision
-    from envcheck.mirrors.hub.revision import SCHEMA, parse_lock, parse_reference
-
-    if request.lock is not None:
-        content = read_whole(request.lock)
-        return parse_lock(content, str(request.lock)) if SCHEMA.encode() in content[:200] else None
-    if request.model is None and request.dataset is None:
-        return None
-    ref = (
-        parse_reference(request.model, "model")
-        if request.model is not None
-        else parse_reference(request.dataset or "", "dataset")
-    )
-    endpoint = trusted_endpoint(profile, mirror=request.trust_mirror)
-    return read_revision(profile_client(profile, 8, endpoint), endpoint, ref)
 
 
 def model_endpoints(request: FetchRequest, profile: Profile) -> list[str]:
@@ -120,29 +131,12 @@ def model_endpoints(request: FetchRequest, profile: Profile) -> list[str]:
 
 
 def wanted_files(
-    settings: Settings, request: FetchRequest, profile: Profile, client: Client, to: Path
+    request: FetchRequest, requested: Sequence[CellLocks], profile: Profile, client: Client, to: Path
 ) -> list[WantedFile]:
-    """Return the requested files with their URLs and paths."""
+    """Return the files of the request's URL or locks with their URLs and paths."""
     if request.url is not None:
         return [_wanted_url(request.url, request.sha256, to)]
-    from envcheck.images.locks.lockfile import parse_requirements
-
-    if request.lock is not None:
-        lock = parse_requirements(read_whole(request.lock), "base", str(request.lock))
-        return _locked_files([lock], None, profile, client, to)
-    from envcheck.data import data_path
-    from envcheck.images.locks.lockfile import read_locks
-    from envcheck.images.spec import select
-    from envcheck.matrix.file.load import load
-
-    cells = select(load(settings.matrix), (request.cell or "",))
-    files = []
-    for cell in cells:
-        locks = read_locks(data_path("images") / str(cell))
-        if not locks:
-            message = f"{cell} has no lock"
-            raise ConfigError(message, fix=f"run `envcheck lock {cell}`")
-        files += _locked_files(locks, cell.python, profile, client, to)
+    files = [file for cell in requested for file in _locked_files(*cell, profile, client, to)]
     return list({file.path: file for file in files}.values())
 
 
@@ -184,7 +178,7 @@ def _file_name(url: str) -> str:
 
 
 def _locked_files(
-    locks: Sequence[Any], python: str | None, profile: Profile, client: Client, to: Path
+    locks: Sequence[Lock], python: str | None, profile: Profile, client: Client, to: Path
 ) -> list[WantedFile]:
     from envcheck.mirrors.fetch.request import WantedFile
     from envcheck.mirrors.index.locate import LockedPackage, locate

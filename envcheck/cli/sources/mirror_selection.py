@@ -15,6 +15,7 @@ from envcheck.safe_files import read_whole
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
+    from envcheck.cli.sources.fetch_request import CellLocks
     from envcheck.cli.sources.fetch_request import FetchRequest as What
     from envcheck.images.locks.model import Lock
     from envcheck.mirrors.hub.revision import Revision
@@ -31,24 +32,6 @@ if TYPE_CHECKING:
 AUTO: Final = "auto"
 _WIDTH: Final = 80
 _NAME: Final = 22
-
-
-def cell_locks(settings: Settings, selector: str) -> list[Lock]:
-    """Return the locks of the one cell that the selector matches."""
-    from envcheck.data import data_path
-    from envcheck.images.locks.lockfile import read_locks
-    from envcheck.images.spec import select
-    from envcheck.matrix.file.load import load
-
-    cells = select(load(settings.matrix), (selector,))
-    if len(cells) != 1:
-        message = f"{selector!r} names {len(cells)} cells"
-        raise ConfigError(message, fix=f"probe for one at a time, e.g. {cells[0]}")
-    locks = read_locks(data_path("images") / str(cells[0]))
-    if not locks:
-        message = f"{cells[0]} has no lock"
-        raise ConfigError(message, fix=f"run `envcheck lock {cells[0]}` where its index can be reached")
-    return locks
 
 
 def read_lock(path: Path) -> Lock:
@@ -108,6 +91,7 @@ def probed_sources(
 
     `named`: the mirrors come from the command line, so they are compared with URLs too.
     """
+    from envcheck.cli.sources.fetch_request import locked_cells
     from envcheck.mirrors.probe.hub import probe_hub
     from envcheck.mirrors.probe.hub import wanted_packages as files_of
     from envcheck.mirrors.probe.probe import probe
@@ -125,7 +109,9 @@ def probed_sources(
             ProbedSource(files_of(hub_request), lambda mirrors, _asked, budget: probe_hub(mirrors, hub_request, budget))
         ]
     locks = (
-        [read_lock(requested["--lock"])] if requested["--lock"] is not None else cell_locks(settings, requested["CELL"])
+        [read_lock(requested["--lock"])]
+        if requested["--lock"] is not None
+        else locked_cells(settings, requested["CELL"], one=True)[0].locks
     )
     return [ProbedSource(part, probe) for part in split_by_part(locked_files(locks))]
 
@@ -176,36 +162,46 @@ def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profi
     return choice.profile
 
 
-def profile_to_fetch(settings: Settings, mirror: str, request: What) -> tuple[Profile, Revision | None]:
-    """Return the profile for a fetch, and the revision of the requested model or dataset, if any."""
-    from envcheck.cli.sources.fetch_request import check_request, requested_revision
+def profile_to_fetch(settings: Settings, mirror: str, request: What) -> tuple[Profile, Revision | list[CellLocks]]:
+    """Return the profile for a fetch, and the revision of the requested model or dataset, or the requested locks.
+
+    Print the mirror only after the request is known to be right, so that an error is the only line.
+    """
+    from envcheck.cli.sources.fetch_request import parse_request, profile_client
+    from envcheck.mirrors.hub.api import trusted_endpoint
+    from envcheck.mirrors.hub.download import read_revision
+    from envcheck.mirrors.hub.revision import Reference
     from envcheck.mirrors.profiles.load import load
 
-    if mirror != AUTO:
-        profile = load(mirror)
-        check_request(settings, request, profile)
-        # A URL says itself where from.
-        if request.url is None:
-            _print_mirror(settings, _implicit_choice(mirror), [])
-        return profile, requested_revision(request, profile)
+    if mirror == AUTO:
+        return _auto_profile(settings, request)
+    profile, requested = load(mirror), parse_request(settings, request)
+    trusted = trusted_endpoint(profile, mirror=request.trust_mirror) if isinstance(requested, Reference) else ""
+    # A URL says itself where from.
+    if request.url is None:
+        _print_mirror(settings, _implicit_choice(mirror), [])
+    if isinstance(requested, Reference):
+        requested = read_revision(profile_client(profile, 8, trusted), trusted, requested)
+    return profile, requested
+
+
+def _auto_profile(settings: Settings, request: What) -> tuple[Profile, Revision | list[CellLocks]]:
+    from envcheck.cli.sources.fetch_request import parse_request
+    from envcheck.mirrors.hub.revision import Reference
+    from envcheck.mirrors.probe.hub import HubProbeRequest
+    from envcheck.mirrors.select import by_lock, by_model
+
     model = request.model is not None or request.dataset is not None
     if request.url is not None or (model and request.trust_mirror):
         message = "--mirror auto does not apply to a URL" if request.url else "--trust-mirror needs a named mirror"
         raise ConfigError(message, fix="pass --mirror NAME" if model else "leave --mirror out")
-    if request.cell is not None:
-        return profile_for(settings, mirror, cell_locks(settings, request.cell)), None
-    return _auto_profile(settings, request)
-
-
-def _auto_profile(settings: Settings, request: What) -> tuple[Profile, Revision | None]:
-    from envcheck.mirrors.select import by_lock, by_model
-
+    requested = parse_request(settings, request, one_cell=True)
+    if isinstance(requested, list):
+        return profile_for(settings, AUTO, [lock for cell in requested for lock in cell.locks]), requested
     mirrors = by_lock.default_mirrors()
-    hub_request = _hub_request(
-        {"--lock": request.lock, "--model": request.model, "--dataset": request.dataset}, mirrors
+    hub_request = (
+        by_model.hub_request(requested, mirrors) if isinstance(requested, Reference) else HubProbeRequest(requested)
     )
-    if hub_request is None:
-        return profile_for(settings, AUTO, [read_lock(request.lock)] if request.lock is not None else []), None
     choice = by_model.choose(hub_request, mirrors)
     _print_mirror(settings, *_split_reasons(choice.reasons))
     return choice.profile, hub_request.revision
