@@ -29,22 +29,24 @@ os.environ.setdefault(seeded_numbers.SEED, "7")
 REQUIRE_ALL = bool(os.environ.get("ENVCHECK_REQUIRE_ALL"))
 
 
+def _python(variable: str, missing: str, makes: str) -> Path:
+    """Return the interpreter that a variable names; skip without it."""
+    python = os.environ.get(variable)
+    if not python:
+        pytest.skip(f"no {missing}: set {variable}, or use `make test`, which {makes}")
+    return Path(python)
+
+
 @pytest.fixture(scope="session")
 def torch_python() -> Path:
     """Return the interpreter of a real torch environment, which `.ci/test` builds with envcheck itself."""
-    python = os.environ.get("ENVCHECK_TEST_PYTHON")
-    if not python:
-        pytest.skip("no torch environment: set ENVCHECK_TEST_PYTHON, or use `make test`, which builds one")
-    return Path(python)
+    return _python("ENVCHECK_TEST_PYTHON", "torch environment", "builds one")
 
 
 @pytest.fixture(scope="session")
 def hub_python() -> Path:
     """Return the interpreter that has huggingface_hub, transformers and olah; `.ci/test` installs them."""
-    python = os.environ.get("ENVCHECK_TEST_HUB")
-    if not python:
-        pytest.skip("no huggingface_hub: set ENVCHECK_TEST_HUB, or use `make test`, which installs it")
-    return Path(python)
+    return _python("ENVCHECK_TEST_HUB", "huggingface_hub", "installs it")
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,18 +115,17 @@ def test_what_is_known_to_be_missing_is_said() -> None:
 
 
 def test_each_kind_of_entry_becomes_its_part_of_the_profile() -> None:
-    entries = [
-        PresetEntry(kind="pypi", url="https://a.example/simple", source="s", last_verified=None),
-        PresetEntry(
-            kind="pytorch", url="https://a.example/{variant}", layout="find-links", source="s", last_verified=None
-        ),
-        PresetEntry(kind="hf", url="https://hf.example", source="s", last_verified=None),
-        PresetEntry(kind="apt", url="https://a.example", source="s", last_verified=None),
-        PresetEntry(kind="conda", url="https://a.example/c", channels=["pytorch"], source="s", last_verified=None),
-        PresetEntry(kind="npm", url="https://npm.example", source="s", last_verified=None),
-        PresetEntry(kind="registry", url="r.example", upstream="ghcr.io", source="s", last_verified=None),
-        PresetEntry(kind="modelscope", url="ms.example", source="s", last_verified=None),
+    fields: list[dict[str, Any]] = [
+        {"kind": "pypi", "url": "https://a.example/simple"},
+        {"kind": "pytorch", "url": "https://a.example/{variant}", "layout": "find-links"},
+        {"kind": "hf", "url": "https://hf.example"},
+        {"kind": "apt", "url": "https://a.example"},
+        {"kind": "conda", "url": "https://a.example/c", "channels": ["pytorch"]},
+        {"kind": "npm", "url": "https://npm.example"},
+        {"kind": "registry", "url": "r.example", "upstream": "ghcr.io"},
+        {"kind": "modelscope", "url": "ms.example"},
     ]
+    entries = [PresetEntry(source="s", last_verified=None, **entry) for entry in fields]
     assert {entry.kind for entry in entries} == set(LAYOUTS)
     profile = preset_profile("x", Preset(title="t", region="cn", entries=entries))
     assert profile.pypi == [Index(url="https://a.example/simple")]

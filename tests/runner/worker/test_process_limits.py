@@ -101,42 +101,44 @@ def test_the_line_of_a_log_that_a_limit_explains_is_told(monkeypatch: pytest.Mon
     assert elsewhere == "the worker exited with code 1: lost sys.stderr"
 
 
-def test_a_kill_for_lack_of_memory_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Return the directory that stands for /sys/fs/cgroup; its file `cgroup` names the groups of this process."""
     monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
     monkeypatch.setattr(process_limits, "_OWN_CGROUP", tmp_path / "cgroup")
-    (tmp_path / "cgroup").write_text("0::/job\n")
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "memory.max").write_text("1048576\n")
-    (tmp_path / "job" / "memory.events").write_text("low 0\noom 1\noom_kill 0\n")
+    return tmp_path
+
+
+def test_a_kill_for_lack_of_memory_is_named(groups: Path) -> None:
+    (groups / "cgroup").write_text("0::/job\n")
+    (groups / "job").mkdir()
+    (groups / "job" / "memory.max").write_text("1048576\n")
+    (groups / "job" / "memory.events").write_text("low 0\noom 1\noom_kill 0\n")
     assert process_limits.explained("died of SIGKILL") == "died of SIGKILL"
-    (tmp_path / "job" / "memory.events").write_text("low 0\noom 1\noom_kill 2\n")
+    (groups / "job" / "memory.events").write_text("low 0\noom 1\noom_kill 2\n")
     text = process_limits.explained("died of SIGKILL")
     assert "ended processes of the control group for lack of memory (2)" in text
     assert "memory.max of the control group is 1048576" in text
 
 
-def test_a_kill_before_a_group_begins_is_none_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
-    monkeypatch.setattr(process_limits, "_OWN_CGROUP", tmp_path / "cgroup")
-    (tmp_path / "cgroup").write_text("0::/\n")
-    (tmp_path / "memory.events").write_text("oom_kill 3\n")
+def test_a_kill_before_a_group_begins_is_none_of_its_own(groups: Path) -> None:
+    (groups / "cgroup").write_text("0::/\n")
+    (groups / "memory.events").write_text("oom_kill 3\n")
     process_limits.remember_kills()
     assert process_limits.explained("still running after 180 s") == "still running after 180 s"
-    (tmp_path / "memory.events").write_text("oom_kill 4\n")
+    (groups / "memory.events").write_text("oom_kill 4\n")
     assert "for lack of memory (4)" in process_limits.explained("still running after 180 s")
 
 
-def test_an_import_that_drags_on_names_a_group_without_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
-    monkeypatch.setattr(process_limits, "_OWN_CGROUP", tmp_path / "cgroup")
-    (tmp_path / "cgroup").write_text("0::/job\n")
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job/memory.max").write_text("1000000\n")
+def test_an_import_that_drags_on_names_a_group_without_memory(groups: Path) -> None:
+    (groups / "cgroup").write_text("0::/job\n")
+    (groups / "job").mkdir()
+    (groups / "job/memory.max").write_text("1000000\n")
     said = outcome_rows.ending({"event": "exit", "signal": "SIGALRM"}, importing=True, own_limits=True)
     assert said == "importing torch took longer than 180 s"
-    (tmp_path / "job/memory.peak").write_text("799999\n")
+    (groups / "job/memory.peak").write_text("799999\n")
     assert process_limits.explained(said) == said
-    (tmp_path / "job/memory.peak").write_text("900000\n")
+    (groups / "job/memory.peak").write_text("900000\n")
     assert process_limits.explained(said) == (
         f"{said} (limit: slow for lack of memory: 900000 bytes were in use, memory.max of the control group is 1000000)"
     )
@@ -144,20 +146,18 @@ def test_an_import_that_drags_on_names_a_group_without_memory(monkeypatch: pytes
     assert elsewhere == said
 
 
-def test_control_groups_of_version_1_are_read_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
-    monkeypatch.setattr(process_limits, "_OWN_CGROUP", tmp_path / "cgroup")
+def test_control_groups_of_version_1_are_read_too(groups: Path) -> None:
     # What a container sees: the path of the outside, and below the mount only its own group.
-    (tmp_path / "cgroup").write_text("8:pids:/docker/0b17\n4:memory:/docker/0b17\n0::/docker/0b17\n")
+    (groups / "cgroup").write_text("8:pids:/docker/0b17\n4:memory:/docker/0b17\n0::/docker/0b17\n")
     for name in ("pids", "memory"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "pids/pids.max").write_text("30\n")
-    (tmp_path / "memory/memory.limit_in_bytes").write_text("314572800\n")
-    (tmp_path / "memory/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+        (groups / name).mkdir()
+    (groups / "pids/pids.max").write_text("30\n")
+    (groups / "memory/memory.limit_in_bytes").write_text("314572800\n")
+    (groups / "memory/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
     # Who could start no thread hangs without a word: what the group was refused says it.
-    (tmp_path / "pids/pids.events").write_text("max 0\n")
+    (groups / "pids/pids.events").write_text("max 0\n")
     assert process_limits.explained("still running after 180 s") == "still running after 180 s"
-    (tmp_path / "pids/pids.events").write_text("max 7\n")
+    (groups / "pids/pids.events").write_text("max 7\n")
     text = process_limits.explained("still running after 180 s")
     assert text.endswith(
         "(limit: the control group was refused processes or threads (7), pids.max of the control group is 30)"
@@ -168,17 +168,15 @@ def test_control_groups_of_version_1_are_read_too(monkeypatch: pytest.MonkeyPatc
     text = process_limits.explained("died of SIGKILL")
     assert "for lack of memory (1), memory.limit_in_bytes of the control group is 314572800" in text
     assert process_limits.explained(text) == text
-    (tmp_path / "memory/memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (groups / "memory/memory.limit_in_bytes").write_text("9223372036854771712\n")
     assert "no limit of memory of its own" in process_limits.explained("died of SIGKILL")
 
 
-def test_the_limit_of_a_job_counts_for_its_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
-    monkeypatch.setattr(process_limits, "_OWN_CGROUP", tmp_path / "cgroup")
-    (tmp_path / "cgroup").write_text("0::/job/step\n")
-    (tmp_path / "job/step").mkdir(parents=True)
-    (tmp_path / "job/step/pids.max").write_text("max\n")
-    (tmp_path / "job/pids.max").write_text("48\n")
+def test_the_limit_of_a_job_counts_for_its_steps(groups: Path) -> None:
+    (groups / "cgroup").write_text("0::/job/step\n")
+    (groups / "job/step").mkdir(parents=True)
+    (groups / "job/step/pids.max").write_text("max\n")
+    (groups / "job/pids.max").write_text("48\n")
     assert "pids.max of the control group is 48" in process_limits.explained("can't start new thread")
 
 
