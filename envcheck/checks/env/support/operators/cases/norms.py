@@ -142,26 +142,12 @@ def batch_norms(source: random.Random, size: int) -> Iterator[Case]:
         scaled = [[(a - m[c]) / math.sqrt(s[c] + eps) * p[c] + q[c] for a in li] for c, li in enumerate(lines(v))]
         return back(scaled)
 
-    def running(v: Values, m: Values, s: Values) -> tuple[Values, Values]:
-        rate, count = 1.0 if momentum is None else momentum, images * side
-        means = [math.fsum(line) / count for line in lines(v)]
-        spreads = [math.fsum((a - u) ** 2 for a in line) / (count - 1) for u, line in zip(means, lines(v))]
-        old_new = ((m, means), (s, spreads))
-        first, second = ([(1 - rate) * o + rate * n for o, n in zip(*pair)] for pair in old_new)
-        return first, second
-
     def module(t: Any, p: Any, q: Any, m: Any, s: Any, *, training: bool) -> Any:
         made = t.nn.BatchNorm1d(channels, eps=eps, momentum=momentum).to(m.device)  # its statistics are no parameters
         layer = put(made, weight=p, bias=q)
         layer.running_mean.copy_(m)
         layer.running_var.copy_(s)
         return layer.train(training)
-
-    def statistics(t: Any, v: Any, m: Any, s: Any) -> Any:
-        one, zero = (t.nn.Parameter(make(channels, device=v.device)) for make in (t.ones, t.zeros))
-        layer = module(t, one, zero, m, s, training=True)
-        layer(v)
-        return layer.running_mean, layer.running_var
 
     yield Case(
         "batch_norm train",
@@ -179,11 +165,34 @@ def batch_norms(source: random.Random, size: int) -> Iterator[Case]:
         wide=6,
         dtypes=SINGLE,
     )
-    yield Case(
+    yield _running_statistics(lines, module, momentum, (x, mean, spread))
+
+
+def _running_statistics(
+    lines: Callable[[Values], list[Values]],
+    module: Callable[..., Any],
+    momentum: float | None,
+    inputs: tuple[Input, ...],
+) -> Case:
+    def running(v: Values, m: Values, s: Values) -> tuple[Values, Values]:
+        rate, count = 1.0 if momentum is None else momentum, len(lines(v)[0])
+        means = [math.fsum(line) / count for line in lines(v)]
+        spreads = [math.fsum((a - u) ** 2 for a in line) / (count - 1) for u, line in zip(means, lines(v))]
+        old_new = ((m, means), (s, spreads))
+        first, second = ([(1 - rate) * o + rate * n for o, n in zip(*pair)] for pair in old_new)
+        return first, second
+
+    def statistics(t: Any, v: Any, m: Any, s: Any) -> Any:
+        one, zero = (t.nn.Parameter(make(len(m), device=v.device)) for make in (t.ones, t.zeros))
+        layer = module(t, one, zero, m, s, training=True)
+        layer(v)
+        return layer.running_mean, layer.running_var
+
+    return Case(
         "batch_norm running statistics",
         statistics,
         running,
-        (x, mean, spread),
+        inputs,
         wide=4,
         gradient=False,
         dtypes=SINGLE,

@@ -207,16 +207,18 @@ def _whole(source: random.Random, given_shape: tuple[int, ...]) -> Iterator[Case
     )
 
 
+def _numbers(v: Values) -> list[complex]:
+    return [complex(*pair) for pair in zip(v[::2], v[1::2])]
+
+
+def _parts(v: list[complex]) -> Values:
+    return [part for c in v for part in (c.real, c.imag)]
+
+
 def complexes(source: random.Random, size: int) -> Iterator[Case]:
     """Yield arithmetic of complex numbers, given and returned as pairs."""
     count = source.randint(1, 3 + 3 * size)
     a, b = (Input(seeded_numbers.away_from_zero(source, 2 * count, 0.4, 1.5), (count, 2)) for _ in "ab")
-
-    def numbers(v: Values) -> list[complex]:
-        return [complex(*pair) for pair in zip(v[::2], v[1::2])]
-
-    def parts(v: list[complex]) -> Values:
-        return [part for c in v for part in (c.real, c.imag)]
 
     pairs: dict[str, tuple[Callable[..., Any], Callable[[complex, complex], complex]]] = {
         "plus": (lambda _, x, y: x + y, lambda p, q: p + q),
@@ -230,7 +232,7 @@ def complexes(source: random.Random, size: int) -> Iterator[Case]:
             return t.view_as_real(do(t, t.complex(x[:, 0], x[:, 1]), t.complex(y[:, 0], y[:, 1])).resolve_conj())
 
         def reference(x: Values, y: Values, each: Any = each) -> Values:
-            return parts([each(p, q) for p, q in zip(numbers(x), numbers(y))])
+            return _parts([each(p, q) for p, q in zip(_numbers(x), _numbers(y))])
 
         yield Case(f"complex {name}", call, reference, (a, b), wide=8, dtypes=WIDE, least=2.0)
     single: dict[str, Callable[[complex], complex]] = {"exp": cmath.exp, "sin": cmath.sin, "cosh": cmath.cosh}
@@ -242,7 +244,7 @@ def complexes(source: random.Random, size: int) -> Iterator[Case]:
         yield Case(
             f"complex {name}",
             applied,
-            lambda x, one=one: parts([one(p) for p in numbers(x)]),
+            lambda x, one=one: _parts([one(p) for p in _numbers(x)]),
             (a,),
             wide=8,
             dtypes=WIDE,
@@ -251,7 +253,7 @@ def complexes(source: random.Random, size: int) -> Iterator[Case]:
     yield Case(
         "complex abs, angle",
         lambda t, x: (t.abs(t.complex(x[:, 0], x[:, 1])), t.angle(t.complex(x[:, 0], x[:, 1]))),
-        lambda x: ([abs(p) for p in numbers(x)], [cmath.phase(p) for p in numbers(x)]),
+        lambda x: ([abs(p) for p in _numbers(x)], [cmath.phase(p) for p in _numbers(x)]),
         (a,),
         wide=8,
         dtypes=WIDE,
@@ -262,7 +264,7 @@ def complexes(source: random.Random, size: int) -> Iterator[Case]:
     yield Case(
         "polar",
         lambda t, r, w: t.view_as_real(t.polar(r, w)),
-        lambda r, w: parts([cmath.rect(p, q) for p, q in zip(r, w)]),
+        lambda r, w: _parts([cmath.rect(p, q) for p, q in zip(r, w)]),
         (sizes, angles),
         wide=8,
         dtypes=WIDE,

@@ -71,20 +71,6 @@ def statistics(source: random.Random, size: int) -> Iterator[Case]:
     def rows(v: Values) -> list[Values]:
         return list(lines_of(v, m))
 
-    def centred(v: Values) -> list[Values]:
-        return [[a - math.fsum(p) / m for a in p] for p in rows(v)]
-
-    def covariance(v: Values) -> Values:
-        lines = centred(v)
-        return [math.fsum(a * b for a, b in zip(p, q)) / (m - 1) for p in lines for q in lines]
-
-    def moments(v: Values) -> tuple[Values, Values]:
-        means = [math.fsum(p) / m for p in rows(v)]
-        return [math.fsum(a * a for a in p) / (m - 1) for p in centred(v)], means
-
-    def areas(p: Values) -> Values:
-        return [(a + b) / 2 for a, b in zip(p, p[1:])]
-
     table: list[selections.Row] = [
         (
             "quantile",
@@ -111,20 +97,46 @@ def statistics(source: random.Random, size: int) -> Iterator[Case]:
         ("aminmax", lambda t, v: t.aminmax(v, dim=1), lambda v: ([*map(min, rows(v))], [*map(max, rows(v))]), (y,), 4),
         ("msort", lambda t, v: t.msort(v.t()), lambda v: selections.flat(zip(*map(sorted, rows(v)))), (y,), 2),
         *_beside_nan(x, y, Input(holes, (n, m), "bool")),
-        ("var_mean", lambda t, v: t.var_mean(v, dim=1), moments, (x,), 8),
-        ("cov", lambda t, v: t.cov(v), covariance, (x,), 8),
-        ("trapezoid", lambda t, v: t.trapezoid(v, dim=1), lambda v: [math.fsum(areas(p)) for p in rows(v)], (x,), 8),
-        (
-            "cumulative_trapezoid",
-            lambda t, v: t.cumulative_trapezoid(v, dim=1),
-            lambda v: selections.flat(itertools.accumulate(areas(p)) for p in rows(v)),
-            (x,),
-            16,
-        ),
+        *_moments_and_areas(x, m),
     ]
     for name, call, reference, inputs, wide in table:
         # torch 1.13 has no gradient of aminmax.
         yield Case(name, call, reference, inputs, name != "aminmax", wide=wide, dtypes=WIDE, least=1.0)
+
+
+def _moments_and_areas(x: Input, m: int) -> list[selections.Row]:
+    def centred(v: Values) -> list[Values]:
+        return [[a - math.fsum(p) / m for a in p] for p in lines_of(v, m)]
+
+    def covariance(v: Values) -> Values:
+        lines = centred(v)
+        return [math.fsum(a * b for a, b in zip(p, q)) / (m - 1) for p in lines for q in lines]
+
+    def moments(v: Values) -> tuple[Values, Values]:
+        means = [math.fsum(p) / m for p in lines_of(v, m)]
+        return [math.fsum(a * a for a in p) / (m - 1) for p in centred(v)], means
+
+    def areas(p: Values) -> Values:
+        return [(a + b) / 2 for a, b in zip(p, p[1:])]
+
+    return [
+        ("var_mean", lambda t, v: t.var_mean(v, dim=1), moments, (x,), 8),
+        ("cov", lambda t, v: t.cov(v), covariance, (x,), 8),
+        (
+            "trapezoid",
+            lambda t, v: t.trapezoid(v, dim=1),
+            lambda v: [math.fsum(areas(p)) for p in lines_of(v, m)],
+            (x,),
+            8,
+        ),
+        (
+            "cumulative_trapezoid",
+            lambda t, v: t.cumulative_trapezoid(v, dim=1),
+            lambda v: selections.flat(itertools.accumulate(areas(p)) for p in lines_of(v, m)),
+            (x,),
+            16,
+        ),
+    ]
 
 
 EVERY: tuple[Callable[[random.Random, int], Iterator[Case]], ...] = (statistics,)

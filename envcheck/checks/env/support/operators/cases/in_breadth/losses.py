@@ -64,16 +64,17 @@ def margins(source: random.Random, size: int) -> Iterator[Case]:
     yield from _classes(source, size, reduction)
 
 
+def _spaced_scores(source: random.Random, classes: int) -> Values:
+    """Return scores whose differences are multiples of 0.3 give or take 0.1: the margin 1 lies between two of them."""
+    steps = [0.3 * n for n in range(classes)]
+    source.shuffle(steps)
+    return [step + source.uniform(-0.02, 0.02) for step in steps]
+
+
 def _classes(source: random.Random, size: int, reduction: str) -> Iterator[Case]:
     """Yield losses that ask for one class, or several, ahead of the others: scores are far from what bends."""
     rows, classes = source.randint(1, 4), source.randint(3, 4 + 3 * size)
-    scores = []
-    for _ in range(rows):
-        # Differences are multiples of 0.3 give or take 0.1, and the margin 1 lies between two of them.
-        steps = [0.3 * n for n in range(classes)]
-        source.shuffle(steps)
-        scores += [step + source.uniform(-0.02, 0.02) for step in steps]
-    x = Input(scores, (rows, classes))
+    x = Input([score for _ in range(rows) for score in _spaced_scores(source, classes)], (rows, classes))
     targets = Input([source.randrange(classes) for _ in range(rows)], (rows,), "int64")
     power = source.choice((1, 2))
 

@@ -16,6 +16,8 @@ from envcheck.checks.env.support.operators.cases.dense_layers import given
 from envcheck.checks.env.support.operators.operator_trial import WIDE, Case, Input
 
 Values = list[float]
+# By name: how torch is called, the reference, the inputs, and how wide the tolerance is.
+_Rows = dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[Input, ...], float]]
 
 
 def dominant(source: random.Random, n: int) -> Input:
@@ -161,13 +163,6 @@ def functions(source: random.Random, size: int) -> Iterator[Case]:
 
     left, right, third = given(source, n, k), given(source, k, m), given(source, m, n)
 
-    def kron(v: Values, w: Values) -> Values:
-        grid = itertools.product(range(n), range(k), range(k), range(m))
-        return [v[i * k + q] * w[p * m + j] for i, p, q, j in grid]
-
-    def chained(v: Values, w: Values, z: Values) -> Values:
-        return product(product(v, w, k, m), z, m, n)
-
     def sides(v: Values) -> tuple[Values, ...]:
         lines = [[abs(x) for x in v[i * k : (i + 1) * k]] for i in range(n)]
         return [max(map(math.fsum, zip(*lines)))], [max(map(math.fsum, lines))], [math.hypot(*v)]
@@ -175,11 +170,9 @@ def functions(source: random.Random, size: int) -> Iterator[Case]:
     three, other = given(source, m, 3), given(source, m, 3)
 
     powers = source.randint(2, 5)
-    rows: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[Input, ...], float]] = {
+    rows: _Rows = {
         "linalg.matrix_power": (lambda t, v: t.linalg.matrix_power(v, power), multiplied, (a,), 16),
         "linalg.matrix_exp": (lambda t, v: t.linalg.matrix_exp(v), lambda v: _exponential(v, n), (small,), 32),
-        "kron": (lambda t, v, w: t.kron(v, w), kron, (left, right), 4),
-        "linalg.multi_dot": (lambda t, *v: t.linalg.multi_dot(v), chained, (left, right, third), 8),
         "linalg.cross": (lambda t, v, w: t.linalg.cross(v, w), _crossed, (three, other), 4),
         "trace": (lambda t, v: t.trace(v), lambda v: [math.fsum(v[:: n + 1])], (a,), 8),
         "linalg.vander": (
@@ -188,13 +181,35 @@ def functions(source: random.Random, size: int) -> Iterator[Case]:
             (given(source, m),),
             8,
         ),
+        "einsum ii->i": (lambda t, v: t.einsum("ii->i", v), lambda v: v[:: n + 1], (a,), 2),
+        **_contractions(source, left, right, third),
+    }
+    for name, (call, reference, inputs, wide) in rows.items():
+        # The gradient of kron asks for views that tensors with gaps do not have (torch 2.13).
+        yield Case(name, call, reference, inputs, wide=wide, dtypes=WIDE, least=1.0, layouts=name != "kron")
+    yield Case("linalg.matrix_norm", _norms, sides, (left,), wide=4, dtypes=WIDE, gradient=False)
+
+
+def _contractions(source: random.Random, left: Input, right: Input, third: Input) -> _Rows:
+    """Return products of several matrices, of shapes (n, k), (k, m) and (m, n)."""
+    (n, k), m = left.shape, right.shape[1]
+
+    def kron(v: Values, w: Values) -> Values:
+        grid = itertools.product(range(n), range(k), range(k), range(m))
+        return [v[i * k + q] * w[p * m + j] for i, p, q, j in grid]
+
+    def chained(v: Values, w: Values, z: Values) -> Values:
+        return product(product(v, w, k, m), z, m, n)
+
+    return {
+        "kron": (lambda t, v, w: t.kron(v, w), kron, (left, right), 4),
+        "linalg.multi_dot": (lambda t, *v: t.linalg.multi_dot(v), chained, (left, right, third), 8),
         "tensordot": (
             lambda t, v, w: t.tensordot(v, w, dims=([1], [0])),
             lambda v, w: product(v, w, k, m),
             (left, right),
             4,
         ),
-        "einsum ii->i": (lambda t, v: t.einsum("ii->i", v), lambda v: v[:: n + 1], (a,), 2),
         "einsum ij,ij->i": (
             lambda t, v, w: t.einsum("ij,ij->i", v, w),
             lambda v, w: [math.fsum(p * q for p, q in list(zip(v, w))[i : i + k]) for i in range(0, n * k, k)],
@@ -214,10 +229,6 @@ def functions(source: random.Random, size: int) -> Iterator[Case]:
             8,
         ),
     }
-    for name, (call, reference, inputs, wide) in rows.items():
-        # The gradient of kron asks for views that tensors with gaps do not have (torch 2.13).
-        yield Case(name, call, reference, inputs, wide=wide, dtypes=WIDE, least=1.0, layouts=name != "kron")
-    yield Case("linalg.matrix_norm", _norms, sides, (left,), wide=4, dtypes=WIDE, gradient=False)
 
 
 EVERY: tuple[Callable[[random.Random, int], Iterator[Case]], ...] = (solutions, functions)

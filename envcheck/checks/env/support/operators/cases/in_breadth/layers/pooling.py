@@ -59,8 +59,62 @@ def _with_options(source: random.Random) -> Iterator[Case]:
     step, count = source.randint(2, 3), source.randint(2, 4)
     more = source.randint(0, step - 1)
     width = step * count + more
+    yield from _largest(distinct(source, 1, 2, width), step, count, width)
+    windows = [range(i, i + step) for i in range(0, step * count, step)]
+    power = source.choice((1.0, 2.0, 3.0))
+    positive = Input(seeded_numbers.uniform(source, 2 * width, 0.3, 2), (1, 2, width))
+    yield Case(
+        f"lp_pool1d {power:g}",
+        lambda t, v: t.nn.functional.lp_pool1d(v, power, step),
+        lambda v: [
+            math.fsum(v[plane * width + i] ** power for i in window) ** (1 / power)
+            for plane in range(2)
+            for window in windows
+        ],
+        (positive,),
+        wide=6,
+        dtypes=WIDE,
+    )
+    divisor = step + source.randint(1, 3)
+    yield Case(
+        "avg_pool2d divisor_override",
+        lambda t, v: t.nn.functional.avg_pool2d(v[..., None], (step, 1), divisor_override=divisor),
+        lambda v: [
+            math.fsum(v[plane * width + i] for i in window) / divisor for plane in range(2) for window in windows
+        ],
+        (positive,),
+        wide=4,
+        dtypes=WIDE,
+    )
+    yield from _beside_channels(source)
+
+
+def _beside_channels(source: random.Random) -> Iterator[Case]:
+    """Yield what divides each number by those of the channels beside it."""
+    radius, alpha, beta = source.randint(1, 4), source.uniform(0.1, 1), source.uniform(0.5, 1)
+    channels = source.randint(2, 6)
+
+    def local(v: Values) -> Values:
+        found = []
+        for c, i in itertools.product(range(channels), range(3)):
+            near = range(max(0, c - radius // 2), min(channels, c + (radius - 1) // 2 + 1))
+            total = math.fsum(v[k * 3 + i] ** 2 for k in near)
+            found.append(v[c * 3 + i] / (1.5 + alpha * total / radius) ** beta)
+        return found
+
+    yield Case(
+        "local_response_norm",
+        lambda t, v: t.nn.functional.local_response_norm(v, radius, alpha=alpha, beta=beta, k=1.5),
+        local,
+        (given(source, 1, channels, 3),),
+        wide=4,
+        dtypes=WIDE,
+    )
+
+
+def _largest(x: Input, step: int, count: int, width: int) -> Iterator[Case]:
+    """Yield the largest values of two planes, also of a last window that is cut off, and their places."""
     windows = [range(i, min(i + step, width)) for i in range(0, width, step)]
-    x = distinct(source, 1, 2, width)
     lines = [x.values[:width], x.values[width:]]
 
     def each(v: Values, do: Callable[[Values], float]) -> Values:
@@ -95,57 +149,6 @@ def _with_options(source: random.Random) -> Iterator[Case]:
         lambda _: places,
         (x,),
         gradient=False,
-    )
-    power = source.choice((1.0, 2.0, 3.0))
-    positive = Input(seeded_numbers.uniform(source, 2 * width, 0.3, 2), (1, 2, width))
-    yield Case(
-        f"lp_pool1d {power:g}",
-        lambda t, v: t.nn.functional.lp_pool1d(v, power, step),
-        lambda v: [
-            math.fsum(v[plane * width + i] ** power for i in window) ** (1 / power)
-            for plane in range(2)
-            for window in windows[:count]
-        ],
-        (positive,),
-        wide=6,
-        dtypes=WIDE,
-    )
-    divisor = step + source.randint(1, 3)
-    yield Case(
-        "avg_pool2d divisor_override",
-        lambda t, v: t.nn.functional.avg_pool2d(v[..., None], (step, 1), divisor_override=divisor),
-        lambda v: [
-            math.fsum(v[plane * width + i] for i in window) / divisor
-            for plane in range(2)
-            for window in windows[:count]
-        ],
-        (positive,),
-        wide=4,
-        dtypes=WIDE,
-    )
-    yield from _beside_channels(source)
-
-
-def _beside_channels(source: random.Random) -> Iterator[Case]:
-    """Yield what divides each number by those of the channels beside it."""
-    radius, alpha, beta = source.randint(1, 4), source.uniform(0.1, 1), source.uniform(0.5, 1)
-    channels = source.randint(2, 6)
-
-    def local(v: Values) -> Values:
-        found = []
-        for c, i in itertools.product(range(channels), range(3)):
-            near = range(max(0, c - radius // 2), min(channels, c + (radius - 1) // 2 + 1))
-            total = math.fsum(v[k * 3 + i] ** 2 for k in near)
-            found.append(v[c * 3 + i] / (1.5 + alpha * total / radius) ** beta)
-        return found
-
-    yield Case(
-        "local_response_norm",
-        lambda t, v: t.nn.functional.local_response_norm(v, radius, alpha=alpha, beta=beta, k=1.5),
-        local,
-        (given(source, 1, channels, 3),),
-        wide=4,
-        dtypes=WIDE,
     )
 
 
