@@ -22,7 +22,7 @@ from envcheck.mirrors.net.waits import NETWORK_WAITS
 
 COMMANDS: Final = {
     "resolve": "What can run on this machine, or on the one you describe.",
-    "matrix": "Show and lint the facts.",
+    "matrix": "Show, lint and refresh the facts.",
     "images": "List the cells of images/ and what each still lacks.",
     "lock": "Pin a cell's packages with hashes.",
     "render": "Write a cell's Dockerfile, or a whole build context.",
@@ -43,7 +43,7 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # What the envcheck of an image comes without (pyproject.toml, the group `image`).
 _HOST_ONLY: Final = {"docker", "jinja2", "uv"}
 # Commands with commands of their own, each in a package.
-_GROUPS: Final = {"images", "mirror", "store"}
+_GROUPS: Final = {"images", "matrix", "mirror", "store"}
 
 
 class Settings(NamedTuple):

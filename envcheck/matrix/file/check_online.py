@@ -123,7 +123,7 @@ def _ask_all(questions: list[Question], ask: Client, progress: Callable[[Step], 
 
 def _questions(matrix: Matrix) -> Iterator[Question]:
     for release in matrix.torch:
-        variant = release.variant(release.pypi["x86_64"])
+        variant = release.variant(release.pypi.get("x86_64", ""))
         build = next((build for build in variant.builds if build.arch == "x86_64"), None) if variant else None
         if variant is None or build is None:
             continue

@@ -159,7 +159,7 @@ def _parse_name(name: str) -> tuple[str, Version | None, frozenset[Tag]]:
 def _page_urls(package: LockedPackage, indexes: Mapping[str, Sequence[Index]]) -> list[str]:
     family, _, variant = package.index.partition("/")
     remote = [index for index in indexes.get(family, ()) if index.local is None]
-    return [simple_api.page_url(_with_default_url(index, family), package.project, variant) for index in remote]
+    return [simple_api.page_url(with_default_url(index, family), package.project, variant) for index in remote]
 
 
 def local_files(package: LockedPackage, indexes: Mapping[str, Sequence[Index]]) -> list[Path]:
@@ -178,7 +178,8 @@ def local_files(package: LockedPackage, indexes: Mapping[str, Sequence[Index]]) 
     return [file for file in files if version is None or _parse_name(file.name)[1] == version]
 
 
-def _with_default_url(index: Index, family: str) -> Index:
+def with_default_url(index: Index, family: str) -> Index:
+    """Return the index, with the client's own URL where it stands for that."""
     if index.url != CLIENT_DEFAULT:
         return index
     return Index(url=f"{pytorch_index()}/{{variant}}" if family == "pytorch" else python_index())

@@ -34,12 +34,17 @@ _SHA256: Final = re.compile(r"sha256=([0-9a-f]{64})")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IndexFile:
-    """One file that a page lists. `sha256` and `size` (bytes) are None if the page does not have them."""
+    """One file that a page lists. `sha256`, `size` (bytes) and `uploaded` are None if the page does not have them.
+
+    `yanked` files were withdrawn by their project.
+    """
 
     name: str
     url: str
     sha256: str | None = None
     size: int | None = None
+    uploaded: str | None = None
+    yanked: bool = False
 
 
 def page_url(index: Index, project: str, variant: str = "") -> str:
@@ -114,11 +119,14 @@ def _parse_json(body: bytes, url: str) -> list[IndexFile]:
 
 def _parse_entry(entry: Mapping[str, Any], url: str) -> IndexFile:
     size, digest = entry.get("size"), entry.get("hashes", {}).get("sha256")
+    uploaded = entry.get("upload-time")
     return IndexFile(
         name=str(entry["filename"]),
         url=urljoin(url, str(entry["url"])),
         sha256=digest if isinstance(digest, str) else None,
         size=size if isinstance(size, int) and not isinstance(size, bool) and 0 <= size < _PETABYTE else None,
+        uploaded=uploaded if isinstance(uploaded, str) else None,
+        yanked=entry.get("yanked", False) is not False,
     )
 
 
@@ -134,9 +142,9 @@ class _Links(HTMLParser):
         if href is None:
             return
         with contextlib.suppress(ValueError):  # a link that is no URL
-            self._link(tag, href)
+            self._link(tag, href, yanked="data-yanked" in attributes)
 
-    def _link(self, tag: str, href: str) -> None:
+    def _link(self, tag: str, href: str, *, yanked: bool) -> None:
         if tag == "base":
             self._base = urljoin(self._base, href)
         elif tag == "a":
@@ -146,4 +154,4 @@ class _Links(HTMLParser):
             if len(self.files) >= _MOST:
                 raise _too_many_error()
             if name:
-                self.files.append(IndexFile(name, target, digest[1] if digest else None))
+                self.files.append(IndexFile(name, target, digest[1] if digest else None, yanked=yanked))

@@ -1,4 +1,4 @@
-"""`envcheck matrix`: show and lint the facts."""
+"""`envcheck matrix`: show, lint and refresh the facts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from envcheck.cli.matrix import refresh
 from envcheck.cli.shared.parameter_types import ARCHS
 from envcheck.cli.shared.typed_options import takes
 from envcheck.counting import counted
@@ -64,7 +65,7 @@ class MatrixCheckOptions(NamedTuple):
 
 @click.group()
 def command() -> None:
-    """Show and lint the facts that every answer stands on.
+    """Show, lint and refresh the facts that every answer stands on.
 
     \b
     envcheck matrix show --torch 2.8
@@ -292,3 +293,6 @@ def rewrite(settings: Settings) -> None:
     if changed:
         safe_files.replace(file, text.encode())
     click.echo(f"{file.name}: {'rewritten' if changed else 'already canonical'}")
+
+
+command.add_command(refresh.command)

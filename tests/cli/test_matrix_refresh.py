@@ -1,0 +1,126 @@
+"""`envcheck matrix refresh` against an index of this machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envcheck.matrix.file.canonical import dump
+from envcheck.matrix.file.load import load
+from tests.http_server import Answer, Request, Server, Servers
+
+Run = Callable[..., tuple[int, str, str]]
+SHIPPED = Path(__file__).parents[2] / "matrix.yaml"
+LINUX = "manylinux_2_28_x86_64.whl"
+METADATA = {
+    f"torch-2.16.0-cp312-cp312-{LINUX}": 'Requires-Dist: cuda-toolkit[cudart]==13.2.2; platform_system == "Linux"',
+    f"torchvision-0.30.0-cp312-cp312-{LINUX}": "Requires-Dist: torch (==2.16.0)",
+}
+PAGES = {
+    "/simple/torch/": [f"torch-2.16.0-cp312-cp312-{LINUX}", f"torch-2.15.0-cp311-cp311-{LINUX}"],
+    "/simple/torchvision/": [f"torchvision-0.30.0-cp312-cp312-{LINUX}", f"torchvision-0.29.2-cp312-cp312-{LINUX}"],
+    "/whl/cpu/torch/": [f"torch-2.16.0+cpu-cp312-cp312-{LINUX}"],
+    "/whl/cu132/torch/": [f"torch-2.16.0+cu132-cp313-cp313-{LINUX}"],
+}
+
+
+def answer(request: Request) -> Answer:
+    if request.route in PAGES:
+        links = "".join(f'<a href="/files/{name}#sha256={"b" * 64}">w</a>' for name in PAGES[request.route])
+        return Answer(200, links.encode(), {"Content-Type": "text/html"})
+    told = METADATA.get(request.route.removeprefix("/files/").removesuffix(".metadata"))
+    return Answer(404) if told is None else Answer(200, f"Metadata-Version: 2.1\n{told}\n".encode())
+
+
+@pytest.fixture
+def server(servers: Servers) -> Server:
+    return servers.start(Server(answer))
+
+
+@pytest.fixture
+def profile(tmp_path: Path, server: Server) -> Path:
+    path = tmp_path / "site.yaml"
+    path.write_text(
+        f"name: site\npypi: [{{url: '{server.url}/simple'}}]\npytorch: [{{url: '{server.url}/whl/{{variant}}'}}]\n"
+    )
+    return path
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    return Path(shutil.copy(SHIPPED, tmp_path / "matrix.yaml"))
+
+
+def test_rows_are_proposed_in_canonical_form_with_evidence(run: Run, mine: Path, profile: Path, tmp_path: Path) -> None:
+    page = tmp_path / "proposal.md"
+    args = ("--matrix", str(mine), "matrix", "refresh", "--mirror", str(profile), "--summary", str(page))
+    code, out, _ = run(*args)
+    assert code == 0
+    assert "torch 2.16.0+cu132 x86_64: Python 3.12, 3.13\n2 rows added to matrix.yaml\n" in out
+    assert "the PyTorch index has no page of cu116" in out
+    matrix = load(mine)
+    release = matrix.release("2.16.0")
+    assert release is not None
+    assert (release.verified, release.torchvision, release.pypi) == (False, "0.30.0", {"x86_64": "cu132"})
+    assert mine.read_text() == dump(matrix)
+    assert "matrix.yaml" in run("--matrix", str(mine), "matrix", "format")[1]
+    assert run("--matrix", str(mine), "matrix", "check")[0] == 0
+    assert f"{'b' * 64}  torch-2.16.0+cpu-cp312-cp312-{LINUX}" in page.read_text()
+    code, out, _ = run(*args)
+    assert (code, out.splitlines()[0]) == (0, "the indexes list nothing that the matrix lacks")
+
+
+def test_a_dry_run_writes_nothing_and_programs_get_json(run: Run, mine: Path, profile: Path) -> None:
+    args = ("--matrix", str(mine), "matrix", "refresh", "--mirror", str(profile), "--dry-run")
+    code, out, _ = run(*args)
+    assert (code, "2 rows would be added to matrix.yaml" in out) == (0, True)
+    code, out, _ = run(*args, "--json")
+    document = json.loads(out)
+    assert (code, document["schema"]) == (0, "envcheck/refresh/1")
+    assert [row["row"] for row in document["rows"]] == ["torch 2.16.0+cpu x86_64", "torch 2.16.0+cu132 x86_64"]
+    assert mine.read_bytes() == SHIPPED.read_bytes()
+
+
+def test_what_the_lint_finds_in_a_proposal_is_a_person_s_work(
+    run: Run, mine: Path, profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(PAGES, "/simple/torchvision/")
+    _, out, _ = run("--matrix", str(mine), "matrix", "refresh", "--mirror", str(profile))
+    assert "to do: torch 2.16.0: it has no torchvision" in out
+
+
+@pytest.mark.parametrize("broken", ["/simple/torch/", "/whl/cu132/torch/", "/files/"])
+def test_an_index_that_cannot_be_read_is_exit_3_and_nothing_changes(
+    run: Run, mine: Path, profile: Path, server: Server, tmp_path: Path, broken: str
+) -> None:
+    def failing(request: Request) -> Answer:
+        return Answer(500) if request.route == broken else answer(request)
+
+    def cut(request: Request) -> Answer:
+        part = {"Content-Length": "999"}
+        return Answer(200, b"Metadata-", part, close=True) if request.route.startswith(broken) else answer(request)
+
+    server.answering = cut if broken == "/files/" else failing
+    page = tmp_path / "proposal.md"
+    args = ("--matrix", str(mine), "matrix", "refresh", "--mirror", str(profile), "--summary", str(page))
+    code, out, err = run(*args)
+    assert (code, out) == (3, "")
+    assert err.startswith("envcheck: cannot read the index 127.0.0.1:")
+    assert err.count("\n") == 1
+    assert mine.read_bytes() == SHIPPED.read_bytes()
+    assert not page.exists()
+
+
+def test_the_data_of_an_installed_envcheck_is_left_as_it_is(
+    run: Run, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from envcheck import data  # noqa: PLC0415 (changed for this test only)
+
+    (tmp_path / "_data").mkdir()
+    monkeypatch.setattr(data, "_PACKAGE", tmp_path)
+    code, _, err = run("matrix", "refresh", "--mirror", str(profile))
+    assert (code, "give --matrix FILE" in err) == (2, True)

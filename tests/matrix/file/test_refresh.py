@@ -1,0 +1,161 @@
+"""What the indexes list and the matrix lacks becomes unverified rows; nothing is removed, and nothing is guessed."""
+
+from __future__ import annotations
+
+import pytest
+
+from envcheck.errors import ConfigError
+from envcheck.matrix.facts.model import Build, Matrix, TorchVariant
+from envcheck.matrix.file.canonical import dump
+from envcheck.matrix.file.lint import lint
+from envcheck.matrix.file.load import loads
+from envcheck.matrix.file.proposal_text import markdown
+from envcheck.matrix.file.refresh import (
+    Proposal,
+    RefreshSource,
+    SeenIndexes,
+    SeenWheel,
+    newest_torchvision,
+    propose,
+    variants_to_read,
+)
+
+SOURCE = RefreshSource("refresh-2027-01-02", "the pages of a test", "2027-01-02")
+NEW = "2.16.0"
+
+
+def seen(torch: str, variant: str | None, python: str = "3.12", arch: str = "x86_64", **more: str) -> SeenWheel:
+    local = f"+{variant}" if variant else ""
+    name = f"torch-{torch}{local}-cp{python.replace('.', '')}-{arch}.whl"
+    return SeenWheel(torch, variant, arch, python, name, "a" * 64, more.get("uploaded"))
+
+
+def proposed(matrix: Matrix, *wheels: SeenWheel, **pypi: str | None) -> Proposal:
+    variants = {(NEW, arch): name for arch, name in pypi.items()}
+    return propose(matrix, SeenIndexes([*wheels], variants, {NEW: "0.30.0"}), SOURCE)
+
+
+def variant(matrix: Matrix, torch: str, name: str) -> TorchVariant:
+    release = matrix.release(torch)
+    row = release.variant(name) if release else None
+    assert row is not None
+    return row
+
+
+def build(matrix: Matrix, torch: str, name: str, arch: str = "x86_64") -> Build:
+    return next(row for row in variant(matrix, torch, name).builds if row.arch == arch)
+
+
+def test_what_the_matrix_has_is_proposed_by_nobody(matrix: Matrix) -> None:
+    known = [
+        seen(release.torch, row.variant, python, made.arch)
+        for release in matrix.torch
+        for row in release.variants
+        for made in row.builds
+        for python in made.python
+    ]
+    proposal = proposed(matrix, *known)
+    assert (proposal.rows, proposal.left_out) == ([], [])
+    assert dump(proposal.matrix) == dump(matrix)
+
+
+def test_a_new_release_is_a_row_that_says_what_is_not_known(matrix: Matrix) -> None:
+    on_pypi = seen(NEW, None, uploaded="2026-12-30T10:00:00Z")
+    proposal = proposed(matrix, on_pypi, seen(NEW, "cpu"), seen(NEW, "cu132", "3.13t"), x86_64="cu132")
+    assert [(row.where, row.pythons) for row in proposal.rows] == [
+        ("torch 2.16.0+cpu x86_64", ["3.12"]),
+        ("torch 2.16.0+cu132 x86_64", ["3.12", "3.13t"]),
+    ]
+    release = proposal.matrix.release(NEW)
+    assert release is not None
+    assert (release.released, release.complete, release.verified) == ("2026-12-30", False, False)
+    assert (release.pypi, release.pypi_unverified, release.torchvision) == ({"x86_64": "cu132"}, ["x86_64"], "0.30.0")
+    row = variant(proposal.matrix, NEW, "cu132")
+    assert (row.cuda, row.index, row.verified, row.source) == ("13.2", "whl/cu132", False, [SOURCE.key])
+    made = build(proposal.matrix, NEW, "cu132")
+    assert (made.sass, made.sass_verified, made.verified, made.source) == (None, False, False, [SOURCE.key])
+    assert build(proposal.matrix, NEW, "cpu").sass == []
+    assert proposal.matrix.sources[SOURCE.key] == SOURCE.text
+
+
+def test_a_proposal_is_read_again_and_the_lint_finds_nothing(matrix: Matrix) -> None:
+    proposal = proposed(matrix, seen(NEW, None), seen(NEW, "cpu", arch="aarch64"), x86_64="cu132")
+    text = dump(proposal.matrix)
+    again = loads(text.encode())
+    assert again == proposal.matrix
+    assert dump(again) == text
+    assert lint(again) == []
+    assert again.images == matrix.images
+
+
+def test_a_new_variant_and_a_new_architecture_of_a_known_release(matrix: Matrix) -> None:
+    assert "aarch64" in variant(matrix, "2.14.1", "cu126").unseen
+    proposal = proposed(matrix, seen("2.14.1", "cu126", arch="aarch64"), seen("2.8.0", "cu130"))
+    assert build(proposal.matrix, "2.14.1", "cu126", "aarch64").verified is False
+    assert variant(proposal.matrix, "2.14.1", "cu126").unseen == []
+    assert build(proposal.matrix, "2.14.1", "cu126") == build(matrix, "2.14.1", "cu126")
+    assert build(proposal.matrix, "2.8.0", "cu130").python == ["3.12"]
+
+
+def test_a_new_python_makes_its_whole_row_unverified_and_says_which_is_new(matrix: Matrix) -> None:
+    before = build(matrix, "2.15.0", "cu132")
+    assert before.verified
+    after = build(proposed(matrix, seen("2.15.0", None, "3.16")).matrix, "2.15.0", "cu132")
+    assert after.python == [*before.python, "3.16"]
+    assert (after.verified, after.sass) == (False, before.sass)
+    assert after.note == f"Python 3.16: proposed by {SOURCE.key}, the others were there before"
+    assert after.source == sorted([*before.source, SOURCE.key])
+
+
+def test_the_same_indexes_propose_once(matrix: Matrix) -> None:
+    wheels = [seen(NEW, "cpu"), seen("2.15.0", None, "3.16")]
+    first = proposed(matrix, *wheels)
+    again = proposed(first.matrix, *wheels)
+    assert again.rows == []
+    assert dump(again.matrix) == dump(first.matrix)
+
+
+def test_what_cannot_be_placed_is_named_and_not_guessed(matrix: Matrix) -> None:
+    proposal = proposed(matrix, seen(NEW, None), seen(NEW, None, arch="aarch64"), x86_64="cu199", aarch64=None)
+    assert proposal.rows == []
+    assert proposal.matrix.release(NEW) is None
+    unknown, strange = proposal.left_out
+    assert unknown == (
+        "torch 2.16.0 for aarch64 on the Python index: its requirements do not say which CUDA it is built with"
+    )
+    assert "cu199 is of a CUDA that is not among cuda.minors" in strange
+
+
+def test_what_is_older_than_the_matrix_is_left_alone(matrix: Matrix) -> None:
+    assert proposed(matrix, seen("1.9.0", "cpu", "3.9")) == Proposal(matrix, [], [])
+
+
+def test_a_release_without_a_date_is_of_the_day_of_the_reading(matrix: Matrix) -> None:
+    release = proposed(matrix, seen(NEW, "cpu")).matrix.release(NEW)
+    assert release is not None
+    assert release.released == SOURCE.day
+    assert "the day it was first seen" in (release.note or "")
+
+
+def test_which_pages_are_read(matrix: Matrix) -> None:
+    names = variants_to_read(matrix)
+    assert names[0] == "cpu"
+    assert {row.variant for release in matrix.torch for row in release.variants} <= set(names)
+    assert "cu110" not in names
+    assert newest_torchvision(matrix) == "0.29.2"
+
+
+def test_the_text_of_a_pull_request(matrix: Matrix) -> None:
+    proposal = proposed(matrix, seen(NEW, "cpu"), seen(NEW, None), x86_64=None)
+    text = markdown(proposal, SOURCE, lint(proposal.matrix))
+    assert text.startswith("1 row proposed from the pages of a test.")
+    assert "| torch 2.16.0+cpu x86_64 | 3.12 | 1 |" in text
+    assert f"{'a' * 64}  torch-2.16.0+cpu-cp312-x86_64.whl" in text
+    assert "## Seen, not proposed" in text
+    assert "## To do by hand" not in text
+    assert "<details>" not in markdown(Proposal(matrix, [], []), SOURCE, [])
+
+
+def test_a_source_of_an_unknown_form_is_refused_on_reading() -> None:
+    with pytest.raises(ConfigError):
+        loads(b"schema: envcheck/matrix/1\n")
