@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import click
 
@@ -12,9 +12,14 @@ from envcheck.cli.shared import completion, messages
 from envcheck.cli.shared.typed_options import takes
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
+from envcheck.images.build.tags import REPOSITORY
+from envcheck.images.formats import registry
+from envcheck.images.formats.registry import FormatOptions
+from envcheck.matrix.facts.model import Target
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
+    from envcheck.images.spec import ImageSpec
     from envcheck.matrix.facts.model import Cell, Matrix
 
 
@@ -22,12 +27,24 @@ class ImagesListOptions(NamedTuple):
     """The options of `envcheck images list`."""
 
     selectors: tuple[str, ...]
+    format: str | None
+    target: str | None
+    repository: str
+    changed_since: str | None
+    changed: str | None
     as_json: bool
     images_dir: Path | None
 
 
 @click.command("list", epilog="Example: envcheck images 'torch2.8*' --json")
 @click.argument("selectors", nargs=-1, metavar="[CELL]...", shell_complete=completion.cells)
+@click.option("--format", type=click.Choice(registry.names()), help="Print what this program reads, not the list.")
+@click.option("--target", type=click.Choice(get_args(Target)), help="Only this target of each cell.")
+@click.option(
+    "--repository", default=REPOSITORY, show_default=True, help="What the tags name, with --format: HOST/NAME."
+)
+@click.option("--changed-since", metavar="REV", help="Only cells that differ from this revision of git.")
+@click.option("--changed", metavar="FILE", help="Only cells that these changed paths touch, one a line; - is stdin.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: envcheck/images/1.")
 @click.option(
     "--images",
@@ -41,19 +58,36 @@ def command(options: ImagesListOptions, settings: Settings) -> int:
     """List the published cells: base, driver floor, targets, and which still lack a lock.
 
     With --json also their tags and all that they promise. A lock that cannot be used is named in its row and on
-    standard error; the other cells are listed.
+    standard error; the other cells are listed. A changed template touches every cell, and a changed file of
+    images/CELL/ that cell.
 
-    Exit 0: listed, whatever lacks a lock; 2: a lock cannot be used, or wrong usage.
+    Exit 0: listed, whatever lacks a lock; 2: a lock cannot be used, or wrong usage; 3: git is needed and not there.
     """
+    from envcheck.cli.images.selection import selected, specs_of
     from envcheck.data import data_path
-    from envcheck.images.spec import select
     from envcheck.matrix.file.load import load
 
-    matrix = load(settings.matrix)
-    targets = {cell: choice.targets for choice in matrix.images for cell in choice.cells()}
-    directory = options.images_dir or data_path("images")
-    rows = [_row(matrix, cell, list(targets[cell]), directory) for cell in select(matrix, options.selectors)]
-    if options.as_json:
+    if options.format and options.as_json:
+        message = "--format and --json exclude each other"
+        raise ConfigError(message, fix="give one of them")
+    matrix, directory = load(settings.matrix), options.images_dir or data_path("images")
+    chosen = selected(matrix, options, directory)
+    if options.format:
+        specs = specs_of(matrix, chosen, directory)
+        click.echo(registry.written(options.format, specs, FormatOptions(options.repository)), nl=False)
+        _say_left_out(specs)
+        return 0
+    return _listed([_row(matrix, cell, targets, directory) for cell, targets in chosen], as_json=options.as_json)
+
+
+def _say_left_out(specs: list[ImageSpec]) -> None:
+    """Name the cells that a format for many cells leaves out."""
+    for cell in dict.fromkeys(str(spec.cell) for spec in specs if not spec.locks):
+        messages.say(f"{cell} is left out: it has no lock; run `envcheck lock {cell}`")
+
+
+def _listed(rows: list[dict[str, Any]], *, as_json: bool) -> int:
+    if as_json:
         click.echo(json.dumps({"schema": "envcheck/images/1", "cells": rows}, indent=1))
     else:
         _table(rows)
@@ -63,7 +97,7 @@ def command(options: ImagesListOptions, settings: Settings) -> int:
     return ConfigError.exit_code if errors else 0
 
 
-def _row(matrix: Matrix, cell: Cell, targets: list[str], directory: Path) -> dict[str, Any]:
+def _row(matrix: Matrix, cell: Cell, targets: list[Target], directory: Path) -> dict[str, Any]:
     from envcheck.images.locks.lockfile import missing
     from envcheck.images.spec import load_spec, make_spec
 
@@ -86,6 +120,9 @@ def _row(matrix: Matrix, cell: Cell, targets: list[str], directory: Path) -> dic
 
 
 def _table(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        click.echo("no cell is touched")
+        return
     layout = "{:<26} {:<20} {:<5} {:<14} {}"
     click.echo(layout.format("CELL", "BASE", "LOCK", "DRIVER FLOOR", "TARGETS").rstrip())
     for row in rows:

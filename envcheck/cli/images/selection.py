@@ -1,0 +1,76 @@
+"""Which targets of which cells the options of `envcheck images` mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from envcheck.errors import ConfigError
+
+if TYPE_CHECKING:
+    from envcheck.images.spec import ImageSpec
+    from envcheck.matrix.facts.model import Cell, Matrix, Target
+
+Chosen = tuple["Cell", list["Target"]]
+
+
+class Selection(Protocol):
+    """The options that select."""
+
+    @property
+    def selectors(self) -> tuple[str, ...]:
+        """Cells or globs; none stands for all."""
+
+    @property
+    def target(self) -> str | None:
+        """The one target, or all."""
+
+    @property
+    def changed_since(self) -> str | None:
+        """A revision of git."""
+
+    @property
+    def changed(self) -> str | None:
+        """A file that lists changed paths."""
+
+
+def selected(matrix: Matrix, options: Selection, images_dir: Path) -> list[Chosen]:
+    """Return the cells with their targets; a target that no named cell has is a ConfigError."""
+    from envcheck.images.spec import select
+
+    published = {cell: choice.targets for choice in matrix.images for cell in choice.cells()}
+    named = [
+        (cell, [target for target in published[cell] if options.target in (None, target)])
+        for cell in select(matrix, options.selectors)
+    ]
+    chosen = [(cell, targets) for cell, targets in named if targets]
+    if not chosen:
+        message = f"no selected cell is published as {options.target}"
+        raise ConfigError(message, fix="choose a target that `envcheck images` lists for the cell")
+    return _touched(chosen, options, images_dir)
+
+
+def _touched(chosen: list[Chosen], options: Selection, images_dir: Path) -> list[Chosen]:
+    """Return those that the named changes touch; all where no change is named."""
+    from envcheck.cli.images import changed_paths
+    from envcheck.images.changed import changed_cells
+
+    if options.changed_since is not None and options.changed is not None:
+        message = "--changed-since and --changed exclude each other"
+        raise ConfigError(message, fix="give one of them")
+    if options.changed_since is not None:
+        paths = changed_paths.since(options.changed_since, images_dir)
+    elif options.changed is not None:
+        paths = changed_paths.listed(options.changed)
+    else:
+        return chosen
+    touched = set(changed_cells(paths, [str(cell) for cell, _ in chosen]))
+    return [(cell, targets) for cell, targets in chosen if str(cell) in touched]
+
+
+def specs_of(matrix: Matrix, chosen: Sequence[Chosen], images_dir: Path) -> list[ImageSpec]:
+    """Return one spec for each target of each cell."""
+    from envcheck.images.spec import load_spec
+
+    return [load_spec(matrix, cell, target, images_dir=images_dir) for cell, targets in chosen for target in targets]

@@ -1,0 +1,57 @@
+"""The formats of cells: every other module of this folder is one, under its own name, and holds a `FORMAT`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from envcheck.errors import ConfigError
+from envcheck.images import formats
+from envcheck.images.spec import ImageSpec
+
+
+class FormatOptions(NamedTuple):
+    """What a format may need beside the specs: the repository that the images' tags name."""
+
+    repository: str
+
+
+class CellFormat(NamedTuple):
+    """How targets of cells are written in one format.
+
+    `one` says that a file is of one target of one cell; `lockless` that cells without a lock may be left out.
+    """
+
+    render: Callable[[Sequence[ImageSpec], FormatOptions], str]
+    one: bool = False
+    lockless: bool = False
+
+
+def names() -> tuple[str, ...]:
+    """Return the name of each format, sorted; none of them is imported."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(formats.__path__) if module.name != "registry"))
+
+
+def named(name: str) -> CellFormat:
+    """Return the format of that name. Raises TypeError where its module has no FORMAT."""
+    cell_format = importlib.import_module(f"{formats.__name__}.{name}").FORMAT
+    if not isinstance(cell_format, CellFormat):
+        message = f"{formats.__name__}.{name}.FORMAT is no CellFormat"
+        raise TypeError(message)
+    return cell_format
+
+
+def written(name: str, specs: Sequence[ImageSpec], options: FormatOptions) -> str:
+    """Return the text of the format, or raise ConfigError where it cannot hold these specs."""
+    cell_format = named(name)
+    unlocked = [str(spec.cell) for spec in specs if not spec.locks]
+    if unlocked and not cell_format.lockless:
+        message = f"{unlocked[0]} has no lock"
+        raise ConfigError(message, fix=f"run `envcheck lock {unlocked[0]}` where its index can be reached")
+    if cell_format.one and len(specs) != 1:
+        chosen = ", ".join(f"{spec.cell} {spec.target}" for spec in specs[:3])
+        message = f"--format {name} is of one target of one cell, and {len(specs)} are selected ({chosen} …)"
+        raise ConfigError(message, fix="name one cell, and its --target")
+    return cell_format.render([spec for spec in specs if spec.locks], options)

@@ -1,0 +1,125 @@
+"""`envcheck images --format`, and which cells a change selects."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from envcheck.cli import cli
+from envcheck.data import data_path
+from envcheck.errors import ConfigError, UnavailableError
+from envcheck.images.engines import subprocesses
+
+CELL = "torch2.13.0-cpu-py311"
+OTHER = "torch2.13.0-cu130-py311"
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    """Run `envcheck images`; what it raises stays in the result."""
+    return CliRunner().invoke(cli, ["images", *arguments], input=stdin)
+
+
+def cells(*arguments: str, stdin: str | None = None) -> list[str]:
+    """Return the cells of the jobs that the arguments select."""
+    shown = run(*arguments, "--format", "github", stdin=stdin)
+    assert shown.exit_code == 0, shown.output
+    return [job["cell"] for job in json.loads(shown.stdout)["include"]]
+
+
+def refusal(*arguments: str, stdin: str | None = None) -> str:
+    """Return the line of a refused command."""
+    error = run(*arguments, stdin=stdin).exception
+    assert isinstance(error, ConfigError | UnavailableError)
+    return str(error)
+
+
+def test_a_matrix_has_the_selected_cells_only() -> None:
+    assert cells("torch2.13.0-cpu*") == [CELL]
+    assert cells("torch2.13.0-*py311", "--target", "runtime") == [CELL, OTHER]
+
+
+def test_changed_paths_select_cells() -> None:
+    assert cells("--changed", "-", stdin=f"README.md\nimages/{OTHER}/torch.lock\n") == [OTHER]
+    assert cells("torch2.13.0-cpu*", "--changed", "-", stdin=f"images/{OTHER}/torch.lock\0README.md\0") == []
+    assert cells("torch2.13.0-*py311", "--changed", "-", stdin="templates/Dockerfile.j2\n") == [CELL, OTHER]
+    assert run("--changed", "-", stdin="README.md\n").stdout == "no cell is touched\n"
+
+
+def test_a_list_without_a_path_is_a_failed_command_and_not_an_empty_change(tmp_path: Path) -> None:
+    assert "standard input names no path" in refusal("--changed", "-", stdin="\n")
+    (tmp_path / "paths").write_bytes(b"\xff\n")
+    assert "not UTF-8 text" in refusal("--changed", str(tmp_path / "paths"))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return the images/ of a checkout whose branch has left `main`, which has gone on since."""
+    images = tmp_path / "repo/images"
+    for cell in (CELL, OTHER):
+        (images / cell).mkdir(parents=True)
+        for lock in (data_path("images") / cell).glob("*.lock"):
+            (images / cell / lock.name).write_bytes(lock.read_bytes())
+
+    def git(*words: str) -> None:
+        identity = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", "-C", str(tmp_path / "repo"), *identity, *words], check=True, capture_output=True)
+
+    git("init", "-q", "-b", "main")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    git("checkout", "-qb", "branch")
+    (images / CELL / "Dockerfile").write_text("FROM scratch\n")
+    git("add", ".")
+    git("commit", "-qm", "two")
+    git("checkout", "-q", "main")
+    (images / OTHER / "Dockerfile").write_text("FROM scratch\n")
+    git("add", ".")
+    git("commit", "-qm", "three")
+    git("checkout", "-q", "branch")
+    return images
+
+
+def test_git_selects_what_the_branch_itself_changed(checkout: Path) -> None:
+    selected = ["torch2.13.0-*py311", "--images", str(checkout), "--changed-since"]
+    assert cells(*selected, "main") == [CELL]
+    assert cells(*selected, "HEAD") == []
+    (checkout / OTHER / "new.lock").touch()
+    assert cells(*selected, "HEAD") == [OTHER]
+
+
+@pytest.mark.parametrize("revision", ["nowhere", "--output=x", "main...branch^{tree}"])
+def test_a_revision_that_git_does_not_know_is_no_empty_change(revision: str, checkout: Path) -> None:
+    said = refusal("--images", str(checkout), "--changed-since", revision, "--format", "github")
+    assert said.startswith(f"git cannot compare with {revision!r}: ")
+
+
+def test_a_directory_outside_git_and_a_machine_without_git_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / CELL).mkdir()
+    assert "not a git repository" in refusal("--images", str(tmp_path), "--changed-since", "HEAD")
+    monkeypatch.setattr(subprocesses, "which", lambda _: None)
+    assert "which is not installed; install git, or list" in refusal("--changed-since", "HEAD")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--format", "github", "--json"], "--format and --json exclude each other"),
+        (["--changed", "-", "--changed-since", "HEAD"], "--changed-since and --changed exclude each other"),
+        (["torch2.4.1-cu121-py310", "--target", "jupyter"], "no selected cell is published as jupyter"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(arguments: list[str], said: str) -> None:
+    assert said in refusal(*arguments)
+
+
+def test_a_cell_without_a_lock_is_left_out_and_named(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    shown = run("--images", str(tmp_path / "images"), CELL, "--format", "github")
+    assert (shown.exit_code, shown.stdout) == (0, '{"include":[]}\n')
+    assert f"{CELL} is left out: it has no lock; run `envcheck lock {CELL}`" in shown.stderr

@@ -1,0 +1,56 @@
+"""The matrix of GitHub Actions."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from envcheck.errors import ConfigError
+from envcheck.images.formats.github import MOST_JOBS
+from envcheck.images.formats.registry import FormatOptions, named, names, written
+from envcheck.images.spec import ImageSpec, load_spec, select
+from envcheck.matrix.file.load import load
+
+OPTIONS = FormatOptions("registry.example/ml/torch")
+
+
+def spec() -> ImageSpec:
+    matrix = load()
+    (cell,) = select(matrix, ["torch2.13.0-cpu-py311"])
+    return load_spec(matrix, cell)
+
+
+def test_each_format_is_one_module_that_loads() -> None:
+    assert "github" in names()
+    assert all(named(name) for name in names())
+
+
+def test_a_job_says_all_that_a_workflow_needs_on_one_line() -> None:
+    text = written("github", [spec(), msgspec.structs.replace(spec(), arch="aarch64")], OPTIONS)
+    assert text.count("\n") == 1
+    assert json.loads(text)["include"][1] == {
+        "cell": "torch2.13.0-cpu-py311",
+        "target": "runtime",
+        "platform": "linux/arm64",
+        "runner": "ubuntu-24.04-arm",
+        "tag": "registry.example/ml/torch:2.13.0-cpu-py311-runtime",
+        "torch": "2.13.0",
+        "variant": "cpu",
+        "python": "3.11",
+    }
+
+
+def test_nothing_to_do_is_an_empty_matrix() -> None:
+    assert written("github", [], OPTIONS) == '{"include":[]}\n'
+
+
+def test_a_cell_without_a_lock_is_no_job() -> None:
+    assert json.loads(written("github", [msgspec.structs.replace(spec(), locks=[])], OPTIONS)) == {"include": []}
+
+
+def test_more_jobs_than_github_takes_are_refused() -> None:
+    assert len(json.loads(written("github", [spec()] * MOST_JOBS, OPTIONS))["include"]) == MOST_JOBS
+    with pytest.raises(ConfigError, match="257 jobs, and GitHub takes 256"):
+        written("github", [spec()] * (MOST_JOBS + 1), OPTIONS)
