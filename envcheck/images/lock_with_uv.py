@@ -7,9 +7,9 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import uv
@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from envcheck.errors import UnavailableError
 from envcheck.images.build.failure_causes import diagnose
+from envcheck.images.locks.known_wheels import known_cell
 from envcheck.images.locks.lockfile import divide, group_of
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import ARCH, facts, torch_index, torch_version
@@ -43,6 +44,64 @@ def requirements(matrix: Matrix, cell: Cell) -> list[list[str]]:
     vision = [f"torchvision=={release.torchvision}{label}"] if release.torchvision else []
     audio = [f"torchaudio=={release.torchaudio}{label}"] if release.torchaudio else []
     return [lines + more for more in ([*vision, *audio], vision, [])]
+
+
+class MadeLocks(NamedTuple):
+    """The locks of a cell, and whose word their hashes are.
+
+    `unanswered` is None where an index gave all of it; otherwise it says why the PyTorch index did not, and the hashes
+    of torch and its companions are those of known_wheels.json. `left_out` are companions whose hash is not known.
+    `derived` is true where what torch requires was derived.
+    """
+
+    locks: list[Lock]
+    unanswered: str | None = None
+    left_out: tuple[str, ...] = ()
+    derived: bool = False
+
+    def origin(self) -> list[str]:
+        """Return what a user must know of where the hashes are from: nothing where an index gave them."""
+        if self.unanswered is None:
+            return []
+        pins = ", ".join(companions(self.locks))
+        lines = [f"the hashes of {pins} are those of the matrix's facts, since the PyTorch index gave none"]
+        lines += [f"left out: {name}, its hash is not known" for name in self.left_out]
+        lines += ["weak: what this variant requires was derived from its build matrix"] if self.derived else []
+        return [*lines, f"the index: {self.unanswered}"]
+
+
+def make_locks(matrix: Matrix, cell: Cell, profile: Profile) -> MadeLocks:
+    """Return a cell's locks from its index; from known hashes where that index does not answer and all are known."""
+    try:
+        return MadeLocks(lock_cell(matrix, cell, profile))
+    except UnavailableError as error:
+        made = lock_from_facts(matrix, cell, profile, error.message)
+        if made is None:
+            raise
+        return made
+
+
+def lock_from_facts(matrix: Matrix, cell: Cell, profile: Profile, unanswered: str) -> MadeLocks | None:
+    """Return a cell's locks without its PyTorch index, or None where a hash that it needs is not known.
+
+    The Python index gives the rest: what every variant of a torch requires is read off the wheel that is there, and
+    overrides exchange that wheel's requirements on NVIDIA's packages for those of this variant.
+    """
+    release, variant, _ = facts(matrix, cell, ARCH)
+    named = {"torchvision": release.torchvision, "torchaudio": release.torchaudio} if variant.cuda else {}
+    versions = {name: version for name, version in named.items() if version}
+    known = known_cell(release, cell, versions, ARCH)
+    if known is None:
+        return None
+    public = [f"{pin.name}=={pin.version.partition('+')[0]}" for pin in known.pins]
+    overrides = [*known.requires, *(f"{name} ; sys_platform == 'never'" for name in known.without)]
+    options = ["--python-version", cell.python, "--python-platform", _PLATFORM]
+    wanted = [*public, "numpy", *known.requires]
+    tries = [([*options, *source], wanted) for source in _sources(profile, "pypi")]
+    pins = {pin.name: pin for pin in _first(tries, str(cell), profile, overrides=overrides)}
+    pins |= {pin.name: pin for pin in known.pins}
+    left_out = tuple(name for name in named if name not in pins)
+    return MadeLocks(divide(pins.values(), f"pytorch/{cell.variant}"), unanswered, left_out, not known.verified)
 
 
 def lock_cell(matrix: Matrix, cell: Cell, profile: Profile) -> list[Lock]:
@@ -90,11 +149,19 @@ def _torch_options(index: Index, variant: str) -> list[str]:
     return ["--find-links", url] if index.kind == "find-links" else ["--index", url]
 
 
-def _first(tries: Iterable[tuple[list[str], Sequence[str]]], name: str, profile: Profile) -> list[Pin]:
+def _first(
+    tries: Iterable[tuple[list[str], Sequence[str]]],
+    name: str,
+    profile: Profile,
+    *,
+    constraints: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> list[Pin]:
     """Return what the first try that uv can resolve gives; the first refusal is the one worth reading."""
     refusals = []
     for options, requirements in tries:
-        pins, output = _compile(options, "\n".join(requirements), profile)
+        files = {"wanted.in": requirements, "constraints.in": constraints, "overrides.in": overrides}
+        pins, output = _compile(options, files, profile)
         if pins is not None:
             return pins
         refusals.append(output)
@@ -103,15 +170,17 @@ def _first(tries: Iterable[tuple[list[str], Sequence[str]]], name: str, profile:
     raise UnavailableError(message, fix="pass --mirror with a profile whose index has it")
 
 
-def _compile(options: list[str], requirements: str, profile: Profile) -> tuple[list[Pin] | None, str]:
+def _compile(options: list[str], files: Mapping[str, Sequence[str]], profile: Profile) -> tuple[list[Pin] | None, str]:
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "pylock.toml"
-        (Path(scratch) / "wanted.in").write_text(requirements + "\n")
+        for name, lines in files.items():
+            (Path(scratch) / name).write_text("".join(f"{line}\n" for line in lines))
         # pylock, because it names the one file per package that fits the platform; the other form hashes them all.
         # An interpreter is named because uv would otherwise download the one it is asked to resolve for.
         command = [uv.find_uv_bin(), "pip", "compile", "--no-config", "--quiet", "--only-binary", ":all:"]
         command += ["--python", sys.executable]
-        command += ["--format", "pylock.toml", *options, str(Path(scratch) / "wanted.in"), "-o", str(out)]
+        command += ["--constraints", f"{scratch}/constraints.in", "--overrides", f"{scratch}/overrides.in"]
+        command += ["--format", "pylock.toml", *options, f"{scratch}/wanted.in", "-o", str(out)]
         try:
             ended = subprocess.run(
                 command, env=environment(profile), capture_output=True, text=True, check=False, timeout=_TIMEOUT

@@ -15,8 +15,9 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import cli, main
 from envcheck.data import data_path
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images import lock_with_uv
+from envcheck.images.locks.lockfile import read_locks
 from envcheck.images.locks.model import Lock
 
 CELL = "torch2.13.0-cpu-py311"
@@ -276,8 +277,6 @@ def test_a_cell_that_cannot_be_locked_keeps_its_lock_and_is_named(
 def test_a_new_lock_replaces_the_whole_of_the_old_one(
     run: Callable[..., Result], images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from envcheck.images.locks.lockfile import read_locks  # noqa: PLC0415 (only this test reads them)
-
     locks = read_locks(images / CELL)
 
     def found(*_: object) -> list[Lock]:
@@ -285,6 +284,29 @@ def test_a_new_lock_replaces_the_whole_of_the_old_one(
 
     monkeypatch.setattr(lock_with_uv, "lock_cell", found)
     ended = run("lock", "--mirror", "none", CELL)
+    assert "facts" not in ended.output
     assert (ended.exit_code, ended.output.splitlines()[-1]) == (0, "locked 1 of 1; next: envcheck render")
     assert [path.name for path in (images / CELL).iterdir()] == ["torch.lock"]
     assert "as it was" in run("lock", "--mirror", "none", CELL).output
+
+
+def test_a_lock_from_known_hashes_says_whose_they_are(
+    run: Callable[..., Result], images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = read_locks(images / CELL)
+
+    def silent(*_: object) -> list[Lock]:
+        message = "the PyTorch index is away"
+        raise UnavailableError(message, fix="bring it back")
+
+    def known(*_: object) -> lock_with_uv.MadeLocks:
+        return lock_with_uv.MadeLocks(locks, "the PyTorch index is away", ("torchaudio",), derived=True)
+
+    monkeypatch.setattr(lock_with_uv, "lock_cell", silent)
+    monkeypatch.setattr(lock_with_uv, "lock_from_facts", known)
+    assert run("lock", "--mirror", "none", CELL).output.splitlines()[1:5] == [
+        "  the hashes of torch 2.13.0+cpu are those of the matrix's facts, since the PyTorch index gave none",
+        "  left out: torchaudio, its hash is not known",
+        "  weak: what this variant requires was derived from its build matrix",
+        "  the index: the PyTorch index is away",
+    ]

@@ -7,16 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.images.lock_with_uv import lock_cell, lock_tool, parse_pylock, requirements
+from envcheck.images.lock_with_uv import lock_cell, lock_tool, make_locks, parse_pylock, requirements
+from envcheck.images.locks.known_wheels import known_wheels
 from envcheck.images.spec import make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import Index, Profile
 from tests.wheels import wheel
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
+CU126 = Cell(torch="2.8.0", variant="cu126", python="3.11")
 CPU = Cell(torch="2.8.0", variant="cpu", python="3.11")
 
 
@@ -69,6 +72,66 @@ def test_a_dead_index_is_passed_over_and_only_dead_ones_are_an_error(matrix: Mat
 def test_companions_follow_the_torch_label(matrix: Matrix) -> None:
     assert requirements(matrix, CELL)[0] == ["torch==2.8.0", "numpy", "torchvision==0.23.0"]
     assert requirements(matrix, CPU) == [["torch==2.8.0+cpu", "numpy"]]
+
+
+def test_a_cell_whose_index_is_silent_is_locked_by_known_hashes(
+    matrix: Matrix, torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[[Path], Any]
+) -> None:
+    """Everything that this variant does not require of the wheel on the Python index is exchanged."""
+    requires = known_wheels().variant("2.8.0", "cu126")
+    assert requires is not None
+    for line in requires.requires:
+        wheel(torch_wheels, *line.split("=="))
+    profile = _profile(
+        f"{serve(simple_index(torch_wheels).parent).url}/simple", Index(url="http://127.0.0.1:9/{variant}")
+    )
+    made = make_locks(_with_cu126(matrix), CU126, profile)
+    nvidia, torch, base = made.locks
+    assert [f"{pin.name}=={pin.version}" for pin in nvidia.pins] == sorted(requires.requires)
+    assert [(pin.name, pin.version) for pin in torch.pins] == [
+        ("torch", "2.8.0+cu126"),
+        ("torchvision", "0.23.0+cu126"),
+    ]
+    known = known_wheels().wheels.sha256["whl/cu126/torch-2.8.0+cu126-cp311-cp311-manylinux_2_28_x86_64.whl"]
+    assert (torch.index, torch.pins[0].sha256) == ("pytorch/cu126", [known])
+    assert [pin.name for pin in base.pins] == ["numpy", "sympy"]
+    told = made.origin()
+    assert told[0].startswith(
+        "the hashes of torch 2.8.0+cu126, torchvision 0.23.0+cu126 are those of the matrix's facts"
+    )
+    assert "127.0.0.1:9" in told[-1]
+
+
+def test_the_cpu_variant_needs_nothing_of_what_the_cuda_wheel_requires(matrix: Matrix, index: str) -> None:
+    silent = _profile(index, Index(url="http://127.0.0.1:9/{variant}"))
+    made = make_locks(matrix, CPU, silent)
+    assert [(lock.group, [pin.name for pin in lock.pins]) for lock in made.locks] == [
+        ("torch", ["torch"]),
+        ("base", ["numpy", "sympy"]),
+    ]
+
+
+def test_an_index_that_answers_is_believed_and_says_nothing(matrix: Matrix, index: str) -> None:
+    made = make_locks(matrix, CELL, _profile(index))
+    assert (made.locks, made.origin()) == (lock_cell(matrix, CELL, _profile(index)), [])
+
+
+def test_a_cell_of_which_nothing_is_known_needs_its_index(matrix: Matrix, index: str) -> None:
+    unknown = Cell(torch="2.8.0", variant="cu126", python="3.14")
+    silent = _profile(index, Index(url="http://127.0.0.1:9/{variant}"))
+    with pytest.raises(UnavailableError, match=r"cu126-py314 cannot be locked: .*127"):
+        make_locks(_with_cu126(matrix), unknown, silent)
+
+
+def _with_cu126(matrix: Matrix) -> Matrix:
+    """Return the matrix with one more variant, that known_wheels.json has."""
+    (release,) = matrix.torch
+    cu128 = release.variants[1]
+    build = msgspec.structs.replace(cu128.builds[0], python=["3.11", "3.14"])
+    cu126 = msgspec.structs.replace(cu128, variant="cu126", cuda="12.6", index="whl/cu126", builds=[build])
+    return msgspec.structs.replace(
+        matrix, torch=[msgspec.structs.replace(release, variants=[*release.variants, cu126])]
+    )
 
 
 def test_the_tools_lock_has_one_version_and_the_files_of_every_python(index: str) -> None:

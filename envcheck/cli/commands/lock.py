@@ -108,12 +108,13 @@ def _lock_model(options: LockOptions, profile: Profile) -> None:
 
 def _lock(matrix: Matrix, cell: Cell, profile: Profile, images_dir: Path, settings: Settings) -> bool:
     from envcheck.errors import EnvcheckError
-    from envcheck.images.lock_with_uv import companions, lock_cell
+    from envcheck.images.lock_with_uv import companions, make_locks
     from envcheck.images.render.committed_files import write_locks
     from envcheck.images.spec import make_spec
 
     try:
-        locks = lock_cell(matrix, cell, profile)
+        made = make_locks(matrix, cell, profile)
+        locks = made.locks
         spec = make_spec(matrix, cell, locks, where=str(images_dir / str(cell)))
     except EnvcheckError as error:
         message = str(error) if str(cell) in str(error) else f"{cell}: {error}"
@@ -124,6 +125,8 @@ def _lock(matrix: Matrix, cell: Cell, profile: Profile, images_dir: Path, settin
     if not settings.quiet:
         versions = ", ".join([*companions(locks), f"cuDNN {spec.promises['cudnn']}", f"NCCL {spec.promises['nccl']}"])
         click.echo(f"{cell}: {'locked' if changed else 'as it was'} ({versions})")
+        for line in made.origin():
+            click.echo(f"  {line}")
     return True
 
 
