@@ -27,8 +27,6 @@ _LAST: Final = (
     "libraries_verified",
     "note",
     "source",
-    "variants",
-    "builds",
 )
 
 
@@ -95,9 +93,13 @@ def dump(matrix: Matrix) -> str:
 
 def _ordered(value: Any) -> Any:
     if isinstance(value, dict):
-        names = sorted(value, key=lambda name: _LAST.index(name) if name in _LAST else -1)
-        return {name: _ordered(value[name]) for name in names}
+        return {name: _ordered(value[name]) for name in sorted(value, key=lambda name: _place(name, value[name]))}
     return [_ordered(item) for item in value] if isinstance(value, list) else value
+
+
+def _place(name: str, value: Any) -> int:
+    """Return a key's place in its row: a note and the sources after the facts, rows within a row after all."""
+    return _LAST.index(name) if name in _LAST else len(_LAST) if _nests(value) else -1
 
 
 def _block(value: dict[str, Any] | list[Any], indent: int, lines: list[str]) -> None:
