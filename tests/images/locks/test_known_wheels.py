@@ -1,0 +1,109 @@
+"""What is known of wheels without their index: consistent with itself, the matrix, and the locks made from it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from envcheck.data import data_path
+from envcheck.images.locks.known_wheels import known_cell, known_wheels, package
+from envcheck.images.locks.lockfile import read_locks, version_of
+from envcheck.images.locks.model import Lock
+from envcheck.matrix.facts.model import Cell, TorchRelease
+from envcheck.matrix.file.load import load
+
+MATRIX = load()
+TABLE = known_wheels()
+KNOWN = [cell for cell in MATRIX.cells() if TABLE.variant(cell.torch, cell.variant)]
+
+
+def _release(torch: str) -> TorchRelease:
+    release = MATRIX.release(torch)
+    assert release is not None
+    return release
+
+
+def _locks(cell: Cell) -> list[Lock]:
+    return read_locks(data_path("images") / str(cell))
+
+
+def test_every_row_names_its_sources_and_every_source_is_named() -> None:
+    named = {name for row in TABLE.variants for name in row.source} | {*TABLE.wheels.source}
+    assert named == {*TABLE.sources}
+    assert all(row.note for row in TABLE.variants if not row.verified)
+
+
+def test_every_wheel_is_of_a_release_and_variant_that_has_a_row() -> None:
+    rows = {(row.torch, row.variant) for row in TABLE.variants}
+    torches = {release.torchvision: release.torch for release in MATRIX.torch}
+    for path, digest in TABLE.wheels.sha256.items():
+        found = re.match(r"whl/(?P<variant>\w+)/(?P<name>torch|torchvision)-(?P<version>[0-9.]+)", path)
+        assert found, path
+        torch = found["version"] if found["name"] == "torch" else torches[found["version"]]
+        assert (torch, found["variant"]) in rows, path
+        assert re.fullmatch("[0-9a-f]{64}", digest), path
+
+
+@pytest.mark.parametrize("row", TABLE.variants, ids=lambda row: f"{row.torch}-{row.variant}")
+def test_a_row_agrees_with_the_matrix(row: object) -> None:
+    assert isinstance(row, type(TABLE.variants[0]))
+    variant = _release(row.torch).variant(row.variant)
+    assert variant is not None
+    pinned = {found.name: found.specifier for found in map(Requirement, row.requires)}
+    for library, fact in (("cudnn", variant.cudnn), ("nccl", variant.nccl)):
+        names = [name for name in pinned if re.fullmatch(rf"nvidia-{library}(-cu\d+)?", name)]
+        assert len(names) == (variant.cuda is not None)
+        assert not fact or pinned[names[0]] == SpecifierSet(f"=={fact}")
+    assert (row.requires == []) == (variant.cuda is None)
+
+
+@pytest.mark.parametrize("cell", KNOWN, ids=str)
+def test_a_lock_holds_what_the_row_requires_and_nothing_of_another_variant(cell: Cell) -> None:
+    row = TABLE.variant(cell.torch, cell.variant)
+    assert row is not None
+    locked = {pin.name: pin.version for lock in _locks(cell) for pin in lock.pins}
+    wanted = [found for found in map(Requirement, row.requires) if not found.marker or _holds(found, cell)]
+    assert {found.name for found in wanted} <= {*locked}
+    assert all(found.specifier.contains(locked[found.name]) for found in wanted)
+    majors = {name[-2:] for name in locked if re.search(r"-cu1[123]$", name)}
+    assert len(majors) <= 1, majors
+
+
+def _holds(requirement: Requirement, cell: Cell) -> bool:
+    return requirement.marker is not None and requirement.marker.evaluate({"python_version": cell.python})
+
+
+@pytest.mark.parametrize("cell", KNOWN, ids=str)
+def test_the_locks_of_other_variants_hold_the_known_hashes(cell: Cell) -> None:
+    release = _release(cell.torch)
+    known = known_cell(release, cell, {"torchvision": release.torchvision or ""}, "x86_64")
+    if cell.variant == release.pypi["x86_64"]:
+        assert known is None
+        return
+    assert known is not None
+    torch = next(lock for lock in _locks(cell) if lock.group == "torch")
+    assert torch.index == f"pytorch/{cell.variant}"
+    by_name = {pin.name: pin for pin in known.pins}
+    assert version_of([torch], "torch") == f"{cell.torch}+{cell.variant}"
+    assert all(pin == by_name[pin.name] for pin in torch.pins)
+
+
+def test_nothing_is_known_of_a_python_or_release_that_is_not_in_the_table() -> None:
+    release = _release("2.6.0")
+    cell = Cell(torch="2.6.0", variant="cu118", python="3.11")
+    assert known_cell(release, cell, {}, "x86_64") is not None
+    assert known_cell(release, Cell(torch="2.6.0", variant="cu118", python="3.9"), {}, "x86_64") is None
+    assert known_cell(release, cell, {}, "aarch64") is None
+    newer = Cell(torch="2.14.1", variant="cu126", python="3.11")
+    assert known_cell(_release("2.14.1"), newer, {}, "x86_64") is None
+
+
+def test_a_companion_without_a_known_hash_is_left_out() -> None:
+    cell = Cell(torch="2.10.0", variant="cu129", python="3.12")
+    known = known_cell(_release("2.10.0"), cell, {"torchvision": "0.25.0", "torchaudio": "2.10.0"}, "x86_64")
+    assert known is not None
+    assert [pin.name for pin in known.pins] == ["torch"]
+    assert {package(line) for line in known.requires} & {*known.without} == set()
