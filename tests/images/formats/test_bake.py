@@ -1,0 +1,109 @@
+"""The bake file that another machine builds, also as buildx itself reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from envcheck.images.formats.registry import FormatOptions, written
+from envcheck.images.render.build_context import write
+from envcheck.images.spec import ImageSpec, load_spec, select
+from envcheck.matrix.file.load import load
+from envcheck.mirrors.profiles import load as profiles
+from tests.e2e.private_engine import CannotStartError, unpacked
+
+OPTIONS = FormatOptions("registry.example/ml/torch")
+CPU, CUDA = "torch2.13.0-cpu-py311", "torch2.8.0-cu128-py312"
+
+
+def specs(*cells: str) -> list[ImageSpec]:
+    matrix = load()
+    return [load_spec(matrix, cell) for cell in select(matrix, cells)]
+
+
+def baked(*cells: str) -> dict[str, Any]:
+    shown: dict[str, Any] = json.loads(written("bake", specs(*cells), OPTIONS))
+    return shown
+
+
+def test_a_target_names_nothing_of_this_machine() -> None:
+    target = baked(CPU)["target"]["torch2_13_0-cpu-py311-runtime"]
+    assert (target["context"], target["dockerfile"]) == (CPU, "Dockerfile")
+    assert target["args"]["BASE"] == "debian:bookworm-slim"
+    assert not {"output", "secret", "labels"} & target.keys()
+
+
+def test_groups_name_each_target_once() -> None:
+    groups = {name: group["targets"] for name, group in baked(CPU, CUDA)["group"].items()}
+    assert groups["default"] == groups["runtime"] == ["torch2_8_0-cu128-py312-runtime", "torch2_13_0-cpu-py311-runtime"]
+    assert groups["torch2_13_0-cpu-py311"] == ["torch2_13_0-cpu-py311-runtime"]
+
+
+def test_one_image_of_two_architectures_is_one_target() -> None:
+    (spec,) = specs(CPU)
+    two = json.loads(written("bake", [spec, msgspec.structs.replace(spec, arch="aarch64")], OPTIONS))
+    (target,) = two["target"].values()
+    assert target["platforms"] == ["linux/amd64", "linux/arm64"]
+
+
+@pytest.fixture
+def printed(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Return what buildx makes of the file in `tmp_path`, with variables of the environment."""
+    try:
+        plugin: str | None = str(unpacked() / "usr/libexec/docker/cli-plugins/docker-buildx")
+    except CannotStartError:
+        plugin = shutil.which("docker-buildx")
+    if plugin is None:
+        pytest.skip("no buildx on this machine")
+
+    def call(*arguments: str, **environment: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [plugin, "bake", "-f", "docker-bake.json", "--print", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "DOCKER_CONFIG": str(tmp_path), **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        shown: dict[str, Any] = json.loads(done.stdout)
+        return shown
+
+    return call
+
+
+@pytest.mark.engine
+def test_buildx_reads_the_file_as_it_is_meant(printed: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "docker-bake.json").write_text(written("bake", specs(CPU, CUDA), OPTIONS))
+    (spec,) = specs(CPU)
+    write(spec, profiles.load("none"), tmp_path / CPU)
+    everything = printed()
+    assert len(everything["group"]["default"]["targets"]) == 2
+    shown = printed("torch2_13_0-cpu-py311", REVISION="abc", REPOSITORY="me/torch")["target"]
+    assert shown == {
+        "torch2_13_0-cpu-py311-runtime": {
+            "context": CPU,
+            "dockerfile": "Dockerfile",
+            "args": {"BASE": "debian:bookworm-slim", "REVISION": "abc", "SOURCE_DATE_EPOCH": "0"},
+            "target": "runtime",
+            "platforms": ["linux/amd64"],
+            "network": "default",
+            "tags": ["me/torch:2.13.0-cpu-py311-runtime"],
+        }
+    }
+    assert (tmp_path / shown["torch2_13_0-cpu-py311-runtime"]["context"] / "Dockerfile").is_file()
+    loopback = printed("default", "--set", "*.secrets=id=netrc,src=/dev/null", NETWORK="host")["target"]
+    assert [target["network"] for target in loopback.values()] == ["host", "host"]
+    assert all("id=netrc" in target["secret"][0] for target in loopback.values())
+    assert printed("runtime")["target"].keys() == everything["target"].keys()
+    assert everything["target"]["torch2_8_0-cu128-py312-runtime"]["tags"] == [
+        "registry.example/ml/torch:2.8.0-cu128-py312-runtime"
+    ]
