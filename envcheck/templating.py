@@ -29,6 +29,6 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _quoted(value: str) -> str:
-    """Return a Dockerfile word in double quotes, nothing in it expanded."""
+def _quoted(value: str | list[str]) -> str:
+    """Return a Dockerfile word, or a list of them, in double quotes, nothing in it expanded."""
     return json.dumps(value, ensure_ascii=False).replace("$", "\\$")

@@ -21,7 +21,8 @@ from envcheck.images.locks.known_wheels import known_cell
 from envcheck.images.locks.lockfile import divide, group_of
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import ARCH, facts, torch_index, torch_version
-from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.images.targets import RECIPES, SHARED_GROUPS, wanted
+from envcheck.matrix.facts.model import Cell, Matrix, Target
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, network_indexes, without_queries
 
 # Every base has a newer C library; wheels for an older one match too.
@@ -111,6 +112,31 @@ def lock_cell(matrix: Matrix, cell: Cell, profile: Profile) -> list[Lock]:
     options = ["--python-version", cell.python, "--python-platform", _PLATFORM]
     tries = [([*options, *source], w) for w in requirements(matrix, cell) for source in _sources(profile, index)]
     return divide(_first(tries, str(cell), profile), index)
+
+
+def lock_target(matrix: Matrix, cell: Cell, target: Target, locks: Sequence[Lock], profile: Profile) -> Lock | None:
+    """Return the lock of what a target adds to a cell with these locks; None for a target without Python packages.
+
+    Nothing of the cell moves: what it pins is a constraint, and torch and its companions are taken as given.
+    """
+    _, variant, _ = facts(matrix, cell, ARCH)
+    requirements, group = wanted(target, variant.cuda), RECIPES[target].group
+    if not requirements or group is None:
+        return None
+    pins = _on_top(cell, requirements, locks, profile, f"{cell}, target {target}")
+    return Lock(group=group, index="pypi", pins=pins)
+
+
+def _on_top(cell: Cell, requirements: Sequence[str], locks: Sequence[Lock], profile: Profile, name: str) -> list[Pin]:
+    """Return what `requirements` add to a cell. The index is not asked for the cell's torch: it need not have it."""
+    held = [pin for lock in locks if lock.group in SHARED_GROUPS for pin in lock.pins]
+    given = [f"{pin.name} ; sys_platform == 'never'" for pin in held if group_of(pin.name) != "base"]
+    constraints = [f"{pin.name}=={pin.version}" for pin in held if group_of(pin.name) == "base"]
+    options = ["--python-version", cell.python, "--python-platform", _PLATFORM]
+    tries = [([*options, *source], requirements) for source in _sources(profile, "pypi")]
+    pins = _first(tries, name, profile, constraints=constraints, overrides=given)
+    ours = {pin.name for pin in held}
+    return [pin for pin in pins if pin.name not in ours]
 
 
 def lock_tool(requirements: Sequence[str], pythons: Sequence[str], profile: Profile) -> Lock:

@@ -14,9 +14,10 @@ from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.images.locks import lockfile as locking
 from envcheck.images.locks.model import Group, Lock, Pin
+from envcheck.images.targets import RECIPES, groups_of, wanted
 from envcheck.matrix.facts.model import Base, Build, Cell, HostArch, Matrix, Target, TorchRelease, TorchVariant
 
-__all__ = ["LABEL_PREFIX", "Group", "ImageSpec", "Lock", "Pin", "load_spec", "select", "torch_index"]
+__all__ = ["LABEL_PREFIX", "Group", "ImageSpec", "Lock", "Pin", "load_spec", "load_specs", "select", "torch_index"]
 
 LABEL_PREFIX = "envcheck."
 ARCH: Final[HostArch] = "x86_64"
@@ -64,7 +65,8 @@ def load_spec(
 ) -> ImageSpec:
     """Return what one target of a cell is to be, with the locks of `images_dir/<cell>/` (the shipped ones).
 
-    A cell of which some lock files are there and others are missing is a ConfigError.
+    A cell of which some lock files are there and others are missing is a ConfigError; so is a target that needs a lock
+    of its own and has none, in a cell that is locked.
     """
     directory = (images_dir or data_path("images")) / str(cell)
     where = str(directory) if images_dir else None
@@ -72,7 +74,23 @@ def load_spec(
     if lacking:
         message = f"{where or f'images/{cell}'} lacks {' and '.join(lacking)}"
         raise ConfigError(message, fix=f"restore it, or run `envcheck lock {cell}` where its index can be reached")
-    return make_spec(matrix, cell, locking.read_locks(directory), target=target, arch=arch, where=where)
+    locks = locking.read_locks(directory, groups_of(target))
+    spec = make_spec(matrix, cell, locks, target=target, arch=arch, where=where)
+    own = RECIPES[target].group
+    if locks and wanted(target, _cuda(spec)) and own not in {lock.group for lock in locks}:
+        message = f"{where or f'images/{cell}'} lacks {own}.lock, which the target {target} installs"
+        raise ConfigError(message, fix=f"run `envcheck lock {cell} --target {target}` where its index can be reached")
+    return spec
+
+
+def load_specs(matrix: Matrix, cell: Cell, *, images_dir: Path | None = None, arch: HostArch = ARCH) -> list[ImageSpec]:
+    """Return the specs of all targets that a cell is published as; of `runtime` where it is not published."""
+    targets = matrix.targets(cell) or ["runtime"]
+    return [load_spec(matrix, cell, target, images_dir=images_dir, arch=arch) for target in targets]
+
+
+def _cuda(spec: ImageSpec) -> str | None:
+    return None if spec.promises["cuda"] == "none" else spec.promises["cuda"]
 
 
 def make_spec(

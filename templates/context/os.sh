@@ -1,48 +1,7 @@
 #!/bin/sh
 # os.sh PACKAGE...: the distribution's packages, the user, and two empty environments.
-# What the base has already is not asked for, so that a complete base builds without a network.
 set -eu
-here=$(cd "$(dirname "$0")" && pwd)
-export DEBIAN_FRONTEND=noninteractive
-
-say() { echo "envcheck: os: $*" >&2; }
-
-missing=
-for package in "$@"; do
-    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing="$missing $package"
-done
-
-apt() { # apt [OPTION...]: install what is missing with these options; lists and archives never reach a layer
-    scratch=$(mktemp -d)
-    chmod 755 "$scratch"
-    mkdir -p "$scratch/lists/partial" "$scratch/archives/partial"
-    set -- -o "Dir::State::Lists=$scratch/lists" -o "Dir::Cache::Archives=$scratch/archives" \
-        -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache=" -o "Acquire::Retries=2" "$@"
-    if [ -r "$here/ca.pem" ]; then set -- -o "Acquire::https::CaInfo=$here/ca.pem" "$@"; fi
-    if [ -r /run/secrets/netrc ]; then set -- -o "Dir::Etc::netrc=/run/secrets/netrc" "$@"; fi
-    rc=0
-    # shellcheck disable=SC2086 # the packages are words
-    { apt-get -qq "$@" update && apt-get -qq "$@" install -y --no-install-recommends $missing; } || rc=$?
-    rm -rf "$scratch"
-    return "$rc"
-}
-
-if [ -n "$missing" ]; then
-    rc=1
-    if [ -d "$here/apt" ]; then
-        rc=0
-        apt -o Dir::Etc::SourceList=/dev/null -o "Dir::Etc::SourceParts=$here/apt" || rc=$?
-        if [ "$rc" = 0 ]; then say "used the profile's apt mirrors"; else say "the profile's apt mirrors failed rc=$rc"; fi
-    fi
-    if [ "$rc" != 0 ] && [ -e "$here/closed" ]; then
-        say "the profile is closed: the base's own apt sources are not asked"
-        exit "$rc"
-    fi
-    if [ "$rc" != 0 ]; then
-        apt || { rc=$?; say "the base's own apt sources failed rc=$rc"; exit "$rc"; }
-        say "used the base's own apt sources"
-    fi
-fi
+sh "$(dirname "$0")/packages.sh" "$@"
 
 # Written by hand: useradd would put today's date into /etc/shadow. Some bases have a user of this number already.
 sed -i '/^[^:]*:[^:]*:1000:/d' /etc/passwd /etc/group
@@ -54,5 +13,3 @@ install -d -m 1777 -o 1000 -g 1000 /home/envcheck
 python3 -m venv /opt/venv
 python3 -m venv --without-pip /opt/envcheck
 find /opt/venv /opt/envcheck -depth -name __pycache__ -exec rm -rf {} +
-rm -rf /var/log/* /var/cache/ldconfig/aux-cache /var/cache/apt/*.bin /var/lib/apt/lists/* /var/cache/debconf/*-old \
-    /var/lib/dpkg/*-old

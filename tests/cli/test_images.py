@@ -46,8 +46,8 @@ def test_cells_without_a_lock_are_named_with_what_to_do(run: Callable[..., Resul
     shown = run("images", "torch2.13.0-*py311")
     assert shown.exit_code == 0
     lines = shown.output.splitlines()
-    assert lines[1].split() == [CELL, "debian:bookworm-slim", "yes", "none", "runtime"]
-    assert "torch2.13.0-cu130-py311    debian:bookworm-slim NO" in shown.output
+    assert lines[1].split() == [CELL, "yes", "none", "runtime", "devel", "train", "jupyter"]
+    assert "torch2.13.0-cu130-py311    NO" in shown.output
     assert "  torch2.13.0-cu130-py311: run `envcheck lock torch2.13.0-cu130-py311` where" in shown.output
     assert max(len(line) for line in lines[:-1]) <= 80
 
@@ -59,7 +59,7 @@ def test_a_lock_file_that_is_missing_is_named_and_nothing_is_built(
     (images / CELL / f"{lacking}.lock").unlink()
     shown = run("images", CELL)
     assert shown.exit_code == 0
-    assert shown.output.splitlines()[1].split()[2] == "BAD"
+    assert shown.output.splitlines()[1].split()[1] == "BAD"
     assert f"lacks {lacking}.lock: restore it, or run" in shown.output
     row = json.loads(run("images", CELL, "--json").output)["cells"][0]
     assert (row["locked"], row["missing"]) == (False, [f"{lacking}.lock"])
@@ -73,7 +73,7 @@ def test_a_lock_file_that_is_missing_is_named_and_nothing_is_built(
 def test_what_a_dockerfile_installs_must_be_locked(run: Callable[..., Result], images: Path) -> None:
     cell = "torch2.13.0-cu130-py311"
     shutil.copytree(data_path("images") / cell, images / cell)
-    assert run("images", cell).output.splitlines()[1].split()[2] == "yes"
+    assert run("images", cell).output.splitlines()[1].split()[1] == "yes"
     (images / cell / "nvidia.lock").unlink()
     assert "lacks nvidia.lock" in run("images", cell).output
 
@@ -125,7 +125,7 @@ def test_a_bad_lock_hides_no_other_cell(
     argv = ["images", "--images", str(images), "torch2.13.0-*py311"]
     shown = CliRunner().invoke(cli, argv, standalone_mode=False)
     assert shown.return_value == 2
-    assert [row.split()[2] for row in shown.stdout.splitlines()[1:3]] == ["BAD", "NO"]
+    assert [row.split()[1] for row in shown.stdout.splitlines()[1:3]] == ["BAD", "NO"]
     error = f"{images / CELL / 'torch.lock'}:{line}: {said}"
     assert error in shown.stdout
     assert f"envcheck: {error}" in shown.stderr
@@ -181,7 +181,7 @@ def test_the_list_is_also_for_programs(run: Callable[..., Result]) -> None:
     shown: dict[str, Any] = json.loads(run("images", "--json", "torch2.13.0-*py311").output)
     assert shown["schema"] == "envcheck/images/1"
     assert [(cell["cell"], cell["locked"], cell["tags"]) for cell in shown["cells"]] == [
-        (CELL, True, ["2.13.0-cpu-py311-runtime"]),
+        (CELL, True, [f"2.13.0-cpu-py311-{target}" for target in ("runtime", "devel", "train", "jupyter")]),
         ("torch2.13.0-cu130-py311", False, ["2.13.0-cu130-py311-runtime"]),
     ]
 
@@ -228,7 +228,7 @@ def test_a_context_is_written_and_the_command_that_builds_it_printed(
     secret = f"--secret id=netrc,src={tmp_path / 'netrc'}"
     assert (
         shown.output.splitlines()[-1]
-        == f"docker build --network host {secret} -t envcheck/torch:2.13.0-cpu-py311-runtime {out}"
+        == f"docker build --network host {secret} --target runtime -t envcheck/torch:2.13.0-cpu-py311-runtime {out}"
     )
     assert (out / "mirror/torch/sources.tsv").is_file()
 
@@ -282,7 +282,11 @@ def test_a_new_lock_replaces_the_whole_of_the_old_one(
     def found(*_: object) -> list[Lock]:
         return locks[:1]
 
+    def nothing_more(*_: object) -> None:
+        return None
+
     monkeypatch.setattr(lock_with_uv, "lock_cell", found)
+    monkeypatch.setattr(lock_with_uv, "lock_target", nothing_more)
     ended = run("lock", "--mirror", "none", CELL)
     assert "facts" not in ended.output
     assert (ended.exit_code, ended.output.splitlines()[-1]) == (0, "locked 1 of 1; next: envcheck render")

@@ -27,7 +27,7 @@ def cells(*arguments: str, stdin: str | None = None) -> list[str]:
     """Return the cells of the jobs that the arguments select."""
     shown = run(*arguments, "--format", "github", stdin=stdin)
     assert shown.exit_code == 0, shown.output
-    return [job["cell"] for job in json.loads(shown.stdout)["include"]]
+    return list(dict.fromkeys(job["cell"] for job in json.loads(shown.stdout)["include"]))
 
 
 def refusal(*arguments: str, stdin: str | None = None) -> str:

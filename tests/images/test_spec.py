@@ -10,6 +10,7 @@ import pytest
 from envcheck.errors import ConfigError
 from envcheck.images.locks.lockfile import digest, format_lock
 from envcheck.images.locks.model import Lock, Pin
+from envcheck.images.render.committed_files import write_locks
 from envcheck.images.spec import load_spec, make_spec, select
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
@@ -116,3 +117,16 @@ def test_every_published_cell_has_a_spec_and_its_lock_agrees_with_the_facts() ->
         assert spec.promises["cudnn"] != "unknown", cell
         assert spec.promises["nccl"] != "unknown", cell
         assert spec.promises["arch-list"] != "unknown", cell
+
+
+def test_a_target_without_its_own_lock_is_refused_with_what_to_do(
+    matrix: Matrix, locks: list[Lock], tmp_path: Path
+) -> None:
+    write_locks(tmp_path, CELL, locks)
+    assert load_spec(matrix, CELL, images_dir=tmp_path).promises["target"] == "runtime"
+    with pytest.raises(ConfigError, match=rf"lacks train.lock.*envcheck lock {CELL} --target train"):
+        load_spec(matrix, CELL, "train", images_dir=tmp_path)
+    own = Lock(group="train", index="pypi", pins=[Pin(name="peft", version="1.0", sha256=["0" * 64])])
+    write_locks(tmp_path, CELL, [*locks, own])
+    assert [lock.group for lock in load_spec(matrix, CELL, "train", images_dir=tmp_path).locks][-1] == "train"
+    assert "train" not in {lock.group for lock in load_spec(matrix, CELL, images_dir=tmp_path).locks}

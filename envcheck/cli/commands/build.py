@@ -56,7 +56,13 @@ class BuildOptions(NamedTuple):
     show_default=True,
     help="user (what `mirror use` chose), none, host, a preset, a profile's YAML file, or auto: the best by a probe.",
 )
-@click.option("--target", default="runtime", show_default=True, type=click.Choice(["runtime"]))
+@click.option(
+    "--target",
+    default="runtime",
+    show_default=True,
+    type=click.Choice(["runtime", "devel", "train", "jupyter"]),
+    help="What the image holds besides torch: compilers, a training stack, or JupyterLab.",
+)
 @click.option(
     "--engine",
     default="auto",

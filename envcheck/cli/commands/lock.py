@@ -16,7 +16,7 @@ from envcheck.counting import counted
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.matrix.facts.model import Cell, Matrix
+    from envcheck.matrix.facts.model import Cell, Matrix, Target
     from envcheck.mirrors.profiles.model import Profile
 
 
@@ -26,6 +26,7 @@ class LockOptions(NamedTuple):
     selectors: tuple[str, ...]
     mirror: str
     images_dir: Path | None
+    targets: tuple[Target, ...]
     tool: bool
     model: str | None
     dataset: str | None
@@ -38,6 +39,13 @@ class LockOptions(NamedTuple):
 @click.option("--mirror", default="host", show_default=True, help="none, host, or a profile's YAML file.")
 @click.option(
     "--images", "images_dir", type=click.Path(path_type=Path, file_okay=False), help="Where the cells are. [images/]"
+)
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    type=click.Choice(["runtime", "devel", "train", "jupyter"]),
+    help="Lock only what this target adds to the cell's locks as they are. Repeatable. [all of the cell]",
 )
 @click.option("--tool", is_flag=True, help="Lock envcheck's own environment inside images (needs pyproject.toml).")
 @click.option("--model", metavar="REPO@REV", help="Lock a Hugging Face model instead: every file with its sha256.")
@@ -73,7 +81,7 @@ def command(options: LockOptions, settings: Settings) -> None:
     matrix = load(settings.matrix)
     cells = select(matrix, options.selectors)
     directory = options.images_dir or own_images()
-    failed = [cell for cell in cells if not _lock(matrix, cell, profile, directory, settings)]
+    failed = [cell for cell in cells if not _lock(matrix, cell, profile, directory, options.targets, settings)]
     then = "; next: envcheck render" if len(failed) < len(cells) else ""
     click.echo(f"locked {len(cells) - len(failed)} of {len(cells)}{then}")
     if failed:
@@ -106,22 +114,35 @@ def _lock_model(options: LockOptions, profile: Profile) -> None:
     click.echo(f"{lock.repo}@{lock.revision}: {files} -> {options.output}")
 
 
-def _lock(matrix: Matrix, cell: Cell, profile: Profile, images_dir: Path, settings: Settings) -> bool:
+def _lock(
+    matrix: Matrix,
+    cell: Cell,
+    profile: Profile,
+    images_dir: Path,
+    targets: tuple[Target, ...],
+    settings: Settings,
+) -> bool:
     from envcheck.errors import EnvcheckError
-    from envcheck.images.lock_with_uv import companions, make_locks
+    from envcheck.images.lock_with_uv import MadeLocks, companions, lock_target, make_locks
+    from envcheck.images.locks.lockfile import read_locks
     from envcheck.images.render.committed_files import write_locks
     from envcheck.images.spec import make_spec
+    from envcheck.images.targets import SHARED_GROUPS
 
     try:
-        made = make_locks(matrix, cell, profile)
+        kept = read_locks(images_dir / str(cell)) if targets else []
+        shared = [lock for lock in kept if lock.group in SHARED_GROUPS]
+        made = MadeLocks(shared) if shared else make_locks(matrix, cell, profile)
         locks = made.locks
         spec = make_spec(matrix, cell, locks, where=str(images_dir / str(cell)))
+        added = [lock_target(matrix, cell, target, locks, profile) for target in targets or matrix.targets(cell)]
     except EnvcheckError as error:
         message = str(error) if str(cell) in str(error) else f"{cell}: {error}"
         lines = textwrap.wrap(message, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         click.echo("\n".join(lines), err=True)
         return False
-    changed = write_locks(images_dir, cell, locks)
+    groups = {lock.group: lock for lock in [*kept, *locks, *added] if lock}
+    changed = write_locks(images_dir, cell, [*groups.values()])
     if not settings.quiet:
         versions = ", ".join([*companions(locks), f"cuDNN {spec.promises['cudnn']}", f"NCCL {spec.promises['nccl']}"])
         click.echo(f"{cell}: {'locked' if changed else 'as it was'} ({versions})")

@@ -86,15 +86,15 @@ def command(options: RenderImagesOptions, settings: Settings) -> None:
 
 
 def _specs(settings: Settings, selectors: tuple[str, ...], images_dir: Path) -> list[ImageSpec]:
-    from envcheck.images.spec import load_spec, select
+    from envcheck.images.spec import load_specs, select
     from envcheck.matrix.file.load import load
 
     matrix = load(settings.matrix)
-    return [load_spec(matrix, cell, images_dir=images_dir) for cell in select(matrix, selectors)]
+    return [spec for cell in select(matrix, selectors) for spec in load_specs(matrix, cell, images_dir=images_dir)]
 
 
 def _unlocked(specs: list[ImageSpec]) -> list[str]:
-    return [str(spec.cell) for spec in specs if not spec.locks]
+    return sorted({str(spec.cell) for spec in specs if not spec.locks})
 
 
 def _check(specs: list[ImageSpec], images_dir: Path, *, whole: bool, complete: bool) -> None:
@@ -146,13 +146,16 @@ def _context(specs: list[ImageSpec], mirror: str, output: Path, settings: Settin
     from envcheck.images.render.build_context import write
     from envcheck.mirrors.profiles.load import load
 
-    if len(specs) != 1:
-        message = f"--output takes one cell, and {len(specs)} are selected"
+    cells = {spec.cell for spec in specs}
+    if len(cells) != 1:
+        message = f"--output takes one cell, and {len(cells)} are selected"
         raise ConfigError(message, fix="name one cell")
-    context = write(specs[0], load(mirror), output, matrix=settings.matrix)
+    context = write(specs, load(mirror), output, matrix=settings.matrix)
     secrets = "".join(f" --secret id={name},src={path}" for name, path in context.secrets.items())
     host = " --network host" if context.network == "host" else ""
     carried = [group for group, all_there in context.carried.items() if all_there]
     if not settings.quiet:
         click.echo(f"base {context.base}; carried whole: {', '.join(carried) or 'no group'}; network {context.network}")
-    click.echo(f"docker build{host}{secrets} -t {tags.full(tags.REPOSITORY, specs[0])} {output}")
+    for spec in sorted(specs, key=lambda each: each.target == "runtime"):
+        target = f"--target {spec.target}"
+        click.echo(f"docker build{host}{secrets} {target} -t {tags.full(tags.REPOSITORY, spec)} {output}")

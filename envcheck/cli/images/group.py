@@ -15,9 +15,11 @@ COMMANDS: Final = {
 
 @click.group(cls=DefaultGroup, room="images", described=COMMANDS, default="list")
 def command() -> None:
-    """List the published cells: base, driver floor, targets, and which still lack a lock.
+    """List the published cells: driver floor, targets, and which still lack a lock.
 
     \b
     envcheck images
     envcheck images 'torch2.8*' --json
+
+    Exit 0: listed, whatever lacks a lock; 2: a lock cannot be used, or wrong usage.
     """

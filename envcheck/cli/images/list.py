@@ -55,9 +55,9 @@ class ImagesListOptions(NamedTuple):
 @click.pass_obj
 @takes(ImagesListOptions)
 def command(options: ImagesListOptions, settings: Settings) -> int:
-    """List the published cells: base, driver floor, targets, and which still lack a lock.
+    """List the published cells: driver floor, targets, and which still lack a lock.
 
-    With --json also their tags and all that they promise. A lock that cannot be used is named in its row and on
+    With --json also their bases, tags and all that they promise. A lock that cannot be used is named in its row and on
     standard error; the other cells are listed. A changed template touches every cell, and a changed file of
     images/CELL/ that cell.
 
@@ -99,12 +99,12 @@ def _listed(rows: list[dict[str, Any]], *, as_json: bool) -> int:
 
 def _row(matrix: Matrix, cell: Cell, targets: list[Target], directory: Path) -> dict[str, Any]:
     from envcheck.images.locks.lockfile import missing
-    from envcheck.images.spec import load_spec, make_spec
+    from envcheck.images.spec import load_specs, make_spec
 
     spec, wrong, lacking = make_spec(matrix, cell, []), None, missing(directory / str(cell))
     if not lacking:
         try:
-            spec = load_spec(matrix, cell, images_dir=directory)
+            spec = load_specs(matrix, cell, images_dir=directory)[0]
         except ConfigError as error:
             wrong = str(error)
     return {
@@ -123,12 +123,12 @@ def _table(rows: list[dict[str, Any]]) -> None:
     if not rows:
         click.echo("no cell is touched")
         return
-    layout = "{:<26} {:<20} {:<5} {:<14} {}"
-    click.echo(layout.format("CELL", "BASE", "LOCK", "DRIVER FLOOR", "TARGETS").rstrip())
+    layout = "{:<26} {:<5} {:<14} {}"
+    click.echo(layout.format("CELL", "LOCK", "DRIVER FLOOR", "TARGETS").rstrip())
     for row in rows:
         lock = "yes" if row["locked"] else "BAD" if row["missing"] or row["error"] else "NO"
         floor = row["promises"]["driver-floor"]
-        click.echo(layout.format(row["cell"], row["base"], lock, floor, " ".join(row["targets"])).rstrip())
+        click.echo(layout.format(row["cell"], lock, floor, " ".join(row["targets"])).rstrip())
     unlocked = [row for row in rows if not row["locked"]]
     click.echo(f"\n{counted(len(rows), 'cell')}, {len(rows) - len(unlocked)} locked; tagged like {rows[0]['tags'][0]}")
     if unlocked:

@@ -39,9 +39,8 @@ def selected(matrix: Matrix, options: Selection, images_dir: Path) -> list[Chose
     """Return the cells with their targets; a target that no named cell has is a ConfigError."""
     from envcheck.images.spec import select
 
-    published = {cell: choice.targets for choice in matrix.images for cell in choice.cells()}
     named = [
-        (cell, [target for target in published[cell] if options.target in (None, target)])
+        (cell, [target for target in matrix.targets(cell) if options.target in (None, target)])
         for cell in select(matrix, options.selectors)
     ]
     chosen = [(cell, targets) for cell, targets in named if targets]

@@ -31,7 +31,7 @@ def spec_to_build(settings: Settings, selector: str | None, target: Any, images_
     if not spec.locks:
         message = f"{spec.cell} has no lock"
         raise ConfigError(message, fix=f"run `envcheck lock {spec.cell}` where its index can be reached")
-    _warn_of_an_edit(spec, images_dir)
+    _warn_of_an_edit(matrix, spec, images_dir)
     return spec
 
 
@@ -51,12 +51,14 @@ def _published(matrix: Matrix) -> str:
     return answer.published
 
 
-def _warn_of_an_edit(spec: ImageSpec, images_dir: Path | None) -> None:
+def _warn_of_an_edit(matrix: Matrix, spec: ImageSpec, images_dir: Path | None) -> None:
     """Warn where the cell's Dockerfile is not what is built: a build renders its own from templates and locks."""
     from envcheck.data import data_path
     from envcheck.images.render.dockerfile import render_dockerfile
+    from envcheck.images.spec import load_specs
 
     path = (images_dir or data_path("images")) / str(spec.cell) / "Dockerfile"
-    if path.exists() and path.read_bytes() != render_dockerfile(spec).encode():
+    specs = load_specs(matrix, spec.cell, images_dir=images_dir)
+    if path.exists() and path.read_bytes() != render_dockerfile(*specs).encode():
         warning = "is edited or out of date and is not what this build uses; put changes into templates/ or matrix.yaml"
         click.echo(f"envcheck: warning: {path} {warning}, then run `envcheck render`", err=True)

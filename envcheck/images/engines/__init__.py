@@ -43,8 +43,8 @@ class Engine(Protocol):
     def pull(self, reference: str) -> None:
         """Fetch an image from its registry."""
 
-    def import_base(self, spec: ImageSpec, profile: Profile) -> str:
-        """Bootstrap the spec's base, import it and return its reference."""
+    def import_base(self, spec: ImageSpec, packages: Sequence[str], profile: Profile) -> str:
+        """Bootstrap the spec's base with these packages, import it and return its reference."""
 
     def build(self, plan: BuildPlan, *, on_line: Callable[[str], None], timeout: float) -> CommandResult:
         """Run the plan's command, handing over each line it writes."""

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from envcheck.errors import BuildError, UnavailableError
 from envcheck.images.engines import subprocesses
-from envcheck.images.render.dockerfile import OS_PACKAGES
+from envcheck.images.targets import OS_PACKAGES
 from envcheck.matrix.facts.model import Base, HostArch
 from envcheck.mirrors.profiles.apt_config import AptSource, base_urls
 from envcheck.mirrors.profiles.host_config import apt_sources, ca_bundle
@@ -39,13 +39,15 @@ class Recipe(NamedTuple):
     argv: list[str]
 
 
-def reference(base: Base, arch: HostArch) -> str:
+def reference(base: Base, arch: HostArch, packages: Sequence[str] = OS_PACKAGES) -> str:
     """Return the reference of the bootstrapped base, which does not depend on where its packages come from."""
-    recipe = json.dumps([base.distro, base.suite, arch, OS_PACKAGES, EPOCH, 1])
+    recipe = json.dumps([base.distro, base.suite, arch, packages, EPOCH, 1])
     return f"{REPOSITORY}:{base.suite}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
 
-def recipe(base: Base, arch: HostArch, sources: Sequence[str], ca: str | None, tar: Path) -> Recipe:
+def recipe(
+    base: Base, arch: HostArch, packages: Sequence[str], sources: Sequence[str], ca: str | None, tar: Path
+) -> Recipe:
     """Return how to bootstrap a base from apt source lines. It keeps the distribution's own sources, not these."""
     example = "usr/share/doc/apt/examples"
     keep_own = (
@@ -57,7 +59,7 @@ def recipe(base: Base, arch: HostArch, sources: Sequence[str], ca: str | None, t
     argv = [
         "mmdebstrap",
         "--variant=minbase",
-        f"--include={','.join(OS_PACKAGES)}",
+        f"--include={','.join(packages)}",
         f"--architectures={DEB_ARCH[arch]}",
         *([f'--aptopt=Acquire::https::CAInfo "{ca}"'] if ca else []),
         f"--customize-hook={keep_own}",
@@ -65,7 +67,7 @@ def recipe(base: Base, arch: HostArch, sources: Sequence[str], ca: str | None, t
         str(tar),
         *sources,
     ]
-    return Recipe(reference(base, arch), base.suite, argv)
+    return Recipe(reference(base, arch, packages), base.suite, argv)
 
 
 def source_lines(base: Base, mirrors: Sequence[str], *, serves: Callable[[str], bool]) -> list[str]:
@@ -113,13 +115,13 @@ def serves(url: str, ca: str | None = None) -> bool:
         return False
 
 
-def bootstrap(base: Base, arch: HostArch, profile: Profile, tar: Path) -> Recipe:
+def bootstrap(base: Base, arch: HostArch, packages: Sequence[str], profile: Profile, tar: Path) -> Recipe:
     """Make the base's root file system as `tar`, from the profile's or this machine's apt mirror (about 20 s)."""
     mirrors = mirrors_for(base, profile, apt_sources())
     sources = source_lines(base, mirrors, serves=functools.partial(serves, ca=profile.ca))
     https = any("https:" in line for line in sources)
     with _readable(ca_bundle(profile) if https else None) as ca:
-        base_recipe = recipe(base, arch, sources, ca, tar)
+        base_recipe = recipe(base, arch, packages, sources, ca, tar)
         result = subprocesses.stream(base_recipe.argv, timeout=_TIMEOUT, env={"SOURCE_DATE_EPOCH": str(EPOCH)})
     if result.status != 0 or not tar.exists():
         message = f"the base {base_recipe.suite} could not be bootstrapped: {_why(result.output)}"

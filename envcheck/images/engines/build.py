@@ -27,6 +27,7 @@ from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.render import build_context as contexts
 from envcheck.images.render.dockerfile import base_reference
 from envcheck.images.spec import ImageSpec
+from envcheck.images.targets import OS_PACKAGES, RECIPES
 from envcheck.mirrors.profiles.model import Profile
 
 BasePolicy = Literal["auto", "registry", "bootstrap"]
@@ -82,10 +83,20 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+def base_packages(request: BuildRequest) -> tuple[str, ...]:
+    """Return what a bootstrapped base includes: the target's packages too where the build itself has no network.
+
+    Otherwise all targets stand on one base, and their builds share its layers.
+    """
+    more = RECIPES[request.spec.target].packages if request.network == "none" else ()
+    return (*OS_PACKAGES, *more)
+
+
 def choose_base(engine: Engine, request: BuildRequest, say: Callable[[str], None]) -> str:
     """Return a base that this engine holds: the registry's, or the bootstrapped one where no registry has it."""
     remote = base_reference(request.spec, request.profile.registry)
-    own = bases.reference(request.spec.base, request.spec.arch)
+    packages = base_packages(request)
+    own = bases.reference(request.spec.base, request.spec.arch, packages)
     if request.base != "bootstrap":
         if engine.inspect(remote):
             return remote
@@ -95,7 +106,7 @@ def choose_base(engine: Engine, request: BuildRequest, say: Callable[[str], None
             return remote
     if not engine.inspect(own):
         say(f"no registry has {request.spec.base.image}: bootstrapping it from the apt mirror (about 30 s)")
-        engine.import_base(request.spec, request.profile)
+        engine.import_base(request.spec, packages, request.profile)
     return own
 
 
@@ -116,7 +127,7 @@ def _offered(engine: Engine, request: BuildRequest, remote: str) -> bool:
 def prepare(engine: Engine, request: BuildRequest, base: str, scratch: Path) -> BuildPlan:
     """Write the context and return the plan; its key is None when the engine does not hold the base yet."""
     context = contexts.write(
-        request.spec, request.profile, scratch / "context", matrix=request.matrix, wheels=request.wheels
+        [request.spec], request.profile, scratch / "context", matrix=request.matrix, wheels=request.wheels
     )
     base_image = engine.inspect(base)
     key = base_image and build_key.key(
@@ -127,7 +138,8 @@ def prepare(engine: Engine, request: BuildRequest, base: str, scratch: Path) -> 
         secrets=context.secrets,
     )
     complete = base.startswith(f"{bases.REPOSITORY}:")
-    needed: Network = "none" if complete and context.network == "none" else "host"
+    asks_apt = not complete or bool(RECIPES[request.spec.target].packages)
+    needed: Network = "none" if not asks_apt and context.network == "none" else "host"
     options = Options(
         engine=engine.name,
         frontend=engine.frontend(),
@@ -148,7 +160,7 @@ def dry_run(engine: Engine, request: BuildRequest) -> BuildPlan:
     """
     remote = base_reference(request.spec, request.profile.registry)
     pullable = request.base != "bootstrap" and (engine.inspect(remote) or _offered(engine, request, remote))
-    base = remote if pullable else bases.reference(request.spec.base, request.spec.arch)
+    base = remote if pullable else bases.reference(request.spec.base, request.spec.arch, base_packages(request))
     place = state_path("plans", f"{request.spec.cell}-{request.spec.target}")
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -182,7 +194,7 @@ def _lost(engine: Engine, error: BuildError) -> bool:
 
 def _build(engine: Engine, request: BuildRequest, say: Callable[[str], None], on_line: Callable[[str], None]) -> Built:
     began = time.monotonic()
-    with one_at_a_time(bases.reference(request.spec.base, request.spec.arch), say):
+    with one_at_a_time(bases.reference(request.spec.base, request.spec.arch, base_packages(request)), say):
         base = choose_base(engine, request, say)
     with tempfile.TemporaryDirectory(prefix="envcheck-build-") as scratch:
         plan = prepare(engine, request, base, Path(scratch))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,11 +64,11 @@ class Podman:
             message = f"{reference} could not be pulled"
             raise UnavailableError(message, fix="try `podman pull` by hand, or --base bootstrap")
 
-    def import_base(self, spec: ImageSpec, profile: Profile) -> str:
-        """Bootstrap the spec's base, import it and return its reference."""
+    def import_base(self, spec: ImageSpec, packages: Sequence[str], profile: Profile) -> str:
+        """Bootstrap the spec's base with these packages, import it and return its reference."""
         with tempfile.TemporaryDirectory(prefix="envcheck-base-") as scratch:
             tar = Path(scratch) / "rootfs.tar"
-            how = bases.bootstrap(spec.base, spec.arch, profile, tar)
+            how = bases.bootstrap(spec.base, spec.arch, packages, profile, tar)
             subprocesses.output(["podman", "import", "--quiet", str(tar), how.reference], timeout=_IMPORT_TIMEOUT)
         return how.reference
 

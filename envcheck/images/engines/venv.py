@@ -103,7 +103,7 @@ def build(
         skipped = _holds(dest) == key
         if not skipped:
             with tempfile.TemporaryDirectory(prefix="envcheck-venv-", dir=_scratch(dest)) as scratch:
-                context = contexts.write(spec, profile, Path(scratch) / "context", wheels=wheels)
+                context = contexts.write([spec], profile, Path(scratch) / "context", wheels=wheels)
                 steps = _Steps(context, dest, spec, timeout, on_line)
                 with _earlier_kept(dest):
                     _fill(dest, interpreter, steps, key)

@@ -150,9 +150,9 @@ def missing(directory: Path) -> list[str]:
     return [f"{group}.lock" for group in GROUPS if group in needed - present]
 
 
-def read_locks(directory: Path) -> list[Lock]:
+def read_locks(directory: Path, groups: Sequence[Group] = GROUPS) -> list[Lock]:
     """Return the locks of a cell's directory in layer order; a group without a file is absent."""
-    files = [(group, directory / f"{group}.lock") for group in GROUPS]
+    files = [(group, directory / f"{group}.lock") for group in groups]
     return [parse_lock(_text(path), group, str(path)) for group, path in files if path.is_file()]
 
 

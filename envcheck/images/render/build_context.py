@@ -12,7 +12,7 @@ import hashlib
 import json
 import shutil
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
@@ -26,7 +26,7 @@ from envcheck.images.locks.local_wheels import local_wheels, refused_wheels
 from envcheck.images.locks.lockfile import parse_lock
 from envcheck.images.locks.model import Lock
 from envcheck.images.render.committed_files import write as write_files
-from envcheck.images.render.dockerfile import base_reference, render_cell, render_dockerfile
+from envcheck.images.render.dockerfile import all_locks, base_reference, render_cell, render_dockerfile
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profiles.apt_config import base_urls
 from envcheck.mirrors.profiles.host_config import apt_sources, ca_bundle
@@ -36,10 +36,10 @@ from envcheck.mirrors.settings.base import RenderOptions
 from envcheck.mirrors.settings.python import pip_conf, uv_toml
 
 Network = Literal["none", "default", "host"]
-_SCRIPTS: Final = {"os": ("os.sh",), "install": ("install.sh", "bytecode.py"), "prove": ("prove.py",)}
+_SCRIPTS: Final = {"os": ("os.sh", "packages.sh"), "install": ("install.sh", "bytecode.py"), "prove": ("prove.py",)}
 # What `write` makes in a context, locks aside.
-_TOP: Final = ("Dockerfile", "promises.json", "mirror", "envcheck", "bin", "keep", "written.json")
-# The hash of each file at the top as it was written: an edited one is not replaced.
+_TOP: Final = ("Dockerfile", "promises", "targets", "mirror", "envcheck", "bin", "keep", "written.json")
+# The hash of each file at the top, and of the promises, as it was written: an edited one is not replaced.
 _WRITTEN: Final = "written.json"
 # Beside envcheck's own files nothing of a checkout goes along: no caches, no shipped copies of what is not needed.
 _LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "*.pyc", "_data", ".*")
@@ -72,19 +72,19 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write(
-    spec: ImageSpec, profile: Profile, out: Path, *, matrix: Path | None = None, wheels: Path | None = None
+    specs: Sequence[ImageSpec], profile: Profile, out: Path, *, matrix: Path | None = None, wheels: Path | None = None
 ) -> Context:
-    """Write the context into `out`, a new or empty directory or an earlier context, and say how to build it.
+    """Write the context of a cell's targets into `out`, a new or empty directory or an earlier context.
 
     `wheels`, a directory with a file of every pin, takes the mirror's place: the context then names no mirror at all.
     """
-    cell = render_cell(spec)
+    spec, cell = specs[0], render_cell(*specs)
     tool = tool_lock()
     _start(out)
-    groups: dict[str, Lock] = {**{str(lock.group): lock for lock in spec.locks}, "envcheck": tool}
+    groups: dict[str, Lock] = {**{str(lock.group): lock for lock in all_locks(specs)}, "envcheck": tool}
     base = base_reference(spec, profile.registry)
     write_files(out, cell)
-    _write_spec(spec, profile, base, out)
+    _write_targets(specs, profile, base, out)
     _write_tool(out, matrix)
     if wheels is None:
         rows, carried = _write_mirror(spec, profile, groups, out / "mirror")
@@ -143,7 +143,7 @@ def tool_lock() -> Lock:
 
 def _start(out: Path) -> None:
     """Empty an earlier context; refuse a directory that holds anything else, also beside a context."""
-    earlier = (out / "mirror").is_dir() and (out / "promises.json").is_file()
+    earlier = (out / "mirror").is_dir() and (out / "promises").is_dir()
     if out.is_dir() and any(out.iterdir()) and not earlier:
         message = f"{out} contains files that are not a build context"
         raise ConfigError(message, fix="give --output a new or empty directory")
@@ -175,12 +175,13 @@ def _of_a_context(name: str) -> bool:
 
 
 def _hashes(out: Path) -> dict[str, str]:
-    files = [path for path in sorted(out.iterdir()) if path.is_file() and path.name != _WRITTEN]
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    files = [*out.iterdir(), *(out / "promises").glob("*")]
+    files = sorted(path for path in files if path.is_file() and path.name != _WRITTEN)
+    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def _edited(out: Path) -> list[str]:
-    """Return the files at the top of an earlier context that differ from what was written."""
+    """Return the files of an earlier context, but for its mirror and tools, that differ from what was written."""
     try:
         written = msgspec.json.decode((out / _WRITTEN).read_bytes(), type=dict[str, str])
     except (OSError, msgspec.DecodeError):  # rendered by an earlier version
@@ -188,12 +189,18 @@ def _edited(out: Path) -> list[str]:
     return [name for name, digest in _hashes(out).items() if written.get(name) != digest]
 
 
-def _write_spec(spec: ImageSpec, profile: Profile, base: str, out: Path) -> None:
+def _write_targets(specs: Sequence[ImageSpec], profile: Profile, base: str, out: Path) -> None:
     kept = hf_environment(profile) if profile.keep else None
-    (out / "Dockerfile").write_text(render_dockerfile(spec, base=base, kept=kept))
-    (out / "promises.json").write_text(json.dumps(spec.promises, indent=1, sort_keys=True) + "\n")
+    (out / "Dockerfile").write_text(render_dockerfile(*specs, base=base, kept=kept))
+    (out / "promises").mkdir()
+    for spec in specs:
+        text = json.dumps(spec.promises, indent=1, sort_keys=True) + "\n"
+        (out / "promises" / f"{spec.target}.json").write_text(text)
+        files = data_path("templates") / "context/targets" / spec.target
+        if files.is_dir():
+            shutil.copytree(files, out / "targets" / spec.target)
     if profile.keep:
-        for path, text in _kept_files(profile, spec.cell.variant).items():
+        for path, text in _kept_files(profile, specs[0].cell.variant).items():
             (out / "keep" / path).parent.mkdir(parents=True, exist_ok=True)
             (out / "keep" / path).write_text(text)
 

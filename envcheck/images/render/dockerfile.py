@@ -7,48 +7,78 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from envcheck.errors import ConfigError
+from envcheck.images.locks.lockfile import GROUPS
+from envcheck.images.locks.model import Lock
 from envcheck.images.render.committed_files import lock_files
 from envcheck.images.spec import LABEL_PREFIX, ImageSpec
+from envcheck.images.targets import OS_PACKAGES, RECIPES, SHARED_GROUPS
+from envcheck.matrix.facts.model import Cell
 from envcheck.templating import rendered
 
-# All a base must have: its own Python, roots for TLS, an init that reaps. A bootstrapped base includes them.
-OS_PACKAGES: Final = ("ca-certificates", "python3", "python3-venv", "tini")
 PROVEN: Final = ("torch", "cuda", "cudnn", "nccl", "python", "arch-list")
 
 
-def render_cell(spec: ImageSpec) -> dict[str, bytes]:
-    """Return the files of images/<cell>/: the Dockerfile and the locks."""
-    if not spec.locks:
-        message = f"{spec.cell} has no lock"
-        raise ConfigError(message, fix=f"run `envcheck lock {spec.cell}` where its index can be reached")
-    return {"Dockerfile": render_dockerfile(spec).encode(), **lock_files(spec.cell, spec.locks)}
+def render_cell(*specs: ImageSpec) -> dict[str, bytes]:
+    """Return the files of images/<cell>/ for these targets of one cell: the Dockerfile and the locks."""
+    cell = specs[0].cell
+    if not all(spec.locks for spec in specs):
+        message = f"{cell} has no lock"
+        raise ConfigError(message, fix=f"run `envcheck lock {cell}` where its index can be reached")
+    return {"Dockerfile": render_dockerfile(*specs).encode(), **lock_files(cell, all_locks(specs))}
 
 
 def render_cells(specs: Iterable[ImageSpec]) -> dict[str, bytes]:
-    """Return all of images/, path below it -> bytes."""
-    return {f"{spec.cell}/{name}": content for spec in specs for name, content in render_cell(spec).items()}
+    """Return all of images/, path below it -> bytes; specs of one cell are targets of one Dockerfile."""
+    cells: dict[Cell, list[ImageSpec]] = {}
+    for spec in specs:
+        cells.setdefault(spec.cell, []).append(spec)
+    return {f"{cell}/{name}": text for cell, group in cells.items() for name, text in render_cell(*group).items()}
 
 
-def render_dockerfile(spec: ImageSpec, *, base: str | None = None, kept: Mapping[str, str] | None = None) -> str:
-    """Return the Dockerfile; with `kept`, the one that leaves keep/ and this environment in the image."""
-    return rendered("Dockerfile.j2", template_context(spec, base=base, kept=kept))
+def all_locks(specs: Iterable[ImageSpec]) -> list[Lock]:
+    """Return each lock of these specs once, in layer order."""
+    locks = {lock.group: lock for spec in specs for lock in spec.locks}
+    return [locks[group] for group in GROUPS if group in locks]
+
+
+def render_dockerfile(*specs: ImageSpec, base: str | None = None, kept: Mapping[str, str] | None = None) -> str:
+    """Return the Dockerfile of these targets of one cell, `runtime` last: it is what `docker build DIR` makes.
+
+    With `kept`, it leaves keep/ and this environment in the image.
+    """
+    return rendered("Dockerfile.j2", template_context(*specs, base=base, kept=kept))
 
 
 def template_context(
-    spec: ImageSpec, *, base: str | None = None, kept: Mapping[str, str] | None = None
+    *specs: ImageSpec, base: str | None = None, kept: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Return what the Dockerfile's template is given."""
+    spec = specs[0]
     cuda = spec.promises["cuda"]
     return {
         "cell": spec.cell,
         "base": base or base_reference(spec),
         "packages": OS_PACKAGES,
         "python": spec.cell.python,
-        "locks": spec.locks,
+        "locks": [lock for lock in spec.locks if lock.group in SHARED_GROUPS],
+        "targets": [_stage(each) for each in sorted(specs, key=lambda each: each.target == "runtime")],
         "proof": " ".join(shlex.quote(f"{name}={spec.promises[name]}") for name in PROVEN),
         "keep": kept is not None,
         "kept_environment": dict(kept or {}),
         "cuda_major": None if cuda == "none" else cuda.partition(".")[0],
+    }
+
+
+def _stage(spec: ImageSpec) -> dict[str, Any]:
+    """Return what the template is given for one target."""
+    recipe = RECIPES[spec.target]
+    locked = recipe.group in {lock.group for lock in spec.locks}
+    return {
+        "name": spec.target,
+        "packages": recipe.packages,
+        "group": recipe.group if locked else None,
+        "part": f"targets/{spec.target}.j2",
+        "command": list(recipe.command),
         "labels": labels(spec),
     }
 

@@ -12,8 +12,6 @@ PythonVersion = Annotated[str, msgspec.Meta(pattern=r"^3\.[0-9]+t?$")]
 Variant = Annotated[str, msgspec.Meta(pattern=r"^(cpu|cu[0-9]{3})$")]
 HostArch = Literal["x86_64", "aarch64"]
 Target = Literal["runtime", "devel", "train", "jupyter"]
-# Those that templates/Dockerfile.j2 has a stage for.
-BUILT_TARGETS: Final[tuple[Target, ...]] = ("runtime",)
 
 _CELL: Final = re.compile(
     r"^torch(?P<torch>[0-9]+\.[0-9]+\.[0-9]+)-(?P<variant>cpu|cu[0-9]{3})-py(?P<python>3[0-9]+t?)$"
@@ -235,6 +233,10 @@ class Matrix(MatrixRow, frozen=True, kw_only=True):
     def base(self, python: str) -> Base | None:
         """Return the distribution base for a Python, or None."""
         return next((b for b in self.bases if b.python == python), None)
+
+    def targets(self, cell: Cell) -> list[Target]:
+        """Return the targets that a cell is published as; none for a cell that is not published."""
+        return next((row.targets for row in self.images if cell in row.cells()), [])
 
     def cells(self) -> list[Cell]:
         """Return every published cell, in the order of `images`."""

@@ -11,7 +11,7 @@ import msgspec
 
 from envcheck.matrix.facts.gpu_names import find_gpu
 from envcheck.matrix.facts.lookup import Facts
-from envcheck.matrix.facts.model import BUILT_TARGETS, Cell, GpuModel, Matrix, TorchRelease, TorchVariant
+from envcheck.matrix.facts.model import Cell, GpuModel, Matrix, TorchRelease, TorchVariant
 from envcheck.matrix.facts.versions import branch, key
 
 
@@ -172,9 +172,6 @@ def _choices(facts: Facts) -> Iterator[Problem]:
                 yield Problem(where, f"`{name}` is empty: it publishes nothing")
             for value in sorted({value for value in values if values.count(value) > 1}):
                 yield Problem(where, f"{value} appears twice in `{name}`")
-        for target in choice.targets:
-            if target not in BUILT_TARGETS:
-                yield Problem(where, f"no template builds the target {target}; it can be {', '.join(BUILT_TARGETS)}")
     for cell, rows in Counter(cell for choice in facts.matrix.images for cell in set(choice.cells())).items():
         if rows > 1:
             yield Problem(f"image {cell}", "more than one row of `images` publishes it")

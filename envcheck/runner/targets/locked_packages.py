@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.images.locks import lockfile
+from envcheck.images.locks.model import Group
+from envcheck.images.targets import RECIPES, groups_of
 from envcheck.matrix.facts.model import Cell
 
 
@@ -15,16 +17,18 @@ def with_packages(promises: Mapping[str, str]) -> dict[str, str]:
 
     Of a lock by another hand, or of another release of envcheck, only the digest is known; then nothing is added.
     """
-    pinned = _pins(promises.get("cell", ""), promises.get("lock", ""))
+    target = promises.get("target", "")
+    groups = groups_of(target) if target in RECIPES else lockfile.GROUPS
+    pinned = _pins(promises.get("cell", ""), promises.get("lock", ""), groups)
     return {**promises, **({"packages": " ".join(pinned)} if pinned else {})}
 
 
-def _pins(name: str, digest: str) -> list[str]:
+def _pins(name: str, digest: str, groups: Sequence[Group]) -> list[str]:
     cell = Cell.parse(name)  # a label is anybody's: only a cell's name becomes a path
     if cell is None:
         return []
     try:
-        locks = lockfile.read_locks(data_path("images") / str(cell))
+        locks = lockfile.read_locks(data_path("images") / str(cell), groups)
     except (ConfigError, OSError):
         return []
     if lockfile.digest(locks) != digest:

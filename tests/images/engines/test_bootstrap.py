@@ -8,6 +8,7 @@ import pytest
 
 from envcheck.errors import UnavailableError
 from envcheck.images.engines import bootstrap as bases
+from envcheck.images.targets import OS_PACKAGES
 from envcheck.matrix.facts.model import Base
 from envcheck.mirrors.profiles.apt_config import AptSource
 from envcheck.mirrors.profiles.model import Profile
@@ -60,7 +61,9 @@ def test_another_suite_of_the_same_distribution_is_looked_for_where_this_one_is_
 
 
 def test_the_recipe_holds_all_a_base_must_have_and_drops_the_mirror() -> None:
-    how = bases.recipe(BOOKWORM, "x86_64", [f"deb {MIRROR}/debian bookworm main"], None, Path("/t/rootfs.tar"))
+    how = bases.recipe(
+        BOOKWORM, "x86_64", OS_PACKAGES, [f"deb {MIRROR}/debian bookworm main"], None, Path("/t/rootfs.tar")
+    )
     assert how.argv[0] == "mmdebstrap"
     assert "--include=ca-certificates,python3,python3-venv,tini" in how.argv
     assert "--architectures=amd64" in how.argv
@@ -71,6 +74,6 @@ def test_the_recipe_holds_all_a_base_must_have_and_drops_the_mirror() -> None:
 
 
 def test_a_private_ca_reaches_apt_and_leaves_no_file() -> None:
-    how = bases.recipe(BOOKWORM, "x86_64", [], "/site/ca.pem", Path("/t/rootfs.tar"))
+    how = bases.recipe(BOOKWORM, "x86_64", OS_PACKAGES, [], "/site/ca.pem", Path("/t/rootfs.tar"))
     assert '--aptopt=Acquire::https::CAInfo "/site/ca.pem"' in how.argv
     assert any("rm -f" in word and "99mmdebstrap" in word for word in how.argv)

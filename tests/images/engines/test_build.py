@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -64,10 +64,10 @@ class _Shelf:
     def pull(self, reference: str) -> None:
         self.put(reference, {})
 
-    def import_base(self, spec: ImageSpec, profile: Profile) -> str:
+    def import_base(self, spec: ImageSpec, packages: Sequence[str], profile: Profile) -> str:
         assert profile.name
-        self.put(bases.reference(spec.base, spec.arch), {})
-        return bases.reference(spec.base, spec.arch)
+        self.put(bases.reference(spec.base, spec.arch, packages), {})
+        return bases.reference(spec.base, spec.arch, packages)
 
     def build(self, plan: BuildPlan, *, on_line: Callable[[str], None], timeout: float) -> CommandResult:
         assert timeout > 0

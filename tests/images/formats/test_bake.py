@@ -84,8 +84,7 @@ def printed(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 @pytest.mark.engine
 def test_buildx_reads_the_file_as_it_is_meant(printed: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     (tmp_path / "docker-bake.json").write_text(written("bake", specs(CPU, CUDA), OPTIONS))
-    (spec,) = specs(CPU)
-    write(spec, profiles.load("none"), tmp_path / CPU)
+    write(specs(CPU), profiles.load("none"), tmp_path / CPU)
     everything = printed()
     assert len(everything["group"]["default"]["targets"]) == 2
     shown = printed("torch2_13_0-cpu-py311", REVISION="abc", REPOSITORY="me/torch")["target"]

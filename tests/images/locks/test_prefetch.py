@@ -72,7 +72,7 @@ def test_a_closed_profile_that_names_no_index_asks_nobody(store: Store, spec: Im
 
 def test_what_an_image_is_to_keep_of_its_profile_is_the_profiles(spec: ImageSpec, tmp_path: Path) -> None:
     profile = Profile(name="t", pypi=[Index(url="https://a.example/simple")], keep=True)
-    context = contexts.write(spec, profile, tmp_path / "context", wheels=tmp_path / "wheels")
+    context = contexts.write([spec], profile, tmp_path / "context", wheels=tmp_path / "wheels")
     assert (context.path / "keep/etc/pip.conf").read_text() == "[global]\nindex-url = https://a.example/simple\n"
     assert "a.example" not in (context.path / "mirror/torch/sources.tsv").read_text()
 
@@ -99,7 +99,7 @@ def test_an_offline_context_names_no_source_but_its_files(
     bring(store, spec, profile)
     wheels = prefetch.held(store, spec.locks, spec.cell.python)
     with prefetch.viewed(store, wheels) as folder:
-        context = contexts.write(spec, profile, tmp_path / "context", wheels=folder)
+        context = contexts.write([spec], profile, tmp_path / "context", wheels=folder)
         linked = [path.stat().st_ino for path in folder.iterdir()]
     assert sorted(linked) == sorted(store.path(digest).stat().st_ino for digest in pins(spec.locks))
     assert list(store.root.glob(".view-*")) == []

@@ -80,9 +80,17 @@ def prove(context: Context, target: Path, *promises: str) -> subprocess.Complete
 
 
 def test_it_holds_all_that_a_build_copies_or_mounts(spec: ImageSpec, tmp_path: Path) -> None:
-    context = write(spec, Profile(name="none"), tmp_path / "ctx")
+    context = write([spec], Profile(name="none"), tmp_path / "ctx")
     here = sorted(str(p.relative_to(context.path)) for p in context.path.rglob("*") if p.is_file())
-    for name in ("Dockerfile", "nvidia.lock", "torch.lock", "base.lock", "envcheck.lock", "promises.json", "bin/uv"):
+    for name in (
+        "Dockerfile",
+        "nvidia.lock",
+        "torch.lock",
+        "base.lock",
+        "envcheck.lock",
+        "promises/runtime.json",
+        "bin/uv",
+    ):
         assert name in here
     assert "envcheck/__main__.py" in here
     assert "envcheck/_data/matrix.yaml" in here
@@ -103,7 +111,7 @@ def test_modes_do_not_depend_on_the_umask_nor_change_the_sites_files(
     before = os.umask(0o077)
     try:
         context = write(
-            locked, Profile(name="t", pypi=[Index(url=str(torch_wheels), kind="find-links")]), tmp_path / "c"
+            [locked], Profile(name="t", pypi=[Index(url=str(torch_wheels), kind="find-links")]), tmp_path / "c"
         )
     finally:
         os.umask(before)
@@ -117,7 +125,7 @@ def test_only_files_with_a_locked_hash_are_carried(locked: ImageSpec, torch_whee
     other = tmp_path / "other"
     wheel(other, "sympy", "1.14.0", files={"sympy.py": "import os  # not what was locked\n"})
     shutil.copy(torch_wheels / "numpy-2.5.5-py3-none-any.whl", other)
-    context = write(locked, Profile(name="t", pypi=[Index(url=str(other), kind="find-links")]), tmp_path / "ctx")
+    context = write([locked], Profile(name="t", pypi=[Index(url=str(other), kind="find-links")]), tmp_path / "ctx")
     assert [path.name for path in (context.path / "mirror/base/wheels").iterdir()] == ["numpy-2.5.5-py3-none-any.whl"]
     assert context.carried == {"nvidia": False, "torch": False, "base": False, "envcheck": False}
 
@@ -156,7 +164,7 @@ def test_everything_carried_needs_no_network(
     locked: ImageSpec, torch_wheels: Path, tmp_path: Path, target: Path
 ) -> None:
     links = Index(url=str(torch_wheels), kind="find-links")
-    context = write(locked, Profile(name="t", pypi=[DEAD, links]), tmp_path / "ctx")
+    context = write([locked], Profile(name="t", pypi=[DEAD, links]), tmp_path / "ctx")
     assert context.carried == {"nvidia": True, "torch": True, "base": True, "envcheck": False}
     for group in ("nvidia", "torch", "base"):
         done = install(context, group, target)
@@ -179,7 +187,7 @@ def test_bytecode_holds_hashes_so_that_two_builds_are_equal(tmp_path: Path) -> N
 
 def test_the_next_source_is_tried_when_one_fails(locked: ImageSpec, site: Any, tmp_path: Path, target: Path) -> None:
     profile = Profile(name="t", pypi=[DEAD, Index(url=f"{site.url}/simple")])
-    context = write(locked, profile, tmp_path / "ctx")
+    context = write([locked], profile, tmp_path / "ctx")
     assert context.network == "host"
     done = install(context, "nvidia", target)
     assert done.returncode == 0, done.stderr
@@ -189,7 +197,7 @@ def test_the_next_source_is_tried_when_one_fails(locked: ImageSpec, site: Any, t
 
 
 def test_when_every_source_fails_the_install_fails(locked: ImageSpec, tmp_path: Path, target: Path) -> None:
-    context = write(locked, Profile(name="t", pypi=[DEAD, DEAD]), tmp_path / "ctx")
+    context = write([locked], Profile(name="t", pypi=[DEAD, DEAD]), tmp_path / "ctx")
     done = install(context, "base", target)
     assert done.returncode != 0
     assert "no source had all of base.lock" in done.stderr
@@ -199,7 +207,7 @@ def test_when_every_source_fails_the_install_fails(locked: ImageSpec, tmp_path: 
 def test_a_wrong_hash_is_refused_and_nothing_is_installed(
     locked: ImageSpec, site: Any, tmp_path: Path, target: Path
 ) -> None:
-    context = write(locked, Profile(name="t", pypi=[Index(url=f"{site.url}/simple")]), tmp_path / "ctx")
+    context = write([locked], Profile(name="t", pypi=[Index(url=f"{site.url}/simple")]), tmp_path / "ctx")
     lock = context.path / "torch.lock"
     digest = locked.locks[1].pins[0].sha256[0]
     lock.write_text(lock.read_text().replace(digest, "0" * 64))
@@ -214,7 +222,9 @@ def test_a_local_file_with_another_hash_is_named_when_no_source_has_the_right_on
 ) -> None:
     other = tmp_path / "other"
     wheel(other, "sympy", "1.14.0", files={"sympy.py": "import os  # not what was locked\n"})
-    context = write(locked, Profile(name="t", pypi=[Index(url=str(other), kind="find-links"), DEAD]), tmp_path / "ctx")
+    context = write(
+        [locked], Profile(name="t", pypi=[Index(url=str(other), kind="find-links"), DEAD]), tmp_path / "ctx"
+    )
     done = install(context, "base", target)
     assert done.returncode != 0
     assert "hash mismatch: the local sympy-1.14.0-py3-none-any.whl is not the file that was locked" in done.stderr
@@ -233,7 +243,7 @@ def test_a_poisoned_mirror_is_refused_and_the_good_one_used(
         path.write_bytes(path.read_bytes() + b"x")
     bad = serve(poison)
     context = write(
-        locked,
+        [locked],
         Profile(name="t", pypi=[Index(url=f"{bad.url}/simple"), Index(url=f"{site.url}/simple")]),
         tmp_path / "ctx",
     )
@@ -247,7 +257,7 @@ def test_the_proof_passes_for_what_was_promised_and_names_what_was_not(
     locked: ImageSpec, torch_wheels: Path, tmp_path: Path, target: Path
 ) -> None:
     links = Index(url=str(torch_wheels), kind="find-links")
-    context = write(locked, Profile(name="t", pypi=[links]), tmp_path / "ctx")
+    context = write([locked], Profile(name="t", pypi=[links]), tmp_path / "ctx")
     for group in ("nvidia", "torch", "base"):
         install(context, group, target)
     good = [f"{name}={locked.promises[name]}" for name in ("torch", "cuda", "cudnn", "nccl", "arch-list")]
@@ -263,7 +273,9 @@ def test_the_proof_passes_for_what_was_promised_and_names_what_was_not(
 def test_nothing_that_uv_notes_for_itself_stays_and_record_lists_what_is_there(
     locked: ImageSpec, torch_wheels: Path, tmp_path: Path, target: Path
 ) -> None:
-    context = write(locked, Profile(name="t", pypi=[Index(url=str(torch_wheels), kind="find-links")]), tmp_path / "ctx")
+    context = write(
+        [locked], Profile(name="t", pypi=[Index(url=str(torch_wheels), kind="find-links")]), tmp_path / "ctx"
+    )
     done = install(context, "base", target)
     assert done.returncode == 0, done.stderr
     assert not [path for path in target.rglob("*") if path.name in ("uv_cache.json", "uv_build.json", ".lock")]
@@ -274,7 +286,7 @@ def test_nothing_that_uv_notes_for_itself_stays_and_record_lists_what_is_there(
 
 
 def test_each_step_mounts_only_what_it_uses(spec: ImageSpec, tmp_path: Path) -> None:
-    context = write(spec, Profile(name="none"), tmp_path / "ctx")
+    context = write([spec], Profile(name="none"), tmp_path / "ctx")
     runs = re.findall(r"(?m)^RUN (?:.*\\\n)*.*$", (context.path / "Dockerfile").read_text())
     mounted = [set(re.findall(r"source=([^,]+),", run)) for run in runs]
     own = [{"mirror/install", f"mirror/{g}", "bin/uv", f"{g}.lock"} for g in ("nvidia", "torch", "base", "envcheck")]
@@ -293,7 +305,7 @@ def test_a_netrc_gets_in_but_never_lies_in_the_context(
     netrc.chmod(0o600)
     site.insists = "Basic " + base64.b64encode(f"site:{CANARY}".encode()).decode()
     profile = Profile(name="t", pypi=[Index(url=f"{site.url}/simple")], netrc=str(netrc))
-    context = write(locked, profile, tmp_path / "ctx")
+    context = write([locked], profile, tmp_path / "ctx")
     assert context.secrets == {"netrc": netrc}
     assert [p for p in context.path.rglob("*") if p.is_file() and CANARY.encode() in p.read_bytes()] == []
     assert install(context, "base", target).returncode != 0
@@ -310,11 +322,11 @@ def test_a_mirror_behind_a_private_ca_is_trusted_only_with_the_profiles_ca(
     certified = signed(tmp_path, "127.0.0.1")
     site = serve(torch_wheels.parent / "index", certified.context)
     profile = Profile(name="t", pypi=[Index(url=f"{site.url}/simple")])
-    refused = install(write(locked, profile, tmp_path / "without"), "base", target)
+    refused = install(write([locked], profile, tmp_path / "without"), "base", target)
     assert refused.returncode != 0
     assert "certificate" in refused.stderr
     trusting = msgspec.structs.replace(profile, ca=str(certified.ca))
-    done = install(write(locked, trusting, tmp_path / "with"), "base", target)
+    done = install(write([locked], trusting, tmp_path / "with"), "base", target)
     assert done.returncode == 0, done.stderr
     assert installed(target) == {"numpy", "sympy"}
 
@@ -332,20 +344,20 @@ def test_the_profiles_roots_are_added_to_the_machines(tmp_path: Path, monkeypatc
 
 def test_apt_walks_the_profiles_mirrors_in_order_and_nothing_of_it_is_copied(spec: ImageSpec, tmp_path: Path) -> None:
     profile = Profile(name="t", apt=["https://a.example/", "https://b.example"])
-    context = write(spec, profile, tmp_path / "ctx")
+    context = write([spec], profile, tmp_path / "ctx")
     mirrors = (context.path / "mirror/os/apt/debian.mirrors").read_text()
     assert mirrors == "https://a.example/debian\tpriority:1\nhttps://b.example/debian\tpriority:2\n"
     assert "debian-security" in (context.path / "mirror/os/apt/envcheck.sources").read_text()
     copied = [
         line.split()[1] for line in (context.path / "Dockerfile").read_text().splitlines() if line.startswith("COPY")
     ]
-    assert copied == ["envcheck", "bin/envcheck", "promises.json"]
+    assert copied == ["envcheck", "bin/envcheck", "promises/runtime.json"]
     assert "example" not in (context.path / "Dockerfile").read_text()
 
 
 def test_ubuntu_keeps_its_own_archive_and_key(matrix: Matrix, locks: list[Lock], tmp_path: Path) -> None:
     noble = make_spec(matrix, Cell(torch="2.8.0", variant="cu128", python="3.12"), locks)
-    context = write(noble, Profile(name="t", apt=["https://a.example"]), tmp_path / "ctx")
+    context = write([noble], Profile(name="t", apt=["https://a.example"]), tmp_path / "ctx")
     text = (context.path / "mirror/os/apt/envcheck.sources").read_text()
     assert "Suites: noble noble-updates noble-security\n" in text
     assert "ubuntu-archive-keyring.gpg" in text
@@ -362,7 +374,7 @@ def test_keep_leaves_one_configuration_without_credentials_and_only_when_asked(s
         netrc=str(netrc),
         keep=True,
     )
-    context = write(spec, profile, tmp_path / "ctx")
+    context = write([spec], profile, tmp_path / "ctx")
     text = (context.path / "Dockerfile").read_text()
     assert text.count("COPY keep /") == 1
     assert 'HF_ENDPOINT="https://hf.example"' in text
@@ -377,39 +389,39 @@ def test_keep_leaves_one_configuration_without_credentials_and_only_when_asked(s
 
 
 def test_a_registry_stands_before_the_base_and_the_committed_file_stays(spec: ImageSpec, tmp_path: Path) -> None:
-    context = write(spec, Profile(name="t", registry="registry.example"), tmp_path / "ctx")
+    context = write([spec], Profile(name="t", registry="registry.example"), tmp_path / "ctx")
     assert context.base == "registry.example/library/debian:bookworm-slim"
     assert f"ARG BASE={context.base}\n" in (context.path / "Dockerfile").read_text()
 
 
 def test_an_earlier_context_is_replaced_and_anything_else_is_not(spec: ImageSpec, tmp_path: Path) -> None:
     out = tmp_path / "ctx"
-    write(spec, Profile(name="none"), out)
+    write([spec], Profile(name="none"), out)
     (out / "mirror/left-over").touch()
-    write(spec, Profile(name="none"), out)
+    write([spec], Profile(name="none"), out)
     assert not (out / "mirror/left-over").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").touch()
     for taken in (tmp_path / "mine", tmp_path / "mine/thesis.tex"):
         with pytest.raises(ConfigError, match="give --output"):
-            write(spec, Profile(name="none"), taken)
+            write([spec], Profile(name="none"), taken)
     assert (tmp_path / "mine/thesis.tex").exists()
 
 
 def test_a_file_beside_an_earlier_context_is_kept(spec: ImageSpec, tmp_path: Path) -> None:
-    written = write(spec, Profile(name="none"), tmp_path / "ctx").path
+    written = write([spec], Profile(name="none"), tmp_path / "ctx").path
     (written / "train.py").write_text("mine")
     with pytest.raises(ConfigError, match=r"contains train\.py, which is no part of a build context"):
-        write(spec, Profile(name="none"), tmp_path / "ctx")
+        write([spec], Profile(name="none"), tmp_path / "ctx")
     assert (written / "train.py").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "torch.lock", "promises.json"])
+@pytest.mark.parametrize("name", ["Dockerfile", "torch.lock", "promises/runtime.json"])
 def test_an_edited_file_of_an_earlier_context_is_kept(spec: ImageSpec, tmp_path: Path, name: str) -> None:
-    edited = write(spec, Profile(name="none"), tmp_path / "ctx").path / name
+    edited = write([spec], Profile(name="none"), tmp_path / "ctx").path / name
     edited.write_text(edited.read_text() + "# mine\n")
     with pytest.raises(ConfigError, match=rf"{name} was edited after it was rendered"):
-        write(spec, Profile(name="none"), tmp_path / "ctx")
+        write([spec], Profile(name="none"), tmp_path / "ctx")
     assert edited.read_text().endswith("# mine\n")
 
 

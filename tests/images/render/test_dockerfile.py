@@ -17,7 +17,7 @@ from envcheck.errors import ConfigError
 from envcheck.images.locks.model import Lock
 from envcheck.images.render.committed_files import Drift, drift, remove_orphans, write
 from envcheck.images.render.dockerfile import base_reference, labels, render_cell, render_cells, render_dockerfile
-from envcheck.images.spec import ImageSpec, load_spec, make_spec
+from envcheck.images.spec import ImageSpec, load_specs, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
 
@@ -51,7 +51,7 @@ def test_the_lint_catches_what_it_is_for(spec: ImageSpec, pattern: str, line: st
 
 def test_committed_images_are_what_rendering_gives_no_more_and_no_less() -> None:
     facts = load()
-    specs = [load_spec(facts, cell) for cell in facts.cells()]
+    specs = [spec for cell in facts.cells() for spec in load_specs(facts, cell)]
     assert drift(data_path("images"), render_cells(spec for spec in specs if spec.locks)) == []
 
 
@@ -159,3 +159,28 @@ def test_scripts_are_posix_sh(script: str) -> None:
     checker = shell("dash") or shell("sh")
     assert checker is not None
     subprocess.run([checker, "-n", data_path("templates") / "context" / script], check=True)
+
+
+def test_targets_of_a_cell_share_one_dockerfile_and_the_layers_of_torch() -> None:
+    facts = load()
+    cell = Cell(torch="2.13.0", variant="cpu", python="3.11")
+    text = render_dockerfile(*load_specs(facts, cell))
+    stages = re.findall(r"(?m)^FROM (\S+) AS (\S+)$", text)
+    assert stages[:3] == [("scratch", "wheels"), ("${BASE}", "os"), ("os", "installed")]
+    assert stages[3:] == [("installed", name) for name in ("devel", "train", "jupyter", "runtime")]
+    assert text.count("install.sh torch") == 1
+    for spec in load_specs(facts, cell):
+        stage = re.search(rf"(?ms)^FROM installed AS {spec.target}$.*?(?=^FROM|\Z)", text)
+        assert stage is not None
+        assert f'envcheck.target="{spec.target}"' in stage[0]
+        assert f"COPY promises/{spec.target}.json" in stage[0]
+        assert "USER 1000:1000\n" in stage[0]
+
+
+def test_a_target_alone_has_the_same_steps_as_beside_the_others() -> None:
+    facts = load()
+    cell = Cell(torch="2.13.0", variant="cpu", python="3.11")
+    every = render_dockerfile(*load_specs(facts, cell))
+    for spec in load_specs(facts, cell):
+        for step in re.findall(r"(?m)^(?:RUN|COPY|ENV|FROM) (?:.*\\\n)*.*$", render_dockerfile(spec)):
+            assert step in every

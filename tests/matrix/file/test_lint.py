@@ -106,10 +106,6 @@ SABOTAGE: dict[str, tuple[Change, str]] = {
     "a Python twice": (lambda p: p["images"][0].update(python=["3.12", "3.12"]), "3.12 appears twice in `python`"),
     "no Python": (lambda p: p["images"][0].update(python=[]), "`python` is empty: it publishes nothing"),
     "no target": (lambda p: p["images"][0].update(targets=[]), "`targets` is empty"),
-    "a target without a stage": (
-        lambda p: p["images"][0].update(targets=["devel"]),
-        "no template builds the target devel; it can be runtime",
-    ),
 }
 
 
