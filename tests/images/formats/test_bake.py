@@ -13,20 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from envcheck.images.formats.registry import FormatOptions, written
+from envcheck.images.formats.registry import written
 from envcheck.images.render.build_context import write
-from envcheck.images.spec import ImageSpec, load_spec, select
-from envcheck.matrix.file.load import load
 from envcheck.mirrors.profiles import load as profiles
 from tests.e2e.private_engine import CannotStartError, unpacked
-
-OPTIONS = FormatOptions("registry.example/ml/torch")
-CPU, CUDA = "torch2.13.0-cpu-py311", "torch2.8.0-cu128-py312"
-
-
-def specs(*cells: str) -> list[ImageSpec]:
-    matrix = load()
-    return [load_spec(matrix, cell) for cell in select(matrix, cells)]
+from tests.images.formats.cells import CPU, CUDA, OPTIONS, specs
 
 
 def baked(*cells: str) -> dict[str, Any]:

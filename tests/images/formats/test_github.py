@@ -9,17 +9,13 @@ import pytest
 
 from envcheck.errors import ConfigError
 from envcheck.images.formats.github import MOST_JOBS
-from envcheck.images.formats.registry import FormatOptions, named, names, written
-from envcheck.images.spec import ImageSpec, load_spec, select
-from envcheck.matrix.file.load import load
-
-OPTIONS = FormatOptions("registry.example/ml/torch")
+from envcheck.images.formats.registry import named, names, written
+from envcheck.images.spec import ImageSpec
+from tests.images.formats.cells import CPU, OPTIONS, specs
 
 
 def spec() -> ImageSpec:
-    matrix = load()
-    (cell,) = select(matrix, ["torch2.13.0-cpu-py311"])
-    return load_spec(matrix, cell)
+    return specs(CPU)[0]
 
 
 def test_each_format_is_one_module_that_loads() -> None:

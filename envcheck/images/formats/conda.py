@@ -1,0 +1,45 @@
+"""A conda environment.yml: conda's Python, the lock's wheels with their hashes, and what conda must know of CUDA."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from envcheck.images.formats.registry import CellFormat, FormatOptions
+from envcheck.images.spec import ImageSpec
+from envcheck.images.start import has_cuda, title
+from envcheck.templating import rendered
+
+# The one index that a lock names by its variant; the default index is whatever the user's pip is set to.
+_PYTORCH: Final = "https://download.pytorch.org/whl"
+_SASS: Final = re.compile(r"sm_([0-9]+)([0-9])[a-z]?")
+
+
+def conda(specs: Sequence[ImageSpec], _options: FormatOptions) -> str:
+    """Return the environment of one target of a cell."""
+    (spec,) = specs
+    cuda = spec.promises["cuda"] if has_cuda(spec) else None
+    context = {
+        "cell": str(spec.cell),
+        "target": spec.target,
+        "title": title(spec),
+        "python": spec.cell.python,
+        "cuda": cuda,
+        "cuda_major": cuda.partition(".")[0] if cuda else None,
+        "capability": lowest_capability(spec.promises["arch-list"]),
+        "driver": spec.promises["driver-floor"],
+        "indexes": sorted({lock.index for lock in spec.locks} - {"pypi"}),
+        "index_root": _PYTORCH,
+        "pins": [pin for lock in spec.locks for pin in lock.pins],
+    }
+    return rendered("formats/conda.yml.j2", context)
+
+
+def lowest_capability(arch_list: str) -> str | None:
+    """Return the lowest compute capability that a wheel has code for, "7.5"; None for none and for unknown."""
+    found = [(int(match[1]), int(match[2])) for name in arch_list.split() if (match := _SASS.fullmatch(name))]
+    return "{}.{}".format(*min(found)) if found else None
+
+
+FORMAT: Final = CellFormat(conda, one=True)

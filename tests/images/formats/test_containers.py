@@ -1,0 +1,127 @@
+"""The files that start a finished image: compose, devcontainer.json, an Apptainer definition."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from envcheck.errors import ConfigError
+from envcheck.images.formats.registry import FormatOptions, named, names, written
+from tests.e2e.private_engine import CannotStartError, unpacked
+from tests.images.formats.cells import CPU, CUDA, OPTIONS, specs, text
+
+ONE = [name for name in names() if named(name).one]
+URL = re.compile(r"https?://([^/\s]+)")
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_a_file_is_of_one_image_that_has_a_lock(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--format {name} is of one target of one cell, and 2 are selected"):
+        written(name, specs(CPU, CUDA), OPTIONS)
+    with pytest.raises(ConfigError, match=f"{CPU} has no lock; run `envcheck lock {CPU}`"):
+        written(name, [msgspec.structs.replace(specs(CPU)[0], locks=[])], OPTIONS)
+
+
+@pytest.mark.parametrize("cell", [CPU, CUDA])
+@pytest.mark.parametrize("name", ONE)
+def test_a_file_ends_its_last_line_and_names_no_index_but_pytorchs(name: str, cell: str) -> None:
+    shown = text(name, cell)
+    assert shown.endswith("\n")
+    assert not shown.endswith("\n\n")
+    assert set(URL.findall(shown)) <= {"download.pytorch.org"}
+
+
+def devices(compose: dict[str, Any]) -> Any:
+    return compose["services"]["torch"]["deploy"]["resources"]["reservations"]["devices"]
+
+
+@pytest.mark.parametrize("cell", [CPU, CUDA])
+def test_compose_is_of_the_schema(cell: str, tmp_path: Path) -> None:
+    (tmp_path / "compose.yaml").write_text(text("compose", cell))
+    checker = [str(Path(sys.executable).with_name("check-jsonschema")), "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*checker, str(tmp_path / "compose.yaml")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    (tmp_path / "compose.yaml").write_text(text("compose", cell).replace("shm_size", "shmsize"))
+    assert subprocess.run([*checker, str(tmp_path / "compose.yaml")], capture_output=True, check=False).returncode == 1
+
+
+def test_compose_asks_for_gpus_where_the_wheel_has_cuda() -> None:
+    assert devices(yaml.safe_load(text("compose", CUDA))) == [
+        {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    ]
+    assert "deploy" not in yaml.safe_load(text("compose", CPU))["services"]["torch"]
+
+
+@pytest.mark.engine
+def test_compose_itself_reads_the_file_as_it_is_meant(tmp_path: Path) -> None:
+    try:
+        plugin: str | None = str(unpacked() / "usr/libexec/docker/cli-plugins/docker-compose")
+    except CannotStartError:
+        plugin = shutil.which("docker-compose")
+    if plugin is None:
+        pytest.skip("no compose on this machine")
+    (tmp_path / "compose.yaml").write_text(text("compose", CUDA))
+    done = subprocess.run(
+        [plugin, "config", "--format", "json"],
+        cwd=tmp_path,
+        env={**os.environ, "RUN_AS": "4711:100"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    service = (shown := json.loads(done.stdout))["services"]["torch"]
+    assert (service["image"], service["user"]) == (f"{OPTIONS.repository}:2.8.0-cu128-py312-runtime", "4711:100")
+    assert service["shm_size"] == str(8 * 2**30)
+    assert devices(shown)[0]["capabilities"] == ["gpu"]
+    assert service["volumes"][0]["source"] == str(tmp_path)
+
+
+def test_a_devcontainer_wants_a_gpu_where_the_wheel_has_cuda() -> None:
+    shown = json.loads(text("devcontainer", CUDA))
+    assert shown["image"] == f"{OPTIONS.repository}:2.8.0-cu128-py312-runtime"
+    assert shown["hostRequirements"] == {"gpu": True}
+    assert "hostRequirements" not in json.loads(text("devcontainer", CPU))
+
+
+def test_only_jupyter_forwards_ports() -> None:
+    jupyter = [msgspec.structs.replace(specs(CPU)[0], target="jupyter")]
+    assert json.loads(written("devcontainer", jupyter, OPTIONS))["forwardPorts"] == [8888, 2222]
+    ports = yaml.safe_load(written("compose", jupyter, OPTIONS))["services"]["torch"]["ports"]
+    assert ports == ["127.0.0.1:8888:8888", "127.0.0.1:2222:2222"]
+    assert "forwardPorts" not in json.loads(text("devcontainer", CPU))
+
+
+@pytest.mark.parametrize(
+    ("repository", "agent"),
+    [
+        ("envcheck/torch", "docker-daemon"),
+        ("torch", "docker-daemon"),
+        ("registry.example/torch", "docker"),
+        ("localhost/torch", "docker"),
+        ("10.0.0.7:5000/torch", "docker"),
+        ("gpu-registry:5000/ml/torch", "docker"),
+    ],
+)
+def test_a_name_without_a_registry_is_an_image_of_the_local_engine(repository: str, agent: str) -> None:
+    assert text("apptainer", CPU, FormatOptions(repository)).startswith(f"Bootstrap: {agent}\nFrom: {repository}:")
+
+
+def test_an_apptainer_definition_has_each_promise_and_proves_them() -> None:
+    shown = text("apptainer", CUDA)
+    sections = dict(re.findall(r"(?ms)^%(\w+)\n(.*?)(?=^%|\Z)", shown))
+    labels = dict(line.strip().split(" ", 1) for line in sections["labels"].strip().splitlines())
+    assert labels == {f"envcheck.{name}": value for name, value in specs(CUDA)[0].promises.items()}
+    assert "envcheck run --level static" in sections["test"]
+    assert "--nv" in sections["help"]
+    assert "--nv" not in text("apptainer", CPU)
