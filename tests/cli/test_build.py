@@ -36,7 +36,7 @@ def build(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "status", "said"),
     [
         (("torch9.9.9-cpu-py311", "--engine", "venv"), 2, "no published cell is named 'torch9.9.9-cpu-py311'"),
-        (("torch2.13.0-cpu-py312", "--engine", "venv"), 2, "did you mean torch2.13.0-cpu-py311"),
+        (("torch2.13.0-cpu-py39", "--engine", "venv"), 2, "did you mean torch2.13.0-cpu-py311"),
         (("torch2*", "--engine", "venv"), 2, "build one at a time"),
         (("torch2.13.0-cpu-py311", "--engine", "venv", "--mirror", "nosuch"), 2, "no mirror profile 'nosuch'"),
         (("torch2.13.0-cpu-py311", "--engine", "docker"), 3, "no docker engine answers"),

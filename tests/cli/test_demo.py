@@ -44,7 +44,7 @@ def test_without_a_gpu_it_is_the_cpu_cell() -> None:
 
 def test_a_machine_no_published_cell_is_legal_on_is_told_so() -> None:
     with pytest.raises(NothingLegalError, match="envcheck images"):
-        demo.choose(MATRIX, resolve(MATRIX, Query(gpus=["K80"], driver="470.57.02")), "docker")
+        demo.choose(MATRIX, resolve(MATRIX, Query(gpus=["H100"], torch="2.0.1", driver="470.57.02")), "docker")
 
 
 def test_a_venv_needs_the_cells_python(monkeypatch: pytest.MonkeyPatch) -> None:

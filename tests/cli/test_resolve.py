@@ -96,6 +96,9 @@ def test_the_published_cell_is_the_command_that_builds_it(run: Run) -> None:
     assert "is not published; this is the best that is" in " ".join(out.split())
     _, out, _ = run("resolve", "--torch", "2.0.1", "--no-here")
     assert "none of the published cells fits" in out
+    assert "envcheck build torch2.0.1-cu117-py311\n    not published: its lock is made first" in out
+    _, out, _ = run("resolve", "--torch", "2.15.0", "--python", "3.15", "--no-here")
+    assert "none of the published cells fits: use the pip command above" in " ".join(out.split())
 
 
 def test_a_weak_fact_is_named(run: Run) -> None:

@@ -113,7 +113,8 @@ class BuildOptions(NamedTuple):
 def command(options: BuildOptions, settings: Settings) -> None:
     """Build a cell and prove that it is what its tag says.
 
-    Without CELL it is the best published cell that runs on this machine, as `envcheck resolve` names it.
+    Without CELL it is the best published cell that runs on this machine, as `envcheck resolve` names it. The lock of a
+    cell that is not published is made first, through the mirror, and kept: its hashes are trusted on first use.
     Versions are asserted inside the build, before an image exists; the labels are read back before a tag is given.
     A cell whose key has an image already is not built again. With --prefetch the build itself has no network: its
     files come from the store, where they were brought through the mirror and held against their hashes; docker needs
@@ -123,7 +124,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
     Exit 0: built, or built already; 1: the build failed, or is not what it promises; 2: wrong usage; 3: an engine, a
     Python or an index that is needed is not there.
     """
-    from envcheck.cli.shared.cell_to_build import spec_to_build
+    from envcheck.cli.shared.cell_to_build import lock_first, refuse_without_lock, show_unlocked, spec_to_build
     from envcheck.cli.sources.mirror_selection import profile_for
     from envcheck.cli.store.common import prefetched_wheels
     from envcheck.images.build.tags import parse
@@ -133,7 +134,11 @@ def command(options: BuildOptions, settings: Settings) -> None:
     options = options._replace(engine=_engine(options))
     if options.prefetch:
         options = _without_network(options)
+    refuse_without_lock(spec, options.mirror, bake=options.bake)
     profile = profile_for(settings, options.mirror, spec.locks)
+    if options.dry_run and show_unlocked(spec, profile, as_json=options.as_json):
+        return
+    spec = lock_first(settings, spec, profile)
     with contextlib.ExitStack() as stack:
         wheels = None
         if options.prefetch:

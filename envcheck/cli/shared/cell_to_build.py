@@ -1,4 +1,4 @@
-"""The cell that `envcheck build` builds."""
+"""The cell that `envcheck build` builds, and the lock that is made first where it has none."""
 
 from __future__ import annotations
 
@@ -9,30 +9,150 @@ import click
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
+    from envcheck.images.locks.model import Lock
     from envcheck.images.spec import ImageSpec
-    from envcheck.matrix.facts.model import Matrix
+    from envcheck.matrix.facts.model import Cell, Matrix, Target
+    from envcheck.mirrors.profiles.model import Profile
 
 
 def spec_to_build(settings: Settings, selector: str | None, target: Any, images_dir: Path | None) -> ImageSpec:
     """Return what the one cell of a selector is to be; without a selector, the published cell for this machine.
 
-    A cell without a whole lock is a ConfigError; a Dockerfile that is not what is built is warned of.
+    The spec of a legal cell may lack locks (`is_unlocked`), unless `images_dir` says where they are: then that is a
+    ConfigError. A Dockerfile that is not what is built is warned of.
     """
     from envcheck.errors import ConfigError
-    from envcheck.images.spec import load_spec, select
+    from envcheck.images.spec import load_spec
     from envcheck.matrix.file.load import load
 
     matrix = load(settings.matrix)
-    cells = select(matrix, [selector or _published(matrix)])
+    cell = one_cell(matrix, selector or _published(matrix))
+    if images_dir is None:
+        spec = _with_kept_locks(matrix, cell, target)
+    else:
+        spec = load_spec(matrix, cell, target, images_dir=images_dir)
+        if not spec.locks:
+            message = f"{spec.cell} has no lock"
+            raise ConfigError(message, fix=f"run `envcheck lock {spec.cell}` where its index can be reached")
+    if spec.locks and not is_unlocked(spec):
+        _warn_of_an_edit(matrix, spec, images_dir)
+    return spec
+
+
+def one_cell(matrix: Matrix, selector: str) -> Cell:
+    """Return the one published cell of a selector, or the unpublished one of that name that has wheels."""
+    from envcheck.errors import ConfigError
+    from envcheck.images.spec import ARCH, facts, select
+    from envcheck.matrix.facts.model import Cell
+
+    named = Cell.parse(selector)
+    if named is not None and named not in matrix.cells():
+        try:
+            facts(matrix, named, ARCH)
+        except ConfigError:
+            (named,) = select(matrix, [selector])  # it says what is near
+        return named
+    cells = select(matrix, [selector])
     if len(cells) != 1:
         message = f"{selector!r} names {len(cells)} cells"
         raise ConfigError(message, fix=f"build one at a time, e.g. {cells[0]}")
-    spec = load_spec(matrix, cells[0], target, images_dir=images_dir)
-    if not spec.locks:
-        message = f"{spec.cell} has no lock"
-        raise ConfigError(message, fix=f"run `envcheck lock {spec.cell}` where its index can be reached")
-    _warn_of_an_edit(matrix, spec, images_dir)
-    return spec
+    return cells[0]
+
+
+def is_unlocked(spec: ImageSpec) -> bool:
+    """Tell whether a lock must be made before this can be built: the cell's, or the one of its target."""
+    from envcheck.images.targets import RECIPES, wanted
+
+    cuda = spec.promises["cuda"]
+    needs_own = wanted(spec.target, None if cuda == "none" else cuda)
+    return not spec.locks or bool(needs_own and RECIPES[spec.target].group not in {lock.group for lock in spec.locks})
+
+
+def _with_kept_locks(matrix: Matrix, cell: Cell, target: Target) -> ImageSpec:
+    """Return the spec with the shipped locks; what they lack is taken from an earlier build's, where these fit."""
+    from envcheck.data import data_path
+    from envcheck.images.locks.lockfile import read_locks
+    from envcheck.images.spec import load_spec, make_spec
+    from envcheck.images.targets import groups_of
+
+    load_spec(matrix, cell)  # refuses a directory of which some files are gone
+    shipped = read_locks(data_path("images") / str(cell), groups_of(target))
+    kept = read_locks(_kept(cell), groups_of(target))
+    more = kept if _shared(kept) == (_shared(shipped) or _shared(kept)) else []
+    locks = {lock.group: lock for lock in [*more, *shipped]}
+    if len(locks) > len(shipped):
+        click.echo(f"lock    of an earlier build: {_kept(cell)}", err=True)
+    ordered = [locks[group] for group in groups_of(target) if group in locks]
+    return make_spec(matrix, cell, ordered, target=target)
+
+
+def _shared(locks: list[Lock]) -> list[Lock]:
+    from envcheck.images.targets import SHARED_GROUPS
+
+    return [lock for lock in locks if lock.group in SHARED_GROUPS]
+
+
+def _kept(cell: Cell) -> Path:
+    """Return where builds keep the locks that they made for a cell: the user's own directory, like images/."""
+    from envcheck.data import state_path
+
+    return state_path("images", str(cell))
+
+
+def refuse_without_lock(spec: ImageSpec, mirror: str, *, bake: bool) -> None:
+    """Refuse what needs the lock before it is made: a probe of its files, and a plan for another program."""
+    from envcheck.errors import ConfigError
+
+    if not is_unlocked(spec):
+        return
+    if mirror == "auto":
+        message = f"--mirror auto probes for the files of a lock, and {spec.cell} has none yet"
+        raise ConfigError(message, fix="name the mirror that the lock is made through, e.g. --mirror host")
+    if bake:
+        message = f"--bake is the plan of a locked cell, and {spec.cell} has no lock yet"
+        raise ConfigError(message, fix="run `envcheck build` without it once: it makes the lock")
+
+
+def show_unlocked(spec: ImageSpec, profile: Profile, *, as_json: bool) -> bool:
+    """Print the plan of a cell that has no lock, and tell whether it has none: what it installs is not known yet."""
+    import json
+
+    if not is_unlocked(spec):
+        return False
+    if as_json:
+        plan = {"cell": str(spec.cell), "target": spec.target, "key": None, "lock": "made first"}
+        click.echo(json.dumps({**plan, "mirror": profile.name}, indent=2))
+        return True
+    click.echo(f"cell    {spec.cell}")
+    click.echo(f"lock    made first, through mirror profile {profile.name}; kept in {_kept(spec.cell)}")
+    click.echo("key     known once the lock is made")
+    return True
+
+
+def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSpec:
+    """Return the spec with locks: those that it lacks are made, kept and said to be new."""
+    from envcheck.images.lock_with_uv import MadeLocks, lock_target, make_locks
+    from envcheck.images.locks.lockfile import read_locks
+    from envcheck.images.render.committed_files import write_locks
+    from envcheck.images.spec import make_spec
+    from envcheck.matrix.file.load import load
+
+    if not is_unlocked(spec):
+        return spec
+    matrix, cell = load(settings.matrix), spec.cell
+    lacks = f"no lock of its target {spec.target}" if spec.locks else "no lock"
+    click.echo(f"lock    {cell} has {lacks}: made through mirror profile {profile.name}", err=True)
+    made = MadeLocks(spec.locks) if spec.locks else make_locks(matrix, cell, profile)
+    own = lock_target(matrix, cell, spec.target, made.locks, profile)
+    locks = [*made.locks, *([own] if own else [])]
+    locked = make_spec(matrix, cell, locks, target=spec.target, where=str(_kept(cell)))
+    kept = read_locks(_kept(cell))
+    others = kept if _shared(kept) == _shared(locks) else []
+    write_locks(_kept(cell).parent, cell, [*{lock.group: lock for lock in [*others, *locks]}.values()])
+    news = made.origin() or ["its hashes are new: what the mirror said is trusted from now on (trust on first use)"]
+    for line in [*news, f"kept in {_kept(cell)}: later builds use it"]:
+        click.echo(f"lock    {line}", err=True)
+    return locked
 
 
 def _published(matrix: Matrix) -> str:

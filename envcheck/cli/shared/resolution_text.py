@@ -68,13 +68,17 @@ def pip_command(answer: Resolution, profile: Profile) -> str:
 
 
 def _published(answer: Resolution) -> list[str]:
-    """Say which published cell runs there, and what to do where it is another cell or none."""
+    """Say which published cell runs there, and which better one can be built; what to do where there is none."""
     if answer.cell is None:
         return []
-    if answer.published is None:
+    unlocked = f"envcheck build {answer.buildable}\nnot published: its lock is made first, through your mirror"
+    if answer.published is None and answer.buildable is None:
         return ["none of the published cells fits: use the pip command above, or relax --torch, --variant or --python"]
+    if answer.published is None:
+        return ["none of the published cells fits", unlocked]
     other = "" if answer.published == answer.cell else f"\n{answer.cell} is not published; this is the best that is"
-    return [f"envcheck build {answer.published}{other}"]
+    better = [] if answer.buildable in {None, answer.published} else [unlocked]
+    return [f"envcheck build {answer.published}{other}", *better]
 
 
 def _section(title: str, items: list[str]) -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from envcheck.matrix.facts.gpu_names import find_gpu, suggest
 from envcheck.matrix.facts.lookup import Device, Facts
-from envcheck.matrix.facts.model import HostArch, Matrix, TorchRelease
+from envcheck.matrix.facts.model import Cell, HostArch, Matrix, TorchRelease
 from envcheck.matrix.facts.other_accelerators import OtherAccelerator, other_accelerator
 from envcheck.matrix.facts.versions import key
 from envcheck.matrix.resolver.alternatives import Alternative, alternatives
@@ -24,6 +24,7 @@ __all__ = [
     "Rejected",
     "Resolution",
     "Verdict",
+    "can_build",
     "driver_verdict",
     "find_gpu",
     "resolve",
@@ -53,8 +54,9 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     """The result for a query. `cell` is None when nothing is legal; `verdict` is then that of the closest candidate.
 
     `verified` is false when the result depends on a fact with one weak source; `weak` names these facts. `published` is
-    the best published cell that runs there, or None: the one that `envcheck build` builds. `install` are the
-    requirements for pip, and `index` the path below a PyTorch index that has them ("" for the client's own default
+    the best published cell that runs there, or None: the one that `envcheck build` builds. `buildable` is the best cell
+    that `envcheck build CELL` takes: it makes the lock of an unpublished one first. `install` are the requirements for
+    pip, and `index` the path below a PyTorch index that has them ("" for the client's own default
     index). `pip` is the whole command, with the URL of that index; empty unless the caller fills it in.
     """
 
@@ -68,6 +70,7 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     arch: HostArch
     weak: list[str] = []
     published: str | None = None
+    buildable: str | None = None
     install: list[str] = []
     index: str = ""
     pip: str = ""
@@ -106,6 +109,7 @@ def resolve(
     best = ranking[0]
     offers = alternatives(facts, query, devices, arch, best)
     release = matrix.release(best.torch)
+    images = _images(facts, query, devices, arch, ranking, read_here or {})
     return Resolution(
         query=query,
         verdict=best.verdict.name,
@@ -115,7 +119,8 @@ def resolve(
         verified=best.verdict.verified,
         arch=arch,
         weak=list(best.verdict.weak),
-        published=_published(facts, query, devices, arch, ranking, read_here or {}),
+        published=next((str(cell) for cell in images if cell in matrix.cells()), None),
+        buildable=next((str(cell) for cell in images), None),
         install=_install(matrix, best) if best.legal else [],
         index="" if release is None or _default_index(release, best, arch) else f"whl/{best.variant}",
         notes=[*(notes or []), *noted(facts, query, devices, arch, best, offers, base_cuda)],
@@ -156,24 +161,28 @@ def _without_wheels(facts: Facts, query: Query, others: dict[str, OtherAccelerat
     )
 
 
-def _published(
+def _images(
     facts: Facts,
     query: Query,
     devices: list[Device],
     arch: HostArch,
     ranking: list[Candidate],
     read_here: dict[str, str],
-) -> str | None:
-    """Return the best published cell among the candidates.
+) -> list[Cell]:
+    """Return the legal cells that an image can be built of, best first.
 
     A Python that was only read off this node does not bind: an image brings its own.
     """
-    published = {str(cell) for cell in facts.matrix.cells()}
     rankings = [ranking]
     if "python" in read_here:
         rankings.append(candidates(facts, query.replace(python=None), devices, arch))
-    legal = (str(cell) for rows in rankings for row in rows if row.legal for cell in row.cells())
-    return next((cell for cell in legal if cell in published), None)
+    legal = (cell for rows in rankings for row in rows if row.legal for cell in row.cells())
+    return [cell for cell in legal if can_build(facts.matrix, cell, arch)]
+
+
+def can_build(matrix: Matrix, cell: Cell, arch: HostArch) -> bool:
+    """Return whether an image of a legal cell can be built: images are x86_64, on a base that has the Python."""
+    return arch == "x86_64" and matrix.base(cell.python) is not None
 
 
 def _no_release(matrix: Matrix, query: Query) -> Candidate:

@@ -1,0 +1,207 @@
+"""`envcheck build` of a cell that is legal and not published: its lock is made first, said to be new, and kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envcheck.cli import Settings, cli
+from envcheck.cli.shared.cell_to_build import one_cell, spec_to_build
+from envcheck.data import data_path
+from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.images import lock_with_uv
+from envcheck.images.engines import venv
+from envcheck.images.lock_with_uv import MadeLocks
+from envcheck.images.locks.lockfile import read_locks
+from envcheck.images.locks.model import Lock, Pin
+from envcheck.images.spec import ImageSpec, make_spec
+from envcheck.matrix.facts.model import Cell
+from envcheck.matrix.file.load import load
+from envcheck.matrix.resolver.resolve import Query, can_build, resolve
+
+MATRIX = load()
+CELL = "torch2.14.1-cpu-py312"
+PUBLISHED = "torch2.8.0-cpu-py312"
+LOCKS = [
+    Lock(group="torch", index="pytorch/cpu", pins=[Pin(name="torch", version="2.14.1+cpu", sha256=["a" * 64])]),
+    Lock(group="base", index="pypi", pins=[Pin(name="numpy", version="2.5.5", sha256=["b" * 64])]),
+]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ImageSpec]]:
+    """Take what would be built instead of building it."""
+    specs: list[ImageSpec] = []
+
+    def build(spec: ImageSpec, *_args: object, **_options: object) -> None:
+        specs.append(spec)
+        message = "nothing is built"
+        raise PromiseError(message, fix="")
+
+    monkeypatch.setattr(venv, "build", build)
+    return iter([specs])
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Answer for the index, and note which cells it was asked for."""
+    cells: list[str] = []
+
+    def make(_matrix: object, cell: Cell, _profile: object) -> MadeLocks:
+        cells.append(str(cell))
+        return MadeLocks(LOCKS)
+
+    monkeypatch.setattr(lock_with_uv, "make_locks", make)
+    return cells
+
+
+def build(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["build", "--engine", "venv", "--mirror", "none", *arguments], standalone_mode=False)
+
+
+def test_the_lock_is_made_kept_and_used_again(home: Path, built: Iterator[list[ImageSpec]], asked: list[str]) -> None:
+    specs = next(built)
+    first = build(CELL)
+    assert isinstance(first.exception, PromiseError), first.output
+    assert f"{CELL} has no lock: made through mirror profile none" in first.stderr
+    assert "trust on first use" in first.stderr
+    assert sorted(path.name for path in (home / "images" / CELL).iterdir()) == ["base.lock", "torch.lock"]
+    again = build(CELL)
+    assert f"lock    of an earlier build: {home / 'images' / CELL}" in again.stderr
+    assert (asked, [spec.locks for spec in specs]) == ([CELL], [LOCKS, LOCKS])
+
+
+def test_the_lock_of_a_target_is_made_on_top_of_the_shipped_locks(
+    home: Path, built: Iterator[list[ImageSpec]], asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs, train = (
+        next(built),
+        Lock(group="train", index="pypi", pins=[Pin(name="peft", version="1", sha256=["c" * 64])]),
+    )
+    held: list[list[Lock]] = []
+
+    def add(_matrix: object, _cell: object, _target: object, locks: list[Lock], _profile: object) -> Lock:
+        held.append(locks)
+        return train
+
+    monkeypatch.setattr(lock_with_uv, "lock_target", add)
+    shipped = read_locks(data_path("images") / PUBLISHED)
+    for told in (f"{PUBLISHED} has no lock of its target train", "of an earlier build"):
+        assert told in build(PUBLISHED, "--target", "train").stderr
+    assert (asked, held, [spec.locks for spec in specs]) == ([], [shipped], [[*shipped, train]] * 2)
+    older = home / "images" / PUBLISHED / "base.lock"
+    older.write_text(older.read_text().replace("numpy==", "numpy==0."))
+    assert "has no lock of its target train" in build(PUBLISHED, "--target", "train").stderr
+
+
+def test_whose_hashes_are_known_is_said_instead(
+    home: Path, built: Iterator[list[ImageSpec]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def known(*_: object) -> MadeLocks:
+        return MadeLocks(LOCKS, "no answer")
+
+    monkeypatch.setattr(lock_with_uv, "make_locks", known)
+    told = build(CELL).stderr
+    assert (next(built)[0].locks, (home / "images").is_dir()) == (LOCKS, True)
+    assert "are those of the matrix's facts" in told
+    assert "first use" not in told
+
+
+def test_an_index_that_does_not_answer_leaves_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(*_: object) -> MadeLocks:
+        message = "the index is away"
+        raise UnavailableError(message, fix="")
+
+    monkeypatch.setattr(lock_with_uv, "make_locks", silent)
+    assert isinstance(build(CELL).exception, UnavailableError)
+    assert not (home / "images").exists()
+
+
+def test_a_plan_asks_no_index_and_writes_nothing(home: Path, asked: list[str]) -> None:
+    plan = build(CELL, "--dry-run")
+    assert (plan.exception, asked, [*home.iterdir()]) == (None, [], [])
+    assert plan.stdout.splitlines() == [
+        f"cell    {CELL}",
+        f"lock    made first, through mirror profile none; kept in {home / 'images' / CELL}",
+        "key     known once the lock is made",
+    ]
+    shown = json.loads(build(CELL, "--dry-run", "--json").stdout)
+    assert (shown["cell"], shown["key"], shown["lock"]) == (CELL, None, "made first")
+
+
+@pytest.mark.usefixtures("home")
+def test_a_probe_needs_the_lock_first() -> None:
+    words = ["build", CELL, "--engine", "venv", "--mirror", "auto"]
+    done = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert isinstance(done.exception, ConfigError)
+    assert "has none yet; name the mirror" in str(done.exception)
+
+
+@pytest.mark.usefixtures("home")
+def test_a_cell_whose_python_has_no_base_is_refused_with_that() -> None:
+    done = build("torch2.14.1-cpu-py314")
+    assert isinstance(done.exception, ConfigError)
+    assert "no base image has Python 3.14" in str(done.exception)
+
+
+def _takes(cell: str) -> bool:
+    """Return whether `envcheck build --dry-run` gets a spec, published or to be locked first."""
+    try:
+        spec_to_build(Settings(None, verbose=False, quiet=False), cell, "runtime", None)
+    except ConfigError:
+        return False
+    return True
+
+
+@pytest.mark.usefixtures("home")
+def test_build_takes_every_cell_of_the_matrix_that_has_a_base() -> None:
+    """Every wheel that the facts list, whatever a machine is: nothing legal is outside of it."""
+    for release in MATRIX.torch:
+        for variant in release.variants:
+            for python in {p for build in variant.builds if build.arch == "x86_64" for p in build.python}:
+                cell = Cell(torch=release.torch, variant=variant.variant, python=python)
+                assert one_cell(MATRIX, str(cell)) == cell
+                if can_build(MATRIX, cell, "x86_64"):
+                    assert make_spec(MATRIX, cell, []).cell == cell
+
+
+NATIVE = [row.native_driver for row in MATRIX.cuda.minors if "." in row.native_driver]
+DRIVERS = [None, *NATIVE, *(f"{row.branch}.99" for row in MATRIX.drivers)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    torch=st.sampled_from([None, *(release.torch for release in MATRIX.torch)]),
+    gpus=st.lists(st.sampled_from([gpu.name for gpu in MATRIX.gpus]), max_size=1),
+    driver=st.sampled_from(DRIVERS),
+    python=st.sampled_from([None, "3.9", "3.11", "3.13", "3.14"]),
+    data=st.data(),
+)
+def test_resolve_and_build_agree(
+    torch: str | None, gpus: list[str], driver: str | None, python: str | None, data: st.DataObject
+) -> None:
+    """Build takes what resolve calls legal where a base has its Python, and all that resolve names for it."""
+    answer = resolve(MATRIX, Query(torch=torch, gpus=gpus, driver=driver, python=python))
+    named = {cell for cell in (answer.published, answer.buildable) if cell}
+    assert all(_takes(cell) for cell in named)
+    if answer.arch != "x86_64":
+        assert named == set()
+        return
+    legal = [cell for row in answer.ranked if (cell := Cell.parse(row.cell))]
+    can = [cell for cell in legal if can_build(MATRIX, cell, "x86_64")]
+    assert answer.buildable == (str(can[0]) if can else None)
+    if legal:
+        cell = data.draw(st.sampled_from(legal))
+        assert _takes(str(cell)) == can_build(MATRIX, cell, "x86_64")
