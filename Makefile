@@ -2,19 +2,25 @@
 # make engine  a shell beside the private container engine that the demo started
 # make test    everything, the engine tests included where an engine can be had (sets itself up)
 .DEFAULT_GOAL := help
-.PHONY: help setup demo engine test lint format types contracts drift docs checks faults bench dev-lock clean
+.PHONY: help setup tool demo engine test ci lint workflows format types contracts drift docs checks faults bench dev-lock clean
+.PHONY: jobs image stage staged gate validate refresh dist
 
 BIN := .venv/bin
 
 help:
 	@sed -n 's/^# //p' Makefile
 	@echo "make lint types contracts drift docs    what CI checks besides the tests"
+	@echo "make workflows   actionlint, zizmor and the schemas over .github/"
+	@echo "make jobs image stage staged gate validate refresh dist    the steps of .github/ (docs/ci-images.md)"
 	@echo "make checks  write the table of docs/checks.md, and which checks have met a GPU"
 	@echo "make faults  every fault of tests/faults put in: found, missed, false alarms on sound machines"
 	@echo "make bench   benchmarks/, as ratios"
 
 setup:
 	@.ci/setup
+
+tool:
+	@.ci/setup tool
 
 demo: setup
 	@$(BIN)/python tests/e2e/private_engine.py offer -- $(BIN)/envcheck demo
@@ -25,9 +31,23 @@ engine: setup
 test: setup
 	@.ci/test
 
+ci:
+	@.ci/run
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory workflows
+
+workflows: setup
+	$(BIN)/actionlint -shellcheck= -pyflakes= .github/workflows/*.yml
+	$(BIN)/zizmor --offline --quiet --strict-collection --no-progress .github
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions .github/actions/*/action.yml
+
+# What the steps of .github/ run. Their values come from the environment, never from a text that a shell reads.
+jobs image stage staged gate validate refresh dist: tool
+	@.ci/step $@
 
 format: setup
 	$(BIN)/ruff format .
@@ -58,9 +78,12 @@ bench: setup
 	@$(BIN)/envcheck build torch2.13.0-cpu-py311 --engine venv --mirror host --output .envcheck/test-venv >/dev/null
 	@failed=0; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || failed=1; done; exit $$failed
 
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --no-annotate \
+  --no-emit-index-url --no-emit-find-links pyproject.toml
+
 dev-lock: setup
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --no-annotate \
-	  --no-emit-index-url --no-emit-find-links pyproject.toml --group dev -o .ci/dev.lock
+	$(COMPILE) --group dev -o .ci/dev.lock
+	$(COMPILE) --group tool --constraints .ci/dev.lock -o .ci/tool.lock
 
 clean:
 	rm -rf .venv .envcheck dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

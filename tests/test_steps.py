@@ -1,0 +1,234 @@
+"""The steps of the workflows, run as GitHub runs them: by make, with values in the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envcheck import __version__
+from tests.http_server import Answer, Server, Servers
+
+ROOT = Path(__file__).parents[1]
+DIGEST = f"registry.example/staging@sha256:{'a' * 64}"
+SAYS = "#!/bin/sh\nprintf '%s\\n' \"$*\" >> {log}\n{script}\n"
+
+
+class Step:
+    """What runs a step with an environment of its own, and reads what it leaves."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.at = tmp_path
+        self.env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("GITHUB_", "ENVCHECK_"))},
+            "STATE": str(tmp_path / "state"),
+            "GITHUB_OUTPUT": str(tmp_path / "output"),
+            "GITHUB_WORKSPACE": str(tmp_path),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        }
+
+    def __call__(self, name: str, **env: str) -> tuple[int, str]:
+        """Return the exit status of make and standard error."""
+        # The environment of these tests is not made anew below them.
+        command = ["make", "--silent", "--old-file=tool", "-C", str(ROOT), name]
+        done = subprocess.run(
+            command, env={**self.env, **env}, capture_output=True, text=True, check=False, timeout=240, cwd=self.at
+        )
+        return done.returncode, done.stderr
+
+    def outputs(self) -> dict[str, str]:
+        """Return what it told GitHub."""
+        text = (self.at / "output").read_text() if (self.at / "output").exists() else ""
+        return dict(line.split("=", 1) for line in text.splitlines())
+
+    def fake(self, program: str, script: str = "") -> Callable[[], list[str]]:
+        """Put a program that notes its arguments before all others, and return what reads the notes."""
+        home, log = self.at / "fakes", self.at / f"{program}.log"
+        home.mkdir(exist_ok=True)
+        (home / program).write_text(SAYS.format(log=log, script=script))
+        (home / program).chmod(0o755)
+        self.env["PATH"] = f"{home}:{os.environ['PATH']}"
+        if program == "envcheck":
+            self.env["ENVCHECK"] = str(home / program)
+        return lambda: log.read_text().splitlines() if log.exists() else []
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Step:
+    return Step(tmp_path)
+
+
+def test_jobs_are_the_cells_that_were_asked_for(step: Step) -> None:
+    assert step("jobs", CELLS="torch2.13.0-cpu-py311 torch2.15.0-cu132-py31[12]") == (0, "")
+    include = json.loads(step.outputs()["matrix"])["include"]
+    assert {job["cell"] for job in include} > {"torch2.13.0-cpu-py311", "torch2.15.0-cu132-py312"}
+    assert all({"cell", "target", "platform", "runner"} <= job.keys() for job in include)
+
+
+def test_jobs_of_a_change_are_the_cells_that_it_touches(step: Step) -> None:
+    said = step.fake("envcheck", "echo '{\"include\":[]}'")
+    assert step("jobs", SINCE="main")[0] == 0
+    assert said() == ["images --format github --changed-since main"]
+    assert step.outputs() == {"matrix": '{"include":[]}'}
+
+
+@pytest.mark.parametrize("env", [{"CELLS": "torch9"}, {"CELLS": "torch2.13*", "SINCE": "no-such-revision"}])
+def test_jobs_that_cannot_be_listed_are_no_empty_list(step: Step, env: dict[str, str]) -> None:
+    status, err = step("jobs", **env)
+    assert status != 0
+    assert err.startswith("envcheck: ")
+    assert step.outputs() == {}
+
+
+def test_an_image_is_built_by_the_command_that_people_use(step: Step) -> None:
+    said = step.fake("envcheck", 'echo \'{"image": "envcheck/torch:x", "tags": []}\'')
+    assert step("image", CELL="torch2.13.0-cpu-py311", TARGET="devel", MIRROR="")[0] == 0
+    assert said() == [
+        "build torch2.13.0-cpu-py311 --target devel --engine docker --mirror host --base auto --json",
+    ]
+    assert step.outputs() == {"image": "envcheck/torch:x"}
+
+
+def test_an_image_that_cannot_be_built_fails_its_step(step: Step) -> None:
+    step.fake("envcheck", "echo 'envcheck: no' >&2; exit 1")
+    status, err = step("image", CELL="c", TARGET="devel")
+    assert (status, err.splitlines()[0], step.outputs()) == (2, "envcheck: no", {})
+    assert "CELL is not set" in step("image", TARGET="devel")[1]
+
+
+STAGE = {
+    "IMAGE": "envcheck/torch:x",
+    "STAGING": "registry.example/Owner/Staging",
+    "CELL": "torch2.13.0-cpu-py311",
+    "TARGET": "devel",
+    "PLATFORM": "linux/amd64",
+    "GITHUB_SHA": "c0ffee",
+}
+REPOSITORY = "registry.example/owner/staging"
+INSPECTED = f'[ "$1 $2" != "image inspect" ] || printf "other/name@sha256:%064d\\n{REPOSITORY}@sha256:%064d\\n" 1 2'
+
+
+def test_an_image_is_staged_under_a_tag_of_its_commit_and_known_by_its_digest(step: Step) -> None:
+    said = step.fake("docker", INSPECTED)
+    assert step("stage", **STAGE) == (0, "")
+    tag, digest = f"{REPOSITORY}:2.13.0-cpu-py311-devel-amd64-c0ffee", f"sha256:{2:064d}"
+    words = [line for line in said() if not line.startswith("image inspect")]
+    assert words == [f"tag envcheck/torch:x {tag}", f"push --quiet {tag}", f"pull --quiet {REPOSITORY}@{digest}"]
+    assert step.outputs() == {"name": REPOSITORY, "digest": digest}
+    assert json.loads((step.at / "state/staged.json").read_text()) == {
+        "cell": STAGE["CELL"],
+        "target": "devel",
+        "platform": "linux/amd64",
+        "image": f"{REPOSITORY}@{digest}",
+    }
+
+
+@pytest.mark.parametrize("script", ["", '[ "$1" != push ]', f'[ "$1" != pull ] || exit 1; {INSPECTED}'])
+def test_an_image_that_the_registry_does_not_have_is_not_staged(step: Step, script: str) -> None:
+    step.fake("docker", script)
+    assert step("stage", **STAGE)[0] != 0
+    assert step.outputs() == {}
+    assert not (step.at / "state/staged.json").exists()
+
+
+def test_what_was_staged_is_one_matrix(step: Step) -> None:
+    for name in ("b", "a"):
+        (step.at / "staged" / name).mkdir(parents=True)
+        (step.at / "staged" / name / "staged.json").write_text(json.dumps({"cell": name, "image": DIGEST}))
+    assert step("staged", STAGED=str(step.at / "staged"))[0] == 0
+    assert [job["cell"] for job in json.loads(step.outputs()["matrix"])["include"]] == ["a", "b"]
+
+
+def test_nothing_staged_is_no_empty_matrix(step: Step) -> None:
+    status, err = step("staged", STAGED=str(step.at))
+    assert (status, "holds no file of a `stage` step" in err, step.outputs()) == (2, True, {})
+
+
+def test_the_gate_pulls_by_digest_and_requires_a_gpu(step: Step) -> None:
+    docker, envcheck = step.fake("docker"), step.fake("envcheck")
+    summary = step.at / "summary.md"
+    env = {"IMAGE": DIGEST, "LEVEL": "full", "REQUIREMENTS": "hgx-h100", "GITHUB_STEP_SUMMARY": str(summary)}
+    assert step("gate", **env)[0] == 0
+    assert docker()[0] == f"pull --quiet {DIGEST}"
+    state = step.at / "state"
+    files = f"--output {state}/report.json --html {state}/report.html"
+    node = f"--requirements hgx-h100 --require-gpu --summary {summary}"
+    assert envcheck() == [f"run --level full {files} --image {DIGEST} {node}"]
+
+
+@pytest.mark.parametrize("image", ["", "envcheck/torch:latest", "a@sha256:123", f"a b@sha256:{'a' * 64}", "a;id"])
+def test_the_gate_takes_nothing_but_a_digest(step: Step, image: str) -> None:
+    docker = step.fake("docker")
+    status, err = step("gate", IMAGE=image)
+    assert (status, docker()) == (2, [])
+    assert "names no image by digest" in err or "IMAGE is not set" in err
+
+
+def test_a_run_that_fails_fails_the_gate_and_the_report_is_still_named(step: Step) -> None:
+    step.fake("docker")
+    step.fake("envcheck", "exit 1")
+    assert step("gate", IMAGE=DIGEST)[0] != 0
+    assert step.outputs() == {"report": f"{step.at}/state/report.json"}
+
+
+def test_validate_takes_an_image_or_an_interpreter(step: Step) -> None:
+    envcheck, docker = step.fake("envcheck"), step.fake("docker")
+    assert step("validate", PYTHON_PATH="/opt/venv", LEVEL="quick")[0] == 0
+    assert envcheck()[-1].endswith("report.html --python /opt/venv")
+    assert docker() == []
+    status, err = step("validate", PYTHON_PATH="/opt/venv", IMAGE="x")
+    assert (status, err.splitlines()[0]) == (2, "step: IMAGE and PYTHON_PATH exclude each other; set one")
+
+
+@pytest.mark.torch
+def test_validate_runs_what_people_run(step: Step, torch_python: Path) -> None:
+    summary = step.at / "summary.md"
+    status, err = step("validate", PYTHON_PATH=str(torch_python), LEVEL="static", GITHUB_STEP_SUMMARY=str(summary))
+    assert status == 0, err
+    report = json.loads(Path(step.outputs()["report"]).read_text())
+    assert report["schema"] == "envcheck/report/1"
+    assert summary.read_text().strip()
+
+
+def test_refresh_writes_the_text_of_a_pull_request(step: Step, servers: Servers) -> None:
+    wheel = "torch-2.15.0%2Bcpu-cp310-cp310-manylinux_2_28_x86_64.whl"
+    pages = {"/simple/torch/": b"<a href='x.whl'>x</a>", "/whl/cpu/torch/": f"<a href='{wheel}'>w</a>".encode()}
+    html = {"Content-Type": "text/html"}
+    index = servers.start(Server(lambda r: Answer(200, pages[r.route], html) if r.route in pages else Answer(404)))
+    profile = step.at / "site.yaml"
+    profile.write_text(
+        f"name: site\npypi: [{{url: '{index.url}/simple'}}]\npytorch: [{{url: '{index.url}/whl/{{variant}}'}}]\n"
+    )
+    mine = shutil.copy(ROOT / "matrix.yaml", step.at / "matrix.yaml")
+    status, err = step("refresh", MIRROR=str(profile), MATRIX=str(mine))
+    assert status == 0, err
+    assert "torch 2.15.0+cpu x86_64 | 3.10 | 1 |" in Path(step.outputs()["body"]).read_text()
+    assert Path(mine).read_bytes() != (ROOT / "matrix.yaml").read_bytes()
+    pages.clear()
+    (step.at / "output").unlink()
+    assert step("refresh", MIRROR=str(profile), MATRIX=str(mine))[0] != 0
+    assert step.outputs() == {}
+
+
+def test_the_wheel_of_a_tag_runs_alone_and_is_of_its_version(step: Step) -> None:
+    env = {"DIST": str(step.at / "dist"), "SOURCE_DATE_EPOCH": "1700000000"}
+    status, err = step("dist", TAG=f"v{__version__}", **env)
+    assert status == 0, err
+    wheel = Path(step.outputs()["wheel"])
+    assert [wheel] == list((step.at / "dist").iterdir())
+    first = wheel.read_bytes()
+    assert step("dist", **env)[0] == 0
+    assert wheel.read_bytes() == first
+    status, err = step("dist", TAG="v9.9.9", **env)
+    assert status == 2
+    assert f"the tag v9.9.9 is not v{__version__}" in err
+
+
+def test_a_step_that_does_not_exist_is_one_line() -> None:
+    done = subprocess.run([str(ROOT / ".ci/step"), "deploy"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "step: no step 'deploy'; see `make help`\n")

