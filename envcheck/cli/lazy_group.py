@@ -97,6 +97,7 @@ class DefaultGroup(LazyGroup):
         """Return the commands, and what may be the default's first word."""
         default = self.default_command(ctx)
         inner = default.make_context(self.default, [], parent=ctx, resilient_parsing=True)
-        words = [found for one in default.params for found in one.shell_complete(inner, incomplete)]
+        arguments = [each for each in default.params if isinstance(each, click.Argument)]
+        words = [found for each in arguments for found in each.shell_complete(inner, incomplete)]
         own = default.shell_complete(inner, incomplete) if incomplete.startswith("-") else words
         return [*super().shell_complete(ctx, incomplete), *own]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,14 +22,14 @@ from envcheck.images.locks.known_wheels import known_cell
 from envcheck.images.locks.lockfile import divide, group_of
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import ARCH, facts, torch_index, torch_version
-from envcheck.images.targets import RECIPES, SHARED_GROUPS, wanted
-from envcheck.matrix.facts.model import Cell, Matrix, Target
+from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, network_indexes, without_queries
 
 # Every base has a newer C library; wheels for an older one match too.
-_PLATFORM: Final = "x86_64-manylinux_2_28"
+PLATFORM: Final = "x86_64-manylinux_2_28"
 _TIMEOUT: Final = 900.0
 _DRAWN: Final = " \u00d7\u2570\u2500\u25b6\u2502\u251c\u2574\u00b7"  # the tree uv draws around its reasons
+_NO_SOLUTION: Final = re.compile(r"^(error: )?No solution found when resolving dependencies:?( cause:)? ")
 _SOURCE_VARIABLES: Final = ("UV_INDEX", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
 
 
@@ -45,6 +46,17 @@ def requirements(matrix: Matrix, cell: Cell) -> list[list[str]]:
     vision = [f"torchvision=={release.torchvision}{label}"] if release.torchvision else []
     audio = [f"torchaudio=={release.torchaudio}{label}"] if release.torchaudio else []
     return [lines + more for more in ([*vision, *audio], vision, [])]
+
+
+class UnsatisfiableError(UnavailableError):
+    """The indexes answered, and what they have does not fit together."""
+
+
+class Refusal(NamedTuple):
+    """Why uv resolved nothing; `unsatisfiable` where the index answered and nothing fits."""
+
+    why: str
+    unsatisfiable: bool = False
 
 
 class MadeLocks(NamedTuple):
@@ -96,10 +108,10 @@ def lock_from_facts(matrix: Matrix, cell: Cell, profile: Profile, unanswered: st
         return None
     public = [f"{pin.name}=={pin.version.partition('+')[0]}" for pin in known.pins]
     overrides = [*known.requires, *(f"{name} ; sys_platform == 'never'" for name in known.without)]
-    options = ["--python-version", cell.python, "--python-platform", _PLATFORM]
+    options = ["--python-version", cell.python, "--python-platform", PLATFORM]
     wanted = [*public, "numpy", *known.requires]
-    tries = [([*options, *source], wanted) for source in _sources(profile, "pypi")]
-    pins = {pin.name: pin for pin in _first(tries, str(cell), profile, overrides=overrides)}
+    tries = [([*options, *source], wanted) for source in source_options(profile, "pypi")]
+    pins = {pin.name: pin for pin in first_resolution(tries, str(cell), profile, overrides=overrides)}
     pins |= {pin.name: pin for pin in known.pins}
     left_out = tuple(name for name in named if name not in pins)
     return MadeLocks(divide(pins.values(), f"pytorch/{cell.variant}"), unanswered, left_out, not known.verified)
@@ -109,34 +121,9 @@ def lock_cell(matrix: Matrix, cell: Cell, profile: Profile) -> list[Lock]:
     """Resolve a cell through the profile, sources in order, and return its locks in layer order."""
     release, _, _ = facts(matrix, cell, ARCH)
     index = torch_index(release, cell.variant)
-    options = ["--python-version", cell.python, "--python-platform", _PLATFORM]
-    tries = [([*options, *source], w) for w in requirements(matrix, cell) for source in _sources(profile, index)]
-    return divide(_first(tries, str(cell), profile), index)
-
-
-def lock_target(matrix: Matrix, cell: Cell, target: Target, locks: Sequence[Lock], profile: Profile) -> Lock | None:
-    """Return the lock of what a target adds to a cell with these locks; None for a target without Python packages.
-
-    Nothing of the cell moves: what it pins is a constraint, and torch and its companions are taken as given.
-    """
-    _, variant, _ = facts(matrix, cell, ARCH)
-    requirements, group = wanted(target, variant.cuda), RECIPES[target].group
-    if not requirements or group is None:
-        return None
-    pins = _on_top(cell, requirements, locks, profile, f"{cell}, target {target}")
-    return Lock(group=group, index="pypi", pins=pins)
-
-
-def _on_top(cell: Cell, requirements: Sequence[str], locks: Sequence[Lock], profile: Profile, name: str) -> list[Pin]:
-    """Return what `requirements` add to a cell. The index is not asked for the cell's torch: it need not have it."""
-    held = [pin for lock in locks if lock.group in SHARED_GROUPS for pin in lock.pins]
-    given = [f"{pin.name} ; sys_platform == 'never'" for pin in held if group_of(pin.name) != "base"]
-    constraints = [f"{pin.name}=={pin.version}" for pin in held if group_of(pin.name) == "base"]
-    options = ["--python-version", cell.python, "--python-platform", _PLATFORM]
-    tries = [([*options, *source], requirements) for source in _sources(profile, "pypi")]
-    pins = _first(tries, name, profile, constraints=constraints, overrides=given)
-    ours = {pin.name for pin in held}
-    return [pin for pin in pins if pin.name not in ours]
+    options = ["--python-version", cell.python, "--python-platform", PLATFORM]
+    tries = [([*options, *source], w) for w in requirements(matrix, cell) for source in source_options(profile, index)]
+    return divide(first_resolution(tries, str(cell), profile), index)
 
 
 def lock_tool(requirements: Sequence[str], pythons: Sequence[str], profile: Profile) -> Lock:
@@ -144,15 +131,15 @@ def lock_tool(requirements: Sequence[str], pythons: Sequence[str], profile: Prof
     files: dict[tuple[str, str], set[str]] = {}
     for python in pythons:
         exact = [f"{name}=={version}" for name, version in files]
-        options = ["--python-version", python, "--python-platform", _PLATFORM]
-        tries = [([*options, *source], [*requirements, *exact]) for source in _sources(profile, "pypi")]
-        for pin in _first(tries, "envcheck itself", profile):
+        options = ["--python-version", python, "--python-platform", PLATFORM]
+        tries = [([*options, *source], [*requirements, *exact]) for source in source_options(profile, "pypi")]
+        for pin in first_resolution(tries, "envcheck itself", profile):
             files.setdefault((pin.name, pin.version), set()).update(pin.sha256)
     pins = [Pin(name=name, version=version, sha256=sorted(known)) for (name, version), known in sorted(files.items())]
     return Lock(group="base", index="pypi", pins=pins)
 
 
-def _sources(profile: Profile, torch_index: str) -> list[list[str]]:
+def source_options(profile: Profile, torch_index: str) -> list[list[str]]:
     """Return the source options of each attempt. Local files count only for a torch that is on no Python index.
 
     (`torch==2.13.0` would be satisfied by a local `torch-2.13.0+cpu` file: PEP 440 ignores a label nobody asked for.)
@@ -175,7 +162,7 @@ def _torch_options(index: Index, variant: str) -> list[str]:
     return ["--find-links", url] if index.kind == "find-links" else ["--index", url]
 
 
-def _first(
+def first_resolution(
     tries: Iterable[tuple[list[str], Sequence[str]]],
     name: str,
     profile: Profile,
@@ -184,19 +171,20 @@ def _first(
     overrides: Sequence[str] = (),
 ) -> list[Pin]:
     """Return what the first try that uv can resolve gives; the first refusal is the one worth reading."""
-    refusals = []
+    refusals: list[Refusal] = []
     for options, requirements in tries:
         files = {"wanted.in": requirements, "constraints.in": constraints, "overrides.in": overrides}
-        pins, output = _compile(options, files, profile)
-        if pins is not None:
-            return pins
-        refusals.append(output)
-    why = refusals[0] if refusals else f"{profile.name} is closed and does not name its indexes"
-    message = f"{name} cannot be locked: {why}"
-    raise UnavailableError(message, fix="pass --mirror with a profile whose index has it")
+        found = _compile(options, files, profile)
+        if not isinstance(found, Refusal):
+            return found
+        refusals.append(found)
+    first = refusals[0] if refusals else Refusal(f"{profile.name} is closed and does not name its indexes")
+    message = f"{name} cannot be locked: {first.why}"
+    error = UnsatisfiableError if first.unsatisfiable else UnavailableError
+    raise error(message, fix="pass --mirror with a profile whose index has it")
 
 
-def _compile(options: list[str], files: Mapping[str, Sequence[str]], profile: Profile) -> tuple[list[Pin] | None, str]:
+def _compile(options: list[str], files: Mapping[str, Sequence[str]], profile: Profile) -> list[Pin] | Refusal:
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "pylock.toml"
         for name, lines in files.items():
@@ -212,10 +200,10 @@ def _compile(options: list[str], files: Mapping[str, Sequence[str]], profile: Pr
                 command, env=environment(profile), capture_output=True, text=True, check=False, timeout=_TIMEOUT
             )
         except subprocess.TimeoutExpired:
-            return None, f"uv did not end within {_TIMEOUT:.0f} s"
+            return Refusal(f"uv did not end within {_TIMEOUT:.0f} s")
         if ended.returncode != 0:
-            return None, _gist(ended.stderr)
-        return parse_pylock(out.read_bytes()), ""
+            return _refusal(ended.stderr)
+        return parse_pylock(out.read_bytes())
 
 
 def environment(profile: Profile) -> dict[str, str]:
@@ -229,13 +217,15 @@ def environment(profile: Profile) -> dict[str, str]:
     return kept
 
 
-def _gist(stderr: str) -> str:
+def _refusal(stderr: str) -> Refusal:
     """Return uv's reason in one line: why nothing fits, or in a word what did not answer."""
-    cause = diagnose(stderr)
-    if cause is not None and "No solution found" not in stderr:
-        return cause.what
+    cause, unsatisfiable = diagnose(stderr), "No solution found" in stderr
+    if cause is not None and not unsatisfiable:
+        return Refusal(cause.what)
     lines = [line.strip(_DRAWN) for line in without_queries(stderr).splitlines()]
-    return textwrap.shorten(" ".join(line for line in lines if line), 400, placeholder=" ...")
+    text = _NO_SOLUTION.sub("", " ".join(line for line in lines if line))
+    why = textwrap.shorten(text, 400, placeholder=" ...").removesuffix(".")
+    return Refusal(why, unsatisfiable=unsatisfiable)
 
 
 def parse_pylock(data: bytes) -> list[Pin]:

@@ -17,7 +17,18 @@ from envcheck.images.locks.model import Group, Lock, Pin
 from envcheck.images.targets import RECIPES, groups_of, wanted
 from envcheck.matrix.facts.model import Base, Build, Cell, HostArch, Matrix, Target, TorchRelease, TorchVariant
 
-__all__ = ["LABEL_PREFIX", "Group", "ImageSpec", "Lock", "Pin", "load_spec", "load_specs", "select", "torch_index"]
+__all__ = [
+    "LABEL_PREFIX",
+    "Group",
+    "ImageSpec",
+    "Lock",
+    "Pin",
+    "load_spec",
+    "load_specs",
+    "select",
+    "torch_index",
+    "with_user_packages",
+]
 
 LABEL_PREFIX = "envcheck."
 ARCH: Final[HostArch] = "x86_64"
@@ -43,8 +54,14 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tag(self) -> str:
-        """Return the full tag, e.g. 2.8.0-cu128-py312-runtime."""
-        return f"{str(self.cell).removeprefix('torch')}-{self.target}"
+        """Return the full tag, e.g. 2.8.0-cu128-py312-runtime; a user's packages add their lock's digest."""
+        tag = f"{str(self.cell).removeprefix('torch')}-{self.target}"
+        return f"{tag}-with-{locking.digest([self.user_lock])[:12]}" if self.user_lock else tag
+
+    @property
+    def user_lock(self) -> Lock | None:
+        """Return the lock of the packages that the user added."""
+        return next((lock for lock in self.locks if lock.group == "user"), None)
 
 
 def select(matrix: Matrix, selectors: Sequence[str]) -> list[Cell]:
@@ -87,6 +104,14 @@ def load_specs(matrix: Matrix, cell: Cell, *, images_dir: Path | None = None, ar
     """Return the specs of all targets that a cell is published as; of `runtime` where it is not published."""
     targets = matrix.targets(cell) or ["runtime"]
     return [load_spec(matrix, cell, target, images_dir=images_dir, arch=arch) for target in targets]
+
+
+def with_user_packages(spec: ImageSpec, lock: Lock) -> ImageSpec:
+    """Return the spec with a user's lock on top; it promises each package, as no shipped lock names them all."""
+    locks = [*spec.locks, lock]
+    packages = " ".join(f"{pin.name}=={pin.version}" for each in locks for pin in each.pins)
+    promises = {**spec.promises, "lock": locking.digest(locks), "packages": packages}
+    return msgspec.structs.replace(spec, locks=locks, promises=promises)
 
 
 def _cuda(spec: ImageSpec) -> str | None:

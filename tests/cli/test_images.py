@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from envcheck.cli import cli, main
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images import lock_with_uv
+from envcheck.images import lock_on_top, lock_with_uv
 from envcheck.images.locks.lockfile import read_locks
 from envcheck.images.locks.model import Lock
 
@@ -286,7 +286,7 @@ def test_a_new_lock_replaces_the_whole_of_the_old_one(
         return None
 
     monkeypatch.setattr(lock_with_uv, "lock_cell", found)
-    monkeypatch.setattr(lock_with_uv, "lock_target", nothing_more)
+    monkeypatch.setattr(lock_on_top, "lock_target", nothing_more)
     ended = run("lock", "--mirror", "none", CELL)
     assert "facts" not in ended.output
     assert (ended.exit_code, ended.output.splitlines()[-1]) == (0, "locked 1 of 1; next: envcheck render")

@@ -65,7 +65,7 @@ def value_type(kind: click.ParamType[Any], wanted: Any) -> Any:
 def field_type(parameter: click.Parameter, wanted: Any) -> Any:
     """Return what a parameter gives its command: bool of a flag, a tuple of what may come twice, None if absent."""
     if parameter.multiple or parameter.nargs == -1:
-        return types.GenericAlias(tuple, (value_type(parameter.type, None), ...))
+        return types.GenericAlias(tuple, (value_type(parameter.type, next(iter(get_args(wanted)), None)), ...))
     if getattr(parameter, "is_flag", False):
         return bool if parameter.default is not None else bool | None
     inner = [arg for arg in get_args(wanted) if arg is not type(None)]

@@ -6,7 +6,7 @@ import pytest
 
 from envcheck.errors import ConfigError
 from envcheck.images.engines.bootstrap import mirrors_for
-from envcheck.images.lock_with_uv import _sources
+from envcheck.images.lock_with_uv import source_options
 from envcheck.images.locks.model import Lock
 from envcheck.images.render.build_context import sources
 from envcheck.matrix.file.load import load
@@ -53,6 +53,6 @@ def test_the_hub_itself_is_not_asked_for_hashes(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("index", ["pypi", "pytorch/cpu"])
 def test_a_lock_is_made_through_named_indexes_alone(index: str) -> None:
     named = Profile(name="site", pypi=[INDEX], pytorch=[INDEX], closed=True)
-    assert _sources(CLOSED, index) == []
-    assert _sources(OPEN, index) != []
-    assert all(INDEX.url in source for source in _sources(named, index))
+    assert source_options(CLOSED, index) == []
+    assert source_options(OPEN, index) != []
+    assert all(INDEX.url in source for source in source_options(named, index))

@@ -11,11 +11,9 @@ import msgspec
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.images.lock_with_uv import lock_cell, lock_target, lock_tool, make_locks, parse_pylock, requirements
+from envcheck.images.lock_with_uv import lock_cell, lock_tool, make_locks, parse_pylock, requirements
 from envcheck.images.locks.known_wheels import known_wheels
-from envcheck.images.locks.model import Lock
 from envcheck.images.spec import make_spec
-from envcheck.images.targets import RECIPES, TargetRecipe
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import Index, Profile
 from tests.wheels import wheel
@@ -148,27 +146,3 @@ def test_a_file_without_a_hash_is_refused() -> None:
     for bad in (package, good.replace(b"sha256", b"md5")):
         with pytest.raises(UnavailableError, match=r"no sha256 for six 1\.17\.0"):
             parse_pylock(bad)
-
-
-def test_what_a_target_adds_moves_nothing_of_the_cell(
-    matrix: Matrix,
-    locks: list[Lock],
-    torch_wheels: Path,
-    simple_index: Callable[[Path], Path],
-    serve: Callable[[Path], Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    wheel(torch_wheels, "trainer", "1.0", requires=["torch>=2", "helper"])
-    wheel(torch_wheels, "helper", "2.0", requires=["numpy"])
-    wheel(torch_wheels, "numpy", "9.9.9")  # newer than what the cell holds
-    (torch_wheels / "torch-2.8.0-py3-none-any.whl").unlink()  # an index need not have the cell's own torch
-    profile = _profile(f"{serve(simple_index(torch_wheels).parent).url}/simple")
-    recipe = TargetRecipe(group="train", requirements=("trainer",))
-    monkeypatch.setitem(RECIPES, "train", recipe)
-    added = lock_target(matrix, CELL, "train", locks, profile)
-    assert added is not None
-    assert [(pin.name, pin.version) for pin in added.pins] == [("helper", "2.0"), ("trainer", "1.0")]
-    monkeypatch.setitem(RECIPES, "train", recipe._replace(requirements=("trainer", "numpy>=9")))
-    with pytest.raises(UnavailableError, match=r"target train cannot be locked: .*numpy"):
-        lock_target(matrix, CELL, "train", locks, profile)
-    assert lock_target(matrix, CELL, "runtime", locks, profile) is None

@@ -28,8 +28,10 @@ class BuildOptions(NamedTuple):
 
     selector: str | None
     mirror: str
-    target: Literal["runtime"]
+    target: Literal["runtime", "devel", "train", "jupyter"]
     engine: Literal["auto", "docker", "podman", "venv"]
+    packages: tuple[str, ...]
+    packages_file: Path | None
     tag: str
     output: Path | None
     network: Literal["auto", "host", "default", "none"]
@@ -69,6 +71,19 @@ class BuildOptions(NamedTuple):
     show_default=True,
     type=click.Choice(["auto", "docker", "podman", "venv"]),
     help="auto: docker if one answers, else podman, else venv.",
+)
+@click.option(
+    "--with",
+    "packages",
+    multiple=True,
+    metavar="NAME[SPEC]",
+    help="A package of your own on top, e.g. 'einops>=0.8'. Repeatable.",
+)
+@click.option(
+    "--with-file",
+    "packages_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A requirements.txt of packages on top.",
 )
 @click.option(
     "-t",
@@ -116,6 +131,8 @@ def command(options: BuildOptions, settings: Settings) -> None:
     Without CELL it is the best published cell that runs on this machine, as `envcheck resolve` names it. The lock of a
     cell that is not published is made first, through the mirror, and kept: its hashes are trusted on first use.
     Versions are asserted inside the build, before an image exists; the labels are read back before a tag is given.
+    Packages of --with are locked with hashes on top of the cell's: one that wants another torch or numpy than the cell
+    holds is refused. Their lock is kept, so that the next build has the same versions.
     A cell whose key has an image already is not built again. With --prefetch the build itself has no network: its
     files come from the store, where they were brought through the mirror and held against their hashes; docker needs
     buildx for it, podman 4.2. A mirror that fails while building is named with why, and the next one is tried. With
@@ -126,6 +143,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
     """
     from envcheck.cli.shared.cell_to_build import lock_first, refuse_without_lock, show_unlocked, spec_to_build
     from envcheck.cli.sources.mirror_selection import profile_for
+    from envcheck.cli.sources.packages_on_top import requested_packages, with_packages
     from envcheck.cli.store.common import prefetched_wheels
     from envcheck.images.build.tags import parse
 
@@ -134,11 +152,13 @@ def command(options: BuildOptions, settings: Settings) -> None:
     options = options._replace(engine=_engine(options))
     if options.prefetch:
         options = _without_network(options)
+    requirements = requested_packages(options.packages, options.packages_file)
     refuse_without_lock(spec, options.mirror, bake=options.bake)
     profile = profile_for(settings, options.mirror, spec.locks)
     if options.dry_run and show_unlocked(spec, profile, as_json=options.as_json):
         return
     spec = lock_first(settings, spec, profile)
+    spec = with_packages(spec, requirements, profile)
     with contextlib.ExitStack() as stack:
         wheels = None
         if options.prefetch:
@@ -267,7 +287,8 @@ def _venv(spec: ImageSpec, profile: Profile, wheels: Path | None, options: Build
     from envcheck.data import state_path
     from envcheck.images.engines import venv
 
-    dest = options.output or state_path("venvs", str(spec.cell))
+    plain = spec.target == "runtime" and not spec.user_lock
+    dest = options.output or state_path("venvs", str(spec.cell) if plain else f"torch{spec.tag}")
     if options.dry_run:
         _show_venv_plan(venv.plan(spec, dest), as_json=options.as_json)
         return

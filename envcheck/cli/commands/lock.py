@@ -26,7 +26,7 @@ class LockOptions(NamedTuple):
     selectors: tuple[str, ...]
     mirror: str
     images_dir: Path | None
-    targets: tuple[Target, ...]
+    targets: tuple[Literal["runtime", "devel", "train", "jupyter"], ...]
     tool: bool
     model: str | None
     dataset: str | None
@@ -123,7 +123,8 @@ def _lock(
     settings: Settings,
 ) -> bool:
     from envcheck.errors import EnvcheckError
-    from envcheck.images.lock_with_uv import MadeLocks, companions, lock_target, make_locks
+    from envcheck.images.lock_on_top import lock_target
+    from envcheck.images.lock_with_uv import MadeLocks, companions, make_locks
     from envcheck.images.locks.lockfile import read_locks
     from envcheck.images.render.committed_files import write_locks
     from envcheck.images.spec import make_spec

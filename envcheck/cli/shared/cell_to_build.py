@@ -131,7 +131,8 @@ def show_unlocked(spec: ImageSpec, profile: Profile, *, as_json: bool) -> bool:
 
 def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSpec:
     """Return the spec with locks: those that it lacks are made, kept and said to be new."""
-    from envcheck.images.lock_with_uv import MadeLocks, lock_target, make_locks
+    from envcheck.images.lock_on_top import lock_target
+    from envcheck.images.lock_with_uv import MadeLocks, make_locks
     from envcheck.images.locks.lockfile import read_locks
     from envcheck.images.render.committed_files import write_locks
     from envcheck.images.spec import make_spec

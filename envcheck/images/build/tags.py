@@ -37,8 +37,11 @@ def full(repository: str, spec: ImageSpec) -> str:
 def aliases(repository: str, spec: ImageSpec) -> list[str]:
     """Return the moving references: newest patch of the minor, newest torch; for `runtime` also without the target.
 
-    The first of a runtime's is the full tag without its target, which moves only when the image is rebuilt.
+    The first of a runtime's is the full tag without its target, which moves only when the image is rebuilt. An image
+    with a user's own packages has none.
     """
+    if spec.user_lock:
+        return []
     axes = f"{spec.cell.variant}-py{spec.cell.python.replace('.', '')}"
     minor = ".".join(spec.cell.torch.split(".")[:2])
     stems = [f"{minor}-{axes}", axes]

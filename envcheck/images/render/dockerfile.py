@@ -72,11 +72,10 @@ def template_context(
 def _stage(spec: ImageSpec) -> dict[str, Any]:
     """Return what the template is given for one target."""
     recipe = RECIPES[spec.target]
-    locked = recipe.group in {lock.group for lock in spec.locks}
     return {
         "name": spec.target,
         "packages": recipe.packages,
-        "group": recipe.group if locked else None,
+        "groups": [lock.group for lock in spec.locks if lock.group not in SHARED_GROUPS],
         "part": f"targets/{spec.target}.j2",
         "command": list(recipe.command),
         "labels": labels(spec),

@@ -15,8 +15,11 @@ from envcheck.matrix.facts.model import Cell
 def with_packages(promises: Mapping[str, str]) -> dict[str, str]:
     """Return the promises with `packages` ("filelock==3.20.0 …") where the lock meant is the one shipped for the cell.
 
-    Of a lock by another hand, or of another release of envcheck, only the digest is known; then nothing is added.
+    An image with a user's own packages promises all of them itself. Of a lock by another hand, or of another release of
+    envcheck, only the digest is known; then nothing is added.
     """
+    if "packages" in promises:
+        return dict(promises)
     target = promises.get("target", "")
     groups = groups_of(target) if target in RECIPES else lockfile.GROUPS
     pinned = _pins(promises.get("cell", ""), promises.get("lock", ""), groups)

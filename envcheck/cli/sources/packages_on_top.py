@@ -1,0 +1,56 @@
+"""A user's own packages on top of a cell: locked once, kept, and used again by the next build."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from envcheck.counting import counted
+
+if TYPE_CHECKING:
+    from envcheck.images.spec import ImageSpec
+    from envcheck.mirrors.profiles.model import Profile
+
+
+def requested_packages(named: Sequence[str], file: Path | None) -> list[str]:
+    """Return the requirements of --with and --with-file; one that cannot be locked is a ConfigError."""
+    from envcheck.images.lock_on_top import checked, read_requirements
+
+    return [*checked(named), *(read_requirements(file) if file else [])]
+
+
+def with_packages(spec: ImageSpec, requirements: Sequence[str], profile: Profile) -> ImageSpec:
+    """Return the spec with these packages on top, of the kept lock where there is one; say which lock it is."""
+    from envcheck import safe_files
+    from envcheck.images.lock_on_top import lock_user_packages
+    from envcheck.images.locks.lockfile import format_lock, parse_lock
+    from envcheck.images.spec import with_user_packages
+
+    if not requirements:
+        return spec
+    path = _kept(spec, requirements)
+    if path.is_file():
+        lock, origin = parse_lock(path.read_text(encoding="utf-8"), "user", str(path)), "kept from an earlier build"
+    else:
+        made = lock_user_packages(spec, requirements, profile)
+        if made is None:
+            click.echo(f"with    nothing to add: {spec.tag} holds {', '.join(requirements)}", err=True)
+            return spec
+        path.parent.mkdir(parents=True, exist_ok=True)
+        safe_files.replace(path, format_lock(made, f"{spec.tag}, on top: {', '.join(requirements)}").encode())
+        lock, origin = made, "new: its hashes are what the mirror said"
+    click.echo(f"with    {counted(len(lock.pins), 'package')} on top, {origin}; lock: {path}", err=True)
+    return with_user_packages(spec, lock)
+
+
+def _kept(spec: ImageSpec, requirements: Sequence[str]) -> Path:
+    """Return where the lock of these requirements on top of these locks is kept."""
+    from envcheck.data import state_path
+
+    request = json.dumps([spec.tag, spec.promises["lock"], sorted(requirements)])
+    return state_path("locks-on-top", f"{spec.tag}-{hashlib.sha256(request.encode()).hexdigest()[:16]}.lock")

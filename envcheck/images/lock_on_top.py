@@ -1,0 +1,109 @@
+"""Locks of what comes on top of a cell: a target's packages, and a user's own. Nothing of the cell moves."""
+
+from __future__ import annotations
+
+import tempfile
+import zipfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from envcheck.errors import ConfigError
+from envcheck.images.lock_with_uv import PLATFORM, UnsatisfiableError, first_resolution, source_options
+from envcheck.images.locks.lockfile import group_of
+from envcheck.images.locks.model import Lock, Pin
+from envcheck.images.spec import ARCH, ImageSpec, facts
+from envcheck.images.targets import RECIPES, wanted
+from envcheck.matrix.facts.model import Cell, Matrix, Target
+from envcheck.mirrors.profiles.model import Profile
+
+
+def lock_target(matrix: Matrix, cell: Cell, target: Target, locks: Sequence[Lock], profile: Profile) -> Lock | None:
+    """Return the lock of what a target adds to a cell with these locks; None for a target without Python packages."""
+    _, variant, _ = facts(matrix, cell, ARCH)
+    requirements, group = wanted(target, variant.cuda), RECIPES[target].group
+    if not requirements or group is None:
+        return None
+    pins = _on_top(cell, requirements, locks, profile, f"{cell}, target {target}")
+    return Lock(group=group, index="pypi", pins=pins)
+
+
+def lock_user_packages(spec: ImageSpec, requirements: Sequence[str], profile: Profile) -> Lock | None:
+    """Return the lock of a user's own packages on top of a spec; None where the spec holds all of them already.
+
+    Raise ConfigError, in one line, for packages that contradict what the cell holds or that no index has.
+    """
+    try:
+        pins = _on_top(spec.cell, requirements, spec.locks, profile, f"{', '.join(requirements)} on top of {spec.tag}")
+    except UnsatisfiableError as error:
+        fix = "ask for another version, leave the package out, or take another cell: a build moves nothing of the cell"
+        raise ConfigError(error.message, fix=fix) from error
+    return Lock(group="user", index="pypi", pins=pins) if pins else None
+
+
+def checked(requirements: Iterable[str]) -> list[str]:
+    """Return NAME[SPEC] requirements as given; ConfigError for what is none, or names a place instead of an index."""
+    return [_requirement(line, line) for line in requirements]
+
+
+def read_requirements(path: Path) -> list[str]:
+    """Return the requirements of a requirements.txt; ConfigError names the line that is none.
+
+    Options are refused: where packages come from is for the mirror profile to say, and an option could go around it.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        message = f"{path}: {reason}"
+        raise ConfigError(message, fix="give a file with one requirement a line") from error
+    plain = ((number, line.partition(" #")[0].strip()) for number, line in enumerate(lines, 1))
+    found = [_requirement(line, f"{path}:{n}: {line}") for n, line in plain if line and not line.startswith("#")]
+    if not found:
+        message = f"{path} names no package"
+        raise ConfigError(message, fix="give a file with one requirement a line")
+    return found
+
+
+def _requirement(line: str, where: str) -> str:
+    if line.startswith("-"):
+        message = f"{where!r} is an option, not a package"
+        raise ConfigError(message, fix="leave it out: a mirror profile says where packages come from (--mirror)")
+    try:
+        url = Requirement(line).url
+    except InvalidRequirement as error:
+        message = f"{where!r} is not a requirement"
+        raise ConfigError(message, fix="write NAME or NAME with a version, e.g. 'einops>=0.8'") from error
+    if url:
+        message = f"{where!r} names a URL; only packages of an index can be locked with hashes"
+        raise ConfigError(message, fix="write NAME or NAME with a version, e.g. 'einops>=0.8'")
+    return line
+
+
+def _on_top(cell: Cell, requirements: Sequence[str], locks: Sequence[Lock], profile: Profile, name: str) -> list[Pin]:
+    """Return what `requirements` add to these locks, all of whose pins are constraints.
+
+    The index need not have the cell's own torch and what belongs to it: empty wheels stand in for them, so that a
+    package that wants another torch is refused.
+    """
+    held = [pin for lock in locks for pin in lock.pins]
+    constraints = [f"{pin.name}=={pin.version}" for pin in held]
+    with tempfile.TemporaryDirectory(prefix="envcheck-lock-") as scratch:
+        for pin in (pin for pin in held if group_of(pin.name) != "base"):
+            _stand_in(Path(scratch), pin)
+        options = ["--python-version", cell.python, "--python-platform", PLATFORM, "--find-links", scratch]
+        tries = [([*options, *source], requirements) for source in source_options(profile, "pypi")]
+        pins = first_resolution(tries, name, profile, constraints=constraints)
+    ours = {pin.name for pin in held}
+    return [pin for pin in pins if pin.name not in ours]
+
+
+def _stand_in(directory: Path, pin: Pin) -> None:
+    """Write a wheel that has a pin's name and version, and nothing else."""
+    stem = f"{pin.name.replace('-', '_')}-{pin.version}"
+    with zipfile.ZipFile(directory / f"{stem}-py3-none-any.whl", "w") as wheel:
+        metadata = f"Metadata-Version: 2.1\nName: {pin.name}\nVersion: {pin.version}\n"
+        wheel.writestr(f"{stem}.dist-info/METADATA", metadata)
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")

@@ -1,0 +1,119 @@
+"""Packages on top of a cell are locked by a real uv, against an index on the loopback; nothing of the cell moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.errors import ConfigError, UnavailableError
+from envcheck.images.build import tags
+from envcheck.images.lock_on_top import checked, lock_target, lock_user_packages, read_requirements
+from envcheck.images.locks.lockfile import digest
+from envcheck.images.locks.model import Lock
+from envcheck.images.render.dockerfile import render_dockerfile
+from envcheck.images.spec import ImageSpec, make_spec, with_user_packages
+from envcheck.images.targets import RECIPES, TargetRecipe
+from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.mirrors.profiles.model import Index, Profile
+from envcheck.runner.targets import locked_packages
+from tests.wheels import wheel
+
+CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
+
+
+@pytest.fixture
+def spec(matrix: Matrix, locks: list[Lock]) -> ImageSpec:
+    return make_spec(matrix, CELL, locks)
+
+
+@pytest.fixture
+def profile(torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[[Path], Any]) -> Profile:
+    """Return an index without the cell's torch, with packages that want what the cell has and has not."""
+    wheel(torch_wheels, "trainer", "1.0", requires=["torch>=2", "helper"])
+    wheel(torch_wheels, "helper", "2.0", requires=["numpy"])
+    wheel(torch_wheels, "antique", "1.0", requires=["torch<2"])
+    wheel(torch_wheels, "picky", "1.0", requires=["numpy<2"])
+    wheel(torch_wheels, "numpy", "9.9.9")  # newer than what the cell holds
+    (torch_wheels / "torch-2.8.0-py3-none-any.whl").unlink()
+    return Profile(name="test", pypi=[Index(url=f"{serve(simple_index(torch_wheels).parent).url}/simple")])
+
+
+def test_what_a_target_adds_moves_nothing_of_the_cell(
+    matrix: Matrix, locks: list[Lock], profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = TargetRecipe(group="train", requirements=("trainer",))
+    monkeypatch.setitem(RECIPES, "train", recipe)
+    added = lock_target(matrix, CELL, "train", locks, profile)
+    assert added is not None
+    assert [(pin.name, pin.version) for pin in added.pins] == [("helper", "2.0"), ("trainer", "1.0")]
+    monkeypatch.setitem(RECIPES, "train", recipe._replace(requirements=("trainer", "numpy>=9")))
+    with pytest.raises(UnavailableError, match=r"target train cannot be locked: .*numpy"):
+        lock_target(matrix, CELL, "train", locks, profile)
+    assert lock_target(matrix, CELL, "runtime", locks, profile) is None
+
+
+def test_a_users_packages_come_on_top_and_are_promised(spec: ImageSpec, profile: Profile) -> None:
+    lock = lock_user_packages(spec, ["trainer"], profile)
+    assert lock is not None
+    assert [pin.name for pin in lock.pins] == ["helper", "trainer"]
+    mine = with_user_packages(spec, lock)
+    assert mine.tag.startswith(f"{spec.tag}-with-")
+    assert tags.aliases("me/torch", mine) == []
+    assert tags.aliases("me/torch", spec) != []
+    assert mine.promises["lock"] == digest(mine.locks) != spec.promises["lock"]
+    promised = locked_packages.with_packages(mine.promises)["packages"].split()
+    assert {"trainer==1.0", "numpy==2.5.5", "torch==2.8.0"} <= set(promised)
+    text = render_dockerfile(mine)
+    assert text.index("install.sh base") < text.index("install.sh envcheck") < text.index("install.sh user")
+    assert "install.sh user" not in render_dockerfile(spec)
+    assert lock_user_packages(spec, ["numpy"], profile) is None
+
+
+@pytest.mark.parametrize(("package", "named"), [("antique", "torch"), ("picky", "numpy"), ("numpy<2", "numpy")])
+def test_a_package_that_fights_the_cell_is_refused(spec: ImageSpec, profile: Profile, package: str, named: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"on top of 2.8.0-cu128-py311-runtime cannot be locked: Because .*{named}"
+    ) as caught:
+        lock_user_packages(spec, [package], profile)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_index_that_does_not_answer_is_no_contradiction(spec: ImageSpec) -> None:
+    dead = Profile(name="test", pypi=[Index(url="http://127.0.0.1:9/simple")])
+    with pytest.raises(UnavailableError) as caught:
+        lock_user_packages(spec, ["trainer"], dead)
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--index-url http://x.example", "is an option, not a package"),
+        ("-r other.txt", "is an option, not a package"),
+        ("einops @ https://x.example/e.whl", "names a URL"),
+        ("not a name", "is not a requirement"),
+        ("==1.0", "is not a requirement"),
+    ],
+)
+def test_what_is_no_requirement_is_named(line: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        checked([line])
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"# mine\neinops>=0.8 # shapes\n\n{line}\n")
+    with pytest.raises(ConfigError, match=rf"requirements.txt:4: .*{says}"):
+        read_requirements(file)
+
+
+def test_a_file_of_requirements_is_read_without_its_comments(tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text("\ufeff# mine\neinops>=0.8 # shapes\n\ntimm[extra]==1.0; python_version > '3'\n")
+    assert read_requirements(file) == ["einops>=0.8", "timm[extra]==1.0; python_version > '3'"]
+    file.write_text("# none\n")
+    with pytest.raises(ConfigError, match="names no package"):
+        read_requirements(file)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8 text"):
+        read_requirements(file)
