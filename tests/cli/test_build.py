@@ -74,11 +74,13 @@ def test_a_cell_without_a_lock_is_refused_with_what_to_do(nowhere: dict[str, str
     assert "has no lock; run `envcheck lock torch2.13.0-cpu-py311`" in done.stderr
 
 
-def test_without_a_cell_it_is_the_published_one_that_resolve_names(nowhere: dict[str, str]) -> None:
+def test_without_a_cell_it_is_the_published_one_that_resolve_names(nowhere: dict[str, str], tmp_path: Path) -> None:
+    dead = "pypi: [{url: 'http://127.0.0.1:9/simple'}]\npytorch: [{url: 'http://127.0.0.1:9/{variant}'}]\n"
+    (tmp_path / "dead.yaml").write_text(f"closed: true\n{dead}")
     argv = [sys.executable, "-m", "envcheck", "resolve", "--json"]
     asked = subprocess.run(argv, env=nowhere, capture_output=True, text=True, check=False)
     published = json.loads(asked.stdout)["published"]
-    done = build(nowhere, "--engine", "docker")
+    done = build(nowhere, "--engine", "docker", "--mirror", str(tmp_path / "dead.yaml"))
     assert done.returncode == 3
     assert f"cell    {published}: the best published one for this machine" in done.stderr
 

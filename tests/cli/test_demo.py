@@ -28,18 +28,18 @@ def test_the_newest_published_legal_cell_is_taken(monkeypatch: pytest.MonkeyPatc
     answer = resolve(MATRIX, H100)
     published = [str(cell) for cell in MATRIX.cells()]
     first = next(row.cell for row in answer.ranked if row.cell in published)
-    assert demo.choose(MATRIX, answer, "docker") == next(c for c in MATRIX.cells() if str(c) == first)
+    assert demo.choose(MATRIX, answer, "docker")[0] == next(c for c in MATRIX.cells() if str(c) == first)
 
 
 def test_of_its_pythons_the_one_whose_base_is_this_release_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "_own_suite", lambda: "bookworm")
-    assert demo.choose(MATRIX, resolve(MATRIX, H100), "docker").python == "3.11"
+    assert demo.choose(MATRIX, resolve(MATRIX, H100), "docker")[0].python == "3.11"
     monkeypatch.setattr(demo, "_own_suite", lambda: "trixie")
-    assert demo.choose(MATRIX, resolve(MATRIX, H100), "docker").python == "3.13"
+    assert demo.choose(MATRIX, resolve(MATRIX, H100), "docker")[0].python == "3.13"
 
 
 def test_without_a_gpu_it_is_the_cpu_cell() -> None:
-    assert str(demo.choose(MATRIX, resolve(MATRIX, Query(variant="cpu")), "docker")) == "torch2.13.0-cpu-py311"
+    assert str(demo.choose(MATRIX, resolve(MATRIX, Query(variant="cpu")), "docker")[0]) == "torch2.13.0-cpu-py311"
 
 
 def test_a_machine_no_published_cell_is_legal_on_is_told_so() -> None:

@@ -128,7 +128,8 @@ class BuildOptions(NamedTuple):
 def command(options: BuildOptions, settings: Settings) -> None:
     """Build a cell and prove that it is what its tag says.
 
-    Without CELL it is the best published cell that runs on this machine, as `envcheck resolve` names it. The lock of a
+    Without CELL it is the best published cell that runs on this machine, as `envcheck resolve` names it, or the newest
+    one whose torch the mirror has; that may be a CUDA build for a CPU, which is said with its size. The lock of a
     cell that is not published is made first, through the mirror, and kept: its hashes are trusted on first use.
     Versions are asserted inside the build, before an image exists; the labels are read back before a tag is given.
     Packages of --with are locked with hashes on top of the cell's: one that wants another torch or numpy than the cell
@@ -142,13 +143,15 @@ def command(options: BuildOptions, settings: Settings) -> None:
     Python or an index that is needed is not there.
     """
     from envcheck.cli.shared.cell_to_build import lock_first, refuse_without_lock, show_unlocked, spec_to_build
+    from envcheck.cli.sources.best_cell import cell_for_this_machine
     from envcheck.cli.sources.mirror_selection import profile_for
     from envcheck.cli.sources.packages_on_top import requested_packages, with_packages
     from envcheck.cli.store.common import prefetched_wheels
     from envcheck.images.build.tags import parse
 
     parse(options.tag)  # a wrong one is refused before anything runs
-    spec = spec_to_build(settings, options.selector, options.target, options.images_dir)
+    selector = options.selector or cell_for_this_machine(settings, options.mirror)
+    spec = spec_to_build(settings, selector, options.target, options.images_dir)
     options = options._replace(engine=_engine(options))
     if options.prefetch:
         options = _without_network(options)

@@ -48,8 +48,10 @@ def command(options: DemoOptions, ctx: click.Context) -> None:
     Exit as `envcheck run`: 0 proven, 1 a check failed, 3 not everything could be checked.
     """
     from envcheck.cli.commands import build, run
+    from envcheck.cli.sources.best_cell import newest_available
     from envcheck.images import engines
     from envcheck.matrix.file.load import load
+    from envcheck.mirrors.profiles.load import load as load_profile
 
     settings: Settings = ctx.obj
     run.leave_to_the_first(ctx)
@@ -57,12 +59,13 @@ def command(options: DemoOptions, ctx: click.Context) -> None:
     _step(1, "resolve: what can run on this machine?")
     matrix = load(settings.matrix)
     answer = _resolve(matrix, quiet=settings.quiet)
-    cell = choose(matrix, answer, engine)
+    best = newest_available(matrix, choose(matrix, answer, engine), load_profile(options.mirror))
+    cell = best.cell
     if options.dry_run:
         click.echo(f"\n{cell}")
         return
     _step(2, f"build: {cell} with {engine}, through mirror profile {options.mirror}")
-    click.echo("the newest published cell that is legal here (`envcheck images` lists them)")
+    click.echo(best.why or "the newest published cell that is legal here (`envcheck images` lists them)")
     ctx.invoke(build.command, selector=str(cell), mirror=options.mirror, engine=engine)
     ctx.meta["envcheck.resolution"] = (
         f"{_said(answer, cell)}; built by {engine} through mirror profile {options.mirror}"
@@ -95,30 +98,35 @@ def _resolve(matrix: Matrix, *, quiet: bool) -> Resolution:
     return resolve(matrix, node.query.replace(python=None), notes=node.notes)
 
 
-def choose(matrix: Matrix, answer: Resolution, engine: str) -> Cell:
-    """Return the best legal cell that is published with a lock and whose Python this engine can provide."""
+def choose(matrix: Matrix, answer: Resolution, engine: str) -> list[Cell]:
+    """Return the published cells that are legal here, best first: those with a lock whose Python this engine has.
+
+    Of one torch and variant, the Python of this machine's release comes first.
+    """
+    from envcheck.cli.sources.best_cell import published_here
     from envcheck.errors import NothingLegalError, UnavailableError
     from envcheck.images.spec import load_spec
 
-    published = {str(cell): cell for cell in matrix.cells()}
-    legal = [published[row.cell] for row in answer.ranked if row.cell in published]
-    if not legal:
+    cells = published_here(matrix, [answer])
+    if not cells:
         message = "no published cell is legal on this machine"
         raise NothingLegalError(message, fix="see the reasons above, and `envcheck images` for what is published")
-    best = [cell for cell in legal if cell.torch == legal[0].torch and cell.variant == legal[0].variant]
     own = _own_suite()
-    best.sort(key=lambda cell: getattr(matrix.base(cell.python), "suite", None) != own)
-    usable = [c for c in best if load_spec(matrix, c).locks and (engine != "venv" or _has_python(c.python))]
+    builds = [*dict.fromkeys((cell.torch, cell.variant) for cell in cells)]
+    cells.sort(key=lambda c: (builds.index((c.torch, c.variant)), getattr(matrix.base(c.python), "suite", None) != own))
+    pythons = {cell.python for cell in cells if engine != "venv" or _has_python(cell.python)}
+    usable = [cell for cell in cells if cell.python in pythons and load_spec(matrix, cell).locks]
     if not usable:
-        pythons = ", ".join(cell.python for cell in best)
+        best = [cell for cell in cells if (cell.torch, cell.variant) == builds[0]]
         message = f"{best[0]} and the same cell for other Pythons cannot be built here"
-        raise UnavailableError(message, fix=f"install one of Python {pythons}, or use a container engine")
-    return usable[0]
+        fix = f"install one of Python {', '.join(cell.python for cell in best)}, or use a container engine"
+        raise UnavailableError(message, fix=fix)
+    return usable
 
 
 def _said(answer: Resolution, cell: Cell) -> str:
     """Return what the report says of the choice: the cell, its verdict, and the machine it is for."""
-    verdict = next(row.verdict for row in answer.ranked if row.cell == str(cell))
+    verdict = next((row.verdict for row in answer.ranked if row.cell == str(cell)), "its CUDA build on a CPU")
     machine = [*answer.query.gpus, *answer.query.cc] or ["no NVIDIA GPU"]
     driver = f", driver {answer.query.driver}" if answer.query.driver else ""
     return f"{cell}: {verdict} ({', '.join(machine)}{driver}, {answer.arch})"

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from envcheck.mirrors.profiles.model import Profile
 
 
-def spec_to_build(settings: Settings, selector: str | None, target: Any, images_dir: Path | None) -> ImageSpec:
-    """Return what the one cell of a selector is to be; without a selector, the published cell for this machine.
+def spec_to_build(settings: Settings, selector: str, target: Any, images_dir: Path | None) -> ImageSpec:
+    """Return what the one cell of a selector is to be.
 
     The spec of a legal cell may lack locks (`is_unlocked`), unless `images_dir` says where they are: then that is a
     ConfigError. A Dockerfile that is not what is built is warned of.
@@ -26,7 +26,7 @@ def spec_to_build(settings: Settings, selector: str | None, target: Any, images_
     from envcheck.matrix.file.load import load
 
     matrix = load(settings.matrix)
-    cell = one_cell(matrix, selector or _published(matrix))
+    cell = one_cell(matrix, selector)
     if images_dir is None:
         spec = _with_kept_locks(matrix, cell, target)
     else:
@@ -154,22 +154,6 @@ def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSp
     for line in [*news, f"kept in {_kept(cell)}: later builds use it"]:
         click.echo(f"lock    {line}", err=True)
     return locked
-
-
-def _published(matrix: Matrix) -> str:
-    """Return the published cell that `envcheck resolve` names for this machine, and say that it is built."""
-    from envcheck.cli.shared.this_node import active_python, fill
-    from envcheck.errors import NothingLegalError
-    from envcheck.matrix.resolver.resolve import Query, resolve
-    from envcheck.node.collect import identify
-
-    node = fill(matrix, Query(), identify(), active_python())
-    answer = resolve(matrix, node.query, read_here=node.read, notes=node.notes)
-    if answer.published is None:
-        message = "no published cell runs on this machine"
-        raise NothingLegalError(message, fix="`envcheck resolve` says why, `envcheck images` what is published")
-    click.echo(f"cell    {answer.published}: the best published one for this machine", err=True)
-    return answer.published
 
 
 def _warn_of_an_edit(matrix: Matrix, spec: ImageSpec, images_dir: Path | None) -> None:

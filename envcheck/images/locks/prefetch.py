@@ -12,12 +12,13 @@ from pathlib import Path
 import msgspec
 
 from envcheck.errors import UnavailableError
+from envcheck.images.locks.availability import indexes_by_family, wanted_packages
 from envcheck.images.locks.local_wheels import local_wheels, named
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
-from envcheck.mirrors.index.locate import LocatedFile, LockedPackage, locate
+from envcheck.mirrors.index.locate import LocatedFile, locate
 from envcheck.mirrors.net.urls import host_of
-from envcheck.mirrors.profiles.model import Profile, network_indexes
+from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.store.objects import Store
 
 
@@ -42,14 +43,8 @@ def bring(
         store.adopt(path, digest)
     lacking = _lacking(store, locks, python)
     pins = {digest: pin for lock in lacking for pin in lock.pins for digest in pin.sha256}
-    needs = [
-        LockedPackage(pin.name, tuple(pin.sha256), lock.index, pin.version, python)
-        for lock in lacking
-        for pin in lock.pins
-    ]
-    families = {"pypi": profile.pypi, "pytorch": profile.pytorch}
-    indexes = {family: network_indexes(indexes_of, closed=profile.closed) for family, indexes_of in families.items()}
-    located = locate(needs, indexes, means("asking the indexes").client) if needs else []
+    needs = wanted_packages(lacking, python)
+    located = locate(needs, indexes_by_family(profile), means("asking the indexes").client) if needs else []
     for file in located:
         if named(file.name, pins[file.sha256], python):
             how = means(file.name)

@@ -1,0 +1,107 @@
+"""The published cell to build on this machine: the newest one whose bytes the mirrors have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from envcheck.cli.sources.mirror_selection import AUTO
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.images.locks.model import Lock
+    from envcheck.matrix.facts.model import Cell, Matrix
+    from envcheck.matrix.resolver.resolve import Resolution
+    from envcheck.mirrors.profiles.model import Profile
+
+
+class BestCell(NamedTuple):
+    """A cell, and why it is not the best that resolve names; None where it is."""
+
+    cell: Cell
+    why: str | None = None
+
+
+def cell_for_this_machine(settings: Settings, mirror: str) -> str:
+    """Return the name of the published cell to build here through this mirror, and say which it is and why."""
+    from envcheck.cli.shared.this_node import active_python, fill
+    from envcheck.errors import NothingLegalError
+    from envcheck.matrix.file.load import load
+    from envcheck.matrix.resolver.resolve import Query, resolve
+    from envcheck.mirrors.profiles.load import load as profile
+    from envcheck.node.collect import identify
+
+    matrix = load(settings.matrix)
+    node = fill(matrix, Query(), identify(), active_python())
+    answer = resolve(matrix, node.query, read_here=node.read, notes=node.notes)
+    cells = published_here(matrix, [answer, resolve(matrix, node.query.replace(python=None))])
+    if answer.published is None:
+        message = "no published cell runs on this machine"
+        raise NothingLegalError(message, fix="`envcheck resolve` says why, `envcheck images` what is published")
+    best = BestCell(cells[0]) if mirror == AUTO else newest_available(matrix, cells, profile(mirror))
+    click.echo(f"cell    {best.cell}: {best.why or 'the best published one for this machine'}", err=True)
+    return str(best.cell)
+
+
+def published_here(matrix: Matrix, answers: Sequence[Resolution]) -> list[Cell]:
+    """Return the published cells that run here, best first.
+
+    Where these are CPU cells, the default builds of the same torches follow: they run on a CPU too.
+    """
+    published = {str(cell): cell for cell in matrix.cells()}
+    named = [answer.published for answer in answers] + [row.cell for answer in answers for row in answer.ranked]
+    legal = [*dict.fromkeys(published[name] for name in named if name in published)]
+    return [*legal, *(cell for first in legal if first.variant == "cpu" for cell in _defaults(matrix, first))]
+
+
+def _defaults(matrix: Matrix, cell: Cell) -> Iterator[Cell]:
+    """Yield the published cells of the same torch in the variant that the Python index has, this Python's first."""
+    release = matrix.release(cell.torch)
+    same = [c for c in matrix.cells() if release and c.torch == cell.torch and c.variant == release.pypi.get("x86_64")]
+    yield from sorted(same, key=lambda other: other.python != cell.python)
+
+
+def newest_available(matrix: Matrix, cells: Sequence[Cell], profile: Profile) -> BestCell:
+    """Return the first of the cells whose torch the profile has; the first of all where none is found."""
+    from envcheck.cli.sources.fetch_request import profile_client
+    from envcheck.errors import NotFoundError, UnavailableError
+    from envcheck.images.locks.availability import bytes_to_fetch
+    from envcheck.images.spec import load_spec
+
+    client, silent = profile_client(profile, 8), set[str]()
+    for cell in dict.fromkeys(cells):
+        locks = load_spec(matrix, cell).locks
+        torch = [lock for lock in locks if lock.group == "torch"]
+        try:
+            bytes_to_fetch(torch, cell.python, profile, None if silent & {lock.index for lock in torch} else client)
+        except NotFoundError:
+            continue
+        except UnavailableError:
+            silent |= {lock.index for lock in torch}
+            continue
+        if torch:
+            return BestCell(cell, _why(cell, cells[0], profile, locks))
+    return BestCell(cells[0])
+
+
+def _why(cell: Cell, best: Cell, profile: Profile, locks: list[Lock]) -> str | None:
+    if cell == best:
+        return None
+    if cell.variant == best.variant:
+        return f"the newest published one that mirror profile {profile.name} has; it does not have {best}"
+    lacks = f"mirror profile {profile.name} has no CPU wheel of torch"
+    return f"{lacks}; this CUDA build runs on a CPU too, {_size(cell, locks, profile)}"
+
+
+def _size(cell: Cell, locks: list[Lock], profile: Profile) -> str:
+    from envcheck.cli.sources.fetch_request import profile_client
+    from envcheck.errors import UnavailableError
+    from envcheck.images.locks.availability import bytes_to_fetch
+
+    try:
+        size = bytes_to_fetch(locks, cell.python, profile, profile_client(profile, 8))
+    except UnavailableError:
+        size = None
+    return "of unknown size" if size is None else f"{size / 1e9:.1f} GB to fetch"
