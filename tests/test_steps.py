@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from envcheck import __version__
 from tests.http_server import Answer, Server, Servers
@@ -183,6 +185,22 @@ def test_validate_takes_an_image_or_an_interpreter(step: Step) -> None:
     assert docker() == []
     status, err = step("validate", PYTHON_PATH="/opt/venv", IMAGE="x")
     assert (status, err.splitlines()[0]) == (2, "step: IMAGE and PYTHON_PATH exclude each other; set one")
+
+
+def test_the_action_hands_its_inputs_to_the_step_from_wherever_it_lies(step: Step) -> None:
+    action = yaml.safe_load((ROOT / ".github/actions/validate/action.yml").read_text(encoding="utf-8"))
+    [only] = action["runs"]["steps"]
+    inputs = {name: str(given["default"]) for name, given in action["inputs"].items()}
+    inputs |= {"python": "/opt/ven v", "level": "static", "requirements": "$(touch pwned)", "require-gpu": "true"}
+    env = {name: re.sub(r"\$\{\{ inputs\.([a-z-]+) \}\}", lambda m: inputs[m[1]], v) for name, v in only["env"].items()}
+    envcheck, run = step.fake("envcheck"), only["run"].replace("make ", "make --old-file=tool ")
+    env |= {**step.env, "GITHUB_ACTION_PATH": str(ROOT / ".github/actions/validate")}
+    done = subprocess.run(["bash", "-c", run], env=env, cwd=step.at, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert envcheck()[0].startswith("run --level static ")
+    assert envcheck()[0].endswith("--python /opt/ven v --requirements $(touch pwned) --require-gpu")
+    assert set(step.outputs()) == set(action["outputs"])
+    assert not list(step.at.rglob("pwned"))
 
 
 @pytest.mark.torch

@@ -17,14 +17,14 @@ Run = Callable[..., tuple[int, str, str]]
 SHIPPED = Path(__file__).parents[2] / "matrix.yaml"
 LINUX = "manylinux_2_28_x86_64.whl"
 METADATA = {
-    f"torch-2.16.0-cp312-cp312-{LINUX}": 'Requires-Dist: cuda-toolkit[cudart]==13.2.2; platform_system == "Linux"',
-    f"torchvision-0.30.0-cp312-cp312-{LINUX}": "Requires-Dist: torch (==2.16.0)",
+    f"torch-9.9.0-cp312-cp312-{LINUX}": 'Requires-Dist: cuda-toolkit[cudart]==13.2.2; platform_system == "Linux"',
+    f"torchvision-9.0.0-cp312-cp312-{LINUX}": "Requires-Dist: torch (==9.9.0)",
 }
 PAGES = {
-    "/simple/torch/": [f"torch-2.16.0-cp312-cp312-{LINUX}", f"torch-2.15.0-cp311-cp311-{LINUX}"],
-    "/simple/torchvision/": [f"torchvision-0.30.0-cp312-cp312-{LINUX}", f"torchvision-0.29.2-cp312-cp312-{LINUX}"],
-    "/whl/cpu/torch/": [f"torch-2.16.0+cpu-cp312-cp312-{LINUX}"],
-    "/whl/cu132/torch/": [f"torch-2.16.0+cu132-cp313-cp313-{LINUX}"],
+    "/simple/torch/": [f"torch-9.9.0-cp312-cp312-{LINUX}", f"torch-2.15.0-cp311-cp311-{LINUX}"],
+    "/simple/torchvision/": [f"torchvision-9.0.0-cp312-cp312-{LINUX}", f"torchvision-0.29.2-cp312-cp312-{LINUX}"],
+    "/whl/cpu/torch/": [f"torch-9.9.0+cpu-cp312-cp312-{LINUX}"],
+    "/whl/cu132/torch/": [f"torch-9.9.0+cu132-cp313-cp313-{LINUX}"],
 }
 
 
@@ -60,16 +60,16 @@ def test_rows_are_proposed_in_canonical_form_with_evidence(run: Run, mine: Path,
     args = ("--matrix", str(mine), "matrix", "refresh", "--mirror", str(profile), "--summary", str(page))
     code, out, _ = run(*args)
     assert code == 0
-    assert "torch 2.16.0+cu132 x86_64: Python 3.12, 3.13\n2 rows added to matrix.yaml\n" in out
+    assert "torch 9.9.0+cu132 x86_64: Python 3.12, 3.13\n2 rows added to matrix.yaml\n" in out
     assert "the PyTorch index has no page of cu116" in out
     matrix = load(mine)
-    release = matrix.release("2.16.0")
+    release = matrix.release("9.9.0")
     assert release is not None
-    assert (release.verified, release.torchvision, release.pypi) == (False, "0.30.0", {"x86_64": "cu132"})
+    assert (release.verified, release.torchvision, release.pypi) == (False, "9.0.0", {"x86_64": "cu132"})
     assert mine.read_text() == dump(matrix)
     assert "matrix.yaml" in run("--matrix", str(mine), "matrix", "format")[1]
     assert run("--matrix", str(mine), "matrix", "check")[0] == 0
-    assert f"{'b' * 64}  torch-2.16.0+cpu-cp312-cp312-{LINUX}" in page.read_text()
+    assert f"{'b' * 64}  torch-9.9.0+cpu-cp312-cp312-{LINUX}" in page.read_text()
     code, out, _ = run(*args)
     assert (code, out.splitlines()[0]) == (0, "the indexes list nothing that the matrix lacks")
 
@@ -81,7 +81,7 @@ def test_a_dry_run_writes_nothing_and_programs_get_json(run: Run, mine: Path, pr
     code, out, _ = run(*args, "--json")
     document = json.loads(out)
     assert (code, document["schema"]) == (0, "envcheck/refresh/1")
-    assert [row["row"] for row in document["rows"]] == ["torch 2.16.0+cpu x86_64", "torch 2.16.0+cu132 x86_64"]
+    assert [row["row"] for row in document["rows"]] == ["torch 9.9.0+cpu x86_64", "torch 9.9.0+cu132 x86_64"]
     assert mine.read_bytes() == SHIPPED.read_bytes()
 
 
@@ -90,7 +90,7 @@ def test_what_the_lint_finds_in_a_proposal_is_a_person_s_work(
 ) -> None:
     monkeypatch.delitem(PAGES, "/simple/torchvision/")
     _, out, _ = run("--matrix", str(mine), "matrix", "refresh", "--mirror", str(profile))
-    assert "to do: torch 2.16.0: it has no torchvision" in out
+    assert "to do: torch 9.9.0: it has no torchvision" in out
 
 
 @pytest.mark.parametrize("broken", ["/simple/torch/", "/whl/cu132/torch/", "/files/"])

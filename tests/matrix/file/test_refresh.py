@@ -21,7 +21,7 @@ from envcheck.matrix.file.refresh import (
 )
 
 SOURCE = RefreshSource("refresh-2027-01-02", "the pages of a test", "2027-01-02")
-NEW = "2.16.0"
+NEW = "9.9.0"
 
 
 def seen(torch: str, variant: str | None, python: str = "3.12", arch: str = "x86_64", **more: str) -> SeenWheel:
@@ -32,7 +32,7 @@ def seen(torch: str, variant: str | None, python: str = "3.12", arch: str = "x86
 
 def proposed(matrix: Matrix, *wheels: SeenWheel, **pypi: str | None) -> Proposal:
     variants = {(NEW, arch): name for arch, name in pypi.items()}
-    return propose(matrix, SeenIndexes([*wheels], variants, {NEW: "0.30.0"}), SOURCE)
+    return propose(matrix, SeenIndexes([*wheels], variants, {NEW: "9.0.0"}), SOURCE)
 
 
 def variant(matrix: Matrix, torch: str, name: str) -> TorchVariant:
@@ -63,13 +63,13 @@ def test_a_new_release_is_a_row_that_says_what_is_not_known(matrix: Matrix) -> N
     on_pypi = seen(NEW, None, uploaded="2026-12-30T10:00:00Z")
     proposal = proposed(matrix, on_pypi, seen(NEW, "cpu"), seen(NEW, "cu132", "3.13t"), x86_64="cu132")
     assert [(row.where, row.pythons) for row in proposal.rows] == [
-        ("torch 2.16.0+cpu x86_64", ["3.12"]),
-        ("torch 2.16.0+cu132 x86_64", ["3.12", "3.13t"]),
+        ("torch 9.9.0+cpu x86_64", ["3.12"]),
+        ("torch 9.9.0+cu132 x86_64", ["3.12", "3.13t"]),
     ]
     release = proposal.matrix.release(NEW)
     assert release is not None
     assert (release.released, release.complete, release.verified) == ("2026-12-30", False, False)
-    assert (release.pypi, release.pypi_unverified, release.torchvision) == ({"x86_64": "cu132"}, ["x86_64"], "0.30.0")
+    assert (release.pypi, release.pypi_unverified, release.torchvision) == ({"x86_64": "cu132"}, ["x86_64"], "9.0.0")
     row = variant(proposal.matrix, NEW, "cu132")
     assert (row.cuda, row.index, row.verified, row.source) == ("13.2", "whl/cu132", False, [SOURCE.key])
     made = build(proposal.matrix, NEW, "cu132")
@@ -121,7 +121,7 @@ def test_what_cannot_be_placed_is_named_and_not_guessed(matrix: Matrix) -> None:
     assert proposal.matrix.release(NEW) is None
     unknown, strange = proposal.left_out
     assert unknown == (
-        "torch 2.16.0 for aarch64 on the Python index: its requirements do not say which CUDA it is built with"
+        "torch 9.9.0 for aarch64 on the Python index: its requirements do not say which CUDA it is built with"
     )
     assert "cu199 is of a CUDA that is not among cuda.minors" in strange
 
@@ -142,15 +142,15 @@ def test_which_pages_are_read(matrix: Matrix) -> None:
     assert names[0] == "cpu"
     assert {row.variant for release in matrix.torch for row in release.variants} <= set(names)
     assert "cu110" not in names
-    assert newest_torchvision(matrix) == "0.29.2"
+    assert newest_torchvision(matrix) == matrix.torch[-1].torchvision
 
 
 def test_the_text_of_a_pull_request(matrix: Matrix) -> None:
     proposal = proposed(matrix, seen(NEW, "cpu"), seen(NEW, None), x86_64=None)
     text = markdown(proposal, SOURCE, lint(proposal.matrix))
     assert text.startswith("1 row proposed from the pages of a test.")
-    assert "| torch 2.16.0+cpu x86_64 | 3.12 | 1 |" in text
-    assert f"{'a' * 64}  torch-2.16.0+cpu-cp312-x86_64.whl" in text
+    assert "| torch 9.9.0+cpu x86_64 | 3.12 | 1 |" in text
+    assert f"{'a' * 64}  torch-9.9.0+cpu-cp312-x86_64.whl" in text
     assert "## Seen, not proposed" in text
     assert "## To do by hand" not in text
     assert "<details>" not in markdown(Proposal(matrix, [], []), SOURCE, [])
