@@ -73,3 +73,25 @@ def specs_of(matrix: Matrix, chosen: Sequence[Chosen], images_dir: Path) -> list
     from envcheck.images.spec import load_spec
 
     return [load_spec(matrix, cell, target, images_dir=images_dir) for cell, targets in chosen for target in targets]
+
+
+def spec_of(matrix_file: Path | None, selector: str, target: Target, images_dir: Path | None) -> ImageSpec:
+    """Return one target of the one cell that the selector names, locked; ConfigError otherwise."""
+    from envcheck.images.spec import load_spec, select
+    from envcheck.matrix.file.load import load
+
+    matrix = load(matrix_file)
+    cells = select(matrix, [selector])
+    if len(cells) != 1:
+        message = f"{selector!r} selects {len(cells)} cells"
+        raise ConfigError(message, fix="name one")
+    (cell,) = cells
+    published = matrix.targets(cell)
+    if target not in published:
+        message = f"{cell} is not published as {target}"
+        raise ConfigError(message, fix=f"choose --target {' or '.join(published)}")
+    spec = load_spec(matrix, cell, target, images_dir=images_dir)
+    if not spec.locks:
+        message = f"{cell} has no lock"
+        raise ConfigError(message, fix=f"run `envcheck lock {cell}` where its index can be reached")
+    return spec

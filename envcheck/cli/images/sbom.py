@@ -1,0 +1,87 @@
+"""`envcheck images sbom`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+import click
+
+from envcheck.cli.shared import completion, messages
+from envcheck.cli.shared.typed_options import takes
+from envcheck.matrix.facts.model import Target
+
+if TYPE_CHECKING:
+    import datetime as dt
+
+    from envcheck.cli import Settings
+
+
+class ImagesSbomOptions(NamedTuple):
+    """The options of `envcheck images sbom`."""
+
+    selector: str
+    target: Target
+    format: Literal["cyclonedx", "spdx"]
+    metadata: tuple[Path, ...]
+    images_dir: Path | None
+
+
+@click.command("sbom", epilog="Example: envcheck images sbom torch2.13.0-cpu-py311 --format spdx")
+@click.argument("selector", metavar="CELL", shell_complete=completion.cells)
+@click.option("--target", default="runtime", show_default=True, type=click.Choice(get_args(Target)))
+@click.option("--format", default="cyclonedx", show_default=True, type=click.Choice(["cyclonedx", "spdx"]))
+@click.option(
+    "--metadata",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Wheels, or an environment's site-packages: licences are read there.",
+)
+@click.option(
+    "--images",
+    "images_dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Where the cells are. [images/]",
+)
+@click.pass_obj
+@takes(ImagesSbomOptions)
+def command(options: ImagesSbomOptions, settings: Settings) -> None:
+    """Print the bill of materials of a cell's image, from its locks: names, versions, hashes, purls, licences.
+
+    It lists the packages of the target and those of envcheck's own environment in the image. The distribution's
+    packages are not locked, and the document says so. A licence is what a package's own metadata states; where no
+    directory of --metadata has that version, it is NOASSERTION. SOURCE_DATE_EPOCH sets the document's date.
+
+    Exit 0: printed; 2: the cell has no lock, or wrong usage.
+    """
+    from envcheck.cli.images.selection import spec_of
+    from envcheck.images.render.build_context import tool_lock
+    from envcheck.images.sbom.components import components
+    from envcheck.images.sbom.cyclonedx import cyclonedx
+    from envcheck.images.sbom.licences import read
+    from envcheck.images.sbom.spdx import spdx
+
+    spec = spec_of(settings.matrix, options.selector, options.target, options.images_dir)
+    listed = components(spec, tool_lock(), read(options.metadata))
+    write = spdx if options.format == "spdx" else cyclonedx
+    click.echo(write(spec, listed, _created()), nl=False)
+    unknown = sum(one.licence is None for one in listed)
+    if unknown and not settings.quiet:
+        messages.note(f"{unknown} of {len(listed)} licences are not known: give --metadata DIR with the wheels")
+
+
+def _created() -> dt.datetime:
+    """Return the date of the document: now, or what SOURCE_DATE_EPOCH says."""
+    import datetime as dt
+    import os
+
+    from envcheck.errors import ConfigError
+
+    given = os.environ.get("SOURCE_DATE_EPOCH")
+    if not given:
+        return dt.datetime.now(dt.timezone.utc)
+    try:
+        return dt.datetime.fromtimestamp(int(given), dt.timezone.utc)
+    except (ValueError, OverflowError, OSError) as error:
+        message = f"SOURCE_DATE_EPOCH is {given!r}, not seconds since 1970"
+        raise ConfigError(message, fix="set it to a whole number, or unset it") from error

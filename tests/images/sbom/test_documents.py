@@ -1,0 +1,122 @@
+"""The bills of materials against the official schemas, and against the locks that they are made from."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packageurl import PackageURL
+from spdx_tools.spdx.parser.parse_anything import parse_file
+from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
+from envcheck.images.render.build_context import tool_lock
+from envcheck.images.sbom.components import Component, components
+from envcheck.images.sbom.cyclonedx import cyclonedx
+from envcheck.images.sbom.licences import Licence, PackageKey
+from envcheck.images.sbom.spdx import spdx
+from envcheck.images.spec import ImageSpec, load_spec, select
+from envcheck.matrix.file.load import load
+
+NOW = dt.datetime(2026, 11, 23, 12, 0, tzinfo=dt.timezone.utc)
+CPU, CUDA = "torch2.13.0-cpu-py311", "torch2.8.0-cu128-py312"
+LICENCES = {
+    PackageKey("torch", "2.8.0"): Licence(expression="BSD-3-Clause AND Apache-2.0 WITH LLVM-exception"),
+    PackageKey("nvidia-cudnn-cu12", "9.10.2.21"): Licence(expression="LicenseRef-NVIDIA-Proprietary"),
+    PackageKey("mpmath", "1.3.0"): Licence(name="BSD"),
+    PackageKey("sympy", "1.14.0"): Licence(name="BSD"),
+    PackageKey("jinja2", "3.1.6"): Licence(name="BSD License (mostly)"),
+}
+
+
+def listed(cell: str) -> tuple[ImageSpec, list[Component]]:
+    matrix = load()
+    (found,) = select(matrix, [cell])
+    spec = load_spec(matrix, found)
+    return spec, components(spec, tool_lock(), LICENCES)
+
+
+def by_ref(cell: str) -> dict[str, Any]:
+    document = json.loads(cyclonedx(*listed(cell), NOW))
+    return {one["bom-ref"]: one for one in document["components"]}
+
+
+@pytest.mark.parametrize("cell", [CPU, CUDA])
+def test_cyclonedx_is_of_the_strict_schema(cell: str) -> None:
+    validator = JsonStrictValidator(SchemaVersion.V1_6)
+    text = cyclonedx(*listed(cell), NOW)
+    assert validator.validate_str(text) is None
+    assert validator.validate_str(text.replace('"hashes"', '"hash"')) is not None
+
+
+@pytest.mark.parametrize("cell", [CPU, CUDA])
+def test_spdx_is_valid_to_its_own_tool(cell: str, tmp_path: Path) -> None:
+    path = tmp_path / "image.spdx.json"
+    path.write_text(spdx(*listed(cell), NOW))
+    document = parse_file(str(path))
+    assert validate_full_spdx_document(document) == []
+    assert len(document.packages) == len(listed(cell)[1]) + 1
+    path.write_text(path.read_text().replace("LicenseRef-stated-BSD-License-mostly", "LicenseRef-other", 1))
+    assert validate_full_spdx_document(parse_file(str(path))) != []
+
+
+@pytest.mark.parametrize("cell", [CPU, CUDA])
+def test_each_pin_of_the_locks_is_listed_with_each_hash(cell: str) -> None:
+    spec, found = listed(cell)
+    pins = [pin for lock in [*spec.locks, tool_lock()] for pin in lock.pins]
+    assert [(one.name, one.version, list(one.sha256)) for one in found] == [
+        (pin.name, pin.version, sorted(pin.sha256)) for pin in pins
+    ]
+    assert len({one.ref for one in found}) == len(found)
+    assert {one.environment for one in found} == {"/opt/venv", "/opt/envcheck"}
+
+
+@pytest.mark.parametrize("cell", [CPU, CUDA])
+def test_a_purl_is_in_its_canonical_form(cell: str) -> None:
+    for one in listed(cell)[1]:
+        parsed = PackageURL.from_string(one.purl)
+        assert parsed.to_string() == one.purl
+        assert (parsed.name, parsed.version) == (one.name, one.version)
+
+
+def test_a_purl_of_the_pytorch_index_says_so() -> None:
+    found = {one.name: one.purl for one in listed(CPU)[1] if one.environment == "/opt/venv"}
+    assert found["torch"] == ("pkg:pypi/torch@2.13.0%2Bcpu?repository_url=https://download.pytorch.org/whl/cpu")
+    assert found["numpy"] == "pkg:pypi/numpy@2.4.6"
+
+
+def test_a_licence_that_nobody_stated_is_not_asserted() -> None:
+    found = by_ref(CUDA)
+    assert found["venv-mpmath-1.3.0"]["licenses"] == [{"license": {"name": "BSD"}}]
+    assert found["venv-numpy-2.5.5"]["licenses"] == [{"license": {"name": "NOASSERTION"}}]
+    packages = {one["name"]: one for one in json.loads(spdx(*listed(CUDA), NOW))["packages"]}
+    assert packages["numpy"]["licenseDeclared"] == "NOASSERTION"
+    assert packages["mpmath"]["licenseDeclared"] == "LicenseRef-stated-BSD"
+
+
+def test_nvidia_is_named_and_its_licence_is_its_own() -> None:
+    found = by_ref(CUDA)
+    cudnn, nccl = found["venv-nvidia-cudnn-cu12-9.10.2.21"], found["venv-nvidia-nccl-cu12-2.27.3"]
+    assert cudnn["licenses"] == [{"expression": "LicenseRef-NVIDIA-Proprietary"}]
+    assert cudnn["supplier"] == nccl["supplier"] == {"name": "NVIDIA Corporation"}
+    assert nccl["licenses"] == [{"license": {"name": "NOASSERTION"}}]
+    document = json.loads(spdx(*listed(CUDA), NOW))
+    texts = {one["licenseId"]: one["extractedText"] for one in document["hasExtractedLicensingInfos"]}
+    assert set(texts) == {
+        "LicenseRef-NVIDIA-Proprietary",
+        "LicenseRef-stated-BSD",
+        "LicenseRef-stated-BSD-License-mostly",
+    }
+
+
+def test_the_document_says_what_it_does_not_cover_and_is_the_same_each_time() -> None:
+    first, second = (cyclonedx(*listed(CPU), NOW) for _ in range(2))
+    assert first == second
+    document = json.loads(first)
+    assert document["compositions"] == [{"aggregate": "incomplete", "assemblies": ["image"]}]
+    spec, found = listed(CPU)
+    assert json.loads(cyclonedx(spec, found[1:], NOW))["serialNumber"] != document["serialNumber"]

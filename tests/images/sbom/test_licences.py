@@ -1,0 +1,75 @@
+"""Licences are what metadata states, and nothing else."""
+
+from __future__ import annotations
+
+import email.parser
+from pathlib import Path
+
+import pytest
+
+from envcheck.errors import ConfigError
+from envcheck.images.sbom.licences import Licence, PackageKey, read, stated
+from tests.wheels import wheel
+
+LONG = "License: " + "text of a licence " * 20
+
+
+@pytest.mark.parametrize(
+    ("metadata", "licence"),
+    [
+        ("License-Expression: mit\nLicense: BSD", Licence(expression="MIT")),
+        ("License-Expression: Apache-2.0 WITH LLVM-exception", Licence(expression="Apache-2.0 WITH LLVM-exception")),
+        ("License: BSD-3-Clause", Licence(expression="BSD-3-Clause")),
+        ("License: Apache 2.0", Licence(name="Apache 2.0")),
+        ("License: NVIDIA Proprietary Software", Licence(expression="LicenseRef-NVIDIA-Proprietary")),
+        ("License: LicenseRef-NVIDIA-Proprietary", Licence(expression="LicenseRef-NVIDIA-Proprietary")),
+        ("Classifier: License :: OSI Approved :: BSD License", Licence(name="BSD License")),
+        (f"{LONG}\nClassifier: License :: OSI Approved :: MIT License", Licence(name="MIT License")),
+        ("License: UNKNOWN", None),
+        (LONG, None),
+        ("Classifier: License :: Other/Proprietary License", None),
+        ("Classifier: License :: OSI Approved", None),
+        ("", None),
+    ],
+)
+def test_the_metadata_decides(metadata: str, licence: Licence | None) -> None:
+    assert stated(email.parser.Parser().parsestr(f"Name: x\nVersion: 1\n{metadata}\n")) == licence
+
+
+def test_a_package_of_nvidia_need_not_be_proprietary() -> None:
+    """NCCL's wheel says BSD-3-Clause beside a classifier that says proprietary: its name alone tells nothing."""
+    text = "License: BSD-3-Clause\nClassifier: License :: Other/Proprietary License\n"
+    assert stated(email.parser.Parser().parsestr(text)) == Licence(expression="BSD-3-Clause")
+
+
+def test_wheels_and_installed_packages_are_read(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "nvidia-Thing_cu12", "1.0", metadata="License: NVIDIA Proprietary Software\n")
+    (tmp_path / "site/a-2.dist-info").mkdir(parents=True)
+    (tmp_path / "site/a-2.dist-info/METADATA").write_text(
+        "Name: A\nVersion: 2.0.0\nLicense: MIT\n\nBody: License: no\n"
+    )
+    assert read([tmp_path / "wheels", tmp_path / "site"]) == {
+        PackageKey("nvidia-thing-cu12", "1.0"): Licence(expression="LicenseRef-NVIDIA-Proprietary"),
+        PackageKey("a", "2.0.0"): Licence(expression="MIT"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("a-1-py3-none-any.whl", b"no zip", "not a wheel"),
+        ("a.whl", b"", "not a wheel"),
+        ("a.txt", b"", "no wheel and no installed package lies there"),
+    ],
+)
+def test_what_is_no_metadata_is_one_line(tmp_path: Path, file: str, content: bytes, said: str) -> None:
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        read([tmp_path])
+
+
+def test_a_version_that_is_none_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a-2.dist-info").mkdir()
+    (tmp_path / "a-2.dist-info/METADATA").write_text("Name: a\nVersion: two\n")
+    with pytest.raises(ConfigError, match="'two' is not a version"):
+        read([tmp_path])
