@@ -134,7 +134,7 @@ def site(pypi: list[str], pytorch: list[str], *, closed: bool = False) -> Profil
 
 def listed(server: Server, profile: Profile | None = None) -> list[str]:
     profile = profile or site([f"{server.url}/simple"], [f"{server.url}/whl/{{variant}}"])
-    listing = read_torch_wheels(Client(), profile, ["cpu", "cu199"], known={"2.15.0"}, torchvision="0.29.2")
+    listing = read_torch_wheels(Client(), profile, ["cpu", "cu199"], known={"2.15.0"}, torchvisions=["0.29.2"])
     return [found.file.name for found in listing.wheels]
 
 
@@ -185,3 +185,20 @@ def test_a_closed_profile_without_an_index_is_asked_for_none(servers: Servers) -
     server = index(servers, pages())
     with pytest.raises(UnavailableError, match="closed and has no pytorch index"):
         listed(server, site([f"{server.url}/simple"], [], closed=True))
+
+
+def test_only_companions_that_are_not_known_are_looked_up(servers: Servers) -> None:
+    html, tags = {"Content-Type": "text/html"}, "cp312-cp312-manylinux_2_28_x86_64.whl"
+    versions = ("0.10.0", "0.25.0", "0.29.2", "0.30.0rc1")
+    page = "".join(f'<a href="/f/torchvision-{version}-{tags}">w</a>' for version in versions).encode()
+    new = f'<a href="/f/torch-2.10.0-{tags}">w</a>'.encode()
+    answers = pages(_simple_torch_=Answer(200, new, html), _simple_torchvision_=Answer(200, page, html))
+    answers[f"/f/torch-2.10.0-{tags}.metadata"] = Answer(200, b"Metadata-Version: 2.1\n")
+    answers[f"/f/torchvision-0.25.0-{tags}.metadata"] = Answer(
+        200, b"Metadata-Version: 2.1\nRequires-Dist: numpy\nRequires-Dist: torch==2.10.0\n"
+    )
+    server = index(servers, answers)
+    profile = site([f"{server.url}/simple"], [f"{server.url}/whl/{{variant}}"])
+    listing = read_torch_wheels(Client(), profile, ["cpu"], known={"2.15.0"}, torchvisions=["0.14.1", "0.29.2"])
+    assert (listing.torchvision, listing.pypi_variants) == ({"2.10.0": "0.25.0"}, {("2.10.0", "x86_64"): "cpu"})
+    assert [path for path in server.paths if "torchvision-" in path] == [f"/f/torchvision-0.25.0-{tags}.metadata"]

@@ -75,7 +75,7 @@ def command(options: MatrixRefreshOptions, settings: Settings) -> None:
 
 def _read(matrix: Matrix, profile: Profile) -> tuple[SeenIndexes, list[str]]:
     from envcheck.cli.sources.fetch_request import profile_client
-    from envcheck.matrix.file.refresh import SeenIndexes, SeenWheel, newest_torchvision, variants_to_read
+    from envcheck.matrix.file.refresh import SeenIndexes, SeenWheel, known_torchvisions, variants_to_read
     from envcheck.mirrors.index.torch_wheels import read_torch_wheels
 
     known = {release.torch for release in matrix.torch}
@@ -84,7 +84,7 @@ def _read(matrix: Matrix, profile: Profile) -> tuple[SeenIndexes, list[str]]:
         profile,
         variants_to_read(matrix),
         known=known,
-        torchvision=newest_torchvision(matrix),
+        torchvisions=known_torchvisions(matrix),
     )
     wheels = [
         SeenWheel(w.torch, w.variant, w.arch, w.python, w.file.name, w.file.sha256, w.file.uploaded)

@@ -71,9 +71,9 @@ def _variant_name(cuda: str) -> str:
     return f"cu{cuda.replace('.', '')}"
 
 
-def newest_torchvision(matrix: Matrix) -> str:
-    """Return the newest companion in the matrix."""
-    return max((release.torchvision for release in matrix.torch if release.torchvision), key=key, default="0")
+def known_torchvisions(matrix: Matrix) -> set[str]:
+    """Return the companions in the matrix."""
+    return {release.torchvision for release in matrix.torch if release.torchvision}
 
 
 def propose(matrix: Matrix, seen: SeenIndexes, source: RefreshSource) -> Proposal:

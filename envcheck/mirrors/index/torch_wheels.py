@@ -60,11 +60,11 @@ class TorchListing(NamedTuple):
 
 
 def read_torch_wheels(
-    client: Client, profile: Profile, variants: Sequence[str], *, known: Collection[str], torchvision: str
+    client: Client, profile: Profile, variants: Sequence[str], *, known: Collection[str], torchvisions: Collection[str]
 ) -> TorchListing:
     """Return the wheels of torch on the Python index and on the PyTorch index's pages of these variants.
 
-    `known` are the releases whose companions are not looked up, and `torchvision` the newest known companion.
+    `known` are the releases that are not looked up further, and `torchvisions` their companions.
     Raises UnavailableError if an index cannot be read, or has no page of torch at all.
     """
     on_pypi = _read(client, profile.pypi, profile, "pypi", "", "torch")
@@ -80,7 +80,7 @@ def read_torch_wheels(
         wheels += parse_wheels(page or [], variant)
     new = [wheel for wheel in wheels if wheel.torch not in known]
     absent = [variant for variant, page in zip(variants, pages, strict=True) if page is None]
-    companions = _companions(client, profile, torchvision) if new else {}
+    companions = _companions(client, profile, torchvisions) if new else {}
     return TorchListing(wheels, _pypi_variants(client, new), companions, absent)
 
 
@@ -145,16 +145,17 @@ def _pypi_variants(client: Client, new: Iterable[TorchWheel]) -> dict[tuple[str,
     }
 
 
-def _companions(client: Client, profile: Profile, newest: str) -> dict[str, str]:
-    """Map each torch that a torchvision newer than `newest` requires to that torchvision."""
+def _companions(client: Client, profile: Profile, known: Collection[str]) -> dict[str, str]:
+    """Map each torch that an unknown torchvision requires to it; those older than all known ones are of no interest."""
     page = _read(client, profile.pypi, profile, "pypi", "", "torchvision") or []
-    newer: dict[Version, IndexFile] = {}
+    oldest = min(map(Version, known), default=Version("0"))
+    unknown: dict[Version, IndexFile] = {}
     for file in page:
         version = _torchvision(file)
-        if version is not None and version > Version(newest):
-            newer.setdefault(version, file)
-    requirements = _parallel(lambda file: _requirements(client, file), list(newer.values()))
-    pairs = zip(newer, requirements, strict=True)
+        if version is not None and version > oldest and str(version) not in known:
+            unknown.setdefault(version, file)
+    requirements = _parallel(lambda file: _requirements(client, file), list(unknown.values()))
+    pairs = zip(unknown, requirements, strict=True)
     return {match[1]: str(v) for v, lines in pairs for line in lines or [] if (match := _TORCH.fullmatch(line))}
 
 
