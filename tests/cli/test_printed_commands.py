@@ -19,6 +19,7 @@ ROOT: Final = Path(__file__).parents[2]
 # Options of other programs that remedies name.
 OTHERS: Final = {
     "--attach": "podman",
+    "--name-only": "git diff",
     "--ntasks-per-node": "srun",
 }
 
