@@ -10,22 +10,24 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 
 from envcheck.errors import ConfigError
-from envcheck.images.lock_with_uv import PLATFORM, UnsatisfiableError, first_resolution, source_options
+from envcheck.images.lock_with_uv import PLATFORMS, UnsatisfiableError, first_resolution, source_options
 from envcheck.images.locks.lockfile import group_of
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import ARCH, ImageSpec, facts
 from envcheck.images.targets import RECIPES, wanted
-from envcheck.matrix.facts.model import Cell, Matrix, Target
+from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
 from envcheck.mirrors.profiles.model import Profile
 
 
-def lock_target(matrix: Matrix, cell: Cell, target: Target, locks: Sequence[Lock], profile: Profile) -> Lock | None:
+def lock_target(
+    matrix: Matrix, cell: Cell, target: Target, locks: Sequence[Lock], profile: Profile, arch: HostArch = ARCH
+) -> Lock | None:
     """Return the lock of what a target adds to a cell with these locks; None for a target without Python packages."""
-    _, variant, _ = facts(matrix, cell, ARCH)
+    _, variant, _ = facts(matrix, cell, arch)
     requirements, group = wanted(target, variant.cuda), RECIPES[target].group
     if not requirements or group is None:
         return None
-    pins = _on_top(cell, requirements, locks, profile, f"{cell}, target {target}")
+    pins = _on_top(cell, requirements, locks, profile, f"{cell}, target {target}", arch)
     return Lock(group=group, index="pypi", pins=pins)
 
 
@@ -35,7 +37,8 @@ def lock_user_packages(spec: ImageSpec, requirements: Sequence[str], profile: Pr
     Raise ConfigError, in one line, for packages that contradict what the cell holds or that no index has.
     """
     try:
-        pins = _on_top(spec.cell, requirements, spec.locks, profile, f"{', '.join(requirements)} on top of {spec.tag}")
+        name = f"{', '.join(requirements)} on top of {spec.tag}"
+        pins = _on_top(spec.cell, requirements, spec.locks, profile, name, spec.arch)
     except UnsatisfiableError as error:
         fix = "ask for another version, leave the package out, or take another cell: a build moves nothing of the cell"
         raise ConfigError(error.message, fix=fix) from error
@@ -81,7 +84,9 @@ def _requirement(line: str, where: str) -> str:
     return line
 
 
-def _on_top(cell: Cell, requirements: Sequence[str], locks: Sequence[Lock], profile: Profile, name: str) -> list[Pin]:
+def _on_top(
+    cell: Cell, requirements: Sequence[str], locks: Sequence[Lock], profile: Profile, name: str, arch: HostArch
+) -> list[Pin]:
     """Return what `requirements` add to these locks, all of whose pins are constraints.
 
     The index need not have the cell's own torch and what belongs to it: empty wheels stand in for them, so that a
@@ -92,7 +97,7 @@ def _on_top(cell: Cell, requirements: Sequence[str], locks: Sequence[Lock], prof
     with tempfile.TemporaryDirectory(prefix="envcheck-lock-") as scratch:
         for pin in (pin for pin in held if group_of(pin.name) != "base"):
             _stand_in(Path(scratch), pin)
-        options = ["--python-version", cell.python, "--python-platform", PLATFORM, "--find-links", scratch]
+        options = ["--python-version", cell.python, "--python-platform", PLATFORMS[arch], "--find-links", scratch]
         tries = [([*options, *source], requirements) for source in source_options(profile, "pypi")]
         pins = first_resolution(tries, name, profile, constraints=constraints)
     ours = {pin.name for pin in held}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -22,27 +23,29 @@ from envcheck.images.locks.known_wheels import known_cell
 from envcheck.images.locks.lockfile import divide, group_of
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import ARCH, facts, torch_index, torch_version
-from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.matrix.facts.model import Cell, HostArch, Matrix
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, network_indexes, without_queries
 
 # Every base has a newer C library; wheels for an older one match too.
 PLATFORM: Final = "x86_64-manylinux_2_28"
+PLATFORMS: Final[dict[HostArch, str]] = {"x86_64": PLATFORM, "aarch64": "aarch64-manylinux_2_28"}
 _TIMEOUT: Final = 900.0
 _DRAWN: Final = " \u00d7\u2570\u2500\u25b6\u2502\u251c\u2574\u00b7"  # the tree uv draws around its reasons
 _NO_SOLUTION: Final = re.compile(r"^(error: )?No solution found when resolving dependencies:?( cause:)? ")
 _SOURCE_VARIABLES: Final = ("UV_INDEX", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
 
 
-def requirements(matrix: Matrix, cell: Cell) -> list[list[str]]:
+def requirements(matrix: Matrix, cell: Cell, arch: HostArch = ARCH) -> list[list[str]]:
     """Return what a cell is asked to hold, best first: a companion that has no wheel for it may be left out.
 
     numpy is there because from_numpy and DataLoader's default need it.
     """
-    release, variant, _ = facts(matrix, cell, ARCH)
-    lines = [f"torch=={torch_version(release, variant.variant)}", "numpy"]
+    release, variant, _ = facts(matrix, cell, arch)
+    version = torch_version(release, variant.variant, arch)
+    lines = [f"torch=={version}", "numpy"]
     if variant.variant == "cpu":
         return [lines]
-    label = torch_version(release, variant.variant).removeprefix(release.torch)
+    label = version.removeprefix(release.torch)
     vision = [f"torchvision=={release.torchvision}{label}"] if release.torchvision else []
     audio = [f"torchaudio=={release.torchaudio}{label}"] if release.torchaudio else []
     return [lines + more for more in ([*vision, *audio], vision, [])]
@@ -83,12 +86,17 @@ class MadeLocks(NamedTuple):
         return [*lines, f"the index: {self.unanswered}"]
 
 
-def make_locks(matrix: Matrix, cell: Cell, profile: Profile) -> MadeLocks:
-    """Return a cell's locks from its index; from known hashes where that index does not answer and all are known."""
+def make_locks(
+    matrix: Matrix, cell: Cell, profile: Profile, arch: HostArch = ARCH, like: Sequence[Lock] = ()
+) -> MadeLocks:
+    """Return a cell's locks from its index; from known hashes where that index does not answer and all are known.
+
+    With `like`, the versions are those of these locks where the architecture has them.
+    """
     try:
-        return MadeLocks(lock_cell(matrix, cell, profile))
+        return MadeLocks(lock_cell(matrix, cell, profile, arch, like))
     except UnavailableError as error:
-        made = lock_from_facts(matrix, cell, profile, error.message)
+        made = lock_from_facts(matrix, cell, profile, error.message) if arch == ARCH else None
         if made is None:
             raise
         return made
@@ -117,21 +125,34 @@ def lock_from_facts(matrix: Matrix, cell: Cell, profile: Profile, unanswered: st
     return MadeLocks(divide(pins.values(), f"pytorch/{cell.variant}"), unanswered, left_out, not known.verified)
 
 
-def lock_cell(matrix: Matrix, cell: Cell, profile: Profile) -> list[Lock]:
+def lock_cell(
+    matrix: Matrix, cell: Cell, profile: Profile, arch: HostArch = ARCH, like: Sequence[Lock] = ()
+) -> list[Lock]:
     """Resolve a cell through the profile, sources in order, and return its locks in layer order."""
-    release, _, _ = facts(matrix, cell, ARCH)
-    index = torch_index(release, cell.variant)
-    options = ["--python-version", cell.python, "--python-platform", PLATFORM]
-    tries = [([*options, *source], w) for w in requirements(matrix, cell) for source in source_options(profile, index)]
-    return divide(first_resolution(tries, str(cell), profile), index)
+    release, _, _ = facts(matrix, cell, arch)
+    index = torch_index(release, cell.variant, arch)
+    options = ["--python-version", cell.python, "--python-platform", PLATFORMS[arch]]
+    wanted = requirements(matrix, cell, arch)
+    tries = [([*options, *source], w) for w in wanted for source in source_options(profile, index)]
+    same = [f"{pin.name}=={pin.version}" for lock in like for pin in lock.pins if lock.group != "torch"]
+    try:
+        pins = first_resolution(tries, str(cell), profile, constraints=same)
+    except UnsatisfiableError:
+        if not same:
+            raise
+        pins = first_resolution(tries, str(cell), profile)
+    return divide(pins, index)
 
 
 def lock_tool(requirements: Sequence[str], pythons: Sequence[str], profile: Profile) -> Lock:
-    """Return the lock of envcheck's own environment in an image: one version each, files for every one of `pythons`."""
+    """Return the lock of envcheck's own environment in an image: one version each, files for every one of `pythons`.
+
+    One lock serves both architectures.
+    """
     files: dict[tuple[str, str], set[str]] = {}
-    for python in pythons:
+    for python, platform in itertools.product(pythons, PLATFORMS.values()):
         exact = [f"{name}=={version}" for name, version in files]
-        options = ["--python-version", python, "--python-platform", PLATFORM]
+        options = ["--python-version", python, "--python-platform", platform]
         tries = [([*options, *source], [*requirements, *exact]) for source in source_options(profile, "pypi")]
         for pin in first_resolution(tries, "envcheck itself", profile):
             files.setdefault((pin.name, pin.version), set()).update(pin.sha256)

@@ -87,11 +87,11 @@ def load_spec(
     """
     directory = (images_dir or data_path("images")) / str(cell)
     where = str(directory) if images_dir else None
-    lacking = locking.missing(directory)
+    lacking = locking.missing(directory, arch)
     if lacking:
         message = f"{where or f'images/{cell}'} lacks {' and '.join(lacking)}"
         raise ConfigError(message, fix=f"restore it, or run `envcheck lock {cell}` where its index can be reached")
-    locks = locking.read_locks(directory, groups_of(target))
+    locks = locking.read_locks(directory, groups_of(target), arch)
     spec = make_spec(matrix, cell, locks, target=target, arch=arch, where=where)
     own = RECIPES[target].group
     if locks and wanted(target, _cuda(spec)) and own not in {lock.group for lock in locks}:
@@ -101,8 +101,12 @@ def load_spec(
 
 
 def load_specs(matrix: Matrix, cell: Cell, *, images_dir: Path | None = None, arch: HostArch = ARCH) -> list[ImageSpec]:
-    """Return the specs of all targets that a cell is published as; of `runtime` where it is not published."""
-    targets = matrix.targets(cell) or ["runtime"]
+    """Return the specs of all targets that a cell is published as; of `runtime` where it is not published.
+
+    For another architecture than x86_64 that is `runtime` alone.
+    """
+    targets = matrix.targets(cell) if arch == ARCH else []
+    targets = targets or ["runtime"]
     return [load_spec(matrix, cell, target, images_dir=images_dir, arch=arch) for target in targets]
 
 

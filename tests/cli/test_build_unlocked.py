@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,13 +16,13 @@ from envcheck.cli import Settings, cli
 from envcheck.cli.shared.cell_to_build import one_cell, spec_to_build
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.images import lock_with_uv
+from envcheck.images import lock_on_top, lock_with_uv
 from envcheck.images.engines import venv
 from envcheck.images.lock_with_uv import MadeLocks
 from envcheck.images.locks.lockfile import read_locks
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import ImageSpec, make_spec
-from envcheck.matrix.facts.model import Cell
+from envcheck.matrix.facts.model import Cell, HostArch
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query, can_build, resolve
 
@@ -59,7 +60,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Answer for the index, and note which cells it was asked for."""
     cells: list[str] = []
 
-    def make(_matrix: object, cell: Cell, _profile: object) -> MadeLocks:
+    def make(_matrix: object, cell: Cell, *_: object) -> MadeLocks:
         cells.append(str(cell))
         return MadeLocks(LOCKS)
 
@@ -92,11 +93,11 @@ def test_the_lock_of_a_target_is_made_on_top_of_the_shipped_locks(
     )
     held: list[list[Lock]] = []
 
-    def add(_matrix: object, _cell: object, _target: object, locks: list[Lock], _profile: object) -> Lock:
+    def add(_matrix: object, _cell: object, _target: object, locks: list[Lock], *_: object) -> Lock:
         held.append(locks)
         return train
 
-    monkeypatch.setattr(lock_with_uv, "lock_target", add)
+    monkeypatch.setattr(lock_on_top, "lock_target", add)
     shipped = read_locks(data_path("images") / PUBLISHED)
     for told in (f"{PUBLISHED} has no lock of its target train", "of an earlier build"):
         assert told in build(PUBLISHED, "--target", "train").stderr
@@ -156,10 +157,24 @@ def test_a_cell_whose_python_has_no_base_is_refused_with_that() -> None:
     assert "no base image has Python 3.14" in str(done.exception)
 
 
-def _takes(cell: str) -> bool:
+def test_a_build_for_another_architecture_is_refused_and_its_plan_is_not() -> None:
+    machine = "linux/arm64" if os.uname().machine == "x86_64" else "linux/amd64"
+    done = build("torch2.14.1-cu130-py312", "--platform", machine)
+    assert isinstance(done.exception, ConfigError)
+    assert f"a build runs uv of this machine, and --platform is {machine}" in str(done.exception)
+
+
+def test_a_machine_of_the_other_architecture_is_offered_what_is_locked_for_it() -> None:
+    answer = resolve(MATRIX, Query(gpus=["GH200"], driver="580.65.06"))
+    assert (answer.arch, answer.published) == ("aarch64", "torch2.15.0-cu132-py313")
+    older = resolve(MATRIX, Query(gpus=["GH200"], driver="580.65.06", torch="2.9.1", variant="cu130"))
+    assert (older.published, older.buildable) == (None, "torch2.9.1-cu130-py313")
+
+
+def _takes(cell: str, arch: HostArch) -> bool:
     """Return whether `envcheck build --dry-run` gets a spec, published or to be locked first."""
     try:
-        spec_to_build(Settings(None, verbose=False, quiet=False), cell, "runtime", None)
+        spec_to_build(Settings(None, verbose=False, quiet=False), cell, "runtime", None, arch)
     except ConfigError:
         return False
     return True
@@ -170,11 +185,11 @@ def test_build_takes_every_cell_of_the_matrix_that_has_a_base() -> None:
     """Every wheel that the facts list, whatever a machine is: nothing legal is outside of it."""
     for release in MATRIX.torch:
         for variant in release.variants:
-            for python in {p for build in variant.builds if build.arch == "x86_64" for p in build.python}:
+            for arch, python in {(build.arch, p) for build in variant.builds for p in build.python}:
                 cell = Cell(torch=release.torch, variant=variant.variant, python=python)
-                assert one_cell(MATRIX, str(cell)) == cell
-                if can_build(MATRIX, cell, "x86_64"):
-                    assert make_spec(MATRIX, cell, []).cell == cell
+                assert one_cell(MATRIX, str(cell), arch) == cell
+                if can_build(MATRIX, cell):
+                    assert make_spec(MATRIX, cell, [], arch=arch).cell == cell
 
 
 NATIVE = [row.native_driver for row in MATRIX.cuda.minors if "." in row.native_driver]
@@ -195,13 +210,10 @@ def test_resolve_and_build_agree(
     """Build takes what resolve calls legal where a base has its Python, and all that resolve names for it."""
     answer = resolve(MATRIX, Query(torch=torch, gpus=gpus, driver=driver, python=python))
     named = {cell for cell in (answer.published, answer.buildable) if cell}
-    assert all(_takes(cell) for cell in named)
-    if answer.arch != "x86_64":
-        assert named == set()
-        return
+    assert all(_takes(cell, answer.arch) for cell in named)
     legal = [cell for row in answer.ranked if (cell := Cell.parse(row.cell))]
-    can = [cell for cell in legal if can_build(MATRIX, cell, "x86_64")]
+    can = [cell for cell in legal if can_build(MATRIX, cell)]
     assert answer.buildable == (str(can[0]) if can else None)
     if legal:
         cell = data.draw(st.sampled_from(legal))
-        assert _takes(str(cell)) == can_build(MATRIX, cell, "x86_64")
+        assert _takes(str(cell), answer.arch) == can_build(MATRIX, cell)

@@ -13,6 +13,7 @@ import pytest
 from envcheck.errors import UnavailableError
 from envcheck.images.lock_with_uv import lock_cell, lock_tool, make_locks, parse_pylock, requirements
 from envcheck.images.locks.known_wheels import known_wheels
+from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import Index, Profile
@@ -132,6 +133,28 @@ def _with_cu126(matrix: Matrix) -> Matrix:
     return msgspec.structs.replace(
         matrix, torch=[msgspec.structs.replace(release, variants=[*release.variants, cu126])]
     )
+
+
+def test_another_architecture_has_the_versions_of_the_first_where_it_can(
+    matrix: Matrix, torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[[Path], Any]
+) -> None:
+    wheel(torch_wheels, "numpy", "2.6.0")
+    wheel(torch_wheels, "sympy", "1.15.0")
+    profile = _profile(f"{serve(simple_index(torch_wheels).parent).url}/simple")
+    first = [Lock(group="base", index="pypi", pins=[Pin(name="numpy", version="2.5.5", sha256=[])])]
+    arm = _with_aarch64(matrix)
+    assert [pin.version for pin in lock_cell(arm, CELL, profile, "aarch64", first)[-1].pins] == ["2.5.5", "1.15.0"]
+    gone = [Lock(group="base", index="pypi", pins=[Pin(name="numpy", version="2.5.4", sha256=[])])]
+    assert [pin.version for pin in lock_cell(arm, CELL, profile, "aarch64", gone)[-1].pins] == ["2.6.0", "1.15.0"]
+
+
+def _with_aarch64(matrix: Matrix) -> Matrix:
+    (release,) = matrix.torch
+    cpu, cu128 = release.variants
+    build = msgspec.structs.replace(cu128.builds[0], arch="aarch64")
+    both = msgspec.structs.replace(cu128, builds=[*cu128.builds, build])
+    pypi = {**release.pypi, "aarch64": "cu128"}
+    return msgspec.structs.replace(matrix, torch=[msgspec.structs.replace(release, variants=[cpu, both], pypi=pypi)])
 
 
 def test_the_tools_lock_has_one_version_and_the_files_of_every_python(index: str) -> None:

@@ -11,6 +11,7 @@ from envcheck.errors import ConfigError
 from envcheck.images.locks.lockfile import digest, format_lock
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.render.committed_files import write_locks
+from envcheck.images.render.dockerfile import render_cell
 from envcheck.images.spec import load_spec, make_spec, select
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
@@ -130,3 +131,33 @@ def test_a_target_without_its_own_lock_is_refused_with_what_to_do(
     write_locks(tmp_path, CELL, [*locks, own])
     assert [lock.group for lock in load_spec(matrix, CELL, "train", images_dir=tmp_path).locks][-1] == "train"
     assert "train" not in {lock.group for lock in load_spec(matrix, CELL, images_dir=tmp_path).locks}
+
+
+def test_an_architecture_has_its_own_locks_of_the_same_versions() -> None:
+    facts = load()
+    cells = [cell for cell in facts.cells() if "aarch64" in facts.archs(cell)]
+    assert len(cells) == 19  # torch 2.11 to 2.15 as the Python index has it, for Grace
+    for cell in cells:
+        x86, arm = load_spec(facts, cell), load_spec(facts, cell, arch="aarch64")
+        versions = [{pin.name: pin.version for lock in spec.locks for pin in lock.pins} for spec in (x86, arm)]
+        assert versions[0] == versions[1]
+        torches = [next(pin for lock in spec.locks for pin in lock.pins if pin.name == "torch") for spec in (x86, arm)]
+        assert not {*torches[0].sha256} & {*torches[1].sha256}
+        assert (arm.arch, arm.promises["cuda"]) == ("aarch64", x86.promises["cuda"])
+        assert "sm_90" in arm.promises["arch-list"].split()
+
+
+def test_the_locks_of_one_architecture_leave_the_other_alone(tmp_path: Path) -> None:
+    facts = load()
+    cell = Cell(torch="2.14.1", variant="cu130", python="3.12")
+    x86, arm = load_spec(facts, cell), load_spec(facts, cell, arch="aarch64")
+    assert write_locks(tmp_path, cell, x86.locks)
+    assert write_locks(tmp_path, cell, arm.locks, "aarch64")
+    assert not write_locks(tmp_path, cell, x86.locks)
+    assert load_spec(facts, cell, images_dir=tmp_path, arch="aarch64").locks == arm.locks
+    files = render_cell(x86, arm)
+    assert {name for name in files if "aarch64" in name} == {f"{g}.aarch64.lock" for g in ("nvidia", "torch", "base")}
+    (tmp_path / str(cell) / "base.aarch64.lock").unlink()
+    assert load_spec(facts, cell, images_dir=tmp_path).locks == x86.locks
+    with pytest.raises(ConfigError, match=r"lacks base\.aarch64\.lock"):
+        load_spec(facts, cell, images_dir=tmp_path, arch="aarch64")

@@ -76,3 +76,5 @@ def test_a_local_wheel_of_an_odd_tag_is_no_match(tag: str) -> None:
     assert not named(f"torch-1.0-{tag}.whl", PIN, "3.11")
     assert not named(f"torch-{'9' * 4400}-py3-none-any.whl", PIN, "3.11")
     assert named("torch-1.0-cp39-abi3-any.whl", PIN, "3.11")
+    arm = "torch-1.0-cp311-cp311-manylinux_2_27_aarch64.manylinux_2_28_aarch64.whl"
+    assert [named(arm, PIN, "3.11", machine) for machine in ("aarch64", "x86_64")] == [True, False]

@@ -29,6 +29,7 @@ class BuildOptions(NamedTuple):
     selector: str | None
     mirror: str
     target: Literal["runtime", "devel", "train", "jupyter"]
+    platform: Literal["auto", "linux/amd64", "linux/arm64"]
     engine: Literal["auto", "docker", "podman", "venv"]
     packages: tuple[str, ...]
     packages_file: Path | None
@@ -64,6 +65,13 @@ class BuildOptions(NamedTuple):
     show_default=True,
     type=click.Choice(["runtime", "devel", "train", "jupyter"]),
     help="What the image holds besides torch: compilers, a training stack, or JupyterLab.",
+)
+@click.option(
+    "--platform",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "linux/amd64", "linux/arm64"]),
+    help="auto: this machine's. Of another only the plan is made: a build runs this machine's uv.",
 )
 @click.option(
     "--engine",
@@ -142,7 +150,13 @@ def command(options: BuildOptions, settings: Settings) -> None:
     Exit 0: built, or built already; 1: the build failed, or is not what it promises; 2: wrong usage; 3: an engine, a
     Python or an index that is needed is not there.
     """
-    from envcheck.cli.shared.cell_to_build import lock_first, refuse_without_lock, show_unlocked, spec_to_build
+    from envcheck.cli.shared.cell_to_build import (
+        architecture,
+        lock_first,
+        refuse_without_lock,
+        show_unlocked,
+        spec_to_build,
+    )
     from envcheck.cli.sources.best_cell import cell_for_this_machine
     from envcheck.cli.sources.mirror_selection import profile_for
     from envcheck.cli.sources.packages_on_top import requested_packages, with_packages
@@ -151,7 +165,8 @@ def command(options: BuildOptions, settings: Settings) -> None:
 
     parse(options.tag)  # a wrong one is refused before anything runs
     selector = options.selector or cell_for_this_machine(settings, options.mirror)
-    spec = spec_to_build(settings, selector, options.target, options.images_dir)
+    arch = architecture(options.platform)
+    spec = spec_to_build(settings, selector, options.target, options.images_dir, arch)
     options = options._replace(engine=_engine(options))
     if options.prefetch:
         options = _without_network(options)
@@ -195,6 +210,7 @@ def _without_network(options: BuildOptions) -> BuildOptions:
 
 
 def _engine(options: BuildOptions) -> EngineName:
+    from envcheck.cli.shared.cell_to_build import architecture
     from envcheck.errors import ConfigError, UnavailableError
     from envcheck.images import engines
 
@@ -212,6 +228,9 @@ def _engine(options: BuildOptions) -> EngineName:
     if options.output is not None and engine != "venv":
         message = f"--output is for the venv engine, and the engine is {engine}"
         raise ConfigError(message, fix="give --engine venv, or --tag to name the image")
+    if architecture(options.platform) != architecture("auto") and (engine == "venv" or not options.plan_only):
+        message = f"a build runs uv of this machine, and --platform is {options.platform}"
+        raise ConfigError(message, fix="build on a machine of that platform; --dry-run with docker or podman plans it")
     if options.bake and engine != "docker":
         message = f"--bake is for docker's buildx, and the engine is {engine}"
         raise ConfigError(message, fix="give --engine docker, or --dry-run --json for this engine's plan")

@@ -59,7 +59,7 @@ def command(options: DemoOptions, ctx: click.Context) -> None:
     _step(1, "resolve: what can run on this machine?")
     matrix = load(settings.matrix)
     answer = _resolve(matrix, quiet=settings.quiet)
-    best = newest_available(matrix, choose(matrix, answer, engine), load_profile(options.mirror))
+    best = newest_available(matrix, choose(matrix, answer, engine), load_profile(options.mirror), answer.arch)
     cell = best.cell
     if options.dry_run:
         click.echo(f"\n{cell}")
@@ -115,7 +115,7 @@ def choose(matrix: Matrix, answer: Resolution, engine: str) -> list[Cell]:
     builds = [*dict.fromkeys((cell.torch, cell.variant) for cell in cells)]
     cells.sort(key=lambda c: (builds.index((c.torch, c.variant)), getattr(matrix.base(c.python), "suite", None) != own))
     pythons = {cell.python for cell in cells if engine != "venv" or _has_python(cell.python)}
-    usable = [cell for cell in cells if cell.python in pythons and load_spec(matrix, cell).locks]
+    usable = [cell for cell in cells if cell.python in pythons and load_spec(matrix, cell, arch=answer.arch).locks]
     if not usable:
         best = [cell for cell in cells if (cell.torch, cell.variant) == builds[0]]
         message = f"{best[0]} and the same cell for other Pythons cannot be built here"

@@ -16,7 +16,7 @@ from envcheck.counting import counted
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.matrix.facts.model import Cell, Matrix, Target
+    from envcheck.matrix.facts.model import Cell, Matrix
     from envcheck.mirrors.profiles.model import Profile
 
 
@@ -27,6 +27,7 @@ class LockOptions(NamedTuple):
     mirror: str
     images_dir: Path | None
     targets: tuple[Literal["runtime", "devel", "train", "jupyter"], ...]
+    arch: Literal["x86_64", "aarch64"]
     tool: bool
     model: str | None
     dataset: str | None
@@ -46,6 +47,13 @@ class LockOptions(NamedTuple):
     multiple=True,
     type=click.Choice(["runtime", "devel", "train", "jupyter"]),
     help="Lock only what this target adds to the cell's locks as they are. Repeatable. [all of the cell]",
+)
+@click.option(
+    "--arch",
+    default="x86_64",
+    show_default=True,
+    type=click.Choice(["x86_64", "aarch64"]),
+    help="The architecture that is locked; aarch64 with the versions of x86_64 where it has them.",
 )
 @click.option("--tool", is_flag=True, help="Lock envcheck's own environment inside images (needs pyproject.toml).")
 @click.option("--model", metavar="REPO@REV", help="Lock a Hugging Face model instead: every file with its sha256.")
@@ -67,6 +75,7 @@ def command(options: LockOptions, settings: Settings) -> None:
     Exit 0: all are locked; 2: wrong usage; 3: a cell could not be locked.
     """
     from envcheck.data import own_images
+    from envcheck.errors import ConfigError
     from envcheck.images.spec import select
     from envcheck.matrix.file.load import load
     from envcheck.mirrors.profiles.load import load as load_profile
@@ -81,7 +90,10 @@ def command(options: LockOptions, settings: Settings) -> None:
     matrix = load(settings.matrix)
     cells = select(matrix, options.selectors)
     directory = options.images_dir or own_images()
-    failed = [cell for cell in cells if not _lock(matrix, cell, profile, directory, options.targets, settings)]
+    if options.arch != "x86_64" and options.targets:
+        message = "--target is for x86_64: another architecture has locks of the torch environment only"
+        raise ConfigError(message, fix="leave --target or --arch out")
+    failed = [c for c in cells if not _lock(matrix, c, profile, directory, options, settings)]
     then = "; next: envcheck render" if len(failed) < len(cells) else ""
     click.echo(f"locked {len(cells) - len(failed)} of {len(cells)}{then}")
     if failed:
@@ -119,7 +131,7 @@ def _lock(
     cell: Cell,
     profile: Profile,
     images_dir: Path,
-    targets: tuple[Target, ...],
+    options: LockOptions,
     settings: Settings,
 ) -> bool:
     from envcheck.errors import EnvcheckError
@@ -131,19 +143,22 @@ def _lock(
     from envcheck.images.targets import SHARED_GROUPS
 
     try:
-        kept = read_locks(images_dir / str(cell)) if targets else []
+        arch, first = options.arch, options.arch == "x86_64"
+        kept = read_locks(images_dir / str(cell)) if options.targets or not first else []
         shared = [lock for lock in kept if lock.group in SHARED_GROUPS]
-        made = MadeLocks(shared) if shared else make_locks(matrix, cell, profile)
+        reuse = shared and first
+        made = MadeLocks(shared) if reuse else make_locks(matrix, cell, profile, arch, shared)
         locks = made.locks
-        spec = make_spec(matrix, cell, locks, where=str(images_dir / str(cell)))
-        added = [lock_target(matrix, cell, target, locks, profile) for target in targets or matrix.targets(cell)]
+        spec = make_spec(matrix, cell, locks, arch=arch, where=str(images_dir / str(cell)))
+        targets = (options.targets or matrix.targets(cell)) if first else []
+        added = [lock_target(matrix, cell, target, locks, profile) for target in targets]
     except EnvcheckError as error:
         message = str(error) if str(cell) in str(error) else f"{cell}: {error}"
         lines = textwrap.wrap(message, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         click.echo("\n".join(lines), err=True)
         return False
-    groups = {lock.group: lock for lock in [*kept, *locks, *added] if lock}
-    changed = write_locks(images_dir, cell, [*groups.values()])
+    groups = {lock.group: lock for lock in [*(kept if first else []), *locks, *added] if lock}
+    changed = write_locks(images_dir, cell, [*groups.values()], arch)
     if not settings.quiet:
         versions = ", ".join([*companions(locks), f"cuDNN {spec.promises['cudnn']}", f"NCCL {spec.promises['nccl']}"])
         click.echo(f"{cell}: {'locked' if changed else 'as it was'} ({versions})")

@@ -90,7 +90,12 @@ def _specs(settings: Settings, selectors: tuple[str, ...], images_dir: Path) -> 
     from envcheck.matrix.file.load import load
 
     matrix = load(settings.matrix)
-    return [spec for cell in select(matrix, selectors) for spec in load_specs(matrix, cell, images_dir=images_dir)]
+    return [
+        spec
+        for cell in select(matrix, selectors)
+        for arch in matrix.archs(cell)
+        for spec in load_specs(matrix, cell, images_dir=images_dir, arch=arch)
+    ]
 
 
 def _unlocked(specs: list[ImageSpec]) -> list[str]:

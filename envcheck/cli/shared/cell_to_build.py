@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,11 @@ if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.images.locks.model import Lock
     from envcheck.images.spec import ImageSpec
-    from envcheck.matrix.facts.model import Cell, Matrix, Target
+    from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
     from envcheck.mirrors.profiles.model import Profile
 
 
-def spec_to_build(settings: Settings, selector: str, target: Any, images_dir: Path | None) -> ImageSpec:
+def spec_to_build(settings: Settings, selector: str, target: Any, images_dir: Path | None, arch: HostArch) -> ImageSpec:
     """Return what the one cell of a selector is to be.
 
     The spec of a legal cell may lack locks (`is_unlocked`), unless `images_dir` says where they are: then that is a
@@ -26,29 +27,29 @@ def spec_to_build(settings: Settings, selector: str, target: Any, images_dir: Pa
     from envcheck.matrix.file.load import load
 
     matrix = load(settings.matrix)
-    cell = one_cell(matrix, selector)
+    cell = one_cell(matrix, selector, arch)
     if images_dir is None:
-        spec = _with_kept_locks(matrix, cell, target)
+        spec = _with_kept_locks(matrix, cell, target, arch)
     else:
-        spec = load_spec(matrix, cell, target, images_dir=images_dir)
+        spec = load_spec(matrix, cell, target, images_dir=images_dir, arch=arch)
         if not spec.locks:
             message = f"{spec.cell} has no lock"
             raise ConfigError(message, fix=f"run `envcheck lock {spec.cell}` where its index can be reached")
-    if spec.locks and not is_unlocked(spec):
+    if not is_unlocked(spec) and arch == "x86_64":
         _warn_of_an_edit(matrix, spec, images_dir)
     return spec
 
 
-def one_cell(matrix: Matrix, selector: str) -> Cell:
+def one_cell(matrix: Matrix, selector: str, arch: HostArch) -> Cell:
     """Return the one published cell of a selector, or the unpublished one of that name that has wheels."""
     from envcheck.errors import ConfigError
-    from envcheck.images.spec import ARCH, facts, select
+    from envcheck.images.spec import facts, select
     from envcheck.matrix.facts.model import Cell
 
     named = Cell.parse(selector)
     if named is not None and named not in matrix.cells():
         try:
-            facts(matrix, named, ARCH)
+            facts(matrix, named, arch)
         except ConfigError:
             (named,) = select(matrix, [selector])  # it says what is near
         return named
@@ -57,6 +58,12 @@ def one_cell(matrix: Matrix, selector: str) -> Cell:
         message = f"{selector!r} names {len(cells)} cells"
         raise ConfigError(message, fix=f"build one at a time, e.g. {cells[0]}")
     return cells[0]
+
+
+def architecture(platform: str) -> HostArch:
+    """Return the architecture of a platform as engines write it; "auto" is this machine's."""
+    machine = os.uname().machine if platform == "auto" else platform
+    return "aarch64" if machine in {"aarch64", "arm64", "linux/arm64"} else "x86_64"
 
 
 def is_unlocked(spec: ImageSpec) -> bool:
@@ -68,22 +75,22 @@ def is_unlocked(spec: ImageSpec) -> bool:
     return not spec.locks or bool(needs_own and RECIPES[spec.target].group not in {lock.group for lock in spec.locks})
 
 
-def _with_kept_locks(matrix: Matrix, cell: Cell, target: Target) -> ImageSpec:
+def _with_kept_locks(matrix: Matrix, cell: Cell, target: Target, arch: HostArch) -> ImageSpec:
     """Return the spec with the shipped locks; what they lack is taken from an earlier build's, where these fit."""
     from envcheck.data import data_path
     from envcheck.images.locks.lockfile import read_locks
     from envcheck.images.spec import load_spec, make_spec
     from envcheck.images.targets import groups_of
 
-    load_spec(matrix, cell)  # refuses a directory of which some files are gone
-    shipped = read_locks(data_path("images") / str(cell), groups_of(target))
-    kept = read_locks(_kept(cell), groups_of(target))
+    load_spec(matrix, cell, arch=arch)  # refuses a directory of which some files are gone
+    shipped = read_locks(data_path("images") / str(cell), groups_of(target), arch)
+    kept = read_locks(_kept(cell), groups_of(target), arch)
     more = kept if _shared(kept) == (_shared(shipped) or _shared(kept)) else []
     locks = {lock.group: lock for lock in [*more, *shipped]}
     if len(locks) > len(shipped):
         click.echo(f"lock    of an earlier build: {_kept(cell)}", err=True)
     ordered = [locks[group] for group in groups_of(target) if group in locks]
-    return make_spec(matrix, cell, ordered, target=target)
+    return make_spec(matrix, cell, ordered, target=target, arch=arch)
 
 
 def _shared(locks: list[Lock]) -> list[Lock]:
@@ -140,16 +147,16 @@ def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSp
 
     if not is_unlocked(spec):
         return spec
-    matrix, cell = load(settings.matrix), spec.cell
+    matrix, cell, arch = load(settings.matrix), spec.cell, spec.arch
     lacks = f"no lock of its target {spec.target}" if spec.locks else "no lock"
     click.echo(f"lock    {cell} has {lacks}: made through mirror profile {profile.name}", err=True)
-    made = MadeLocks(spec.locks) if spec.locks else make_locks(matrix, cell, profile)
-    own = lock_target(matrix, cell, spec.target, made.locks, profile)
+    made = MadeLocks(spec.locks) if spec.locks else make_locks(matrix, cell, profile, arch)
+    own = lock_target(matrix, cell, spec.target, made.locks, profile, arch)
     locks = [*made.locks, *([own] if own else [])]
-    locked = make_spec(matrix, cell, locks, target=spec.target, where=str(_kept(cell)))
-    kept = read_locks(_kept(cell))
+    locked = make_spec(matrix, cell, locks, target=spec.target, arch=arch, where=str(_kept(cell)))
+    kept = read_locks(_kept(cell), arch=arch)
     others = kept if _shared(kept) == _shared(locks) else []
-    write_locks(_kept(cell).parent, cell, [*{lock.group: lock for lock in [*others, *locks]}.values()])
+    write_locks(_kept(cell).parent, cell, [*{lock.group: lock for lock in [*others, *locks]}.values()], arch)
     news = made.origin() or ["its hashes are new: what the mirror said is trusted from now on (trust on first use)"]
     for line in [*news, f"kept in {_kept(cell)}: later builds use it"]:
         click.echo(f"lock    {line}", err=True)

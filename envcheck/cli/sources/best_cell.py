@@ -12,7 +12,7 @@ from envcheck.cli.sources.mirror_selection import AUTO
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.images.locks.model import Lock
-    from envcheck.matrix.facts.model import Cell, Matrix
+    from envcheck.matrix.facts.model import Cell, HostArch, Matrix
     from envcheck.matrix.resolver.resolve import Resolution
     from envcheck.mirrors.profiles.model import Profile
 
@@ -40,7 +40,7 @@ def cell_for_this_machine(settings: Settings, mirror: str) -> str:
     if answer.published is None:
         message = "no published cell runs on this machine"
         raise NothingLegalError(message, fix="`envcheck resolve` says why, `envcheck images` what is published")
-    best = BestCell(cells[0]) if mirror == AUTO else newest_available(matrix, cells, profile(mirror))
+    best = BestCell(cells[0]) if mirror == AUTO else newest_available(matrix, cells, profile(mirror), answer.arch)
     click.echo(f"cell    {best.cell}: {best.why or 'the best published one for this machine'}", err=True)
     return str(best.cell)
 
@@ -50,20 +50,22 @@ def published_here(matrix: Matrix, answers: Sequence[Resolution]) -> list[Cell]:
 
     Where these are CPU cells, the default builds of the same torches follow: they run on a CPU too.
     """
-    published = {str(cell): cell for cell in matrix.cells()}
+    arch = answers[0].arch
+    published = {str(cell): cell for cell in matrix.cells() if arch in matrix.archs(cell)}
     named = [answer.published for answer in answers] + [row.cell for answer in answers for row in answer.ranked]
     legal = [*dict.fromkeys(published[name] for name in named if name in published)]
-    return [*legal, *(cell for first in legal if first.variant == "cpu" for cell in _defaults(matrix, first))]
+    return [*legal, *(cell for first in legal if first.variant == "cpu" for cell in _defaults(matrix, first, arch))]
 
 
-def _defaults(matrix: Matrix, cell: Cell) -> Iterator[Cell]:
+def _defaults(matrix: Matrix, cell: Cell, arch: HostArch) -> Iterator[Cell]:
     """Yield the published cells of the same torch in the variant that the Python index has, this Python's first."""
     release = matrix.release(cell.torch)
-    same = [c for c in matrix.cells() if release and c.torch == cell.torch and c.variant == release.pypi.get("x86_64")]
+    default = release.pypi.get(arch) if release else None
+    same = [c for c in matrix.cells() if c.torch == cell.torch and c.variant == default and arch in matrix.archs(c)]
     yield from sorted(same, key=lambda other: other.python != cell.python)
 
 
-def newest_available(matrix: Matrix, cells: Sequence[Cell], profile: Profile) -> BestCell:
+def newest_available(matrix: Matrix, cells: Sequence[Cell], profile: Profile, arch: HostArch = "x86_64") -> BestCell:
     """Return the first of the cells whose torch the profile has; the first of all where none is found."""
     from envcheck.cli.sources.fetch_request import profile_client
     from envcheck.errors import NotFoundError, UnavailableError
@@ -72,7 +74,7 @@ def newest_available(matrix: Matrix, cells: Sequence[Cell], profile: Profile) ->
 
     client, silent = profile_client(profile, 8), set[str]()
     for cell in dict.fromkeys(cells):
-        locks = load_spec(matrix, cell).locks
+        locks = load_spec(matrix, cell, arch=arch).locks
         torch = [lock for lock in locks if lock.group == "torch"]
         try:
             bytes_to_fetch(torch, cell.python, profile, None if silent & {lock.index for lock in torch} else client)

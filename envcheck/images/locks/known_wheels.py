@@ -99,7 +99,6 @@ def _pin(table: KnownWheels, cell: Cell, name: str, version: str, arch: HostArch
     hashes = {
         digest
         for path, digest in table.wheels.sha256.items()
-        if path.startswith(f"{directory}{name}-") and path.endswith(f"{arch}.whl")
-        if named(path.removeprefix(directory), pin, cell.python)
+        if path.startswith(f"{directory}{name}-") and named(path.removeprefix(directory), pin, cell.python, arch)
     }
     return msgspec.structs.replace(pin, sha256=sorted(hashes)) if hashes else None

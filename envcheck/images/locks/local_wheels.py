@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from html import unescape
@@ -57,14 +58,15 @@ def _files(index: Index, package: str) -> Iterator[Path]:
         yield from (page.parent / path for path in local)
 
 
-def named(name: str, pin: Pin, python: str) -> bool:
-    """Tell whether a wheel of this file name is one of a pin, for this Python."""
+def named(name: str, pin: Pin, python: str, machine: str | None = None) -> bool:
+    """Tell whether a wheel of this file name is one of a pin, for this Python and architecture (this machine's)."""
+    machine = machine or os.uname().machine
     try:
         project, version, _, tags = parse_wheel_filename(name)
     except ValueError:
         return False
     same = canonicalize_name(project) == pin.name and version == Version(pin.version)
-    return same and any(_fits(tag, python) for tag in tags)
+    return same and any(_fits(tag, python) and tag.platform.endswith(("any", machine)) for tag in tags)
 
 
 def _may_be(path: Path, pin: Pin, python: str) -> bool:

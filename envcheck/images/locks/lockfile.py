@@ -13,6 +13,7 @@ from packaging.version import Version
 
 from envcheck.errors import ConfigError
 from envcheck.images.locks.model import Group, Lock, Pin
+from envcheck.matrix.facts.model import HostArch
 
 GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 _TORCH: Final = frozenset({"torch", "torchvision", "torchaudio"})
@@ -137,22 +138,29 @@ def _bad(where: str, number: int, problem: str) -> ConfigError:
     return ConfigError(f"{where}:{number}: {problem}", fix="run `envcheck lock` for the cell")
 
 
-def missing(directory: Path) -> list[str]:
+def file_name(group: Group, arch: HostArch = "x86_64") -> str:
+    """Return the name of a lock's file: `torch.lock`, and `torch.aarch64.lock` for the other architecture."""
+    return f"{group}.lock" if arch == "x86_64" else f"{group}.{arch}.lock"
+
+
+def missing(directory: Path, arch: HostArch = "x86_64") -> list[str]:
     """Return the lock files that a cell's directory lacks: torch and base always, and what its Dockerfile installs.
 
-    A directory without any lock and Dockerfile lacks nothing: the cell is not locked yet.
+    A directory without any lock and Dockerfile lacks nothing: the cell is not locked yet. The Dockerfile there is that
+    of x86_64.
     """
     dockerfile = directory / "Dockerfile"
-    present = {group for group in GROUPS if (directory / f"{group}.lock").is_file()}
-    text = dockerfile.read_text(encoding="utf-8", errors="replace") if dockerfile.is_file() else ""
+    present = {group for group in GROUPS if (directory / file_name(group, arch)).is_file()}
+    shown = arch == "x86_64" and dockerfile.is_file()
+    text = dockerfile.read_text(encoding="utf-8", errors="replace") if shown else ""
     named = {group for group in GROUPS if f"source={group}.lock," in text}
     needed = named | ({"torch", "base"} if present or text else set())
-    return [f"{group}.lock" for group in GROUPS if group in needed - present]
+    return [file_name(group, arch) for group in GROUPS if group in needed - present]
 
 
-def read_locks(directory: Path, groups: Sequence[Group] = GROUPS) -> list[Lock]:
+def read_locks(directory: Path, groups: Sequence[Group] = GROUPS, arch: HostArch = "x86_64") -> list[Lock]:
     """Return the locks of a cell's directory in layer order; a group without a file is absent."""
-    files = [(group, directory / f"{group}.lock") for group in groups]
+    files = [(group, directory / file_name(group, arch)) for group in groups]
     return [parse_lock(_text(path), group, str(path)) for group, path in files if path.is_file()]
 
 

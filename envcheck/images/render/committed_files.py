@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
 from envcheck import safe_files
-from envcheck.images.locks.lockfile import GROUPS, format_lock
+from envcheck.images.locks.lockfile import GROUPS, file_name, format_lock
 from envcheck.images.locks.model import Lock
-from envcheck.matrix.facts.model import Cell
+from envcheck.matrix.facts.model import Cell, HostArch
 
 Kind = Literal["missing", "stale", "orphan"]
+ARCHS: Final[tuple[HostArch, ...]] = get_args(HostArch)
 _CELL: Final = re.compile(r"torch\d[\w.]*-(cpu|cu\d+)-py\d+t?")
 
 
@@ -25,17 +26,20 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True, order=True):
     kind: Kind
 
 
-def lock_files(cell: Cell, locks: Sequence[Lock]) -> dict[str, bytes]:
-    """Return a cell's lock files."""
-    return {f"{lock.group}.lock": format_lock(lock, f"{cell}, layer {lock.group}").encode() for lock in locks}
+def lock_files(cell: Cell, locks: Sequence[Lock], arch: HostArch = "x86_64") -> dict[str, bytes]:
+    """Return a cell's lock files for one architecture."""
+    where = "" if arch == "x86_64" else f", {arch}"
+    return {
+        file_name(lock.group, arch): format_lock(lock, f"{cell}, layer {lock.group}{where}").encode() for lock in locks
+    }
 
 
-def write_locks(images_dir: Path, cell: Cell, locks: Sequence[Lock]) -> bool:
-    """Make a cell's lock files exactly these; tell whether anything changed."""
+def write_locks(images_dir: Path, cell: Cell, locks: Sequence[Lock], arch: HostArch = "x86_64") -> bool:
+    """Make a cell's lock files for one architecture exactly these; tell whether anything changed."""
     directory = images_dir / str(cell)
-    files = lock_files(cell, locks)
-    stale = [directory / f"{group}.lock" for group in GROUPS if f"{group}.lock" not in files]
-    gone = [path for path in stale if path.exists()]
+    files = lock_files(cell, locks, arch)
+    names = [file_name(group, arch) for group in GROUPS]
+    gone = [path for path in (directory / name for name in names if name not in files) if path.exists()]
     for path in gone:
         path.unlink()
     return bool(write(directory, files) or gone)
@@ -69,7 +73,11 @@ def remove_orphans(images_dir: Path, rendered: Mapping[str, bytes]) -> list[str]
 
     Return the paths. A file of another name or place is not ours: --images may name any directory.
     """
-    generated = {"Dockerfile", *(f"{group}.lock" for group in GROUPS), *(path.partition("/")[2] for path in rendered)}
+    generated = {
+        "Dockerfile",
+        *(file_name(g, arch) for g in GROUPS for arch in ARCHS),
+        *(path.partition("/")[2] for path in rendered),
+    }
     orphans = [d.path for d in drift(images_dir, rendered) if d.kind == "orphan" and _rendered(d.path, generated)]
     for path in orphans:
         (images_dir / path).unlink()

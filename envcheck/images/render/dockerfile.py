@@ -19,12 +19,18 @@ PROVEN: Final = ("torch", "cuda", "cudnn", "nccl", "python", "arch-list")
 
 
 def render_cell(*specs: ImageSpec) -> dict[str, bytes]:
-    """Return the files of images/<cell>/ for these targets of one cell: the Dockerfile and the locks."""
+    """Return the files of images/<cell>/ for these targets of one cell: the Dockerfile and the locks.
+
+    The Dockerfile is that of the first spec's architecture; each architecture has its own locks.
+    """
     cell = specs[0].cell
     if not all(spec.locks for spec in specs):
         message = f"{cell} has no lock"
         raise ConfigError(message, fix=f"run `envcheck lock {cell}` where its index can be reached")
-    return {"Dockerfile": render_dockerfile(*specs).encode(), **lock_files(cell, all_locks(specs))}
+    files = {"Dockerfile": render_dockerfile(*(spec for spec in specs if spec.arch == specs[0].arch)).encode()}
+    for arch in dict.fromkeys(spec.arch for spec in specs):
+        files |= lock_files(cell, all_locks(spec for spec in specs if spec.arch == arch), arch)
+    return files
 
 
 def render_cells(specs: Iterable[ImageSpec]) -> dict[str, bytes]:

@@ -202,12 +202,16 @@ class Cell(MatrixRow, frozen=True, kw_only=True):
 
 
 class ImageChoice(MatrixRow, frozen=True, kw_only=True):
-    """Cells this repo publishes: a torch in each of these variants, for each of these Pythons, as each target."""
+    """Cells this repo publishes: a torch in each of these variants, for each of these Pythons, as each target.
+
+    They are for x86_64; `runtime` is also locked for `more_archs`.
+    """
 
     torch: Dotted
     variants: list[Variant]
     python: list[PythonVersion]
     targets: list[Target]
+    more_archs: list[HostArch] = []
 
     def cells(self) -> list[Cell]:
         """Return the cells of this row, in its order."""
@@ -241,3 +245,8 @@ class Matrix(MatrixRow, frozen=True, kw_only=True):
     def cells(self) -> list[Cell]:
         """Return every published cell, in the order of `images`."""
         return [cell for choice in self.images for cell in choice.cells()]
+
+    def archs(self, cell: Cell) -> list[HostArch]:
+        """Return the host architectures that a cell is published for; none where it is not published."""
+        more = [choice.more_archs for choice in self.images if cell in choice.cells()]
+        return ["x86_64", *more[0]] if more else []

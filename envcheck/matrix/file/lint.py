@@ -11,7 +11,7 @@ import msgspec
 
 from envcheck.matrix.facts.gpu_names import find_gpu
 from envcheck.matrix.facts.lookup import Facts
-from envcheck.matrix.facts.model import Cell, GpuModel, Matrix, TorchRelease, TorchVariant
+from envcheck.matrix.facts.model import Cell, GpuModel, HostArch, Matrix, TorchRelease, TorchVariant
 from envcheck.matrix.facts.versions import branch, key
 
 
@@ -172,10 +172,20 @@ def _choices(facts: Facts) -> Iterator[Problem]:
                 yield Problem(where, f"`{name}` is empty: it publishes nothing")
             for value in sorted({value for value in values if values.count(value) > 1}):
                 yield Problem(where, f"{value} appears twice in `{name}`")
+    for choice in facts.matrix.images:
+        for cell, arch in itertools.product(choice.cells(), choice.more_archs):
+            if arch == "x86_64" or not _has_build(facts.matrix, cell, arch):
+                yield Problem(f"image {cell}", f"no wheel for {arch}: leave it out of `more_archs`")
     for cell, rows in Counter(cell for choice in facts.matrix.images for cell in set(choice.cells())).items():
         if rows > 1:
             yield Problem(f"image {cell}", "more than one row of `images` publishes it")
         yield from _cell(facts, cell)
+
+
+def _has_build(matrix: Matrix, cell: Cell, arch: HostArch) -> bool:
+    release = matrix.release(cell.torch)
+    variant = release.variant(cell.variant) if release else None
+    return variant is not None and any(b.arch == arch and cell.python in b.python for b in variant.builds)
 
 
 def _cell(facts: Facts, cell: Cell) -> Iterator[Problem]:

@@ -119,7 +119,7 @@ def resolve(
         verified=best.verdict.verified,
         arch=arch,
         weak=list(best.verdict.weak),
-        published=next((str(cell) for cell in images if cell in matrix.cells()), None),
+        published=next((str(cell) for cell in images if arch in matrix.archs(cell)), None),
         buildable=next((str(cell) for cell in images), None),
         install=_install(matrix, best) if best.legal else [],
         index="" if release is None or _default_index(release, best, arch) else f"whl/{best.variant}",
@@ -177,12 +177,12 @@ def _images(
     if "python" in read_here:
         rankings.append(candidates(facts, query.replace(python=None), devices, arch))
     legal = (cell for rows in rankings for row in rows if row.legal for cell in row.cells())
-    return [cell for cell in legal if can_build(facts.matrix, cell, arch)]
+    return [cell for cell in legal if can_build(facts.matrix, cell)]
 
 
-def can_build(matrix: Matrix, cell: Cell, arch: HostArch) -> bool:
-    """Return whether an image of a legal cell can be built: images are x86_64, on a base that has the Python."""
-    return arch == "x86_64" and matrix.base(cell.python) is not None
+def can_build(matrix: Matrix, cell: Cell) -> bool:
+    """Return whether an image of a legal cell can be built: a base has its Python."""
+    return matrix.base(cell.python) is not None
 
 
 def _no_release(matrix: Matrix, query: Query) -> Candidate:

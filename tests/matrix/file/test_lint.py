@@ -103,6 +103,10 @@ SABOTAGE: dict[str, tuple[Change, str]] = {
         lambda p: p["images"].append(p["images"][0] | {"variants": ["cpu", "cu121"], "python": ["3.12"]}),
         "more than one row of `images` publishes it",
     ),
+    "an architecture without wheels": (
+        lambda p: p["images"][0].update(more_archs=["aarch64"], variants=["cu121"]),
+        "no wheel for aarch64: leave it out of `more_archs`",
+    ),
     "a Python twice": (lambda p: p["images"][0].update(python=["3.12", "3.12"]), "3.12 appears twice in `python`"),
     "no Python": (lambda p: p["images"][0].update(python=[]), "`python` is empty: it publishes nothing"),
     "no target": (lambda p: p["images"][0].update(targets=[]), "`targets` is empty"),
