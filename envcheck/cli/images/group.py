@@ -12,6 +12,7 @@ COMMANDS: Final = {
     "list": "List the cells: what runs when no command is named.",
     "audit": "Compare a cell's packages with known vulnerabilities.",
     "sbom": "Print the bill of materials of a cell's image.",
+    "size": "Say where the bytes of a local image are.",
 }
 
 
