@@ -59,7 +59,7 @@ def command(options: ImageSizeOptions, settings: Settings) -> None:
 def _show(found: SizeLedger, *, quiet: bool) -> None:
     from envcheck.images.size.ledger import KINDS
 
-    overhead = f"{found.overhead:.1%} over packages and distribution"
+    overhead = f"{found.overhead:.1%} are added by envcheck: itself and bytecode"
     click.echo(f"total   {found.total / 1e6:.1f} MB in {len(found.layers)} layers; {overhead}")
     if quiet:
         return

@@ -28,6 +28,19 @@ DEB_ARCH: Final[dict[HostArch, str]] = {"x86_64": "amd64", "aarch64": "arm64"}
 # Files newer than this get this date (1 January 1990: zip files know no earlier decade), so that two runs are equal.
 EPOCH: Final = 631152000
 _TIMEOUT: Final = 900.0
+# What the distributions' own slim images leave out (debuerreotype, scripts/.slimify-excludes); licences stay. dpkg
+# keeps to it in the image too.
+_LEFT_OUT: Final = (
+    "/usr/share/doc/*",
+    "/usr/share/groff/*",
+    "/usr/share/info/*",
+    "/usr/share/lintian/*",
+    "/usr/share/locale/*",
+    "/usr/share/man/*",
+)
+# There the package usrmerge brings all of perl (47 MB); mmdebstrap's hook merges /usr beforehand, without it.
+_USRMERGE_NEEDS_PERL: Final = ("bookworm",)
+_MERGED_USR: Final = Path("/usr/share/mmdebstrap/hooks/merged-usr")
 _SECURITY: Final = {"debian": "debian-security", "ubuntu": "ubuntu"}
 
 
@@ -41,14 +54,24 @@ class Recipe(NamedTuple):
 
 def reference(base: Base, arch: HostArch, packages: Sequence[str] = OS_PACKAGES) -> str:
     """Return the reference of the bootstrapped base, which does not depend on where its packages come from."""
-    recipe = json.dumps([base.distro, base.suite, arch, packages, EPOCH, 1])
+    recipe = json.dumps([base.distro, base.suite, arch, packages, EPOCH, 2])
     return f"{REPOSITORY}:{base.suite}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
 
 def recipe(
-    base: Base, arch: HostArch, packages: Sequence[str], sources: Sequence[str], ca: str | None, tar: Path
+    base: Base,
+    arch: HostArch,
+    packages: Sequence[str],
+    sources: Sequence[str],
+    ca: str | None,
+    tar: Path,
+    *,
+    hooks: Path | None = None,
 ) -> Recipe:
-    """Return how to bootstrap a base from apt source lines. It keeps the distribution's own sources, not these."""
+    """Return how to bootstrap a base from apt source lines. It keeps the distribution's own sources, not these.
+
+    `hooks` is a directory of mmdebstrap's hooks to run.
+    """
     example = "usr/share/doc/apt/examples"
     keep_own = (
         f'cd "$1" && rm -f etc/apt/sources.list etc/apt/apt.conf.d/99mmdebstrap && '
@@ -62,6 +85,9 @@ def recipe(
         f"--include={','.join(packages)}",
         f"--architectures={DEB_ARCH[arch]}",
         *([f'--aptopt=Acquire::https::CAInfo "{ca}"'] if ca else []),
+        *(f"--dpkgopt=path-exclude={path}" for path in _LEFT_OUT),
+        "--dpkgopt=path-include=/usr/share/doc/*/copyright",
+        *([f"--hook-dir={hooks}"] if hooks else []),
         f"--customize-hook={keep_own}",
         base.suite,
         str(tar),
@@ -121,12 +147,17 @@ def bootstrap(base: Base, arch: HostArch, packages: Sequence[str], profile: Prof
     sources = source_lines(base, mirrors, serves=functools.partial(serves, ca=profile.ca))
     https = any("https:" in line for line in sources)
     with _readable(ca_bundle(profile) if https else None) as ca:
-        base_recipe = recipe(base, arch, packages, sources, ca, tar)
+        base_recipe = recipe(base, arch, packages, sources, ca, tar, hooks=_hooks(base.suite))
         result = subprocesses.stream(base_recipe.argv, timeout=_TIMEOUT, env={"SOURCE_DATE_EPOCH": str(EPOCH)})
     if result.status != 0 or not tar.exists():
         message = f"the base {base_recipe.suite} could not be bootstrapped: {_why(result.output)}"
         raise BuildError(message, fix="check the apt mirror; mmdebstrap needs root or user namespaces")
     return base_recipe
+
+
+def _hooks(suite: str) -> Path | None:
+    """Return mmdebstrap's hook that keeps perl out; an old mmdebstrap has none, and the base is larger then."""
+    return _MERGED_USR if suite in _USRMERGE_NEEDS_PERL and _MERGED_USR.is_dir() else None
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ class Duplicate(msgspec.Struct, frozen=True, kw_only=True):
 class SizeLedger(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of an image by layer, kind and package, largest first. `total` is the sum of the kinds.
 
-    `overhead` is everything but the packages and the distribution's, over those two.
+    `overhead` is what envcheck adds, itself and the bytecode, over all the rest.
     """
 
     schema: Literal["envcheck/image-size/1"] = "envcheck/image-size/1"
@@ -63,11 +63,11 @@ class SizeLedger(msgspec.Struct, frozen=True, kw_only=True):
 def ledger(image: str, layers: Sequence[Layer], measured: Measured) -> SizeLedger:
     """Return the ledger of an image."""
     total = sum(measured.kinds.values())
-    needed = measured.kinds.get("packages", 0) + measured.kinds.get("system", 0)
+    added = measured.kinds.get("envcheck", 0) + measured.kinds.get("bytecode", 0)
     return SizeLedger(
         image=image,
         total=total,
-        overhead=(total - needed) / needed if needed else 0.0,
+        overhead=added / (total - added) if total > added else 0.0,
         layers=list(layers),
         kinds=_sorted(measured.kinds),
         packages=_sorted(measured.packages),
