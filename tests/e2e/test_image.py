@@ -146,3 +146,21 @@ def mirrors_of_apt(base: str, machine: Machine) -> list[str]:
     own = machine.docker("run", "--rm", base, "sh", "-c", "cat /etc/apt/sources.list /etc/apt/sources.list.d/*").stdout
     assert "bookworm" in own
     return [uri for source in apt_sources() for uri in source.uris if uri.rstrip("/") not in own]
+
+
+def test_the_bytes_of_the_image_are_accounted_for(image: Image, machine: Machine) -> None:
+    """What envcheck adds beside bytecode stays below 3 % of the wheels and the base; nothing is there twice."""
+    done = machine.envcheck("images", "size", image.reference, "--engine", "docker", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    kinds = found["kinds"]
+    assert kinds["packages"] > 700e6
+    assert kinds["envcheck"] / (kinds["packages"] + kinds["system"]) < 0.03
+    assert kinds["system"] < 150e6
+    assert found["duplicates"] == []
+    assert found["unneeded"].get("translations", 0) + found["unneeded"].get("package lists", 0) == 0
+    layers_bytes = sum(layer["bytes"] for layer in found["layers"])
+    assert 0.9 < layers_bytes / found["total"] < 1.25
+    missing = machine.envcheck("images", "size", "no/such:image", "--engine", "docker")
+    assert missing.returncode == 1
+    assert missing.stderr.count("\n") == 1
