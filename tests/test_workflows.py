@@ -198,3 +198,20 @@ def test_a_step_gets_what_it_needs_and_nothing_that_it_does_not_read(path: Path)
 def test_needs_are_found() -> None:
     assert "need IMAGE STAGING CELL TARGET PLATFORM" in functions()["stage"]
     assert set(functions()) >= {"jobs", "image", "stage", "staged", "gate", "validate", "refresh", "dist"}
+
+
+def pins(name: str) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for package, version in re.findall(r"(?m)^([a-z0-9-]+)==(\S+)", (ROOT / ".ci" / name).read_text(encoding="utf-8")):
+        found.setdefault(package, set()).add(version)
+    return found
+
+
+def test_workflows_run_envcheck_with_the_packages_that_it_is_worked_on_with() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    block = re.search(r"(?ms)^dependencies = \[\n(.*?)^\]", text)
+    assert block is not None
+    wanted = set(re.findall(r'^ *"([A-Za-z0-9-]+)', block[1], re.MULTILINE)) | {"hatchling"}
+    tool, dev = pins("tool.lock"), pins("dev.lock")
+    assert wanted <= set(tool)
+    assert {name: versions for name, versions in tool.items() if versions != dev.get(name)} == {}

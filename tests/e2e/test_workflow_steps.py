@@ -70,7 +70,7 @@ def step(machine: Machine, at: Path, name: str, **env: str) -> tuple[subprocess.
     return done, dict(line.split("=", 1) for line in lines)
 
 
-def test_an_image_goes_from_its_cell_to_the_gate(image: Image, machine: Machine, registry: str, tmp_path: Path) -> None:
+def test_an_image_goes_from_its_cell_to_the_gate(registry: str, image: Image, machine: Machine, tmp_path: Path) -> None:
     cell = {"CELL": CELL, "TARGET": "runtime", "PLATFORM": "linux/amd64"}
     done, built = step(machine, tmp_path, "image", **cell, BASE="bootstrap")
     assert done.returncode == 0, done.stderr
