@@ -110,6 +110,8 @@ def test_a_directory_outside_git_and_a_machine_without_git_are_said(
     ("arguments", "said"),
     [
         (["--format", "github", "--json"], "--format and --json exclude each other"),
+        (["--format", "github", "--repository", "me/torch:1"], "has the tag '1', and each image has a tag of its own"),
+        (["--format", "bake", "--repository", "Not A Name"], "'Not A Name' is not a valid image name"),
         (["--changed", "-", "--changed-since", "HEAD"], "--changed-since and --changed exclude each other"),
         (["torch2.4.1-cu121-py310", "--target", "jupyter"], "no selected cell is published as jupyter"),
     ],

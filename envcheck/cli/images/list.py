@@ -74,10 +74,21 @@ def command(options: ImagesListOptions, settings: Settings) -> int:
     chosen = selected(matrix, options, directory)
     if options.format:
         specs = specs_of(matrix, chosen, directory)
-        click.echo(registry.written(options.format, specs, FormatOptions(options.repository)), nl=False)
+        click.echo(registry.written(options.format, specs, FormatOptions(_repository(options.repository))), nl=False)
         _say_left_out(specs)
         return 0
     return _listed([_row(matrix, cell, targets, directory) for cell, targets in chosen], as_json=options.as_json)
+
+
+def _repository(name: str) -> str:
+    """Return the name, which must be that of a repository: the tags of its images say every axis themselves."""
+    from envcheck.images.build.tags import parse
+
+    repository, tag = parse(name)
+    if tag is not None:
+        message = f"--repository {name} has the tag {tag!r}, and each image has a tag of its own"
+        raise ConfigError(message, fix=f"give --repository {repository}")
+    return repository
 
 
 def _say_left_out(specs: list[ImageSpec]) -> None:
