@@ -72,7 +72,8 @@ checks: setup
 
 faults: setup
 	@$(BIN)/envcheck build torch2.13.0-cpu-py311 --engine venv --mirror host --output .envcheck/test-venv >/dev/null
-	@ENVCHECK_TEST_PYTHON=$$PWD/.envcheck/test-venv/bin/python $(BIN)/pytest -q -n auto tests/faults
+	@$(BIN)/envcheck build torch2.13.0-cpu-py311 --engine venv --target train --mirror host --output .envcheck/train-venv >/dev/null
+	@ENVCHECK_TEST_PYTHON=$$PWD/.envcheck/test-venv/bin/python ENVCHECK_TEST_TRAIN_PYTHON=$$PWD/.envcheck/train-venv/bin/python $(BIN)/pytest -q -n auto tests/faults
 
 bench: setup
 	@$(BIN)/envcheck build torch2.13.0-cpu-py311 --engine venv --mirror host --output .envcheck/test-venv >/dev/null

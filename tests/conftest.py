@@ -43,6 +43,11 @@ def torch_python() -> Path:
     return _python("ENVCHECK_TEST_PYTHON", "torch environment", "builds one")
 
 
+def train_python() -> Path:
+    """Return the interpreter of a real environment of target train, which `.ci/test` builds with envcheck itself."""
+    return _python("ENVCHECK_TEST_TRAIN_PYTHON", "environment of target train", "builds one")
+
+
 @pytest.fixture(scope="session")
 def hub_python() -> Path:
     """Return the interpreter that has huggingface_hub, transformers and olah; `.ci/test` installs them."""
@@ -77,6 +82,8 @@ def servers() -> Iterator[Servers]:
 # Checks of level full that take this long (seconds) run apart from the others, and only for tests that ask for them.
 LONG = 10.0
 AFTER_PROBES = ("all-reduce", "tells-environment")
+# What needs transformers, in an environment that has them.
+TRAINED = {"trainer", *(name.replace("_", "-") for name, one in lies.LIES.items() if one.check == "trainer")}
 
 
 class Sabotaged(NamedTuple):
@@ -97,16 +104,17 @@ def liars(once: Callable[..., Path]) -> Path:
 @pytest.fixture(scope="session")
 def sabotaged(torch_python: Path, liars: Path, once: Callable[..., Path]) -> Callable[[str], Sabotaged]:
     """Return what runs a check in two ranks of a real torch, with others, honest and lying, once for all."""
-    parts: dict[str, list[str]] = {"probes": [*AFTER_PROBES], "quick": [], "full": [], "long": []}
+    parts: dict[str, list[str]] = {"probes": [*AFTER_PROBES], "quick": [], "full": [], "long": [], "train": []}
     for found in discover(liars):
         lying = not found.doc.startswith("Nothing is wrong")
         part = "long" if found.check.level == "full" and found.check.seconds >= LONG else "full"
         part = "probes" if found.check.probe else "quick" if found.check.level in ("static", "quick") else part
+        part = "train" if found.id in TRAINED else part
         if found.kind == "env" and (lying or not found.check.probe):
             parts[part].append(found.id)
 
-    def run(directory: Path, mine: list[str]) -> None:
-        command = [sys.executable, "-m", "envcheck", "run", "--python", str(torch_python), "--nproc", "2"]
+    def run(directory: Path, mine: list[str], python: Path) -> None:
+        command = [sys.executable, "-m", "envcheck", "run", "--python", str(python), "--nproc", "2"]
         command += ["--checks", str(liars), "--output", "report.json", *(w for i in mine for w in ("--only", i))]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PWD": str(directory)}
         done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
@@ -114,8 +122,9 @@ def sabotaged(torch_python: Path, liars: Path, once: Callable[..., Path]) -> Cal
         (directory / "code.txt").write_text(f"{done.returncode} {done.stderr}")
 
     def get(identity: str) -> Sabotaged:
-        part = next(part for part in ("quick", "full", "long", "probes") if identity in parts[part])
-        directory = once(f"sabotaged-{part}", lambda made: run(made, parts[part]))
+        part = next(part for part in ("quick", "full", "long", "train", "probes") if identity in parts[part])
+        python = train_python() if part == "train" else torch_python
+        directory = once(f"sabotaged-{part}", lambda made: run(made, parts[part], python))
         code, _, errors = (directory / "code.txt").read_text().partition(" ")
         assert (directory / "report.json").exists(), errors
         return Sabotaged(directory / "report.json", int(code), (directory / "printed.txt").read_text(), liars)

@@ -17,12 +17,13 @@ from envcheck.runner.planning.discover import discover
 Outcomes = Callable[[str], dict[str, Any]]
 QUICK = ("matmul", "amp", "ddp", "all-reduce", "all-reduce-bandwidth", "shm")
 STANDARD = ("collectives", "ddp-no-sync", "ddp-hooks", "checkpoint", "dataloader", "convolution", "attention")
+TRAIN = ("trainer",)
 FULL = ("fingerprint", "compiled", "fsdp", "straggler")
 SPEEDS = ("all-reduce-bandwidth", "collective-bandwidth", "overlap")
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("check", [*QUICK, *STANDARD, *FULL])
+@pytest.mark.parametrize("check", [*QUICK, *STANDARD, *TRAIN, *FULL])
 def test_an_honest_environment_passes(outcomes: Outcomes, check: str) -> None:
     assert outcomes(check)["status"] == "pass", outcomes(check)
     assert outcomes(check)["value"] is not None

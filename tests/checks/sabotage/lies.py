@@ -11,6 +11,7 @@ import importlib
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -658,3 +659,96 @@ def sum_wrong_before(torch: Any, _check: Any) -> None:
         honest(tensor, *arguments)
 
     torch.distributed.all_reduce = lying
+
+
+def trainer_library(check: Any, change: Tell) -> None:
+    """Change transformers once the check has made ready for its import."""
+    after(check.trainer_runs, "isolate", lambda _made: change(importlib.import_module("transformers"), check))
+
+
+@lie("trainer")
+def trainer_cannot_be_imported(_torch: Any, check: Any) -> None:
+    # What an accelerate that is too old does: transformers is there, its Trainer is not.
+    modules: dict[str, Any] = sys.modules
+    trainer_library(check, lambda _library, _check: modules.update({"transformers.trainer": None}))
+
+
+@lie("trainer")
+def trainer_computes_in_float32(torch: Any, _check: Any) -> None:
+    # bf16=True that changes nothing.
+    honest = torch.autocast
+    torch.autocast = lambda *given, **options: honest(*given, **{**options, "enabled": False})
+
+
+@lie("trainer")
+def trainer_forgets_its_optimizer(_torch: Any, check: Any) -> None:
+    # A resume that brings back the weights alone.
+    def forget(library: Any, _check: Any) -> None:
+        setattr(library.Trainer, "_load_optimizer_and_scheduler", lambda _trainer, _checkpoint: None)  # noqa: B010 (private)
+
+    trainer_library(check, forget)
+
+
+@lie("trainer")
+def trainer_forgets_its_weights(_torch: Any, check: Any) -> None:
+    # A resume that goes on with whatever weights the model has.
+    def forget(library: Any, _check: Any) -> None:
+        setattr(library.Trainer, "_load_from_checkpoint", lambda *_given, **_options: None)  # noqa: B010 (private)
+
+    trainer_library(check, forget)
+
+
+@lie("trainer")
+def trainer_learns_nothing(torch: Any, check: Any) -> None:
+    # Gradients that are gone before the optimizer sees them.
+    def lose(_library: Any, _check: Any) -> None:
+        def clip(_accelerator: Any, parameters: Any, *_given: Any, **_options: Any) -> Any:
+            for parameter in parameters:
+                parameter.grad.zero_()
+            return torch.zeros(())
+
+        importlib.import_module("accelerate").Accelerator.clip_grad_norm_ = clip
+
+    trainer_library(check, lose)
+
+
+@lie("trainer")
+def trainer_loads_another_weight(torch: Any, check: Any) -> None:
+    # One weight is another one after from_pretrained.
+    def spoil(model: Any) -> None:
+        with torch.no_grad():
+            model.transformer.h[0].attn.c_attn.weight[3, 5] += 1
+
+    trainer_library(check, lambda library, _check: after(library.AutoModelForCausalLM, "from_pretrained", spoil))
+
+
+@lie("trainer")
+def trainer_logs_nothing(_torch: Any, check: Any) -> None:
+    # An event file without events.
+    def lose(_library: Any, _check: Any) -> None:
+        writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
+        writer.add_scalar = lambda *_given, **_options: None
+
+    trainer_library(check, lose)
+
+
+@lie("trainer")
+def trainer_loss_is_nan(_torch: Any, check: Any) -> None:
+    # A loss that is no number from the fifth step on.
+    calls = []
+
+    def spoil(loss: Any) -> Any:
+        calls.append(1)
+        return loss * math.nan if len(calls) > 4 else None
+
+    trainer_library(check, lambda library, _check: after(library.Trainer, "compute_loss", spoil))
+
+
+@lie("trainer")
+def trainer_starts_again(_torch: Any, check: Any) -> None:
+    # A resume that loads everything and begins at step 0.
+    def again(_library: Any, _check: Any) -> None:
+        state = importlib.import_module("transformers.trainer_callback").TrainerState
+        after(state, "load_from_json", lambda made: setattr(made, "global_step", 0))
+
+    trainer_library(check, again)

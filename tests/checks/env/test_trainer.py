@@ -1,0 +1,128 @@
+"""What a run of transformers' Trainer reports, judged: the truth passes, and each lie is caught by name."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
+from envcheck.checks.env import trainer
+from tests.builders import Entry, group
+
+Node = Callable[..., View]
+LOSSES = [3.1, 3.0, 2.9, 2.8, 2.7, 2.6, 2.5, 2.4]
+STATE = {"weight": "a", "optimizer.0.exp_avg": "b", "optimizer.0.exp_avg_sq": "c", "rates": "d"}
+SEEN = {"computed": ["bfloat16"], "weights": ["float32"], "state": STATE}
+MEASURED: Entry = {
+    "missing": [],
+    "versions": {"transformers": "5.23.0", "accelerate": "1.15.0", "safetensors": "0.8.0", "tensorboard": "2.21.0"},
+    "stage": "reading the TensorBoard log",
+    "capability": [9, 0],
+    "apart": [],
+    "whole": {**SEEN, "steps": [1, 2, 3, 4, 5, 6, 7, 8], "losses": LOSSES},
+    "resumed": {**SEEN, "steps": [5, 6, 7, 8], "losses": LOSSES[4:]},
+    "events": [[step, loss] for step, loss in enumerate(LOSSES, 1)],
+}
+NAN = float("nan")
+
+
+def entries(*, gpu: bool = False, **changes: Any) -> list[Entry]:
+    """Return one rank's measurements; `whole__losses` changes the losses of `whole`."""
+    measured = copy.deepcopy(MEASURED)
+    for name, value in changes.items():
+        part, _, inner = name.partition("__")
+        if inner:
+            measured[part][inner] = value
+        else:
+            measured[part] = value
+    return group(measured, 1, gpu=gpu, backend=None)
+
+
+def test_the_truth_passes_on_a_gpu_and_on_a_cpu(node: Node, cpu: View) -> None:
+    assert trainer.judge(node("h100x8"), entries(gpu=True)).status == PASS
+    outcome = trainer.judge(cpu, entries(capability=[]))
+    assert (outcome.status, outcome.value) == (PASS, pytest.approx(2.4 / 3.1))
+
+
+def test_nothing_measured_is_an_error(cpu: View) -> None:
+    assert trainer.judge(cpu, []).status == ERROR
+    assert trainer.judge(cpu, [{}]).status == ERROR
+    assert trainer.judge(cpu, group({}, 1, gpu=False, backend=None)).status == ERROR
+
+
+def test_a_cpu_dressed_as_a_gpu_fails(node: Node) -> None:
+    assert trainer.judge(node("h100x8"), entries()).status == FAIL
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "code", "said"),
+    [
+        ({"absent": "transformers"}, SKIP, "no-transformers", "not installed"),
+        ({"missing": ["accelerate"]}, FAIL, "missing", "installed without accelerate"),
+        ({"stage": "resuming from step 4", "raised": "ValueError: no"}, FAIL, "raised", "step 4 raised ValueError: no"),
+        ({"apart": ["weight"]}, FAIL, "loading", "wrote: weight"),
+        ({"apart": None}, ERROR, "unmeasured", "no training"),
+        ({"whole": None}, ERROR, "unmeasured", "no training"),
+        ({"resumed": None}, ERROR, "unmeasured", "no training"),
+        ({"whole__steps": [1, 2, 3]}, ERROR, "unmeasured", "no training"),
+        ({"whole__state": {"weight": "a"}}, ERROR, "unmeasured", "no training"),
+        ({"whole__losses": [*LOSSES[:3], NAN, *LOSSES[4:]]}, FAIL, "loss", "not finite at step 4"),
+        ({"whole__losses": [*LOSSES[:7], None], "resumed__losses": [2.7, 2.6, 2.5, None]}, FAIL, "loss", "at step 8"),
+        ({"whole__losses": [0.0] * 8}, FAIL, "learns-nothing", "does not fall"),
+        ({"whole__computed": ["float32"]}, FAIL, "dtype", "computed in float32 with weights in float32"),
+        ({"whole__computed": []}, FAIL, "dtype", "computed in nothing"),
+        ({"resumed__weights": ["bfloat16"]}, FAIL, "dtype", "the resumed run"),
+        ({"resumed__steps": [1, 2, 3, 4]}, FAIL, "steps", "took the steps [1, 2, 3, 4]"),
+        ({"resumed__state": {**STATE, "rates": "e"}}, FAIL, "differs", "in what no loss shows; 1 different tensor"),
+        ({"resumed__losses": [2.7, 2.6, 2.5, 2.41]}, FAIL, "differs", "from step 8 on; 0 different tensors"),
+        ({"events": []}, FAIL, "events", "loss of 0 of 8 steps"),
+        ({"events": None}, FAIL, "events", "loss of 0 of 8 steps"),
+        ({"events": [[step, 3.0] for step in range(1, 9)]}, FAIL, "events", "at step 1 is 3.0, it was 3.1"),
+        ({"events": [[step, None] for step in range(1, 9)]}, FAIL, "events", "at step 1 is None"),
+    ],
+)
+def test_each_way_a_trainer_lies_is_named(cpu: View, changes: Entry, status: str, code: str, said: str) -> None:
+    outcome = trainer.judge(cpu, entries(**changes))
+    assert outcome.status == status, outcome
+    assert said in outcome.summary
+    told = {finding.code for finding in outcome.findings} or {outcome.code}
+    assert f"trainer.{code}" in told
+    assert outcome.remedy or status == SKIP
+
+
+@pytest.mark.parametrize(("last", "status"), [(0.9 * 3.1, PASS), (0.901 * 3.1, FAIL)])
+def test_the_loss_has_to_fall_by_a_tenth(cpu: View, last: float, status: str) -> None:
+    losses = [*LOSSES[:7], last]
+    events = [[step, loss] for step, loss in enumerate(losses, 1)]
+    outcome = trainer.judge(cpu, entries(whole__losses=losses, resumed__losses=losses[4:], events=events))
+    assert outcome.status == status, outcome
+
+
+def test_without_tensorboard_the_summary_says_that_nothing_was_logged(cpu: View) -> None:
+    versions = {name: version for name, version in MEASURED["versions"].items() if name != "tensorboard"}
+    outcome = trainer.judge(cpu, entries(versions=versions, events=None))
+    assert (outcome.status, "tensorboard is not installed" in outcome.summary) == (PASS, True)
+
+
+@pytest.mark.parametrize(("computed", "status"), [("float32", PASS), ("bfloat16", FAIL)])
+def test_a_gpu_without_bfloat16_trains_in_float32(node: Node, computed: str, status: str) -> None:
+    both = {"whole__computed": [computed], "resumed__computed": [computed]}
+    outcome = trainer.judge(node("v100x4"), entries(gpu=True, capability=[7, 0], **both))
+    assert outcome.status == status, outcome
+
+
+@pytest.mark.torch
+def test_an_environment_without_transformers_is_skipped(torch_python: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "envcheck", "run", "--python", str(torch_python), "--only", "trainer", "--json"]
+    done = subprocess.run(
+        [*command, "--output", str(tmp_path / "r.json")], capture_output=True, text=True, check=False, timeout=240
+    )
+    [row] = json.loads(done.stdout)["outcomes"]
+    assert (row["status"], row["code"]) == (SKIP, "trainer.no-transformers"), row
