@@ -191,14 +191,22 @@ def first_resolution(
     constraints: Sequence[str] = (),
     overrides: Sequence[str] = (),
 ) -> list[Pin]:
-    """Return what the first try that uv can resolve gives; the first refusal is the one worth reading."""
+    """Return what the first try that uv can resolve gives; the first refusal is the one worth reading.
+
+    A source that did not answer is not asked again: uv retries by itself, and each try takes ten seconds.
+    """
     refusals: list[Refusal] = []
+    silent: list[list[str]] = []
     for options, requirements in tries:
+        if options in silent:
+            continue
         files = {"wanted.in": requirements, "constraints.in": constraints, "overrides.in": overrides}
         found = _compile(options, files, profile)
         if not isinstance(found, Refusal):
             return found
         refusals.append(found)
+        if not found.unsatisfiable:
+            silent.append(options)
     first = refusals[0] if refusals else Refusal(f"{profile.name} is closed and does not name its indexes")
     message = f"{name} cannot be locked: {first.why}"
     error = UnsatisfiableError if first.unsatisfiable else UnavailableError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.images.lock_with_uv import lock_cell, lock_tool, make_locks, parse_pylock, requirements
+from envcheck.images import lock_with_uv
+from envcheck.images.lock_with_uv import Refusal, lock_cell, lock_tool, make_locks, parse_pylock, requirements
 from envcheck.images.locks.known_wheels import known_wheels
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import make_spec
@@ -68,6 +69,28 @@ def test_a_dead_index_is_passed_over_and_only_dead_ones_are_an_error(matrix: Mat
     assert lock_cell(matrix, CELL, alive)[1].pins[0].version == "2.8.0"
     with pytest.raises(UnavailableError, match=r"cu128-py311 cannot be locked: .*127"):
         lock_cell(matrix, CELL, Profile(name="test", pypi=[dead]))
+
+
+def test_an_index_that_does_not_answer_is_asked_once(
+    matrix: Matrix, index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The three ways to ask for companions are no three waits; an index that lacks one is asked for the next."""
+    asked: list[str] = []
+    run = lock_with_uv._compile  # noqa: SLF001 (what is counted)
+
+    def counted(options: list[str], files: Mapping[str, Sequence[str]], profile: Profile) -> list[Pin] | Refusal:
+        asked.append(options[-1])
+        return run(options, files, profile)
+
+    monkeypatch.setattr(lock_with_uv, "_compile", counted)
+    dead = "http://127.0.0.1:9/cu126"
+    with pytest.raises(UnavailableError):
+        lock_cell(_with_cu126(matrix), CU126, _profile(index, Index(url="http://127.0.0.1:9/{variant}")))
+    assert asked == [dead]
+    asked.clear()
+    with pytest.raises(UnavailableError):
+        lock_cell(_with_cu126(matrix), CU126, _profile(index, Index(url=index)))
+    assert len(asked) > 1
 
 
 def test_companions_follow_the_torch_label(matrix: Matrix) -> None:
