@@ -40,7 +40,9 @@ def wheel(
     directory.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
         for file, data in content.items():
-            archive.writestr(zipfile.ZipInfo(file), data)
+            entry = zipfile.ZipInfo(file)
+            entry.external_attr = (0o755 if "/bin/" in file else 0o644) << 16
+            archive.writestr(entry, data)
     return path
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from envcheck.errors import ConfigError
 from envcheck.images.lock_with_uv import PLATFORMS, UnsatisfiableError, first_resolution, source_options
@@ -24,7 +25,10 @@ def lock_target(
 ) -> Lock | None:
     """Return the lock of what a target adds to a cell with these locks; None for a target without Python packages."""
     _, variant, _ = facts(matrix, cell, arch)
-    requirements, group = wanted(target, variant.cuda), RECIPES[target].group
+    group, given = RECIPES[target].group, {pin.name for lock in locks for pin in lock.pins if lock.group == "nvidia"}
+    # Of NVIDIA's packages the cell has what its torch asks for, be it of a later CUDA than the target would take.
+    wishes = wanted(target, variant.cuda)
+    requirements = [wish for wish in wishes if canonicalize_name(Requirement(wish).name) not in given]
     if not requirements or group is None:
         return None
     pins = _on_top(cell, requirements, locks, profile, f"{cell}, target {target}", arch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from envcheck.images.locks.model import Group
@@ -15,20 +16,40 @@ class TargetRecipe(NamedTuple):
     """What a target adds. `packages` are the distribution's; `command` is what the image runs when given nothing.
 
     `group` is the lock of the Python packages that `requirements` resolve to, None where there are none.
-    `cuda_requirements` are added for a cell whose wheel carries CUDA; "{major}" and "{minor}" stand for its version.
+    `cuda_requirements` gives what is added for a cell whose wheel carries CUDA, from its version ("12.8").
     """
 
     packages: tuple[str, ...] = ()
     group: Group | None = None
     requirements: tuple[str, ...] = ()
-    cuda_requirements: tuple[str, ...] = ()
+    cuda_requirements: Callable[[str], tuple[str, ...]] = lambda _: ()
     command: tuple[str, ...] = ("python3",)
+
+
+# NVIDIA parts its compiler otherwise in each CUDA, and only that of 13 is whole: in the wheels of 11 and 12 there is
+# ptxas, but neither nvcc nor cicc nor cudafe++, so that they compile no CUDA source.
+_COMPILERS: Final = {
+    "11": ("nvidia-cuda-nvcc-cu11", "nvidia-cuda-cccl-cu11"),
+    "12": ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-cccl-cu12"),
+    "13": ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl"),
+}
+
+
+def cuda_compilers(cuda: str) -> tuple[str, ...]:
+    """Return NVIDIA's wheels with the compilers and headers of a CUDA ("12.8"), of the same minor; none if unknown."""
+    return tuple(f"{name}=={cuda}.*" for name in _COMPILERS.get(cuda.partition(".")[0], ()))
 
 
 # Debian's and Ubuntu's names are the same. libc6-dev comes with g++; python3-dev has the headers torch.compile needs.
 RECIPES: Final[dict[Target, TargetRecipe]] = {
     "runtime": TargetRecipe(),
-    "devel": TargetRecipe(packages=("g++", "gcc", "libc6-dev", "make", "ninja-build", "python3-dev"), group="devel"),
+    "devel": TargetRecipe(
+        packages=("g++", "gcc", "libc6-dev", "make", "ninja-build", "python3-dev"),
+        group="devel",
+        # What the setup.py of an extension imports when it is built without isolation, against the torch that is here.
+        requirements=("packaging", "setuptools", "wheel"),
+        cuda_requirements=cuda_compilers,
+    ),
     "train": TargetRecipe(
         group="train",
         requirements=(
@@ -41,7 +62,7 @@ RECIPES: Final[dict[Target, TargetRecipe]] = {
             "tensorboard",
             "transformers",
         ),
-        cuda_requirements=("bitsandbytes",),
+        cuda_requirements=lambda _: ("bitsandbytes",),
     ),
     "jupyter": TargetRecipe(
         packages=("openssh-server",), group="jupyter", requirements=("ipykernel", "ipywidgets", "jupyterlab")
@@ -62,7 +83,4 @@ def groups_of(target: Target) -> tuple[Group, ...]:
 def wanted(target: Target, cuda: str | None) -> list[str]:
     """Return what a target's lock is resolved from, for a wheel of this CUDA ("12.8", None for cpu)."""
     recipe = RECIPES[target]
-    if cuda is None:
-        return [*recipe.requirements]
-    major, _, minor = cuda.partition(".")
-    return [*recipe.requirements, *(each.format(major=major, minor=minor) for each in recipe.cuda_requirements)]
+    return [*recipe.requirements, *(recipe.cuda_requirements(cuda) if cuda else ())]

@@ -80,7 +80,7 @@ def engine_env() -> Iterator[dict[str, str]]:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the files of the small locks, fetched through this machine's own pip configuration."""
     into = tmp_path_factory.mktemp("wheels")
-    locks = [ROOT / "images" / CELL / "base.lock", ROOT / "templates/envcheck.lock"]
+    locks = [*(ROOT / "images" / CELL / f"{name}.lock" for name in ("base", "devel")), ROOT / "templates/envcheck.lock"]
     platforms = [f"--platform={name}_x86_64" for name in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
     for lock in locks:
         subprocess.run(

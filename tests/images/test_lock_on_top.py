@@ -55,6 +55,18 @@ def test_what_a_target_adds_moves_nothing_of_the_cell(
     assert lock_target(matrix, CELL, "runtime", locks, profile) is None
 
 
+def test_what_torch_asks_for_of_nvidias_is_not_asked_for_again(
+    matrix: Matrix, locks: list[Lock], profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = TargetRecipe(
+        group="devel", requirements=("helper",), cuda_requirements=lambda c: (f"nvidia_nccl-cu12=={c}",)
+    )
+    monkeypatch.setitem(RECIPES, "devel", recipe)
+    added = lock_target(matrix, CELL, "devel", locks, profile)
+    assert added is not None
+    assert [pin.name for pin in added.pins] == ["helper"]
+
+
 def test_a_users_packages_come_on_top_and_are_promised(spec: ImageSpec, profile: Profile) -> None:
     lock = lock_user_packages(spec, ["trainer"], profile)
     assert lock is not None

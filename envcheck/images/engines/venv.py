@@ -30,6 +30,8 @@ from envcheck.mirrors.profiles.model import Profile
 PROMISES: Final = "envcheck-promises.json"
 _KEY: Final = "envcheck-key"
 _PARTIAL: Final = "envcheck-partial"
+_SCRIPTS: Final = ("bytecode.py", "install.sh", "prove.py")
+_TARGET_SCRIPTS: Final = {"devel": ("targets/devel/cuda_home.py",)}
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +144,7 @@ def _scratch(dest: Path) -> Path:
 def _key(interpreter: str, spec: ImageSpec) -> str:
     locks = hashlib.sha256(b"".join(lock_files(spec.cell, spec.locks).values()))
     templates = data_path("templates") / "context"
-    scripts = b"".join((templates / name).read_bytes() for name in ("bytecode.py", "install.sh", "prove.py"))
+    scripts = b"".join((templates / name).read_bytes() for name in (*_SCRIPTS, *(_TARGET_SCRIPTS.get(spec.target, ()))))
     return build_key.key(
         context=hashlib.sha256(scripts + locks.digest()).hexdigest(),
         base=str(Path(interpreter).resolve()),
@@ -228,6 +230,13 @@ class _Steps:
         env |= {"ENVCHECK_WHEELS": self._wheels, "ENVCHECK_FROM": str(self.mirror / group), **self._netrc}
         self.run(f"install {group}", ["sh", str(self.mirror / "install/install.sh"), group, str(self.dest)], env)
 
+    def link_cuda(self) -> None:
+        """Link NVIDIA's wheels into cuda/, the CUDA_HOME of this environment, with the script an image build runs."""
+        python, cuda = self.dest / "bin/python", self.spec.promises["cuda"]
+        site_packages = self.dest / f"lib/python{self.spec.cell.python}/site-packages"
+        argv = [str(python), "-I", "-B", str(self._locks / "targets/devel/cuda_home.py"), str(site_packages)]
+        self.run("link CUDA", [*argv, str(self.dest / "cuda"), cuda])
+
     def prove(self) -> None:
         """Ask the installed torch what it is, with the script an image build runs."""
         promised = [f"{name}={self.spec.promises[name]}" for name in dockerfile.PROVEN]
@@ -255,6 +264,8 @@ def _fill(dest: Path, interpreter: str, steps: _Steps, key: str) -> None:
     for lock in steps.spec.locks:
         steps.install(lock.group)
     steps.prove()
+    if steps.spec.target == "devel" and steps.spec.promises["cuda"] != "none":
+        steps.link_cuda()
     (dest / PROMISES).write_text(json.dumps(steps.spec.promises, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     (dest / _KEY).write_text(key, encoding="ascii")
     (dest / _PARTIAL).unlink()

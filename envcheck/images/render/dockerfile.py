@@ -71,6 +71,7 @@ def template_context(
         "proof": " ".join(shlex.quote(f"{name}={spec.promises[name]}") for name in PROVEN),
         "keep": kept is not None,
         "kept_environment": dict(kept or {}),
+        "cuda": cuda,
         "cuda_major": None if cuda == "none" else cuda.partition(".")[0],
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from envcheck.images.engines.venv import Environment
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profiles.model import Profile
+from tests.wheels import wheel
 
 Build = Callable[..., Environment]
 
@@ -155,3 +157,24 @@ def test_of_two_builds_of_one_environment_the_second_waits_and_finds_it_built(
     thread.join(60)
     assert said == ["another build of the same image is running; waiting for it"]
     assert (first.skipped, [one.skipped for one in second]) == (False, [True])
+
+
+@pytest.mark.parametrize(("release", "ends"), [("12.8", True), ("12.6", False)])
+def test_devel_has_nvidias_wheels_as_one_toolkit_or_fails(
+    build: Build, spec: ImageSpec, simple_index: Callable[[Path], Path], tmp_path: Path, release: str, *, ends: bool
+) -> None:
+    ptxas = f'#!/bin/sh\necho "Cuda compilation tools, release {release}, V1"\n'
+    files = {"nvidia/cuda_nvcc/bin/ptxas": ptxas, "nvidia/cuda_nvcc/include/crt/host_config.h": "config\n"}
+    path = wheel(tmp_path / "nvcc", "nvidia-cuda-nvcc-cu12", "12.8.93", files=files)
+    simple_index(path.parent)
+    pin = Pin(name="nvidia-cuda-nvcc-cu12", version="12.8.93", sha256=[hashlib.sha256(path.read_bytes()).hexdigest()])
+    lock = Lock(group="devel", index="pypi", pins=[pin])
+    devel = msgspec.structs.replace(spec, target="devel", locks=[*spec.locks, lock])
+    if not ends:
+        with pytest.raises(FailedError) as failed:
+            build(devel)
+        assert failed.value.detail[0] == "in link CUDA"
+        return
+    home = Path(build(devel).path) / "cuda"
+    assert (home / "include/crt/host_config.h").read_text() == "config\n"
+    assert (home / "bin/ptxas").is_symlink()

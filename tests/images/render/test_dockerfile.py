@@ -185,3 +185,13 @@ def test_a_target_alone_has_the_same_steps_as_beside_the_others() -> None:
     for spec in load_specs(facts, cell):
         for step in re.findall(r"(?m)^(?:RUN|COPY|ENV|FROM) (?:.*\\\n)*.*$", render_dockerfile(spec)):
             assert step in every
+
+
+def test_devel_has_a_cuda_home_where_the_wheel_has_cuda_and_no_other_target_has() -> None:
+    facts = load()
+    text = render_dockerfile(*load_specs(facts, Cell(torch="2.14.1", variant="cu130", python="3.11")))
+    devel = text.partition(" AS devel\n")[2].partition("\nFROM ")[0]
+    assert "/opt/venv/lib/python3.11/site-packages /usr/local/cuda 13.0\n" in devel
+    assert "CUDA_HOME=/usr/local/cuda" in devel
+    assert text.count("CUDA_HOME") == 1
+    assert "CUDA_HOME" not in render_dockerfile(*load_specs(facts, Cell(torch="2.13.0", variant="cpu", python="3.11")))
