@@ -38,6 +38,8 @@ _LEFT_OUT: Final = (
     "/usr/share/locale/*",
     "/usr/share/man/*",
 )
+# The base's own apt sources are copied from the examples.
+_KEPT: Final = ("/usr/share/doc/*/copyright", "/usr/share/doc/apt/examples/*")
 # There the package usrmerge brings all of perl (47 MB); mmdebstrap's hook merges /usr beforehand, without it.
 _USRMERGE_NEEDS_PERL: Final = ("bookworm",)
 _MERGED_USR: Final = Path("/usr/share/mmdebstrap/hooks/merged-usr")
@@ -54,7 +56,7 @@ class Recipe(NamedTuple):
 
 def reference(base: Base, arch: HostArch, packages: Sequence[str] = OS_PACKAGES) -> str:
     """Return the reference of the bootstrapped base, which does not depend on where its packages come from."""
-    recipe = json.dumps([base.distro, base.suite, arch, packages, EPOCH, 2])
+    recipe = json.dumps([base.distro, base.suite, arch, packages, EPOCH, _LEFT_OUT, _KEPT])
     return f"{REPOSITORY}:{base.suite}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
 
@@ -86,7 +88,7 @@ def recipe(
         f"--architectures={DEB_ARCH[arch]}",
         *([f'--aptopt=Acquire::https::CAInfo "{ca}"'] if ca else []),
         *(f"--dpkgopt=path-exclude={path}" for path in _LEFT_OUT),
-        "--dpkgopt=path-include=/usr/share/doc/*/copyright",
+        *(f"--dpkgopt=path-include={path}" for path in _KEPT),
         *([f"--hook-dir={hooks}"] if hooks else []),
         f"--customize-hook={keep_own}",
         base.suite,

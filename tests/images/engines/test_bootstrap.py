@@ -69,6 +69,7 @@ def test_the_recipe_holds_all_a_base_must_have_and_drops_the_mirror() -> None:
     assert "--architectures=amd64" in how.argv
     assert "--dpkgopt=path-exclude=/usr/share/locale/*" in how.argv
     assert "--dpkgopt=path-include=/usr/share/doc/*/copyright" in how.argv
+    assert "--dpkgopt=path-include=/usr/share/doc/apt/examples/*" in how.argv
     assert not [word for word in how.argv if word.startswith("--hook-dir")]
     hooked = bases.recipe(BOOKWORM, "x86_64", OS_PACKAGES, [], None, Path("/t"), hooks=Path("/hooks"))
     assert "--hook-dir=/hooks" in hooked.argv
