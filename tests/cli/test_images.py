@@ -182,7 +182,7 @@ def test_the_list_is_also_for_programs(run: Callable[..., Result]) -> None:
     assert shown["schema"] == "envcheck/images/1"
     assert [(cell["cell"], cell["locked"], cell["tags"]) for cell in shown["cells"]] == [
         (CELL, True, [f"2.13.0-cpu-py311-{target}" for target in ("runtime", "devel", "train", "jupyter")]),
-        ("torch2.13.0-cu130-py311", False, ["2.13.0-cu130-py311-runtime"]),
+        ("torch2.13.0-cu130-py311", False, ["2.13.0-cu130-py311-runtime", "2.13.0-cu130-py311-train"]),
     ]
 
 

@@ -18,6 +18,7 @@ from envcheck.images.locks.model import Lock
 from envcheck.images.render.committed_files import Drift, drift, remove_orphans, write
 from envcheck.images.render.dockerfile import base_reference, labels, render_cell, render_cells, render_dockerfile
 from envcheck.images.spec import ImageSpec, load_specs, make_spec
+from envcheck.images.targets import RECIPES
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
 
@@ -195,3 +196,14 @@ def test_devel_has_a_cuda_home_where_the_wheel_has_cuda_and_no_other_target_has(
     assert "CUDA_HOME=/usr/local/cuda" in devel
     assert text.count("CUDA_HOME") == 1
     assert "CUDA_HOME" not in render_dockerfile(*load_specs(facts, Cell(torch="2.13.0", variant="cpu", python="3.11")))
+
+
+def test_every_train_target_imports_what_it_asks_for_and_checks_its_requirements() -> None:
+    found = [path.read_text(encoding="utf-8") for path in data_path("images").glob("*/Dockerfile")]
+    stages = [text.partition("FROM installed AS train\n")[2].partition("\nFROM ")[0] for text in found]
+    stages = [stage for stage in stages if stage]
+    assert len(stages) >= 24
+    for stage in stages:
+        assert all(re.search(rf"\bimport .*\b{name}\b", stage) for name in RECIPES["train"].requirements), stage
+        assert "pip check --python /opt/venv/bin/python" in stage
+        assert "HF_HUB_OFFLINE=1" in stage
