@@ -64,8 +64,12 @@ RECIPES: Final[dict[Target, TargetRecipe]] = {
         ),
         cuda_requirements=lambda _: ("bitsandbytes",),
     ),
+    # libnss-wrapper names a --user that /etc/passwd does not know, which sshd and git ask for.
     "jupyter": TargetRecipe(
-        packages=("openssh-server",), group="jupyter", requirements=("ipykernel", "ipywidgets", "jupyterlab")
+        packages=("libnss-wrapper", "openssh-server"),
+        group="jupyter",
+        requirements=("ipykernel", "ipywidgets", "jupyterlab"),
+        command=("start-jupyter",),
     ),
 }
 

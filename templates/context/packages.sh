@@ -4,6 +4,8 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 export DEBIAN_FRONTEND=noninteractive
+# A package that adds a user would put today's date into /etc/shadow.
+export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-631152000}"
 
 say() { echo "envcheck: os: $*" >&2; }
 
@@ -44,5 +46,7 @@ if [ -n "$missing" ]; then
     fi
 fi
 
+# openssh-server makes host keys when it is installed: all containers of an image would share them.
+rm -f /etc/ssh/ssh_host_*
 rm -rf /var/log/* /var/cache/ldconfig/aux-cache /var/cache/apt/*.bin /var/lib/apt/lists/* /var/cache/debconf/*-old \
     /var/lib/dpkg/*-old

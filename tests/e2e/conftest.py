@@ -81,17 +81,22 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the files of the small locks, fetched through this machine's own pip configuration."""
     into = tmp_path_factory.mktemp("wheels")
     locks = [*(ROOT / "images" / CELL / f"{name}.lock" for name in ("base", "devel")), ROOT / "templates/envcheck.lock"]
-    platforms = [f"--platform={name}_x86_64" for name in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
     for lock in locks:
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
-                *("--no-deps", "--only-binary=:all:", "--python-version=3.11", "--implementation=cp", *platforms),
-                *("--require-hashes", "--dest", into, "--requirement", lock),
-            ],
-            check=True,
-        )
+        download(lock, into)
     return into
+
+
+def download(lock: Path, into: Path) -> None:
+    """Fetch a lock's files through this machine's own pip configuration."""
+    platforms = [f"--platform={name}_x86_64" for name in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
+            *("--no-deps", "--only-binary=:all:", "--python-version=3.11", "--implementation=cp", *platforms),
+            *("--require-hashes", "--dest", into, "--requirement", lock),
+        ],
+        check=True,
+    )
 
 
 @pytest.fixture(scope="session")

@@ -91,6 +91,8 @@ def recipe(
         *(f"--dpkgopt=path-include={path}" for path in _KEPT),
         *([f"--hook-dir={hooks}"] if hooks else []),
         f"--customize-hook={keep_own}",
+        # openssh-server makes host keys when it is installed: all containers of an image would share them.
+        '--customize-hook=rm -f "$1"/etc/ssh/ssh_host_*',
         base.suite,
         str(tar),
         *sources,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,14 @@ def test_a_private_ca_reaches_apt_and_leaves_no_file() -> None:
     how = bases.recipe(BOOKWORM, "x86_64", OS_PACKAGES, [], "/site/ca.pem", Path("/t/rootfs.tar"))
     assert '--aptopt=Acquire::https::CAInfo "/site/ca.pem"' in how.argv
     assert any("rm -f" in word and "99mmdebstrap" in word for word in how.argv)
+
+
+def test_a_base_holds_no_host_key_of_an_ssh_server(tmp_path: Path) -> None:
+    """Installing openssh-server makes them, and every container of every image on that base would share them."""
+    argv = bases.recipe(BOOKWORM, "x86_64", ("openssh-server",), [], None, tmp_path / "base.tar").argv
+    (hook,) = [each.partition("=")[2] for each in argv if each.startswith("--customize-hook=") and "ssh" in each]
+    (tmp_path / "etc/ssh").mkdir(parents=True)
+    for name in ("ssh_host_rsa_key", "ssh_host_rsa_key.pub", "sshd_config"):
+        (tmp_path / "etc/ssh" / name).touch()
+    subprocess.run(["sh", "-c", hook, "sh", tmp_path], check=True)
+    assert [path.name for path in (tmp_path / "etc/ssh").iterdir()] == ["sshd_config"]

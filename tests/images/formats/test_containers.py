@@ -97,8 +97,10 @@ def test_a_devcontainer_wants_a_gpu_where_the_wheel_has_cuda() -> None:
 def test_only_jupyter_forwards_ports() -> None:
     jupyter = [msgspec.structs.replace(specs(CPU)[0], target="jupyter")]
     assert json.loads(written("devcontainer", jupyter, OPTIONS))["forwardPorts"] == [8888, 2222]
-    ports = yaml.safe_load(written("compose", jupyter, OPTIONS))["services"]["torch"]["ports"]
-    assert ports == ["127.0.0.1:8888:8888", "127.0.0.1:2222:2222"]
+    service = yaml.safe_load(written("compose", jupyter, OPTIONS))["services"]["torch"]
+    assert service["ports"] == ["127.0.0.1:8888:8888", "127.0.0.1:2222:2222"]
+    # A name without a value is taken from the shell; one that is not set there is not set in the container either.
+    assert service["environment"] == {"JUPYTER_TOKEN": None, "SSH_PUBLIC_KEY": None, "SSH_PORT": "2222"}
     assert "forwardPorts" not in json.loads(text("devcontainer", CPU))
 
 

@@ -26,8 +26,9 @@ from envcheck.images.lock_with_uv import lock_cell
 from envcheck.images.locks.local_wheels import local_wheels
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.render.build_context import Context, network, sources, write
-from envcheck.images.spec import ImageSpec, make_spec
+from envcheck.images.spec import ImageSpec, load_specs, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.matrix.file.load import load
 from envcheck.mirrors.profiles import host_config as hosts
 from envcheck.mirrors.profiles.host_config import ca_bundle
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
@@ -439,3 +440,11 @@ def test_torch_of_its_own_index_goes_through_the_profile_or_the_clients_default(
     assert [row.kind for row in sources("torch", lock, Profile(name="none"), carried=False)] == ["torch-backend"]
     assert network(rows) == "none"
     assert network(rows[1:]) == "default"
+
+
+def test_a_targets_own_files_go_along(tmp_path: Path) -> None:
+    specs = load_specs(load(), Cell(torch="2.13.0", variant="cpu", python="3.11"))
+    write(specs, Profile(name="t", pypi=[DEAD]), tmp_path / "context")
+    own = {path.name: path.read_bytes() for path in (tmp_path / "context/targets/jupyter").iterdir()}
+    assert set(own) == {"start-jupyter", "setup.sh", "profile.sh", "overrides.json"}
+    assert own["start-jupyter"] == (data_path("templates") / "context/targets/jupyter/start-jupyter").read_bytes()

@@ -155,7 +155,7 @@ def test_hadolint_finds_nothing(spec: ImageSpec, tmp_path: Path) -> None:
     assert _hadolint([kept]).returncode == 1
 
 
-@pytest.mark.parametrize("script", ["install.sh", "os.sh", "launcher.sh"])
+@pytest.mark.parametrize("script", ["install.sh", "os.sh", "packages.sh", "launcher.sh", "targets/jupyter/setup.sh"])
 def test_scripts_are_posix_sh(script: str) -> None:
     shell: Callable[[str], str | None] = shutil.which
     checker = shell("dash") or shell("sh")
@@ -207,3 +207,9 @@ def test_every_train_target_imports_what_it_asks_for_and_checks_its_requirements
         assert all(re.search(rf"\bimport .*\b{name}\b", stage) for name in RECIPES["train"].requirements), stage
         assert "pip check --python /opt/venv/bin/python" in stage
         assert "HF_HUB_OFFLINE=1" in stage
+
+
+def test_the_target_jupyter_starts_its_script() -> None:
+    text = render_dockerfile(*load_specs(load(), Cell(torch="2.13.0", variant="cpu", python="3.11")))
+    assert text.count("/run/jupyter/setup.sh") == 1
+    assert re.search(r'setup\.sh\nEXPOSE 22 8888\nCOPY envcheck (?:.*\n)*?CMD \["start-jupyter"\]', text)
