@@ -181,11 +181,13 @@ def unpacked() -> Path:
             "mmdebstrap",
         )
     root = CACHE / "root-with-compose"  # another name whenever PACKAGES change
-    if not (root / "usr/sbin/dockerd").exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="unpack-", dir=CACHE) as scratch:
-            _unpack(Path(scratch))
-            (Path(scratch) / "root").rename(root)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "unpack.lock").open("w") as lock:  # another process of the tests may be unpacking them
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / "usr/sbin/dockerd").exists():
+            with tempfile.TemporaryDirectory(prefix="unpack-", dir=CACHE) as scratch:
+                _unpack(Path(scratch))
+                (Path(scratch) / "root").rename(root)
     return root
 
 

@@ -65,7 +65,7 @@ def test_a_cpu_dressed_as_a_gpu_fails(node: Node) -> None:
     ("changes", "status", "code", "said"),
     [
         ({"absent": "transformers"}, SKIP, "no-transformers", "not installed"),
-        ({"missing": ["accelerate"]}, FAIL, "missing", "installed without accelerate"),
+        ({"missing": ["accelerate"]}, SKIP, "missing", "installed without accelerate"),
         ({"stage": "resuming from step 4", "raised": "ValueError: no"}, FAIL, "raised", "step 4 raised ValueError: no"),
         ({"apart": ["weight"]}, FAIL, "loading", "wrote: weight"),
         ({"apart": None}, ERROR, "unmeasured", "no training"),
