@@ -13,14 +13,14 @@ NOT_OF_IMAGES: Final = frozenset({"site", "formats"})
 def changed_cells(paths: Iterable[str], cells: Sequence[str]) -> list[str]:
     """Return the cells whose images these paths change, in the order given.
 
-    A path is below the repository's top, as `git diff --name-only` writes it. A file of images/<cell>/ changes that
-    cell. A template changes every cell, unless its folder is known to be of no image. A change of matrix.yaml shows in
-    the rendered files, which `envcheck render --check` holds to it, so that it need not be read here.
+    A path is below the repository's top, as `git diff --name-only` writes it. images/<cell>/ and what is in it change
+    that cell. A template changes every cell, unless its folder is known to be of no image. A change of matrix.yaml is
+    seen in the rendered files, which `envcheck render --check` holds to it, so that it need not be read here.
     """
     parts = [PurePosixPath(path).parts for path in paths]
     if any(_is_template(path) for path in parts):
         return list(cells)
-    touched = {path[1] for path in parts if path[:1] == ("images",) and path[2:]}
+    touched = {path[1] for path in parts if path[:1] == ("images",) and path[1:]}
     return [cell for cell in cells if cell in touched]
 
 

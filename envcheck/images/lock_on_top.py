@@ -9,6 +9,7 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from envcheck.errors import ConfigError
 from envcheck.images.lock_with_uv import PLATFORMS, UnsatisfiableError, first_resolution, source_options
@@ -17,7 +18,7 @@ from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import ARCH, ImageSpec, facts
 from envcheck.images.targets import RECIPES, wanted
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
-from envcheck.mirrors.profiles.model import Profile
+from envcheck.mirrors.profiles.model import Profile, without_logins
 
 
 def lock_target(
@@ -49,6 +50,22 @@ def lock_user_packages(spec: ImageSpec, requirements: Sequence[str], profile: Pr
     return Lock(group="user", index="pypi", pins=pins) if pins else None
 
 
+def contradiction(spec: ImageSpec, lock: Lock, requirements: Iterable[str]) -> str | None:
+    """Return what is wrong with a lock of these requirements on top of a spec: it moves a package, or lacks one."""
+    held = {pin.name: Version(pin.version) for each in spec.locks for pin in each.pins}
+    pinned = {pin.name: Version(pin.version) for pin in lock.pins}
+    moved = sorted(held.keys() & pinned.keys())
+    if moved:
+        return f"pins {moved[0]}, which the cell holds"
+    for each in map(Requirement, requirements):
+        version = {**held, **pinned}.get(canonicalize_name(each.name))
+        if version is None and each.marker is None:
+            return f"lacks {each.name}"
+        if version is not None and not each.specifier.contains(version, prereleases=True):
+            return f"holds {each.name} {version}, which is not {each}"
+    return None
+
+
 def checked(requirements: Iterable[str]) -> list[str]:
     """Return NAME[SPEC] requirements as given; ConfigError for what is none, or names a place instead of an index."""
     return [_requirement(line, line) for line in requirements]
@@ -74,6 +91,7 @@ def read_requirements(path: Path) -> list[str]:
 
 
 def _requirement(line: str, where: str) -> str:
+    where = without_logins(where)
     if line.startswith("-"):
         message = f"{where!r} is an option, not a package"
         raise ConfigError(message, fix="leave it out: a mirror profile says where packages come from (--mirror)")

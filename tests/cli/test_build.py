@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -15,10 +16,13 @@ from click.testing import CliRunner
 
 from envcheck.cli import Settings, cli
 from envcheck.cli.shared.build_progress import listeners
+from envcheck.data import data_path
 from envcheck.errors import UnavailableError
 from envcheck.images.engines import venv
 from envcheck.images.spec import load_spec, select
 from envcheck.matrix.file.load import load
+
+CELL = "torch2.13.0-cpu-py311"
 
 
 @pytest.fixture
@@ -188,3 +192,52 @@ def test_help_says_how_it_ends(command: str) -> None:
     told = CliRunner().invoke(cli, [command, "--help"]).output
     assert re.search(r"Exit 0: .*\b2:\s+[^;]*\bwrong\s+usage", told, re.DOTALL)
     assert max(map(len, told.splitlines())) <= 80
+
+
+def on_top(home: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a dry run with a package on top, through an index that does not answer."""
+    profile = home / "dead.yaml"
+    profile.write_text("pypi: [{url: 'http://127.0.0.1:9/simple'}]\n")
+    environ = {**os.environ, "ENVCHECK_HOME": str(home), "UV_HTTP_RETRIES": "0"}
+    return build(environ, CELL, "--engine", "venv", "--dry-run", "--mirror", str(profile), *options)
+
+
+def test_a_kept_lock_that_is_broken_is_named_with_what_to_do(tmp_path: Path) -> None:
+    asked = on_top(tmp_path, "--with", "einops")
+    assert asked.returncode == 3, asked.stderr
+    assert not (tmp_path / "locks-on-top").exists()
+    spec = load_spec(load(), select(load(), [CELL])[0])
+    request = json.dumps([spec.tag, spec.promises["lock"], ["einops"]])
+    kept = tmp_path / "locks-on-top" / f"{spec.tag}-{hashlib.sha256(request.encode()).hexdigest()[:16]}.lock"
+    kept.parent.mkdir()
+    pin = "\\\n    --hash=sha256:" + "0" * 64 + "\n"
+    for text in ("", "# index: pypi\n", f"# index: pypi\ntorch==2.0.0 {pin}", f"# index: pypi\nother==1 {pin}"):
+        kept.write_text(text)
+        refused = on_top(tmp_path, "--with", "einops")
+        assert refused.returncode == 2
+        assert f"{kept}" in refused.stderr
+        assert "delete it: the next build makes it anew" in refused.stderr
+    kept.write_text(f"# index: pypi\neinops==0.8.1 {pin}")
+    assert on_top(tmp_path, "--with", "einops").returncode == 0
+
+
+def test_the_plan_of_a_cell_without_a_lock_checks_what_a_build_would(tmp_path: Path) -> None:
+    unlocked = "torch2.15.0-cpu-py311"
+    environ = {**os.environ, "ENVCHECK_HOME": str(tmp_path)}
+    shown = build(environ, unlocked, "--engine", "venv", "--dry-run", "--json", "--with", "einops")
+    plan = json.loads(shown.stdout)
+    assert (plan["schema"], plan["engine"], plan["with"]) == ("envcheck/build-plan/1", "venv", ["einops"])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").touch()
+    refused = build(environ, unlocked, "--engine", "venv", "--dry-run", "--output", str(tmp_path / "mine"))
+    assert refused.returncode == 2
+    assert "was not created by `envcheck build`" in refused.stderr
+
+
+def test_a_target_that_lacks_its_lock_does_not_stop_another(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    (images / CELL).mkdir(parents=True)
+    for name in ("torch.lock", "base.lock"):
+        (images / CELL / name).write_bytes((data_path("images") / CELL / name).read_bytes())
+    done = build({**os.environ}, CELL, "--engine", "venv", "--dry-run", "--images", str(images))
+    assert done.returncode == 0, done.stderr

@@ -125,3 +125,9 @@ def test_a_cell_without_a_lock_is_left_out_and_named(tmp_path: Path) -> None:
     shown = run("--images", str(tmp_path / "images"), CELL, "--format", "github")
     assert (shown.exit_code, shown.stdout) == (0, '{"include":[]}\n')
     assert f"{CELL} is left out: it has no lock; run `envcheck lock {CELL}`" in shown.stderr
+
+
+@pytest.mark.parametrize("path", ["/abs/images/x/Dockerfile", "M\timages/x", '"images/\\303\\244"', "../images/x"])
+def test_a_path_that_git_would_not_print_is_refused(path: str) -> None:
+    assert "is not a path below the repository's top" in refusal("--changed", "-", stdin=f"{path}\n")
+    assert cells("torch2.13.0-*py311", "--changed", "-", stdin=f"images/{OTHER}\n") == [OTHER]

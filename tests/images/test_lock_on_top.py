@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ import pytest
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.build import tags
-from envcheck.images.lock_on_top import checked, lock_target, lock_user_packages, read_requirements
-from envcheck.images.locks.lockfile import digest
-from envcheck.images.locks.model import Lock
+from envcheck.images.lock_on_top import checked, contradiction, lock_target, lock_user_packages, read_requirements
+from envcheck.images.locks.lockfile import digest, parse_lock
+from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.render.dockerfile import render_dockerfile
 from envcheck.images.spec import ImageSpec, make_spec, with_user_packages
 from envcheck.images.targets import RECIPES, TargetRecipe
@@ -91,6 +92,43 @@ def test_a_package_that_fights_the_cell_is_refused(spec: ImageSpec, profile: Pro
     ) as caught:
         lock_user_packages(spec, [package], profile)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pins", "wanted", "wrong"),
+    [
+        ({"trainer": "1.0", "helper": "2.0"}, "trainer", None),
+        ({"trainer": "1.0", "torch": "2.0.0"}, "trainer", "pins torch, which the cell holds"),
+        ({"trainer": "1.0", "numpy": "1.0.0"}, "trainer", "pins numpy, which the cell holds"),
+        ({"helper": "2.0"}, "trainer", "lacks trainer"),
+        ({"trainer": "1.0"}, "trainer>=2", "holds trainer 1.0, which is not trainer>=2"),
+        ({"trainer": "1.0"}, "numpy>=9", "holds numpy 2.5.5, which is not numpy>=9"),
+        ({"trainer": "1.0"}, "other; python_version < '3'", None),
+    ],
+)
+def test_a_kept_lock_is_held_against_the_cell_and_the_request(
+    spec: ImageSpec, pins: dict[str, str], wanted: str, wrong: str | None
+) -> None:
+    kept = [Pin(name=name, version=version, sha256=["0" * 64]) for name, version in pins.items()]
+    assert contradiction(spec, Lock(group="user", index="pypi", pins=kept), [wanted]) == wrong
+
+
+def test_no_message_repeats_a_login(tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    for line in (
+        "--index-url https://me:hunter2@x.example/simple",
+        "git+https://me:hunter2@x.example/r.git",
+        "e @ https://me:hunter2@x.example/e.whl",
+    ):
+        file.write_text(f"{line}\n")
+        for call in (functools.partial(checked, [line]), functools.partial(read_requirements, file)):
+            with pytest.raises(ConfigError) as caught:
+                call()
+            assert "hunter2" not in str(caught.value)
+            assert "x.example" in str(caught.value)
+    with pytest.raises(ConfigError, match="exact version") as caught:
+        parse_lock("# index: pypi\ne @ https://me:hunter2@x.example/e.whl\n", "base", "x.lock")
+    assert "hunter2" not in str(caught.value)
 
 
 def test_an_index_that_does_not_answer_is_no_contradiction(spec: ImageSpec) -> None:

@@ -152,6 +152,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
     """
     from envcheck.cli.shared.cell_to_build import (
         architecture,
+        is_unlocked,
         lock_first,
         refuse_without_lock,
         show_unlocked,
@@ -162,6 +163,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
     from envcheck.cli.sources.packages_on_top import requested_packages, with_packages
     from envcheck.cli.store.common import prefetched_wheels
     from envcheck.images.build.tags import parse
+    from envcheck.images.engines import venv
 
     parse(options.tag)  # a wrong one is refused before anything runs
     selector = options.selector or cell_for_this_machine(settings, options.mirror)
@@ -173,10 +175,13 @@ def command(options: BuildOptions, settings: Settings) -> None:
     requirements = requested_packages(options.packages, options.packages_file)
     refuse_without_lock(spec, options.mirror, bake=options.bake)
     profile = profile_for(settings, options.mirror, spec.locks)
-    if options.dry_run and show_unlocked(spec, profile, as_json=options.as_json):
+    if options.dry_run and is_unlocked(spec):
+        if options.engine == "venv":
+            venv.plan(spec, _destination(spec, options))  # what it would refuse is refused here too
+        show_unlocked(spec, profile, engine=options.engine, packages=requirements, as_json=options.as_json)
         return
     spec = lock_first(settings, spec, profile)
-    spec = with_packages(spec, requirements, profile)
+    spec = with_packages(spec, requirements, profile, keep=not options.plan_only)
     with contextlib.ExitStack() as stack:
         wheels = None
         if options.prefetch:
@@ -306,11 +311,9 @@ def _image(request: BuildRequest, options: BuildOptions, settings: Settings) -> 
 
 def _venv(spec: ImageSpec, profile: Profile, wheels: Path | None, options: BuildOptions, settings: Settings) -> None:
     from envcheck.cli.shared.build_progress import details, listeners
-    from envcheck.data import state_path
     from envcheck.images.engines import venv
 
-    plain = spec.target == "runtime" and not spec.user_lock
-    dest = options.output or state_path("venvs", str(spec.cell) if plain else f"torch{spec.tag}")
+    dest = _destination(spec, options)
     if options.dry_run:
         _show_venv_plan(venv.plan(spec, dest), as_json=options.as_json)
         return
@@ -319,6 +322,14 @@ def _venv(spec: ImageSpec, profile: Profile, wheels: Path | None, options: Build
     _show(built, built.path, settings, as_json=options.as_json)
     if not options.as_json and not settings.quiet:
         click.echo(f"next    envcheck run --python {built.python}")
+
+
+def _destination(spec: ImageSpec, options: BuildOptions) -> Path:
+    """Return where an environment goes: a directory of its own for each target and each set of packages on top."""
+    from envcheck.data import state_path
+
+    plain = spec.target == "runtime" and not spec.user_lock
+    return options.output or state_path("venvs", str(spec.cell) if plain else f"torch{spec.tag}")
 
 
 def _show_venv_plan(planned: EnvironmentPlan, *, as_json: bool) -> None:

@@ -39,7 +39,10 @@ class LockOptions(NamedTuple):
 @click.argument("selectors", nargs=-1, metavar="[CELL]...", shell_complete=completion.cells)
 @click.option("--mirror", default="host", show_default=True, help="none, host, or a profile's YAML file.")
 @click.option(
-    "--images", "images_dir", type=click.Path(path_type=Path, file_okay=False), help="Where the cells are. [images/]"
+    "--images",
+    "images_dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Where the cells are. [images/]",
 )
 @click.option(
     "--target",

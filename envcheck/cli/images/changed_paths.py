@@ -55,4 +55,8 @@ def listed(file: str) -> list[str]:
         where = "standard input" if file == "-" else file
         message = f"--changed: {where} names no path"
         raise ConfigError(message, fix="list one path a line, as `git diff --name-only` does")
+    strange = next((path for path in paths if path.startswith(("/", '"', "..")) or "\t" in path), None)
+    if strange is not None:
+        message = f"--changed: {strange!r} is not a path below the repository's top"
+        raise ConfigError(message, fix="list one path a line, as `git diff --name-only -z` does")
     return paths

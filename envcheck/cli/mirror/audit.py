@@ -179,13 +179,16 @@ def _needs(settings: Settings, cells: tuple[str, ...], locks: dict[Path, bytes],
     from envcheck.data import data_path
     from envcheck.images.locks.lockfile import parse_requirements, read_locks
     from envcheck.images.spec import select
+    from envcheck.images.targets import groups_of
     from envcheck.matrix.file.load import load
     from envcheck.mirrors.index.locate import LockedPackage
 
     parsed = [parse_requirements(content, "base", str(path)) for path, content in locks.items()]
     if cells or every:
         selected = select(load(settings.matrix), cells)
-        parsed += [lock for cell in selected for lock in read_locks(data_path("images") / str(cell))]
+        parsed += [
+            lock for cell in selected for lock in read_locks(data_path("images") / str(cell), groups_of("runtime"))
+        ]
     needs = (
         LockedPackage(pin.name, tuple(pin.sha256), lock.index, pin.version) for lock in parsed for pin in lock.pins
     )

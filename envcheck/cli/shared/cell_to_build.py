@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,20 +121,25 @@ def refuse_without_lock(spec: ImageSpec, mirror: str, *, bake: bool) -> None:
         raise ConfigError(message, fix="run `envcheck build` without it once: it makes the lock")
 
 
-def show_unlocked(spec: ImageSpec, profile: Profile, *, as_json: bool) -> bool:
-    """Print the plan of a cell that has no lock, and tell whether it has none: what it installs is not known yet."""
+def show_unlocked(spec: ImageSpec, profile: Profile, *, engine: str, packages: Sequence[str], as_json: bool) -> None:
+    """Print the plan of a cell that has no lock: what it installs is not known yet, `packages` on top neither."""
     import json
 
-    if not is_unlocked(spec):
-        return False
     if as_json:
-        plan = {"cell": str(spec.cell), "target": spec.target, "key": None, "lock": "made first"}
-        click.echo(json.dumps({**plan, "mirror": profile.name}, indent=2))
-        return True
+        plan: dict[str, Any] = {
+            "schema": "envcheck/build-plan/1",
+            "engine": engine,
+            "cell": str(spec.cell),
+            "target": spec.target,
+        }
+        plan |= {"key": None, "lock": "made first", "mirror": profile.name, "with": list(packages)}
+        click.echo(json.dumps(plan, indent=2))
+        return
     click.echo(f"cell    {spec.cell}")
     click.echo(f"lock    made first, through mirror profile {profile.name}; kept in {_kept(spec.cell)}")
+    for package in packages:
+        click.echo(f"with    {package}: locked on top once the cell's lock is made")
     click.echo("key     known once the lock is made")
-    return True
 
 
 def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSpec:
@@ -166,11 +172,15 @@ def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSp
 def _warn_of_an_edit(matrix: Matrix, spec: ImageSpec, images_dir: Path | None) -> None:
     """Warn where the cell's Dockerfile is not what is built: a build renders its own from templates and locks."""
     from envcheck.data import data_path
+    from envcheck.errors import ConfigError
     from envcheck.images.render.dockerfile import render_dockerfile
     from envcheck.images.spec import load_specs
 
     path = (images_dir or data_path("images")) / str(spec.cell) / "Dockerfile"
-    specs = load_specs(matrix, spec.cell, images_dir=images_dir)
+    try:
+        specs = load_specs(matrix, spec.cell, images_dir=images_dir)
+    except ConfigError:  # another target of the cell lacks its lock: there is nothing to compare with
+        return
     if path.exists() and path.read_bytes() != render_dockerfile(*specs).encode():
         warning = "is edited or out of date and is not what this build uses; put changes into templates/ or matrix.yaml"
         click.echo(f"envcheck: warning: {path} {warning}, then run `envcheck render`", err=True)

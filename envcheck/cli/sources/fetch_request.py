@@ -94,13 +94,16 @@ def locked_cells(settings: Settings, selector: str, *, one: bool) -> list[CellLo
     from envcheck.data import data_path
     from envcheck.images.locks.lockfile import read_locks
     from envcheck.images.spec import select
+    from envcheck.images.targets import groups_of
     from envcheck.matrix.file.load import load
 
     cells = select(load(settings.matrix), (selector,))
     if one and len(cells) != 1:
         message = f"{selector!r} names {len(cells)} cells"
         raise ConfigError(message, fix=f"probe for one at a time, e.g. {cells[0]}")
-    found = [CellLocks(read_locks(data_path("images") / str(cell)), cell.python) for cell in cells]
+    found = [
+        CellLocks(read_locks(data_path("images") / str(cell), groups_of("runtime")), cell.python) for cell in cells
+    ]
     for cell, (locks, _) in zip(cells, found, strict=True):
         if not locks:
             message = f"{cell} has no lock"

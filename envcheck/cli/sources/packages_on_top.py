@@ -13,6 +13,7 @@ import click
 from envcheck.counting import counted
 
 if TYPE_CHECKING:
+    from envcheck.images.locks.model import Lock
     from envcheck.images.spec import ImageSpec
     from envcheck.mirrors.profiles.model import Profile
 
@@ -24,28 +25,52 @@ def requested_packages(named: Sequence[str], file: Path | None) -> list[str]:
     return [*checked(named), *(read_requirements(file) if file else [])]
 
 
-def with_packages(spec: ImageSpec, requirements: Sequence[str], profile: Profile) -> ImageSpec:
-    """Return the spec with these packages on top, of the kept lock where there is one; say which lock it is."""
+def with_packages(spec: ImageSpec, requirements: Sequence[str], profile: Profile, *, keep: bool) -> ImageSpec:
+    """Return the spec with these packages on top, of the kept lock where there is one; say which lock it is.
+
+    `keep`: a new lock is kept for the next build.
+    """
     from envcheck import safe_files
     from envcheck.images.lock_on_top import lock_user_packages
-    from envcheck.images.locks.lockfile import format_lock, parse_lock
+    from envcheck.images.locks.lockfile import format_lock
     from envcheck.images.spec import with_user_packages
 
     if not requirements:
         return spec
     path = _kept(spec, requirements)
     if path.is_file():
-        lock, origin = parse_lock(path.read_text(encoding="utf-8"), "user", str(path)), "kept from an earlier build"
+        lock, origin = _read(path, spec, requirements), "kept from an earlier build"
     else:
         made = lock_user_packages(spec, requirements, profile)
         if made is None:
             click.echo(f"with    nothing to add: {spec.tag} holds {', '.join(requirements)}", err=True)
             return spec
-        path.parent.mkdir(parents=True, exist_ok=True)
-        safe_files.replace(path, format_lock(made, f"{spec.tag}, on top: {', '.join(requirements)}").encode())
         lock, origin = made, "new: its hashes are what the mirror said"
-    click.echo(f"with    {counted(len(lock.pins), 'package')} on top, {origin}; lock: {path}", err=True)
+        if keep:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            safe_files.replace(path, format_lock(made, f"{spec.tag}, on top: {', '.join(requirements)}").encode())
+    where = f"; lock: {path}" if path.is_file() else ", not kept"
+    click.echo(f"with    {counted(len(lock.pins), 'package')} on top, {origin}{where}", err=True)
     return with_user_packages(spec, lock)
+
+
+def _read(path: Path, spec: ImageSpec, requirements: Sequence[str]) -> Lock:
+    """Return a kept lock; ConfigError where it cannot be read or is not one of these requirements on this cell."""
+    from envcheck.errors import ConfigError
+    from envcheck.images.lock_on_top import contradiction
+    from envcheck.images.locks.lockfile import parse_lock
+
+    fix = "delete it: the next build makes it anew"
+    try:
+        lock = parse_lock(path.read_text(encoding="utf-8"), "user", str(path))
+    except (ConfigError, OSError, UnicodeDecodeError) as error:
+        reason = error.message if isinstance(error, ConfigError) else f"{path} cannot be read"
+        raise ConfigError(reason, fix=fix) from error
+    wrong = contradiction(spec, lock, requirements)
+    if wrong:
+        message = f"{path} {wrong}"
+        raise ConfigError(message, fix=fix)
+    return lock
 
 
 def _kept(spec: ImageSpec, requirements: Sequence[str]) -> Path:

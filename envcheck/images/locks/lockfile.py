@@ -14,6 +14,7 @@ from packaging.version import Version
 from envcheck.errors import ConfigError
 from envcheck.images.locks.model import Group, Lock, Pin
 from envcheck.matrix.facts.model import HostArch
+from envcheck.mirrors.profiles.model import without_logins
 
 GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 _TORCH: Final = frozenset({"torch", "torchvision", "torchaudio"})
@@ -126,7 +127,7 @@ def _named(line: str) -> str:
 def _pin(line: str, where: str, number: int) -> Pin:
     match = _PIN.match(line)
     if match is None:
-        raise _bad(where, number, f"{line.strip()!r} is not an exact version with a hash")
+        raise _bad(where, number, f"{without_logins(line.strip())!r} is not an exact version with a hash")
     try:
         Version(match["version"])
     except ValueError as error:

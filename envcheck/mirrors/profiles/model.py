@@ -11,6 +11,7 @@ import msgspec
 
 CLIENT_DEFAULT: Final = "default"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|//|")
+_LOGIN: Final = re.compile(r"://[^/\s]*@")
 _QUERY: Final = re.compile(r"(://[^\s?]*)\?[^\s`'\")]*")
 _BARE_LOGIN: Final = re.compile(r"[^/]*:[^/]*@")
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:@\s]+)(:[0-9]{1,5})?")
@@ -143,6 +144,11 @@ def without_query(url: str) -> str:
 def without_queries(text: str) -> str:
     """Return a program's output without the queries of its URLs: a signed link is a secret."""
     return _QUERY.sub(r"\1?...", text)
+
+
+def without_logins(text: str) -> str:
+    """Return a text without the users and passwords of its URLs."""
+    return _LOGIN.sub("://***@", text)
 
 
 def redacted(url: str) -> str:
