@@ -16,8 +16,10 @@ from envcheck.matrix.facts.model import Target
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.images.audit.judge import ImageAudit
+    from envcheck.images.audit.osv import OsvDatabase
 
 _STATUS: Final = {"clean": 0, "found": PromiseError.exit_code, "undetermined": UnavailableError.exit_code}
+_MOST_DAYS: Final = 36_500
 
 
 class ImagesAuditOptions(NamedTuple):
@@ -27,6 +29,7 @@ class ImagesAuditOptions(NamedTuple):
     target: Target
     osv: Path | None
     max_age: int
+    partial: bool
     images_dir: Path | None
     as_json: bool
 
@@ -38,8 +41,13 @@ class ImagesAuditOptions(NamedTuple):
     "--osv", type=click.Path(path_type=Path), help="Your OSV database: a directory of records, of zip files, or a zip."
 )
 @click.option(
-    "--max-age", default=30, show_default=True, type=click.IntRange(min=1), help="Days since its newest record."
+    "--max-age",
+    default=30,
+    show_default=True,
+    type=click.IntRange(min=1, max=_MOST_DAYS),
+    help="Days since its newest record.",
 )
+@click.option("--partial", is_flag=True, help="Your database is a selection of PyPI's records: it may be small.")
 @click.option(
     "--images",
     "images_dir",
@@ -56,30 +64,47 @@ def command(options: ImagesAuditOptions, settings: Settings) -> int:
     Records of one vulnerability (GHSA, PYSEC, CVE) are one finding.
 
     Exit 0: no record affects a package; 1: one does; 2: wrong usage; 3: undetermined, because there is no database,
-    it is older than --max-age, or a record cannot be read or compared.
+    it is older than --max-age, it has fewer than 1000 records without --partial, or a file or record in it cannot be
+    read or compared.
     """
     import datetime as dt
 
-    import msgspec
-
     from envcheck.cli.images.selection import spec_of
-    from envcheck.images.audit.judge import audit
-    from envcheck.images.audit.osv import load
+    from envcheck.images.audit.judge import AuditTerms, audit, unaudited
     from envcheck.images.render.build_context import tool_lock
     from envcheck.images.sbom.components import components
 
-    if options.osv is None:
-        message = "no OSV database to compare with"
-        raise UnavailableError(message, fix="give one with --osv DIR: osv.dev exports PyPI as all.zip")
     spec = spec_of(settings.matrix, options.selector, options.target, options.images_dir)
+    named = (str(spec.cell), spec.target)
     listed = components(spec, tool_lock(), {})
-    now = dt.datetime.now(dt.timezone.utc)
-    result = audit((str(spec.cell), spec.target), listed, load(options.osv), now, dt.timedelta(options.max_age))
+    try:
+        database = _database(options.osv)
+    except UnavailableError as error:
+        if options.as_json:
+            _print(unaudited(named, listed, str(error), partial=options.partial))
+        raise
+    terms = AuditTerms(dt.datetime.now(dt.timezone.utc), dt.timedelta(options.max_age), options.partial)
+    result = audit(named, listed, database, terms)
     if options.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(result)))
+        _print(result)
     else:
         _show(result, quiet=settings.quiet)
     return _STATUS[result.verdict]
+
+
+def _database(osv: Path | None) -> OsvDatabase:
+    from envcheck.images.audit.osv import load
+
+    if osv is None:
+        message = "no OSV database to compare with"
+        raise UnavailableError(message, fix="give one with --osv DIR: osv.dev exports PyPI as all.zip")
+    return load(osv)
+
+
+def _print(result: ImageAudit) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(result)))
 
 
 def _show(result: ImageAudit, *, quiet: bool) -> None:
@@ -92,7 +117,9 @@ def _show(result: ImageAudit, *, quiet: bool) -> None:
         click.echo(f"unknown  {line}")
     if not quiet:
         newest = f", the newest of {result.newest}" if result.newest else ""
-        click.echo(f"against  {counted(result.records, 'record')}{newest}")
+        ignored = f"; ignored {counted(result.ignored, 'file')}, neither .json nor .zip"
+        click.echo(f"against  {counted(result.records, 'record')}{newest}{ignored}")
         click.echo(f"not seen {result.not_audited}")
     found = counted(len(result.findings), "vulnerability", "vulnerabilities")
-    click.echo(f"{result.cell} {result.target}: {result.verdict}; {counted(result.packages, 'package')}, {found}")
+    verdict = f"{result.verdict} by a partial database" if result.partial else result.verdict
+    click.echo(f"{result.cell} {result.target}: {verdict}; {counted(result.packages, 'package')}, {found}")

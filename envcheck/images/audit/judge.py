@@ -9,14 +9,25 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 from packaging.utils import canonicalize_name
 
+from envcheck.counting import counted
 from envcheck.images.audit.osv import OsvAffected, OsvDatabase, OsvRecord
-from envcheck.images.audit.ranges import UncomparableError, affects
+from envcheck.images.audit.ranges import UncomparableError, affects, in_order
 from envcheck.images.sbom.components import Component
 
 Verdict = Literal["clean", "found", "undetermined"]
 # A clock of another machine may be ahead a little; a date beyond that says nothing of the database's age.
 _AHEAD: Final = dt.timedelta(days=1)
 _SUMMARY: Final = 200
+# osv.dev's export of PyPI has many thousands of records; what has fewer than this is a part of one.
+FLOOR: Final = 1000
+
+
+class AuditTerms(NamedTuple):
+    """What the database is held to. `partial`: the site states that it is a selection, so it may be small."""
+
+    now: dt.datetime
+    max_age: dt.timedelta
+    partial: bool = False
 
 
 class VulnerabilityFinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +42,10 @@ class VulnerabilityFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageAudit(msgspec.Struct, frozen=True, kw_only=True):
-    """The audit of one target. `undetermined` says what kept it from being clean, a line each."""
+    """The audit of one target. `undetermined` says what kept it from being clean, a line each.
+
+    `partial`: the database is a selection of records, as the site states. `ignored`: its files that are no records.
+    """
 
     schema: Literal["envcheck/images-audit/1"] = "envcheck/images-audit/1"
     cell: str
@@ -40,6 +54,8 @@ class ImageAudit(msgspec.Struct, frozen=True, kw_only=True):
     packages: int
     records: int
     newest: str | None
+    ignored: int
+    partial: bool
     findings: list[VulnerabilityFinding]
     undetermined: list[str]
     not_audited: str = "the distribution's packages, and what a user adds to the image"
@@ -53,13 +69,13 @@ class _Match(NamedTuple):
     affected: OsvAffected
 
 
-def audit(
-    named: tuple[str, str], listed: Sequence[Component], database: OsvDatabase, now: dt.datetime, max_age: dt.timedelta
-) -> ImageAudit:
+def audit(named: tuple[str, str], listed: Sequence[Component], database: OsvDatabase, terms: AuditTerms) -> ImageAudit:
     """Return the audit of the components of `named`, a cell and its target."""
-    matches, unknown = _matches(listed, database.records)
-    newest = _newest(database.records, now)
-    undetermined = [*_too_old(newest, now, max_age), *(f"not read: {where}" for where in database.unreadable), *unknown]
+    records = [record for record in database.records if _stands(record, terms.now)]
+    matches, unknown = _matches(listed, records)
+    newest = _newest(database.records, terms.now)
+    unread = [f"not read: {where}" for where in database.unreadable]
+    undetermined = [*_too_old(newest, terms), *_too_few(database.records, terms), *unread, *unknown]
     findings = _merged(matches)
     return ImageAudit(
         cell=named[0],
@@ -68,9 +84,32 @@ def audit(
         packages=len(listed),
         records=len(database.records),
         newest=newest.strftime("%Y-%m-%d") if newest else None,
+        ignored=database.ignored,
+        partial=terms.partial,
         findings=findings,
         undetermined=undetermined,
     )
+
+
+def unaudited(named: tuple[str, str], listed: Sequence[Component], why: str, *, partial: bool) -> ImageAudit:
+    """Return the audit of `named` where there is no database."""
+    return ImageAudit(
+        cell=named[0],
+        target=named[1],
+        verdict="undetermined",
+        packages=len(listed),
+        records=0,
+        newest=None,
+        ignored=0,
+        partial=partial,
+        findings=[],
+        undetermined=[why],
+    )
+
+
+def _stands(record: OsvRecord, now: dt.datetime) -> bool:
+    """Return whether a record is not withdrawn by now."""
+    return record.withdrawn is None or _utc(record.withdrawn) > now
 
 
 def _matches(listed: Sequence[Component], records: Iterable[OsvRecord]) -> tuple[list[_Match], list[str]]:
@@ -96,12 +135,12 @@ def _answer(pair: _Match) -> bool | UncomparableError:
 def _concerning(
     listed: Sequence[Component], records: Iterable[OsvRecord]
 ) -> Mapping[str, list[tuple[OsvRecord, OsvAffected]]]:
-    """Return the records that speak of a component and are not withdrawn, by its name."""
+    """Return the records that speak of a component, by its name."""
     found: dict[str, list[tuple[OsvRecord, OsvAffected]]] = {component.name: [] for component in listed}
     for record in records:
         for affected in record.affected:
-            name = canonicalize_name(affected.package.name) if affected.package and affected.of_pypi else ""
-            if name in found and record.withdrawn is None:
+            name = canonicalize_name(affected.package.name.strip()) if affected.package and affected.of_pypi else ""
+            if name in found:
                 found[name].append((record, affected))
     return found
 
@@ -115,13 +154,21 @@ def _utc(moment: dt.datetime) -> dt.datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=dt.timezone.utc)
 
 
-def _too_old(newest: dt.datetime | None, now: dt.datetime, max_age: dt.timedelta) -> list[str]:
+def _too_old(newest: dt.datetime | None, terms: AuditTerms) -> list[str]:
     if newest is None:
         return ["no record of the database has a date, so its age is not known"]
-    age = now - newest
-    if age <= max_age:
+    age, allowed = terms.now - newest, terms.max_age
+    if age <= allowed:
         return []
-    return [f"the newest record is {age.days} days old, and at most {max_age.days} are allowed: renew the database"]
+    return [f"the newest record is {age.days} days old, and at most {allowed.days} are allowed: renew the database"]
+
+
+def _too_few(records: Iterable[OsvRecord], terms: AuditTerms) -> list[str]:
+    count = len({record.id for record in records})
+    if terms.partial or count >= FLOOR:
+        return []
+    remedy = "bring osv.dev's whole all.zip of PyPI, or say --partial if the database is a selection of records"
+    return [f"{counted(count, 'record')} of PyPI, and a whole database has at least {FLOOR}: {remedy}"]
 
 
 def _merged(matches: Iterable[_Match]) -> list[VulnerabilityFinding]:
@@ -151,6 +198,6 @@ def _finding(group: Sequence[_Match]) -> VulnerabilityFinding:
         version=component.version,
         environment=component.environment,
         ids=sorted({name for match in group for name in _names(match.record)}),
-        fixed=sorted(fixed),
+        fixed=in_order(fixed),
         summary=" ".join(texts[0].split())[:_SUMMARY] if texts else "",
     )

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
-import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
 from envcheck.errors import UnavailableError
+from envcheck.images.audit.files import files
 from envcheck.images.audit.ranges import OsvRange
 
 ECOSYSTEM: Final = "PyPI"
-# The longest records list some thousand versions; what is longer is no record.
-_LARGEST: Final = 32_000_000
 _FIX: Final = "bring an OSV export of PyPI (its all.zip, or the records in it) and give it with --osv"
 
 
@@ -35,8 +32,10 @@ class OsvAffected(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_pypi(self) -> bool:
-        """True if the package is one of the Python index."""
-        return self.package is not None and self.package.ecosystem.partition(":")[0] == ECOSYSTEM
+        """True if the package is one of the Python index, however the record spells its name."""
+        if self.package is None:
+            return False
+        return self.package.ecosystem.partition(":")[0].strip().casefold() == ECOSYSTEM.casefold()
 
 
 class OsvRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,24 +51,27 @@ class OsvRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OsvDatabase(NamedTuple):
-    """The records of the Python index, and each file that could not be read, with why."""
+    """The records of the Python index, each file that could not be read, with why, and how many are no records."""
 
     records: list[OsvRecord]
     unreadable: list[str]
+    ignored: int = 0
 
 
 def load(path: Path) -> OsvDatabase:
     """Return all records of PyPI below a directory, or in a zip file. UnavailableError where there is no database."""
-    if not path.exists():
-        message = f"{path}: no OSV database is there"
-        raise UnavailableError(message, fix=_FIX)
+    _refuse_unless_there(path)
     decode = msgspec.json.Decoder(OsvRecord).decode
     records: list[OsvRecord] = []
     unreadable: list[str] = []
-    for where, content in _files(path):
+    ignored = 0
+    for where, content in files(path):
+        if content is None:
+            ignored += 1
+            continue
         try:
             record = decode(content if isinstance(content, bytes) else _raised(content))
-        except (msgspec.DecodeError, OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
+        except Exception as error:  # noqa: BLE001 (whatever is wrong with a record, it was not read)
             unreadable.append(f"{where}: {_reason(error)}")
             continue
         if any(affected.of_pypi for affected in record.affected):
@@ -77,7 +79,15 @@ def load(path: Path) -> OsvDatabase:
     if not records and not unreadable:
         message = f"{path}: no record of {ECOSYSTEM} is there"
         raise UnavailableError(message, fix=_FIX)
-    return OsvDatabase(records, unreadable)
+    return OsvDatabase(records, unreadable, ignored)
+
+
+def _refuse_unless_there(path: Path) -> None:
+    try:
+        path.stat()
+    except OSError as error:
+        message = f"{path}: no OSV database is there ({_reason(error)})"
+        raise UnavailableError(message, fix=_FIX) from None
 
 
 def _raised(error: Exception) -> bytes:
@@ -85,37 +95,4 @@ def _raised(error: Exception) -> bytes:
 
 
 def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error)
-
-
-def _files(path: Path) -> Iterator[tuple[str, bytes | Exception]]:
-    """Yield each record's name and bytes, or what kept them from being read."""
-    if path.is_file():
-        yield from _zipped(path)
-        return
-    for file in sorted(path.rglob("*")):
-        if file.suffix == ".zip" and file.is_file():
-            yield from _zipped(file)
-        elif file.suffix == ".json" and file.is_file():
-            try:
-                yield str(file), file.read_bytes()
-            except OSError as error:
-                yield str(file), error
-
-
-def _zipped(path: Path) -> Iterator[tuple[str, bytes | Exception]]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for info in archive.infolist():
-                if not info.filename.endswith(".json"):
-                    continue
-                where = f"{path}!{info.filename}"
-                if info.file_size > _LARGEST:
-                    yield where, OSError(f"{info.file_size} bytes are no record")
-                    continue
-                try:
-                    yield where, archive.read(info)
-                except (zipfile.BadZipFile, RuntimeError, NotImplementedError, OSError) as error:
-                    yield where, error
-    except (zipfile.BadZipFile, OSError) as error:
-        yield str(path), error
+    return str(getattr(error, "strerror", None) or error) or type(error).__name__

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import msgspec
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 # Before every version, dev releases included (ossf.github.io/osv-schema, "introduced").
 _FIRST: Final = "0"
 _NO_LIMIT: Final = "*"
 # Those that order package versions; GIT orders commits, of which a lock knows nothing.
 ORDERED: Final = ("ECOSYSTEM", "SEMVER")
+_OF_COMMITS: Final = "GIT"
+_Event: TypeAlias = tuple[Literal["introduced", "fixed", "last_affected", "limit"], str]
 
 
 class OsvEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,17 +41,17 @@ def affects(version: str, versions: Sequence[str], ranges: Sequence[OsvRange]) -
     """Return whether a record with these versions and ranges affects a version; UncomparableError if it cannot tell.
 
     A local label is left out: 2.6.0+cu124 is built from 2.6.0, and records name that. A version that is listed is
-    affected whatever the ranges say; one that is not needs every range to be comparable.
+    affected whatever the ranges say; one that is not needs every range to be comparable, or without a range every
+    listed version.
     """
     candidate = Version(Version(version).public)
     if candidate in _known(versions):
         return True
-    ordered = [one for one in ranges if one.type in ORDERED]
-    if not ordered and not versions:
-        message = "it names no versions, only commits" if ranges else "it names no versions"
-        raise UncomparableError(message)
+    ordered = [one for one in ranges if one.type != _OF_COMMITS]
+    if not ordered:
+        _refuse_unless_listed(versions, ranges)
     # Each is looked at, so that one that cannot be compared hides none that can.
-    results = [_result(candidate, one.events) for one in ordered]
+    results = [_result(candidate, one) for one in ordered]
     if True in results:
         return True
     for result in results:
@@ -58,15 +60,34 @@ def affects(version: str, versions: Sequence[str], ranges: Sequence[OsvRange]) -
     return False
 
 
-def _result(version: Version, events: Sequence[OsvEvent]) -> bool | UncomparableError:
+def in_order(versions: Iterable[str]) -> list[str]:
+    """Return versions in the order of PEP 440, those that are not of it last."""
+    parsed = {version: _parsed_or_none(version) for version in versions}
+    return sorted(parsed, key=lambda version: (parsed[version] is None, parsed[version] or Version(_FIRST), version))
+
+
+def _refuse_unless_listed(versions: Sequence[str], ranges: Sequence[OsvRange]) -> None:
+    """Raise unless the list of versions alone can be compared with."""
+    if not versions:
+        message = "it names no versions, only commits" if ranges else "it names no versions"
+        raise UncomparableError(message)
+    for version in versions:
+        if _parsed_or_none(version) is None:
+            message = f"{version!r} of its versions is not a version of PEP 440, and it has no range"
+            raise UncomparableError(message)
+
+
+def _result(version: Version, within: OsvRange) -> bool | UncomparableError:
+    if within.type not in ORDERED:
+        return UncomparableError(f"{within.type!r} is no known type of a range")
     try:
-        return _in_range(version, events)
+        return _in_range(version, within.events)
     except UncomparableError as error:
         return error
 
 
 def _known(versions: Iterable[str]) -> set[Version]:
-    """Return the listed versions that are of PEP 440; a lock holds no other."""
+    """Return the listed versions that are of PEP 440."""
     parsed = (_parsed_or_none(version) for version in versions)
     return {Version(version.public) for version in parsed if version is not None}
 
@@ -74,39 +95,47 @@ def _known(versions: Iterable[str]) -> set[Version]:
 def _parsed_or_none(version: str) -> Version | None:
     try:
         return Version(version)
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion is one, and so is a number of more digits than Python reads
         return None
 
 
 def _in_range(version: Version, events: Sequence[OsvEvent]) -> bool:
     """Walk the events in order of their versions, those of one version in the record's own order."""
-    limits = [event.limit for event in events if event.limit is not None]
-    if limits and not any(limit == _NO_LIMIT or version < _parsed(limit) for limit in limits):
-        return False
+    kinds = [_kind(event) for event in events]
+    if not any(kind == "introduced" for kind, _ in kinds):
+        message = "one of its ranges does not say where it begins"
+        raise UncomparableError(message)
     affected = False
-    for event in sorted((event for event in events if event.limit is None), key=_place):
-        kind, at = _kind(event)
+    for kind, at in sorted(((kind, at) for kind, at in kinds if kind != "limit"), key=_place):
         if kind == "introduced" and (at == _FIRST or version >= _parsed(at)):
             affected = True
         elif (kind == "fixed" and version >= _parsed(at)) or (kind == "last_affected" and version > _parsed(at)):
             affected = False
-    return affected
+    limits = [at for kind, at in kinds if kind == "limit"]
+    return affected and (not limits or any(limit == _NO_LIMIT or version < _parsed(limit) for limit in limits))
 
 
-def _kind(event: OsvEvent) -> tuple[Literal["introduced", "fixed", "last_affected"], str]:
+def _kind(event: OsvEvent) -> _Event:
+    """Return what an event says: one thing, or it means nothing that is known."""
+    said: list[_Event] = []
     if event.introduced is not None:
-        return "introduced", event.introduced
+        said.append(("introduced", event.introduced))
     if event.fixed is not None:
-        return "fixed", event.fixed
+        said.append(("fixed", event.fixed))
     if event.last_affected is not None:
-        return "last_affected", event.last_affected
-    message = "an event of its ranges says nothing that is known"
-    raise UncomparableError(message)
+        said.append(("last_affected", event.last_affected))
+    if event.limit is not None:
+        said.append(("limit", event.limit))
+    if len(said) != 1:
+        what = "several things at once" if said else "nothing that is known"
+        message = f"an event of its ranges says {what}"
+        raise UncomparableError(message)
+    return said[0]
 
 
-def _place(event: OsvEvent) -> tuple[bool, Version]:
+def _place(event: _Event) -> tuple[bool, Version]:
     """Return where an event stands; "0" comes before all."""
-    kind, at = _kind(event)
+    kind, at = event
     first = kind == "introduced" and at == _FIRST
     return not first, _parsed(at)
 

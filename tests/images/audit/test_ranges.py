@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from envcheck.images.audit.ranges import OsvEvent, OsvRange, UncomparableError, affects
+from envcheck.images.audit.ranges import OsvEvent, OsvRange, UncomparableError, affects, in_order
 
 NUMBERS = st.integers(0, 12)
 FINAL = st.lists(NUMBERS, min_size=1, max_size=3).map(lambda parts: ".".join(map(str, parts)))
@@ -48,7 +48,12 @@ def test_pre_and_post_releases_stand_where_pep_440_puts_them(version: str, intro
         assert affects(version, [], [since(introduced, fixed=fixed)]) == expected
 
 
-@given(version=ANY, bounds=st.lists(ANY, max_size=6, unique_by=Version), order=st.randoms())
+# "0" has a test of its own: it introduces before every version, where PEP 440 puts 0a1 before 0.
+@given(
+    version=ANY,
+    bounds=st.lists(ANY.filter(lambda at: at != "0"), min_size=1, max_size=6, unique_by=Version),
+    order=st.randoms(),
+)
 def test_the_order_of_the_events_does_not_matter(version: str, bounds: list[str], order: random.Random) -> None:
     """Introduced and fixed by turns, in any order: affected is whose last event at or below is an introduction."""
     bounds = sorted(bounds, key=Version)
@@ -106,6 +111,16 @@ def test_one_range_of_several_suffices() -> None:
         ([], [since("0", fixed="2-final-build")], "'2-final-build' in its ranges is not a version"),
         (["0.1"], [since("0", fixed="not one")], "'not one'"),
         ([], [span(OsvEvent())], "says nothing that is known"),
+        ([], [span(OsvEvent(introduced="0", limit="99"))], "says several things at once"),
+        ([], [span(OsvEvent(introduced="0"), OsvEvent(fixed="2", last_affected="3"))], "says several things at once"),
+        (["0.1"], [span()], "does not say where it begins"),
+        ([], [span(OsvEvent(fixed="99"))], "does not say where it begins"),
+        ([], [span(OsvEvent(limit="0.5"))], "does not say where it begins"),
+        ([], [span(OsvEvent(introduced="banana"), OsvEvent(limit="0.5"))], "'banana' in its ranges"),
+        (["0.1"], [span(OsvEvent(introduced="0"), kind="ecosystem")], "'ecosystem' is no known type"),
+        (["all", ">= 0"], [], "'all' of its versions"),
+        (["0.1", ">= 0"], [span(OsvEvent(introduced="0"), kind="GIT")], "'>= 0' of its versions"),
+        (["1" * 5000], [], "of its versions"),
     ],
 )
 def test_what_cannot_be_compared_is_never_clean(versions: list[str], ranges: list[OsvRange], said: str) -> None:
@@ -117,4 +132,10 @@ def test_what_can_be_compared_is_found_beside_what_cannot() -> None:
     wrong = since("0", fixed="not one")
     assert affects("1.0", ["1.0"], [wrong])
     assert affects("1.0", [], [wrong, since("0", fixed="2")])
+    assert affects("1.0", [], [span(OsvEvent(introduced="0"), kind="other"), since("0", fixed="2")])
+    assert not affects("1.0", ["2004d"], [since("0", fixed="1.0")])
     assert not affects("1.0", ["0.9"], [span(OsvEvent(introduced="0"), kind="GIT")])
+
+
+def test_versions_are_put_in_the_order_of_pep_440_those_not_of_it_last() -> None:
+    assert in_order(["9.10", "late", "9.9", "9.10rc1", "all", "9.9"]) == ["9.9", "9.10rc1", "9.10", "all", "late"]
