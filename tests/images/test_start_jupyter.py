@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import os
@@ -121,8 +122,16 @@ def refused(process: subprocess.Popen[str]) -> str:
         ({"JUPYTER_TOKEN_FILE": "/dev/null"}, "JUPYTER_TOKEN_FILE is set and empty"),
         ({"JUPYTER_TOKEN": TOKEN, "SSH_PUBLIC_KEY": " \n"}, "SSH_PUBLIC_KEY is set and empty"),
         ({"JUPYTER_TOKEN": TOKEN, "JUPYTER_PORT": "0"}, "JUPYTER_PORT is no port"),
+        ({"JUPYTER_TOKEN": TOKEN, "JUPYTER_PORT": "http"}, "JUPYTER_PORT is no port"),
         ({"JUPYTER_TOKEN": TOKEN, "SSH_PORT": "65536"}, "SSH_PORT is no port"),
+        ({"JUPYTER_TOKEN": TOKEN, "SSH_PORT": ""}, "SSH_PORT is no port"),
+        (
+            {"JUPYTER_TOKEN": TOKEN, "SSH_PUBLIC_KEY": "x", "SSH_PORT": "8888"},
+            "JUPYTER_PORT and SSH_PORT are both 8888",
+        ),
         ({"JUPYTER_TOKEN": TOKEN, "HOME": "/proc"}, r"uid \d+ cannot write /proc/.start-jupyter"),
+        ({"JUPYTER_TOKEN": TOKEN, "HOME": ""}, "HOME is no absolute path"),
+        ({"JUPYTER_TOKEN": TOKEN, "HOME": "home"}, "HOME is no absolute path"),
     ],
 )
 def test_a_wrong_input_is_one_line_and_nothing_starts(place: Place, given: dict[str, str], said: str) -> None:
@@ -142,6 +151,11 @@ def test_a_wrong_input_is_one_line_and_nothing_starts(place: Place, given: dict[
         ("{public}hunter2\n", r"is no public key \(line 2\)"),
         ("{private}", "is a private key: give the line of its .pub file instead"),
         ("# hunter2\n", "holds comments only"),
+        # ssh-keygen reads the key in these. sshd would never take the first two, the third is not what anybody meant.
+        ("hunter2.com {public}", r"has something before the key \(line 1\): .* without options or a host's name"),
+        ("{public}nonsense {public}", r"has something before the key \(line 2\)"),
+        ('command="hunter2" {public}', r"has something before the key \(line 1\)"),
+        ("ssh-rsa {public}", r"has something before the key \(line 1\)"),
     ],
 )
 def test_a_key_that_is_a_password_or_a_private_key_is_refused(
@@ -166,9 +180,12 @@ def test_root_is_refused(place: Place) -> None:
 
 
 def test_jupyter_gets_the_token_in_a_file_of_its_own_and_sshd_does_not_start(place: Place) -> None:
-    process = place.start("--ServerApp.base_url=/lab/", JUPYTER_TOKEN=TOKEN)
+    # The port of a server that is not started is in nobody's way.
+    process = place.start("--ServerApp.base_url=/lab/", JUPYTER_TOKEN=TOKEN, SSH_PORT="8888")
     assert eventually(lambda: "jupyter-lab.args" in place.seen(), wanted=True)
     arguments, environment = place.arguments("jupyter-lab"), place.environment("jupyter-lab")
+    token = Path(environment["JUPYTER_TOKEN_FILE"])
+    assert (token.read_text(), token.stat().st_mode & 0o777) == (TOKEN, 0o600)
     process.terminate()
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 0, said
@@ -176,8 +193,7 @@ def test_jupyter_gets_the_token_in_a_file_of_its_own_and_sshd_does_not_start(pla
     assert not [text for text in (*arguments, *environment.values()) if TOKEN in text]
     assert arguments[-1] == "--ServerApp.base_url=/lab/"
     assert {"--ServerApp.ip=0.0.0.0", "--ServerApp.port=8888", "--ServerApp.port_retries=0"} <= set(arguments)
-    token = Path(environment["JUPYTER_TOKEN_FILE"])
-    assert (token.read_text(), token.stat().st_mode & 0o777) == (TOKEN, 0o600)
+    assert not token.exists(), "it outlives the server on a volume"
     assert token.parent.stat().st_mode & 0o777 == 0o700
     assert not {"sshd.args", "sshd.env"} & place.seen()
 
@@ -209,6 +225,40 @@ def test_sshd_takes_keys_only_and_gives_a_session_the_containers_environment(
         ["ssh-keygen", "-l", "-f", place.state("host_key.pub")], capture_output=True, text=True, check=True
     )
     assert fingerprint.stdout.split()[1] in said
+
+
+@pytest.mark.tools
+def test_a_token_file_of_a_container_that_was_killed_does_not_stay(place: Place, pair: tuple[str, str]) -> None:
+    place.state("").mkdir()
+    place.state("token").write_text(TOKEN)
+    if NOBODY is not None:
+        os.chown(place.state(""), NOBODY, -1)
+    process = place.start(SSH_PUBLIC_KEY=pair[0])
+    assert eventually(lambda: "sshd.args" in place.seen(), wanted=True)
+    there = place.state("token").exists()
+    process.terminate()
+    process.communicate(timeout=60)
+    assert not there
+
+
+@pytest.mark.tools
+def test_the_lines_of_several_pub_files_are_taken(place: Place, pair: tuple[str, str]) -> None:
+    others = []
+    for kind in ("rsa", "ecdsa"):
+        path = place.root / kind
+        subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "two words", "-f", path], check=True)
+        others.append(path.with_suffix(".pub").read_text())
+    # A key in hardware: the public half of the other, and the application it is for.
+    blob = base64.b64decode(pair[0].split()[1])[-36:]
+    kind = "sk-ssh-ed25519@openssh.com"
+    hardware = bytes([0, 0, 0, len(kind)]) + kind.encode() + blob + b"\0\0\0\4ssh:"
+    others.append(f"{kind} {base64.b64encode(hardware).decode()}\n")
+    given = "".join(("# mine\n\n", pair[0], *others, "  " + pair[0].replace(" ", "\t"), pair[0].replace("\n", "\r\n")))
+    process = place.start(SSH_PUBLIC_KEY=given)
+    assert eventually(lambda: "sshd.args" in place.seen(), wanted=True)
+    process.terminate()
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, said
 
 
 @pytest.mark.tools
