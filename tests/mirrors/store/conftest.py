@@ -66,7 +66,7 @@ def contents(store: Store, make_wheel: Callable[..., Path], model: hub_revision.
     """Return three wheels, one of PyTorch's index and one that needs another, and the model."""
     alpha = wheel(store, make_wheel("alpha", requires=("beta>=1",)))
     beta = wheel(store, make_wheel("beta"))
-    torch = wheel(store, make_wheel("torch", "2.8.0+cpu"), "pytorch/cpu")
+    torch = wheel(store, make_wheel("torch", "2.8.99+cpu"), "pytorch/cpu")
     return Contents(wheels=[alpha, beta, torch], models=[model], branches={"owner/tiny@main": COMMIT})
 
 

@@ -101,7 +101,7 @@ def test_real_clients_are_served_what_was_carried_and_have_it_offline(
     torch = contents.wheels[2]
     rows = [f"{w.project}=={w.version} --hash=sha256:{w.sha256}\n" for w in contents.wheels[:2]]
     (tmp_path / "base.lock").write_text("".join(rows))
-    (tmp_path / "torch.lock").write_text(f"torch==2.8.0+cpu --hash=sha256:{torch.sha256}\n")
+    (tmp_path / "torch.lock").write_text(f"torch==2.8.99+cpu --hash=sha256:{torch.sha256}\n")
     pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check"]
     fast = [uv.find_uv_bin(), "pip", "install", "--no-cache", "--python", sys.executable]
     for number, (client, option) in enumerate(((pip, "--index-url"), (fast, "--default-index"))):

@@ -98,7 +98,7 @@ def test_uv_resolves_by_metadata_alone(store: Store, contents: Contents, serve: 
 def test_torch_has_an_index_of_its_own(store: Store, contents: Contents, serve: Serve, tmp_path: Path) -> None:
     publishing.publish(store, contents, keep=2)
     site, torch = serve(), contents.wheels[2]
-    (tmp_path / "torch.lock").write_text(f"torch==2.8.0+cpu --hash=sha256:{torch.sha256}\n")
+    (tmp_path / "torch.lock").write_text(f"torch==2.8.99+cpu --hash=sha256:{torch.sha256}\n")
     command = [uv.find_uv_bin(), "pip", "install", "--no-cache", "--require-hashes", "--python", sys.executable]
     command += ["--default-index", f"{site.url}/whl/cpu", "--target", str(tmp_path / "to"), "--no-deps"]
     _run([*command, "-r", str(tmp_path / "torch.lock")], tmp_path)
