@@ -289,7 +289,8 @@ def test_a_new_lock_replaces_the_whole_of_the_old_one(
     monkeypatch.setattr(lock_on_top, "lock_target", nothing_more)
     ended = run("lock", "--mirror", "none", CELL)
     assert "facts" not in ended.output
-    assert (ended.exit_code, ended.output.splitlines()[-1]) == (0, "locked 1 of 1; next: envcheck render")
+    next_step = f"locked 1 of 1; next: envcheck render --images {images}"
+    assert (ended.exit_code, ended.output.splitlines()[-1]) == (0, next_step)
     assert [path.name for path in (images / CELL).iterdir()] == ["torch.lock"]
     assert "as it was" in run("lock", "--mirror", "none", CELL).output
 

@@ -41,8 +41,8 @@ class LockOptions(NamedTuple):
 @click.option(
     "--images",
     "images_dir",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Where the cells are. [images/]",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the cells are; a new directory is made. [images/]",
 )
 @click.option(
     "--target",
@@ -97,7 +97,8 @@ def command(options: LockOptions, settings: Settings) -> None:
         message = "--target is for x86_64: another architecture has locks of the torch environment only"
         raise ConfigError(message, fix="leave --target or --arch out")
     failed = [c for c in cells if not _lock(matrix, c, profile, directory, options, settings)]
-    then = "; next: envcheck render" if len(failed) < len(cells) else ""
+    where = f" --images {options.images_dir}" if options.images_dir else ""
+    then = f"; next: envcheck render{where}" if len(failed) < len(cells) else ""
     click.echo(f"locked {len(cells) - len(failed)} of {len(cells)}{then}")
     if failed:
         click.echo(f"without a new lock: {' '.join(map(str, failed))}", err=True)
