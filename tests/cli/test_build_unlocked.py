@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,7 +131,11 @@ def test_an_index_that_does_not_answer_leaves_nothing(home: Path, monkeypatch: p
     assert not (home / "images").exists()
 
 
-def test_a_plan_asks_no_index_and_writes_nothing(home: Path, asked: list[str]) -> None:
+def test_a_plan_asks_no_index_and_writes_nothing(home: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def here(_version: str) -> str:
+        return sys.executable
+
+    monkeypatch.setattr(venv, "find_python", here)
     plan = build(CELL, "--dry-run")
     assert (plan.exception, asked, [*home.iterdir()]) == (None, [], [])
     assert plan.stdout.splitlines() == [
