@@ -56,6 +56,9 @@ VALUES = st.recursive(
 @example(value="~no.such.user/x")
 @example(value="a" * 5000)
 @example(value="http://[x")
+@example(value={" - at `$.credentials[...]`": None})
+@example(value=[{" - at `$.hf": None}])
+@example(value={"a": {"b": "c"}})
 def test_any_value_of_a_key_is_accepted_or_refused_by_name(key: str, value: Any) -> None:
     said = outcome({key: value})
     assert said is None or re.fullmatch(rf"x\.yaml:\d+: {key}\b.*", said), said

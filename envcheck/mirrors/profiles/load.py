@@ -229,6 +229,11 @@ def _mapped_items(value: dict[Any, Any]) -> Iterator[tuple[str, Any, Any]]:
 
 def _convert(value: Any, kind: type[T], locate: LocateKey, root: str, fix: str) -> T:
     """Return the value as this type. Raise ConfigError with file, line and key; `root` is the value's key path."""
+    fields = getattr(kind, "__struct_fields__", ())
+    if fields and isinstance(value, dict):
+        for key in value:
+            if isinstance(key, str) and key not in fields:
+                raise _unknown_key(root, key, kind, locate)
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -236,9 +241,10 @@ def _convert(value: Any, kind: type[T], locate: LocateKey, root: str, fix: str) 
 
 
 def _error_with_line(error: msgspec.ValidationError, kind: Any, locate: LocateKey, root: str, fix: str) -> ConfigError:
-    # The problem may quote the profile.
-    problem, _, inner = _printable(str(error)).partition(" - at `$")
-    inner = inner.rstrip("`")
+    # The problem may quote the profile, so the key path is what follows the last mark. A message without a key path is
+    # about the value itself and quotes no key: `_convert` has refused the value's own unknown keys.
+    problem, _, inner = _printable(str(error)).rpartition(" - at `$")
+    problem, inner = (problem, inner.rstrip("`")) if problem else (inner, "")
     key_path = root + inner
     if key_path == "$.hf.token":
         fix = "write never or allow; keep the token itself in HF_TOKEN, or in a file that `credentials:` names"
@@ -246,12 +252,16 @@ def _error_with_line(error: msgspec.ValidationError, kind: Any, locate: LocateKe
     unknown = problem.partition("unknown field `")[2].rstrip("`")
     if unknown:
         struct = _PARTS.get(re.split(r"[.\[]", f"{inner}.")[1], kind)
-        keys = ", ".join(field.name for field in msgspec.structs.fields(struct))
-        return ConfigError(f"{locate(f'{key_path}.{unknown}')}: unknown key", fix=f"use one of {keys}")
+        return _unknown_key(key_path, unknown, struct, locate)
     problem = problem.replace("`object`", "a mapping").replace("`array`", "a list")  # as YAML calls them
     return ConfigError(
         f"{locate(key_path)}: {problem.replace('Object missing required field', 'missing key')}", fix=fix
     )
+
+
+def _unknown_key(key_path: str, key: str, kind: Any, locate: LocateKey) -> ConfigError:
+    fix = f"use one of {', '.join(kind.__struct_fields__)}"
+    return ConfigError(f"{locate(f'{key_path}.{key}')}: unknown key", fix=fix)
 
 
 def _with_absolute_paths(profile: Profile, path: Path) -> Profile:
