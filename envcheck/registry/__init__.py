@@ -1,0 +1,1 @@
+"""Proofs beside images: what an OCI registry holds of them."""

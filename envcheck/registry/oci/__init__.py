@@ -1,0 +1,1 @@
+"""Talk to an OCI registry: references, logins, manifests, blobs, and what is attached to a manifest."""
