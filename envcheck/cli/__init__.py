@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "run": "Validate an environment: this one, another Python's, or an image's.",
     "checks": "What each check promises, needs and costs.",
     "judge": "Judge a report's evidence again, by today's rules.",
+    "key": "Make the keys that sign proofs and bundles.",
     "report": "A report in other formats, or compared with another.",
     "demo": "Resolve for this machine, build, validate.",
 }
@@ -41,9 +42,9 @@ COMMANDS: Final = {
 # Why nothing more can be written, where the error names no file: it was standard output.
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # What the envcheck of an image comes without (pyproject.toml, the group `image`).
-_HOST_ONLY: Final = {"docker", "jinja2", "uv"}
+_HOST_ONLY: Final = {"cryptography", "docker", "jinja2", "uv"}
 # Commands with commands of their own, each in a package.
-_GROUPS: Final = {"images", "matrix", "mirror", "store"}
+_GROUPS: Final = {"images", "key", "matrix", "mirror", "store"}
 
 
 class Settings(NamedTuple):

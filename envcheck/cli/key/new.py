@@ -1,0 +1,60 @@
+"""`envcheck key new`: a signing key and its public key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from envcheck.cli.shared.typed_options import takes
+from envcheck.errors import ConfigError
+
+
+class KeyNewOptions(NamedTuple):
+    """The options of `envcheck key new`."""
+
+    file: Path
+    password: bool
+
+
+@click.command("new")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--password", is_flag=True, help="Ask for a password; ENVCHECK_KEY_PASSWORD answers without asking.")
+@click.pass_context
+@takes(KeyNewOptions)
+def command(options: KeyNewOptions, ctx: click.Context) -> None:
+    """Write a new ed25519 key to FILE, which only you can read, and its public key to FILE.pub. Print its id.
+
+    \b
+    envcheck key new release
+    envcheck key new release --password
+
+    A file that exists is never replaced. FILE signs; give FILE.pub to everyone who verifies. If ENVCHECK_KEY_PASSWORD
+    is set, the key gets that password, with or without --password.
+    Exit 2: one of the two files exists or cannot be written, or the passwords differ.
+    """
+    from envcheck import signing
+
+    secret = signing.password()
+    if options.password and secret is None:
+        secret = _prompted()
+    public = signing.new_key(options.file, secret)
+    if ctx.obj.quiet:
+        click.echo(public.id)
+        return
+    click.echo(f"wrote {options.file}: the private key{', with a password' if secret else ''}; keep it secret")
+    click.echo(f"wrote {public.where}: the public key")
+    click.echo(f"id {public.id}")
+
+
+def _prompted() -> bytes:
+    secret: str = click.prompt("password", hide_input=True, default="", show_default=False, err=True)
+    again: str = click.prompt("again", hide_input=True, default="", show_default=False, err=True)
+    if secret != again:
+        message = "the two passwords differ"
+        raise ConfigError(message, fix="type the same one twice")
+    if not secret:
+        message = "the password is empty"
+        raise ConfigError(message, fix="leave --password out for a key without one")
+    return secret.encode()

@@ -1,0 +1,52 @@
+"""`envcheck key new`: two files, an id, and a password that only the user knows."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from envcheck import signing
+from envcheck.cli import cli
+from envcheck.errors import ConfigError
+
+
+def new(*words: object, typed: str = "") -> Result:
+    return CliRunner().invoke(cli, ["key", "new", *map(str, words)], input=typed)
+
+
+def test_it_writes_a_pair_and_prints_its_id(tmp_path: Path) -> None:
+    result = new(tmp_path / "release")
+    public = signing.load_public(tmp_path / "release.pub")
+    assert result.exit_code == 0
+    assert result.output.splitlines()[-1] == f"id {public.id}"
+    assert stat.S_IMODE((tmp_path / "release").stat().st_mode) == 0o600
+    assert signing.load_private(tmp_path / "release").public.id == public.id
+    again = new(tmp_path / "release")
+    assert isinstance(again.exception, ConfigError)
+    assert again.exception.exit_code == 2
+
+
+def test_a_password_is_asked_for_or_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = new(tmp_path / "asked", "--password", typed="hunter2\nhunter2\n")
+    assert result.exit_code == 0, result.output
+    assert "hunter2" not in result.output
+    assert signing.load_private(tmp_path / "asked", b"hunter2")
+    monkeypatch.setenv(signing.PASSWORD, "s3cret")
+    result = new(tmp_path / "told", "--password")
+    assert "s3cret" not in result.output
+    assert signing.load_private(tmp_path / "told", b"s3cret")
+
+
+@pytest.mark.parametrize("typed", ["one\nother\n", "\n\n"])
+def test_two_passwords_and_none_write_nothing(typed: str, tmp_path: Path) -> None:
+    result = new(tmp_path / "key", "--password", typed=typed)
+    assert isinstance(result.exception, ConfigError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_quiet_prints_the_id_alone(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["--quiet", "key", "new", str(tmp_path / "key")])
+    assert result.output == f"{signing.load_public(tmp_path / 'key.pub').id}\n"
