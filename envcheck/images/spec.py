@@ -25,7 +25,9 @@ __all__ = [
     "Pin",
     "load_spec",
     "load_specs",
+    "no_lock",
     "select",
+    "select_one",
     "torch_index",
     "with_user_packages",
 ]
@@ -63,6 +65,17 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Return the lock of the packages that the user added."""
         return next((lock for lock in self.locks if lock.group == "user"), None)
 
+    @property
+    def cuda(self) -> str | None:
+        """Return the wheel's CUDA, e.g. 12.8; None for a cell of the CPU."""
+        return None if self.promises["cuda"] == "none" else self.promises["cuda"]
+
+    @property
+    def lacks_lock(self) -> bool:
+        """Tell whether a lock must be made before this can be built: the cell's, or the one of its target."""
+        own = RECIPES[self.target].group
+        return not self.locks or bool(wanted(self.target, self.cuda) and own not in {lock.group for lock in self.locks})
+
 
 def select(matrix: Matrix, selectors: Sequence[str]) -> list[Cell]:
     """Return the published cells the selectors name (a cell's name, or a glob), all of them for no selector."""
@@ -75,6 +88,23 @@ def select(matrix: Matrix, selectors: Sequence[str]) -> list[Cell]:
             message = f"no published cell is named {selector!r}"
             raise ConfigError(message, fix=hint)
     return [cell for cell in cells if not selectors or any(fnmatchcase(str(cell), s) for s in selectors)]
+
+
+def select_one(matrix: Matrix, selector: str) -> Cell:
+    """Return the one published cell that the selector names; several are a ConfigError."""
+    cells = select(matrix, [selector])
+    if len(cells) != 1:
+        message = f"{selector!r} names {len(cells)} cells"
+        raise ConfigError(message, fix=f"name one, e.g. {cells[0]}")
+    return cells[0]
+
+
+def no_lock(cell: Cell, arch: HostArch = ARCH) -> ConfigError:
+    """Return the error of a cell that has no lock for an architecture, with the command that makes it."""
+    where, option = ("", "") if arch == ARCH else (f" for {arch}", f" --arch {arch}")
+    return ConfigError(
+        f"{cell} has no lock{where}", fix=f"run `envcheck lock {cell}{option}` where its index can be reached"
+    )
 
 
 def load_spec(
@@ -93,9 +123,8 @@ def load_spec(
         raise ConfigError(message, fix=f"restore it, or run `envcheck lock {cell}` where its index can be reached")
     locks = locking.read_locks(directory, groups_of(target), arch)
     spec = make_spec(matrix, cell, locks, target=target, arch=arch, where=where)
-    own = RECIPES[target].group
-    if locks and wanted(target, _cuda(spec)) and own not in {lock.group for lock in locks}:
-        message = f"{where or f'images/{cell}'} lacks {own}.lock, which the target {target} installs"
+    if locks and spec.lacks_lock:
+        message = f"{where or f'images/{cell}'} lacks {RECIPES[target].group}.lock, which the target {target} installs"
         raise ConfigError(message, fix=f"run `envcheck lock {cell} --target {target}` where its index can be reached")
     return spec
 
@@ -116,10 +145,6 @@ def with_user_packages(spec: ImageSpec, lock: Lock) -> ImageSpec:
     packages = " ".join(f"{pin.name}=={pin.version}" for each in locks for pin in each.pins)
     promises = {**spec.promises, "lock": locking.digest(locks), "packages": packages}
     return msgspec.structs.replace(spec, locks=locks, promises=promises)
-
-
-def _cuda(spec: ImageSpec) -> str | None:
-    return None if spec.promises["cuda"] == "none" else spec.promises["cuda"]
 
 
 def make_spec(

@@ -30,11 +30,6 @@ def of_a_registry(repository: str) -> bool:
     return bool(_HOST.match(repository))
 
 
-def has_cuda(spec: ImageSpec) -> bool:
-    """Tell whether the cell is for GPUs."""
-    return spec.promises["cuda"] != "none"
-
-
 def ports(spec: ImageSpec) -> list[int]:
     """Return the ports on which a target can listen once it was asked to."""
     return [JUPYTER_PORT, SSH_PORT] if spec.target == "jupyter" else []

@@ -162,6 +162,19 @@ def test_a_cell_whose_python_has_no_base_is_refused_with_that() -> None:
     assert "no base image has Python 3.14" in str(done.exception)
 
 
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("torch2.8.0-cu118-py312", "torch2.8.0-cu118-py312: the matrix lists no such wheel for x86_64; run `envcheck"),
+        ("torch2.99.0-cpu-py311", "no published cell is named 'torch2.99.0-cpu-py311'; did you mean"),
+        ("torch2.13.0-cu130-*", "'torch2.13.0-cu130-*' names 4 cells; name one, e.g. torch2.13.0-cu130-py310"),
+    ],
+)
+def test_a_cell_that_cannot_be_meant_is_one_line(cell: str, said: str) -> None:
+    assert str(build(cell, "--platform", "linux/amd64").exception).startswith(said)
+
+
 def test_a_build_for_another_architecture_is_refused_and_its_plan_is_not() -> None:
     machine = "linux/arm64" if os.uname().machine == "x86_64" else "linux/amd64"
     done = build("torch2.14.1-cu130-py312", "--platform", machine)

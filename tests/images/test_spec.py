@@ -12,7 +12,7 @@ from envcheck.images.locks.lockfile import digest, format_lock
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.render.committed_files import write_locks
 from envcheck.images.render.dockerfile import render_cell
-from envcheck.images.spec import load_spec, make_spec, select
+from envcheck.images.spec import load_spec, make_spec, no_lock, select, select_one
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
 
@@ -102,6 +102,20 @@ def test_selectors_are_names_or_globs_and_none_means_all(matrix: Matrix) -> None
     assert names() == ["torch2.8.0-cu128-py311", "torch2.8.0-cu128-py312", "torch2.8.0-cpu-py311"]
     assert names("*-py311") == ["torch2.8.0-cu128-py311", "torch2.8.0-cpu-py311"]
     assert names("torch2.8.0-cpu-py311", "*cpu*") == ["torch2.8.0-cpu-py311"]
+
+
+def test_one_cell_is_one_cell(matrix: Matrix) -> None:
+    assert str(select_one(matrix, "*-cpu-*")) == "torch2.8.0-cpu-py311"
+    with pytest.raises(ConfigError, match=r"'\*-py311' names 2 cells; name one, e\.g\. torch2\.8\.0-cu128-py311"):
+        select_one(matrix, "*-py311")
+
+
+def test_a_target_lacks_a_lock_where_it_adds_packages(matrix: Matrix, locks: list[Lock]) -> None:
+    runtime, train = (make_spec(matrix, CELL, locks, target=target) for target in ("runtime", "train"))
+    assert (runtime.lacks_lock, train.lacks_lock, make_spec(matrix, CELL, []).lacks_lock) == (False, True, True)
+    assert str(no_lock(CELL, "aarch64")) == (
+        f"{CELL} has no lock for aarch64; run `envcheck lock {CELL} --arch aarch64` where its index can be reached"
+    )
 
 
 def test_an_unknown_selector_names_what_is_near(matrix: Matrix) -> None:

@@ -152,7 +152,6 @@ def command(options: BuildOptions, settings: Settings) -> None:
     """
     from envcheck.cli.shared.cell_to_build import (
         architecture,
-        is_unlocked,
         lock_first,
         refuse_without_lock,
         show_unlocked,
@@ -175,7 +174,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
     requirements = requested_packages(options.packages, options.packages_file)
     refuse_without_lock(spec, options.mirror, bake=options.bake)
     profile = profile_for(settings, options.mirror, spec.locks)
-    if options.dry_run and is_unlocked(spec):
+    if options.dry_run and spec.lacks_lock:
         if options.engine == "venv":
             venv.plan(spec, _destination(spec, options))  # what it would refuse is refused here too
         show_unlocked(spec, profile, engine=options.engine, packages=requirements, as_json=options.as_json)
@@ -305,7 +304,7 @@ def _image(request: BuildRequest, options: BuildOptions, settings: Settings) -> 
         for alias, why in built.held_back.items():
             click.echo(f"stays   {alias}: {why}")
         click.echo(f"next    envcheck run --image {engines.local_name(options.engine, built.image)}")
-        gpus = "" if built.promises["cuda"] == "none" else f"{engines.GPUS[options.engine]} "
+        gpus = f"{engines.GPUS[options.engine]} " if request.spec.cuda else ""
         click.echo(f"or      {options.engine} run --rm {gpus}--shm-size 8g {built.image} envcheck run")
 
 

@@ -77,21 +77,16 @@ def specs_of(matrix: Matrix, chosen: Sequence[Chosen], images_dir: Path) -> list
 
 def spec_of(matrix_file: Path | None, selector: str, target: Target, images_dir: Path | None) -> ImageSpec:
     """Return one target of the one cell that the selector names, locked; ConfigError otherwise."""
-    from envcheck.images.spec import load_spec, select
+    from envcheck.images.spec import load_spec, no_lock, select_one
     from envcheck.matrix.file.load import load
 
     matrix = load(matrix_file)
-    cells = select(matrix, [selector])
-    if len(cells) != 1:
-        message = f"{selector!r} selects {len(cells)} cells"
-        raise ConfigError(message, fix="name one")
-    (cell,) = cells
+    cell = select_one(matrix, selector)
     published = matrix.targets(cell)
     if target not in published:
         message = f"{cell} is not published as {target}"
         raise ConfigError(message, fix=f"choose --target {' or '.join(published)}")
     spec = load_spec(matrix, cell, target, images_dir=images_dir)
     if not spec.locks:
-        message = f"{cell} has no lock"
-        raise ConfigError(message, fix=f"run `envcheck lock {cell}` where its index can be reached")
+        raise no_lock(cell)
     return spec

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 def spec_to_build(settings: Settings, selector: str, target: Any, images_dir: Path | None, arch: HostArch) -> ImageSpec:
     """Return what the one cell of a selector is to be.
 
-    The spec of a legal cell may lack locks (`is_unlocked`), unless `images_dir` says where they are: then that is a
+    The spec of a legal cell may lack locks (`lacks_lock`), unless `images_dir` says where they are: then that is a
     ConfigError. A Dockerfile that is not what is built is warned of.
     """
-    from envcheck.errors import ConfigError
-    from envcheck.images.spec import load_spec
+    from envcheck.images.spec import load_spec, no_lock
     from envcheck.matrix.file.load import load
 
     matrix = load(settings.matrix)
@@ -34,46 +33,28 @@ def spec_to_build(settings: Settings, selector: str, target: Any, images_dir: Pa
     else:
         spec = load_spec(matrix, cell, target, images_dir=images_dir, arch=arch)
         if not spec.locks:
-            message = f"{spec.cell} has no lock"
-            raise ConfigError(message, fix=f"run `envcheck lock {spec.cell}` where its index can be reached")
-    if not is_unlocked(spec) and arch == "x86_64":
+            raise no_lock(spec.cell, arch)
+    if not spec.lacks_lock and arch == "x86_64":
         _warn_of_an_edit(matrix, spec, images_dir)
     return spec
 
 
 def one_cell(matrix: Matrix, selector: str, arch: HostArch) -> Cell:
     """Return the one published cell of a selector, or the unpublished one of that name that has wheels."""
-    from envcheck.errors import ConfigError
-    from envcheck.images.spec import facts, select
+    from envcheck.images.spec import facts, select_one
     from envcheck.matrix.facts.model import Cell
 
     named = Cell.parse(selector)
-    if named is not None and named not in matrix.cells():
-        try:
-            facts(matrix, named, arch)
-        except ConfigError:
-            (named,) = select(matrix, [selector])  # it says what is near
-        return named
-    cells = select(matrix, [selector])
-    if len(cells) != 1:
-        message = f"{selector!r} names {len(cells)} cells"
-        raise ConfigError(message, fix=f"build one at a time, e.g. {cells[0]}")
-    return cells[0]
+    if named is None or named in matrix.cells() or matrix.release(named.torch) is None:
+        return select_one(matrix, selector)  # of an unknown release it says what is near
+    facts(matrix, named, arch)
+    return named
 
 
 def architecture(platform: str) -> HostArch:
     """Return the architecture of a platform as engines write it; "auto" is this machine's."""
     machine = os.uname().machine if platform == "auto" else platform
     return "aarch64" if machine in {"aarch64", "arm64", "linux/arm64"} else "x86_64"
-
-
-def is_unlocked(spec: ImageSpec) -> bool:
-    """Tell whether a lock must be made before this can be built: the cell's, or the one of its target."""
-    from envcheck.images.targets import RECIPES, wanted
-
-    cuda = spec.promises["cuda"]
-    needs_own = wanted(spec.target, None if cuda == "none" else cuda)
-    return not spec.locks or bool(needs_own and RECIPES[spec.target].group not in {lock.group for lock in spec.locks})
 
 
 def _with_kept_locks(matrix: Matrix, cell: Cell, target: Target, arch: HostArch) -> ImageSpec:
@@ -111,7 +92,7 @@ def refuse_without_lock(spec: ImageSpec, mirror: str, *, bake: bool) -> None:
     """Refuse what needs the lock before it is made: a probe of its files, and a plan for another program."""
     from envcheck.errors import ConfigError
 
-    if not is_unlocked(spec):
+    if not spec.lacks_lock:
         return
     if mirror == "auto":
         message = f"--mirror auto probes for the files of a lock, and {spec.cell} has none yet"
@@ -151,7 +132,7 @@ def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSp
     from envcheck.images.spec import make_spec
     from envcheck.matrix.file.load import load
 
-    if not is_unlocked(spec):
+    if not spec.lacks_lock:
         return spec
     matrix, cell, arch = load(settings.matrix), spec.cell, spec.arch
     lacks = f"no lock of its target {spec.target}" if spec.locks else "no lock"

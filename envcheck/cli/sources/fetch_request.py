@@ -93,21 +93,18 @@ def locked_cells(settings: Settings, selector: str, *, one: bool) -> list[CellLo
     """Return the locks of each cell that the selector matches; `one` refuses several cells."""
     from envcheck.data import data_path
     from envcheck.images.locks.lockfile import read_locks
-    from envcheck.images.spec import select
+    from envcheck.images.spec import no_lock, select, select_one
     from envcheck.images.targets import groups_of
     from envcheck.matrix.file.load import load
 
-    cells = select(load(settings.matrix), (selector,))
-    if one and len(cells) != 1:
-        message = f"{selector!r} names {len(cells)} cells"
-        raise ConfigError(message, fix=f"probe for one at a time, e.g. {cells[0]}")
+    matrix = load(settings.matrix)
+    cells = [select_one(matrix, selector)] if one else select(matrix, [selector])
     found = [
         CellLocks(read_locks(data_path("images") / str(cell), groups_of("runtime")), cell.python) for cell in cells
     ]
     for cell, (locks, _) in zip(cells, found, strict=True):
         if not locks:
-            message = f"{cell} has no lock"
-            raise ConfigError(message, fix=f"run `envcheck lock {cell}` where its index can be reached")
+            raise no_lock(cell)
     return found
 
 

@@ -62,14 +62,13 @@ def _collect_wheels(
     store: Store, spec: ImageSpec, profile: Profile, options_for: Callable[[str], TransferOptions]
 ) -> list[Wheel]:
     """Return a cell's wheels, and those of the envcheck that goes into its images."""
-    from envcheck.errors import ConfigError
     from envcheck.images.locks import prefetch
     from envcheck.images.render.build_context import tool_lock
+    from envcheck.images.spec import no_lock
     from envcheck.mirrors.store.wheel_metadata import describe_wheel
 
     if not spec.locks:
-        message = f"{spec.cell} has no lock"
-        raise ConfigError(message, fix=f"run `envcheck lock {spec.cell}` where its index can be reached")
+        raise no_lock(spec.cell, spec.arch)
     locks = [*spec.locks, tool_lock()]
     prefetch.bring(store, locks, spec.cell.python, profile, options_for)
     present = prefetch.held(store, locks, spec.cell.python)

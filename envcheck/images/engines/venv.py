@@ -230,9 +230,9 @@ class _Steps:
         env |= {"ENVCHECK_WHEELS": self._wheels, "ENVCHECK_FROM": str(self.mirror / group), **self._netrc}
         self.run(f"install {group}", ["sh", str(self.mirror / "install/install.sh"), group, str(self.dest)], env)
 
-    def link_cuda(self) -> None:
+    def link_cuda(self, cuda: str) -> None:
         """Link NVIDIA's wheels into cuda/, the CUDA_HOME of this environment, with the script an image build runs."""
-        python, cuda = self.dest / "bin/python", self.spec.promises["cuda"]
+        python = self.dest / "bin/python"
         site_packages = self.dest / f"lib/python{self.spec.cell.python}/site-packages"
         argv = [str(python), "-I", "-B", str(self._locks / "targets/devel/cuda_home.py"), str(site_packages)]
         self.run("link CUDA", [*argv, str(self.dest / "cuda"), cuda])
@@ -264,8 +264,8 @@ def _fill(dest: Path, interpreter: str, steps: _Steps, key: str) -> None:
     for lock in steps.spec.locks:
         steps.install(lock.group)
     steps.prove()
-    if steps.spec.target == "devel" and steps.spec.promises["cuda"] != "none":
-        steps.link_cuda()
+    if steps.spec.target == "devel" and steps.spec.cuda:
+        steps.link_cuda(steps.spec.cuda)
     (dest / PROMISES).write_text(json.dumps(steps.spec.promises, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     (dest / _KEY).write_text(key, encoding="ascii")
     (dest / _PARTIAL).unlink()

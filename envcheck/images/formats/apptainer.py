@@ -7,7 +7,7 @@ from typing import Final
 
 from envcheck.images.formats.registry import CellFormat, FormatOptions
 from envcheck.images.spec import LABEL_PREFIX, ImageSpec
-from envcheck.images.start import has_cuda, image, of_a_registry, title
+from envcheck.images.start import image, of_a_registry, title
 from envcheck.templating import rendered
 
 
@@ -20,7 +20,7 @@ def apptainer(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
         "labels": {f"{LABEL_PREFIX}{name}": value for name, value in sorted(spec.promises.items())},
         "title": title(spec),
         "file": f"{spec.cell}-{spec.target}",
-        "nv": " --nv" if has_cuda(spec) else "",
+        "nv": " --nv" if spec.cuda else "",
     }
     return rendered("formats/apptainer.def.j2", context)
 

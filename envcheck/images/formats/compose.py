@@ -7,7 +7,7 @@ from typing import Final
 
 from envcheck.images.formats.registry import CellFormat, FormatOptions
 from envcheck.images.spec import ImageSpec
-from envcheck.images.start import SHM, has_cuda, image, ports, title
+from envcheck.images.start import SHM, image, ports, title
 from envcheck.templating import rendered
 
 
@@ -19,7 +19,7 @@ def compose(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
         "target": spec.target,
         "title": title(spec),
         "image": image(spec, options.repository),
-        "gpus": has_cuda(spec),
+        "gpus": spec.cuda is not None,
         "ports": ports(spec),
         "shm": SHM,
     }

@@ -8,7 +8,7 @@ from typing import Final
 
 from envcheck.images.formats.registry import CellFormat, FormatOptions
 from envcheck.images.spec import ImageSpec
-from envcheck.images.start import has_cuda, title
+from envcheck.images.start import title
 from envcheck.templating import rendered
 
 # The one index that a lock names by its variant; the default index is whatever the user's pip is set to.
@@ -19,14 +19,13 @@ _SASS: Final = re.compile(r"sm_([0-9]+)([0-9])[a-z]?")
 def conda(specs: Sequence[ImageSpec], _options: FormatOptions) -> str:
     """Return the environment of one target of a cell."""
     (spec,) = specs
-    cuda = spec.promises["cuda"] if has_cuda(spec) else None
     context = {
         "cell": str(spec.cell),
         "target": spec.target,
         "title": title(spec),
         "python": spec.cell.python,
-        "cuda": cuda,
-        "cuda_major": cuda.partition(".")[0] if cuda else None,
+        "cuda": spec.cuda,
+        "cuda_major": spec.cuda.partition(".")[0] if spec.cuda else None,
         "capability": lowest_capability(spec.promises["arch-list"]),
         "driver": spec.promises["driver-floor"],
         "indexes": sorted({lock.index for lock in spec.locks} - {"pypi"}),

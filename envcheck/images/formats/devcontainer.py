@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from envcheck.images.formats.registry import CellFormat, FormatOptions
 from envcheck.images.spec import ImageSpec
-from envcheck.images.start import SHM, has_cuda, image, ports, title
+from envcheck.images.start import SHM, image, ports, title
 
 
 def devcontainer(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
@@ -25,7 +25,7 @@ def devcontainer(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
             }
         },
     }
-    if has_cuda(spec):
+    if spec.cuda:
         # The tools add `--gpus all` themselves, and say which machine lacks one.
         document["hostRequirements"] = {"gpu": True}
     if ports(spec):

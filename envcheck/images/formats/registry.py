@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from envcheck.errors import ConfigError
 from envcheck.images import formats
-from envcheck.images.spec import ImageSpec
+from envcheck.images.spec import ImageSpec, no_lock
 
 
 class FormatOptions(NamedTuple):
@@ -46,10 +46,9 @@ def named(name: str) -> CellFormat:
 def written(name: str, specs: Sequence[ImageSpec], options: FormatOptions) -> str:
     """Return the text of the format, or raise ConfigError where it cannot hold these specs."""
     cell_format = named(name)
-    unlocked = [str(spec.cell) for spec in specs if not spec.locks]
-    if unlocked and not cell_format.lockless:
-        message = f"{unlocked[0]} has no lock"
-        raise ConfigError(message, fix=f"run `envcheck lock {unlocked[0]}` where its index can be reached")
+    unlocked = next((spec for spec in specs if not spec.locks), None)
+    if unlocked is not None and not cell_format.lockless:
+        raise no_lock(unlocked.cell, unlocked.arch)
     if cell_format.one and len(specs) != 1:
         chosen = ", ".join(f"{spec.cell} {spec.target}" for spec in specs[:3])
         message = f"--format {name} is of one target of one cell, and {len(specs)} are selected ({chosen} …)"

@@ -6,11 +6,10 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from envcheck.errors import ConfigError
 from envcheck.images.locks.lockfile import GROUPS
 from envcheck.images.locks.model import Lock
 from envcheck.images.render.committed_files import lock_files
-from envcheck.images.spec import LABEL_PREFIX, ImageSpec
+from envcheck.images.spec import LABEL_PREFIX, ImageSpec, no_lock
 from envcheck.images.targets import OS_PACKAGES, RECIPES, SHARED_GROUPS
 from envcheck.matrix.facts.model import Cell
 from envcheck.templating import rendered
@@ -24,9 +23,9 @@ def render_cell(*specs: ImageSpec) -> dict[str, bytes]:
     The Dockerfile is that of the first spec's architecture; each architecture has its own locks.
     """
     cell = specs[0].cell
-    if not all(spec.locks for spec in specs):
-        message = f"{cell} has no lock"
-        raise ConfigError(message, fix=f"run `envcheck lock {cell}` where its index can be reached")
+    unlocked = next((spec for spec in specs if not spec.locks), None)
+    if unlocked is not None:
+        raise no_lock(cell, unlocked.arch)
     files = {"Dockerfile": render_dockerfile(*(spec for spec in specs if spec.arch == specs[0].arch)).encode()}
     for arch in dict.fromkeys(spec.arch for spec in specs):
         files |= lock_files(cell, all_locks(spec for spec in specs if spec.arch == arch), arch)
@@ -60,7 +59,6 @@ def template_context(
 ) -> dict[str, Any]:
     """Return what the Dockerfile's template is given."""
     spec = specs[0]
-    cuda = spec.promises["cuda"]
     return {
         "cell": spec.cell,
         "base": base or base_reference(spec),
@@ -71,8 +69,8 @@ def template_context(
         "proof": " ".join(shlex.quote(f"{name}={spec.promises[name]}") for name in PROVEN),
         "keep": kept is not None,
         "kept_environment": dict(kept or {}),
-        "cuda": cuda,
-        "cuda_major": None if cuda == "none" else cuda.partition(".")[0],
+        "cuda": spec.cuda,
+        "cuda_major": spec.cuda.partition(".")[0] if spec.cuda else None,
     }
 
 
