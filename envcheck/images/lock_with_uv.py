@@ -27,8 +27,7 @@ from envcheck.matrix.facts.model import Cell, HostArch, Matrix
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, network_indexes, without_queries
 
 # Every base has a newer C library; wheels for an older one match too.
-PLATFORM: Final = "x86_64-manylinux_2_28"
-PLATFORMS: Final[dict[HostArch, str]] = {"x86_64": PLATFORM, "aarch64": "aarch64-manylinux_2_28"}
+PLATFORMS: Final[dict[HostArch, str]] = {"x86_64": "x86_64-manylinux_2_28", "aarch64": "aarch64-manylinux_2_28"}
 _TIMEOUT: Final = 900.0
 _DRAWN: Final = " \u00d7\u2570\u2500\u25b6\u2502\u251c\u2574\u00b7"  # the tree uv draws around its reasons
 _NO_SOLUTION: Final = re.compile(r"^(error: )?No solution found when resolving dependencies:?( cause:)? ")
@@ -116,7 +115,7 @@ def lock_from_facts(matrix: Matrix, cell: Cell, profile: Profile, unanswered: st
         return None
     public = [f"{pin.name}=={pin.version.partition('+')[0]}" for pin in known.pins]
     overrides = [*known.requires, *(f"{name} ; sys_platform == 'never'" for name in known.without)]
-    options = ["--python-version", cell.python, "--python-platform", PLATFORM]
+    options = ["--python-version", cell.python, "--python-platform", PLATFORMS[ARCH]]
     wanted = [*public, "numpy", *known.requires]
     tries = [([*options, *source], wanted) for source in source_options(profile, "pypi")]
     pins = {pin.name: pin for pin in first_resolution(tries, str(cell), profile, overrides=overrides)}

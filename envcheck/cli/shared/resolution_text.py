@@ -9,12 +9,11 @@ from typing import Final
 
 import click
 
+from envcheck.matrix.facts.model import PYTORCH
 from envcheck.matrix.resolver.resolve import Resolution
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile
 
 _WIDTH: Final = 80
-# https://pytorch.org/get-started/locally/
-_PYTORCH_INDEX: Final = "https://download.pytorch.org"
 _COLOURS: Final = {"ok": "green", "driver-ok-via-minor-compat": "green", "forward-compat-required": "yellow"}
 
 
@@ -62,7 +61,7 @@ def pip_command(answer: Resolution, profile: Profile) -> str:
     words = " ".join([f"{torch}+{variant}" if answer.arch == "x86_64" else torch, *companions])
     remote = [index for index in profile.pytorch if index.url != CLIENT_DEFAULT]
     if not remote:
-        return "" if profile.closed else f"pip install {words} --index-url {_PYTORCH_INDEX}/{answer.index}"
+        return "" if profile.closed else f"pip install {words} --index-url {PYTORCH}/{answer.index}"
     option = "--find-links" if remote[0].kind == "find-links" else "--index-url"
     return f"pip install {words} {option} {shlex.quote(remote[0].url.replace('{variant}', variant))}"
 

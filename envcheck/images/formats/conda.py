@@ -9,10 +9,9 @@ from typing import Final
 from envcheck.images.formats.registry import CellFormat, FormatOptions
 from envcheck.images.spec import ImageSpec
 from envcheck.images.start import title
+from envcheck.matrix.facts.model import PYTORCH
 from envcheck.templating import rendered
 
-# The one index that a lock names by its variant; the default index is whatever the user's pip is set to.
-_PYTORCH: Final = "https://download.pytorch.org/whl"
 _SASS: Final = re.compile(r"sm_([0-9]+)([0-9])[a-z]?")
 
 
@@ -29,7 +28,7 @@ def conda(specs: Sequence[ImageSpec], _options: FormatOptions) -> str:
         "capability": lowest_capability(spec.promises["arch-list"]),
         "driver": spec.promises["driver-floor"],
         "indexes": sorted({lock.index for lock in spec.locks} - {"pypi"}),
-        "index_root": _PYTORCH,
+        "index_root": f"{PYTORCH}/whl",
         "pins": [pin for lock in spec.locks for pin in lock.pins],
     }
     return rendered("formats/conda.yml.j2", context)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from envcheck import drop_in
 from envcheck.errors import ConfigError
 from envcheck.images import formats
 from envcheck.images.spec import ImageSpec, no_lock
@@ -31,16 +30,12 @@ class CellFormat(NamedTuple):
 
 def names() -> tuple[str, ...]:
     """Return the name of each format, sorted; none of them is imported."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(formats.__path__) if module.name != "registry"))
+    return drop_in.names(formats)
 
 
 def named(name: str) -> CellFormat:
     """Return the format of that name. Raises TypeError where its module has no FORMAT."""
-    cell_format = importlib.import_module(f"{formats.__name__}.{name}").FORMAT
-    if not isinstance(cell_format, CellFormat):
-        message = f"{formats.__name__}.{name}.FORMAT is no CellFormat"
-        raise TypeError(message)
-    return cell_format
+    return drop_in.named(formats, name, "FORMAT", CellFormat)
 
 
 def written(name: str, specs: Sequence[ImageSpec], options: FormatOptions) -> str:

@@ -12,11 +12,10 @@ from packaging.version import Version
 from envcheck.images.locks.model import Lock
 from envcheck.images.sbom.licences import Licence, PackageKey
 from envcheck.images.spec import ImageSpec
+from envcheck.matrix.facts.model import PYTORCH
 
 # What a package index says of these names is NVIDIA's; their licences differ (NCCL's is BSD-3-Clause).
 _NVIDIA_PREFIX: Final = "nvidia-"
-# The index of a lock whose packages are not the Python index's.
-_PYTORCH: Final = "https://download.pytorch.org/whl"
 # Any name of ours: the document's identity is then the same wherever it is written.
 _NAMESPACE: Final = uuid.UUID("6c1f2f0e-5f43-5f1b-9f0c-2b8f4f0f7b10")
 INCOMPLETE: Final = "From the locks: Python packages with their hashes. The distribution's packages are not locked."
@@ -65,7 +64,7 @@ def purl(name: str, version: str, index: str) -> str:
     identity = f"pkg:pypi/{name}@{quote(version, safe='')}"
     if index == "pypi":
         return identity
-    return f"{identity}?repository_url={_PYTORCH}/{index.removeprefix('pytorch/')}"
+    return f"{identity}?repository_url={PYTORCH}/whl/{index.removeprefix('pytorch/')}"
 
 
 def identity(spec: ImageSpec, listed: Iterable[Component]) -> uuid.UUID:

@@ -13,6 +13,9 @@ Variant = Annotated[str, msgspec.Meta(pattern=r"^(cpu|cu[0-9]{3})$")]
 HostArch = Literal["x86_64", "aarch64"]
 Target = Literal["runtime", "devel", "train", "jupyter"]
 
+# The one index that is written down (https://pytorch.org/get-started/locally/); `TorchVariant.index` is a path below.
+PYTORCH: Final = "https://download.pytorch.org"
+
 _CELL: Final = re.compile(
     r"^torch(?P<torch>[0-9]+\.[0-9]+\.[0-9]+)-(?P<variant>cpu|cu[0-9]{3})-py(?P<python>3[0-9]+t?)$"
 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from envcheck import drop_in
 from envcheck.reports import formats
 
 if TYPE_CHECKING:
@@ -28,13 +27,9 @@ class Format(NamedTuple):
 
 def names() -> tuple[str, ...]:
     """Return the name of each format, sorted; none of them is imported."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(formats.__path__) if module.name != "registry"))
+    return drop_in.names(formats)
 
 
 def named(name: str) -> Format:
     """Return the format of that name. Raises TypeError where its module has no FORMAT."""
-    report_format = importlib.import_module(f"{formats.__name__}.{name}").FORMAT
-    if not isinstance(report_format, Format):
-        message = f"{formats.__name__}.{name}.FORMAT is no Format"
-        raise TypeError(message)
-    return report_format
+    return drop_in.named(formats, name, "FORMAT", Format)
