@@ -83,19 +83,23 @@ def select(matrix: Matrix, selectors: Sequence[str]) -> list[Cell]:
     names = [str(cell) for cell in cells]
     for selector in selectors:
         if not any(fnmatchcase(name, selector) for name in names):
-            near = difflib.get_close_matches(selector, names, n=3, cutoff=0.5)
-            hint = f"did you mean {', '.join(near)}?" if near else "`envcheck images` lists the cells"
             message = f"no published cell is named {selector!r}"
-            raise ConfigError(message, fix=hint)
+            raise ConfigError(message, fix=near(matrix, selector) or "`envcheck images` lists the cells")
     return [cell for cell in cells if not selectors or any(fnmatchcase(str(cell), s) for s in selectors)]
 
 
-def select_one(matrix: Matrix, selector: str) -> Cell:
-    """Return the one published cell that the selector names; several are a ConfigError."""
+def near(matrix: Matrix, name: str) -> str:
+    """Return which published cells may have been meant, as a question; nothing where none is near."""
+    names = difflib.get_close_matches(name, [str(cell) for cell in matrix.cells()], n=3, cutoff=0.5)
+    return f"did you mean {', '.join(names)}?" if names else ""
+
+
+def select_one(matrix: Matrix, selector: str, verb: str = "name") -> Cell:
+    """Return the one published cell that the selector names; several, of which to `verb` one, are a ConfigError."""
     cells = select(matrix, [selector])
     if len(cells) != 1:
         message = f"{selector!r} names {len(cells)} cells"
-        raise ConfigError(message, fix=f"name one, e.g. {cells[0]}")
+        raise ConfigError(message, fix=f"{verb} one at a time, e.g. {cells[0]}")
     return cells[0]
 
 

@@ -41,13 +41,17 @@ def spec_to_build(settings: Settings, selector: str, target: Any, images_dir: Pa
 
 def one_cell(matrix: Matrix, selector: str, arch: HostArch) -> Cell:
     """Return the one published cell of a selector, or the unpublished one of that name that has wheels."""
-    from envcheck.images.spec import facts, select_one
+    from envcheck.errors import ConfigError
+    from envcheck.images.spec import facts, near, select_one
     from envcheck.matrix.facts.model import Cell
 
     named = Cell.parse(selector)
     if named is None or named in matrix.cells() or matrix.release(named.torch) is None:
-        return select_one(matrix, selector)  # of an unknown release it says what is near
-    facts(matrix, named, arch)
+        return select_one(matrix, selector, "build")
+    try:
+        facts(matrix, named, arch)
+    except ConfigError as error:
+        raise ConfigError(error.message, fix=f"{near(matrix, selector)} Or {error.fix}".removeprefix(" Or ")) from error
     return named
 
 

@@ -98,7 +98,7 @@ def locked_cells(settings: Settings, selector: str, *, one: bool) -> list[CellLo
     from envcheck.matrix.file.load import load
 
     matrix = load(settings.matrix)
-    cells = [select_one(matrix, selector)] if one else select(matrix, [selector])
+    cells = [select_one(matrix, selector, "probe for")] if one else select(matrix, [selector])
     found = [
         CellLocks(read_locks(data_path("images") / str(cell), groups_of("runtime")), cell.python) for cell in cells
     ]
