@@ -48,6 +48,7 @@ def test_cells_without_a_lock_are_named_with_what_to_do(run: Callable[..., Resul
     lines = shown.output.splitlines()
     assert lines[1].split() == [CELL, "yes", "none", "runtime", "devel", "train", "jupyter"]
     assert "torch2.13.0-cu130-py311    NO" in shown.output
+    assert "without a lock, so that `envcheck build --images` refuses them:" in lines
     assert "  torch2.13.0-cu130-py311: run `envcheck lock torch2.13.0-cu130-py311` where" in shown.output
     assert max(len(line) for line in lines[:-1]) <= 80
 
@@ -61,6 +62,8 @@ def test_a_lock_file_that_is_missing_is_named_and_nothing_is_built(
     assert shown.exit_code == 0
     assert shown.output.splitlines()[1].split()[1] == "BAD"
     assert f"lacks {lacking}.lock: restore it, or run" in shown.output
+    assert "with a lock that cannot be used, so that `envcheck build` refuses them:" in shown.output
+    assert "without a lock" not in shown.output
     row = json.loads(run("images", CELL, "--json").output)["cells"][0]
     assert (row["locked"], row["missing"]) == (False, [f"{lacking}.lock"])
     # The engine is not asked for: none of that name is here.
@@ -188,7 +191,7 @@ def test_the_list_is_also_for_programs(run: Callable[..., Result]) -> None:
 
 def test_rendering_writes_compares_and_removes(run: Callable[..., Result], images: Path) -> None:
     before = run("render", "--check", CELL)
-    assert (before.exit_code, before.output.splitlines()[0]) == (1, f"missing: images/{CELL}/Dockerfile")
+    assert (before.exit_code, before.output.splitlines()[0]) == (1, f"missing: {images}/{CELL}/Dockerfile")
     assert run("render", CELL).exit_code == 0
     assert (images / CELL / "Dockerfile").read_bytes() == (data_path("images") / CELL / "Dockerfile").read_bytes()
     assert run("render", "--check", CELL).exit_code == 0
@@ -196,24 +199,31 @@ def test_rendering_writes_compares_and_removes(run: Callable[..., Result], image
     (images / CELL / "notes.txt").touch()
     stale = run("render", "--check", CELL)
     assert stale.exit_code == 1
-    assert stale.output.splitlines()[:2] == [f"stale: images/{CELL}/Dockerfile", f"orphan: images/{CELL}/notes.txt"]
+    assert stale.output.splitlines()[:2] == [f"stale: {images}/{CELL}/Dockerfile", f"orphan: {images}/{CELL}/notes.txt"]
     assert run("render", CELL).exit_code == 0
     assert (images / CELL / "notes.txt").exists()
     (images / "torch0.1.0-cpu-py36").mkdir()
     (images / "torch0.1.0-cpu-py36/Dockerfile").touch()
     assert run("render", "--check").exit_code == 1
-    assert "removed images/torch0.1.0-cpu-py36/Dockerfile" in run("render").output
+    assert f"removed {images}/torch0.1.0-cpu-py36/Dockerfile" in run("render").output
     assert sorted(path.name for path in images.iterdir()) == [CELL]
-    assert f"orphan: images/{CELL}/notes.txt" in run("render", "--check").output.splitlines()
+    assert f"orphan: {images}/{CELL}/notes.txt" in run("render", "--check").output.splitlines()
     (images / CELL / "notes.txt").unlink()  # it is not what rendering gave
     assert run("render", "--check").exit_code == 0
 
 
-def test_a_published_cell_without_a_lock_is_named(run: Callable[..., Result]) -> None:
+def test_a_published_cell_without_a_lock_is_named(run: Callable[..., Result], images: Path) -> None:
     lacking = "torch2.13.0-cu130-py311"
     checked = run("render", "--check", lacking)
     assert checked.exit_code == 1
-    assert f"missing: images/{lacking} has no lock; run `envcheck lock {lacking}`" in checked.output
+    assert f"missing: {images}/{lacking} has no lock; run `envcheck lock {lacking} --images {images}`" in checked.output
+
+
+def test_many_cells_without_a_lock_are_a_count_and_a_few_names(run: Callable[..., Result], images: Path) -> None:
+    told = run("render").stderr
+    assert told.startswith("135 cells without a lock, so nothing to render: torch2.10.0-cpu-py310, ")
+    assert f"… (run `envcheck lock --images {images}`)" in told
+    assert told.count("torch2.") == 3
 
 
 def test_a_context_is_written_and_the_command_that_builds_it_printed(

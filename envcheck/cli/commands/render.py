@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.images.spec import ImageSpec
 
+_NAMED: Final = 3  # of the cells without a lock
 _EPILOG = """\b
 Examples:
   envcheck render --check
@@ -41,6 +43,16 @@ class RenderImagesOptions(NamedTuple):
     mirror: str | None
     output: Path | None
     images_dir: Path | None
+
+    @property
+    def shown(self) -> str:
+        """Return the directory of the cells as messages name it."""
+        return str(self.images_dir or "images")
+
+    @property
+    def where(self) -> str:
+        """Return the option that names this directory to the next command."""
+        return f" --images {shlex.quote(str(self.images_dir))}" if self.images_dir else ""
 
 
 @click.command("render", epilog=_EPILOG)
@@ -80,9 +92,9 @@ def command(options: RenderImagesOptions, settings: Settings) -> None:
     if mirror is not None and output is not None:
         _context(specs, mirror, output, settings)
     elif options.check:
-        _check(specs, directory, whole=whole, complete=options.images_dir is None or not whole)
+        _check(specs, directory, options, whole=whole)
     else:
-        _render(specs, directory, settings, whole=whole)
+        _render(specs, directory, options, settings)
 
 
 def _specs(settings: Settings, selectors: tuple[str, ...], images_dir: Path) -> list[ImageSpec]:
@@ -102,46 +114,48 @@ def _unlocked(specs: list[ImageSpec]) -> list[str]:
     return sorted({str(spec.cell) for spec in specs if not spec.locks})
 
 
-def _check(specs: list[ImageSpec], images_dir: Path, *, whole: bool, complete: bool) -> None:
-    """Compare; `complete`: every cell of `specs` must have locks. A directory of the user's own may hold some cells."""
+def _check(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptions, *, whole: bool) -> None:
+    """Compare. Every cell of `specs` must have locks, but a directory of the user's own may hold some cells only."""
     from envcheck.images.render.committed_files import drift
     from envcheck.images.render.dockerfile import render_cells
 
-    unlocked = _unlocked(specs) if complete else []
+    unlocked = _unlocked(specs) if options.images_dir is None or not whole else []
     rendered = render_cells(spec for spec in specs if spec.locks)
     cells = {str(spec.cell) for spec in specs if spec.locks}
     for cell in unlocked:
-        click.echo(f"missing: images/{cell} has no lock; run `envcheck lock {cell}`")
+        click.echo(f"missing: {options.shown}/{cell} has no lock; run `envcheck lock {cell}{options.where}`")
     differences = [d for d in drift(images_dir, rendered) if whole or d.path.partition("/")[0] in cells]
     for difference in differences:
-        click.echo(f"{difference.kind}: images/{difference.path}")
+        click.echo(f"{difference.kind}: {options.shown}/{difference.path}")
     if differences:
         count = f"{len(differences)} of {counted(len(rendered), 'file')} differ"
-        click.echo(f"{count}; run `envcheck render` and commit what it writes")
+        click.echo(f"{count}; run `envcheck render{options.where}` and commit what it writes")
     if differences or unlocked:
         raise SystemExit(1)
     click.echo(f"{counted(len(rendered), 'file')} in {counted(len(cells), 'cell')} are what rendering gives")
 
 
-def _render(specs: list[ImageSpec], images_dir: Path, settings: Settings, *, whole: bool) -> None:
+def _render(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptions, settings: Settings) -> None:
     from envcheck.errors import ConfigError
     from envcheck.images.render.committed_files import remove_orphans, write
     from envcheck.images.render.dockerfile import render_cells
 
-    unlocked = _unlocked(specs)
+    unlocked, whole = _unlocked(specs), not options.selectors
     if unlocked and not whole:
-        message = f"images/{unlocked[0]} has no lock"
-        raise ConfigError(message, fix=f"run `envcheck lock {unlocked[0]}`")
+        message = f"{options.shown}/{unlocked[0]} has no lock"
+        raise ConfigError(message, fix=f"run `envcheck lock {unlocked[0]}{options.where}`")
     if unlocked:
-        click.echo(f"no lock, so nothing to render: {' '.join(unlocked)} (run `envcheck lock`)", err=True)
+        few = ", ".join(unlocked[:_NAMED]) + (" …" if unlocked[_NAMED:] else "")
+        lacking = f"{counted(len(unlocked), 'cell')} without a lock, so nothing to render: {few}"
+        click.echo(f"{lacking} (run `envcheck lock{options.where}`)", err=True)
     rendered = render_cells(spec for spec in specs if spec.locks)
     changed = write(images_dir, rendered)
     removed = remove_orphans(images_dir, rendered) if whole else []
     if not settings.quiet:
         for path in changed:
-            click.echo(f"wrote images/{path}")
+            click.echo(f"wrote {options.shown}/{path}")
         for path in removed:
-            click.echo(f"removed images/{path}")
+            click.echo(f"removed {options.shown}/{path}")
     click.echo(f"{len(changed)} of {counted(len(rendered), 'file')} written, {len(removed)} removed")
 
 

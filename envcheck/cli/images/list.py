@@ -77,7 +77,7 @@ def command(options: ImagesListOptions, settings: Settings) -> int:
         click.echo(registry.written(options.format, specs, FormatOptions(_repository(options.repository))), nl=False)
         _say_left_out(specs)
         return 0
-    return _listed([_row(matrix, cell, targets, directory) for cell, targets in chosen], as_json=options.as_json)
+    return _listed([_row(matrix, cell, targets, directory) for cell, targets in chosen], options)
 
 
 def _repository(name: str) -> str:
@@ -97,11 +97,11 @@ def _say_left_out(specs: list[ImageSpec]) -> None:
         messages.say(f"{cell} is left out: it has no lock; run `envcheck lock {cell}`")
 
 
-def _listed(rows: list[dict[str, Any]], *, as_json: bool) -> int:
-    if as_json:
+def _listed(rows: list[dict[str, Any]], options: ImagesListOptions) -> int:
+    if options.as_json:
         click.echo(json.dumps({"schema": "envcheck/images/1", "cells": rows}, indent=1))
     else:
-        _table(rows)
+        _table(rows, own_images=options.images_dir is not None)
     errors = [row["error"] for row in rows if row["error"]]
     for error in errors:
         messages.say(error)
@@ -130,7 +130,8 @@ def _row(matrix: Matrix, cell: Cell, targets: list[Target], directory: Path) -> 
     }
 
 
-def _table(rows: list[dict[str, Any]]) -> None:
+def _table(rows: list[dict[str, Any]], *, own_images: bool) -> None:
+    """Print the list; `own_images`: of a directory that --images names, where a build makes no lock."""
     if not rows:
         click.echo("no cell is touched")
         return
@@ -140,16 +141,22 @@ def _table(rows: list[dict[str, Any]]) -> None:
         lock = "yes" if row["locked"] else "BAD" if row["missing"] or row["error"] else "NO"
         floor = row["promises"]["driver-floor"]
         click.echo(layout.format(row["cell"], lock, floor, " ".join(row["targets"])).rstrip())
-    unlocked = [row for row in rows if not row["locked"]]
-    click.echo(f"\n{counted(len(rows), 'cell')}, {len(rows) - len(unlocked)} locked; tagged like {rows[0]['tags'][0]}")
-    if unlocked:
-        click.echo("without a usable lock, so `envcheck build` refuses them:")
-        for row in unlocked:
-            click.echo(f"  {row['cell']}: {_lacks(row)}")
+    locked = sum(row["locked"] for row in rows)
+    click.echo(f"\n{counted(len(rows), 'cell')}, {locked} locked; tagged like {rows[0]['tags'][0]}")
+    unusable = [row for row in rows if row["error"] or row["missing"]]
+    lockless = [row for row in rows if not row["locked"] and row not in unusable]
+    _name(unusable, "with a lock that cannot be used, so that `envcheck build` refuses them:")
+    own = "so that `envcheck build --images` refuses them" if own_images else "which `envcheck build` makes first"
+    _name(lockless, f"without a lock, {own}:")
+
+
+def _name(rows: list[dict[str, Any]], title: str) -> None:
+    for line in [title, *(f"  {row['cell']}: {_lacks(row)}" for row in rows)] if rows else []:
+        click.echo(line)
 
 
 def _lacks(row: dict[str, Any]) -> str:
-    """Return why a cell cannot be built, and what to do."""
+    """Return what is wrong with the lock of a cell, and what to do."""
     if row["error"]:
         return str(row["error"])
     lacks = f"lacks {' and '.join(row['missing'])}: restore it, or " if row["missing"] else ""
