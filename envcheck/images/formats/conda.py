@@ -20,6 +20,7 @@ def conda(specs: Sequence[ImageSpec], _options: FormatOptions) -> str:
     (spec,) = specs
     context = {
         "cell": str(spec.cell),
+        "name": str(spec.cell) if spec.target == "runtime" else f"{spec.cell}-{spec.target}",
         "target": spec.target,
         "title": title(spec),
         "python": spec.cell.python,

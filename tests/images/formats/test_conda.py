@@ -8,8 +8,11 @@ import pytest
 import yaml
 
 from envcheck.images.formats.conda import lowest_capability
+from envcheck.images.formats.registry import written
 from envcheck.images.locks.lockfile import parse_requirements
-from tests.images.formats.cells import CPU, CUDA, specs, text
+from envcheck.images.spec import load_spec, select_one
+from envcheck.matrix.file.load import load
+from tests.images.formats.cells import CPU, CUDA, OPTIONS, specs, text
 
 
 def read(cell: str) -> tuple[dict[str, Any], list[str], list[str]]:
@@ -29,6 +32,14 @@ def test_pip_gets_the_lock_itself(cell: str) -> None:
     assert lock.pins == [pin for group in specs(cell)[0].locks for pin in group.pins]
     assert document["name"] == cell
     assert document["channels"] == ["conda-forge", "nodefaults"]
+
+
+def test_two_targets_of_a_cell_are_two_environments() -> None:
+    matrix = load()
+    cell = select_one(matrix, CPU)
+    environments = [written("conda", [load_spec(matrix, cell, t)], OPTIONS) for t in matrix.targets(cell)]
+    names = [yaml.safe_load(environment)["name"] for environment in environments]
+    assert names == [CPU, f"{CPU}-devel", f"{CPU}-train", f"{CPU}-jupyter"]
 
 
 def test_only_a_lock_of_the_pytorch_index_names_an_index() -> None:
