@@ -66,6 +66,12 @@ def contradiction(spec: ImageSpec, lock: Lock, requirements: Iterable[str]) -> s
     return None
 
 
+def excluded(spec: ImageSpec, requirements: Iterable[str]) -> list[str]:
+    """Return the requirements that the spec holds nothing of, which is so where their own marker excludes them."""
+    held = {pin.name for lock in spec.locks for pin in lock.pins}
+    return [line for line in requirements if canonicalize_name(Requirement(line).name) not in held]
+
+
 def checked(requirements: Iterable[str]) -> list[str]:
     """Return NAME[SPEC] requirements as given; ConfigError for what is none, or names a place instead of an index."""
     return [_requirement(line, line) for line in requirements]

@@ -221,6 +221,13 @@ def test_a_kept_lock_that_is_broken_is_named_with_what_to_do(tmp_path: Path) -> 
     assert on_top(tmp_path, "--with", "einops").returncode == 0
 
 
+def test_a_package_that_its_marker_excludes_is_left_out_and_named(tmp_path: Path) -> None:
+    done = on_top(tmp_path, "--with", "einops; python_version < '3'")
+    assert done.returncode == 0, done.stderr
+    assert "with    einops; python_version < '3' is left out: its marker excludes this Python" in done.stderr
+    assert "with    nothing to add\n" in done.stderr
+
+
 def test_the_plan_of_a_cell_without_a_lock_checks_what_a_build_would(tmp_path: Path) -> None:
     unlocked = "torch2.15.0-cpu-py311"
     environ = {**os.environ, "ENVCHECK_HOME": str(tmp_path)}

@@ -11,7 +11,14 @@ import pytest
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.build import tags
-from envcheck.images.lock_on_top import checked, contradiction, lock_target, lock_user_packages, read_requirements
+from envcheck.images.lock_on_top import (
+    checked,
+    contradiction,
+    excluded,
+    lock_target,
+    lock_user_packages,
+    read_requirements,
+)
 from envcheck.images.locks.lockfile import digest, parse_lock
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.render.dockerfile import render_dockerfile
@@ -83,6 +90,10 @@ def test_a_users_packages_come_on_top_and_are_promised(spec: ImageSpec, profile:
     assert text.index("install.sh base") < text.index("install.sh envcheck") < text.index("install.sh user")
     assert "install.sh user" not in render_dockerfile(spec)
     assert lock_user_packages(spec, ["numpy"], profile) is None
+
+
+def test_a_requirement_that_its_own_marker_excludes_is_no_package_that_the_cell_holds(spec: ImageSpec) -> None:
+    assert excluded(spec, ["numpy", "helper; python_version < '3'"]) == ["helper; python_version < '3'"]
 
 
 @pytest.mark.parametrize(("package", "named"), [("antique", "torch"), ("picky", "numpy"), ("numpy<2", "numpy")])

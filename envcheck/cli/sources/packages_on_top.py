@@ -31,7 +31,7 @@ def with_packages(spec: ImageSpec, requirements: Sequence[str], profile: Profile
     `keep`: a new lock is kept for the next build.
     """
     from envcheck import safe_files
-    from envcheck.images.lock_on_top import lock_user_packages
+    from envcheck.images.lock_on_top import excluded, lock_user_packages
     from envcheck.images.locks.lockfile import format_lock
     from envcheck.images.spec import with_user_packages
 
@@ -43,7 +43,10 @@ def with_packages(spec: ImageSpec, requirements: Sequence[str], profile: Profile
     else:
         made = lock_user_packages(spec, requirements, profile)
         if made is None:
-            click.echo(f"with    nothing to add: {spec.tag} holds {', '.join(requirements)}", err=True)
+            _say_excluded(excluded(spec, requirements))
+            held = [line for line in requirements if line not in excluded(spec, requirements)]
+            why = f": {spec.tag} holds {', '.join(held)}" if held else ""
+            click.echo(f"with    nothing to add{why}", err=True)
             return spec
         lock, origin = made, "new: its hashes are what the mirror said"
         if keep:
@@ -51,7 +54,14 @@ def with_packages(spec: ImageSpec, requirements: Sequence[str], profile: Profile
             safe_files.replace(path, format_lock(made, f"{spec.tag}, on top: {', '.join(requirements)}").encode())
     where = f"; lock: {path}" if path.is_file() else ", not kept"
     click.echo(f"with    {counted(len(lock.pins), 'package')} on top, {origin}{where}", err=True)
-    return with_user_packages(spec, lock)
+    with_them = with_user_packages(spec, lock)
+    _say_excluded(excluded(with_them, requirements))
+    return with_them
+
+
+def _say_excluded(requirements: Sequence[str]) -> None:
+    for line in requirements:
+        click.echo(f"with    {line} is left out: its marker excludes this Python or platform", err=True)
 
 
 def _read(path: Path, spec: ImageSpec, requirements: Sequence[str]) -> Lock:
