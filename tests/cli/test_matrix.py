@@ -158,6 +158,13 @@ def test_online_without_an_index_is_exit_3(run: Run, monkeypatch: pytest.MonkeyP
     assert err.endswith("\nenvcheck: the package index cannot be asked; check it\n")
 
 
+def test_no_summary_of_a_command_is_cut(run: Run) -> None:
+    _, out, _ = run("matrix", "--help")
+    listed = out.split("Commands:")[1]
+    assert "refresh" in listed
+    assert "..." not in listed
+
+
 def test_help_has_an_example_for_each_part(run: Run) -> None:
     for part in ("show", "check", "schema", "format"):
         code, out, _ = run("matrix", part, "--help")

@@ -106,9 +106,7 @@ def test_selectors_are_names_or_globs_and_none_means_all(matrix: Matrix) -> None
 
 def test_one_cell_is_one_cell(matrix: Matrix) -> None:
     assert str(select_one(matrix, "*-cpu-*")) == "torch2.8.0-cpu-py311"
-    with pytest.raises(
-        ConfigError, match=r"'\*-py311' names 2 cells; name one at a time, e\.g\. torch2\.8\.0-cu128"
-    ):
+    with pytest.raises(ConfigError, match=r"'\*-py311' names 2 cells; name one at a time, e\.g\. torch2\.8\.0-cu128"):
         select_one(matrix, "*-py311")
 
 

@@ -81,7 +81,9 @@ def _created() -> dt.datetime:
     if not given:
         return dt.datetime.now(dt.timezone.utc)
     try:
-        return dt.datetime.fromtimestamp(int(given), dt.timezone.utc)
-    except (ValueError, OverflowError, OSError) as error:
-        message = f"SOURCE_DATE_EPOCH is {given!r}, not seconds since 1970"
-        raise ConfigError(message, fix="set it to a whole number, or unset it") from error
+        if given.isdecimal():
+            return dt.datetime.fromtimestamp(int(given), dt.timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        pass  # a year that no date has
+    message = f"SOURCE_DATE_EPOCH is {given!r}, not seconds since 1970"
+    raise ConfigError(message, fix="set it to a whole number, or unset it")

@@ -73,7 +73,7 @@ def command() -> None:
     """
 
 
-@command.command()
+@command.command(short_help="Show the facts, filtered.")
 @click.option("--torch", metavar="REQ", help='A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".')
 @click.option("--variant", metavar="cuNNN|cpu", help="One variant, e.g. cu128.")
 @click.option("--python", metavar="X.Y", help="Only wheels for this Python.")
@@ -186,7 +186,7 @@ def _driver_table(matrix: Matrix) -> Table:
     return table
 
 
-@command.command()
+@command.command(short_help="Lint the facts; with --online ask the index too.")
 @click.option("--online", is_flag=True, help="Also ask the package index, through uv as it is configured here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_obj
@@ -270,7 +270,7 @@ def _tell(findings: list[Problem], matrix: Matrix) -> None:
     click.echo(total if findings else f"nothing wrong with {counts}")
 
 
-@command.command()
+@command.command(short_help="Print the JSON Schema of matrix.yaml.")
 def schema() -> None:
     """Print the JSON Schema of matrix.yaml, for editors: envcheck matrix schema > matrix.schema.json."""
     from envcheck.matrix.file.canonical import schema as text
@@ -278,7 +278,7 @@ def schema() -> None:
     click.echo(text(), nl=False)
 
 
-@command.command(name="format")
+@command.command(name="format", short_help="Write matrix.yaml in its canonical form.")
 @click.pass_obj
 def rewrite(settings: Settings) -> None:
     """Write matrix.yaml in its canonical form: envcheck --matrix my.yaml matrix format."""

@@ -30,7 +30,11 @@ class MatrixRefreshOptions(NamedTuple):
     as_json: bool
 
 
-@click.command("refresh", epilog="Example: envcheck matrix refresh --mirror host --summary proposal.md")
+@click.command(
+    "refresh",
+    short_help="Add unverified rows for wheels that the indexes list.",
+    epilog="Example: envcheck matrix refresh --mirror host --summary proposal.md",
+)
 @click.option("--mirror", default="host", show_default=True, help="none, host, a preset, or a profile's YAML file.")
 @click.option(
     "--summary",
