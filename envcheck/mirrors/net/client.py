@@ -1,17 +1,20 @@
-"""The HTTP client for fetches and probes. It follows redirects itself, so that each hop is checked on its own.
+"""The HTTP client of all stages. It follows redirects itself, so that each hop is checked on its own.
 
 The credential of a hop is looked up for its own URL (see `credentials`). A redirect from https to http is refused.
+A body may hold a secret too, such as a refresh token, so it follows no redirect to another origin.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
+import os
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -26,11 +29,16 @@ from envcheck.mirrors.net.credentials import Login, Netrc
 from envcheck.mirrors.net.network_errors import NetworkError, SilentError, SlowError, UntrustedError, read_error
 from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.silence import Silence
-from envcheck.mirrors.net.urls import host_of, proxy_login, proxy_of, redirect_target
+from envcheck.mirrors.net.urls import host_of, origin_of, proxy_login, proxy_of, redirect_target
 from envcheck.mirrors.net.waits import NETWORK_WAITS
 
 HOPS: Final = 10
 _REDIRECTS: Final = {301, 302, 303, 307, 308}
+# Redirects that repeat the method and the body.
+_REPEATING: Final = {307, 308}
+_BODILESS: Final = {"GET", "HEAD"}
+# Bytes of a sent body for which a server gets one second more to answer: it hashes or copies what it received.
+_DIGESTED: Final = 10 << 20
 _SECURE: Final = "https"
 # Seconds for all redirects together.
 _REDIRECTED: Final = 60.0
@@ -48,6 +56,16 @@ class Handshake:
     tls: float | None = None
     version: str | None = None
     alpn: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sent:
+    """What is sent at every hop of a request."""
+
+    method: str
+    headers: Mapping[str, str]
+    body: bytes | Path
+    login: Login | None
 
 
 class Client:
@@ -82,34 +100,49 @@ class Client:
         self._pools: dict[tuple[str | None, bool], urllib3.PoolManager] = {}
         self._making = threading.Lock()
 
-    def get(self, url: str, headers: Mapping[str, str] | None = None, *, method: str = "GET") -> HttpResponse:
+    def get(
+        self, url: str, headers: Mapping[str, str] | None = None, *, method: str = "GET", login: Login | None = None
+    ) -> HttpResponse:
         """Return the response at the end of the redirects, its body unread. Raise NetworkError if there is none."""
+        return self.send(method, url, headers, login=login)
+
+    def send(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        body: bytes | Path = b"",
+        login: Login | None = None,
+    ) -> HttpResponse:
+        """Send a request and return the response at the end of the redirects, its body unread.
+
+        A file is sent as it is read. `login` comes before the logins of the client. Raise NetworkError if there is no
+        response, or if what is no GET or HEAD is redirected to another origin.
+        """
         hosts: list[str] = []
         passed: list[Mapping[str, str]] = []
+        request = _Sent(method, headers or {}, body, login)
         until = time.monotonic() + _REDIRECTED
         for _ in range(HOPS):
             if hosts and time.monotonic() > until:
                 message = f"its redirects took more than {_REDIRECTED:.0f} s, the last to {host_of(url)}"
                 raise SlowError(message)
             hosts.append(host_of(url))
-            send = self._follow if passed else self._send
-            response = send(method, url, headers or {})
+            response = self._follow(request, url) if passed else self._send(request, url)
             target = response.headers.get("Location")
             if response.status not in _REDIRECTS or target is None:
                 return HttpResponse(response, url, tuple(hosts), tuple(passed), self.silence)
             passed.append(response.headers)
             _drain(response)
-            try:
-                url = redirect_target(url, target)
-            except ValueError as error:
-                raise NetworkError(str(error)) from error
+            url = _next_hop(request, url, target, response.status)
         message = f"more than {HOPS} redirects, the last to {host_of(url)}"
         raise NetworkError(message)
 
-    def _follow(self, method: str, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+    def _follow(self, request: _Sent, url: str) -> urllib3.BaseHTTPResponse:
         """Send a request to where a redirect leads; an error names that host, and not the one that redirects."""
         try:
-            return self._send(method, url, headers)
+            return self._send(request, url)
         except NetworkError as error:
             message = f"redirected to {host_of(url)}: {error}"
             raise type(error)(message, error.fix) from error
@@ -136,7 +169,7 @@ class Client:
         except (OSError, UnicodeError) as error:
             raise _network_error(error, url) from error
 
-    def _send(self, method: str, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+    def _send(self, request: _Sent, url: str) -> urllib3.BaseHTTPResponse:
         if self._within is not None and urlsplit(url).hostname not in self._within:
             message = f"{host_of(url)} is not in the profile, and the profile is closed"
             raise NetworkError(message, advice.CLOSED)
@@ -145,18 +178,22 @@ class Client:
         began = time.monotonic()
         default_headers = {"User-Agent": f"envcheck/{__version__}", "Accept-Encoding": "identity"}
         try:
-            sent = {**default_headers, **headers, **self._auth(url)}
+            sent = {**default_headers, **request.headers, **self._auth(url, request.login)}
             waiting = NETWORK_WAITS.on(host_of(url), "answer", f"no answer yet, and it has {self._read:.0f} s")
-            with waiting, read_deadlines.within(stall.SECONDS):
-                return self._pool(url).request(method, url, headers=sent, redirect=False, preload_content=False)
+            with waiting, _opened(request) as (options, size), read_deadlines.within(stall.SECONDS):
+                options["timeout"] = Timeout(connect=self._connect, read=self._read + size / _DIGESTED)
+                sent |= {} if request.method in _BODILESS else {"Content-Length": str(size)}
+                pool = self._pool(url)
+                return pool.request(request.method, url, headers=sent, redirect=False, preload_content=False, **options)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             failure = _network_error(error, url)
             if isinstance(failure, SlowError):
                 self.silence.note(url, began, str(failure))
             raise failure from error
 
-    def _auth(self, url: str) -> dict[str, str]:
-        authorization = next((header for login in self._logins if (header := login.header(url)) is not None), None)
+    def _auth(self, url: str, login: Login | None) -> dict[str, str]:
+        logins = self._logins if login is None else [login, *self._logins]
+        authorization = next((header for one in logins if (header := one.header(url)) is not None), None)
         return {} if authorization is None else {"Authorization": authorization}
 
     def _offered(self) -> ssl.SSLContext:
@@ -181,6 +218,30 @@ class Client:
         manager = urllib3.PoolManager(**options) if proxy is None else _proxied(proxy, options, secure=secure)
         manager.pool_classes_by_scheme = read_deadlines.POOLS
         return manager
+
+
+@contextlib.contextmanager
+def _opened(request: _Sent) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the options of a request that send its body from the beginning, and how many bytes it has."""
+    if not request.body:
+        yield {}, 0
+        return
+    with io.BytesIO(request.body) if isinstance(request.body, bytes) else request.body.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        yield {"body": read_deadlines.Upload(file, size, size / _DIGESTED)}, size
+
+
+def _next_hop(request: _Sent, url: str, target: str, status: int) -> str:
+    """Return the URL that a redirect leads to. Raise NetworkError if the request must not follow it."""
+    try:
+        location = redirect_target(url, target)
+    except ValueError as error:
+        raise NetworkError(str(error)) from error
+    if request.method not in _BODILESS and (status not in _REPEATING or origin_of(location) != origin_of(url)):
+        message = f"{host_of(url)} redirects a {request.method} to {host_of(location)}, which is not followed"
+        raise NetworkError(message)
+    return location
 
 
 def _proxied(proxy: str, options: dict[str, Any], *, secure: bool) -> urllib3.ProxyManager:

@@ -19,7 +19,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from typing import Any, BinaryIO, Final, Protocol
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -41,18 +41,48 @@ class EndlessError(StalledError):
     """A response that keeps sending, and not what is waited for."""
 
 
-# The deadline of what each thread waits for, on the monotonic clock.
+# The deadline of what each thread waits for, on the monotonic clock, and how long it may hear nothing before that.
 _deadline = threading.local()
 
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
     """End what this thread reads in the block if bytes still come after so many seconds. Blocks do not nest."""
-    _deadline.until = time.monotonic() + seconds
+    _deadline.until, _deadline.patience = time.monotonic() + seconds, 0.0
     try:
         yield
     finally:
-        _deadline.until = None
+        _deadline.until, _deadline.patience = None, 0.0
+
+
+class Upload:
+    """A body of `size` bytes that urllib3 reads as it sends it; a server that takes too little of it has stalled.
+
+    The time for the answer, see `within`, begins again with each part. It is `patience` seconds longer than for a
+    request without a body: the server works on what it received.
+    """
+
+    def __init__(self, file: BinaryIO, size: int, patience: float) -> None:
+        self._file, self._left, self._patience = file, size, patience
+        self._stall = stall.StallDetector()
+        self._part = 0
+        self._began = time.monotonic()
+
+    def read(self, size: int) -> bytes:
+        """Return the next part. Raise StalledError if the parts before it were taken too slowly."""
+        now = time.monotonic()
+        if self._stall.record(now - self._began, self._part):
+            message = f"it took less than {stall.BYTES >> 10} KiB in {stall.SECONDS:g} s"
+            raise StalledError(message)
+        part = self._file.read(min(size, self._left))
+        self._part, self._began = len(part), now
+        if self._left and not part:
+            message = "the file became shorter while it was sent"
+            raise OSError(0, message)
+        self._left -= len(part)
+        _deadline.until = now + stall.SECONDS + self._patience
+        _deadline.patience = self._patience
+        return part
 
 
 class _Raw(Protocol):
@@ -74,7 +104,9 @@ class _Timed(io.RawIOBase):
     def readinto(self, buffer: Any, /) -> int | None:
         began = time.monotonic()
         size = self._raw.readinto(buffer)
-        if self._stall.record(time.monotonic() - began, size or 0):
+        waited, patience = time.monotonic() - began, getattr(_deadline, "patience", 0.0)
+        _deadline.patience = max(0.0, patience - waited)
+        if self._stall.record(max(0.0, waited - patience), size or 0):
             raise StalledError(stall.reason())
         until = getattr(_deadline, "until", None)
         if until is not None and time.monotonic() > until:

@@ -70,7 +70,7 @@ def busy_failure(status: int, headers: Mapping[str, str], now: float) -> Failure
     """Return the failure of a busy source that may succeed later, or None for another status."""
     if status not in _BUSY:
         return None
-    after = _retry_after(headers, now)
+    after = retry_after(headers, now)
     return Failure(f"it answers {status}{wait_phrase(after)}", after=after, crowded=status in _CROWDED)
 
 
@@ -95,7 +95,7 @@ def _partial_content_failure(task: RangeTask, headers: Mapping[str, str], size: 
     return None
 
 
-def _retry_after(headers: Mapping[str, str], now: float) -> float | None:
+def retry_after(headers: Mapping[str, str], now: float) -> float | None:
     """Return the wait in seconds from Retry-After, which is a number or a date, or None."""
     value = headers.get("Retry-After", "").strip()
     if _DIGITS.fullmatch(value):
