@@ -1,0 +1,182 @@
+"""Attach an artifact to an image, so that it is found by any client and lost by none.
+
+The artifact's manifest is stored under a tag of its own: eight writers at once do not overwrite each other. Where the
+registry's answer does not say that it lists the subject's referrers, the manifest is also entered in the fallback index
+of OCI's distribution-spec 1.1, for other clients. Writing that index is a race that a registry cannot prevent, so it is
+read again and written again a few times, and what is read here does not depend on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from envcheck.errors import EnvcheckError
+from envcheck.registry.oci.documents import (
+    EMPTY,
+    EMPTY_TYPE,
+    OCI_INDEX,
+    OCI_MANIFEST,
+    Descriptor,
+    ImageManifest,
+    StoredManifest,
+    digest_of,
+    encode,
+)
+from envcheck.registry.oci.registry_errors import AbsentError, LyingError, RefusedError
+from envcheck.registry.oci.repository import Repository
+from envcheck.registry.oci.uploads import push_blob
+
+Layer = tuple[str, bytes]
+_OWN: Final = ".proof"
+_NAMED: Final = 12
+_TRIES: Final = 3
+# Times that the fallback index is written before other writers are left to it.
+_ENTRIES: Final = 6
+_UNKNOWN: Final = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UNKNOWN"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Attached:
+    """What was attached, the tag that keeps it, and notes for the user."""
+
+    descriptor: Descriptor
+    tag: str
+    notes: tuple[str, ...] = ()
+
+
+def fallback_tag(subject: str) -> str:
+    """Return the tag of the index of what is attached to a digest."""
+    return subject.replace(":", "-", 1)
+
+
+def own_tag(subject: str, digest: str) -> str:
+    """Return the tag that an artifact has for itself."""
+    return f"{fallback_tag(subject)}.{digest.partition(':')[2][:_NAMED]}{_OWN}"
+
+
+def own_tags(subject: str, tags: Sequence[str]) -> dict[str, str]:
+    """Return the own tags of what is attached to a digest, each with the start of the artifact's digest."""
+    before = f"{fallback_tag(subject)}."
+    found = {tag: tag[len(before) : -len(_OWN)] for tag in tags if tag.startswith(before) and tag.endswith(_OWN)}
+    return {tag: start for tag, start in found.items() if len(start) == _NAMED}
+
+
+def artifact(
+    subject: Descriptor, artifact_type: str, layers: Sequence[Layer], annotations: Mapping[str, str]
+) -> StoredManifest:
+    """Return the manifest of an artifact that is attached to a subject: the same bytes each time."""
+    named = [Descriptor(media_type=kind, digest=digest_of(content), size=len(content)) for kind, content in layers]
+    document = ImageManifest(
+        schema_version=2,
+        media_type=OCI_MANIFEST,
+        artifact_type=artifact_type,
+        config=Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY)),
+        layers=named,
+        subject=Descriptor(media_type=subject.media_type, digest=subject.digest, size=subject.size),
+        annotations=dict(annotations),
+    )
+    content = encode(document)
+    return StoredManifest(content, digest_of(content), OCI_MANIFEST)
+
+
+def attach(
+    repository: Repository,
+    subject: Descriptor,
+    artifact_type: str,
+    layers: Sequence[Layer],
+    annotations: Mapping[str, str],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Attached:
+    """Push an artifact and attach it to a manifest of the same repository. Doing it again changes nothing."""
+    manifest = artifact(subject, artifact_type, layers, annotations)
+    contents = dict.fromkeys([EMPTY, *(content for _, content in layers)])
+
+    def push(*, ask_first: bool) -> None:
+        for content in contents:
+            push_blob(repository.exchange, content, ask_first=ask_first)
+
+    return attach_manifest(repository, subject.digest, manifest, push, sleep=sleep)
+
+
+def attach_manifest(
+    repository: Repository,
+    subject: str,
+    manifest: StoredManifest,
+    push_blobs: Callable[..., None],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Attached:
+    """Store a manifest that names its subject. `push_blobs(ask_first=…)` has the registry hold what it consists of.
+
+    A registry can lose a blob that is uploaded twice at once; it says so when the manifest comes, and gets all again.
+    """
+    tag = own_tag(subject, manifest.digest)
+    for number in range(1, _TRIES + 1):
+        push_blobs(ask_first=number == 1)
+        try:
+            reply = repository.push_manifest(manifest.content, manifest.media_type, tag)
+            break
+        except RefusedError as error:
+            if number == _TRIES or not _UNKNOWN & set(error.codes):
+                raise
+    listed = reply.headers.get("OCI-Subject") == subject
+    note = "" if listed else _enter(repository, subject, manifest, sleep)
+    return Attached(manifest.descriptor, tag, (note,) if note else ())
+
+
+def entry_of(manifest: StoredManifest) -> dict[str, Any]:
+    """Return how an index lists a manifest."""
+    image = manifest.image()
+    entry: dict[str, Any] = {
+        "mediaType": manifest.media_type,
+        "digest": manifest.digest,
+        "size": len(manifest.content),
+        "artifactType": image.kind,
+    }
+    return entry | ({"annotations": dict(image.annotations)} if image.annotations else {})
+
+
+def _enter(repository: Repository, subject: str, manifest: StoredManifest, sleep: Callable[[float], None]) -> str:
+    """Enter a manifest in the fallback index, whose other entries stay; return a note if it is not there."""
+    tag, entry = fallback_tag(subject), entry_of(manifest)
+    try:
+        for number in range(_ENTRIES):
+            index = _index(repository, tag, subject)
+            if _lists(index, manifest.digest):
+                return ""
+            index["manifests"].append(entry)
+            repository.push_manifest(encode(index), OCI_INDEX, tag)
+            if number:  # others write too
+                sleep(random.uniform(0.0, 0.1 * number))  # noqa: S311 (no secret)
+        if _lists(_index(repository, tag, subject), manifest.digest):
+            return ""
+    except EnvcheckError as error:  # its own tag keeps it
+        return f"other clients may not find it: {error.message}"
+    return f"other clients may not find it: others write the index {tag} at the same time"
+
+
+def _lists(index: dict[str, Any], digest: str) -> bool:
+    return any(isinstance(entry, dict) and entry.get("digest") == digest for entry in index["manifests"])
+
+
+def _index(repository: Repository, tag: str, subject: str) -> dict[str, Any]:
+    """Return the fallback index with all it holds, or an empty one. Raise LyingError if the tag is something else."""
+    empty = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}
+    try:
+        found = repository.manifest(tag)
+    except AbsentError:
+        return empty
+    if found.digest == subject or not found.is_index:
+        message = f"{repository.reference.name} has no index under {tag}"
+        raise LyingError(message, fix="ask who runs the registry whether it has the referrers API")
+    document = json.loads(found.content)
+    if isinstance(document.get("manifests"), list):
+        return dict(document)
+    message = f"the index {tag} of {repository.reference.name} has no list of manifests"
+    raise LyingError(message, fix="delete the tag")

@@ -1,0 +1,195 @@
+"""Requests to one registry: logged in, tried again where that may help, and with an error of one kind each.
+
+Tried again: 429 and 503 as long as Retry-After says, other 5xx, and connections that break. All waits together have a
+limit. A registry that is silent or hardly sends is asked once (`mirrors.net` ends such a response).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import urljoin
+
+import msgspec
+
+from envcheck.mirrors.fetch.plan.range_responses import retry_after
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import NetworkError, SlowError, UntrustedError
+from envcheck.mirrors.net.responses import HttpResponse
+from envcheck.mirrors.net.urls import host_of
+from envcheck.mirrors.net.waits import NETWORK_WAITS
+from envcheck.registry.oci.documents import MOST_MANIFEST
+from envcheck.registry.oci.login.authorization import Authorization, denied
+from envcheck.registry.oci.references import ImageReference
+from envcheck.registry.oci.registry_errors import AbsentError, RefusedError, RegistryUnavailableError
+
+# Seconds before each further try where the registry does not say, and the most that all tries may wait together.
+PAUSES: Final = (0.5, 1.0, 2.0)
+LONGEST: Final = 60.0
+_LIMITED: Final = 429
+_BUSY: Final = {_LIMITED, 500, 502, 503, 504}
+_ERRORS: Final = 1 << 16
+_CODE: Final = re.compile(r"[A-Z][A-Z0-9_]{2,60}")
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """One request. `what` is the text of messages; `accepted` are the statuses that are answers.
+
+    `push` says whether it changes the repository; `mount_from` is another repository that it also reads.
+    """
+
+    method: str
+    path: str
+    what: str
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    body: bytes | Path = b""
+    accepted: tuple[int, ...] = (200,)
+    push: bool = False
+    mount_from: str | None = None
+    again: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class RegistryReply:
+    """The whole answer to a request, and the URL that it came from."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    url: str
+
+
+class _AgainError(Exception):
+    """Why a request may be sent again, and the seconds that the registry asks to wait."""
+
+    def __init__(self, reason: str, after: float | None = None, fix: str = "") -> None:
+        super().__init__(reason)
+        self.after = after
+        self.fix = fix
+
+
+class _ErrorCode(msgspec.Struct):
+    code: str = ""
+
+
+class _ErrorAnswer(msgspec.Struct):
+    errors: list[_ErrorCode] = []
+
+
+class Exchange:
+    """What a repository's requests go through. Safe in threads. `sent` counts the requests."""
+
+    def __init__(
+        self,
+        client: Client,
+        reference: ImageReference,
+        authorization: Authorization,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._client, self._authorization = client, authorization
+        self._sleep, self._now = sleep, now
+        self.reference = reference
+        self._counting = threading.Lock()
+        self.sent = 0
+
+    def ask(self, asked: Asked, most: int = MOST_MANIFEST) -> RegistryReply:
+        """Return the answer with its body, which must not have more than `most` bytes."""
+
+        def whole(answer: HttpResponse) -> RegistryReply:
+            body = b"" if asked.method == "HEAD" else answer.text(most)
+            return RegistryReply(answer.status, answer.headers, body, answer.url)
+
+        return self.read(asked, whole)
+
+    def read(self, asked: Asked, consume: Callable[[HttpResponse], _T]) -> _T:
+        """Return what `consume` makes of the answer. It is called again if its reading breaks off."""
+        waited = 0.0
+        for pause in (*PAUSES, None):
+            outcome = self._outcome(asked, consume)
+            if not isinstance(outcome, _AgainError):
+                return outcome
+            after = pause if outcome.after is None else outcome.after
+            if pause is None or after is None or not asked.again or waited + after > LONGEST:
+                raise self._unavailable(str(outcome), outcome.fix) from outcome
+            note = f"{outcome}; next attempt in {after:.0f} s"
+            with NETWORK_WAITS.on(host_of(self.reference.url), "pause", note):
+                self._sleep(after)
+            waited += after
+        raise AssertionError
+
+    def _outcome(self, asked: Asked, consume: Callable[[HttpResponse], _T]) -> _T | _AgainError:
+        try:
+            return self._once(asked, consume)
+        except _AgainError as error:
+            return error
+
+    def _once(self, asked: Asked, consume: Callable[[HttpResponse], _T]) -> _T:
+        scopes = self._scopes(asked)
+        login, renewed = self._authorization.login(scopes), False
+        while True:
+            with self._counting:
+                self.sent += 1
+            try:
+                url = urljoin(self.reference.url, asked.path)
+                answer = self._client.send(asked.method, url, asked.headers, body=asked.body, login=login)
+                with answer:
+                    if answer.status in asked.accepted:
+                        return consume(answer)
+                    if answer.status != HTTPStatus.UNAUTHORIZED or renewed:
+                        raise self._refusal(asked, answer)
+                    error_codes(answer)  # what is read to its end can be used again
+                other = self._authorization.answer(answer.headers, scopes, login)
+            except (SlowError, UntrustedError) as error:
+                raise self._unavailable(str(error), error.fix) from error
+            except NetworkError as error:
+                if error.fix:
+                    raise self._unavailable(str(error), error.fix) from error
+                raise _AgainError(str(error)) from error
+            if other is None:
+                raise denied(self.reference.registry, f"{asked.what} (401)", has=self._authorization.has_account)
+            login, renewed = other, True
+
+    def _scopes(self, asked: Asked) -> tuple[str, ...]:
+        own = f"repository:{self.reference.repository}:{'pull,push' if asked.push else 'pull'}"
+        return (own,) if asked.mount_from is None else (own, f"repository:{asked.mount_from}:pull")
+
+    def _refusal(self, asked: Asked, answer: HttpResponse) -> Exception:
+        """Return the error of an answer that is none of the accepted ones."""
+        status, registry = answer.status, self.reference.registry
+        if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+            return denied(registry, f"{asked.what} ({status})", has=self._authorization.has_account)
+        if status == HTTPStatus.NOT_FOUND:
+            codes = error_codes(answer)
+            message = f"{registry} does not have {asked.what} (404{''.join(f' {code}' for code in codes[:1])})"
+            return AbsentError(message, fix="check the name, the tag and the digest")
+        if status in _BUSY:
+            after = retry_after(answer.headers, self._now())
+            told = "" if after is None else f" and asks to wait {after:.0f} s"
+            fix = "wait, or log in: many limits are those of an account" if status == _LIMITED else ""
+            return _AgainError(f"it answers {status}{told}", after, fix)
+        codes = error_codes(answer)
+        message = f"{registry} does not accept {asked.what} ({' '.join([str(status), *codes[:3]])})"
+        return RefusedError(message, fix="ask who runs the registry what it accepts", codes=codes)
+
+    def _unavailable(self, reason: str, fix: str = "") -> RegistryUnavailableError:
+        message = f"the registry {self.reference.registry} is unavailable: {reason}"
+        return RegistryUnavailableError(message, fix=fix or "check that it runs and is reachable, then try again")
+
+
+def error_codes(answer: HttpResponse) -> tuple[str, ...]:
+    """Return the registry's own codes of an error. Its texts are left out: they can repeat what was sent."""
+    try:
+        found = msgspec.json.decode(answer.text(_ERRORS), type=_ErrorAnswer)
+    except (NetworkError, msgspec.DecodeError, UnicodeDecodeError):
+        return ()
+    return tuple(error.code for error in found.errors if _CODE.fullmatch(error.code))

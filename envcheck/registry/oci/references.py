@@ -1,0 +1,114 @@
+"""Names of images in registries: `registry.example:5000/team/torch:2.8@sha256:…`, and what a name without parts means.
+
+The first part of a name is a registry if it has a dot or a port, or is `localhost`; otherwise the name is Docker Hub's.
+A registry is reached over TLS. Plain http is for this machine itself, or where the name begins with `http://`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Final
+
+from envcheck.errors import ConfigError
+from envcheck.mirrors.net.urls import is_loopback
+from envcheck.mirrors.profiles.model import redacted
+
+DOCKER_HUB: Final = "docker.io"
+# Docker Hub's API has another host than its name.
+_HUB_API: Final = "registry-1.docker.io"
+_HUB_NAMES: Final = {"docker.io", "index.docker.io", _HUB_API}
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_PART: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_PATH: Final = re.compile(rf"{_PART}(?:/{_PART})*")
+_HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::([0-9]{1,5}))?")
+_PORTS: Final = 65535
+_LONGEST: Final = 255
+_FORM: Final = "write REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST"
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageReference:
+    """A repository in a registry, and the tag or digest in it. `plain` means http without TLS."""
+
+    registry: str
+    repository: str
+    tag: str | None = None
+    digest: str | None = None
+    plain: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return REGISTRY/REPOSITORY."""
+        return f"{self.registry}/{self.repository}"
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the registry, without a path."""
+        host = _HUB_API if self.registry == DOCKER_HUB else self.registry
+        return f"{'http' if self.plain else 'https'}://{host}"
+
+    @property
+    def wanted(self) -> str:
+        """Return what is asked for: the digest, else the tag, else `latest`."""
+        return self.digest or self.tag or "latest"
+
+    def pinned(self, digest: str) -> ImageReference:
+        """Return the same repository with this digest, and no tag."""
+        return dataclasses.replace(self, tag=None, digest=digest)
+
+    def __str__(self) -> str:
+        """Return the reference as other tools read it."""
+        return f"{self.name}{f':{self.tag}' if self.tag else ''}{f'@{self.digest}' if self.digest else ''}"
+
+
+def is_digest(text: str) -> bool:
+    """Tell whether a text is a sha256 digest as registries write it."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def is_tag(text: str) -> bool:
+    """Tell whether a text can be a tag."""
+    return _TAG.fullmatch(text) is not None
+
+
+def parse_reference(text: str) -> ImageReference:
+    """Read a reference. Raise ConfigError, which repeats no password, for anything else."""
+    scheme, found, rest = text.rpartition("://")
+    if found and scheme not in {"http", "https"}:
+        raise _invalid(text, f"a registry is reached by http or https, not by {scheme!r}", _FORM)
+    rest, at, digest = rest.partition("@")
+    if at and (":" not in digest or "/" in digest or "@" in digest):
+        raise _invalid(text, "what follows its @ is no digest", "remove a user or password: `docker login` keeps them")
+    if at and not is_digest(digest):
+        raise _invalid(text, "its digest is not sha256: and 64 hexadecimal digits", _FORM)
+    registry, path = _split(rest, named=bool(found))
+    path, colon, tag = path.partition(":")
+    if colon and not is_tag(tag):
+        raise _invalid(text, f"{tag!r} is not a tag", "use letters, digits, _, . and -, at most 128 of them")
+    registry = DOCKER_HUB if registry.lower() in _HUB_NAMES else registry.lower()
+    host = _HOST.fullmatch(registry)
+    if host is None or not 0 < int(host[2] or 1) <= _PORTS:
+        raise _invalid(text, f"{registry!r} is not HOST or HOST:PORT", _FORM)
+    if registry == DOCKER_HUB and path and "/" not in path:
+        path = f"library/{path}"
+    if _PATH.fullmatch(path) is None or len(path) > _LONGEST:
+        why = "it names no repository" if not path else f"{path!r} is not the name of a repository"
+        raise _invalid(text, why, "use lower case letters, digits and single . _ - between them, parts joined by /")
+    plain = scheme == "http" if found else is_loopback(host[1].strip("[]"))
+    return ImageReference(registry, path, tag or None, digest or None, plain)
+
+
+def _split(text: str, *, named: bool) -> tuple[str, str]:
+    """Return the registry and the rest; after a scheme the first part is always the registry."""
+    first, slash, rest = text.partition("/")
+    if named or (slash and (first == "localhost" or "." in first or ":" in first)):
+        return first, rest
+    return DOCKER_HUB, text
+
+
+def _invalid(text: str, why: str, fix: str) -> ConfigError:
+    shown = redacted(text)
+    shown = shown if shown.isprintable() else ascii(shown)
+    return ConfigError(f"the reference {shown[:300]!r} is invalid: {why}", fix=fix)

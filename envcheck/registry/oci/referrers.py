@@ -1,0 +1,155 @@
+"""Find what is attached to an image: the union of three places, none of which is believed.
+
+The referrers API may be missing, or answer with nothing; the fallback index loses entries when two write it, and holds
+what anybody put there; own tags may be deleted. Each manifest that one of them names is read, hashed, and must itself
+name the subject. What a descriptor says of a manifest (type, annotations) is not used.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from envcheck.registry.oci.attachments import fallback_tag, own_tags
+from envcheck.registry.oci.documents import Descriptor, ImageManifest
+from envcheck.registry.oci.references import is_digest
+from envcheck.registry.oci.registry_errors import AbsentError, LyingError
+from envcheck.registry.oci.repository import Repository
+
+# Manifests that are read at once, and the most that are attached to one image before something is wrong.
+_AT_ONCE: Final = 8
+_MOST: Final = 10_000
+# Statuses by which a registry says that it has no referrers API.
+_NO_API: Final = (400, 404, 405, 501)
+
+Reason = Literal["tampered", "wrong-subject"]
+
+
+class _List(msgspec.Struct):
+    manifests: list[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Referrer:
+    """An artifact that is attached to the subject: read, hashed, and naming the subject itself."""
+
+    descriptor: Descriptor
+    manifest: ImageManifest
+    content: bytes = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class RefusedReferrer:
+    """What was listed and must not count: `named` is its digest or tag."""
+
+    named: str
+    reason: Reason
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Referrers:
+    """What is attached to a manifest. `dangling` was listed and is gone; it may have been deleted on purpose."""
+
+    found: list[Referrer]
+    dangling: list[str]
+    refused: list[RefusedReferrer]
+    notes: list[str]
+
+
+def referrers(repository: Repository, subject: str, tags: Sequence[str] | None = None) -> Referrers:
+    """Return what is attached to a digest, in the order of the digests.
+
+    `tags` are those of the repository, for a caller that asks for many subjects. Raise an error if one of the places
+    cannot be read: what it would have listed may be a failure that revokes an earlier success.
+    """
+    notes: list[str] = []
+    listed = dict.fromkeys([*_from_index(repository, subject, notes), *_from_api(repository, subject, notes)])
+    tagged = own_tags(subject, repository.tags() if tags is None else tags)
+    known = {digest.partition(":")[2][:12] for digest in listed}
+    wanted: list[str] = [*listed, *sorted(tag for tag, start in tagged.items() if start not in known)]
+    if len(wanted) > _MOST:
+        message = f"{repository.reference.name} lists {len(wanted)} artifacts for {subject}, more than {_MOST}"
+        raise LyingError(message, fix="delete what nobody needs, or use another repository")
+    results = _read_all(repository, subject, wanted, tagged)
+    found = {result.descriptor.digest: result for result in results if isinstance(result, Referrer)}
+    return Referrers(
+        found=[found[digest] for digest in sorted(found)],
+        dangling=sorted(result for result in results if isinstance(result, str)),
+        refused=[result for result in results if isinstance(result, RefusedReferrer)],
+        notes=notes,
+    )
+
+
+def _read_all(
+    repository: Repository, subject: str, wanted: Sequence[str], tagged: dict[str, str]
+) -> list[Referrer | RefusedReferrer | str]:
+    def read(name: str) -> Referrer | RefusedReferrer | str:
+        return _read(repository, subject, name, tagged.get(name, ""))
+
+    if len(wanted) <= 1:
+        return [read(name) for name in wanted]
+    with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, len(wanted))) as pool:
+        return list(pool.map(read, wanted))
+
+
+def _read(repository: Repository, subject: str, name: str, start: str) -> Referrer | RefusedReferrer | str:
+    """Return the artifact of a digest or an own tag, or why it does not count; its name alone if it is gone."""
+    try:
+        manifest = repository.manifest(name)
+        named = manifest.subject
+        image = manifest.image()
+    except AbsentError:
+        return name
+    except LyingError as error:
+        return RefusedReferrer(name, "tampered", error.message)
+    if start and not manifest.digest.startswith(f"sha256:{start}"):
+        return RefusedReferrer(name, "tampered", f"the tag {name} leads to {manifest.digest}")
+    if named is None or named.digest != subject:
+        other = "nothing" if named is None else named.digest
+        return RefusedReferrer(name, "wrong-subject", f"{manifest.digest} is attached to {other}")
+    return Referrer(manifest.descriptor, image, manifest.content)
+
+
+def _from_index(repository: Repository, subject: str, notes: list[str]) -> list[str]:
+    """Return the digests in the fallback index. Some registries resolve its tag to the subject itself."""
+    tag = fallback_tag(subject)
+    try:
+        found = repository.manifest(tag)
+    except AbsentError:
+        return []
+    except LyingError as error:
+        notes.append(f"the index {tag} was not used: {error.message}")
+        return []
+    if found.digest == subject or not found.is_index:
+        notes.append(f"the tag {tag} leads to no index of artifacts; it was not used")
+        return []
+    return _listed(found.content, f"the index {tag}", notes)
+
+
+def _from_api(repository: Repository, subject: str, notes: list[str]) -> list[str]:
+    """Return the digests that the referrers API lists. Registries without one answer 404, or 200 with anything."""
+    path = f"/v2/{repository.reference.repository}/referrers/{subject}"
+    digests: list[str] = []
+    for reply in repository.pages(path, f"the referrers of {subject[:19]}", (200, *_NO_API)):
+        if reply.status not in _NO_API:
+            digests += _listed(reply.body, "the referrers API", notes)
+    return digests
+
+
+def _listed(content: bytes, where: str, notes: list[str]) -> list[str]:
+    """Return the digests of a list; a bad entry does not hide the others."""
+    try:
+        entries = msgspec.json.decode(content, type=_List).manifests
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        notes.append(f"{where} answers with no list; it was not used")
+        return []
+    digests = [entry.get("digest") for entry in entries if isinstance(entry, dict)]
+    usable = [digest for digest in digests if isinstance(digest, str) and is_digest(digest)]
+    if len(usable) < len(entries):
+        notes.append(f"{where}: {len(entries) - len(usable)} entries name no sha256 digest; they were not used")
+    return usable

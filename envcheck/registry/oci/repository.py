@@ -1,0 +1,215 @@
+"""One repository of a registry: its manifests, blobs and tags. Whatever is read is hashed against what named it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Final
+from urllib.parse import urljoin
+
+import msgspec
+
+from envcheck.mirrors.net.responses import HttpResponse
+from envcheck.mirrors.net.urls import origin_of
+from envcheck.registry.oci import uploads
+from envcheck.registry.oci.documents import (
+    INDEXES,
+    MANIFESTS,
+    Descriptor,
+    Platform,
+    StoredManifest,
+    digest_of,
+    platform_choice,
+    read_manifest,
+)
+from envcheck.registry.oci.exchange import Asked, Exchange, RegistryReply
+from envcheck.registry.oci.references import ImageReference, is_digest, is_tag
+from envcheck.registry.oci.registry_errors import TAMPERED, AbsentError, LyingError, RegistryUnavailableError
+
+_ACCEPT: Final = {"Accept": ", ".join((*MANIFESTS, *INDEXES))}
+_BLOCK: Final = 1 << 16
+# Names on a page of tags, and pages: more than that is no list that anybody made.
+_PAGE: Final = 1000
+_PAGES: Final = 1000
+
+
+class _Tags(msgspec.Struct):
+    tags: list[str] | None = None
+
+
+class Repository:
+    """A repository that is read and written through one exchange. Safe in threads, as the exchange is."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+
+    @property
+    def reference(self) -> ImageReference:
+        """Return what the repository was opened by."""
+        return self.exchange.reference
+
+    @property
+    def _path(self) -> str:
+        return f"/v2/{self.reference.repository}"
+
+    def manifest(self, wanted: str | Descriptor) -> StoredManifest:
+        """Return the manifest of a tag, a digest or a descriptor. Its digest is what to use from then on.
+
+        Raise AbsentError, or LyingError if its bytes are not what the digest, size and type name.
+        """
+        name = wanted if isinstance(wanted, str) else wanted.digest
+        where = f"{self.reference.name}{'@' if is_digest(name) else ':'}{name}"
+        reply = self.exchange.ask(Asked("GET", f"{self._path}/manifests/{name}", where, _ACCEPT))
+        manifest = _checked(reply, name, where)
+        if isinstance(wanted, Descriptor) and (wanted.size, wanted.media_type) != (
+            len(manifest.content),
+            manifest.media_type,
+        ):
+            message = f"{where} has {len(manifest.content)} bytes of another type or size than its descriptor names"
+            raise LyingError(message, fix=TAMPERED)
+        return manifest
+
+    def has_manifest(self, digest: str) -> bool:
+        """Tell whether the repository has a manifest, without reading it."""
+        asked = Asked("HEAD", f"{self._path}/manifests/{digest}", digest, _ACCEPT, accepted=(200, 404))
+        return self.exchange.ask(asked).status != 404  # noqa: PLR2004 (HTTP's status)
+
+    def image(self, wanted: str, platform: Platform) -> StoredManifest:
+        """Return the manifest of one image: of an index, the one for a platform. Raise AbsentError if it has none."""
+        manifest = self.manifest(wanted)
+        if not manifest.is_index:
+            manifest.image()
+            return manifest
+        index = manifest.index()
+        chosen = platform_choice(index, platform)
+        if chosen is None:
+            has = sorted({str(entry.platform) for entry in index.manifests if entry.platform})
+            message = f"{self.reference.name}:{wanted} has no image for {platform}; it has {', '.join(has) or 'none'}"
+            raise AbsentError(message, fix="name an image for this platform")
+        return self.manifest(chosen)
+
+    def blob(self, descriptor: Descriptor, most: int) -> bytes:
+        """Return a blob of at most `most` bytes; a larger one is refused unread. Raise LyingError for other bytes."""
+        if descriptor.size > most:
+            message = (
+                f"{self.reference.name}: the blob {descriptor.named} has {descriptor.size} bytes, more than {most}"
+            )
+            raise LyingError(message, fix="do not use it: what belongs there is smaller")
+        return self.exchange.read(self._blob(descriptor), lambda answer: b"".join(self._hashed(answer, descriptor)))
+
+    def save_blob(self, descriptor: Descriptor, to: IO[bytes]) -> None:
+        """Write a blob to a file as it comes. Raise LyingError, with the file written, for other bytes than named."""
+
+        def write(answer: HttpResponse) -> None:
+            to.seek(0)
+            to.truncate()
+            to.writelines(self._hashed(answer, descriptor))
+            to.flush()
+
+        self.exchange.read(self._blob(descriptor), write)
+
+    def has_blob(self, descriptor: Descriptor) -> bool:
+        """Tell whether the repository has a blob."""
+        return uploads.has_blob(self.exchange, descriptor)
+
+    def push_blob(self, content: bytes | Path, *, mount_from: str | None = None) -> Descriptor:
+        """Have the repository hold bytes or a file, and return what names them; nothing is sent if it has them."""
+        return uploads.push_blob(self.exchange, content, mount_from=mount_from)
+
+    def push_manifest(self, content: bytes, media_type: str, tag: str | None = None) -> RegistryReply:
+        """Store a manifest under its digest, or under a tag, and return the answer. Its blobs must be there.
+
+        Raise RefusedError, with the code MANIFEST_BLOB_UNKNOWN if they are not.
+        """
+        digest = digest_of(content)
+        path = f"{self._path}/manifests/{tag or digest}"
+        what = f"{self.reference.name}{f':{tag}' if tag else ''}@{digest[:19]}"
+        asked = Asked("PUT", path, what, {"Content-Type": media_type}, content, accepted=(201,), push=True)
+        reply = self.exchange.ask(asked)
+        _compare_digest(reply.headers, digest, what)
+        return reply
+
+    def tags(self) -> list[str]:
+        """Return all tags, of all pages; none of a repository that is not there. What is no tag is left out."""
+        return [tag for page in self._pages() for tag in page if is_tag(tag)]
+
+    def pages(self, path: str, what: str, accepted: tuple[int, ...] = (200,)) -> Iterator[RegistryReply]:
+        """Yield the pages of a list. Raise RegistryUnavailableError if they have no end or lead to another host."""
+        seen = {path}
+        for _ in range(_PAGES):
+            reply = self.exchange.ask(Asked("GET", path, what, accepted=accepted))
+            yield reply
+            target = next_page(reply.headers.get("Link", ""))
+            if target is None:
+                return
+            path = urljoin(reply.url, target)
+            if path in seen or origin_of(path) != origin_of(self.reference.url):
+                break
+            seen.add(path)
+        message = f"{self.reference.registry} names pages of {what} that have no end or are on another host"
+        raise RegistryUnavailableError(message, fix="ask who runs the registry")
+
+    def _pages(self) -> Iterator[list[str]]:
+        what = f"the tags of {self.reference.repository}"
+        for reply in self.pages(f"{self._path}/tags/list?n={_PAGE}", what, (200, 404)):
+            if reply.status == 404:  # noqa: PLR2004 (HTTP's status)
+                return
+            try:
+                yield msgspec.json.decode(reply.body, type=_Tags).tags or []
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                message = f"{self.reference.registry} does not list {what}: its answer is no list"
+                raise RegistryUnavailableError(message, fix="ask who runs the registry") from None
+
+    def _blob(self, descriptor: Descriptor) -> Asked:
+        return Asked("GET", f"{self._path}/blobs/{descriptor.digest}", f"the blob {descriptor.named}")
+
+    def _hashed(self, answer: HttpResponse, descriptor: Descriptor) -> Iterator[bytes]:
+        """Yield a blob's bytes. Raise LyingError as soon as there are too many, or at the end if they are others."""
+        digest, left = hashlib.sha256(), descriptor.size
+        stated = answer.headers.get("Content-Length", "")
+        encoded = answer.headers.get("Content-Encoding", "identity") != "identity"
+        if stated.isdigit() and not encoded and int(stated) != left:
+            raise self._lie(descriptor, f"{stated} bytes instead of {left}")
+        for part in answer.decoded_chunks(_BLOCK):
+            left -= len(part)
+            if left < 0:
+                raise self._lie(descriptor, f"more than {descriptor.size} bytes")
+            digest.update(part)
+            yield part
+        if left or f"sha256:{digest.hexdigest()}" != descriptor.digest:
+            raise self._lie(
+                descriptor, f"{left} bytes too few" if left else f"the bytes of sha256:{digest.hexdigest()}"
+            )
+
+    def _lie(self, descriptor: Descriptor, what: str) -> LyingError:
+        return LyingError(f"{self.reference.name} sends for the blob {descriptor.digest} {what}", fix=TAMPERED)
+
+
+def next_page(link: str) -> str | None:
+    """Return the target of the next page in a Link header, or None at the last one."""
+    for part in link.split(","):
+        target, _, parameters = part.partition(";")
+        with contextlib.suppress(ValueError):
+            name, _, value = parameters.strip().partition("=")
+            if name.strip().lower() == "rel" and value.strip().strip('"').lower() == "next":
+                return target.strip().strip("<>")
+    return None
+
+
+def _checked(reply: RegistryReply, name: str, where: str) -> StoredManifest:
+    """Return the manifest in a reply, hashed."""
+    digest = digest_of(reply.body)
+    if is_digest(name) and digest != name:
+        message = f"{where}: the registry sends the bytes of {digest}"
+        raise LyingError(message, fix=TAMPERED)
+    _compare_digest(reply.headers, digest, where)
+    return read_manifest(reply.body, reply.headers.get("Content-Type", ""), where)
+
+
+def _compare_digest(headers: Mapping[str, str], digest: str, where: str) -> None:
+    told = headers.get("Docker-Content-Digest", "")
+    if told.startswith("sha256:") and told != digest:
+        message = f"{where}: the registry names {told[:80]} for the bytes of {digest}"
+        raise LyingError(message, fix=TAMPERED)

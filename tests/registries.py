@@ -1,0 +1,79 @@
+"""Real registries for tests: docker-registry of the distribution, and one with the referrers API."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import eventually
+
+
+def program(name: str) -> str:
+    """Return a real server or client; skip without it."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name} here (`make test` has it where apt is)")
+    return found
+
+
+@contextlib.contextmanager
+def docker_registry(at: Path) -> Iterator[str]:
+    """Serve docker-registry, which has no referrers API, and yield HOST:PORT. Its files are in data/."""
+    address = _free_address()
+    config = {
+        "version": 0.1,
+        "log": {"accesslog": {"disabled": True}, "level": "error"},
+        "storage": {"filesystem": {"rootdirectory": str(at / "data")}, "delete": {"enabled": True}},
+        "http": {"addr": address},
+    }
+    (at / "registry.yml").write_text(json.dumps(config))
+    with _serving([program("docker-registry"), "serve", str(at / "registry.yml")], at, address):
+        yield address
+
+
+@contextlib.contextmanager
+def referrers_registry(at: Path) -> Iterator[str]:
+    """Serve a registry that has the referrers API and keeps everything in memory; yield HOST:PORT."""
+    address = _free_address()
+    with _serving([program("referrers-registry"), address], at, address):
+        yield address
+
+
+def stored_blob(at: Path, digest: str) -> Path:
+    """Return the file of a blob or manifest of docker_registry."""
+    value = digest.partition(":")[2]
+    return at / "data/docker/registry/v2/blobs/sha256" / value[:2] / value / "data"
+
+
+def _free_address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def _serving(argv: list[str], at: Path, address: str) -> Iterator[None]:
+    host, _, port = address.partition(":")
+    environment = {**os.environ, "OTEL_TRACES_EXPORTER": "none"}
+    with (at / "registry.log").open("w") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
+
+    def there() -> bool:
+        assert process.poll() is None, (at / "registry.log").read_text()
+        with socket.socket() as tried:
+            return tried.connect_ex((host, int(port))) == 0
+
+    try:
+        assert eventually(there, wanted=True), (at / "registry.log").read_text()
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)

@@ -1,0 +1,115 @@
+"""A registry of a test's own, which does what it is told to, and what tests push to any registry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from envcheck.registry.oci.documents import (
+    OCI_INDEX,
+    OCI_MANIFEST,
+    Descriptor,
+    ImageManifest,
+    StoredManifest,
+    digest_of,
+    encode,
+)
+from envcheck.registry.oci.opening import open_repository
+from envcheck.registry.oci.references import parse_reference
+from envcheck.registry.oci.repository import Repository
+from tests.http_server import Answer, Request, Server
+
+CONFIG = "application/vnd.oci.image.config.v1+json"
+LAYER = "application/vnd.oci.image.layer.v1.tar"
+# The kind of what tests attach.
+KIND = "application/vnd.example.test"
+
+
+class FakeRegistry(Server):
+    """A registry in memory, without the referrers API. `fault` may answer instead of it."""
+
+    def __init__(self, fault: Callable[[Request], Answer | None] = lambda _request: None, **options: Any) -> None:
+        super().__init__(self.answer, **options)
+        self.fault = fault
+        self.blobs: dict[str, bytes] = {}
+        self.manifests: dict[str, tuple[bytes, str]] = {}
+        self.tags: dict[str, str] = {}
+
+    def answer(self, request: Request) -> Answer:
+        """Return the answer of the fault, or of a registry."""
+        wrong = self.fault(request)
+        if wrong is not None:
+            return wrong
+        _, _, rest = request.route.partition("/v2/")
+        for part, serve in (("/blobs/uploads", self._upload), ("/blobs/", self._blob), ("/manifests/", self._manifest)):
+            if part in rest:
+                return serve(request, rest.partition(part)[2].lstrip("/"))
+        if rest.endswith("/tags/list"):
+            return Answer(200, json.dumps({"tags": sorted(self.tags)}).encode())
+        return Answer(404, b'{"errors":[{"code":"UNSUPPORTED","message":"no"}]}')
+
+    def _upload(self, request: Request, rest: str) -> Answer:
+        if request.method == "POST":
+            return Answer(202, headers={"Location": f"{request.route}session?state=1"})
+        digest = digest_of(request.body)
+        assert f"digest={digest.replace(':', '%3A')}" in request.path, rest
+        self.blobs[digest] = request.body
+        return Answer(201, headers={"Docker-Content-Digest": digest})
+
+    def _blob(self, _: Request, digest: str) -> Answer:
+        content = self.blobs.get(digest)
+        return Answer(404) if content is None else Answer(200, content)
+
+    def _manifest(self, request: Request, name: str) -> Answer:
+        if request.method == "PUT":
+            digest = digest_of(request.body)
+            self.manifests[digest] = (request.body, request.headers["Content-Type"])
+            if name != digest:
+                self.tags[name] = digest
+            return Answer(201, headers={"Docker-Content-Digest": digest})
+        found = self.manifests.get(self.tags.get(name, name))
+        if found is None:
+            return Answer(404, b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"no"}]}')
+        return Answer(200, found[0], {"Content-Type": found[1], "Docker-Content-Digest": digest_of(found[0])})
+
+
+def opened(address: str, name: str = "team/torch", **options: Any) -> Repository:
+    """Return a repository at HOST:PORT, or at a URL, that has no logins and does not wait."""
+    reference = parse_reference(f"{address}/{name}")
+    return open_repository(reference, **{"environ": {"HOME": "/nowhere"}, "sleep": lambda _: None, **options})
+
+
+def image(word: str) -> tuple[bytes, dict[str, bytes]]:
+    """Return the manifest of an image that no other word gives, and its blobs by digest."""
+    config = json.dumps({"architecture": "amd64", "os": "linux", "word": word}).encode()
+    layer = word.encode() * 1000
+    document = ImageManifest(
+        schema_version=2,
+        media_type=OCI_MANIFEST,
+        config=Descriptor(media_type=CONFIG, digest=digest_of(config), size=len(config)),
+        layers=[Descriptor(media_type=LAYER, digest=digest_of(layer), size=len(layer))],
+    )
+    return encode(document), {digest_of(config): config, digest_of(layer): layer}
+
+
+def push_image(repository: Repository, word: str = "one", tag: str | None = None) -> StoredManifest:
+    """Push an image and return its manifest as the registry has it."""
+    content, blobs = image(word)
+    for blob in blobs.values():
+        repository.push_blob(blob)
+    repository.push_manifest(content, OCI_MANIFEST, tag)
+    return repository.manifest(tag or digest_of(content))
+
+
+def push_index(repository: Repository, tag: str, **words: str) -> StoredManifest:
+    """Push an index with an image for each architecture (`amd64="one"`) and return it."""
+    entries = []
+    for architecture, word in words.items():
+        one = push_image(repository, word).descriptor
+        named, _, variant = architecture.partition("_")
+        platform = {"architecture": named, "os": "linux", **({"variant": variant} if variant else {})}
+        entries.append({"mediaType": one.media_type, "digest": one.digest, "size": one.size, "platform": platform})
+    content = json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}).encode()
+    repository.push_manifest(content, OCI_INDEX, tag)
+    return repository.manifest(tag)
