@@ -192,14 +192,14 @@ def unpacked() -> Path:
 
 
 def _unpack(scratch: Path) -> None:
-    codename = _codename()
-    _download(scratch / "engine", NEWER_ENGINE.get(codename, codename), PACKAGES)
-    _download(scratch / "runc", codename, ("runc",))
+    codename = release()
+    download(scratch / "engine", NEWER_ENGINE.get(codename, codename), PACKAGES)
+    download(scratch / "runc", codename, ("runc",))
     for deb in sorted(scratch.glob("*/*.deb")):
         _run("dpkg-deb", "-x", str(deb), str(scratch / "root"))
 
 
-def _codename() -> str:
+def release() -> str:
     found = re.search(r"^VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text(encoding="utf-8"), re.MULTILINE)
     if found is None:
         message = "/etc/os-release names no release"
@@ -207,8 +207,11 @@ def _codename() -> str:
     return found[1]
 
 
-def _download(into: Path, suite: str, packages: tuple[str, ...]) -> None:
-    """Fetch packages of a suite from the hosts this machine's apt uses, with lists of our own."""
+def download(into: Path, suite: str, packages: tuple[str, ...], *, expired: bool = False) -> None:
+    """Fetch packages of a suite from the hosts this machine's apt uses, with lists of our own.
+
+    `expired`: its list may be older than it says that it should be used, as a mirror's of an unreleased suite often is.
+    """
     for part in ("lists/partial", "cache/archives/partial", "etc/apt.conf.d", "etc/preferences.d", "etc/trusted.gpg.d"):
         (into / part).mkdir(parents=True)
     (into / "status").touch()
@@ -217,7 +220,8 @@ def _download(into: Path, suite: str, packages: tuple[str, ...]) -> None:
     (into / "etc/sources.list").write_text(_sources(suite), encoding="utf-8")
     (into / "apt.conf").write_text(
         f'Dir::Etc "{into}/etc"; Dir::State::Lists "{into}/lists"; Dir::Cache "{into}/cache";\n'
-        f'Dir::State::status "{into}/status"; APT::Sandbox::User "root";\n',
+        f'Dir::State::status "{into}/status"; APT::Sandbox::User "root";\n'
+        f'Acquire::Check-Valid-Until "{"false" if expired else "true"}";\n',
         encoding="utf-8",
     )
     apt = {**os.environ, "APT_CONFIG": str(into / "apt.conf")}
@@ -228,7 +232,7 @@ def _download(into: Path, suite: str, packages: tuple[str, ...]) -> None:
 
 def _sources(suite: str) -> str:
     """Return source lines for a suite, at the places this machine's apt has its own release from."""
-    codename = _codename()
+    codename = release()
     template = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
     listed = _run("apt-get", "indextargets", "--format", template, "Created-By: Packages")
     wanted = {codename, f"{codename}-updates"} if suite == codename else {codename}
