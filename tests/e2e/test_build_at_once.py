@@ -65,7 +65,7 @@ def test_of_two_builds_of_one_key_the_second_waits_says_so_and_builds_nothing(im
 # In an engine of its own: once the build is at its first long step, dockerd is killed as the kernel does it.
 KILLED = """
 "$@" > "$OUT/stdout" 2> "$OUT/stderr" & build=$!
-until grep -q "\\[runtime 1" "$OUT/stderr" || ! kill -0 $build; do sleep 0.2; done
+until grep -q "\\[installed 1/" "$OUT/stderr" || ! kill -0 $build; do sleep 0.2; done
 run=$(dirname "${DOCKER_HOST#unix://}")
 kill -9 "$(cat "$run/pid")"
 wait $build
