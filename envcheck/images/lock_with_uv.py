@@ -23,6 +23,7 @@ from envcheck.images.locks.known_wheels import known_cell
 from envcheck.images.locks.lockfile import divide, group_of
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import ARCH, facts, torch_index, torch_version
+from envcheck.images.targets import BESIDE_TORCH
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, network_indexes, without_queries
 
@@ -35,13 +36,10 @@ _SOURCE_VARIABLES: Final = ("UV_INDEX", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_
 
 
 def requirements(matrix: Matrix, cell: Cell, arch: HostArch = ARCH) -> list[list[str]]:
-    """Return what a cell is asked to hold, best first: a companion that has no wheel for it may be left out.
-
-    numpy is there because from_numpy and DataLoader's default need it.
-    """
+    """Return what a cell is asked to hold, best first: a companion that has no wheel for it may be left out."""
     release, variant, _ = facts(matrix, cell, arch)
     version = torch_version(release, variant.variant, arch)
-    lines = [f"torch=={version}", "numpy"]
+    lines = [f"torch=={version}", *BESIDE_TORCH]
     if variant.variant == "cpu":
         return [lines]
     label = version.removeprefix(release.torch)
@@ -116,7 +114,7 @@ def lock_from_facts(matrix: Matrix, cell: Cell, profile: Profile, unanswered: st
     public = [f"{pin.name}=={pin.version.partition('+')[0]}" for pin in known.pins]
     overrides = [*known.requires, *(f"{name} ; sys_platform == 'never'" for name in known.without)]
     options = ["--python-version", cell.python, "--python-platform", PLATFORMS[ARCH]]
-    wanted = [*public, "numpy", *known.requires]
+    wanted = [*public, *BESIDE_TORCH, *known.requires]
     tries = [([*options, *source], wanted) for source in source_options(profile, "pypi")]
     pins = {pin.name: pin for pin in first_resolution(tries, str(cell), profile, overrides=overrides)}
     pins |= {pin.name: pin for pin in known.pins}

@@ -8,6 +8,10 @@ from typing import Final, NamedTuple
 from envcheck.images.locks.model import Group
 from envcheck.matrix.facts.model import Target
 
+# What every cell holds beside its torch. numpy: from_numpy and DataLoader's default need it. pip installs in a child
+# image, and Triton up to 3.1 and torch.utils.cpp_extension import setuptools; the distribution's would be older, and
+# held to no hash.
+BESIDE_TORCH: Final = ("numpy", "pip", "setuptools")
 # All a base must have: its own Python, roots for TLS, an init that reaps. A bootstrapped base includes them.
 OS_PACKAGES: Final = ("ca-certificates", "python3", "python3-venv", "tini")
 

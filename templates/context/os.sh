@@ -10,6 +10,7 @@ echo 'envcheck:x:1000:' >>/etc/group
 # Any --user may write here, as in /tmp.
 install -d -m 1777 -o 1000 -g 1000 /home/envcheck
 
-python3 -m venv /opt/venv
+# pip comes from the lock. The distribution's pip and setuptools are older, and setuptools would lie under the lock's.
+python3 -m venv --without-pip /opt/venv
 python3 -m venv --without-pip /opt/envcheck
 find /opt/venv /opt/envcheck -depth -name __pycache__ -exec rm -rf {} +

@@ -106,7 +106,8 @@ def torch_wheels(tmp_path: Path) -> Path:
     wheel(where, "nvidia-cudnn-cu12", "9.10.2.21")
     wheel(where, "nvidia-nccl-cu12", "2.27.3")
     wheel(where, "sympy", "1.14.0")
-    wheel(where, "numpy", "2.5.5")
+    for name, version in (("numpy", "2.5.5"), ("pip", "26.3"), ("setuptools", "84.2.1")):
+        wheel(where, name, version)
     return where
 
 

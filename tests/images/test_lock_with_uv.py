@@ -39,7 +39,7 @@ def test_a_cell_is_locked_with_what_the_index_serves(matrix: Matrix, index: str,
     assert [(lock.group, lock.index, [pin.name for pin in lock.pins]) for lock in locks] == [
         ("nvidia", "pypi", ["nvidia-cudnn-cu12", "nvidia-nccl-cu12"]),
         ("torch", "pypi", ["torch", "torchvision"]),
-        ("base", "pypi", ["numpy", "sympy"]),
+        ("base", "pypi", ["numpy", "pip", "setuptools", "sympy"]),
     ]
     wheel = torch_wheels / "torch-2.8.0-py3-none-any.whl"
     assert locks[1].pins[0].sha256 == [hashlib.sha256(wheel.read_bytes()).hexdigest()]
@@ -94,8 +94,8 @@ def test_an_index_that_does_not_answer_is_asked_once(
 
 
 def test_companions_follow_the_torch_label(matrix: Matrix) -> None:
-    assert requirements(matrix, CELL)[0] == ["torch==2.8.0", "numpy", "torchvision==0.23.0"]
-    assert requirements(matrix, CPU) == [["torch==2.8.0+cpu", "numpy"]]
+    assert requirements(matrix, CELL)[0] == ["torch==2.8.0", "numpy", "pip", "setuptools", "torchvision==0.23.0"]
+    assert requirements(matrix, CPU) == [["torch==2.8.0+cpu", "numpy", "pip", "setuptools"]]
 
 
 def test_a_cell_whose_index_is_silent_is_locked_by_known_hashes(
@@ -118,7 +118,7 @@ def test_a_cell_whose_index_is_silent_is_locked_by_known_hashes(
     ]
     known = known_wheels().wheels.sha256["whl/cu126/torch-2.8.0+cu126-cp311-cp311-manylinux_2_28_x86_64.whl"]
     assert (torch.index, torch.pins[0].sha256) == ("pytorch/cu126", [known])
-    assert [pin.name for pin in base.pins] == ["numpy", "sympy"]
+    assert [pin.name for pin in base.pins] == ["numpy", "pip", "setuptools", "sympy"]
     told = made.origin()
     assert told[0].startswith(
         "the hashes of torch 2.8.0+cu126, torchvision 0.23.0+cu126 are those of the matrix's facts"
@@ -131,7 +131,7 @@ def test_the_cpu_variant_needs_nothing_of_what_the_cuda_wheel_requires(matrix: M
     made = make_locks(matrix, CPU, silent)
     assert [(lock.group, [pin.name for pin in lock.pins]) for lock in made.locks] == [
         ("torch", ["torch"]),
-        ("base", ["numpy", "sympy"]),
+        ("base", ["numpy", "pip", "setuptools", "sympy"]),
     ]
 
 
@@ -166,9 +166,13 @@ def test_another_architecture_has_the_versions_of_the_first_where_it_can(
     profile = _profile(f"{serve(simple_index(torch_wheels).parent).url}/simple")
     first = [Lock(group="base", index="pypi", pins=[Pin(name="numpy", version="2.5.5", sha256=[])])]
     arm = _with_aarch64(matrix)
-    assert [pin.version for pin in lock_cell(arm, CELL, profile, "aarch64", first)[-1].pins] == ["2.5.5", "1.15.0"]
+    assert _versions(lock_cell(arm, CELL, profile, "aarch64", first)) == ["2.5.5", "1.15.0"]
     gone = [Lock(group="base", index="pypi", pins=[Pin(name="numpy", version="2.5.4", sha256=[])])]
-    assert [pin.version for pin in lock_cell(arm, CELL, profile, "aarch64", gone)[-1].pins] == ["2.6.0", "1.15.0"]
+    assert _versions(lock_cell(arm, CELL, profile, "aarch64", gone)) == ["2.6.0", "1.15.0"]
+
+
+def _versions(locks: list[Lock]) -> list[str]:
+    return [pin.version for pin in locks[-1].pins if pin.name in ("numpy", "sympy")]
 
 
 def _with_aarch64(matrix: Matrix) -> Matrix:

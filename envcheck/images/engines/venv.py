@@ -260,7 +260,7 @@ def _fill(dest: Path, interpreter: str, steps: _Steps, key: str) -> None:
         shutil.rmtree(dest)
     dest.mkdir(parents=True)
     (dest / _PARTIAL).touch()
-    steps.run("create", [interpreter, "-m", "venv", str(dest)])
+    steps.run("create", [interpreter, "-m", "venv", "--without-pip", str(dest)])
     for lock in steps.spec.locks:
         steps.install(lock.group)
     steps.prove()

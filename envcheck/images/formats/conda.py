@@ -30,7 +30,8 @@ def conda(specs: Sequence[ImageSpec], _options: FormatOptions) -> str:
         "driver": spec.promises["driver-floor"],
         "indexes": sorted({lock.index for lock in spec.locks} - {"pypi"}),
         "index_root": f"{PYTORCH}/whl",
-        "pins": [pin for lock in spec.locks for pin in lock.pins],
+        # pip is conda's own package there: what installs the rest does not replace itself on the way.
+        "pins": [pin for lock in spec.locks for pin in lock.pins if pin.name != "pip"],
     }
     return rendered("formats/conda.yml.j2", context)
 

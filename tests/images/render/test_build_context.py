@@ -251,7 +251,7 @@ def test_a_poisoned_mirror_is_refused_and_the_good_one_used(
     done = install(context, "base", target)
     assert done.returncode == 0, done.stderr
     assert f"pypi-1 ({bad.url.removeprefix('http://')}) failed" in done.stderr
-    assert installed(target) == {"numpy", "sympy"}
+    assert installed(target) == {"numpy", "pip", "setuptools", "sympy"}
 
 
 def test_the_proof_passes_for_what_was_promised_and_names_what_was_not(
@@ -329,7 +329,7 @@ def test_a_mirror_behind_a_private_ca_is_trusted_only_with_the_profiles_ca(
     trusting = msgspec.structs.replace(profile, ca=str(certified.ca))
     done = install(write([locked], trusting, tmp_path / "with"), "base", target)
     assert done.returncode == 0, done.stderr
-    assert installed(target) == {"numpy", "sympy"}
+    assert installed(target) == {"numpy", "pip", "setuptools", "sympy"}
 
 
 def test_the_profiles_roots_are_added_to_the_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

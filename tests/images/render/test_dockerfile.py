@@ -163,6 +163,18 @@ def test_scripts_are_posix_sh(script: str) -> None:
     subprocess.run([checker, "-n", data_path("templates") / "context" / script], check=True)
 
 
+def test_pip_and_setuptools_are_the_locks_and_never_the_distributions() -> None:
+    script = (data_path("templates") / "context/os.sh").read_text()
+    assert re.findall(r"(?m)^python3 -m venv (.*)$", script) == [
+        "--without-pip /opt/venv",
+        "--without-pip /opt/envcheck",
+    ]
+    bases = sorted(data_path("images").glob("*/base*.lock"))
+    assert len(bases) > 136
+    lacking = [str(path) for path in bases if len(re.findall(r"(?m)^(?:pip|setuptools)==", path.read_text())) != 2]
+    assert lacking == []
+
+
 def test_targets_of_a_cell_share_one_dockerfile_and_the_layers_of_torch() -> None:
     facts = load()
     cell = Cell(torch="2.13.0", variant="cpu", python="3.11")

@@ -28,6 +28,5 @@ def test_what_is_installed_is_what_the_document_lists(torch_python: Path) -> Non
     (cell,) = select(matrix, ["torch2.13.0-cpu-py311"])
     listed = components(load_spec(matrix, cell), None, read([Path(site_packages)]))
     installed = {(canonicalize_name(name), version) for name, version in distributions}
-    # The venv's own installer, which no lock brings.
-    assert {(one.name, one.version) for one in listed} == {pair for pair in installed if pair[0] != "pip"}
+    assert {(one.name, one.version) for one in listed} == installed
     assert [one.name for one in listed if one.licence is None] == []
