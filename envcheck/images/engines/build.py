@@ -124,10 +124,18 @@ def _offered(engine: Engine, request: BuildRequest, remote: str) -> bool:
     return named and engine.has_remote(remote)
 
 
-def prepare(engine: Engine, request: BuildRequest, base: str, scratch: Path) -> BuildPlan:
-    """Write the context and return the plan; its key is None when the engine does not hold the base yet."""
+def prepare(engine: Engine, request: BuildRequest, base: str, scratch: Path, *, key_only: bool = False) -> BuildPlan:
+    """Write the context and return the plan; its key is None when the engine does not hold the base yet.
+
+    With `key_only` the key and the names are right, and the plan is not one to build by.
+    """
     context = contexts.write(
-        [request.spec], request.profile, scratch / "context", matrix=request.matrix, wheels=request.wheels
+        [request.spec],
+        request.profile,
+        scratch / "context",
+        matrix=request.matrix,
+        wheels=request.wheels,
+        key_only=key_only,
     )
     base_image = engine.inspect(base)
     key = base_image and build_key.key(
@@ -197,10 +205,13 @@ def _build(engine: Engine, request: BuildRequest, say: Callable[[str], None], on
     with one_at_a_time(bases.reference(request.spec.base, request.spec.arch, base_packages(request)), say):
         base = choose_base(engine, request, say)
     with tempfile.TemporaryDirectory(prefix="envcheck-build-") as scratch:
-        plan = prepare(engine, request, base, Path(scratch))
+        plan = prepare(engine, request, base, Path(scratch), key_only=True)
         with one_at_a_time(f"{engine.name} {plan.key}", say):
             built = engine.inspect(plan.name) if plan.key else None
-            log, text = (None, "") if built else _run(engine, plan, request.timeout, on_line)
+            log, text = None, ""
+            if built is None:
+                plan = prepare(engine, request, base, Path(scratch))
+                log, text = _run(engine, plan, request.timeout, on_line)
             image = built or engine.inspect(plan.name)
     if image is None:
         message = f"the build of {plan.tag} ended without an image"

@@ -72,11 +72,19 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write(
-    specs: Sequence[ImageSpec], profile: Profile, out: Path, *, matrix: Path | None = None, wheels: Path | None = None
+    specs: Sequence[ImageSpec],
+    profile: Profile,
+    out: Path,
+    *,
+    matrix: Path | None = None,
+    wheels: Path | None = None,
+    key_only: bool = False,
 ) -> Context:
     """Write the context of a cell's targets into `out`, a new or empty directory or an earlier context.
 
     `wheels`, a directory with a file of every pin, takes the mirror's place: the context then names no mirror at all.
+    `key_only` leaves out where the files come from, which is no part of a build's key: to find a cell's wheels on this
+    machine takes as long as to hash gigabytes of them.
     """
     spec, cell = specs[0], render_cell(*specs)
     tool = tool_lock()
@@ -86,7 +94,11 @@ def write(
     write_files(out, cell)
     _write_targets(specs, profile, base, out)
     _write_tool(out, matrix)
-    if wheels is None:
+    rows: list[SourceRow] = []
+    carried: dict[str, bool] = {}
+    if key_only:
+        _write_scripts(rows, out / "mirror")
+    elif wheels is None:
         rows, carried = _write_mirror(spec, profile, groups, out / "mirror")
     else:
         rows, carried = [_stored(name) for name in groups], dict.fromkeys(groups, True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +22,7 @@ from envcheck.images.engines import docker, docker_sdk
 from envcheck.images.engines.build import BuildRequest, Built, FailedError
 from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.engines.subprocesses import CommandResult
+from envcheck.images.locks.local_wheels import local_wheels
 from envcheck.images.locks.model import Lock
 from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
@@ -125,6 +126,26 @@ def test_the_same_key_is_not_built_again_but_tagged(shelf: _Shelf, build_request
     again = build(shelf, build_request._replace(repository="other"))
     assert (len(shelf.builds), again.skipped, again.key) == (1, True, first.key)
     assert again.image in shelf.images
+
+
+def test_to_find_that_the_image_is_there_no_wheel_is_looked_for(
+    shelf: _Shelf, build_request: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell with CUDA has gigabytes of them, and a build that has nothing to do hashes none."""
+    looked: list[str] = []
+
+    def counted(locks: Iterable[Lock], indexes: Iterable[Index], python: str) -> dict[str, Path]:
+        looked.append(python)
+        return local_wheels(locks, indexes, python)
+
+    monkeypatch.setattr("envcheck.images.render.build_context.local_wheels", counted)
+    links = Profile(name="t", pypi=[Index(url=str(tmp_path), kind="find-links"), Index(url="https://a.example")])
+    first = build(shelf, build_request._replace(profile=links))
+    assert looked == ["3.11"]
+    again = build(shelf, build_request._replace(profile=links))
+    assert (looked, again.skipped, again.key) == (["3.11"], True, first.key)
+    # The plan that was carried out is the whole one: its network is that of its sources.
+    assert (shelf.builds[0].network, shelf.builds[0].key) == ("host", first.key)
 
 
 def test_an_image_derived_from_it_is_not_taken_for_it(shelf: _Shelf, build_request: BuildRequest) -> None:
