@@ -30,8 +30,7 @@ from envcheck.registry.oci.registry_errors import TAMPERED, AbsentError, LyingEr
 
 _ACCEPT: Final = {"Accept": ", ".join((*MANIFESTS, *INDEXES))}
 _BLOCK: Final = 1 << 16
-# Names on a page of tags, and pages: more than that is no list that anybody made.
-_PAGE: Final = 1000
+# Pages of a list: more than that nobody made.
 _PAGES: Final = 1000
 
 
@@ -153,7 +152,8 @@ class Repository:
 
     def _pages(self) -> Iterator[list[str]]:
         what = f"the tags of {self.reference.repository}"
-        for reply in self.pages(f"{self._path}/tags/list?n={_PAGE}", what, (200, 404)):
+        # Without `n`: some registries cut a list to so many, and do not say that there are more.
+        for reply in self.pages(f"{self._path}/tags/list", what, (200, 404)):
             if reply.status == 404:  # noqa: PLR2004 (HTTP's status)
                 return
             try:

@@ -1,0 +1,391 @@
+"""What is attached to an image is found by everybody and lost by none, whatever a registry lists."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from envcheck.mirrors.net.client import Client
+from envcheck.registry.oci import attachments
+from envcheck.registry.oci.attachments import Attached, attach, fallback_tag, own_tag
+from envcheck.registry.oci.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest, digest_of
+from envcheck.registry.oci.referrers import referrers
+from envcheck.registry.oci.registry_errors import DeniedError, LyingError, RefusedError, RegistryUnavailableError
+from envcheck.registry.oci.repository import Repository
+from tests.http_server import Answer, Request, Servers
+from tests.registries import program, stored_blob
+from tests.registry.oci.fakes import KIND, FakeRegistry, image, opened, push_image
+
+Fresh = Callable[[str], Repository]
+WRITERS = 8
+
+
+def attached(repository: Repository, subject: StoredManifest, word: str = "proof") -> Attached:
+    return attach(
+        repository, subject.descriptor, KIND, [("application/json", json.dumps(word).encode())], {"word": word}
+    )
+
+
+def words(repository: Repository, subject: str) -> list[str]:
+    """Return what was attached, by its bytes."""
+    found = referrers(repository, subject).found
+    return sorted(json.loads(repository.blob(one.manifest.layers[0], 1000)) for one in found)
+
+
+@pytest.mark.tools
+def test_what_is_attached_is_found_with_its_bytes(real: str, fresh: Fresh) -> None:
+    repository = fresh(real)
+    subject, other = push_image(repository), push_image(repository, "other")
+    done = attached(repository, subject)
+    [found] = referrers(repository, subject.digest).found
+    assert (found.descriptor, done.notes) == (done.descriptor, ())
+    assert (found.manifest.kind, found.manifest.annotations) == (KIND, {"word": "proof"})
+    assert words(repository, subject.digest) == ["proof"]
+    assert referrers(repository, other.digest).found == []
+    assert done.tag in repository.tags()
+
+
+@pytest.mark.tools
+def test_attaching_the_same_again_changes_nothing(real: str, fresh: Fresh) -> None:
+    repository = fresh(real)
+    subject = push_image(repository)
+    assert attached(repository, subject) == attached(repository, subject)
+    assert words(repository, subject.digest) == ["proof"]
+    index = repository.manifest(fallback_tag(subject.digest)).index()
+    assert len(index.manifests) == 1
+
+
+SCRIPT = """
+import sys
+from envcheck.registry.oci.attachments import attach
+from envcheck.registry.oci.opening import open_repository
+from envcheck.registry.oci.references import parse_reference
+*names, word = sys.argv[1:]
+repositories = [open_repository(parse_reference(name)) for name in names]
+subjects = [repository.manifest(repository.reference.wanted) for repository in repositories]
+print("ready", flush=True)
+sys.stdin.readline()
+for repository, subject in zip(repositories, subjects):
+    attach(repository, subject.descriptor, "application/vnd.example.test", [("application/json", word.encode())], {})
+"""
+
+
+@pytest.mark.tools
+def test_eight_writers_at_once_lose_none(docker_registry: str, referrers_registry: str, fresh: Fresh) -> None:
+    """Processes of their own, which begin together; each sends the same empty config, too."""
+    repositories = [fresh(docker_registry), fresh(referrers_registry)]
+    subjects = [push_image(repository, tag="latest") for repository in repositories]
+    command = [sys.executable, "-c", SCRIPT, *(f"{one.reference.name}:latest" for one in repositories)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    pipe = subprocess.PIPE
+    writers = [
+        subprocess.Popen([*command, f'"proof{n}"'], env=environment, stdin=pipe, stdout=pipe, stderr=pipe)
+        for n in range(WRITERS)
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"ready\n"
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write(b"go\n")
+        writer.stdin.flush()
+    errors = [writer.communicate(timeout=120)[1] for writer in writers]
+    assert [writer.returncode for writer in writers] == [0] * WRITERS, errors
+    for repository, subject in zip(repositories, subjects, strict=True):
+        assert words(repository, subject.digest) == sorted(f"proof{n}" for n in range(WRITERS))
+
+
+@pytest.mark.tools
+def test_threads_that_write_at_once_lose_none(real: str, fresh: Fresh) -> None:
+    repository = fresh(real)
+    subject = push_image(repository)
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(lambda n: attached(repository, subject, f"proof{n}"), range(WRITERS)))
+    assert words(repository, subject.digest) == sorted(f"proof{n}" for n in range(WRITERS))
+
+
+@pytest.mark.tools
+def test_oras_and_this_client_find_what_the_other_attached(real: str, fresh: Fresh, tmp_path: Path) -> None:
+    oras = program("oras")
+    repository = fresh(real)
+    subject = push_image(repository)
+    done, where = attached(repository, subject), f"{repository.reference.name}@{subject.digest}"
+    environment = {**os.environ, "HOME": str(tmp_path)}
+
+    def run(*argv: str) -> str:
+        command = [oras, *argv, "--plain-http"]
+        process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert process.returncode == 0, process.stderr
+        return process.stdout
+
+    (tmp_path / "own.json").write_text('"oras"')
+    run("attach", "--artifact-type", "application/vnd.example.oras", where, "own.json:application/json")
+    listed = json.loads(run("discover", "--format", "json", where))
+    digests = {one["digest"] for one in listed.get("referrers", listed.get("manifests", []))}
+    found = referrers(repository, subject.digest)
+    assert done.descriptor.digest in digests
+    assert {one.descriptor.digest for one in found.found} == digests
+    assert words(repository, subject.digest) == ["oras", "proof"]
+    assert (found.dangling, found.refused, found.notes) == ([], [], [])
+
+
+@pytest.mark.tools
+def test_a_proof_whose_bytes_flip_on_the_disk_is_refused(
+    docker_registry: str, fresh: Fresh, docker_files: Path
+) -> None:
+    repository = fresh(docker_registry)
+    subject = push_image(repository, "subject of a flipped proof")
+    kept, flipped = attached(repository, subject, "kept"), attached(repository, subject, "flipped")
+    file = stored_blob(docker_files, flipped.descriptor.digest)
+    file.write_bytes(file.read_bytes().replace(b"flipped", b"flopped"))
+    found = referrers(repository, subject.digest)
+    assert [one.descriptor for one in found.found] == [kept.descriptor]
+    assert [(one.named, one.reason) for one in found.refused] == [(flipped.descriptor.digest, "tampered")]
+
+
+@pytest.mark.tools
+def test_a_proof_that_was_deleted_is_listed_as_dangling(docker_registry: str, fresh: Fresh) -> None:
+    repository = fresh(docker_registry)
+    subject = push_image(repository)
+    gone, kept = attached(repository, subject, "gone"), attached(repository, subject, "kept")
+    path = f"/v2/{repository.reference.repository}/manifests/{gone.descriptor.digest}"
+    with Client().send("DELETE", f"{repository.reference.url}{path}") as answer:
+        assert answer.status == 202
+    found = referrers(repository, subject.digest)
+    assert [one.descriptor for one in found.found] == [kept.descriptor]
+    assert found.dangling == [gone.descriptor.digest]
+
+
+@pytest.mark.tools
+def test_the_index_of_another_image_under_this_one_brings_nothing(real: str, fresh: Fresh) -> None:
+    """Who may write can put A's index, and A's own tags, under B."""
+    repository = fresh(real)
+    first, second = push_image(repository, "one"), push_image(repository, "two")
+    proof = attached(repository, first)
+    index = repository.manifest(fallback_tag(first.digest))
+    repository.push_manifest(index.content, index.media_type, fallback_tag(second.digest))
+    manifest = repository.manifest(proof.descriptor.digest)
+    repository.push_manifest(manifest.content, manifest.media_type, own_tag(second.digest, manifest.digest))
+    found = referrers(repository, second.digest)
+    assert found.found == []
+    assert {one.reason for one in found.refused} == {"wrong-subject"}
+    assert first.digest in found.refused[0].detail
+    assert len(referrers(repository, first.digest).found) == 1
+
+
+@pytest.fixture
+def registry(servers: Servers) -> FakeRegistry:
+    return servers.start(FakeRegistry())
+
+
+def test_an_own_tag_that_leads_to_something_else_is_refused(registry: FakeRegistry) -> None:
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+    first, second = attached(repository, subject, "one"), attached(repository, subject, "two")
+    del registry.tags[fallback_tag(subject.digest)]
+    registry.tags[first.tag] = second.descriptor.digest
+    found = referrers(repository, subject.digest)
+    assert [one.descriptor for one in found.found] == [second.descriptor]
+    assert [(one.named, one.reason) for one in found.refused] == [(first.tag, "tampered")]
+
+
+@pytest.mark.parametrize("hidden", ["index", "own tag", "both"])
+def test_each_place_alone_suffices(registry: FakeRegistry, hidden: str) -> None:
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+    done = attached(repository, subject)
+    for tag in {"index": [fallback_tag(subject.digest)], "own tag": [done.tag]}.get(
+        hidden, [fallback_tag(subject.digest), done.tag]
+    ):
+        del registry.tags[tag]
+    if hidden == "both":
+        entry = attachments.entry_of(repository.manifest(done.descriptor.digest))
+        answer = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]}
+        listing = Answer(200, json.dumps(answer).encode(), {"Content-Type": OCI_INDEX})
+        registry.fault = lambda request: listing if "/referrers/" in request.path else None
+    assert words(repository, subject.digest) == ["proof"]
+
+
+@pytest.mark.parametrize(
+    ("body", "noted"),
+    [
+        (b'{"schemaVersion":2,"mediaType":"%s","manifests":[]}' % OCI_INDEX.encode(), False),
+        (b'{"manifests":null}', True),
+        (b"", True),
+        (b"<html>welcome</html>", True),
+        (b"[]", True),
+        (b'{"manifests":[{"digest":"sha512:00"},7,{}]}', True),
+    ],
+)
+def test_an_api_that_answers_with_nothing_hides_nothing(registry: FakeRegistry, body: bytes, noted: bool) -> None:  # noqa: FBT001 (a column)
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+    attached(repository, subject)
+    registry.fault = lambda r: Answer(200, body, {"Content-Type": OCI_INDEX}) if "/referrers/" in r.path else None
+    assert words(repository, subject.digest) == ["proof"]
+    assert bool(referrers(repository, subject.digest).notes) is noted
+
+
+def test_the_api_is_read_page_by_page(registry: FakeRegistry) -> None:
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+    done = [attached(repository, subject, f"proof{n}") for n in range(3)]
+    registry.tags.clear()
+
+    def page(request: Request) -> Answer | None:
+        if "/referrers/" not in request.path:
+            return None
+        number = int(request.path.partition("page=")[2] or 0)
+        entries = [{"digest": done[number].descriptor.digest}]
+        link = {"Link": f'<{request.route}?page={number + 1}>; rel="next"'} if number < 2 else {}
+        return Answer(200, json.dumps({"manifests": entries}).encode(), {"Content-Type": OCI_INDEX, **link})
+
+    registry.fault = page
+    assert words(repository, subject.digest) == ["proof0", "proof1", "proof2"]
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 501])
+def test_a_registry_without_the_api_is_none_that_fails(registry: FakeRegistry, status: int) -> None:
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+    attached(repository, subject)
+    registry.fault = lambda request: Answer(status) if "/referrers/" in request.path else None
+    assert words(repository, subject.digest) == ["proof"]
+
+
+@pytest.mark.parametrize("place", ["/referrers/", "/tags/list", "/manifests/sha256-"])
+@pytest.mark.parametrize(("status", "kind"), [(503, RegistryUnavailableError), (403, DeniedError)])
+def test_a_place_that_cannot_be_read_is_no_empty_one(
+    registry: FakeRegistry, place: str, status: int, kind: type[Exception]
+) -> None:
+    """It might have listed the failure that revokes what the others list."""
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+    attached(repository, subject)
+    registry.fault = lambda request: Answer(status) if place in request.path else None
+    with pytest.raises(kind):
+        referrers(repository, subject.digest)
+
+
+def test_a_fallback_tag_that_resolves_to_the_subject_is_neither_read_nor_written(registry: FakeRegistry) -> None:
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+    tag = fallback_tag(subject.digest)
+    registry.tags[tag] = subject.digest
+    done = attached(repository, subject)
+    assert registry.tags[tag] == subject.digest
+    assert "other clients may not find it" in done.notes[0]
+    found = referrers(repository, subject.digest)
+    assert [one.descriptor for one in found.found] == [done.descriptor]
+    assert tag in found.notes[0]
+
+
+def test_a_registry_that_says_it_lists_the_subject_needs_no_index(registry: FakeRegistry) -> None:
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+    registry.fault = lambda r: (
+        Answer(201, headers={"OCI-Subject": subject.digest}) if r.method == "PUT" and ".proof" in r.path else None
+    )
+    before = len(registry.requests)
+    attached(repository, subject)
+    assert fallback_tag(subject.digest) not in registry.tags
+    assert [r.method for r in registry.requests[before:]].count("GET") == 0
+
+
+def test_entries_of_others_stay_in_the_index_as_they_are(registry: FakeRegistry) -> None:
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+    foreign = {"mediaType": "x/y", "digest": f"sha256:{'c' * 64}", "size": 7, "unknown": {"kept": True}}
+    document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [foreign], "annotations": {"a": "b"}}
+    repository.push_manifest(json.dumps(document).encode(), OCI_INDEX, fallback_tag(subject.digest))
+    done = attached(repository, subject)
+    index = json.loads(repository.manifest(fallback_tag(subject.digest)).content)
+    assert index["manifests"][0] == foreign
+    assert [one["digest"] for one in index["manifests"][1:]] == [done.descriptor.digest]
+    assert index["annotations"] == {"a": "b"}
+    assert referrers(repository, subject.digest).dangling == [foreign["digest"]]
+
+
+@pytest.mark.parametrize("status", [403, 409, 503])
+def test_a_registry_that_takes_no_index_still_has_the_proof(registry: FakeRegistry, status: int) -> None:
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+    tag = fallback_tag(subject.digest)
+    registry.fault = lambda r: Answer(status) if r.method == "PUT" and r.path.endswith(tag) else None
+    assert "other clients may not find it" in attached(repository, subject).notes[0]
+    assert words(repository, subject.digest) == ["proof"]
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_blob_that_the_registry_lost_is_sent_again(registry: FakeRegistry, times: int) -> None:
+    """Registries lose one of two uploads of the same blob, and say so when the manifest comes."""
+    repository = opened(registry.netloc)
+    subject, refused = push_image(repository), list[str]()
+
+    def lose(request: Request) -> Answer | None:
+        if request.method != "PUT" or ".proof" not in request.path or len(refused) == times:
+            return None
+        refused.append(request.path)
+        registry.blobs.clear()
+        return Answer(400, b'{"errors":[{"code":"MANIFEST_BLOB_UNKNOWN"}]}')
+
+    registry.fault = lose
+    if times == 3:
+        with pytest.raises(RefusedError, match="MANIFEST_BLOB_UNKNOWN"):
+            attached(repository, subject)
+        return
+    attached(repository, subject)
+    assert words(repository, subject.digest) == ["proof"]
+
+
+def test_what_a_descriptor_says_of_a_manifest_is_not_used(registry: FakeRegistry) -> None:
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+    done = attached(repository, subject)
+    tag = fallback_tag(subject.digest)
+    index = json.loads(repository.manifest(tag).content)
+    index["manifests"][0] |= {"artifactType": "application/vnd.evil", "annotations": {"word": "evil"}, "size": 1}
+    repository.push_manifest(json.dumps(index).encode(), OCI_INDEX, tag)
+    [found] = referrers(repository, subject.digest).found
+    assert (found.manifest.kind, found.manifest.annotations) == (KIND, {"word": "proof"})
+    assert found.descriptor == done.descriptor
+
+
+def test_an_image_that_is_listed_and_names_no_subject_does_not_count(registry: FakeRegistry) -> None:
+    repository = opened(registry.netloc)
+    subject, other = push_image(repository), push_image(repository, "two")
+    document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [{"digest": other.digest}]}
+    repository.push_manifest(json.dumps(document).encode(), OCI_INDEX, fallback_tag(subject.digest))
+    found = referrers(repository, subject.digest)
+    assert [(one.named, one.reason) for one in found.refused] == [(other.digest, "wrong-subject")]
+
+
+def test_a_list_that_is_far_too_long_is_refused(registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envcheck.registry.oci.referrers._MOST", 3)
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+    entries = [{"digest": digest_of(bytes([n]))} for n in range(4)]
+    registry.fault = lambda r: (
+        Answer(200, json.dumps({"manifests": entries}).encode()) if "/referrers/" in r.path else None
+    )
+    with pytest.raises(LyingError, match="lists 4 artifacts"):
+        referrers(repository, subject.digest)
+
+
+def test_tags_that_a_caller_lists_once_are_not_listed_again(registry: FakeRegistry) -> None:
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+    done = attached(repository, subject)
+    del registry.tags[fallback_tag(subject.digest)]
+    tags, before = repository.tags(), len(registry.requests)
+    [found] = referrers(repository, subject.digest, tags).found
+    assert found.descriptor == done.descriptor
+    assert not any("/tags/" in request.path for request in registry.requests[before:])
+    assert (image("one")[0], OCI_MANIFEST) == (subject.content, subject.media_type)

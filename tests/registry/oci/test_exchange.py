@@ -1,0 +1,323 @@
+"""What a registry's refusals and failures end in, and which of them are tried again."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from envcheck.errors import EnvcheckError
+from envcheck.mirrors.net import stall
+from envcheck.mirrors.net.client import Client
+from envcheck.registry.oci.documents import OCI_MANIFEST
+from envcheck.registry.oci.registry_errors import (
+    AbsentError,
+    DeniedError,
+    LyingError,
+    RefusedError,
+    RegistryUnavailableError,
+)
+from tests.http_server import Answer, RawServer, Request, Servers, deaf, endless
+from tests.registry.oci.fakes import FakeRegistry, image, opened, push_image
+
+
+def failing(status: int, times: int = 99, **headers: str) -> Callable[[Request], Answer | None]:
+    """Return a fault of the first requests."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda request: Answer(status, b"{}", named) if request.number <= times else None
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "code", "said"),
+    [
+        (401, DeniedError, 3, "docker login 127.0.0.1"),
+        (403, DeniedError, 3, "docker login 127.0.0.1"),
+        (404, AbsentError, 1, "does not have 127.0.0.1"),
+        (400, RefusedError, 3, "does not accept"),
+        (405, RefusedError, 3, "does not accept"),
+        (429, RegistryUnavailableError, 3, "answers 429; wait, or log in"),
+        (500, RegistryUnavailableError, 3, "answers 500"),
+        (503, RegistryUnavailableError, 3, "answers 503"),
+    ],
+)
+def test_each_refusal_has_its_error_with_what_to_do(
+    servers: Servers, status: int, kind: type[EnvcheckError], code: int, said: str
+) -> None:
+    registry = servers.start(FakeRegistry(failing(status)))
+    with pytest.raises(kind, match=said) as refused:
+        opened(registry.netloc).manifest("latest")
+    assert (refused.value.exit_code, registry.netloc in str(refused.value)) == (code, True)
+    assert str(refused.value).isprintable()
+    assert len(registry.requests) == (4 if status in {429, 500, 503} else 1)
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_a_registry_that_is_busy_for_a_while_is_asked_again(servers: Servers, status: int) -> None:
+    registry, waited = servers.start(FakeRegistry(failing(status, 2))), list[float]()
+    assert opened(registry.netloc, sleep=waited.append).tags() == []
+    assert waited == [0.5, 1.0]
+
+
+def test_what_a_registry_asks_to_wait_is_waited_and_has_a_limit(servers: Servers) -> None:
+    registry, waited = servers.start(FakeRegistry(failing(429, 2, Retry_After="7"))), list[float]()
+    assert opened(registry.netloc, sleep=waited.append).tags() == []
+    assert waited == [7.0, 7.0]
+    until = email.utils.formatdate(1_000_020.0, usegmt=True)
+    registry.fault = failing(503, 4, Retry_After=until)
+    waited.clear()
+    assert opened(registry.netloc, sleep=waited.append, now=lambda: 1_000_000.0).tags() == []
+    assert waited == [20.0]
+    for value in ("61", "9" * 400):
+        registry.fault, before = failing(429, 999, Retry_After=value), len(registry.requests)
+        with pytest.raises(RegistryUnavailableError, match="asks to wait"):
+            opened(registry.netloc, sleep=waited.append).tags()
+        assert len(registry.requests) == before + 1
+    registry.fault = failing(429, 999, Retry_After="25")
+    waited.clear()
+    with pytest.raises(RegistryUnavailableError, match="asks to wait 25 s"):
+        opened(registry.netloc, sleep=waited.append).tags()
+    assert waited == [25.0, 25.0]
+
+
+def test_a_connection_that_is_reset_is_made_again(servers: Servers) -> None:
+    def reset(request: Request) -> Answer | None:
+        if request.number > 2:
+            return None
+        request.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        raise ConnectionError
+
+    registry = servers.start(FakeRegistry(reset))
+    assert opened(registry.netloc).tags() == []
+    assert len(registry.requests) == 3
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(servers: Servers) -> None:
+    registry = servers.start(FakeRegistry())
+    repository = opened(registry.netloc)
+    layer = push_image(repository).image().layers[0]
+    content, broken = registry.blobs[layer.digest], list[int]()
+
+    def cut(request: Request) -> Answer | None:
+        if "/blobs/" not in request.path or broken:
+            return None
+        broken.append(request.number)
+        return Answer(200, [content[:100]], {"Content-Length": str(len(content))}, close=True)
+
+    registry.fault = cut
+    assert repository.blob(layer, 1 << 20) == content
+    assert len(broken) == 1
+
+
+def test_a_registry_that_is_not_there_is_unavailable() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(RegistryUnavailableError, match=f"{address} is unavailable: no connection"):
+        opened(address).tags()
+
+
+def test_a_registry_that_takes_no_connection_is_left_in_time() -> None:
+    with deaf() as (host, port):
+        began = time.monotonic()
+        with pytest.raises(RegistryUnavailableError, match="no connection in time"):
+            opened(f"{host}:{port}", client=Client(connect=0.3)).tags()
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nX-Header: ",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ],
+)
+def test_a_registry_that_hardly_sends_is_left_in_time(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, before: bytes
+) -> None:
+    monkeypatch.setattr(stall, "SECONDS", 0.5)
+    unit = b"1\r\nx\r\n" if b"chunked" in before else b"x"
+    registry = servers.start(RawServer(endless(before, unit, 0.05)))
+    began = time.monotonic()
+    with pytest.raises(RegistryUnavailableError):
+        opened(registry.netloc).tags()
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_an_upload_to_a_registry_that_hardly_answers_is_left_in_time(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(stall, "SECONDS", 0.5)
+
+    def hardly(request: Request) -> Answer | None:
+        def body() -> Iterator[bytes]:
+            while True:
+                time.sleep(0.05)
+                yield b"x"
+
+        return Answer(201, body(), {"Content-Length": "3000000"}) if request.method == method else None
+
+    registry = servers.start(FakeRegistry(hardly))
+    began = time.monotonic()
+    with pytest.raises(RegistryUnavailableError):
+        opened(registry.netloc).push_blob(b"x" * 1000)
+    assert time.monotonic() - began < 10
+
+
+def lie(registry: FakeRegistry, part: str, body: bytes, **headers: str) -> None:
+    """Have a registry answer so to reads of a part of its API."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    registry.fault = lambda request: (
+        Answer(200, body, named) if request.method == "GET" and part in request.path else None
+    )
+
+
+def test_a_manifest_is_what_its_digest_its_size_and_its_type_name(servers: Servers) -> None:
+    registry = servers.start(FakeRegistry())
+    repository = opened(registry.netloc)
+    manifest, other = push_image(repository, tag="latest"), image("other")[0]
+    named: dict[str, Any] = {"Content_Type": OCI_MANIFEST}
+    for wanted, answer, headers in (
+        (manifest.digest, other, named),
+        (manifest.digest, manifest.content + b" ", named),
+        (manifest.digest, b"<html>", {"Content_Type": "text/html"}),
+        ("latest", other, {**named, "Docker_Content_Digest": manifest.digest}),
+        ("latest", manifest.content, {"Content_Type": "application/octet-stream"}),
+        (manifest.descriptor, other, named),
+    ):
+        lie(registry, "/manifests/", answer, **headers)
+        with pytest.raises(LyingError) as refused:
+            repository.manifest(wanted)
+        assert refused.value.exit_code == 1
+    lie(registry, "/manifests/", manifest.content, **named)
+    smaller = type(manifest.descriptor)(media_type=OCI_MANIFEST, digest=manifest.digest, size=7)
+    with pytest.raises(LyingError, match="type or size"):
+        repository.manifest(smaller)
+    assert repository.manifest(manifest.descriptor) == manifest
+
+
+def test_a_tag_is_what_it_was_when_it_was_read(servers: Servers) -> None:
+    """Who moves a tag meanwhile changes nothing: the digest of what was read is what counts."""
+    registry = servers.start(FakeRegistry())
+    repository = opened(registry.netloc)
+    first, second = push_image(repository, "one", "latest"), push_image(repository, "two")
+    read = repository.manifest("latest")
+    registry.tags["latest"] = second.digest
+    assert read.digest == first.digest
+    assert repository.manifest(read.digest).content == first.content
+
+
+@pytest.mark.parametrize("change", ["flip", "longer", "shorter", "length"])
+def test_a_blob_is_what_its_digest_and_its_size_name(servers: Servers, change: str) -> None:
+    registry = servers.start(FakeRegistry())
+    repository = opened(registry.netloc)
+    layer = push_image(repository).image().layers[0]
+    content = registry.blobs[layer.digest]
+    changed = {"flip": b"X" + content[1:], "longer": content + b"x", "shorter": content[:-1], "length": content}[change]
+    if change == "length":  # it comes in parts without a length, and does not end
+        endless_body = (b"x" * 1000 for _ in range(1_000_000))
+        registry.fault = lambda _: Answer(200, endless_body)
+    else:
+        lie(registry, "/blobs/", changed)
+    with pytest.raises(LyingError, match=layer.digest):
+        repository.blob(layer, 1 << 20)
+    assert registry.sent < 20_000_000
+
+
+def test_a_blob_that_is_too_large_is_refused_before_it_is_asked_for(servers: Servers) -> None:
+    registry = servers.start(FakeRegistry())
+    repository = opened(registry.netloc)
+    huge = type(push_image(repository).descriptor)(media_type="x/y", digest=f"sha256:{'a' * 64}", size=100_000_000)
+    before = len(registry.requests)
+    with pytest.raises(LyingError, match="100000000 bytes, more than 4194304"):
+        repository.blob(huge, 4 << 20)
+    assert len(registry.requests) == before
+
+
+def test_a_manifest_of_100_mb_is_not_read(servers: Servers) -> None:
+    parts = (b" " * 100_000 for _ in range(1000))
+    registry = servers.start(FakeRegistry(lambda _: Answer(200, parts, {"Content-Type": OCI_MANIFEST})))
+    with pytest.raises(RegistryUnavailableError, match="more than 4194304 bytes"):
+        opened(registry.netloc).manifest("latest")
+    assert registry.sent < 60_000_000
+
+
+def test_pages_of_tags_are_read_to_their_end(servers: Servers) -> None:
+    def pages(request: Request) -> Answer | None:
+        number = int(request.path.partition("last=")[2] or 0)
+        link = {"Link": f'</v2/team/torch/tags/list?last={number + 1}>; rel="next"'} if number < 3 else {}
+        return Answer(200, json.dumps({"tags": [f"t{number}", "no tag!"]}).encode(), link)
+
+    registry = servers.start(FakeRegistry(pages))
+    assert opened(registry.netloc).tags() == ["t0", "t1", "t2", "t3"]
+
+
+@pytest.mark.parametrize("target", ["/v2/team/torch/tags/list?n=1000", "https://other.example/v2/x", "/v2/x?{}"])
+def test_pages_that_never_end_or_lead_elsewhere_are_refused(
+    servers: Servers, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envcheck.registry.oci.repository._PAGES", 5)
+    registry = servers.start(
+        FakeRegistry(lambda r: Answer(200, b'{"tags":[]}', {"Link": f"<{target.format(r.number)}>; rel=next"}))
+    )
+    with pytest.raises(RegistryUnavailableError, match="no end or are on another host"):
+        opened(registry.netloc).tags()
+    assert len(registry.requests) <= 5
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_blob_is_sent_where_the_registry_says(servers: Servers, absolute: bool) -> None:  # noqa: FBT001 (a column)
+    """A session's URL may have a query of its own, and be absolute or not."""
+
+    def session(request: Request) -> Answer | None:
+        place = f"{registry.url if absolute else ''}/v2/x/blobs/uploads/1?state=a%2Fb"
+        return Answer(202, headers={"Location": place}) if request.method == "POST" else None
+
+    registry = servers.start(FakeRegistry(session))
+    blob = opened(registry.netloc).push_blob(b"content")
+    assert registry.blobs == {blob.digest: b"content"}
+    assert registry.paths[-1] == f"/v2/x/blobs/uploads/1?state=a%2Fb&digest=sha256%3A{blob.digest[7:]}"
+
+
+@pytest.mark.parametrize("place", ["ftp://x/y", "http://[::1", "https://"])
+def test_a_place_for_a_blob_that_is_no_url_is_refused(servers: Servers, place: str) -> None:
+    registry = servers.start(
+        FakeRegistry(lambda r: Answer(202, headers={"Location": place}) if r.method == "POST" else None)
+    )
+    with pytest.raises(RegistryUnavailableError, match=r"not trusted|invalid"):
+        opened(registry.netloc).push_blob(b"content")
+
+
+def test_a_registry_that_stores_something_else_is_found_out(servers: Servers) -> None:
+    wrong = {"Docker-Content-Digest": f"sha256:{'b' * 64}"}
+    registry = servers.start(FakeRegistry(lambda r: Answer(201, b"", wrong) if r.method == "PUT" else None))
+    repository = opened(registry.netloc)
+    with pytest.raises(LyingError, match="stored sha256:bbb"):
+        repository.push_blob(b"content")
+    with pytest.raises(LyingError, match="names sha256:bbb"):
+        repository.push_manifest(image("one")[0], OCI_MANIFEST)
+
+
+def test_an_upload_that_is_lost_is_begun_again(servers: Servers) -> None:
+    """A connection breaks, the session is gone (404), or the registry was busy: the blob is sent anew."""
+    for fault in (Answer(404), Answer(500), Answer(400, b'{"errors":[{"code":"BLOB_UPLOAD_INVALID"}]}')):
+        failed = list[int]()
+
+        def once(request: Request, fault: Answer = fault, failed: list[int] = failed) -> Answer | None:
+            if request.method != "PUT" or failed:
+                return None
+            failed.append(1)
+            return fault
+
+        registry = servers.start(FakeRegistry(once))
+        blob = opened(registry.netloc).push_blob(b"content")
+        assert registry.blobs == {blob.digest: b"content"}
+        assert [r.method for r in registry.requests] == ["HEAD", "POST", "PUT", "HEAD", "POST", "PUT"]

@@ -1,0 +1,407 @@
+"""Which login a registry gets, by which way, and that no message, log or exception holds a secret."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from envcheck.errors import ConfigError, EnvcheckError
+from envcheck.mirrors.profiles.model import Credential, HuggingFace, Profile
+from envcheck.registry.oci.login import helpers
+from envcheck.registry.oci.login.accounts import account_for
+from envcheck.registry.oci.opening import open_repository
+from envcheck.registry.oci.references import parse_reference
+from envcheck.registry.oci.registry_errors import DeniedError, RegistryUnavailableError
+from envcheck.registry.oci.repository import Repository
+from tests.http_server import Answer, Request, Servers
+from tests.registry.oci.fakes import FakeRegistry, push_image
+
+CANARY = "CANARY-7f3a"
+ENCODED = base64.b64encode(f"me:{CANARY}".encode()).decode()
+BASIC = f"Basic {ENCODED}"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / ".docker").mkdir()
+    return tmp_path
+
+
+def log_in(home: Path, **content: object) -> dict[str, str]:
+    """Write docker's file of logins and return the environment that names it."""
+    (home / ".docker/config.json").write_text(json.dumps(content))
+    return {"HOME": str(home)}
+
+
+def helper(at: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Put a credential helper on PATH."""
+    (at / "docker-credential-test").write_text(f"#!/bin/sh\n{script}\n")
+    (at / "docker-credential-test").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{at}:/usr/bin:/bin")
+
+
+def header(environ: dict[str, str], name: str = "registry.example/team/torch") -> str | None:
+    """Return the password's header that a registry would get."""
+    account = account_for(parse_reference(name), environ)
+    return None if account is None else account.basic
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("registry.example", "registry.example/torch"),
+        ("https://registry.example/v1/", "registry.example/torch"),
+        ("https://registry.example", "registry.example/torch"),
+        ("registry.example/team", "registry.example/team/torch"),
+        ("https://index.docker.io/v1/", "torch"),
+        ("docker.io", "team/torch"),
+        ("127.0.0.1:5000", "127.0.0.1:5000/torch"),
+    ],
+)
+def test_a_login_is_found_under_the_names_that_clients_write(home: Path, key: str, name: str) -> None:
+    assert header(log_in(home, auths={key: {"auth": ENCODED}}), name) == BASIC
+
+
+@pytest.mark.parametrize("key", ["registry.example:5000", "example", "registry.example/other", "x.registry.example"])
+def test_a_login_is_for_its_own_registry_only(home: Path, key: str) -> None:
+    assert header(log_in(home, auths={key: {"auth": ENCODED}})) is None
+
+
+def test_the_login_of_the_nearest_part_of_a_registry_counts(home: Path) -> None:
+    far = base64.b64encode(b"me:far").decode()
+    auths = {"registry.example": {"auth": far}, "registry.example/team": {"auth": ENCODED}}
+    assert header(log_in(home, auths=auths)) == BASIC
+
+
+def test_the_files_count_in_their_order(home: Path) -> None:
+    environ = log_in(home, auths={"registry.example": {"username": "me", "password": "docker"}})
+    for number, name in enumerate(("run/containers/auth.json", ".config/containers/auth.json", "own.json")):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        entry = {"username": "me", "password": f"podman{number}"}
+        (home / name).write_text(json.dumps({"auths": {"registry.example": entry, f"only{number}.example": entry}}))
+    environ |= {"XDG_RUNTIME_DIR": str(home / "run")}
+
+    def password(name: str, more: dict[str, str]) -> str:
+        found = header({**environ, **more}, f"{name}/torch")
+        return base64.b64decode((found or "").removeprefix("Basic ")).decode().partition(":")[2]
+
+    assert password("registry.example", {}) == "docker"
+    assert password("registry.example", {"REGISTRY_AUTH_FILE": str(home / "own.json")}) == "podman2"
+    assert password("only0.example", {}) == "podman0"
+    assert password("only1.example", {}) == "podman1"
+    (home / "moved").mkdir()
+    assert password("registry.example", {"DOCKER_CONFIG": str(home / "moved")}) == "podman0"
+
+
+@pytest.mark.parametrize(
+    "content", [f'{{"auths": "{CANARY}"', f'{{"auths": {{"r": {{"auth": ["{CANARY}"]}}}}}}', "\xff"]
+)
+def test_a_file_that_is_no_file_of_logins_is_refused_without_its_text(home: Path, content: str) -> None:
+    (home / ".docker/config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(EnvcheckError, match="not a valid file of logins") as refused:
+        header({"HOME": str(home)})
+    assert CANARY not in "".join(traceback.format_exception(refused.value))
+
+
+def test_a_login_that_is_no_base64_is_refused_without_its_text(home: Path) -> None:
+    with pytest.raises(EnvcheckError, match="not base64") as refused:
+        header(log_in(home, auths={"registry.example": {"auth": f"{CANARY}!"}}))
+    assert CANARY not in "".join(traceback.format_exception(refused.value))
+
+
+@pytest.mark.parametrize("key", ["credsStore", "credHelpers"])
+def test_a_helper_is_asked_for_its_registry(home: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    said = home / "asked"
+    answer = json.dumps({"ServerURL": "x", "Username": "me", "Secret": CANARY})
+    helper(home, monkeypatch, f"echo \"$1 $(cat)\" >{said}\necho '{answer}'")
+    environ = log_in(home, **{key: {"registry.example": "test"} if key == "credHelpers" else "test"})
+    assert header(environ) == BASIC
+    assert said.read_text() == "get registry.example\n"
+    if key == "credsStore":
+        assert header(environ, "torch") == BASIC
+        assert said.read_text() == "get https://index.docker.io/v1/\n"
+    else:
+        assert header(environ, "other.example/torch") is None
+
+
+def test_a_store_without_the_login_leaves_it_to_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper(home, monkeypatch, "echo 'credentials not found in native keychain'; exit 1")
+    assert header(log_in(home, credsStore="test", auths={"registry.example": {"auth": ENCODED}})) == BASIC
+    assert header(log_in(home, credsStore="test", auths={"registry.example": {}})) is None
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (f"echo {CANARY}; echo {CANARY} >&2; exit 3", "ends with exit code 3"),
+        (f"echo '{CANARY}'", "does not print a login"),
+        (f'echo \'{{"Secret": ["{CANARY}"]}}\'', "does not print a login"),
+        (f"echo {CANARY}; sleep 60", "gives no answer in 0.5 s"),
+    ],
+)
+def test_a_helper_that_fails_is_named_without_what_it_says(
+    home: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
+) -> None:
+    monkeypatch.setattr(helpers, "TIMEOUT", 0.5)
+    helper(home, monkeypatch, script)
+    with pytest.raises(EnvcheckError, match=why) as refused:
+        header(log_in(home, credsStore="test"))
+    assert "docker-credential-test" in str(refused.value)
+    assert CANARY not in "".join(traceback.format_exception(refused.value))
+
+
+@pytest.mark.parametrize(("name", "code"), [("absent", 3), ("../test", 2), ("a b", 2)])
+def test_a_helper_that_is_not_there_or_has_no_name_is_one_line(home: Path, name: str, code: int) -> None:
+    with pytest.raises(EnvcheckError, match=r"config\.json") as refused:
+        header(log_in(home, credsStore=name))
+    assert refused.value.exit_code == code
+
+
+class Guarded(FakeRegistry):
+    """A registry that wants a login: a password, or a token that another server issues."""
+
+    def __init__(self, wanted: Callable[[Request], bool], challenge: str, **options: Any) -> None:
+        super().__init__(self.guard, **options)
+        self.wanted, self.challenge = wanted, challenge
+
+    def guard(self, request: Request) -> Answer | None:
+        """Refuse what has no login."""
+        if self.wanted(request):
+            return None
+        body = json.dumps({"errors": [{"code": "UNAUTHORIZED", "message": f"you sent {request.login}"}]}).encode()
+        return Answer(401, body, {"WWW-Authenticate": self.challenge})
+
+
+class Tokens(FakeRegistry):
+    """What issues tokens, each with a number, to whom has the password."""
+
+    def __init__(self, *, lasts: float | None = 300.0, status: int = 200, **options: Any) -> None:
+        super().__init__(self.issue, **options)
+        self.lasts, self.status = lasts, status
+        self.issued: list[str] = []
+
+    def issue(self, request: Request) -> Answer:
+        """Issue a token."""
+        if self.status != 200:
+            return Answer(self.status, f"{request.login} {request.body!r}".encode())
+        self.issued.append(f"token-{len(self.issued)}")
+        lasts = {} if self.lasts is None else {"expires_in": self.lasts}
+        return Answer(200, json.dumps({"token": self.issued[-1], **lasts}).encode())
+
+    def scopes(self) -> list[list[str]]:
+        """Return the scopes that each request asked for."""
+        return [parse_qs(urlsplit(request.path).query).get("scope", []) for request in self.requests]
+
+
+def opened(registry: FakeRegistry, environ: dict[str, str], **options: Any) -> Repository:
+    reference = parse_reference(f"{registry.netloc}/team/torch")
+    return open_repository(reference, environ=environ, sleep=lambda _: None, **options)
+
+
+def logged_in(home: Path, registry: FakeRegistry, **entry: str) -> dict[str, str]:
+    return log_in(home, auths={registry.netloc: entry or {"auth": ENCODED}})
+
+
+def test_a_password_goes_to_a_registry_that_asks_and_is_kept(servers: Servers, home: Path) -> None:
+    registry = servers.start(Guarded(lambda request: request.login == BASIC, 'Basic realm="x"'))
+    push_image(opened(registry, logged_in(home, registry)))
+    assert [request.login for request in registry.requests][:2] == [None, BASIC]
+    assert {request.login for request in registry.requests[1:]} == {BASIC}
+
+
+def test_a_token_is_issued_for_reading_and_another_for_writing(servers: Servers, home: Path) -> None:
+    tokens = servers.start(Tokens())
+    registry = servers.start(
+        Guarded(
+            lambda request: (request.login or "").startswith("Bearer token-"),
+            f'Bearer realm="{tokens.url}/token",service="s",scope="repository:team/torch:pull"',
+        )
+    )
+    repository = opened(registry, logged_in(home, registry))
+    push_image(repository)
+    repository.tags()
+    assert tokens.scopes() == [["repository:team/torch:pull"], ["repository:team/torch:pull,push"]]
+    assert tokens.logins == {BASIC}
+    assert registry.logins == {None, "Bearer token-0", "Bearer token-1"}
+
+
+def test_a_token_is_issued_again_before_it_expires_and_when_it_is_refused(servers: Servers, home: Path) -> None:
+    tokens, now = servers.start(Tokens(lasts=100)), [0.0]
+    current = [lambda: tokens.issued[-1:]]
+    registry = servers.start(
+        Guarded(lambda r: (r.login or "").removeprefix("Bearer ") in current[0](), f'Bearer realm="{tokens.url}"')
+    )
+    repository = opened(registry, logged_in(home, registry))
+    repository.exchange._authorization._clock = lambda: now[0]  # noqa: SLF001
+    repository.tags()
+    now[0] = 89.0
+    repository.tags()
+    assert len(tokens.issued) == 1
+    now[0] = 91.0
+    repository.tags()
+    assert len(tokens.issued) == 2
+    tokens.issued.append("revoked all before")
+    repository.tags()
+    assert len(tokens.issued) == 4
+
+
+def test_an_identity_token_is_posted_and_never_in_a_url(servers: Servers, home: Path) -> None:
+    tokens = servers.start(Tokens())
+    registry = servers.start(
+        Guarded(lambda request: request.login == "Bearer token-0", f'Bearer realm="{tokens.url}/t",service="s"')
+    )
+    opened(registry, logged_in(home, registry, identitytoken=CANARY)).tags()
+    [request] = tokens.requests
+    form = parse_qs(request.body.decode())
+    assert (request.method, request.path, request.login) == ("POST", "/t", None)
+    assert form["refresh_token"] == [CANARY]
+    assert (form["grant_type"], form["service"]) == (["refresh_token"], ["s"])
+    assert form["scope"] == ["repository:team/torch:pull"]
+
+
+def test_without_a_login_a_token_for_anybody_is_asked_for(servers: Servers, home: Path) -> None:
+    tokens = servers.start(Tokens())
+    registry = servers.start(Guarded(lambda request: request.login is not None, f'Bearer realm="{tokens.url}"'))
+    opened(registry, {"HOME": str(home)}).tags()
+    assert tokens.logins == {None}
+
+
+@pytest.mark.parametrize("status", [400, 401, 403])
+def test_a_token_that_is_refused_is_a_denial_with_the_command_to_log_in(
+    servers: Servers, home: Path, status: int
+) -> None:
+    tokens = servers.start(Tokens(status=status))
+    registry = servers.start(Guarded(lambda _: False, f'Bearer realm="{tokens.url}"'))
+    with pytest.raises(DeniedError, match=f"refuses a token .{status} from .*docker login {registry.netloc}"):
+        opened(registry, {"HOME": str(home)}).tags()
+
+
+def test_a_place_of_tokens_that_is_down_is_tried_again_and_named(servers: Servers, home: Path) -> None:
+    tokens = servers.start(Tokens(status=503))
+    registry = servers.start(Guarded(lambda _: False, f'Bearer realm="{tokens.url}"'))
+    with pytest.raises(RegistryUnavailableError, match=f"{tokens.netloc}, which issues its tokens: it answers 503"):
+        opened(registry, logged_in(home, registry)).tags()
+    assert len(tokens.requests) == 4
+
+
+@pytest.mark.parametrize("realm", ["ftp://127.0.0.1/", "", "/relative", "http://[::1", "javascript:x"])
+def test_a_place_of_tokens_that_is_no_url_is_not_asked(servers: Servers, home: Path, realm: str) -> None:
+    registry = servers.start(Guarded(lambda _: False, f'Bearer realm="{realm}"'))
+    with pytest.raises(DeniedError, match=r"names no URL for its tokens|not trusted"):
+        opened(registry, logged_in(home, registry)).tags()
+
+
+def test_no_secret_goes_over_plain_http_to_another_machine(
+    servers: Servers, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registry on this machine names a place elsewhere; a registry elsewhere wants a password."""
+    far = Guarded(lambda _: False, 'Bearer realm="http://tokens.example/t"')
+    registry = servers.start(far)
+    with pytest.raises(DeniedError, match=r"tokens\.example wants a login over plain http"):
+        opened(registry, logged_in(home, registry)).tags()
+    monkeypatch.setattr("envcheck.registry.oci.login.authorization.is_loopback", lambda _: False)
+    basic = servers.start(Guarded(lambda _: False, 'Basic realm="x"'))
+    with pytest.raises(DeniedError, match="wants a login over plain http"):
+        opened(basic, logged_in(home, basic)).tags()
+    assert basic.logins == {None}
+
+
+def test_a_place_of_tokens_gets_no_login_of_its_own_from_a_registry_of_another(servers: Servers, home: Path) -> None:
+    """The login is that of the registry, also where the file has one for the host that issues tokens."""
+    tokens = servers.start(Tokens())
+    registry = servers.start(Guarded(lambda request: request.login is not None, f'Bearer realm="{tokens.url}"'))
+    opened(registry, log_in(home, auths={tokens.netloc: {"auth": ENCODED}})).tags()
+    assert tokens.logins == {None}
+
+
+def test_a_login_does_not_follow_a_blob_to_another_host(servers: Servers, home: Path) -> None:
+    other = servers.start(FakeRegistry())
+    registry = servers.start(Guarded(lambda request: request.login == BASIC, 'Basic realm="x"'))
+    repository = opened(registry, logged_in(home, registry))
+    manifest = push_image(repository)
+    layer = manifest.image().layers[0]
+    other.blobs[layer.digest] = registry.blobs[layer.digest]
+    guard = registry.fault
+    elsewhere = Answer(307, headers={"Location": f"{other.url}/v2/x/blobs/{layer.digest}?signature=1"})
+    registry.fault = lambda request: guard(request) or (elsewhere if "/blobs/" in request.path else None)
+    assert len(repository.blob(layer, 1 << 20)) == layer.size
+    assert other.logins == {None}
+
+
+@pytest.mark.parametrize("place", ["password", "netrc"])
+def test_the_login_of_a_profile_counts_before_that_of_docker(servers: Servers, home: Path, place: str) -> None:
+    registry = servers.start(Guarded(lambda request: request.login is not None, 'Basic realm="x"'))
+    environ = {**logged_in(home, registry, auth=base64.b64encode(b"me:docker").decode()), "SECRET": CANARY}
+    (home / "netrc").write_text(f"machine 127.0.0.1 login me password {CANARY}\n")
+    user = {"user": "me", "password_env": "SECRET"} if place == "password" else {"token_env": "SECRET"}
+    named = HuggingFace(endpoint=registry.url)  # whose http:// lets the credential go to this host without TLS
+    profile = Profile(name="site", credentials={registry.netloc: Credential(**user)}, hf=named)
+    if place == "netrc":
+        profile = Profile(name="site", netrc=str(home / "netrc"))
+    opened(registry, environ, profile=profile).tags()
+    assert registry.logins == {None, BASIC}
+
+
+def test_a_secret_that_the_profile_names_and_is_not_there_is_one_line(servers: Servers, home: Path) -> None:
+    registry = servers.start(Guarded(lambda request: request.login is not None, 'Basic realm="x"'))
+    credential = {registry.netloc: Credential(user="me", password_env="ABSENT")}  # noqa: S106 (a name)
+    profile = Profile(name="site", credentials=credential, hf=HuggingFace(endpoint=registry.url))
+    with pytest.raises(ConfigError, match=r"site: its credential is missing: \$ABSENT has no secret"):
+        opened(registry, {"HOME": str(home)}, profile=profile).tags()
+
+
+class Everything(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one line."""
+        self.lines.append(record.getMessage())
+
+
+@pytest.mark.parametrize("entry", [{"auth": ENCODED}, {"identitytoken": CANARY}, {"registrytoken": CANARY}])
+@pytest.mark.parametrize("scheme", ["basic", "bearer"])
+@pytest.mark.parametrize("status", [401, 400, 403, 404, 500])
+def test_no_message_exception_or_log_holds_a_secret(
+    servers: Servers, home: Path, entry: dict[str, str], scheme: str, status: int
+) -> None:
+    """Everything here repeats what it is sent, in its answers and in its headers."""
+
+    def repeat(request: Request) -> Answer:
+        said = f"{request.login} {request.body!r} {CANARY} {ENCODED}"
+        errors = {"errors": [{"code": "DENIED", "message": said}, {"code": said}]}
+        return Answer(status, json.dumps(errors).encode(), {"Warning": said, "WWW-Authenticate": challenge})
+
+    tokens = servers.start(FakeRegistry(repeat))
+    challenge = f'Bearer realm="{tokens.url}"' if scheme == "bearer" else 'Basic realm="x"'
+    registry = servers.start(FakeRegistry(repeat))
+    environ = log_in(home, auths={registry.netloc: entry})
+    handler, root = Everything(), logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(0)
+    try:
+        repository = opened(registry, environ)
+        with pytest.raises(EnvcheckError) as failed:
+            repository.manifest("latest")
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+    told = (
+        "".join(traceback.format_exception(failed.value)) + "\n".join(handler.lines) + repr(vars(repository.exchange))
+    )
+    told += repr(account_for(repository.reference, environ)) + str(registry.paths) + str(tokens.paths)
+    assert handler.lines
+    assert CANARY not in told
+    assert ENCODED not in told

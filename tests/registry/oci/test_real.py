@@ -1,0 +1,159 @@
+"""The client with real registries: one without the referrers API, one with it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import random
+import resource
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from envcheck.registry.oci.documents import OCI_MANIFEST, Platform, digest_of
+from envcheck.registry.oci.registry_errors import AbsentError, LyingError, RefusedError
+from envcheck.registry.oci.repository import Repository
+from tests.registries import program, stored_blob
+from tests.registry.oci.fakes import image, opened, push_image, push_index
+
+pytestmark = pytest.mark.tools
+
+Fresh = Callable[[str], Repository]
+
+
+def test_an_image_is_pushed_and_read_by_its_tag_and_its_digest(real: str, fresh: Fresh) -> None:
+    repository = fresh(real)
+    manifest = push_image(repository, tag="latest")
+    content, blobs = image("one")
+    assert (manifest.content, manifest.digest) == (content, digest_of(content))
+    assert repository.manifest(manifest.digest) == repository.manifest("latest") == manifest
+    assert {blob.digest: repository.blob(blob, 1 << 20) for blob in manifest.children} == blobs
+    assert repository.tags() == ["latest"]
+    assert repository.has_manifest(manifest.digest)
+
+
+def test_what_is_not_there_is_absent(real: str, fresh: Fresh) -> None:
+    repository, nothing = fresh(real), f"sha256:{'0' * 64}"
+    with pytest.raises(AbsentError):
+        repository.manifest("latest")
+    assert repository.tags() == []
+    layer = push_image(repository).image().layers[0]
+    for read in (
+        lambda: repository.manifest(nothing),
+        lambda: repository.manifest("absent"),
+        lambda: repository.blob(type(layer)(media_type="x/y", digest=nothing, size=1), 10),
+    ):
+        with pytest.raises(AbsentError):
+            read()
+    assert not repository.has_manifest(nothing)
+    assert not repository.has_blob(type(layer)(media_type="x/y", digest=nothing, size=1))
+
+
+def test_a_platform_is_chosen_of_an_index(real: str, fresh: Fresh) -> None:
+    repository = fresh(real)
+    push_index(repository, "latest", amd64="one", arm64="two", arm_v7="three")
+    chosen = repository.image("latest", Platform(os="linux", architecture="arm", variant="v7"))
+    assert chosen.content == image("three")[0]
+    with pytest.raises(AbsentError, match="no image for linux/ppc64le; it has linux/amd64, linux/arm/v7, linux/arm64"):
+        repository.image("latest", Platform(os="linux", architecture="ppc64le"))
+    assert repository.image(chosen.digest, Platform(os="linux", architecture="ppc64le")) == chosen
+
+
+def test_a_blob_that_is_there_is_not_sent_again(real: str, fresh: Fresh) -> None:
+    repository = fresh(real)
+    repository.push_blob(b"content")
+    before = repository.exchange.sent
+    repository.push_blob(b"content")
+    assert repository.exchange.sent == before + 1
+
+
+def test_a_blob_is_taken_over_from_another_repository(docker_registry: str, fresh: Fresh, docker_files: Path) -> None:
+    source, target = fresh(docker_registry), fresh(docker_registry)
+    content = random.Random(5).randbytes(5_000_000)  # noqa: S311 (data, no secret)
+    blob = source.push_blob(content)
+    before = target.exchange.sent
+    assert target.push_blob(content, mount_from=source.reference.repository) == blob
+    assert target.exchange.sent == before + 2  # HEAD and POST: its bytes were not sent
+    assert target.blob(blob, 10_000_000) == content
+    assert stored_blob(docker_files, blob.digest).stat().st_size == len(content)
+
+
+def test_a_large_file_is_sent_and_read_as_a_stream(docker_registry: str, fresh: Fresh, tmp_path: Path) -> None:
+    repository, digest = fresh(docker_registry), hashlib.sha256()
+    with (tmp_path / "large").open("wb") as file:
+        for seed in range(8):
+            part = random.Random(seed).randbytes(10 << 20)  # noqa: S311 (data, no secret)
+            file.write(part)
+            digest.update(part)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    blob = repository.push_blob(tmp_path / "large")
+    with (tmp_path / "again").open("w+b") as again:
+        repository.save_blob(blob, again)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000  # KiB, of a file of 80 MiB
+    assert blob.digest == f"sha256:{digest.hexdigest()}"
+    assert (tmp_path / "again").stat().st_size == blob.size == 80 << 20
+
+
+def test_a_byte_that_flips_on_the_registrys_disk_is_found(
+    docker_registry: str, fresh: Fresh, docker_files: Path
+) -> None:
+    repository = fresh(docker_registry)
+    manifest = push_image(repository, "flipped", "latest")
+    layer = manifest.image().layers[0]
+    for digest in (layer.digest, manifest.digest):
+        content = bytearray(stored_blob(docker_files, digest).read_bytes())
+        content[100] ^= 1
+        stored_blob(docker_files, digest).write_bytes(content)
+    with pytest.raises(LyingError, match=layer.digest):
+        repository.blob(layer, 1 << 20)
+    with pytest.raises(LyingError, match=layer.digest):
+        repository.save_blob(layer, io.BytesIO())
+    for name in ("latest", manifest.digest):
+        with pytest.raises(LyingError, match=manifest.digest):
+            repository.manifest(name)
+
+
+def test_a_manifest_whose_blobs_are_missing_is_refused_with_the_registrys_code(
+    docker_registry: str, fresh: Fresh
+) -> None:
+    content = image("nothing of it is pushed")[0]
+    with pytest.raises(RefusedError) as refused:
+        fresh(docker_registry).push_manifest(content, OCI_MANIFEST, "latest")
+    assert "MANIFEST_BLOB_UNKNOWN" in refused.value.codes
+
+
+def test_many_uploads_of_one_blob_at_once_all_end_well(real: str, fresh: Fresh) -> None:
+    repository, content = fresh(real), b"the same " * 1000
+    with ThreadPoolExecutor(16) as pool:
+        blobs = list(pool.map(lambda _: opened(real, repository.reference.repository).push_blob(content), range(32)))
+    assert blobs == [blobs[0]] * 32
+    assert repository.blob(blobs[0], 1 << 20) == content
+
+
+def test_all_tags_are_listed(real: str, referrers_registry: str, fresh: Fresh) -> None:
+    """The registry with the referrers API cuts a list to the number that is asked for, and names no next page."""
+    repository = fresh(real)
+    push_image(repository, tag="t")
+    most = 1100 if real == referrers_registry else 20
+    content, names = image("one")[0], [f"t{number:04}" for number in range(most)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: repository.push_manifest(content, OCI_MANIFEST, name), names))
+    assert sorted(repository.tags()) == ["t", *names]
+
+
+def test_skopeo_copies_what_is_pushed_here(real: str, fresh: Fresh, tmp_path: Path) -> None:
+    skopeo = program("skopeo")
+    repository = fresh(real)
+    manifest = push_image(repository, tag="latest")
+    where = f"docker://{repository.reference.name}"
+    for argv in (
+        ["copy", "--src-tls-verify=false", f"{where}:latest", f"dir:{tmp_path}/there"],
+        ["copy", "--dest-tls-verify=false", f"dir:{tmp_path}/there", f"{where}:again"],
+    ):
+        policy = tmp_path / "policy.json"
+        policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
+        subprocess.run([skopeo, "--policy", str(policy), *argv], check=True, capture_output=True)
+    assert repository.manifest("again").digest == manifest.digest
