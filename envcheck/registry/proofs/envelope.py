@@ -1,0 +1,136 @@
+"""Envelopes around statements: DSSE signatures in a Sigstore bundle (v0.3), and a form of its own without a signature.
+
+A bundle has one signature and names its key by a hint, the key's id; `cosign verify-attestation --key` reads it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from envcheck.registry.proofs import strict_json
+from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.signing import PrivateKey, PublicKey
+
+BUNDLE_TYPE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
+UNSIGNED_TYPE: Final = "application/vnd.envcheck.unsigned.v1+json"
+
+
+class Opened(NamedTuple):
+    """What was in an envelope, and the id of the key that signed it; None where nobody did."""
+
+    payload: bytes
+    signer: str | None
+
+
+class _PublicKeyHint(msgspec.Struct, forbid_unknown_fields=True):
+    hint: str = ""
+
+
+class _VerificationMaterial(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    """Logs and times of Sigstore's services may be there; what counts here is the key."""
+
+    public_key: _PublicKeyHint
+    tlog_entries: list[Any] = []
+    timestamp_verification_data: dict[str, Any] | None = None
+
+
+class _Signature(msgspec.Struct, forbid_unknown_fields=True):
+    sig: str
+    keyid: str = ""
+
+
+class _DsseEnvelope(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    payload: str
+    payload_type: str
+    signatures: list[_Signature]
+
+
+class _Bundle(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    media_type: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"]
+    verification_material: _VerificationMaterial
+    dsse_envelope: _DsseEnvelope
+
+
+class _Unsigned(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    media_type: Literal["application/vnd.envcheck.unsigned.v1+json"]
+    payload_type: str
+    payload: str
+
+
+class _Form(msgspec.Struct, rename="camel"):
+    media_type: str
+
+
+def sign(payload: bytes, payload_type: str, key: PrivateKey) -> bytes:
+    """Return the payload in a Sigstore bundle; with an ed25519 key the same bytes each time."""
+    signature = key.sign(authenticated(payload, payload_type))
+    document = {
+        "mediaType": BUNDLE_TYPE,
+        "verificationMaterial": {"publicKey": {"hint": key.public.id}},
+        "dsseEnvelope": {
+            "payload": _text(payload),
+            "payloadType": payload_type,
+            "signatures": [{"sig": _text(signature)}],
+        },
+    }
+    return msgspec.json.encode(document)
+
+
+def leave_unsigned(payload: bytes, payload_type: str) -> bytes:
+    """Return the payload in the form for sites without keys. Whoever can write to the registry can make one."""
+    return msgspec.json.encode(
+        {"mediaType": UNSIGNED_TYPE, "payloadType": payload_type, "payload": _text(payload)},
+    )
+
+
+def authenticated(payload: bytes, payload_type: str) -> bytes:
+    """Return what is signed: DSSE's pre-authentication encoding of the type and the payload."""
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+
+
+def open_envelope(content: bytes, payload_type: str, keys: Sequence[PublicKey]) -> Opened | Refused:
+    """Return the payload of this type, signed by one of the keys or by nobody, or why not. It never raises."""
+    try:
+        form = strict_json.decode(content, _Form)
+        if form.media_type == UNSIGNED_TYPE:
+            unsigned = strict_json.decode(content, _Unsigned)
+            _expect_type(unsigned.payload_type, payload_type)
+            return Opened(strict_json.canonical_base64(unsigned.payload, "the payload"), None)
+        bundle = strict_json.decode(content, _Bundle)
+        return _verified(bundle, payload_type, keys)
+    except strict_json.MalformedError as error:
+        return Refused(ProofRefusal.UNKNOWN_FORMAT, str(error))
+
+
+def _verified(bundle: _Bundle, payload_type: str, keys: Sequence[PublicKey]) -> Opened | Refused:
+    envelope, hint = bundle.dsse_envelope, bundle.verification_material.public_key.hint
+    _expect_type(envelope.payload_type, payload_type)
+    if len(envelope.signatures) != 1:
+        message = f"{len(envelope.signatures)} signatures instead of one"
+        raise strict_json.MalformedError(message)
+    payload = strict_json.canonical_base64(envelope.payload, "the payload")
+    signature = strict_json.canonical_base64(envelope.signatures[0].sig, "the signature")
+    # A bundle without a hint may be by any of the keys; one with a hint is by that key or by none.
+    tried = [key for key in keys if hint in ("", key.id)]
+    signed = authenticated(payload, payload_type)
+    signer = next((key for key in tried if key.verifies(signed, signature)), None)
+    if signer is not None:
+        return Opened(payload, signer.id)
+    if hint and tried:
+        return Refused(ProofRefusal.TAMPERED, f"the signature is not that of key {hint} for this content")
+    return Refused(ProofRefusal.WRONG_KEY, f"signed by key {hint[:80] or 'without an id'}, which is not allowed here")
+
+
+def _expect_type(given: str, wanted: str) -> None:
+    if given != wanted:
+        message = f"the payload's type is {given[:100]!r}, not {wanted!r}"
+        raise strict_json.MalformedError(message)
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")

@@ -1,0 +1,218 @@
+"""The statement that a report makes about an image, or why it can make none. A failed report makes one, too."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from envcheck.checks import LEVELS, limits
+from envcheck.matrix.facts.model import Cell
+from envcheck.registry.proofs.evidence import PackedReport
+from envcheck.registry.proofs.ran_image import RemoteImage, UnprovableError, ran
+from envcheck.registry.proofs.statement import (
+    ConfigurationItem,
+    Covers,
+    Level,
+    ProofFacts,
+    ProvenImage,
+    Result,
+    Sha256,
+    SkippedCheck,
+    Statement,
+    Subject,
+    TestResult,
+    written,
+)
+from envcheck.reports.model import RunReport
+from envcheck.runner.planning.discover import discover
+from envcheck.runner.planning.repeat import rounds
+from envcheck.runner.schema import OutcomeRow
+
+_AGAIN: Final = "run `envcheck run --image REF` to its end, and publish that report"
+_HEX: Final = re.compile(r"[0-9a-f]{64}")
+_DRIVER: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
+_CAPABILITY: Final = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
+
+
+def catalogue() -> dict[str, str]:
+    """Return the level of every check that envcheck has."""
+    return {module.id: module.check.level for module in discover()}
+
+
+def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | None = None) -> Statement:
+    """Return what the report says of the image. Raises UnprovableError where it cannot be published.
+
+    `levels` are the checks by level that a proof of a level must have run, those of this envcheck if not given.
+    """
+    report = packed.report
+    ran(report, [image])
+    _refuse_unfinished(report)
+    _refuse_other_mode(report)
+    result, covers, level = _result(report), _covers(report), _level(report, catalogue() if levels is None else levels)
+    cell = _cell(report)
+    if result != "FAILED":
+        _refuse_unproven(report, covers, level, cell)
+    facts = ProofFacts(
+        tool=report.tool,
+        cell=cell,
+        target=report.promises.get("target", ""),
+        level=level if result != "FAILED" and level else _named_level(report.plan.level),
+        mode=report.mode,
+        exit_code=report.verdict.exit_code,
+        started=_time(report.started),
+        ended=_time(report.ended),
+        skipped=[SkippedCheck(id=o.id, reason=o.summary) for o in sorted(_with(report, "skip"), key=_id)],
+        image=ProvenImage(manifest=image.manifest, config=image.config),
+        covers=covers,
+        report=packed.reference,
+    )
+    predicate = TestResult(
+        result=result,
+        configuration=_configuration(report),
+        passed_tests=sorted(map(_id, _with(report, "pass"))),
+        warned_tests=sorted(map(_id, _with(report, "warn"))),
+        failed_tests=sorted(map(_id, _with(report, "fail", "error"))),
+        envcheck=facts,
+    )
+    digest = Sha256(sha256=image.manifest.removeprefix("sha256:"))
+    return Statement(subject=[Subject(name=image.repository, digest=digest)], predicate=predicate)
+
+
+def _refuse_unfinished(report: RunReport) -> None:
+    outcomes = {outcome.id: outcome for outcome in report.outcomes}
+    open_checks = [check.id for check in report.plan.checks if check.id not in outcomes]
+    if not report.ended or open_checks:
+        message = f"the report is unfinished{f': {len(open_checks)} checks were not run' if open_checks else ''}"
+        raise UnprovableError(message, fix=_AGAIN)
+    times = {rounds(outcomes[check.id]) for check in report.plan.checks}
+    if len(times) > 1 or min(times, default=1) < report.plan.repeat:
+        message = f"the soak is unfinished: its checks were run {min(times)} to {max(times)} times"
+        raise UnprovableError(message, fix=_AGAIN)
+
+
+def _refuse_other_mode(report: RunReport) -> None:
+    """Refuse a run on a CPU that is called one on GPUs: it says nothing about them."""
+    on_gpu = any(rank.get("is_cuda") for o in report.outcomes for rank in o.ranks if isinstance(rank, dict))
+    if report.mode == "cpu" and report.plan.require_gpu:
+        message = "the run required a GPU, and torch saw none: the node failed, and nothing is known of the image"
+        raise UnprovableError(message, fix="run it on a node whose GPUs torch sees")
+    if report.mode == "gpu" and not report.environment.get("device_count"):
+        message = "the report says that it ran on GPUs, and torch saw none"
+        raise UnprovableError(message, fix=_AGAIN)
+    if report.mode == "gpu" and _result(report) != "FAILED" and not on_gpu:
+        message = "the report says that it ran on GPUs, and no check measured on one"
+        raise UnprovableError(message, fix="run at least `--level quick`")
+
+
+def _refuse_unproven(report: RunReport, covers: Covers, level: Level | None, cell: str | None) -> None:
+    """Refuse a pass that would not say what of: which hardware, which torch, which level."""
+    message = ""
+    if report.mode == "unknown":
+        message = "no check ran torch, so the run proves nothing of the image"
+    elif level is None:
+        message = f"checks of level {LEVELS[0]} were left out, so the run proves no level"
+    elif cell is None:
+        message = "neither the image's labels nor torch say which cell this is"
+    elif report.mode == "gpu" and (covers.gpu is None or covers.driver is None or not covers.gpus):
+        message = "the report does not say which GPU and driver it ran on"
+    if message:
+        raise UnprovableError(message, fix="run `envcheck run --image REF --level standard` without --only and --skip")
+
+
+def _result(report: RunReport) -> Result:
+    if report.verdict.status != "pass" or _with(report, "fail", "error"):
+        return "FAILED"
+    return "WARNED" if _with(report, "warn") else "PASSED"
+
+
+def _level(report: RunReport, levels: Mapping[str, str]) -> Level | None:
+    """Return the highest level of the plan whose checks were all run, or do not apply here."""
+    done = {outcome.id for outcome in report.outcomes if not outcome.left_out}
+    missing = {level for check, level in levels.items() if check not in done}
+    missing |= {check.level for check in report.plan.checks if check.id not in done}
+    highest = None
+    for level in LEVELS[: LEVELS.index(report.plan.level) + 1]:
+        if level in missing:
+            break
+        highest = _named_level(level)
+    return highest
+
+
+def _named_level(level: str) -> Level:
+    names: dict[str, Level] = {"static": "static", "quick": "quick", "standard": "standard", "full": "full"}
+    return names[level]
+
+
+def _cell(report: RunReport) -> str | None:
+    """Return the cell that the image's labels name, else the one of its torch and Python."""
+    labelled = Cell.parse(report.promises.get("cell", ""))
+    if labelled is not None:
+        return str(labelled)
+    torch, _, variant = str(report.environment.get("torch") or "").partition("+")
+    python = "".join(str(report.environment.get("python") or "").split(".")[:2])
+    derived = Cell.parse(f"torch{torch}-{variant}-py{python}")
+    return str(derived) if derived else None
+
+
+def _covers(report: RunReport) -> Covers:
+    devices = [device for device in report.environment.get("devices") or [] if isinstance(device, dict)]
+    gpus = report.snapshot.gpus
+    on_gpu = report.mode != "cpu"
+    names = {str(device["name"]) for device in devices if device.get("name")} if on_gpu else set()
+    if on_gpu and not names:
+        names = {value for gpu in gpus if isinstance(value := gpu.signal("name").value, str)}
+    if len(names) > 1:
+        message = f"the run was on GPUs of several models: {', '.join(sorted(names))}"
+        raise UnprovableError(message, fix="run it on one model, with CUDA_VISIBLE_DEVICES")
+    driver = str(report.snapshot.signal("driver.version").value or "")
+    capability = str(devices[0].get("capability") or "") if devices else ""
+    mig = any(gpu.signal("mig_mode").value == "on" for gpu in gpus)
+    mig = mig or any(str(device.get("uuid") or "").startswith("MIG-") for device in devices)
+    return Covers(
+        gpu=next(iter(names), None),
+        cc=capability if on_gpu and _CAPABILITY.fullmatch(capability) else None,
+        gpus=len(devices) if on_gpu else 0,
+        transport=_transport(report, len(devices)),
+        driver=driver if on_gpu and _DRIVER.fullmatch(driver) else None,
+        arch=report.host.arch,
+        mig=on_gpu and mig,
+    )
+
+
+def _transport(report: RunReport, gpus: int) -> str:
+    """Return what is between the GPUs; "none" for one GPU, "host" on a CPU."""
+    if report.mode == "cpu":
+        return "host"
+    if gpus < 2:  # noqa: PLR2004 (a transport is between two)
+        return "none"
+    links = [gpu.signal("nvlinks_active").value for gpu in report.snapshot.gpus]
+    return "nvlink" if links and all(links) else "pcie"
+
+
+def _configuration(report: RunReport) -> list[ConfigurationItem]:
+    items = [("limits", hashlib.sha256(limits.FILE.read_bytes()).hexdigest())]
+    if _HEX.fullmatch(lock := report.promises.get("lock", "")):
+        items.append(("lock", lock))
+    return [ConfigurationItem(name=name, digest=Sha256(sha256=digest)) for name, digest in items]
+
+
+def _with(report: RunReport, *statuses: str) -> list[OutcomeRow]:
+    return [outcome for outcome in report.outcomes if outcome.status in statuses]
+
+
+def _id(outcome: OutcomeRow) -> str:
+    return outcome.id
+
+
+def _time(text: str) -> str:
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError:
+        moment = dt.datetime.min  # noqa: DTZ901 (refused below)
+    if moment.tzinfo is None:
+        message = f"{text[:40]!r} is not a time with a zone"
+        raise UnprovableError(message, fix=_AGAIN)
+    return written(moment)

@@ -1,0 +1,82 @@
+"""Which image of a registry a run was on: the engine's digests against the manifests that a reference names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from envcheck.errors import EnvcheckError
+from envcheck.reports.model import RunReport
+from envcheck.runner.schema import ImageFacts
+
+# A host's architecture as image manifests write it.
+_PLATFORMS: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class UnprovableError(EnvcheckError):
+    """A report that proves nothing about the image it is to be published beside (exit 1)."""
+
+    exit_code = 1
+
+
+class RemoteImage(NamedTuple):
+    """One platform's manifest in a repository; `index_digest` is that of the index it was found in.
+
+    `arch` is the config's architecture in an image's words (amd64), `diff_ids` the config's, the lowest first.
+    """
+
+    repository: str
+    manifest: str
+    config: str
+    arch: str
+    index_digest: str | None = None
+    diff_ids: tuple[str, ...] = ()
+
+
+def ran(report: RunReport, images: Sequence[RemoteImage]) -> RemoteImage:
+    """Return the image that the report is about. Raises UnprovableError where it is none of them, or open which.
+
+    The strongest evidence decides: the manifest's digest, the config's (which holds the layers and all settings), the
+    index's with the architecture, REPOSITORY@DIGEST, and the layers alone only where the engine stated neither manifest
+    nor config: an image with the same layers can have other settings.
+    """
+    target = report.target
+    if target.kind != "image":
+        message = f"the report is of a Python ({target.name}), not of an image"
+        raise UnprovableError(message, fix="run `envcheck run --image REF`")
+    facts = target.image or ImageFacts(runs_as="", program="", history=0, secrets=[])
+    here = [image for image in images if image.arch == _PLATFORMS.get(report.host.arch, report.host.arch)]
+    for fits in _evidence(facts, target.image_id):
+        found = {image.manifest: image for image in here if fits(image)}
+        if len(found) == 1:
+            return next(iter(found.values()))
+        if found:
+            message = f"the report fits {len(found)} images: {', '.join(sorted(found))}"
+            raise UnprovableError(message, fix="publish by digest: REPOSITORY@sha256:...")
+    there = ", ".join(image.manifest for image in here) or "no image for this architecture"
+    message = f"the report is about another image: {_named(facts, target.image_id)}; the registry has {there}"
+    raise UnprovableError(message, fix="push the image that was run, or run the one in the registry")
+
+
+def _evidence(facts: ImageFacts, image_id: str | None) -> list[Callable[[RemoteImage], bool]]:
+    """Return what is compared, the strongest first."""
+    pulled = {name.rpartition("@")[2] for name in facts.repository_digests}
+    compared: list[Callable[[RemoteImage], bool]] = [
+        lambda image: image.manifest in (facts.manifest_digest, image_id),
+        lambda image: image.config in (facts.config_digest, image_id),
+        lambda image: image.index_digest is not None and image.index_digest in (facts.index_digest, image_id),
+        lambda image: image.manifest in pulled or image.index_digest in pulled,
+    ]
+    if facts.config_digest is None and facts.manifest_digest is None and facts.diff_ids:
+        compared.append(lambda image: image.diff_ids == tuple(facts.diff_ids))
+    return compared
+
+
+def _named(facts: ImageFacts, image_id: str | None) -> str:
+    digests = {
+        "manifest": facts.manifest_digest,
+        "config": facts.config_digest,
+        "index": facts.index_digest,
+        "id": image_id,
+    }
+    return ", ".join(f"{name} {digest}" for name, digest in digests.items() if digest) or "no digest is stated"

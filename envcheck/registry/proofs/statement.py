@@ -1,0 +1,183 @@
+"""The statement of a proof: in-toto Statement v1 with the predicate test-result v0.1 and envcheck's own fields in it.
+
+What is unknown in the predicate is ignored, as in-toto asks of readers; what envcheck decides on is read strictly.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from envcheck.registry.proofs import strict_json
+
+PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
+PREDICATE_TYPE: Final = "https://in-toto.io/attestation/test-result/v0.1"
+_STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
+_TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
+_TIME_FORM: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
+
+Hex = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Digest = Annotated[str, msgspec.Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
+Dotted = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,6}(\.[0-9]{1,6}){1,3}\Z")]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+Level = Literal["static", "quick", "standard", "full"]
+RanOn = Literal["gpu", "cpu", "unknown"]
+Result = Literal["PASSED", "WARNED", "FAILED"]
+
+
+class Sha256(msgspec.Struct, frozen=True, kw_only=True):
+    """A digest as in-toto writes it: by its algorithm, without a prefix."""
+
+    sha256: Hex
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """What a statement is about: an image's platform manifest, and the repository it was published to."""
+
+    name: str
+    digest: Sha256
+
+
+class ConfigurationItem(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run was held to: the limits, or the lock of the image."""
+
+    name: str
+    digest: Sha256
+
+
+class SkippedCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """A check that says nothing about the image, and why."""
+
+    id: str
+    reason: str
+
+
+class ProvenImage(msgspec.Struct, frozen=True, kw_only=True):
+    """The image that ran: its platform manifest and its config."""
+
+    manifest: Digest
+    config: Digest
+
+
+class Covers(msgspec.Struct, frozen=True, kw_only=True):
+    """The hardware that the run was on. A run on a CPU has no GPU; a failed one may not have seen its GPUs."""
+
+    gpu: str | None
+    cc: Dotted | None
+    gpus: Count
+    transport: str
+    driver: Dotted | None
+    arch: str
+    mig: bool
+
+
+class ReportReference(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole report, compressed: the blob beside the statement that it is judged again from."""
+
+    digest: Digest
+    size: Count
+    redacted: bool
+
+
+class ProofFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Envcheck's own fields. `exit_code` is that of `envcheck run`: 1 a check failed, 3 undetermined.
+
+    `level` is the highest level whose checks were all run; of a failed run the level that was asked for.
+    """
+
+    schema: Literal["envcheck/proof/1"] = "envcheck/proof/1"
+    tool: str
+    cell: str | None
+    target: str
+    level: Level
+    mode: RanOn
+    exit_code: int
+    started: str
+    ended: str
+    skipped: list[SkippedCheck]
+    image: ProvenImage
+    covers: Covers
+    report: ReportReference
+
+
+class TestResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The predicate: in-toto's fields, and ours beside them. `failedTests` holds what was undetermined, too."""
+
+    result: Result
+    configuration: list[ConfigurationItem]
+    passed_tests: list[str] = msgspec.field(name="passedTests")
+    warned_tests: list[str] = msgspec.field(name="warnedTests")
+    failed_tests: list[str] = msgspec.field(name="failedTests")
+    envcheck: ProofFacts
+
+
+class Statement(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole of it."""
+
+    type: Literal["https://in-toto.io/Statement/v1"] = msgspec.field(name="_type", default=_STATEMENT_TYPE)
+    subject: list[Subject]
+    predicate_type: Literal["https://in-toto.io/attestation/test-result/v0.1"] = msgspec.field(
+        name="predicateType", default=PREDICATE_TYPE
+    )
+    predicate: TestResult
+
+    @property
+    def facts(self) -> ProofFacts:
+        """Return envcheck's own fields."""
+        return self.predicate.envcheck
+
+    @property
+    def ended(self) -> dt.datetime:
+        """Return when the run ended, which is how old the proof is."""
+        return instant(self.facts.ended)
+
+    @property
+    def passed(self) -> bool:
+        """Tell whether the run proved the image, with warnings or without."""
+        return self.predicate.result != "FAILED"
+
+
+def encode(statement: Statement) -> bytes:
+    """Return the same bytes for the same statement."""
+    return msgspec.json.encode(statement)
+
+
+def decode(payload: bytes) -> Statement:
+    """Return a statement that does not contradict itself. Raises MalformedError for anything else.
+
+    The number of subjects is not looked at: what names two images is a question of the image asked for.
+    """
+    statement = strict_json.decode(payload, Statement)
+    predicate, facts = statement.predicate, statement.facts
+    if instant(facts.started) > statement.ended:
+        message = f"it ended at {facts.ended}, before it started"
+        raise strict_json.MalformedError(message)
+    lists = [*predicate.passed_tests, *predicate.warned_tests, *predicate.failed_tests]
+    lists += [skipped.id for skipped in facts.skipped]
+    if len(set(lists)) != len(lists):
+        message = "a check has two results"
+        raise strict_json.MalformedError(message)
+    failed = bool(predicate.failed_tests) or facts.exit_code != 0
+    if statement.passed and (failed or not predicate.passed_tests or facts.mode == "unknown"):
+        message = f"it says {predicate.result}, and its checks do not"
+        raise strict_json.MalformedError(message)
+    return statement
+
+
+def instant(text: str) -> dt.datetime:
+    """Return a time as statements write it, 2026-11-22T08:00:00Z. Raises MalformedError for any other form."""
+    try:
+        if _TIME_FORM.fullmatch(text) is None:
+            raise ValueError  # noqa: TRY301 (one message for both)
+        return dt.datetime.strptime(text, _TIME).replace(tzinfo=dt.timezone.utc)
+    except ValueError as error:
+        message = f"{text[:40]!r} is not a time; it has the form 2026-11-22T08:00:00Z"
+        raise strict_json.MalformedError(message) from error
+
+
+def written(moment: dt.datetime) -> str:
+    """Return a time as statements write it."""
+    return moment.astimezone(dt.timezone.utc).strftime(_TIME)
