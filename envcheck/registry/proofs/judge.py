@@ -1,0 +1,215 @@
+"""Which proof of an image holds for a node under a policy, and why each other one does not.
+
+A proof is judged in the order of `ProofRefusal`. A newer failed run of the same image, stated by an allowed key, takes
+back an older pass if it concerns the node; one that nobody signed takes back only what nobody signed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from envcheck.checks import LEVELS
+from envcheck.errors import EnvcheckError
+from envcheck.matrix.facts.model import Matrix
+from envcheck.registry.proofs import statement as statements
+from envcheck.registry.proofs.covers import NodeFacts, as_proven, concerns, uncovered
+from envcheck.registry.proofs.envelope import open_envelope
+from envcheck.registry.proofs.evidence import unpack
+from envcheck.registry.proofs.policy import Policy
+from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.registry.proofs.statement import Statement
+from envcheck.registry.proofs.strict_json import MalformedError
+from envcheck.reports.rejudge import rejudge
+
+CLOCK_SKEW: Final = dt.timedelta(minutes=5)
+
+
+class ListedProof(NamedTuple):
+    """What a registry lists beside an image: a bundle, or why it could not be read.
+
+    `evidence` fetches the report of a digest; it is called only for a proof that holds but for today's limits. It
+    returns why where the report is not there.
+    """
+
+    digest: str
+    bundle: bytes | Refused
+    evidence: Callable[[str], bytes | Refused]
+
+
+class ProofTerms(NamedTuple):
+    """By what proofs are judged: a policy, a node (None: none is asked about), the time, and the facts of today."""
+
+    policy: Policy
+    node: NodeFacts | None
+    now: dt.datetime
+    matrix: Matrix
+
+
+class JudgedProof(NamedTuple):
+    """One proof and what became of it: it holds where `refused` is None.
+
+    `statement` is None where it could not be believed at all. `signer` is the id of its key; without one nothing is
+    proven, whatever holds.
+    """
+
+    digest: str
+    statement: Statement | None
+    signer: str | None
+    refused: Refused | None
+
+    @property
+    def proven(self) -> bool:
+        """Tell whether it holds and somebody whom the policy names signed it."""
+        return self.refused is None and self.signer is not None
+
+
+class ImageProofs(NamedTuple):
+    """The proofs of an image, the newest first, and the newest that holds; `refused` says why where none does."""
+
+    judged: list[JudgedProof]
+    chosen: JudgedProof | None
+    refused: Refused | None
+
+
+def judge_image(attached: Sequence[ListedProof], image: str, terms: ProofTerms) -> ImageProofs:
+    """Judge everything that lies beside an image's digest; the first refusal in the order of words stands for all."""
+    read = [_read(each, image, terms.policy) for each in attached]
+    fails = [each for each in read if each.statement is not None and not each.statement.passed]
+    judged = [_judge(each, fails, one.evidence, terms) for one, each in zip(attached, read, strict=True)]
+    judged.sort(key=lambda each: (_ended(each), each.digest), reverse=True)
+    chosen = next((each for each in judged if each.refused is None), None)
+    if chosen is not None:
+        return ImageProofs(judged, chosen, None)
+    if not judged:
+        return ImageProofs([], None, Refused(ProofRefusal.NO_PROOF, "nothing lies beside this image"))
+    # The one that came furthest says most.
+    order = list(ProofRefusal)
+    furthest = max((each.refused for each in judged if each.refused), key=lambda refused: order.index(refused.reason))
+    return ImageProofs(judged, None, furthest)
+
+
+def _read(attached: ListedProof, image: str, policy: Policy) -> JudgedProof:
+    """Return a statement about this image by whom the policy allows, or the refusal."""
+    if isinstance(attached.bundle, Refused):
+        return JudgedProof(attached.digest, None, None, attached.bundle)
+    opened = open_envelope(attached.bundle, statements.PAYLOAD_TYPE, policy.keys)
+    if isinstance(opened, Refused):
+        return JudgedProof(attached.digest, None, None, opened)
+    if opened.signer is None and not policy.unsigned:
+        return JudgedProof(attached.digest, None, None, Refused(ProofRefusal.UNSIGNED, "nobody signed it"))
+    try:
+        statement = statements.decode(opened.payload)
+    except MalformedError as error:
+        refused = Refused(ProofRefusal.UNKNOWN_FORMAT, str(error))
+        return JudgedProof(attached.digest, None, opened.signer, refused)
+    named = [f"sha256:{subject.digest.sha256}" for subject in statement.subject]
+    if named != [image] or statement.facts.image.manifest != image:
+        refused = Refused(ProofRefusal.WRONG_SUBJECT, f"it is about {', '.join(named[:3]) or 'no image'}, not {image}")
+        return JudgedProof(attached.digest, None, opened.signer, refused)
+    return JudgedProof(attached.digest, statement, opened.signer, None)
+
+
+def _judge(
+    proof: JudgedProof,
+    fails: Sequence[JudgedProof],
+    evidence: Callable[[str], bytes | Refused],
+    terms: ProofTerms,
+) -> JudgedProof:
+    if proof.refused is not None or proof.statement is None:
+        return proof
+    statement = proof.statement
+    refused = (
+        _by_itself(statement, terms)
+        or _elsewhere(statement, terms)
+        or _too_little(statement, terms.policy)
+        or _too_old(statement, terms)
+        or _taken_back(proof, statement, fails, terms)
+        or (_by_todays_limits(statement, evidence, terms) if terms.policy.rejudge else None)
+    )
+    return proof._replace(refused=refused)
+
+
+def _by_itself(statement: Statement, terms: ProofTerms) -> Refused | None:
+    facts, predicate = statement.facts, statement.predicate
+    if statement.ended > terms.now + CLOCK_SKEW:
+        return Refused(ProofRefusal.FROM_THE_FUTURE, f"it ended at {facts.ended}, and it is {_text(terms.now)} here")
+    if not statement.passed:
+        checks = ", ".join(predicate.failed_tests[:5]) or f"exit code {facts.exit_code}"
+        return Refused(ProofRefusal.FAILED, f"the run failed: {checks}")
+    if predicate.result == "WARNED" and terms.policy.warnings == "refuse":
+        return Refused(ProofRefusal.FAILED, f"the policy refuses warnings: {', '.join(predicate.warned_tests[:5])}")
+    if facts.mode != "gpu" and terms.policy.mode == "gpu":
+        return Refused(ProofRefusal.NOT_A_GPU_RUN, "it ran on a CPU")
+    return None
+
+
+def _elsewhere(statement: Statement, terms: ProofTerms) -> Refused | None:
+    return None if terms.node is None else uncovered(statement.facts, terms.node, terms.matrix)
+
+
+def _too_little(statement: Statement, policy: Policy) -> Refused | None:
+    level = statement.facts.level
+    if LEVELS.index(level) < LEVELS.index(policy.level):
+        return Refused(ProofRefusal.LEVEL_TOO_LOW, f"level {level}, and the policy asks for {policy.level}")
+    missing = [check for check in policy.required if check not in statement.predicate.passed_tests]
+    if missing:
+        return Refused(ProofRefusal.CHECK_MISSING, f"not among the passed checks: {', '.join(missing)}")
+    return None
+
+
+def _too_old(statement: Statement, terms: ProofTerms) -> Refused | None:
+    age = terms.now - statement.ended
+    if age <= terms.policy.max_age:
+        return None
+    allowed = terms.policy.max_age
+    return Refused(ProofRefusal.EXPIRED, f"it ended at {statement.facts.ended}, and the policy allows {allowed}")
+
+
+def _taken_back(
+    proof: JudgedProof, statement: Statement, fails: Sequence[JudgedProof], terms: ProofTerms
+) -> Refused | None:
+    """Return the newest failed run since, if it says something about the node. At the same second the fail counts."""
+    node = terms.node or as_proven(statement.facts)
+    for fail in sorted(fails, key=_ended, reverse=True):
+        if fail.statement is None or fail.statement.ended < statement.ended:
+            continue
+        facts = fail.statement.facts
+        heard = fail.signer is not None or proof.signer is None
+        if heard and facts.mode in (statement.facts.mode, "unknown") and concerns(facts, node, terms.matrix):
+            checks = ", ".join(fail.statement.predicate.failed_tests[:5])
+            why = f"a run that ended at {facts.ended} failed{f': {checks}' if checks else ''} ({fail.digest[:19]})"
+            return Refused(ProofRefusal.FAILED_SINCE, why)
+    return None
+
+
+def _by_todays_limits(
+    statement: Statement, evidence: Callable[[str], bytes | Refused], terms: ProofTerms
+) -> Refused | None:
+    reference = statement.facts.report
+    content = evidence(reference.digest)
+    if isinstance(content, Refused):
+        return content
+    if len(content) != reference.size or f"sha256:{hashlib.sha256(content).hexdigest()}" != reference.digest:
+        return Refused(ProofRefusal.TAMPERED, f"the report is not the one that was stated: {reference.digest}")
+    try:
+        again = rejudge(unpack(content), terms.matrix)
+    except MalformedError as error:
+        return Refused(ProofRefusal.UNKNOWN_FORMAT, str(error))
+    except EnvcheckError as error:
+        return Refused(ProofRefusal.STALE_LIMITS, f"cannot be judged again: {error}")
+    outcomes = {outcome.id: outcome.status for outcome in again.report.outcomes}
+    if again.report.verdict.status == "pass" and all(outcomes.get(check) == "pass" for check in terms.policy.required):
+        return None
+    changed = ", ".join(f"{check} {before} then, {after} now" for check, before, after in again.changed[:5])
+    return Refused(ProofRefusal.STALE_LIMITS, f"by today's limits: {changed or again.report.verdict.sentence}")
+
+
+def _ended(proof: JudgedProof) -> dt.datetime:
+    return proof.statement.ended if proof.statement else dt.datetime.min.replace(tzinfo=dt.timezone.utc)
+
+
+def _text(moment: dt.datetime) -> str:
+    return statements.written(moment)

@@ -1,0 +1,199 @@
+"""What a site asks of a proof: envcheck-policy.toml, or the default where there is no file."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn
+
+import msgspec
+
+from envcheck import safe_files
+from envcheck.errors import ConfigError
+from envcheck.registry.proofs.statement import Level
+from envcheck.signing import PublicKey, load_public
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+NAME: Final = "envcheck-policy.toml"
+_MOST: Final = 1 << 20  # bytes of a file
+_FIX: Final = "see docs/publish.md for all settings"
+_AGE: Final = re.compile(r"([1-9]\d{0,4})([dhm])", re.ASCII)
+_UNITS: Final = {"d": "days", "h": "hours", "m": "minutes"}
+_GPUS: Final = re.compile(r"(?P<gpu>\S(?:.*\S)?) x(?P<gpus>[1-9]\d{0,5})", re.ASCII)
+_PLACE: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+
+
+class NamedGpus(NamedTuple):
+    """GPUs that a promotion needs a proof for: "H100 x8"."""
+
+    gpu: str
+    gpus: int
+
+
+class Policy(NamedTuple):
+    """What a proof must be. `required` checks must have passed; `unsigned` takes statements that nobody signed.
+
+    `promoted_on` are the GPUs that a promotion needs a proof for each, `promoted_from` the repository it comes from,
+    `signers` how many different keys must sign it.
+    """
+
+    level: Level = "standard"
+    max_age: dt.timedelta = dt.timedelta(days=30)
+    keys: tuple[PublicKey, ...] = ()
+    required: tuple[str, ...] = ()
+    warnings: Literal["allow", "refuse"] = "allow"
+    rejudge: bool = True
+    mode: Literal["gpu", "cpu"] = "gpu"
+    unsigned: bool = False
+    promoted_on: tuple[NamedGpus, ...] = ()
+    promoted_from: str | None = None
+    signers: int = 1
+
+
+DEFAULT: Final = Policy()
+
+
+class _ProofTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    level: Level = DEFAULT.level
+    max_age: str = "30d"
+    keys: list[str] = []
+    required: list[str] = []
+    warnings: Literal["allow", "refuse"] = DEFAULT.warnings
+    rejudge: bool = DEFAULT.rejudge
+    mode: Literal["gpu", "cpu"] = DEFAULT.mode
+    unsigned: bool = DEFAULT.unsigned
+
+
+class _PromoteTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    gpus: list[str] = []
+    source: str | None = msgspec.field(name="from", default=None)
+    signers: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
+
+
+class _PolicyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    proof: _ProofTable = msgspec.field(default_factory=_ProofTable)
+    promote: _PromoteTable = msgspec.field(default_factory=_PromoteTable)
+
+
+def read(path: Path) -> Policy:
+    """Return the policy in a file; the paths of its keys begin at the file. Raises ConfigError with line and key."""
+    try:
+        text = safe_files.read_whole(path, most=_MOST).decode()
+        document = tomllib.loads(text)
+        tables = msgspec.convert(document, _PolicyFile)
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}"
+        raise ConfigError(message, fix="give a TOML file that you may read") from error
+    except UnicodeError as error:
+        message = f"{path} is not UTF-8 text"
+        raise ConfigError(message, fix=_FIX) from error
+    except RecursionError as error:
+        message = f"{path}: nested deeper than any setting"
+        raise ConfigError(message, fix="close the brackets") from error
+    except msgspec.ValidationError as error:
+        message = f"{path}{_line(text, document, str(error))}"
+        raise ConfigError(message, fix=_FIX) from error
+    except ValueError as error:  # tomllib's own, which names the line; a number of thousands of digits
+        message = f"{path}: {' '.join(str(error).split())[:200]}"
+        raise ConfigError(message, fix=_FIX) from error
+    return _policy(tables, _Place(path, text))
+
+
+class _Place:
+    """Where a setting stands, for errors."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path, self._text = path, text
+
+    def refuse(self, table: str, name: str, why: str, fix: str) -> NoReturn:
+        """Raise the error about one setting."""
+        line = _line_of(self._text, table, name)
+        message = f"{self.path}{f':{line}' if line else ''}: {table}.{name}: {why}"
+        raise ConfigError(message, fix=fix)
+
+
+def _policy(tables: _PolicyFile, place: _Place) -> Policy:
+    proof, promote = tables.proof, tables.promote
+    keys = tuple(_key(name, place) for name in proof.keys)
+    if len({key.id for key in keys}) != len(keys):
+        # Two files of one key would count as two signers.
+        place.refuse("proof", "keys", "one key is there twice", "name each key once")
+    if not keys and not proof.unsigned:
+        why = "no key, and unsigned proofs are refused: no proof would hold"
+        place.refuse("proof", "keys", why, "name public keys, or set unsigned = true")
+    if promote.signers > len(keys) > 0:
+        why = f"{promote.signers} signers, and only {len(keys)} keys"
+        place.refuse("promote", "signers", why, "name more keys in proof.keys, or ask for fewer signers")
+    empty = [name for name in proof.required if not name.strip()]
+    if empty:
+        place.refuse("proof", "required", "the name of a check is empty", "`envcheck checks` lists them")
+    return Policy(
+        level=proof.level,
+        max_age=_age(proof.max_age, place),
+        keys=keys,
+        required=tuple(proof.required),
+        warnings=proof.warnings,
+        rejudge=proof.rejudge,
+        mode=proof.mode,
+        unsigned=proof.unsigned,
+        promoted_on=tuple(_gpus(text, place) for text in promote.gpus),
+        promoted_from=promote.source,
+        signers=promote.signers,
+    )
+
+
+def _key(name: str, place: _Place) -> PublicKey:
+    try:
+        return load_public(place.path.parent / name)
+    except (ConfigError, ValueError) as error:  # ValueError: a NUL in the path
+        why = error.message if isinstance(error, ConfigError) else "not the name of a file"
+        place.refuse("proof", "keys", why, "name public keys, relative to this file")
+
+
+def _age(text: str, place: _Place) -> dt.timedelta:
+    match = _AGE.fullmatch(text)
+    if match is None:
+        place.refuse("proof", "max_age", f"{text[:40]!r} is not an age", 'write "30d", "12h" or "90m"')
+    return dt.timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+def _gpus(text: str, place: _Place) -> NamedGpus:
+    match = _GPUS.fullmatch(text)
+    if match is None:
+        place.refuse("promote", "gpus", f"{text[:60]!r} names no GPUs", 'write "H100 x8": model and count')
+    return NamedGpus(match["gpu"], int(match["gpus"]))
+
+
+def _line(text: str, document: dict[str, Any], error: str) -> str:
+    """Return ":LINE: KEY: WHY" of msgspec's error, which ends with the path of the value."""
+    match = _PLACE.search(error)
+    path = match["path"] if match else ""
+    why = error[: match.start()] if match else error
+    table, _, name = re.sub(r"\[\.*\d*\]", "", path).partition(".")
+    unknown = re.search(r"unknown field `([^`]*)`", why)
+    if unknown:
+        table, name = (table, unknown[1]) if table else (unknown[1], "")
+    line = _line_of(text, table, name) if table in document else None
+    where = ".".join(part for part in (table, name) if part)
+    return f"{f':{line}' if line else ''}: {f'{where}: ' if where else ''}{why[:1].lower()}{why[1:]}"
+
+
+def _line_of(text: str, table: str, name: str) -> int | None:
+    """Return the line of a setting, that of its table where it has none; None where it cannot be found."""
+    header, inside = None, False
+    for number, line in enumerate(text.splitlines(), 1):
+        head = re.match(r"\s*\[\s*([^\]]*?)\s*\]", line)
+        if head:
+            inside = head[1].strip("\"'") == table
+            header = number if inside and header is None else header
+        elif inside and name and re.match(rf"\s*[\"']?{re.escape(name)}[\"']?\s*[.=]", line):
+            return number
+        elif header is None and re.match(rf"\s*{re.escape(table)}\s*[.=]", line):
+            header = number
+    return header

@@ -1,0 +1,110 @@
+"""Promotions: who moved an alias to which image, signed, so that a tag alone is never believed."""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal, NamedTuple
+
+import msgspec
+
+from envcheck.registry.proofs import strict_json
+from envcheck.registry.proofs.envelope import open_envelope
+from envcheck.registry.proofs.judge import CLOCK_SKEW
+from envcheck.registry.proofs.policy import Policy
+from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.registry.proofs.statement import Digest, instant
+
+PAYLOAD_TYPE: Final = "application/vnd.envcheck.promotion.v1+json"
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+
+
+class Promotion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One person's or machine's word that an alias is to name an image. `source` is the repository it comes from.
+
+    `at` has the form of a statement's times; `proofs` are the digests of the proofs that were looked at.
+    """
+
+    schema: Literal["envcheck/promotion/1"] = "envcheck/promotion/1"
+    alias: _Name
+    source: str = msgspec.field(name="from")
+    digest: Digest
+    at: str
+    proofs: list[Digest]
+
+
+class SignedPromotion(NamedTuple):
+    """A promotion and the id of the key that signed it."""
+
+    promotion: Promotion
+    signer: str
+
+
+class InForce(NamedTuple):
+    """The image that an alias names by promotion, and who said so."""
+
+    digest: str
+    at: dt.datetime
+    signers: frozenset[str]
+
+
+def encode(promotion: Promotion) -> bytes:
+    """Return the same bytes for the same promotion."""
+    return msgspec.json.encode(promotion)
+
+
+def read(content: bytes, policy: Policy) -> SignedPromotion | Refused:
+    """Return a promotion that an allowed key signed, or why not. It never raises; without a signature there is none."""
+    opened = open_envelope(content, PAYLOAD_TYPE, policy.keys)
+    if isinstance(opened, Refused):
+        return opened
+    if opened.signer is None:
+        return Refused(ProofRefusal.UNSIGNED, "nobody signed the promotion")
+    try:
+        promotion = strict_json.decode(opened.payload, Promotion)
+        instant(promotion.at)
+    except strict_json.MalformedError as error:
+        return Refused(ProofRefusal.UNKNOWN_FORMAT, str(error))
+    return SignedPromotion(promotion, opened.signer)
+
+
+def in_force(promotions: Sequence[SignedPromotion], alias: str, signers: int) -> InForce | None:
+    """Return what the alias names: the image that so many different keys promoted last.
+
+    Keys count together when no other image was promoted between them; so nobody goes back to an old image with the
+    signatures of then.
+    """
+    current: InForce | None = None
+    heard: dict[str, set[str]] = collections.defaultdict(set)
+    mine = [each for each in promotions if each.promotion.alias == alias]
+    for each in sorted(mine, key=lambda one: (instant(one.promotion.at), one.promotion.digest, one.signer)):
+        digest = each.promotion.digest
+        heard[digest].add(each.signer)
+        if len(heard[digest]) >= signers:
+            current = InForce(digest, instant(each.promotion.at), frozenset(heard[digest]))
+            heard.clear()
+    return current
+
+
+def refuse_alias(
+    promotions: Sequence[SignedPromotion], alias: str, digest: str, policy: Policy, now: dt.datetime
+) -> Refused | None:
+    """Return why an alias that a registry resolves to `digest` is not believed; None where its promotion names it."""
+    wrong = ProofRefusal.ALIAS_NOT_PROMOTED
+    current = in_force(promotions, alias, policy.signers)
+    if current is None:
+        keys = {each.signer for each in promotions if each.promotion.alias == alias}
+        return Refused(wrong, f"nobody promoted {alias} ({len(keys)} of {policy.signers} keys)")
+    if current.at > now + CLOCK_SKEW:
+        return Refused(wrong, f"the promotion of {alias} is from the future")
+    rivals = {each.promotion.digest for each in promotions if _at_once(each, current, alias)}
+    if len(rivals) > 1:
+        return Refused(wrong, f"{alias} was promoted to {len(rivals)} images in the same second")
+    if current.digest != digest:
+        return Refused(wrong, f"{alias} was promoted to {current.digest}, and the registry says {digest}")
+    return None
+
+
+def _at_once(each: SignedPromotion, current: InForce, alias: str) -> bool:
+    return each.promotion.alias == alias and instant(each.promotion.at) == current.at

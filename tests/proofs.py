@@ -1,0 +1,132 @@
+"""Makes proofs for tests: recorded reports as if they were of one image, their statements, and envelopes around them.
+
+The reports of GPUs are those of tests/data/reports: made from documentation, and no GPU took part. What differs from
+them in a test is put in by hand.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import structs
+
+from envcheck.matrix.file.load import load as load_matrix
+from envcheck.registry.proofs import envelope, evidence, from_report
+from envcheck.registry.proofs import statement as statements
+from envcheck.registry.proofs.covers import NodeFacts
+from envcheck.registry.proofs.judge import ImageProofs, ListedProof, ProofTerms, judge_image
+from envcheck.registry.proofs.policy import Policy
+from envcheck.registry.proofs.ran_image import RemoteImage
+from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.registry.proofs.statement import Statement
+from envcheck.reports.model import RunReport, load
+from envcheck.runner.schema import ImageFacts, TargetFacts
+from envcheck.signing import PrivateKey, load_private, new_key
+
+REPORTS: Final = Path(__file__).parent / "data/reports"
+MANIFEST: Final = f"sha256:{'a' * 64}"
+OTHER: Final = f"sha256:{'b' * 64}"
+CONFIG: Final = f"sha256:{'c' * 64}"
+IMAGE: Final = RemoteImage("registry.example/envcheck/torch", MANIFEST, CONFIG, "amd64")
+# When the recorded runs ended, and an hour later.
+NOW: Final = dt.datetime(2026, 11, 21, 10, 2, tzinfo=dt.timezone.utc)
+H100: Final = "NVIDIA H100 80GB HBM3"
+NODE: Final = NodeFacts((H100,), 8, "570.124.06", "x86_64")
+H200: Final = NodeFacts(("NVIDIA H200",), 1, "570.124.06", "x86_64")
+
+
+def key(folder: Path, name: str = "key") -> PrivateKey:
+    """Return a new key."""
+    new_key(folder / name)
+    return load_private(folder / name)
+
+
+def facts(**digests: Any) -> ImageFacts:
+    """Return what an engine says of an image."""
+    return ImageFacts(**{"runs_as": "", "program": "", "history": 1, "secrets": [], **digests})
+
+
+@functools.cache
+def recorded(name: str) -> RunReport:
+    """Return a report of tests/data/reports."""
+    return load(REPORTS / f"{name}.json")
+
+
+def report(name: str = "h200x1", **changes: Any) -> RunReport:
+    """Return a recorded report as if it were of IMAGE: "h200x1", "h100x8-slow-gpu" (which fails) or "cpu"."""
+    target = TargetFacts(
+        kind="image",
+        name="registry.example/envcheck/torch:1",
+        chosen="--image",
+        image_id=MANIFEST,
+        image=facts(manifest_digest=MANIFEST),
+    )
+    return structs.replace(recorded(name), **{"target": target, **changes})
+
+
+@functools.cache
+def packed(name: str = "h200x1") -> evidence.PackedReport:
+    """Return the evidence of a recorded report."""
+    return evidence.pack(report(name))
+
+
+def stated(name: str = "h200x1", **changes: Any) -> Statement:
+    """Return the statement of a recorded report; `changes` are fields of its facts, covers or predicate."""
+    statement = from_report.state(packed(name), IMAGE, {})
+    facts_, predicate = statement.facts, statement.predicate
+    for where, value in changes.items():
+        if where in statements.Covers.__struct_fields__:
+            facts_ = structs.replace(facts_, covers=structs.replace(facts_.covers, **{where: value}))
+        elif where in statements.ProofFacts.__struct_fields__:
+            facts_ = structs.replace(facts_, **{where: value})
+        elif where in statements.TestResult.__struct_fields__:
+            predicate = structs.replace(predicate, **{where: value})
+        else:
+            statement = structs.replace(statement, **{where: value})
+    return structs.replace(statement, predicate=structs.replace(predicate, envcheck=facts_))
+
+
+def h100x8(**changes: Any) -> Statement:
+    """Return a pass on eight H100, made of the pass on one H200."""
+    return stated(**{"gpu": H100, "gpus": 8, "transport": "nvlink", **changes})
+
+
+def failed(statement: Statement, **changes: Any) -> Statement:
+    """Return the same run as one whose check matmul failed."""
+    predicate = statement.predicate
+    passed = [check for check in predicate.passed_tests if check != "matmul"]
+    facts_ = structs.replace(predicate.envcheck, exit_code=1, **changes)
+    predicate = structs.replace(
+        predicate, result="FAILED", passed_tests=passed, failed_tests=["matmul"], envcheck=facts_
+    )
+    return structs.replace(statement, predicate=predicate)
+
+
+def bundle(statement: Statement, by: PrivateKey | None) -> bytes:
+    """Return the statement in a bundle, or unsigned."""
+    payload = statements.encode(statement)
+    if by is None:
+        return envelope.leave_unsigned(payload, statements.PAYLOAD_TYPE)
+    return envelope.sign(payload, statements.PAYLOAD_TYPE, by)
+
+
+def attached(content: bytes | Statement, by: PrivateKey | None = None, *, name: str = "h200x1") -> ListedProof:
+    """Return what a registry lists: these bytes, or the statement signed, with the evidence of a recorded report."""
+    shown = content if isinstance(content, bytes) else bundle(content, by)
+
+    def fetch(digest: str) -> bytes | Refused:
+        known = packed(name)
+        gone = Refused(ProofRefusal.DANGLING, "the report is gone")
+        return known.content if digest == known.reference.digest else gone
+
+    return ListedProof(f"sha256:{len(shown):064x}", shown, fetch)
+
+
+def judged(
+    *lying: ListedProof, policy: Policy, node: NodeFacts | None = NODE, now: dt.datetime = NOW, image: str = MANIFEST
+) -> ImageProofs:
+    """Return what becomes of these proofs of IMAGE."""
+    return judge_image(lying, image, ProofTerms(policy, node, now, load_matrix()))

@@ -1,0 +1,125 @@
+"""Which node a proof covers: each axis on both sides, and the resolver of today in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from envcheck.matrix.file.load import load
+from envcheck.node.snapshot import Snapshot
+from envcheck.registry.proofs.covers import NodeFacts, as_proven, concerns, node_of, uncovered
+from tests import proofs
+from tests.builders import machine
+
+H100 = proofs.H100
+
+
+def word(node: NodeFacts, **changes: Any) -> str | None:
+    refused = uncovered(proofs.h100x8(**changes).facts, node, load())
+    return refused.reason.value if refused else None
+
+
+@pytest.mark.parametrize(
+    ("node", "refusal"),
+    [
+        (proofs.NODE, None),
+        (proofs.NODE._replace(models=("H100",)), None),
+        (proofs.NODE._replace(models=("NVIDIA H100 PCIe",)), None),  # one model of the matrix
+        (proofs.NODE._replace(models=("NVIDIA H200",)), "wrong-gpu"),
+        (proofs.NODE._replace(models=("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB")), "wrong-gpu"),
+        (proofs.NODE._replace(models=("?",)), "wrong-gpu"),
+        (proofs.NODE._replace(models=(), gpus=0), "wrong-gpu"),
+        (proofs.NODE._replace(mig=True), "wrong-gpu"),
+        (proofs.NODE._replace(gpus=1), None),
+        (proofs.NODE._replace(gpus=9), "too-few-gpus"),
+        (proofs.NODE._replace(driver="570.124.05"), "driver-too-old"),
+        (proofs.NODE._replace(driver="570.26"), "driver-too-old"),  # per field: 26 < 124
+        (proofs.NODE._replace(driver="570.124.07"), None),
+        (proofs.NODE._replace(driver="580.65.06"), None),
+        (proofs.NODE._replace(driver=""), "driver-unsupported"),
+        (proofs.NODE._replace(driver="new"), "driver-unsupported"),
+        (proofs.NODE._replace(driver=None), None),
+        (proofs.NODE._replace(arch="aarch64"), "wrong-arch"),
+        (proofs.NODE._replace(arch=""), "wrong-arch"),
+        (proofs.NODE._replace(arch=None), None),
+    ],
+)
+def test_each_axis_is_held_against_the_node(node: NodeFacts, refusal: str | None) -> None:
+    assert word(node) == refusal
+
+
+def test_a_model_that_the_matrix_lacks_is_compared_by_the_letter() -> None:
+    node = proofs.NODE._replace(models=("NVIDIA Made-Up 9000",))
+    assert word(node, gpu="NVIDIA Made-Up 9000") is None
+    assert word(node, gpu="NVIDIA Made-Up 9001") == "wrong-gpu"
+
+
+def test_a_proof_with_mig_covers_a_node_with_mig() -> None:
+    assert word(proofs.NODE._replace(mig=True), mig=True) is None
+    assert word(proofs.NODE, mig=True) == "wrong-gpu"
+
+
+def test_the_resolver_of_today_must_still_say_yes() -> None:
+    """R590 no longer drives Volta, whatever was proven on an older driver."""
+    v100 = proofs.NODE._replace(models=("Tesla V100-SXM2-32GB",), gpus=1)
+    old = {"gpu": "Tesla V100-SXM2-32GB", "cc": "7.0", "cell": "torch2.8.0-cu126-py312", "driver": "570.124.06"}
+    assert word(v100, **old) is None
+    assert word(v100._replace(driver="590.44.01"), **old) == "driver-unsupported"
+    assert word(proofs.NODE, cell="torch2.8.0-cu999-py312") == "driver-unsupported"
+    assert word(proofs.NODE, cell=None) == "driver-unsupported"
+    assert word(proofs.NODE, cell="torch0.1.0-cu128-py312") == "driver-unsupported"
+
+
+def test_forward_compatibility_is_proven_for_its_branch_alone() -> None:
+    """CUDA 13 on R570 needs cuda-compat; on R580 it needs none."""
+    forward = {"cell": "torch2.14.1-cu130-py312", "driver": "570.124.06"}
+    assert word(proofs.NODE, **forward) is None
+    assert word(proofs.NODE._replace(driver="570.172.08"), **forward) is None
+    assert word(proofs.NODE._replace(driver="580.65.06"), **forward) == "driver-unsupported"
+    native = {**forward, "driver": "580.65.06"}
+    assert word(proofs.NODE._replace(driver="580.65.06"), **native) is None
+    assert word(proofs.NODE._replace(driver="570.124.06"), **native) == "driver-too-old"
+
+
+def test_a_run_on_a_cpu_covers_its_architecture() -> None:
+    facts = proofs.stated("cpu").facts
+    assert uncovered(facts, NodeFacts(arch="x86_64"), load()) is None
+    assert uncovered(facts, proofs.NODE, load()) is None
+    refused = uncovered(facts, NodeFacts(arch="aarch64"), load())
+    assert refused is not None
+    assert refused.reason.value == "wrong-arch"
+
+
+def test_the_node_is_read_off_its_snapshot() -> None:
+    assert node_of(machine("h100x8")) == proofs.NODE._replace(driver=machine("h100x8").signal("driver.version").value)
+    assert node_of(machine("mig")).mig
+    assert len(node_of(machine("mixed")).models) == 2
+    assert node_of(machine("cpu")).gpus == 0
+    assert node_of(Snapshot()) == NodeFacts((), 0, "", "", mig=False)
+    assert node_of(proofs.recorded("h200x1").snapshot) == proofs.H200
+    assert as_proven(proofs.stated().facts) == proofs.H200
+
+
+@pytest.mark.parametrize(
+    ("node", "changes", "does"),
+    [
+        (proofs.NODE, {}, True),
+        (proofs.NODE, {"gpus": 1}, True),
+        (proofs.NODE._replace(gpus=1), {}, True),
+        (proofs.NODE._replace(driver="570.124.05"), {}, False),
+        (proofs.NODE._replace(driver="580.65.06"), {}, True),
+        (proofs.NODE._replace(driver=None), {}, True),
+        (proofs.NODE._replace(driver="new"), {}, True),
+        (proofs.NODE, {"driver": None}, True),
+        (proofs.NODE, {"gpu": None}, True),
+        (proofs.NODE, {"mode": "unknown", "gpu": None, "gpus": 0}, True),
+        (proofs.NODE._replace(models=("NVIDIA H200",)), {}, False),
+        (proofs.NODE._replace(mig=True), {}, False),
+        (proofs.NODE._replace(arch="aarch64"), {}, False),
+    ],
+)
+def test_a_failed_run_concerns_the_same_gpus_on_its_driver_or_a_newer_one(
+    node: NodeFacts, changes: dict[str, Any], does: object
+) -> None:
+    assert concerns(proofs.h100x8(**changes).facts, node, load()) is does

@@ -1,0 +1,280 @@
+"""What a report states of an image: as in-toto writes results, without names, and never more than was run."""
+
+from __future__ import annotations
+
+import datetime as dt
+import gzip
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import structs
+
+from envcheck.checks import limits
+from envcheck.registry.proofs import evidence, from_report
+from envcheck.registry.proofs import statement as statements
+from envcheck.registry.proofs.ran_image import UnprovableError
+from envcheck.registry.proofs.statement import Statement
+from envcheck.registry.proofs.strict_json import MalformedError
+from envcheck.reports.model import RunReport
+from envcheck.runner.schema import Spread
+from tests import proofs
+from tests.builders import row
+
+
+def state(report: RunReport, levels: dict[str, str] | None = None) -> Statement:
+    return from_report.state(evidence.pack(report, plain_names=True), proofs.IMAGE, levels or {})
+
+
+def refusal(report: RunReport, levels: dict[str, str] | None = None) -> str:
+    with pytest.raises(UnprovableError) as refused:
+        state(report, levels)
+    assert refused.value.exit_code == 1
+    return refused.value.message
+
+
+def test_a_run_on_a_gpu_is_stated_as_the_contract_shows() -> None:
+    packed = proofs.packed()
+    document = json.loads(statements.encode(proofs.stated()))
+    assert document["_type"] == "https://in-toto.io/Statement/v1"
+    assert document["subject"] == [{"name": "registry.example/envcheck/torch", "digest": {"sha256": "a" * 64}}]
+    assert document["predicateType"] == "https://in-toto.io/attestation/test-result/v0.1"
+    predicate = document["predicate"]
+    assert (predicate["result"], predicate["warnedTests"], predicate["failedTests"]) == (
+        "WARNED",
+        ["driver-branch"],
+        [],
+    )
+    assert "matmul" in predicate["passedTests"]
+    assert predicate["passedTests"] == sorted(predicate["passedTests"])
+    digest = hashlib.sha256(limits.FILE.read_bytes()).hexdigest()
+    assert predicate["configuration"] == [{"name": "limits", "digest": {"sha256": digest}}]
+    ours = predicate["envcheck"]
+    assert ours.pop("skipped")[0] == {"id": "all-reduce", "reason": "needs 2 ranks, found 1"}
+    assert ours == {
+        "schema": "envcheck/proof/1",
+        "tool": "0.1.0",
+        "cell": "torch2.8.0-cu128-py312",
+        "target": "",
+        "level": "full",
+        "mode": "gpu",
+        "exit_code": 0,
+        "started": "2026-11-21T09:00:00Z",
+        "ended": "2026-11-21T09:02:00Z",
+        "image": {"manifest": proofs.MANIFEST, "config": proofs.CONFIG},
+        "covers": {
+            "gpu": "NVIDIA H200",
+            "cc": "9.0",
+            "gpus": 1,
+            "transport": "none",
+            "driver": "570.124.06",
+            "arch": "x86_64",
+            "mig": False,
+        },
+        "report": {"digest": packed.reference.digest, "size": len(packed.content), "redacted": True},
+    }
+
+
+def test_the_bytes_are_the_same_each_time() -> None:
+    again = evidence.pack(proofs.report())
+    assert again.content == proofs.packed().content
+    assert statements.encode(from_report.state(again, proofs.IMAGE, {})) == statements.encode(proofs.stated())
+
+
+def test_what_is_written_is_read() -> None:
+    for name in ("h200x1", "h100x8-slow-gpu", "cpu"):
+        assert statements.decode(statements.encode(proofs.stated(name))) == proofs.stated(name)
+
+
+def test_a_failed_run_on_eight_gpus_is_stated_too() -> None:
+    statement = proofs.stated("h100x8-slow-gpu")
+    assert (statement.predicate.result, statement.facts.exit_code) == ("FAILED", 1)
+    assert statement.predicate.failed_tests == ["gemm-throughput", "straggler", "throttle"]
+    covers = statement.facts.covers
+    assert (covers.gpu, covers.gpus, covers.transport, statement.facts.level) == (proofs.H100, 8, "nvlink", "full")
+
+
+def test_a_run_on_a_cpu_says_so_and_names_the_lock() -> None:
+    statement = proofs.stated("cpu")
+    covers = statement.facts.covers
+    assert (statement.facts.mode, statement.facts.cell) == ("cpu", "torch2.13.0-cpu-py311")
+    assert (covers.gpu, covers.gpus, covers.driver, covers.transport) == (None, 0, None, "host")
+    lock = proofs.recorded("cpu").promises["lock"]
+    assert statement.predicate.configuration[1].name == "lock"
+    assert statement.predicate.configuration[1].digest.sha256 == lock
+
+
+def test_what_was_undetermined_is_among_the_failed() -> None:
+    report = proofs.report()
+    outcomes = [structs.replace(o, status="error") if o.id == "matmul" else o for o in report.outcomes]
+    verdict = structs.replace(report.verdict, status="error", exit_code=3)
+    statement = state(structs.replace(report, outcomes=outcomes, verdict=verdict))
+    assert (statement.predicate.result, statement.facts.exit_code) == ("FAILED", 3)
+    assert statement.predicate.failed_tests == ["matmul"]
+
+
+def test_names_are_pseudonyms_unless_asked_for() -> None:
+    report = proofs.report()
+    host = structs.replace(report.host, name="gpu-host-17.secret.example")
+    outcomes = [
+        structs.replace(o, summary="gpu-host-17.secret.example has no port") if o.id == "nvlink" else o
+        for o in report.outcomes
+    ]
+    report = structs.replace(report, host=host, outcomes=outcomes)
+    hidden, plain = evidence.pack(report), evidence.pack(report, plain_names=True)
+    for packed, redacted in ((hidden, True), (plain, False)):
+        statement = statements.encode(from_report.state(packed, proofs.IMAGE, {}))
+        assert (b"gpu-host-17" in statement) is not redacted
+        assert (evidence.unpack(packed.content).host.name != host.name) is redacted
+        assert packed.reference.redacted is redacted
+    assert evidence.unpack(plain.content) == report
+
+
+def test_what_is_not_over_is_refused() -> None:
+    report = proofs.report()
+    assert "unfinished" in refusal(structs.replace(report, ended=""))
+    assert "1 checks were not run" in refusal(structs.replace(report, outcomes=report.outcomes[1:]))
+
+
+def test_a_soak_that_was_cut_short_is_refused() -> None:
+    report = proofs.report()
+    plan = structs.replace(report.plan, repeat=2)
+    twice = [structs.replace(o, spread=Spread(rounds=2, statuses={}, told_in=1)) for o in report.outcomes]
+    assert state(structs.replace(report, plan=plan, outcomes=twice)).passed
+    partly = [*twice[:-1], report.outcomes[-1]]
+    assert "soak is unfinished: its checks were run 1 to 2 times" in refusal(
+        structs.replace(report, plan=plan, outcomes=partly)
+    )
+    assert "soak is unfinished" in refusal(structs.replace(report, plan=plan))
+
+
+def test_a_run_on_a_cpu_is_not_called_one_on_gpus() -> None:
+    cpu, gpu = proofs.report("cpu"), proofs.report()
+    assert "torch saw none: the node failed" in refusal(
+        structs.replace(cpu, plan=structs.replace(cpu.plan, require_gpu=True))
+    )
+    assert "torch saw none" in refusal(structs.replace(cpu, mode="gpu"))
+    claimed = structs.replace(cpu, mode="gpu", environment={**cpu.environment, "device_count": 1})
+    assert "no check measured on one" in refusal(claimed)
+    blind = [structs.replace(o, ranks=[]) for o in gpu.outcomes]
+    assert "no check measured on one" in refusal(structs.replace(gpu, outcomes=blind))
+
+
+def test_a_pass_says_of_what() -> None:
+    report = proofs.report()
+    nameless = structs.replace(report, promises={}, environment={**report.environment, "torch": "2.8.0a0+git"})
+    assert "which cell" in refusal(nameless)
+    unlabelled = structs.replace(report, promises={})
+    assert state(unlabelled).facts.cell == "torch2.8.0-cu128-py312"
+    unread = {k: v for k, v in report.snapshot.signals.items() if k != "driver.version"}
+    undriven = structs.replace(report, snapshot=type(report.snapshot)("", unread, report.snapshot.gpus))
+    assert "which GPU and driver" in refusal(undriven)
+    assert "no check ran torch" in refusal(structs.replace(report, mode="unknown"))
+    mixed = [*report.environment["devices"], {"name": proofs.H100}]
+    assert "several models" in refusal(structs.replace(report, environment={**report.environment, "devices": mixed}))
+
+
+@pytest.mark.parametrize(
+    ("missing", "level"), [({}, "full"), ({"new": "full"}, "standard"), ({"new": "standard"}, "quick")]
+)
+def test_a_level_is_proven_when_all_its_checks_were_run(missing: dict[str, str], level: str) -> None:
+    assert state(proofs.report(), missing).facts.level == level
+
+
+def test_a_check_that_was_left_out_lowers_the_level() -> None:
+    report = proofs.report()
+    outcomes = [
+        structs.replace(o, status="skip", left_out=True) if o.id == "fingerprint" else o for o in report.outcomes
+    ]
+    assert state(structs.replace(report, outcomes=outcomes)).facts.level == "standard"
+    assert "the run proves no level" in refusal(report, {"new": "static"})
+
+
+def test_by_default_the_checks_of_today_make_a_level() -> None:
+    assert set(from_report.catalogue()) >= {"matmul", "all-reduce"}
+    with pytest.raises(UnprovableError, match="proves no level"):
+        from_report.state(proofs.packed(), proofs.IMAGE)
+    report = proofs.report()
+    new = [row(check, "skip") for check in from_report.catalogue() if check not in {o.id for o in report.outcomes}]
+    whole = evidence.pack(structs.replace(report, outcomes=[*report.outcomes, *new]), plain_names=True)
+    assert new
+    assert from_report.state(whole, proofs.IMAGE).facts.level == "full"
+
+
+@pytest.mark.parametrize("ended", ["2026-11-21T09:02:00", "yesterday"])
+def test_a_time_without_a_zone_is_refused(ended: str) -> None:
+    assert "not a time with a zone" in refusal(proofs.report(ended=ended))
+
+
+def changed(**changes: Any) -> bytes:
+    """Return a statement of which one field of the predicate's envcheck part differs."""
+    document = json.loads(statements.encode(proofs.stated()))
+    for path, value in changes.items():
+        *where, last = path.split("__")
+        inner = document
+        for step in where:
+            inner = inner[step]
+        inner[last] = value
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        changed(predicate__envcheck__ended="2026-11-21T09:02:00+00:00"),
+        changed(predicate__envcheck__ended="2026-02-31T09:02:00Z"),
+        changed(predicate__envcheck__ended="2026-11-21T08:02:00Z"),
+        changed(predicate__envcheck__covers__driver="570"),
+        changed(predicate__envcheck__covers__driver="570.٣"),
+        changed(predicate__envcheck__covers__gpus=-1),
+        changed(predicate__envcheck__covers__gpus=True),
+        changed(predicate__envcheck__level="most"),
+        changed(predicate__envcheck__schema="envcheck/proof/2"),
+        changed(predicate__envcheck__image__manifest="sha256:A"),
+        changed(predicate__failedTests=["matmul"]),
+        changed(predicate__failedTests=["made-up"]),
+        changed(predicate__passedTests=[]),
+        changed(predicate__envcheck__exit_code=1),
+        changed(predicate__envcheck__mode="unknown"),
+        changed(predicate__result="GREAT"),
+        changed(predicateType="https://example.com/other"),
+        changed(_type="https://in-toto.io/Statement/v0.1"),
+    ],
+)
+def test_a_statement_that_is_malformed_or_contradicts_itself_is_refused(content: bytes) -> None:
+    with pytest.raises(MalformedError):
+        statements.decode(content)
+
+
+def test_fields_that_are_unknown_are_ignored() -> None:
+    assert statements.decode(changed(predicate__url="https://example.com")) == proofs.stated()
+
+
+def test_evidence_is_bounded_and_a_report() -> None:
+    bomb = gzip.compress(bytes(65 << 20), mtime=0)
+    assert len(bomb) < 100_000
+    for content, why in (
+        (bomb, "larger than 64 MiB"),
+        (b"", "cannot be read"),
+        (b"{}", "not gzip"),
+        (gzip.compress(b"{}"), "cannot be read"),
+        (proofs.packed().content[:-9], "not gzip"),
+        (gzip.compress(b"[" * 100_000), "cannot be read"),
+    ):
+        with pytest.raises(MalformedError, match=why):
+            evidence.unpack(content)
+
+
+def test_times_are_written_in_utc() -> None:
+    zone = dt.timezone(dt.timedelta(hours=2))
+    assert statements.written(dt.datetime(2026, 1, 2, 3, tzinfo=zone)) == "2026-01-02T01:00:00Z"
+
+
+def test_the_statement_stays_small() -> None:
+    """A bundle is fetched for each proof of each image that is looked at."""
+    assert max(len(statements.encode(proofs.stated(name))) for name in ("h200x1", "h100x8-slow-gpu", "cpu")) < 16_000
+    assert msgspec.json.decode(statements.encode(proofs.stated()))
+    assert Path(proofs.REPORTS / "h200x1.json").stat().st_size > 5 * len(proofs.packed().content)

@@ -1,0 +1,359 @@
+"""Which proof holds: every refusal, both sides of every limit, and what a newer failure takes back."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+from msgspec import structs
+
+from envcheck.node.snapshot import Signal
+from envcheck.registry.proofs import envelope, evidence, from_report
+from envcheck.registry.proofs import statement as statements
+from envcheck.registry.proofs.covers import NodeFacts
+from envcheck.registry.proofs.judge import ListedProof
+from envcheck.registry.proofs.policy import DEFAULT, Policy
+from envcheck.registry.proofs.promotion import refuse_alias
+from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.registry.proofs.statement import Sha256, Statement, Subject
+from envcheck.signing import PrivateKey
+from tests import proofs
+
+MINUTE: Final = dt.timedelta(minutes=1)
+ENDED: Final = proofs.NOW - 60 * MINUTE
+
+
+@pytest.fixture
+def policy(key: PrivateKey) -> Policy:
+    """Return the default policy with a key."""
+    return DEFAULT._replace(keys=(key.public,))
+
+
+def at(moment: dt.datetime) -> dict[str, str]:
+    return {"started": statements.written(moment - MINUTE), "ended": statements.written(moment)}
+
+
+def word(*lying: ListedProof, policy: Policy, **how: Any) -> str | None:
+    """Return the refusal of the image, None where a proof of it holds."""
+    result = proofs.judged(*lying, policy=policy, **how)
+    assert (result.chosen is None) == (result.refused is not None)
+    return result.refused.reason.value if result.refused else None
+
+
+def subjects(*digests: str) -> list[Subject]:
+    return [Subject(name="x", digest=Sha256(sha256=digest.removeprefix("sha256:"))) for digest in digests]
+
+
+def of_another_payload(statement: Statement, key: PrivateKey) -> bytes:
+    """Return a bundle whose payload was changed after it was signed."""
+    text = proofs.bundle(statement, key)
+    other = envelope.sign(statements.encode(proofs.stated(tool="9")), statements.PAYLOAD_TYPE, key)
+    payload = re.search(rb'"payload":"[^"]*"', other)
+    assert payload is not None
+    return re.sub(rb'"payload":"[^"]*"', payload[0], text)
+
+
+def unfetched(refused: ProofRefusal) -> ListedProof:
+    return ListedProof("sha256:0", Refused(refused, "the registry said so"), lambda _: b"")
+
+
+# What lies beside the image, by the refusal it must end in; the policy and node are the default's otherwise.
+REFUSED: Final[dict[ProofRefusal, Callable[[PrivateKey, PrivateKey], list[ListedProof]]]] = {
+    ProofRefusal.NO_PROOF: lambda _k, _o: [],
+    ProofRefusal.DANGLING: lambda _k, _o: [unfetched(ProofRefusal.DANGLING)],
+    ProofRefusal.TAMPERED: lambda k, _o: [proofs.attached(of_another_payload(proofs.stated(), k))],
+    ProofRefusal.UNKNOWN_FORMAT: lambda _k, _o: [proofs.attached(b"{}")],
+    ProofRefusal.UNSIGNED: lambda _k, _o: [proofs.attached(proofs.stated())],
+    ProofRefusal.WRONG_KEY: lambda _k, o: [proofs.attached(proofs.stated(), o)],
+    ProofRefusal.WRONG_SUBJECT: lambda k, _o: [proofs.attached(proofs.stated(subject=subjects(proofs.OTHER)), k)],
+    ProofRefusal.FROM_THE_FUTURE: lambda k, _o: [
+        proofs.attached(proofs.stated(**at(proofs.NOW + dt.timedelta(days=1))), k)
+    ],
+    ProofRefusal.FAILED: lambda k, _o: [proofs.attached(proofs.failed(proofs.stated()), k)],
+    ProofRefusal.NOT_A_GPU_RUN: lambda k, _o: [proofs.attached(proofs.stated("cpu", **at(ENDED)), k)],
+    ProofRefusal.WRONG_ARCH: lambda k, _o: [proofs.attached(proofs.stated(arch="aarch64"), k)],
+    ProofRefusal.WRONG_GPU: lambda k, _o: [proofs.attached(proofs.stated(gpu=proofs.H100), k)],
+    ProofRefusal.TOO_FEW_GPUS: lambda k, _o: [proofs.attached(proofs.stated(gpus=0), k)],
+    ProofRefusal.DRIVER_TOO_OLD: lambda k, _o: [proofs.attached(proofs.stated(driver="580.65.06"), k)],
+    ProofRefusal.DRIVER_UNSUPPORTED: lambda k, _o: [proofs.attached(proofs.stated(cell="torch2.8.0-cu129-py399"), k)],
+    ProofRefusal.LEVEL_TOO_LOW: lambda k, _o: [proofs.attached(proofs.stated(level="quick"), k)],
+    ProofRefusal.CHECK_MISSING: lambda k, _o: [
+        proofs.attached(proofs.stated(passed_tests=["amp"], warned_tests=["matmul"]), k)
+    ],
+    ProofRefusal.EXPIRED: lambda k, _o: [proofs.attached(proofs.stated(**at(proofs.NOW - dt.timedelta(days=31))), k)],
+    ProofRefusal.FAILED_SINCE: lambda k, _o: [
+        proofs.attached(proofs.stated(), k),
+        proofs.attached(proofs.failed(proofs.stated(), **at(ENDED + MINUTE)), k),
+    ],
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSED, ids=lambda refusal: refusal.value)
+def test_every_refusal_has_its_word(
+    refusal: ProofRefusal, policy: Policy, key: PrivateKey, other_key: PrivateKey
+) -> None:
+    lying = REFUSED[refusal](key, other_key)
+    assert word(*lying, policy=policy._replace(required=("matmul",)), node=proofs.H200) == refusal.value
+    if lying:
+        sound = proofs.attached(proofs.stated(), key)
+        whole = word(sound, policy=policy._replace(required=("matmul",)), node=proofs.H200)
+        assert whole is None
+
+
+def test_no_refusal_is_left_out_of_the_tests(policy: Policy) -> None:
+    """The two others: an alias is asked about in refuse_alias, and today's limits below."""
+    refused = refuse_alias([], "latest", proofs.MANIFEST, policy, proofs.NOW)
+    assert refused is not None
+    tested = {*REFUSED, refused.reason, ProofRefusal.STALE_LIMITS}
+    assert tested == set(ProofRefusal)
+    assert len(tested) == 21
+
+
+def test_a_proof_holds_and_says_who_signed_it(policy: Policy, key: PrivateKey, ecdsa_key: PrivateKey) -> None:
+    allowed = policy._replace(keys=(key.public, ecdsa_key.public))
+    for by in (key, ecdsa_key):
+        result = proofs.judged(proofs.attached(proofs.stated(), by), policy=allowed, node=proofs.H200)
+        assert result.chosen is not None
+        assert result.chosen.proven
+        assert result.chosen.signer == by.public.id
+
+
+def test_what_nobody_signed_may_hold_and_is_never_proven(policy: Policy) -> None:
+    result = proofs.judged(proofs.attached(proofs.stated()), policy=policy._replace(unsigned=True), node=proofs.H200)
+    assert result.chosen is not None
+    assert not result.chosen.proven
+
+
+def test_a_run_on_a_cpu_holds_where_the_policy_says_so(policy: Policy, key: PrivateKey) -> None:
+    proof = proofs.attached(proofs.stated("cpu"), key, name="cpu")
+    now = statements.instant(proofs.stated("cpu").facts.ended) + MINUTE
+    allowed = policy._replace(mode="cpu")
+    assert word(proof, policy=allowed, node=NodeFacts(arch="x86_64"), now=now) is None
+    assert word(proof, policy=policy, node=NodeFacts(arch="x86_64"), now=now) == "not-a-gpu-run"
+    gpu = proofs.attached(proofs.stated(), key)
+    assert word(gpu, policy=allowed, node=proofs.H200) is None
+    assert word(gpu, policy=allowed, node=NodeFacts(arch="x86_64")) == "wrong-gpu"
+
+
+def test_two_subjects_are_none(policy: Policy, key: PrivateKey) -> None:
+    for named in (subjects(proofs.MANIFEST, proofs.OTHER), subjects(proofs.MANIFEST, proofs.MANIFEST), []):
+        assert word(proofs.attached(proofs.stated(subject=named), key), policy=policy) == "wrong-subject"
+    image = structs.replace(proofs.stated().facts.image, manifest=proofs.OTHER)
+    assert word(proofs.attached(proofs.stated(image=image), key), policy=policy) == "wrong-subject"
+
+
+def test_the_index_of_one_image_under_another_is_of_no_use(policy: Policy, key: PrivateKey) -> None:
+    proof = proofs.attached(proofs.stated(), key)
+    assert word(proof, policy=policy, node=proofs.H200, image=proofs.OTHER) == "wrong-subject"
+
+
+@pytest.mark.parametrize(
+    ("after", "refusal"),
+    [
+        (-5 * MINUTE, None),
+        (-5 * MINUTE - dt.timedelta(seconds=1), "from-the-future"),
+        (dt.timedelta(days=30), None),
+        (dt.timedelta(days=30, seconds=1), "expired"),
+    ],
+)
+def test_both_sides_of_the_clock(after: dt.timedelta, refusal: str | None, policy: Policy, key: PrivateKey) -> None:
+    proof = proofs.attached(proofs.stated(), key)
+    assert word(proof, policy=policy, node=proofs.H200, now=ENDED + after) == refusal
+
+
+@pytest.mark.parametrize(
+    ("level", "asked", "refusal"),
+    [
+        ("standard", "standard", None),
+        ("full", "standard", None),
+        ("quick", "standard", "level-too-low"),
+        ("full", "full", None),
+        ("standard", "full", "level-too-low"),
+    ],
+)
+def test_both_sides_of_the_level(level: Any, asked: Any, refusal: str | None, policy: Policy, key: PrivateKey) -> None:
+    proof = proofs.attached(proofs.stated(level=level), key)
+    assert word(proof, policy=policy._replace(level=asked), node=proofs.H200) == refusal
+
+
+def test_warnings_are_refused_where_the_policy_says_so(policy: Policy, key: PrivateKey) -> None:
+    strict = policy._replace(warnings="refuse")
+    assert word(proofs.attached(proofs.stated(), key), policy=strict, node=proofs.H200) == "failed"
+    calm = proofs.stated(result="PASSED", warned_tests=[])
+    assert word(proofs.attached(calm, key), policy=strict, node=proofs.H200) is None
+
+
+def test_no_node_is_asked_about(policy: Policy, key: PrivateKey) -> None:
+    proof = proofs.attached(proofs.stated(), key)
+    assert word(proof, policy=policy, node=None) is None
+    fail = proofs.attached(proofs.failed(proofs.stated(), **at(ENDED + MINUTE)), key)
+    assert word(proof, fail, policy=policy, node=None) == "failed-since"
+
+
+# Fails beside one older pass on one H200, and whether they take it back.
+FAILS: Final[list[tuple[dict[str, Any], str | None]]] = [
+    ({}, "failed-since"),
+    ({"gpus": 8}, "failed-since"),
+    ({"mode": "unknown", "gpu": None, "gpus": 0, "cc": None}, "failed-since"),
+    ({"gpu": proofs.H100}, None),
+    ({"driver": "580.65.06"}, None),
+    ({"arch": "aarch64"}, None),
+    ({"mig": True}, None),
+    ({"mode": "cpu", "gpu": None, "gpus": 0}, None),
+]
+
+
+@pytest.mark.parametrize(("changes", "refusal"), FAILS)
+def test_a_newer_failure_takes_back_what_it_says_something_about(
+    changes: dict[str, Any], refusal: str | None, policy: Policy, key: PrivateKey
+) -> None:
+    fail = proofs.failed(proofs.stated(**changes), **at(ENDED + MINUTE))
+    lying = [proofs.attached(proofs.stated(), key), proofs.attached(fail, key)]
+    result = proofs.judged(*lying, policy=policy, node=proofs.H200)
+    assert (result.chosen is None) == (refusal is not None)
+    assert {each.refused.reason.value for each in result.judged if each.refused} >= ({refusal} if refusal else set())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "refusal"), [(-1, None), (0, "failed-since"), (1, "failed-since"), (10**6, "failed-since")]
+)
+def test_the_newer_one_counts_and_at_the_same_second_the_failure(
+    seconds: int, refusal: str | None, policy: Policy, key: PrivateKey
+) -> None:
+    fail = proofs.failed(proofs.stated(), **at(ENDED + dt.timedelta(seconds=seconds)))
+    lying = [proofs.attached(fail, key), proofs.attached(proofs.stated(), key)]
+    result = proofs.judged(*lying, policy=policy, node=proofs.H200)
+    of_pass = next(each for each in result.judged if each.statement and each.statement.passed)
+    assert (of_pass.refused.reason.value if of_pass.refused else None) == refusal
+
+
+def test_a_failure_by_a_key_that_is_not_allowed_takes_nothing_back(
+    policy: Policy, key: PrivateKey, other_key: PrivateKey
+) -> None:
+    passed = proofs.attached(proofs.stated(), key)
+    fail = proofs.failed(proofs.stated(), **at(ENDED + MINUTE))
+    for lying in (proofs.attached(fail, other_key), proofs.attached(fail)):
+        assert word(passed, lying, policy=policy, node=proofs.H200) is None
+    elsewhere = structs.replace(fail, subject=subjects(proofs.OTHER))
+    assert word(passed, proofs.attached(elsewhere, key), policy=policy, node=proofs.H200) is None
+    # Where unsigned statements are taken, anybody can make one: it takes back only its like.
+    lax = policy._replace(unsigned=True)
+    assert word(passed, proofs.attached(fail), policy=lax, node=proofs.H200) is None
+    assert word(proofs.attached(proofs.stated()), proofs.attached(fail), policy=lax, node=proofs.H200) is not None
+
+
+def test_the_newest_that_holds_is_chosen_and_the_others_are_listed(policy: Policy, key: PrivateKey) -> None:
+    old, new = proofs.stated(tool="old"), proofs.stated(tool="new", **at(ENDED + MINUTE))
+    newer_and_less = proofs.stated(tool="less", level="quick", **at(ENDED + 2 * MINUTE))
+    lying = [proofs.attached(each, key) for each in (old, newer_and_less, new)]
+    result = proofs.judged(*lying, unfetched(ProofRefusal.DANGLING), policy=policy, node=proofs.H200)
+    assert result.chosen is not None
+    assert result.chosen.statement is not None
+    assert result.chosen.statement.facts.tool == "new"
+    words = [(each.statement.facts.tool if each.statement else "", each.refused) for each in result.judged]
+    assert [tool for tool, _ in words] == ["less", "new", "old", ""]
+    assert [refused.reason.value if refused else "" for _, refused in words] == ["level-too-low", "", "", "dangling"]
+
+
+def test_the_proof_that_came_furthest_speaks_for_the_image(policy: Policy, key: PrivateKey) -> None:
+    lying = [proofs.attached(b"{}"), proofs.attached(proofs.stated(level="quick"), key)]
+    assert word(*lying, policy=policy, node=proofs.H200) == "level-too-low"
+    assert word(*lying[:1], unfetched(ProofRefusal.DANGLING), policy=policy) == "unknown-format"
+
+
+def test_what_is_first_in_the_order_of_words_decides(policy: Policy, key: PrivateKey) -> None:
+    """One statement with everything wrong; each thing that is put right shows the next."""
+    wrong: dict[str, Any] = {
+        "mode": "cpu",
+        "arch": "aarch64",
+        "gpu": proofs.H100,
+        "gpus": 0,
+        "driver": "580.65.06",
+        "level": "static",
+        **at(proofs.NOW - dt.timedelta(days=99)),
+    }
+    right = {"mode": "gpu", "arch": "x86_64", "gpu": "NVIDIA H200", "gpus": 1, "driver": "570.124.06", "level": "full"}
+    seen = []
+    for mended in [(), *right]:
+        wrong = {**wrong, mended: right[mended]} if isinstance(mended, str) else wrong
+        seen.append(word(proofs.attached(proofs.stated(**wrong), key), policy=policy, node=proofs.H200))
+    order = [refusal.value for refusal in ProofRefusal]
+    assert seen == [
+        "not-a-gpu-run",
+        "wrong-arch",
+        "wrong-gpu",
+        "too-few-gpus",
+        "driver-too-old",
+        "level-too-low",
+        "expired",
+    ]
+    assert [order.index(each) for each in seen if each] == sorted(order.index(each) for each in seen if each)
+
+
+def evidence_of(change: Callable[[Any], Any], key: PrivateKey, *, edit: bool = False) -> ListedProof:
+    """Return a proof whose report was changed: before it was signed, or with `edit` after."""
+    report = change(proofs.report())
+    packed = evidence.pack(report, plain_names=True)
+    honest = evidence.pack(proofs.report(), plain_names=True)
+    statement = from_report.state(honest, proofs.IMAGE, {})
+    if not edit:
+        facts = structs.replace(statement.facts, report=packed.reference)
+        statement = structs.replace(statement, predicate=structs.replace(statement.predicate, envcheck=facts))
+    return ListedProof("sha256:1", proofs.bundle(statement, key), lambda _: packed.content)
+
+
+def test_todays_limits_are_held_against_the_evidence(policy: Policy, key: PrivateKey) -> None:
+    def worn(report: Any) -> Any:
+        gpu = report.snapshot.gpus[0]
+        rows = Signal({"correctable": 0, "uncorrectable": 9, "pending": 0, "failed": 1})
+        gpus = [dataclasses.replace(gpu, signals={**gpu.signals, "remapped_rows": rows})]
+        return structs.replace(report, snapshot=dataclasses.replace(report.snapshot, gpus=gpus))
+
+    stale = evidence_of(worn, key)
+    result = proofs.judged(stale, policy=policy, node=proofs.H200)
+    assert result.refused is not None
+    assert result.refused.reason is ProofRefusal.STALE_LIMITS
+    assert "row-remap pass then, fail now" in result.refused.detail
+    assert word(stale, policy=policy._replace(rejudge=False), node=proofs.H200) is None
+
+
+def test_a_report_that_was_edited_after_signing_is_tampered(policy: Policy, key: PrivateKey) -> None:
+    edited = evidence_of(lambda report: structs.replace(report, boot="x"), key, edit=True)
+    assert word(edited, policy=policy, node=proofs.H200) == "tampered"
+    assert word(evidence_of(lambda report: report, key, edit=True), policy=policy, node=proofs.H200) is None
+
+
+def test_evidence_that_is_gone_or_no_report_is_named(policy: Policy, key: PrivateKey) -> None:
+    statement = proofs.stated()
+    gone = ListedProof("sha256:1", proofs.bundle(statement, key), lambda _: Refused(ProofRefusal.DANGLING, "gone"))
+    assert word(gone, policy=policy, node=proofs.H200) == "dangling"
+    assert word(gone, policy=policy._replace(rejudge=False), node=proofs.H200) is None
+    cut = proofs.packed().content[:-1]
+    assert word(gone._replace(evidence=lambda _: cut), policy=policy, node=proofs.H200) == "tampered"
+
+
+def test_evidence_is_fetched_only_for_what_holds_otherwise(policy: Policy, key: PrivateKey) -> None:
+    fetched: list[str] = []
+
+    def fetch(digest: str) -> bytes:
+        fetched.append(digest)
+        return proofs.packed().content
+
+    refused = proofs.attached(proofs.stated(level="quick"), key)._replace(evidence=fetch)
+    proofs.judged(refused, policy=policy, node=proofs.H200)
+    assert fetched == []
+    proofs.judged(proofs.attached(proofs.stated(), key)._replace(evidence=fetch), policy=policy, node=proofs.H200)
+    assert fetched == [proofs.packed().reference.digest]
+
+
+def test_the_words_are_stable_and_listed() -> None:
+    page = (Path(__file__).parents[3] / "docs/json-schemas.md").read_text(encoding="utf-8")
+    listed = re.findall(r"(?m)^\| `([a-z-]+)` \|", page.partition("## Refusals of proofs")[2])
+    assert listed == [refusal.value for refusal in ProofRefusal]
+    assert msgspec.json.encode(ProofRefusal.NO_PROOF) == b'"no-proof"'

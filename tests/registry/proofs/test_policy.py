@@ -1,0 +1,138 @@
+"""A policy is read whole or refused with the line and the setting; without a file there is a strict default."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import pytest
+
+from envcheck.errors import ConfigError
+from envcheck.registry.proofs.policy import DEFAULT, NamedGpus, Policy, read
+from envcheck.signing import new_key
+
+WHOLE = """\
+[proof]
+level = "quick"
+max_age = "12h"
+keys = ["gate.pub", "sub/release.pub"]
+required = ["all-reduce", "ddp"]        # must be among passedTests
+warnings = "refuse"
+rejudge = false
+mode = "cpu"
+unsigned = false
+
+[promote]
+gpus = ["H100 x8", "RTX 4090 x1"]
+from = "registry.example/staging/torch"
+signers = 2
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    (tmp_path / "sub").mkdir()
+    new_key(tmp_path / "gate")
+    new_key(tmp_path / "sub/release")
+    return tmp_path
+
+
+def written(site: Path, text: str) -> Path:
+    path = site / "envcheck-policy.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_every_setting_is_read_and_keys_lie_beside_the_file(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    policy = read(written(site, WHOLE))
+    assert [Path(key.where).name for key in policy.keys] == ["gate.pub", "release.pub"]
+    assert policy._replace(keys=()) == (
+        "quick",
+        dt.timedelta(hours=12),
+        (),
+        ("all-reduce", "ddp"),
+        "refuse",
+        False,
+        "cpu",
+        False,
+        (NamedGpus("H100", 8), NamedGpus("RTX 4090", 1)),
+        "registry.example/staging/torch",
+        2,
+    )
+
+
+def test_the_default_is_strict() -> None:
+    assert (DEFAULT.level, DEFAULT.max_age, DEFAULT.mode) == ("standard", dt.timedelta(days=30), "gpu")
+    assert (DEFAULT.unsigned, DEFAULT.rejudge, DEFAULT.keys) == (False, True, ())
+    assert Policy() == DEFAULT
+
+
+def test_what_is_left_out_is_as_in_the_default(site: Path) -> None:
+    policy = read(written(site, '[proof]\nkeys = ["gate.pub"]\n'))
+    assert policy._replace(keys=()) == DEFAULT
+    assert read(written(site, "[proof]\nunsigned = true\n")) == DEFAULT._replace(unsigned=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "setting"),
+    [
+        ('\n[proof]\nlevel = "most"\n', 3, "proof.level: invalid enum value"),
+        ("[proof]\nlevle = 'quick'\n", 2, "proof.levle: object contains unknown field"),
+        ("[prof]\nlevel = 'quick'\n", 1, "prof: object contains unknown field"),
+        ("[proof]\nkeys = 'gate.pub'\n", 2, "proof.keys: expected `array`"),
+        ("[proof]\nkeys = [1]\n", 2, "proof.keys: expected `str`"),
+        ("[proof]\nkeys = ['gone.pub']\n", 2, "proof.keys: "),
+        ("[proof]\nkeys = ['gate']\n", 2, "proof.keys: "),
+        ("[proof]\nkeys = ['gate.pub', 'sub/../gate.pub']\n", 2, "proof.keys: one key is there twice"),
+        ('[proof]\nkeys = ["gate\\u0000.pub"]\n', 2, "proof.keys: not the name of a file"),
+        ("# none\n[proof]\nlevel = 'quick'\n", 2, "proof.keys: no key, and unsigned proofs are refused"),
+        ("[proof]\nkeys = ['gate.pub']\nrequired = ['']\n", 3, "proof.required: the name of a check is empty"),
+        ("[proof]\nkeys = ['gate.pub']\nrejudge = 'no'\n", 3, "proof.rejudge: expected `bool`"),
+        ("[proof]\nkeys = ['gate.pub']\nmode = 'tpu'\n", 3, "proof.mode: invalid enum"),
+        ("[proof]\nkeys = ['gate.pub']\nwarnings = 'no'\n", 3, "proof.warnings: invalid enum"),
+        *(
+            (f"[proof]\nkeys = ['gate.pub']\nmax_age = '{age}'\n", 3, "proof.max_age: ")
+            for age in ("30", "0d", "-1d", "1.5d", "999999d", "d", "30 d", "٣d", "30d ")
+        ),
+        ("[proof]\nkeys = ['gate.pub']\n[promote]\nsigners = 2\n", 4, "promote.signers: 2 signers, and only 1 keys"),
+        ("[proof]\nkeys = ['gate.pub']\n[promote]\nsigners = 0\n", 4, "promote.signers: expected `int` >= 1"),
+        ("[proof]\nkeys = ['gate.pub']\n[promote]\nsigners = true\n", 4, "promote.signers: expected `int`"),
+        *(
+            (f"[proof]\nkeys = ['gate.pub']\n[promote]\ngpus = ['{gpus}']\n", 4, "promote.gpus: ")
+            for gpus in ("H100", "x8", "H100 x0", "H100 8", " x1", "H100 x-1")
+        ),
+        ("proof = 1\n", 1, "proof: expected `object`"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(site: Path, text: str, line: int, setting: str) -> None:
+    path = written(site, text)
+    with pytest.raises(ConfigError) as refused:
+        read(path)
+    assert refused.value.message.startswith(f"{path}:{line}: {setting}")
+    assert "\n" not in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"[proof\n", "line 1"),
+        (b"[proof]\nlevel = 'quick'\nlevel = 'full'\n", "line 3"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"a = " + b"[" * 100_000, "nested"),
+        (b"a = " + b"9" * 9999, "envcheck-policy.toml: "),
+        (b"#" * (2 << 20), "longer than 1 MiB"),
+    ],
+)
+def test_what_is_no_toml_is_one_line(site: Path, content: bytes, why: str) -> None:
+    path = written(site, "")
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=why) as refused:
+        read(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*gone: No such file"):
+        read(tmp_path / "gone")

@@ -1,0 +1,147 @@
+"""An alias names what was promoted last by enough keys; a tag that names anything else is not believed."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envcheck.registry.proofs import promotion
+from envcheck.registry.proofs import statement as statements
+from envcheck.registry.proofs.envelope import leave_unsigned, sign
+from envcheck.registry.proofs.policy import DEFAULT, Policy
+from envcheck.registry.proofs.promotion import Promotion, SignedPromotion, in_force, read, refuse_alias
+from envcheck.registry.proofs.refusals import Refused
+from envcheck.signing import PrivateKey
+from tests import proofs
+
+A, B, C = (f"sha256:{sign * 64}" for sign in "abc")
+ALIAS: Final = "2.8-cu128-py312"
+NOW: Final = proofs.NOW
+
+
+def said(digest: str, hours: float = -1, signer: str = "one", alias: str = ALIAS) -> SignedPromotion:
+    """Return the promotion to a digest, so many hours from now."""
+    moment = statements.written(NOW + dt.timedelta(hours=hours))
+    made = Promotion(alias=alias, source="registry.example/staging", digest=digest, at=moment, proofs=[C])
+    return SignedPromotion(made, signer)
+
+
+def refusal(*promotions: SignedPromotion, digest: str = A, signers: int = 1) -> str:
+    refused = refuse_alias(promotions, ALIAS, digest, DEFAULT._replace(signers=signers), NOW)
+    assert refused is None or refused.reason.value == "alias-not-promoted"
+    return refused.detail if refused else ""
+
+
+def test_the_alias_names_what_was_promoted_last() -> None:
+    assert refusal(said(A)) == ""
+    assert refusal(said(B, -2), said(A, -1)) == ""
+    assert refusal(said(A, -1), said(B, -2)) == ""
+
+
+def test_a_tag_that_was_moved_by_hand_is_not_believed() -> None:
+    assert refusal() == f"nobody promoted {ALIAS} (0 of 1 keys)"
+    assert f"was promoted to {B}, and the registry says {A}" in refusal(said(B))
+    assert f"was promoted to {B}" in refusal(said(A, -2), said(B, -1))  # a rollback by a writer of the registry
+    assert "nobody promoted" in refusal(said(A, alias="latest"))
+
+
+def test_a_rollback_that_was_promoted_is_believed() -> None:
+    assert refusal(said(A, -3), said(B, -2), said(A, -1)) == ""
+
+
+def test_different_keys_are_counted() -> None:
+    assert "(1 of 2 keys)" in refusal(said(A), said(A, -2), signers=2)
+    assert refusal(said(A), said(A, -2, "two"), signers=2) == ""
+    assert "(2 of 3 keys)" in refusal(said(A), said(A, -2, "two"), signers=3)
+
+
+def test_an_alias_stays_while_the_next_promotion_still_lacks_a_key() -> None:
+    first = [said(A, -9, "one"), said(A, -8, "two"), said(B, -2, "one")]
+    assert refusal(*first, signers=2) == ""
+    assert f"was promoted to {B}" in refusal(*first, said(B, -1, "two"), signers=2)
+
+
+def test_old_signatures_do_not_bring_an_old_image_back() -> None:
+    history = [said(A, -9, "one"), said(A, -8, "two"), said(B, -7, "one"), said(B, -6, "two")]
+    assert f"was promoted to {B}" in refusal(*history, said(A, -1, "one"), signers=2)
+    assert refusal(*history, said(A, -2, "one"), said(A, -1, "two"), signers=2) == ""
+
+
+@pytest.mark.parametrize(("minutes", "taken"), [(5, True), (5.1, False)])
+def test_both_sides_of_the_clock(minutes: float, taken: object) -> None:
+    assert (refusal(said(A, minutes / 60)) == "") is taken
+    assert ("from the future" in refusal(said(A, minutes / 60))) is not taken
+
+
+def test_two_images_in_one_second_are_open() -> None:
+    for digest in (A, B):
+        assert "in the same second" in refusal(said(A), said(B), digest=digest)
+
+
+@given(
+    events=st.lists(st.tuples(st.sampled_from([A, B]), st.integers(-50, 0), st.sampled_from(["one", "two"]))),
+    seed=st.randoms(use_true_random=False),
+)
+def test_the_order_in_which_a_registry_lists_is_of_no_matter(events: list[tuple[str, int, str]], seed: Any) -> None:
+    promotions = [said(*event) for event in events]
+    shuffled = [*promotions]
+    seed.shuffle(shuffled)
+    for signers in (1, 2):
+        assert in_force(promotions, ALIAS, signers) == in_force(shuffled, ALIAS, signers)
+
+
+@pytest.fixture
+def policy(key: PrivateKey) -> Policy:
+    return DEFAULT._replace(keys=(key.public,))
+
+
+def test_what_was_signed_is_read(key: PrivateKey, policy: Policy) -> None:
+    made = said(A).promotion
+    assert json.loads(promotion.encode(made)) == {
+        "schema": "envcheck/promotion/1",
+        "alias": ALIAS,
+        "from": "registry.example/staging",
+        "digest": A,
+        "at": "2026-11-21T09:02:00Z",
+        "proofs": [C],
+    }
+    assert read(sign(promotion.encode(made), promotion.PAYLOAD_TYPE, key), policy) == SignedPromotion(
+        made, key.public.id
+    )
+
+
+def test_what_was_not_signed_as_a_promotion_is_refused(key: PrivateKey, other_key: PrivateKey, policy: Policy) -> None:
+    payload = promotion.encode(said(A).promotion)
+
+    def word(content: bytes, terms: Policy = policy) -> str:
+        result = read(content, terms)
+        assert isinstance(result, Refused)
+        return result.reason.value
+
+    assert word(sign(payload, promotion.PAYLOAD_TYPE, other_key)) == "wrong-key"
+    assert word(leave_unsigned(payload, promotion.PAYLOAD_TYPE)) == "unsigned"
+    assert word(leave_unsigned(payload, promotion.PAYLOAD_TYPE), policy._replace(unsigned=True)) == "unsigned"
+    # A signature of a proof is none of a promotion, whatever the bytes.
+    assert word(sign(payload, statements.PAYLOAD_TYPE, key)) == "unknown-format"
+    for broken in (
+        payload.replace(b"promotion/1", b"promotion/2"),
+        payload.replace(b"09:02:00Z", b"09:02:00+02:00"),
+        payload.replace(b'"proofs"', b'"more":1,"proofs"'),
+        payload.replace(b'"proofs"', b'"digest":"x","proofs"'),
+        payload.replace(A.encode(), b"latest"),
+        payload.replace(ALIAS.encode(), b""),
+    ):
+        assert broken != payload
+        assert word(sign(broken, promotion.PAYLOAD_TYPE, key)) == "unknown-format"
+
+
+@given(content=st.binary(max_size=500))
+def test_any_bytes_are_a_promotion_or_a_refusal(content: bytes, key: PrivateKey) -> None:
+    terms = DEFAULT._replace(keys=(key.public,))
+    assert isinstance(read(content, terms), Refused)
+    assert isinstance(read(sign(content, promotion.PAYLOAD_TYPE, key), terms), Refused)

@@ -1,0 +1,79 @@
+"""Which image ran: each digest that an engine states leads to the one manifest, and nothing else does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from envcheck.registry.proofs.ran_image import RemoteImage, UnprovableError, ran
+from envcheck.reports.model import RunReport
+from envcheck.runner.schema import TargetFacts
+from tests import proofs
+
+INDEX = f"sha256:{'d' * 64}"
+LAYERS = (f"sha256:{'1' * 64}", f"sha256:{'2' * 64}")
+AMD = proofs.IMAGE._replace(index_digest=INDEX, diff_ids=LAYERS)
+ARM = RemoteImage(AMD.repository, proofs.OTHER, f"sha256:{'e' * 64}", "arm64", INDEX, LAYERS[:1])
+
+
+def of(image_id: str | None = "sha256:0", arch: str = "x86_64", **digests: Any) -> RunReport:
+    target = TargetFacts(kind="image", name="x", chosen="--image", image_id=image_id, image=proofs.facts(**digests))
+    report = proofs.report(target=target)
+    return structs.replace(report, host=structs.replace(report.host, arch=arch))
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        of(manifest_digest=proofs.MANIFEST),
+        of(config_digest=proofs.CONFIG),
+        of(index_digest=INDEX),
+        of(repository_digests=[f"other.example/x@{proofs.MANIFEST}"]),
+        of(repository_digests=[f"other.example/x@{INDEX}"]),
+        of(diff_ids=list(LAYERS)),
+        of(image_id=proofs.MANIFEST),
+        of(image_id=proofs.CONFIG),
+        of(image_id=INDEX),
+    ],
+)
+def test_each_digest_leads_to_the_manifest_that_ran(report: RunReport) -> None:
+    assert ran(report, [ARM, AMD]) == AMD
+
+
+def test_an_index_is_read_by_the_architecture_that_ran() -> None:
+    assert ran(of(index_digest=INDEX, arch="aarch64"), [AMD, ARM]) == ARM
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        of(),
+        of(image_id=None),
+        of(manifest_digest=proofs.OTHER),
+        of(manifest_digest=proofs.OTHER, diff_ids=list(LAYERS)),
+        of(config_digest=proofs.OTHER, diff_ids=list(LAYERS)),
+        of(diff_ids=list(reversed(LAYERS))),
+        of(diff_ids=list(LAYERS[:1])),
+        of(manifest_digest=proofs.MANIFEST, arch="aarch64"),
+        of(repository_digests=[f"other.example/x@{proofs.CONFIG}"]),
+    ],
+)
+def test_a_report_of_another_image_is_refused(report: RunReport) -> None:
+    with pytest.raises(UnprovableError, match="the report is about another image"):
+        ran(report, [ARM, AMD])
+
+
+def test_what_fits_two_images_is_open() -> None:
+    twin = AMD._replace(manifest=f"sha256:{'f' * 64}", config=f"sha256:{'9' * 64}")
+    with pytest.raises(UnprovableError, match="fits 2 images"):
+        ran(of(index_digest=INDEX), [AMD, twin])
+    assert ran(of(index_digest=INDEX, config_digest=AMD.config), [AMD, twin]) == AMD
+
+
+def test_a_python_is_no_image() -> None:
+    report = proofs.recorded("cpu")
+    assert report.target.kind == "python"
+    with pytest.raises(UnprovableError, match="of a Python"):
+        ran(report, [AMD])
