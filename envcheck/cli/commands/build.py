@@ -17,8 +17,7 @@ from envcheck.images.build.tags import REPOSITORY
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.images.engines import EngineName
-    from envcheck.images.engines.build import BuildRequest, Built
-    from envcheck.images.engines.venv import Environment, EnvironmentPlan
+    from envcheck.images.engines.build import BuildRequest
     from envcheck.images.spec import ImageSpec
     from envcheck.mirrors.profiles.model import Profile
 
@@ -150,17 +149,16 @@ def command(options: BuildOptions, settings: Settings) -> None:
     Exit 0: built, or built already; 1: the build failed, or is not what it promises; 2: wrong usage; 3: an engine, a
     Python or an index that is needed is not there.
     """
-    from envcheck.cli.shared.cell_to_build import (
+    from envcheck.cli.build.cell_to_build import (
         architecture,
         lock_first,
         refuse_without_lock,
-        show_unlocked,
         spec_to_build,
     )
+    from envcheck.cli.build.printed import show_unlocked
     from envcheck.cli.sources.best_cell import cell_for_this_machine
     from envcheck.cli.sources.mirror_selection import profile_for
     from envcheck.cli.sources.packages_on_top import requested_packages, with_packages
-    from envcheck.cli.store.common import prefetched_wheels
     from envcheck.images.build.tags import parse
     from envcheck.images.engines import venv
 
@@ -181,20 +179,23 @@ def command(options: BuildOptions, settings: Settings) -> None:
         return
     spec = lock_first(settings, spec, profile)
     spec = with_packages(spec, requirements, profile, keep=not options.plan_only)
-    with contextlib.ExitStack() as stack:
-        wheels = None
-        if options.prefetch:
-            fetch = not options.plan_only
-            view = prefetched_wheels(settings, spec, profile, options.store, engine=options.engine, fetch=fetch)
-            wheels = stack.enter_context(view)
+    with _wheels(spec, profile, options, settings) as wheels:
         if options.engine == "venv":
             _venv(spec, profile, wheels, options, settings)
-            return
-        request = _request(settings, spec, profile, wheels, options)
-        if options.plan_only:
-            _plan(request, options)
-            return
-        _image(request, options, settings)
+        else:
+            _image(_request(settings, spec, profile, wheels, options), options, settings)
+
+
+def _wheels(
+    spec: ImageSpec, profile: Profile, options: BuildOptions, settings: Settings
+) -> contextlib.AbstractContextManager[Path | None]:
+    """Return the context in which the directory of the prefetched wheels is there, None without --prefetch."""
+    from envcheck.cli.store.common import prefetched_wheels
+
+    if not options.prefetch:
+        return contextlib.nullcontext()
+    fetch = not options.plan_only
+    return prefetched_wheels(settings, spec, profile, options.store, engine=options.engine, fetch=fetch)
 
 
 def _without_network(options: BuildOptions) -> BuildOptions:
@@ -214,7 +215,7 @@ def _without_network(options: BuildOptions) -> BuildOptions:
 
 
 def _engine(options: BuildOptions) -> EngineName:
-    from envcheck.cli.shared.cell_to_build import architecture
+    from envcheck.cli.build.cell_to_build import architecture
     from envcheck.errors import ConfigError, UnavailableError
     from envcheck.images import engines
 
@@ -264,39 +265,23 @@ def _request(
     )
 
 
-def _plan(request: BuildRequest, options: BuildOptions) -> None:
-    import shlex
-
-    import msgspec
-
+def _image(request: BuildRequest, options: BuildOptions, settings: Settings) -> None:
+    from envcheck.cli.build.printed import as_program, show_built, show_plan
+    from envcheck.cli.shared.build_progress import details, listeners
     from envcheck.images import engines
     from envcheck.images.build import plan
     from envcheck.images.engines import build
 
-    planned = build.dry_run(engines.connect(options.engine), request)
-    if options.bake or options.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(plan.bake(planned) if options.bake else planned)))
+    if options.plan_only:
+        planned = build.dry_run(engines.connect(options.engine), request)
+        if options.bake:
+            as_program(plan.bake(planned))
+        else:
+            show_plan(planned, as_json=options.as_json)
         return
-    click.echo(f"key     {planned.key or 'known once the base is here'}")
-    click.echo(f"base    {planned.base}")
-    click.echo(f"tag     {planned.tag}")
-    for alias in planned.aliases:
-        click.echo(f"alias   {alias}")
-    for secret in planned.secrets:
-        click.echo(f"secret  {secret}")
-    click.echo(f"run     {shlex.join(planned.argv)}")
-    if planned.skipped:
-        click.echo("skip    this key has an image already: a build would run nothing and tag that")
-
-
-def _image(request: BuildRequest, options: BuildOptions, settings: Settings) -> None:
-    from envcheck.cli.shared.build_progress import details, listeners
-    from envcheck.images import engines
-    from envcheck.images.engines import build
-
     with listeners(settings) as (say, on_line), details():
         built = build.build(engines.connect(options.engine), request, say=say, on_line=on_line)
-    _show(built, built.image, settings, as_json=options.as_json)
+    show_built(built, built.image, quiet=settings.quiet, as_json=options.as_json)
     if not options.as_json and not settings.quiet:
         click.echo(f"size    {built.bytes / 1e6:.0f} MB   id {built.id[:19]}")
         for tag in built.tags[1:]:
@@ -309,16 +294,17 @@ def _image(request: BuildRequest, options: BuildOptions, settings: Settings) -> 
 
 
 def _venv(spec: ImageSpec, profile: Profile, wheels: Path | None, options: BuildOptions, settings: Settings) -> None:
+    from envcheck.cli.build.printed import show_built, show_environment_plan
     from envcheck.cli.shared.build_progress import details, listeners
     from envcheck.images.engines import venv
 
     dest = _destination(spec, options)
     if options.dry_run:
-        _show_venv_plan(venv.plan(spec, dest), as_json=options.as_json)
+        show_environment_plan(venv.plan(spec, dest), as_json=options.as_json)
         return
     with listeners(settings) as (say, on_line), details():
         built = venv.build(spec, profile, dest, timeout=options.timeout, on_line=on_line, say=say, wheels=wheels)
-    _show(built, built.path, settings, as_json=options.as_json)
+    show_built(built, built.path, quiet=settings.quiet, as_json=options.as_json)
     if not options.as_json and not settings.quiet:
         click.echo(f"next    envcheck run --python {built.python}")
 
@@ -329,39 +315,3 @@ def _destination(spec: ImageSpec, options: BuildOptions) -> Path:
 
     plain = spec.target == "runtime" and not spec.user_lock
     return options.output or state_path("venvs", str(spec.cell) if plain else f"torch{spec.tag}")
-
-
-def _show_venv_plan(planned: EnvironmentPlan, *, as_json: bool) -> None:
-    import msgspec
-
-    from envcheck.counting import counted
-
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(planned)))
-        return
-    click.echo(f"key     {planned.key}")
-    click.echo(f"path    {planned.path}")
-    click.echo(f"python  {planned.python}")
-    for group, packages in planned.installs.items():
-        click.echo(f"install {counted(packages, 'package')} of {group}.lock")
-    if planned.skipped:
-        click.echo("skip    this key is built there already: a build would run nothing")
-
-
-def _show(built: Built | Environment, name: str, settings: Settings, *, as_json: bool) -> None:
-    import msgspec
-
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(built)))
-        return
-    click.echo(f"{'skipped, its key is built already' if built.skipped else 'built and proven'}: {name}")
-    if settings.quiet:
-        return
-    promised = {name: built.promises[name] for name in ("torch", "cuda", "cudnn", "nccl", "python")}
-    click.echo(f"proof   {', '.join(f'{name} {value}' for name, value in promised.items())}")
-    for used in (used for used in built.sources if used.failed):
-        why = "; ".join(f"{source} failed: {reason}" for source, reason in used.failed.items())
-        click.echo(f"source  {used.group}: {used.source}, since {why}")
-    click.echo(f"took    {built.seconds:.1f} s")
-    if built.log:
-        click.echo(f"log     {built.log}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,11 +69,11 @@ def _with_kept_locks(matrix: Matrix, cell: Cell, target: Target, arch: HostArch)
 
     load_spec(matrix, cell, arch=arch)  # refuses a directory of which some files are gone
     shipped = read_locks(data_path("images") / str(cell), groups_of(target), arch)
-    kept = read_locks(_kept(cell), groups_of(target), arch)
+    kept = read_locks(kept_locks(cell), groups_of(target), arch)
     more = kept if _shared(kept) == (_shared(shipped) or _shared(kept)) else []
     locks = {lock.group: lock for lock in [*more, *shipped]}
     if len(locks) > len(shipped):
-        click.echo(f"lock    of an earlier build: {_kept(cell)}", err=True)
+        click.echo(f"lock    of an earlier build: {kept_locks(cell)}", err=True)
     ordered = [locks[group] for group in groups_of(target) if group in locks]
     return make_spec(matrix, cell, ordered, target=target, arch=arch)
 
@@ -85,7 +84,7 @@ def _shared(locks: list[Lock]) -> list[Lock]:
     return [lock for lock in locks if lock.group in SHARED_GROUPS]
 
 
-def _kept(cell: Cell) -> Path:
+def kept_locks(cell: Cell) -> Path:
     """Return where builds keep the locks that they made for a cell: the user's own directory, like images/."""
     from envcheck.data import state_path
 
@@ -106,27 +105,6 @@ def refuse_without_lock(spec: ImageSpec, mirror: str, *, bake: bool) -> None:
         raise ConfigError(message, fix="run `envcheck build` without it once: it makes the lock")
 
 
-def show_unlocked(spec: ImageSpec, profile: Profile, *, engine: str, packages: Sequence[str], as_json: bool) -> None:
-    """Print the plan of a cell that has no lock: what it installs is not known yet, `packages` on top neither."""
-    import json
-
-    if as_json:
-        plan: dict[str, Any] = {
-            "schema": "envcheck/build-plan/1",
-            "engine": engine,
-            "cell": str(spec.cell),
-            "target": spec.target,
-        }
-        plan |= {"key": None, "lock": "made first", "mirror": profile.name, "with": list(packages)}
-        click.echo(json.dumps(plan, indent=2))
-        return
-    click.echo(f"cell    {spec.cell}")
-    click.echo(f"lock    made first, through mirror profile {profile.name}; kept in {_kept(spec.cell)}")
-    for package in packages:
-        click.echo(f"with    {package}: locked on top once the cell's lock is made")
-    click.echo("key     known once the lock is made")
-
-
 def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSpec:
     """Return the spec with locks: those that it lacks are made, kept and said to be new."""
     from envcheck.images.lock_on_top import lock_target
@@ -144,12 +122,12 @@ def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSp
     made = MadeLocks(spec.locks) if spec.locks else make_locks(matrix, cell, profile, arch)
     own = lock_target(matrix, cell, spec.target, made.locks, profile, arch)
     locks = [*made.locks, *([own] if own else [])]
-    locked = make_spec(matrix, cell, locks, target=spec.target, arch=arch, where=str(_kept(cell)))
-    kept = read_locks(_kept(cell), arch=arch)
+    locked = make_spec(matrix, cell, locks, target=spec.target, arch=arch, where=str(kept_locks(cell)))
+    kept = read_locks(kept_locks(cell), arch=arch)
     others = kept if _shared(kept) == _shared(locks) else []
-    write_locks(_kept(cell).parent, cell, [*{lock.group: lock for lock in [*others, *locks]}.values()], arch)
+    write_locks(kept_locks(cell).parent, cell, [*{lock.group: lock for lock in [*others, *locks]}.values()], arch)
     news = made.origin() or ["its hashes are new: what the mirror said is trusted from now on (trust on first use)"]
-    for line in [*news, f"kept in {_kept(cell)}: later builds use it"]:
+    for line in [*news, f"kept in {kept_locks(cell)}: later builds use it"]:
         click.echo(f"lock    {line}", err=True)
     return locked
 

@@ -1,0 +1,1 @@
+"""What `envcheck build` does around a build: which cell it is, what it prints."""
