@@ -160,6 +160,7 @@ def _render(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptio
 
 
 def _context(specs: list[ImageSpec], mirror: str, output: Path, settings: Settings) -> None:
+    from envcheck.cli.build.cell_to_build import architecture
     from envcheck.errors import ConfigError
     from envcheck.images.build import tags
     from envcheck.images.render.build_context import write
@@ -169,6 +170,11 @@ def _context(specs: list[ImageSpec], mirror: str, output: Path, settings: Settin
     if len(cells) != 1:
         message = f"--output takes one cell, and {len(cells)} are selected"
         raise ConfigError(message, fix="name one cell")
+    arch = architecture("auto")
+    specs = [spec for spec in specs if spec.arch == arch]
+    if not specs:
+        message = f"{next(iter(cells))} is not published for {arch}, and a context holds uv of this machine"
+        raise ConfigError(message, fix="take another cell, or write it on a machine that the cell is published for")
     context = write(specs, load(mirror), output, matrix=settings.matrix)
     secrets = "".join(f" --secret id={name},src={path}" for name, path in context.secrets.items())
     host = " --network host" if context.network == "host" else ""

@@ -82,6 +82,8 @@ def write(
 ) -> Context:
     """Write the context of a cell's targets into `out`, a new or empty directory or an earlier context.
 
+    The targets are of one architecture, that of this machine: the context holds its uv.
+
     `wheels`, a directory with a file of every pin, takes the mirror's place: the context then names no mirror at all.
     `key_only` leaves out where the files come from, which is no part of a build's key: to find a cell's wheels on this
     machine takes as long as to hash gigabytes of them.
