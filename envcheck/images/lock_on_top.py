@@ -22,9 +22,18 @@ from envcheck.mirrors.profiles.model import Profile, without_logins
 
 
 def lock_target(
-    matrix: Matrix, cell: Cell, target: Target, locks: Sequence[Lock], profile: Profile, arch: HostArch = ARCH
+    matrix: Matrix,
+    cell: Cell,
+    target: Target,
+    locks: Sequence[Lock],
+    profile: Profile,
+    arch: HostArch = ARCH,
+    like: Sequence[Lock] = (),
 ) -> Lock | None:
-    """Return the lock of what a target adds to a cell with these locks; None for a target without Python packages."""
+    """Return the lock of what a target adds to a cell with these locks; None for a target without Python packages.
+
+    With `like`, the versions are those of its lock of the target where the architecture has them.
+    """
     _, variant, _ = facts(matrix, cell, arch)
     group, given = RECIPES[target].group, {pin.name for lock in locks for pin in lock.pins if lock.group == "nvidia"}
     # Of NVIDIA's packages the cell has what its torch asks for, be it of a later CUDA than the target would take.
@@ -32,7 +41,14 @@ def lock_target(
     requirements = [wish for wish in wishes if canonicalize_name(Requirement(wish).name) not in given]
     if not requirements or group is None:
         return None
-    pins = _on_top(cell, requirements, locks, profile, f"{cell}, target {target}", arch)
+    same = [f"{pin.name}=={pin.version}" for lock in like for pin in lock.pins if lock.group == group]
+    name = f"{cell}, target {target}"
+    try:
+        pins = _on_top(cell, requirements, locks, profile, name, arch, same)
+    except UnsatisfiableError:
+        if not same:
+            raise
+        pins = _on_top(cell, requirements, locks, profile, name, arch)
     return Lock(group=group, index="pypi", pins=pins)
 
 
@@ -113,15 +129,21 @@ def _requirement(line: str, where: str) -> str:
 
 
 def _on_top(
-    cell: Cell, requirements: Sequence[str], locks: Sequence[Lock], profile: Profile, name: str, arch: HostArch
+    cell: Cell,
+    requirements: Sequence[str],
+    locks: Sequence[Lock],
+    profile: Profile,
+    name: str,
+    arch: HostArch,
+    same: Sequence[str] = (),
 ) -> list[Pin]:
-    """Return what `requirements` add to these locks, all of whose pins are constraints.
+    """Return what `requirements` add to these locks, all of whose pins are constraints, as are those of `same`.
 
     The index need not have the cell's own torch and what belongs to it: empty wheels stand in for them, so that a
     package that wants another torch is refused.
     """
     held = [pin for lock in locks for pin in lock.pins]
-    constraints = [f"{pin.name}=={pin.version}" for pin in held]
+    constraints = [*(f"{pin.name}=={pin.version}" for pin in held), *same]
     with tempfile.TemporaryDirectory(prefix="envcheck-lock-") as scratch:
         for pin in (pin for pin in held if group_of(pin.name) != "base"):
             _stand_in(Path(scratch), pin)

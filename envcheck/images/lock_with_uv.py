@@ -131,7 +131,7 @@ def lock_cell(
     options = ["--python-version", cell.python, "--python-platform", PLATFORMS[arch]]
     wanted = requirements(matrix, cell, arch)
     tries = [([*options, *source], w) for w in wanted for source in source_options(profile, index)]
-    same = [f"{pin.name}=={pin.version}" for lock in like for pin in lock.pins if lock.group != "torch"]
+    same = [f"{pin.name}=={pin.version}" for lock in like for pin in lock.pins if lock.group in ("nvidia", "base")]
     try:
         pins = first_resolution(tries, str(cell), profile, constraints=same)
     except UnsatisfiableError:

@@ -16,6 +16,7 @@ from envcheck.images.locks import lockfile as locking
 from envcheck.images.locks.model import Group, Lock, Pin
 from envcheck.images.targets import RECIPES, groups_of, wanted
 from envcheck.matrix.facts.model import Base, Build, Cell, HostArch, Matrix, Target, TorchRelease, TorchVariant
+from envcheck.matrix.facts.versions import key
 
 __all__ = [
     "LABEL_PREFIX",
@@ -35,6 +36,8 @@ __all__ = [
 LABEL_PREFIX = "envcheck."
 ARCH: Final[HostArch] = "x86_64"
 _COMPANIONS: Final = {"triton": "(pytorch-)?triton", "torchvision": "torchvision", "torchaudio": "torchaudio"}
+# Before it a wheel of the CPU for Arm says "2.5.1" (torch/version.py in the wheels of 2.4.1, 2.5.1 and 2.6.0).
+_LABELLED_ON_ARM: Final = key("2.6.0")
 _FIELDS: Final = 3  # of a library's version: what it says of itself when it runs
 
 
@@ -105,10 +108,13 @@ def select_one(matrix: Matrix, selector: str, verb: str = "name") -> Cell:
 
 def no_lock(cell: Cell, arch: HostArch = ARCH) -> ConfigError:
     """Return the error of a cell that has no lock for an architecture, with the command that makes it."""
-    where, option = ("", "") if arch == ARCH else (f" for {arch}", f" --arch {arch}")
-    return ConfigError(
-        f"{cell} has no lock{where}", fix=f"run `envcheck lock {cell}{option}` where its index can be reached"
-    )
+    where = "" if arch == ARCH else f" for {arch}"
+    command = f"envcheck lock {cell}{_option(arch)}"
+    return ConfigError(f"{cell} has no lock{where}", fix=f"run `{command}` where its index can be reached")
+
+
+def _option(arch: HostArch) -> str:
+    return "" if arch == ARCH else f" --arch {arch}"
 
 
 def load_spec(
@@ -124,21 +130,21 @@ def load_spec(
     lacking = locking.missing(directory, arch)
     if lacking:
         message = f"{where or f'images/{cell}'} lacks {' and '.join(lacking)}"
-        raise ConfigError(message, fix=f"restore it, or run `envcheck lock {cell}` where its index can be reached")
+        command = f"envcheck lock {cell}{_option(arch)}"
+        raise ConfigError(message, fix=f"restore it, or run `{command}` where its index can be reached")
     locks = locking.read_locks(directory, groups_of(target), arch)
     spec = make_spec(matrix, cell, locks, target=target, arch=arch, where=where)
     if locks and spec.lacks_lock:
-        message = f"{where or f'images/{cell}'} lacks {RECIPES[target].group}.lock, which the target {target} installs"
-        raise ConfigError(message, fix=f"run `envcheck lock {cell} --target {target}` where its index can be reached")
+        name = locking.file_name(RECIPES[target].group or "base", arch)
+        message = f"{where or f'images/{cell}'} lacks {name}, which the target {target} installs"
+        command = f"envcheck lock {cell}{_option(arch)} --target {target}"
+        raise ConfigError(message, fix=f"run `{command}` where its index can be reached")
     return spec
 
 
 def load_specs(matrix: Matrix, cell: Cell, *, images_dir: Path | None = None, arch: HostArch = ARCH) -> list[ImageSpec]:
-    """Return the specs of all targets that a cell is published as; of `runtime` where it is not published.
-
-    For another architecture than x86_64 that is `runtime` alone.
-    """
-    targets = matrix.targets(cell) if arch == ARCH else []
+    """Return the specs of all targets that a cell is published as; of `runtime` where it is not published."""
+    targets = matrix.targets(cell) if arch in matrix.archs(cell) else []
     targets = targets or ["runtime"]
     return [load_spec(matrix, cell, target, images_dir=images_dir, arch=arch) for target in targets]
 
@@ -176,7 +182,7 @@ def make_spec(
         "cell": str(cell),
         "target": target,
         "variant": cell.variant,
-        "torch": f"{cell.torch}+{cell.variant}",
+        "torch": own_version(cell, arch),
         "cuda": variant.cuda or "none",
         "cudnn": _library(cell, locks, "nvidia-cudnn(-cu[0-9]+)?", variant.cudnn, where),
         "nccl": _library(cell, locks, "nvidia-nccl(-cu[0-9]+)?", variant.nccl, where),
@@ -208,6 +214,12 @@ def torch_index(release: TorchRelease, variant: str, arch: HostArch = ARCH) -> s
 def torch_version(release: TorchRelease, variant: str, arch: HostArch = ARCH) -> str:
     """Return the version to pin: the Python index's files have no local label in their names."""
     return release.torch if torch_index(release, variant, arch) == "pypi" else f"{release.torch}+{variant}"
+
+
+def own_version(cell: Cell, arch: HostArch) -> str:
+    """Return what torch calls itself, torch.__version__."""
+    unlabelled = arch == "aarch64" and cell.variant == "cpu" and key(cell.torch) < _LABELLED_ON_ARM
+    return cell.torch if unlabelled else f"{cell.torch}+{cell.variant}"
 
 
 def arch_list(cell: Cell, build: Build) -> str:

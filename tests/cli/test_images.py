@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,14 @@ from envcheck.data import data_path
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images import lock_on_top, lock_with_uv
 from envcheck.images.locks.lockfile import read_locks
-from envcheck.images.locks.model import Lock
+from envcheck.images.locks.model import Lock, Pin
+from envcheck.images.spec import load_spec
+from envcheck.images.targets import SHARED_GROUPS
+from envcheck.matrix.facts.model import Cell, HostArch
+from envcheck.matrix.file.load import load
 
 CELL = "torch2.13.0-cpu-py311"
+GRACE = "torch2.14.1-cu130-py312"
 
 
 @pytest.fixture
@@ -243,6 +250,33 @@ def test_a_context_is_written_and_the_command_that_builds_it_printed(
     assert (out / "mirror/torch/sources.tsv").is_file()
 
 
+@pytest.mark.parametrize(("machine", "arch"), [("x86_64", "x86_64"), ("aarch64", "aarch64")])
+def test_a_context_is_that_of_the_machine_which_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, arch: HostArch
+) -> None:
+    """It holds this machine's uv; with both architectures in one Dockerfile the last would win."""
+    monkeypatch.setattr(os, "uname", lambda: types.SimpleNamespace(machine=machine))
+    shown = CliRunner().invoke(cli, ["render", GRACE, "--mirror", "none", "--output", str(tmp_path / "ctx")])
+    assert shown.exit_code == 0, shown.output
+    text = (tmp_path / "ctx/Dockerfile").read_text()
+    assert text.count(" AS runtime\n") == 1
+    cell = Cell.parse(GRACE)
+    assert cell is not None
+    for target in ("runtime", "devel", "train"):
+        promised = json.loads((tmp_path / "ctx/promises" / f"{target}.json").read_text())
+        assert promised == load_spec(load(), cell, target, arch=arch).promises
+        assert f'envcheck.lock="{promised["lock"]}"' in text
+
+
+def test_a_context_of_a_cell_that_this_machine_cannot_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "uname", lambda: types.SimpleNamespace(machine="aarch64"))
+    shown = CliRunner().invoke(cli, ["render", CELL, "--mirror", "none", "--output", str(tmp_path / "ctx")])
+    assert f"{CELL} is not published for aarch64, and a context holds uv of this machine" in str(shown.exception)
+    assert not (tmp_path / "ctx").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -303,6 +337,30 @@ def test_a_new_lock_replaces_the_whole_of_the_old_one(
     assert (ended.exit_code, ended.output.splitlines()[-1]) == (0, next_step)
     assert [path.name for path in (images / CELL).iterdir()] == ["torch.lock"]
     assert "as it was" in run("lock", "--mirror", "none", CELL).output
+
+
+def test_a_target_is_locked_for_another_architecture_on_top_of_its_own_locks(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = GRACE
+    shutil.copytree(data_path("images") / cell, images / cell)
+    asked: list[tuple[str, str]] = []
+
+    def add(
+        _matrix: object, _cell: object, target: str, locks: list[Lock], _profile: object, arch: str, *_: object
+    ) -> Lock:
+        asked.append((target, arch))
+        assert locks == read_locks(images / cell, SHARED_GROUPS, "aarch64")
+        return Lock(group="train", index="pypi", pins=[Pin(name="peft", version="1", sha256=["c" * 64])])
+
+    monkeypatch.setattr(lock_on_top, "lock_target", add)
+    before = {path.name: path.read_bytes() for path in (images / cell).iterdir()}
+    words = ["lock", cell, "--arch", "aarch64", "--target", "train", "--mirror", "none", "--images", str(images)]
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    after = {path.name: path.read_bytes() for path in (images / cell).iterdir()}
+    assert asked == [("train", "aarch64")]
+    assert {name for name in after if after[name] != before[name]} == {"train.aarch64.lock"}
+    assert before.keys() == after.keys()
 
 
 def test_a_lock_from_known_hashes_says_whose_they_are(

@@ -41,6 +41,7 @@ def spec(matrix: Matrix, locks: list[Lock]) -> ImageSpec:
 def profile(torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[[Path], Any]) -> Profile:
     """Return an index without the cell's torch, with packages that want what the cell has and has not."""
     wheel(torch_wheels, "trainer", "1.0", requires=["torch>=2", "helper"])
+    wheel(torch_wheels, "helper", "1.5", requires=["numpy"])
     wheel(torch_wheels, "helper", "2.0", requires=["numpy"])
     wheel(torch_wheels, "antique", "1.0", requires=["torch<2"])
     wheel(torch_wheels, "picky", "1.0", requires=["numpy<2"])
@@ -61,6 +62,17 @@ def test_what_a_target_adds_moves_nothing_of_the_cell(
     with pytest.raises(UnavailableError, match=r"target train cannot be locked: .*numpy"):
         lock_target(matrix, CELL, "train", locks, profile)
     assert lock_target(matrix, CELL, "runtime", locks, profile) is None
+
+
+@pytest.mark.parametrize(("first", "version"), [("1.5", "1.5"), ("1.4", "2.0")])
+def test_another_architecture_has_the_versions_of_a_target_of_the_first_where_it_can(
+    matrix: Matrix, locks: list[Lock], profile: Profile, monkeypatch: pytest.MonkeyPatch, first: str, version: str
+) -> None:
+    monkeypatch.setitem(RECIPES, "train", TargetRecipe(group="train", requirements=("helper",)))
+    like = Lock(group="train", index="pypi", pins=[Pin(name="helper", version=first, sha256=[])])
+    added = lock_target(matrix, CELL, "train", locks, profile, like=[like])
+    assert added is not None
+    assert [pin.version for pin in added.pins] == [version]
 
 
 def test_what_torch_asks_for_of_nvidias_is_not_asked_for_again(

@@ -150,15 +150,28 @@ def test_a_target_without_its_own_lock_is_refused_with_what_to_do(
 def test_an_architecture_has_its_own_locks_of_the_same_versions() -> None:
     facts = load()
     cells = [cell for cell in facts.cells() if "aarch64" in facts.archs(cell)]
-    assert len(cells) == 19  # torch 2.11 to 2.15 as the Python index has it, for Grace
-    for cell in cells:
-        x86, arm = load_spec(facts, cell), load_spec(facts, cell, arch="aarch64")
-        versions = [{pin.name: pin.version for lock in spec.locks for pin in lock.pins} for spec in (x86, arm)]
-        assert versions[0] == versions[1]
+    # torch 2.11 to 2.15 as the Python index has it, for Grace, and the CPU's that it has: torch 2.4 to 2.10
+    assert [cell.variant == "cpu" for cell in cells].count(False) == 19
+    assert len(cells) == 45
+    for cell, target in [(each, target) for each in cells for target in facts.targets(each)]:
+        x86, arm = load_spec(facts, cell, target), load_spec(facts, cell, target, arch="aarch64")
+        versions = [
+            {pin.name: pin.version.partition("+")[0] for lock in spec.locks for pin in lock.pins} for spec in (x86, arm)
+        ]
+        assert versions[0] == versions[1], (cell, target)
         torches = [next(pin for lock in spec.locks for pin in lock.pins if pin.name == "torch") for spec in (x86, arm)]
         assert not {*torches[0].sha256} & {*torches[1].sha256}
         assert (arm.arch, arm.promises["cuda"]) == ("aarch64", x86.promises["cuda"])
-        assert "sm_90" in arm.promises["arch-list"].split()
+        assert cell.variant == "cpu" or "sm_90" in arm.promises["arch-list"].split()
+
+
+def test_an_old_wheel_of_the_cpu_for_arm_names_no_variant() -> None:
+    """The word of torch/version.py in the wheels: 2.5.1, then 2.6.0+cpu."""
+    facts = load()
+    cells = [Cell(torch=torch, variant="cpu", python="3.11") for torch in ("2.4.1", "2.5.1", "2.6.0", "2.10.0")]
+    promised = [load_spec(facts, cell, arch="aarch64").promises["torch"] for cell in cells]
+    assert promised == ["2.4.1", "2.5.1", "2.6.0+cpu", "2.10.0+cpu"]
+    assert load_spec(facts, cells[0]).promises["torch"] == "2.4.1+cpu"
 
 
 def test_the_locks_of_one_architecture_leave_the_other_alone(tmp_path: Path) -> None:
@@ -171,6 +184,8 @@ def test_the_locks_of_one_architecture_leave_the_other_alone(tmp_path: Path) -> 
     assert load_spec(facts, cell, images_dir=tmp_path, arch="aarch64").locks == arm.locks
     files = render_cell(x86, arm)
     assert {name for name in files if "aarch64" in name} == {f"{g}.aarch64.lock" for g in ("nvidia", "torch", "base")}
+    with pytest.raises(ConfigError, match=rf"lacks train\.aarch64\.lock.*envcheck lock {cell} --arch aarch64 --target"):
+        load_spec(facts, cell, "train", images_dir=tmp_path, arch="aarch64")
     (tmp_path / str(cell) / "base.aarch64.lock").unlink()
     assert load_spec(facts, cell, images_dir=tmp_path).locks == x86.locks
     with pytest.raises(ConfigError, match=r"lacks base\.aarch64\.lock"):

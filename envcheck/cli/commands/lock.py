@@ -78,7 +78,6 @@ def command(options: LockOptions, settings: Settings) -> None:
     Exit 0: all are locked; 2: wrong usage; 3: a cell could not be locked.
     """
     from envcheck.data import own_images
-    from envcheck.errors import ConfigError
     from envcheck.images.spec import select
     from envcheck.matrix.file.load import load
     from envcheck.mirrors.profiles.load import load as load_profile
@@ -91,11 +90,8 @@ def command(options: LockOptions, settings: Settings) -> None:
         _lock_tool(profile)
         return
     matrix = load(settings.matrix)
-    cells = select(matrix, options.selectors)
+    cells = [c for c in select(matrix, options.selectors) if options.selectors or options.arch in matrix.archs(c)]
     directory = options.images_dir or own_images()
-    if options.arch != "x86_64" and options.targets:
-        message = "--target is for x86_64: another architecture has locks of the torch environment only"
-        raise ConfigError(message, fix="leave --target or --arch out")
     failed = [c for c in cells if not _lock(matrix, c, profile, directory, options, settings)]
     where = f" --images {options.images_dir}" if options.images_dir else ""
     then = f"; next: envcheck render{where}" if len(failed) < len(cells) else ""
@@ -147,21 +143,21 @@ def _lock(
     from envcheck.images.targets import SHARED_GROUPS
 
     try:
-        arch, first = options.arch, options.arch == "x86_64"
-        kept = read_locks(images_dir / str(cell)) if options.targets or not first else []
+        arch = options.arch
+        kept = read_locks(images_dir / str(cell), arch=arch) if options.targets else []
+        like = read_locks(images_dir / str(cell)) if arch != "x86_64" else []
         shared = [lock for lock in kept if lock.group in SHARED_GROUPS]
-        reuse = shared and first
-        made = MadeLocks(shared) if reuse else make_locks(matrix, cell, profile, arch, shared)
+        made = MadeLocks(shared) if shared else make_locks(matrix, cell, profile, arch, like)
         locks = made.locks
         spec = make_spec(matrix, cell, locks, arch=arch, where=str(images_dir / str(cell)))
-        targets = (options.targets or matrix.targets(cell)) if first else []
-        added = [lock_target(matrix, cell, target, locks, profile) for target in targets]
+        targets = options.targets or matrix.targets(cell)
+        added = [lock_target(matrix, cell, target, locks, profile, arch, like) for target in targets]
     except EnvcheckError as error:
         message = str(error) if str(cell) in str(error) else f"{cell}: {error}"
         lines = textwrap.wrap(message, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         click.echo("\n".join(lines), err=True)
         return False
-    groups = {lock.group: lock for lock in [*(kept if first else []), *locks, *added] if lock}
+    groups = {lock.group: lock for lock in [*kept, *locks, *added] if lock}
     changed = write_locks(images_dir, cell, [*groups.values()], arch)
     if not settings.quiet:
         versions = ", ".join([*companions(locks), f"cuDNN {spec.promises['cudnn']}", f"NCCL {spec.promises['nccl']}"])

@@ -207,7 +207,7 @@ class Cell(MatrixRow, frozen=True, kw_only=True):
 class ImageChoice(MatrixRow, frozen=True, kw_only=True):
     """Cells this repo publishes: a torch in each of these variants, for each of these Pythons, as each target.
 
-    They are for x86_64; `runtime` is also locked for `more_archs`.
+    They are for x86_64, and for `more_archs`.
     """
 
     torch: Dotted

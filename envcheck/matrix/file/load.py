@@ -93,7 +93,7 @@ def _each_table(matrix: Matrix, unique: Callable[[str, Iterable[str]], None]) ->
     unique("$.drivers", (row.branch for row in matrix.drivers))
     unique("$.gpus", (row.name for row in matrix.gpus))
     unique("$.bases", (row.python for row in matrix.bases))
-    unique("$.images", (f"torch{row.torch}-{'-'.join(row.variants)}" for row in matrix.images))
+    unique("$.images", (" ".join(map(str, row.cells())) for row in matrix.images))
     unique("$.torch", (row.torch for row in matrix.torch))
     for at, release in enumerate(matrix.torch):
         unique(f"$.torch[{at}].variants", (row.variant for row in release.variants))

@@ -96,7 +96,7 @@ SABOTAGE: dict[str, tuple[Change, str]] = {
         lambda p: p["images"][0].update(torch="2.4"),
         "torch 2.4 is not under `torch`; did you mean 2.4.0 or 2.4.1?",
     ),
-    "no such Python": (lambda p: p["images"][0].update(python=["3.13"]), "no wheel for Python 3.13; cu121 has 3."),
+    "no such Python": (lambda p: p["images"][1].update(python=["3.13"]), "no wheel for Python 3.13; cu121 has 3."),
     "no variant": (lambda p: p["images"][0].update(variants=[]), "`variants` is empty: it publishes nothing"),
     "a variant twice": (lambda p: p["images"][0].update(variants=["cu121", "cu121"]), "appears twice in `variants`"),
     "a cell in two rows": (
