@@ -126,8 +126,19 @@ def test_an_image_is_staged_under_a_tag_of_its_commit_and_known_by_its_digest(st
         "cell": STAGE["CELL"],
         "target": "devel",
         "platform": "linux/amd64",
+        "arch": "X64",
         "image": f"{REPOSITORY}@{digest}",
     }
+
+
+@pytest.mark.parametrize(("platform", "arch"), [("linux/arm64", "ARM64"), ("linux/s390x", None)])
+def test_an_image_goes_to_gpu_runners_of_its_own_architecture(step: Step, platform: str, arch: str | None) -> None:
+    step.fake("docker", INSPECTED)
+    status, err = step("stage", **{**STAGE, "PLATFORM": platform})
+    if arch is None:
+        assert (status, "no runner is of the platform 'linux/s390x'" in err) == (2, True)
+    else:
+        assert json.loads((step.at / "state/staged.json").read_text())["arch"] == arch
 
 
 @pytest.mark.parametrize("script", ["", '[ "$1" != push ]', f'[ "$1" != pull ] || exit 1; {INSPECTED}'])

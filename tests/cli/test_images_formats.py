@@ -16,6 +16,9 @@ from envcheck.images.engines import subprocesses
 
 CELL = "torch2.13.0-cpu-py311"
 OTHER = "torch2.13.0-cu130-py311"
+GRACE = "torch2.14.1-cu130-py312"
+ARM = "linux/arm64"
+TORCH_LOCKS = ("torch.lock", "torch.aarch64.lock")
 
 
 def run(*arguments: str, stdin: str | None = None) -> Result:
@@ -40,6 +43,30 @@ def refusal(*arguments: str, stdin: str | None = None) -> str:
 def test_a_matrix_has_the_selected_cells_only() -> None:
     assert cells("torch2.13.0-cpu*") == [CELL]
     assert cells("torch2.13.0-*py311", "--target", "runtime") == [CELL, OTHER]
+
+
+def test_each_platform_of_a_cell_is_a_job_on_a_machine_of_its_own() -> None:
+    shown = json.loads(run(GRACE, "--format", "github").stdout)["include"]
+    jobs = [(job["target"], job["platform"], job["runner"]) for job in shown]
+    machines = [("linux/amd64", "ubuntu-24.04"), ("linux/arm64", "ubuntu-24.04-arm")]
+    assert jobs == [(target, *machine) for target in ("runtime", "devel", "train") for machine in machines]
+    arm = json.loads(run(GRACE, "--format", "github", "--platform", "linux/arm64").stdout)["include"]
+    assert arm == [job for job in shown if job["platform"] == "linux/arm64"]
+    assert json.loads(run(GRACE, "--json").stdout)["cells"][0]["platforms"] == ["linux/amd64", "linux/arm64"]
+
+
+def test_a_file_of_one_target_is_of_the_platform_that_is_asked_for() -> None:
+    """The lock's own hashes: torch of the other platform is another file."""
+    first, arm = (
+        run(GRACE, "--target", "runtime", "--format", "conda", *more).stdout for more in ((), ("--platform", ARM))
+    )
+    digests = [(data_path("images") / GRACE / name).read_text().split("sha256:")[1][:64] for name in TORCH_LOCKS]
+    assert [digest in text for text in (first, arm) for digest in digests] == [True, False, False, True]
+
+
+def test_all_published_jobs_fit_one_matrix() -> None:
+    """What refuses more of them is the format itself; this says when the cells must be parted."""
+    assert run("--format", "github").exit_code == 0
 
 
 def test_changed_paths_select_cells() -> None:
@@ -112,6 +139,8 @@ def test_a_directory_outside_git_and_a_machine_without_git_are_said(
         (["--format", "github", "--json"], "--format and --json exclude each other"),
         (["--format", "github", "--repository", "me/torch:1"], "has the tag '1', and each image has a tag of its own"),
         (["--format", "bake", "--repository", "Not A Name"], "'Not A Name' is not a valid image name"),
+        (["--platform", "linux/arm64"], "--platform is for --format"),
+        ([CELL, "--format", "bake", "--platform", "linux/arm64"], "no selected cell is published for linux/arm64"),
         (["--changed", "-", "--changed-since", "HEAD"], "--changed-since and --changed exclude each other"),
         (["torch2.4.1-cu121-py310", "--target", "jupyter"], "no selected cell is published as jupyter"),
     ],

@@ -12,10 +12,11 @@ from envcheck.cli.shared import completion, messages
 from envcheck.cli.shared.typed_options import takes
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
+from envcheck.images.build.plan import PLATFORMS
 from envcheck.images.build.tags import REPOSITORY
 from envcheck.images.formats import registry
 from envcheck.images.formats.registry import FormatOptions
-from envcheck.matrix.facts.model import Target
+from envcheck.matrix.facts.model import HostArch, Target
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
@@ -29,6 +30,7 @@ class ImagesListOptions(NamedTuple):
     selectors: tuple[str, ...]
     format: str | None
     target: str | None
+    platform: str | None
     repository: str
     changed_since: str | None
     changed: str | None
@@ -40,6 +42,11 @@ class ImagesListOptions(NamedTuple):
 @click.argument("selectors", nargs=-1, metavar="[CELL]...", shell_complete=completion.cells)
 @click.option("--format", type=click.Choice(registry.names()), help="Print what this program reads, not the list.")
 @click.option("--target", type=click.Choice(get_args(Target)), help="Only this target of each cell.")
+@click.option(
+    "--platform",
+    type=click.Choice(["linux/amd64", "linux/arm64"]),
+    help="With --format: only this platform. [all; linux/amd64 where the format takes one]",
+)
 @click.option(
     "--repository", default=REPOSITORY, show_default=True, help="What the tags name, with --format: HOST/NAME."
 )
@@ -70,14 +77,23 @@ def command(options: ImagesListOptions, settings: Settings) -> int:
     if options.format and options.as_json:
         message = "--format and --json exclude each other"
         raise ConfigError(message, fix="give one of them")
+    if options.platform and not options.format:
+        message = "--platform is for --format: the list has every cell once"
+        raise ConfigError(message, fix="give --format github or --format bake, or leave --platform out")
     matrix, directory = load(settings.matrix), options.images_dir or data_path("images")
     chosen = selected(matrix, options, directory)
     if options.format:
-        specs = specs_of(matrix, chosen, directory)
+        specs = specs_of(matrix, chosen, directory, _archs(options.format, options.platform))
         click.echo(registry.written(options.format, specs, FormatOptions(_repository(options.repository))), nl=False)
         _say_left_out(specs)
         return 0
     return _listed([_row(matrix, cell, targets, directory) for cell, targets in chosen], options)
+
+
+def _archs(format_name: str, platform: str | None) -> list[HostArch]:
+    """Return the architectures that a format gets: those of the platform, else all that it can hold."""
+    archs = [arch for arch in get_args(HostArch) if platform in (None, PLATFORMS[arch])]
+    return archs[:1] if registry.named(format_name).one else archs
 
 
 def _repository(name: str) -> str:
@@ -93,8 +109,11 @@ def _repository(name: str) -> str:
 
 def _say_left_out(specs: list[ImageSpec]) -> None:
     """Name the cells that a format for many cells leaves out."""
-    for cell in dict.fromkeys(str(spec.cell) for spec in specs if not spec.locks):
-        messages.say(f"{cell} is left out: it has no lock; run `envcheck lock {cell}`")
+    from envcheck.images.spec import no_lock
+
+    for line in dict.fromkeys(str(no_lock(spec.cell, spec.arch)) for spec in specs if not spec.locks):
+        cell, _, lacks = line.partition(" ")
+        messages.say(f"{cell} is left out: it {lacks}")
 
 
 def _listed(rows: list[dict[str, Any]], options: ImagesListOptions) -> int:
@@ -121,6 +140,7 @@ def _row(matrix: Matrix, cell: Cell, targets: list[Target], directory: Path) -> 
     return {
         "cell": str(spec.cell),
         "targets": targets,
+        "platforms": [PLATFORMS[arch] for arch in matrix.archs(cell)],
         "base": spec.base.image,
         "locked": bool(spec.locks),
         "missing": lacking,

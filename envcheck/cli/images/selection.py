@@ -10,7 +10,7 @@ from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from envcheck.images.spec import ImageSpec
-    from envcheck.matrix.facts.model import Cell, Matrix, Target
+    from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
 
 Chosen = tuple["Cell", list["Target"]]
 
@@ -68,11 +68,24 @@ def _touched(chosen: list[Chosen], options: Selection, images_dir: Path) -> list
     return [(cell, targets) for cell, targets in chosen if str(cell) in touched]
 
 
-def specs_of(matrix: Matrix, chosen: Sequence[Chosen], images_dir: Path) -> list[ImageSpec]:
-    """Return one spec for each target of each cell."""
+def specs_of(matrix: Matrix, chosen: Sequence[Chosen], images_dir: Path, archs: Sequence[HostArch]) -> list[ImageSpec]:
+    """Return one spec for each target of each cell on each of these architectures that the cell is published for."""
+    from envcheck.images.build.plan import PLATFORMS
     from envcheck.images.spec import load_spec
 
-    return [load_spec(matrix, cell, target, images_dir=images_dir) for cell, targets in chosen for target in targets]
+    found = [
+        load_spec(matrix, cell, target, images_dir=images_dir, arch=arch)
+        for cell, targets in chosen
+        for target in targets
+        for arch in matrix.archs(cell)
+        if arch in archs
+    ]
+    if chosen and not found:
+        message = f"no selected cell is published for {' or '.join(PLATFORMS[arch] for arch in archs)}"
+        raise ConfigError(
+            message, fix="leave --platform out, or choose a cell whose `platforms` in `envcheck images --json` name it"
+        )
+    return found
 
 
 def spec_of(matrix_file: Path | None, selector: str, target: Target, images_dir: Path | None) -> ImageSpec:

@@ -1,6 +1,8 @@
 """A `docker buildx bake` file that any machine builds: each cell's context lies beside it, in a directory of its name.
 
 `envcheck render CELL --mirror PROFILE -o DIR/CELL` writes such a context; the file itself is DIR/docker-bake.json.
+A context is of one platform: it holds that platform's locks, promises and uv. That for arm64 is written on an arm64
+machine, to DIR/CELL-arm64, and its targets, groups and tags end in -arm64 too.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any, Final
 from envcheck.images.build.plan import PLATFORMS
 from envcheck.images.formats.registry import CellFormat, FormatOptions
 from envcheck.images.render.dockerfile import base_reference
-from envcheck.images.spec import ImageSpec
+from envcheck.images.spec import ARCH, ImageSpec
 
 
 def bake(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
@@ -25,26 +27,33 @@ def bake(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
             "NETWORK": {"default": "default"},
         },
         "group": _groups(specs),
-        "target": {name: _target(same) for name, same in _named(specs).items()},
+        "target": {name: _target(spec) for name, spec in _named(specs).items()},
     }
     return json.dumps(document, indent=1) + "\n"
 
 
 def _groups(specs: Sequence[ImageSpec]) -> dict[str, dict[str, list[str]]]:
-    """Return a group of all, one of each cell and one of each kind of target."""
-    members: dict[str, list[str]] = {"default": list(_named(specs))}
-    for name, (spec, *_) in _named(specs).items():
-        members.setdefault(_plain(str(spec.cell)), []).append(name)
-        members.setdefault(spec.target, []).append(name)
+    """Return the groups of each platform: all of it, one of each cell, one of each kind of target.
+
+    What bake builds when given no name is of one platform: no builder need have the other.
+    """
+    members: dict[str, list[str]] = {"default": []}
+    for name, spec in _named(specs).items():
+        suffix = _suffix(spec)
+        everything = suffix.removeprefix("-") or "default"
+        for group in (everything, _plain(f"{spec.cell}{suffix}"), f"{spec.target}{suffix}"):
+            members.setdefault(group, []).append(name)
+    members["default"] = members["default"] or list(_named(specs))
     return {group: {"targets": names} for group, names in members.items()}
 
 
-def _named(specs: Sequence[ImageSpec]) -> dict[str, list[ImageSpec]]:
-    """Return the specs of each of bake's targets: one target has all platforms of an image."""
-    named: dict[str, list[ImageSpec]] = {}
-    for spec in specs:
-        named.setdefault(_plain(f"{spec.cell}-{spec.target}"), []).append(spec)
-    return named
+def _named(specs: Sequence[ImageSpec]) -> dict[str, ImageSpec]:
+    return {_plain(f"{spec.cell}-{spec.target}{_suffix(spec)}"): spec for spec in specs}
+
+
+def _suffix(spec: ImageSpec) -> str:
+    """Return what tells the names of this platform from those of amd64."""
+    return "" if spec.arch == ARCH else f"-{PLATFORMS[spec.arch].rpartition('/')[2]}"
 
 
 def _plain(name: str) -> str:
@@ -52,13 +61,12 @@ def _plain(name: str) -> str:
     return name.replace(".", "_")
 
 
-def _target(same: Sequence[ImageSpec]) -> dict[str, Any]:
-    spec = same[0]
+def _target(spec: ImageSpec) -> dict[str, Any]:
     return {
-        "context": str(spec.cell),
+        "context": f"{spec.cell}{_suffix(spec)}",
         "dockerfile": "Dockerfile",
         "target": spec.target,
-        "platforms": [PLATFORMS[one.arch] for one in same],
+        "platforms": [PLATFORMS[spec.arch]],
         "args": {
             "BASE": base_reference(spec),
             "REVISION": "${REVISION}",
@@ -66,7 +74,7 @@ def _target(same: Sequence[ImageSpec]) -> dict[str, Any]:
         },
         # No option of bake sets it: `host` is for a mirror on the builder's own loopback.
         "network": "${NETWORK}",
-        "tags": [f"${{REPOSITORY}}:{spec.tag}"],
+        "tags": [f"${{REPOSITORY}}:{spec.tag}{_suffix(spec)}"],
     }
 
 

@@ -23,7 +23,7 @@ def github(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
     """Return the matrix on one line, as a step's output needs it. No spec gives an empty `include`."""
     if len(specs) > MOST_JOBS:
         message = f"{len(specs)} jobs, and GitHub takes {MOST_JOBS} in one matrix"
-        raise ConfigError(message, fix="select fewer cells, or one --target at a time")
+        raise ConfigError(message, fix="select fewer cells, or one --platform or --target at a time")
     return json.dumps({"include": [_job(spec, options) for spec in specs]}, separators=(",", ":")) + "\n"
 
 

@@ -15,13 +15,18 @@ import pytest
 
 from envcheck.images.formats.registry import written
 from envcheck.images.render.build_context import write
+from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profiles import load as profiles
 from tests.e2e.private_engine import CannotStartError, unpacked
 from tests.images.formats.cells import CPU, CUDA, OPTIONS, specs
 
 
 def baked(*cells: str) -> dict[str, Any]:
-    shown: dict[str, Any] = json.loads(written("bake", specs(*cells), OPTIONS))
+    return baked_specs(*specs(*cells))
+
+
+def baked_specs(*given: ImageSpec) -> dict[str, Any]:
+    shown: dict[str, Any] = json.loads(written("bake", given, OPTIONS))
     return shown
 
 
@@ -39,11 +44,20 @@ def test_groups_name_each_target_once() -> None:
     assert groups["torch2_13_0-cpu-py311"] == ["torch2_13_0-cpu-py311-runtime"]
 
 
-def test_one_image_of_two_architectures_is_one_target() -> None:
+def test_each_platform_has_a_context_a_tag_and_groups_of_its_own() -> None:
+    """A context holds one platform's locks, promises and uv: of the other it would build what it does not promise."""
     (spec,) = specs(CPU)
-    two = json.loads(written("bake", [spec, msgspec.structs.replace(spec, arch="aarch64")], OPTIONS))
-    (target,) = two["target"].values()
-    assert target["platforms"] == ["linux/amd64", "linux/arm64"]
+    arm = msgspec.structs.replace(spec, arch="aarch64")
+    two = json.loads(written("bake", [spec, arm], OPTIONS))
+    of = {name: target["platforms"] for name, target in two["target"].items()}
+    name = "torch2_13_0-cpu-py311-runtime"
+    assert of == {name: ["linux/amd64"], f"{name}-arm64": ["linux/arm64"]}
+    assert [target["context"] for target in two["target"].values()] == [CPU, f"{CPU}-arm64"]
+    assert two["target"][f"{name}-arm64"]["tags"] == ["${REPOSITORY}:2.13.0-cpu-py311-runtime-arm64"]
+    groups = {group: held["targets"] for group, held in two["group"].items()}
+    assert (groups["default"], groups["arm64"]) == ([name], [f"{name}-arm64"])
+    assert groups["torch2_13_0-cpu-py311-arm64"] == groups["runtime-arm64"] == groups["arm64"]
+    assert baked_specs(arm)["group"]["default"]["targets"] == [f"{name}-arm64"]
 
 
 @pytest.fixture
