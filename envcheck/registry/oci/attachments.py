@@ -54,9 +54,14 @@ def fallback_tag(subject: str) -> str:
     return subject.replace(":", "-", 1)
 
 
+def own_start(digest: str) -> str:
+    """Return the start of an artifact's digest, which its own tag names."""
+    return digest.partition(":")[2][:_NAMED]
+
+
 def own_tag(subject: str, digest: str) -> str:
     """Return the tag that an artifact has for itself."""
-    return f"{fallback_tag(subject)}.{digest.partition(':')[2][:_NAMED]}{_OWN}"
+    return f"{fallback_tag(subject)}.{own_start(digest)}{_OWN}"
 
 
 def own_tags(subject: str, tags: Sequence[str]) -> dict[str, str]:

@@ -62,6 +62,9 @@ def _copy(source: Repository, target: Repository, manifest: StoredManifest, copi
 
 def _copy_attached(source: Repository, target: Repository, subject: str, copied: Copied, depth: int) -> None:
     attached = referrers(source, subject)
+    if attached.found and depth == 0:
+        message = f"{source.reference.name}: what is attached to {subject} lies too deep below the image"
+        raise LyingError(message, fix="copy what it belongs to by itself")
     if attached.refused or attached.dangling or attached.notes:
         copied.left.append(attached)
     for one in attached.found:
@@ -73,7 +76,7 @@ def _copy_attached(source: Repository, target: Repository, subject: str, copied:
         done = attach_manifest(target, subject, manifest, push)
         copied.manifests.append(manifest.digest)
         copied.notes += done.notes
-        _copy_attached(source, target, manifest.digest, copied, depth - 1) if depth > 1 else None
+        _copy_attached(source, target, manifest.digest, copied, depth - 1)
 
 
 def _copy_blobs(

@@ -18,7 +18,7 @@ from urllib.parse import urljoin
 
 import msgspec
 
-from envcheck.mirrors.fetch.plan.range_responses import retry_after
+from envcheck.mirrors.fetch.plan.range_responses import retry_after, wait_phrase
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError, SlowError, UntrustedError
 from envcheck.mirrors.net.responses import HttpResponse
@@ -27,7 +27,7 @@ from envcheck.mirrors.net.waits import NETWORK_WAITS
 from envcheck.registry.oci.documents import MOST_MANIFEST
 from envcheck.registry.oci.login.authorization import Authorization, denied
 from envcheck.registry.oci.references import ImageReference
-from envcheck.registry.oci.registry_errors import AbsentError, RefusedError, RegistryUnavailableError
+from envcheck.registry.oci.registry_errors import AbsentError, LyingError, RefusedError, RegistryUnavailableError
 
 # Seconds before each further try where the registry does not say, and the most that all tries may wait together.
 PAUSES: Final = (0.5, 1.0, 2.0)
@@ -106,7 +106,7 @@ class Exchange:
         """Return the answer with its body, which must not have more than `most` bytes."""
 
         def whole(answer: HttpResponse) -> RegistryReply:
-            body = b"" if asked.method == "HEAD" else answer.text(most)
+            body = b"" if asked.method == "HEAD" else self._body(asked, answer, most)
             return RegistryReply(answer.status, answer.headers, body, answer.url)
 
         return self.read(asked, whole)
@@ -126,6 +126,22 @@ class Exchange:
                 self._sleep(after)
             waited += after
         raise AssertionError
+
+    def _body(self, asked: Asked, answer: HttpResponse, most: int) -> bytes:
+        """Return the body of an answer. Raise LyingError as soon as it is known to be too large."""
+        stated = answer.headers.get("Content-Length", "")
+        parts, left = list[bytes](), most - (int(stated) if stated.isdigit() else 0)
+        if left >= 0:
+            left = most
+            for part in answer.page(2 * most):
+                parts.append(part)
+                left -= len(part)
+                if left < 0:
+                    break
+        if left < 0:
+            message = f"{self.reference.registry} answers for {asked.what} with more than {most} bytes"
+            raise LyingError(message, fix="do not use it: what belongs there is smaller")
+        return b"".join(parts)
 
     def _outcome(self, asked: Asked, consume: Callable[[HttpResponse], _T]) -> _T | _AgainError:
         try:
@@ -174,9 +190,8 @@ class Exchange:
             return AbsentError(message, fix="check the name, the tag and the digest")
         if status in _BUSY:
             after = retry_after(answer.headers, self._now())
-            told = "" if after is None else f" and asks to wait {after:.0f} s"
             fix = "wait, or log in: many limits are those of an account" if status == _LIMITED else ""
-            return _AgainError(f"it answers {status}{told}", after, fix)
+            return _AgainError(f"it answers {status}{wait_phrase(after)}", after, fix)
         codes = error_codes(answer)
         message = f"{registry} does not accept {asked.what} ({' '.join([str(status), *codes[:3]])})"
         return RefusedError(message, fix="ask who runs the registry what it accepts", codes=codes)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
-from envcheck.registry.oci.attachments import fallback_tag, own_tags
+from envcheck.registry.oci.attachments import fallback_tag, own_start, own_tags
 from envcheck.registry.oci.documents import Descriptor, ImageManifest
 from envcheck.registry.oci.references import is_digest
 from envcheck.registry.oci.registry_errors import AbsentError, LyingError
@@ -70,26 +70,33 @@ def referrers(repository: Repository, subject: str, tags: Sequence[str] | None =
     notes: list[str] = []
     listed = dict.fromkeys([*_from_index(repository, subject, notes), *_from_api(repository, subject, notes)])
     tagged = own_tags(subject, repository.tags() if tags is None else tags)
-    known = {digest.partition(":")[2][:12] for digest in listed}
-    wanted: list[str] = [*listed, *sorted(tag for tag, start in tagged.items() if start not in known)]
-    if len(wanted) > _MOST:
-        message = f"{repository.reference.name} lists {len(wanted)} artifacts for {subject}, more than {_MOST}"
+    total = len(listed) + len(tagged)
+    if total > _MOST:
+        message = f"{repository.reference.name} lists {total} artifacts for {subject}, more than {_MOST}"
         raise LyingError(message, fix="delete what nobody needs, or use another repository")
-    results = _read_all(repository, subject, wanted, tagged)
-    found = {result.descriptor.digest: result for result in results if isinstance(result, Referrer)}
+    results = _read_all(repository, subject, dict.fromkeys(listed, ""))
+    # Only what was read stands for its own tag: a list may name a digest that begins like that of another artifact.
+    read = {own_start(one.descriptor.digest) for one in results if isinstance(one, Referrer)}
+    results += _read_all(repository, subject, {tag: start for tag, start in tagged.items() if start not in read})
+    found = {one.descriptor.digest: one for one in results if isinstance(one, Referrer)}
+    refused = [one for one in results if isinstance(one, RefusedReferrer)]
+    gone = [one for one in results if isinstance(one, str)]
+    listed_starts = {own_start(name) for name in (*gone, *(one.named for one in refused)) if is_digest(name)}
     return Referrers(
         found=[found[digest] for digest in sorted(found)],
-        dangling=sorted(result for result in results if isinstance(result, str)),
-        refused=[result for result in results if isinstance(result, RefusedReferrer)],
+        dangling=sorted(name for name in gone if tagged.get(name) not in listed_starts),
+        refused=[one for one in refused if tagged.get(one.named) not in listed_starts],
         notes=notes,
     )
 
 
 def _read_all(
-    repository: Repository, subject: str, wanted: Sequence[str], tagged: dict[str, str]
+    repository: Repository, subject: str, wanted: Mapping[str, str]
 ) -> list[Referrer | RefusedReferrer | str]:
+    """Read digests and own tags at once; the value of a tag is how its digest begins."""
+
     def read(name: str) -> Referrer | RefusedReferrer | str:
-        return _read(repository, subject, name, tagged.get(name, ""))
+        return _read(repository, subject, name, wanted[name])
 
     if len(wanted) <= 1:
         return [read(name) for name in wanted]

@@ -196,6 +196,18 @@ def test_an_own_tag_that_leads_to_something_else_is_refused(registry: FakeRegist
     assert [(one.named, one.reason) for one in found.refused] == [(first.tag, "tampered")]
 
 
+def test_a_listed_digest_that_begins_like_a_proofs_does_not_hide_it(registry: FakeRegistry) -> None:
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+    done = attached(repository, subject)
+    alike = f"{done.descriptor.digest[:19]}{'0' * 52}"
+    document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [{"digest": alike}]}
+    repository.push_manifest(json.dumps(document).encode(), OCI_INDEX, fallback_tag(subject.digest))
+    found = referrers(repository, subject.digest)
+    assert [one.descriptor for one in found.found] == [done.descriptor]
+    assert found.dangling == [alike]
+
+
 @pytest.mark.parametrize("hidden", ["index", "own tag", "both"])
 def test_each_place_alone_suffices(registry: FakeRegistry, hidden: str) -> None:
     repository = opened(registry.netloc)

@@ -89,6 +89,17 @@ def test_what_is_attached_and_cannot_be_copied_is_listed(servers: Servers) -> No
     assert copied.manifests == [manifest.digest]
 
 
+def test_what_is_attached_too_deep_is_not_left_out_in_silence(servers: Servers) -> None:
+    first, second = (servers.start(FakeRegistry()) for _ in range(2))
+    source, target = opened(first.netloc), opened(second.netloc)
+    subject = push_image(source).descriptor
+    top = subject.digest
+    for number in range(5):
+        subject = attach(source, subject, KIND, [("application/json", b"%d" % number)], {}).descriptor
+    with pytest.raises(LyingError, match="lies too deep"):
+        copy_image(source, target, top)
+
+
 def test_a_copy_that_the_target_does_not_have_is_found_out(servers: Servers) -> None:
     first, second = (servers.start(FakeRegistry()) for _ in range(2))
     source, target = opened(first.netloc), opened(second.netloc)

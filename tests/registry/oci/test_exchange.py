@@ -245,9 +245,13 @@ def test_a_blob_that_is_too_large_is_refused_before_it_is_asked_for(servers: Ser
 def test_a_manifest_of_100_mb_is_not_read(servers: Servers) -> None:
     parts = (b" " * 100_000 for _ in range(1000))
     registry = servers.start(FakeRegistry(lambda _: Answer(200, parts, {"Content-Type": OCI_MANIFEST})))
-    with pytest.raises(RegistryUnavailableError, match="more than 4194304 bytes"):
+    with pytest.raises(LyingError, match="more than 4194304 bytes"):
         opened(registry.netloc).manifest("latest")
-    assert registry.sent < 60_000_000
+    assert registry.sent < 20_000_000
+    registry.fault = lambda _: Answer(200, [], {"Content-Length": "100000000"})
+    with pytest.raises(LyingError, match="more than 4194304 bytes"):
+        opened(registry.netloc).manifest("latest")
+    assert len(registry.requests) == 2
 
 
 def test_pages_of_tags_are_read_to_their_end(servers: Servers) -> None:
@@ -260,7 +264,7 @@ def test_pages_of_tags_are_read_to_their_end(servers: Servers) -> None:
     assert opened(registry.netloc).tags() == ["t0", "t1", "t2", "t3"]
 
 
-@pytest.mark.parametrize("target", ["/v2/team/torch/tags/list?n=1000", "https://other.example/v2/x", "/v2/x?{}"])
+@pytest.mark.parametrize("target", ["/v2/team/torch/tags/list", "https://other.example/v2/x", "/v2/x?{}"])
 def test_pages_that_never_end_or_lead_elsewhere_are_refused(
     servers: Servers, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +274,7 @@ def test_pages_that_never_end_or_lead_elsewhere_are_refused(
     )
     with pytest.raises(RegistryUnavailableError, match="no end or are on another host"):
         opened(registry.netloc).tags()
-    assert len(registry.requests) <= 5
+    assert len(registry.requests) == {"/v2/team/torch/tags/list": 2, "/v2/x?{}": 5}.get(target, 1)
 
 
 @pytest.mark.parametrize("absolute", [True, False])

@@ -14,9 +14,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from envcheck.errors import ConfigError, EnvcheckError
+from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Credential, HuggingFace, Profile
 from envcheck.registry.oci.login import helpers
 from envcheck.registry.oci.login.accounts import account_for
+from envcheck.registry.oci.login.authorization import Authorization
 from envcheck.registry.oci.opening import open_repository
 from envcheck.registry.oci.references import parse_reference
 from envcheck.registry.oci.registry_errors import DeniedError, RegistryUnavailableError
@@ -148,14 +150,14 @@ def test_a_store_without_the_login_leaves_it_to_the_file(home: Path, monkeypatch
     ],
 )
 def test_a_helper_that_fails_is_named_without_what_it_says(
-    home: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], script: str, why: str
 ) -> None:
     monkeypatch.setattr(helpers, "TIMEOUT", 0.5)
     helper(home, monkeypatch, script)
     with pytest.raises(EnvcheckError, match=why) as refused:
         header(log_in(home, credsStore="test"))
     assert "docker-credential-test" in str(refused.value)
-    assert CANARY not in "".join(traceback.format_exception(refused.value))
+    assert CANARY not in "".join([*traceback.format_exception(refused.value), *capfd.readouterr()])
 
 
 @pytest.mark.parametrize(("name", "code"), [("absent", 3), ("../test", 2), ("a b", 2)])
@@ -312,6 +314,23 @@ def test_no_secret_goes_over_plain_http_to_another_machine(
     with pytest.raises(DeniedError, match="wants a login over plain http"):
         opened(basic, logged_in(home, basic)).tags()
     assert basic.logins == {None}
+
+
+@pytest.mark.parametrize("realm", ["http://tokens.example/t", "https://127.0.0.1:1/t", "https://localhost/t"])
+def test_a_registry_over_tls_sends_nobody_to_plain_http_or_to_this_machine(home: Path, realm: str) -> None:
+    reference = parse_reference("registry.example/team/torch")
+    environ = log_in(home, auths={"registry.example": {"auth": ENCODED}})
+    authorization = Authorization(Client(), reference, lambda: account_for(reference, environ))
+    with pytest.raises(DeniedError, match="not trusted"):
+        authorization.answer({"WWW-Authenticate": f'Bearer realm="{realm}"'}, ["repository:x:pull"], None)
+
+
+def test_a_registry_that_refuses_its_own_tokens_is_left(servers: Servers, home: Path) -> None:
+    tokens = servers.start(Tokens())
+    registry = servers.start(Guarded(lambda _: False, f'Bearer realm="{tokens.url}"'))
+    with pytest.raises(DeniedError, match=r"refuses the tags of team/torch \(401\); use an account that may do this"):
+        opened(registry, logged_in(home, registry)).tags()
+    assert (len(registry.requests), len(tokens.issued)) == (2, 1)
 
 
 def test_a_place_of_tokens_gets_no_login_of_its_own_from_a_registry_of_another(servers: Servers, home: Path) -> None:

@@ -73,11 +73,18 @@ def _run(path: str, server: str, program: str, named_in: str) -> tuple[int, byte
     try:
         printed, _ = process.communicate(server.encode(), timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
+        message = f"{program}, which {named_in} names, gives no answer in {TIMEOUT:g} s"
+        raise UnavailableError(message, fix=f"run `{program} get` yourself: it may wait for a password") from None
+    finally:
+        _end(process)
+    return process.returncode, printed
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a helper that was not waited for, with all that it started."""
+    if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        for pipe in filter(None, (process.stdin, process.stdout)):
-            pipe.close()
-        message = f"{program}, which {named_in} names, gives no answer in {TIMEOUT:g} s"
-        raise UnavailableError(message, fix=f"run `{program} get` yourself: it may wait for a password") from None
-    return process.returncode, printed
+    for pipe in filter(None, (process.stdin, process.stdout)):
+        pipe.close()
