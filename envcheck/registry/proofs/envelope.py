@@ -19,6 +19,14 @@ BUNDLE_TYPE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
 UNSIGNED_TYPE: Final = "application/vnd.envcheck.unsigned.v1+json"
 
 
+def bundle_annotations(predicate_type: str) -> dict[str, str]:
+    """Return what Sigstore's clients look for in the manifest of a bundle."""
+    return {
+        "dev.sigstore.bundle.content": "dsse-envelope",
+        "dev.sigstore.bundle.predicateType": predicate_type,
+    }
+
+
 class Opened(NamedTuple):
     """What was in an envelope, and the id of the key that signed it; None where nobody did."""
 

@@ -1,4 +1,4 @@
-"""Keys that are made anew for each run of the tests."""
+"""What tests of several rooms of the registry share: keys that are made anew for each run."""
 
 from __future__ import annotations
 

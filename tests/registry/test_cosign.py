@@ -1,0 +1,81 @@
+"""Stock cosign verifies envcheck's proofs: they need no envcheck to be checked, and no service of Sigstore's."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envcheck.registry.oci.attachments import attach
+from envcheck.registry.oci.referrers import referrers
+from envcheck.registry.proofs import envelope, strict_json
+from envcheck.registry.proofs import statement as statements
+from envcheck.registry.proofs.statement import Sha256, Subject
+from envcheck.signing import PrivateKey, load_public
+from tests import proofs, registries
+from tests.registry.oci.fakes import opened, push_image
+
+pytestmark = pytest.mark.tools
+
+
+@pytest.fixture(scope="module", params=["docker_registry", "referrers_registry"])
+def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return HOST:PORT of a registry without the referrers API, and of one that has it."""
+    registries.program("cosign")
+    with getattr(registries, request.param)(tmp_path_factory.mktemp("registry")) as serving:
+        yield serving
+
+
+def cosign(home: Path, *words: str) -> tuple[int, str]:
+    """Run cosign, which reaches nothing but this machine, and return its exit code and what it says."""
+    environment = {"HOME": str(home), "HTTPS_PROXY": "127.0.0.1:9", "COSIGN_PASSWORD": ""}
+    argv = [registries.program("cosign"), *words]
+    done = subprocess.run(argv, cwd=home, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+def verified(image: str, key: PrivateKey, home: Path) -> tuple[int, str]:
+    """Return what cosign says of the proofs of an image."""
+    (home / "key.pub").write_bytes(key.public.pem)
+    words = ["--key", "key.pub", "--type", statements.PREDICATE_TYPE, "--insecure-ignore-tlog=true"]
+    return cosign(home, "verify-attestation", *words, "--allow-http-registry", image)
+
+
+@pytest.mark.parametrize("kind", ["key", "ecdsa_key"])
+def test_cosign_verifies_a_proof_by_its_key_alone(
+    address: str, kind: str, other_key: PrivateKey, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    signer: PrivateKey = request.getfixturevalue(kind)
+    repository = opened(address, f"team/{kind.replace('_', '-')}")
+    image = push_image(repository).descriptor
+    subject = [Subject(name="x", digest=Sha256(sha256=image.digest.partition(":")[2]))]
+    content = proofs.bundle(proofs.stated(subject=subject), signer)
+    kept = envelope.bundle_annotations(statements.PREDICATE_TYPE)
+    attach(repository, image, envelope.BUNDLE_TYPE, [(envelope.BUNDLE_TYPE, content)], kept)
+    name = f"{address}/team/{kind.replace('_', '-')}@{image.digest}"
+    assert verified(name, signer, tmp_path)[0] == 0
+    code, said = verified(name, other_key, tmp_path)
+    assert code != 0
+    assert "signature" in said
+
+
+def test_a_bundle_of_cosigns_is_opened_by_its_key(address: str, tmp_path: Path) -> None:
+    """Cosign writes the same form. Its statement has an older type, so it is no proof of envcheck's."""
+    repository = opened(address, "team/theirs")
+    image = push_image(repository).descriptor.digest
+    (tmp_path / "predicate").write_text('{"result":"PASSED"}')
+    assert cosign(tmp_path, "generate-key-pair")[0] == 0
+    words = ["--key", "cosign.key", "--predicate", "predicate", "--type", statements.PREDICATE_TYPE, "--yes"]
+    words += ["--use-signing-config=false", "--tlog-upload=false", "--allow-http-registry"]
+    code, said = cosign(tmp_path, "attest", *words, f"{address}/team/theirs@{image}")
+    assert code == 0, said
+    (found,) = referrers(repository, image).found
+    content = repository.blob(found.manifest.layers[0], strict_json.MOST)
+    key = load_public(tmp_path / "cosign.pub")
+    result = envelope.open_envelope(content, statements.PAYLOAD_TYPE, [key])
+    assert isinstance(result, envelope.Opened)
+    assert result.signer == key.id
+    with pytest.raises(strict_json.MalformedError, match=r"Statement/v0\.1"):
+        statements.decode(result.payload)
