@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from envcheck.matrix.facts.model import GpuModel, Matrix
@@ -76,6 +77,7 @@ def capability_of_series(matrix: Matrix, name: str) -> tuple[str, str] | None:
     return (siblings[0].cc, siblings[0].name) if len(capabilities) == 1 else None
 
 
+@lru_cache(maxsize=4096)
 def _key(name: str) -> str:
     words = [word for word in re.split(r"[\s_/-]+", name.upper()) if word]
     if "MIG" in words[1:]:
