@@ -110,7 +110,7 @@ def _other_driver(facts: ProofFacts, node: NodeFacts, matrix: Matrix) -> Refused
 def _unsupported(facts: ProofFacts, here: str, proven: str, matrix: Matrix) -> str:
     """Return why today's resolver does not say that the cell runs here as it was proven; "" where it does."""
     verdict, reason = _verdict(facts, here, matrix)
-    forward = _verdict(facts, proven, matrix)[0] == FORWARD
+    forward = (verdict if here == proven else _verdict(facts, proven, matrix)[0]) == FORWARD
     if verdict not in LEGAL:
         return f"{facts.cell} on driver {here}: {verdict}: {reason}"
     if forward and branch(here) != branch(proven):

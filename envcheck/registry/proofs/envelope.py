@@ -69,10 +69,6 @@ class _Unsigned(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     payload: str
 
 
-class _Form(msgspec.Struct, rename="camel"):
-    media_type: str
-
-
 def sign(payload: bytes, payload_type: str, key: PrivateKey) -> bytes:
     """Return the payload in a Sigstore bundle; with an ed25519 key the same bytes each time."""
     signature = key.sign(authenticated(payload, payload_type))
@@ -104,13 +100,12 @@ def authenticated(payload: bytes, payload_type: str) -> bytes:
 def open_envelope(content: bytes, payload_type: str, keys: Sequence[PublicKey]) -> Opened | Refused:
     """Return the payload of this type, signed by one of the keys or by nobody, or why not. It never raises."""
     try:
-        form = strict_json.decode(content, _Form)
-        if form.media_type == UNSIGNED_TYPE:
-            unsigned = strict_json.decode(content, _Unsigned)
+        document = strict_json.parse(content)
+        if isinstance(document, dict) and document.get("mediaType") == UNSIGNED_TYPE:
+            unsigned = strict_json.convert(document, _Unsigned)
             _expect_type(unsigned.payload_type, payload_type)
             return Opened(strict_json.canonical_base64(unsigned.payload, "the payload"), None)
-        bundle = strict_json.decode(content, _Bundle)
-        return _verified(bundle, payload_type, keys)
+        return _verified(strict_json.convert(document, _Bundle), payload_type, keys)
     except strict_json.MalformedError as error:
         return Refused(ProofRefusal.UNKNOWN_FORMAT, str(error))
 

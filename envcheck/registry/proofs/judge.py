@@ -192,7 +192,7 @@ def _by_todays_limits(
     content = evidence(reference.digest)
     if isinstance(content, Refused):
         return content
-    if len(content) != reference.size or f"sha256:{hashlib.sha256(content).hexdigest()}" != reference.digest:
+    if f"sha256:{hashlib.sha256(content).hexdigest()}" != reference.digest:
         return Refused(ProofRefusal.TAMPERED, f"the report is not the one that was stated: {reference.digest}")
     try:
         again = rejudge(unpack(content), terms.matrix)

@@ -10,9 +10,10 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 
 from envcheck.registry.proofs import strict_json
+from envcheck.registry.proofs.covers import NodeFacts
 from envcheck.registry.proofs.envelope import open_envelope
-from envcheck.registry.proofs.judge import CLOCK_SKEW
-from envcheck.registry.proofs.policy import Policy
+from envcheck.registry.proofs.judge import CLOCK_SKEW, ImageProofs, ListedProof, ProofTerms, judge_image
+from envcheck.registry.proofs.policy import NamedGpus, Policy
 from envcheck.registry.proofs.refusals import ProofRefusal, Refused
 from envcheck.registry.proofs.statement import Digest, instant
 
@@ -47,6 +48,20 @@ class InForce(NamedTuple):
     digest: str
     at: dt.datetime
     signers: frozenset[str]
+
+
+def judge_named(listed: Sequence[ListedProof], image: str, terms: ProofTerms) -> list[tuple[NamedGpus, ImageProofs]]:
+    """Judge an image for each of the GPUs that the policy wants a proof on, whatever their driver.
+
+    A policy that names none asks for one proof that holds; its GPUs are called "any". The terms' node is not used.
+    """
+    nodes: list[tuple[NamedGpus, NodeFacts | None]] = [
+        (named, NodeFacts(models=(named.gpu,), gpus=named.gpus)) for named in terms.policy.promoted_on
+    ]
+    return [
+        (named, judge_image(listed, image, terms._replace(node=node)))
+        for named, node in nodes or [(NamedGpus("any", 0), None)]
+    ]
 
 
 def encode(promotion: Promotion) -> bytes:

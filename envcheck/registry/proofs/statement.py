@@ -161,7 +161,8 @@ def decode(payload: bytes) -> Statement:
         message = "a check has two results"
         raise strict_json.MalformedError(message)
     failed = bool(predicate.failed_tests) or facts.exit_code != 0
-    if statement.passed and (failed or not predicate.passed_tests or facts.mode == "unknown"):
+    contradicts = failed or not predicate.passed_tests or facts.mode == "unknown"
+    if statement.passed and (contradicts or (predicate.result == "WARNED") != bool(predicate.warned_tests)):
         message = f"it says {predicate.result}, and its checks do not"
         raise strict_json.MalformedError(message)
     return statement

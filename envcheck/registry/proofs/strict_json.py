@@ -20,14 +20,19 @@ class MalformedError(ValueError):
 
 def decode(content: bytes, kind: type[_Type]) -> _Type:
     """Return the document as this type. Raises MalformedError, and nothing else, for whatever else the bytes are."""
+    return convert(parse(content), kind)
+
+
+def parse(content: bytes) -> Any:
+    """Return the document as plain data. Raises MalformedError for what is not one JSON document."""
     if len(content) > MOST:
         message = f"larger than {MOST} bytes"
         raise MalformedError(message)
     try:
         document = json.loads(content.decode("utf-8"), object_pairs_hook=_no_key_twice, parse_constant=_no_constant)
-        # An escape can hold half a character ("\ud800"), which no later step could write.
-        json.dumps(document, ensure_ascii=False).encode("utf-8")
-        return msgspec.convert(document, kind)
+        if b"\\u" in content:
+            # An escape can hold half a character ("\ud800"), which no later step could write.
+            json.dumps(document, ensure_ascii=False).encode("utf-8")
     except MalformedError:
         raise
     except RecursionError as error:
@@ -36,9 +41,17 @@ def decode(content: bytes, kind: type[_Type]) -> _Type:
     except UnicodeError as error:
         message = "not UTF-8 text"
         raise MalformedError(message) from error
-    except (ValueError, OverflowError) as error:  # JSONDecodeError, ValidationError, a number of thousands of digits
-        message = " ".join(str(error).split())[:200]
-        raise MalformedError(message) from error
+    except ValueError as error:  # JSONDecodeError, and a number of thousands of digits
+        raise MalformedError(_line(error)) from error
+    return document
+
+
+def convert(document: Any, kind: type[_Type]) -> _Type:
+    """Return plain data as this type. Raises MalformedError, which names the place, for other data."""
+    try:
+        return msgspec.convert(document, kind)
+    except (ValueError, OverflowError) as error:  # ValidationError is a ValueError
+        raise MalformedError(_line(error)) from error
 
 
 def canonical_base64(text: str, what: str) -> bytes:
@@ -65,3 +78,7 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _no_constant(name: str) -> Any:
     message = f"{name[:20]} is not JSON"
     raise MalformedError(message)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

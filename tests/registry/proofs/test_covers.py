@@ -77,6 +77,9 @@ def test_forward_compatibility_is_proven_for_its_branch_alone() -> None:
     assert word(proofs.NODE, **forward) is None
     assert word(proofs.NODE._replace(driver="570.172.08"), **forward) is None
     assert word(proofs.NODE._replace(driver="580.65.06"), **forward) == "driver-unsupported"
+    unlisted = {**forward, "driver": "555.42.02"}  # cuda-compat does not work on R555
+    assert word(proofs.NODE._replace(driver="555.42.02"), **unlisted) == "driver-unsupported"
+    assert word(proofs.NODE, **unlisted) == "driver-unsupported"
     native = {**forward, "driver": "580.65.06"}
     assert word(proofs.NODE._replace(driver="580.65.06"), **native) is None
     assert word(proofs.NODE._replace(driver="570.124.06"), **native) == "driver-too-old"

@@ -323,6 +323,14 @@ def test_todays_limits_are_held_against_the_evidence(policy: Policy, key: Privat
     assert word(stale, policy=policy._replace(rejudge=False), node=proofs.H200) is None
 
 
+def test_what_the_policy_requires_must_pass_today_too(policy: Policy, key: PrivateKey) -> None:
+    statement = proofs.stated()
+    passed = [*statement.predicate.passed_tests, "driver-branch"]
+    claimed = proofs.attached(proofs.stated(result="PASSED", passed_tests=passed, warned_tests=[]), key)
+    assert word(claimed, policy=policy._replace(required=("matmul",)), node=proofs.H200) is None
+    assert word(claimed, policy=policy._replace(required=("driver-branch",)), node=proofs.H200) == "stale-limits"
+
+
 def test_a_report_that_was_edited_after_signing_is_tampered(policy: Policy, key: PrivateKey) -> None:
     edited = evidence_of(lambda report: structs.replace(report, boot="x"), key, edit=True)
     assert word(edited, policy=policy, node=proofs.H200) == "tampered"

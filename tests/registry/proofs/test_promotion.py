@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envcheck.matrix.file.load import load
 from envcheck.registry.proofs import promotion
 from envcheck.registry.proofs import statement as statements
 from envcheck.registry.proofs.envelope import leave_unsigned, sign
-from envcheck.registry.proofs.policy import DEFAULT, Policy
-from envcheck.registry.proofs.promotion import Promotion, SignedPromotion, in_force, read, refuse_alias
+from envcheck.registry.proofs.judge import ListedProof, ProofTerms
+from envcheck.registry.proofs.policy import DEFAULT, NamedGpus, Policy
+from envcheck.registry.proofs.promotion import Promotion, SignedPromotion, in_force, judge_named, read, refuse_alias
 from envcheck.registry.proofs.refusals import Refused
 from envcheck.signing import PrivateKey
 from tests import proofs
@@ -98,6 +100,26 @@ def test_the_order_in_which_a_registry_lists_is_of_no_matter(events: list[tuple[
 @pytest.fixture
 def policy(key: PrivateKey) -> Policy:
     return DEFAULT._replace(keys=(key.public,))
+
+
+def test_a_proof_is_asked_for_on_each_of_the_named_gpus(key: PrivateKey, policy: Policy) -> None:
+    wanted = policy._replace(promoted_on=(NamedGpus("H200", 1), NamedGpus("H100", 8)), rejudge=False)
+    terms = ProofTerms(wanted, None, NOW, load())
+    one = proofs.attached(proofs.stated(), key)
+    eight = proofs.attached(proofs.h100x8(driver="580.65.06"), key)
+
+    def words(*listed: ListedProof, terms: ProofTerms = terms) -> list[tuple[str, str]]:
+        results = judge_named(listed, proofs.MANIFEST, terms)
+        return [(f"{gpus} {gpu}", r.refused.reason.value if r.refused else "") for (gpu, gpus), r in results]
+
+    assert words(one, eight) == [("1 H200", ""), ("8 H100", "")]
+    assert words(one) == [("1 H200", ""), ("8 H100", "wrong-gpu")]
+    assert words(eight) == [("1 H200", "wrong-gpu"), ("8 H100", "")]
+    half = proofs.attached(proofs.h100x8(gpus=4), key)
+    assert words(one, half) == [("1 H200", ""), ("8 H100", "too-few-gpus")]
+    anywhere = terms._replace(policy=policy)
+    assert words(one, terms=anywhere) == [("0 any", "")]
+    assert words(terms=anywhere) == [("0 any", "no-proof")]
 
 
 def test_what_was_signed_is_read(key: PrivateKey, policy: Policy) -> None:
