@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import types
 from collections.abc import Callable
@@ -260,6 +261,8 @@ def test_a_context_is_that_of_the_machine_which_writes_it(
     assert shown.exit_code == 0, shown.output
     text = (tmp_path / "ctx/Dockerfile").read_text()
     assert text.count(" AS runtime\n") == 1
+    mounted = set(re.findall(r"source=(\S+\.lock),", text))
+    assert {path.name for path in (tmp_path / "ctx").glob("*.lock")} == mounted
     cell = Cell.parse(GRACE)
     assert cell is not None
     for target in ("runtime", "devel", "train"):

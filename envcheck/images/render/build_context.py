@@ -88,7 +88,9 @@ def write(
     `key_only` leaves out where the files come from, which is no part of a build's key: to find a cell's wheels on this
     machine takes as long as to hash gigabytes of them.
     """
-    spec, cell = specs[0], render_cell(*specs)
+    spec = specs[0]
+    # Beside images/CELL/, a context has one architecture, and its Dockerfile calls each lock by the plain name.
+    cell = {name.replace(f".{spec.arch}.lock", ".lock"): text for name, text in render_cell(*specs).items()}
     tool = tool_lock()
     _start(out)
     groups: dict[str, Lock] = {**{str(lock.group): lock for lock in all_locks(specs)}, "envcheck": tool}
