@@ -178,10 +178,9 @@ class Repository:
                 raise self._lie(descriptor, f"more than {descriptor.size} bytes")
             digest.update(part)
             yield part
-        if left or f"sha256:{digest.hexdigest()}" != descriptor.digest:
-            raise self._lie(
-                descriptor, f"{left} bytes too few" if left else f"the bytes of sha256:{digest.hexdigest()}"
-            )
+        sent = f"sha256:{digest.hexdigest()}"
+        if left or sent != descriptor.digest:
+            raise self._lie(descriptor, f"{left} bytes too few" if left else f"the bytes of {sent}")
 
     def _lie(self, descriptor: Descriptor, what: str) -> LyingError:
         return LyingError(f"{self.reference.name} sends for the blob {descriptor.digest} {what}", fix=TAMPERED)

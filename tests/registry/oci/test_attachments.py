@@ -21,7 +21,7 @@ from envcheck.registry.oci.registry_errors import DeniedError, LyingError, Refus
 from envcheck.registry.oci.repository import Repository
 from tests.http_server import Answer, Request, Servers
 from tests.registries import program, stored_blob
-from tests.registry.oci.fakes import KIND, FakeRegistry, image, opened, push_image
+from tests.registry.oci.fakes import KIND, FakeRegistry, image, opened, push_image, push_index
 
 Fresh = Callable[[str], Repository]
 WRITERS = 8
@@ -286,9 +286,14 @@ def test_a_place_that_cannot_be_read_is_no_empty_one(
         referrers(repository, subject.digest)
 
 
-def test_a_fallback_tag_that_resolves_to_the_subject_is_neither_read_nor_written(registry: FakeRegistry) -> None:
+@pytest.mark.parametrize("index", [False, True])
+def test_a_fallback_tag_that_resolves_to_the_subject_is_neither_read_nor_written(
+    registry: FakeRegistry,
+    index: bool,  # noqa: FBT001 (a column)
+) -> None:
+    """An image for several platforms is an index, too; its manifests are attached to nothing."""
     repository = opened(registry.netloc)
-    subject = push_image(repository)
+    subject = push_index(repository, "latest", amd64="one", arm64="two") if index else push_image(repository)
     tag = fallback_tag(subject.digest)
     registry.tags[tag] = subject.digest
     done = attached(repository, subject)
@@ -296,7 +301,7 @@ def test_a_fallback_tag_that_resolves_to_the_subject_is_neither_read_nor_written
     assert "other clients may not find it" in done.notes[0]
     found = referrers(repository, subject.digest)
     assert [one.descriptor for one in found.found] == [done.descriptor]
-    assert tag in found.notes[0]
+    assert (found.refused, [tag in note for note in found.notes]) == ([], [True])
 
 
 def test_a_registry_that_says_it_lists_the_subject_needs_no_index(registry: FakeRegistry) -> None:
