@@ -47,6 +47,15 @@ def test_two_passwords_and_none_write_nothing(typed: str, tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_password_in_the_variable_of_the_switch_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENVCHECK_KEY_NEW_PASSWORD", "hunter2")
+    result = new(tmp_path / "key")
+    assert result.exit_code == 2
+    assert "belongs into ENVCHECK_KEY_PASSWORD" in result.output
+    assert "hunter2" not in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_quiet_prints_the_id_alone(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["--quiet", "key", "new", str(tmp_path / "key")])
     assert result.output == f"{signing.load_public(tmp_path / 'key.pub').id}\n"

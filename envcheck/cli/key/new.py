@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from envcheck.cli.shared.typed_options import takes
 from envcheck.errors import ConfigError
+
+
+class _Switch(click.types.BoolParamType):
+    """On or off; what else the option's variable holds may be the password itself, and is not shown."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
+        """Return the state; anything else is a usage error."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail("neither on nor off; the password itself belongs into ENVCHECK_KEY_PASSWORD", param, ctx)
 
 
 class KeyNewOptions(NamedTuple):
@@ -20,7 +31,9 @@ class KeyNewOptions(NamedTuple):
 
 @click.command("new")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--password", is_flag=True, help="Ask for a password; ENVCHECK_KEY_PASSWORD answers without asking.")
+@click.option(
+    "--password", is_flag=True, type=_Switch(), help="Ask for a password; ENVCHECK_KEY_PASSWORD answers without asking."
+)
 @click.pass_context
 @takes(KeyNewOptions)
 def command(options: KeyNewOptions, ctx: click.Context) -> None:

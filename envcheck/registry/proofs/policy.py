@@ -22,7 +22,10 @@ else:
 
 NAME: Final = "envcheck-policy.toml"
 _MOST: Final = 1 << 20  # bytes of a file
-_FIX: Final = "see docs/publish.md for all settings"
+_FIX: Final = (
+    "the settings of [proof] are level, max_age, keys, required, warnings, rejudge, mode and unsigned, "
+    "those of [promote] gpus, from and signers"
+)
 _AGE: Final = re.compile(r"([1-9]\d{0,4})([dhm])", re.ASCII)
 _UNITS: Final = {"d": "days", "h": "hours", "m": "minutes"}
 _GPUS: Final = re.compile(r"(?P<gpu>\S(?:.*\S)?) x(?P<gpus>[1-9]\d{0,5})", re.ASCII)
